@@ -1,0 +1,70 @@
+"""What every entry point does before and after its own work.
+
+Flags are absl's; `--gin.NAME=VALUE` is short for `--gin_bindings="NAME = VALUE"`.
+Bad input ends with one sentence on standard error and exit status 1.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from absl import app, flags, logging
+
+from bpd_jax.errors import UserError
+
+
+def rewrite_gin_arguments(arguments: Sequence[str]) -> list[str]:
+    """Turns `--gin.NAME=VALUE` into `--gin_bindings=NAME = VALUE`.
+
+    >>> rewrite_gin_arguments(["train", "--gin.STEPS=5", "--workdir=w"])
+    ['train', '--gin_bindings=STEPS = 5', '--workdir=w']
+    """
+    rewritten = []
+    for argument in arguments:
+        if argument.startswith("--gin."):
+            name, equals, value = argument[len("--gin.") :].partition("=")
+            if not equals or not name or not value:
+                raise UserError(
+                    f"{argument} has no value: write --gin.NAME=VALUE, for example "
+                    "--gin.STEPS=100."
+                )
+            argument = f"--gin_bindings={name} = {value}"
+        rewritten.append(argument)
+    return rewritten
+
+
+def run(main: Callable[[], None]) -> None:
+    """Parses flags and runs `main()`; a `UserError` is printed, not traced.
+
+    Exit status: 0, 1 for bad input, 130 for an interrupt from the keyboard.
+    """
+    # TensorFlow prints its start-up notes before absl can stop it.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+    def guarded(arguments: Sequence[str]) -> None:
+        if len(arguments) > 1:
+            raise UserError(
+                f"unexpected argument {arguments[1]!r}: every option is a flag, "
+                "as in --name=value; see --help."
+            )
+        logging.set_verbosity(logging.WARNING)
+        main()
+
+    try:
+        app.run(guarded, argv=rewrite_gin_arguments(sys.argv))
+    except UserError as error:
+        sys.stdout.flush()
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+def required(flag: str) -> str:
+    """Returns the value of a flag that must be given."""
+    value = flags.FLAGS[flag].value
+    if not value:
+        raise UserError(f"--{flag} is missing: {flags.FLAGS[flag].help}")
+    return value

@@ -1,0 +1,71 @@
+"""Writing files and folders so that a kill leaves either the old or the new."""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+
+from bpd_jax.errors import UserError
+
+
+@contextlib.contextmanager
+def replacing_file(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
+    """Yields a temporary path that becomes `path` when the block succeeds.
+
+    The temporary file lies in the same folder, so the last step is one rename.
+    If the block raises, the temporary file is removed and `path` is untouched.
+
+    Raises:
+      UserError: the folder cannot be written, or the disk is full.
+    """
+    path = pathlib.Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        # Missing, or its folder is: either way there is nothing left to remove.
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            temporary.unlink()
+
+
+@contextlib.contextmanager
+def replacing_folder(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
+    """Yields an empty temporary folder that becomes `path` when the block succeeds.
+
+    An older folder of that name is replaced as a whole, and only then removed.
+    If the block raises, the temporary folder is removed and `path` is untouched.
+
+    Raises:
+      UserError: the parent folder cannot be written, or the disk is full.
+    """
+    path = pathlib.Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = pathlib.Path(
+            tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+        )
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+    try:
+        yield temporary
+        # mkdtemp makes a private folder; the result gets the usual permissions.
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o777 & ~umask)
+        if path.exists():
+            old = temporary.with_suffix(".old")
+            os.replace(path, old)
+            os.replace(temporary, path)
+            shutil.rmtree(old)
+        else:
+            os.replace(temporary, path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

@@ -1,0 +1,65 @@
+"""Attention of T new tokens over a cached prefix and over each other."""
+
+import jax.numpy as jnp
+
+from bpd_jax.typing import Array, Bool, Float, Int
+
+
+def attention(
+    queries: Float[Array, "B T N H"],
+    keys: Float[Array, "B T K H"],
+    values: Float[Array, "B T K H"],
+    mask: Bool[Array, "B T T"],
+    prefix_keys: Float[Array, "B S K H"] | None = None,
+    prefix_values: Float[Array, "B S K H"] | None = None,
+    prefix_lengths: Int[Array, " B"] | None = None,
+) -> Float[Array, "B T N H"]:
+    """Scaled dot-product attention with grouped queries; softmax in float32.
+
+    The new tokens need not be a chain: `mask[b, i, j]` says whether token i sees
+    token j, so a chain passes a triangle, packed documents a block triangle and a
+    draft tree its ancestors. Every new token sees the first `prefix_lengths[b]`
+    slots of the prefix. Each token must see itself, so that no row is empty.
+    """
+    batch, length, num_heads, width = queries.shape
+    kv_heads = keys.shape[2]
+    grouped = queries.reshape(batch, length, kv_heads, num_heads // kv_heads, width)
+    grouped = grouped * width**-0.5
+
+    # Scores are written BKGTS: G queries share one of K key-value heads.
+    scores = jnp.einsum("BTKGH,BUKH->BKGTU", grouped, keys).astype(jnp.float32)
+    scores = jnp.where(mask[:, None, None], scores, -jnp.inf)
+    peak = scores.max(-1, keepdims=True)
+    if prefix_keys is None:
+        weights = jnp.exp(scores - peak)
+        total = weights.sum(-1, keepdims=True)
+        mixed = _mix(weights / total, values)
+    else:
+        # Two score blocks under one softmax: the cache is never copied.
+        assert prefix_values is not None
+        assert prefix_lengths is not None
+        visible = jnp.arange(prefix_keys.shape[1]) < prefix_lengths[:, None]
+        prefix = jnp.einsum("BTKGH,BSKH->BKGTS", grouped, prefix_keys)
+        prefix = prefix.astype(jnp.float32)
+        prefix = jnp.where(visible[:, None, None, None], prefix, -jnp.inf)
+        peak = jnp.maximum(peak, prefix.max(-1, keepdims=True))
+        weights, prefix_weights = jnp.exp(scores - peak), jnp.exp(prefix - peak)
+        total = weights.sum(-1, keepdims=True) + prefix_weights.sum(-1, keepdims=True)
+        mixed = _mix(weights / total, values)
+        mixed += _mix(prefix_weights / total, prefix_values)
+    return mixed.reshape(batch, length, num_heads, width)
+
+
+def _mix(weights: Array, values: Array) -> Array:
+    return jnp.einsum("BKGTS,BSKH->BTKGH", weights.astype(values.dtype), values)
+
+
+def causal_mask(segment_ids: Int[Array, "B T"]) -> Bool[Array, "B T T"]:
+    """Each token sees itself and the earlier tokens of its own segment.
+
+    >>> causal_mask(jnp.array([[1, 1, 2]])).astype(int)[0].tolist()
+    [[1, 0, 0], [1, 1, 0], [0, 0, 1]]
+    """
+    length = segment_ids.shape[-1]
+    earlier = jnp.tril(jnp.ones((length, length), bool))
+    return earlier & (segment_ids[:, :, None] == segment_ids[:, None, :])

@@ -1,0 +1,217 @@
+"""The trunk: a decoder-only transformer as Linen modules.
+
+Only `params` is used: the cache goes in as an argument and new keys and values
+come out as a result, so the same module serves training, prefill and verification.
+"""
+
+from collections.abc import Callable, Sequence
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from bpd_jax.models.attention import attention
+from bpd_jax.models.cache import KeyValues, KVCache
+from bpd_jax.models.config import TransformerConfig
+from bpd_jax.models.partitioning import EMBED, HEADS, KV, MLP, POSITION, VOCAB
+from bpd_jax.typing import Array, Bool, Float, Int
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "gelu": jax.nn.gelu,
+    "silu": jax.nn.silu,
+    "relu": jax.nn.relu,
+}
+
+_INIT_STDDEV = 0.02
+
+
+def named_normal(
+    axes: Sequence[str], stddev: float = _INIT_STDDEV
+) -> Callable[..., Array]:
+    """A normal initializer whose parameter carries logical axis names."""
+    return nn.with_logical_partitioning(nn.initializers.normal(stddev), tuple(axes))
+
+
+def named_zeros(axes: Sequence[str]) -> Callable[..., Array]:
+    """A zero initializer whose parameter carries logical axis names."""
+    return nn.with_logical_partitioning(nn.initializers.zeros, tuple(axes))
+
+
+class Projection(nn.Module):
+    """`einsum(equation, x, kernel) + bias`, where the bias has the output's axes."""
+
+    equation: str
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+    bias_axes: tuple[str, ...]
+    config: TransformerConfig
+    stddev: float = _INIT_STDDEV
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        dtype, param_dtype = self.config.dtype, self.config.param_dtype
+        init = named_normal(self.axes, self.stddev)
+        kernel = self.param("kernel", init, self.shape, param_dtype)
+        y = jnp.einsum(self.equation, x, kernel.astype(dtype))
+        if self.config.use_bias:
+            sizes = dict(zip(self.axes, self.shape, strict=True))
+            shape = tuple(sizes[axis] for axis in self.bias_axes)
+            init = named_zeros(self.bias_axes)
+            y += self.param("bias", init, shape, param_dtype).astype(dtype)
+        return y
+
+
+def layer_norm(config: TransformerConfig, name: str) -> nn.LayerNorm:
+    """A layer norm in the model's precision; statistics are taken in float32."""
+    return nn.LayerNorm(
+        epsilon=1e-5,
+        use_bias=config.use_bias,
+        dtype=config.dtype,
+        param_dtype=config.param_dtype,
+        bias_init=named_zeros((EMBED,)),
+        scale_init=nn.with_logical_partitioning(nn.initializers.ones, (EMBED,)),
+        name=name,
+    )
+
+
+class Attention(nn.Module):
+    """Multi-head attention with an explicit cache."""
+
+    config: TransformerConfig
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        mask: Bool[Array, "B T T"],
+        cache: KVCache | None,
+        layer: int,
+    ) -> tuple[Float[Array, "B T D"], Array, Array]:
+        config = self.config
+        width = config.head_width
+
+        def project(name: str, heads: int) -> Array:
+            return Projection(
+                "BTD,DNH->BTNH",
+                (config.d_model, heads, width),
+                (EMBED, HEADS, KV),
+                (HEADS, KV),
+                config,
+                name=name,
+            )(x)
+
+        queries = project("query", config.num_heads)
+        keys = project("key", config.kv_heads)
+        values = project("value", config.kv_heads)
+        if cache is None:
+            mixed = attention(queries, keys, values, mask)
+        else:
+            mixed = attention(
+                queries,
+                keys,
+                values,
+                mask,
+                cache.keys[layer],
+                cache.values[layer],
+                cache.lengths,
+            )
+        output = Projection(
+            "BTNH,NHD->BTD",
+            (config.num_heads, width, config.d_model),
+            (HEADS, KV, EMBED),
+            (EMBED,),
+            config,
+            # Residual branches start small, so that depth does not add variance.
+            stddev=_INIT_STDDEV * (2 * config.num_layers) ** -0.5,
+            name="output",
+        )(mixed)
+        return output, keys, values
+
+
+class FeedForward(nn.Module):
+    """One hidden layer, optionally gated."""
+
+    config: TransformerConfig
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        config = self.config
+
+        def widen(name: str) -> Array:
+            shape, axes = (config.d_model, config.d_ff), (EMBED, MLP)
+            return Projection("BTD,DF->BTF", shape, axes, (MLP,), config, name=name)(x)
+
+        hidden = ACTIVATIONS[config.activation](widen("input"))
+        if config.gated:
+            hidden *= widen("gate")
+        return Projection(
+            "BTF,FD->BTD",
+            (config.d_ff, config.d_model),
+            (MLP, EMBED),
+            (EMBED,),
+            config,
+            stddev=_INIT_STDDEV * (2 * config.num_layers) ** -0.5,
+            name="output",
+        )(hidden)
+
+
+class Transformer(nn.Module):
+    """Token and position embeddings, pre-norm blocks, a final norm."""
+
+    config: TransformerConfig
+
+    def setup(self) -> None:
+        config = self.config
+        self.embedding = self.param(
+            "embedding",
+            named_normal((VOCAB, EMBED)),
+            (config.vocab_size, config.d_model),
+            config.param_dtype,
+        )
+        self.position_embedding = self.param(
+            "position_embedding",
+            named_normal((POSITION, EMBED)),
+            (config.max_length, config.d_model),
+            config.param_dtype,
+        )
+        layers = range(config.num_layers)
+        self.attention_norms = [
+            layer_norm(config, f"attention_norm_{i}") for i in layers
+        ]
+        self.attentions = [Attention(config, name=f"attention_{i}") for i in layers]
+        self.mlp_norms = [layer_norm(config, f"mlp_norm_{i}") for i in layers]
+        self.mlps = [FeedForward(config, name=f"mlp_{i}") for i in layers]
+        self.final_norm = layer_norm(config, "final_norm")
+
+    def __call__(
+        self,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "B T"],
+        mask: Bool[Array, "B T T"],
+        cache: KVCache | None = None,
+    ) -> tuple[Float[Array, "B T D"], KeyValues]:
+        """Runs T new tokens; see `attention` for `mask`.
+
+        Returns:
+          The final hidden states, and the new tokens' keys and values, which
+          `commit` appends to the cache.
+        """
+        dtype = self.config.dtype
+        x = self.embedding.astype(dtype)[tokens]
+        x += self.position_embedding.astype(dtype)[positions]
+        new_keys, new_values = [], []
+        for layer in range(self.config.num_layers):
+            update, keys, values = self.attentions[layer](
+                self.attention_norms[layer](x), mask, cache, layer
+            )
+            x += update
+            x += self.mlps[layer](self.mlp_norms[layer](x))
+            new_keys.append(keys)
+            new_values.append(values)
+        new = KeyValues(jnp.stack(new_keys), jnp.stack(new_values))
+        return self.final_norm(x), new
+
+    def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
+        """The softmax that is tied to the embedding; float32."""
+        embedding = self.embedding.astype(self.config.dtype)
+        return jnp.einsum("...D,VD->...V", hidden, embedding).astype(jnp.float32)

@@ -1,0 +1,21 @@
+"""The axis alphabet and the array aliases of the whole package.
+
+B batch rows            T query length          S cache length (slots)
+D model width           N query heads           K key-value heads
+H head width            F feed-forward width    V vocabulary
+L block heads           W lattice width (the paper's k)
+P drafts (the paper's p)                        M nodes of a draft tree
+
+Every einsum string and every shape in a docstring uses these letters.
+"""
+
+from typing import Any, TypeAlias
+
+import jax
+from jaxtyping import Bool, Float, Int
+
+Array: TypeAlias = jax.Array
+PyTree: TypeAlias = Any
+Params: TypeAlias = Any
+
+__all__ = ["Array", "Bool", "Float", "Int", "Params", "PyTree"]
