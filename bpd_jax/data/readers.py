@@ -1,0 +1,100 @@
+"""Reading text files and JSON Lines, with errors that say where the fault is."""
+
+import codecs
+import gzip
+import json
+import os
+import pathlib
+import zlib
+from collections.abc import Iterator
+
+from bpd_jax.errors import UserError
+
+Path = str | os.PathLike[str]
+
+
+def is_json_lines(path: Path) -> bool:
+    """Whether the name says that each line is one JSON record."""
+    return pathlib.Path(path).name.endswith((".jsonl", ".jsonl.gz"))
+
+
+def read_text(path: Path) -> str:
+    """Returns the whole file as text, every character and line ending kept.
+
+    A byte order mark at the start is not text and is left out.
+
+    Raises:
+      UserError: the file cannot be read or is not UTF-8.
+    """
+    try:
+        return _decode(pathlib.Path(path).read_bytes(), path, offset=0)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields (line number from 1, line without its ending); `.gz` is unpacked.
+
+    Raises:
+      UserError: the file cannot be read or unpacked, or is not UTF-8.
+    """
+    opened = gzip.open if str(path).endswith(".gz") else open
+    offset = 0
+    try:
+        with opened(path, "rb") as file:
+            for number, line in enumerate(file, start=1):
+                yield number, _decode(line, path, offset).rstrip("\r\n")
+                offset += len(line)
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"cannot read {path}: {reason}") from error
+
+
+def read_json_field(path: Path, field: str) -> Iterator[tuple[int, str]]:
+    """Yields (line number from 1, the text in `field`) of a JSON Lines file.
+
+    Blank lines are passed over.
+
+    Raises:
+      UserError: as `read_lines`; or a line is not a JSON object with a string in
+        `field`.
+    """
+    for number, line in read_lines(path):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UserError(
+                f"{path}, line {number} is not JSON: {error.msg} at column "
+                f"{error.colno}."
+            ) from error
+        text = record.get(field) if isinstance(record, dict) else None
+        if not isinstance(text, str):
+            raise UserError(
+                f"{path}, line {number} has no text in the field {field!r}: each "
+                f'line must look like {{"{field}": "..."}}.'
+            )
+        # JSON can spell half of a surrogate pair, which no UTF-8 text holds.
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"{path}, line {number}: the field {field!r} holds the lone "
+                f"surrogate \\u{ord(text[error.start]):04x}, which is not text."
+            ) from error
+        yield number, text
+
+
+def _decode(data: bytes, path: Path, offset: int) -> str:
+    """Decodes bytes that start at `offset` of the file."""
+    if offset == 0 and data.startswith(codecs.BOM_UTF8):
+        data = data[len(codecs.BOM_UTF8) :]
+        offset = len(codecs.BOM_UTF8)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path} is not UTF-8 text (byte offset {offset + error.start}): convert "
+            "it to UTF-8 or leave it out."
+        ) from error

@@ -1,0 +1,269 @@
+"""Token files: packed rows on disk, and batches of them. Needs only numpy.
+
+A folder of rows holds `tokens.npy` and `segment_ids.npy`, both `[rows, length]`,
+`rows.json` that describes them, and the vocabulary as `tokenizer.json`. Segments of
+a row are numbered 1, 2, ...; 0 marks padding at the row's end.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bpd_jax.errors import UserError
+
+FORMAT = 1
+
+
+class Batch(NamedTuple):
+    """Rows for one step of training; a pytree of host arrays.
+
+    Attributes:
+      tokens: `[B, T]` int32; 0 where there is padding (0 is also a real token).
+      segment_ids: `[B, T]` int32; 1, 2, ... in each row, 0 is padding.
+      positions: `[B, T]` int32; counts from 0 in each segment, 0 on padding.
+      loss_mask: `[B, T]` bool; true on every real token.
+    """
+
+    tokens: np.ndarray
+    segment_ids: np.ndarray
+    positions: np.ndarray
+    loss_mask: np.ndarray
+
+
+def segment_positions(segment_ids: np.ndarray) -> np.ndarray:
+    """Returns positions `[..., T]` int32 that restart at 0 in each segment.
+
+    >>> segment_positions(np.array([[1, 1, 1, 2, 2, 0, 0]])).tolist()
+    [[0, 1, 2, 0, 1, 0, 0]]
+    """
+    index = np.arange(segment_ids.shape[-1], dtype=np.int32)
+    starts = np.zeros(segment_ids.shape, np.int32)
+    changes = segment_ids[..., 1:] != segment_ids[..., :-1]
+    starts[..., 1:] = np.where(changes, index[1:], 0)
+    positions = index - np.maximum.accumulate(starts, axis=-1)
+    return np.where(segment_ids == 0, 0, positions)
+
+
+def make_batch(tokens: np.ndarray, segment_ids: np.ndarray) -> Batch:
+    """Returns the `Batch` of rows given by tokens and segments, both `[B, T]`."""
+    segment_ids = np.asarray(segment_ids, np.int32)
+    return Batch(
+        tokens=np.asarray(tokens, np.int32),
+        segment_ids=segment_ids,
+        positions=segment_positions(segment_ids),
+        loss_mask=segment_ids != 0,
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PackedRows:
+    """The rows of one split, mapped into memory.
+
+    Attributes:
+      folder: where they lie; it is also a valid `TextTask.vocabulary`.
+      tokens: `[rows, length]` uint16 or int32.
+      segment_ids: `[rows, length]` uint16.
+      length: tokens of a row, T.
+      num_tokens: tokens of all rows, padding not counted.
+      num_documents: documents they come from.
+      split: `train` or `validation`.
+      vocabulary: `TextTask.vocabulary` of the task.
+      vocab_size: number of token ids, V.
+      end_of_text: id of the token that begins and ends each document.
+      fingerprint: what the rows were made from; equal means the same rows.
+    """
+
+    folder: pathlib.Path
+    tokens: np.ndarray
+    segment_ids: np.ndarray
+    length: int
+    num_tokens: int
+    num_documents: int
+    split: str
+    vocabulary: str
+    vocab_size: int
+    end_of_text: int
+    fingerprint: dict[str, Any]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def waste(self) -> float:
+        """Share of the positions that hold padding."""
+        return 1 - self.num_tokens / self.tokens.size
+
+    def batch(self, indices: np.ndarray | slice) -> Batch:
+        """Returns the rows at `indices`, any number of them."""
+        return make_batch(self.tokens[indices], self.segment_ids[indices])
+
+
+def open_rows(folder: str | os.PathLike[str]) -> PackedRows:
+    """Opens a folder of rows; nothing is read until it is used.
+
+    Raises:
+      UserError: the folder is missing, incomplete, or of another version.
+    """
+    folder = pathlib.Path(folder)
+    described = folder / "rows.json"
+    try:
+        about = json.loads(described.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{folder} holds no token files: {described} is missing."
+        ) from (error)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {described}: {error}; {_REMEDY}") from error
+    if not isinstance(about, dict) or about.get("format") != FORMAT:
+        raise UserError(f"{described} is not of format {FORMAT}; {_REMEDY}")
+    missing = sorted(_FIELDS - about.keys())
+    if missing:
+        raise UserError(f"{described} lacks {', '.join(missing)}; {_REMEDY}")
+    shape = (about["rows"], about["length"])
+    return PackedRows(
+        folder=folder,
+        tokens=_open_array(folder / "tokens.npy", shape, (np.uint16, np.int32)),
+        segment_ids=_open_array(folder / "segment_ids.npy", shape, (np.uint16,)),
+        length=about["length"],
+        num_tokens=about["tokens"],
+        num_documents=about["documents"],
+        split=about["split"],
+        vocabulary=about["vocabulary"],
+        vocab_size=about["vocab_size"],
+        end_of_text=about["end_of_text"],
+        fingerprint=about["fingerprint"],
+    )
+
+
+_FIELDS = {
+    "rows",
+    "length",
+    "tokens",
+    "documents",
+    "split",
+    "vocabulary",
+    "vocab_size",
+    "end_of_text",
+    "fingerprint",
+}
+_REMEDY = "remove the folder and prepare it again."
+
+
+def _open_array(
+    path: pathlib.Path, shape: tuple[int, int], dtypes: tuple[type, ...]
+) -> np.ndarray:
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(f"cannot read {path}: {error}; {_REMEDY}") from error
+    if array.shape != shape or array.dtype not in dtypes:
+        raise UserError(
+            f"{path} is {array.shape} {array.dtype} where rows.json says {shape}; "
+            f"{_REMEDY}"
+        )
+    return array
+
+
+class RowIterator:
+    """Endless batches of rows, in an order that a restart can take up anywhere.
+
+    Epoch e visits every row once, in an order drawn from (seed, e). Rows that fill
+    no whole batch at the end of an epoch begin the next one's first batch, so no row
+    is dropped and a batch may be larger than the corpus. The state is one number:
+    how many rows have been given out.
+
+    With several processes each one gets its own consecutive part of every batch:
+    process 1 of 2 holds rows B/2 to B-1.
+    """
+
+    def __init__(
+        self,
+        rows: PackedRows,
+        batch_size: int,
+        seed: int,
+        shuffle: bool = True,
+        process_index: int = 0,
+        process_count: int = 1,
+    ) -> None:
+        """Starts at the first batch of epoch 0.
+
+        Args:
+          rows: what to read.
+          batch_size: rows of a batch over all processes, B.
+          seed: of the order, 0 or more.
+          shuffle: False visits the rows as they lie in the file.
+          process_index: which part of the batch to give, from 0.
+          process_count: number of parts.
+
+        Raises:
+          UserError: there are no rows, or the batch cannot be shared out evenly.
+        """
+        if len(rows) == 0:
+            raise UserError(f"{rows.folder} holds no rows.")
+        if seed < 0:
+            raise UserError(f"seed is {seed}: it must be 0 or more.")
+        if batch_size < 1 or batch_size % process_count:
+            raise UserError(
+                f"batch_size is {batch_size}: it must be a positive multiple of the "
+                f"number of processes ({process_count})."
+            )
+        if not 0 <= process_index < process_count:
+            raise ValueError(f"process {process_index} of {process_count}")
+        self._rows = rows
+        self._batch_size = batch_size
+        self._seed = seed
+        self._shuffle = shuffle
+        self._process_index = process_index
+        self._local_size = batch_size // process_count
+        self._given = 0
+        self._epoch = -1
+        self._order = np.arange(0)
+
+    def __iter__(self) -> "RowIterator":
+        return self
+
+    def __next__(self) -> Batch:
+        first = self._given + self._process_index * self._local_size
+        indices = [self._row_at(first + i) for i in range(self._local_size)]
+        self._given += self._batch_size
+        return self._rows.batch(np.array(indices))
+
+    @property
+    def epoch(self) -> float:
+        """Passes over the rows so far, with the fraction of the current one."""
+        return self._given / len(self._rows)
+
+    def state(self) -> dict[str, int]:
+        """Returns what `restore` needs; the same in every process."""
+        return {"given": self._given, "seed": self._seed, "rows": len(self._rows)}
+
+    def restore(self, state: dict[str, int]) -> None:
+        """Continues where the iterator that returned `state` stood.
+
+        The batch size and the number of processes may have changed.
+
+        Raises:
+          UserError: the state is of other rows or another seed.
+        """
+        for name, mine in self.state().items():
+            if name not in state or (name != "given" and state[name] != mine):
+                raise UserError(
+                    f"the saved place in the data does not fit {self._rows.folder}: "
+                    f"{name} was {state.get(name)} and is {mine}."
+                )
+        self._given = int(state["given"])
+
+    def _row_at(self, place: int) -> int:
+        """Index of the row at `place` of the endless sequence of rows."""
+        epoch, place = divmod(place, len(self._rows))
+        if not self._shuffle:
+            return place
+        if epoch != self._epoch:
+            generator = np.random.default_rng((self._seed, epoch))
+            self._order = generator.permutation(len(self._rows))
+            self._epoch = epoch
+        return int(self._order[place])

@@ -1,0 +1,93 @@
+"""What is read, in which vocabulary: the plain data that names a text task."""
+
+import dataclasses
+import re
+
+from bpd_jax.errors import UserError
+
+SPLITS = ("train", "validation")
+CORPORA = ("stdlib", "text_files")
+
+# A byte-level vocabulary holds every byte and the end-of-text token.
+SMALLEST_VOCABULARY = 257
+
+
+@dataclasses.dataclass(frozen=True)
+class TextTask:
+    """A corpus, its split into train and validation, and its vocabulary.
+
+    Attributes:
+      corpus: `stdlib` (the sources of Python's standard library on this machine)
+        or `text_files`.
+      text_files: a glob for the user's own files; `**` crosses folders. A `.jsonl`
+        or `.jsonl.gz` file holds one document a line in the field `text`; any
+        other file is one document of UTF-8 text.
+      vocabulary: `gpt3`; `bpe:N`, a byte-level BPE of N tokens trained on the
+        train split; or the path of a tokenizer.json or of a folder holding one.
+      validation_fraction: share of the documents kept for validation.
+      max_bytes: bytes of UTF-8 text to take, both splits together; None for all.
+    """
+
+    corpus: str = "stdlib"
+    text_files: str | None = None
+    vocabulary: str = "gpt3"
+    validation_fraction: float = 0.02
+    max_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.corpus not in CORPORA:
+            raise UserError(
+                f"unknown corpus {self.corpus!r}: the known ones are "
+                f"{', '.join(CORPORA)}."
+            )
+        if self.corpus == "text_files" and not self.text_files:
+            raise UserError(
+                "the corpus text_files needs text_files, a glob such as "
+                "'books/**/*.txt'."
+            )
+        if self.corpus != "text_files" and self.text_files:
+            raise UserError(
+                f"text_files={self.text_files!r} is given but corpus is "
+                f"{self.corpus!r}: set corpus to 'text_files'."
+            )
+        if not self.vocabulary:
+            raise UserError("vocabulary is empty: give gpt3, bpe:2048 or a path.")
+        _ = self.trained_size
+        if not 0 < self.validation_fraction < 1:
+            raise UserError(
+                f"validation_fraction is {self.validation_fraction}: it must lie "
+                "between 0 and 1."
+            )
+        if self.max_bytes is not None and self.max_bytes < 1:
+            raise UserError(f"max_bytes is {self.max_bytes}: it must be 1 or more.")
+
+    @property
+    def name(self) -> str:
+        """The name of the seqio task, such as `stdlib.gpt3` or `stdlib.bpe:2048`."""
+        vocabulary = self.vocabulary
+        if vocabulary != "gpt3" and self.trained_size is None:
+            vocabulary = "custom"
+        return f"{self.corpus}.{vocabulary}"
+
+    @property
+    def trained_size(self) -> int | None:
+        """N of the vocabulary `bpe:N`, or None for every other vocabulary.
+
+        >>> TextTask(vocabulary="bpe:2048").trained_size
+        2048
+        """
+        if not self.vocabulary.startswith("bpe:"):
+            return None
+        number = re.fullmatch(r"bpe:(\d+)", self.vocabulary)
+        if number is None or int(number[1]) < SMALLEST_VOCABULARY:
+            raise UserError(
+                f"vocabulary {self.vocabulary!r} is not bpe:N with N of at least "
+                f"{SMALLEST_VOCABULARY} (256 bytes and the end-of-text token)."
+            )
+        return int(number[1])
+
+
+def check_split(split: str) -> None:
+    """Raises a `UserError` unless `split` is one of `SPLITS`."""
+    if split not in SPLITS:
+        raise UserError(f"unknown split {split!r}: use {' or '.join(SPLITS)}.")

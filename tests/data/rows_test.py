@@ -1,0 +1,179 @@
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bpd_jax.data.rows import Batch, RowIterator, open_rows, segment_positions
+from bpd_jax.errors import UserError
+
+
+def write_rows(folder, rows=10, length=4):
+    """Rows whose first token is their index."""
+    folder.mkdir(exist_ok=True)
+    tokens = np.arange(rows)[:, None] + np.arange(length) * 100
+    segment_ids = np.tile([1, 1, 2, 0][:length], (rows, 1))
+    np.save(folder / "tokens.npy", tokens.astype(np.uint16))
+    np.save(folder / "segment_ids.npy", segment_ids.astype(np.uint16))
+    about = {
+        "format": 1,
+        "rows": rows,
+        "length": length,
+        "tokens": int(np.count_nonzero(segment_ids)),
+        "documents": 2 * rows,
+        "split": "train",
+        "vocabulary": "gpt3",
+        "vocab_size": 50257,
+        "end_of_text": 50256,
+        "fingerprint": {"length": length},
+    }
+    (folder / "rows.json").write_text(json.dumps(about))
+    return open_rows(folder)
+
+
+@pytest.fixture
+def rows(tmp_path):
+    return write_rows(tmp_path / "rows")
+
+
+def first_tokens(batch):
+    return batch.tokens[:, 0].tolist()
+
+
+def test_batch_fields(rows):
+    batch = rows.batch(np.array([3, 1]))
+    assert isinstance(batch, Batch)
+    assert batch.tokens.tolist() == [[3, 103, 203, 303], [1, 101, 201, 301]]
+    assert batch.segment_ids.tolist() == [[1, 1, 2, 0]] * 2
+    assert batch.positions.tolist() == [[0, 1, 0, 0]] * 2
+    assert batch.loss_mask.tolist() == [[True, True, True, False]] * 2
+    assert [field.dtype for field in batch] == [np.int32, np.int32, np.int32, np.bool_]
+    assert len(rows) == 10
+    assert rows.waste == 0.25
+
+
+@given(lengths=st.lists(st.integers(1, 5), max_size=6), padding=st.integers(0, 3))
+@settings(max_examples=50, deadline=None, derandomize=True)
+def test_positions_restart_in_each_segment(lengths, padding):
+    segments = [s for s, n in enumerate(lengths, start=1) for _ in range(n)]
+    expected = [position for n in lengths for position in range(n)]
+    row = np.array(segments + [0] * padding, np.int32)
+    if row.size == 0:
+        return
+    got = segment_positions(row[None])[0]
+    assert got.tolist() == expected + [0] * padding
+
+
+def test_without_shuffling_rows_come_as_they_lie(rows):
+    iterator = RowIterator(rows, 4, seed=0, shuffle=False)
+    got = [first_tokens(next(iterator)) for _ in range(3)]
+    assert got == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1]]
+
+
+def test_every_epoch_visits_every_row_in_its_own_order(rows):
+    iterator = RowIterator(rows, 4, seed=7)
+    seen = [row for _ in range(5) for row in first_tokens(next(iterator))]
+    assert iterator.epoch == 2.0
+    assert sorted(seen[:10]) == sorted(seen[10:]) == list(range(10))
+    assert seen[:10] != seen[10:]
+    again = RowIterator(rows, 4, seed=7)
+    assert seen == [row for _ in range(5) for row in first_tokens(next(again))]
+    other = RowIterator(rows, 10, seed=8)
+    assert first_tokens(next(other)) != seen[:10]
+
+
+def test_batch_larger_than_the_corpus(rows):
+    batch = next(RowIterator(rows, 25, seed=0))
+    counts = np.bincount(batch.tokens[:, 0], minlength=10)
+    assert counts.sum() == 25
+    assert set(counts) == {2, 3}
+
+
+@given(steps=st.integers(0, 30), batch_size=st.sampled_from([2, 4, 14]))
+@settings(max_examples=20, deadline=None, derandomize=True)
+def test_restored_iterator_continues(tmp_path_factory, steps, batch_size):
+    rows = write_rows(tmp_path_factory.mktemp("rows"))
+    one = RowIterator(rows, batch_size, seed=3)
+    for _ in range(steps):
+        next(one)
+    state = json.loads(json.dumps(one.state()))
+    two = RowIterator(rows, batch_size, seed=3)
+    two.restore(state)
+    for _ in range(4):
+        for a, b in zip(next(one), next(two), strict=True):
+            np.testing.assert_array_equal(a, b)
+    assert one.state() == two.state()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 6])
+def test_processes_share_out_the_batch(rows, count):
+    whole = RowIterator(rows, 6, seed=1)
+    parts = [RowIterator(rows, 6, 1, True, index, count) for index in range(count)]
+    for _ in range(5):
+        expected = next(whole)
+        got = [next(part) for part in parts]
+        assert all(len(part.tokens) == 6 // count for part in got)
+        for name in Batch._fields:
+            joined = np.concatenate([getattr(part, name) for part in got])
+            np.testing.assert_array_equal(joined, getattr(expected, name))
+    assert all(part.state() == whole.state() for part in parts)
+
+
+def test_restore_of_another_corpus_is_refused(rows, tmp_path):
+    iterator = RowIterator(rows, 2, seed=3)
+    other = write_rows(tmp_path / "other", rows=11)
+    with pytest.raises(UserError, match="rows was 11 and is 10"):
+        iterator.restore(RowIterator(other, 2, seed=3).state())
+    with pytest.raises(UserError, match="seed was 4 and is 3"):
+        iterator.restore(RowIterator(rows, 2, seed=4).state())
+    with pytest.raises(UserError, match="given was None"):
+        iterator.restore({})
+
+
+def test_bad_batch_sizes(rows, tmp_path):
+    with pytest.raises(UserError, match=r"number of processes \(2\)"):
+        RowIterator(rows, 3, 0, process_index=0, process_count=2)
+    with pytest.raises(UserError, match="batch_size is 0"):
+        RowIterator(rows, 0, 0)
+    with pytest.raises(UserError, match="seed is -1"):
+        RowIterator(rows, 2, -1)
+    with pytest.raises(ValueError, match="process 2 of 2"):
+        RowIterator(rows, 2, 0, process_index=2, process_count=2)
+
+
+def test_no_rows_at_all(rows):
+    import dataclasses
+
+    empty = dataclasses.replace(rows, tokens=rows.tokens[:0])
+    with pytest.raises(UserError, match="holds no rows"):
+        RowIterator(empty, 2, 0)
+
+
+def test_broken_folders_are_refused(rows):
+    folder = rows.folder
+    tokens = (folder / "tokens.npy").read_bytes()
+    about = (folder / "rows.json").read_text()
+    (folder / "tokens.npy").write_bytes(tokens[:-8])
+    with pytest.raises(UserError, match=r"tokens\.npy.*prepare it again"):
+        open_rows(folder)
+    (folder / "tokens.npy").write_bytes(b"")
+    with pytest.raises(UserError, match=r"tokens\.npy"):
+        open_rows(folder)
+    (folder / "tokens.npy").unlink()
+    with pytest.raises(UserError, match=r"tokens\.npy"):
+        open_rows(folder)
+    (folder / "tokens.npy").write_bytes(tokens)
+    for text, message in {
+        about.replace('"rows": 10', '"rows": 11'): "rows.json says",
+        about.replace('"format": 1', '"format": 2'): "not of format 1",
+        about.replace('"split"', '"spilt"'): "lacks split",
+        about[:-20]: "cannot read",
+        "[]": "not of format 1",
+    }.items():
+        (folder / "rows.json").write_text(text)
+        with pytest.raises(UserError, match=message):
+            open_rows(folder)
+    (folder / "rows.json").unlink()
+    with pytest.raises(UserError, match=r"rows\.json is missing"):
+        open_rows(folder)

