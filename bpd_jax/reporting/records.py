@@ -1,0 +1,319 @@
+"""What a report is made of: plain records that go to JSON and come back.
+
+Nothing here knows about models or arrays. `Report.to_json()` gives dicts, lists,
+strings and numbers; `Report.from_json()` takes them back, and says in one sentence
+what is wrong with a file that does not fit.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import types
+import typing
+from typing import Any, Literal, Self
+
+from bpd_jax import files
+from bpd_jax.errors import UserError
+
+Facts = dict[str, Any]
+"""Named values to be shown as they are: strings, numbers, booleans, lists, None."""
+
+
+AUTOREGRESSIVE = "autoregressive"
+"""`MethodSummary.name` of the method that the others' outputs are compared with."""
+
+
+class Record:
+    """A dataclass that goes to JSON and back."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the record as dicts, lists and scalars."""
+        return dataclasses.asdict(typing.cast(Any, self))
+
+    @classmethod
+    def from_json(cls, data: Any) -> Self:
+        """Builds the record from what `to_json` returned.
+
+        Raises:
+          UserError: a field is missing, unknown, or of another type.
+        """
+        return _decode(cls, data, cls.__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Step(Record):
+    """One serial call: the draft that won, and how much of it was right.
+
+    Example: `Step(["def", " add", "(x"], accepted=2)` emitted `def add`; the model
+    itself wanted another token than `(x`.
+
+    Attributes:
+      draft: text of the draft's tokens, at most L; the first one is certain,
+        because it is the model's own next token.
+      accepted: number of leading tokens that were accepted, 1 to len(draft).
+      rank: which of the P drafts won; 0 is the one with the best score.
+    """
+
+    draft: list[str]
+    accepted: int
+    rank: int = 0
+
+    def __post_init__(self) -> None:
+        _check_accepted(self.accepted, len(self.draft))
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeRecord(Record):
+    """One prompt decoded by one method.
+
+    Attributes:
+      method: `MethodSummary.name` of the method.
+      prompt_index: the same prompt has the same index for every method.
+      prompt, text: what was given and what was decoded.
+      input_ids, output_ids: the same as token ids.
+      serial_calls: model calls of the decode loop, prefill not counted.
+      block_efficiency: decoded tokens / serial calls.
+      seconds: wall time.
+      steps: one entry per serial call.
+    """
+
+    method: str
+    prompt_index: int
+    prompt: str
+    text: str
+    input_ids: list[int]
+    output_ids: list[int]
+    serial_calls: int
+    block_efficiency: float
+    seconds: float
+    steps: list[Step]
+
+
+@dataclasses.dataclass(frozen=True)
+class MethodSummary(Record):
+    """One method over all prompts.
+
+    Attributes:
+      name: short key, as in `DecodeRecord.method`.
+      label: what people read, for example "16-best 4-gram".
+      block_efficiency: decoded tokens / serial calls, over all prompts.
+      serial_calls, tokens: the two sums that it is the quotient of.
+      seconds: wall time over all prompts.
+      gain: block efficiency over that of BPD, minus one; None where it says nothing
+        (autoregressive decoding, BPD itself).
+      differing: number of prompts whose output is not that of autoregressive
+        decoding, token for token.
+      near_ties: how many of those first differ where the model's two best tokens
+        are equal up to rounding.
+      interval: bootstrap interval (low, high) of the block efficiency.
+      upper_bound: the method looks at the answer (the oracle), so no decoder can
+        do better with the same lattice; it is never named as the best method.
+      note: a few words shown beside the label.
+    """
+
+    name: str
+    label: str
+    block_efficiency: float
+    serial_calls: int
+    tokens: int
+    seconds: float
+    gain: float | None = None
+    differing: int = 0
+    near_ties: int = 0
+    interval: tuple[float, float] | None = None
+    upper_bound: bool = False
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.near_ties <= self.differing:
+            raise ValueError(
+                f"near_ties is {self.near_ties}, but only {self.differing} outputs "
+                f"of method {self.name!r} differ"
+            )
+
+    @property
+    def identical(self) -> bool:
+        """Every output equals that of autoregressive decoding."""
+        return self.differing == 0
+
+    @property
+    def agreement(self) -> Literal["identical", "near-tie", "different"]:
+        """How the outputs compare with those of autoregressive decoding."""
+        if self.identical:
+            return "identical"
+        return "near-tie" if self.differing == self.near_ties else "different"
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate(Record):
+    """One token of a lattice position, with its natural log-probability."""
+
+    piece: str
+    log_prob: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Path(Record):
+    """A way through the lattice: one candidate index per position.
+
+    Attributes:
+      label: what people read, for example "BPD".
+      candidates: index into `LatticePicture.positions[i]` for i = 0, 1, …
+      accepted: number of leading tokens that the model accepts, 1 to all of them.
+    """
+
+    label: str
+    candidates: list[int]
+    accepted: int
+
+    def __post_init__(self) -> None:
+        _check_accepted(self.accepted, len(self.candidates))
+
+
+@dataclasses.dataclass(frozen=True)
+class LatticePicture(Record):
+    """The lattice of one serial call, with the drafts taken from it.
+
+    Attributes:
+      prompt_tail: the end of the text before the block.
+      positions: L lists of candidates, best first; position 0 has only one, the
+        model's own next token.
+      paths: the drafts of the methods to compare.
+      greedy: text of the L tokens that greedy decoding emits here.
+    """
+
+    prompt_tail: str
+    positions: list[list[Candidate]]
+    paths: list[Path]
+    greedy: list[str]
+
+    def __post_init__(self) -> None:
+        for path in self.paths:
+            if len(path.candidates) > len(self.positions) or not all(
+                0 <= index < len(position)
+                for index, position in zip(
+                    path.candidates, self.positions, strict=False
+                )
+            ):
+                raise ValueError(f"path {path.label!r} leaves the lattice")
+
+
+@dataclasses.dataclass(frozen=True)
+class Report(Record):
+    """Everything that one evaluation has to show.
+
+    Attributes:
+      title: heading of the report.
+      created: ISO date, with or without time.
+      task: name of the data that was decoded.
+      device: the machine, in words.
+      methods: in the order of the table.
+      records: decoded prompts to look at; any number, for any of the methods.
+      model, settings, versions: named facts.
+      lattice: one lattice to draw.
+      curves: training metrics, one row per logged step: `step`, `loss`,
+        `loss_head_1` …, `validation_loss`, `validation_loss_head_1` …; a row may
+        lack any of them but `step`.
+      notes: sentences that the reader should know.
+    """
+
+    title: str
+    created: str
+    task: str
+    device: str
+    methods: list[MethodSummary]
+    records: list[DecodeRecord] = dataclasses.field(default_factory=list)
+    model: Facts = dataclasses.field(default_factory=dict)
+    settings: Facts = dataclasses.field(default_factory=dict)
+    versions: Facts = dataclasses.field(default_factory=dict)
+    lattice: LatticePicture | None = None
+    curves: list[dict[str, float]] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        names = [method.name for method in self.methods]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two methods have the same name: {names}")
+        for record in self.records:
+            if record.method not in names:
+                raise ValueError(f"a record names the unknown method {record.method!r}")
+
+
+def save_report(report: Report, path: str | os.PathLike[str]) -> None:
+    """Writes a report as one JSON file."""
+    text = json.dumps(report.to_json(), indent=1)
+    with files.replacing_file(path) as temporary:
+        temporary.write_text(text + "\n", encoding="utf-8")
+
+
+def load_report(path: str | os.PathLike[str]) -> Report:
+    """Reads what `save_report` wrote.
+
+    Raises:
+      UserError: the file is missing, no JSON, or no report.
+    """
+    try:
+        data = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise UserError(f"{path} is not a JSON file: {error}") from error
+    try:
+        return Report.from_json(data)
+    except UserError as error:
+        raise UserError(f"{path} is not a report: {error}") from error
+
+
+def _check_accepted(accepted: int, length: int) -> None:
+    """The first token of a draft is certain, so at least that one is accepted."""
+    if not 1 <= accepted <= length:
+        raise ValueError(
+            f"accepted is {accepted}, but of a draft of {length} tokens at least one "
+            "and at most all are accepted"
+        )
+
+
+def _decode(kind: Any, value: Any, where: str) -> Any:
+    """Returns JSON data as the type `kind`; `where` names it in messages."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is types.UnionType:  # only `X | None` occurs
+        return None if value is None else _decode(arguments[0], value, where)
+    if dataclasses.is_dataclass(kind):
+        return _decode_record(kind, value, where)
+    # JSON has no tuples, and writes 1.0 as 1 in some writers.
+    plain: Any = origin or kind
+    fitting = {tuple: (list, tuple), float: (int, float)}.get(plain, plain)
+    if not isinstance(value, fitting) or (isinstance(value, bool) and kind is not bool):
+        raise UserError(f"{where} should be {kind.__name__}, not {value!r:.60}")
+    if origin is list:
+        return [
+            _decode(arguments[0], item, f"{where}[{index}]")
+            for index, item in enumerate(value)
+        ]
+    if origin is tuple:
+        if len(value) != len(arguments):
+            raise UserError(f"{where} should have {len(arguments)} entries")
+        return tuple(
+            _decode(argument, item, where)
+            for argument, item in zip(arguments, value, strict=True)
+        )
+    return value
+
+
+def _decode_record(kind: Any, value: Any, where: str) -> Any:
+    if not isinstance(value, dict):
+        raise UserError(f"{where} should be an object, not {value!r:.60}")
+    hints = typing.get_type_hints(kind)
+    fields = {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+    if unknown := sorted(value.keys() - fields.keys()):
+        raise UserError(f"{where} has unknown fields: {', '.join(unknown)}")
+    decoded = {
+        name: _decode(hint, value[name], f"{where}.{name}")
+        for name, hint in fields.items()
+        if name in value
+    }
+    try:
+        return kind(**decoded)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{where} is not valid: {error}") from error

@@ -1,0 +1,200 @@
+"""A report as an evaluation on Python source code would make it."""
+
+import math
+import random
+import re
+
+import pytest
+
+from bpd_jax.reporting.records import (
+    Candidate,
+    DecodeRecord,
+    LatticePicture,
+    MethodSummary,
+    Path,
+    Report,
+    Step,
+)
+
+HEADS = 8
+# Name, label, and how often a drafted token is right.
+METHODS = [
+    ("autoregressive", "Autoregressive", 0.0),
+    ("bpd", "BPD", 0.42),
+    ("zero_gram", "16-best 0-gram", 0.46),
+    ("ngram_1", "4-gram, 1-best", 0.49),
+    ("ngram_p", "16-best 4-gram", 0.55),
+    ("oracle", "Oracle, 16 candidates", 0.78),
+]
+PROMPTS = [
+    (
+        "import collections\n\n\ndef most_common(words, n=10):\n"
+        '    """Returns the n most common words."""\n',
+        "    counts = collections.Counter(word.lower() for word in words)\n"
+        "    return [word for word, _ in counts.most_common(n)]\n\n\n"
+        "def read_words(path):\n    with open(path) as lines:\n"
+        "        for line in lines:\n            yield from line.split()\n",
+    ),
+    (
+        "class Stack:\n    def __init__(self):\n        self._items = []\n\n",
+        "    def push(self, item):\n        self._items.append(item)\n\n"
+        "    def pop(self):\n        if not self._items:\n"
+        '            raise IndexError("pop from an empty stack")\n'
+        "        return self._items.pop()\n",
+    ),
+    (
+        "def render(name, rows):\n    # <table> & friends\n",
+        '    cells = \'</script><b onclick="x">\' + name + "&amp;"\n'
+        '    if len(rows) < 2 and name != "":\n        return cells\n'
+        "    return \"<tr>\" + ''.join(rows) + '</tr>'\n",
+    ),
+    (
+        "import math\n\n\ndef is_prime(n):\n",
+        "    if n < 2:\n        return False\n"
+        "    for divisor in range(2, math.isqrt(n) + 1):\n"
+        "        if n % divisor == 0:\n            return False\n"
+        "    return True\n",
+    ),
+]
+
+
+def pieces_of(text: str) -> list[str]:
+    """Splits text roughly as a byte-pair vocabulary for code does."""
+    return re.findall(r"\n+ *| +(?= )| ?[A-Za-z_]\w*| ?\d+| ?[^\w\s]{1,3}|\s", text)
+
+
+def decode(prompt_index: int, method: str, right: float) -> DecodeRecord:
+    """Drafts whose tokens after the first are right with probability `right`.
+
+    A token is as hard for every method, so a better method is better everywhere.
+    """
+    prompt, text = PROMPTS[prompt_index]
+    rng = random.Random(prompt_index)
+    pieces = pieces_of(text)
+    hardness = [rng.random() for _ in pieces]
+    steps: list[Step] = []
+    position = 0
+    while position < len(pieces):
+        draft = pieces[position : position + (1 if right == 0 else HEADS)]
+        accepted = 1
+        while accepted < len(draft) and hardness[position + accepted] < right:
+            accepted += 1
+        draft[accepted:] = [
+            rng.choice([other for other in pieces if other != piece])
+            for piece in draft[accepted:]
+        ]
+        rank = rng.choice([0, 0, 0, 1, 4]) if "p" in method and accepted > 2 else 0
+        steps.append(Step(draft, accepted, rank))
+        position += accepted
+    return DecodeRecord(
+        method=method,
+        prompt_index=prompt_index,
+        prompt=prompt,
+        text=text,
+        input_ids=list(range(len(pieces_of(prompt)))),
+        output_ids=list(range(len(pieces))),
+        serial_calls=len(steps),
+        block_efficiency=len(pieces) / len(steps),
+        seconds=0.011 * len(steps),
+        steps=steps,
+    )
+
+
+def summarise(records: list[DecodeRecord]) -> list[MethodSummary]:
+    """Sums over prompts, as an evaluation does."""
+    summaries: list[MethodSummary] = []
+    for name, label, _ in METHODS:
+        own = [record for record in records if record.method == name]
+        calls = sum(record.serial_calls for record in own)
+        tokens = sum(len(record.output_ids) for record in own)
+        efficiency = tokens / calls
+        bpd = next((s for s in summaries if s.name == "bpd"), None)
+        summaries.append(
+            MethodSummary(
+                name=name,
+                label=label,
+                block_efficiency=efficiency,
+                serial_calls=calls,
+                tokens=tokens,
+                seconds=sum(record.seconds for record in own),
+                gain=efficiency / bpd.block_efficiency - 1 if bpd else None,
+                interval=(0.93 * efficiency, 1.08 * efficiency)
+                if name != "autoregressive"
+                else None,
+                upper_bound=name == "oracle",
+                note="upper bound: looks at the answer" if name == "oracle" else "",
+            )
+        )
+    return summaries
+
+
+def lattice() -> LatticePicture:
+    """Eight positions of eight candidates, some of the right tokens low or missing."""
+    rng = random.Random(3)
+    prompt, text = PROMPTS[3]
+    start = text.index(" divisor")
+    greedy = pieces_of(text[start:])[:HEADS]
+    pool = sorted({piece for _, other in PROMPTS for piece in pieces_of(other)})
+    rows = [0, 0, 1, 0, 2, 0, 8, 3]
+    positions = [[Candidate(greedy[0], math.log(0.97))]]
+    for column in range(1, HEADS):
+        others = rng.sample([piece for piece in pool if piece != greedy[column]], 8)
+        if rows[column] < 8:
+            others[rows[column]] = greedy[column]
+        best = 0.75 / column**0.6
+        positions.append(
+            [
+                Candidate(piece, math.log(best * (1 - best) ** row))
+                for row, piece in enumerate(others)
+            ]
+        )
+    return LatticePicture(
+        prompt_tail=prompt + text[:start],
+        positions=positions,
+        paths=[
+            Path("BPD", [0] * HEADS, accepted=2),
+            Path("Best 4-gram", [0, 0, 1, 0, 0, 1, 0, 0], accepted=4),
+            Path("Winner of 16-best 4-gram", [0, 0, 1, 0, 2, 0, 1, 0], accepted=6),
+        ],
+        greedy=greedy,
+    )
+
+
+def curves() -> list[dict[str, float]]:
+    """Losses that fall from ln V, the later heads to a higher floor."""
+    rng = random.Random(0)
+    rows: list[dict[str, float]] = []
+    for step in range(10, 3001, 10):
+        row = {"step": float(step), "learning_rate": 1e-3}
+        for head in range(1, HEADS + 1):
+            floor = 2.1 + 0.42 * (head - 1) ** 0.8
+            loss = floor + (9.0 - floor) * (1 + step / 60) ** -0.9
+            row[f"loss_head_{head}"] = loss + rng.gauss(0, 0.03)
+        row["loss"] = sum(row[f"loss_head_{head}"] for head in range(1, HEADS + 1))
+        if step % 200 == 0:
+            row["validation_loss"] = row["loss"] + 0.9
+        rows.append(row)
+    return rows
+
+
+@pytest.fixture(scope="session")
+def report() -> Report:
+    records = [
+        decode(prompt_index, name, right)
+        for prompt_index in range(len(PROMPTS))
+        for name, _, right in METHODS
+    ]
+    return Report(
+        title="Refined drafts on Python source code",
+        created="2025-01-31",
+        task="python_code, 4 prompts of the test split",
+        device="CPU, 2 cores",
+        methods=summarise(records),
+        records=records,
+        model={"parameters": 3_412_480, "layers": 4, "width": 256, "heads": HEADS},
+        settings={"candidates": 16, "drafts": 16, "alpha": 0.9, "dtype": "float32"},
+        versions={"bpd_jax": "0.1.0", "jax": "0.10.2", "python": "3.11.9"},
+        lattice=lattice(),
+        curves=curves(),
+        notes=["The n-gram model was estimated on the training split alone."],
+    )

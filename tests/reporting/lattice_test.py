@@ -1,0 +1,112 @@
+"""The picture of a lattice."""
+
+import math
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from bpd_jax.reporting import lattice
+from bpd_jax.reporting.records import Candidate, LatticePicture, Path
+
+
+def picture(**changes):
+    fields = {
+        "prompt_tail": "x =",
+        "positions": [
+            [Candidate(" a", math.log(0.9))],
+            [Candidate("b", math.log(0.6)), Candidate("<c&", math.log(0.3))],
+            [Candidate("d", math.log(0.5)), Candidate("e", math.log(0.001))],
+        ],
+        "paths": [Path("BPD", [0, 0, 0], 1), Path("n-gram", [0, 1, 0], 2)],
+        "greedy": [" a", "<c&", "f"],
+    }
+    return LatticePicture(**(fields | changes))
+
+
+def drawn(chosen):
+    return ElementTree.fromstring(lattice.draw(chosen))
+
+
+def nodes(svg):
+    return [g for g in svg.iter("g") if g.get("class", "").startswith("node")]
+
+
+def test_every_candidate_is_a_node_with_its_probability():
+    texts = [[t.text for t in node.iter("text")] for node in nodes(drawn(picture()))]
+    assert texts == [
+        ["·a", "90%"],
+        ["b", "60%"],
+        ["<c&", "30%"],
+        ["d", "50%"],
+        ["e", "<1%"],
+        ["f", "absent"],
+    ]
+
+
+def test_greedy_tokens_are_marked_and_one_outside_gets_its_own_node():
+    classes = [node.get("class") for node in nodes(drawn(picture()))]
+    assert classes == [
+        "node greedy",
+        "node",
+        "node greedy",
+        "node",
+        "node",
+        "node greedy outside",
+    ]
+
+
+def test_probable_nodes_are_stronger():
+    weights = [
+        float(rect.get("style").partition(":")[2])
+        for node in nodes(drawn(picture()))
+        for rect in node.iter("rect")
+        if rect.get("style")
+    ]
+    assert weights[1] > weights[3] > weights[2] > weights[4] > weights[5]
+
+
+@pytest.mark.parametrize("accepted, solid", [(1, 0), (2, 1), (3, 2)])
+def test_paths_are_solid_as_far_as_they_are_accepted(accepted, solid):
+    svg = drawn(picture(paths=[Path("BPD", [0, 0, 1], accepted)]))
+    pieces = {p.get("class"): p.get("d").count("M") for p in svg.iter("path")}
+    assert pieces["path"] == solid
+    assert pieces["path rejected"] == 2 - solid
+
+
+def test_letters_stand_where_acceptance_ends():
+    svg = drawn(picture())
+    badges = [g for g in svg.iter("g") if g.get("class") == "badge"]
+    assert [badge.find("text").text for badge in badges] == ["A", "B"]
+    first, second = (float(badge.find("circle").get("cx")) for badge in badges)
+    assert first < second
+
+
+def test_letters_at_one_node_stand_side_by_side():
+    paths = [Path("a", [0, 0, 0], 2), Path("b", [0, 0, 1], 2)]
+    centres = [float(c.get("cx")) for c in drawn(picture(paths=paths)).iter("circle")]
+    assert abs(centres[0] - centres[1]) >= 16
+
+
+def test_everything_lies_inside_the_drawing():
+    svg = drawn(picture())
+    left, top, width, height = map(float, svg.get("viewBox").split())
+    for rect in svg.iter("rect"):
+        x, y, w, h = (float(rect.get(k)) for k in ("x", "y", "width", "height"))
+        assert left <= x <= x + w <= left + width
+        assert top <= y <= y + h <= top + height
+
+
+def test_long_pieces_are_cut_and_named_in_full():
+    long = [[Candidate("collections_counter", 0.0)]]
+    svg = drawn(picture(positions=long, paths=[], greedy=[]))
+    node = nodes(svg)[0]
+    assert node.find("text").text == "collecti…"
+    assert "collections_counter" in node.find("title").text
+
+
+def test_section_has_legend_and_prompt(report):
+    html = lattice.section(report)
+    assert "BPD: 2 of 8 accepted" in html
+    assert "if n &lt; 2:" in html
+    assert len(re.findall("<svg", html)) == 1 + len(report.lattice.paths) + 1

@@ -1,0 +1,104 @@
+"""Records go to JSON and back, and say what is wrong with a file."""
+
+import dataclasses
+import json
+
+import pytest
+
+from bpd_jax.errors import UserError
+from bpd_jax.reporting.records import (
+    Candidate,
+    LatticePicture,
+    MethodSummary,
+    Path,
+    Report,
+    Step,
+    load_report,
+    save_report,
+)
+
+
+def test_report_survives_json(report):
+    data = json.loads(json.dumps(report.to_json()))
+    assert Report.from_json(data) == report
+
+
+def test_report_survives_a_file(report, tmp_path):
+    save_report(report, tmp_path / "report.json")
+    assert load_report(tmp_path / "report.json") == report
+
+
+def test_text_of_any_kind_survives_a_file(report, tmp_path):
+    odd = dataclasses.replace(report, notes=["\udc80 \x00 ⏎ 漢 </script>"])
+    save_report(odd, tmp_path / "report.json")
+    assert load_report(tmp_path / "report.json") == odd
+
+
+def test_optional_fields_may_be_missing():
+    data = {"title": "t", "created": "c", "task": "k", "device": "d", "methods": []}
+    assert Report.from_json(data) == Report("t", "c", "k", "d", [])
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"title": 3}, "Report.title should be str, not 3"),
+        ({"colour": "red"}, "Report has unknown fields: colour"),
+        ({"methods": [{"name": "bpd"}]}, r"Report.methods\[0\] is not valid"),
+        (
+            {"lattice": {"prompt_tail": "", "positions": [3]}},
+            r"Report.lattice.positions\[0\] should be list, not 3",
+        ),
+    ],
+)
+def test_a_wrong_file_is_named_with_the_place(report, tmp_path, change, message):
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(report.to_json() | change))
+    with pytest.raises(UserError, match=f"report.json is not a report: {message}"):
+        load_report(path)
+
+
+def test_wrong_nested_types_are_refused(report):
+    data = report.to_json()
+    data["methods"][1]["interval"] = [1.0, 2.0, 3.0]
+    with pytest.raises(UserError, match="interval should have 2 entries"):
+        Report.from_json(data)
+    data["methods"][1] = data["methods"][0] | {"name": "x", "tokens": True}
+    with pytest.raises(UserError, match="tokens should be int, not True"):
+        Report.from_json(data)
+
+
+def test_missing_or_broken_files_are_refused(tmp_path):
+    with pytest.raises(UserError, match="cannot read"):
+        load_report(tmp_path / "none.json")
+    (tmp_path / "broken.json").write_text("{")
+    with pytest.raises(UserError, match="is not a JSON file"):
+        load_report(tmp_path / "broken.json")
+
+
+@pytest.mark.parametrize("accepted", [0, 3])
+def test_a_step_accepts_at_least_its_certain_token(accepted):
+    with pytest.raises(ValueError, match=f"accepted is {accepted}"):
+        Step(["a", "b"], accepted)
+
+
+def test_paths_stay_inside_the_lattice():
+    positions = [[Candidate("a", 0.0)], [Candidate("b", -0.1), Candidate("c", -2.4)]]
+    LatticePicture("", positions, [Path("BPD", [0, 1], 1)], ["a", "b"])
+    for outside in ([0, 2], [1, 0], [0, 0, 0], [0, -1]):
+        with pytest.raises(ValueError, match="leaves the lattice"):
+            LatticePicture("", positions, [Path("BPD", outside, 1)], ["a", "b"])
+
+
+def test_records_name_known_methods(report):
+    with pytest.raises(ValueError, match="unknown method 'autoregressive'"):
+        dataclasses.replace(report, methods=report.methods[1:])
+    with pytest.raises(ValueError, match="same name"):
+        dataclasses.replace(report, methods=report.methods + report.methods[:1])
+
+
+def test_near_ties_are_among_the_differences():
+    summary = MethodSummary("bpd", "BPD", 1.5, 10, 15, 0.1, differing=2, near_ties=2)
+    assert not summary.identical
+    with pytest.raises(ValueError, match="only 1 outputs"):
+        dataclasses.replace(summary, differing=1)
