@@ -1,0 +1,28 @@
+"""No draft: the model's own next token, one per serial call."""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from bpd_jax.drafting.interface import View
+from bpd_jax.drafting.lattice import Drafts
+from bpd_jax.drafting.tree import DraftTree, from_drafts
+from bpd_jax.typing import Array, Int, PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class AutoregressiveDrafter:
+    """Plain decoding: the reference that every other method must reproduce."""
+
+    on_device: bool = dataclasses.field(default=True, init=False)
+    max_depth: int = dataclasses.field(default=1, init=False)
+
+    def look(self, view: View, draft_state: PyTree) -> Int[Array, " B"]:
+        """Returns the certain token."""
+        del draft_state
+        return view.next_token
+
+    def propose(self, seen: Int[Array, " B"]) -> DraftTree:
+        """Returns a tree of one node per row."""
+        scores = jnp.zeros((seen.shape[0], 1), jnp.float32)
+        return from_drafts(Drafts(seen[:, None, None], scores))

@@ -1,0 +1,76 @@
+"""The lattice of a block: W candidate tokens of each of L heads."""
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from bpd_jax.typing import Array, Float, Int
+
+
+@flax.struct.dataclass
+class Lattice:
+    """Candidates of the next L tokens, best first, with log-probabilities.
+
+    Position 0 is the model's own next token. It is certain: its first candidate has
+    log-probability 0, the others -inf, so a block has W^(L-1) paths.
+
+    `log_probs` are log-softmax scores of each head over the whole vocabulary, so
+    that weights of other scores mean the same for every model.
+    """
+
+    tokens: Int[Array, "B L W"]
+    log_probs: Float[Array, "B L W"]
+
+
+@flax.struct.dataclass
+class Drafts:
+    """The P best drafts of a lattice, best first; unused ones score -inf."""
+
+    tokens: Int[Array, "B P L"]
+    scores: Float[Array, "B P"]
+
+
+def build_lattice(
+    head_logits: Float[Array, "B L V"], next_token: Int[Array, " B"], width: int
+) -> Lattice:
+    """Takes the `width` best tokens of every head.
+
+    Args:
+      head_logits: of heads 1 … L at the last accepted token; head 1 is not read,
+        because `next_token` is already chosen.
+      next_token: the model's own next token.
+      width: W, the paper's k.
+    """
+    log_probs = jax.nn.log_softmax(head_logits[:, 1:].astype(jnp.float32))
+    scores, tokens = jax.lax.top_k(log_probs, width)
+    batch = next_token.shape[0]
+    certain = jnp.where(jnp.arange(width) == 0, 0.0, -jnp.inf)
+    certain = jnp.broadcast_to(certain, (batch, 1, width))
+    first = jnp.broadcast_to(next_token[:, None, None], (batch, 1, width))
+    return Lattice(
+        tokens=jnp.concatenate([first.astype(tokens.dtype), tokens], axis=1),
+        log_probs=jnp.concatenate([certain, scores], axis=1),
+    )
+
+
+def best_drafts(lattice: Lattice, count: int) -> Drafts:
+    """The `count` paths of the highest summed log-probability: "0-gram" p-best.
+
+    Heads are independent, so the P best prefixes of each length suffice and the
+    search is exact. `count=1` is the plain draft of blockwise parallel decoding:
+    every head's own best token.
+    """
+    batch, length, _ = lattice.tokens.shape
+    tokens = jnp.zeros((batch, count, length), lattice.tokens.dtype)
+    scores = jnp.where(jnp.arange(count) == 0, 0.0, -jnp.inf)
+    scores = jnp.broadcast_to(scores, (batch, count))
+    for position in range(length):
+        # All extensions of all prefixes, flattened as [B, P × W].
+        step = lattice.log_probs[:, position]
+        extended = (scores[:, :, None] + step[:, None, :]).reshape(batch, -1)
+        scores, chosen = jax.lax.top_k(extended, count)
+        parent, candidate = jnp.divmod(chosen, step.shape[-1])
+        tokens = jnp.take_along_axis(tokens, parent[:, :, None], axis=1)
+        token = jnp.take_along_axis(lattice.tokens[:, position], candidate, axis=1)
+        tokens = tokens.at[:, :, position].set(token)
+    return Drafts(tokens, scores)

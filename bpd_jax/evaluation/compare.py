@@ -1,0 +1,74 @@
+"""Several methods on the same prompts: what each gains, and that none errs."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from bpd_jax.decoding.generate import Generation
+from bpd_jax.decoding.methods import AUTOREGRESSIVE, Decoder, Method
+from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.evaluation.equality import Difference, differences
+
+
+@dataclasses.dataclass(frozen=True)
+class MethodResult:
+    """What one method did with all prompts.
+
+    Attributes:
+      method: the method.
+      label: what people read.
+      generations: one per prompt.
+      differences: prompts whose output is not the autoregressive one.
+    """
+
+    method: Method
+    label: str
+    generations: list[Generation]
+    differences: list[Difference]
+
+    @property
+    def errors(self) -> list[Difference]:
+        """The differences that rounding does not explain: each is a defect."""
+        return [d for d in self.differences if not d.near_tie]
+
+
+def compare(
+    decoder: Decoder,
+    methods: Sequence[Method],
+    prompts: Sequence[np.ndarray],
+    options: DecodeOptions,
+    on_progress: Callable[[str, int], object] = lambda label, tokens: None,
+) -> list[MethodResult]:
+    """Decodes all prompts by autoregressive decoding, then by every other method.
+
+    Args:
+      decoder: model and methods.
+      methods: in the order of the table; the autoregressive one is put first.
+      prompts: token ids.
+      options: lengths, temperature, batch size.
+      on_progress: called with a method's label and a number of decoded tokens.
+
+    Returns:
+      One result per method, each compared with the autoregressive output.
+    """
+    reference_method = Method(AUTOREGRESSIVE)
+    ordered = dict.fromkeys([reference_method, *methods])
+    for method in ordered:
+        decoder.drafter(method)  # an unusable method is told before any work
+    results: list[MethodResult] = []
+    for method in ordered:
+        label = method.label(decoder.ngram)
+        reference = results[0].generations if results else None
+        generations = decoder.decode(
+            method,
+            prompts,
+            options,
+            reference=reference,
+            on_progress=lambda tokens, label=label: on_progress(label, tokens),
+        )
+        found = differences(
+            decoder.model, decoder.params, reference or generations, generations
+        )
+        results.append(MethodResult(method, label, generations, found))
+    return results
