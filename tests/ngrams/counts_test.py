@@ -1,0 +1,113 @@
+"""Tests of bpd_jax.ngrams.counts."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bpd_jax.errors import UserError
+from bpd_jax.ngrams import trie
+from bpd_jax.ngrams.counts import (
+    NGramCounts,
+    boundary_stream,
+    count_ngrams,
+    with_min_counts,
+)
+
+SEQUENCES = st.lists(st.lists(st.integers(0, 3), max_size=8), min_size=1, max_size=20)
+
+
+def as_dict(counts: NGramCounts) -> dict[tuple[int, ...], int]:
+    return {
+        tuple(row): int(number)
+        for order in range(1, len(counts.keys) + 1)
+        for row, number in zip(
+            trie.ngrams(counts.keys, order, counts.width).tolist(),
+            counts.counts[order - 1],
+            strict=True,
+        )
+    }
+
+
+def slow_counts(sequences: list[list[int]], order: int) -> Counter[tuple[int, ...]]:
+    result: Counter[tuple[int, ...]] = Counter()
+    for sequence in sequences:
+        symbols = [5, *sequence, 4]  # <s> and </s> of V = 4
+        for size in range(1, order + 1):
+            for start in range(len(symbols) - size + 1):
+                result[tuple(symbols[start : start + size])] += 1
+    return result
+
+
+@given(SEQUENCES, st.integers(1, 5))
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_counts_are_those_of_a_loop(sequences: list[list[int]], order: int) -> None:
+    counts = count_ngrams(sequences, order=order, vocab_size=4)
+    assert as_dict(counts) == slow_counts(sequences, order)
+    assert counts.events == sum(len(sequence) + 1 for sequence in sequences)
+
+
+@given(SEQUENCES, st.lists(st.integers(1, 5), min_size=3, max_size=3))
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_min_counts_keep_what_is_frequent_or_needed(
+    sequences: list[list[int]], minimums: list[int]
+) -> None:
+    everything = slow_counts(sequences, 4)
+    least = (1, *minimums)
+    expected = {gram for gram, n in everything.items() if n >= least[len(gram) - 1]}
+    for size in (4, 3, 2):
+        longer = [gram for gram in expected if len(gram) == size]
+        expected.update(gram[:-1] for gram in longer)
+        expected.update(gram[1:] for gram in longer)
+    counts = with_min_counts(count_ngrams(sequences, order=4, vocab_size=4), least)
+    assert as_dict(counts) == {gram: everything[gram] for gram in expected}
+
+
+def test_followed_counts_what_min_counts_dropped() -> None:
+    counts = count_ngrams([[0, 1], [0, 1], [0, 2]], order=2)
+    pruned = with_min_counts(counts, [1, 2])
+    assert trie.ngrams(pruned.keys, 2, pruned.width).tolist() == [
+        [0, 1],
+        [1, 3],
+        [4, 0],
+    ]
+    np.testing.assert_allclose(pruned.followed[0], [3, 2, 1, 0, 3], rtol=1e-6)
+
+
+def test_stream_is_that_of_the_worked_example() -> None:
+    stream, positions, vocab_size = boundary_stream([[0, 1, 2, 1, 2]], end_of_text=2)
+    assert vocab_size == 3
+    assert stream.tolist() == [4, 0, 1, 3, 4, 1, 3]
+    assert positions.tolist() == [0, 1, 2, 3, 0, 1, 2]
+
+
+def test_an_end_of_text_alone_is_an_empty_document() -> None:
+    stream, _, _ = boundary_stream([[2], [], [0]], vocab_size=3, end_of_text=2)
+    assert stream.tolist() == [4, 3, 4, 3, 4, 0, 3]
+
+
+def test_orders_that_no_sequence_reaches_are_left_out() -> None:
+    assert count_ngrams([[0]], order=5).sizes == (3, 2, 1)
+
+
+@pytest.mark.parametrize(
+    "sequences, arguments, message",
+    [
+        ([[1]], {"order": 0}, "order is 0"),
+        ([], {"order": 2}, "empty"),
+        ([[0], [1, 7]], {"order": 2, "vocab_size": 5}, "sequence 2 holds the token 7"),
+        ([[0, -3]], {"order": 2}, "sequence 1 holds the token -3"),
+        ([[0]], {"order": 2, "vocab_size": 1, "end_of_text": 1}, "end_of_text is 1"),
+    ],
+)
+def test_bad_input_is_refused(sequences, arguments, message) -> None:
+    with pytest.raises(UserError, match=message):
+        count_ngrams(sequences, **arguments)
+
+
+@pytest.mark.parametrize("minimums", [[1, 1], [2, 1, 1], [1, 0, 1]])
+def test_min_counts_that_do_not_fit_are_refused(minimums: list[int]) -> None:
+    with pytest.raises(UserError, match="min_counts"):
+        with_min_counts(count_ngrams([[0, 1]], order=3), minimums)

@@ -1,0 +1,91 @@
+"""Agreement with OpenGrm NGram 1.3.6 on one text (reference files beside the tree)."""
+
+import gzip
+import pathlib
+
+import numpy as np
+import pytest
+
+from bpd_jax.ngrams import trie
+from bpd_jax.ngrams.arpa import read_arpa
+from bpd_jax.ngrams.counts import NGramCounts, count_ngrams, with_min_counts
+from bpd_jax.ngrams.katz import estimate_katz
+from bpd_jax.ngrams.model import NGramModel
+from bpd_jax.ngrams.prune import prune
+
+FOLDER = pathlib.Path(__file__).parents[3] / "shared" / "data" / "ngram_golden"
+VOCAB_SIZE = 50_257
+# In units of log10, as the files have it. OpenGrm computes with float32 weights.
+TOLERANCE = 2e-5
+
+pytestmark = pytest.mark.skipif(
+    not FOLDER.is_dir(), reason="the reference files are not beside this tree"
+)
+
+
+@pytest.fixture(scope="module")
+def counts() -> NGramCounts:
+    with gzip.open(FOLDER / "tokens.txt.gz", "rt") as lines:
+        sequences = [np.array(line.split(), np.int32) for line in lines]
+    return count_ngrams(sequences, order=4, vocab_size=VOCAB_SIZE)
+
+
+@pytest.fixture(scope="module")
+def katz(counts: NGramCounts) -> NGramModel:
+    return estimate_katz(counts)
+
+
+def reference(name: str) -> NGramModel:
+    return read_arpa(FOLDER / name, vocab_size=VOCAB_SIZE)
+
+
+def assert_agree(model: NGramModel, expected: NGramModel) -> None:
+    """The same n-grams, probabilities and back-off weights."""
+    assert model.sizes == expected.sizes
+    tolerance = TOLERANCE * np.log(10)
+    for ours, theirs in zip(model.keys, expected.keys, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    for name in ("log_probs", "log_backoffs"):
+        groups = zip(getattr(model, name), getattr(expected, name), strict=True)
+        for ours, theirs in groups:
+            np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance)
+
+
+def test_counts(counts: NGramCounts) -> None:
+    names = {VOCAB_SIZE: "</s>", VOCAB_SIZE + 1: "<s>"}
+    ours = {
+        " ".join(names.get(symbol, str(symbol)) for symbol in row): int(number)
+        for order in range(1, 5)
+        for row, number in zip(
+            trie.ngrams(counts.keys, order, counts.width).tolist(),
+            counts.counts[order - 1],
+            strict=True,
+        )
+    }
+    with gzip.open(FOLDER / "counts4.txt.gz", "rt") as lines:
+        theirs = dict(line.rstrip("\n").split("\t") for line in lines)
+    assert ours == {ngram: int(number) for ngram, number in theirs.items()}
+
+
+def test_katz(katz: NGramModel) -> None:
+    assert_agree(katz, reference("katz4.arpa.gz"))
+
+
+def test_katz_after_min_counts(counts: NGramCounts) -> None:
+    model = estimate_katz(with_min_counts(counts, [1, 1, 2, 4]))
+    assert_agree(model, reference("katz4_min_counts_1_1_2_4.arpa.gz"))
+
+
+def test_pruning(katz: NGramModel) -> None:
+    # OpenGrm's target of 10,000 does not count `<s>`.
+    assert_agree(prune(katz, 10_001), reference("katz4_pruned_10000.arpa.gz"))
+
+
+def test_pruning_what_was_read_from_a_file() -> None:
+    pruned = prune(reference("katz4.arpa.gz"), 10_001)
+    expected = reference("katz4_pruned_10000.arpa.gz")
+    ours, theirs = (
+        {tuple(row) for order in (2, 3, 4) for row in model.ngrams(order).tolist()}
+        for model in (pruned, expected)
+    )
+    assert len(ours & theirs) >= 0.99 * len(theirs)

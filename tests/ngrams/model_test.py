@@ -1,0 +1,141 @@
+"""Tests of bpd_jax.ngrams.model."""
+
+import dataclasses
+import math
+import pathlib
+
+import numpy as np
+import pytest
+
+from bpd_jax.errors import UserError
+from bpd_jax.ngrams.model import NGramModel
+
+
+def slow_log_prob(model: NGramModel, context: list[int], token: int) -> float:
+    """The back-off rule, read off dictionaries."""
+    scores, weights = {}, {}
+    for order in range(1, model.order + 1):
+        for index, row in enumerate(model.ngrams(order).tolist()):
+            scores[tuple(row)] = model.log_probs[order - 1][index]
+            if order < model.order:
+                weights[tuple(row)] = model.log_backoffs[order - 1][index]
+    history = tuple(context[max(0, len(context) - model.order + 1) :])
+    total = 0.0
+    while (*history, token) not in scores:
+        if not history:
+            return -math.inf
+        total += weights.get(history, 0.0)
+        history = history[1:]
+    return total + scores[(*history, token)]
+
+
+def test_probabilities_follow_the_back_off_rule(trigrams: NGramModel) -> None:
+    rng = np.random.default_rng(1)
+    contexts = rng.integers(0, trigrams.width, (300, 3))
+    tokens = rng.integers(0, trigrams.width, 300)
+    expected = [
+        slow_log_prob(trigrams, context, token)
+        for context, token in zip(contexts.tolist(), tokens.tolist(), strict=True)
+    ]
+    np.testing.assert_allclose(trigrams.log_probs_of(contexts, tokens), expected)
+    for context, token, score in zip(contexts[:20], tokens, expected, strict=False):
+        assert trigrams.log_prob(context.tolist(), int(token)) == pytest.approx(score)
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 5])
+def test_contexts_of_any_length(trigrams: NGramModel, length: int) -> None:
+    context = [trigrams.bos, 0, 1, 0, 0][5 - length :] if length else []
+    padded = [-1] * (5 - length) + context
+    score = trigrams.log_prob(context, 1)
+    assert score == pytest.approx(slow_log_prob(trigrams, context, 1))
+    many = trigrams.log_probs_of(np.array([padded]), np.array([1]))
+    assert many.tolist() == [score]
+
+
+def test_never_seen_and_never_predicted_have_probability_zero(
+    trigrams: NGramModel,
+) -> None:
+    assert trigrams.log_prob([0], 9) == -math.inf
+    assert trigrams.log_prob([0], trigrams.bos) == -math.inf
+
+
+def test_symbols_outside_the_vocabulary_are_an_error(trigrams: NGramModel) -> None:
+    with pytest.raises(ValueError, match="symbols must lie"):
+        trigrams.log_prob([0], trigrams.width)
+
+
+def test_end_of_text_stands_for_both_boundaries(
+    trigrams: NGramModel, document_model: NGramModel
+) -> None:
+    assert document_model.log_prob([0, 1], 9) == trigrams.log_prob([0, 1], trigrams.eos)
+    assert document_model.log_prob([0, 9], 1) == trigrams.log_prob([trigrams.bos], 1)
+    assert document_model.log_prob([9, 0], 1) == trigrams.log_prob([trigrams.bos, 0], 1)
+
+
+def test_end_of_text_must_be_a_token_without_unigram(trigrams: NGramModel) -> None:
+    with pytest.raises(UserError, match="outside the vocabulary"):
+        dataclasses.replace(trigrams, end_of_text=10)
+    with pytest.raises(UserError, match="ordinary unigram"):
+        dataclasses.replace(trigrams, end_of_text=0)
+
+
+def test_perplexity_is_that_of_the_single_predictions(trigrams: NGramModel) -> None:
+    sequences = [[0, 1, 0], [], [2]]
+    scores = []
+    for sequence in sequences:
+        text = [trigrams.bos, *sequence, trigrams.eos]
+        scores += [trigrams.log_prob(text[:i], text[i]) for i in range(1, len(text))]
+    expected = math.exp(-sum(scores) / len(scores))
+    assert trigrams.perplexity(sequences) == pytest.approx(expected)
+
+
+def test_unknown_tokens_are_counted_and_left_out(trigrams: NGramModel) -> None:
+    result = trigrams.evaluate([[0, 9]])
+    assert (result.events, result.unknown) == (3, 1)
+    expected = trigrams.log_prob([trigrams.bos], 0) + trigrams.log_prob([0, 9], 10)
+    assert result.log_prob == pytest.approx(expected)
+    complete = trigrams.with_unseen_tokens()
+    assert complete.evaluate([[0, 9]]).unknown == 0
+
+
+def test_evaluation_in_parts_is_evaluation_at_once(
+    trigrams: NGramModel, corpus: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = trigrams.evaluate(corpus)
+    monkeypatch.setattr("bpd_jax.ngrams.model._PART", 5)
+    parts = trigrams.evaluate(corpus)
+    assert parts[:2] == whole[:2]
+    assert parts.log_prob == pytest.approx(whole.log_prob)
+
+
+def test_unseen_tokens_change_nothing_else(document_model: NGramModel) -> None:
+    complete = document_model.with_unseen_tokens(-500)
+    assert complete.keys[0].tolist() == [*range(9), 10, 11]
+    rng = np.random.default_rng(2)
+    contexts, tokens = rng.integers(0, 10, (200, 2)), rng.integers(0, 10, 200)
+    before = document_model.log_probs_of(contexts, tokens)
+    np.testing.assert_array_equal(complete.log_probs_of(contexts, tokens), before)
+
+
+def assert_equal(left: NGramModel, right: NGramModel) -> None:
+    assert (left.vocab_size, left.end_of_text) == (right.vocab_size, right.end_of_text)
+    for name in ("keys", "log_probs", "log_backoffs"):
+        pairs = zip(getattr(left, name), getattr(right, name), strict=True)
+        assert all(np.array_equal(one, other) for one, other in pairs)
+
+
+def test_save_and_load(document_model: NGramModel, tmp_path: pathlib.Path) -> None:
+    document_model.save(tmp_path / "model")
+    loaded = NGramModel.load(tmp_path / "model")
+    assert_equal(document_model, loaded)
+    assert isinstance(loaded.keys[0].base, np.memmap)
+    assert loaded.log_prob([0], 1) == document_model.log_prob([0], 1)
+
+
+def test_the_same_model_gives_the_same_bytes(
+    trigrams: NGramModel, tmp_path: pathlib.Path
+) -> None:
+    for name in ("one", "two"):
+        trigrams.save(tmp_path / name)
+    for path in (tmp_path / "one").iterdir():
+        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()

@@ -1,0 +1,58 @@
+"""Tests of bpd_jax.ngrams.trie."""
+
+import numpy as np
+
+from bpd_jax.ngrams import trie
+
+# The worked example of the module: V = 3, sentences `0 1` and `0`.
+WIDTH = 5
+KEYS = (np.array([0, 1, 3, 4]), np.array([1, 3, 8, 15]))
+
+
+def test_ngrams_are_those_of_the_worked_example() -> None:
+    assert trie.ngrams(KEYS, 1, WIDTH).tolist() == [[0], [1], [3], [4]]
+    assert trie.ngrams(KEYS, 2, WIDTH).tolist() == [[0, 1], [0, 3], [1, 3], [4, 0]]
+
+
+def test_find_gives_the_place_or_minus_one() -> None:
+    parents = np.array([0, 0, 1, 3, -1, 0])
+    symbols = np.array([1, 2, 3, 0, 1, -1])
+    found = trie.find(KEYS[1], parents, symbols, WIDTH)
+    assert found.tolist() == [0, -1, 2, 3, -1, -1]
+
+
+def test_find_in_nothing_finds_nothing() -> None:
+    nothing = np.zeros(0, np.int64)
+    assert trie.find(nothing, np.array([0]), np.array([1]), WIDTH).tolist() == [-1]
+
+
+def test_a_missing_symbol_is_not_the_last_one_of_the_parent_before() -> None:
+    # Key 4 is symbol 4 after parent 0; parent 1 with symbol -1 must not hit it.
+    found = trie.find(np.array([4]), np.array([1]), np.array([-1]), WIDTH)
+    assert found.tolist() == [-1]
+
+
+def test_suffix_links_and_children() -> None:
+    first, second = trie.suffix_links(KEYS, WIDTH)
+    assert first.tolist() == [0, 0, 0, 0]
+    assert second.tolist() == [1, 2, 2, 0]
+    assert trie.child_counts(KEYS, 1, WIDTH).tolist() == [2, 1, 0, 1]
+    assert trie.child_counts(KEYS, 2, WIDTH).tolist() == [0, 0, 0, 0]
+
+
+def test_select_renumbers_the_parents() -> None:
+    keep = [np.array([True, False, True, True]), np.array([False, True, False, True])]
+    keys = trie.select(KEYS, keep, WIDTH)
+    assert trie.ngrams(keys, 2, WIDTH).tolist() == [[0, 3], [4, 0]]
+
+
+def test_select_leaves_out_empty_orders() -> None:
+    keep = [np.ones(4, bool), np.zeros(4, bool)]
+    assert len(trie.select(KEYS, keep, WIDTH)) == 1
+
+
+def test_closure_adds_prefixes_and_suffixes() -> None:
+    keep = [np.zeros(4, bool), np.array([False, True, False, False])]
+    closed = trie.closed_under_affixes(KEYS, keep, WIDTH)
+    assert closed[0].tolist() == [True, False, True, False]
+    assert not keep[0].any()
