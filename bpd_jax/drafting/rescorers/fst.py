@@ -80,7 +80,14 @@ class FstRescorer:
                 arc = pynini.Arc(token + 1, token + 1, cost, state + 1)
                 acceptor.add_arc(state, arc)
         self._ngram.set_start(self._states.of_history(history))
-        paths = pynini.compose(acceptor, self._ngram).rmepsilon()
+        paths = pynini.compose(acceptor, self._ngram)
+        # Only the end of the lattice is final. A back-off there predicts nothing, but
+        # a back-off weight above 1 would make it pay.
+        zero = pynini.Weight.zero(paths.weight_type())
+        for state in paths.states():
+            if paths.final(state) != zero:
+                paths.delete_arcs(state)
+        paths.rmepsilon()
         # Distinct strings: one string has as many paths as ways to back off.
         best = pynini.shortestpath(paths, nshortest=self.num_drafts, unique=True)
         found = [

@@ -1,0 +1,361 @@
+"""gin: from configuration files and `--gin.NAME=VALUE` to one frozen dataclass.
+
+gin sets the fields of the dataclasses in `REGISTERED` and nothing else, and no other
+module knows of it. Every statement remembers where it was read, so that errors and
+`--dry_run` can name the file and the line.
+"""
+
+import dataclasses
+import difflib
+import functools
+import inspect
+import os
+import pathlib
+import re
+import tokenize
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
+
+import gin
+from absl import flags
+from gin import config_parser
+from gin.config import ConfigurableReference, ParserDelegate
+
+from bpd_jax.data import tokenizer
+from bpd_jax.data.spec import TextTask
+from bpd_jax.errors import UserError
+from bpd_jax.models.config import (
+    BlockHeadsConfig,
+    BlockwiseConfig,
+    TransformerConfig,
+)
+from bpd_jax.models.partitioning import MeshConfig
+from bpd_jax.training.config import OptimizerConfig, TrainConfig
+
+T = TypeVar("T")
+
+_ROOT = pathlib.Path(__file__).resolve().parent.parent
+_COMMAND_LINE = "the command line"
+_REQUIRED = "gin.REQUIRED"
+
+_GIN_FILE = flags.DEFINE_multi_string(
+    "gin_file", [], "Configuration file; later ones override earlier ones."
+)
+_GIN_BINDINGS = flags.DEFINE_multi_string(
+    "gin_bindings", [], "One setting, as --gin.NAME=VALUE is short for."
+)
+
+
+def vocabulary_size(task: TextTask) -> int:
+    """Number of tokens of the task's vocabulary; trains nothing."""
+    if task.trained_size is not None:
+        return task.trained_size
+    return tokenizer.named_tokenizer(task.vocabulary).vocab_size
+
+
+REGISTERED: dict[str, Callable[..., Any]] = {}
+
+
+def register(configurable: Callable[..., Any]) -> None:
+    """Lets gin files set the arguments of a dataclass (or function) by its name."""
+    gin.external_configurable(configurable, module="bpd_jax")
+    REGISTERED[configurable.__name__] = configurable
+
+
+for _configurable in (
+    BlockHeadsConfig,
+    BlockwiseConfig,
+    MeshConfig,
+    OptimizerConfig,
+    TextTask,
+    TrainConfig,
+    TransformerConfig,
+    vocabulary_size,
+):
+    register(_configurable)
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """One statement `NAME = VALUE`.
+
+    Attributes:
+      name: of a parameter, such as `TrainConfig.steps`, or of a macro.
+      value: as gin writes it.
+      source: the file, or "the command line".
+      line: in that file, from 1.
+      macros: names of the macros that the value mentions.
+    """
+
+    name: str
+    value: str
+    source: str
+    line: int
+    macros: tuple[str, ...]
+
+    @property
+    def place(self) -> str:
+        """Where it stands, for messages."""
+        if self.source == _COMMAND_LINE:
+            return f"--gin.{self.name}={self.value}"
+        return f"{self.source}:{self.line}"
+
+    @property
+    def is_macro(self) -> bool:
+        """Whether it defines a macro."""
+        return "." not in self.name
+
+
+@dataclasses.dataclass(frozen=True)
+class Parsed(Generic[T]):
+    """What a configuration says.
+
+    Attributes:
+      value: the dataclass that was asked for.
+      files: every file, in the order read; an included one after its includer.
+      settings: every statement, in the order in which gin applied them.
+      text: all settings in force, as one gin file without includes.
+      operative: those of them that `value` was built from, defaults included.
+    """
+
+    value: T
+    files: tuple[str, ...]
+    settings: tuple[Setting, ...]
+    text: str
+    operative: str
+
+    def describe(self) -> str:
+        """Every file in the order read, each with what it sets."""
+        in_force = {setting.name: setting for setting in self.settings}
+        lines = []
+        for source in (*self.files, _COMMAND_LINE):
+            mine = [setting for setting in self.settings if setting.source == source]
+            if source == _COMMAND_LINE and not mine:
+                continue
+            lines.append(source if mine else f"{source} (sets nothing itself)")
+            for setting in mine:
+                later = in_force[setting.name]
+                note = "" if later is setting else f"   (overridden, {later.place})"
+                lines.append(f"  {setting.name} = {setting.value}{note}")
+        return "\n".join(lines)
+
+
+def parse_flags(kind: type[T]) -> Parsed[T]:
+    """Parses what `--gin_file` and `--gin.NAME=VALUE` give."""
+    if not _GIN_FILE.value:
+        raise UserError(
+            "--gin_file is missing: give a configuration file, such as "
+            "--gin_file=experiments/demo/demo.gin."
+        )
+    return parse(_GIN_FILE.value, _GIN_BINDINGS.value, kind)
+
+
+def parse(
+    paths: Sequence[str | os.PathLike[str]], bindings: Sequence[str], kind: type[T]
+) -> Parsed[T]:
+    """Reads files, then single settings, and builds a `kind` from them.
+
+    Files are looked up from the working directory, then from the folder that holds
+    `gin_configs/`. gin's own state is as clean afterwards as before.
+
+    Args:
+      paths: configuration files; later settings override earlier ones.
+      bindings: statements such as `TrainConfig.steps = 10`.
+      kind: a registered dataclass.
+
+    Raises:
+      UserError: a file is missing or malformed, a name is unknown, a macro has no
+        effect, or a value is missing or out of range.
+    """
+    gin.clear_config()
+    try:
+        reader = _Reader()
+        for path in paths:
+            reader.read_file(os.fspath(path), "the command line")
+        for binding in bindings:
+            reader.read_binding(binding)
+        reader.check_required()
+        reader.check_macros()
+        value = _build(kind)
+        return Parsed(
+            value,
+            tuple(reader.files),
+            tuple(reader.settings),
+            gin.config_str(),
+            gin.operative_config_str(),
+        )
+    finally:
+        gin.clear_config()
+
+
+class _Reader:
+    """Applies statements one by one and keeps a record of each."""
+
+    def __init__(self) -> None:
+        self.files: list[str] = []
+        self.settings: list[Setting] = []
+
+    def read_file(self, name: str, place: str) -> None:
+        """Reads a file that is mentioned at `place`."""
+        found = [path for path in (pathlib.Path(name), _ROOT / name) if path.is_file()]
+        if not found:
+            raise UserError(
+                f"{place} names the configuration file {name}, which does not exist "
+                f"here or in {_ROOT}."
+            )
+        if self.files.count(name) > 1:
+            raise UserError(f"{place} includes {name}, which includes itself.")
+        self.files.append(name)
+        try:
+            with found[0].open(encoding="utf-8") as stream:
+                self._read(config_parser.ConfigParser(stream, ParserDelegate()), name)
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"cannot read {name}: {error}.") from error
+        except (SyntaxError, tokenize.TokenError) as error:
+            line = getattr(error, "lineno", None) or error.args[1][0]
+            raise UserError(
+                f"{name}:{line}: {error.args[0]}.".replace("..", ".")
+            ) from (error)
+
+    def read_binding(self, binding: str) -> None:
+        """Reads one statement from the command line."""
+        try:
+            parser = config_parser.ConfigParser(binding + "\n", ParserDelegate())
+            self._read(parser, _COMMAND_LINE)
+        except (SyntaxError, tokenize.TokenError) as error:
+            name, _, value = (part.strip() for part in binding.partition("="))
+            raise UserError(
+                f"--gin.{name}={value} is not a gin value: text needs quotes inside "
+                f"the quotes of the shell, as in --gin.{name}=\"'…'\"."
+            ) from error
+
+    def _read(self, parser: config_parser.ConfigParser, source: str) -> None:
+        while True:
+            place = f"{source}:{parser.current_token.start[0]}"
+            try:
+                statement = parser.parse_statement()
+            except ValueError as error:
+                # An unknown reference; gin adds lines about where it stands.
+                raise UserError(_at(place, error)) from error
+            if statement is None:
+                return
+            place = f"{source}:{statement.location.line_num}"
+            if isinstance(statement, config_parser.IncludeStatement):
+                self.read_file(statement.filename, place)
+            elif isinstance(statement, config_parser.BindingStatement):
+                self._bind(statement, source)
+            elif isinstance(statement, config_parser.ImportStatement):
+                raise UserError(
+                    f"{place}: imports are not used here; gin files set the arguments "
+                    f"of {', '.join(sorted(REGISTERED))}."
+                )
+
+    def _bind(self, statement: config_parser.BindingStatement, source: str) -> None:
+        scope, selector, argument, value, location = statement
+        scoped = f"{scope}/{selector}" if scope else selector
+        setting = Setting(
+            name=f"{scoped}.{argument}" if argument else scoped,
+            value=repr(value),
+            source=source,
+            line=location.line_num,
+            macros=tuple(_macros(value)),
+        )
+        self.settings.append(setting)
+        if not argument:
+            gin.bind_parameter((scoped, "gin.macro", "value"), value)
+            return
+        known = REGISTERED.get(selector.rpartition(".")[2])
+        if known is None:
+            raise UserError(
+                f"{setting.place}: there is nothing called {selector}"
+                f"{_suggest(selector, list(REGISTERED))}."
+            )
+        names = list(inspect.signature(known).parameters)
+        if argument not in names:
+            raise UserError(
+                f"{setting.place}: {selector} has no parameter {argument}"
+                f"{_suggest(argument, names)}."
+            )
+        gin.bind_parameter((scope, selector, argument), value)
+
+    @functools.cached_property
+    def in_force(self) -> dict[str, Setting]:
+        """The last statement for each name."""
+        return {setting.name: setting for setting in self.settings}
+
+    def check_required(self) -> None:
+        """Raises if a value is still `%gin.REQUIRED`."""
+        for setting in self.in_force.values():
+            if _REQUIRED in setting.macros:
+                raise UserError(
+                    f"{setting.name} has no value: add --gin.{setting.name}=VALUE "
+                    f"({setting.place} asks for it)."
+                )
+
+    def check_macros(self) -> None:
+        """Raises for a macro that is unknown or that changes nothing.
+
+        In a file it is enough that some statement mentions a macro; one given on the
+        command line must be mentioned by a statement that is in force.
+        """
+        defined = [setting.name for setting in self.settings if setting.is_macro]
+        for setting in self.settings:
+            for macro in setting.macros:
+                if macro != _REQUIRED and macro not in defined:
+                    raise UserError(
+                        f"{setting.place}: the macro %{macro} is not defined"
+                        f"{_suggest(macro, defined)}."
+                    )
+        mentioned = {name for setting in self.settings for name in setting.macros}
+        effective = {
+            name for setting in self.in_force.values() for name in setting.macros
+        }
+        for setting in self.settings:
+            given = setting.source == _COMMAND_LINE
+            used = effective if given else mentioned
+            if setting.is_macro and setting.name not in used:
+                raise UserError(
+                    f"{setting.place}: nothing uses {setting.name}"
+                    f"{_suggest(setting.name, sorted(used - {_REQUIRED}))}."
+                )
+
+
+def _macros(value: object) -> Iterator[str]:
+    """Names of the macros in a value; a reference prints as `%NAME`."""
+    if isinstance(value, ConfigurableReference):
+        if value.selector in ("gin.macro", "gin.constant"):
+            yield value.scoped_selector.rpartition("/")[0]
+    elif isinstance(value, dict):
+        yield from _macros([*value.keys(), *value.values()])
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _macros(item)
+
+
+def _build(kind: type[T]) -> T:
+    try:
+        return gin.get_configurable(kind)()
+    except UserError as error:
+        # gin appends lines about its own calls.
+        raise UserError(str(error).partition("\n")[0]) from None
+    except TypeError as error:
+        # Python's own message is the one source of what is missing.
+        missing = re.match(r"(\w+)(?:\.__init__)?\(\) missing .*?: (.*)", str(error))
+        if missing is None:
+            raise
+        names = re.findall(r"'(\w+)'", missing[2])
+        raise UserError(
+            f"{missing[1]}.{names[0]} has no value: no file sets it; add "
+            f"--gin.{missing[1]}.{names[0]}=VALUE."
+        ) from None
+
+
+def _at(place: str, error: Exception) -> str:
+    return f"{place}: {str(error).partition(chr(10))[0].rstrip('.')}."
+
+
+def _suggest(name: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    if close:
+        return f"; did you mean {close[0]}?"[:-1]
+    return f": there is {', '.join(known)}" if known else ""

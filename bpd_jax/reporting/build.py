@@ -1,0 +1,151 @@
+"""From results of an evaluation to a report's records."""
+
+import datetime
+import json
+import os
+import pathlib
+import platform
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from typing import Any
+
+import jax
+import numpy as np
+
+from bpd_jax.decoding.methods import AUTOREGRESSIVE, BPD, ORACLE
+from bpd_jax.errors import UserError
+from bpd_jax.evaluation.blocks import BlockView
+from bpd_jax.evaluation.compare import MethodResult
+from bpd_jax.evaluation.efficiency import block_efficiency, bootstrap_interval
+from bpd_jax.reporting.records import (
+    Candidate,
+    DecodeRecord,
+    Facts,
+    LatticePicture,
+    MethodSummary,
+    Path,
+    Step,
+)
+
+Piece = Callable[[int], str]
+Decode = Callable[[Sequence[int]], str]
+
+_PACKAGES = ("jax", "flax", "numpy", "pynini", "bpd_jax")
+
+
+def versions() -> Facts:
+    """Versions of Python and of the packages that decide the numbers."""
+    found: Facts = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def device() -> str:
+    """The machine in words, such as `cpu × 1, 2 cores, x86_64`."""
+    kind = jax.devices()[0].device_kind
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    cores = cores or os.cpu_count()
+    return f"{kind} × {jax.device_count()}, {cores} cores, {platform.machine()}"
+
+
+def today() -> str:
+    """The date in ISO form."""
+    return datetime.date.today().isoformat()
+
+
+def summaries(results: Sequence[MethodResult]) -> list[MethodSummary]:
+    """One row of the table per method."""
+    efficiencies = {r.method.kind: block_efficiency(r.generations) for r in results}
+    base = efficiencies.get(BPD)
+    rows = []
+    for result in results:
+        efficiency = block_efficiency(result.generations)
+        compared = result.method.kind not in (AUTOREGRESSIVE, BPD) and base
+        rows.append(
+            MethodSummary(
+                name=result.method.name,
+                label=result.label,
+                block_efficiency=efficiency,
+                serial_calls=sum(g.serial_calls for g in result.generations),
+                tokens=sum(len(g.output_ids) for g in result.generations),
+                seconds=sum(g.seconds for g in result.generations),
+                gain=efficiency / base - 1 if compared and base else None,
+                differing=len(result.differences),
+                near_ties=len(result.differences) - len(result.errors),
+                interval=bootstrap_interval(result.generations),
+                upper_bound=result.method.kind == ORACLE,
+            )
+        )
+    return rows
+
+
+def decode_records(
+    result: MethodResult, decode: Decode, piece: Piece, end_of_text: int
+) -> list[DecodeRecord]:
+    """One record per prompt, with every serial call as a step."""
+    records = []
+    for index, generation in enumerate(result.generations):
+        steps = [
+            Step(
+                draft=[piece(token) for token in draft[draft >= 0]],
+                accepted=int(accepted),
+                rank=int(rank),
+            )
+            for draft, accepted, rank in zip(
+                generation.drafts, generation.accepted, generation.ranks, strict=True
+            )
+        ]
+        records.append(
+            DecodeRecord(
+                method=result.method.name,
+                prompt_index=index,
+                prompt=decode(visible(generation.input_ids, end_of_text)),
+                text=decode(visible(generation.output_ids, end_of_text)),
+                input_ids=generation.input_ids.tolist(),
+                output_ids=generation.output_ids.tolist(),
+                serial_calls=generation.serial_calls,
+                block_efficiency=generation.block_efficiency,
+                seconds=generation.seconds,
+                steps=steps,
+            )
+        )
+    return records
+
+
+def visible(tokens: np.ndarray, end_of_text: int) -> list[int]:
+    """The tokens without the marks of a document's beginning and end."""
+    return [int(token) for token in tokens if token != end_of_text]
+
+
+def lattice_picture(view: BlockView, decode: Decode, piece: Piece) -> LatticePicture:
+    """The records of one lattice; the certain position keeps its one candidate."""
+    positions = [
+        [
+            Candidate(piece(token), float(log_prob))
+            for token, log_prob in zip(column, scores, strict=True)
+            if np.isfinite(log_prob)
+        ]
+        for column, scores in zip(view.tokens, view.log_probs, strict=True)
+    ]
+    return LatticePicture(
+        prompt_tail=decode(view.text[-24:].tolist()),
+        positions=positions,
+        paths=[Path(p.label, p.candidates, p.accepted) for p in view.paths],
+        greedy=[piece(token) for token in view.greedy],
+    )
+
+
+def training_curves(path: pathlib.Path) -> list[dict[str, Any]]:
+    """The rows of a run's metrics.jsonl; none if the run kept no metrics."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return []
+    try:
+        return [json.loads(line) for line in lines if line.strip()]
+    except ValueError as error:
+        raise UserError(f"{path} is damaged: {error}.") from error

@@ -1,0 +1,54 @@
+"""The optimizer that an `OptimizerConfig` describes."""
+
+import jax
+import optax
+
+from bpd_jax.training.config import OptimizerConfig
+from bpd_jax.typing import PyTree
+
+
+def learning_rate_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
+    """The learning rate at each step, counted from 0, of a run of `steps` steps."""
+    peak, final = config.learning_rate, config.learning_rate * config.final_fraction
+    rest = max(steps - config.warmup_steps, 1)
+    decay = {
+        "cosine": optax.cosine_decay_schedule(peak, rest, alpha=config.final_fraction),
+        "linear": optax.linear_schedule(peak, final, rest),
+        "constant": optax.constant_schedule(peak),
+    }[config.schedule]
+    if not config.warmup_steps:
+        return decay
+    # Step 0 already moves: with a rate of 0 it would be computed in vain.
+    warmup = optax.linear_schedule(
+        peak / config.warmup_steps, peak, max(config.warmup_steps - 1, 1)
+    )
+    return optax.join_schedules([warmup, decay], [config.warmup_steps])
+
+
+def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
+    """Builds the optimizer once, outside the train state, which holds arrays only."""
+    adamw = optax.adamw(
+        learning_rate_schedule(config, steps),
+        b1=config.beta1,
+        b2=config.beta2,
+        weight_decay=config.weight_decay,
+        mask=decays,
+    )
+    if config.clip_norm is None:
+        return adamw
+    return optax.chain(optax.clip_by_global_norm(config.clip_norm), adamw)
+
+
+def decays(params: PyTree) -> PyTree:
+    """Whether weight decay acts on each parameter: not on biases and norms.
+
+    Names tell them apart, not the number of axes: a stacked bias has two.
+    """
+
+    def is_weight(path: tuple, _: object) -> bool:
+        names = [
+            entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey)
+        ]
+        return not names[-1].startswith(("bias", "scale"))
+
+    return jax.tree_util.tree_map_with_path(is_weight, params)

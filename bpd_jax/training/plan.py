@@ -1,0 +1,75 @@
+"""What a run is about to do, in words and numbers."""
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from bpd_jax.data.rows import PackedRows, make_batch
+from bpd_jax.models.blockwise import count_parameters
+from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.training.config import TrainConfig
+from bpd_jax.training.loss import blockwise_loss
+from bpd_jax.training.metrics import tensorboard_available
+from bpd_jax.training.optimizer import make_optimizer
+from bpd_jax.training.state import abstract_state
+
+
+def describe_model(model: BlockwiseConfig) -> str:
+    """Its sizes and its number of parameters, part by part."""
+    trunk, counts = model.trunk, count_parameters(model)
+    parts = ", ".join(
+        f"{part} {count:,}" for part, count in counts.items() if part != "total"
+    )
+    return (
+        f"model: {trunk.num_layers} layers of {trunk.d_model}/{trunk.d_ff}, "
+        f"{trunk.num_heads} attention heads of width {trunk.head_width}, "
+        f"{model.block_size} block heads, vocabulary {trunk.vocab_size:,}\n"
+        f"parameters: {counts['total']:,} ({parts})"
+    )
+
+
+def describe_run(
+    config: TrainConfig, train: PackedRows, validation: PackedRows, start: int
+) -> str:
+    """A few lines to print before the first step."""
+    epochs = config.steps * config.batch_size / len(train)
+    lines = [
+        describe_model(config.model),
+        f"data: {config.task.name}, {train.num_tokens:,} tokens to train on "
+        f"({epochs:.1f} passes), {validation.num_tokens:,} to validate on",
+        f"run: steps {start:,} to {config.steps:,} of {config.batch_size} × "
+        f"{config.length} tokens on {jax.device_count()} "
+        f"{jax.devices()[0].device_kind}",
+    ]
+    if not tensorboard_available():
+        lines.append("note: no TensorBoard files, tensorboardX is not installed")
+    return "\n".join(lines)
+
+
+def describe_shapes(config: TrainConfig, mesh: Mesh) -> str:
+    """Every array of the train state, and what a step returns, by tracing alone."""
+    optimizer = make_optimizer(config.optimizer, config.steps)
+    abstract = abstract_state(config.model, optimizer, mesh)
+    ids = np.zeros((config.batch_size, config.length), np.int32)
+    loss, sums = jax.eval_shape(
+        lambda params, rows: blockwise_loss(config.model, params, rows, config.lambdas),
+        abstract.params,
+        make_batch(ids, ids),
+    )
+    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(abstract))
+    lines = [
+        f"  {jax.tree_util.keystr(path, simple=True, separator='/')}: "
+        f"{x.dtype}{list(x.shape)} {x.sharding.spec}"
+        for path, x in jax.tree_util.tree_leaves_with_path(abstract.params)
+    ]
+    return "\n".join(
+        [
+            f"mesh: {dict(mesh.shape)}",
+            "parameters and the mesh axes that split them:",
+            *lines,
+            f"train state: {size / 1e6:,.1f} MB in all",
+            f"step: batch {ids.dtype}{list(ids.shape)} gives loss {loss.dtype} and "
+            f"{sums.loss.shape[0]} head losses",
+            f"tokens per step: {config.tokens_per_step:,}",
+        ]
+    )

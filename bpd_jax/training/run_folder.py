@@ -1,0 +1,150 @@
+"""The folder of a run: what it holds, and whether a new run may use it."""
+
+import dataclasses
+import datetime
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import shutil
+import subprocess
+
+import jax
+
+from bpd_jax import files
+from bpd_jax.data import tokenizer
+from bpd_jax.errors import UserError
+from bpd_jax.models.config import load_config, save_config
+from bpd_jax.training import checkpoints, metrics
+from bpd_jax.training.config import TrainConfig
+
+MODEL, TASK, VERSIONS = "model.json", "task.json", "versions.json"
+CONFIG, OPERATIVE = "config.gin", "operative.gin"
+DATA = "data"
+
+_KNOWN = {
+    MODEL,
+    TASK,
+    VERSIONS,
+    CONFIG,
+    OPERATIVE,
+    DATA,
+    tokenizer.FILE_NAME,
+    metrics.FILE_NAME,
+    metrics.TENSORBOARD,
+    checkpoints.FOLDER,
+}
+
+
+def check_usable(folder: pathlib.Path, config: TrainConfig) -> None:
+    """Raises a `UserError` unless the run can start or go on in `folder`.
+
+    It may be missing, empty, hold nothing but prepared rows, or hold an earlier part
+    of a run of the same model on the same task. Nothing is written.
+    """
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not a folder: choose another --workdir.")
+    if not (folder / MODEL).exists():
+        others = sorted(
+            entry.name
+            for entry in folder.iterdir()
+            if entry.name not in _KNOWN and not entry.name.endswith(".part")
+        )
+        if others:
+            raise UserError(
+                f"{folder} holds {others[0]}, which is not part of a run: choose "
+                "another --workdir."
+            )
+        return
+    saved = load_config(folder / MODEL)
+    _check_same(
+        folder, MODEL, dataclasses.asdict(saved), dataclasses.asdict(config.model)
+    )
+    try:
+        task = json.loads((folder / TASK).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {folder / TASK}: {error}.") from error
+    _check_same(folder, TASK, task, dataclasses.asdict(config.task))
+
+
+def _check_same(folder: pathlib.Path, name: str, saved: dict, mine: dict) -> None:
+    old, new = _flat(saved), _flat(mine)
+    for key in sorted(old.keys() | new.keys()):
+        if old.get(key) != new.get(key):
+            raise UserError(
+                f"{folder} holds another run: {key} is {old.get(key)!r} in its {name} "
+                f"and {new.get(key)!r} in this configuration; choose another "
+                "--workdir, or use its configuration to go on with it."
+            )
+
+
+def _flat(fields: dict, prefix: str = "") -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for key, value in fields.items():
+        name = prefix + key
+        flat.update(
+            _flat(value, name + ".") if isinstance(value, dict) else {name: value}
+        )
+    return flat
+
+
+def describe(
+    folder: pathlib.Path, config: TrainConfig, text: str, operative: str
+) -> None:
+    """Writes what the run is; `model.json`, which marks a run, comes last."""
+    rows = folder / DATA / "train"
+    with files.replacing_file(folder / tokenizer.FILE_NAME) as path:
+        shutil.copyfile(rows / tokenizer.FILE_NAME, path)
+    for name, content in {
+        TASK: _json(dataclasses.asdict(config.task)),
+        CONFIG: text,
+        OPERATIVE: operative,
+        VERSIONS: _json(versions()),
+    }.items():
+        with files.replacing_file(folder / name) as path:
+            path.write_text(content, encoding="utf-8")
+    with files.replacing_file(folder / MODEL) as path:
+        save_config(config.model, path)
+
+
+def versions() -> dict[str, str | None]:
+    """What the run depends on besides its configuration."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        **{
+            name: importlib.metadata.version(name)
+            for name in ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+        },
+        "git_commit": _git_commit(),
+        "device": jax.devices()[0].device_kind,
+        "device_count": str(jax.device_count()),
+    }
+
+
+def _git_commit() -> str | None:
+    """The commit of the source tree, with a "+" if changed; None outside git."""
+    root = pathlib.Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", "-C", os.fspath(root), *arguments],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no")
+        return git("rev-parse", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=2) + "\n"

@@ -1,0 +1,129 @@
+"""Models to decode: random ones, and scripted ones whose acceptance is known."""
+
+import dataclasses
+import types
+import typing
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bpd_jax.models.blockwise import parameter_shapes
+from bpd_jax.models.cache import KeyValues, KVCache
+from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
+from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.ngrams.counts import count_ngrams
+from bpd_jax.ngrams.katz import estimate_katz
+
+
+@dataclasses.dataclass(frozen=True)
+class ScriptedModel:
+    """A model that always continues with a script, whatever it has read.
+
+    Position p of the text is followed by `script[p]`; head j ≥ 2 at position p
+    guesses `script[p + j - 1]` where `right[j - 2]` divides p, else a wrong token.
+    """
+
+    script: tuple[int, ...]
+    right: tuple[int, ...]
+    vocab_size: int = 50
+
+    @property
+    def block_size(self) -> int:
+        return len(self.right) + 1
+
+    @property
+    def config(self):
+        trunk = types.SimpleNamespace(max_length=1000, vocab_size=self.vocab_size)
+        return types.SimpleNamespace(trunk=trunk)
+
+    def empty_cache(self, batch, slots):
+        shape = (1, batch, slots, 1, 1)
+        return KVCache(jnp.zeros(shape), jnp.zeros(shape), jnp.zeros(batch, jnp.int32))
+
+    def forward(self, params, tokens, positions, mask, cache=None):
+        kv = tokens[None, :, :, None, None].astype(jnp.float32)
+        return positions[..., None].astype(jnp.float32), KeyValues(kv, kv)
+
+    def next_token_logits(self, params, hidden):
+        return self._one_hot(self._script(hidden[..., 0].astype(jnp.int32)))
+
+    def head_logits(self, params, hidden):
+        position = hidden[..., 0].astype(jnp.int32)
+        heads = [self._script(position)]
+        for ahead, divisor in enumerate(self.right, start=1):
+            guess = self._script(position + ahead)
+            wrong = (guess + 1) % self.vocab_size
+            heads.append(jnp.where(position % divisor == 0, guess, wrong))
+        return jnp.stack([self._one_hot(head) for head in heads], axis=-2)
+
+    def _script(self, position):
+        return jnp.asarray(self.script)[jnp.minimum(position, len(self.script) - 1)]
+
+    def _one_hot(self, token):
+        return 10.0 * (token[..., None] == jnp.arange(self.vocab_size))
+
+
+class RandomModel(typing.NamedTuple):
+    functions: ModelFunctions
+    params: dict
+
+
+def random_model(seed=0, block_size=4, vocab_size=13, **trunk):
+    """A small transformer with random parameters, and logits well apart."""
+    fields = {"num_layers": 2, "d_model": 16, "d_ff": 32, "num_heads": 2}
+    config = BlockwiseConfig(
+        TransformerConfig(vocab_size, **{**fields, "max_length": 160, **trunk}),
+        BlockHeadsConfig(block_size, hidden=8) if block_size > 1 else None,
+    )
+    rng = np.random.default_rng(seed)
+    params = {}
+
+    def fill(shapes, target):
+        for name, leaf in shapes.items():
+            if isinstance(leaf, dict):
+                fill(leaf, target.setdefault(name, {}))
+            else:
+                target[name] = jnp.asarray(rng.normal(0, 0.3, leaf.shape), leaf.dtype)
+
+    fill(parameter_shapes(config), params)
+    return RandomModel(ModelFunctions(config), params)
+
+
+def random_prompts(lengths, vocab_size=13, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, vocab_size, n).astype(np.int32) for n in lengths]
+
+
+@pytest.fixture(scope="session")
+def scripted_model():
+    """The class `ScriptedModel`."""
+    return ScriptedModel
+
+
+@pytest.fixture(scope="session")
+def make_model():
+    """The function `random_model`."""
+    return random_model
+
+
+@pytest.fixture(scope="session")
+def make_prompts():
+    """The function `random_prompts`."""
+    return random_prompts
+
+
+@pytest.fixture(scope="session")
+def make_ngram():
+    """A function that gives a trigram model of random texts over 13 tokens."""
+
+    def make(vocab_size=13):
+        counts = count_ngrams(
+            random_prompts([60] * 10, vocab_size, seed=5),
+            order=3,
+            vocab_size=vocab_size,
+            end_of_text=0,
+        )
+        return estimate_katz(counts)
+
+    return make

@@ -1,0 +1,149 @@
+"""What the loop decodes: exact acceptance on scripts, losslessness on real models."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from bpd_jax.decoding.generate import generate
+from bpd_jax.decoding.methods import Decoder, parse_method
+from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.drafting.drafters.blockwise import BlockwiseDrafter
+from bpd_jax.drafting.rescorers.independent import IndependentRescorer
+from bpd_jax.errors import UserError
+
+METHODS = ["bpd", "zero_gram:5", "ngram:1", "ngram:4", "oracle"]
+
+
+def decode_all(functions, params, ngram, prompts, options, methods=METHODS):
+    decoder = Decoder(functions, params, width=4, ngram=ngram)
+    reference = decoder.decode(parse_method("autoregressive"), prompts, options)
+    others = {
+        name: decoder.decode(parse_method(name), prompts, options, reference=reference)
+        for name in methods
+    }
+    return reference, others
+
+
+def test_acceptance_on_a_script_is_exact(scripted_model):
+    """Heads 2, 3, 4 are right at positions that 1, 2 and 3 divide."""
+    script = tuple(int(t) for t in np.random.default_rng(0).integers(0, 50, 60))
+    model = scripted_model(script, right=(1, 2, 3))
+    drafter = BlockwiseDrafter(IndependentRescorer(1), 4, 1)
+    options = DecodeOptions(max_new_tokens=24)
+    [generation] = generate(model, {}, drafter, [np.array([9, 9, 9])], options)
+
+    # The last accepted token of a 3-token prompt stands at position 2.
+    position, accepted, drafts = 2, [], []
+    while sum(accepted) < 24:
+        right = [True] + [position % d == 0 for d in (1, 2, 3)]
+        count = right.index(False) if False in right else 4
+        drafts.append([(script[position + i] + (not right[i])) % 50 for i in range(4)])
+        accepted.append(min(count, 24 - sum(accepted)))
+        position += count
+    assert generation.output_ids.tolist() == list(script[2:26])
+    assert generation.accepted.tolist() == accepted
+    assert generation.drafts.tolist() == drafts
+    assert generation.serial_calls == len(accepted)
+    assert generation.block_efficiency == 24 / len(accepted)
+
+
+def test_script_ends_at_its_first_end_of_text(scripted_model):
+    script = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12)
+    model = scripted_model(script, right=(1, 1, 1))
+    drafter = BlockwiseDrafter(IndependentRescorer(1), 4, 1)
+    prompts = [np.array([0]), np.array([0] * 5), np.array([0] * 9)]
+    options = DecodeOptions(max_new_tokens=7, end_of_text=7, batch_size=3)
+    outputs = generate(model, {}, drafter, prompts, options)
+    # Row 1 stops in the middle of its second block, row 2 in its first.
+    assert outputs[0].output_ids.tolist() == [1, 2, 3, 4, 5, 6, 7]
+    assert outputs[0].accepted.tolist() == [4, 3]
+    assert outputs[1].output_ids.tolist() == [5, 6, 7]
+    assert outputs[1].accepted.tolist() == [3]
+    # Row 3 never meets it and stops at its limit, frozen rows beside it.
+    assert outputs[2].output_ids.tolist() == [9, 10, 11, 12, 12, 12, 12]
+    assert outputs[2].accepted.sum() == 7
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_every_method_decodes_the_text_of_plain_decoding(
+    make_model, make_prompts, make_ngram, seed, temperature
+):
+    functions, params = make_model(seed)
+    prompts = make_prompts([1, 5, 17, 33, 8])
+    options = DecodeOptions(
+        max_new_tokens=40, temperature=temperature, end_of_text=0, batch_size=2
+    )
+    reference, others = decode_all(functions, params, make_ngram(), prompts, options)
+    assert all(g.block_efficiency == 1 for g in reference)
+    assert sum(len(g.output_ids) for g in reference) > 20
+    calls = {}
+    for name, generations in others.items():
+        for got, want in zip(generations, reference, strict=True):
+            assert got.output_ids.tolist() == want.output_ids.tolist(), name
+            assert got.accepted.sum() == len(got.output_ids)
+            assert len(got.accepted) == got.serial_calls
+            emitted = [
+                token
+                for draft, count in zip(got.drafts, got.accepted, strict=True)
+                for token in draft[:count]
+            ]
+            assert emitted == want.output_ids.tolist()
+        calls[name] = sum(g.serial_calls for g in generations)
+    # More drafts never need more calls, and nothing beats the oracle.
+    assert calls["zero_gram:5"] <= calls["bpd"]
+    assert calls["oracle"] <= min(calls.values())
+    assert calls["oracle"] < sum(g.serial_calls for g in reference)
+
+
+def test_a_prompts_text_does_not_depend_on_its_batch(make_model, make_prompts):
+    functions, params = make_model(2)
+    prompts = make_prompts([3, 30, 12, 7, 21])
+    decoder = Decoder(functions, params, width=4)
+    method = parse_method("zero_gram:3")
+    options = DecodeOptions(max_new_tokens=20, temperature=1.0)
+    together = decoder.decode(method, prompts, options)
+    alone = decoder.decode(method, prompts, dataclasses.replace(options, batch_size=1))
+    for a, b in zip(together, alone, strict=True):
+        assert a.output_ids.tolist() == b.output_ids.tolist()
+        assert a.accepted.tolist() == b.accepted.tolist()
+
+
+def test_sampling_differs_by_seed_and_repeats_by_seed(make_model, make_prompts):
+    functions, params = make_model(0)
+    decoder = Decoder(functions, params, width=4)
+    prompts = make_prompts([4, 4])
+    texts = []
+    for seed in (1, 1, 2):
+        options = DecodeOptions(max_new_tokens=30, temperature=1.0, seed=seed)
+        outputs = decoder.decode(parse_method("bpd"), prompts, options)
+        texts.append([g.output_ids.tolist() for g in outputs])
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_prompts_that_do_not_fit_are_refused(make_model):
+    functions, params = make_model(0)
+    decoder = Decoder(functions, params, width=4)
+    options = DecodeOptions(max_new_tokens=100)
+    bpd = parse_method("bpd")
+    fitting = np.ones(60, np.int32)
+    assert len(decoder.decode(bpd, [fitting], options)[0].output_ids) == 100
+    with pytest.raises(UserError, match="prompt 2 has 61 tokens, but the model holds"):
+        decoder.decode(bpd, [fitting, np.ones(61, np.int32)], options)
+    with pytest.raises(UserError, match="prompt 1 is empty"):
+        decoder.decode(bpd, [np.zeros(0, np.int32)], options)
+
+
+def test_no_prompts_give_no_texts(make_model):
+    functions, params = make_model(0)
+    assert (
+        generate(
+            functions,
+            params,
+            BlockwiseDrafter(IndependentRescorer(1), 4, 1),
+            [],
+            DecodeOptions(),
+        )
+        == []
+    )

@@ -1,0 +1,127 @@
+"""The device loop against a Python loop, its memory, and its sharding."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from bpd_jax.decoding.choice import row_keys
+from bpd_jax.decoding.loop import (
+    decode_on_device,
+    decode_with_host,
+    prefill,
+)
+from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.drafting.drafters.blockwise import BlockwiseDrafter
+from bpd_jax.drafting.rescorers.independent import IndependentRescorer
+from bpd_jax.models.blockwise import init_boxed
+from bpd_jax.models.partitioning import MeshConfig, make_mesh, parameter_shardings
+
+OPTIONS = DecodeOptions(max_new_tokens=12, end_of_text=0)
+DRAFTER = BlockwiseDrafter(IndependentRescorer(3), block_size=4, width=4)
+
+
+def start(model, rows=4, sharding=None):
+    functions, params = model
+    rng = np.random.default_rng(7)
+    lengths = np.array([6, 2, 8, 1, 7, 3, 5, 4])[:rows]
+    prompts = rng.integers(1, 13, (rows, 8)).astype(np.int32)
+    arrays = [prompts, lengths, lengths + np.array([12, 5, 0, 9] * 2)[:rows]]
+    arrays = [jax.device_put(jnp.asarray(a, jnp.int32), sharding) for a in arrays]
+    keys = row_keys(0, jnp.arange(rows))
+    return prefill(
+        functions,
+        params,
+        *arrays,
+        keys,
+        options=OPTIONS,
+        max_calls=12,
+        max_depth=4,
+    )
+
+
+def visible(state):
+    """Everything of a state that means something, as numpy arrays."""
+    lengths = np.asarray(state.lengths)
+    history = jax.device_get(state.history)
+    calls = np.asarray(state.calls)
+    return [
+        (
+            np.asarray(state.tokens)[row, : lengths[row]].tolist(),
+            history.accepted[: calls[row], row].tolist(),
+            history.drafts[: calls[row], row].tolist(),
+            history.ranks[: calls[row], row].tolist(),
+            np.asarray(state.cache.keys)[:, row, : lengths[row]],
+        )
+        for row in range(len(lengths))
+    ]
+
+
+def assert_same(a, b, atol=0.0):
+    for x, y in zip(visible(a), visible(b), strict=True):
+        assert x[:4] == y[:4]
+        np.testing.assert_allclose(x[4], y[4], atol=atol)
+
+
+def test_device_loop_equals_the_python_loop(make_model):
+    functions, params = make_model(0)
+    state = start((functions, params))
+    device = decode_on_device(functions, params, DRAFTER, None, state, OPTIONS)
+    state = start((functions, params))
+    python = decode_with_host(functions, params, DRAFTER, None, state, OPTIONS)
+    assert_same(device, python, atol=1e-5)
+    assert device.calls.tolist() == python.calls.tolist()
+
+
+def test_finished_rows_are_frozen(make_model):
+    model = make_model(0)
+    state = start(model)
+    assert state.done.tolist() == [False, False, True, False]
+    before = visible(state)
+    end = decode_on_device(*model, DRAFTER, None, state, OPTIONS)
+    assert end.calls[2] == 0
+    assert visible(end)[2][0] == before[2][0]
+    np.testing.assert_array_equal(visible(end)[2][4], before[2][4])
+    assert (end.lengths <= end.limits).all()
+
+
+def test_cache_always_holds_the_keys_of_the_text(make_model):
+    """What block decoding left in the cache is what one pass over the text gives."""
+    model = make_model(1)
+    functions, params = model
+    end = decode_on_device(functions, params, DRAFTER, None, start(model), OPTIONS)
+    for row, (text, *_, keys) in enumerate(visible(end)):
+        tokens = jnp.asarray([text])
+        mask = jnp.tril(jnp.ones((1, len(text), len(text)), bool))
+        positions = jnp.arange(len(text))[None]
+        _, new = jax.jit(functions.forward)(params, tokens, positions, mask)
+        np.testing.assert_allclose(keys, new.keys[:, 0], atol=1e-4, err_msg=str(row))
+
+
+def test_loop_donates_its_state_and_never_leaves_the_device(make_model):
+    functions, params = make_model(0)
+    state = start((functions, params))
+    compiled = decode_on_device.lower(
+        functions, params, DRAFTER, None, state, OPTIONS
+    ).compile()
+    cache_bytes = state.cache.keys.nbytes + state.cache.values.nbytes
+    assert compiled.memory_analysis().alias_size_in_bytes >= cache_bytes
+    assert "callback" not in compiled.as_text()
+    with jax.transfer_guard("disallow"):
+        end = decode_on_device(functions, params, DRAFTER, None, state, OPTIONS)
+        jax.block_until_ready(end)
+    assert end.done.all()
+
+
+def test_sharded_decoding_gives_the_same_texts(make_model):
+    functions, params = make_model(0, vocab_size=14)
+    one = start((functions, params), rows=8)
+    want = decode_on_device(functions, params, DRAFTER, None, one, OPTIONS)
+
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, model=2))
+    boxed = jax.eval_shape(lambda: init_boxed(functions.config, jax.random.key(0)))
+    split = jax.device_put(params, parameter_shardings(boxed, mesh))
+    rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+    state = start((functions, split), rows=8, sharding=rows)
+    got = decode_on_device(functions, split, DRAFTER, None, state, OPTIONS)
+    assert_same(got, want, atol=1e-4)

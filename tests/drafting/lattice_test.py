@@ -1,0 +1,67 @@
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bpd_jax.drafting.lattice import Lattice, best_drafts, build_lattice
+
+
+def random_lattice(seed, batch=2, length=4, width=3, vocab=7):
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(size=(batch, length, vocab)).astype(np.float32)
+    return build_lattice(jnp.asarray(logits), jnp.array([5, 2][:batch]), width), logits
+
+
+def test_lattice_holds_the_best_tokens_with_their_log_probabilities():
+    lattice, logits = random_lattice(0)
+    assert lattice.tokens[:, 0].tolist() == [[5] * 3, [2] * 3]
+    certain = [0.0, -np.inf, -np.inf]
+    assert lattice.log_probs[:, 0].tolist() == [certain] * 2
+    log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    for row, position in itertools.product(range(2), range(1, 4)):
+        order = np.argsort(-log_probs[row, position])[:3]
+        assert lattice.tokens[row, position].tolist() == order.tolist()
+        np.testing.assert_allclose(
+            lattice.log_probs[row, position],
+            log_probs[row, position, order],
+            rtol=1e-5,
+        )
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("count", [1, 4, 27, 40])
+def test_best_drafts_equal_brute_force(seed, count):
+    lattice, _ = random_lattice(seed)
+    drafts = best_drafts(lattice, count)
+    scores = np.asarray(lattice.log_probs)
+    tokens = np.asarray(lattice.tokens)
+    for row in range(2):
+        paths = []
+        for choice in itertools.product(range(3), repeat=3):
+            picked = [(row, i + 1, c) for i, c in enumerate(choice)]
+            score = sum(scores[p] for p in picked)
+            paths.append((-score, [tokens[row, 0, 0], *(tokens[p] for p in picked)]))
+        paths.sort(key=lambda path: path[0])
+        found = min(count, 27)
+        np.testing.assert_allclose(
+            drafts.scores[row, :found], [-s for s, _ in paths[:found]], rtol=1e-5
+        )
+        assert not np.isfinite(drafts.scores[row, found:]).any()
+        got = {tuple(draft) for draft in np.asarray(drafts.tokens)[row, :found]}
+        assert len(got) == found
+        assert got == {tuple(int(t) for t in path) for _, path in paths[:found]}
+
+
+def test_one_best_draft_is_every_heads_best_token():
+    lattice, logits = random_lattice(3)
+    draft = best_drafts(lattice, 1).tokens[:, 0]
+    assert draft[:, 0].tolist() == [5, 2]
+    assert draft[:, 1:].tolist() == logits[:, 1:].argmax(-1).tolist()
+
+
+def test_width_one_collapses_to_the_best_path():
+    wide, _ = random_lattice(1)
+    lattice = Lattice(wide.tokens[:, :, :1], wide.log_probs[:, :, :1])
+    drafts = best_drafts(lattice, 2)
+    assert np.isfinite(drafts.scores).tolist() == [[True, False]] * 2

@@ -1,0 +1,137 @@
+import functools
+import itertools
+
+import numpy as np
+import pytest
+
+from bpd_jax.drafting.lattice import Lattice
+from bpd_jax.errors import UserError
+from bpd_jax.ngrams.counts import count_ngrams
+from bpd_jax.ngrams.katz import estimate_katz
+
+pytest.importorskip("pynini")
+from bpd_jax.drafting.rescorers.fst import FstRescorer
+
+VOCAB, END = 8, 0
+
+
+@functools.cache
+def ngram_model(order):
+    rng = np.random.default_rng(order)
+    texts = [rng.zipf(1.6, size=30).clip(1, VOCAB - 2) for _ in range(20)]
+    counts = count_ngrams(
+        [t.astype(np.int32) for t in texts],
+        order=order,
+        vocab_size=VOCAB,
+        end_of_text=END,
+    )
+    return estimate_katz(counts).with_unseen_tokens()
+
+
+def random_lattice(seed, batch=2, length=4, width=3):
+    rng = np.random.default_rng(seed)
+    tokens = np.stack(
+        [[rng.permutation(VOCAB)[:width] for _ in range(length)] for _ in range(batch)]
+    )
+    tokens[:, 0] = tokens[:, 0, :1]
+    log_probs = -np.sort(rng.exponential(2, size=(batch, length, width)))
+    log_probs[:, 0] = [0] + [-np.inf] * (width - 1)
+    return Lattice(tokens.astype(np.int32), log_probs.astype(np.float32))
+
+
+def best_with_free_backoff(model, history, tokens):
+    """Best log-probability if every step may back off although it need not.
+
+    Follows histories through the arrays of the model: a history is kept down to what
+    the model extends, and each step takes any suffix of it, paying its weights.
+    """
+    ngrams = {}
+    backoffs = {(): 0.0}
+    for order in range(1, model.order + 1):
+        for i, gram in enumerate(model.ngrams(order).tolist()):
+            ngrams[tuple(gram)] = model.log_probs[order - 1][i]
+            if order < model.order:
+                backoffs[tuple(gram)] = model.log_backoffs[order - 1][i]
+    histories = {gram[:-1] for gram in ngrams} | {(model.bos,)}
+
+    def reduce(history):
+        history = history[len(history) - min(len(history), model.order - 1) :]
+        while history not in histories:
+            history = history[1:]
+        return history
+
+    @functools.cache
+    def best(history, rest):
+        if not rest:
+            return 0.0
+        symbol = model.eos if rest[0] == END else rest[0]
+        options = []
+        paid, suffix = 0.0, history
+        while True:
+            gram = (*suffix, symbol)
+            if gram in ngrams:
+                ended = symbol == model.eos
+                after = reduce((model.bos,) if ended else gram)
+                options.append(paid + ngrams[gram] + best(after, rest[1:]))
+            if not suffix:
+                return max(options)
+            paid += backoffs[suffix]
+            suffix = reduce(suffix[1:])
+
+    symbols = tuple(model.bos if token == END else token for token in history)
+    return best(reduce(symbols), tuple(tokens))
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 4])
+@pytest.mark.parametrize("alpha", [0.5, 1.0, 2.0])
+def test_best_drafts_equal_brute_force(order, alpha):
+    model = ngram_model(order)
+    lattice = random_lattice(order)
+    context = np.array([[-1, END, 3], [2, 1, 1]], np.int32)
+    rescorer = FstRescorer(model, num_drafts=5, alpha=alpha)
+    drafts = rescorer.refine(lattice, context)
+    for row in range(2):
+        history = [t for t in context[row].tolist() if t >= 0]
+        history.append(int(lattice.tokens[row, 0, 0]))
+        want = []
+        for choice in itertools.product(range(3), repeat=3):
+            path = [int(lattice.tokens[row, i + 1, c]) for i, c in enumerate(choice)]
+            heads = sum(lattice.log_probs[row, i + 1, c] for i, c in enumerate(choice))
+            score = heads + alpha * best_with_free_backoff(model, history, path)
+            want.append((score, path))
+        want.sort(key=lambda pair: -pair[0])
+        np.testing.assert_allclose(
+            drafts.scores[row], [score for score, _ in want[:5]], atol=1e-3
+        )
+        assert (drafts.tokens[row, :, 0] == lattice.tokens[row, 0, 0]).all()
+        assert len({tuple(d) for d in drafts.tokens[row].tolist()}) == 5
+        scores = {tuple(path): score for score, path in want}
+        for score, draft in zip(drafts.scores[row], drafts.tokens[row], strict=True):
+            assert scores[tuple(draft[1:].tolist())] == pytest.approx(score, abs=1e-3)
+
+
+def test_scores_are_never_below_the_models_own():
+    model = ngram_model(3)
+    lattice = random_lattice(9)
+    context = np.array([[3, 1], [END, 2]], np.int32)
+    drafts = FstRescorer(model, num_drafts=27).refine(lattice, context)
+    for row in range(2):
+        for score, draft in zip(drafts.scores[row], drafts.tokens[row], strict=True):
+            text = [*context[row].tolist(), *draft.tolist()]
+            exact = 0.0
+            for i, token in enumerate(draft.tolist()[1:], start=1):
+                column = lattice.tokens[row, i].tolist()
+                exact += lattice.log_probs[row, i, column.index(token)]
+                exact += model.log_prob(text[: 2 + i], token)
+            assert score >= exact - 1e-3
+
+
+def test_fewer_paths_than_drafts_leave_the_rest_unused():
+    lattice = random_lattice(1, batch=1, length=2)
+    drafts = FstRescorer(ngram_model(2), 5).refine(lattice, np.array([[1]]))
+    assert np.isfinite(drafts.scores).tolist() == [[True] * 3 + [False] * 2]
+
+
+def test_alpha_must_be_positive():
+    with pytest.raises(UserError, match="alpha is 0"):
+        FstRescorer(ngram_model(2), 1, alpha=0)

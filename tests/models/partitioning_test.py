@@ -1,0 +1,45 @@
+import json
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+from bpd_jax.errors import UserError
+from bpd_jax.models.blockwise import init_boxed, init_parameters
+from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
+from bpd_jax.models.partitioning import MeshConfig, make_mesh, parameter_shardings
+
+CONFIG = BlockwiseConfig(
+    TransformerConfig(24, 1, 16, 32, num_heads=4, max_length=8, gated=True),
+    BlockHeadsConfig(num_heads=3, hidden=8),
+)
+GOLDEN = pathlib.Path(__file__).with_name("partition_specs.json")
+
+
+def test_partition_specs_equal_the_golden_file():
+    """A layout change must show as a change of partition_specs.json."""
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, model=2))
+    boxed = jax.eval_shape(lambda: init_boxed(CONFIG, jax.random.key(0)))
+    shardings = parameter_shardings(boxed, mesh)
+    specs = {
+        "/".join(entry.key for entry in path): list(leaf.spec)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(shardings)
+    }
+    assert specs == json.loads(GOLDEN.read_text(encoding="utf-8"))
+
+
+def test_initial_values_do_not_depend_on_the_mesh():
+    key = jax.random.key(0)
+    one = init_parameters(CONFIG, key, make_mesh(MeshConfig(data=8)))
+    split = init_parameters(CONFIG, key, make_mesh(MeshConfig(2, 2, 2)))
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(split), strict=True):
+        np.testing.assert_array_equal(a, b)
+    kernel = split["trunk"]["mlp_0"]["input"]["kernel"]
+    assert kernel.addressable_shards[0].data.shape == (8, 16)
+
+
+def test_mesh_must_use_all_devices():
+    with pytest.raises(UserError, match="there are 8 devices"):
+        make_mesh(MeshConfig(data=3))
+    assert make_mesh(MeshConfig(model=4)).shape == {"data": 2, "fsdp": 1, "model": 4}
