@@ -1,0 +1,32 @@
+# Everything runs in .venv, which the first command makes.
+SHELL := /bin/bash
+BIN := .venv/bin
+JOBS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help env demo test lint format clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+
+env: ## make .venv, once; PYTHON=/path/to/python3.12 chooses the Python
+	@PYTHON="$(PYTHON)" bash scripts/env.sh
+
+demo: env ## train a small model, decode with every method, write a report
+	@bash experiments/demo/run.sh
+
+test: lint ## lint, then every test on JOBS=2 processes
+	$(BIN)/python -m pytest -n $(JOBS)
+
+lint: env ## ruff (rules and format) and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: env ## let ruff rewrite what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## delete caches and build products, not .venv and not runs/
+	rm -rf build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -path ./.venv -prune -o -name __pycache__ -type d -exec rm -rf {} +

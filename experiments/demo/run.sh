@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# From text to verified drafts in three commands; `make demo` runs them.
+#
+#   paper    sections 4, 6.3 and 7.2, at a size for two CPU cores
+#   needs    nothing but the environment: the text is Python's standard library
+#   takes    about five minutes on two cores
+#   shows    block efficiency: oracle > 16-best 4-gram > BPD > 1.2, outputs identical
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+python="${PYTHON_BIN:-.venv/bin/python}"
+run="${RUN:-runs/demo}"
+
+step() {
+    printf '\n\033[1m$ python'
+    printf ' %s' "$@"
+    printf '\033[0m\n'
+    "$python" "$@"
+}
+
+step -m bpd_jax.train --gin_file=experiments/demo/demo.gin --workdir="$run"
+step -m bpd_jax.build_ngram --task=stdlib --vocabulary="$run" --order=4 \
+    --min_counts=1,1,2,2 --max_bytes=8000000 --output="$run/ngram"
+step -m bpd_jax.evaluate --model="$run" --max_new_tokens=96 \
+    --title="Blockwise parallel decoding of Python source"
+step -m bpd_jax.decode --model="$run" --method=ngram:16 --max_new_tokens=40 \
+    --show_steps --prompt=$'def main():\n    parser = argparse.ArgumentParser('

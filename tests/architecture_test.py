@@ -1,0 +1,201 @@
+"""The rooms of the house: who may import what, and how long a file may be.
+
+Imports are read from the syntax tree, so an import inside a function counts, and a
+name in a comment or a string does not.
+"""
+
+import ast
+import pathlib
+import subprocess
+import sys
+from fnmatch import fnmatch
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+FILES = sorted((ROOT / "bpd_jax").rglob("*.py"))
+MOST_LINES = 500
+
+# From the bottom up: a layer imports itself and what stands before it.
+BASE = ["errors", "typing", "files", "progress", "cli"]
+LAYERS = [
+    "models",
+    "data",
+    "ngrams",
+    "pretrained",
+    "training",
+    "drafting",
+    "decoding",
+    "evaluation",
+    "reporting",
+]
+
+# Heavy libraries, and the files that may import each.
+ROOMS = {
+    "tensorflow": ["bpd_jax/data/*"],
+    "tensorflow_text": ["bpd_jax/data/*"],
+    "tensorflow_datasets": ["bpd_jax/data/*"],
+    "seqio": ["bpd_jax/data/*"],
+    "pynini": ["bpd_jax/ngrams/fst.py", "bpd_jax/drafting/rescorers/*fst*.py"],
+    "pywrapfst": ["bpd_jax/ngrams/fst.py", "bpd_jax/drafting/rescorers/*fst*.py"],
+    "apache_beam": ["bpd_jax/ngrams/*"],
+    "flax.linen": ["bpd_jax/models/*"],
+    "flax.nnx": [],
+    "gin": ["bpd_jax/configuration.py"],
+}
+
+# What a GPU or TPU host does not have.
+ABSENT = ["tensorflow", "tensorflow_datasets", "seqio", "pynini", "apache_beam"]
+
+
+def imported_names(source: str, package: str) -> set[str]:
+    """Full names of what a file of `package` imports, wherever in the file.
+
+    `from a import b` gives both `a` and `a.b`, because b may be a module.
+    """
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".")
+            above = parents[: len(parents) - node.level + 1] if node.level else []
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            names.add(module)
+            names.update(f"{module}.{alias.name}" for alias in node.names)
+    return names
+
+
+def imports_of(file: pathlib.Path) -> set[str]:
+    """What a file of this repository imports."""
+    package = ".".join(file.relative_to(ROOT).parent.parts)
+    return imported_names(file.read_text(), package)
+
+
+def is_within(name: str, module: str) -> bool:
+    """Whether `name` is the module or something in it."""
+    return name == module or name.startswith(module + ".")
+
+
+def layer_of(parts: tuple[str, ...]) -> int:
+    """Height of `bpd_jax.<parts>`: base 0, rooms 1 and up, entry points on top."""
+    if not parts or parts[0] in BASE:
+        return 0
+    if parts[0] in LAYERS:
+        return 1 + LAYERS.index(parts[0])
+    return 1 + len(LAYERS)
+
+
+def module_name(file: pathlib.Path) -> str:
+    """`bpd_jax/data/rows.py` is `bpd_jax.data.rows`, `.../__init__.py` its folder."""
+    name = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+    return name.removesuffix(".__init__")
+
+
+def test_every_way_of_importing_is_seen():
+    source = """
+import a.b as c
+from d import e
+from . import f
+from .. import g
+from ..h import i
+
+def late():
+    import j
+
+text = "import k"
+"""
+    assert imported_names(source, "bpd_jax.data") == {
+        "a.b",
+        "d",
+        "d.e",
+        "bpd_jax.data",
+        "bpd_jax.data.f",
+        "bpd_jax",
+        "bpd_jax.g",
+        "bpd_jax.h",
+        "bpd_jax.h.i",
+        "j",
+    }
+
+
+@pytest.mark.parametrize(
+    "lower, higher",
+    [("errors", "models"), ("data", "ngrams"), ("reporting", "train")],
+)
+def test_layers_stand_on_each_other(lower, higher):
+    assert layer_of((lower,)) < layer_of((higher,))
+
+
+def test_every_folder_has_its_layer():
+    folders = {file.parent.name for file in ROOT.glob("bpd_jax/*/__init__.py")}
+    assert folders <= set(LAYERS)
+
+
+@pytest.mark.parametrize("library", ROOMS)
+def test_heavy_libraries_stay_in_their_room(library):
+    strays = [
+        f"{path} imports {name}"
+        for file in FILES
+        if not any(
+            fnmatch(path := file.relative_to(ROOT).as_posix(), room)
+            for room in ROOMS[library]
+        )
+        for name in imports_of(file)
+        if is_within(name, library)
+    ]
+    assert strays == []
+
+
+def test_imports_point_down():
+    climbing = [
+        f"{file.relative_to(ROOT)} imports {name}"
+        for file in FILES
+        for name in sorted(imports_of(file))
+        if is_within(name, "bpd_jax")
+        and layer_of(tuple(name.split(".")[1:]))
+        > layer_of(tuple(module_name(file).split(".")[1:]))
+    ]
+    assert climbing == []
+
+
+def test_no_file_is_too_long():
+    lengths = {
+        str(file.relative_to(ROOT)): len(file.read_text().splitlines())
+        for folder in ("bpd_jax", "tests", "benchmarks", "experiments")
+        for file in (ROOT / folder).rglob("*.py")
+    }
+    assert {name: n for name, n in lengths.items() if n > MOST_LINES} == {}
+
+
+def test_every_module_says_what_it_is():
+    silent = [
+        str(file.relative_to(ROOT))
+        for file in FILES
+        if (source := file.read_text()).strip()
+        and not ast.get_docstring(ast.parse(source))
+    ]
+    assert silent == []
+
+
+def test_gpu_and_tpu_hosts_need_no_heavy_library():
+    modules = [
+        module_name(file)
+        for file in FILES
+        if file.relative_to(ROOT).parts[1] in LAYERS
+        and file.relative_to(ROOT).parts[1] != "data"
+    ]
+    # None in sys.modules makes the import of that name fail.
+    program = (
+        "import importlib, sys\n"
+        f"sys.modules.update(dict.fromkeys({ABSENT}))\n"
+        f"for name in {modules}: importlib.import_module(name)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
