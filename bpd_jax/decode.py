@@ -54,12 +54,7 @@ _OUTPUT_FIELDS = (
 def main() -> None:
     """Reads the flags, decodes, prints or writes."""
     method = parse_method(METHOD.value)
-    if (PROMPT.value is None) == (PROMPTS_FILE.value is None):
-        raise UserError("give exactly one of --prompt and --prompts_file.")
-    if PROMPT.value is not None:
-        texts = [PROMPT.value]
-    else:
-        texts = read_prompts_file(PROMPTS_FILE.value)
+    texts = _prompts(PROMPT.value, PROMPTS_FILE.value)
     loaded = load_model(cli.required("model"))
     tokenizer = loaded.tokenizer
     options = DecodeOptions(
@@ -90,6 +85,14 @@ def main() -> None:
         f"{tokens / max(calls, 1):.2f}, {seconds:.2f} s"
         + (f"; written to {OUTPUT.value}" if OUTPUT.value else "")
     )
+
+
+def _prompts(prompt: str | None, path: str | None) -> list[str]:
+    if prompt is not None and path is None:
+        return [prompt]
+    if path is not None and prompt is None:
+        return read_prompts_file(path)
+    raise UserError("give exactly one of --prompt and --prompts_file.")
 
 
 def _print_records(records: Sequence[DecodeRecord]) -> None:

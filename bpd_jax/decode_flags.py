@@ -29,14 +29,14 @@ def make_decoder(loaded: LoadedModel) -> Decoder:
     The n-gram model is the one that `--ngram` names, else the run folder's own, if
     it has one.
     """
-    folder = NGRAM.value or loaded.folder / NGRAM_FOLDER
-    exists = NGRAM.value is not None or folder.is_dir()
+    own = loaded.folder / NGRAM_FOLDER
+    folder = NGRAM.value or (own if own.is_dir() else None)
     return Decoder(
         loaded.functions,
         loaded.params,
         width=LATTICE_WIDTH.value,
         alpha=ALPHA.value,
-        ngram=NGramModel.load(folder) if exists else None,
+        ngram=NGramModel.load(folder) if folder else None,
     )
 
 

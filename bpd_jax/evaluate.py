@@ -113,6 +113,9 @@ def _write(
             result, tokenizer.decode, tokenizer.piece, tokenizer.end_of_text
         )
     block = telling_block(decoder, results)
+    picture = None
+    if block is not None:
+        picture = build.lattice_picture(block, tokenizer.decode, tokenizer.piece)
     trunk = config.trunk
     report = Report(
         title=TITLE.value,
@@ -138,8 +141,7 @@ def _write(
             "prompts decoded together": BATCH_SIZE.value,
         },
         versions=build.versions(),
-        lattice=block
-        and build.lattice_picture(block, tokenizer.decode, tokenizer.piece),
+        lattice=picture,
         curves=build.training_curves(loaded.folder / "metrics.jsonl"),
     )
     with files.replacing_folder(output) as folder:

@@ -12,10 +12,13 @@ Every einsum string and every shape in a docstring uses these letters.
 from typing import Any, TypeAlias
 
 import jax
+import numpy as np
 from jaxtyping import Bool, Float, Int
 
 Array: TypeAlias = jax.Array
+# On the device, or on the host as numpy has it.
+AnyArray: TypeAlias = jax.Array | np.ndarray
 PyTree: TypeAlias = Any
 Params: TypeAlias = Any
 
-__all__ = ["Array", "Bool", "Float", "Int", "Params", "PyTree"]
+__all__ = ["AnyArray", "Array", "Bool", "Float", "Int", "Params", "PyTree"]

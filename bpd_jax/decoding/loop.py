@@ -5,6 +5,7 @@ single `lax.while_loop`; a method whose second half runs on the host takes the s
 two halves of a turn, jitted one by one, with a host step between them.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -138,7 +139,8 @@ def serial_call(
     draft = jnp.where(done[:, None] | (accepted.path < 0), -1, tokens)
     turn = state.calls.max()
     put = jax.lax.dynamic_update_index_in_dim
-    return state.replace(
+    return dataclasses.replace(
+        state,
         tokens=write_rows(state.tokens, tokens, state.lengths),
         cache=commit(state.cache, accepted_new, count),
         hidden=jnp.where(done[:, None], state.hidden, _at(hidden, last)),

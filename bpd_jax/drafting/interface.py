@@ -12,7 +12,7 @@ from typing import Protocol
 
 from bpd_jax.drafting.lattice import Drafts, Lattice
 from bpd_jax.drafting.tree import DraftTree
-from bpd_jax.typing import Array, Float, Int, PyTree
+from bpd_jax.typing import AnyArray, Array, Float, Int, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Rescorer(Protocol):
         """Tokens of text before the block that `refine` wants to see."""
         ...
 
-    def refine(self, lattice: Lattice, context: Int[Array, "B C"]) -> Drafts:
+    def refine(self, lattice: Lattice, context: Int[AnyArray, "B C"]) -> Drafts:
         """The P best distinct drafts.
 
         Args:

@@ -4,7 +4,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from bpd_jax.typing import Array, Float, Int
+from bpd_jax.typing import AnyArray, Array, Float, Int
 
 
 @flax.struct.dataclass
@@ -26,8 +26,8 @@ class Lattice:
 class Drafts:
     """The P best drafts of a lattice, best first; unused ones score -inf."""
 
-    tokens: Int[Array, "B P L"]
-    scores: Float[Array, "B P"]
+    tokens: Int[AnyArray, "B P L"]
+    scores: Float[AnyArray, "B P"]
 
 
 def build_lattice(

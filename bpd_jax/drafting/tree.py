@@ -48,7 +48,7 @@ def from_drafts(drafts: Drafts) -> DraftTree:
         return jnp.broadcast_to(values, (batch, count * length))
 
     return DraftTree(
-        tokens=drafts.tokens.reshape(batch, -1),
+        tokens=jnp.asarray(drafts.tokens).reshape(batch, -1),
         parents=per_row(jnp.where(depth == 0, -1, node - 1)),
         depths=per_row(depth),
         ranks=per_row(rank),

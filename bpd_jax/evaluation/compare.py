@@ -1,6 +1,7 @@
 """Several methods on the same prompts: what each gains, and that none errs."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -65,7 +66,7 @@ def compare(
             prompts,
             options,
             reference=reference,
-            on_progress=lambda tokens, label=label: on_progress(label, tokens),
+            on_progress=functools.partial(on_progress, label),
         )
         found = differences(
             decoder.model, decoder.params, reference or generations, generations

@@ -15,6 +15,7 @@ from bpd_jax.errors import UserError
 from bpd_jax.ngrams.fst import build_fst
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.states import StateTable
+from bpd_jax.typing import AnyArray, Int
 
 
 class FstRescorer:
@@ -44,7 +45,7 @@ class FstRescorer:
         self._states = StateTable(model)
         self._ngram = build_fst(model, continuous=True)
 
-    def refine(self, lattice: Lattice, context: np.ndarray) -> Drafts:
+    def refine(self, lattice: Lattice, context: Int[AnyArray, "B C"]) -> Drafts:
         """Returns numpy arrays `[B, P, L]` int32 and `[B, P]` float32."""
         columns = np.asarray(lattice.tokens)
         log_probs = np.asarray(lattice.log_probs)

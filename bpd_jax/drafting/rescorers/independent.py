@@ -3,7 +3,7 @@
 import dataclasses
 
 from bpd_jax.drafting.lattice import Drafts, Lattice, best_drafts
-from bpd_jax.typing import Array, Int
+from bpd_jax.typing import AnyArray, Int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,7 +18,7 @@ class IndependentRescorer:
     on_device: bool = dataclasses.field(default=True, init=False)
     context_length: int = dataclasses.field(default=0, init=False)
 
-    def refine(self, lattice: Lattice, context: Int[Array, "B C"]) -> Drafts:
+    def refine(self, lattice: Lattice, context: Int[AnyArray, "B C"]) -> Drafts:
         """Returns the P best paths; see `best_drafts`."""
         del context
         return best_drafts(lattice, self.num_drafts)
