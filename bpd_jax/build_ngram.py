@@ -36,6 +36,9 @@ _VOCABULARY = flags.DEFINE_string(
     "For --task and --text: gpt3, bpe:N, a tokenizer.json or a folder that has one.",
 )
 _SPLIT = flags.DEFINE_string("split", "train", "For --task and --text: split to read.")
+_MAX_BYTES = flags.DEFINE_integer(
+    "max_bytes", None, "For --task and --text: bytes of text to take. Default: all."
+)
 _HELDOUT_SPLIT = flags.DEFINE_string(
     "heldout_split", None, "For --task and --text: split to measure perplexity on too."
 )
@@ -66,6 +69,7 @@ def main() -> None:
             bins=_BINS.value,
             vocabulary=_VOCABULARY.value,
             split=_SPLIT.value,
+            max_bytes=_MAX_BYTES.value,
             heldout_split=_HELDOUT_SPLIT.value,
             vocab_size=_VOCAB_SIZE.value,
             end_of_text=_END_OF_TEXT.value,

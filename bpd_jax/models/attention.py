@@ -1,5 +1,6 @@
 """Attention of T new tokens over a cached prefix and over each other."""
 
+import jax
 import jax.numpy as jnp
 
 from bpd_jax.typing import Array, Bool, Float, Int
@@ -23,15 +24,19 @@ def attention(
     """
     batch, length, num_heads, width = queries.shape
     kv_heads = keys.shape[2]
-    grouped = queries.reshape(batch, length, kv_heads, num_heads // kv_heads, width)
-    grouped = grouped * width**-0.5
+    group = num_heads // kv_heads
+    # The queries that share a key-value head stand side by side on the T axis: one
+    # axis less to multiply over, and no key is repeated.
+    folded = queries.reshape(batch, length, kv_heads, group, width).swapaxes(2, 3)
+    folded = folded.reshape(batch, length * group, kv_heads, width) * width**-0.5
+    mask = jnp.repeat(mask, group, axis=1)[:, None]
 
-    # Scores are written BKGTS: G queries share one of K key-value heads.
-    scores = jnp.einsum("BTKGH,BUKH->BKGTU", grouped, keys).astype(jnp.float32)
-    scores = jnp.where(mask[:, None, None], scores, -jnp.inf)
+    scores = jnp.einsum("BTKH,BUKH->BKTU", folded, keys).astype(jnp.float32)
+    scores = jnp.where(mask, scores, -jnp.inf)
     peak = scores.max(-1, keepdims=True)
     if prefix_keys is None:
-        weights = jnp.exp(scores - peak)
+        # Softmax does not depend on the peak, so no gradient flows through it.
+        weights = jnp.exp(scores - jax.lax.stop_gradient(peak))
         total = weights.sum(-1, keepdims=True)
         mixed = _mix(weights / total, values)
     else:
@@ -39,19 +44,20 @@ def attention(
         assert prefix_values is not None
         assert prefix_lengths is not None
         visible = jnp.arange(prefix_keys.shape[1]) < prefix_lengths[:, None]
-        prefix = jnp.einsum("BTKGH,BSKH->BKGTS", grouped, prefix_keys)
+        prefix = jnp.einsum("BTKH,BSKH->BKTS", folded, prefix_keys)
         prefix = prefix.astype(jnp.float32)
-        prefix = jnp.where(visible[:, None, None, None], prefix, -jnp.inf)
+        prefix = jnp.where(visible[:, None, None], prefix, -jnp.inf)
         peak = jnp.maximum(peak, prefix.max(-1, keepdims=True))
         weights, prefix_weights = jnp.exp(scores - peak), jnp.exp(prefix - peak)
         total = weights.sum(-1, keepdims=True) + prefix_weights.sum(-1, keepdims=True)
         mixed = _mix(weights / total, values)
         mixed += _mix(prefix_weights / total, prefix_values)
+    mixed = mixed.reshape(batch, length, group, kv_heads, width).swapaxes(2, 3)
     return mixed.reshape(batch, length, num_heads, width)
 
 
 def _mix(weights: Array, values: Array) -> Array:
-    return jnp.einsum("BKGTS,BSKH->BTKGH", weights.astype(values.dtype), values)
+    return jnp.einsum("BKTS,BSKH->BTKH", weights.astype(values.dtype), values)
 
 
 def causal_mask(segment_ids: Int[Array, "B T"]) -> Bool[Array, "B T T"]:

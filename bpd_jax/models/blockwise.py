@@ -5,6 +5,8 @@ section 4, appendix C.2). Every head ends in the softmax tied to the embedding.
 """
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -39,24 +41,19 @@ class BlockHeads(nn.Module):
 
     def setup(self) -> None:
         count, hidden, width = self.config.num_ffns, self.config.hidden, self.d_model
-        shapes = {
-            "kernel_in": (
-                (count, width, hidden),
-                (BLOCK_HEAD, EMBED, MLP),
-                named_normal,
-            ),
-            "bias_in": ((count, hidden), (BLOCK_HEAD, MLP), named_zeros),
-            # Zero, so that a new head starts as the language model's own softmax.
-            "kernel_out": (
-                (count, hidden, width),
-                (BLOCK_HEAD, MLP, EMBED),
-                named_zeros,
-            ),
-            "bias_out": ((count, width), (BLOCK_HEAD, EMBED), named_zeros),
-        }
+        sizes = {BLOCK_HEAD: count, EMBED: width, MLP: hidden}
+
+        def parameter(name: str, init: Callable[..., Any], *axes: str) -> Array:
+            shape = tuple(sizes[axis] for axis in axes)
+            return self.param(name, init(axes), shape, self.param_dtype)
+
+        fan_in = functools.partial(named_normal, stddev=width**-0.5)
         self.weights = {
-            name: self.param(name, init(axes), shape, self.param_dtype)
-            for name, (shape, axes, init) in shapes.items()
+            "kernel_in": parameter("kernel_in", fan_in, BLOCK_HEAD, EMBED, MLP),
+            "bias_in": parameter("bias_in", named_zeros, BLOCK_HEAD, MLP),
+            # Zero, so that a new head starts as the language model's own softmax.
+            "kernel_out": parameter("kernel_out", named_zeros, BLOCK_HEAD, MLP, EMBED),
+            "bias_out": parameter("bias_out", named_zeros, BLOCK_HEAD, EMBED),
         }
 
     def __call__(self, hidden: Float[Array, "... D"]) -> Float[Array, "... L D"]:

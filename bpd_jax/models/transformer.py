@@ -4,6 +4,7 @@ Only `params` is used: the cache goes in as an argument and new keys and values
 come out as a result, so the same module serves training, prefill and verification.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 import flax.linen as nn
@@ -22,12 +23,10 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": jax.nn.relu,
 }
 
-_INIT_STDDEV = 0.02
+_POSITION_STDDEV = 0.02
 
 
-def named_normal(
-    axes: Sequence[str], stddev: float = _INIT_STDDEV
-) -> Callable[..., Array]:
+def named_normal(axes: Sequence[str], stddev: float) -> Callable[..., Array]:
     """A normal initializer whose parameter carries logical axis names."""
     return nn.with_logical_partitioning(nn.initializers.normal(stddev), tuple(axes))
 
@@ -45,19 +44,20 @@ class Projection(nn.Module):
     axes: tuple[str, ...]
     bias_axes: tuple[str, ...]
     config: TransformerConfig
-    stddev: float = _INIT_STDDEV
+    gain: float = 1.0
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         dtype, param_dtype = self.config.dtype, self.config.param_dtype
-        init = named_normal(self.axes, self.stddev)
+        sizes = dict(zip(self.axes, self.shape, strict=True))
+        bias_shape = tuple(sizes[axis] for axis in self.bias_axes)
+        fan_in = math.prod(self.shape) / math.prod(bias_shape)
+        init = named_normal(self.axes, self.gain * fan_in**-0.5)
         kernel = self.param("kernel", init, self.shape, param_dtype)
         y = jnp.einsum(self.equation, x, kernel.astype(dtype))
         if self.config.use_bias:
-            sizes = dict(zip(self.axes, self.shape, strict=True))
-            shape = tuple(sizes[axis] for axis in self.bias_axes)
             init = named_zeros(self.bias_axes)
-            y += self.param("bias", init, shape, param_dtype).astype(dtype)
+            y += self.param("bias", init, bias_shape, param_dtype).astype(dtype)
         return y
 
 
@@ -122,7 +122,7 @@ class Attention(nn.Module):
             (EMBED,),
             config,
             # Residual branches start small, so that depth does not add variance.
-            stddev=_INIT_STDDEV * (2 * config.num_layers) ** -0.5,
+            gain=(2 * config.num_layers) ** -0.5,
             name="output",
         )(mixed)
         return output, keys, values
@@ -150,7 +150,7 @@ class FeedForward(nn.Module):
             (MLP, EMBED),
             (EMBED,),
             config,
-            stddev=_INIT_STDDEV * (2 * config.num_layers) ** -0.5,
+            gain=(2 * config.num_layers) ** -0.5,
             name="output",
         )(hidden)
 
@@ -164,13 +164,13 @@ class Transformer(nn.Module):
         config = self.config
         self.embedding = self.param(
             "embedding",
-            named_normal((VOCAB, EMBED)),
+            named_normal((VOCAB, EMBED), config.d_model**-0.5),
             (config.vocab_size, config.d_model),
             config.param_dtype,
         )
         self.position_embedding = self.param(
             "position_embedding",
-            named_normal((POSITION, EMBED)),
+            named_normal((POSITION, EMBED), _POSITION_STDDEV),
             (config.max_length, config.d_model),
             config.param_dtype,
         )

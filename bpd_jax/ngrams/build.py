@@ -35,6 +35,7 @@ class Settings:
       bins: highest count with a Good-Turing discount.
       vocabulary: of `task` and `text`.
       split: of `task` and `text`.
+      max_bytes: of `task` and `text`: bytes of text to take, both splits together.
       heldout_split: a split to measure perplexity on as well, or None.
       vocab_size: of `tokens`; None for the highest id plus 1.
       end_of_text: of `tokens`; see `NGramModel`.
@@ -52,6 +53,7 @@ class Settings:
     bins: int = DEFAULT_BINS
     vocabulary: str = "gpt3"
     split: str = "train"
+    max_bytes: int | None = None
     heldout_split: str | None = None
     vocab_size: int | None = None
     end_of_text: int | None = None
@@ -191,6 +193,7 @@ def _documents(settings: Settings, split: str) -> Iterator[np.ndarray]:
         split=split,
         vocabulary=settings.vocabulary,
         text_files=settings.text,
+        max_bytes=settings.max_bytes,
     )
 
 

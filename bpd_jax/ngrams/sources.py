@@ -59,7 +59,12 @@ def task_vocabulary(
 
 
 def read_task(
-    task_name: str, *, split: str, vocabulary: str, text_files: str | None
+    task_name: str,
+    *,
+    split: str,
+    vocabulary: str,
+    text_files: str | None,
+    max_bytes: int | None = None,
 ) -> Iterator[np.ndarray]:
     """Yields the token ids of each document of a task; see `data.tasks`."""
     # TensorFlow comes with it, which hosts that only decode do not have.
@@ -70,5 +75,6 @@ def read_task(
         split=split,
         vocabulary=vocabulary,
         text_files=text_files,
+        max_bytes=max_bytes,
         label=f"read {split}",
     )

@@ -14,6 +14,7 @@ import jax
 
 from bpd_jax import files
 from bpd_jax.data import tokenizer
+from bpd_jax.data.rows import open_rows
 from bpd_jax.errors import UserError
 from bpd_jax.models.config import load_config, save_config
 from bpd_jax.training import checkpoints, metrics
@@ -68,6 +69,11 @@ def check_usable(folder: pathlib.Path, config: TrainConfig) -> None:
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {folder / TASK}: {error}.") from error
     _check_same(folder, TASK, task, dataclasses.asdict(config.task))
+    rows = folder / DATA / "train"
+    if rows.exists():
+        # Rows of another length would replace these, and the run could not go on.
+        length = {"length": open_rows(rows).length}
+        _check_same(folder, f"{DATA}/train", length, {"length": config.length})
 
 
 def _check_same(folder: pathlib.Path, name: str, saved: dict, mine: dict) -> None:

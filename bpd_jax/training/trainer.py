@@ -127,7 +127,7 @@ def train(
             bar.update()
             if stopping:
                 break
-    if stopping:
+    if stopping and step < config.steps:
         print(
             f"stopped: {folder} is saved at step {step:,} of {config.steps:,}; run the "
             "same command again to go on."

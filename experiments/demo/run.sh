@@ -19,7 +19,8 @@ step() {
 
 step -m bpd_jax.train --gin_file=experiments/demo/demo.gin --workdir="$run"
 step -m bpd_jax.build_ngram --task=stdlib --vocabulary="$run" --order=4 \
-    --min_counts=1,1,2,2 --max_bytes=8000000 --output="$run/ngram"
+    --min_counts=1,1,2,2 --max_bytes=8000000 --heldout_split=validation \
+    --output="$run/ngram"
 step -m bpd_jax.evaluate --model="$run" --max_new_tokens=96 \
     --title="Blockwise parallel decoding of Python source"
 step -m bpd_jax.decode --model="$run" --method=ngram:16 --max_new_tokens=40 \

@@ -88,22 +88,29 @@ class FstRescorer:
         for state in paths.states():
             if paths.final(state) != zero:
                 paths.delete_arcs(state)
-        paths.rmepsilon()
-        # Distinct strings: one string has as many paths as ways to back off.
-        best = pynini.shortestpath(paths, nshortest=self.num_drafts, unique=True)
-        found = [
-            (-self.alpha * float(weight), [label - 1 for label in labels])
-            for labels, weight in _strings(best)
-        ]
-        return sorted(found, key=lambda path: (-path[0], path[1]))
+        # One string has as many paths as ways to back off. Its best path comes first,
+        # so the first P distinct strings of enough best paths are the P best strings;
+        # OpenFst's own `unique` determinises everything first, which is far slower.
+        wanted = self.num_drafts
+        count = wanted if wanted == 1 else 4 * wanted
+        while True:
+            best = pynini.shortestpath(paths, nshortest=count)
+            strings = _strings(best)
+            scores: dict[tuple[int, ...], float] = {}
+            for labels, weight in strings:
+                scores.setdefault(tuple(label - 1 for label in labels), weight)
+            if len(scores) >= wanted or len(strings) < count:
+                break
+            count *= 4
+        return [(-self.alpha * cost, path) for path, cost in scores.items()][:wanted]
 
 
 def _strings(fst: Any) -> list[tuple[list[int], float]]:
-    """Labels and weight of every path of an acyclic acceptor."""
+    """Labels and weight of every path of an acyclic acceptor, cheapest first."""
     iterator = fst.paths()
     found = []
     while not iterator.done():
         labels = [label for label in iterator.ilabels() if label]
         found.append((labels, float(iterator.weight())))
         iterator.next()
-    return found
+    return sorted(found, key=lambda pair: (pair[1], pair[0]))

@@ -1,0 +1,106 @@
+"""The entry point as a user calls it, in processes of its own."""
+
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from bpd_jax.models.config import load_config
+from bpd_jax.training.checkpoints import load_parameters
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+MODEL = """
+include 'gin_configs/tasks/text_files.gin'
+include 'gin_configs/runs/train.gin'
+TextTask.validation_fraction = 0.25
+BlockwiseConfig.trunk = @TransformerConfig()
+BlockwiseConfig.heads = @BlockHeadsConfig()
+TransformerConfig:
+  num_layers = 1
+  d_model = 16
+  d_ff = 32
+  num_heads = 2
+  max_length = 32
+BlockHeadsConfig:
+  num_heads = 3
+  hidden = 8
+STEPS = 12
+BATCH_SIZE = 8
+LENGTH = 32
+LEARNING_RATE = 1e-2
+WARMUP_STEPS = 2
+VOCABULARY = 'bpe:270'
+"""
+
+
+def run(folder, *arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "bpd_jax.train", "--gin_file=run.gin", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "run.gin").write_text(MODEL)
+    (tmp_path / "texts").mkdir()
+    for number in range(12):
+        lines = [f"{number} times {k} is {number * k}." for k in range(20)]
+        (tmp_path / "texts" / f"{number}.txt").write_text("\n".join(lines))
+    return tmp_path
+
+
+def test_dry_run_says_everything_and_writes_nothing(folder):
+    before = sorted(folder.rglob("*"))
+    result = run(folder, "--dry_run", "--gin.TEXT_FILES='texts/*.txt'", "--gin.STEPS=5")
+    assert result.returncode == 0, result.stderr
+    for words in (
+        "gin_configs/runs/train.gin\n",
+        "STEPS = 12   (overridden, --gin.STEPS=5)",
+        "TransformerConfig(vocab_size=270",
+        "parameters: ",
+        "trunk/embedding: float32[270, 16] P('model', 'fsdp')",
+        "tokens per step: 256",
+    ):
+        assert words in result.stdout
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_bad_input_is_one_sentence(folder):
+    for arguments, words in (
+        (["--workdir=w"], "error: TEXT_FILES has no value: add --gin.TEXT_FILES=VALUE"),
+        (["--gin.TEXT_FILES='texts/*.txt'"], "error: --workdir is missing"),
+    ):
+        result = run(folder, *arguments)
+        assert result.returncode == 1
+        assert result.stderr.startswith(words)
+        assert result.stderr.count("\n") == 1
+        assert "Traceback" not in result.stderr
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("seqio") is None, reason="rows are made with seqio"
+)
+def test_trains_and_says_when_it_is_finished(folder):
+    arguments = ["--workdir=w", "--gin.TEXT_FILES='texts/*.txt'"]
+    result = run(folder, *arguments)
+    assert result.returncode == 0, result.stderr
+    assert "parameters: " in result.stdout
+    assert "finished: validation loss per head" in result.stdout
+    assert "Traceback" not in result.stderr
+    model = load_config(folder / "w" / "model.json")
+    params = load_parameters(folder / "w" / "checkpoints", model)
+    assert params["trunk"]["embedding"].shape == (270, 16)
+    assert "TEXT_FILES = 'texts/*.txt'" in (folder / "w" / "config.gin").read_text()
+
+    again = run(folder, *arguments)
+    assert again.returncode == 0, again.stderr
+    assert "already finished" in again.stdout

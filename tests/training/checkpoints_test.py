@@ -1,0 +1,111 @@
+import dataclasses
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from bpd_jax.errors import UserError
+from bpd_jax.models.partitioning import MeshConfig, make_mesh
+from bpd_jax.training.checkpoints import Checkpoints, load_parameters
+from bpd_jax.training.config import OptimizerConfig
+from bpd_jax.training.optimizer import make_optimizer
+from bpd_jax.training.state import abstract_state, init_state
+
+OPTIMIZER = make_optimizer(OptimizerConfig(1e-2), 10)
+
+
+def assert_equal(left, right):
+    jax.tree.map(np.testing.assert_array_equal, left, right)
+
+
+@pytest.fixture(scope="module")
+def states(model, one_device):
+    """States of steps 3 and 7."""
+    abstract = abstract_state(model, OPTIMIZER, one_device)
+    return {step: init_state(model, OPTIMIZER, abstract, step) for step in (3, 7)}
+
+
+@pytest.fixture(scope="module")
+def saved(states, tmp_path_factory):
+    """A folder with checkpoints 3 and 7, and the state of the latter."""
+    folder = tmp_path_factory.mktemp("run") / "checkpoints"
+    with Checkpoints(folder, keep=2) as checkpoints:
+        for step, state in {1: states[7], **states}.items():
+            checkpoints.save(step, state, {"given": 10 * step})
+    return folder, states[7]
+
+
+def test_state_and_place_come_back(saved, model, one_device):
+    folder, state = saved
+    with Checkpoints(folder, keep=2) as checkpoints:
+        assert checkpoints.latest_step == 7
+        abstract = abstract_state(model, OPTIMIZER, one_device)
+        restored, place = checkpoints.restore(abstract)
+    assert place == {"given": 70}
+    assert jax.tree.structure(restored) == jax.tree.structure(state)
+    assert_equal(restored, state)
+    assert sorted(path.name for path in folder.iterdir()) == ["3", "7"]
+
+
+def test_restores_onto_another_mesh(saved, model):
+    folder, state = saved
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, model=2))
+    abstract = abstract_state(model, OPTIMIZER, mesh)
+    with Checkpoints(folder) as checkpoints:
+        restored, _ = checkpoints.restore(abstract)
+    assert_equal(restored, state)
+    assert restored.params["trunk"]["embedding"].sharding.mesh == mesh
+
+
+def test_parameters_alone(saved, states, model, one_device):
+    folder, state = saved
+    assert_equal(load_parameters(folder, model), state.params)
+    assert_equal(load_parameters(folder, model, mesh=one_device), state.params)
+    assert_equal(load_parameters(folder, model, step=3), states[3].params)
+
+
+def test_missing_checkpoints_are_named(saved, model, tmp_path):
+    with pytest.raises(UserError, match="nowhere holds no checkpoint"):
+        load_parameters(tmp_path / "nowhere", model)
+    with pytest.raises(UserError, match="no checkpoint of step 5, only 3, 7"):
+        load_parameters(saved[0], model, step=5)
+
+
+def test_another_shape_is_named_with_both(saved, one_device, make_model):
+    folder, _ = saved
+    other = make_model(heads=4)
+    words = r"checkpoints/7/params .* heads/bias_in is \(2, 8\) there and \(3, 8\)"
+    with pytest.raises(UserError, match=words):
+        load_parameters(folder, other)
+    abstract = abstract_state(other, OPTIMIZER, one_device)
+    with Checkpoints(folder) as checkpoints, pytest.raises(UserError, match=words):
+        checkpoints.restore(abstract)
+
+
+def test_more_layers_are_named(saved, model):
+    trunk = dataclasses.replace(model.trunk, num_layers=2)
+    deeper = dataclasses.replace(model, trunk=trunk)
+    with pytest.raises(UserError, match="trunk/attention_1/key/bias is missing there"):
+        load_parameters(saved[0], deeper)
+
+
+def test_another_optimizer_is_named(saved, model, one_device):
+    unclipped = make_optimizer(OptimizerConfig(1e-2, clip_norm=None), 10)
+    abstract = abstract_state(model, unclipped, one_device)
+    with (
+        Checkpoints(saved[0]) as checkpoints,
+        pytest.raises(UserError, match="checkpoints/7/optimizer does not fit"),
+    ):
+        checkpoints.restore(abstract)
+
+
+# Orbax leaves a thread behind that finds its event loop closed.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_torn_files_are_named(saved, model, tmp_path):
+    folder = shutil.copytree(saved[0], tmp_path / "checkpoints")
+    for path in (folder / "7" / "params").rglob("*"):
+        if path.is_file() and path.parent.name == "d":
+            path.write_bytes(b"torn")
+    with pytest.raises(UserError, match=r"cannot read the checkpoint .*7/params"):
+        load_parameters(folder, model)

@@ -1,0 +1,118 @@
+"""A tiny model, a batch with two documents and padding, and a small corpus."""
+
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from bpd_jax.data.rows import Batch, make_batch
+from bpd_jax.data.spec import TextTask
+from bpd_jax.models.blockwise import init_parameters
+from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
+from bpd_jax.training.config import OptimizerConfig, TrainConfig
+from bpd_jax.typing import Params
+
+VOCAB = 280
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compile_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keeps compiled programs: resumed runs compile what an earlier one did."""
+    options = {
+        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
+        "jax_persistent_cache_min_compile_time_secs": 0,
+    }
+    before = {name: getattr(jax.config, name) for name in options}
+    for name, value in options.items():
+        jax.config.update(name, value)
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+def tiny_model(heads: int | None = 3, **kwargs: Any) -> BlockwiseConfig:
+    """One layer and, unless `heads` is None, block heads with the given options."""
+    trunk = TransformerConfig(VOCAB, 1, 16, 32, 4, max_length=16)
+    if heads is None:
+        return BlockwiseConfig(trunk)
+    return BlockwiseConfig(trunk, BlockHeadsConfig(heads, 8, **kwargs))
+
+
+@pytest.fixture(scope="session")
+def make_model() -> Callable[..., BlockwiseConfig]:
+    return tiny_model
+
+
+@pytest.fixture(scope="session")
+def model() -> BlockwiseConfig:
+    return tiny_model()
+
+
+@pytest.fixture(scope="session")
+def one_device() -> Mesh:
+    axes = ("data", "fsdp", "model")
+    return Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), axes)
+
+
+def random_parameters(model: BlockwiseConfig, mesh: Mesh) -> Params:
+    """Parameters without a zero among them, so that every path carries a gradient."""
+    params = init_parameters(model, jax.random.key(0), mesh)
+    leaves, treedef = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(1), len(leaves))
+    noisy = [
+        leaf + 0.2 * jax.random.normal(key, leaf.shape, leaf.dtype)
+        for leaf, key in zip(leaves, keys, strict=True)
+    ]
+    return jax.tree.unflatten(treedef, noisy)
+
+
+@pytest.fixture(scope="session")
+def make_parameters() -> Callable[[BlockwiseConfig, Mesh], Params]:
+    return random_parameters
+
+
+@pytest.fixture(scope="session")
+def params(model: BlockwiseConfig, one_device: Mesh) -> Params:
+    return random_parameters(model, one_device)
+
+
+@pytest.fixture(scope="session")
+def batch() -> Batch:
+    """Eight rows of 12 tokens: documents of 7 and 3 tokens, then padding."""
+    tokens = np.random.default_rng(0).integers(1, VOCAB, (8, 12))
+    segment_ids = np.tile([1] * 7 + [2] * 3 + [0] * 2, (8, 1))
+    return make_batch(tokens * (segment_ids > 0), segment_ids)
+
+
+@pytest.fixture(scope="session")
+def text_task(tmp_path_factory: pytest.TempPathFactory) -> TextTask:
+    folder: pathlib.Path = tmp_path_factory.mktemp("corpus")
+    words = ["one", "two", "three", "four", "five", "six", "seven"]
+    for number in range(30):
+        text = " ".join(words[(number * k) % 7] for k in range(40))
+        (folder / f"{number}.txt").write_text(f"{number}: {text}\n")
+    return TextTask(
+        corpus="text_files",
+        text_files=str(folder / "*.txt"),
+        vocabulary=f"bpe:{VOCAB}",
+        validation_fraction=0.2,
+    )
+
+
+@pytest.fixture(scope="session")
+def train_config(model: BlockwiseConfig, text_task: TextTask) -> TrainConfig:
+    return TrainConfig(
+        model=model,
+        task=text_task,
+        optimizer=OptimizerConfig(1e-2, warmup_steps=2, weight_decay=0.1),
+        batch_size=8,
+        length=16,
+        steps=6,
+        log_every=1,
+        evaluate_every=4,
+        checkpoint_every=3,
+    )

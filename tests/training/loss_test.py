@@ -1,0 +1,182 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bpd_jax.data.rows import make_batch
+from bpd_jax.models.attention import causal_mask
+from bpd_jax.models.blockwise import BlockwiseLM
+from bpd_jax.training.loss import blockwise_loss, head_targets
+
+LAMBDAS = (1.0, 0.5, 2.0)
+
+
+def naive_loss(model, params, batch, lambdas):
+    """All logits at once, and loops over every row, position and head."""
+    logits = BlockwiseLM(model).apply(
+        {"params": params},
+        jnp.asarray(batch.tokens),
+        jnp.asarray(batch.positions),
+        causal_mask(jnp.asarray(batch.segment_ids)),
+        method="all_logits",
+    )
+    log_probs = jax.nn.log_softmax(logits)
+    losses, correct = [], []
+    rows, length = batch.tokens.shape
+    for head in range(1, model.block_size + 1):
+        places = [
+            (row, i)
+            for row in range(rows)
+            for i in range(length - head)
+            if batch.segment_ids[row, i] != 0
+            and batch.segment_ids[row, i] == batch.segment_ids[row, i + head]
+        ]
+        row, i = np.array(places).T
+        targets = batch.tokens[row, i + head]
+        losses.append(-log_probs[row, i, head - 1, targets].mean())
+        correct.append((logits[row, i, head - 1].argmax(-1) == targets).sum())
+    total = sum(w * loss for w, loss in zip(lambdas, losses, strict=True))
+    return total, (jnp.stack(losses), jnp.stack(correct))
+
+
+def differentiate(model):
+    """A jitted function of parameters, rows and λ: ((loss, sums), gradients)."""
+
+    def loss(params, rows, lambdas):
+        return blockwise_loss(model, params, rows, lambdas)
+
+    return jax.jit(jax.value_and_grad(loss, has_aux=True))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"first_has_ffn": True},
+        {"residual": False, "activation": "gelu"},
+        {"heads": None},
+    ],
+    ids=["plain", "first_has_ffn", "no_residual", "no_heads"],
+)
+def test_equals_the_naive_loss_and_its_gradients(
+    options, make_model, make_parameters, batch, one_device
+):
+    model = make_model(**options)
+    params = make_parameters(model, one_device)
+    lambdas = LAMBDAS[: model.block_size]
+    (expected, (losses, correct)), by_naive = jax.jit(
+        jax.value_and_grad(lambda p: naive_loss(model, p, batch, lambdas), has_aux=True)
+    )(params)
+    (loss, sums), by_fused = differentiate(model)(params, batch, lambdas)
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    np.testing.assert_allclose(sums.loss / sums.valid, losses, rtol=1e-5)
+    np.testing.assert_array_equal(sums.correct, correct)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
+        by_fused,
+        by_naive,
+    )
+
+
+def test_value_alone_equals_value_with_gradient(model, params, batch):
+    alone = jax.jit(lambda p: blockwise_loss(model, p, batch, LAMBDAS))(params)
+    together, _ = differentiate(model)(params, batch, LAMBDAS)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), alone, together
+    )
+
+
+def test_gradient_is_scaled_by_what_follows(model, params, batch):
+    def loss(p, factor):
+        return factor * blockwise_loss(model, p, batch, LAMBDAS)[0]
+
+    gradient = jax.jit(jax.grad(loss))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(3 * a, b, rtol=1e-4, atol=1e-6),
+        gradient(params, 1.0),
+        gradient(params, 3.0),
+    )
+
+
+def test_targets_at_document_boundary_and_padding():
+    tokens = jnp.array([[10, 11, 12, 13, 20, 21, 0, 0]])
+    segment_ids = jnp.array([[1, 1, 1, 1, 2, 2, 0, 0]])
+    targets, valid = head_targets(tokens, segment_ids, segment_ids > 0, 4)
+    seen = np.where(valid, targets, -1)[:, 0]
+    np.testing.assert_array_equal(
+        seen,
+        [
+            [11, 12, 13, -1, 21, -1, -1, -1],
+            [12, 13, -1, -1, -1, -1, -1, -1],
+            [13, -1, -1, -1, -1, -1, -1, -1],
+            [-1, -1, -1, -1, -1, -1, -1, -1],
+        ],
+    )
+
+
+def test_targets_do_not_wrap_around_a_full_row():
+    tokens = jnp.array([[5, 6, 7]])
+    segment_ids = jnp.ones((1, 3), int)
+    _, valid = head_targets(tokens, segment_ids, segment_ids > 0, 4)
+    np.testing.assert_array_equal(
+        valid[:, 0], [[1, 1, 0], [1, 0, 0], [0, 0, 0], [0, 0, 0]]
+    )
+
+
+def test_loss_mask_hides_targets_not_contexts():
+    tokens = jnp.array([[5, 6, 7, 8]])
+    loss_mask = jnp.array([[False, False, True, True]])
+    _, valid = head_targets(tokens, jnp.ones((1, 4), int), loss_mask, 2)
+    np.testing.assert_array_equal(valid[:, 0], [[0, 1, 1, 0], [1, 1, 0, 0]])
+
+
+def test_every_head_has_a_loss_and_a_gradient_of_its_own(model, params, batch):
+    of_one_head = differentiate(model)
+    for head in range(3):
+        lambdas = tuple(float(index == head) for index in range(3))
+        (loss, sums), gradients = of_one_head(params, batch, lambdas)
+        assert loss > 1
+        np.testing.assert_allclose(loss, sums.loss[head] / sums.valid[head], rtol=1e-6)
+        assert np.abs(gradients["trunk"]["embedding"]).max() > 0
+        moved = [
+            bool(np.abs(gradients["heads"]["kernel_out"][layer]).max() > 0)
+            for layer in range(2)
+        ]
+        assert moved == [head == 1, head == 2]
+
+
+def test_padding_and_other_documents_change_nothing(model, params, batch):
+    loss = jax.jit(lambda p, rows: blockwise_loss(model, p, rows, LAMBDAS)[0])
+    filled = np.where(batch.segment_ids == 0, 7, batch.tokens)
+    assert loss(params, batch) == loss(params, batch._replace(tokens=filled))
+
+
+def test_a_batch_without_targets_costs_nothing(model, params):
+    rows = make_batch(np.ones((1, 4)), np.array([[1, 2, 3, 0]]))
+    (loss, _), gradients = differentiate(model)(params, rows, LAMBDAS)
+    assert loss == 0
+    assert all((leaf == 0).all() for leaf in jax.tree.leaves(gradients))
+
+
+def test_no_array_of_all_logits_and_no_second_softmax(model, params, batch):
+    rows, length = batch.tokens.shape
+    gradient = jax.grad(lambda p: blockwise_loss(model, p, batch, LAMBDAS)[0])
+    text = str(jax.make_jaxpr(gradient)(params))
+    vocab = model.trunk.vocab_size
+    assert f"f32[{rows},{length},{vocab}]" in text
+    assert f"f32[3,{rows},{length},{vocab}]" not in text
+    assert f"f32[2,{rows},{length},{vocab}]" not in text
+    # Two in head 1 (log-sum-exp, accuracy), two in the scan, and one in attention.
+    assert text.count("reduce_max") == 5
+
+
+def test_half_precision_model_has_float32_losses_and_gradients(model, params, batch):
+    trunk = dataclasses.replace(model.trunk, dtype="bfloat16")
+    half = dataclasses.replace(model, trunk=trunk)
+    (loss, _), gradients = differentiate(half)(params, batch, LAMBDAS)
+    (exact, _), _ = differentiate(model)(params, batch, LAMBDAS)
+    assert loss.dtype == jnp.float32
+    assert {leaf.dtype for leaf in jax.tree.leaves(gradients)} == {np.dtype("float32")}
+    np.testing.assert_allclose(loss, exact, rtol=0.03)

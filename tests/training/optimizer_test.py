@@ -1,0 +1,75 @@
+import jax
+import numpy as np
+import pytest
+
+from bpd_jax.errors import UserError
+from bpd_jax.training.config import OptimizerConfig
+from bpd_jax.training.optimizer import decays, learning_rate_schedule, make_optimizer
+
+
+def rates(steps, **kwargs):
+    schedule = learning_rate_schedule(OptimizerConfig(**kwargs), steps)
+    return np.array([schedule(step) for step in range(steps + 1)])
+
+
+def test_warmup_then_cosine():
+    seen = rates(14, learning_rate=1.0, warmup_steps=4, final_fraction=0.1)
+    np.testing.assert_allclose(seen[:5], [0.25, 0.5, 0.75, 1.0, 1.0], rtol=1e-6)
+    np.testing.assert_allclose(seen[9], 0.55, rtol=1e-6)
+    np.testing.assert_allclose(seen[14], 0.1, rtol=1e-6)
+
+
+def test_linear_and_constant():
+    seen = rates(10, learning_rate=2.0, schedule="linear", final_fraction=0.5)
+    np.testing.assert_allclose(seen, np.linspace(2, 1, 11), rtol=1e-6)
+    assert (rates(5, learning_rate=2.0, schedule="constant") == 2).all()
+
+
+def test_weight_decay_spares_biases_and_norms(params):
+    marked = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): decayed
+        for path, decayed in jax.tree_util.tree_leaves_with_path(decays(params))
+    }
+    assert marked["trunk/attention_0/query/kernel"]
+    assert marked["trunk/embedding"]
+    assert marked["heads/kernel_in"]
+    assert not marked["trunk/attention_0/query/bias"]
+    assert not marked["heads/bias_in"]
+    assert not marked["trunk/final_norm/scale"]
+    assert not marked["trunk/final_norm/bias"]
+
+
+def test_clipping_bounds_what_enters_the_moments():
+    params = {"kernel": np.zeros(4, np.float32)}
+    gradients = {"kernel": np.full(4, 50, np.float32)}
+    moments = []
+    for clip_norm in (1.0, None):
+        config = OptimizerConfig(0.1, beta1=0.0, clip_norm=clip_norm)
+        optimizer = make_optimizer(config, 10)
+        _, state = optimizer.update(gradients, optimizer.init(params), params)
+        moments.append(np.linalg.norm(find(state, "mu")["kernel"]))
+    np.testing.assert_allclose(moments, [1, 100], rtol=1e-5)
+
+
+def find(state, name):
+    if hasattr(state, name):
+        return getattr(state, name)
+    found = [find(part, name) for part in state if isinstance(part, tuple)]
+    return next((part for part in found if part is not None), None)
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("learning_rate", 0),
+        ("learning_rate", "fast"),
+        ("warmup_steps", -1),
+        ("schedule", "sine"),
+        ("weight_decay", -0.1),
+        ("beta2", 1.0),
+        ("clip_norm", 0),
+    ],
+)
+def test_bad_values_are_named(field, value):
+    with pytest.raises(UserError, match=f"OptimizerConfig.{field}"):
+        OptimizerConfig(**{"learning_rate": 1e-3, field: value})

@@ -1,0 +1,194 @@
+import dataclasses
+import importlib.util
+import json
+import os
+import signal
+
+import jax
+import numpy as np
+import pytest
+
+from bpd_jax.errors import UserError
+from bpd_jax.models.config import load_config
+from bpd_jax.models.partitioning import MeshConfig
+from bpd_jax.training import trainer
+from bpd_jax.training.checkpoints import load_parameters
+from bpd_jax.training.metrics import read_rows
+from bpd_jax.training.trainer import train
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("seqio") is None, reason="rows are made with seqio"
+)
+
+
+class Killed(Exception):
+    """Ends a run as abruptly as a test can."""
+
+
+def act_at(monkeypatch, call, act):
+    """Calls `act` instead of giving out the batch of the given training step."""
+    original, calls = trainer.RowIterator.__next__, []
+
+    def replacement(self):
+        calls.append(1)
+        if len(calls) == call:
+            act()
+        return original(self)
+
+    monkeypatch.setattr(trainer.RowIterator, "__next__", replacement)
+
+
+@pytest.fixture(scope="module")
+def finished(train_config, tmp_path_factory):
+    """A whole run, never interrupted."""
+    folder = tmp_path_factory.mktemp("finished")
+    return folder, train(train_config, folder, "text", "operative")
+
+
+def parameters(folder):
+    return load_parameters(folder / "checkpoints", load_config(folder / "model.json"))
+
+
+def assert_same_run(left, right):
+    jax.tree.map(np.testing.assert_array_equal, parameters(left), parameters(right))
+    # Speeds differ from run to run, and everything else is equal.
+    rows = [
+        [
+            {name: value for name, value in row.items() if name != "tokens_per_second"}
+            for row in read_rows(folder / "metrics.jsonl")
+        ]
+        for folder in (left, right)
+    ]
+    assert rows[0] == rows[1]
+
+
+def test_a_run_folder_is_whole(finished, train_config):
+    folder, result = finished
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "checkpoints",
+        "config.gin",
+        "data",
+        "metrics.jsonl",
+        "model.json",
+        "operative.gin",
+        "task.json",
+        "tensorboard",
+        "tokenizer.json",
+        "versions.json",
+    ]
+    assert load_config(folder / "model.json") == train_config.model
+    task = json.loads((folder / "task.json").read_text())
+    assert task == dataclasses.asdict(train_config.task)
+    assert json.loads((folder / "versions.json").read_text())["jax"] == jax.__version__
+    rows = read_rows(folder / "metrics.jsonl")
+    training = [row for row in rows if "loss" in row]
+    validation = [row for row in rows if "validation_loss" in row]
+    assert [row["step"] for row in training] == [1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in validation] == [4, 6]
+    assert validation[-1] == {"step": 6, **result}
+    heads = [result[f"validation_loss_head_{head}"] for head in (1, 2, 3)]
+    np.testing.assert_allclose(result["validation_loss"], sum(heads), rtol=1e-6)
+    assert max(heads) < np.log(280)
+    assert training[1]["tokens_per_second"] > 0
+    assert training[0]["learning_rate"] == pytest.approx(5e-3)
+
+
+def test_a_killed_run_ends_as_one_never_killed(
+    finished, train_config, tmp_path, monkeypatch
+):
+    def kill():
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        act_at(patch, 6, kill)
+        with pytest.raises(Killed):
+            train(train_config, tmp_path)
+    # Rows of steps 4 and 5 lie after the last checkpoint.
+    assert read_rows(tmp_path / "metrics.jsonl")[-1]["step"] == 5
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["3"]
+    train(train_config, tmp_path)
+    assert_same_run(finished[0], tmp_path)
+
+
+def test_a_signal_saves_and_the_same_command_goes_on(
+    finished, train_config, tmp_path, monkeypatch, capsys
+):
+    def terminate():
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with monkeypatch.context() as patch:
+        act_at(patch, 2, terminate)
+        with pytest.raises(SystemExit) as stopped:
+            train(train_config, tmp_path)
+    assert stopped.value.code == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert "saved at step 2 of 6; run the same command" in capsys.readouterr().out
+    train(train_config, tmp_path)
+    assert_same_run(finished[0], tmp_path)
+
+
+def test_a_finished_run_says_so_and_stays_as_it_is(finished, train_config, capsys):
+    folder, _ = finished
+    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert train(train_config, folder) == {}
+    assert "already finished" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+
+
+def test_another_model_or_task_leaves_the_folder_alone(
+    finished, train_config, make_model
+):
+    folder, _ = finished
+    other = dataclasses.replace(train_config, model=make_model(heads=4))
+    with pytest.raises(
+        UserError, match=r"heads.num_heads is 3 in its model.json and 4"
+    ):
+        train(other, folder)
+    task = dataclasses.replace(train_config.task, validation_fraction=0.3)
+    with pytest.raises(UserError, match=r"validation_fraction is 0.2 in its task.json"):
+        train(dataclasses.replace(train_config, task=task), folder)
+    with pytest.raises(UserError, match=r"length is 16 in its data/train and 12"):
+        train(dataclasses.replace(train_config, length=12), folder)
+
+
+def test_a_folder_of_something_else_is_left_alone(train_config, tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(UserError, match=r"thesis.tex, which is not part of a run"):
+        train(train_config, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_another_vocabulary_is_named_with_both_sizes(train_config, tmp_path):
+    trunk = dataclasses.replace(train_config.model.trunk, vocab_size=300)
+    model = dataclasses.replace(train_config.model, trunk=trunk)
+    config = dataclasses.replace(train_config, model=model)
+    with pytest.raises(UserError, match=r"has 280 tokens but .*vocab_size is 300"):
+        train(config, tmp_path)
+
+
+def test_a_batch_that_the_mesh_cannot_split_is_named(train_config, tmp_path):
+    config = dataclasses.replace(train_config, batch_size=6)
+    with pytest.raises(UserError, match=r"batch_size = 6 is not a multiple of .* = 8"):
+        train(config, tmp_path / "run")
+    mesh = dataclasses.replace(train_config, mesh=MeshConfig(data=3))
+    with pytest.raises(UserError, match="there are 8 devices"):
+        train(mesh, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"steps": 0}, "TrainConfig.steps must be a positive integer"),
+        ({"steps": 10.5}, "TrainConfig.steps must be a positive integer"),
+        ({"length": 17}, "length = 17 exceeds TransformerConfig.max_length = 16"),
+        ({"head_weights": (1.0,)}, "must hold 3 numbers"),
+        ({"head_weights": (1.0, -1.0, 1.0)}, "none negative"),
+        ({"model": "tiny"}, r"TrainConfig.model must be @BlockwiseConfig\(\)"),
+        ({"seed": -1}, "TrainConfig.seed"),
+    ],
+)
+def test_bad_values_are_named(train_config, changes, words):
+    with pytest.raises(UserError, match=words):
+        dataclasses.replace(train_config, **changes)
