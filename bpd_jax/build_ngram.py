@@ -35,7 +35,12 @@ _VOCABULARY = flags.DEFINE_string(
     "gpt3",
     "For --task and --text: gpt3, bpe:N, a tokenizer.json or a folder that has one.",
 )
-_SPLIT = flags.DEFINE_string("split", "train", "For --task and --text: split to read.")
+_SPLIT = flags.DEFINE_string(
+    "split",
+    None,
+    "For --task and --text: train, validation or all. Default: train for --task, "
+    "all for --text.",
+)
 _MAX_BYTES = flags.DEFINE_integer(
     "max_bytes", None, "For --task and --text: bytes of text to take. Default: all."
 )

@@ -20,6 +20,7 @@ from bpd_jax.decode_flags import (
     make_decoder,
     token_bar,
 )
+from bpd_jax.decoding.generate import check_prompts
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
@@ -67,6 +68,7 @@ def main() -> None:
     decoder = make_decoder(loaded)
     decoder.drafter(method)
     prompts = [loaded.encode_prompt(text) for text in texts]
+    check_prompts(loaded.functions, prompts, options)
     with token_bar("decoding", len(prompts), options) as bar:
         generations = decoder.decode(method, prompts, options, on_progress=bar.update)
     result = MethodResult(method, method.label(decoder.ngram), generations, [])

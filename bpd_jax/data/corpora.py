@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from bpd_jax import progress
 from bpd_jax.data import readers
-from bpd_jax.data.spec import SPLITS, TextTask, check_split
+from bpd_jax.data.spec import ALL, SPLITS, TextTask, check_split
 from bpd_jax.errors import UserError
 
 
@@ -200,12 +200,12 @@ def split_documents(
 
     Args:
       task: the corpus, its limit and its split.
-      split: `train` or `validation`.
+      split: `train`, `validation`, or `all` for both together.
       label: name of a progress bar over the text read, or None for no bar.
 
     Raises:
       UserError: as `all_documents`; or, after the last document, one of the two
-        splits is empty.
+        splits is empty (not for `all`).
     """
     check_split(split)
     chosen, total = None, None
@@ -222,18 +222,20 @@ def split_documents(
                 continue
             place = fraction_of("split", document.id)
             places.append(place)
-            if split == SPLITS[place < task.validation_fraction]:
+            if split in (ALL, SPLITS[place < task.validation_fraction]):
                 yield document
             bar.update(len(document.text.encode("utf-8")))
-    _check_places(task, places)
+    _check_places(task, places, split)
 
 
-def _check_places(task: TextTask, places: list[float]) -> None:
-    """Raises a `UserError` unless both splits hold a document."""
+def _check_places(task: TextTask, places: list[float], split: str) -> None:
+    """Raises a `UserError` unless both splits hold a document, if there are two."""
     corpus = task.text_files or task.corpus
     limit = "" if task.max_bytes is None else f" within max_bytes={task.max_bytes}"
     if not places:
         raise UserError(f"{corpus} holds no text{limit}.")
+    if split == ALL:
+        return
     if len(places) == 1:
         raise UserError(
             f"{corpus} holds one document{limit}, which cannot be split into train "

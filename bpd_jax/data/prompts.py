@@ -79,17 +79,16 @@ def held_out_prompts(
 def read_prompts_file(path: str | os.PathLike[str]) -> list[str]:
     """Reads prompts: JSON Lines with the field `prompt`, or one prompt a line.
 
-    A file named `.jsonl` or `.jsonl.gz` is JSON Lines; in any other, blank lines are
-    passed over.
+    A file named `.jsonl` or `.jsonl.gz` is JSON Lines, where a prompt may be empty: the
+    model then begins a document. In any other file, blank lines are passed over.
 
     Raises:
       UserError: the file cannot be read, is not valid, or holds no prompt.
     """
     if readers.is_json_lines(path):
-        lines = readers.read_json_field(path, "prompt")
+        prompts = [text for _, text in readers.read_json_field(path, "prompt")]
     else:
-        lines = readers.read_lines(path)
-    prompts = [text for _, text in lines if text.strip()]
+        prompts = [text for _, text in readers.read_lines(path) if text.strip()]
     if not prompts:
         raise UserError(f"{path} holds no prompt: write one a line.")
     return prompts

@@ -6,6 +6,7 @@ import re
 from bpd_jax.errors import UserError
 
 SPLITS = ("train", "validation")
+ALL = "all"  # both splits together
 CORPORA = ("stdlib", "text_files")
 
 # A byte-level vocabulary holds every byte and the end-of-text token.
@@ -88,6 +89,6 @@ class TextTask:
 
 
 def check_split(split: str) -> None:
-    """Raises a `UserError` unless `split` is one of `SPLITS`."""
-    if split not in SPLITS:
-        raise UserError(f"unknown split {split!r}: use {' or '.join(SPLITS)}.")
+    """Raises a `UserError` unless `split` is one of `SPLITS`, or `ALL`."""
+    if split not in (*SPLITS, ALL):
+        raise UserError(f"unknown split {split!r}: use {', '.join(SPLITS)} or {ALL}.")

@@ -20,7 +20,7 @@ import numpy as np
 
 from bpd_jax.data.corpora import split_documents
 from bpd_jax.data.quiet import seqio, tf
-from bpd_jax.data.spec import CORPORA, SPLITS, TextTask
+from bpd_jax.data.spec import ALL, CORPORA, SPLITS, TextTask
 from bpd_jax.data.tokenizer import (
     Tokenizer,
     gpt3_tokenizer,
@@ -49,7 +49,7 @@ class DocumentSource(seqio.FunctionDataSource):
         self._label = label
         self.documents = 0
         self.error: UserError | None = None
-        super().__init__(self._dataset, splits=SPLITS)
+        super().__init__(self._dataset, splits=(*SPLITS, ALL))
 
     def _dataset(
         self, split: str, shuffle_files: bool, seed: int | None = None

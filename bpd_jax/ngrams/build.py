@@ -34,7 +34,7 @@ class Settings:
       max_ngrams: prune to at most this many, or None.
       bins: highest count with a Good-Turing discount.
       vocabulary: of `task` and `text`.
-      split: of `task` and `text`.
+      split: of `task` and `text`; None for `train` of a task, `all` of a text.
       max_bytes: of `task` and `text`: bytes of text to take, both splits together.
       heldout_split: a split to measure perplexity on as well, or None.
       vocab_size: of `tokens`; None for the highest id plus 1.
@@ -52,7 +52,7 @@ class Settings:
     max_ngrams: int | None = None
     bins: int = DEFAULT_BINS
     vocabulary: str = "gpt3"
-    split: str = "train"
+    split: str | None = None
     max_bytes: int | None = None
     heldout_split: str | None = None
     vocab_size: int | None = None
@@ -142,7 +142,8 @@ def build(settings: Settings) -> Report:
         heldout = []
         if settings.heldout_split:  # First: it is short, and may be misspelt.
             heldout = list(_documents(settings, settings.heldout_split))
-        documents = list(_documents(settings, settings.split))
+        split = settings.split or ("all" if settings.text else "train")
+        documents = list(_documents(settings, split))
         vocab_size, end_of_text = settings.vocab_size, settings.end_of_text
         if not settings.tokens:
             vocab_size, end_of_text = sources.task_vocabulary(

@@ -165,3 +165,13 @@ def test_digest_follows_the_files(tmp_path):
     second = corpora.source_digest(task)
     (tmp_path / "a.txt").write_text("another")
     assert len({first, second, corpora.source_digest(task)}) == 3
+
+
+def test_all_is_both_splits_and_takes_a_single_document(tmp_path):
+    for name in ("a.txt", "b.txt", "c.txt"):
+        (tmp_path / name).write_text(name)
+    task = TextTask("text_files", str(tmp_path / "*.txt"))
+    texts = [document.text for document in corpora.split_documents(task, "all")]
+    assert texts == ["a.txt", "b.txt", "c.txt"]
+    task = TextTask("text_files", str(tmp_path / "a.txt"))
+    assert len(list(corpora.split_documents(task, "all"))) == 1
