@@ -17,7 +17,6 @@ import jax
 from absl import flags
 
 from bpd_jax import cli, files
-from bpd_jax.data.prompts import held_out_prompts
 from bpd_jax.data.rows import RowIterator, open_rows
 from bpd_jax.decode_flags import BATCH_SIZE, MAX_NEW_TOKENS, make_decoder
 from bpd_jax.decoding.loading import LoadedModel, load_model
@@ -73,15 +72,7 @@ def decoding_speed(loaded: LoadedModel) -> dict[str, dict[str, float]]:
         end_of_text=loaded.tokenizer.end_of_text,
         batch_size=BATCH_SIZE.value,
     )
-    prompts = [
-        prompt.tokens
-        for prompt in held_out_prompts(
-            loaded.task,
-            NUM_PROMPTS.value,
-            PROMPT_TOKENS.value,
-            tokenizer=loaded.tokenizer,
-        )
-    ]
+    prompts = loaded.held_out(NUM_PROMPTS.value, PROMPT_TOKENS.value)
     methods = [parse_method(name) for name in METHODS.value]
     speeds: dict[str, list[float]] = {method.name: [] for method in methods}
     efficiencies = {}

@@ -1,11 +1,16 @@
 """Flags and set-up that `bpd_jax.decode` and `bpd_jax.evaluate` share."""
 
+import pathlib
+
 from absl import flags
 
 from bpd_jax import progress
 from bpd_jax.decoding.loading import NGRAM_FOLDER, LoadedModel
 from bpd_jax.decoding.methods import Decoder
 from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.errors import UserError
+from bpd_jax.ngrams.arpa import read_arpa
+from bpd_jax.ngrams.fst import read_fst
 from bpd_jax.ngrams.model import NGramModel
 
 MODEL = flags.DEFINE_string(
@@ -16,7 +21,10 @@ PROMPTS_FILE = flags.DEFINE_string(
 )
 MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "tokens to decode.")
 NGRAM = flags.DEFINE_string(
-    "ngram", None, "folder of an n-gram model; default: ngram/ in the run folder."
+    "ngram",
+    None,
+    "folder of an n-gram model, or an ARPA file of token ids; default: ngram/ in the "
+    "run folder.",
 )
 LATTICE_WIDTH = flags.DEFINE_integer("lattice_width", 16, "candidates per head (k).")
 ALPHA = flags.DEFINE_float("alpha", 1.0, "weight of the n-gram's log-probability.")
@@ -29,14 +37,31 @@ def make_decoder(loaded: LoadedModel) -> Decoder:
     The n-gram model is the one that `--ngram` names, else the run folder's own, if
     it has one.
     """
-    own = loaded.folder / NGRAM_FOLDER
-    folder = NGRAM.value or (own if own.is_dir() else None)
     return Decoder(
         loaded.functions,
         loaded.params,
         width=LATTICE_WIDTH.value,
         alpha=ALPHA.value,
-        ngram=NGramModel.load(folder) if folder else None,
+        ngram=_load_ngram(loaded, NGRAM.value),
+    )
+
+
+def _load_ngram(loaded: LoadedModel, name: str | None) -> NGramModel | None:
+    own = loaded.folder / NGRAM_FOLDER
+    if name is None:
+        return NGramModel.load(own) if own.is_dir() else None
+    if not pathlib.Path(name).is_file():
+        return NGramModel.load(name)
+    if name.endswith(".fst"):
+        read_fst(name)
+        raise UserError(
+            f"{name} is an automaton, which cannot be searched from any text: give the "
+            "folder that build_ngram wrote, or its model.arpa.gz."
+        )
+    return read_arpa(
+        name,
+        vocab_size=loaded.tokenizer.vocab_size,
+        end_of_text=loaded.tokenizer.end_of_text,
     )
 
 

@@ -12,7 +12,7 @@ import pathlib
 from absl import flags
 
 from bpd_jax import cli, files
-from bpd_jax.data.prompts import held_out_prompts, read_prompts_file
+from bpd_jax.data.prompts import read_prompts_file
 from bpd_jax.decode_flags import (
     ALPHA,
     BATCH_SIZE,
@@ -71,15 +71,7 @@ def main() -> None:
         prompts = [loaded.encode_prompt(text) for text in texts]
         source = PROMPTS_FILE.value
     else:
-        prompts = [
-            prompt.tokens
-            for prompt in held_out_prompts(
-                loaded.task,
-                NUM_PROMPTS.value,
-                PROMPT_TOKENS.value,
-                tokenizer=loaded.tokenizer,
-            )
-        ]
+        prompts = loaded.held_out(NUM_PROMPTS.value, PROMPT_TOKENS.value)
         source = f"{loaded.task.name}, held-out documents"
 
     count = len({*methods, Method(AUTOREGRESSIVE)})

@@ -89,6 +89,7 @@ def test_decode_writes_json_lines_in_prompt_order(folder):
     for method, temperature in (
         ("autoregressive", 0),
         ("ngram:4", 0),
+        ("ngram:2", 0),
         ("autoregressive", 0.9),
         ("zero_gram:3", 0.9),
     ):
@@ -102,6 +103,7 @@ def test_decode_writes_json_lines_in_prompt_order(folder):
             "--max_new_tokens=16",
             "--batch_size=2",
             "--output=out.jsonl",
+            *(["--ngram=run/ngram/model.arpa.gz"] if method == "ngram:2" else []),
         )
         assert result.returncode == 0, result.stderr
         assert "block efficiency" in result.stdout
@@ -115,6 +117,7 @@ def test_decode_writes_json_lines_in_prompt_order(folder):
             assert record["block_efficiency"] == pytest.approx(efficiency)
         outputs[method, temperature] = [record["output_ids"] for record in records]
     assert outputs["autoregressive", 0] == outputs["ngram:4", 0]
+    assert outputs["autoregressive", 0] == outputs["ngram:2", 0]
     assert outputs["autoregressive", 0.9] == outputs["zero_gram:3", 0.9]
     assert outputs["autoregressive", 0] != outputs["autoregressive", 0.9]
 
@@ -166,6 +169,13 @@ def test_bad_input_is_refused_and_leaves_nothing(folder):
         folder, "decode", *base, "--prompt=x", "--method=ngram", "--ngram=other/ngram"
     )
     assert_refused(result, "keys_2.npy")
+    arpa = folder / "other" / "cut.arpa.gz"
+    whole = (folder / "run" / "ngram" / "model.arpa.gz").read_bytes()
+    arpa.write_bytes(whole[: len(whole) // 2])
+    result = call(
+        folder, "decode", *base, "--prompt=x", "--method=ngram", f"--ngram={arpa}"
+    )
+    assert_refused(result, "cut.arpa.gz")
     assert not (folder / "never.jsonl").exists()
     result = call(folder, "evaluate", "--model=nowhere")
     assert_refused(result, "nowhere is not a folder")

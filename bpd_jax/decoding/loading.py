@@ -7,6 +7,7 @@ import pathlib
 
 import numpy as np
 
+from bpd_jax.data.prompts import held_out_prompts
 from bpd_jax.data.spec import TextTask
 from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.errors import UserError
@@ -38,6 +39,11 @@ class LoadedModel:
     params: Params
     tokenizer: Tokenizer
     task: TextTask
+
+    def held_out(self, count: int, length: int) -> list[np.ndarray]:
+        """The beginnings of held-out documents, `count` prompts of `length` tokens."""
+        prompts = held_out_prompts(self.task, count, length, tokenizer=self.tokenizer)
+        return [prompt.tokens for prompt in prompts]
 
     def encode_prompt(self, text: str) -> np.ndarray:
         """Ids of a prompt, int32: the text of a document from its beginning."""
