@@ -43,8 +43,8 @@ def test_builds_the_objects_from_any_working_directory(write):
     assert type(config) is TrainConfig
     assert type(config.model) is BlockwiseConfig
     assert (config.steps, config.batch_size, config.length) == (9, 4, 32)
-    assert config.model.trunk.vocab_size == 2048
-    assert config.task == TextTask(vocabulary="bpe:2048", max_bytes=8_000_000)
+    assert config.model.trunk.vocab_size == 512
+    assert config.task == TextTask(vocabulary="bpe:512", max_bytes=8_000_000)
     assert config.optimizer.learning_rate == 1e-3
 
 

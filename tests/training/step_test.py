@@ -57,7 +57,8 @@ def test_loss_falls_and_metrics_are_whole(model, batch, one_device, alone):
     _, first = run(model, batch, one_device, steps=1)
     assert alone[1]["loss"] < first["loss"]
     assert first["loss_heads"].shape == first["accuracy_heads"].shape == (3,)
-    np.testing.assert_allclose(first["loss_heads"], np.log(280), rtol=0.05)
+    # A new model knows nothing: about log V, and half the variance of its logits, 1.
+    np.testing.assert_allclose(first["loss_heads"], np.log(280) + 0.5, atol=0.3)
     np.testing.assert_allclose(first["loss"], first["loss_heads"].sum(), rtol=1e-5)
     assert first["gradient_norm"] > 0
     assert alone[0].step == 3

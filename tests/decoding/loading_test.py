@@ -1,0 +1,49 @@
+import json
+
+import pytest
+
+from bpd_jax.data.spec import TextTask
+from bpd_jax.decoding.loading import load_model, load_task
+from bpd_jax.errors import UserError
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("nowhere", "there is no model 'nowhere': nowhere is not a folder; give a run"),
+        ("demo", r"runs/demo is not a folder \(make demo trains it\)"),
+    ],
+)
+def test_a_missing_model_is_named(name, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=message):
+        load_model(name)
+
+
+def test_a_folder_that_is_no_run_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"model\.json does not exist: is this a run"):
+        load_model(str(tmp_path))
+    # A checkpoint folder stands for the run that it lies in.
+    checkpoint = tmp_path / "checkpoints" / "7"
+    checkpoint.mkdir(parents=True)
+    (tmp_path / "model.json").write_text("{}")
+    with pytest.raises(UserError, match="does not describe a model") as error:
+        load_model(str(checkpoint))
+    assert str(tmp_path / "model.json") in str(error.value)
+
+
+def test_a_task_is_read_back(tmp_path):
+    path = tmp_path / "task.json"
+    with pytest.raises(UserError, match=r"task\.json does not exist"):
+        load_task(path)
+    fields = {"corpus": "text_files", "text_files": "a*.txt", "vocabulary": "bpe:300"}
+    path.write_text(json.dumps(fields))
+    assert load_task(path) == TextTask(**fields)
+
+
+@pytest.mark.parametrize("text", ['{"corpus"', '{"colour": 1}', "[1]"])
+def test_a_damaged_task_is_named(text, tmp_path):
+    path = tmp_path / "task.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=r"task\.json does not describe a text task"):
+        load_task(path)

@@ -1,0 +1,37 @@
+"""A small model with random parameters and a trigram model, bound in a decoder."""
+
+import jax
+import numpy as np
+import pytest
+
+from bpd_jax.decoding.methods import Decoder
+from bpd_jax.models.blockwise import parameter_shapes
+from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
+from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.ngrams.counts import count_ngrams
+from bpd_jax.ngrams.katz import estimate_katz
+
+VOCAB = 13
+
+
+@pytest.fixture(scope="session")
+def prompts():
+    rng = np.random.default_rng(3)
+    return [rng.integers(0, VOCAB, n).astype(np.int32) for n in (5, 9, 3)]
+
+
+@pytest.fixture(scope="session")
+def decoder():
+    config = BlockwiseConfig(
+        TransformerConfig(VOCAB, 1, 16, 32, num_heads=2, max_length=64),
+        BlockHeadsConfig(4, hidden=8),
+    )
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda leaf: rng.normal(0, 0.3, leaf.shape).astype(leaf.dtype),
+        parameter_shapes(config),
+        is_leaf=lambda leaf: hasattr(leaf, "shape"),
+    )
+    texts = [rng.integers(0, VOCAB, 60).astype(np.int32) for _ in range(10)]
+    counts = count_ngrams(texts, order=3, vocab_size=VOCAB, end_of_text=0)
+    return Decoder(ModelFunctions(config), params, width=6, ngram=estimate_katz(counts))

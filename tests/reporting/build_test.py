@@ -1,0 +1,104 @@
+import json
+
+import numpy as np
+import pytest
+
+from bpd_jax.decoding.generate import Generation
+from bpd_jax.decoding.methods import Method
+from bpd_jax.errors import UserError
+from bpd_jax.evaluation.blocks import BlockPath, BlockView
+from bpd_jax.evaluation.compare import MethodResult
+from bpd_jax.evaluation.equality import Difference
+from bpd_jax.reporting import build
+
+PIECES = ["<end>", "a", "b", "c"]
+
+
+def decode(ids):
+    return "".join(PIECES[index] for index in ids)
+
+
+def generation(accepted):
+    """Tokens `a b c …` ended by 0, drafted three at a time."""
+    accepted = np.array(accepted)
+    output = np.array([1, 2, 3] * 3)[: accepted.sum()]
+    output[-1] = 0
+    drafts = np.array([[1, 2, -1]] + [[3, 1, 2]] * (len(accepted) - 1))
+    return Generation(
+        np.array([0, 2]), output, len(accepted), 0.5, drafts, accepted, accepted - 1
+    )
+
+
+def result(method, accepted, differences=()):
+    texts = [generation(counts) for counts in accepted]
+    return MethodResult(method, method.name.upper(), texts, list(differences))
+
+
+def test_summaries_sum_over_prompts_and_compare_with_bpd():
+    plain, bpd, ngram, oracle = build.summaries(
+        [
+            result(Method("autoregressive"), [[1, 1, 1, 1], [1, 1]]),
+            result(Method("bpd"), [[2, 2], [1, 1]]),
+            result(
+                Method("ngram", 4),
+                [[2, 2], [2]],
+                [Difference(0, 1, 1e-6), Difference(1, 1, 0.5)],
+            ),
+            result(Method("oracle"), [[2, 2], [2]]),
+        ]
+    )
+    assert (plain.name, plain.label) == ("autoregressive", "AUTOREGRESSIVE")
+    assert (plain.block_efficiency, plain.gain) == (1.0, None)
+    assert (bpd.tokens, bpd.serial_calls, bpd.seconds) == (6, 4, 1.0)
+    assert (bpd.block_efficiency, bpd.gain) == (1.5, None)
+    assert ngram.gain == pytest.approx(2 / 1.5 - 1)
+    assert (ngram.differing, ngram.near_ties, ngram.agreement) == (2, 1, "different")
+    assert bpd.interval == (1.0, 2.0)
+    assert [row.upper_bound for row in (plain, bpd, ngram, oracle)] == [False] * 3 + [
+        True
+    ]
+
+
+def test_there_is_no_gain_without_bpd():
+    [row] = build.summaries([result(Method("ngram", 4), [[2, 2]])])
+    assert row.gain is None
+
+
+def test_records_hold_every_step_and_no_end_marks():
+    [record] = build.decode_records(
+        result(Method("ngram", 4), [[2, 3]]), decode, PIECES.__getitem__, 0
+    )
+    assert (record.method, record.prompt_index) == ("ngram:4", 0)
+    assert (record.prompt, record.text) == ("b", "abca")
+    assert (record.input_ids, record.output_ids) == ([0, 2], [1, 2, 3, 1, 0])
+    assert [step.draft for step in record.steps] == [["a", "b"], ["c", "a", "b"]]
+    assert [(step.accepted, step.rank) for step in record.steps] == [(2, 1), (3, 2)]
+    assert record.block_efficiency == 2.5
+    assert json.loads(json.dumps(record.to_json())) == record.to_json()
+
+
+def test_a_lattice_keeps_only_what_is_possible():
+    view = BlockView(
+        text=np.array([1, 2]),
+        tokens=np.array([[3, 0], [1, 2]]),
+        log_probs=np.array([[0.0, -np.inf], [-0.5, -1.0]]),
+        greedy=np.array([3, 2]),
+        paths=[BlockPath("BPD", [0, 0], 1), BlockPath("Oracle", [0, 1], 2)],
+    )
+    picture = build.lattice_picture(view, decode, PIECES.__getitem__)
+    assert picture.prompt_tail == "ab"
+    pieces = [[c.piece for c in position] for position in picture.positions]
+    assert pieces == [["c"], ["a", "b"]]
+    assert picture.positions[1][1].log_prob == -1.0
+    assert picture.greedy == ["c", "b"]
+    assert [(p.label, p.accepted) for p in picture.paths] == [("BPD", 1), ("Oracle", 2)]
+
+
+def test_training_curves(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    assert build.training_curves(path) == []
+    path.write_text('{"step": 1, "loss": 2.5}\n\n')
+    assert build.training_curves(path) == [{"step": 1, "loss": 2.5}]
+    path.write_text('{"step": 1, "lo')
+    with pytest.raises(UserError, match=r"metrics\.jsonl is damaged"):
+        build.training_curves(path)
