@@ -52,7 +52,8 @@ def run(main: Callable[[], None]) -> None:
         main()
 
     try:
-        app.run(guarded, argv=rewrite_gin_arguments(sys.argv))
+        arguments = rewrite_gin_arguments(sys.argv)
+        app.run(guarded, argv=arguments, flags_parser=_parse)
     except UserError as error:
         sys.stdout.flush()
         print(f"error: {error}", file=sys.stderr)
@@ -60,6 +61,13 @@ def run(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
+
+
+def _parse(arguments: list[str]) -> list[str]:
+    try:
+        return flags.FLAGS(arguments)
+    except flags.Error as error:
+        raise UserError(f"{error}; --help lists all flags.") from error
 
 
 def required(flag: str) -> str:

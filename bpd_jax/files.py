@@ -38,7 +38,8 @@ def replacing_file(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
 def replacing_folder(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     """Yields an empty temporary folder that becomes `path` when the block succeeds.
 
-    An older folder of that name is replaced as a whole, and only then removed.
+    An older folder of that name is replaced as a whole, and only then removed. (Two
+    renames: a kill exactly between them leaves the old one beside it as `.NAME.*.old`.)
     If the block raises, the temporary folder is removed and `path` is untouched.
 
     Raises:
@@ -61,7 +62,11 @@ def replacing_folder(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
         if path.exists():
             old = temporary.with_suffix(".old")
             os.replace(path, old)
-            os.replace(temporary, path)
+            try:
+                os.replace(temporary, path)
+            except OSError:
+                os.replace(old, path)
+                raise
             shutil.rmtree(old)
         else:
             os.replace(temporary, path)

@@ -1,5 +1,9 @@
-import pytest
+import sys
 
+import pytest
+from absl import flags
+
+from bpd_jax import cli
 from bpd_jax.cli import rewrite_gin_arguments
 from bpd_jax.errors import UserError
 
@@ -16,3 +20,34 @@ def test_gin_arguments_become_bindings():
 def test_gin_arguments_without_a_value_are_refused(argument):
     with pytest.raises(UserError, match="has no value"):
         rewrite_gin_arguments(["p", argument])
+
+
+@pytest.mark.parametrize(
+    "argument, message",
+    [
+        ("--nosuch=1", "error: Unknown command line flag 'nosuch'"),
+        ("--verbosity=high", "error: flag --verbosity=high: "),
+        ("stray", "error: unexpected argument 'stray': every option is a flag"),
+        ("--gin.STEPS", "error: --gin.STEPS has no value: write --gin.NAME=VALUE"),
+    ],
+)
+def test_bad_flags_are_one_sentence(argument, message, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["program", argument])
+    with pytest.raises(SystemExit) as ended:
+        cli.run(lambda: pytest.fail("main ran"))
+    assert ended.value.code == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith(message)
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+def test_a_missing_flag_is_named(monkeypatch):
+    values = flags.FlagValues()
+    flags.DEFINE_string("model", None, "a run folder.", flag_values=values)
+    monkeypatch.setattr(flags, "FLAGS", values)
+    values(["program"])
+    with pytest.raises(UserError, match=r"--model is missing: a run folder\."):
+        cli.required("model")
+    values.model = "m"
+    assert cli.required("model") == "m"

@@ -12,7 +12,7 @@ run="${RUN:-runs/demo}"
 
 step() {
     printf '\n\033[1m$ python'
-    printf ' %s' "$@"
+    printf ' %q' "$@"
     printf '\033[0m\n'
     "$python" "$@"
 }

@@ -1,37 +1,31 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
-from bpd_jax.decoding.methods import Method
-from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.evaluation.blocks import telling_block
-from bpd_jax.evaluation.compare import compare
-
-pytest.importorskip("pynini")
 
 
 @pytest.mark.parametrize(
     "refined, label",
     [
-        (Method("ngram", 3), "3-best 3-gram"),
-        (Method("zero_gram", 3), "3-best 0-gram"),
+        ("ngram:3", "3-best 3-gram"),
+        ("zero_gram:3", "3-best 0-gram"),
         (None, None),
     ],
 )
-def test_a_block_is_a_serial_call_of_bpd(decoder, prompts, refined, label):
-    methods = [Method("bpd")] + ([refined] if refined else [])
-    results = compare(decoder, methods, prompts, DecodeOptions(16, batch_size=3))
-    view = telling_block(decoder, results)
+def test_a_block_is_a_serial_call_of_bpd(decoder, results, refined, label):
+    bpd = results["bpd"]
+    view = telling_block(decoder, [bpd, *([results[refined]] if refined else [])])
     labels = ["BPD", label, "Oracle"] if refined else ["BPD", "Oracle"]
     assert [path.label for path in view.paths] == labels
     assert view.tokens.shape == view.log_probs.shape == (4, 6)
 
     # It lies where a serial call of BPD began, and BPD's path is that call's draft.
     calls = {}
-    for generation in results[1].generations:
+    for generation in bpd.generations:
         end, tokens = 0, generation.output_ids
-        for draft, accepted in zip(
-            generation.drafts, generation.accepted, strict=True
-        ):
+        for draft, accepted in zip(generation.drafts, generation.accepted, strict=True):
             text = np.concatenate([generation.input_ids, tokens[:end]])
             calls[text.tobytes()] = draft, accepted, tokens[end : end + 4]
             end += accepted
@@ -49,8 +43,11 @@ def test_a_block_is_a_serial_call_of_bpd(decoder, prompts, refined, label):
     assert view.paths[-1].accepted == max(path.accepted for path in view.paths)
 
 
-def test_there_is_no_block_without_bpd_or_in_short_texts(decoder, prompts):
-    options = DecodeOptions(3, batch_size=3)  # shorter than a block of four
-    results = compare(decoder, [Method("bpd")], prompts, options)
-    assert telling_block(decoder, results) is None
-    assert telling_block(decoder, results[:1]) is None
+def test_there_is_no_block_without_bpd_or_in_short_texts(decoder, results):
+    assert telling_block(decoder, [results["autoregressive"]]) is None
+    texts = [
+        dataclasses.replace(g, output_ids=g.output_ids[:3], accepted=np.array([3]))
+        for g in results["bpd"].generations
+    ]  # shorter than a block of four
+    short = dataclasses.replace(results["bpd"], generations=texts)
+    assert telling_block(decoder, [short]) is None

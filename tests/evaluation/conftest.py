@@ -4,7 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from bpd_jax.decoding.methods import Decoder
+from bpd_jax.decoding.methods import Decoder, parse_method
+from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.evaluation.compare import compare
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
 from bpd_jax.models.functions import ModelFunctions
@@ -35,3 +37,12 @@ def decoder():
     texts = [rng.integers(0, VOCAB, 60).astype(np.int32) for _ in range(10)]
     counts = count_ngrams(texts, order=3, vocab_size=VOCAB, end_of_text=0)
     return Decoder(ModelFunctions(config), params, width=6, ngram=estimate_katz(counts))
+
+
+@pytest.fixture(scope="session")
+def results(decoder, prompts):
+    """Every kind of method on the prompts, by name."""
+    pytest.importorskip("pynini")
+    methods = [parse_method(n) for n in ("bpd", "zero_gram:3", "ngram:3", "oracle")]
+    found = compare(decoder, methods, prompts, DecodeOptions(16, batch_size=3))
+    return {result.method.name: result for result in found}
