@@ -18,9 +18,11 @@ DATA = [
     "tensorflow-datasets>=4.9.10,<5",
 ]
 FST = ["pynini>=2.1.7,<3"]
+BEAM = ["apache-beam>=2.77,<3"]
 TENSORBOARD = ["tensorboardX>=2.6.5,<3"]
 DEV = [
     "hypothesis>=6.100,<7",
+    "kenlm>=0.3,<0.4",
     "mypy>=2.4,<3",
     "pre_commit>=4.7,<5",
     "pytest>=9.2,<10",
@@ -53,6 +55,7 @@ setup(
         "gin-config>=0.5,<0.6",
         "jax>=0.10.2,<0.12",
         "jaxtyping>=0.3.11,<0.4",
+        "numba>=0.66,<0.70",
         "numpy>=2.1,<3",
         "optax>=0.2.8,<0.3",
         "orbax-checkpoint>=0.12.8,<0.13",
@@ -63,8 +66,9 @@ setup(
     extras_require={
         "data": DATA,
         "fst": FST,
+        "beam": BEAM,
         "tensorboard": TENSORBOARD,
-        "all": DATA + FST + TENSORBOARD,
+        "all": DATA + FST + BEAM + TENSORBOARD,
         "cuda13": ["jax[cuda13]"],
         "tpu": ["jax[tpu]"],
         "dev": DEV,
