@@ -5,6 +5,7 @@ Bad input ends with one sentence on standard error and exit status 1.
 """
 
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 
@@ -76,3 +77,25 @@ def required(flag: str) -> str:
     if not value:
         raise UserError(f"--{flag} is missing: {flags.FLAGS[flag].help}")
     return value
+
+
+def byte_count(flag: str) -> int:
+    """Returns the bytes that a flag such as `--memory=4GB` asks for."""
+    text = required(flag)
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)B?\s*", text.upper(), re.A)
+    if found is None:
+        raise UserError(f"--{flag}={text} is no size: write it like 500MB or 4GB.")
+    number, unit = found.groups()
+    return int(float(number) * 1000 ** " KMGT".index(unit or " "))
+
+
+def whole_numbers(flag: str) -> tuple[int, ...] | None:
+    """Returns the numbers of a list flag such as `--min_counts=1,1,2,4`, or None."""
+    texts = flags.FLAGS[flag].value
+    if not texts:
+        return None
+    if not all(text.strip().isdecimal() for text in texts):
+        raise UserError(
+            f"--{flag}={','.join(texts)} is no list of numbers such as 1,1,2,4."
+        )
+    return tuple(int(text) for text in texts)

@@ -14,7 +14,7 @@ import math
 import os
 import pathlib
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from bpd_jax import progress
@@ -128,14 +128,20 @@ def source_digest(task: TextTask) -> str:
     return digest.hexdigest()
 
 
-def all_documents(task: TextTask) -> Iterator[Document]:
+def all_documents(
+    task: TextTask, among: Iterable[SourceFile] | None = None
+) -> Iterator[Document]:
     """Yields every document that is not empty, by file name, then by line.
+
+    Args:
+      task: the corpus.
+      among: some of its files; by default all.
 
     Raises:
       UserError: a file cannot be read, is not UTF-8 or is not valid JSON Lines.
         (Files of the standard library that are not UTF-8 are passed over.)
     """
-    for name, path in corpus_files(task):
+    for name, path in corpus_files(task) if among is None else among:
         for document in _documents_of_file(name, path, task.corpus == "stdlib"):
             if document.text:
                 yield document
@@ -194,7 +200,10 @@ def sample_ids(documents: Iterable[Document], max_bytes: int) -> tuple[set[str],
 
 
 def split_documents(
-    task: TextTask, split: str, label: str | None = None
+    task: TextTask,
+    split: str,
+    label: str | None = None,
+    among: Collection[SourceFile] | None = None,
 ) -> Iterator[Document]:
     """Yields the documents of one split, in the order of `all_documents`.
 
@@ -202,10 +211,11 @@ def split_documents(
       task: the corpus, its limit and its split.
       split: `train`, `validation`, or `all` for both together.
       label: name of a progress bar over the text read, or None for no bar.
+      among: some of the corpus files; by default all.
 
     Raises:
-      UserError: as `all_documents`; or, after the last document, one of the two
-        splits is empty (not for `all`).
+      UserError: as `all_documents`; or, after the last document of all files, one of
+        the two splits is empty (not for `all`).
     """
     check_split(split)
     chosen, total = None, None
@@ -217,7 +227,7 @@ def split_documents(
     with progress.bar(
         label=label or "", total=total, unit="B", unit_scale=True, disable=label is None
     ) as bar:
-        for document in all_documents(task):
+        for document in all_documents(task, among):
             if chosen is not None and document.id not in chosen:
                 continue
             place = fraction_of("split", document.id)
@@ -225,7 +235,8 @@ def split_documents(
             if split in (ALL, SPLITS[place < task.validation_fraction]):
                 yield document
             bar.update(len(document.text.encode("utf-8")))
-    _check_places(task, places, split)
+    if among is None:
+        _check_places(task, places, split)
 
 
 def _check_places(task: TextTask, places: list[float], split: str) -> None:

@@ -7,13 +7,16 @@ S. Katz 1987, "Estimation of probabilities from sparse data for the language mod
 component of a speech recognizer". Unigrams are maximum likelihood; `<s>` is no event.
 """
 
+import functools
+
 import numpy as np
 
 from bpd_jax import progress
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.backoff import log_backoffs
-from bpd_jax.ngrams.counts import NGramCounts, as_stored
+from bpd_jax.ngrams.counting.counts import NGramCounts, as_stored
+from bpd_jax.ngrams.counting.levels import stored_table
 from bpd_jax.ngrams.model import NGramModel
 
 DEFAULT_BINS = 5
@@ -42,8 +45,10 @@ def good_turing_discounts(counts: np.ndarray, bins: int = DEFAULT_BINS) -> np.nd
     """
     if bins < 1:
         raise UserError(f"bins is {bins}: it must be 1 or more.")
-    # n[r] for r = 0 ... bins + 1.
-    n = np.bincount(np.minimum(counts, bins + 2), minlength=bins + 3)[: bins + 2]
+    from bpd_jax.ngrams import katz_kernels
+
+    n = np.empty(bins + 2, np.int64)  # n[r] for r = 0 ... bins + 1
+    katz_kernels.count_counts(counts, n)
     factors = np.full(bins + 2, 1 - _SMALLEST_DISCOUNT)
     seen = np.flatnonzero(n)
     if not seen.size:
@@ -70,34 +75,59 @@ def estimate_katz(counts: NGramCounts, bins: int = DEFAULT_BINS) -> NGramModel:
       counts: of orders 1 ... N, with or without minimum counts.
       bins: highest count that is discounted by Good-Turing; OpenGrm's default is 5.
     """
-    width = counts.width
-    eos, bos = trie.eos_symbol(counts.vocab_size), trie.bos_symbol(counts.vocab_size)
+    bos = trie.bos_symbol(counts.vocab_size)
     unigrams = np.where(counts.keys[0] == bos, 0, counts.counts[0])
     probs = [unigrams / unigrams.sum()]
     events = int(np.count_nonzero(unigrams))
-    for order in progress.bar(
-        range(2, len(counts.keys) + 1), label="estimate", unit=" orders"
-    ):
-        keys, numbers = counts.keys[order - 1], counts.counts[order - 1]
-        histories = keys // width
-        factors = good_turing_discounts(numbers, bins)
-        factor = factors[np.minimum(numbers, bins + 1)]
-        prob = as_stored(numbers) * factor / counts.followed[order - 2][histories]
-
-        complete = np.flatnonzero(
-            trie.child_counts(counts.keys, order - 1, width) == events
-        )
-        if complete.size:
-            rest = 1 - np.bincount(histories, prob)[complete]
-            ends = trie.find(keys, complete, np.full(complete.size, eos), width)
-            prob[ends] += rest
-        probs.append(prob)
+    orders = range(2, len(counts.keys) + 1)
+    probs += [
+        _discounted(counts, order, bins, events)
+        for order in progress.bar(orders, label="estimate", unit=" orders")
+    ]
+    backoffs = log_backoffs(counts.keys, probs, counts.width)
     with np.errstate(divide="ignore"):
-        log_probs = tuple(np.log(prob) for prob in probs)
+        for prob in probs:
+            np.log(prob, out=prob)
     return NGramModel(
         vocab_size=counts.vocab_size,
         keys=counts.keys,
-        log_probs=log_probs,
-        log_backoffs=log_backoffs(counts.keys, probs, width),
+        log_probs=tuple(probs),
+        log_backoffs=backoffs,
         end_of_text=counts.end_of_text,
     )
+
+
+def _discounted(counts: NGramCounts, order: int, bins: int, events: int) -> np.ndarray:
+    """Returns P(last symbol | history) of all n-grams of an order above 1, `[n]`.
+
+    Args:
+      counts: of all orders.
+      order: of the n-grams.
+      bins: highest count that is discounted by Good-Turing.
+      events: how many symbols can follow a history.
+    """
+    from bpd_jax.ngrams import katz_kernels
+
+    numbers, width = counts.counts[order - 1], counts.width
+    offsets = trie.child_offsets(counts.keys, order - 1, width)
+    table = stored_table()
+    probs = np.empty(numbers.size)
+    high = np.flatnonzero(numbers >= table.size)
+    probs[high] = as_stored(numbers[high])
+    fill = functools.partial(
+        katz_kernels.fill_probs,
+        numbers,
+        offsets,
+        counts.followed[order - 2],
+        good_turing_discounts(numbers, bins),
+        table,
+        probs,
+    )
+    trie.in_threads(fill, offsets)
+
+    complete = np.flatnonzero(np.diff(offsets) == events)
+    if complete.size:
+        rests = [1 - probs[slice(*offsets[[h, h + 1]])].sum() for h in complete]
+        eos = np.full(complete.size, trie.eos_symbol(counts.vocab_size))
+        probs[trie.find(counts.keys[order - 1], complete, eos, width)] += rests
+    return probs

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bpd_jax.errors import UserError
-from bpd_jax.ngrams.counts import count_ngrams, with_min_counts
+from bpd_jax.ngrams.counting.counts import count_ngrams, with_min_counts
 from bpd_jax.ngrams.katz import estimate_katz, good_turing_discounts
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.prune import prune

@@ -1,5 +1,6 @@
-"""Tests of bpd_jax.ngrams.counts."""
+"""Tests of bpd_jax.ngrams.counting.counts."""
 
+import pathlib
 from collections import Counter
 
 import numpy as np
@@ -9,12 +10,13 @@ from hypothesis import strategies as st
 
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams import trie
-from bpd_jax.ngrams.counts import (
+from bpd_jax.ngrams.counting.counts import (
     NGramCounts,
     boundary_stream,
     count_ngrams,
     with_min_counts,
 )
+from bpd_jax.ngrams.model import NGramModel
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 3), max_size=8), min_size=1, max_size=20)
 
@@ -111,3 +113,25 @@ def test_bad_input_is_refused(sequences, arguments, message) -> None:
 def test_min_counts_that_do_not_fit_are_refused(minimums: list[int]) -> None:
     with pytest.raises(UserError, match="min_counts"):
         with_min_counts(count_ngrams([[0, 1]], order=3), minimums)
+
+
+def test_counts_are_saved_and_loaded(tmp_path: pathlib.Path) -> None:
+    whole = count_ngrams([[0, 1, 2], [0, 1], [2]], order=3, end_of_text=3)
+    for counts in (whole, with_min_counts(whole, [1, 2, 2])):
+        folders = [tmp_path / name for name in ("one", "two")]
+        for folder in folders:
+            counts.save(folder)
+        again = NGramCounts.load(folders[0])
+        assert as_dict(again) == as_dict(counts)
+        for one, other in zip(again.followed, counts.followed, strict=True):
+            np.testing.assert_array_equal(one, other)
+        assert (again.vocab_size, again.end_of_text, again.seen) == (4, 3, whole.sizes)
+        assert (again.sequences, again.tokens, again.events) == (3, 6, 9)
+        for path in folders[0].iterdir():
+            assert path.read_bytes() == (folders[1] / path.name).read_bytes()
+    with pytest.raises(UserError, match=r"ngram_model\.json"):
+        NGramModel.load(tmp_path / "one")
+    keys = tmp_path / "one" / "keys_2.npy"
+    keys.write_bytes(keys.read_bytes()[:-8])
+    with pytest.raises(UserError, match=r"keys_2\.npy .* count again"):
+        NGramCounts.load(tmp_path / "one")

@@ -1,0 +1,148 @@
+"""Counts n-grams of text of any size: one machine, or a Beam pipeline.
+
+    python -m bpd_jax.count_ngrams --text='books/**/*.txt' --output=books_counts
+    python -m bpd_jax.count_ngrams --tokens='ids-*.npy' --end_of_text=0 --order=5 \\
+        --min_counts=1,1,2,4,4 --memory=16GB --output=ids_counts
+    python -m bpd_jax.build_ngram --counts=ids_counts --output=ids_5gram
+
+The same command again goes on where a killed one stopped.
+"""
+
+import time
+
+from absl import flags
+from rich.console import Console
+from rich.table import Table
+
+from bpd_jax import cli
+from bpd_jax.errors import UserError
+from bpd_jax.ngrams.counting import beam, bounded
+from bpd_jax.ngrams.counting.counts import NGramCounts
+from bpd_jax.ngrams.counting.sources import Source, open_source
+
+_TASK = flags.DEFINE_string(
+    "task", None, "Text task such as stdlib, or a registered seqio task."
+)
+_TEXT = flags.DEFINE_string("text", None, "Glob of .txt, .jsonl or .jsonl.gz files.")
+_TOKENS = flags.DEFINE_string(
+    "tokens",
+    None,
+    "Glob of files of token ids: a sequence per line, plain or gzip; or .npy arrays.",
+)
+_OUTPUT = flags.DEFINE_string("output", None, "Folder to write the counts to.")
+_ORDER = flags.DEFINE_integer("order", 4, "Length N of the longest n-grams.")
+flags.DEFINE_list(
+    "min_counts", None, "Least count of an n-gram, per order: 1,1,2,4. Default: all 1."
+)
+flags.DEFINE_string("memory", "4GB", "Memory to take, about.")
+_VOCABULARY = flags.DEFINE_string(
+    "vocabulary",
+    "gpt3",
+    "For --task and --text: gpt3, bpe:N, a tokenizer.json or a folder that has one.",
+)
+_SPLIT = flags.DEFINE_string(
+    "split",
+    None,
+    "For --task and --text: train, validation or all. Default: train for --task, "
+    "all for --text.",
+)
+_MAX_BYTES = flags.DEFINE_integer(
+    "max_bytes", None, "For --task and --text: bytes of text to take. Default: all."
+)
+_VOCAB_SIZE = flags.DEFINE_integer(
+    "vocab_size", None, "For --tokens: vocabulary size. Default: highest id plus 1."
+)
+_END_OF_TEXT = flags.DEFINE_integer(
+    "end_of_text", None, "For --tokens: token that stands for the ends of a sequence."
+)
+_BEAM_RUNNER = flags.DEFINE_string(
+    "beam_runner",
+    None,
+    "Count with an Apache Beam pipeline on this runner: DirectRunner, DataflowRunner, "
+    "SparkRunner, FlinkRunner. Default: on this machine, without Beam.",
+)
+_BEAM_OPTIONS = flags.DEFINE_string(
+    "beam_options",
+    "",
+    "Options of the pipeline, with blanks between: '--direct_num_workers=2 "
+    "--direct_running_mode=multi_processing'.",
+)
+_BEAM_FOLDER = flags.DEFINE_string(
+    "beam_folder",
+    None,
+    "Folder that Beam's workers write and this machine reads, such as gs://bucket/x. "
+    "Default: OUTPUT.work, for workers on this machine.",
+)
+
+
+def main() -> None:
+    """Counts what the flags say and prints a summary."""
+    output = cli.required("output")
+    begin = time.perf_counter()
+    source = _source()
+    min_counts = cli.whole_numbers("min_counts")
+    memory = cli.byte_count("memory")
+    if _BEAM_RUNNER.value:
+        counts = beam.count_with_beam(
+            source,
+            output,
+            order=_ORDER.value,
+            min_counts=min_counts,
+            memory=memory,
+            options=[f"--runner={_BEAM_RUNNER.value}", *_BEAM_OPTIONS.value.split()],
+            shared_folder=_BEAM_FOLDER.value,
+        )
+    else:
+        if _BEAM_OPTIONS.value or _BEAM_FOLDER.value:
+            raise UserError("--beam_options and --beam_folder go with --beam_runner.")
+        counts = bounded.count_to_folder(
+            source,
+            output,
+            order=_ORDER.value,
+            min_counts=min_counts,
+            memory=memory,
+        )
+    print_summary(counts, Console())
+    print(f"{output}: {time.perf_counter() - begin:.1f} seconds")
+
+
+def _source() -> Source:
+    given = [flag.name for flag in (_TASK, _TEXT, _TOKENS) if flag.value]
+    if len(given) != 1:
+        found = " and ".join(f"--{name}" for name in given) or "none"
+        raise UserError(
+            f"give exactly one of --task, --text and --tokens: found {found}."
+        )
+    of_text = (_SPLIT, _MAX_BYTES)
+    of_tokens = (_VOCAB_SIZE, _END_OF_TEXT)
+    for flag in of_text if _TOKENS.value else of_tokens:
+        if flag.value is not None:
+            raise UserError(f"--{flag.name} does not go with --{given[0]}.")
+    return open_source(
+        task=_TASK.value,
+        text=_TEXT.value,
+        tokens=_TOKENS.value,
+        split=_SPLIT.value,
+        vocabulary=_VOCABULARY.value,
+        max_bytes=_MAX_BYTES.value,
+        vocab_size=_VOCAB_SIZE.value,
+        end_of_text=_END_OF_TEXT.value,
+    )
+
+
+def print_summary(counts: NGramCounts, console: Console) -> None:
+    """Prints the sizes of what was counted as a table."""
+    sizes = Table("order", "in the text", "after min counts")
+    for column in sizes.columns:
+        column.justify = "right"
+    for index, seen in enumerate(counts.seen):
+        kept = counts.sizes[index] if index < len(counts.sizes) else 0
+        sizes.add_row(str(index + 1), f"{seen:,}", f"{kept:,}")
+    sizes.add_section()
+    sizes.add_row("all", f"{sum(counts.seen):,}", f"{sum(counts.sizes):,}")
+    console.print(sizes)
+    console.print(f"{counts.tokens:,} tokens in {counts.sequences:,} sequences")
+
+
+if __name__ == "__main__":
+    cli.run(main)

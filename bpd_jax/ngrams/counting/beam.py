@@ -1,0 +1,188 @@
+"""The same counts from an Apache Beam pipeline, for text beyond one machine.
+
+    shares of the source                            files, read by many workers
+      -> sorted distinct windows, part by part      windows.sorted_parts
+      -> GroupByKey                                 the key is the part
+      -> one sorted file per part                   windows.merged
+    parts, in order -> counts of every order        levels.assemble, on this machine
+
+The parts are ranges of windows, chosen so from a sample of the text that they are about
+equal. The last step is one pass over the parts, in the memory of a few of them; the
+result lies on disk from the beginning.
+"""
+
+import functools
+import os
+import pathlib
+import re
+import tempfile
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from bpd_jax.errors import UserError
+from bpd_jax.ngrams import parallel, trie
+from bpd_jax.ngrams.counting import bounded, windows
+from bpd_jax.ngrams.counting.counts import NGramCounts, check_min_counts, check_order
+from bpd_jax.ngrams.counting.sources import Source
+
+PARTS = 256
+_SAMPLE_TOKENS = 1 << 20
+
+_Packed = tuple[bytes, bytes]  # rows and counts
+
+
+def count_with_beam(
+    source: Source,
+    output: str | os.PathLike[str],
+    *,
+    order: int,
+    min_counts: Sequence[int] | None = None,
+    memory: int = bounded.DEFAULT_MEMORY,
+    options: Sequence[str] = (),
+    shared_folder: str | None = None,
+) -> NGramCounts:
+    """Counts with a pipeline and writes the folder of `bounded.count_to_folder`.
+
+    Args:
+      source: text or token files; every worker reads some of the files.
+      output: folder to write, on this machine.
+      order: the highest order N.
+      min_counts: per order, or None for 1 everywhere.
+      memory: bytes that a worker takes for the windows it sorts.
+      options: of the pipeline, as Beam takes them on a command line, such as
+        `--runner=DirectRunner` and `--direct_num_workers=2`.
+      shared_folder: where workers write and this machine reads, on any file system that
+        Beam knows; by default `OUTPUT.work`. It is removed at the end.
+
+    Raises:
+      UserError: the source or an argument is at fault, or Beam is not installed.
+    """
+    try:
+        import apache_beam as beam
+        from apache_beam.options.pipeline_options import PipelineOptions
+    except ModuleNotFoundError as error:
+        raise UserError(
+            "counting with Beam needs apache-beam, which is not installed."
+        ) from error
+    from apache_beam.io.filesystems import FileSystems
+
+    check_order(order)
+    if min_counts is not None:
+        check_min_counts(min_counts, order)
+    output = pathlib.Path(output)
+    bounded.check_output(output)
+    folder = shared_folder or f"{output}.work"
+    if FileSystems.exists(folder):
+        raise UserError(
+            f"{folder} is there already: remove it, or give another shared folder."
+        )
+    packing = windows.Packing(order, source.vocab_size)
+    shares = source.shares()
+    part_of = _part_of(source)
+    try:
+        pipeline = beam.Pipeline(options=PipelineOptions(list(options)))
+    except ValueError as error:
+        raise UserError(f"Beam does not take these options: {error}") from error
+    output.parent.mkdir(parents=True, exist_ok=True)
+    FileSystems.mkdirs(folder)
+    try:
+        with pipeline:
+            _ = (
+                pipeline
+                | "shares" >> beam.Create(shares)
+                | "spread" >> beam.Reshuffle()
+                | "sort" >> beam.FlatMap(sorted_share, packing, part_of, memory)
+                | "group" >> beam.GroupByKey()
+                | "merge" >> beam.MapTuple(functools.partial(write_part, folder))
+            )
+        with tempfile.TemporaryDirectory(
+            dir=output.parent, prefix=f".{output.name}."
+        ) as mapped:
+            sorted_windows = read_parts(folder, packing)
+            counts = bounded.assemble(
+                sorted_windows, packing, source, min_counts, mapped
+            )
+            counts.save(output)
+    except RuntimeError as error:
+        # What a worker in another process raised comes as text.
+        told = re.search(
+            r"errors\.UserError: (.*?)( \[while running .*)?$", str(error), re.M
+        )
+        if told is None:
+            raise
+        raise UserError(told[1]) from error
+    finally:
+        FileSystems.delete([folder])
+    return NGramCounts.load(output, verify=False)
+
+
+def _part_of(source: Source) -> np.ndarray:
+    """Returns the part of each symbol, from the first tokens of the source."""
+    occurrences = np.zeros(trie.symbol_width(source.vocab_size), np.int64)
+    for batch in source.batches():
+        stream = windows.add_boundaries(
+            batch, vocab_size=source.vocab_size, end_of_text=source.end_of_text
+        )
+        occurrences += np.bincount(stream, minlength=occurrences.size)
+        if occurrences.sum() >= _SAMPLE_TOKENS:
+            break
+    if not occurrences.any():
+        raise UserError(f"{source.name} holds no text to count: the input is empty.")
+    return windows.balanced_parts(occurrences, PARTS)
+
+
+def sorted_share(
+    share: Source, packing: windows.Packing, part_of: np.ndarray, memory: int
+) -> Iterator[tuple[int, _Packed]]:
+    """Yields the sorted distinct windows of a share, by part."""
+    for stream, _, _ in bounded.chunks(share, packing, memory):
+        found = windows.sorted_parts(stream, packing, part_of)
+        for part, (rows, counts) in enumerate(found.parts):
+            if len(rows):
+                yield part, (rows.tobytes(), counts.tobytes())
+
+
+def write_part(folder: str, part: int, pieces: Iterable[_Packed]) -> None:
+    """Merges what all shares have of a part into one file: its rows, then its counts.
+
+    The file appears as a whole, however often a worker tries.
+    """
+    from apache_beam.io.filesystems import FileSystems
+
+    lists = []
+    for packed_rows, packed_counts in pieces:
+        counts = np.frombuffer(packed_counts, np.int64)
+        rows = np.frombuffer(packed_rows, np.uint64).reshape(counts.size, -1)
+        lists.append(windows.Counted(rows.copy(), counts.copy()))
+    rows, counts = windows.merged(lists)
+    path = FileSystems.join(folder, f"part_{part:05d}")
+    temporary = f"{path}.{uuid.uuid4().hex}"
+    with FileSystems.create(temporary) as file:
+        file.write(rows.tobytes())
+        file.write(counts.tobytes())
+    FileSystems.rename([temporary], [path])
+
+
+def read_parts(folder: str, packing: windows.Packing) -> windows.SortedWindows:
+    """Returns what `write_part` wrote, in order."""
+    from apache_beam.io.filesystems import FileSystems
+
+    (found,) = FileSystems.match([FileSystems.join(folder, "part_*")])
+    sizes = {
+        about.path: about.size_in_bytes // (8 * (packing.words + 1))
+        for about in found.metadata_list
+        if about.path.rpartition("part_")[2].isdecimal()  # Not one of a failed try.
+    }
+
+    def read(path: str) -> windows.Counted:
+        with FileSystems.open(path) as file:
+            words = np.frombuffer(file.read(), np.uint64)
+        rows, counts = np.split(words, [sizes[path] * packing.words])
+        return windows.Counted(
+            rows.reshape(-1, packing.words).copy(), counts.astype(np.int64)
+        )
+
+    parts = parallel.in_order(read, sorted(sizes), parallel.cores())
+    return windows.SortedWindows(sum(sizes.values()), len(sizes), parts)

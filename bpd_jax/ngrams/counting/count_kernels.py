@@ -1,0 +1,371 @@
+"""The inner loops of counting, compiled. `windows` and `levels` say what they mean."""
+
+import math
+
+import numba
+import numpy as np
+
+_DIGIT_BITS = 11  # of one pass of the radix sort
+
+
+@numba.njit(cache=True, nogil=True)
+def fill_windows(
+    stream: np.ndarray,
+    bases: np.ndarray,
+    eos: int,
+    part_of: np.ndarray,
+    places: np.ndarray,
+    rows: np.ndarray,
+) -> None:
+    """Packs the window of every place of a stream and files it under its part.
+
+    The window of a place is that of the place after it, moved one digit to the right,
+    with the place's own symbol in front; so the stream is walked backwards.
+
+    Args:
+      stream: `[T]` int32 symbols, whole sequences.
+      bases: `[W + 1]` uint64: entry 0 is the base b, entry w + 1 the weight of the
+        first digit of word w.
+      eos: the symbol after which a window is empty.
+      part_of: `[symbols]` part of the windows that begin with a symbol.
+      places: `[parts]` int64, where each part begins; it is counted up.
+      rows: `[T, W]` uint64, written.
+    """
+    words = rows.shape[1]
+    base = bases[0]
+    window = np.zeros(words, np.uint64)
+    for index in range(stream.size - 1, -1, -1):
+        symbol = stream[index]
+        if symbol == eos:
+            window[:] = 0
+        digit = np.uint64(symbol + 1)
+        part = part_of[symbol]
+        place = places[part]
+        places[part] = place + 1
+        for word in range(words):
+            rest = window[word] // base
+            leaving = window[word] - rest * base
+            window[word] = digit * bases[word + 1] + rest
+            rows[place, word] = window[word]
+            digit = leaving
+
+
+@numba.njit(cache=True, nogil=True)
+def radix_sort(rows: np.ndarray) -> None:
+    """Sorts rows of words `[n, W]` uint64 in place, the last digit first."""
+    n, words = rows.shape
+    size = 1 << _DIGIT_BITS
+    mask = np.uint64(size - 1)
+    source, target = rows, np.empty_like(rows)
+    starts = np.empty(size, np.int64)
+    for word in range(words - 1, -1, -1):
+        for low in range(0, 64, _DIGIT_BITS):
+            shift = np.uint64(low)
+            starts[:] = 0
+            for index in range(n):
+                starts[(source[index, word] >> shift) & mask] += 1
+            total = 0
+            alone = False
+            for bucket in range(size):
+                number = starts[bucket]
+                alone |= number == n
+                starts[bucket] = total
+                total += number
+            if alone:  # All rows have the same digit here.
+                continue
+            for index in range(n):
+                digit = (source[index, word] >> shift) & mask
+                place = starts[digit]
+                starts[digit] = place + 1
+                for column in range(words):
+                    target[place, column] = source[index, column]
+            source, target = target, source
+    if source is not rows:
+        rows[:] = source
+
+
+@numba.njit(cache=True, nogil=True)
+def count_equal(rows: np.ndarray, counts: np.ndarray) -> int:
+    """Moves the distinct rows of a sorted `[n, W]` to its front; returns how many.
+
+    `counts` `[n]` gets how often each was there.
+    """
+    n, words = rows.shape
+    last = -1
+    for index in range(n):
+        same = last >= 0
+        for word in range(words):
+            same = same and rows[index, word] == rows[last, word]
+        if same:
+            counts[last] += 1
+        else:
+            last += 1
+            counts[last] = 1
+            for word in range(words):
+                rows[last, word] = rows[index, word]
+    return last + 1
+
+
+@numba.njit(cache=True, nogil=True)
+def merge(
+    rows_a: np.ndarray,
+    counts_a: np.ndarray,
+    rows_b: np.ndarray,
+    counts_b: np.ndarray,
+    rows: np.ndarray,
+    counts: np.ndarray,
+) -> int:
+    """Merges two sorted lists of distinct rows; the counts of equal rows add up.
+
+    Returns:
+      How many rows of `rows` and `counts` were written.
+    """
+    words = rows.shape[1]
+    a, b, written = 0, 0, 0
+    while a < counts_a.size or b < counts_b.size:
+        order = 0  # -1: take a; 1: take b; 0: they are equal
+        if b == counts_b.size:
+            order = -1
+        elif a == counts_a.size:
+            order = 1
+        else:
+            for word in range(words):
+                if rows_a[a, word] != rows_b[b, word]:
+                    order = -1 if rows_a[a, word] < rows_b[b, word] else 1
+                    break
+        counts[written] = 0
+        if order >= 0:
+            rows[written] = rows_b[b]
+            counts[written] += counts_b[b]
+            b += 1
+        if order <= 0:
+            rows[written] = rows_a[a]
+            counts[written] += counts_a[a]
+            a += 1
+        written += 1
+    return written
+
+
+@numba.njit(cache=True, nogil=True)
+def _stored(count: int, table: np.ndarray) -> float:
+    """The function `counts.as_stored` of one count; `table` has the lower ones."""
+    if count < table.size:
+        return table[count]
+    return math.exp(np.float64(np.float32(math.log(count))))
+
+
+@numba.njit(cache=True, nogil=True)
+def sum_stored(
+    parents: np.ndarray, counts: np.ndarray, table: np.ndarray, sums: np.ndarray
+) -> None:
+    """Adds what each count is stored as to the sum of its parent, in order."""
+    for index in range(parents.size):
+        sums[parents[index]] += _stored(counts[index], table)
+
+
+@numba.njit(cache=True, nogil=True)
+def split_orders(
+    rows: np.ndarray,
+    counts: np.ndarray,
+    lengths: np.ndarray,
+    bases: np.ndarray,
+    minimums: np.ndarray,
+    table: np.ndarray,
+    state: np.ndarray,
+    following: np.ndarray,
+    previous: np.ndarray,
+    keys: np.ndarray,
+    numbers: np.ndarray,
+    followed: np.ndarray,
+) -> np.ndarray:
+    """Turns sorted distinct windows into the n-grams of every order.
+
+    An n-gram is complete, and written, when the first window comes that does not begin
+    with it; until then its count is open. Windows that come in several calls continue
+    each other; a call without any completes everything.
+
+    Args:
+      rows: `[n, W]` uint64.
+      counts: `[n]`.
+      lengths: `[W]` digits of each word; they add up to N.
+      bases: as in `fill_windows`.
+      minimums: `[N]` least count of an n-gram to be written; they never fall.
+      table: of `_stored`.
+      state: `[4, N]` int64, kept between calls: the digits of the last window, open
+        counts, n-grams completed so far, n-grams written so far.
+      following: `[N]` float64, kept: the sum of what followed an open n-gram.
+      previous: `[W]` uint64, kept: the last window.
+      keys, numbers: `[N, n + 1]` int64, written: keys (see `trie`) and counts.
+      followed: `[N, n + 1]` float64, written: the sums of `following`.
+
+    Returns:
+      `[N]` how many n-grams of each order were written.
+    """
+    n, words = rows.shape
+    order = minimums.size
+    base = bases[0]
+    width = np.int64(base) - 1
+    digits, opened, completed, kept = state[0], state[1], state[2], state[3]
+    fresh = np.zeros(order, np.int64)
+    written = np.zeros(order, np.int64)
+    for index in range(max(n, 1)):
+        # The first place where this window differs from the last one.
+        first = 0
+        if n > 0:
+            first, begin, differs = order, 0, False
+            for word in range(words):
+                value, old = rows[index, word], previous[word]
+                begin += lengths[word]
+                if not differs and value == old:
+                    continue
+                place = begin - 1
+                while place >= begin - lengths[word]:
+                    if not differs and value == old:
+                        break
+                    rest = value // base
+                    fresh[place] = np.int64(value - rest * base)
+                    value = rest
+                    old //= base
+                    place -= 1
+                if not differs:
+                    first = place + 1
+                    differs = True
+                previous[word] = rows[index, word]
+        for level in range(order - 1, first - 1, -1):
+            count = opened[level]
+            if count == 0:
+                continue
+            completed[level] += 1
+            if level > 0:
+                following[level - 1] += _stored(count, table)
+            if count >= minimums[level]:
+                place = written[level]
+                parent = kept[level - 1] if level > 0 else 0
+                keys[level, place] = parent * width + digits[level] - 1
+                numbers[level, place] = count
+                followed[level, place] = following[level]
+                written[level] = place + 1
+                kept[level] += 1
+            opened[level] = 0
+            following[level] = 0.0
+        if n > 0:
+            for level in range(first, order):
+                digits[level] = fresh[level]
+            for level in range(order):
+                if digits[level] == 0:
+                    break
+                opened[level] += counts[index]
+    return written
+
+
+@numba.njit(cache=True, nogil=True)
+def parse_ids(
+    text: np.ndarray, ids: np.ndarray, lengths: np.ndarray
+) -> tuple[int, int, int]:
+    """Parses lines of decimal numbers with blanks between them.
+
+    Args:
+      text: `[n]` uint8; whole lines.
+      ids: int32, written: the numbers of all lines.
+      lengths: int64, written: how many numbers each line has; 0 for an empty one.
+
+    Returns:
+      How many ids and how many lines were written, and 1 if the line after these is
+      at fault.
+    """
+    num_ids, lines, length = 0, 0, 0
+    value, inside = np.int64(0), False
+    for index in range(text.size + 1):
+        # A missing line end after the last line is made up for.
+        byte = text[index] if index < text.size else np.uint8(10)
+        if 48 <= byte <= 57:
+            value = value * 10 + (byte - 48)
+            inside = True
+            if value > 2147483647:
+                return num_ids, lines, 1
+        elif byte == 32 or 9 <= byte <= 13:
+            if inside:
+                ids[num_ids + length] = value
+                length += 1
+                value, inside = np.int64(0), False
+            if byte == 10 and (index < text.size or length):
+                num_ids += length
+                lengths[lines] = length
+                lines += 1
+                length = 0
+        else:
+            return num_ids, lines, 1
+    return num_ids, lines, 0
+
+
+@numba.njit(cache=True, nogil=True)
+def parse_counts(
+    text: np.ndarray,
+    symbols: np.ndarray,
+    sizes: np.ndarray,
+    counts: np.ndarray,
+    numbers: np.ndarray,
+) -> tuple[int, int, int]:
+    """Parses lines of an n-gram and its count, symbols being ids, `<s>` and `</s>`.
+
+    Args:
+      text: `[n]` uint8; whole lines.
+      symbols: int32, written: those of all n-grams; -1 is `</s>` and -2 `<s>`.
+      sizes: int64, written: the order of each n-gram.
+      counts: int64, written.
+      numbers: int64, written: the number of each one's line, from 1.
+
+    Returns:
+      How many symbols and how many n-grams were written, and 1 if a line is none that
+      this function knows.
+    """
+    used, found, line, fields = 0, 0, 1, 0
+    value, last, length = np.int64(0), np.int64(0), 0
+    resume = 0  # after <s> or </s>
+    for index in range(text.size + 1):
+        if index < resume:
+            continue
+        byte = text[index] if index < text.size else np.uint8(10)
+        if 48 <= byte <= 57 and value >= 0:
+            value = value * 10 + (byte - 48)
+            length += 1
+            if value >= 10**17:
+                return used, found, 1
+        elif byte == 32 or 9 <= byte <= 13:
+            if length:
+                # The field before this one is a symbol, not the count.
+                if fields:
+                    if last > 2147483647:
+                        return used, found, 1
+                    symbols[used] = last
+                    used += 1
+                last = value
+                fields += 1
+                value, length = np.int64(0), 0
+            if byte == 10:
+                if fields:
+                    if fields == 1 or last < 1:
+                        return used, found, 1
+                    sizes[found] = fields - 1
+                    counts[found] = last
+                    numbers[found] = line
+                    found += 1
+                    fields = 0
+                line += 1
+        elif byte == 60 and length == 0:  # <
+            end = index + 1
+            slash = end < text.size and text[end] == 47
+            if slash:
+                end += 1
+            if (
+                end + 1 >= text.size
+                or text[end] != 115  # s
+                or text[end + 1] != 62  # >
+            ):
+                return used, found, 1
+            value = np.int64(-1) if slash else np.int64(-2)
+            length = 1
+            resume = end + 2
+        else:
+            return used, found, 1
+    return used, found, 0

@@ -1,0 +1,223 @@
+"""Counts of n-grams of every order, and minimum counts."""
+
+import dataclasses
+import os
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from bpd_jax.errors import UserError
+from bpd_jax.ngrams import storage, trie
+from bpd_jax.ngrams.counting import levels, windows
+from bpd_jax.ngrams.counting.levels import as_stored
+from bpd_jax.ngrams.counting.windows import boundary_stream
+
+__all__ = [
+    "NGramCounts",
+    "as_stored",
+    "boundary_stream",
+    "check_min_counts",
+    "count_ngrams",
+    "with_min_counts",
+]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class NGramCounts:
+    """How often every n-gram was seen; `bpd_jax.ngrams.trie` has the layout.
+
+    Attributes:
+      vocab_size: V; `</s>` is symbol V and `<s>` is V+1.
+      keys: per order, `[n]` int64.
+      counts: per order, `[n]` int64.
+      followed: per order but the highest, `[n]` float64: how often anything followed
+        the n-gram, `as_stored`. It includes what minimum counts dropped.
+      end_of_text: the token that stands for `</s>` and `<s>`, or None.
+      seen: per order, how many different n-grams there were before minimum counts;
+        by default as many as there are.
+    """
+
+    vocab_size: int
+    keys: trie.Keys
+    counts: tuple[np.ndarray, ...]
+    followed: tuple[np.ndarray, ...]
+    end_of_text: int | None = None
+    seen: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.seen:
+            object.__setattr__(self, "seen", self.sizes)
+
+    @property
+    def width(self) -> int:
+        """The number of symbols, V + 2."""
+        return trie.symbol_width(self.vocab_size)
+
+    @property
+    def events(self) -> int:
+        """Tokens counted, one `</s>` per sequence included."""
+        return int(self.counts[0].sum()) - self._unigram(
+            trie.bos_symbol(self.vocab_size)
+        )
+
+    @property
+    def sequences(self) -> int:
+        """Documents or lines counted."""
+        return self._unigram(trie.eos_symbol(self.vocab_size))
+
+    @property
+    def tokens(self) -> int:
+        """Tokens counted, without the boundaries of sequences."""
+        return self.events - self.sequences
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of different n-grams per order, `<s>` among the unigrams."""
+        return tuple(keys.size for keys in self.keys)
+
+    def _unigram(self, symbol: int) -> int:
+        return int(self.counts[0][self.keys[0] == symbol].sum())
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Writes a folder of arrays; the same counts give the same bytes.
+
+        See `bpd_jax.ngrams.storage`. An older folder of that name is replaced.
+
+        Raises:
+          UserError: it cannot be written; an older one is then untouched.
+        """
+        arrays = {
+            f"{name}_{order}": array
+            for name in ("keys", "counts", "followed")
+            for order, array in enumerate(getattr(self, name), start=1)
+        }
+        settings = {
+            "order": len(self.keys),
+            "vocab_size": self.vocab_size,
+            "end_of_text": self.end_of_text,
+            "seen": list(self.seen),
+        }
+        storage.write_folder(folder, arrays, settings, kind="counts")
+
+    @classmethod
+    def load(
+        cls, folder: str | os.PathLike[str], *, verify: bool = True
+    ) -> "NGramCounts":
+        """Reads what `save` wrote; the arrays stay on disk until they are touched.
+
+        Args:
+          folder: the folder.
+          verify: also read everything once to compare checksums; sizes are always
+            compared.
+
+        Raises:
+          UserError: something is missing, cut short or changed.
+        """
+        arrays, settings = storage.read_folder(folder, verify=verify, kind="counts")
+        orders = range(1, settings["order"] + 1)
+        return cls(
+            vocab_size=settings["vocab_size"],
+            keys=tuple(arrays[f"keys_{order}"] for order in orders),
+            counts=tuple(arrays[f"counts_{order}"] for order in orders),
+            followed=tuple(arrays[f"followed_{order}"] for order in orders[:-1]),
+            end_of_text=settings["end_of_text"],
+            seen=tuple(settings["seen"]),
+        )
+
+
+def count_ngrams(
+    sequences: Iterable[Sequence[int] | np.ndarray],
+    *,
+    order: int,
+    vocab_size: int | None = None,
+    end_of_text: int | None = None,
+) -> NGramCounts:
+    """Counts the n-grams of orders 1 ... `order` of sequences in memory.
+
+    No n-gram crosses the end of a sequence; `<s>` is only a first symbol and `</s>`
+    only a last one, as in ARPA files. Orders longer than the longest sequence are
+    left out of the result. `bounded.count` counts what does not fit into memory.
+
+    Args:
+      sequences: token ids, one array per document, without begin and end tokens.
+      order: the highest order N.
+      vocab_size: V; by default the highest id plus 1.
+      end_of_text: the token that stands for the ends of a document, or None; see
+        `boundary_stream`.
+
+    Raises:
+      UserError: `order` is below 1, the input is empty, or a token is outside the
+        vocabulary.
+    """
+    check_order(order)
+    batch, vocab_size = windows.join_all(sequences, vocab_size, end_of_text)
+    stream = windows.add_boundaries(
+        batch, vocab_size=vocab_size, end_of_text=end_of_text
+    )
+    packing = windows.Packing(order, vocab_size)
+    found = levels.assemble(windows.sorted_parts(stream, packing), packing)
+    return from_levels(found, vocab_size, end_of_text)
+
+
+def check_order(order: int) -> None:
+    """Raises a `UserError` unless `order` is 1 or more."""
+    if order < 1:
+        raise UserError(f"order is {order}: it must be 1 or more.")
+
+
+def from_levels(
+    found: levels.Levels, vocab_size: int, end_of_text: int | None
+) -> NGramCounts:
+    """Returns assembled levels as counts."""
+    return NGramCounts(
+        vocab_size,
+        found.keys,
+        found.counts,
+        found.followed,
+        end_of_text=end_of_text,
+        seen=found.seen,
+    )
+
+
+def check_min_counts(min_counts: Sequence[int], orders: int) -> None:
+    """Raises a `UserError` unless `min_counts` can be those of so many orders."""
+    if len(min_counts) < orders:
+        raise UserError(
+            f"min_counts has {len(min_counts)} numbers for {orders} orders: give one "
+            "per order."
+        )
+    if min(min_counts) < 1 or min_counts[0] != 1:
+        raise UserError(
+            f"min_counts is {','.join(map(str, min_counts))}: every number must be 1 "
+            "or more, and the first 1, because unigrams are never dropped."
+        )
+
+
+def with_min_counts(counts: NGramCounts, min_counts: Sequence[int]) -> NGramCounts:
+    """Drops the n-grams seen too rarely, as OpenGrm's count pruning does.
+
+    A rare n-gram stays where a longer one that is kept needs it as its prefix or
+    suffix. The mass of what was dropped after a history goes to its back-off.
+
+    Args:
+      counts: of orders 1 ... N.
+      min_counts: one number per order asked for (N or more of them); the first must
+        be 1, because unigrams are never dropped.
+
+    Raises:
+      UserError: `min_counts` does not fit.
+    """
+    check_min_counts(min_counts, len(counts.keys))
+    keep = [
+        number >= minimum
+        for number, minimum in zip(counts.counts, min_counts, strict=False)
+    ]
+    keep = trie.closed_under_affixes(counts.keys, keep, counts.width)
+    keys = trie.select(counts.keys, keep, counts.width)
+    orders = range(len(keys))
+    return dataclasses.replace(
+        counts,
+        keys=keys,
+        counts=tuple(counts.counts[n][keep[n]] for n in orders),
+        followed=tuple(counts.followed[n][keep[n]] for n in orders[:-1]),
+    )

@@ -1,0 +1,201 @@
+"""Files of token ids.
+
+Text, plain or gzip, has one sequence per line: decimal numbers with blanks between
+them. A `.npy` file is a one-dimensional array of integers, in which the end-of-text
+token stands after (or before) each document. Both are told by their content.
+"""
+
+import contextlib
+import gzip
+import os
+import pathlib
+import zlib
+from collections.abc import Iterator
+from typing import NoReturn
+
+import numpy as np
+
+from bpd_jax import progress
+from bpd_jax.errors import UserError
+from bpd_jax.ngrams.counting.windows import TokenBatch
+
+_HIGHEST_ID = np.iinfo(np.int32).max
+_NPY_MAGIC = b"\x93NUMPY"
+_TEXT_BLOCK = 1 << 23  # bytes
+_ARRAY_BLOCK = 1 << 21  # tokens
+
+
+def read_token_file(path: str | os.PathLike[str]) -> Iterator[np.ndarray]:
+    """Yields one int32 sequence per line of a text file of token ids.
+
+    Empty lines are passed over.
+
+    Raises:
+      UserError: the file cannot be read, or a line holds something else.
+    """
+    for tokens, lengths in read_batches(path, None):
+        yield from np.split(tokens, np.cumsum(lengths[:-1]))
+
+
+def read_batches(
+    path: str | os.PathLike[str], end_of_text: int | None, label: str | None = "read"
+) -> Iterator[TokenBatch]:
+    """Yields the sequences of a file, some thousands at a time; none is cut.
+
+    Args:
+      path: the file.
+      end_of_text: what separates the documents of a `.npy` file, where nothing between
+        two of them is no document; without it, the array is one document.
+      label: name of a progress bar, or None for no bar.
+
+    Raises:
+      UserError: the file cannot be read, or holds something else.
+    """
+    path = pathlib.Path(path)
+    if _is_array(path):
+        return _array_documents(path, end_of_text, label)
+    return _text_lines(path, label)
+
+
+def highest_id(path: str | os.PathLike[str]) -> int:
+    """Returns the highest id of a file; -1 if there is none.
+
+    Raises:
+      UserError: as `read_batches`.
+    """
+    path = pathlib.Path(path)
+    label = "highest id"
+    if _is_array(path):
+        blocks = _array_blocks(path, label)
+    else:
+        blocks = (batch.tokens for batch in _text_lines(path, label))
+    return max((int(block.max(initial=-1)) for block in blocks), default=-1)
+
+
+def _is_array(path: pathlib.Path) -> bool:
+    try:
+        with open(path, "rb") as raw:
+            return raw.read(len(_NPY_MAGIC)) == _NPY_MAGIC
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _array_documents(
+    path: pathlib.Path, end_of_text: int | None, label: str | None
+) -> Iterator[TokenBatch]:
+    begun: list[np.ndarray] = []  # of a document whose end is in a later block
+    for block in _array_blocks(path, label):
+        ends = np.flatnonzero(block == end_of_text)  # none if there is no such token
+        if ends.size:
+            whole = np.concatenate([*begun, block[: ends[-1]]])
+            yield from _documents(whole, end_of_text)
+            begun = []
+            block = block[ends[-1] + 1 :]
+        begun.append(block)
+    if begun:
+        yield from _documents(np.concatenate(begun), end_of_text)
+
+
+def _documents(tokens: np.ndarray, end_of_text: int | None) -> Iterator[TokenBatch]:
+    """Yields what stands between the ends of text, unless there is nothing."""
+    kept = tokens != end_of_text
+    bounds = np.concatenate([[-1], np.flatnonzero(~kept), [tokens.size]])
+    lengths = np.diff(bounds) - 1
+    if kept.any():
+        yield TokenBatch(tokens[kept], lengths[lengths > 0])
+
+
+def _array_blocks(path: pathlib.Path, label: str | None) -> Iterator[np.ndarray]:
+    """Yields a one-dimensional array of ids as int32, part by part."""
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is cut short or damaged: {error}.") from error
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise UserError(
+            f"{path} holds {array.dtype} of shape {list(array.shape)}: token ids are "
+            "integers in one dimension, documents one after the other."
+        )
+    with progress.bar(
+        label=label or "",
+        total=array.size,
+        unit=" tokens",
+        unit_scale=True,
+        disable=label is None,
+    ) as bar:
+        for begin in range(0, array.size, _ARRAY_BLOCK):
+            block = np.asarray(array[begin : begin + _ARRAY_BLOCK])
+            wrong = np.flatnonzero((block < 0) | (block > _HIGHEST_ID))
+            if wrong.size:
+                raise UserError(
+                    f"{path}, index {begin + wrong[0]}: {block[wrong[0]]} is no token "
+                    "id."
+                )
+            yield block.astype(np.int32)
+            bar.update(block.size)
+
+
+def _text_lines(path: pathlib.Path, label: str | None) -> Iterator[TokenBatch]:
+    from bpd_jax.ngrams.counting import count_kernels
+
+    before = 0  # lines
+    for data in line_blocks(path, label):
+        text = np.frombuffer(data, np.uint8)
+        ids = np.empty(text.size // 2 + 1, np.int32)
+        lengths = np.empty(data.count(b"\n") + 1, np.int64)
+        size, lines, fault = count_kernels.parse_ids(text, ids, lengths)
+        if fault:
+            _refuse_line(path, before + lines + 1, data.split(b"\n")[lines])
+        before += lines
+        lengths = lengths[:lines]
+        if size:
+            yield TokenBatch(ids[:size], lengths[lengths > 0])
+
+
+def _refuse_line(path: pathlib.Path, number: int, line: bytes) -> NoReturn:
+    wrong = next(
+        field
+        for field in line.split()
+        if not field.isdigit() or int(field) > _HIGHEST_ID
+    )
+    raise UserError(
+        f"{path}, line {number}: {wrong.decode('utf-8', 'backslashreplace')!r} is no "
+        "token id; ids are decimal numbers with blanks between them."
+    )
+
+
+def line_blocks(path: pathlib.Path, label: str | None) -> Iterator[bytes]:
+    """Yields the bytes of a plain or gzip file, in blocks that end with a line."""
+    lines = 0
+    try:
+        with contextlib.ExitStack() as stack:
+            raw = stack.enter_context(open(path, "rb"))
+            packed = raw.peek(2)[:2] == b"\x1f\x8b"
+            stream = gzip.GzipFile(fileobj=raw) if packed else raw
+            bar = stack.enter_context(
+                progress.bar(
+                    label=label or "",
+                    total=None if packed else path.stat().st_size,
+                    unit="B",
+                    unit_scale=True,
+                    disable=label is None,
+                )
+            )
+            begun: list[bytes] = []  # of a line whose end is in a later block
+            while block := stream.read(_TEXT_BLOCK):
+                bar.update(len(block))
+                end = block.rfind(b"\n") + 1
+                if end:
+                    data = b"".join([*begun, block[:end]])
+                    lines += data.count(b"\n")
+                    yield data
+                    begun = []
+                begun.append(block[end:])
+            if any(begun):
+                yield b"".join(begun)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise UserError(
+            f"{path} is cut short or damaged after line {lines}: {error}."
+        ) from error
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error

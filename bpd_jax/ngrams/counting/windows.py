@@ -1,0 +1,304 @@
+"""From sequences to sorted windows: one sort that serves every order.
+
+Each place of a text starts a window of N symbols. An n-gram's count is the number of
+windows that begin with it, so the sorted distinct windows with their counts say
+everything about the orders 1 ... N (`levels` reads it off).
+
+A window is a row of W words of 64 bits, in most cases one. Its digits in base V + 3
+are symbol + 1, and 0 after the end of the sequence: rows sort as n-grams do, a shorter
+n-gram before its extensions.
+
+Worked example (V = 3, so `</s>` = 3, `<s>` = 4 and the base is 6; N = 3): the sequence
+`0 1` has the windows
+
+    <s> 0 1    0 1 </s>    1 </s> -    </s> - -
+    5 1 2      1 2 4       2 4 0       4 0 0       as digits
+    188        52          96          144         as words
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bpd_jax.errors import UserError
+from bpd_jax.ngrams import parallel, trie
+
+# A stream is sorted in parts of about this many windows, which fit a core's cache, but
+# at most in so many parts.
+_PART_WINDOWS = 1 << 16
+_MOST_PARTS = 256
+
+
+class TokenBatch(NamedTuple):
+    """Some sequences one after the other.
+
+    Attributes:
+      tokens: `[n]` int32.
+      lengths: `[m]` int64, those of the m sequences; they add up to n.
+    """
+
+    tokens: np.ndarray
+    lengths: np.ndarray
+
+
+class Counted(NamedTuple):
+    """Sorted distinct windows.
+
+    Attributes:
+      rows: `[n, W]` uint64.
+      counts: `[n]` int64, how often each was seen.
+    """
+
+    rows: np.ndarray
+    counts: np.ndarray
+
+
+class SortedWindows(NamedTuple):
+    """The distinct windows of a text, to be read once.
+
+    Attributes:
+      most: how many there are at most.
+      number: how many parts they come in.
+      parts: each above the one before; a part may be empty.
+    """
+
+    most: int
+    number: int
+    parts: Iterator[Counted]
+
+
+@dataclasses.dataclass(frozen=True)
+class Packing:
+    """How a window of `order` symbols of a vocabulary becomes a row of words."""
+
+    order: int
+    vocab_size: int
+
+    @property
+    def base(self) -> int:
+        """One digit for every symbol and one for what is beyond the end."""
+        return trie.symbol_width(self.vocab_size) + 1
+
+    @functools.cached_property
+    def lengths(self) -> np.ndarray:
+        """`[W]` int64: how many digits each word holds, as many as fit in the first."""
+        most = 1
+        while self.base ** (most + 1) <= 2**64:
+            most += 1
+        lengths = [most] * (self.order // most)
+        rest = self.order % most
+        return np.array([*lengths, rest] if rest else lengths, np.int64)
+
+    @property
+    def words(self) -> int:
+        """W."""
+        return self.lengths.size
+
+    @functools.cached_property
+    def bases(self) -> np.ndarray:
+        """`[W + 1]` uint64: the base, and the weight of each word's first digit."""
+        weights = [self.base ** (int(length) - 1) for length in self.lengths]
+        return np.array([self.base, *weights], np.uint64)
+
+
+def boundary_stream(
+    sequences: Iterable[Sequence[int] | np.ndarray],
+    *,
+    vocab_size: int | None = None,
+    end_of_text: int | None = None,
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Joins sequences into one stream, each between `<s>` and `</s>`.
+
+    A token `end_of_text` inside a sequence ends it there; one at its end, where most
+    files have it, is the `</s>` that the sequence gets anyway.
+
+    Worked example (V = 3, so `</s>` = 3 and `<s>` = 4; end_of_text = 2): the sequence
+    `0 1 2 1 2` becomes the stream `4 0 1 3 4 1 3` at positions `0 1 2 3 0 1 2`.
+
+    Args:
+      sequences: token ids in 0 ... V-1, one array per document.
+      vocab_size: V; by default the highest id plus 1.
+      end_of_text: the token that bounds documents, or None.
+
+    Returns:
+      The stream `[T]` int32, each symbol's position in its sequence `[T]` int32
+      (0 at `<s>`), and V.
+
+    Raises:
+      UserError: there is no sequence, or a token outside the vocabulary.
+    """
+    batch, vocab_size = join_all(sequences, vocab_size, end_of_text)
+    stream = add_boundaries(batch, vocab_size=vocab_size, end_of_text=end_of_text)
+    starts = np.flatnonzero(stream == trie.bos_symbol(vocab_size))
+    lengths = np.diff(starts, append=stream.size)
+    positions = np.arange(stream.size, dtype=np.int32)
+    positions -= np.repeat(starts.astype(np.int32), lengths)
+    return stream, positions, vocab_size
+
+
+def join(sequences: Iterable[Sequence[int] | np.ndarray]) -> TokenBatch:
+    """Returns sequences, at least one, as a batch."""
+    arrays = [np.asarray(sequence, np.int32) for sequence in sequences]
+    lengths = np.array([array.size for array in arrays], np.int64)
+    return TokenBatch(np.concatenate(arrays), lengths)
+
+
+def join_all(
+    sequences: Iterable[Sequence[int] | np.ndarray],
+    vocab_size: int | None,
+    end_of_text: int | None,
+) -> tuple[TokenBatch, int]:
+    """Returns all sequences and V, by default the highest id plus 1.
+
+    Raises:
+      UserError: there is no sequence.
+    """
+    sequences = list(sequences)
+    if not sequences:
+        raise UserError("there is no text to count: the input is empty.")
+    batch = join(sequences)
+    if vocab_size is None:
+        highest = -1 if end_of_text is None else end_of_text
+        vocab_size = 1 + int(batch.tokens.max(initial=highest))
+    return batch, vocab_size
+
+
+def add_boundaries(
+    batch: TokenBatch, *, vocab_size: int, end_of_text: int | None, first: int = 1
+) -> np.ndarray:
+    """Returns the stream of `boundary_stream`, `[T]` int32.
+
+    Args:
+      batch: the sequences.
+      vocab_size: V.
+      end_of_text: the token that bounds documents, or None.
+      first: number of the first sequence, for error messages.
+
+    Raises:
+      UserError: a token is outside the vocabulary.
+    """
+    if end_of_text is not None and not 0 <= end_of_text < vocab_size:
+        raise UserError(
+            f"end_of_text is {end_of_text}, which is outside the vocabulary "
+            f"0 ... {vocab_size - 1}."
+        )
+    tokens, lengths = batch
+    if tokens.size and not 0 <= tokens.min() <= tokens.max() < vocab_size:
+        wrong = np.flatnonzero((tokens < 0) | (tokens >= vocab_size))[0]
+        number = first + np.searchsorted(np.cumsum(lengths), wrong, "right")
+        raise UserError(
+            f"sequence {number} holds the token {tokens[wrong]}, which is outside the "
+            f"vocabulary 0 ... {vocab_size - 1}."
+        )
+    if end_of_text is not None:
+        tokens, lengths = _split_at(batch, end_of_text)
+    lengths = lengths + 2
+    ends = np.cumsum(lengths) - 1
+    starts = ends - lengths + 1
+    stream = np.empty(int(lengths.sum()), np.int32)
+    is_token = np.ones(stream.size, bool)
+    is_token[starts] = is_token[ends] = False
+    stream[is_token] = tokens
+    stream[starts] = trie.bos_symbol(vocab_size)
+    stream[ends] = trie.eos_symbol(vocab_size)
+    return stream
+
+
+def _split_at(batch: TokenBatch, end_of_text: int) -> TokenBatch:
+    """Ends sequences at every `end_of_text`, which is left out.
+
+    Nothing between two of them is no document; a sequence of nothing else is one.
+    """
+    tokens, lengths = batch
+    kept = tokens != end_of_text
+    if kept.all():
+        return batch
+    owner = np.repeat(np.arange(lengths.size), lengths)
+    # A number that rises with every sequence and every end of text.
+    piece = (owner + np.cumsum(~kept))[kept]
+    begins = np.flatnonzero(np.diff(piece, prepend=-1))
+    sizes = np.diff(begins, append=piece.size)
+    owners = owner[kept][begins]
+    empty = np.setdiff1d(np.arange(lengths.size), owners)
+    sizes = np.insert(sizes, np.searchsorted(owners, empty), 0)
+    return TokenBatch(tokens[kept], sizes)
+
+
+def sorted_parts(
+    stream: np.ndarray, packing: Packing, part_of: np.ndarray | None = None
+) -> SortedWindows:
+    """Sorts the windows of a stream, part by part, on all cores.
+
+    Args:
+      stream: `[T]` int32, whole sequences as in `boundary_stream`.
+      packing: of the windows.
+      part_of: `[V + 2]` the part of the windows that begin with each symbol, rising
+        with the symbol; by default what makes parts of about equal size.
+    """
+    from bpd_jax.ngrams.counting import count_kernels
+
+    occurrences = np.bincount(stream, minlength=packing.base - 1)
+    if part_of is None:
+        most = min(max(stream.size // _PART_WINDOWS, 1), _MOST_PARTS)
+        part_of = balanced_parts(occurrences, most)
+    parts = int(part_of[-1]) + 1
+    ends = np.cumsum(np.bincount(part_of, occurrences, parts).astype(np.int64))
+    rows = np.empty((stream.size, packing.words), np.uint64)
+    places = np.concatenate([[0], ends[:-1]])
+    count_kernels.fill_windows(
+        stream,
+        packing.bases,
+        trie.eos_symbol(packing.vocab_size),
+        part_of,
+        places.copy(),
+        rows,
+    )
+    bounds = zip(places.tolist(), ends.tolist(), strict=True)
+
+    def count(bound: tuple[int, int]) -> Counted:
+        part = rows[slice(*bound)]
+        if packing.words == 1:
+            part[:, 0].sort()
+        else:
+            count_kernels.radix_sort(part)
+        counts = np.empty(len(part), np.int64)
+        size = count_kernels.count_equal(part, counts)
+        return Counted(part[:size], counts[:size])
+
+    counted = parallel.in_order(count, bounds, parallel.cores())
+    return SortedWindows(stream.size, parts, counted)
+
+
+def balanced_parts(occurrences: np.ndarray, parts: int) -> np.ndarray:
+    """Returns the part of each symbol, `[symbols]` int64, rising with the symbol.
+
+    Args:
+      occurrences: `[symbols]` how often each was seen.
+      parts: how many parts to make; some may stay empty.
+    """
+    before = np.cumsum(occurrences) - occurrences
+    total = max(int(occurrences.sum()), 1)
+    return np.minimum(before * parts // total, parts - 1)
+
+
+def merged(lists: Sequence[Counted]) -> Counted:
+    """Merges sorted lists of distinct windows; the counts of equal ones add up."""
+    from bpd_jax.ngrams.counting import count_kernels
+
+    lists = list(lists)
+    while len(lists) > 1:
+        pairs = [lists[place : place + 2] for place in range(0, len(lists), 2)]
+        lists = []
+        for pair in pairs:
+            if len(pair) == 1:
+                lists.append(pair[0])
+                continue
+            (rows_a, counts_a), (rows_b, counts_b) = pair
+            rows = np.empty((len(rows_a) + len(rows_b), rows_a.shape[1]), np.uint64)
+            counts = np.empty(len(rows), np.int64)
+            size = count_kernels.merge(rows_a, counts_a, rows_b, counts_b, rows, counts)
+            lists.append(Counted(rows[:size], counts[:size]))
+    return lists[0]

@@ -1,0 +1,51 @@
+"""The inner loops of Katz estimation, compiled."""
+
+import numba
+import numpy as np
+
+from bpd_jax.ngrams.trie_kernels import FLOATS, FLOATS_OUT, INTS, INTS_OUT, RANGE
+
+
+@numba.njit(numba.void(INTS, INTS_OUT), cache=True, nogil=True)
+def count_counts(counts: np.ndarray, numbers: np.ndarray) -> None:
+    """Writes how many counts are 0, 1, 2, ...; those beyond the end are left out."""
+    numbers[:] = 0
+    for count in counts:
+        if count < numbers.size:
+            numbers[count] += 1
+
+
+@numba.njit(
+    numba.void(INTS, INTS, FLOATS, FLOATS, FLOATS, FLOATS_OUT, *RANGE),
+    cache=True,
+    nogil=True,
+)
+def fill_probs(
+    counts: np.ndarray,
+    offsets: np.ndarray,
+    followed: np.ndarray,
+    factors: np.ndarray,
+    table: np.ndarray,
+    probs: np.ndarray,
+    begin: int,
+    end: int,
+) -> None:
+    """Writes discounted relative frequencies of the extensions of some histories.
+
+    Args:
+      counts: `[n]` of the n-grams.
+      offsets: `[histories + 1]` where each history's n-grams begin.
+      followed: `[histories]` how often anything followed.
+      factors: discount of each count; the last one is that of all higher counts.
+      table: what each count is stored as; those beyond the end stand in `probs`.
+      probs: `[n]`, written.
+      begin: the first history.
+      end: the history after the last one.
+    """
+    highest = factors.size - 1
+    for history in range(begin, end):
+        total = followed[history]
+        for place in range(offsets[history], offsets[history + 1]):
+            count = counts[place]
+            stored = table[count] if count < table.size else probs[place]
+            probs[place] = stored * factors[min(count, highest)] / total

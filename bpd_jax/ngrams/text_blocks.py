@@ -1,0 +1,79 @@
+"""Large text files, plain or gzip, in blocks of whole lines."""
+
+import gzip
+import pathlib
+import zlib
+from collections.abc import Generator
+
+import numpy as np
+
+from bpd_jax.errors import UserError
+
+_BLOCK = 1 << 24
+
+
+class TextBlocks:
+    """Reads a file for loops that take many lines at once or a single one.
+
+    Attributes:
+      block: `[n]` uint8, whole lines of the file.
+      at: where in `block` the next line begins.
+      number: number of the last line taken, from 1; the caller adds to it and to `at`
+        what it takes from `block`.
+    """
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.block = np.zeros(0, np.uint8)
+        self.at = 0
+        self.number = 0
+        self._bytes = b""
+        self._path = path
+        self._pieces = self._read()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._pieces.close()
+
+    def next_line(self) -> bytes | None:
+        """Takes one line, without its end; None at the end of the file."""
+        if not self.fill():
+            return None
+        end = self._bytes.index(b"\n", self.at)
+        line = self._bytes[self.at : end]
+        self.at = end + 1
+        self.number += 1
+        return line
+
+    def fill(self) -> bool:
+        """Reads on if the block is used up; returns whether there is a line."""
+        while self.at == self.block.size:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return False
+            self._bytes = piece
+            self.block, self.at = np.frombuffer(piece, np.uint8), 0
+        return True
+
+    def _read(self) -> Generator[bytes, None, None]:
+        """Yields blocks of whole lines; the last line may lack its end."""
+        rest = b""
+        try:
+            with open(self._path, "rb") as raw:
+                packed = raw.peek(2)[:2] == b"\x1f\x8b"
+                stream = gzip.GzipFile(fileobj=raw) if packed else raw
+                while data := stream.read(_BLOCK):
+                    whole, newline, tail = (rest + data).rpartition(b"\n")
+                    rest = tail
+                    if newline:
+                        yield whole + newline
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise UserError(
+                f"{self._path} is cut short or damaged after line {self.number}: "
+                f"{error}."
+            ) from error
+        except OSError as error:
+            raise UserError(
+                f"cannot read {self._path}: {error.strerror or error}"
+            ) from error
+        if rest:
+            yield rest + b"\n"

@@ -1,0 +1,88 @@
+"""Tests of bpd_jax.count_ngrams as a program."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from bpd_jax.ngrams.counting.counts import NGramCounts, count_ngrams
+
+ROOT = pathlib.Path(__file__).parent.parent
+SEQUENCES = [[0, 1, 2, 0, 1], [1, 2, 0, 1, 2]] * 5
+
+
+def run(folder: pathlib.Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "bpd_jax.count_ngrams", *flags],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: pathlib.Path) -> pathlib.Path:
+    for name, part in (("a.txt", SEQUENCES[:4]), ("b.txt", SEQUENCES[4:])):
+        lines = [" ".join(map(str, line)) for line in part]
+        (tmp_path / name).write_text("\n".join(lines))
+    return tmp_path
+
+
+def test_token_files_to_counts(folder: pathlib.Path) -> None:
+    arguments = ["--tokens=*.txt", "--order=3", "--min_counts=1,1,6", "--memory=1MB"]
+    done = run(folder, *arguments, "--output=counts")
+    assert done.returncode == 0, done.stderr
+    assert "50 tokens in 10 sequences" in done.stdout
+    assert "after min counts" in done.stdout
+    counts = NGramCounts.load(folder / "counts")
+    expected = count_ngrams(SEQUENCES, order=3)
+    assert counts.seen == expected.sizes
+    assert counts.sizes[:2] == expected.sizes[:2]
+    assert counts.sizes[2] == (expected.counts[2] >= 6).sum() > 0
+
+
+@pytest.mark.slow
+def test_beam_workers_count_the_same(folder: pathlib.Path) -> None:
+    pytest.importorskip("apache_beam")
+    assert run(folder, "--tokens=*.txt", "--output=one").returncode == 0
+    done = run(
+        folder,
+        "--tokens=*.txt",
+        "--output=beam",
+        "--beam_runner=DirectRunner",
+        "--beam_options=--direct_num_workers=2 --direct_running_mode=multi_processing",
+    )
+    assert done.returncode == 0, done.stderr
+    for path in (folder / "one").iterdir():
+        assert path.read_bytes() == (folder / "beam" / path.name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--tokens=a.txt"], "error: --output is missing"),
+        (["--output=x"], "--task, --text and --tokens: found none"),
+        (["--output=x", "--tokens=a.txt", "--task=b"], "found --task and --tokens"),
+        (["--output=x", "--tokens=c.txt"], "error: cannot read c.txt"),
+        (["--output=x", "--tokens=a.txt", "--min_counts=1,b"], "--min_counts=1,b"),
+        (["--output=x", "--tokens=a.txt", "--memory=4XB"], "--memory=4XB is no size"),
+        (["--output=x", "--tokens=a.txt", "--memory=much"], "--memory=much"),
+        (["--output=x", "--tokens=a.txt", "--split=all"], "--split does not go"),
+        (["--output=x", "--text=a", "--vocab_size=2"], "--vocab_size does not go"),
+        (["--output=x", "--tokens=a.txt", "--vocab_size=2"], "holds the token 2"),
+        (["--output=x", "--tokens=a.txt", "--beam_options=--a"], "--beam_runner"),
+        (["--output=a.txt", "--tokens=a.txt"], "is a file"),
+    ],
+)
+def test_bad_flags_end_in_one_sentence(
+    folder: pathlib.Path, flags: list[str], message: str
+) -> None:
+    done = run(folder, *flags)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert sorted(path.name for path in folder.iterdir()) == ["a.txt", "b.txt"]

