@@ -1,9 +1,19 @@
-"""Builds a Katz back-off n-gram model: counts, estimate, pruning, ARPA and automaton.
+"""Builds a back-off n-gram model and writes it in three forms.
+
+From text or tokens: counts, Katz estimate, pruning.
 
     python -m bpd_jax.build_ngram --text='books/**/*.txt' --output=books_4gram
-    python -m bpd_jax.build_ngram --tokens=ids.txt.gz --order=4 --min_counts=1,1,2,4 \\
+    python -m bpd_jax.build_ngram --tokens=ids.txt.gz --min_counts=1,1,2,4 \\
         --max_ngrams=1000000 --output=ids_4gram
+
+From counts of `bpd_jax.count_ngrams`, or from models: to prune, to convert, to mix.
+
+    python -m bpd_jax.build_ngram --counts=books_counts --theta=1e-8 --output=books
+    python -m bpd_jax.build_ngram --model=other.arpa.gz --output=other
+    python -m bpd_jax.build_ngram --model=in_domain,general --weight=0.7 --output=mixed
 """
+
+import re
 
 from absl import flags
 from rich.console import Console
@@ -11,29 +21,60 @@ from rich.table import Table
 
 from bpd_jax import cli
 from bpd_jax.errors import UserError
-from bpd_jax.ngrams.build import Report, Settings, build
+from bpd_jax.ngrams import storage
+from bpd_jax.ngrams.build import Measure, Report, Settings, build
 from bpd_jax.ngrams.katz import DEFAULT_BINS
 
 _TASK = flags.DEFINE_string("task", None, "Text task to read, such as stdlib.")
 _TEXT = flags.DEFINE_string("text", None, "Glob of .txt, .jsonl or .jsonl.gz files.")
 _TOKENS = flags.DEFINE_string(
-    "tokens", None, "File of token ids, one sequence per line, plain or gzip."
+    "tokens", None, "Glob of files of token ids, one sequence per line, or .npy."
+)
+_COUNTS = flags.DEFINE_string(
+    "counts", None, "Folder of counts, or a text file of lines `a b c<TAB>5`."
+)
+_MODEL = flags.DEFINE_list(
+    "model",
+    None,
+    "A model to prune or convert, or two to mix: folders, ARPA or .fst files.",
+)
+_WEIGHT = flags.DEFINE_float("weight", None, "For --model=A,B: the share of A.")
+_MODEL_SYMBOLS = flags.DEFINE_string(
+    "model_symbols",
+    None,
+    "For --model: symbol table of files that hold strings. Default: token ids.",
 )
 _OUTPUT = flags.DEFINE_string("output", None, "Folder to write the model to.")
-_ORDER = flags.DEFINE_integer("order", 4, "Length N of the longest n-grams.")
-_MIN_COUNTS = flags.DEFINE_list(
+_ORDER = flags.DEFINE_integer(
+    "order", None, "Length N of the longest n-grams. Default: 4, or that of --counts."
+)
+flags.DEFINE_list(
     "min_counts", None, "Least count of an n-gram, per order: 1,1,2,4. Default: all 1."
 )
 _MAX_NGRAMS = flags.DEFINE_integer(
     "max_ngrams", None, "Prune to at most this many n-grams of all orders."
 )
+_THETA = flags.DEFINE_float(
+    "theta",
+    None,
+    "Prune n-grams whose loss raises the perplexity by this factor or less: 1e-8.",
+)
+_MAX_PER_ORDER = flags.DEFINE_list(
+    "max_per_order",
+    None,
+    "Prune to at most this many n-grams per order, from the bigrams up: "
+    "1000000,all,500000.",
+)
 _BINS = flags.DEFINE_integer(
     "bins", DEFAULT_BINS, "Highest count with a Good-Turing discount."
+)
+flags.DEFINE_string(
+    "memory", "4GB", "Memory for counting; more text goes through the disk."
 )
 _VOCABULARY = flags.DEFINE_string(
     "vocabulary",
     "gpt3",
-    "For --task and --text: gpt3, bpe:N, a tokenizer.json or a folder that has one.",
+    "Of text: gpt3, bpe:N, a tokenizer.json or a folder that has one.",
 )
 _SPLIT = flags.DEFINE_string(
     "split",
@@ -45,18 +86,30 @@ _MAX_BYTES = flags.DEFINE_integer(
     "max_bytes", None, "For --task and --text: bytes of text to take. Default: all."
 )
 _HELDOUT_SPLIT = flags.DEFINE_string(
-    "heldout_split", None, "For --task and --text: split to measure perplexity on too."
+    "heldout_split", None, "For --task and --text: split to measure perplexity on."
+)
+_HELDOUT_TEXT = flags.DEFINE_string(
+    "heldout_text", None, "Glob of text files to measure perplexity on."
+)
+_HELDOUT_TOKENS = flags.DEFINE_string(
+    "heldout_tokens", None, "Glob of files of token ids to measure perplexity on."
 )
 _VOCAB_SIZE = flags.DEFINE_integer(
-    "vocab_size", None, "For --tokens: vocabulary size. Default: highest id plus 1."
+    "vocab_size", None, "Of files of ids: vocabulary size. Default: highest id plus 1."
 )
 _END_OF_TEXT = flags.DEFINE_integer(
-    "end_of_text", None, "For --tokens: token that stands for the ends of a sequence."
+    "end_of_text", None, "Of files of ids: token that stands for a sequence's ends."
 )
 _UNSEEN_LOG_PROB = flags.DEFINE_float(
     "unseen_log_prob",
     None,
     "Natural log-probability for tokens never seen, such as -1000. Default: none.",
+)
+_SYMBOLS = flags.DEFINE_string(
+    "symbols",
+    "ids",
+    "What to write for tokens: ids; strings, those of the vocabulary; or the path of "
+    "a symbol table.",
 )
 
 
@@ -68,58 +121,85 @@ def main() -> None:
             task=_TASK.value,
             text=_TEXT.value,
             tokens=_TOKENS.value,
+            counts=_COUNTS.value,
+            model=tuple(_MODEL.value or ()),
+            weight=_WEIGHT.value,
+            model_symbols=_MODEL_SYMBOLS.value,
             order=_ORDER.value,
-            min_counts=_whole_numbers(_MIN_COUNTS.value),
+            min_counts=cli.whole_numbers("min_counts"),
             max_ngrams=_MAX_NGRAMS.value,
+            theta=_THETA.value,
+            max_per_order=_limits(_MAX_PER_ORDER.value),
             bins=_BINS.value,
+            memory=cli.byte_count("memory"),
             vocabulary=_VOCABULARY.value,
             split=_SPLIT.value,
             max_bytes=_MAX_BYTES.value,
             heldout_split=_HELDOUT_SPLIT.value,
+            heldout_text=_HELDOUT_TEXT.value,
+            heldout_tokens=_HELDOUT_TOKENS.value,
             vocab_size=_VOCAB_SIZE.value,
             end_of_text=_END_OF_TEXT.value,
             unseen_log_prob=_UNSEEN_LOG_PROB.value,
+            symbols=_SYMBOLS.value,
         )
     )
     print_report(report, Console())
 
 
-def _whole_numbers(texts: list[str] | None) -> tuple[int, ...] | None:
+def _limits(texts: list[str] | None) -> tuple[int | None, ...] | None:
     if not texts:
         return None
-    if not all(text.strip().isdecimal() for text in texts):
+    if not all(re.fullmatch(r"\s*(\d+|all)\s*", text, re.ASCII) for text in texts):
         raise UserError(
-            f"--min_counts={','.join(texts)} is no list of numbers such as 1,1,2,4."
+            f"--max_per_order={','.join(texts)} is no list of numbers, or all for no "
+            "limit, such as 1000000,all,500000."
         )
-    return tuple(int(text) for text in texts)
+    return tuple(None if text.strip() == "all" else int(text) for text in texts)
 
 
 def print_report(report: Report, console: Console) -> None:
     """Prints what was built as tables."""
-    sizes = Table("order", "counted", "after min counts", "in the model")
+    titles = ["order", "counted", "after min counts", "in the model"]
+    columns = [report.counted, report.kept, report.pruned]
+    if not report.tokens:
+        titles, columns = ["order", "read", "in the model"], columns[1:]
+    sizes = Table(*titles)
     for column in sizes.columns:
         column.justify = "right"
-    for index, counted in enumerate(report.counted):
-        rows = (report.kept, report.pruned)
-        rest = [row[index] if index < len(row) else 0 for row in rows]
-        sizes.add_row(str(index + 1), *(f"{size:,}" for size in (counted, *rest)))
-    totals = (sum(row) for row in (report.counted, report.kept, report.pruned))
+    for index in range(len(columns[0])):
+        numbers = [column[index : index + 1] for column in columns]
+        sizes.add_row(str(index + 1), *(f"{sum(number):,}" for number in numbers))
     sizes.add_section()
-    sizes.add_row("all", *(f"{total:,}" for total in totals))
+    sizes.add_row("all", *(f"{sum(numbers):,}" for numbers in columns))
     console.print(sizes)
 
-    console.print(f"{report.tokens:,} tokens in {report.sequences:,} sequences")
-    for name, result in (("training text", report.train), ("held out", report.heldout)):
-        if result is not None:
-            unknown = f" ({result.unknown:,} unknown)" if result.unknown else ""
-            console.print(
-                f"perplexity, {name}: {result.perplexity:,.2f} over "
-                f"{result.events:,} events{unknown}"
-            )
+    if report.tokens:
+        console.print(f"{report.tokens:,} tokens in {report.sequences:,} sequences")
+    console.print(_perplexity(report.measure), soft_wrap=True)
     stages = ", ".join(f"{name} {time:.1f}" for name, time in report.seconds.items())
     console.print(f"seconds: {stages}")
+    arrays = [size for path, size in report.written.items() if path.suffix == ".npy"]
     for path, size in report.written.items():
-        console.print(f"{path}  {size:,} bytes", soft_wrap=True)
+        if path.name == storage.HEADER:
+            path, size = path.parent, sum(arrays) + size
+        if path.suffix != ".npy":
+            console.print(f"{path}  {size:,} bytes", soft_wrap=True)
+
+
+def _perplexity(measure: Measure | None) -> str:
+    if measure is None:
+        return (
+            "perplexity: not measured; name a text with --heldout_text or "
+            "--heldout_tokens"
+        )
+    found = measure.model
+    values = f"{found.perplexity:,.2f}"
+    if measure.unpruned is not None:
+        before = measure.unpruned.perplexity
+        values = f"{before:,.2f} before pruning, {values} after it"
+    unknown = f", {found.unknown:,} of them unknown" if found.unknown else ""
+    return f"perplexity, {measure.text}: {values} ({found.events:,} events{unknown})"
 
 
 if __name__ == "__main__":

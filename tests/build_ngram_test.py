@@ -4,6 +4,7 @@ import pathlib
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from bpd_jax.ngrams.model import NGramModel
@@ -47,6 +48,11 @@ def test_token_file_to_model(tmp_path: pathlib.Path) -> None:
         (["--output=x", "--tokens=missing.txt"], "error: cannot read missing.txt"),
         (["--output=x", "--tokens=a", "--min_counts=1,b"], "--min_counts=1,b"),
         (["--output=x", "--tokens=a", "--split"], "split"),
+        (["--output=x", "--tokens=a", "--memory=much"], "--memory=much is no size"),
+        (["--output=x", "--tokens=a", "--max_per_order=5,b"], "--max_per_order=5,b"),
+        (["--output=x", "--tokens=a", "--weight=0.5"], "--weight goes with --model"),
+        (["--output=x", "--model=missing"], "error: there is no missing"),
+        (["--output=x", "--counts=missing"], "error: cannot read missing"),
     ],
 )
 def test_bad_flags_end_in_one_sentence(flags: list[str], message: str) -> None:
@@ -55,6 +61,37 @@ def test_bad_flags_end_in_one_sentence(flags: list[str], message: str) -> None:
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert not pathlib.Path("x").exists()
+
+
+def test_pruning_and_mixing(tmp_path: pathlib.Path) -> None:
+    rng = np.random.default_rng(1)
+    tokens = tmp_path / "ids.txt"
+    rows = np.minimum(rng.geometric(0.3, (200, 9)), 8)
+    tokens.write_text("".join(f"{' '.join(map(str, row))}\n" for row in rows))
+    done = run(
+        f"--tokens={tokens}",
+        f"--output={tmp_path / 'one'}",
+        "--theta=1e-5",
+        "--max_per_order=40,all,20",
+        "--memory=100MB",
+        f"--heldout_tokens={tokens}",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "perplexity, held-out text: " in done.stdout
+    assert " before pruning, " in done.stdout
+    model = NGramModel.load(tmp_path / "one")
+    assert 20 < model.sizes[1] <= 40
+    assert model.sizes[3] <= 20
+    done = run(
+        f"--model={tmp_path / 'one'},{tmp_path / 'one' / 'model.fst'}",
+        "--weight=0.25",
+        "--vocab_size=9",
+        f"--output={tmp_path / 'two'}",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "perplexity: not measured" in done.stdout
+    assert "tokens in" not in done.stdout
+    assert NGramModel.load(tmp_path / "two").sizes == model.sizes
 
 
 @pytest.mark.slow
@@ -73,7 +110,7 @@ def test_text_files_to_model(tmp_path: pathlib.Path) -> None:
         "--max_ngrams=200",
     )
     assert done.returncode == 0, done.stderr
-    assert "held out" in done.stdout
+    assert "perplexity, held-out text: " in done.stdout
     model = NGramModel.load(output)
     assert (model.vocab_size, model.end_of_text) == (50_257, 50_256)
     assert sum(model.sizes) <= 200

@@ -90,6 +90,7 @@ def test_decode_writes_json_lines_in_prompt_order(folder):
         ("autoregressive", 0),
         ("ngram:4", 0),
         ("ngram:2", 0),
+        ("ngram:3", 0),
         ("autoregressive", 0.9),
         ("zero_gram:3", 0.9),
     ):
@@ -104,6 +105,7 @@ def test_decode_writes_json_lines_in_prompt_order(folder):
             "--batch_size=2",
             "--output=out.jsonl",
             *(["--ngram=run/ngram/model.arpa.gz"] if method == "ngram:2" else []),
+            *(["--ngram=run/ngram/model.fst"] if method == "ngram:3" else []),
         )
         assert result.returncode == 0, result.stderr
         assert "block efficiency" in result.stdout
@@ -118,6 +120,7 @@ def test_decode_writes_json_lines_in_prompt_order(folder):
         outputs[method, temperature] = [record["output_ids"] for record in records]
     assert outputs["autoregressive", 0] == outputs["ngram:4", 0]
     assert outputs["autoregressive", 0] == outputs["ngram:2", 0]
+    assert outputs["autoregressive", 0] == outputs["ngram:3", 0]
     assert outputs["autoregressive", 0.9] == outputs["zero_gram:3", 0.9]
     assert outputs["autoregressive", 0] != outputs["autoregressive", 0.9]
 

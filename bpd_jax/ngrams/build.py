@@ -3,94 +3,53 @@
 import contextlib
 import dataclasses
 import pathlib
+import shutil
 import time
 from collections.abc import Iterator
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from bpd_jax import files
 from bpd_jax.errors import UserError
-from bpd_jax.ngrams import arpa, fst, sources, storage
-from bpd_jax.ngrams.counts import count_ngrams, with_min_counts
-from bpd_jax.ngrams.katz import DEFAULT_BINS, estimate_katz
-from bpd_jax.ngrams.model import Evaluation, NGramModel
+from bpd_jax.ngrams import storage
+from bpd_jax.ngrams.counting import bounded, counts_text, runs, sources
+from bpd_jax.ngrams.counting.counts import NGramCounts, with_min_counts
+from bpd_jax.ngrams.formats import arpa, fst
+from bpd_jax.ngrams.formats.load import load_model
+from bpd_jax.ngrams.formats.symbols import (
+    check_symbols,
+    printable_symbols,
+    read_symbols,
+    write_symbols,
+)
+from bpd_jax.ngrams.interpolate import interpolate
+from bpd_jax.ngrams.katz import estimate_katz
+from bpd_jax.ngrams.model import Evaluation, NGramModel, evaluate_all
 from bpd_jax.ngrams.prune import prune
+from bpd_jax.ngrams.settings import DEFAULT_ORDER, IDS, STRINGS, Settings
+
+if TYPE_CHECKING:
+    from bpd_jax.data import tokenizer
+
+__all__ = ["Measure", "Report", "Settings", "build"]
 
 ARPA_FILE = "model.arpa.gz"
 FST_FILE = "model.fst"
+SYMBOLS_FILE = "symbols.txt"
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
-    """What to build from what; exactly one of task, text and tokens is given.
+class Measure:
+    """What the model makes of a text.
 
     Attributes:
-      output: folder to write; an older model there is replaced.
-      task: name of a text task.
-      text: glob of text files.
-      tokens: file of token ids.
-      order: N.
-      min_counts: per order, or None for 1 everywhere.
-      max_ngrams: prune to at most this many, or None.
-      bins: highest count with a Good-Turing discount.
-      vocabulary: of `task` and `text`.
-      split: of `task` and `text`; None for `train` of a task, `all` of a text.
-      max_bytes: of `task` and `text`: bytes of text to take, both splits together.
-      heldout_split: a split to measure perplexity on as well, or None.
-      vocab_size: of `tokens`; None for the highest id plus 1.
-      end_of_text: of `tokens`; see `NGramModel`.
-      unseen_log_prob: natural logarithm of the probability that tokens of the
-        vocabulary without a unigram get, or None for no unigram.
+      text: which text.
+      model: the model that was written.
+      unpruned: the model before pruning, or None if nothing was pruned.
     """
 
-    output: str
-    task: str | None = None
-    text: str | None = None
-    tokens: str | None = None
-    order: int = 4
-    min_counts: tuple[int, ...] | None = None
-    max_ngrams: int | None = None
-    bins: int = DEFAULT_BINS
-    vocabulary: str = "gpt3"
-    split: str | None = None
-    max_bytes: int | None = None
-    heldout_split: str | None = None
-    vocab_size: int | None = None
-    end_of_text: int | None = None
-    unseen_log_prob: float | None = None
-
-    def __post_init__(self) -> None:
-        given = [name for name in ("task", "text", "tokens") if getattr(self, name)]
-        if len(given) != 1:
-            found = " and ".join(f"--{name}" for name in given) or "none"
-            raise UserError(
-                f"give exactly one of --task, --text and --tokens: found {found}."
-            )
-        if self.order < 1:
-            raise UserError(f"--order is {self.order}: it must be 1 or more.")
-        if self.min_counts is not None and len(self.min_counts) != self.order:
-            raise UserError(
-                f"--min_counts has {len(self.min_counts)} numbers, but --order is "
-                f"{self.order}: give one number per order, such as 1,1,2,4."
-            )
-        if self.max_ngrams is not None and self.max_ngrams < 1:
-            raise UserError(f"--max_ngrams is {self.max_ngrams}: it must be positive.")
-        if self.vocab_size is not None and self.vocab_size < 1:
-            raise UserError(f"--vocab_size is {self.vocab_size}: it must be positive.")
-        if self.unseen_log_prob is not None and self.unseen_log_prob > -50:
-            raise UserError(
-                f"--unseen_log_prob is {self.unseen_log_prob}: give -50 or less, so "
-                "that the model still sums to one."
-            )
-        if self.tokens and self.heldout_split:
-            raise UserError("--heldout_split goes with --task and --text only.")
-        if not self.tokens:
-            for name in ("vocab_size", "end_of_text"):
-                if getattr(self, name) is not None:
-                    raise UserError(
-                        f"--{name} goes with --tokens only: otherwise the vocabulary "
-                        "decides."
-                    )
+    text: str
+    model: Evaluation
+    unpruned: Evaluation | None
 
 
 @dataclasses.dataclass
@@ -98,14 +57,14 @@ class Report:
     """What was built, for people to read.
 
     Attributes:
-      tokens: tokens read.
-      sequences: documents or lines read.
-      counted: n-grams per order in the text.
+      tokens: tokens counted; 0 if a model was read.
+      sequences: documents or lines counted.
+      counted: n-grams per order in the text or in the models that were read.
       kept: those left by the minimum counts.
       pruned: those in the model.
       seconds: per stage.
-      train: the model on the text it was made from.
-      heldout: the model on the held-out split, or None.
+      measure: perplexities, on held-out text if there is some, else on the text that
+        was counted, if it is at hand.
       written: path and size in bytes of each file.
     """
 
@@ -115,8 +74,7 @@ class Report:
     kept: tuple[int, ...] = ()
     pruned: tuple[int, ...] = ()
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
-    train: Evaluation | None = None
-    heldout: Evaluation | None = None
+    measure: Measure | None = None
     written: dict[pathlib.Path, int] = dataclasses.field(default_factory=dict)
 
     @contextlib.contextmanager
@@ -130,72 +88,60 @@ class Report:
 def build(settings: Settings) -> Report:
     """Builds a model and writes it; the output folder appears as a whole.
 
-    It gets `model.arpa.gz`, `model.fst` and what `NGramModel.load` reads.
+    It gets `model.arpa.gz`, `model.fst`, what `NGramModel.load` reads and, if tokens
+    are written as strings, `symbols.txt`. Counting more text than memory holds leaves
+    its work in `OUTPUT.work` when it is killed, and goes on from there when the same is
+    built again.
 
     Raises:
       UserError: the input or a setting is at fault.
     """
     output = pathlib.Path(settings.output)
+    work = output.with_name(f"{output.name}.work")
     _check_output(output)
     report = Report()
-    with report.stage("read"):
-        heldout = []
-        if settings.heldout_split:  # First: it is short, and may be misspelt.
-            heldout = list(_documents(settings, settings.heldout_split))
-        split = settings.split or ("all" if settings.text else "train")
-        documents = list(_documents(settings, split))
-        vocab_size, end_of_text = settings.vocab_size, settings.end_of_text
-        if not settings.tokens:
-            vocab_size, end_of_text = sources.task_vocabulary(
-                settings.task or "text_files",
-                vocabulary=settings.vocabulary,
-                text_files=settings.text,
-            )
-    report.sequences = len(documents)
-    report.tokens = sum(document.size for document in documents)
-    if not report.tokens:
-        source = settings.tokens or settings.text or settings.task
-        raise UserError(f"{source} holds no text to count: the input is empty.")
-    with report.stage("count"):
-        counts = count_ngrams(
-            documents,
-            order=settings.order,
-            vocab_size=vocab_size,
-            end_of_text=end_of_text,
-        )
-        report.counted = counts.sizes
-        if settings.min_counts:
-            counts = with_min_counts(counts, settings.min_counts)
-        report.kept = counts.sizes
-    with report.stage("estimate"):
-        model = estimate_katz(counts, settings.bins)
+    # What may be misspelt comes first.
+    heldout = _heldout(settings)
+    source = _source(settings)
+    if settings.model:
+        with report.stage("read"):
+            whole = _read_models(settings)
+        report.counted = report.kept = whole.sizes
+    else:
+        with report.stage("count"):
+            counts = _counts(settings, source, work)
+        report.tokens, report.sequences = counts.tokens, counts.sequences
+        report.counted, report.kept = counts.seen, counts.sizes
+        with report.stage("estimate"):
+            whole = estimate_katz(counts, settings.bins)
         del counts
-    if settings.max_ngrams is not None:
+    symbols = _symbols(settings, whole.vocab_size)
+    model = whole
+    if settings.prunes:
         with report.stage("prune"):
-            model = prune(model, settings.max_ngrams)
+            model = prune(
+                whole,
+                settings.max_ngrams,
+                theta=settings.theta,
+                max_per_order=settings.max_per_order,
+            )
     report.pruned = model.sizes
+    with report.stage("measure"):
+        texts = {"held-out text": heldout, "training text": source}
+        report.measure = _measure(whole, model, texts)
+    del whole
     if settings.unseen_log_prob is not None:
         model = model.with_unseen_tokens(settings.unseen_log_prob)
-    with report.stage("measure"):
-        report.train = model.evaluate(documents)
-        if heldout:
-            report.heldout = model.evaluate(heldout)
-    with report.stage("write"):
-        _write(model, output)
+    with report.stage("write"), files.replacing_folder(output) as temporary:
+        model.save_into(temporary)
+        fst.write_fst(model, temporary / FST_FILE, symbols)
+        arpa.write_arpa(model, temporary / ARPA_FILE, symbols)
+        if symbols is not None:
+            write_symbols(symbols, temporary / SYMBOLS_FILE)
+    if (work / runs.MANIFEST).exists():
+        shutil.rmtree(work)
     report.written = {path: path.stat().st_size for path in sorted(output.iterdir())}
     return report
-
-
-def _documents(settings: Settings, split: str) -> Iterator[np.ndarray]:
-    if settings.tokens:
-        return sources.read_token_file(settings.tokens)
-    return sources.read_task(
-        settings.task or "text_files",
-        split=split,
-        vocabulary=settings.vocabulary,
-        text_files=settings.text,
-        max_bytes=settings.max_bytes,
-    )
 
 
 def _check_output(output: pathlib.Path) -> None:
@@ -211,8 +157,134 @@ def _check_output(output: pathlib.Path) -> None:
         )
 
 
-def _write(model: NGramModel, output: pathlib.Path) -> None:
-    with files.replacing_folder(output) as temporary:
-        model.save_into(temporary)
-        fst.write_fst(model, temporary / FST_FILE)
-        arpa.write_arpa(model, temporary / ARPA_FILE)
+def _source(settings: Settings) -> sources.Source | None:
+    """Returns the text to count, or None if it was counted before."""
+    if settings.counts or settings.model:
+        return None
+    return sources.open_source(
+        task=settings.task,
+        text=settings.text,
+        tokens=settings.tokens,
+        split=settings.split,
+        vocabulary=settings.vocabulary,
+        max_bytes=settings.max_bytes,
+        vocab_size=settings.vocab_size,
+        end_of_text=settings.end_of_text,
+    )
+
+
+def _heldout(settings: Settings) -> sources.Source | None:
+    if settings.heldout_split:
+        return sources.open_source(
+            task=settings.task,
+            text=settings.text,
+            split=settings.heldout_split,
+            vocabulary=settings.vocabulary,
+            max_bytes=settings.max_bytes,
+        )
+    if settings.heldout_text:
+        return sources.open_source(
+            text=settings.heldout_text, vocabulary=settings.vocabulary
+        )
+    if settings.heldout_tokens:
+        return sources.open_source(tokens=settings.heldout_tokens)
+    return None
+
+
+def _counts(
+    settings: Settings, source: sources.Source | None, work: pathlib.Path
+) -> NGramCounts:
+    if source is not None:
+        return bounded.count(
+            source,
+            order=settings.order or DEFAULT_ORDER,
+            min_counts=settings.min_counts,
+            memory=settings.memory,
+            work_folder=work,
+        )
+    path = pathlib.Path(settings.counts or "")
+    if path.is_dir():
+        if settings.vocab_size is not None or settings.end_of_text is not None:
+            raise UserError(
+                f"{path} says itself what --vocab_size and --end_of_text are: leave "
+                "them out."
+            )
+        counts = NGramCounts.load(path)
+    else:
+        counts = counts_text.read_counts(
+            path, vocab_size=settings.vocab_size, end_of_text=settings.end_of_text
+        )
+    if settings.order is not None:
+        counts = dataclasses.replace(
+            counts,
+            keys=counts.keys[: settings.order],
+            counts=counts.counts[: settings.order],
+            followed=counts.followed[: settings.order - 1],
+            seen=counts.seen[: settings.order],
+        )
+    if settings.min_counts is not None:
+        counts = with_min_counts(counts, settings.min_counts)
+    return counts
+
+
+def _read_models(settings: Settings) -> NGramModel:
+    symbols = None
+    if settings.model_symbols is not None:
+        symbols = read_symbols(settings.model_symbols)
+    models = [
+        load_model(
+            name,
+            vocab_size=settings.vocab_size,
+            end_of_text=settings.end_of_text,
+            symbols=symbols,
+        )
+        for name in settings.model
+    ]
+    if settings.weight is None:
+        return models[0]
+    return interpolate(models[0], models[1], settings.weight)
+
+
+def _symbols(settings: Settings, vocab_size: int) -> list[str] | None:
+    """Returns the symbol table to write tokens with, or None for ids."""
+    if settings.symbols == IDS:
+        return None
+    if settings.symbols != STRINGS:
+        symbols = read_symbols(settings.symbols)
+        check_symbols(vocab_size, symbols)
+        return symbols
+    found = _tokenizer(settings)
+    if found.vocab_size != vocab_size:
+        raise UserError(
+            f"the vocabulary {settings.vocabulary} has {found.vocab_size} tokens, the "
+            f"model {vocab_size}: give its own with --vocabulary."
+        )
+    return printable_symbols(map(found.piece, range(vocab_size)))
+
+
+def _tokenizer(settings: Settings) -> "tokenizer.Tokenizer":
+    from bpd_jax.data import spec, tokenizer
+
+    if settings.text or settings.task in spec.CORPORA:
+        task = spec.TextTask(
+            settings.task or "text_files",
+            settings.text,
+            settings.vocabulary,
+            max_bytes=settings.max_bytes,
+        )
+        return tokenizer.task_tokenizer(task)
+    return tokenizer.named_tokenizer(settings.vocabulary)
+
+
+def _measure(
+    whole: NGramModel, model: NGramModel, texts: dict[str, sources.Source | None]
+) -> Measure | None:
+    """Measures perplexity on the first of the texts that is there."""
+    for name, text in texts.items():
+        if text is None:
+            continue
+        if model is whole:
+            return Measure(name, model.evaluate(text.sequences()), None)
+        after, before = evaluate_all([model, whole], text.sequences())
+        return Measure(name, after, before)
+    return None

@@ -3,17 +3,18 @@
 import dataclasses
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from bpd_jax.errors import UserError
-from bpd_jax.ngrams import storage, trie
-from bpd_jax.ngrams.counts import boundary_stream
+from bpd_jax.ngrams import parallel, storage, trie
+from bpd_jax.ngrams.backoff import context_sums
+from bpd_jax.ngrams.counting import windows
 
-# Symbols of a stream that are scored at once.
-_PART = 1 << 22
+# Tokens that are scored at once.
+_PART = 1 << 20
 
 
 class Evaluation(NamedTuple):
@@ -138,28 +139,15 @@ class NGramModel:
             contexts = np.where(contexts == self.end_of_text, self.bos, contexts)
             tokens = np.where(tokens == self.end_of_text, self.eos, tokens)
         symbols = np.concatenate([contexts, tokens[:, None]], axis=1)
-        return self._stream_log_probs(symbols)[:, -1]
+        return self.stream_log_probs(symbols)[:, -1]
 
     def evaluate(self, sequences: Iterable[Sequence[int] | np.ndarray]) -> Evaluation:
-        """Scores sequences, each from `<s>` to `</s>`.
+        """Scores sequences, each from `<s>` to `</s>`; takes them as they come.
 
         Raises:
           UserError: there is none, or a token is outside the vocabulary.
         """
-        stream, positions, _ = boundary_stream(
-            sequences, vocab_size=self.vocab_size, end_of_text=self.end_of_text
-        )
-        # Part by part, cut between sequences, to bound the memory.
-        starts = np.flatnonzero(positions == 0)
-        cuts = np.unique(
-            starts[np.searchsorted(starts, np.arange(0, starts[-1], _PART))]
-        )
-        parts = [self._stream_log_probs(part) for part in np.split(stream, cuts)]
-        scores = np.concatenate(parts)[positions > 0]
-        known = np.isfinite(scores)
-        return Evaluation(
-            scores.size, int(np.count_nonzero(~known)), float(scores[known].sum())
-        )
+        return evaluate_all([self], sequences)[0]
 
     def perplexity(self, sequences: Iterable[Sequence[int] | np.ndarray]) -> float:
         """Returns the perplexity per event, `</s>` included; unknown tokens left out.
@@ -169,8 +157,12 @@ class NGramModel:
         """
         return self.evaluate(sequences).perplexity
 
-    def _stream_log_probs(self, symbols: np.ndarray) -> np.ndarray:
+    def stream_log_probs(
+        self, symbols: np.ndarray, offsets: Sequence[np.ndarray] | None = None
+    ) -> np.ndarray:
         """Returns log P(symbol | all before it) along the last axis, same shape.
+
+        With `offsets`, the `child_offsets` of orders 0 ... N-1, long streams are fast.
 
         A symbol's n-grams are extensions of the n-grams that end one place before, so
         N binary searches per place suffice. No n-gram holds `</s>` before its end or
@@ -185,7 +177,13 @@ class NGramModel:
         histories = np.zeros(symbols.shape, np.int64)
         scores = np.full(symbols.shape, -np.inf)
         for size in range(self.order):
-            index = trie.find(self.keys[size], histories, symbols, self.width)
+            index = trie.find(
+                self.keys[size],
+                histories,
+                symbols,
+                self.width,
+                offsets[size] if offsets else None,
+            )
             if size:
                 weights = self.log_backoffs[size - 1][histories]
                 scores = scores + np.where(histories >= 0, weights, 0.0)
@@ -193,6 +191,36 @@ class NGramModel:
             histories = np.full(symbols.shape, -1, np.int64)
             histories[..., 1:] = index[..., :-1]
         return scores
+
+    def context_sums(self) -> list[np.ndarray]:
+        """Returns the sum of P over all events in every history, 1 up to rounding.
+
+        Per length 0 ... N-1 of the history, `[n]` float64; see `backoff.context_sums`.
+        """
+        return context_sums(
+            self.keys,
+            [np.exp(log_prob) for log_prob in self.log_probs],
+            [np.exp(weight) for weight in self.log_backoffs],
+            self.width,
+        )
+
+    def validate(self, tolerance: float = 1e-6) -> None:
+        """Checks that the model sums to one in every context.
+
+        Models of other programs that keep a share for unknown words, or were written
+        with few digits, do not.
+
+        Raises:
+          UserError: some context is off by more than `tolerance`.
+        """
+        for length, sums in enumerate(self.context_sums()):
+            worst = int(np.argmax(np.abs(sums - 1)))
+            if not abs(sums[worst] - 1) <= tolerance:
+                history = self.ngrams(length)[worst].tolist() if length else []
+                raise UserError(
+                    f"the model does not sum to one: after {history} the probabilities "
+                    f"add up to {sums[worst]:.6f}."
+                )
 
     def with_unseen_tokens(self, log_prob: float = -1000.0) -> "NGramModel":
         """Returns a model in which every token of the vocabulary has a unigram.
@@ -274,3 +302,61 @@ class NGramModel:
             "vocab_size": self.vocab_size,
             "end_of_text": self.end_of_text,
         }
+
+
+def evaluate_all(
+    models: Sequence[NGramModel], sequences: Iterable[Sequence[int] | np.ndarray]
+) -> list[Evaluation]:
+    """Scores the same sequences with models of one vocabulary, in one pass.
+
+    Raises:
+      UserError: there is no sequence, or a token is outside the vocabulary.
+    """
+    offsets = [
+        [trie.child_offsets(model.keys, n, model.width) for n in range(model.order)]
+        for model in models
+    ]
+
+    def scored(stream: np.ndarray) -> list[Evaluation]:
+        results = []
+        for model, own in zip(models, offsets, strict=True):
+            scores = model.stream_log_probs(stream, own)[stream != model.bos]
+            known = np.isfinite(scores)
+            unknown = int(np.count_nonzero(~known))
+            results.append(Evaluation(scores.size, unknown, float(scores[known].sum())))
+        return results
+
+    streams = _streams(models[0], sequences)
+    parts = list(parallel.in_order(scored, streams, parallel.cores()))
+    if not parts:
+        raise UserError("there is no text to score: the input is empty.")
+    return [
+        Evaluation(*map(sum, zip(*results, strict=True)))
+        for results in zip(*parts, strict=True)
+    ]
+
+
+def _streams(
+    model: NGramModel, sequences: Iterable[Sequence[int] | np.ndarray]
+) -> Iterator[np.ndarray]:
+    """Yields the symbols of about `_PART` tokens at a time, boundaries included."""
+    first, size = 1, 0
+    waiting: list[Sequence[int] | np.ndarray] = []
+
+    def stream() -> np.ndarray:
+        return windows.add_boundaries(
+            windows.join(waiting),
+            vocab_size=model.vocab_size,
+            end_of_text=model.end_of_text,
+            first=first,
+        )
+
+    for sequence in sequences:
+        waiting.append(sequence)
+        size += len(sequence)
+        if size >= _PART:
+            yield stream()
+            first, size = first + len(waiting), 0
+            waiting.clear()
+    if waiting:
+        yield stream()

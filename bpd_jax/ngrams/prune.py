@@ -12,6 +12,9 @@ where h' is h without its first symbol, and the model by
 """
 
 import dataclasses
+import functools
+import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -29,6 +32,8 @@ def relative_entropies(model: NGramModel) -> list[np.ndarray]:
     the suffix; its cost is therefore the highest of its own D and theirs (as in
     OpenGrm's `ngramshrink`), and a threshold on costs leaves a closed set.
     """
+    from bpd_jax.ngrams import prune_kernels
+
     keys, width = model.keys, model.width
     links = trie.suffix_links(keys, width)
     probs = [np.exp(log_prob) for log_prob in model.log_probs]
@@ -42,51 +47,128 @@ def relative_entropies(model: NGramModel) -> list[np.ndarray]:
     if bos >= 0 and eos >= 0:
         history_probs[bos] = probs[0][eos]
 
-    costs = []
+    costs: list[np.ndarray] = []
+    starts: list[np.ndarray] = []
     for order in progress.bar(range(1, model.order), label="prune", unit=" orders"):
-        own, low = left_over_masses(keys, probs, links, order, width)
-        history = keys[order] // width
-        prob, low_prob = probs[order], probs[order - 1][links[order]]
-        own, low = own[history], low[history]
-        log_alpha = np.log((own + prob) / (low + low_prob))
-        change = prob * (np.log(low_prob) + log_alpha - np.log(prob))
-        change += own * (log_alpha - np.log(own / low))
-        costs.append(-history_probs[history] * change)
-        history_probs = history_probs[history] * prob
+        offsets = trie.child_offsets(keys, order, width)
+        cost = np.empty(keys[order].size)
+        fill = functools.partial(
+            prune_kernels.fill_relative_entropies,
+            offsets,
+            links[order],
+            left_over_masses(offsets, probs[order], probs[order - 1], links[order]),
+            (probs[order], model.log_probs[order]),
+            (probs[order - 1], model.log_probs[order - 1]),
+            history_probs,
+            cost,
+        )
+        trie.in_threads(fill, offsets)
+        costs.append(cost)
+        starts.append(offsets)
+        if order + 1 < model.order:
+            history_probs = np.repeat(history_probs, np.diff(offsets)) * probs[order]
     for order in range(model.order - 1, 1, -1):
-        np.maximum.at(costs[order - 2], keys[order] // width, costs[order - 1])
-        np.maximum.at(costs[order - 2], links[order], costs[order - 1])
+        prune_kernels.raise_costs(
+            starts[order - 1], links[order], costs[order - 1], costs[order - 2]
+        )
     return costs
 
 
-def prune(model: NGramModel, max_ngrams: int) -> NGramModel:
-    """Returns a model of at most `max_ngrams` n-grams, normalised again.
+def prune(
+    model: NGramModel,
+    max_ngrams: int | None = None,
+    *,
+    theta: float | None = None,
+    max_per_order: Sequence[int | None] | None = None,
+) -> NGramModel:
+    """Returns a model of fewer n-grams, normalised again.
 
-    All costs are those in the whole model, so the result depends on `max_ngrams` only
-    through a threshold; n-grams of equal cost stay or go together. Unigrams are never
-    pruned, and neither is a prefix or a suffix of an n-gram that stays.
+    An n-gram goes if any of the limits says so. All costs are those in the whole
+    model, so every limit is a threshold on costs, n-grams of equal cost stay or go
+    together, and the order in which n-grams are looked at makes no difference.
+    Unigrams are never pruned. An n-gram that stays keeps its prefix and its suffix:
+
+    1. `theta` and `max_ngrams` cannot separate them, because an n-gram never costs
+       more than its prefix or suffix.
+    2. `max_per_order` can. The shorter order wins: from bigrams up, each order drops
+       the n-grams whose prefix or suffix went, and then the cheapest until it fits.
+    3. `max_ngrams` then applies to what the other two leave.
 
     Args:
-      model: any back-off model.
+      model: any back-off model that sums to one.
       max_ngrams: counted as ARPA files do, all orders and `<s>` included.
+      theta: n-grams go whose loss raises the perplexity by this factor or less,
+        e^D - 1 <= theta. So defined by SRILM's `-prune` and OpenGrm's `--theta`; for
+        the values in use, such as 1e-8, it is D in nats.
+      max_per_order: per order from the bigrams up (N-1 of them or fewer), at most this
+        many n-grams; None for no limit.
 
     Raises:
-      UserError: there are more unigrams than that.
+      UserError: a limit is negative, or there are more unigrams than `max_ngrams`.
     """
+    _check(model, max_ngrams, theta, max_per_order)
+    limits = [*(max_per_order or ())][: model.order - 1]
+    limits += [None] * (model.order - 1 - len(limits))
+    roomy = all(
+        limit is None or size <= limit
+        for size, limit in zip(model.sizes[1:], limits, strict=True)
+    )
+    if roomy and theta is None and sum(model.sizes) <= (max_ngrams or math.inf):
+        return model
+    costs = relative_entropies(model)
+    threshold = -math.inf if theta is None else math.log1p(theta)
+    if not roomy:
+        _apply_order_limits(model, costs, limits)
+    if max_ngrams is not None:
+        room = max_ngrams - model.sizes[0]
+        threshold = max(threshold, _threshold(np.concatenate(costs), room))
+    keep = [np.ones(model.sizes[0], bool), *(cost > threshold for cost in costs)]
+    return _selected(model, keep)
+
+
+def _check(
+    model: NGramModel,
+    max_ngrams: int | None,
+    theta: float | None,
+    max_per_order: Sequence[int | None] | None,
+) -> None:
     unigrams = model.sizes[0]
-    if max_ngrams < unigrams:
+    if max_ngrams is not None and max_ngrams < unigrams:
         raise UserError(
             f"max_ngrams is {max_ngrams}, but the model has {unigrams} unigrams, which "
             "are never pruned: ask for at least that many."
         )
-    if sum(model.sizes) <= max_ngrams:
-        return model
-    costs = relative_entropies(model)
-    every = np.concatenate(costs)
-    last = every.size - (max_ngrams - unigrams) - 1
-    threshold = np.partition(every, last)[last]
-    keep = [np.ones(unigrams, bool), *(cost > threshold for cost in costs)]
+    if theta is not None and not theta >= 0:
+        raise UserError(f"theta is {theta}: it must be 0 or more.")
+    if any(limit is not None and limit < 0 for limit in max_per_order or ()):
+        raise UserError("max_per_order holds a negative number.")
 
+
+def _threshold(costs: np.ndarray, room: int) -> float:
+    """Returns the least cost above which at most `room` costs lie."""
+    if costs.size <= room:
+        return -math.inf
+    last = costs.size - room - 1
+    return float(np.partition(costs, last)[last])
+
+
+def _apply_order_limits(
+    model: NGramModel, costs: list[np.ndarray], limits: Sequence[int | None]
+) -> None:
+    """Sets the costs of the n-grams that order limits drop to minus infinity."""
+    links = trie.suffix_links(model.keys, model.width)
+    for place, limit in enumerate(limits):
+        cost = costs[place]
+        if place:
+            shorter = np.isneginf(costs[place - 1])
+            counts = trie.child_counts(model.keys, place + 1, model.width)
+            cost[np.repeat(shorter, counts)] = -math.inf
+            cost[shorter[links[place + 1]]] = -math.inf
+        if limit is not None:
+            cost[cost <= _threshold(cost, limit)] = -math.inf
+
+
+def _selected(model: NGramModel, keep: list[np.ndarray]) -> NGramModel:
     keys = trie.select(model.keys, keep, model.width)
     log_probs = tuple(
         log_prob[mask]

@@ -3,6 +3,8 @@
 ngram_model.json     magic, version, checksum of what follows; settings; and per
                      array its dtype, shape and CRC-32
 keys_1.npy ...       one file per array, in numpy's own format
+
+Counts are kept in the same way, under a header `ngram_counts.json`.
 """
 
 import json
@@ -10,32 +12,59 @@ import os
 import pathlib
 import zlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from bpd_jax import files
 from bpd_jax.errors import UserError
 
-HEADER = "ngram_model.json"
-_MAGIC = "bpd_jax n-gram model"
 _VERSION = 1
+
+
+class _Kind(NamedTuple):
+    header: str
+    title: str
+    remedy: str
+
+    @property
+    def magic(self) -> str:
+        return f"bpd_jax {self.title.removeprefix('an ')}"
+
+
+_KINDS = {
+    "model": _Kind("ngram_model.json", "an n-gram model", "build the model again"),
+    "counts": _Kind("ngram_counts.json", "n-gram counts", "count again"),
+}
+HEADER = _KINDS["model"].header
+COUNTS_HEADER = _KINDS["counts"].header
 
 
 def write_folder(
     folder: str | os.PathLike[str],
     arrays: Mapping[str, np.ndarray],
     settings: Mapping[str, Any],
+    *,
+    kind: str = "model",
 ) -> None:
-    """Writes `folder` anew; it appears as a whole or not at all."""
+    """Writes `folder` anew; it appears as a whole or not at all.
+
+    Args:
+      folder: the folder.
+      arrays: by name.
+      settings: what JSON can hold.
+      kind: `model` or `counts`; the one is not read as the other.
+    """
     with files.replacing_folder(folder) as temporary:
-        write_arrays(temporary, arrays, settings)
+        write_arrays(temporary, arrays, settings, kind=kind)
 
 
 def write_arrays(
     folder: str | os.PathLike[str],
     arrays: Mapping[str, np.ndarray],
     settings: Mapping[str, Any],
+    *,
+    kind: str = "model",
 ) -> None:
     """Writes the arrays and then the header into a folder that exists."""
     folder = pathlib.Path(folder)
@@ -50,17 +79,17 @@ def write_arrays(
         }
     content = {"settings": dict(settings), "arrays": described}
     header = {
-        "magic": _MAGIC,
+        "magic": _KINDS[kind].magic,
         "version": _VERSION,
         "crc32": _content_checksum(content),
         **content,
     }
     text = json.dumps(header, indent=2) + "\n"
-    (folder / HEADER).write_text(text, encoding="utf-8")
+    (folder / _KINDS[kind].header).write_text(text, encoding="utf-8")
 
 
 def read_folder(
-    folder: str | os.PathLike[str], *, verify: bool
+    folder: str | os.PathLike[str], *, verify: bool, kind: str = "model"
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Reads what `write_folder` wrote; the arrays are memory-mapped, read only.
 
@@ -68,7 +97,8 @@ def read_folder(
       UserError: a file is missing, cut short, changed (with `verify`) or foreign.
     """
     folder = pathlib.Path(folder)
-    header = _read_header(folder / HEADER)
+    header_path, remedy = folder / _KINDS[kind].header, _KINDS[kind].remedy
+    header = _read_header(header_path, _KINDS[kind])
     arrays = {}
     for name, about in header["arrays"].items():
         path = folder / f"{name}.npy"
@@ -76,43 +106,39 @@ def read_folder(
             array = np.load(path, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError) as error:
             raise UserError(
-                f"{path} is missing, cut short or not an array ({error}): "
-                "build the model again."
+                f"{path} is missing, cut short or not an array ({error}): {remedy}."
             ) from error
         same = array.dtype.str == about["dtype"] and list(array.shape) == about["shape"]
         if same and verify and array.size:
             same = zlib.crc32(array.data) == about["crc32"]
         if not same:
             raise UserError(
-                f"{path} is not the array that {folder / HEADER} describes: "
-                "build the model again."
+                f"{path} is not the array that {header_path} describes: {remedy}."
             )
         # Still the mapped file, without the slow indexing of the class np.memmap.
         arrays[name] = np.asarray(array)
     return arrays, header["settings"]
 
 
-def _read_header(path: pathlib.Path) -> dict[str, Any]:
+def _read_header(path: pathlib.Path, kind: _Kind) -> dict[str, Any]:
     try:
         header = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(
-            f"there is no n-gram model here: cannot read {path} "
-            f"({error.strerror or error})."
+            f"cannot read {path} ({error.strerror or error}): give a folder that holds "
+            f"{kind.title}."
         ) from error
     except ValueError as error:
-        raise UserError(
-            f"{path} is damaged ({error}): build the model again."
-        ) from error
-    if not isinstance(header, dict) or header.get("magic") != _MAGIC:
-        raise UserError(f"{path} is not the header of an n-gram model of bpd_jax.")
+        raise UserError(f"{path} is damaged ({error}): {kind.remedy}.") from error
+    if not isinstance(header, dict) or header.get("magic") != kind.magic:
+        raise UserError(f"{path} is not the header of {kind.title} of bpd_jax.")
     if header.get("version") != _VERSION:
         raise UserError(
             f"{path} has format {header.get('version')}, this program reads "
-            f"{_VERSION}: build the model again."
+            f"{_VERSION}: {kind.remedy}."
         )
     if header.get("crc32") != _content_checksum(header):
-        raise UserError(f"{path} is damaged: build the model again.")
+        raise UserError(f"{path} is damaged: {kind.remedy}.")
     return header
 
 

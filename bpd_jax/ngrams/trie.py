@@ -20,11 +20,20 @@ Two closures hold everywhere: the prefix (without the last symbol) and the suffi
 (without the first) of an n-gram are in the order below.
 """
 
-from collections.abc import Sequence
+import functools
+import itertools
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from bpd_jax.ngrams import parallel
+
 Keys = tuple[np.ndarray, ...]
+
+# A thread is worth starting for this many n-grams.
+_THREAD_SIZE = 1 << 17
+
+EVERYTHING = slice(None)
 
 
 def eos_symbol(vocab_size: int) -> int:
@@ -42,8 +51,32 @@ def symbol_width(vocab_size: int) -> int:
     return vocab_size + 2
 
 
+def in_threads(function: Callable[[int, int], None], offsets: np.ndarray) -> None:
+    """Calls `function(begin, end)` for ranges of parents with about equal extensions.
+
+    Args:
+      function: one that lets go of the interpreter lock, as compiled loops do.
+      offsets: `[parents + 1]`, see `child_offsets`.
+    """
+    parents, children = offsets.size - 1, int(offsets[-1])
+    threads = min(parallel.cores(), 1 + children // _THREAD_SIZE)
+    if threads == 1:
+        function(0, parents)
+        return
+    # More ranges than threads: the work per extension differs.
+    shares = np.linspace(0, children, 4 * threads + 1, dtype=np.int64)[1:-1]
+    cuts = np.unique([0, *np.searchsorted(offsets, shares), parents]).tolist()
+    ranges = itertools.pairwise(cuts)
+    for _ in parallel.in_order(lambda part: function(*part), ranges, threads):
+        pass
+
+
 def find(
-    keys: np.ndarray, parents: np.ndarray, symbols: np.ndarray, width: int
+    keys: np.ndarray,
+    parents: np.ndarray,
+    symbols: np.ndarray,
+    width: int,
+    offsets: np.ndarray | None = None,
 ) -> np.ndarray:
     """Returns where the n-grams `parents + symbols` are, -1 for those that are not.
 
@@ -52,7 +85,11 @@ def find(
       parents: indices in the order below; -1 has no extension.
       symbols: last symbols, of a shape that broadcasts with `parents`; -1 is none.
       width: number of symbols.
+      offsets: the `child_offsets` of the order below. They make millions of queries
+        several times faster.
     """
+    if offsets is not None:
+        return _find_among_children(keys, parents, symbols, width, offsets)
     wanted = np.asarray(parents, np.int64) * width + symbols
     if not keys.size:
         return np.full(wanted.shape, -1, np.int64)
@@ -61,24 +98,73 @@ def find(
     return np.where(found & (np.asarray(symbols) >= 0), index, -1)
 
 
+def _find_among_children(
+    keys: np.ndarray,
+    parents: np.ndarray,
+    symbols: np.ndarray,
+    width: int,
+    offsets: np.ndarray,
+) -> np.ndarray:
+    from bpd_jax.ngrams import trie_kernels
+
+    parents, symbols = np.broadcast_arrays(parents, symbols)
+    found = np.empty(parents.size, np.int64)
+    trie_kernels.fill_children(
+        keys,
+        offsets,
+        np.ascontiguousarray(parents, np.int64).ravel(),
+        np.ascontiguousarray(symbols, np.int64).ravel(),
+        width,
+        found,
+    )
+    return found.reshape(parents.shape)
+
+
+def child_offsets(keys: Sequence[np.ndarray], order: int, width: int) -> np.ndarray:
+    """Returns where the extensions of each n-gram of `order` begin, `[n + 1]` int64.
+
+    Those of n-gram i are the places `offsets[i] ... offsets[i + 1]` of the order
+    above. Order 0 is the empty history, whose extensions are the unigrams.
+    """
+    parents = keys[order - 1].size if order else 1
+    offsets = np.zeros(parents + 1, np.int64)
+    if order < len(keys):
+        from bpd_jax.ngrams import trie_kernels
+
+        trie_kernels.fill_offsets(keys[order], width, offsets)
+    return offsets
+
+
 def suffix_links(keys: Sequence[np.ndarray], width: int) -> list[np.ndarray]:
     """Returns for every n-gram the index of its suffix in the order below.
 
     The suffix of `a b c` is `b c`; that of `a` is the empty history, index 0. An
     n-gram without its suffix gets -1, which the closures rule out.
     """
+    from bpd_jax.ngrams import trie_kernels
+
     links = [np.zeros(keys[0].size, np.int64)]
+    lower = child_offsets(keys, 0, width)
     for order in range(1, len(keys)):
-        parents, symbols = np.divmod(keys[order], width)
-        links.append(find(keys[order - 1], links[-1][parents], symbols, width))
+        offsets = child_offsets(keys, order, width)
+        found = np.empty(keys[order].size, np.int64)
+        fill = functools.partial(
+            trie_kernels.fill_suffix_links,
+            (keys[order], offsets),
+            (keys[order - 1], lower),
+            links[-1],
+            width,
+            found,
+        )
+        in_threads(fill, offsets)
+        links.append(found)
+        lower = offsets
     return links
 
 
 def child_counts(keys: Sequence[np.ndarray], order: int, width: int) -> np.ndarray:
     """Returns how many extensions each n-gram of `order` (1, 2, ...) has, `[n]`."""
-    if order == len(keys):
-        return np.zeros(keys[-1].size, np.int64)
-    return np.bincount(keys[order] // width, minlength=keys[order - 1].size)
+    return np.diff(child_offsets(keys, order, width))
 
 
 def closed_under_affixes(
@@ -110,10 +196,22 @@ def select(keys: Sequence[np.ndarray], keep: Sequence[np.ndarray], width: int) -
     return tuple(selected)
 
 
-def ngrams(keys: Sequence[np.ndarray], order: int, width: int) -> np.ndarray:
-    """Returns the symbols of all n-grams of `order` (1, 2, ...), `[n, order]` int32."""
+def ngrams(
+    keys: Sequence[np.ndarray],
+    order: int,
+    width: int,
+    part: slice = EVERYTHING,
+) -> np.ndarray:
+    """Returns the symbols of n-grams of `order` (1, 2, ...), `[n, order]` int32.
+
+    Args:
+      keys: per order, the n-grams.
+      order: of those asked for.
+      width: number of symbols.
+      part: which of them, without a step; by default all.
+    """
     columns = []
-    index = np.arange(keys[order - 1].size)
+    index = np.arange(*part.indices(keys[order - 1].size))
     for level in range(order - 1, -1, -1):
         index, symbols = np.divmod(keys[level][index], width)
         columns.append(symbols.astype(np.int32))

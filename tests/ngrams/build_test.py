@@ -1,15 +1,21 @@
 """Tests of bpd_jax.ngrams.build."""
 
+import gzip
 import pathlib
 
 import numpy as np
 import pytest
 
 from bpd_jax.errors import UserError
-from bpd_jax.ngrams import fst
-from bpd_jax.ngrams.arpa import read_arpa
-from bpd_jax.ngrams.build import ARPA_FILE, FST_FILE, Settings, build
+from bpd_jax.ngrams.build import ARPA_FILE, FST_FILE, SYMBOLS_FILE, Settings, build
+from bpd_jax.ngrams.counting import bounded, sources
+from bpd_jax.ngrams.formats import fst
+from bpd_jax.ngrams.formats.arpa import read_arpa
+from bpd_jax.ngrams.formats.load import load_model
+from bpd_jax.ngrams.formats.symbols import read_symbols, write_symbols
+from bpd_jax.ngrams.interpolate import interpolate
 from bpd_jax.ngrams.model import NGramModel
+from bpd_jax.ngrams.prune import prune
 
 
 @pytest.fixture
@@ -49,8 +55,168 @@ def test_the_three_forms_hold_the_same_model(
     sequences = [np.array(line.split(), int) for line in lines if line]
     assert report.sequences == len(sequences)
     assert report.tokens == sum(line.size for line in sequences)
-    assert report.train is not None
-    assert report.train.perplexity == pytest.approx(model.perplexity(sequences))
+    assert report.measure is not None
+    assert report.measure.text == "training text"
+    after, before = report.measure.model, report.measure.unpruned
+    assert after.perplexity == pytest.approx(model.perplexity(sequences))
+    assert before is not None
+    assert before.events == after.events
+    assert before.perplexity != after.perplexity
+
+
+def test_held_out_tokens_are_measured_instead(
+    tmp_path: pathlib.Path, tokens: str
+) -> None:
+    heldout = tmp_path / "heldout.txt"
+    heldout.write_text("0 1 2\n3 9 1\n")
+    settings = Settings(
+        output=str(tmp_path / "model"),
+        tokens=tokens,
+        vocab_size=10,
+        end_of_text=9,
+        heldout_tokens=str(heldout),
+    )
+    report = build(settings)
+    assert report.measure is not None
+    assert report.measure.text == "held-out text"
+    assert report.measure.unpruned is None
+    # The 9 bounds a sequence.
+    expected = NGramModel.load(tmp_path / "model").evaluate([[0, 1, 2], [3], [1]])
+    assert report.measure.model.events == expected.events == 8
+    assert report.measure.model.log_prob == pytest.approx(expected.log_prob)
+
+
+def test_counts_give_the_model_of_the_text(tmp_path: pathlib.Path, tokens: str) -> None:
+    common = {"min_counts": (1, 1, 2), "theta": 1e-4}
+    source = {"tokens": tokens, "vocab_size": 10, "end_of_text": 9}
+    build(Settings(str(tmp_path / "text"), order=3, **source, **common))
+    bounded.count_to_folder(sources.open_source(**source), tmp_path / "counts", order=4)
+    # Orders beyond --order are left out.
+    report = build(
+        Settings(
+            str(tmp_path / "model"), counts=str(tmp_path / "counts"), order=3, **common
+        )
+    )
+    assert report.measure is None
+    assert report.tokens > 0
+    for path in (tmp_path / "text").iterdir():
+        assert path.read_bytes() == (tmp_path / "model" / path.name).read_bytes()
+    with pytest.raises(UserError, match="says itself"):
+        build(
+            Settings(
+                str(tmp_path / "model"), counts=str(tmp_path / "counts"), vocab_size=10
+            )
+        )
+
+
+def test_a_text_larger_than_memory_gives_the_same(
+    tmp_path: pathlib.Path, tokens: str
+) -> None:
+    lines = pathlib.Path(tokens).read_text()
+    pathlib.Path(tokens).write_text(f"{lines}\n" * 300)
+    for name, memory in (("large", 4_000_000_000), ("small", 1_000_000)):
+        build(Settings(str(tmp_path / name), tokens=tokens, order=3, memory=memory))
+    for path in (tmp_path / "large").iterdir():
+        assert path.read_bytes() == (tmp_path / "small" / path.name).read_bytes()
+    # Nothing of the work is left.
+    assert {path.name for path in tmp_path.iterdir()} == {"ids.txt", "large", "small"}
+
+
+def test_models_are_converted_pruned_and_mixed(
+    tmp_path: pathlib.Path, tokens: str
+) -> None:
+    one, two = str(tmp_path / "one"), str(tmp_path / "two")
+    ids = {"vocab_size": 10, "end_of_text": 9}
+    build(Settings(one, tokens=tokens, order=3, **ids))
+    build(Settings(two, tokens=tokens, order=2, max_ngrams=30, **ids))
+    whole = NGramModel.load(one)
+    for name in ("", f"/{ARPA_FILE}", f"/{FST_FILE}"):
+        output = str(tmp_path / "converted")
+        build(Settings(output, model=(one + name,), **(ids if name else {})))
+        model = NGramModel.load(output)
+        assert model.sizes == whole.sizes
+        assert model.end_of_text == 9
+        assert model.log_prob([0, 1], 2) == pytest.approx(
+            whole.log_prob([0, 1], 2), abs=1e-5
+        )
+    mixed = str(tmp_path / "mixed")
+    report = build(Settings(mixed, model=(one, two), weight=0.7, max_ngrams=80))
+    assert sum(report.pruned) <= 80 < sum(report.counted)
+    expected = prune(interpolate(whole, NGramModel.load(two), 0.7), 80)
+    for ours, theirs in zip(
+        NGramModel.load(mixed).log_probs, expected.log_probs, strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
+    # A model may be replaced by what is made of it.
+    build(Settings(one, model=(one,), max_per_order=(20, 10)))
+    assert NGramModel.load(one).sizes[1] <= 20
+
+
+def test_tokens_are_written_as_strings(tmp_path: pathlib.Path, tokens: str) -> None:
+    names = [*"abcdefgh", "é", "<|endoftext|>"]
+    write_symbols(names, tmp_path / "names.txt")
+    output = tmp_path / "model"
+    build(
+        Settings(
+            str(output),
+            tokens=tokens,
+            order=2,
+            vocab_size=10,
+            end_of_text=9,
+            symbols=str(tmp_path / "names.txt"),
+        )
+    )
+    assert read_symbols(output / SYMBOLS_FILE) == names
+    model = NGramModel.load(output)
+    for path in (output / ARPA_FILE, output / FST_FILE):
+        again = load_model(path, symbols=names, end_of_text=9)
+        assert again.sizes == model.sizes
+    text = gzip.decompress((output / ARPA_FILE).read_bytes()).decode()
+    assert "\té\t" in text
+    # Read again with its table, written with ids.
+    plain = tmp_path / "plain"
+    build(
+        Settings(
+            str(plain),
+            model=(str(output / ARPA_FILE),),
+            model_symbols=str(output / SYMBOLS_FILE),
+            end_of_text=9,
+        )
+    )
+    assert NGramModel.load(plain).sizes == model.sizes
+    assert not (plain / SYMBOLS_FILE).exists()
+    with pytest.raises(UserError, match="10 entries for 12 tokens"):
+        build(
+            Settings(
+                str(tmp_path / "other"),
+                tokens=tokens,
+                vocab_size=12,
+                symbols=str(tmp_path / "names.txt"),
+            )
+        )
+    assert not (tmp_path / "other").exists()
+
+
+def test_strings_of_the_vocabulary(tmp_path: pathlib.Path) -> None:
+    for number in range(60):
+        text = f"{number}: the cat sat on the mat.\n" * 5
+        (tmp_path / f"{number}.txt").write_text(text)
+    output = tmp_path / "model"
+    build(
+        Settings(
+            str(output),
+            text=str(tmp_path / "*.txt"),
+            vocabulary="bpe:260",
+            order=2,
+            symbols="strings",
+        )
+    )
+    names = read_symbols(output / SYMBOLS_FILE)
+    assert len(names) == 260
+    assert "\u2581" in names
+    model = NGramModel.load(output)
+    again = load_model(output / ARPA_FILE, symbols=names, end_of_text=model.end_of_text)
+    assert again.sizes == model.sizes
 
 
 def test_the_same_input_gives_the_same_bytes(
@@ -107,7 +273,7 @@ def test_a_failed_build_leaves_the_older_model(
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("bpd_jax.ngrams.arpa._write", fail)
+    monkeypatch.setattr("bpd_jax.ngrams.formats.arpa._Writer.blocks", fail)
     with pytest.raises(UserError, match="No space left"):
         build(Settings(output=str(output), tokens=tokens, order=3))
     assert NGramModel.load(output).order == 2
@@ -126,7 +292,10 @@ def test_an_empty_file_is_refused(tmp_path: pathlib.Path, text: str) -> None:
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({}, "exactly one of --task, --text and --tokens: found none"),
+        (
+            {},
+            "exactly one of --task, --text, --tokens, --counts and --model: found none",
+        ),
         ({"task": "stdlib", "tokens": "x"}, "found --task and --tokens"),
         ({"tokens": "x", "order": 0}, "--order is 0"),
         ({"tokens": "x", "min_counts": (1, 2)}, "--min_counts has 2 numbers"),
@@ -136,6 +305,20 @@ def test_an_empty_file_is_refused(tmp_path: pathlib.Path, text: str) -> None:
         ({"tokens": "x", "unseen_log_prob": -3.0}, "--unseen_log_prob is -3"),
         ({"text": "x", "vocab_size": 5}, "--vocab_size goes with --tokens"),
         ({"task": "x", "end_of_text": 5}, "--end_of_text goes with --tokens"),
+        ({"tokens": "x", "theta": -1.0}, "--theta is -1"),
+        ({"tokens": "x", "weight": 0.5}, "--weight goes with --model only"),
+        ({"model": ("a", "b")}, "--weight is the share"),
+        ({"model": ("a",), "weight": 0.5}, "--weight is the share"),
+        ({"model": ("a", "b", "c"), "weight": 0.5}, "--model takes one"),
+        ({"model": ("a", ""), "weight": 0.5}, "--model takes one"),
+        ({"model": ("a", "b"), "weight": 1.5}, "--weight is 1.5"),
+        ({"model": ("a",), "order": 3}, "--order goes with --task, --text, --tokens"),
+        ({"model": ("a",), "counts": "x"}, "found --counts and --model"),
+        ({"counts": "x", "split": "train"}, "--split goes with --task and --text"),
+        (
+            {"tokens": "x", "heldout_text": "a", "heldout_tokens": "b"},
+            "at most one of --heldout_split",
+        ),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(arguments, message: str) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bpd_jax.ngrams.counts import count_ngrams
+from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.katz import estimate_katz
 from bpd_jax.ngrams.model import NGramModel
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from bpd_jax.ngrams import trie
-from bpd_jax.ngrams.arpa import read_arpa
-from bpd_jax.ngrams.counts import NGramCounts, count_ngrams, with_min_counts
+from bpd_jax.ngrams.counting.counts import NGramCounts, count_ngrams, with_min_counts
+from bpd_jax.ngrams.formats.arpa import read_arpa
 from bpd_jax.ngrams.katz import estimate_katz
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.prune import prune

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from bpd_jax.errors import UserError
-from bpd_jax.ngrams.model import NGramModel
+from bpd_jax.ngrams.model import NGramModel, evaluate_all
+from bpd_jax.ngrams.prune import prune
 
 
 def slow_log_prob(model: NGramModel, context: list[int], token: int) -> float:
@@ -139,3 +140,37 @@ def test_the_same_model_gives_the_same_bytes(
         trigrams.save(tmp_path / name)
     for path in (tmp_path / "one").iterdir():
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
+
+
+def test_at_most_24_bytes_per_ngram(trigrams: NGramModel) -> None:
+    groups = (trigrams.keys, trigrams.log_probs, trigrams.log_backoffs)
+    held = sum(array.nbytes for group in groups for array in group)
+    assert held <= 24 * sum(trigrams.sizes)
+
+
+def test_a_text_scored_in_parts_scores_the_same(
+    trigrams: NGramModel,
+    corpus: list[np.ndarray],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = trigrams.evaluate(corpus)
+    monkeypatch.setattr("bpd_jax.ngrams.model._PART", 7)
+    parts = trigrams.evaluate(iter(corpus))
+    assert parts.events == whole.events
+    assert parts.log_prob == pytest.approx(whole.log_prob)
+    with pytest.raises(UserError, match=r"sequence 61 holds the token 77"):
+        trigrams.evaluate([*corpus, np.array([0, 77])])
+
+
+def test_several_models_are_scored_in_one_pass(
+    trigrams: NGramModel, corpus: list[np.ndarray]
+) -> None:
+    unigrams = prune(trigrams, trigrams.sizes[0])
+    both = evaluate_all([trigrams, unigrams], iter(corpus))
+    assert both == [trigrams.evaluate(corpus), unigrams.evaluate(corpus)]
+    assert both[0].perplexity != both[1].perplexity
+
+
+def test_no_text_is_refused(trigrams: NGramModel) -> None:
+    with pytest.raises(UserError, match="no text to score"):
+        trigrams.evaluate([])

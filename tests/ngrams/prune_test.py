@@ -87,3 +87,81 @@ def test_a_history_costs_at_least_what_its_extensions_cost(
     links = trie.suffix_links(trigrams.keys, trigrams.width)
     assert (bigrams[trigrams.keys[2] // trigrams.width] >= longer).all()
     assert (bigrams[links[2]] >= longer).all()
+
+
+def test_theta_is_a_threshold_on_the_costs(trigrams: NGramModel) -> None:
+    costs = relative_entropies(trigrams)
+    theta = float(np.expm1(np.median(np.concatenate(costs))))
+    pruned = prune(trigrams, theta=theta)
+    expected = [
+        set(map(tuple, trigrams.ngrams(order)[np.expm1(cost) > theta].tolist()))
+        for order, cost in enumerate(costs, start=2)
+    ]
+    for order, rows in enumerate(expected, start=2):
+        assert set(map(tuple, pruned.ngrams(order).tolist())) == rows
+    assert prune(trigrams, theta=1e9).sizes == trigrams.sizes[:1]
+    both = prune(trigrams, trigrams.sizes[0] + 9, theta=theta)
+    assert sum(both.sizes) <= trigrams.sizes[0] + 9
+
+
+def limited_by_definition(
+    model: NGramModel, limits: list[int | None]
+) -> set[tuple[int, ...]]:
+    """The n-grams that order limits leave, from bigrams up, without ties."""
+    kept = {tuple(row) for row in model.ngrams(1).tolist()}
+    for order, cost in enumerate(relative_entropies(model), start=2):
+        rows = [tuple(row) for row in model.ngrams(order).tolist()]
+        left = [
+            (-float(number), row)
+            for number, row in zip(cost, rows, strict=True)
+            if row[:-1] in kept and row[1:] in kept
+        ]
+        limit = limits[order - 2]
+        if limit is not None and len(left) > limit:
+            worst = sorted(left)[limit][0]
+            left = [pair for pair in left if pair[0] < worst]
+        kept |= {row for _, row in left}
+    return kept
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [[10, None], [None, 7], [20, 5], [5, 1000], [0, 3], [10**6, 30], [13, 13]],
+)
+def test_order_limits(trigrams: NGramModel, limits: list[int | None]) -> None:
+    pruned = prune(trigrams, max_per_order=limits)
+    assert ngram_set(pruned) == limited_by_definition(trigrams, limits)
+    for size, limit in zip(pruned.sizes[1:], limits, strict=False):
+        assert limit is None or size <= limit
+    pruned.validate(1e-9)
+
+
+def test_the_total_applies_to_what_order_limits_leave(trigrams: NGramModel) -> None:
+    limits = [20, 10]
+    total = trigrams.sizes[0] + 15
+    both = prune(trigrams, total, max_per_order=limits)
+    assert sum(both.sizes) <= total
+    assert ngram_set(both) <= ngram_set(prune(trigrams, max_per_order=limits))
+    # The room is used: one more n-gram would not have fitted, unless there were ties.
+    assert sum(both.sizes) > total - 5
+
+
+def test_limits_that_nothing_exceeds_prune_nothing(trigrams: NGramModel) -> None:
+    assert prune(trigrams) is trigrams
+    assert prune(trigrams, max_per_order=[10**6]) is trigrams
+    assert prune(trigrams, max_per_order=[None, None, 5]) is trigrams
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"theta": -1.0}, "theta is -1"),
+        ({"theta": float("nan")}, "theta is nan"),
+        ({"max_per_order": [5, -1]}, "max_per_order holds a negative"),
+    ],
+)
+def test_limits_that_cannot_be_are_refused(
+    trigrams: NGramModel, arguments, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        prune(trigrams, **arguments)

@@ -1,4 +1,4 @@
-"""Tests of bpd_jax.ngrams.arpa."""
+"""Tests of bpd_jax.ngrams.formats.arpa."""
 
 import gzip
 import pathlib
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bpd_jax.errors import UserError
-from bpd_jax.ngrams.arpa import read_arpa, write_arpa
+from bpd_jax.ngrams.formats.arpa import read_arpa, write_arpa
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.prune import prune
 
@@ -108,7 +108,7 @@ def test_a_failed_write_leaves_the_old_file(
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("bpd_jax.ngrams.arpa._lines", fail)
+    monkeypatch.setattr("bpd_jax.ngrams.formats.arpa._Writer._block", fail)
     with pytest.raises(UserError, match="No space left"):
         write_arpa(trigrams, path)
     assert path.read_text() == "old"
@@ -142,11 +142,10 @@ def test_reading_what_others_write(tmp_path: pathlib.Path) -> None:
         ("\\data\\\n", "", r"cut short"),
         ("-0.6\t1", "-0.6", r"line 10: this is no 1-gram: '-0.6'"),
         ("-0.2\t0 1", "-0.2\t0 1\t-0.5", r"line 14: this is no 2-gram"),
-        ("-0.6\t1", "0.6\t1", r"line 10: the log-probability 0.6 is above 0"),
-        ("-0.6\t1", "nan\t1", r"line 10: nan is no logarithm"),
+        ("-0.6\t1", "0.6\t1", r"line 10: the log-probability '0.6' is above 0"),
+        ("-0.6\t1", "nan\t1", r"line 10: 'nan' is no logarithm"),
         ("-0.6\t1", "x\t1", r"line 10: 'x' is no number"),
-        ("-0.4\t0\t-0.1", "-0.4\t0\tinf", r"line 9: inf is no logarithm"),
-        ("-0.4\t0\t-0.1", "-0.4\t0\t-inf", r"line 9: the back-off weight -inf"),
+        ("-0.4\t0\t-0.1", "-0.4\t0\tinf", r"line 9: 'inf' is no logarithm"),
         ("-0.2\t0 1", "-0.2\t0 7", r"line 14: '7' is not a token"),
         ("-0.2\t0 1", "-0.2\t0 -1", r"line 14: '-1' is not a token"),
         ("-0.2\t0 1", "-0.2\t0 the", r"line 14: 'the' is not a token"),
@@ -212,3 +211,181 @@ def test_files_that_are_no_arpa_files_are_refused(
     path.write_bytes(gzip.compress(gzip.decompress(data)[:-8]))
     with pytest.raises(UserError, match="cut short"):
         read_arpa(path)
+
+
+def read_text(tmp_path: pathlib.Path, text: str, **arguments) -> NGramModel:
+    path = tmp_path / "other.arpa"
+    path.write_text(text, encoding="utf-8")
+    return read_arpa(path, **arguments)
+
+
+def test_unknown_words_are_dropped_and_the_rest_keeps_its_scores(
+    tmp_path: pathlib.Path,
+) -> None:
+    text = (
+        SMALL.replace("1=4", "1=5")
+        .replace("2=3", "2=5")
+        .replace("-0.6\t1\n", "-0.6\t1\n-1.5\t<unk>\t-0.3\n")
+        .replace("-0.2\t0 1\n", "-0.2\t0 1\n-0.9\t0 <unk>\n-0.7\t<unk> 0\n")
+    )
+    known, plain = read_text(tmp_path, text), read_text(tmp_path, SMALL)
+    assert same(known, plain)
+    token = read_text(tmp_path, text, vocab_size=3, unknown=2)
+    assert token.log_prob([0], 2) == pytest.approx(-0.9 * np.log(10))
+    assert token.log_prob([2], 1) == pytest.approx(-0.9 * np.log(10))
+    with pytest.raises(UserError, match="1-gram is there twice"):
+        read_text(tmp_path, text, unknown=1)
+    with pytest.raises(UserError, match="unknown is 5"):
+        read_text(tmp_path, text, vocab_size=3, unknown=5)
+
+
+def test_a_symbol_table_may_have_unk_as_a_token(tmp_path: pathlib.Path) -> None:
+    text = SMALL.replace("\t0", "\t<unk>").replace(" 0", " <unk>")
+    model = read_text(tmp_path, text, symbols=["<unk>", "1"])
+    assert same(model, read_text(tmp_path, SMALL))
+
+
+def test_the_probability_of_bos_is_not_looked_at(tmp_path: pathlib.Path) -> None:
+    model = read_text(tmp_path, SMALL.replace("-99\t<s>", "0\t<s>"))
+    assert same(model, read_text(tmp_path, SMALL))
+
+
+def test_missing_weights_and_infinities(tmp_path: pathlib.Path) -> None:
+    text = SMALL.replace("-0.4\t0\t-0.1", "-0.4\t0").replace("-0.6\t1", "-inf\t1")
+    model = read_text(tmp_path, text)
+    assert model.log_prob([1], 0) == model.log_prob([], 0)
+    assert model.log_prob([], 1) == -np.inf
+    never = read_text(tmp_path, SMALL.replace("\t0\t-0.1", "\t0\t-inf"))
+    assert never.log_backoffs[0][0] == -99
+
+
+def test_numbers_of_many_digits_are_read_exactly(tmp_path: pathlib.Path) -> None:
+    # Seventeen digits and exponents do not go through the quick loop.
+    number = "-0.30102999566398120"
+    for text in (number, "-3.010299956639812e-1", "-30102999566398120E-17"):
+        model = read_text(tmp_path, SMALL.replace("-0.3\t<s> 0", f"{text}\t<s> 0"))
+        assert model.log_prob([model.bos], 0) == float(number) * np.log(10)
+
+
+PRUNED_SUFFIX = """\\data\\
+ngram 1=5
+ngram 2=2
+ngram 3=1
+ngram 4=1
+
+\\1-grams:
+-0.6\ta\t-0.1
+-0.6\tb\t-0.2
+-0.6\tc\t-0.3
+-0.6\t</s>
+-99\t<s>\t-0.4
+
+\\2-grams:
+-0.1\t<s> a\t-0.05
+-0.15\ta b\t-0.06
+
+\\3-grams:
+-0.25\t<s> a b\t-0.07
+
+\\4-grams:
+-0.3\t<s> a b c
+\\end\\
+"""
+
+
+def test_suffixes_that_were_pruned_are_put_in_and_change_nothing(
+    tmp_path: pathlib.Path,
+) -> None:
+    # `a b c` and then `b c` are missing.
+    model = read_text(tmp_path, PRUNED_SUFFIX, symbols=["a", "b", "c"])
+    assert model.sizes == (5, 3, 2, 1)
+    a, b, c, bos = 0, 1, 2, model.bos
+    expected = {
+        (bos, a, b, c): -0.3,
+        (a, b, c): -0.06 - 0.2 - 0.6,
+        (b, c): -0.2 - 0.6,
+        (bos, a, b, a): -0.07 - 0.06 - 0.2 - 0.6,
+        (a, b, c, a): -0.3 - 0.6,
+        (b, c, b): -0.3 - 0.6,
+    }
+    for gram, score in expected.items():
+        found = model.log_prob(list(gram[:-1]), gram[-1])
+        assert found == pytest.approx(score * np.log(10))
+
+
+@pytest.mark.parametrize(
+    "old, new, message",
+    [
+        ("-0.25\t<s> a b\t-0.07", "-0.25\t<s> b b\t-0.07", "3-gram's beginning"),
+        ("-0.3\t<s> a b c", "-0.3\t<s> a c c", "line 22: this 4-gram's beginning"),
+    ],
+)
+def test_prefixes_are_needed(
+    tmp_path: pathlib.Path, old: str, new: str, message: str
+) -> None:
+    text = PRUNED_SUFFIX.replace(old, new)
+    with pytest.raises(UserError, match=message):
+        read_text(tmp_path, text, symbols=["a", "b", "c"])
+
+
+def test_windows_line_ends_blank_lines_and_a_last_line_without_end(
+    tmp_path: pathlib.Path,
+) -> None:
+    text = SMALL.replace("\n", "\r\n").replace("-0.2\t0 1", "\r\n  -0.2  0\t1  ")
+    path = tmp_path / "model.arpa"
+    path.write_bytes(text.rstrip().encode())
+    assert same(read_arpa(path), read_text(tmp_path, SMALL))
+
+
+def test_blocks_and_lines_of_any_length_give_the_same(
+    trigrams: NGramModel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.arpa"
+    write_arpa(trigrams, path)
+    whole = read_arpa(path, vocab_size=10)
+    monkeypatch.setattr("bpd_jax.ngrams.text_blocks._BLOCK", 37)
+    monkeypatch.setattr("bpd_jax.ngrams.formats.arpa_reader._ROWS", 3)
+    again = read_arpa(path, vocab_size=10)
+    for name in ("keys", "log_probs", "log_backoffs"):
+        for ours, theirs in zip(
+            getattr(again, name), getattr(whole, name), strict=True
+        ):
+            np.testing.assert_array_equal(ours, theirs)
+    lines = path.read_text().splitlines()
+    wrong = lines.index("\\3-grams:") + 5
+    lines[wrong - 1] = "x " + lines[wrong - 1]
+    path.write_text("\n".join(lines))
+    with pytest.raises(UserError, match=f"line {wrong}: this is no 3-gram"):
+        read_arpa(path, vocab_size=10)
+
+
+def test_small_blocks_are_written_in_order(
+    trigrams: NGramModel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_arpa(trigrams, tmp_path / "whole.arpa")
+    monkeypatch.setattr("bpd_jax.ngrams.formats.arpa._ROWS", 7)
+    write_arpa(trigrams, tmp_path / "model.arpa.gz")
+    text = gzip.decompress((tmp_path / "model.arpa.gz").read_bytes())
+    assert text == (tmp_path / "whole.arpa").read_bytes()
+
+
+def test_entries_of_one_order_in_any_order(
+    trigrams: NGramModel, tmp_path: pathlib.Path
+) -> None:
+    path = tmp_path / "model.arpa"
+    write_arpa(trigrams, path)
+    sections = path.read_text().split("\n\n")
+    rng = np.random.default_rng(8)
+    for place, section in enumerate(sections):
+        title, *lines = section.split("\n")
+        if title.endswith("-grams:"):
+            sections[place] = "\n".join([title, *rng.permutation(lines)])
+    assert same(read_text(tmp_path, "\n\n".join(sections), vocab_size=10), trigrams)
+
+
+def test_an_empty_middle_order_is_refused(tmp_path: pathlib.Path) -> None:
+    text = PRUNED_SUFFIX.replace("2=2", "2=0").replace(
+        "-0.1\t<s> a\t-0.05\n-0.15\ta b\t-0.06\n", ""
+    )
+    with pytest.raises(UserError, match="has no 2-grams, but longer ones"):
+        read_text(tmp_path, text, symbols=["a", "b", "c"])

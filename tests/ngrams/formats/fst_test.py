@@ -1,4 +1,4 @@
-"""Tests of bpd_jax.ngrams.fst."""
+"""Tests of bpd_jax.ngrams.formats.fst."""
 
 import itertools
 import math
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bpd_jax.errors import UserError
-from bpd_jax.ngrams import fst
+from bpd_jax.ngrams.formats import fst
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.prune import prune
 from bpd_jax.ngrams.states import StateTable

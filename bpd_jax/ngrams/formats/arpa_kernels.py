@@ -1,0 +1,290 @@
+"""Compiled loops that format and parse the lines of ARPA files."""
+
+import math
+from typing import Any
+
+import numba
+import numpy as np
+from numba import types
+
+from bpd_jax.ngrams.trie_kernels import FLOATS, FLOATS_OUT, INTS, INTS_OUT
+
+_BYTES = types.Array(types.uint8, 1, "C", readonly=True)
+_BYTES_OUT = types.uint8[::1]
+# Bytes of all names one after the other, and where each begins.
+_NAMES = types.Tuple((_BYTES, INTS))
+_TABLE = types.Array(types.int32, 1, "C", readonly=True)
+
+DIGITS = 7
+_SMALLEST = 1e-12  # Smaller numbers are written as 0.
+_MOST_DIGITS = 15  # An integer of this many, times a power of ten, is read exactly.
+_MOST_POWER = 22
+_POWERS = 10.0 ** np.arange(_MOST_POWER + 1)
+
+_TAB, _LINE, _BLANK = 9, 10, 32
+_BLANKS = (_TAB, 13, _BLANK)
+_PLUS, _MINUS, _POINT = 43, 45, 46
+# Signed, like every number that it meets: unsigned ones would make it a float.
+_ZERO = np.int64(48)
+_EXPONENT = (69, 101)  # E, e
+
+
+@numba.njit(types.int64(types.float64, _BYTES_OUT, types.int64), cache=True, nogil=True)
+def put_number(value: float, text: np.ndarray, at: int) -> int:
+    """Writes a number to seven significant digits; returns where it ends."""
+    if value < 0:
+        value = -value
+        if value >= _SMALLEST:
+            text[at] = _MINUS
+            at += 1
+    if value < _SMALLEST:
+        text[at] = _ZERO
+        return at + 1
+    exponent = math.floor(math.log10(value))
+    digits = int(np.rint(value * 10.0 ** (DIGITS - 1 - exponent)))
+    if digits >= 10**DIGITS:  # Rounded up, or the logarithm was a little short.
+        exponent += 1
+        digits = int(np.rint(value * 10.0 ** (DIGITS - 1 - exponent)))
+    number = DIGITS
+    while digits % 10 == 0 and number > 1:
+        digits //= 10
+        number -= 1
+    places = max(number - 1 - exponent, 0)  # after the point
+    digits *= 10 ** max(exponent + 1 - number, 0)
+    width = max(number, exponent + 1, places + 1) + (places > 0)
+    for place in range(width):
+        position = at + width - 1 - place
+        if place == places and places > 0:
+            text[position] = _POINT
+        else:
+            text[position] = _ZERO + digits % 10
+            digits //= 10
+    return at + width
+
+
+@numba.njit(
+    types.int64(types.int32[:, ::1], FLOATS, FLOATS, _NAMES, _BYTES_OUT),
+    cache=True,
+    nogil=True,
+)
+def format_ngrams(
+    rows: np.ndarray,
+    scores: np.ndarray,
+    weights: np.ndarray,
+    names: tuple[np.ndarray, np.ndarray],
+    text: np.ndarray,
+) -> int:
+    """Writes one line per n-gram; returns the length of the text.
+
+    Args:
+      rows: the symbols, `[n, order]`.
+      scores: their log-probabilities, `[n]`.
+      weights: their back-off weights, `[n]`, or NaN for none.
+      names: what stands for each symbol.
+      text: room for the result.
+    """
+    letters, begins = names
+    at = 0
+    for ngram in range(rows.shape[0]):
+        at = put_number(scores[ngram], text, at)
+        for place in range(rows.shape[1]):
+            text[at] = _BLANK if place else _TAB
+            at += 1
+            symbol = rows[ngram, place]
+            for letter in range(begins[symbol], begins[symbol + 1]):
+                text[at] = letters[letter]
+                at += 1
+        if not math.isnan(weights[ngram]):
+            text[at] = _TAB
+            at = put_number(weights[ngram], text, at + 1)
+        text[at] = _LINE
+        at += 1
+    return at
+
+
+@numba.njit(types.int64(_BYTES, types.int64, types.int64), cache=True, nogil=True)
+def _hash(text: np.ndarray, begin: int, end: int) -> Any:
+    value = np.uint64(14695981039346656037)  # FNV-1a
+    for at in range(begin, end):
+        value = (value ^ np.uint64(text[at])) * np.uint64(1099511628211)
+    return np.int64(value >> np.uint64(1))
+
+
+@numba.njit(
+    types.int64(_BYTES, types.int64, types.int64, _NAMES, _TABLE),
+    cache=True,
+    nogil=True,
+)
+def _look_up(
+    text: np.ndarray,
+    begin: int,
+    end: int,
+    names: tuple[np.ndarray, np.ndarray],
+    table: np.ndarray,
+) -> int:
+    """Returns the slot of a name in the table, or of the gap where it belongs."""
+    letters, begins = names
+    slot = _hash(text, begin, end) % table.size
+    while table[slot] >= 0:
+        first = begins[table[slot]]
+        if begins[table[slot] + 1] - first == end - begin:
+            same = True
+            for place in range(end - begin):
+                if letters[first + place] != text[begin + place]:
+                    same = False
+                    break
+            if same:
+                return slot
+        slot = (slot + 1) % table.size
+    return slot
+
+
+@numba.njit(types.void(_NAMES, types.int32[::1]), cache=True, nogil=True)
+def fill_table(names: tuple[np.ndarray, np.ndarray], table: np.ndarray) -> None:
+    """Fills a hash table, all -1 and larger than the number of names."""
+    letters, begins = names
+    for name in range(begins.size - 1):
+        table[_look_up(letters, begins[name], begins[name + 1], names, table)] = name
+
+
+@numba.njit(
+    types.Tuple((types.boolean, types.float64))(_BYTES, types.int64, types.int64),
+    cache=True,
+    nogil=True,
+)
+def parse_number(text: np.ndarray, begin: int, end: int) -> tuple[bool, float]:
+    """Returns whether this is a plain decimal number, and the float64 next to it."""
+    at = begin
+    negative = at < end and text[at] == _MINUS
+    if at < end and (negative or text[at] == _PLUS):
+        at += 1
+    digits = number = power = seen = 0
+    after_point = False
+    while at < end:
+        digit = text[at] - _ZERO
+        if 0 <= digit <= 9:
+            seen += 1
+            if number or digit:
+                number += 1
+            digits = digits * 10 + digit
+            power -= after_point
+            if number > _MOST_DIGITS:
+                return False, 0.0
+        elif text[at] == _POINT and not after_point:
+            after_point = True
+        else:
+            break
+        at += 1
+    if not seen:
+        return False, 0.0
+    if at < end:
+        if text[at] != _EXPONENT[0] and text[at] != _EXPONENT[1]:
+            return False, 0.0
+        at += 1
+        down = at < end and text[at] == _MINUS
+        if at < end and (down or text[at] == _PLUS):
+            at += 1
+        if at == end or end - at > 3:
+            return False, 0.0
+        exponent = 0
+        while at < end:
+            digit = text[at] - _ZERO
+            if not 0 <= digit <= 9:
+                return False, 0.0
+            exponent = exponent * 10 + digit
+            at += 1
+        power += -exponent if down else exponent
+    if abs(power) > _MOST_POWER:
+        return False, 0.0
+    value = digits * _POWERS[power] if power > 0 else digits / _POWERS[-power]
+    return True, -value if negative else value
+
+
+@numba.njit(
+    types.UniTuple(types.int64, 3)(
+        _BYTES,
+        types.int64,
+        types.boolean,
+        _NAMES,
+        _TABLE,
+        types.int32[:, ::1],
+        FLOATS_OUT,
+        FLOATS_OUT,
+        INTS_OUT,
+    ),
+    cache=True,
+    nogil=True,
+)
+def parse_ngrams(
+    text: np.ndarray,
+    at: int,
+    may_have_weight: bool,
+    names: tuple[np.ndarray, np.ndarray],
+    table: np.ndarray,
+    rows: np.ndarray,
+    scores: np.ndarray,
+    weights: np.ndarray,
+    lines: np.ndarray,
+) -> tuple[int, int, int]:
+    """Reads ordinary lines and stops at the first that is anything else.
+
+    Args:
+      text: lines of a file.
+      at: where the next one begins.
+      may_have_weight: whether a back-off weight may follow.
+      names: the names of the unigrams.
+      table: their hash table, see `fill_table`.
+      rows: the result, names by number, `[n, order]`; at most n lines are read.
+      scores: the result, numbers as in the file, `[n]`.
+      weights: the result, 0 where there is none, `[n]`.
+      lines: the result, the place of each among the lines read, `[n]`.
+
+    Returns:
+      Where the first line that was not read begins; how many n-grams were read; how
+      many lines, empty ones included.
+    """
+    most, order = rows.shape
+    count = passed = 0
+    begins = np.empty(order + 2, np.int64)
+    ends = np.empty(order + 2, np.int64)
+    while count < most:
+        # The fields of one line.
+        place, fields = at, 0
+        while place < text.size and text[place] != _LINE:
+            if text[place] in _BLANKS:
+                place += 1
+                continue
+            if fields == order + 2:
+                return at, count, passed
+            begins[fields] = place
+            while place < text.size and text[place] != _LINE:
+                if text[place] in _BLANKS:
+                    break
+                place += 1
+            ends[fields] = place
+            fields += 1
+        if place == text.size:
+            return at, count, passed
+        if fields:
+            if fields < order + 1 or (fields == order + 2 and not may_have_weight):
+                return at, count, passed
+            good, score = parse_number(text, begins[0], ends[0])
+            weight = 0.0
+            if good and fields == order + 2:
+                good, weight = parse_number(text, begins[order + 1], ends[order + 1])
+            if not good or score > 0:
+                return at, count, passed
+            for symbol in range(order):
+                slot = _look_up(
+                    text, begins[symbol + 1], ends[symbol + 1], names, table
+                )
+                if table[slot] < 0:
+                    return at, count, passed
+                rows[count, symbol] = table[slot]
+            scores[count] = score
+            weights[count] = weight
+            lines[count] = passed
+            count += 1
+        passed += 1
+        at = place + 1
+    return at, count, passed

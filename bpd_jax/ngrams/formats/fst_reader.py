@@ -1,0 +1,207 @@
+"""The way from an automaton in OpenGrm's layout back to the model.
+
+Only the automaton's form says which n-gram an arc stands for. The state without a
+back-off arc is the empty history; a state's depth, the number of back-off arcs from
+there to it, is the length of its history. The start state has the history `<s>`. Any
+other state of depth k is entered by just one arc from a state of depth k-1: the last
+symbol of its history is the label of that arc, the ones before are the history of that
+state.
+
+Worked example (`a b` alone is a trigram history):
+
+    state   back-off to   entered from   history
+    0       -             -              ()
+    1       0             (start)        <s>
+    2       0             0 by b         b
+    3       0             0 by a         a
+    4       2             3 by b         a b
+"""
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+import numpy as np
+
+from bpd_jax.errors import UserError
+from bpd_jax.ngrams import trie
+from bpd_jax.ngrams.backoff import NEVER
+from bpd_jax.ngrams.formats.fst_format import Automaton
+from bpd_jax.ngrams.model import NGramModel
+
+_DEEPEST = 64  # No model has n-grams of more symbols.
+# Costs are float32, so a probability of 1 may be stored as a little more.
+_ROUNDING = 1e-3
+
+
+class FstReader:
+    """Finds the n-grams of one automaton; `model` is the result."""
+
+    def __init__(
+        self,
+        automaton: Automaton,
+        name: str,
+        *,
+        vocab_size: int | None,
+        symbols: Sequence[str] | None,
+        end_of_text: int | None,
+        backoff_label: int,
+    ) -> None:
+        self._automaton = automaton
+        self._name = name
+        self._sources = automaton.sources
+        self._is_backoff = automaton.labels == backoff_label
+        for costs in (automaton.weights, automaton.finals):
+            if np.isnan(costs).any() or np.isneginf(costs).any():
+                self._fail("a weight is no number")
+        tokens = self._tokens(symbols)
+        if vocab_size is None:
+            vocab_size = len(symbols) if symbols else int(tokens.max(initial=0)) + 1
+        if tokens.max(initial=0) >= vocab_size or tokens.min(initial=0) < 0:
+            wrong = int(tokens.max() if tokens.max() >= vocab_size else tokens.min())
+            self._fail(
+                f"the label {wrong + 1} stands for the token {wrong}, which is outside "
+                f"the vocabulary 0 ... {vocab_size - 1}"
+            )
+        self._width = trie.symbol_width(vocab_size)
+        self._bos = trie.bos_symbol(vocab_size)
+        self._find_depths()
+        self._collect(tokens, trie.eos_symbol(vocab_size))
+        self._find_ngrams()
+        self._check_targets()
+        self.model = NGramModel(
+            vocab_size,
+            tuple(self._keys),
+            tuple(self._log_probs),
+            tuple(self._log_backoffs),
+            end_of_text,
+        )
+
+    def _fail(self, what: str) -> NoReturn:
+        raise UserError(f"{self._name} is no automaton of an n-gram model: {what}.")
+
+    def _tokens(self, symbols: Sequence[str] | None) -> np.ndarray:
+        """Returns the tokens of the arcs that are not back-off arcs."""
+        labels = self._automaton.labels[~self._is_backoff]
+        if symbols is None:
+            return labels.astype(np.int64) - 1
+        if self._automaton.symbols is None:
+            self._fail("it has no symbol table, but strings were given for the tokens")
+        ids = {name: token for token, name in enumerate(symbols)}
+        different, places = np.unique(labels, return_inverse=True)
+        tokens = []
+        for label in different.tolist():
+            name = self._automaton.symbols.get(label)
+            if name not in ids:
+                self._fail(f"{name or label!r} is not a token of the vocabulary")
+            tokens.append(ids[name])
+        return np.array(tokens, np.int64)[places]
+
+    def _find_depths(self) -> None:
+        """Finds where each state backs off to, and how far that is from the root."""
+        automaton, states = self._automaton, self._automaton.arc_counts.size
+        sources = self._sources[self._is_backoff]
+        roots = np.flatnonzero(np.bincount(sources, minlength=states) == 0)
+        if sources.size + roots.size != states or roots.size != 1:
+            self._fail(
+                "every state but one has just one back-off arc, but here are "
+                f"{states} states, {roots.size} of them without, and {sources.size} "
+                "back-off arcs"
+            )
+        self._root = int(roots[0])
+        self._backoffs = np.full(states, self._root)
+        self._backoffs[sources] = automaton.targets[self._is_backoff]
+        costs = np.zeros(states)
+        costs[sources] = automaton.weights[self._is_backoff]
+        self._state_weights = np.where(np.isposinf(costs), NEVER, -costs)
+        self._depths = np.zeros(states, np.int64)
+        above = np.arange(states)
+        while (moving := above != self._root).any():
+            self._depths += moving
+            above = self._backoffs[above]
+            if self._depths.max() > _DEEPEST:
+                self._fail("its back-off arcs go round in a circle")
+
+    def _collect(self, tokens: np.ndarray, eos: int) -> None:
+        """Makes one list of all n-grams: arcs, ends and `<s>` by itself."""
+        automaton = self._automaton
+        is_arc = ~self._is_backoff
+        ends = np.flatnonzero(np.isfinite(automaton.finals))
+        # `<s>` is never predicted; a target of -1 is none.
+        bos, none = np.array([self._bos]), np.array([-1])
+        sources = [self._sources[is_arc], ends, np.array([self._root])]
+        symbols = [tokens, np.full(ends.size, eos), bos]
+        targets = [automaton.targets[is_arc], np.full(ends.size, -1), none]
+        costs = [automaton.weights[is_arc], automaton.finals[ends], np.array([np.inf])]
+        self._ngram_sources = np.concatenate(sources)
+        self._ngram_symbols = np.concatenate(symbols)
+        self._ngram_targets = np.concatenate(targets)
+        log_probs = -np.concatenate(costs).astype(np.float64)
+        if (log_probs > _ROUNDING).any():
+            self._fail("a weight is negative, which is a probability above 1")
+        self._ngram_log_probs = np.minimum(log_probs, 0.0)
+        if automaton.start != self._root:
+            if self._depths[automaton.start] != 1:
+                self._fail("its start state does not back off to the empty history")
+            self._ngram_targets[-1] = automaton.start
+
+    def _find_ngrams(self) -> None:
+        """Sorts the n-grams of each order, the order below first."""
+        targets = self._ngram_targets
+        source_depths = self._depths[self._ngram_sources]
+        extends = self._depths[targets] == source_depths + 1
+        extends &= targets >= 0
+        entries = np.bincount(targets[extends], minlength=self._depths.size)
+        entries[self._root] += 1
+        wrong = np.flatnonzero(entries != 1)
+        if wrong.size:
+            self._fail(
+                f"the history of state {wrong[0]} is not clear: {entries[wrong[0]]} "
+                "arcs enter it from states with a history one symbol shorter"
+            )
+        # The place of each state's history among the n-grams of its length.
+        self._places = np.zeros(self._depths.size, np.int64)
+        self._keys: list[np.ndarray] = []
+        self._log_probs: list[np.ndarray] = []
+        self._log_backoffs: list[np.ndarray] = []
+        self._sorted_targets: list[np.ndarray] = []
+        for order in range(int(source_depths.max()) + 1):
+            ngrams = np.flatnonzero(source_depths == order)
+            parents = self._places[self._ngram_sources[ngrams]]
+            key = parents * self._width + self._ngram_symbols[ngrams]
+            by_key = np.argsort(key, kind="stable")
+            key, ngrams = key[by_key], ngrams[by_key]
+            if (key[1:] == key[:-1]).any():
+                self._fail("two arcs of a state have the same label")
+            self._keys.append(key)
+            self._log_probs.append(self._ngram_log_probs[ngrams])
+            self._sorted_targets.append(targets[ngrams])
+            place = np.flatnonzero(extends[ngrams])
+            states = targets[ngrams[place]]
+            self._places[states] = place
+            if order < source_depths.max():
+                weights = np.zeros(key.size)
+                weights[place] = self._state_weights[states]
+                self._log_backoffs.append(weights)
+
+    def _check_targets(self) -> None:
+        """Compares where arcs lead with the longest history that is a state."""
+        links = trie.suffix_links(self._keys, self._width)
+        if any((link < 0).any() for link in links):
+            self._fail("an n-gram is there without its suffix")
+        reached = np.array([self._root])
+        for order, (link, targets) in enumerate(
+            zip(links, self._sorted_targets, strict=True), start=1
+        ):
+            expected = reached[link]
+            states = np.flatnonzero(self._depths == order)
+            places = self._places[states]
+            if (expected[places] != self._backoffs[states]).any():
+                self._fail(
+                    "a back-off arc does not lead to the history without its first "
+                    "symbol"
+                )
+            expected[places] = states
+            leads = targets >= 0
+            if (expected[leads] != targets[leads]).any():
+                self._fail("an arc does not lead to the longest history after it")
+            reached = expected

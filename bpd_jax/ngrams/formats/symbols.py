@@ -1,0 +1,101 @@
+"""Names of tokens: what stands for them in ARPA files and automata.
+
+A symbol table is a list of V strings, none empty, none equal, none with a blank in it.
+As a file it has OpenFst's form, a name and a label per line, where the label of a token
+is its id plus 1 because label 0 is `<epsilon>`.
+"""
+
+import os
+import pathlib
+from collections.abc import Iterable, Sequence
+
+from bpd_jax import files
+from bpd_jax.errors import UserError
+
+EPSILON = "<epsilon>"
+BOUNDARIES = ("</s>", "<s>")
+UNKNOWN = ("<unk>", "<UNK>")
+
+_BLANK = "\u2581"  # What SentencePiece shows for a blank.
+
+
+def check_symbols(vocab_size: int, symbols: Sequence[str]) -> None:
+    """Checks that a table names all tokens.
+
+    Raises:
+      UserError: a name is missing, empty, double, reserved or has a blank in it.
+    """
+    if len(symbols) != vocab_size:
+        raise UserError(
+            f"the symbol table has {len(symbols)} entries for {vocab_size} tokens."
+        )
+    if any(name.split() != [name] for name in symbols):
+        raise UserError("a symbol of the table is empty or has a blank in it.")
+    reserved = {EPSILON, *BOUNDARIES}
+    if len(set(symbols)) != len(symbols) or not reserved.isdisjoint(symbols):
+        raise UserError(
+            f"two symbols of the table are equal, or one is {', '.join(reserved)}."
+        )
+
+
+def printable_symbols(pieces: Iterable[str]) -> list[str]:
+    r"""Returns a symbol table that shows the texts of tokens as well as it can.
+
+    A blank becomes U+2581 and any other character that is blank or not printable
+    becomes `\uNNNN`. A text that is empty, reserved or there already gets its token's
+    id at its end, as in `<s>#50256`.
+    """
+    taken = {EPSILON, *BOUNDARIES, *UNKNOWN, ""}
+    names = []
+    for token, piece in enumerate(pieces):
+        name = "".join(map(_shown, piece))
+        if name in taken:
+            name += f"#{token}"
+        while name in taken:
+            name += "#"
+        taken.add(name)
+        names.append(name)
+    return names
+
+
+def _shown(character: str) -> str:
+    if character == " ":
+        return _BLANK
+    if character.isprintable() and not character.isspace():
+        return character
+    return f"\\u{ord(character):04x}"
+
+
+def write_symbols(symbols: Sequence[str], path: str | os.PathLike[str]) -> None:
+    """Writes a table as OpenFst's tools read it."""
+    lines = [f"{name}\t{label}\n" for label, name in enumerate([EPSILON, *symbols])]
+    with files.replacing_file(path) as temporary:
+        temporary.write_text("".join(lines), encoding="utf-8")
+
+
+def read_symbols(path: str | os.PathLike[str]) -> list[str]:
+    """Reads what `write_symbols` wrote.
+
+    Raises:
+      UserError: the file is missing or is no such table.
+    """
+    path = pathlib.Path(path)
+    try:
+        lines = path.read_bytes().decode("utf-8").splitlines()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is no symbol table: this is not UTF-8.") from error
+    names: list[str] = []
+    for number, line in enumerate(lines):
+        fields = line.split()
+        if len(fields) != 2 or fields[1] != str(number):
+            raise UserError(
+                f"{path}, line {number + 1}: expected a name and the label {number}, "
+                f"found {line!r}."
+            )
+        names.append(fields[0])
+    if not names or names[0] != EPSILON:
+        raise UserError(f"{path} does not begin with {EPSILON} and the label 0.")
+    check_symbols(len(names) - 1, names[1:])
+    return names[1:]

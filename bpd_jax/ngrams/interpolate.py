@@ -1,0 +1,114 @@
+"""One back-off model from two: static linear interpolation.
+
+    P(w | h) = lambda P1(w | h) + (1 - lambda) P2(w | h)
+
+for every n-gram h w that is in either model, each model's own back-off filling in
+where it lacks the n-gram. The back-off weights are then set so that every context sums
+to one. This is what SRILM's `-mix-lm` does, and OpenGrm's
+`ngrammerge --method=model_merge` for normalised models.
+
+For the n-grams of the union the mixture is exact. It is approximate for a symbol that
+neither model has seen after h: there the mixture of the two backed-off probabilities
+is replaced by alpha(h) P(w | h without its first symbol), one weight for all such
+symbols. The total they share is exact. lambda is the same in every context; it does not
+follow which model knows the history better (SRILM's `-bayes`).
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+
+from bpd_jax.errors import UserError
+from bpd_jax.ngrams import trie
+from bpd_jax.ngrams.backoff import log_backoffs
+from bpd_jax.ngrams.model import NGramModel
+
+
+def interpolate(first: NGramModel, second: NGramModel, weight: float) -> NGramModel:
+    """Returns `weight` times the first model plus `1 - weight` times the second.
+
+    Args:
+      first: a model that sums to one.
+      second: another one of the same vocabulary; its order may differ.
+      weight: lambda, above 0 and below 1.
+
+    Raises:
+      UserError: the weight is out of range or the vocabularies differ.
+    """
+    if not 0 < weight < 1:
+        raise UserError(f"the weight is {weight}: it must lie between 0 and 1.")
+    if first.vocab_size != second.vocab_size or first.end_of_text != second.end_of_text:
+        raise UserError(
+            "the two models differ in their vocabularies: sizes "
+            f"{first.vocab_size} and {second.vocab_size}, end-of-text tokens "
+            f"{first.end_of_text} and {second.end_of_text}."
+        )
+    width = first.width
+    keys = _union(first, second)
+    links = trie.suffix_links(keys, width)
+    log_probs = [
+        np.logaddexp(math.log(weight) + one, math.log1p(-weight) + two)
+        for one, two in zip(
+            _log_probs_at(first, keys, links),
+            _log_probs_at(second, keys, links),
+            strict=True,
+        )
+    ]
+    probs = [np.exp(log_prob) for log_prob in log_probs]
+    return dataclasses.replace(
+        first,
+        keys=keys,
+        log_probs=tuple(log_probs),
+        log_backoffs=log_backoffs(keys, probs, width),
+    )
+
+
+def _union(first: NGramModel, second: NGramModel) -> trie.Keys:
+    """Returns the n-grams that are in either model."""
+    keys: list[np.ndarray] = []
+    # Per model, the place in the union of each of its n-grams of the order below.
+    places = [np.zeros(1, np.int64), np.zeros(1, np.int64)]
+    for order in range(max(first.order, second.order)):
+        renumbered = []
+        for model, place in zip((first, second), places, strict=True):
+            if order < model.order:
+                parents, symbols = np.divmod(model.keys[order], model.width)
+                renumbered.append(place[parents] * model.width + symbols)
+            else:
+                renumbered.append(np.zeros(0, np.int64))
+        # Two sorted runs: this sort merges them.
+        both = np.sort(np.concatenate(renumbered), kind="stable")
+        keys.append(both[np.append(True, both[1:] != both[:-1])])
+        places = [np.searchsorted(keys[-1], part) for part in renumbered]
+    return tuple(keys)
+
+
+def _log_probs_at(
+    model: NGramModel, keys: trie.Keys, links: list[np.ndarray]
+) -> list[np.ndarray]:
+    """Returns a model's log-probabilities of n-grams that it may lack, per order."""
+    width = model.width
+    result: list[np.ndarray] = []
+    # The place in the model of each n-gram of the order below, -1 if it lacks it.
+    places = np.zeros(1, np.int64)
+    for order in range(len(keys)):
+        parents, symbols = np.divmod(keys[order], width)
+        histories = places[parents]
+        if order < model.order:
+            offsets = trie.child_offsets(model.keys, order, width)
+            places = trie.find(model.keys[order], histories, symbols, width, offsets)
+            known = places >= 0
+        else:
+            places = np.full(keys[order].size, -1)
+            known = np.zeros(places.size, bool)
+        score = np.full(places.size, -np.inf)
+        if order:
+            score = result[-1][links[order]]
+            if order <= len(model.log_backoffs):
+                weights = model.log_backoffs[order - 1][histories]
+                score = score + np.where(histories >= 0, weights, 0.0)
+        if order < model.order:
+            score[known] = model.log_probs[order][places[known]]
+        result.append(score)
+    return result

@@ -1,0 +1,139 @@
+"""Compiled loops over the arrays of `bpd_jax.ngrams.trie`.
+
+Loops with `begin` and `end` do the extensions of these parents only, so that threads
+can share the work.
+"""
+
+import numba
+import numpy as np
+from numba import types
+
+# Read-only contiguous arrays: ordinary and memory-mapped ones are both accepted.
+INTS = types.Array(types.int64, 1, "C", readonly=True)
+FLOATS = types.Array(types.float64, 1, "C", readonly=True)
+INTS_OUT = types.int64[::1]
+FLOATS_OUT = types.float64[::1]
+# The keys of one order, and where the extensions of the order below begin in them.
+LEVEL = types.UniTuple(INTS, 2)
+RANGE = (types.int64, types.int64)
+
+# Two sorted ranges are walked through step by step if the one is at most this many
+# times longer than the other.
+_ALIKE = 16
+
+
+@numba.njit(types.void(INTS, types.int64, INTS_OUT), cache=True, nogil=True)
+def fill_offsets(keys: np.ndarray, width: int, offsets: np.ndarray) -> None:
+    """Writes where each parent's extensions begin, `[parents + 1]`."""
+    place = 0
+    for parent in range(offsets.size):
+        first = parent * width
+        while place < keys.size and keys[place] < first:
+            place += 1
+        offsets[parent] = place
+
+
+@numba.njit(types.int64(INTS, *RANGE, types.int64), cache=True, nogil=True)
+def lower_bound(keys: np.ndarray, begin: int, end: int, wanted: int) -> int:
+    """Returns the first place of `begin ... end` whose key is not below `wanted`."""
+    while begin < end:
+        middle = (begin + end) >> 1
+        if keys[middle] < wanted:
+            begin = middle + 1
+        else:
+            end = middle
+    return begin
+
+
+@numba.njit(
+    types.void(LEVEL, LEVEL, INTS, types.int64, INTS_OUT, *RANGE),
+    cache=True,
+    nogil=True,
+)
+def fill_suffix_links(
+    level: tuple[np.ndarray, np.ndarray],
+    lower: tuple[np.ndarray, np.ndarray],
+    parent_links: np.ndarray,
+    width: int,
+    links: np.ndarray,
+    begin: int,
+    end: int,
+) -> None:
+    """Writes the suffix links of the n-grams of one level.
+
+    The extensions of a parent are some of those of the parent's suffix, both sorted:
+    one walk through the two. A history of few extensions often has a suffix of
+    thousands, so the walk goes by binary searches, and by steps that double where
+    the two are more alike.
+    """
+    keys, offsets = level
+    lower_keys, lower_offsets = lower
+    for parent in range(begin, end):
+        suffix = parent_links[parent]
+        if suffix < 0:
+            links[offsets[parent] : offsets[parent + 1]] = -1
+            continue
+        place, last = lower_offsets[suffix], lower_offsets[suffix + 1]
+        shift = (suffix - parent) * width
+        first, end_child = offsets[parent], offsets[parent + 1]
+        alike = last - place < _ALIKE * (end_child - first)
+        for child in range(first, end_child):
+            wanted = keys[child] + shift
+            reach = last
+            if alike:
+                step = 1
+                while place + step < last and lower_keys[place + step] < wanted:
+                    place += step
+                    step *= 2
+                reach = min(place + step, last)
+            place = lower_bound(lower_keys, place, reach, wanted)
+            found = place < last and lower_keys[place] == wanted
+            links[child] = place if found else -1
+
+
+@numba.njit(
+    types.void(INTS, INTS, INTS, INTS, types.int64, INTS_OUT), cache=True, nogil=True
+)
+def fill_children(
+    keys: np.ndarray,
+    offsets: np.ndarray,
+    parents: np.ndarray,
+    symbols: np.ndarray,
+    width: int,
+    found: np.ndarray,
+) -> None:
+    """Writes where `parents + symbols` are, -1 for those that are not."""
+    for query in range(parents.size):
+        parent, symbol = parents[query], symbols[query]
+        found[query] = -1
+        if parent >= 0 and symbol >= 0:
+            wanted = parent * width + symbol
+            last = offsets[parent + 1]
+            place = lower_bound(keys, offsets[parent], last, wanted)
+            if place < last and keys[place] == wanted:
+                found[query] = place
+
+
+@numba.njit(
+    types.void(INTS, FLOATS, FLOATS, INTS, FLOATS_OUT, FLOATS_OUT, *RANGE),
+    cache=True,
+    nogil=True,
+)
+def fill_child_sums(
+    offsets: np.ndarray,
+    values: np.ndarray,
+    lower_values: np.ndarray,
+    links: np.ndarray,
+    sums: np.ndarray,
+    lower_sums: np.ndarray,
+    begin: int,
+    end: int,
+) -> None:
+    """Writes the sums over each parent's extensions of values and suffixes' values."""
+    for parent in range(begin, end):
+        total = lower_total = 0.0
+        for child in range(offsets[parent], offsets[parent + 1]):
+            total += values[child]
+            lower_total += lower_values[links[child]]
+        sums[parent] = total
+        lower_sums[parent] = lower_total

@@ -1,0 +1,88 @@
+"""Tests of bpd_jax.ngrams.interpolate."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from bpd_jax.errors import UserError
+from bpd_jax.ngrams.counting.counts import count_ngrams
+from bpd_jax.ngrams.interpolate import interpolate
+from bpd_jax.ngrams.katz import estimate_katz
+from bpd_jax.ngrams.model import NGramModel
+
+
+@pytest.fixture(scope="module")
+def bigrams() -> NGramModel:
+    """A bigram model of another text, which knows token 9."""
+    rng = np.random.default_rng(5)
+    sequences = [rng.integers(4, 10, size=6) for _ in range(20)]
+    return estimate_katz(count_ngrams(sequences, order=2, vocab_size=10))
+
+
+def test_ngrams_of_either_model_get_the_mixture(
+    trigrams: NGramModel, bigrams: NGramModel
+) -> None:
+    mixed = interpolate(trigrams, bigrams, 0.3)
+    for order in (1, 2, 3):
+        rows = mixed.ngrams(order)
+        ours = {tuple(row) for row in rows.tolist()}
+        parts = [trigrams.ngrams(order)] + (
+            [bigrams.ngrams(order)] if order < 3 else []
+        )
+        assert ours == {tuple(row) for part in parts for row in part.tolist()}
+        one, two = (
+            np.exp(model.log_probs_of(rows[:, :-1], rows[:, -1]))
+            for model in (trigrams, bigrams)
+        )
+        expected = 0.3 * one + 0.7 * two
+        np.testing.assert_allclose(np.exp(mixed.log_probs[order - 1]), expected)
+
+
+def test_what_neither_has_seen_shares_what_is_left(
+    trigrams: NGramModel, bigrams: NGramModel
+) -> None:
+    mixed = interpolate(trigrams, bigrams, 0.3)
+    mixed.validate(1e-12)
+    # After 9 9, neither model's history, both back off: the mixture is exact.
+    one, two, both = (
+        np.exp(model.log_prob([9, 9, 9], 4)) for model in (trigrams, bigrams, mixed)
+    )
+    assert both == pytest.approx(0.3 * one + 0.7 * two)
+
+
+def test_a_model_mixed_with_itself_is_itself(trigrams: NGramModel) -> None:
+    mixed = interpolate(trigrams, trigrams, 0.4)
+    for name in ("keys", "log_probs", "log_backoffs"):
+        for ours, theirs in zip(
+            getattr(mixed, name), getattr(trigrams, name), strict=True
+        ):
+            np.testing.assert_allclose(ours, theirs, atol=1e-9)
+
+
+def test_the_mixture_is_between_the_two_on_a_text(
+    trigrams: NGramModel, bigrams: NGramModel
+) -> None:
+    text = [[4, 5, 6, 7], [5, 5, 4]]
+    # A half each costs at most one bit per event against the better of the two.
+    mixed = interpolate(trigrams, bigrams, 0.5)
+    for sequence in text:
+        best = max(model.evaluate([sequence]).log_prob for model in (trigrams, bigrams))
+        assert mixed.evaluate([sequence]).log_prob > best - 5 * np.log(2)
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.0, -1.0, float("nan")])
+def test_weights_outside_the_range_are_refused(
+    trigrams: NGramModel, weight: float
+) -> None:
+    with pytest.raises(UserError, match="must lie between 0 and 1"):
+        interpolate(trigrams, trigrams, weight)
+
+
+def test_different_vocabularies_are_refused(
+    trigrams: NGramModel, document_model: NGramModel
+) -> None:
+    with pytest.raises(UserError, match="end-of-text tokens None and 9"):
+        interpolate(trigrams, document_model, 0.5)
+    with pytest.raises(UserError, match="sizes 10 and 11"):
+        interpolate(trigrams, dataclasses.replace(trigrams, vocab_size=11), 0.5)

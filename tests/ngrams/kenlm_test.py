@@ -1,0 +1,67 @@
+"""KenLM reads what is written here, and scores texts the same."""
+
+import pathlib
+
+import numpy as np
+import pytest
+
+from bpd_jax.ngrams.counting.counts import count_ngrams
+from bpd_jax.ngrams.formats import fst
+from bpd_jax.ngrams.formats.arpa import write_arpa
+from bpd_jax.ngrams.katz import estimate_katz
+from bpd_jax.ngrams.model import NGramModel
+from bpd_jax.ngrams.prune import prune
+
+kenlm = pytest.importorskip("kenlm")
+TOKENS = 60
+
+
+def sequences(seed: int, number: int) -> list[np.ndarray]:
+    """Texts in which a token depends on the two before."""
+    rng = np.random.default_rng(seed)
+    texts = []
+    for _ in range(number):
+        text = [0, 0]
+        for _ in range(rng.integers(1, 15)):
+            step = min(int(rng.geometric(0.3)), 9)
+            text.append((3 * text[-1] + 5 * text[-2] + step) % TOKENS)
+        texts.append(np.array(text[2:], np.int32))
+    return texts
+
+
+@pytest.fixture(scope="module", params=["whole", "pruned", "order 2"])
+def model(request: pytest.FixtureRequest) -> NGramModel:
+    order = 2 if request.param.endswith("2") else 4
+    counts = count_ngrams(sequences(1, 800), order=order, vocab_size=TOKENS)
+    model = estimate_katz(counts)
+    return prune(model, model.sizes[0] + 900) if request.param == "pruned" else model
+
+
+@pytest.fixture(params=["plain", "gzip", "through OpenFst"])
+def scorer(request: pytest.FixtureRequest, model: NGramModel, tmp_path: pathlib.Path):
+    """KenLM's model of a file that was written from ours."""
+    path = tmp_path / "model.arpa"
+    if request.param == "gzip":
+        path = tmp_path / "model.arpa.gz"
+    if request.param == "through OpenFst":
+        fst.write_fst(model, tmp_path / "model.fst")
+        model = fst.model_from_fst(tmp_path / "model.fst", vocab_size=TOKENS)
+    write_arpa(model, path)
+    return kenlm.Model(str(path))
+
+
+def test_scores_agree(model: NGramModel, scorer) -> None:
+    assert scorer.order == model.order
+    longest = 0
+    for tokens in sequences(2, 200):
+        text = [model.bos, *tokens.tolist(), model.eos]
+        ours = [model.log_prob(text[:n], text[n]) for n in range(1, len(text))]
+        theirs = list(scorer.full_scores(" ".join(map(str, tokens))))
+        assert not any(unknown for _, _, unknown in theirs)
+        np.testing.assert_allclose(
+            np.array(ours) / np.log(10), [score for score, _, _ in theirs], atol=1e-4
+        )
+        whole = scorer.score(" ".join(map(str, tokens)))
+        assert sum(ours) / np.log(10) == pytest.approx(whole, abs=1e-4)
+        longest = max(longest, *(length for _, length, _ in theirs))
+    assert longest == model.order

@@ -1,0 +1,89 @@
+"""Every model sums to one in every context, whatever was done to it."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bpd_jax.errors import UserError
+from bpd_jax.ngrams.counting.counts import count_ngrams, with_min_counts
+from bpd_jax.ngrams.interpolate import interpolate
+from bpd_jax.ngrams.katz import estimate_katz
+from bpd_jax.ngrams.model import NGramModel
+from bpd_jax.ngrams.prune import prune
+
+SEQUENCES = st.lists(st.lists(st.integers(0, 3), max_size=9), min_size=1, max_size=30)
+
+
+def sums_by_query(model: NGramModel) -> list[np.ndarray]:
+    """Sums the probabilities of all events, history by history."""
+    events = np.append(np.arange(model.vocab_size), model.eos)
+    if model.end_of_text is not None:
+        events = events[:-1]
+    sums = []
+    for length in range(model.order):
+        rows = model.ngrams(length) if length else np.zeros((1, 0), int)
+        contexts = np.repeat(rows, events.size, axis=0)
+        scores = model.log_probs_of(contexts, np.tile(events, len(rows)))
+        sums.append(np.exp(scores).reshape(len(rows), -1).sum(axis=1))
+    return sums
+
+
+@given(
+    SEQUENCES,
+    SEQUENCES,
+    st.integers(1, 5),
+    st.lists(st.integers(1, 3), min_size=4, max_size=4),
+    st.integers(0, 40),
+    st.floats(0.01, 0.99),
+    st.booleans(),
+)
+@settings(max_examples=80, deadline=None, derandomize=True)
+def test_sums_are_one(
+    one: list[list[int]],
+    two: list[list[int]],
+    order: int,
+    minimums: list[int],
+    limit: int,
+    weight: float,
+    has_end: bool,
+) -> None:
+    end = 4 if has_end else None
+    counts = count_ngrams(one, order=order, vocab_size=5, end_of_text=end)
+    model = estimate_katz(with_min_counts(counts, [1, *minimums[: order - 1]]))
+    other = estimate_katz(
+        count_ngrams(two, order=3, vocab_size=5, end_of_text=end)
+    ).with_unseen_tokens()
+    models = [
+        model,
+        other,
+        prune(model, model.sizes[0] + limit),
+        prune(model, theta=0.01),
+        prune(model, max_per_order=[limit, limit // 2, None, 1]),
+        interpolate(model, other, weight),
+        prune(interpolate(other, model, weight), theta=0.001),
+    ]
+    for found in models:
+        found.validate(1e-9)
+        for sums, expected in zip(
+            found.context_sums(), sums_by_query(found), strict=True
+        ):
+            np.testing.assert_allclose(sums, expected, atol=1e-12)
+            np.testing.assert_allclose(sums, 1, atol=1e-9)
+
+
+def test_a_model_that_does_not_sum_to_one_is_told(trigrams: NGramModel) -> None:
+    weights = trigrams.log_backoffs[0].copy()
+    place = int(np.flatnonzero(weights > -50)[3])
+    weights[place] += 0.1
+    trigrams.validate()
+    wrong = NGramModel(
+        trigrams.vocab_size,
+        trigrams.keys,
+        trigrams.log_probs,
+        (weights, *trigrams.log_backoffs[1:]),
+    )
+    with pytest.raises(
+        UserError, match=rf"after \[{place}\] the probabilities add up to 1\.0"
+    ):
+        wrong.validate()

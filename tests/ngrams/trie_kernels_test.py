@@ -1,0 +1,95 @@
+"""Tests of bpd_jax.ngrams.trie_kernels, through what `trie` makes of them."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bpd_jax.ngrams import parallel, trie
+
+WIDTH = 6
+
+
+def keys_of(grams: set[tuple[int, ...]]) -> tuple[np.ndarray, ...]:
+    """Keys of n-grams whose prefixes are there, from the definition."""
+    keys, places = [], {(): 0}
+    for order in range(1, max(map(len, grams)) + 1):
+        level = sorted(gram for gram in grams if len(gram) == order)
+        keys.append(
+            np.array([places[gram[:-1]] * WIDTH + gram[-1] for gram in level], np.int64)
+        )
+        places = {gram: place for place, gram in enumerate(level)}
+    return tuple(keys)
+
+
+# Prefixes are there; suffixes often are not.
+GRAMS = st.lists(
+    st.lists(st.integers(0, WIDTH - 1), min_size=1, max_size=4), min_size=1, max_size=60
+).map(lambda rows: {tuple(row[:end]) for row in rows for end in range(1, len(row) + 1)})
+
+
+@given(GRAMS)
+@settings(max_examples=150, deadline=None, derandomize=True)
+def test_suffix_links_and_offsets_are_those_of_the_definition(
+    grams: set[tuple[int, ...]],
+) -> None:
+    keys = keys_of(grams)
+    links = trie.suffix_links(keys, WIDTH)
+    shorter: list[tuple[int, ...]] = [()]
+    for order, found in enumerate(links, start=1):
+        level = sorted(gram for gram in grams if len(gram) == order)
+        places = {gram: place for place, gram in enumerate(shorter)}
+        assert found.tolist() == [places.get(gram[1:], -1) for gram in level]
+        offsets = trie.child_offsets(keys, order - 1, WIDTH)
+        prefixes = [gram[:-1] for gram in level]
+        begins = [
+            prefixes.index(gram) if gram in prefixes else None for gram in shorter
+        ]
+        for place, begin in enumerate(begins):
+            count = offsets[place + 1] - offsets[place]
+            assert count == prefixes.count(shorter[place])
+            assert begin is None or offsets[place] == begin
+        shorter = level
+    assert not trie.child_offsets(keys, len(keys), WIDTH).any()
+
+
+@given(GRAMS)
+@settings(max_examples=50, deadline=None, derandomize=True)
+def test_searching_among_children_finds_the_same(grams: set[tuple[int, ...]]) -> None:
+    keys = keys_of(grams)
+    for order, level in enumerate(keys):
+        offsets = trie.child_offsets(keys, order, WIDTH)
+        parents = np.arange(-1, offsets.size - 1)[:, None]
+        symbols = np.arange(-1, WIDTH)
+        expected = trie.find(level, parents, symbols, WIDTH)
+        found = trie.find(level, parents, symbols, WIDTH, offsets)
+        np.testing.assert_array_equal(found, expected)
+        assert (found >= 0).sum() == level.size
+
+
+def test_long_and_short_ranges_meet_in_either_way() -> None:
+    # After 0 every second symbol was seen, after `0 0` two of them: few against many,
+    # and after `1 0` all of them: alike.
+    width = 4002
+    first = np.arange(width - 2)
+    second = np.concatenate([np.arange(0, 4000, 2), [width]])
+    third = np.concatenate(
+        [[1998, 3998], (second.size - 1) * width + np.arange(0, 4000, 2)]
+    )
+    found = trie.suffix_links((first, second, third), width)[2]
+    assert found.tolist() == [999, 1999, *range(2000)]
+
+
+def test_threads_share_the_parents(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trie, "_THREAD_SIZE", 10)
+    monkeypatch.setattr(parallel, "cores", lambda: 3)
+    offsets = np.cumsum([0, 0, 50, 1, 1, 1, 0, 90, 3, 0])
+    seen: list[tuple[int, int]] = []
+    trie.in_threads(lambda begin, end: seen.append((begin, end)), offsets)
+    assert len(seen) > 1
+    assert sorted(p for begin, end in seen for p in range(begin, end)) == [*range(9)]
+
+
+def test_ngrams_of_a_part() -> None:
+    keys = keys_of({(0,), (1,), (0, 1), (0, 2), (1, 1), (2,)})
+    assert trie.ngrams(keys, 2, WIDTH, slice(1, 3)).tolist() == [[0, 2], [1, 1]]
