@@ -1,16 +1,12 @@
 """Flags and set-up that `bpd_jax.decode` and `bpd_jax.evaluate` share."""
 
-import pathlib
-
 from absl import flags
 
 from bpd_jax import progress
 from bpd_jax.decoding.loading import NGRAM_FOLDER, LoadedModel
 from bpd_jax.decoding.methods import Decoder
 from bpd_jax.decoding.options import DecodeOptions
-from bpd_jax.errors import UserError
-from bpd_jax.ngrams.arpa import read_arpa
-from bpd_jax.ngrams.fst import read_fst
+from bpd_jax.ngrams.formats.load import load_model
 from bpd_jax.ngrams.model import NGramModel
 
 MODEL = flags.DEFINE_string(
@@ -23,11 +19,17 @@ MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "tokens to decode.")
 NGRAM = flags.DEFINE_string(
     "ngram",
     None,
-    "folder of an n-gram model, or an ARPA file of token ids; default: ngram/ in the "
-    "run folder.",
+    "folder of an n-gram model, or a file of one: ARPA with token ids, or OpenFst "
+    "(.fst); default: ngram/ in the run folder.",
 )
 LATTICE_WIDTH = flags.DEFINE_integer("lattice_width", 16, "candidates per head (k).")
 ALPHA = flags.DEFINE_float("alpha", 1.0, "weight of the n-gram's log-probability.")
+NGRAM_ENGINE = flags.DEFINE_string(
+    "ngram_engine",
+    None,
+    "search of ngram methods: device, viterbi, fst or fst_exact; default: viterbi on "
+    "a CPU, else device.",
+)
 BATCH_SIZE = flags.DEFINE_integer("batch_size", 1, "prompts decoded together.")
 
 
@@ -43,6 +45,7 @@ def make_decoder(loaded: LoadedModel) -> Decoder:
         width=LATTICE_WIDTH.value,
         alpha=ALPHA.value,
         ngram=_load_ngram(loaded, NGRAM.value),
+        engine=NGRAM_ENGINE.value,
     )
 
 
@@ -50,15 +53,7 @@ def _load_ngram(loaded: LoadedModel, name: str | None) -> NGramModel | None:
     own = loaded.folder / NGRAM_FOLDER
     if name is None:
         return NGramModel.load(own) if own.is_dir() else None
-    if not pathlib.Path(name).is_file():
-        return NGramModel.load(name)
-    if name.endswith(".fst"):
-        read_fst(name)
-        raise UserError(
-            f"{name} is an automaton, which cannot be searched from any text: give the "
-            "folder that build_ngram wrote, or its model.arpa.gz."
-        )
-    return read_arpa(
+    return load_model(
         name,
         vocab_size=loaded.tokenizer.vocab_size,
         end_of_text=loaded.tokenizer.end_of_text,

@@ -3,14 +3,23 @@
 autoregressive   one token per serial call: the reference
 bpd              every head's best token (Stern et al. 2018)
 zero_gram:P      the P best drafts under the heads' own scores
-ngram:P          the P best under heads and an n-gram model, by OpenFst
+ngram:P          the P best under heads and an n-gram model
 oracle           the best that the lattice holds: an upper bound
+
+The n-gram search has four engines; `ngram:P@ENGINE` names one:
+
+device     exact, inside the jitted loop
+viterbi    exact, on the host
+fst        on the host by OpenFst as in the paper, with back-off as an epsilon arc
+fst_exact  the same with failure arcs; exact
 """
 
 import dataclasses
+import importlib.util
 import re
 from collections.abc import Callable, Sequence
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -20,7 +29,10 @@ from bpd_jax.drafting.drafters.autoregressive import AutoregressiveDrafter
 from bpd_jax.drafting.drafters.blockwise import BlockwiseDrafter
 from bpd_jax.drafting.drafters.oracle import OracleDrafter, Reference
 from bpd_jax.drafting.interface import Drafter, Rescorer
+from bpd_jax.drafting.rescorers.device import DeviceRescorer
+from bpd_jax.drafting.rescorers.fst import FstRescorer
 from bpd_jax.drafting.rescorers.independent import IndependentRescorer
+from bpd_jax.drafting.rescorers.viterbi import ViterbiRescorer
 from bpd_jax.errors import UserError
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.ngrams.model import NGramModel
@@ -34,6 +46,8 @@ AUTOREGRESSIVE, BPD, ZERO_GRAM, NGRAM, ORACLE = KINDS = (
     "oracle",
 )
 
+DEVICE, VITERBI, FST, FST_EXACT = ENGINES = ("device", "viterbi", "fst", "fst_exact")
+
 
 @dataclasses.dataclass(frozen=True)
 class Method:
@@ -42,15 +56,18 @@ class Method:
     Attributes:
       kind: one of `KINDS`.
       num_drafts: P, drafts checked per serial call (the paper's p).
+      engine: of the n-gram search, one of `ENGINES`; None for the decoder's choice.
     """
 
     kind: str
     num_drafts: int = 1
+    engine: str | None = None
 
     @property
     def name(self) -> str:
         """As it is written on the command line."""
-        return f"{self.kind}:{self.num_drafts}" if self.has_drafts else self.kind
+        name = f"{self.kind}:{self.num_drafts}" if self.has_drafts else self.kind
+        return f"{name}@{self.engine}" if self.engine else name
 
     @property
     def has_drafts(self) -> bool:
@@ -63,28 +80,47 @@ class Method:
         if self.kind in labels:
             return labels[self.kind]
         order = 0 if self.kind == ZERO_GRAM or ngram is None else ngram.order
-        return f"{self.num_drafts}-best {order}-gram"
+        engine = f" ({self.engine})" if self.engine else ""
+        return f"{self.num_drafts}-best {order}-gram{engine}"
 
 
 def parse_method(text: str) -> Method:
     """Reads a method's name.
 
-    >>> parse_method("ngram:16")
-    Method(kind='ngram', num_drafts=16)
+    >>> parse_method("ngram:16@device")
+    Method(kind='ngram', num_drafts=16, engine='device')
 
     Raises:
       UserError: there is no such method.
     """
-    match = re.fullmatch(r"([a-z_]+)(?::([1-9]\d*))?", text.strip())
+    match = re.fullmatch(r"([a-z_]+)(?::([1-9]\d*))?(?:@(\w+))?", text.strip())
     if match is None or match[1] not in KINDS:
         raise UserError(
             f"unknown method {text!r}: choose from {', '.join(KINDS)}, with the number "
             "of drafts after zero_gram and ngram, as in ngram:16."
         )
-    method = Method(match[1], int(match[2] or 1))
+    method = Method(match[1], int(match[2] or 1), match[3])
     if match[2] and not method.has_drafts:
         raise UserError(f"method {method.kind} takes no number of drafts: {text!r}.")
+    if method.engine and method.kind != NGRAM:
+        raise UserError(f"method {method.kind} takes no engine: {text!r}.")
+    if method.engine:
+        check_engine(method.engine)
     return method
+
+
+def check_engine(engine: str) -> None:
+    """Raises a `UserError` for an engine that does not exist."""
+    if engine not in ENGINES:
+        raise UserError(
+            f"unknown n-gram engine {engine!r}: choose from {', '.join(ENGINES)}."
+        )
+
+
+def default_engine() -> str:
+    """The fastest exact engine here: in the loop, or on the host's own processor."""
+    on_host = jax.default_backend() == "cpu" and importlib.util.find_spec("numba")
+    return VITERBI if on_host else DEVICE
 
 
 class Decoder:
@@ -98,6 +134,7 @@ class Decoder:
         width: int = 16,
         alpha: float = 1.0,
         ngram: NGramModel | None = None,
+        engine: str | None = None,
     ) -> None:
         """Binds model and methods together.
 
@@ -107,9 +144,12 @@ class Decoder:
           width: W, lattice candidates per head (the paper's k).
           alpha: weight of the n-gram's log-probability.
           ngram: for the method `ngram`.
+          engine: of the n-gram search where a method names none; by default
+            `default_engine()`.
 
         Raises:
-          UserError: W or the n-gram model does not fit the model.
+          UserError: W or the n-gram model does not fit the model, or there is no such
+            engine.
         """
         vocab_size = model.config.trunk.vocab_size
         if not 1 <= width <= vocab_size:
@@ -124,7 +164,10 @@ class Decoder:
                 "tokenizer (build_ngram --vocabulary=RUN_FOLDER)."
             )
         self.model, self.params = model, params
+        if engine is not None:
+            check_engine(engine)
         self.width, self.alpha, self.ngram = width, alpha, ngram
+        self.engine = engine or default_engine()
         self._drafters: dict[Method, Drafter] = {}
 
     def drafter(self, method: Method) -> Drafter:
@@ -155,10 +198,10 @@ class Decoder:
                     f"method {method.name} needs an n-gram model: build one with "
                     "python -m bpd_jax.build_ngram and pass its folder as --ngram."
                 )
-            # pynini may be missing where no n-gram method is used.
-            from bpd_jax.drafting.rescorers.fst import FstRescorer
-
-            rescorer = FstRescorer(self.ngram, method.num_drafts, self.alpha)
+            engine = method.engine or self.engine
+            rescorer = _ngram_rescorer(
+                engine, self.ngram, method.num_drafts, self.alpha
+            )
         else:
             rescorer = IndependentRescorer(method.num_drafts)
         width = 1 if method.kind == BPD else self.width
@@ -189,6 +232,12 @@ class Decoder:
             if reference is None:
                 reference = self.decode(Method(AUTOREGRESSIVE), prompts, options)
             make_draft_state = _look_up(reference)
+        elif isinstance(drafter, BlockwiseDrafter):
+            arrays = drafter.rescorer.arrays
+
+            def make_draft_state(*_: object) -> PyTree:
+                return arrays
+
         return generate(
             self.model,
             self.params,
@@ -198,6 +247,17 @@ class Decoder:
             make_draft_state=make_draft_state,
             on_progress=on_progress,
         )
+
+
+def _ngram_rescorer(
+    engine: str, ngram: NGramModel, num_drafts: int, alpha: float
+) -> Rescorer:
+    """The n-gram search of an engine; numba and pynini come with theirs only."""
+    if engine == DEVICE:
+        return DeviceRescorer.from_model(ngram, num_drafts, alpha)
+    if engine == VITERBI:
+        return ViterbiRescorer(ngram, num_drafts, alpha)
+    return FstRescorer(ngram, num_drafts, alpha, exact=engine == FST_EXACT)
 
 
 def _look_up(

@@ -69,11 +69,20 @@ class Rescorer(Protocol):
         """Tokens of text before the block that `refine` wants to see."""
         ...
 
-    def refine(self, lattice: Lattice, context: Int[AnyArray, "B C"]) -> Drafts:
+    @property
+    def arrays(self) -> PyTree:
+        """What `refine` reads on the device besides its arguments, or None."""
+        ...
+
+    def refine(
+        self, lattice: Lattice, context: Int[AnyArray, "B C"], arrays: PyTree
+    ) -> Drafts:
         """The P best distinct drafts.
 
         Args:
           lattice: candidates of the block.
           context: the last C tokens of the text, -1 before its beginning.
+          arrays: `self.arrays`. The loop hands them over, so that jitted code takes
+            them as an argument and not as a constant.
         """
         ...

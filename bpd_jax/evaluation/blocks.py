@@ -112,7 +112,7 @@ def _view(
         recent = text[max(0, end - length) : end]
         context[0, length - len(recent) :] = recent
         one = Lattice(lattice.tokens[row : row + 1], lattice.log_probs[row : row + 1])
-        drafts = drafter.rescorer.refine(one, context)
+        drafts = drafter.rescorer.refine(one, context, drafter.rescorer.arrays)
         usable = np.isfinite(np.asarray(drafts.scores)[0])
         candidates = [
             _path(refined.label, tokens, draft, greedy)

@@ -12,7 +12,7 @@ from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
 from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.ngrams.counts import count_ngrams
+from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.katz import estimate_katz
 
 

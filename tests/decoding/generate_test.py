@@ -12,7 +12,8 @@ from bpd_jax.drafting.drafters.blockwise import BlockwiseDrafter
 from bpd_jax.drafting.rescorers.independent import IndependentRescorer
 from bpd_jax.errors import UserError
 
-METHODS = ["bpd", "zero_gram:5", "ngram:1", "ngram:4", "oracle"]
+METHODS = ["bpd", "zero_gram:5", "ngram:1", "ngram:4@device", "ngram:4@fst", "oracle"]
+EXACT = ["ngram:4@viterbi", "ngram:4@device", "ngram:4@fst_exact"]
 
 
 def decode_all(functions, params, ngram, prompts, options, methods=METHODS):
@@ -147,3 +148,22 @@ def test_no_prompts_give_no_texts(make_model):
         )
         == []
     )
+
+
+def test_the_exact_engines_take_the_same_steps(make_model, make_prompts, make_ngram):
+    pytest.importorskip("numba")
+    pytest.importorskip("pynini")
+    functions, params = make_model(2)
+    prompts = make_prompts([3, 20, 11])
+    options = DecodeOptions(max_new_tokens=30, end_of_text=0, batch_size=2)
+    reference, others = decode_all(
+        functions, params, make_ngram(), prompts, options, EXACT
+    )
+    for generations in others.values():
+        for got, want, first in zip(
+            generations, reference, others[EXACT[0]], strict=True
+        ):
+            assert got.output_ids.tolist() == want.output_ids.tolist()
+            assert got.drafts.tolist() == first.drafts.tolist()
+            assert got.accepted.tolist() == first.accepted.tolist()
+            assert got.ranks.tolist() == first.ranks.tolist()

@@ -13,6 +13,7 @@ from bpd_jax.decoding.loop import (
 )
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.drafting.drafters.blockwise import BlockwiseDrafter
+from bpd_jax.drafting.rescorers.device import DeviceRescorer
 from bpd_jax.drafting.rescorers.independent import IndependentRescorer
 from bpd_jax.models.blockwise import init_boxed
 from bpd_jax.models.partitioning import MeshConfig, make_mesh, parameter_shardings
@@ -125,3 +126,18 @@ def test_sharded_decoding_gives_the_same_texts(make_model):
     state = start((functions, split), rows=8, sharding=rows)
     got = decode_on_device(functions, split, DRAFTER, None, state, OPTIONS)
     assert_same(got, want, atol=1e-4)
+
+
+def test_ngram_refinement_stays_on_the_device(make_model, make_ngram):
+    model = make_model(0)
+    rescorer = DeviceRescorer.from_model(make_ngram(), 3)
+    drafter = BlockwiseDrafter(rescorer, block_size=4, width=4)
+    state = start(model)
+    functions, params = model
+    params = jax.device_put(params)
+    with jax.transfer_guard("disallow"):
+        done = decode_on_device(
+            functions, params, drafter, rescorer.arrays, state, OPTIONS
+        )
+    assert bool(done.done.all())
+    assert int(done.calls.sum()) > 0

@@ -13,6 +13,7 @@ from bpd_jax.errors import UserError
         ("zero_gram:16", Method("zero_gram", 16), "16-best 0-gram"),
         ("ngram", Method("ngram", 1), "1-best 3-gram"),
         ("ngram:4", Method("ngram", 4), "4-best 3-gram"),
+        ("ngram:4@fst", Method("ngram", 4, "fst"), "4-best 3-gram (fst)"),
         ("oracle", Method("oracle"), "Oracle"),
     ],
 )
@@ -31,6 +32,16 @@ def test_unknown_methods_are_refused(text):
 def test_methods_without_drafts_take_no_number():
     with pytest.raises(UserError, match="bpd takes no number of drafts"):
         parse_method("bpd:4")
+
+
+def test_engines_belong_to_ngram_methods(make_model, make_ngram):
+    with pytest.raises(UserError, match="bpd takes no engine"):
+        parse_method("bpd@fst")
+    with pytest.raises(UserError, match="unknown n-gram engine 'fast'"):
+        parse_method("ngram:4@fast")
+    functions, params = make_model(0)
+    with pytest.raises(UserError, match="unknown n-gram engine 'fast'"):
+        Decoder(functions, params, width=4, ngram=make_ngram(), engine="fast")
 
 
 def test_a_method_must_suit_the_model(make_model, make_ngram):

@@ -10,7 +10,7 @@ from bpd_jax.evaluation.compare import compare
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
 from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.ngrams.counts import count_ngrams
+from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.katz import estimate_katz
 
 VOCAB = 13

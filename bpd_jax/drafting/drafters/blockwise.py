@@ -36,14 +36,16 @@ class BlockwiseDrafter:
 
     def look(
         self, view: View, draft_state: PyTree
-    ) -> tuple[Lattice, Int[Array, "B C"]]:
-        """Returns the lattice and the text just before the block."""
-        del draft_state
+    ) -> tuple[Lattice, Int[Array, "B C"], PyTree]:
+        """Returns the lattice, the text just before the block and the draft state.
+
+        The draft state is the rescorer's `arrays`.
+        """
         logits = view.head_logits(view.hidden)[:, : self.block_size]
         lattice = build_lattice(logits, view.next_token, self.width)
-        return lattice, last_tokens(view, self.rescorer.context_length)
+        return lattice, last_tokens(view, self.rescorer.context_length), draft_state
 
-    def propose(self, seen: tuple[Lattice, Int[Array, "B C"]]) -> DraftTree:
+    def propose(self, seen: tuple[Lattice, Int[Array, "B C"], PyTree]) -> DraftTree:
         """Returns the rescorer's drafts as chains."""
         return from_drafts(self.rescorer.refine(*seen))
 

@@ -1,21 +1,34 @@
 """n-gram refinement by OpenFst: lattice ∘ n-gram automaton, then shortest paths.
 
-The paper's engine (section 7.2). Backoff is an epsilon arc that any path may take, so
-scores are upper bounds of the exact ones (see `bpd_jax.ngrams.fst`). Verification
-makes the output exact whatever is drafted.
+The paper's engine (section 7.2). It composes with back-off as an arc without label,
+which any path may take: scores are upper bounds of the exact ones (see
+`bpd_jax.ngrams.formats.fst`). The exact form gives that arc its meaning of a failure
+arc while composing, for which OpenFst's Python package has no matcher: one state after
+the other of lattice and automaton together, then the same shortest paths. Verification
+makes the decoded text exact with either.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from bpd_jax.drafting.lattice import Drafts, Lattice
 from bpd_jax.errors import UserError
-from bpd_jax.ngrams.fst import build_fst
+from bpd_jax.ngrams.formats import fst_format
+from bpd_jax.ngrams.formats.fst import automaton_of
 from bpd_jax.ngrams.model import NGramModel
+from bpd_jax.ngrams.search.failure import FailureAutomaton
 from bpd_jax.ngrams.states import StateTable
 from bpd_jax.typing import AnyArray, Int
+
+if TYPE_CHECKING:
+    import pynini
+
+
+class _Path(NamedTuple):
+    score: float
+    tokens: tuple[int, ...]
 
 
 class FstRescorer:
@@ -25,8 +38,16 @@ class FstRescorer:
     """
 
     on_device = False
+    arrays = None
 
-    def __init__(self, model: NGramModel, num_drafts: int, alpha: float = 1.0) -> None:
+    def __init__(
+        self,
+        model: NGramModel,
+        num_drafts: int,
+        alpha: float = 1.0,
+        *,
+        exact: bool = False,
+    ) -> None:
         """Builds the automaton once.
 
         Args:
@@ -35,82 +56,164 @@ class FstRescorer:
             lattice has a score.
           num_drafts: P, the paper's p.
           alpha: weight of the n-gram's log-probability, above 0.
+          exact: take the back-off only where the n-gram is missing.
+
+        Raises:
+          UserError: pynini is not installed, or alpha is not above 0.
         """
         if alpha <= 0:
             raise UserError(f"alpha is {alpha}: it must be above 0 (0-gram is α = 0).")
+        try:
+            import pynini
+        except ImportError as error:
+            raise UserError(
+                "the engine fst needs the package pynini: pip install pynini, or use "
+                "the engine device."
+            ) from error
         self.num_drafts = num_drafts
         self.alpha = alpha
-        self.context_length = max(model.order - 1, 1)
+        self.context_length = max(model.order - 2, 0)
         model = model.with_unseen_tokens()
         self._states = StateTable(model)
-        self._ngram = build_fst(model, continuous=True)
+        automaton = automaton_of(model, continuous=True)
+        self._compose: Callable[[np.ndarray, np.ndarray, int], pynini.Fst]
+        if exact:
+            self._failure = FailureAutomaton(automaton)
+            self._compose = self._compose_exactly
+        else:
+            self._ngram = pynini.Fst.read_from_string(fst_format.encode(automaton))
+            self._compose = self._compose_with_epsilon
 
-    def refine(self, lattice: Lattice, context: Int[AnyArray, "B C"]) -> Drafts:
+    def refine(
+        self, lattice: Lattice, context: Int[AnyArray, "B C"], arrays: None = None
+    ) -> Drafts:
         """Returns numpy arrays `[B, P, L]` int32 and `[B, P]` float32."""
+        del arrays
         columns = np.asarray(lattice.tokens)
         log_probs = np.asarray(lattice.log_probs)
         batch, length, _ = columns.shape
         tokens = np.zeros((batch, self.num_drafts, length), np.int32)
         scores = np.full((batch, self.num_drafts), -np.inf, np.float32)
-        for row, history in enumerate(np.asarray(context)):
+        for row, text in enumerate(np.asarray(context)):
             certain = columns[row, 0, 0]
-            text = [int(token) for token in history if token >= 0]
-            paths = self._best_paths(
-                columns[row, 1:], log_probs[row, 1:], [*text, int(certain)]
+            history = [int(token) for token in text if token >= 0]
+            # Costs are divided by α here, and scores multiplied by it below: the
+            # automaton of the n-gram model is then the same for every α.
+            composed = self._compose(
+                columns[row, 1:],
+                -log_probs[row, 1:] / self.alpha,
+                self._states.of_history([*history, int(certain)]),
             )
             tokens[row, :, 0] = certain
-            for rank, (score, path) in enumerate(paths):
-                tokens[row, rank, 1:] = path
-                scores[row, rank] = score
+            for rank, path in enumerate(best_paths(composed, self.num_drafts)):
+                tokens[row, rank, 1:] = path.tokens
+                scores[row, rank] = self.alpha * path.score
         return Drafts(tokens, scores)
 
-    def _best_paths(
-        self, tokens: np.ndarray, log_probs: np.ndarray, history: Sequence[int]
-    ) -> list[tuple[float, Any]]:
-        """The best paths of one lattice `[L-1, W]` after `history`, best first."""
+    def _compose_with_epsilon(
+        self, tokens: np.ndarray, costs: np.ndarray, state: int
+    ) -> "pynini.Fst":
         import pynini
 
-        # Costs are divided by α here, and scores multiplied by it below: the
-        # automaton of the n-gram model is then the same for every α.
-        costs = -log_probs / self.alpha
-        acceptor = pynini.Fst()
-        acceptor.add_states(len(tokens) + 1)
-        acceptor.set_start(0).set_final(len(tokens))
-        for state, column in enumerate(zip(tokens.tolist(), costs, strict=True)):
-            for token, cost in zip(*column, strict=True):
-                arc = pynini.Arc(token + 1, token + 1, cost, state + 1)
-                acceptor.add_arc(state, arc)
-        self._ngram.set_start(self._states.of_history(history))
-        paths = pynini.compose(acceptor, self._ngram)
+        lattice = _fst(_sausage(tokens, costs))
+        self._ngram.set_start(state)
+        paths = pynini.compose(lattice, self._ngram)
         # Only the end of the lattice is final. A back-off there predicts nothing, but
         # a back-off weight above 1 would make it pay.
         zero = pynini.Weight.zero(paths.weight_type())
-        for state in paths.states():
-            if paths.final(state) != zero:
-                paths.delete_arcs(state)
-        # One string has as many paths as ways to back off. Its best path comes first,
-        # so the first P distinct strings of enough best paths are the P best strings;
-        # OpenFst's own `unique` determinises everything first, which is far slower.
-        wanted = self.num_drafts
-        count = wanted if wanted == 1 else 4 * wanted
-        while True:
-            best = pynini.shortestpath(paths, nshortest=count)
-            strings = _strings(best)
-            scores: dict[tuple[int, ...], float] = {}
-            for labels, weight in strings:
-                scores.setdefault(tuple(label - 1 for label in labels), weight)
-            if len(scores) >= wanted or len(strings) < count:
-                break
-            count *= 4
-        return [(-self.alpha * cost, path) for path, cost in scores.items()][:wanted]
+        for node in paths.states():
+            if paths.final(node) != zero:
+                paths.delete_arcs(node)
+        return paths
+
+    def _compose_exactly(
+        self, tokens: np.ndarray, costs: np.ndarray, state: int
+    ) -> "pynini.Fst":
+        counts, labels, weights, targets = [], [], [], []
+        states, first = np.array([state]), 0
+        for column, cost in zip(tokens, costs, strict=True):
+            label, cost = _sorted_arcs(column, cost)
+            steps, after = self._failure.step(states, label)
+            first += states.size
+            number = states.size
+            states, place = np.unique(after, return_inverse=True)
+            counts.append(np.full(number, label.size))
+            labels.append(np.tile(label, number))
+            weights.append((steps + cost).ravel())
+            targets.append(first + place.ravel())
+        finals = np.full(first + states.size, np.inf, np.float32)
+        finals[first:] = 0
+        return _fst(
+            fst_format.Automaton(
+                start=0,
+                finals=finals,
+                arc_counts=np.concatenate([*counts, np.zeros(states.size, np.int64)]),
+                labels=np.concatenate(labels).astype(np.int32),
+                weights=np.concatenate(weights).astype(np.float32),
+                targets=np.concatenate(targets).astype(np.int32),
+            )
+        )
 
 
-def _strings(fst: Any) -> list[tuple[list[int], float]]:
-    """Labels and weight of every path of an acyclic acceptor, cheapest first."""
+def best_paths(paths: "pynini.Fst", count: int) -> list[_Path]:
+    """The `count` best distinct strings of an acyclic acceptor, or all if fewer.
+
+    One string may have many paths, one per way to back off. Its best path comes first,
+    so the first distinct strings of enough best paths are the best strings; OpenFst's
+    own `unique` determinises everything first, which is far slower.
+    """
+    import pynini
+
+    asked = count if count == 1 else 2 * count
+    while True:
+        strings = _strings(pynini.shortestpath(paths, nshortest=asked))
+        best: dict[tuple[int, ...], float] = {}
+        for path in strings:
+            best.setdefault(path.tokens, path.score)
+        if len(best) >= count or len(strings) < asked:
+            found = [_Path(score, tokens) for tokens, score in best.items()]
+            return found[:count]
+        asked *= 4
+
+
+def _strings(fst: "pynini.Fst") -> list[_Path]:
+    """Tokens and score of every path of an acyclic acceptor, best first."""
     iterator = fst.paths()
     found = []
     while not iterator.done():
-        labels = [label for label in iterator.ilabels() if label]
-        found.append((labels, float(iterator.weight())))
+        tokens = tuple(label - 1 for label in iterator.ilabels() if label)
+        found.append(_Path(-float(iterator.weight()), tokens))
         iterator.next()
-    return sorted(found, key=lambda pair: (pair[1], pair[0]))
+    return sorted(found, key=lambda path: (-path.score, path.tokens))
+
+
+def _sausage(tokens: np.ndarray, costs: np.ndarray) -> fst_format.Automaton:
+    """The acceptor of all paths of a lattice `[J, W]`: one state per position."""
+    arcs = [_sorted_arcs(*column) for column in zip(tokens, costs, strict=True)]
+    counts = np.array([labels.size for labels, _ in arcs] + [0])
+    finals = np.full(len(arcs) + 1, np.inf, np.float32)
+    finals[-1] = 0
+    return fst_format.Automaton(
+        start=0,
+        finals=finals,
+        arc_counts=counts,
+        labels=np.concatenate([labels for labels, _ in arcs]).astype(np.int32),
+        weights=np.concatenate([cost for _, cost in arcs]).astype(np.float32),
+        targets=np.repeat(np.arange(1, len(arcs) + 1), counts[:-1]).astype(np.int32),
+    )
+
+
+def _sorted_arcs(
+    tokens: Sequence[int] | np.ndarray, costs: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Labels and costs of one position; of a token that is there twice, the better."""
+    by_cost = np.argsort(costs, kind="stable")
+    labels, first = np.unique(np.asarray(tokens)[by_cost] + 1, return_index=True)
+    costs = costs[by_cost][first]
+    return labels[np.isfinite(costs)], costs[np.isfinite(costs)]
+
+
+def _fst(automaton: fst_format.Automaton) -> "pynini.Fst":
+    import pynini
+
+    return pynini.Fst.read_from_string(fst_format.encode(automaton))

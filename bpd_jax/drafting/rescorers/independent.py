@@ -17,8 +17,11 @@ class IndependentRescorer:
     num_drafts: int = 1
     on_device: bool = dataclasses.field(default=True, init=False)
     context_length: int = dataclasses.field(default=0, init=False)
+    arrays: None = dataclasses.field(default=None, init=False)
 
-    def refine(self, lattice: Lattice, context: Int[AnyArray, "B C"]) -> Drafts:
+    def refine(
+        self, lattice: Lattice, context: Int[AnyArray, "B C"], arrays: None = None
+    ) -> Drafts:
         """Returns the P best paths; see `best_drafts`."""
-        del context
+        del context, arrays
         return best_drafts(lattice, self.num_drafts)

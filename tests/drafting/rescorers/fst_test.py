@@ -4,39 +4,12 @@ import itertools
 import numpy as np
 import pytest
 
-from bpd_jax.drafting.lattice import Lattice
 from bpd_jax.errors import UserError
-from bpd_jax.ngrams.counts import count_ngrams
-from bpd_jax.ngrams.katz import estimate_katz
 
 pytest.importorskip("pynini")
 from bpd_jax.drafting.rescorers.fst import FstRescorer
 
-VOCAB, END = 8, 0
-
-
-@functools.cache
-def ngram_model(order):
-    rng = np.random.default_rng(order)
-    texts = [rng.zipf(1.6, size=30).clip(1, VOCAB - 2) for _ in range(20)]
-    counts = count_ngrams(
-        [t.astype(np.int32) for t in texts],
-        order=order,
-        vocab_size=VOCAB,
-        end_of_text=END,
-    )
-    return estimate_katz(counts).with_unseen_tokens()
-
-
-def random_lattice(seed, batch=2, length=4, width=3):
-    rng = np.random.default_rng(seed)
-    tokens = np.stack(
-        [[rng.permutation(VOCAB)[:width] for _ in range(length)] for _ in range(batch)]
-    )
-    tokens[:, 0] = tokens[:, 0, :1]
-    log_probs = -np.sort(rng.exponential(2, size=(batch, length, width)))
-    log_probs[:, 0] = [0] + [-np.inf] * (width - 1)
-    return Lattice(tokens.astype(np.int32), log_probs.astype(np.float32))
+END = 0
 
 
 def best_with_free_backoff(model, history, tokens):
@@ -84,8 +57,8 @@ def best_with_free_backoff(model, history, tokens):
 
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
 @pytest.mark.parametrize("alpha", [0.5, 1.0, 2.0])
-def test_best_drafts_equal_brute_force(order, alpha):
-    model = ngram_model(order)
+def test_best_drafts_equal_brute_force(order, alpha, ngram_model, random_lattice):
+    model = ngram_model(order).with_unseen_tokens()
     lattice = random_lattice(order)
     context = np.array([[-1, END, 3], [2, 1, 1]], np.int32)
     rescorer = FstRescorer(model, num_drafts=5, alpha=alpha)
@@ -110,8 +83,8 @@ def test_best_drafts_equal_brute_force(order, alpha):
             assert scores[tuple(draft[1:].tolist())] == pytest.approx(score, abs=1e-3)
 
 
-def test_scores_are_never_below_the_models_own():
-    model = ngram_model(3)
+def test_scores_are_never_below_the_models_own(ngram_model, random_lattice):
+    model = ngram_model(3).with_unseen_tokens()
     lattice = random_lattice(9)
     context = np.array([[3, 1], [END, 2]], np.int32)
     drafts = FstRescorer(model, num_drafts=27).refine(lattice, context)
@@ -126,12 +99,12 @@ def test_scores_are_never_below_the_models_own():
             assert score >= exact - 1e-3
 
 
-def test_fewer_paths_than_drafts_leave_the_rest_unused():
+def test_fewer_paths_than_drafts_leave_the_rest_unused(ngram_model, random_lattice):
     lattice = random_lattice(1, batch=1, length=2)
     drafts = FstRescorer(ngram_model(2), 5).refine(lattice, np.array([[1]]))
     assert np.isfinite(drafts.scores).tolist() == [[True] * 3 + [False] * 2]
 
 
-def test_alpha_must_be_positive():
+def test_alpha_must_be_positive(ngram_model):
     with pytest.raises(UserError, match="alpha is 0"):
         FstRescorer(ngram_model(2), 1, alpha=0)

@@ -1,0 +1,168 @@
+"""The best paths of a lattice under an n-gram model, on the host and exact."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from bpd_jax import progress
+from bpd_jax.errors import UserError
+from bpd_jax.ngrams import trie
+from bpd_jax.ngrams.model import NGramModel
+
+# Nodes of the graph of one lattice that there is room for at first.
+_ROOM = 4096
+
+
+class Paths(NamedTuple):
+    """The best paths, best first.
+
+    Attributes:
+      choices: `[n, J]` int32, at every position the number of the candidate.
+      scores: `[n]` float64, Σ head score + α · log P.
+    """
+
+    choices: np.ndarray
+    scores: np.ndarray
+
+
+class PathSearch:
+    """Finds the P best paths of a lattice by dynamic programming over histories.
+
+    Scores are those of the model exactly: a path backs off where the model does and
+    nowhere else. The bigrams and longer n-grams go into hash tables in addition to the
+    model's own arrays, 12 to 24 bytes each.
+
+    The room for the search is kept between calls, so an object is for one thread.
+    """
+
+    def __init__(self, model: NGramModel) -> None:
+        """Makes the tables; takes about a second for ten million n-grams.
+
+        Raises:
+          UserError: numba is not installed.
+        """
+        try:
+            from bpd_jax.ngrams.search import host_kernels
+        except ImportError as error:
+            raise UserError(
+                "the engine viterbi needs the package numba: pip install numba, or use "
+                "the engine device."
+            ) from error
+        self._kernels = host_kernels
+        self._search: Callable[..., int] = host_kernels.best_paths
+        self._model = model
+        self._shift = max(model.sizes).bit_length() + 1
+        self._unigrams = np.full(model.width, -1, np.int64)
+        self._unigrams[model.keys[0]] = np.arange(model.keys[0].size)
+        extended = [
+            trie.child_counts(model.keys, order, model.width) > 0
+            for order in range(1, model.order + 1)
+        ]
+        self._is_history = extended[0]
+        tables, bits = [], []
+        for order in progress.bar(
+            range(2, model.order + 1),
+            label="index",
+            unit=" orders",
+            disable=sum(model.sizes) < 10_000_000,
+        ):
+            keys = model.keys[order - 1]
+            # At most two thirds full.
+            bits.append((keys.size * 3 // 2).bit_length())
+            table = np.full(1 << bits[-1], -1, np.int64)
+            host_kernels.fill_table(
+                table, bits[-1], self._shift, _read_only(keys), extended[order - 1]
+            )
+            tables.append(_read_only(table))
+        self._arrays = (
+            tuple(_read_only(keys) for keys in model.keys),
+            tuple(_read_only(log_probs) for log_probs in model.log_probs),
+            # Numba needs one type for all orders, and an array at least.
+            tuple(_read_only(weights) for weights in model.log_backoffs)
+            or (_read_only(np.zeros(1)),),
+            self._unigrams,
+            self._is_history,
+            tuple(tables) or (_read_only(np.zeros(1, np.int64)),),
+            np.array(bits or [0], np.int64),
+            self._shift,
+            model.width,
+        )
+        self._room: tuple[np.ndarray, ...] = ()
+        self._shape = (0, 0)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tables, beyond those of the model."""
+        return sum(table.nbytes for table in self._arrays[5])
+
+    def best_paths(
+        self,
+        tokens: np.ndarray,
+        head_scores: np.ndarray,
+        history: np.ndarray,
+        num_paths: int,
+        alpha: float = 1.0,
+    ) -> Paths:
+        """Returns the P best distinct token sequences of one lattice, or all if fewer.
+
+        Args:
+          tokens: `[J, W]` int, the candidates of each position.
+          head_scores: `[J, W]`, natural logarithms; -inf for no candidate. Of a token
+            that a position has twice, the better one counts.
+          history: `[H]` int, the tokens before the lattice, oldest first.
+          num_paths: P.
+          alpha: weight of the n-gram's log-probability.
+        """
+        model = self._model
+        predicted = np.ascontiguousarray(tokens, np.int64)
+        followed, past = predicted, np.asarray(history, np.int64)
+        if model.end_of_text is not None:
+            is_end = predicted == model.end_of_text
+            followed = np.where(is_end, model.bos, predicted)
+            predicted = np.where(is_end, model.eos, predicted)
+            past = np.where(past == model.end_of_text, model.bos, past)
+        past = np.ascontiguousarray(past[max(0, len(past) - model.order + 1) :])
+        positions, candidates = predicted.shape
+        choices = np.zeros((num_paths, positions), np.int32)
+        scores = np.zeros(num_paths)
+        while True:
+            found = self._search(
+                *self._arrays,
+                past,
+                predicted,
+                followed,
+                np.asarray(head_scores, np.float64),
+                float(alpha),
+                *self._workspace(candidates),
+                choices,
+                scores,
+            )
+            if found >= 0:
+                return Paths(choices[:found], scores[:found])
+            self._workspace(candidates, grow=True)
+
+    def _workspace(self, candidates: int, grow: bool = False) -> tuple[np.ndarray, ...]:
+        room, width = self._shape
+        if grow or candidates != width:
+            room = 2 * room if grow else max(room, _ROOM)
+            fields = self._kernels
+            self._shape = room, candidates
+            self._room = (
+                np.empty((fields.NODE_FIELDS, room), np.int64),
+                np.empty(room),
+                np.empty((room, candidates)),
+                np.empty((room, candidates), np.int32),
+                np.empty((room, fields.LISTED + candidates), np.int32),
+                np.empty((fields.QUERY_FIELDS, room * candidates), np.int64),
+                np.empty(room * candidates),
+                np.empty(room),
+            )
+        return self._room
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    """A view that numba takes for the same type whether or not it is a mapped file."""
+    view = np.ascontiguousarray(array).view()
+    view.flags.writeable = False
+    return view

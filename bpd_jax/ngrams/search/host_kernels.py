@@ -1,0 +1,458 @@
+"""Compiled search for the best paths of a lattice under an n-gram model.
+
+The paths of a lattice and the back-off of a model make a small graph. Its nodes at a
+position are the histories of the model that end there: the empty one, one per
+candidate token, one per pair of neighbouring candidates that is a history, and so on
+up to N-1 tokens. The row of a node holds, for every candidate w of the next position,
+log P(w | history) and the node that follows:
+
+    row(a b)[w] = log P(w | a b)                 if `a b w` is an n-gram
+                  log alpha(a b) + row(b)[w]     elsewhere
+
+Two facts keep this small. Every suffix of an n-gram is an n-gram, so `a b w` is looked
+for only where `b w` was found. And a node without an n-gram of its own for any
+candidate needs no row: it has that of its suffix, plus one weight.
+
+A model is far larger than a processor's cache, and waiting for one number after the
+other would take most of the time. So the work goes level by level, histories of one
+length at all positions together, in loops whose loads do not wait for each other.
+
+This module needs numba; import it where it is used.
+"""
+
+import numba
+import numpy as np
+
+# What a node knows: its position, its n-gram's place and whether that has extensions,
+# the row it uses, and the node of its longest suffix.
+POSITION, INDEX, EXTENDED, ROW, SUFFIX = range(5)
+NODE_FIELDS = 5
+# What a query knows: who asks, for which candidate, the key, and what the table has.
+ASKER, CANDIDATE, KEY, ENTRY = range(4)
+QUERY_FIELDS = 4
+# What is known of the n-grams behind a row: the node that owns it, how many candidates
+# have an n-gram of the row's own, and the list of these.
+OWNER, NUMBER, LISTED = range(3)
+
+
+@numba.njit(cache=True, nogil=True)
+def _hash(key):  # type: ignore[no-untyped-def]
+    return np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
+
+
+@numba.njit(cache=True, nogil=True)
+def _slot(key, bits):  # type: ignore[no-untyped-def]
+    """Where a table of 2^bits slots has a key at the earliest: the hash's top bits."""
+    return np.int64(_hash(key) >> np.uint64(64 - bits))
+
+
+@numba.njit(cache=True, nogil=True)
+def _mark(key, bits, shift):  # type: ignore[no-untyped-def]
+    """The next bits of the hash, as the upper part of an entry."""
+    return np.int64((_hash(key) << np.uint64(bits)) >> np.uint64(1 + shift)) << shift
+
+
+@numba.njit(cache=True, nogil=True)
+def fill_table(table, bits, shift, keys, extended):  # type: ignore[no-untyped-def]
+    """Puts the n-grams of one order into a hash table.
+
+    An entry is, from its upper bits to its lowest: a part of the key's hash, the
+    n-gram's place, and whether it has extensions. -1 is no entry.
+
+    Args:
+      table: `[2^bits]` int64, all -1; more slots than keys.
+      bits: see there.
+      shift: bits of place and flag.
+      keys: `[n]` int64.
+      extended: `[n]` bool.
+    """
+    last = (1 << bits) - 1
+    for place in range(len(keys)):
+        slot = _slot(keys[place], bits)
+        while table[slot] >= 0:
+            slot = (slot + 1) & last
+        table[slot] = _mark(keys[place], bits, shift) | place << 1 | extended[place]
+
+
+@numba.njit(cache=True, nogil=True)
+def _walk(table, bits, shift, keys, key, steps):  # type: ignore[no-untyped-def]
+    """Returns the entry of a key, or -1, from `steps` behind its first slot on."""
+    last = (1 << bits) - 1
+    low = (1 << shift) - 1
+    slot = (_slot(key, bits) + steps) & last
+    mark = _mark(key, bits, shift)
+    while table[slot] >= 0:
+        entry = table[slot]
+        if entry & ~low == mark and keys[(entry & low) >> 1] == key:
+            return entry & low
+        slot = (slot + 1) & last
+    return -1
+
+
+@numba.njit(cache=True, nogil=True)
+def _resolve(table, bits, shift, keys, queries, number):  # type: ignore[no-untyped-def]
+    """Turns the keys of queries into entries; drops those that are not there.
+
+    Returns:
+      How many are left, at the front and in order.
+    """
+    low = (1 << shift) - 1
+    for query in range(number):
+        queries[ENTRY, query] = table[_slot(queries[KEY, query], bits)]
+    kept = 0
+    for query in range(number):
+        key, entry = queries[KEY, query], queries[ENTRY, query]
+        if entry >= 0:
+            if entry & ~low != _mark(key, bits, shift):
+                entry = _walk(table, bits, shift, keys, key, 1)
+            if entry >= 0:
+                for field in range(KEY + 1):
+                    queries[field, kept] = queries[field, query]
+                queries[ENTRY, kept] = entry & low
+                kept += 1
+    number, kept = kept, 0
+    for query in range(number):
+        key, entry = queries[KEY, query], queries[ENTRY, query]
+        # The mark is not the whole key.
+        if keys[entry >> 1] != key:
+            entry = _walk(table, bits, shift, keys, key, 1)
+        if entry >= 0:
+            for field in range(KEY + 1):
+                queries[field, kept] = queries[field, query]
+            queries[ENTRY, kept] = entry
+            kept += 1
+    return kept
+
+
+@numba.njit(cache=True, nogil=True)
+def _entry_of_text(  # type: ignore[no-untyped-def]
+    keys, unigrams, is_history, tables, bits, shift, width, history, length
+):
+    """Returns the entry of the last `length` symbols of the text, or -1."""
+    if length > len(history):
+        return -1
+    tail = history[len(history) - length :]
+    place = unigrams[tail[0]]
+    if place < 0:
+        return -1
+    entry = place << 1 | is_history[place]
+    for order in range(1, length):
+        key = (entry >> 1) * width + tail[order]
+        entry = _walk(tables[order - 1], bits[order - 1], shift, keys[order], key, 0)
+        if entry < 0:
+            return -1
+    return entry
+
+
+@numba.njit(cache=True, nogil=True)
+def _expand(  # type: ignore[no-untyped-def]
+    keys,
+    log_probs,
+    log_backoffs,
+    unigrams,
+    is_history,
+    tables,
+    bits,
+    shift,
+    width,
+    history,
+    predicted,
+    followed,
+    nodes,
+    weights,
+    values,
+    following,
+    own,
+    queries,
+    answers,
+    begins,
+):
+    """Makes all nodes and rows.
+
+    `begins[n, j]` receives the first node of the histories of length n at position j,
+    and `begins[n, J + 1]` the end of that length.
+
+    Returns:
+      The node of the text before the lattice, or -1 if there is no room.
+    """
+    positions, candidates = predicted.shape
+    room = nodes.shape[1]
+    highest = len(keys)
+    if room < positions * (candidates + 1) + highest + 1:
+        return -1
+    # The empty histories, one per position, and their rows: the unigrams.
+    count = positions + 1
+    begins[:] = 0
+    for position in range(count):
+        nodes[:, position] = 0
+        nodes[POSITION, position] = nodes[ROW, position] = position
+        nodes[SUFFIX, position] = begins[0, position] = position
+        weights[position] = 0.0
+    begins[0, positions + 1] = count
+    state = 0
+    rows = positions
+    for position in range(positions):
+        number = 0
+        for w in range(candidates):
+            unigram = unigrams[predicted[position, w]]
+            following[position, w] = position + 1
+            values[position, w] = -np.inf
+            if unigram >= 0:
+                values[position, w] = log_probs[0][unigram]
+                own[position, LISTED + number] = w
+                number += 1
+        own[position, NUMBER], own[position, OWNER] = number, position
+
+    for length in range(1, highest):
+        # The histories of this length: the one that ends the text, then those among
+        # the n-grams that the queries of the length before have found.
+        first = count
+        entry = _entry_of_text(
+            keys, unigrams, is_history, tables, bits, shift, width, history, length
+        )
+        if entry >= 0 and (entry & 1 or log_backoffs[length - 1][entry >> 1] != 0):
+            nodes[POSITION, count], nodes[SUFFIX, count] = 0, state
+            nodes[INDEX, count], nodes[EXTENDED, count] = entry >> 1, entry & 1
+            weights[count] = log_backoffs[length - 1][entry >> 1]
+            state = count
+            count += 1
+        if length == 1:
+            found = 0
+            for position in range(positions - 1):
+                for w in range(candidates):
+                    unigram = unigrams[followed[position, w]]
+                    if unigram >= 0:
+                        queries[ASKER, found], queries[CANDIDATE, found] = position, w
+                        queries[ENTRY, found] = unigram << 1 | is_history[unigram]
+                        found += 1
+        for query in range(found):
+            answers[query] = log_backoffs[length - 1][queries[ENTRY, query] >> 1]
+        if count + found > room:
+            return -1
+        for query in range(found):
+            asker, w = queries[ASKER, query], queries[CANDIDATE, query]
+            position, row = nodes[POSITION, asker], nodes[ROW, asker]
+            # After </s> the history begins anew; after the lattice nothing comes.
+            if length > 1 and predicted[position, w] != followed[position, w]:
+                continue
+            entry = queries[ENTRY, query]
+            if position + 1 < positions and (entry & 1 or answers[query] != 0):
+                nodes[POSITION, count] = position + 1
+                nodes[SUFFIX, count] = following[row, w]
+                nodes[INDEX, count], nodes[EXTENDED, count] = entry >> 1, entry & 1
+                weights[count] = answers[query]
+                following[row, w] = count
+                count += 1
+        begins[length, :] = first
+        for node in range(first, count):
+            begins[length, nodes[POSITION, node] + 1] = node + 1
+        for position in range(1, positions + 2):
+            begins[length, position] = max(
+                begins[length, position], begins[length, position - 1]
+            )
+
+        # What they have n-grams for. A suffix whose row is not its own has none for
+        # any candidate, hence neither has a longer history.
+        number = 0
+        for node in range(first, count):
+            suffix = nodes[SUFFIX, node]
+            row = nodes[ROW, suffix]
+            nodes[ROW, node] = row
+            weights[node] += weights[suffix]
+            if nodes[EXTENDED, node] and own[row, OWNER] == suffix:
+                start = nodes[INDEX, node] * width
+                position = nodes[POSITION, node]
+                for place in range(own[row, NUMBER]):
+                    w = own[row, LISTED + place]
+                    queries[ASKER, number], queries[CANDIDATE, number] = node, w
+                    queries[KEY, number] = start + predicted[position, w]
+                    number += 1
+        found = _resolve(
+            tables[length - 1], bits[length - 1], shift, keys[length], queries, number
+        )
+        for query in range(found):
+            answers[query] = log_probs[length][queries[ENTRY, query] >> 1]
+        for query in range(found):
+            node, w = queries[ASKER, query], queries[CANDIDATE, query]
+            row = nodes[ROW, node]
+            if own[row, OWNER] != node:
+                base, row = row, rows
+                for other in range(candidates):
+                    values[row, other] = weights[node] + values[base, other]
+                    following[row, other] = following[base, other]
+                own[row, OWNER], own[row, NUMBER] = node, 0
+                nodes[ROW, node], weights[node] = row, 0.0
+                rows += 1
+            values[row, w] = answers[query]
+            own[row, LISTED + own[row, NUMBER]] = w
+            own[row, NUMBER] += 1
+    return state
+
+
+@numba.njit(cache=True, nogil=True)
+def _without_repeats(symbols, head_scores):  # type: ignore[no-untyped-def]
+    """Scores with -inf where a position has the same symbol with a better score."""
+    scores = head_scores.copy()
+    positions, candidates = scores.shape
+    for position in range(positions):
+        for w in range(1, candidates):
+            for other in range(w):
+                if symbols[position, w] == symbols[position, other]:
+                    worse = scores[position, w] <= scores[position, other]
+                    scores[position, w if worse else other] = -np.inf
+    return scores
+
+
+@numba.njit(cache=True, nogil=True)
+def _complete(  # type: ignore[no-untyped-def]
+    head_scores, alpha, nodes, weights, values, following, own, begins, best
+):
+    """Sets `best[node]` to the best score of a path from there to the end."""
+    positions, candidates = head_scores.shape
+    best[positions] = 0.0
+    for position in range(positions - 1, -1, -1):
+        scored = head_scores[position]
+        for length in range(begins.shape[0]):
+            for node in range(begins[length, position], begins[length, position + 1]):
+                row = nodes[ROW, node]
+                if own[row, OWNER] != node:
+                    suffix = nodes[SUFFIX, node]
+                    best[node] = best[suffix] + alpha * (
+                        weights[node] - weights[suffix]
+                    )
+                    continue
+                top = -np.inf
+                for w in range(candidates):
+                    score = scored[w] + alpha * values[row, w] + best[following[row, w]]
+                    top = max(top, score)
+                best[node] = top
+
+
+@numba.njit(cache=True, nogil=True)
+def best_paths(  # type: ignore[no-untyped-def]
+    keys,
+    log_probs,
+    log_backoffs,
+    unigrams,
+    is_history,
+    tables,
+    bits,
+    shift,
+    width,
+    history,
+    predicted,
+    followed,
+    head_scores,
+    alpha,
+    nodes,
+    weights,
+    values,
+    following,
+    own,
+    queries,
+    answers,
+    best,
+    choices,
+    scores,
+):
+    """Finds the P best paths of one lattice; exact, best first.
+
+    Args:
+      keys: N arrays, as in `NGramModel`.
+      log_probs: N arrays.
+      log_backoffs: N-1 arrays.
+      unigrams: `[width]` int64, the place of each symbol's unigram, -1 for none.
+      is_history: `[n]` bool, which unigrams have extensions.
+      tables: N-1 hash tables of the bigrams and longer ones, see `fill_table`.
+      bits: `[N-1]` int64, the tables have 2^bits slots.
+      shift: see `fill_table`.
+      width: number of symbols.
+      history: `[H]` symbols of the text, oldest first.
+      predicted: `[J, W]` int64, the symbols of the candidates when they are predicted.
+      followed: `[J, W]` int64, the symbols they are as part of a history.
+      head_scores: `[J, W]` float64; a candidate with -inf is not one, and of
+        a symbol that a position has twice, the better one counts.
+      alpha: weight of the n-gram's log-probability.
+      nodes: `[NODE_FIELDS, C]` int64, room for C nodes.
+      weights: `[C]` float64, room for what a node adds to its row.
+      values: `[C, W]` float64, room for the rows.
+      following: `[C, W]` int32, room for the nodes that follow.
+      own: `[C, LISTED + W]` int32, room for what is known of the rows.
+      queries: `[QUERY_FIELDS, C * W]` int64, room for look-ups.
+      answers: `[C * W]` float64, room for their results.
+      best: `[C]` float64, room for the best completion of each node.
+      choices: `[P, J]` int32, receives the candidates' numbers.
+      scores: `[P]` float64, receives the scores.
+
+    Returns:
+      How many paths were found, at most P; or -1 if there are more than C nodes.
+    """
+    positions, candidates = predicted.shape
+    begins = np.empty((len(keys), positions + 2), np.int64)
+    state = _expand(
+        keys,
+        log_probs,
+        log_backoffs,
+        unigrams,
+        is_history,
+        tables,
+        bits,
+        shift,
+        width,
+        history,
+        predicted,
+        followed,
+        nodes,
+        weights,
+        values,
+        following,
+        own,
+        queries,
+        answers,
+        begins,
+    )
+    if state < 0:
+        return -1
+    scored = _without_repeats(predicted, head_scores)
+    _complete(scored, alpha, nodes, weights, values, following, own, begins, best)
+
+    # With exact completions, the P best prefixes of every length contain those of the
+    # P best paths.
+    most = len(scores)
+    ends, gains = np.zeros(most, np.int64), np.zeros(most)
+    new_ends, new_gains = np.zeros(most, np.int64), np.zeros(most)
+    totals = np.empty(most)
+    origins = np.empty((positions, most), np.int64)
+    picks = np.empty((positions, most), np.int64)
+    ends[0] = state
+    number = 1
+    for position in range(positions):
+        origin, pick = origins[position], picks[position]
+        kept = 0
+        for path in range(number):
+            row, weight = nodes[ROW, ends[path]], weights[ends[path]]
+            for w in range(candidates):
+                step = scored[position, w] + alpha * (weight + values[row, w])
+                gain = gains[path] + step
+                total = gain + best[following[row, w]]
+                if total == -np.inf or (kept == most and total <= totals[most - 1]):
+                    continue
+                place = kept if kept < most else most - 1
+                while place > 0 and totals[place - 1] < total:
+                    totals[place] = totals[place - 1]
+                    origin[place], pick[place] = origin[place - 1], pick[place - 1]
+                    new_gains[place] = new_gains[place - 1]
+                    new_ends[place] = new_ends[place - 1]
+                    place -= 1
+                totals[place], origin[place], pick[place] = total, path, w
+                new_gains[place], new_ends[place] = gain, following[row, w]
+                kept = min(kept + 1, most)
+        number = kept
+        ends[:number], gains[:number] = new_ends[:number], new_gains[:number]
+    for path in range(number):
+        scores[path] = gains[path]
+        at = path
+        for position in range(positions - 1, -1, -1):
+            choices[path, position] = picks[position, at]
+            at = origins[position, at]
+    return number

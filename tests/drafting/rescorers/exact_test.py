@@ -1,0 +1,202 @@
+"""The exact engines against brute force over all paths, and against each other."""
+
+import itertools
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bpd_jax.drafting.lattice import Drafts, Lattice
+from bpd_jax.drafting.rescorers import device
+from bpd_jax.drafting.rescorers.device import DeviceRescorer
+from bpd_jax.drafting.rescorers.fst import FstRescorer
+from bpd_jax.drafting.rescorers.lattice_graph import Room
+from bpd_jax.drafting.rescorers.viterbi import ViterbiRescorer
+
+VOCAB = 8
+
+
+def refine(engine, model, num_drafts, alpha, lattice, context) -> Drafts:
+    if engine == "fst_exact":
+        pytest.importorskip("pynini")
+        rescorer = FstRescorer(model, num_drafts, alpha, exact=True)
+    elif engine == "viterbi":
+        pytest.importorskip("numba")
+        rescorer = ViterbiRescorer(model, num_drafts, alpha)
+    else:
+        rescorer = DeviceRescorer.from_model(model, num_drafts, alpha)
+        refine = jax.jit(rescorer.refine)
+        return jax.device_get(refine(lattice, context, rescorer.arrays))
+    return rescorer.refine(lattice, context)
+
+
+def every_path(model, alpha, lattice: Lattice, context: np.ndarray, row: int):
+    """All paths of a row with the score of the definition, best first."""
+    tokens, log_probs = lattice.tokens[row], lattice.log_probs[row]
+    length, width = tokens.shape
+    known = model.with_unseen_tokens()
+    history = [int(token) for token in context[row] if token >= 0]
+    scores: dict[tuple[int, ...], float] = {}
+    for choice in itertools.product(range(width), repeat=length - 1):
+        path = [int(tokens[j + 1, w]) for j, w in enumerate(choice)]
+        score = sum(float(log_probs[j + 1, w]) for j, w in enumerate(choice))
+        text = [*history, int(tokens[0, 0])]
+        for token in path:
+            score += alpha * known.log_prob(text, token)
+            text.append(token)
+        scores[tuple(path)] = max(score, scores.get(tuple(path), -np.inf))
+    found = [(score, path) for path, score in scores.items() if score > -np.inf]
+    return sorted(found, reverse=True)
+
+
+def assert_best(drafts: Drafts, model, alpha, lattice, context) -> None:
+    count = drafts.scores.shape[1]
+    for row in range(len(lattice.tokens)):
+        want = every_path(model, alpha, lattice, context, row)
+        scores = {path: score for score, path in want}
+        want = [score for score, _ in want[:count]]
+        used = np.isfinite(drafts.scores[row])
+        assert used.tolist() == [True] * len(want) + [False] * (count - len(want))
+        np.testing.assert_allclose(drafts.scores[row][used], want, rtol=1e-5, atol=1e-4)
+        found = [tuple(draft) for draft in drafts.tokens[row][used].tolist()]
+        assert len(set(found)) == len(found)
+        assert all(draft[0] == lattice.tokens[row, 0, 0] for draft in found)
+        # Ties may come in any order, but every draft has the score it claims.
+        for draft, score in zip(found, drafts.scores[row][used], strict=True):
+            assert scores[draft[1:]] == pytest.approx(score, rel=1e-5, abs=1e-4)
+
+
+def context_of(rng, order, batch):
+    context = rng.integers(0, VOCAB, (batch, max(order - 2, 0))).astype(np.int32)
+    context[0, : max(order - 3, 0)] = -1  # The first text has just begun.
+    return context
+
+
+@pytest.mark.parametrize("engine", ["viterbi", "device", "fst_exact"])
+@pytest.mark.parametrize(
+    "order, end_of_text", [(1, 0), (2, 0), (3, None), (4, 0), (5, 0)]
+)
+def test_best_drafts_equal_brute_force(
+    engine, order, end_of_text, ngram_model, random_lattice
+):
+    model = ngram_model(order, end_of_text)
+    lattice = random_lattice(order, length=5)
+    context = context_of(np.random.default_rng(order), order, 2)
+    drafts = refine(engine, model, 7, 0.4, lattice, context)
+    assert_best(drafts, model, 0.4, lattice, context)
+
+
+@settings(max_examples=6, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 10_000),
+    order=st.integers(2, 4),
+    length=st.integers(2, 5),
+    width=st.integers(1, 5),
+    alpha=st.sampled_from([0.1, 1.0, 5.0]),
+)
+def test_the_exact_engines_agree(
+    seed, order, length, width, alpha, ngram_model, random_lattice
+):
+    model = ngram_model(order, seed=seed % 3)
+    lattice = random_lattice(seed, batch=1, length=length, width=width)
+    context = context_of(np.random.default_rng(seed), order, 1)
+    found = [
+        refine(engine, model, 4, alpha, lattice, context)
+        for engine in ("viterbi", "device", "fst_exact")
+    ]
+    for drafts in found:
+        assert_best(drafts, model, alpha, lattice, context)
+    for other in found[1:]:
+        np.testing.assert_allclose(found[0].scores, other.scores, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("engine", ["viterbi", "device", "fst_exact"])
+def test_repeated_and_impossible_candidates(engine, ngram_model, random_lattice):
+    model = ngram_model(3)
+    lattice = random_lattice(5, length=4)
+    tokens, log_probs = lattice.tokens.copy(), lattice.log_probs.copy()
+    tokens[:, 1, 2] = tokens[:, 1, 0]
+    log_probs[:, 2, 1] = -np.inf
+    lattice = Lattice(tokens, log_probs)
+    context = context_of(np.random.default_rng(5), 3, 2)
+    drafts = refine(engine, model, 30, 1.0, lattice, context)
+    assert_best(drafts, model, 1.0, lattice, context)
+    assert np.isfinite(drafts.scores).sum(1).tolist() == [12, 12]
+
+
+def test_too_few_slots_cost_time_and_nothing_else(ngram_model, random_lattice):
+    model = ngram_model(4)
+    lattice = random_lattice(4, length=5, width=4)
+    context = context_of(np.random.default_rng(4), 4, 2)
+    arrays = DeviceRescorer.from_model(model, 5).arrays
+    room = Room(trigrams=8, histories=3, longer=5)
+    _, overflow = device._search(arrays, lattice, context, 5, room)
+    assert overflow
+    drafts = jax.device_get(device.refine(arrays, lattice, context, 5, room=room))
+    assert_best(drafts, model, 1.0, lattice, context)
+
+
+def test_a_table_cut_over_devices_finds_the_same(ngram_model, random_lattice):
+    model = ngram_model(4)
+    lattice = random_lattice(3, length=5, width=4)
+    context = context_of(np.random.default_rng(3), 4, 2)
+    whole = DeviceRescorer.from_model(model, 6)
+    mesh = jax.make_mesh((4,), ("data",))
+    cut = DeviceRescorer.from_model(model, 6, mesh=mesh)
+    shards = cut.arrays.table.log_probs[2].addressable_shards
+    assert len({shard.device for shard in shards}) == 4
+    assert len(shards[0].data) == -(-model.sizes[2] // 4)
+    want = jax.jit(whole.refine)(lattice, context, whole.arrays)
+    found = jax.jit(cut.refine)(lattice, context, cut.arrays)
+    np.testing.assert_array_equal(found.tokens, want.tokens)
+    np.testing.assert_allclose(found.scores, want.scores, rtol=1e-6)
+
+
+def test_the_search_makes_room_for_large_lattices(ngram_model, monkeypatch):
+    search = pytest.importorskip("bpd_jax.ngrams.search.host")
+    monkeypatch.setattr(search, "_ROOM", 2)
+    model = ngram_model(4)
+    found = search.PathSearch(model.with_unseen_tokens()).best_paths(
+        np.tile(np.arange(1, 7), (6, 1)), np.zeros((6, 6)), np.array([1, 2, 3]), 3
+    )
+    fresh = search.PathSearch(model.with_unseen_tokens())
+    monkeypatch.setattr(search, "_ROOM", 4096)
+    want = fresh.best_paths(
+        np.tile(np.arange(1, 7), (6, 1)), np.zeros((6, 6)), np.array([1, 2, 3]), 3
+    )
+    np.testing.assert_array_equal(found.choices, want.choices)
+    np.testing.assert_array_equal(found.scores, want.scores)
+
+
+def test_a_table_says_how_large_it_is(ngram_model):
+    model = ngram_model(4)
+    table = DeviceRescorer.from_model(model, 1).arrays.table
+    assert table.nbytes == sum(leaf.nbytes for leaf in jax.tree.leaves(table))
+    middle, highest = model.sizes[1] + model.sizes[2], model.sizes[3]
+    unigrams = table.nbytes - 14 * middle - 6 * highest
+    # Three arrays over all symbols, and three ends of `first_child`.
+    assert unigrams == 12 * model.width + 3 * 4
+
+
+def test_the_device_engine_needs_nothing_but_jax(ngram_model, tmp_path):
+    ngram_model(3).save(tmp_path / "model")
+    program = f"""
+import sys
+sys.modules.update(dict.fromkeys(["numba", "pynini", "tensorflow"]))
+import numpy as np
+from bpd_jax.drafting.lattice import Lattice
+from bpd_jax.drafting.rescorers.device import DeviceRescorer
+from bpd_jax.ngrams.formats.load import load_model
+rescorer = DeviceRescorer.from_model(load_model({str(tmp_path / "model")!r}), 2)
+tokens = np.array([[[1, 1], [2, 3], [3, 4]]], np.int32)
+log_probs = np.array([[[0, -np.inf], [-1, -2], [-1, -2]]], np.float32)
+print(rescorer.refine(Lattice(tokens, log_probs), np.array([[2]])).scores.shape)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "(1, 2)\n", done.stderr
