@@ -1,5 +1,6 @@
 """A lattice as inline SVG: candidates as nodes, drafts as paths through them."""
 
+import importlib.resources
 import math
 import string
 
@@ -34,11 +35,32 @@ def section(report: Report) -> str:
     )
 
 
+def page(picture: LatticePicture, title: str = "Drafts in their lattice") -> str:
+    """Returns a self-contained HTML page: the lattice and the names of its paths."""
+    folder = importlib.resources.files("bpd_jax.reporting")
+    style = (folder / "report.css").read_text(encoding="utf-8")
+    names = "".join(
+        f'<li><svg width="44" height="20" aria-hidden="true" {_colour(number)}>'
+        f'<path class="path" d="M0 10H44"/>{_badge(number, 22, 10)}</svg>'
+        f"<span>{escaped(path.label)}</span></li>"
+        for number, path in enumerate(picture.paths)
+    )
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escaped(title)}</title><style>{style}</style>"
+        f'<main class="page"><h1>{escaped(title)}</h1>'
+        f'<pre class="tail">{escaped(picture.prompt_tail)}</pre>'
+        f'<figure class="card lattice"><ul class="legend">{names}</ul>'
+        f'<div class="scroll">{draw(picture)}</div></figure></main></html>\n'
+    )
+
+
 def draw(picture: LatticePicture) -> str:
     """Returns the SVG element; column i is block position i, row r candidate r."""
     greedy = _greedy_rows(picture)
     rows = max([*map(len, picture.positions), *(row + 1 for row in greedy)], default=0)
-    width = len(picture.positions) * (_WIDTH + _GAP_X) - _GAP_X + 4
+    width = len(picture.positions) * (_WIDTH + _GAP_X) - _GAP_X + 12
     height = _TOP + rows * (_HEIGHT + _GAP_Y)
     shapes = [_road(greedy), *_headings(picture)]
     shapes.extend(_path(picture, number) for number in range(len(picture.paths)))
