@@ -157,6 +157,8 @@ class Decoder:
                 f"lattice_width is {width}: it must lie between 1 and the vocabulary's "
                 f"{vocab_size} tokens."
             )
+        if not 0 <= alpha < float("inf"):
+            raise UserError(f"alpha is {alpha}: it must be 0 or more.")
         if ngram is not None and ngram.vocab_size != vocab_size:
             raise UserError(
                 f"the n-gram model has {ngram.vocab_size} tokens and the language "

@@ -50,6 +50,8 @@ def test_a_method_must_suit_the_model(make_model, make_ngram):
         Decoder(functions, params, width=4).drafter(parse_method("ngram:2"))
     with pytest.raises(UserError, match="lattice_width is 14"):
         Decoder(functions, params, width=14)
+    with pytest.raises(UserError, match="alpha is nan"):
+        Decoder(functions, params, width=4, alpha=float("nan"))
     with pytest.raises(UserError, match="has 15 tokens and the language model 13"):
         Decoder(functions, params, width=4, ngram=make_ngram(15))
     plain, params = make_model(0, block_size=1)

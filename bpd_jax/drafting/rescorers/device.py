@@ -113,16 +113,21 @@ def refine(
     room = room or Room.for_width(lattice.tokens.shape[-1])
     drafts, overflow = _search(arrays, lattice, context, num_drafts, room)
 
-    def with_all_room(_: Drafts) -> Drafts:
+    def with_all_room(drafts: Drafts) -> Drafts:
         # Row by row, because it takes W^(N-1) slots at each position.
-        def one(row: tuple[Lattice, Array]) -> Drafts:
-            block, text = jax.tree.map(lambda array: array[None], row)
-            found, _ = _search(arrays, block, text, num_drafts, Room())
-            return jax.tree.map(lambda array: array[0], found)
+        def search_row(row: tuple[Array, Drafts, Lattice, Array]) -> Drafts:
+            missed, found, block, text = row
 
-        return jax.lax.map(one, (lattice, context))
+            def search(_: Drafts) -> Drafts:
+                block_, text_ = jax.tree.map(lambda array: array[None], (block, text))
+                again = _search(arrays, block_, text_, num_drafts, Room())[0]
+                return jax.tree.map(lambda array: array[0], again)
 
-    return jax.lax.cond(overflow, with_all_room, lambda drafts: drafts, drafts)
+            return jax.lax.cond(missed, search, lambda found: found, found)
+
+        return jax.lax.map(search_row, (overflow, drafts, lattice, context))
+
+    return jax.lax.cond(overflow.any(), with_all_room, lambda drafts: drafts, drafts)
 
 
 def _search(
@@ -131,7 +136,7 @@ def _search(
     context: Int[AnyArray, "B C"],
     num_drafts: int,
     room: Room,
-) -> tuple[Drafts, Bool[Array, ""]]:
+) -> tuple[Drafts, Bool[Array, " B"]]:
     table, alpha = arrays.table, arrays.alpha
     columns, scores = _columns(table, lattice, context)
     graph = build_graph(table, columns, room)

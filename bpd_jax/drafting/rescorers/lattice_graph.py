@@ -54,13 +54,14 @@ class Graph:
       following: the node at the next position.
       states: the node of the longest history at each position, where there is only
         one candidate in each column up to it.
-      overflow: whether some row of the batch had more histories than slots.
+      overflow: which rows of the batch needed more slots than there were; they lack
+        n-grams.
     """
 
     values: Float[Array, "B T-1 M W"]
     following: Int[Array, "B T-1 M W"]
     states: Int[Array, "B T"]
-    overflow: Bool[Array, ""]
+    overflow: Bool[Array, " B"]
 
 
 @flax.struct.dataclass
@@ -149,7 +150,7 @@ def build_graph(table: DeviceTable, columns: Columns, room: Room) -> Graph:
         following=after_root[:, :, None],
         own=next_valid[:, :, None],
     )
-    overflow = jnp.zeros((), bool)
+    overflow = jnp.zeros(next_valid.shape[:1], bool)
     for length in range(1, table.order):
         here = jax.tree.map(lambda array: array[:, :-1], level)
         base = rows.of(here.suffix)
@@ -225,13 +226,13 @@ class _Packed:
       source: for every slot, the flag it stands for.
       used: which slots stand for a true flag.
       rank: for every flag, its slot if it is true.
-      overflow: whether there were more true flags than slots.
+      overflow: rows with more true flags than slots at some position.
     """
 
     source: Int[Array, "B T C"]
     used: Bool[Array, "B T C"]
     rank: Int[Array, "B T n"]
-    overflow: Bool[Array, ""]
+    overflow: Bool[Array, " B"]
 
     def select(self, values: Array) -> Array:
         """Values of the flags to values of the slots."""
@@ -251,7 +252,7 @@ def _pack(flags: Bool[Array, "B T n"], room: int | None) -> _Packed:
     size = flags.shape[-1]
     every = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), flags.shape)
     if room is None or size <= room:
-        return _Packed(every, flags, every, jnp.zeros((), bool))
+        return _Packed(every, flags, every, jnp.zeros(flags.shape[:1], bool))
     rank = jnp.cumsum(flags, axis=-1, dtype=jnp.int32) - 1
     number = rank[..., -1] + 1
 
@@ -263,5 +264,5 @@ def _pack(flags: Bool[Array, "B T n"], room: int | None) -> _Packed:
         source=jax.vmap(jax.vmap(scatter))(target, every),
         used=jnp.arange(room) < number[..., None],
         rank=jnp.clip(rank, 0, room - 1),
-        overflow=(number > room).any(),
+        overflow=(number > room).any(axis=1),
     )

@@ -30,10 +30,14 @@ class PathSearch:
     """Finds the P best paths of a lattice by dynamic programming over histories.
 
     Scores are those of the model exactly: a path backs off where the model does and
-    nowhere else. The bigrams and longer n-grams go into hash tables in addition to the
-    model's own arrays, 12 to 24 bytes each.
+    nowhere else. An index comes in addition to the model's own arrays: 8 bytes per
+    n-gram of the orders below the highest, and 12 to 24 per n-gram whose history has
+    more than 16 extensions.
 
     The room for the search is kept between calls, so an object is for one thread.
+
+    Attributes:
+      nbytes: bytes of the index.
     """
 
     def __init__(self, model: NGramModel) -> None:
@@ -52,49 +56,41 @@ class PathSearch:
         self._kernels = host_kernels
         self._search: Callable[..., int] = host_kernels.best_paths
         self._model = model
-        self._shift = max(model.sizes).bit_length() + 1
-        self._unigrams = np.full(model.width, -1, np.int64)
-        self._unigrams[model.keys[0]] = np.arange(model.keys[0].size)
-        extended = [
-            trie.child_counts(model.keys, order, model.width) > 0
-            for order in range(1, model.order + 1)
-        ]
-        self._is_history = extended[0]
-        tables, bits = [], []
+        self._shift = max(model.sizes).bit_length()
+        unigrams = np.full(model.width, -1, np.int64)
+        unigrams[model.keys[0]] = np.arange(model.keys[0].size)
+        offsets, tables, bits = [], [], []
         for order in progress.bar(
             range(2, model.order + 1),
             label="index",
             unit=" orders",
             disable=sum(model.sizes) < 10_000_000,
         ):
-            keys = model.keys[order - 1]
+            keys = _read_only(model.keys[order - 1])
+            first = trie.child_offsets(model.keys, order - 1, model.width)
             # At most two thirds full.
-            bits.append((keys.size * 3 // 2).bit_length())
+            bits.append((host_kernels.count_tabled(first) * 3 // 2 + 1).bit_length())
             table = np.full(1 << bits[-1], -1, np.int64)
-            host_kernels.fill_table(
-                table, bits[-1], self._shift, _read_only(keys), extended[order - 1]
-            )
+            host_kernels.fill_table(table, bits[-1], self._shift, keys, first)
             tables.append(_read_only(table))
+            offsets.append(_read_only(first))
+        # Numba wants tuples that are not empty, also for a model of unigrams.
+        none = (_read_only(np.zeros(1, np.int64)),)
         self._arrays = (
             tuple(_read_only(keys) for keys in model.keys),
             tuple(_read_only(log_probs) for log_probs in model.log_probs),
-            # Numba needs one type for all orders, and an array at least.
             tuple(_read_only(weights) for weights in model.log_backoffs)
             or (_read_only(np.zeros(1)),),
-            self._unigrams,
-            self._is_history,
-            tuple(tables) or (_read_only(np.zeros(1, np.int64)),),
-            np.array(bits or [0], np.int64),
+            tuple(offsets) or none,
+            unigrams,
+            tuple(tables) or none,
+            np.array(bits or [1], np.int64),
             self._shift,
             model.width,
         )
+        self.nbytes = sum(array.nbytes for array in (*offsets, *tables))
         self._room: tuple[np.ndarray, ...] = ()
         self._shape = (0, 0)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the tables, beyond those of the model."""
-        return sum(table.nbytes for table in self._arrays[5])
 
     def best_paths(
         self,

@@ -23,16 +23,21 @@ This module needs numba; import it where it is used.
 import numba
 import numpy as np
 
-# What a node knows: its position, its n-gram's place and whether that has extensions,
-# the row it uses, and the node of its longest suffix.
-POSITION, INDEX, EXTENDED, ROW, SUFFIX = range(5)
-NODE_FIELDS = 5
-# What a query knows: who asks, for which candidate, the key, and what the table has.
-ASKER, CANDIDATE, KEY, ENTRY = range(4)
-QUERY_FIELDS = 4
+# What a node knows: its position, its n-gram's place, where the extensions of that
+# begin and end, the row it uses, and the node of its longest suffix.
+POSITION, INDEX, BEGIN, END, ROW, SUFFIX = range(6)
+NODE_FIELDS = 6
+# What a query knows: who asks, for which candidate, the key (-1 once it is answered),
+# the place of the n-gram, and where the extensions of that begin and end.
+ASKER, CANDIDATE, KEY, PLACE, FIRST, PAST = range(6)
+QUERY_FIELDS = 6
 # What is known of the n-grams behind a row: the node that owns it, how many candidates
-# have an n-gram of the row's own, and the list of these.
+# have an n-gram of the row's own, and the list of these by symbol.
 OWNER, NUMBER, LISTED = range(3)
+
+# The extensions of most histories are so few that they are read in one go. Those of the
+# others are in hash tables.
+FEW = 16
 
 
 @numba.njit(cache=True, nogil=True)
@@ -53,95 +58,156 @@ def _mark(key, bits, shift):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, nogil=True)
-def fill_table(table, bits, shift, keys, extended):  # type: ignore[no-untyped-def]
-    """Puts the n-grams of one order into a hash table.
+def count_tabled(offsets):  # type: ignore[no-untyped-def]
+    """Returns how many n-grams go into the hash table of their order."""
+    number = 0
+    for parent in range(len(offsets) - 1):
+        size = offsets[parent + 1] - offsets[parent]
+        number += size if size > FEW else 0
+    return number
 
-    An entry is, from its upper bits to its lowest: a part of the key's hash, the
-    n-gram's place, and whether it has extensions. -1 is no entry.
+
+@numba.njit(cache=True, nogil=True)
+def fill_table(table, bits, shift, keys, offsets):  # type: ignore[no-untyped-def]
+    """Puts the n-grams of an order whose history has many extensions into a table.
+
+    An entry is a part of the key's hash above the n-gram's place; -1 is no entry.
 
     Args:
       table: `[2^bits]` int64, all -1; more slots than keys.
       bits: see there.
-      shift: bits of place and flag.
+      shift: bits of a place.
       keys: `[n]` int64.
-      extended: `[n]` bool.
+      offsets: where the extensions of each history begin among them.
     """
     last = (1 << bits) - 1
-    for place in range(len(keys)):
-        slot = _slot(keys[place], bits)
-        while table[slot] >= 0:
-            slot = (slot + 1) & last
-        table[slot] = _mark(keys[place], bits, shift) | place << 1 | extended[place]
+    for parent in range(len(offsets) - 1):
+        if offsets[parent + 1] - offsets[parent] <= FEW:
+            continue
+        for place in range(offsets[parent], offsets[parent + 1]):
+            slot = _slot(keys[place], bits)
+            while table[slot] >= 0:
+                slot = (slot + 1) & last
+            table[slot] = _mark(keys[place], bits, shift) | place
 
 
 @numba.njit(cache=True, nogil=True)
 def _walk(table, bits, shift, keys, key, steps):  # type: ignore[no-untyped-def]
-    """Returns the entry of a key, or -1, from `steps` behind its first slot on."""
+    """Returns the place of a key, or -1, from `steps` behind its first slot on."""
     last = (1 << bits) - 1
     low = (1 << shift) - 1
     slot = (_slot(key, bits) + steps) & last
     mark = _mark(key, bits, shift)
     while table[slot] >= 0:
         entry = table[slot]
-        if entry & ~low == mark and keys[(entry & low) >> 1] == key:
+        if entry & ~low == mark and keys[entry & low] == key:
             return entry & low
         slot = (slot + 1) & last
     return -1
 
 
 @numba.njit(cache=True, nogil=True)
-def _resolve(table, bits, shift, keys, queries, number):  # type: ignore[no-untyped-def]
-    """Turns the keys of queries into entries; drops those that are not there.
+def _ask(keys, width, symbols, first, end, nodes, own, queries):  # type: ignore[no-untyped-def]
+    """Asks for the n-grams of the nodes `first ... end - 1` and returns how many.
 
-    Returns:
-      How many are left, at the front and in order.
+    A suffix whose row is not its own has no n-gram for any candidate, hence neither has
+    a longer history. Where the extensions are few, the answer is there at once.
+    """
+    for node in range(first, end):
+        # Only to have the memory on its way.
+        if nodes[BEGIN, node] < nodes[END, node]:
+            queries[KEY, node - first] = keys[nodes[BEGIN, node]]
+    number = 0
+    for node in range(first, end):
+        row = nodes[ROW, node]
+        place, past = nodes[BEGIN, node], nodes[END, node]
+        if place == past or own[row, OWNER] != nodes[SUFFIX, node]:
+            continue
+        start = nodes[INDEX, node] * width
+        wanted = symbols[nodes[POSITION, node]]
+        listed, listed_end = LISTED, LISTED + own[row, NUMBER]
+        if past - place > FEW:
+            while listed < listed_end:
+                w = own[row, listed]
+                queries[ASKER, number], queries[CANDIDATE, number] = node, w
+                queries[KEY, number] = start + wanted[w]
+                listed += 1
+                number += 1
+            continue
+        # Both lists are in the order of symbols.
+        while place < past and listed < listed_end:
+            w = own[row, listed]
+            key = start + wanted[w]
+            if keys[place] < key:
+                place += 1
+                continue
+            if keys[place] == key:
+                queries[ASKER, number], queries[CANDIDATE, number] = node, w
+                queries[KEY, number], queries[PLACE, number] = -1, place
+                number += 1
+            listed += 1
+    return number
+
+
+@numba.njit(cache=True, nogil=True)
+def _answer(table, bits, shift, keys, queries, number):  # type: ignore[no-untyped-def]
+    """Looks up the queries that are open; returns how many found their n-gram.
+
+    These are left at the front, in order.
     """
     low = (1 << shift) - 1
     for query in range(number):
-        queries[ENTRY, query] = table[_slot(queries[KEY, query], bits)]
+        if queries[KEY, query] >= 0:
+            queries[PLACE, query] = table[_slot(queries[KEY, query], bits)]
     kept = 0
     for query in range(number):
-        key, entry = queries[KEY, query], queries[ENTRY, query]
-        if entry >= 0:
-            if entry & ~low != _mark(key, bits, shift):
-                entry = _walk(table, bits, shift, keys, key, 1)
-            if entry >= 0:
-                for field in range(KEY + 1):
-                    queries[field, kept] = queries[field, query]
-                queries[ENTRY, kept] = entry & low
-                kept += 1
+        key, place = queries[KEY, query], queries[PLACE, query]
+        if key >= 0 and place >= 0:
+            if place & ~low == _mark(key, bits, shift):
+                place &= low
+            else:
+                place = _walk(table, bits, shift, keys, key, 1)
+        if place >= 0:
+            for field in range(PLACE):
+                queries[field, kept] = queries[field, query]
+            queries[PLACE, kept] = place
+            kept += 1
     number, kept = kept, 0
     for query in range(number):
-        key, entry = queries[KEY, query], queries[ENTRY, query]
+        key, place = queries[KEY, query], queries[PLACE, query]
         # The mark is not the whole key.
-        if keys[entry >> 1] != key:
-            entry = _walk(table, bits, shift, keys, key, 1)
-        if entry >= 0:
-            for field in range(KEY + 1):
+        if key >= 0 and keys[place] != key:
+            place = _walk(table, bits, shift, keys, key, 1)
+        if place >= 0:
+            for field in range(PLACE):
                 queries[field, kept] = queries[field, query]
-            queries[ENTRY, kept] = entry
+            queries[PLACE, kept] = place
             kept += 1
     return kept
 
 
 @numba.njit(cache=True, nogil=True)
-def _entry_of_text(  # type: ignore[no-untyped-def]
-    keys, unigrams, is_history, tables, bits, shift, width, history, length
+def _place_of_text(  # type: ignore[no-untyped-def]
+    keys, offsets, unigrams, tables, bits, shift, width, history, length
 ):
-    """Returns the entry of the last `length` symbols of the text, or -1."""
+    """Returns the place of the n-gram of the text's last `length` symbols, or -1."""
     if length > len(history):
         return -1
     tail = history[len(history) - length :]
     place = unigrams[tail[0]]
-    if place < 0:
-        return -1
-    entry = place << 1 | is_history[place]
     for order in range(1, length):
-        key = (entry >> 1) * width + tail[order]
-        entry = _walk(tables[order - 1], bits[order - 1], shift, keys[order], key, 0)
-        if entry < 0:
+        if place < 0:
             return -1
-    return entry
+        key = place * width + tail[order]
+        first, past = offsets[order - 1][place], offsets[order - 1][place + 1]
+        level = keys[order]
+        if past - first > FEW:
+            place = _walk(tables[order - 1], bits[order - 1], shift, level, key, 0)
+            continue
+        while first < past and level[first] < key:
+            first += 1
+        place = first if first < past and level[first] == key else -1
+    return place
 
 
 @numba.njit(cache=True, nogil=True)
@@ -149,8 +215,8 @@ def _expand(  # type: ignore[no-untyped-def]
     keys,
     log_probs,
     log_backoffs,
+    offsets,
     unigrams,
-    is_history,
     tables,
     bits,
     shift,
@@ -192,8 +258,10 @@ def _expand(  # type: ignore[no-untyped-def]
     state = 0
     rows = positions
     for position in range(positions):
+        by_symbol = np.argsort(predicted[position])
         number = 0
-        for w in range(candidates):
+        for place in range(candidates):
+            w = by_symbol[place]
             unigram = unigrams[predicted[position, w]]
             following[position, w] = position + 1
             values[position, w] = -np.inf
@@ -207,42 +275,56 @@ def _expand(  # type: ignore[no-untyped-def]
         # The histories of this length: the one that ends the text, then those among
         # the n-grams that the queries of the length before have found.
         first = count
-        entry = _entry_of_text(
-            keys, unigrams, is_history, tables, bits, shift, width, history, length
+        starts, level_weights = offsets[length - 1], log_backoffs[length - 1]
+        place = _place_of_text(
+            keys, offsets, unigrams, tables, bits, shift, width, history, length
         )
-        if entry >= 0 and (entry & 1 or log_backoffs[length - 1][entry >> 1] != 0):
+        if place >= 0 and (
+            starts[place] < starts[place + 1] or level_weights[place] != 0
+        ):
             nodes[POSITION, count], nodes[SUFFIX, count] = 0, state
-            nodes[INDEX, count], nodes[EXTENDED, count] = entry >> 1, entry & 1
-            weights[count] = log_backoffs[length - 1][entry >> 1]
+            nodes[INDEX, count], weights[count] = place, level_weights[place]
+            nodes[BEGIN, count], nodes[END, count] = starts[place], starts[place + 1]
             state = count
             count += 1
         if length == 1:
             found = 0
-            for position in range(positions - 1):
+            for position in range(positions):
                 for w in range(candidates):
                     unigram = unigrams[followed[position, w]]
                     if unigram >= 0:
                         queries[ASKER, found], queries[CANDIDATE, found] = position, w
-                        queries[ENTRY, found] = unigram << 1 | is_history[unigram]
+                        queries[PLACE, found] = unigram
                         found += 1
-        for query in range(found):
-            answers[query] = log_backoffs[length - 1][queries[ENTRY, query] >> 1]
         if count + found > room:
             return -1
+        for query in range(found):
+            place = queries[PLACE, query]
+            queries[FIRST, query], queries[PAST, query] = (
+                starts[place],
+                starts[place + 1],
+            )
+            answers[query] = level_weights[place]
         for query in range(found):
             asker, w = queries[ASKER, query], queries[CANDIDATE, query]
             position, row = nodes[POSITION, asker], nodes[ROW, asker]
             # After </s> the history begins anew; after the lattice nothing comes.
-            if length > 1 and predicted[position, w] != followed[position, w]:
+            ended = length > 1 and predicted[position, w] != followed[position, w]
+            begin, end = queries[FIRST, query], queries[PAST, query]
+            if (
+                ended
+                or position + 1 == positions
+                or (begin == end and answers[query] == 0)
+            ):
                 continue
-            entry = queries[ENTRY, query]
-            if position + 1 < positions and (entry & 1 or answers[query] != 0):
-                nodes[POSITION, count] = position + 1
-                nodes[SUFFIX, count] = following[row, w]
-                nodes[INDEX, count], nodes[EXTENDED, count] = entry >> 1, entry & 1
-                weights[count] = answers[query]
-                following[row, w] = count
-                count += 1
+            nodes[POSITION, count], nodes[SUFFIX, count] = (
+                position + 1,
+                following[row, w],
+            )
+            nodes[INDEX, count], weights[count] = queries[PLACE, query], answers[query]
+            nodes[BEGIN, count], nodes[END, count] = begin, end
+            following[row, w] = count
+            count += 1
         begins[length, :] = first
         for node in range(first, count):
             begins[length, nodes[POSITION, node] + 1] = node + 1
@@ -251,27 +333,21 @@ def _expand(  # type: ignore[no-untyped-def]
                 begins[length, position], begins[length, position - 1]
             )
 
-        # What they have n-grams for. A suffix whose row is not its own has none for
-        # any candidate, hence neither has a longer history.
-        number = 0
+        # What they have n-grams for.
         for node in range(first, count):
             suffix = nodes[SUFFIX, node]
-            row = nodes[ROW, suffix]
-            nodes[ROW, node] = row
+            nodes[ROW, node] = nodes[ROW, suffix]
             weights[node] += weights[suffix]
-            if nodes[EXTENDED, node] and own[row, OWNER] == suffix:
-                start = nodes[INDEX, node] * width
-                position = nodes[POSITION, node]
-                for place in range(own[row, NUMBER]):
-                    w = own[row, LISTED + place]
-                    queries[ASKER, number], queries[CANDIDATE, number] = node, w
-                    queries[KEY, number] = start + predicted[position, w]
-                    number += 1
-        found = _resolve(
-            tables[length - 1], bits[length - 1], shift, keys[length], queries, number
+        found = _answer(
+            tables[length - 1],
+            bits[length - 1],
+            shift,
+            keys[length],
+            queries,
+            _ask(keys[length], width, predicted, first, count, nodes, own, queries),
         )
         for query in range(found):
-            answers[query] = log_probs[length][queries[ENTRY, query] >> 1]
+            answers[query] = log_probs[length][queries[PLACE, query]]
         for query in range(found):
             node, w = queries[ASKER, query], queries[CANDIDATE, query]
             row = nodes[ROW, node]
@@ -333,8 +409,8 @@ def best_paths(  # type: ignore[no-untyped-def]
     keys,
     log_probs,
     log_backoffs,
+    offsets,
     unigrams,
-    is_history,
     tables,
     bits,
     shift,
@@ -361,9 +437,9 @@ def best_paths(  # type: ignore[no-untyped-def]
       keys: N arrays, as in `NGramModel`.
       log_probs: N arrays.
       log_backoffs: N-1 arrays.
+      offsets: N-1 arrays, the `trie.child_offsets` of the orders 1 ... N-1.
       unigrams: `[width]` int64, the place of each symbol's unigram, -1 for none.
-      is_history: `[n]` bool, which unigrams have extensions.
-      tables: N-1 hash tables of the bigrams and longer ones, see `fill_table`.
+      tables: N-1 hash tables of bigrams and longer n-grams, see `fill_table`.
       bits: `[N-1]` int64, the tables have 2^bits slots.
       shift: see `fill_table`.
       width: number of symbols.
@@ -393,8 +469,8 @@ def best_paths(  # type: ignore[no-untyped-def]
         keys,
         log_probs,
         log_backoffs,
+        offsets,
         unigrams,
-        is_history,
         tables,
         bits,
         shift,
