@@ -151,31 +151,24 @@ def milliseconds(
     return statistics.median(times)
 
 
-def make_rescorers(engine: str, model: NGramModel) -> Callable[[int], Rescorer]:
-    """A maker of rescorers of P paths that share what is made from the model."""
-    first: Rescorer
+def make_rescorer(
+    engine: str, model: NGramModel
+) -> DeviceRescorer | ViterbiRescorer | FstRescorer:
+    """The rescorer of an engine; others of more paths share what it is made of."""
     if engine == "device":
-        first = DeviceRescorer.from_model(model, 1)
-        return lambda paths: DeviceRescorer(paths, first.context_length, first.arrays)
+        return DeviceRescorer.from_model(model, 1)
     if engine == "viterbi":
-        first = ViterbiRescorer(model, 1)
-    else:
-        first = FstRescorer(model, 1, exact=engine == "fst_exact")
-
-    def make(paths: int) -> Rescorer:
-        first.num_drafts = paths
-        return first
-
-    return make
+        return ViterbiRescorer(model, 1)
+    return FstRescorer(model, 1, exact=engine == "fst_exact")
 
 
 def measure(engine: str, model: NGramModel) -> dict[str, object]:
     """Both tables for one engine."""
     begin = time.perf_counter()
-    make = make_rescorers(engine, model)
+    rescorer = make_rescorer(engine, model)
     result: dict[str, object] = {"seconds_to_build": time.perf_counter() - begin}
-    if engine == "device":
-        table = make(1).arrays.table
+    if isinstance(rescorer, DeviceRescorer):
+        table = rescorer.arrays.table
         result["bytes_per_ngram"] = table.nbytes / sum(model.sizes)
     lattices = Lattices(model)
     cells = [(8, 16, paths) for paths in PAPER_PATHS]
@@ -184,7 +177,9 @@ def measure(engine: str, model: NGramModel) -> dict[str, object]:
     for length, width, paths in progress.bar(cells, label=engine, unit=" cells"):
         lattice, context = lattices.make(LATTICES.value, length, width)
         name = f"{length}x{width}, {paths} paths"
-        times[name] = milliseconds(engine, make(paths), lattice, context)
+        times[name] = milliseconds(
+            engine, rescorer.with_drafts(paths), lattice, context
+        )
     return {**result, "milliseconds": times}
 
 
@@ -213,11 +208,16 @@ def main() -> None:
         raise UserError("give one of --ngram and --synthetic.")
     for engine in ENGINE_NAMES.value:
         check_engine(engine)
+    for flag, least in ((SYNTHETIC, 100_000), (LATTICES, 1), (BATCH, 1)):
+        if flag.value is not None and flag.value < least:
+            raise UserError(f"--{flag.name} is {flag.value}: give {least} or more.")
     if SYNTHETIC.value is not None:
         model = synthetic_model(SYNTHETIC.value, 50_257)
         kind = "made up"
     else:
         model, kind = load_model(NGRAM.value), "from text"
+    if model.sizes[0] < 100:
+        raise UserError("the model has fewer than 100 unigrams: too few for lattices.")
     results = {engine: measure(engine, model) for engine in ENGINE_NAMES.value}
     record = {
         "command": " ".join(["python -m benchmarks.ngram_rescoring", *sys.argv[1:]]),

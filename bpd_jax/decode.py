@@ -32,7 +32,9 @@ from bpd_jax.reporting.terminal import print_steps
 
 PROMPT = flags.DEFINE_string("prompt", None, "text to continue.")
 METHOD = flags.DEFINE_string(
-    "method", "bpd", "autoregressive, bpd, zero_gram:P, ngram:P or oracle."
+    "method",
+    "bpd",
+    "autoregressive, bpd, zero_gram:P, ngram:P, ngram:P@ENGINE or oracle.",
 )
 TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "0 is greedy, above 0 samples.")
 SEED = flags.DEFINE_integer("seed", 0, "of the sampling noise.")

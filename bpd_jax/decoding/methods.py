@@ -36,6 +36,7 @@ from bpd_jax.drafting.rescorers.viterbi import ViterbiRescorer
 from bpd_jax.errors import UserError
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.ngrams.model import NGramModel
+from bpd_jax.ngrams.search.finite import check_alpha
 from bpd_jax.typing import Params, PyTree
 
 AUTOREGRESSIVE, BPD, ZERO_GRAM, NGRAM, ORACLE = KINDS = (
@@ -47,6 +48,12 @@ AUTOREGRESSIVE, BPD, ZERO_GRAM, NGRAM, ORACLE = KINDS = (
 )
 
 DEVICE, VITERBI, FST, FST_EXACT = ENGINES = ("device", "viterbi", "fst", "fst_exact")
+
+
+_Engine = DeviceRescorer | ViterbiRescorer | FstRescorer
+
+# More drafts than this in one serial call are a slip of the finger.
+MOST_DRAFTS = 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +109,10 @@ def parse_method(text: str) -> Method:
     method = Method(match[1], int(match[2] or 1), match[3])
     if match[2] and not method.has_drafts:
         raise UserError(f"method {method.kind} takes no number of drafts: {text!r}.")
+    if method.num_drafts > MOST_DRAFTS:
+        raise UserError(
+            f"{method.name} asks for too many drafts: give {MOST_DRAFTS} or fewer."
+        )
     if method.engine and method.kind != NGRAM:
         raise UserError(f"method {method.kind} takes no engine: {text!r}.")
     if method.engine:
@@ -157,8 +168,7 @@ class Decoder:
                 f"lattice_width is {width}: it must lie between 1 and the vocabulary's "
                 f"{vocab_size} tokens."
             )
-        if not 0 <= alpha < float("inf"):
-            raise UserError(f"alpha is {alpha}: it must be 0 or more.")
+        check_alpha(alpha)
         if ngram is not None and ngram.vocab_size != vocab_size:
             raise UserError(
                 f"the n-gram model has {ngram.vocab_size} tokens and the language "
@@ -171,6 +181,7 @@ class Decoder:
         self.width, self.alpha, self.ngram = width, alpha, ngram
         self.engine = engine or default_engine()
         self._drafters: dict[Method, Drafter] = {}
+        self._engines: dict[str, _Engine] = {}
 
     def drafter(self, method: Method) -> Drafter:
         """The drafter of `method`, made once.
@@ -201,9 +212,10 @@ class Decoder:
                     "python -m bpd_jax.build_ngram and pass its folder as --ngram."
                 )
             engine = method.engine or self.engine
-            rescorer = _ngram_rescorer(
-                engine, self.ngram, method.num_drafts, self.alpha
-            )
+            # Methods that differ in P alone share the tables.
+            if engine not in self._engines:
+                self._engines[engine] = _ngram_engine(engine, self.ngram, self.alpha)
+            rescorer = self._engines[engine].with_drafts(method.num_drafts)
         else:
             rescorer = IndependentRescorer(method.num_drafts)
         width = 1 if method.kind == BPD else self.width
@@ -251,15 +263,13 @@ class Decoder:
         )
 
 
-def _ngram_rescorer(
-    engine: str, ngram: NGramModel, num_drafts: int, alpha: float
-) -> Rescorer:
+def _ngram_engine(engine: str, ngram: NGramModel, alpha: float) -> _Engine:
     """The n-gram search of an engine; numba and pynini come with theirs only."""
     if engine == DEVICE:
-        return DeviceRescorer.from_model(ngram, num_drafts, alpha)
+        return DeviceRescorer.from_model(ngram, 1, alpha)
     if engine == VITERBI:
-        return ViterbiRescorer(ngram, num_drafts, alpha)
-    return FstRescorer(ngram, num_drafts, alpha, exact=engine == FST_EXACT)
+        return ViterbiRescorer(ngram, 1, alpha)
+    return FstRescorer(ngram, 1, alpha, exact=engine == FST_EXACT)
 
 
 def _look_up(

@@ -11,9 +11,9 @@ from bpd_jax.ngrams.model import NGramModel
 class StateTable:
     """Numbers the histories of a model 0 ... S-1 as OpenGrm lays out its states.
 
-    A history is an n-gram with extensions; the empty one (state 0) and, in a model of
-    bigrams or more, `<s>` are histories in any case. Numbers follow the order and then
-    the layout of `bpd_jax.ngrams.trie`.
+    A history is an n-gram with extensions or a back-off weight; the empty one (state 0)
+    and, in a model of bigrams or more, `<s>` are histories in any case. Numbers follow
+    the order and then the layout of `bpd_jax.ngrams.trie`.
 
     After any text the model's prediction depends only on the longest suffix that is a
     history. Worked example: of the trigrams `a b c` and `b c d`, the histories `a b`,
@@ -42,7 +42,10 @@ class StateTable:
         states = 1
         backoff_states, backoff_weights = [root], [np.zeros(1)]
         for length in range(1, model.order):
+            weights = model.log_backoffs[length - 1]
             is_history = trie.child_counts(keys, length, width) > 0
+            # Models of other programs may have a weight where nothing follows.
+            is_history |= weights != 0
             if length == 1 and start[0] >= 0:
                 is_history[start[0]] = True
             numbers = np.full(is_history.size, -1, np.int32)
@@ -52,7 +55,7 @@ class StateTable:
             self.numbers.append(numbers)
             self.reached.append(np.where(is_history, numbers, below))
             backoff_states.append(below[is_history])
-            backoff_weights.append(model.log_backoffs[length - 1][is_history])
+            backoff_weights.append(weights[is_history])
             states += size
         self.reached.append(self.reached[-1][links[-1]])
         self.num_states = states

@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from bpd_jax.drafting.lattice import Drafts, Lattice
+from bpd_jax.drafting.lattice import Drafts, Lattice, best_drafts
 from bpd_jax.drafting.rescorers.lattice_graph import Columns, Graph, Room, build_graph
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.search.device import DeviceTable
+from bpd_jax.ngrams.search.finite import check_alpha, with_finite_scores
 from bpd_jax.typing import AnyArray, Array, Bool, Float, Int
 
 
@@ -53,18 +54,25 @@ class DeviceRescorer:
         """Puts a model on the device.
 
         Args:
-          model: a back-off n-gram model over the same token ids. Tokens that it has
-            no unigram for get one of log-probability -1000, so that every path of a
-            lattice has a score.
+          model: a back-off n-gram model over the same token ids; what it has no
+            probability for gets log-probability -1000 (`with_finite_scores`).
           num_drafts: P.
           alpha: weight of the n-gram's log-probability.
           mesh: devices over which to cut the model; None keeps it whole on one.
           axis: the axis of the mesh.
+
+        Raises:
+          UserError: the model is too large, or alpha is negative.
         """
-        table = DeviceTable.from_model(model.with_unseen_tokens())
+        check_alpha(alpha)
+        table = DeviceTable.from_model(with_finite_scores(model))
         table = table.sharded(mesh, axis) if mesh else jax.device_put(table)
         arrays = NGramArrays(table, jnp.float32(alpha))
         return cls(num_drafts, max(model.order - 2, 0), arrays, mesh)
+
+    def with_drafts(self, num_drafts: int) -> "DeviceRescorer":
+        """Returns a rescorer of another P that shares the arrays."""
+        return dataclasses.replace(self, num_drafts=num_drafts)
 
     def refine(
         self,
@@ -80,6 +88,8 @@ class DeviceRescorer:
           arrays: `self.arrays`, handed over by jitted code as an argument.
         """
         arrays = self.arrays if arrays is None else arrays
+        if lattice.tokens.shape[1] == 1:  # Nothing but the certain token.
+            return best_drafts(lattice, self.num_drafts)
         if arrays.table.shard_axis is None:
             return refine(arrays, lattice, context, self.num_drafts)
         cut = jax.tree.map(lambda _: PartitionSpec(arrays.table.shard_axis), arrays)
@@ -103,6 +113,8 @@ def refine(
 ) -> Drafts:
     """Searches with room for what lattices usually need, else with room for all.
 
+    The second search is compiled in too, and its working memory reserved: see `Room`.
+
     Args:
       arrays: the model.
       lattice: candidates.
@@ -110,17 +122,18 @@ def refine(
       num_drafts: P.
       room: slots for longer n-grams; by default `Room.for_width`.
     """
-    room = room or Room.for_width(lattice.tokens.shape[-1])
+    width = lattice.tokens.shape[-1]
+    room, largest = room or Room.for_width(width), Room.largest(width)
     drafts, overflow = _search(arrays, lattice, context, num_drafts, room)
 
     def with_all_room(drafts: Drafts) -> Drafts:
-        # Row by row, because it takes W^(N-1) slots at each position.
+        # Row by row, because of the slots that it takes.
         def search_row(row: tuple[Array, Drafts, Lattice, Array]) -> Drafts:
             missed, found, block, text = row
 
             def search(_: Drafts) -> Drafts:
-                block_, text_ = jax.tree.map(lambda array: array[None], (block, text))
-                again = _search(arrays, block_, text_, num_drafts, Room())[0]
+                batch = jax.tree.map(lambda array: array[None], (block, text))
+                again = _search(arrays, batch[0], batch[1], num_drafts, largest)[0]
                 return jax.tree.map(lambda array: array[0], again)
 
             return jax.lax.cond(missed, search, lambda found: found, found)

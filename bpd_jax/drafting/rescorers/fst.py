@@ -8,17 +8,19 @@ the other of lattice and automaton together, then the same shortest paths. Verif
 makes the decoded text exact with either.
 """
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from bpd_jax.drafting.lattice import Drafts, Lattice
+from bpd_jax.drafting.lattice import Drafts, Lattice, best_drafts
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams.formats import fst_format
 from bpd_jax.ngrams.formats.fst import automaton_of
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.search.failure import FailureAutomaton
+from bpd_jax.ngrams.search.finite import check_alpha, with_finite_scores
 from bpd_jax.ngrams.states import StateTable
 from bpd_jax.typing import AnyArray, Int
 
@@ -34,7 +36,9 @@ class _Path(NamedTuple):
 class FstRescorer:
     """The P best distinct drafts under Σ log p_head + α · log p_ngram, on the host.
 
-    The certain first token is part of the n-gram's context and is not scored.
+    The certain first token is part of the n-gram's context and is not scored. An
+    object and its copies `with_drafts` are for one thread: a search sets the start of
+    the automaton that they share.
     """
 
     on_device = False
@@ -51,9 +55,8 @@ class FstRescorer:
         """Builds the automaton once.
 
         Args:
-          model: a back-off n-gram model over the same token ids. Tokens that it has
-            no unigram for get one of log-probability -1000, so that every path of a
-            lattice has a score.
+          model: a back-off n-gram model over the same token ids; what it has no
+            probability for gets log-probability -1000 (`with_finite_scores`).
           num_drafts: P, the paper's p.
           alpha: weight of the n-gram's log-probability, above 0.
           exact: take the back-off only where the n-gram is missing.
@@ -61,7 +64,8 @@ class FstRescorer:
         Raises:
           UserError: pynini is not installed, or alpha is not above 0.
         """
-        if alpha <= 0:
+        check_alpha(alpha)
+        if alpha == 0:
             raise UserError(f"alpha is {alpha}: it must be above 0 (0-gram is α = 0).")
         try:
             import pynini
@@ -73,7 +77,7 @@ class FstRescorer:
         self.num_drafts = num_drafts
         self.alpha = alpha
         self.context_length = max(model.order - 2, 0)
-        model = model.with_unseen_tokens()
+        model = with_finite_scores(model)
         self._states = StateTable(model)
         automaton = automaton_of(model, continuous=True)
         self._compose: Callable[[np.ndarray, np.ndarray, int], pynini.Fst]
@@ -84,6 +88,12 @@ class FstRescorer:
             self._ngram = pynini.Fst.read_from_string(fst_format.encode(automaton))
             self._compose = self._compose_with_epsilon
 
+    def with_drafts(self, num_drafts: int) -> "FstRescorer":
+        """Returns a rescorer of another P that shares the automaton."""
+        other = copy.copy(self)
+        other.num_drafts = num_drafts
+        return other
+
     def refine(
         self, lattice: Lattice, context: Int[AnyArray, "B C"], arrays: None = None
     ) -> Drafts:
@@ -92,6 +102,8 @@ class FstRescorer:
         columns = np.asarray(lattice.tokens)
         log_probs = np.asarray(lattice.log_probs)
         batch, length, _ = columns.shape
+        if length == 1:  # Nothing but the certain token.
+            return best_drafts(lattice, self.num_drafts)
         tokens = np.zeros((batch, self.num_drafts, length), np.int32)
         scores = np.full((batch, self.num_drafts), -np.inf, np.float32)
         for row, text in enumerate(np.asarray(context)):

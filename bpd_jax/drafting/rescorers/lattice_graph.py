@@ -104,11 +104,13 @@ class _Rows:
 
 @dataclasses.dataclass(frozen=True)
 class Room:
-    """Slots at each position for what is rare; None for as many as there can be.
+    """Slots at each position for what is rare, and hence the memory of the search.
 
-    Measured on lattices in which most neighbours are bigrams (W = 16, a 4-gram model
-    of 4.6 million n-grams; `benchmarks.ngram_rescoring`): look-ups of trigrams at most
-    695, trigrams that are histories 53, look-ups of 4-grams 88.
+    Of B lattices of T positions (those of the text included) the rows take
+    8 B T W (1 + W + W^2 + histories) bytes, the look-ups about 40 B T times the largest
+    of the other two. Measured on lattices in which most neighbours are bigrams (W = 16,
+    a 4-gram model of 5 million n-grams, `benchmarks.ngram_rescoring`): look-ups of
+    trigrams at most 979, histories of three tokens 57, look-ups of 4-grams 152.
 
     Attributes:
       trigrams: look-ups of trigrams.
@@ -116,15 +118,28 @@ class Room:
       longer: look-ups of 4-grams, and likewise of each greater length.
     """
 
-    trigrams: int | None = None
-    histories: int | None = None
-    longer: int | None = None
+    trigrams: int
+    histories: int
+    longer: int
 
     @classmethod
     def for_width(cls, width: int) -> "Room":
         """Enough for nearly every lattice of W candidates."""
         square = width * width
-        return cls(trigrams=4 * square, histories=square // 2, longer=square)
+        return cls(trigrams=6 * square, histories=max(square // 2, 1), longer=square)
+
+    @classmethod
+    def largest(cls, width: int) -> "Room":
+        """Enough for every lattice of up to 16 candidates and a 5-gram model.
+
+        Wider lattices and longer models would need more only where nearly every
+        candidate may follow every other one; what finds no room backs off.
+        """
+        return cls(
+            trigrams=min(width**3, 2**20),
+            histories=min(width**4, 2**16),
+            longer=min(width**5, 2**20),
+        )
 
 
 def build_graph(table: DeviceTable, columns: Columns, room: Room) -> Graph:
@@ -158,7 +173,7 @@ def build_graph(table: DeviceTable, columns: Columns, room: Room) -> Graph:
         asks &= next_valid[:, :, None]
         shape = asks.shape
         # Any two candidates may be a bigram; longer n-grams are rare.
-        limits = {1: None, 2: room.trigrams}
+        limits = {1: width * width, 2: room.trigrams}
         queries = _pack(asks.reshape(*shape[:2], -1), limits.get(length, room.longer))
         overflow |= queries.overflow
         asker, candidate = queries.source // width, queries.source % width
@@ -179,7 +194,9 @@ def build_graph(table: DeviceTable, columns: Columns, room: Room) -> Graph:
                 suffix=suffix,
             )
             found = found.histories_only()
-            packed = _pack(found.exists, None if length == 1 else room.histories)
+            packed = _pack(
+                found.exists, width * width if length == 1 else room.histories
+            )
             overflow |= packed.overflow
             first = rows.values.shape[2] + here.index.shape[2]
             after = jnp.where(found.exists, first + packed.rank, suffix)
@@ -247,11 +264,11 @@ class _Packed:
         return jnp.take_along_axis(values, self.rank, axis=2)
 
 
-def _pack(flags: Bool[Array, "B T n"], room: int | None) -> _Packed:
+def _pack(flags: Bool[Array, "B T n"], room: int) -> _Packed:
     """Moves flags together if they are more than there is room for."""
     size = flags.shape[-1]
     every = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), flags.shape)
-    if room is None or size <= room:
+    if size <= room:
         return _Packed(every, flags, every, jnp.zeros(flags.shape[:1], bool))
     rank = jnp.cumsum(flags, axis=-1, dtype=jnp.int32) - 1
     number = rank[..., -1] + 1

@@ -1,9 +1,12 @@
 """n-gram refinement on the host, exact: dynamic programming over the histories."""
 
+import copy
+
 import numpy as np
 
-from bpd_jax.drafting.lattice import Drafts, Lattice
+from bpd_jax.drafting.lattice import Drafts, Lattice, best_drafts
 from bpd_jax.ngrams.model import NGramModel
+from bpd_jax.ngrams.search.finite import check_alpha
 from bpd_jax.ngrams.search.host import PathSearch
 from bpd_jax.typing import AnyArray, Int
 
@@ -21,19 +24,25 @@ class ViterbiRescorer:
         """Makes the tables of the search.
 
         Args:
-          model: a back-off n-gram model over the same token ids. Tokens that it has
-            no unigram for get one of log-probability -1000, so that every path of a
-            lattice has a score.
+          model: a back-off n-gram model over the same token ids; what it has no
+            probability for gets log-probability -1000 (`with_finite_scores`).
           num_drafts: P, the paper's p.
           alpha: weight of the n-gram's log-probability.
 
         Raises:
-          UserError: numba is not installed.
+          UserError: numba is not installed, or alpha is negative.
         """
+        check_alpha(alpha)
         self.num_drafts = num_drafts
         self.alpha = alpha
         self.context_length = max(model.order - 2, 0)
-        self._search = PathSearch(model.with_unseen_tokens())
+        self._search = PathSearch(model)
+
+    def with_drafts(self, num_drafts: int) -> "ViterbiRescorer":
+        """Returns a rescorer of another P that shares the tables."""
+        other = copy.copy(self)
+        other.num_drafts = num_drafts
+        return other
 
     def refine(
         self, lattice: Lattice, context: Int[AnyArray, "B C"], arrays: None = None
@@ -43,6 +52,8 @@ class ViterbiRescorer:
         columns = np.asarray(lattice.tokens)
         log_probs = np.asarray(lattice.log_probs)
         batch, length, _ = columns.shape
+        if length == 1:  # Nothing but the certain token.
+            return best_drafts(lattice, self.num_drafts)
         tokens = np.zeros((batch, self.num_drafts, length), np.int32)
         scores = np.full((batch, self.num_drafts), -np.inf, np.float32)
         for row, text in enumerate(np.asarray(context)):

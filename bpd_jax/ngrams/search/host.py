@@ -9,6 +9,7 @@ from bpd_jax import progress
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.model import NGramModel
+from bpd_jax.ngrams.search.finite import check_alpha, with_finite_scores
 
 # Nodes of the graph of one lattice that there is room for at first.
 _ROOM = 4096
@@ -41,18 +42,22 @@ class PathSearch:
     """
 
     def __init__(self, model: NGramModel) -> None:
-        """Makes the tables; takes about a second for ten million n-grams.
+        """Makes the index; takes seconds for a hundred million n-grams.
+
+        Args:
+          model: the model, to which `with_finite_scores` is applied.
 
         Raises:
           UserError: numba is not installed.
         """
         try:
-            from bpd_jax.ngrams.search import host_kernels
+            from bpd_jax.ngrams.search import host_kernels, table_kernels
         except ImportError as error:
             raise UserError(
                 "the engine viterbi needs the package numba: pip install numba, or use "
                 "the engine device."
             ) from error
+        model = with_finite_scores(model)
         self._kernels = host_kernels
         self._search: Callable[..., int] = host_kernels.best_paths
         self._model = model
@@ -69,9 +74,9 @@ class PathSearch:
             keys = _read_only(model.keys[order - 1])
             first = trie.child_offsets(model.keys, order - 1, model.width)
             # At most two thirds full.
-            bits.append((host_kernels.count_tabled(first) * 3 // 2 + 1).bit_length())
+            bits.append((table_kernels.count_tabled(first) * 3 // 2 + 1).bit_length())
             table = np.full(1 << bits[-1], -1, np.int64)
-            host_kernels.fill_table(table, bits[-1], self._shift, keys, first)
+            table_kernels.fill_table(table, bits[-1], self._shift, keys, first)
             tables.append(_read_only(table))
             offsets.append(_read_only(first))
         # Numba wants tuples that are not empty, also for a model of unigrams.
@@ -109,9 +114,19 @@ class PathSearch:
           history: `[H]` int, the tokens before the lattice, oldest first.
           num_paths: P.
           alpha: weight of the n-gram's log-probability.
+
+        Raises:
+          UserError: a token is outside the vocabulary, or alpha is negative.
         """
         model = self._model
+        check_alpha(alpha)
         predicted = np.ascontiguousarray(tokens, np.int64)
+        for used in (predicted, np.asarray(history)):
+            if used.size and not 0 <= used.min() <= used.max() < model.vocab_size:
+                raise UserError(
+                    f"the lattice or the text before it has a token outside the "
+                    f"vocabulary 0 ... {model.vocab_size - 1}."
+                )
         followed, past = predicted, np.asarray(history, np.int64)
         if model.end_of_text is not None:
             is_end = predicted == model.end_of_text

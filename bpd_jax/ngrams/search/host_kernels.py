@@ -23,6 +23,8 @@ This module needs numba; import it where it is used.
 import numba
 import numpy as np
 
+from bpd_jax.ngrams.search.table_kernels import FEW, mark_of, slot_of, walk
+
 # What a node knows: its position, its n-gram's place, where the extensions of that
 # begin and end, the row it uses, and the node of its longest suffix.
 POSITION, INDEX, BEGIN, END, ROW, SUFFIX = range(6)
@@ -34,76 +36,6 @@ QUERY_FIELDS = 6
 # What is known of the n-grams behind a row: the node that owns it, how many candidates
 # have an n-gram of the row's own, and the list of these by symbol.
 OWNER, NUMBER, LISTED = range(3)
-
-# The extensions of most histories are so few that they are read in one go. Those of the
-# others are in hash tables.
-FEW = 16
-
-
-@numba.njit(cache=True, nogil=True)
-def _hash(key):  # type: ignore[no-untyped-def]
-    return np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
-
-
-@numba.njit(cache=True, nogil=True)
-def _slot(key, bits):  # type: ignore[no-untyped-def]
-    """Where a table of 2^bits slots has a key at the earliest: the hash's top bits."""
-    return np.int64(_hash(key) >> np.uint64(64 - bits))
-
-
-@numba.njit(cache=True, nogil=True)
-def _mark(key, bits, shift):  # type: ignore[no-untyped-def]
-    """The next bits of the hash, as the upper part of an entry."""
-    return np.int64((_hash(key) << np.uint64(bits)) >> np.uint64(1 + shift)) << shift
-
-
-@numba.njit(cache=True, nogil=True)
-def count_tabled(offsets):  # type: ignore[no-untyped-def]
-    """Returns how many n-grams go into the hash table of their order."""
-    number = 0
-    for parent in range(len(offsets) - 1):
-        size = offsets[parent + 1] - offsets[parent]
-        number += size if size > FEW else 0
-    return number
-
-
-@numba.njit(cache=True, nogil=True)
-def fill_table(table, bits, shift, keys, offsets):  # type: ignore[no-untyped-def]
-    """Puts the n-grams of an order whose history has many extensions into a table.
-
-    An entry is a part of the key's hash above the n-gram's place; -1 is no entry.
-
-    Args:
-      table: `[2^bits]` int64, all -1; more slots than keys.
-      bits: see there.
-      shift: bits of a place.
-      keys: `[n]` int64.
-      offsets: where the extensions of each history begin among them.
-    """
-    last = (1 << bits) - 1
-    for parent in range(len(offsets) - 1):
-        if offsets[parent + 1] - offsets[parent] <= FEW:
-            continue
-        for place in range(offsets[parent], offsets[parent + 1]):
-            slot = _slot(keys[place], bits)
-            while table[slot] >= 0:
-                slot = (slot + 1) & last
-            table[slot] = _mark(keys[place], bits, shift) | place
-
-
-@numba.njit(cache=True, nogil=True)
-def _walk(table, bits, shift, keys, key, steps):  # type: ignore[no-untyped-def]
-    """Returns the place of a key, or -1, from `steps` behind its first slot on."""
-    last = (1 << bits) - 1
-    low = (1 << shift) - 1
-    slot = (_slot(key, bits) + steps) & last
-    mark = _mark(key, bits, shift)
-    while table[slot] >= 0:
-        entry = table[slot]
-        if entry & ~low == mark and keys[entry & low] == key:
-            return entry & low
-        slot = (slot + 1) & last
-    return -1
 
 
 @numba.njit(cache=True, nogil=True)
@@ -158,15 +90,15 @@ def _answer(table, bits, shift, keys, queries, number):  # type: ignore[no-untyp
     low = (1 << shift) - 1
     for query in range(number):
         if queries[KEY, query] >= 0:
-            queries[PLACE, query] = table[_slot(queries[KEY, query], bits)]
+            queries[PLACE, query] = table[slot_of(queries[KEY, query], bits)]
     kept = 0
     for query in range(number):
         key, place = queries[KEY, query], queries[PLACE, query]
         if key >= 0 and place >= 0:
-            if place & ~low == _mark(key, bits, shift):
+            if place & ~low == mark_of(key, bits, shift):
                 place &= low
             else:
-                place = _walk(table, bits, shift, keys, key, 1)
+                place = walk(table, bits, shift, keys, key, 1)
         if place >= 0:
             for field in range(PLACE):
                 queries[field, kept] = queries[field, query]
@@ -177,7 +109,7 @@ def _answer(table, bits, shift, keys, queries, number):  # type: ignore[no-untyp
         key, place = queries[KEY, query], queries[PLACE, query]
         # The mark is not the whole key.
         if key >= 0 and keys[place] != key:
-            place = _walk(table, bits, shift, keys, key, 1)
+            place = walk(table, bits, shift, keys, key, 1)
         if place >= 0:
             for field in range(PLACE):
                 queries[field, kept] = queries[field, query]
@@ -202,7 +134,7 @@ def _place_of_text(  # type: ignore[no-untyped-def]
         first, past = offsets[order - 1][place], offsets[order - 1][place + 1]
         level = keys[order]
         if past - first > FEW:
-            place = _walk(tables[order - 1], bits[order - 1], shift, level, key, 0)
+            place = walk(tables[order - 1], bits[order - 1], shift, level, key, 0)
             continue
         while first < past and level[first] < key:
             first += 1
@@ -274,6 +206,8 @@ def _expand(  # type: ignore[no-untyped-def]
     for length in range(1, highest):
         # The histories of this length: the one that ends the text, then those among
         # the n-grams that the queries of the length before have found.
+        if count >= room:
+            return -1
         first = count
         starts, level_weights = offsets[length - 1], log_backoffs[length - 1]
         place = _place_of_text(
@@ -439,9 +373,9 @@ def best_paths(  # type: ignore[no-untyped-def]
       log_backoffs: N-1 arrays.
       offsets: N-1 arrays, the `trie.child_offsets` of the orders 1 ... N-1.
       unigrams: `[width]` int64, the place of each symbol's unigram, -1 for none.
-      tables: N-1 hash tables of bigrams and longer n-grams, see `fill_table`.
+      tables: N-1 hash tables of bigrams and longer n-grams, see `table_kernels`.
       bits: `[N-1]` int64, the tables have 2^bits slots.
-      shift: see `fill_table`.
+      shift: see `table_kernels`.
       width: number of symbols.
       history: `[H]` symbols of the text, oldest first.
       predicted: `[J, W]` int64, the symbols of the candidates when they are predicted.

@@ -16,6 +16,12 @@ from bpd_jax.drafting.rescorers.device import DeviceRescorer
 from bpd_jax.drafting.rescorers.fst import FstRescorer
 from bpd_jax.drafting.rescorers.lattice_graph import Room
 from bpd_jax.drafting.rescorers.viterbi import ViterbiRescorer
+from bpd_jax.errors import UserError
+from bpd_jax.ngrams.counting.counts import count_ngrams
+from bpd_jax.ngrams.formats.arpa import read_arpa
+from bpd_jax.ngrams.formats.fst import fst_bytes, model_from_fst
+from bpd_jax.ngrams.katz import estimate_katz
+from bpd_jax.ngrams.search.finite import with_finite_scores
 
 VOCAB = 8
 
@@ -31,14 +37,14 @@ def refine(engine, model, num_drafts, alpha, lattice, context) -> Drafts:
         rescorer = DeviceRescorer.from_model(model, num_drafts, alpha)
         refine = jax.jit(rescorer.refine)
         return jax.device_get(refine(lattice, context, rescorer.arrays))
-    return rescorer.refine(lattice, context)
+    return jax.device_get(rescorer.refine(lattice, context))
 
 
 def every_path(model, alpha, lattice: Lattice, context: np.ndarray, row: int):
     """All paths of a row with the score of the definition, best first."""
     tokens, log_probs = lattice.tokens[row], lattice.log_probs[row]
     length, width = tokens.shape
-    known = model.with_unseen_tokens()
+    known = with_finite_scores(model)
     history = [int(token) for token in context[row] if token >= 0]
     scores: dict[tuple[int, ...], float] = {}
     for choice in itertools.product(range(width), repeat=length - 1):
@@ -203,3 +209,94 @@ print(rescorer.refine(Lattice(tokens, log_probs), np.array([[2]])).scores.shape)
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     assert done.stdout == "(1, 2)\n", done.stderr
+
+
+ENGINES = ["viterbi", "device", "fst_exact"]
+
+# Weights where nothing follows (`2`, `0 1`), a bigram that never comes, no </s>.
+ODD_ARPA = r"""\\data\\
+ngram 1=4
+ngram 2=4
+ngram 3=1
+
+\\1-grams:
+-99 <s> -0.3
+-0.5 0 -0.2
+-0.4 1 -0.1
+-0.9 2 -1.5
+
+\\2-grams:
+-0.2 <s> 0 0.4
+-0.3 0 1 0.6
+-inf 1 0
+-0.7 1 1
+
+\\3-grams:
+-0.1 <s> 0 1
+
+\\end\\
+""".replace("\\\\", "\\")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("alpha", [0.0, 1.0])
+def test_odd_models_of_other_programs(engine, alpha, tmp_path):
+    if engine == "fst_exact" and alpha == 0:
+        pytest.skip("the automaton's weights are those of alpha 1")
+    (tmp_path / "odd.arpa").write_text(ODD_ARPA)
+    model = read_arpa(tmp_path / "odd.arpa", vocab_size=5, end_of_text=4)
+    tokens = np.array([[[2, 2, 2], [0, 1, 4], [1, 4, 0], [3, 0, 2]]], np.int32)
+    log_probs = np.log([[[1, 0.5, 0.5], [0.5, 0.3, 0.2], [0.4, 0.4, 0.2], [0.3] * 3]])
+    lattice = Lattice(tokens, log_probs.astype(np.float32))
+    for context in ([-1], [4], [0]):
+        context = np.array([context], np.int32)
+        drafts = refine(engine, model, 30, alpha, lattice, context)
+        assert_best(drafts, model, alpha, lattice, context)
+
+
+def test_an_automaton_keeps_weights_where_nothing_follows(tmp_path):
+    pynini = pytest.importorskip("pynini")
+    (tmp_path / "odd.arpa").write_text(ODD_ARPA.replace("-inf", "-2"))
+    model = read_arpa(tmp_path / "odd.arpa", vocab_size=5)
+    again = model_from_fst(pynini.Fst.read_from_string(fst_bytes(model)), vocab_size=5)
+    for context, token in (([2], 0), ([2], 1), ([0, 1], 0), ([0, 1], 2)):
+        want = model.log_prob(context, token)
+        assert again.log_prob(context, token) == pytest.approx(want, abs=1e-5)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_histories_with_many_extensions(engine):
+    rng = np.random.default_rng(4)
+    texts = [rng.integers(1, 40, 2000).astype(np.int32) for _ in range(3)]
+    counts = count_ngrams(texts, order=3, vocab_size=40, end_of_text=0)
+    model = estimate_katz(counts)
+    assert np.bincount(model.keys[1] // model.width).max() > 30
+    tokens = np.stack([rng.permutation(40)[:6] for _ in range(4)])[None].astype(
+        np.int32
+    )
+    log_probs = -np.sort(rng.exponential(2, tokens.shape)).astype(np.float32)
+    log_probs[:, 0], tokens[:, 0] = [0, *[-np.inf] * 5], tokens[:, 0, :1]
+    lattice, context = Lattice(tokens, log_probs), np.array([[7]], np.int32)
+    drafts = refine(engine, model, 20, 1.0, lattice, context)
+    assert_best(drafts, model, 1.0, lattice, context)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("length, width", [(1, 3), (4, 1)])
+def test_the_smallest_lattices(engine, length, width, ngram_model, random_lattice):
+    model = ngram_model(4)
+    lattice = random_lattice(3, length=length, width=width)
+    context = context_of(np.random.default_rng(3), 4, 2)
+    drafts = refine(engine, model, 3, 1.0, lattice, context)
+    assert np.isfinite(drafts.scores).tolist() == [[True, False, False]] * 2
+    assert_best(drafts, model, 1.0, lattice, context)
+
+
+def test_what_cannot_be_searched_is_refused(ngram_model, random_lattice):
+    rescorer = ViterbiRescorer(ngram_model(3), 2)
+    lattice = random_lattice(1)
+    with pytest.raises(UserError, match=r"outside the vocabulary 0 \.\.\. 7"):
+        rescorer.refine(Lattice(lattice.tokens + 5, lattice.log_probs), np.ones((2, 1)))
+    for make in (ViterbiRescorer, FstRescorer, DeviceRescorer.from_model):
+        with pytest.raises(UserError, match="alpha is -1"):
+            make(ngram_model(3), 2, -1)

@@ -1,0 +1,57 @@
+"""A model under which every path of a lattice has a score."""
+
+import dataclasses
+import math
+
+import numpy as np
+
+from bpd_jax.errors import UserError
+from bpd_jax.ngrams.model import NGramModel
+
+# Natural logarithm of the probability that counts as none (the paper's, appendix C).
+UNSEEN = -1000.0
+
+
+def with_finite_scores(model: NGramModel) -> NGramModel:
+    """Returns a model that has log-probability `UNSEEN` where it has none.
+
+    That is for tokens without a unigram, for the end of text if the model has no
+    `</s>`, and for n-grams and back-off weights of minus infinity. Sums of scores are
+    then finite whatever they are multiplied by.
+    """
+    model = model.with_unseen_tokens(UNSEEN)
+    ends = np.searchsorted(model.keys[0], model.eos)
+    has_end = ends < model.keys[0].size and model.keys[0][ends] == model.eos
+    if model.end_of_text is not None and not has_end:
+        # The symbol before `<s>`, which is the last of all: only places move.
+        places = np.arange(model.keys[0].size)
+        places[places >= ends] += 1
+        keys = [np.insert(model.keys[0], ends, model.eos)]
+        log_probs = [np.insert(model.log_probs[0], ends, UNSEEN)]
+        log_backoffs = list(model.log_backoffs)
+        if model.order > 1:
+            parents, symbols = np.divmod(model.keys[1], model.width)
+            keys.append(places[parents] * model.width + symbols)
+            log_backoffs[0] = np.insert(log_backoffs[0], ends, 0.0)
+        model = dataclasses.replace(
+            model,
+            keys=(*keys, *model.keys[2:]),
+            log_probs=(*log_probs, *model.log_probs[1:]),
+            log_backoffs=tuple(log_backoffs),
+        )
+    return dataclasses.replace(
+        model,
+        log_probs=tuple(map(_finite, model.log_probs)),
+        log_backoffs=tuple(map(_finite, model.log_backoffs)),
+    )
+
+
+def _finite(values: np.ndarray) -> np.ndarray:
+    is_none = np.isneginf(values)
+    return np.where(is_none, UNSEEN, values) if is_none.any() else values
+
+
+def check_alpha(alpha: float) -> None:
+    """Raises a `UserError` unless alpha is a weight: finite, and not below 0."""
+    if not (math.isfinite(alpha) and alpha >= 0):
+        raise UserError(f"alpha is {alpha}: it must be 0 or more.")

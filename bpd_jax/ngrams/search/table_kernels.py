@@ -1,0 +1,78 @@
+"""Hash tables of n-grams, for histories whose extensions are many.
+
+An entry is a part of the key's hash above the n-gram's place; -1 is no entry. Eight
+bytes then tell in one look whether the n-gram is there, up to a check of its key.
+
+This module needs numba; import it where it is used.
+"""
+
+import numba
+import numpy as np
+
+# The extensions of most histories are so few that they are read in one go. Those of the
+# others are in hash tables.
+FEW = 16
+
+
+@numba.njit(cache=True, nogil=True)
+def _hash(key):  # type: ignore[no-untyped-def]
+    return np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
+
+
+@numba.njit(cache=True, nogil=True)
+def slot_of(key, bits):  # type: ignore[no-untyped-def]
+    """Where a table of 2^bits slots has a key at the earliest: the hash's top bits."""
+    return np.int64(_hash(key) >> np.uint64(64 - bits))
+
+
+@numba.njit(cache=True, nogil=True)
+def mark_of(key, bits, shift):  # type: ignore[no-untyped-def]
+    """The next bits of the hash, as the upper part of an entry."""
+    return np.int64((_hash(key) << np.uint64(bits)) >> np.uint64(1 + shift)) << shift
+
+
+@numba.njit(cache=True, nogil=True)
+def count_tabled(offsets):  # type: ignore[no-untyped-def]
+    """Returns how many n-grams go into the hash table of their order."""
+    number = 0
+    for parent in range(len(offsets) - 1):
+        size = offsets[parent + 1] - offsets[parent]
+        number += size if size > FEW else 0
+    return number
+
+
+@numba.njit(cache=True, nogil=True)
+def fill_table(table, bits, shift, keys, offsets):  # type: ignore[no-untyped-def]
+    """Puts the n-grams of an order whose history has many extensions into a table.
+
+    Args:
+      table: `[2^bits]` int64, all -1; more slots than keys.
+      bits: see there.
+      shift: bits of a place.
+      keys: `[n]` int64.
+      offsets: where the extensions of each history begin among them.
+    """
+    last = (1 << bits) - 1
+    for parent in range(len(offsets) - 1):
+        if offsets[parent + 1] - offsets[parent] <= FEW:
+            continue
+        for place in range(offsets[parent], offsets[parent + 1]):
+            slot = slot_of(keys[place], bits)
+            while table[slot] >= 0:
+                slot = (slot + 1) & last
+            table[slot] = mark_of(keys[place], bits, shift) | place
+
+
+@numba.njit(cache=True, nogil=True)
+def walk(table, bits, shift, keys, key, steps):  # type: ignore[no-untyped-def]
+    """Returns the place of a key, or -1, from `steps` behind its first slot on."""
+    last = (1 << bits) - 1
+    low = (1 << shift) - 1
+    slot = (slot_of(key, bits) + steps) & last
+    mark = mark_of(key, bits, shift)
+    while table[slot] >= 0:
+        entry = table[slot]
+        if entry & ~low == mark and keys[entry & low] == key:
+            return entry & low
+        slot = (slot + 1) & last
+    return -1
