@@ -5,7 +5,8 @@
         --min_counts=1,1,2,4,4 --memory=16GB --output=ids_counts
     python -m bpd_jax.build_ngram --counts=ids_counts --output=ids_5gram
 
-The same command again goes on where a killed one stopped.
+The same command again goes on where a killed one stopped. Only Beam begins anew: what a
+killed pipeline leaves, OUTPUT.work, must be removed first.
 """
 
 import time
@@ -27,7 +28,8 @@ _TEXT = flags.DEFINE_string("text", None, "Glob of .txt, .jsonl or .jsonl.gz fil
 _TOKENS = flags.DEFINE_string(
     "tokens",
     None,
-    "Glob of files of token ids: a sequence per line, plain or gzip; or .npy arrays.",
+    "Glob of files of token ids: a sequence per line, plain or gzip; or .npy arrays. "
+    "'**' crosses folders.",
 )
 _OUTPUT = flags.DEFINE_string("output", None, "Folder to write the counts to.")
 _ORDER = flags.DEFINE_integer("order", 4, "Length N of the longest n-grams.")
@@ -59,7 +61,8 @@ _BEAM_RUNNER = flags.DEFINE_string(
     "beam_runner",
     None,
     "Count with an Apache Beam pipeline on this runner: DirectRunner, DataflowRunner, "
-    "SparkRunner, FlinkRunner. Default: on this machine, without Beam.",
+    "SparkRunner, FlinkRunner. Default: on this machine, without Beam. A killed Beam "
+    "count is not resumed: remove OUTPUT.work and begin anew.",
 )
 _BEAM_OPTIONS = flags.DEFINE_string(
     "beam_options",
@@ -81,6 +84,11 @@ def main() -> None:
     begin = time.perf_counter()
     source = _source()
     min_counts = cli.whole_numbers("min_counts")
+    if min_counts is not None and len(min_counts) != _ORDER.value:
+        raise UserError(
+            f"--min_counts has {len(min_counts)} numbers, but --order is "
+            f"{_ORDER.value}: give one number per order, such as 1,1,2,4."
+        )
     memory = cli.byte_count("memory")
     if _BEAM_RUNNER.value:
         counts = beam.count_with_beam(

@@ -76,6 +76,12 @@ def test_beam_workers_count_the_same(folder: pathlib.Path) -> None:
         (["--output=x", "--tokens=a.txt", "--vocab_size=2"], "holds the token 2"),
         (["--output=x", "--tokens=a.txt", "--beam_options=--a"], "--beam_runner"),
         (["--output=a.txt", "--tokens=a.txt"], "is a file"),
+        (["--output=x", "--tokens=a.txt", "--vocab_size=0"], "vocab_size is 0"),
+        (
+            ["--output=x", "--tokens=a.txt", "--vocab_size=300000000"],
+            "is more than the",
+        ),
+        (["--output=x", "--tokens=a.txt", "--min_counts=1,1,1,1,2"], "has 5 numbers"),
     ],
 )
 def test_bad_flags_end_in_one_sentence(

@@ -56,16 +56,17 @@ class TextBlocks:
 
     def _read(self) -> Generator[bytes, None, None]:
         """Yields blocks of whole lines; the last line may lack its end."""
-        rest = b""
+        begun: list[bytes] = []  # of a line whose end is in a later block
         try:
             with open(self._path, "rb") as raw:
                 packed = raw.peek(2)[:2] == b"\x1f\x8b"
                 stream = gzip.GzipFile(fileobj=raw) if packed else raw
                 while data := stream.read(_BLOCK):
-                    whole, newline, tail = (rest + data).rpartition(b"\n")
-                    rest = tail
-                    if newline:
-                        yield whole + newline
+                    end = data.rfind(b"\n") + 1
+                    if end:
+                        yield b"".join([*begun, data[:end]])
+                        begun = []
+                    begun.append(data[end:])
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise UserError(
                 f"{self._path} is cut short or damaged after line {self.number}: "
@@ -75,5 +76,5 @@ class TextBlocks:
             raise UserError(
                 f"cannot read {self._path}: {error.strerror or error}"
             ) from error
-        if rest:
-            yield rest + b"\n"
+        if any(begun):
+            yield b"".join([*begun, b"\n"])

@@ -26,9 +26,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from bpd_jax.errors import UserError
 from bpd_jax.ngrams import parallel
 
 Keys = tuple[np.ndarray, ...]
+
+# Many times what tokenizers have. Arrays with a place per token stay small, and a key
+# has room for 2^39 histories.
+MOST_TOKENS = 1 << 24
 
 # A thread is worth starting for this many n-grams.
 _THREAD_SIZE = 1 << 17
@@ -49,6 +54,21 @@ def bos_symbol(vocab_size: int) -> int:
 def symbol_width(vocab_size: int) -> int:
     """Returns how many symbols there are."""
     return vocab_size + 2
+
+
+def check_vocab_size(vocab_size: int, name: object = "vocab_size") -> None:
+    """Raises a `UserError` if V is more than `MOST_TOKENS`.
+
+    Args:
+      vocab_size: V.
+      name: of the file or parameter that it comes from.
+    """
+    if vocab_size > MOST_TOKENS:
+        raise UserError(
+            f"{name}: a vocabulary of {vocab_size:,} tokens, with ids up to "
+            f"{vocab_size - 1}, is more than the {MOST_TOKENS:,} that are supported: "
+            "check the ids."
+        )
 
 
 def in_threads(function: Callable[[int, int], None], offsets: np.ndarray) -> None:

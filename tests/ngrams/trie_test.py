@@ -1,7 +1,9 @@
 """Tests of bpd_jax.ngrams.trie."""
 
 import numpy as np
+import pytest
 
+from bpd_jax.errors import UserError
 from bpd_jax.ngrams import trie
 
 # The worked example of the module: V = 3, sentences `0 1` and `0`.
@@ -12,6 +14,12 @@ KEYS = (np.array([0, 1, 3, 4]), np.array([1, 3, 8, 15]))
 def test_ngrams_are_those_of_the_worked_example() -> None:
     assert trie.ngrams(KEYS, 1, WIDTH).tolist() == [[0], [1], [3], [4]]
     assert trie.ngrams(KEYS, 2, WIDTH).tolist() == [[0, 1], [0, 3], [1, 3], [4, 0]]
+
+
+def test_a_vocabulary_has_a_highest_size() -> None:
+    trie.check_vocab_size(2**24)
+    with pytest.raises(UserError, match=r"a\.txt: a vocabulary of 16,777,217 tokens"):
+        trie.check_vocab_size(2**24 + 1, "a.txt")
 
 
 def test_find_gives_the_place_or_minus_one() -> None:

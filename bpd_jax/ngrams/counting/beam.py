@@ -11,13 +11,17 @@ equal. The last step is one pass over the parts, in the memory of a few of them;
 result lies on disk from the beginning.
 """
 
+import contextlib
 import functools
+import io
+import itertools
 import os
 import pathlib
 import re
 import tempfile
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,8 +31,14 @@ from bpd_jax.ngrams.counting import bounded, windows
 from bpd_jax.ngrams.counting.counts import NGramCounts, check_min_counts, check_order
 from bpd_jax.ngrams.counting.sources import Source
 
+if TYPE_CHECKING:
+    import apache_beam
+
 PARTS = 256
 _SAMPLE_TOKENS = 1 << 20
+_SAMPLE_MEMORY = 1 << 24  # bytes
+# What else these take is known to their job server alone.
+_WITH_JOB_SERVER = ("PortableRunner", "FlinkRunner", "SparkRunner")
 
 _Packed = tuple[bytes, bytes]  # rows and counts
 
@@ -61,7 +71,6 @@ def count_with_beam(
     """
     try:
         import apache_beam as beam
-        from apache_beam.options.pipeline_options import PipelineOptions
     except ModuleNotFoundError as error:
         raise UserError(
             "counting with Beam needs apache-beam, which is not installed."
@@ -76,18 +85,17 @@ def count_with_beam(
     folder = shared_folder or f"{output}.work"
     if FileSystems.exists(folder):
         raise UserError(
-            f"{folder} is there already: remove it, or give another shared folder."
+            f"{folder} is there already: remove it, as a killed pipeline is not "
+            "resumed, or give another shared folder."
         )
     packing = windows.Packing(order, source.vocab_size)
     shares = source.shares()
-    part_of = _part_of(source)
-    try:
-        pipeline = beam.Pipeline(options=PipelineOptions(list(options)))
-    except ValueError as error:
-        raise UserError(f"Beam does not take these options: {error}") from error
-    output.parent.mkdir(parents=True, exist_ok=True)
-    FileSystems.mkdirs(folder)
-    try:
+    pipeline = _pipeline(options)
+    part_of = _part_of(source, shares, packing)
+    with _in_one_sentence(output), contextlib.ExitStack() as stack:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        FileSystems.mkdirs(folder)
+        stack.callback(FileSystems.delete, [folder])
         with pipeline:
             _ = (
                 pipeline
@@ -97,34 +105,69 @@ def count_with_beam(
                 | "group" >> beam.GroupByKey()
                 | "merge" >> beam.MapTuple(functools.partial(write_part, folder))
             )
-        with tempfile.TemporaryDirectory(
-            dir=output.parent, prefix=f".{output.name}."
-        ) as mapped:
-            sorted_windows = read_parts(folder, packing)
-            counts = bounded.assemble(
-                sorted_windows, packing, source, min_counts, mapped
-            )
-            counts.save(output)
-    except RuntimeError as error:
-        # What a worker in another process raised comes as text.
+        mapped = stack.enter_context(
+            tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.")
+        )
+        sorted_windows = read_parts(folder, packing)
+        counts = bounded.assemble(sorted_windows, packing, source, min_counts, mapped)
+        counts.save(output)
+    return NGramCounts.load(output, verify=False)
+
+
+def _pipeline(texts: Sequence[str]) -> "apache_beam.Pipeline":
+    """Returns an empty pipeline with these options.
+
+    Raises:
+      UserError: one of them is unknown, or has a value that it cannot have.
+    """
+    import apache_beam as beam
+    from apache_beam.options import pipeline_options
+
+    usage = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(usage):
+            options = pipeline_options.PipelineOptions(list(texts))
+            known = options.get_all_options()
+            given = options.get_all_options(retain_unknown_options=True)
+            pipeline = beam.Pipeline(options=options)
+    except SystemExit as error:  # argparse has printed its usage and the reason.
+        reason = usage.getvalue().strip().rpartition("error: ")[2]
+        raise UserError(f"Beam does not take these options: {reason}.") from error
+    except ValueError as error:
+        raise UserError(f"Beam does not take these options: {error}") from error
+    unknown = [f"--{name}" for name in given if name not in known]
+    runner = options.view_as(pipeline_options.StandardOptions).runner or ""
+    if unknown and not runner.endswith(_WITH_JOB_SERVER):
+        raise UserError(f"Beam knows no option {' and '.join(unknown)}.")
+    return pipeline
+
+
+@contextlib.contextmanager
+def _in_one_sentence(output: pathlib.Path) -> Iterator[None]:
+    """Makes a `UserError` of what a worker or the disk says."""
+    try:
+        yield
+    except UserError as error:  # Of a worker in this process, or none.
+        raise UserError(str(error).partition(" [while running ")[0]) from error
+    except RuntimeError as error:  # Of another process: as text.
         told = re.search(
             r"errors\.UserError: (.*?)( \[while running .*)?$", str(error), re.M
         )
         if told is None:
             raise
         raise UserError(told[1]) from error
-    finally:
-        FileSystems.delete([folder])
-    return NGramCounts.load(output, verify=False)
+    except OSError as error:
+        raise UserError(f"cannot write {output}: {error.strerror or error}") from error
 
 
-def _part_of(source: Source) -> np.ndarray:
+def _part_of(
+    source: Source, shares: Sequence[Source], packing: windows.Packing
+) -> np.ndarray:
     """Returns the part of each symbol, from the first tokens of the source."""
     occurrences = np.zeros(trie.symbol_width(source.vocab_size), np.int64)
-    for batch in source.batches():
-        stream = windows.add_boundaries(
-            batch, vocab_size=source.vocab_size, end_of_text=source.end_of_text
-        )
+    for stream, _, _ in itertools.chain.from_iterable(
+        bounded.chunks(share, packing, _SAMPLE_MEMORY) for share in shares
+    ):
         occurrences += np.bincount(stream, minlength=occurrences.size)
         if occurrences.sum() >= _SAMPLE_TOKENS:
             break
@@ -148,6 +191,9 @@ def write_part(folder: str, part: int, pieces: Iterable[_Packed]) -> None:
     """Merges what all shares have of a part into one file: its rows, then its counts.
 
     The file appears as a whole, however often a worker tries.
+
+    Raises:
+      UserError: it cannot be written.
     """
     from apache_beam.io.filesystems import FileSystems
 
@@ -159,10 +205,13 @@ def write_part(folder: str, part: int, pieces: Iterable[_Packed]) -> None:
     rows, counts = windows.merged(lists)
     path = FileSystems.join(folder, f"part_{part:05d}")
     temporary = f"{path}.{uuid.uuid4().hex}"
-    with FileSystems.create(temporary) as file:
-        file.write(rows.tobytes())
-        file.write(counts.tobytes())
-    FileSystems.rename([temporary], [path])
+    try:
+        with FileSystems.create(temporary) as file:
+            file.write(rows.tobytes())
+            file.write(counts.tobytes())
+        FileSystems.rename([temporary], [path])
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def read_parts(folder: str, packing: windows.Packing) -> windows.SortedWindows:

@@ -83,7 +83,13 @@ def count(
         limit = memory if work_folder is not None else None
         sorted_windows = _sorted_windows(source, packing, memory, limit, found)
         spilled = work_folder if len(found) else None
-        return assemble(sorted_windows, packing, source, min_counts, spilled)
+        try:
+            return assemble(sorted_windows, packing, source, min_counts, spilled)
+        except OSError as error:
+            raise UserError(
+                f"cannot write the counts to {folder}: {error.strerror or error}; "
+                "what was counted so far is kept."
+            ) from error
 
 
 def assemble(
@@ -104,6 +110,9 @@ def assemble(
       source: what they are of.
       min_counts: per order, or None for 1 everywhere.
       folder: see `levels.assemble`.
+
+    Raises:
+      OSError: the folder cannot be written.
     """
     least = None
     if min_counts is not None:
@@ -149,6 +158,10 @@ def _sorted_windows(
             )
             found.append(bar, sequences)
             del stream, whole, bar  # Before the next stream is gathered.
+        if not len(found):
+            raise UserError(
+                f"{source.name} holds no text to count: the input is empty."
+            )
         found.finish()
     return found.merge(memory)
 
@@ -175,7 +188,7 @@ def chunks(
       The stream `[T]` int32, how many sequences it has, and whether it is the last.
 
     Raises:
-      UserError: the source is empty or at fault.
+      UserError: the source is at fault.
     """
     room = min(memory // _window_bytes(packing), runs.MOST_WINDOWS)
     pieces: list[np.ndarray] = []
@@ -187,6 +200,7 @@ def chunks(
             vocab_size=source.vocab_size,
             end_of_text=source.end_of_text,
             first=number,
+            name=source.name,
         )
         number += batch.lengths.size
         if pieces and size + piece.size > room:
@@ -197,8 +211,6 @@ def chunks(
         size += piece.size
     if pieces:
         yield _joined(pieces), sequences, True
-    elif not skip:
-        raise UserError(f"{source.name} holds no text to count: the input is empty.")
 
 
 def _joined(pieces: list[np.ndarray]) -> np.ndarray:
@@ -232,7 +244,10 @@ def count_to_folder(
     )
     counts.save(output)
     if (work / runs.MANIFEST).exists():
-        shutil.rmtree(work)
+        # Half a work folder under its own name would be in the way of the next count.
+        old = tempfile.mkdtemp(prefix=f".{work.name}.", suffix=".old", dir=work.parent)
+        os.replace(work, old)
+        shutil.rmtree(old)
     return NGramCounts.load(output, verify=False)
 
 

@@ -19,10 +19,10 @@ from bpd_jax.errors import UserError
 from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.counting import levels, token_files
 from bpd_jax.ngrams.counting.counts import NGramCounts
+from bpd_jax.ngrams.counting.token_files import parse_id, shortened
 
 # Stand-ins until V is known.
 _EOS, _BOS = -1, -2
-_HIGHEST_ID = np.iinfo(np.int32).max
 
 
 class _Entries(NamedTuple):
@@ -52,7 +52,8 @@ def read_counts(
 
     The counts of a text have sums: what follows an n-gram that does not end in `</s>`
     adds up to its own count. Where it is less, n-grams were left out by minimum counts,
-    and their mass goes to the back-off as with `counts.with_min_counts`.
+    and their mass goes to the back-off as with `counts.with_min_counts`. What precedes
+    an n-gram adds up to its own count or less.
 
     Args:
       path: the file; gzip is recognised by its content.
@@ -63,7 +64,7 @@ def read_counts(
     Raises:
       UserError: the file is missing or damaged, or its counts cannot be those of a
         text: an n-gram is there twice, is counted more often than its first or last
-        symbols alone, or they are missing.
+        symbols alone, or they are missing; or V is too large.
     """
     path = pathlib.Path(path)
     ids = None
@@ -74,6 +75,7 @@ def read_counts(
     highest = int(entries.symbols.max(initial=-1))
     if vocab_size is None:
         vocab_size = 1 + max(highest, -1 if end_of_text is None else end_of_text)
+    trie.check_vocab_size(vocab_size, path)
     ends = np.cumsum(entries.sizes)
     if highest >= vocab_size:
         place = np.flatnonzero(entries.symbols >= vocab_size)[0]
@@ -154,6 +156,7 @@ class _Reader:
     def finish(self, end_of_text: int | None) -> NGramCounts:
         """Checks the sums and returns the counts."""
         followed = list(levels.sum_followed(self._keys, self._counts, self._width))
+        links = trie.suffix_links(self._keys, self._width)
         for order in range(1, len(self._keys)):
             keys, counts = self._keys[order - 1], self._counts[order - 1]
             sums = np.zeros(keys.size, np.int64)
@@ -161,6 +164,13 @@ class _Reader:
             self._refuse(
                 sums > counts,
                 "what begins with this n-gram adds up to more than its own count",
+                self._lines[order - 1],
+            )
+            preceded = np.zeros(keys.size, np.int64)
+            np.add.at(preceded, links[order], self._counts[order])
+            self._refuse(
+                preceded > counts,
+                "what ends with this n-gram adds up to more than its own count",
                 self._lines[order - 1],
             )
             ends = keys % self._width == trie.eos_symbol(self._vocab_size)
@@ -224,16 +234,18 @@ def _parse(
         except UnicodeDecodeError:
             _fail(path, number, "this is not UTF-8 text")
         if not names:
-            _fail(path, number, f"expected an n-gram, a tab and its count: {last!r}")
+            what = f"expected an n-gram, a tab and its count: {shortened(last)!r}"
+            _fail(path, number, what)
         try:
             count = float(last)
         except ValueError:
-            _fail(path, number, f"the count {last!r} is no number")
+            _fail(path, number, f"the count {shortened(last)!r} is no number")
         if not (1 <= count < 2**63 and count == int(count)):
-            _fail(path, number, f"the count {last} is no whole number of 1 or more")
+            what = f"the count {shortened(last)} is no whole number of 1 or more"
+            _fail(path, number, what)
         symbols += [_symbol(path, number, name, ids) for name in names]
         sizes.append(len(names))
-        counts.append(int(last) if last.isdecimal() else int(count))
+        counts.append(_whole(last, count))
         numbers.append(number)
     return _Entries(
         np.array(symbols, np.int32),
@@ -243,6 +255,13 @@ def _parse(
     )
 
 
+def _whole(text: str, value: float) -> int:
+    """Returns a count to the last digit, where a float does not hold it."""
+    digits = text.lstrip("0")
+    # Other scripts have digits too, and a zero that is not left out.
+    return int(digits) if digits.isascii() and digits.isdecimal() else int(value)
+
+
 def _symbol(
     path: pathlib.Path, number: int, name: str, ids: Mapping[str, int] | None
 ) -> int:
@@ -250,10 +269,7 @@ def _symbol(
         return _EOS
     if name == "<s>":
         return _BOS
-    if ids is not None:
-        token = ids.get(name, -1)
-    else:
-        token = int(name) if name.isascii() and name.isdigit() else -1
-    if not 0 <= token <= _HIGHEST_ID:
-        _fail(path, number, f"{name!r} is not a token of the vocabulary")
+    token = parse_id(name.encode()) if ids is None else ids.get(name, -1)
+    if token < 0:
+        _fail(path, number, f"{shortened(name)!r} is not a token of the vocabulary")
     return token

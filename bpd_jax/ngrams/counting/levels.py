@@ -90,7 +90,8 @@ def assemble(
         the highest order. Everything else takes some tens of megabytes.
 
     Raises:
-      UserError: there are no windows, or the folder cannot be written.
+      UserError: there are no windows.
+      OSError: the folder cannot be written.
     """
     from bpd_jax.ngrams.counting import count_kernels
 
@@ -136,11 +137,6 @@ def assemble(
                 split(*(array[begin : begin + _STEP] for array in part))
         split(np.empty((0, packing.words), np.uint64), np.empty(0, np.int64))
         return store.levels(state[2])
-    except OSError as error:
-        raise UserError(
-            f"cannot write the counts to {folder}: {error.strerror or error}; what "
-            "was counted so far is kept."
-        ) from error
     finally:
         store.close()
 

@@ -8,14 +8,16 @@ manifest.json        what is counted; per run its windows, sequences and checksu
 run_00000.windows    rows of uint64
 run_00000.counts     uint32
 
-The manifest names a run only when it is whole: a killed count goes on after the last
-one.
+The manifest is there before the first run, and names a run only when it is whole: a
+killed count goes on after the last one.
 """
 
 import bisect
 import json
 import os
 import pathlib
+import re
+import shutil
 import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -28,6 +30,8 @@ from bpd_jax.ngrams import parallel
 from bpd_jax.ngrams.counting.windows import Counted, SortedWindows, merged
 
 MANIFEST = "manifest.json"
+# What `files.replacing_file` leaves of a file here if it is killed.
+_HALF_WRITTEN = re.compile(r"\.(manifest\.json|run_\d+\.(windows|counts))\.\d+\.part")
 _MAGIC = "bpd_jax n-gram runs"
 _VERSION = 1
 # A run's counts are kept in 32 bits, so it is made of fewer windows than this.
@@ -79,12 +83,16 @@ class RunFolder:
         if manifest.exists():
             self._read(manifest)
         elif self.folder.exists() and (
-            not self.folder.is_dir() or any(self.folder.iterdir())
+            not self.folder.is_dir()
+            or not all(map(_half_written, self.folder.iterdir()))
         ):
             raise UserError(
                 f"{self.folder} is there and holds no runs of a count: give a new "
                 "folder to work in."
             )
+        if self.folder.is_dir():
+            for path in filter(_half_written, self.folder.iterdir()):
+                path.unlink()
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -102,12 +110,15 @@ class RunFolder:
           sequences: how many sequences of the source it has.
 
         Raises:
-          UserError: it cannot be written; the runs before it are kept.
+          UserError: it cannot be written; the runs before it are kept. Where there
+            are none, the folder is removed.
         """
         name = f"run_{len(self._runs):05d}"
         windows = 0
         checksums = (0, 0)
         try:
+            if not self._runs:
+                self._write([], complete=False)
             with (
                 files.replacing_file(self.folder / f"{name}.windows") as rows_path,
                 files.replacing_file(self.folder / f"{name}.counts") as counts_path,
@@ -123,6 +134,9 @@ class RunFolder:
             run = _Run(name, windows, sequences, checksums)
             self._write([*self._runs, run], complete=False)
         except UserError as error:
+            if not self._runs:
+                shutil.rmtree(self.folder, ignore_errors=True)
+                raise
             raise UserError(
                 f"{error}; what was counted before is kept, in {len(self._runs)} runs: "
                 "make room and count again with the same settings to go on."
@@ -209,8 +223,8 @@ class RunFolder:
         try:
             content = json.loads(path.read_text("utf-8"))
             found = (content["magic"], content["version"])
-            settings, complete = content["settings"], content["complete"]
-            runs = [_Run(**run) for run in content["runs"]]
+            settings, complete = {**content["settings"]}, bool(content["complete"])
+            runs = [_run(**run) for run in content["runs"]]
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror or error}") from error
         except (ValueError, TypeError, KeyError) as error:
@@ -230,6 +244,16 @@ class RunFolder:
         self._runs, self.complete = runs, complete
         for run in runs:
             self._verify(run)
+
+
+def _half_written(path: pathlib.Path) -> bool:
+    return _HALF_WRITTEN.fullmatch(path.name) is not None
+
+
+def _run(name: str, windows: int, sequences: int, crc32: Iterable[int]) -> _Run:
+    """Returns a run of a manifest, which may hold anything."""
+    first, second = crc32
+    return _Run(str(name), int(windows), int(sequences), (int(first), int(second)))
 
 
 def _checksums(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bpd_jax.errors import UserError
-from bpd_jax.ngrams import parallel
+from bpd_jax.ngrams import parallel, trie
 from bpd_jax.ngrams.counting import token_files
 from bpd_jax.ngrams.counting.windows import TokenBatch, join
 
@@ -55,6 +55,12 @@ class Source(abc.ABC):
     """
 
     def __init__(self, name: str, vocab_size: int, end_of_text: int | None) -> None:
+        """Takes the attributes.
+
+        Raises:
+          UserError: V is too large.
+        """
+        trie.check_vocab_size(vocab_size, name)
         self.name = name
         self.vocab_size = vocab_size
         self.end_of_text = end_of_text
@@ -106,7 +112,8 @@ def open_source(
     Args:
       task: name of a text task, or of a registered seqio task.
       text: glob of text files.
-      tokens: glob of files of token ids; see `bpd_jax.ngrams.counting.token_files`.
+      tokens: glob of files of token ids, in which `**` crosses folders; see
+        `bpd_jax.ngrams.counting.token_files`.
       split: of task and text; None for `train` of a task, `all` of a text.
       vocabulary: of task and text.
       max_bytes: of task and text: bytes of text to take, both splits together.
@@ -166,7 +173,10 @@ class TokenFiles(Source):
           UserError: a file is missing or at fault.
         """
         pattern = os.path.expanduser(pattern)
-        paths = [pathlib.Path(found) for found in sorted(glob.glob(pattern))]
+        if vocab_size is not None and vocab_size < 1:
+            raise UserError(f"vocab_size is {vocab_size}: it must be 1 or more.")
+        found = sorted(set(glob.glob(pattern, recursive=True)))
+        paths = [pathlib.Path(path) for path in found if not os.path.isdir(path)]
         if not paths:
             if glob.has_magic(pattern):
                 raise UserError(f"tokens={pattern!r} matches no file: check the path.")

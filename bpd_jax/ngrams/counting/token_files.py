@@ -9,6 +9,7 @@ import contextlib
 import gzip
 import os
 import pathlib
+import tokenize
 import zlib
 from collections.abc import Iterator
 from typing import NoReturn
@@ -23,6 +24,16 @@ _HIGHEST_ID = np.iinfo(np.int32).max
 _NPY_MAGIC = b"\x93NUMPY"
 _TEXT_BLOCK = 1 << 23  # bytes
 _ARRAY_BLOCK = 1 << 21  # tokens
+# The header of an array is Python text.
+_BAD_HEADER = (
+    EOFError,
+    OverflowError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    tokenize.TokenError,
+)
+_SHOWN = 40  # characters
 
 
 def read_token_file(path: str | os.PathLike[str]) -> Iterator[np.ndarray]:
@@ -109,8 +120,13 @@ def _array_blocks(path: pathlib.Path, label: str | None) -> Iterator[np.ndarray]
     """Yields a one-dimensional array of ids as int32, part by part."""
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} is cut short or damaged: {error}.") from error
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    except _BAD_HEADER as error:
+        raise UserError(
+            f"{path} is cut short or damaged: its header and its size are not those "
+            "of an array."
+        ) from error
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise UserError(
             f"{path} holds {array.dtype} of shape {list(array.shape)}: token ids are "
@@ -153,15 +169,26 @@ def _text_lines(path: pathlib.Path, label: str | None) -> Iterator[TokenBatch]:
 
 
 def _refuse_line(path: pathlib.Path, number: int, line: bytes) -> NoReturn:
-    wrong = next(
-        field
-        for field in line.split()
-        if not field.isdigit() or int(field) > _HIGHEST_ID
-    )
+    wrong = next(field for field in line.split() if parse_id(field) < 0)
+    text = shortened(wrong.decode("utf-8", "backslashreplace"))
     raise UserError(
-        f"{path}, line {number}: {wrong.decode('utf-8', 'backslashreplace')!r} is no "
-        "token id; ids are decimal numbers with blanks between them."
+        f"{path}, line {number}: {text!r} is no token id; ids are decimal numbers "
+        "with blanks between them."
     )
+
+
+def parse_id(field: bytes) -> int:
+    """Returns the token id that a field of any length holds, or -1."""
+    digits = field.lstrip(b"0")
+    if not field.isdigit() or len(digits) > 10:
+        return -1
+    token = int(digits or b"0")
+    return token if token <= _HIGHEST_ID else -1
+
+
+def shortened(text: str) -> str:
+    """Returns the beginning of a text, for an error message."""
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def line_blocks(path: pathlib.Path, label: str | None) -> Iterator[bytes]:

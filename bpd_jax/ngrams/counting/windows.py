@@ -154,7 +154,7 @@ def join_all(
     """Returns all sequences and V, by default the highest id plus 1.
 
     Raises:
-      UserError: there is no sequence.
+      UserError: there is no sequence, or V is too large.
     """
     sequences = list(sequences)
     if not sequences:
@@ -163,11 +163,17 @@ def join_all(
     if vocab_size is None:
         highest = -1 if end_of_text is None else end_of_text
         vocab_size = 1 + int(batch.tokens.max(initial=highest))
+    trie.check_vocab_size(vocab_size)
     return batch, vocab_size
 
 
 def add_boundaries(
-    batch: TokenBatch, *, vocab_size: int, end_of_text: int | None, first: int = 1
+    batch: TokenBatch,
+    *,
+    vocab_size: int,
+    end_of_text: int | None,
+    first: int = 1,
+    name: str | None = None,
 ) -> np.ndarray:
     """Returns the stream of `boundary_stream`, `[T]` int32.
 
@@ -176,6 +182,7 @@ def add_boundaries(
       vocab_size: V.
       end_of_text: the token that bounds documents, or None.
       first: number of the first sequence, for error messages.
+      name: what error messages call the source of the sequences, or None.
 
     Raises:
       UserError: a token is outside the vocabulary.
@@ -190,8 +197,8 @@ def add_boundaries(
         wrong = np.flatnonzero((tokens < 0) | (tokens >= vocab_size))[0]
         number = first + np.searchsorted(np.cumsum(lengths), wrong, "right")
         raise UserError(
-            f"sequence {number} holds the token {tokens[wrong]}, which is outside the "
-            f"vocabulary 0 ... {vocab_size - 1}."
+            f"{f'{name}: ' if name else ''}sequence {number} holds the token "
+            f"{tokens[wrong]}, which is outside the vocabulary 0 ... {vocab_size - 1}."
         )
     if end_of_text is not None:
         tokens, lengths = _split_at(batch, end_of_text)

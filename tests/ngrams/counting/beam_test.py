@@ -29,6 +29,7 @@ def token_files(tmp_path: pathlib.Path, corpus: list[np.ndarray]) -> str:
     folder.mkdir()
     lines = [" ".join(map(str, line)) + "\n" for line in corpus if line.size]
     (folder / "a.txt").write_text("".join(lines[:20]))
+    (folder / "a_empty.txt").write_text("\n")
     (folder / "b.txt.gz").write_bytes(gzip.compress("".join(lines[20:25]).encode()))
     rest = np.array(" 9 ".join(lines[25:]).split(), np.uint16)
     np.save(folder / "c.npy", rest)
@@ -81,6 +82,74 @@ def test_shards_of_text_give_the_same_bytes(
     bounded.count_to_folder(source, tmp_path / "one", order=5)
     count_with_beam(source, tmp_path / "beam", order=5, options=IN_PROCESS)
     assert same_folders(tmp_path / "one", tmp_path / "beam")
+
+
+def test_the_file_of_a_bad_token_is_named(
+    tmp_path: pathlib.Path, token_files: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = pathlib.Path(token_files).parent
+    (folder / "b.txt.gz").write_text("1 2\n3 99\n")
+    source = open_source(tokens=token_files, vocab_size=10)
+    # The sample of the text has the token, or the workers come upon it.
+    for sample, options in ((1000, IN_PROCESS), (1, IN_PROCESS), (1, TWO_WORKERS)):
+        monkeypatch.setattr("bpd_jax.ngrams.counting.beam._SAMPLE_TOKENS", sample)
+        with pytest.raises(UserError) as caught:
+            count_with_beam(source, tmp_path / "beam", order=2, options=options)
+        assert str(caught.value) == (
+            f"{folder / 'b.txt.gz'}: sequence 2 holds the token 99, which is outside "
+            "the vocabulary 0 ... 9."
+        )
+
+
+@pytest.mark.parametrize("options", [IN_PROCESS, TWO_WORKERS])
+def test_a_full_disk_is_told_in_one_sentence(
+    tmp_path: pathlib.Path,
+    token_files: str,
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+) -> None:
+    from apache_beam.io.filesystems import FileSystems
+
+    def full(path: str) -> object:
+        raise OSError(28, "No space left on device")
+
+    source = open_source(tokens=token_files, vocab_size=10)
+    for function in ("create", "open", "mkdirs"):
+        with monkeypatch.context() as patch:
+            patch.setattr(FileSystems, function, full)
+            with pytest.raises(UserError) as caught:
+                count_with_beam(source, tmp_path / "beam", order=2, options=options)
+        assert str(caught.value).startswith(f"cannot write {tmp_path / 'beam'}")
+        assert str(caught.value).endswith(": No space left on device")
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["tokens"]
+    output = pathlib.Path(source.shares()[0].name) / "below"
+    with pytest.raises(UserError, match=r"cannot write .*below"):
+        count_with_beam(source, output, order=2, options=options)
+
+
+@pytest.mark.parametrize(
+    "option, message",
+    [
+        ("--no_such_option=1", "Beam knows no option --no_such_option"),
+        ("--direct_num_workers=two", "options: .*invalid int value: 'two'"),
+        ("--direct_running_mode=fast", "options: .*invalid choice: 'fast'"),
+        ("--runner=NoRunner", "options: .*NoRunner"),
+    ],
+)
+def test_options_that_beam_does_not_take_are_refused(
+    tmp_path: pathlib.Path,
+    token_files: str,
+    capfd: pytest.CaptureFixture[str],
+    option: str,
+    message: str,
+) -> None:
+    source = open_source(tokens=token_files)
+    with pytest.raises(UserError, match=message):
+        count_with_beam(
+            source, tmp_path / "beam", order=2, options=[*IN_PROCESS, option]
+        )
+    assert "usage" not in capfd.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tokens"]
 
 
 def test_bad_input_leaves_nothing(tmp_path: pathlib.Path, token_files: str) -> None:

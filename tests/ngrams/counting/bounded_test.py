@@ -1,7 +1,10 @@
 """Tests of bpd_jax.ngrams.counting.bounded and bpd_jax.ngrams.counting.runs."""
 
+import contextlib
 import filecmp
+import json
 import pathlib
+import shutil
 from collections.abc import Iterator
 
 import numpy as np
@@ -141,6 +144,41 @@ def test_a_killed_count_goes_on_after_its_last_run(
     assert third.read_from == []
 
 
+@pytest.mark.parametrize("last", ["manifest.json", "run_00000.counts"])
+def test_a_count_killed_in_its_first_run_begins_anew(
+    tmp_path: pathlib.Path,
+    text: list[np.ndarray],
+    expected: NGramCounts,
+    monkeypatch: pytest.MonkeyPatch,
+    last: str,
+) -> None:
+    def kill(path: pathlib.Path) -> contextlib.AbstractContextManager[pathlib.Path]:
+        if path.name == last:
+            for name in (path.name, "run_00000.windows", "run_00000.counts"):
+                path.parent.mkdir(exist_ok=True)
+                (path.parent / f".{name}.123.part").write_bytes(b"half")
+            raise KeyboardInterrupt
+        return real(path)
+
+    output, work = tmp_path / "counts", tmp_path / "counts.work"
+    real = files.replacing_file
+    monkeypatch.setattr("bpd_jax.files.replacing_file", kill)
+    with pytest.raises(KeyboardInterrupt):
+        bounded.count_to_folder(Batches(text), output, order=4, memory=MEMORY)
+    monkeypatch.undo()
+    assert len(list(work.glob(".*.part"))) >= 2
+    assert (work / runs.MANIFEST).exists() == (last != runs.MANIFEST)
+    killed = Batches(text, fail_after=800)
+    with pytest.raises(KeyboardInterrupt):
+        bounded.count_to_folder(killed, output, order=4, memory=MEMORY)
+    assert list(work.glob(".*.part")) == []
+    assert_same(
+        bounded.count_to_folder(Batches(text), output, order=4, memory=MEMORY),
+        expected,
+    )
+    assert not work.exists()
+
+
 def test_runs_of_another_count_are_refused_and_kept(
     tmp_path: pathlib.Path, text: list[np.ndarray]
 ) -> None:
@@ -171,7 +209,15 @@ def test_a_damaged_run_is_noticed(
 
 
 def test_a_damaged_manifest_is_noticed(tmp_path: pathlib.Path) -> None:
-    for content in ("{", "[]", '{"magic": 1}'):
+    whole = {"magic": runs._MAGIC, "version": 1, "complete": False}
+    for content in (
+        "{",
+        "[]",
+        '{"magic": 1}',
+        json.dumps({**whole, "settings": [], "runs": []}),
+        json.dumps({**whole, "settings": {}, "runs": [{"name": "run_00000"}]}),
+        json.dumps({**whole, "settings": {}, "runs": [[1]]}),
+    ):
         (tmp_path / runs.MANIFEST).write_text(content)
         with pytest.raises(UserError, match="no manifest of runs"):
             bounded.count(Batches([]), order=2, work_folder=tmp_path)
@@ -186,12 +232,18 @@ def test_a_full_disk_keeps_the_runs_before(
     output = tmp_path / "counts"
     real = files.replacing_file
 
+    fails = "run_00000.counts"
+
     def full(path: pathlib.Path) -> object:
-        if path.name == "run_00003.counts":
+        if path.name == fails:
             path = pathlib.Path("/dev/full/x")
         return real(path)
 
     monkeypatch.setattr("bpd_jax.files.replacing_file", full)
+    with pytest.raises(UserError, match="cannot write /dev/full/x"):
+        bounded.count_to_folder(Batches(text), output, order=4, memory=MEMORY)
+    assert list(tmp_path.iterdir()) == []
+    fails = "run_00003.counts"
     with pytest.raises(UserError, match="is kept, in 3 runs"):
         bounded.count_to_folder(Batches(text), output, order=4, memory=MEMORY)
     assert not output.exists()
@@ -222,6 +274,31 @@ def test_folders_do_not_depend_on_the_memory(
     assert same_folders(tmp_path / "small", tmp_path / "large")
     assert_same(NGramCounts.load(tmp_path / "small"), expected)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["large", "small"]
+
+
+def test_a_kill_while_runs_are_removed_is_not_in_the_way(
+    tmp_path: pathlib.Path,
+    text: list[np.ndarray],
+    expected: NGramCounts,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = shutil.rmtree
+
+    def kill(folder: str, ignore_errors: bool = False) -> None:
+        manifest = pathlib.Path(folder, runs.MANIFEST)
+        if manifest.exists():
+            manifest.unlink()
+            raise KeyboardInterrupt
+        real(folder, ignore_errors)
+
+    output = tmp_path / "counts"
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", kill)
+        with pytest.raises(KeyboardInterrupt):
+            bounded.count_to_folder(Batches(text), output, order=4, memory=MEMORY)
+    assert_same(NGramCounts.load(output), expected)
+    counts = bounded.count_to_folder(Batches(text), output, order=4, memory=MEMORY)
+    assert_same(counts, expected)
 
 
 def test_other_peoples_folders_are_left_alone(
@@ -256,7 +333,7 @@ def test_bad_arguments_are_refused(arguments, message: str) -> None:
 
 def test_a_token_outside_the_vocabulary_is_named(text: list[np.ndarray]) -> None:
     wrong = [*text[:57], np.array([1, V]), *text[57:]]
-    with pytest.raises(UserError, match=f"sequence 58 holds the token {V}"):
+    with pytest.raises(UserError, match=f"text: sequence 58 holds the token {V}"):
         bounded.count(Batches(wrong), order=2)
 
 

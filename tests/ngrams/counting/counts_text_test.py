@@ -111,6 +111,14 @@ SMALL = (
         (SMALL, "0 1\t2\n", "more than 1 symbols, but no 1-grams"),
         (SMALL, "\n", "holds no counts"),
         ("0 0\t2", "0 \xff\t2", "line 7: this is not UTF-8"),
+        ("0 1\t2", f"0 1\t{'9' * 5000}", r"line 6: the count 9{40}\.\.\. is no whole"),
+        (
+            "0 1\t2",
+            f"0 1\t{'x' * 5000}",
+            r"line 6: the count 'x{40}\.\.\.' is no number",
+        ),
+        ("0 1\t2", f"0 {'9' * 5000}\t2", r"line 6: '9{40}\.\.\.' is not a token"),
+        ("1\t2", "1\t2\n2147483647\t1", "line 3: 2147483647 is not a token"),
     ],
 )
 def test_counts_that_cannot_be_are_refused(
@@ -124,6 +132,35 @@ def test_counts_that_cannot_be_are_refused(
     with pytest.raises(UserError, match=message) as caught:
         read_counts(path, vocab_size=2)
     assert "counts.txt" in str(caught.value)
+
+
+def test_what_precedes_an_ngram_is_no_more_than_itself(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "counts.txt"
+    lines = ["<s> 2", "</s> 2", "0 5", "1 5", "2 9", "0 2 5", "1 2 4", "2 </s> 2"]
+    path.write_text("\n".join(lines))
+    assert read_counts(path).counts[0].tolist() == [5, 5, 9, 2, 2]
+    # A beginning of a sequence precedes as any token does.
+    for line in ("1 2 5", "<s> 2 1"):
+        path.write_text("\n".join([*lines[:6], line, *lines[6 + (line[0] == "1") :]]))
+        with pytest.raises(UserError, match=r"line 5: what ends with this n-gram adds"):
+            read_counts(path)
+
+
+def test_counts_may_begin_with_many_zeros(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "counts.txt"
+    zeros = "0" * 5000
+    path.write_text(f"a {zeros}12\n</s> {zeros}2.0\n<s> 2\n")
+    counts = read_counts(path, symbols=["a"])
+    assert counts.counts[0].tolist() == [12, 2, 2]
+    path.write_text(f"{zeros} {zeros}12\n</s> {zeros}2.0\n<s> 2\n")
+    assert read_counts(path).counts[0].tolist() == [12, 2, 2]
+
+
+def test_a_vocabulary_too_large_is_refused(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "counts.txt"
+    path.write_text(f"{2**31 - 1} 1\n</s> 1\n<s> 1\n")
+    with pytest.raises(UserError, match=r"counts\.txt: a vocabulary of 2,147,483,648"):
+        read_counts(path)
 
 
 @pytest.mark.skipif(not GOLDEN.is_dir(), reason="no reference files beside this tree")

@@ -50,6 +50,18 @@ def test_token_files_are_read_by_name(tokens: str) -> None:
         assert read(source, skip) == expected[skip:]
 
 
+def test_token_files_lie_in_folders_of_folders(tmp_path: pathlib.Path) -> None:
+    for name in ("a.ids", "b/b.ids", "c/d/e.ids", "c/not.txt"):
+        path = tmp_path / "sub" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{len(name)}\n")
+    (tmp_path / "sub" / "folder.ids").mkdir()
+    assert read(open_source(tokens=f"{tmp_path}/sub/**/*.ids")) == [[5], [7], [9]]
+    (tmp_path / "sub" / "a.ids").write_text(f"{2**31 - 1}\n")
+    with pytest.raises(UserError, match=r"a\.ids: a vocabulary of 2,147,483,648"):
+        open_source(tokens=f"{tmp_path}/sub/a.ids")
+
+
 def test_shares_have_all_sequences(tokens: str) -> None:
     source = open_source(tokens=tokens, end_of_text=0)
     shares = pickle.loads(pickle.dumps(source.shares()))
@@ -139,6 +151,9 @@ def test_registered_tasks_are_read_through_seqio() -> None:
         ({"task": "stdlib", "tokens": "x"}, "exactly one of"),
         ({"tokens": "missing.txt"}, "cannot read missing.txt"),
         ({"tokens": "missing-*"}, "matches no file"),
+        ({"tokens": "x", "vocab_size": 0}, "vocab_size is 0: it must be 1 or more"),
+        ({"tokens": "x", "vocab_size": -5}, "vocab_size is -5: it must be 1 or more"),
+        ({"tokens": "x", "vocab_size": 2**24 + 1}, "more than the 16,777,216 that"),
         ({"text": "missing-*", "split": "test"}, "unknown split 'test'"),
         ({"task": "mine", "max_bytes": 5}, "max_bytes go with the tasks"),
     ],

@@ -36,6 +36,8 @@ def test_lines_become_sequences(tmp_path: pathlib.Path) -> None:
         (b"1 \xff", r"line 2: '\\\\xff' is no token id"),
         ("٣".encode(), "line 2: '٣' is no token id"),
         (b"7 99999999999", "line 2: '99999999999' is no token id"),
+        (b"7 " + b"9" * 5000, f"line 2: '{'9' * 40}...' is no token id"),
+        (b"0" * 5000 + b"7 x", "line 2: 'x' is no token id"),
     ],
 )
 def test_anything_else_is_refused(
@@ -110,6 +112,34 @@ def test_arrays_that_are_no_ids_are_refused(
     with pytest.raises(UserError, match=message) as caught:
         list(read_batches(path, 0))
     assert str(path) in str(caught.value)
+
+
+def test_leading_zeros_are_passed_over(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "ids.txt"
+    path.write_text("0" * 5000 + "7 00 02147483647")
+    (line,) = read_token_file(path)
+    assert line.tolist() == [7, 0, 2**31 - 1]
+
+
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        (b"{", b"("),  # which is never closed
+        (b"'shape'", b"bytes, "),
+        (b"<i8", b"<q9"),
+        (b"(100,)", b"(-10,)"),
+    ],
+)
+def test_an_array_with_a_damaged_header_is_refused(
+    tmp_path: pathlib.Path, old: bytes, new: bytes
+) -> None:
+    path = tmp_path / "ids.npy"
+    np.save(path, np.arange(100))
+    data = path.read_bytes()
+    assert old in data
+    path.write_bytes(data.replace(old, new, 1))
+    with pytest.raises(UserError, match=r"ids\.npy is cut short or damaged"):
+        highest_id(path)
 
 
 def test_an_array_cut_short_is_refused(tmp_path: pathlib.Path) -> None:

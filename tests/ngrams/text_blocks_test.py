@@ -1,0 +1,39 @@
+"""Tests of bpd_jax.ngrams.text_blocks."""
+
+import gzip
+import pathlib
+
+import pytest
+
+from bpd_jax.ngrams import text_blocks
+from bpd_jax.ngrams.text_blocks import TextBlocks
+
+TEXT = b"one\n\nthree is a long line\nfour"
+
+
+@pytest.mark.parametrize("block", [1, 2, 7, 1000])
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_lines_are_whole_whatever_the_blocks(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, block: int, end: bytes
+) -> None:
+    monkeypatch.setattr(text_blocks, "_BLOCK", block)
+    path = tmp_path / "text"
+    for data in (TEXT + end, gzip.compress(TEXT + end)):
+        path.write_bytes(data)
+        lines = TextBlocks(path)
+        found = []
+        while (line := lines.next_line()) is not None:
+            found.append(line)
+        assert found == TEXT.split(b"\n")
+        assert lines.number == 4
+
+
+def test_a_line_of_many_blocks_takes_time_that_grows_with_its_length(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_blocks, "_BLOCK", 64)
+    path = tmp_path / "text"
+    path.write_bytes(b"x" * 4_000_000)
+    line = TextBlocks(path).next_line()
+    assert line is not None
+    assert len(line) == 4_000_000
