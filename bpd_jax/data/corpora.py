@@ -37,6 +37,14 @@ class SourceFile(NamedTuple):
     path: pathlib.Path
 
 
+class EmptySplitError(UserError):
+    """One of the two splits holds no document; `reason` says it without advice."""
+
+    def __init__(self, reason: str, advice: str) -> None:
+        super().__init__(f"{reason}: {advice}")
+        self.reason = reason
+
+
 # Folders of the standard library that hold tests, other people's packages or
 # compiled files. Debian names its package folder dist-packages.
 _SKIPPED_FOLDERS = {
@@ -259,8 +267,8 @@ def _check_places(task: TextTask, places: list[float], split: str) -> None:
         # Any fraction above the first place and not above the last leaves neither
         # split empty; two digits suffice unless the places nearly coincide.
         advice = min(math.ceil((first + 1e-6) * 100) / 100, last)
-        raise UserError(
+        raise EmptySplitError(
             f"none of the {len(places)} documents of {corpus}{limit} falls into the "
-            f"{empty} split at validation_fraction={task.validation_fraction}: give "
-            f"more documents or set validation_fraction to {advice}."
+            f"{empty} split at validation_fraction={task.validation_fraction}",
+            f"give more documents or set validation_fraction to {advice}.",
         )

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 import pathlib
 import shutil
 import time
@@ -16,7 +17,6 @@ from bpd_jax.ngrams.counting.counts import NGramCounts, with_min_counts
 from bpd_jax.ngrams.formats import arpa, fst
 from bpd_jax.ngrams.formats.load import load_model
 from bpd_jax.ngrams.formats.symbols import (
-    check_symbols,
     printable_symbols,
     read_symbols,
     write_symbols,
@@ -97,25 +97,34 @@ def build(settings: Settings) -> Report:
       UserError: the input or a setting is at fault.
     """
     output = pathlib.Path(settings.output)
-    work = output.with_name(f"{output.name}.work")
     _check_output(output)
+    work = output.with_name(f"{output.name}.work")
     report = Report()
-    # What may be misspelt comes first.
+    # Whatever can be at fault is looked at before the long work.
     heldout = _heldout(settings)
     source = _source(settings)
+    symbols = _symbols(settings)
+    if source is not None:
+        order = settings.order or DEFAULT_ORDER
+        _check_fit(settings, order, source.vocab_size, symbols, heldout)
+    if heldout is not None:
+        _check_has_text(heldout)
     if settings.model:
         with report.stage("read"):
             whole = _read_models(settings)
+        _check_fit(settings, whole.order, whole.vocab_size, symbols, heldout)
         report.counted = report.kept = whole.sizes
     else:
         with report.stage("count"):
             counts = _counts(settings, source, work)
+        if source is None:
+            order = settings.order or len(counts.seen)
+            _check_fit(settings, order, counts.vocab_size, symbols, heldout)
         report.tokens, report.sequences = counts.tokens, counts.sequences
         report.counted, report.kept = counts.seen, counts.sizes
         with report.stage("estimate"):
             whole = estimate_katz(counts, settings.bins)
         del counts
-    symbols = _symbols(settings, whole.vocab_size)
     model = whole
     if settings.prunes:
         with report.stage("prune"):
@@ -145,7 +154,18 @@ def build(settings: Settings) -> Report:
 
 
 def _check_output(output: pathlib.Path) -> None:
-    """Refuses to replace anything but an older model."""
+    """Refuses to replace anything but an older model, and what cannot be written."""
+    if output.name in ("", ".."):
+        raise UserError(
+            f"--output={output} has no name that a new folder can get: give a path "
+            "such as books_4gram."
+        )
+    above = next(path for path in output.absolute().parents if os.path.exists(path))
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise UserError(
+            f"--output={output} cannot be made: {above} is no folder that can be "
+            "written to."
+        )
     if not output.exists():
         return
     if not output.is_dir():
@@ -191,6 +211,53 @@ def _heldout(settings: Settings) -> sources.Source | None:
     return None
 
 
+def _check_has_text(heldout: sources.Source) -> None:
+    """Refuses a held-out text without a document."""
+    from bpd_jax.data import corpora
+
+    try:
+        reason = f"the held-out text {heldout.name} holds no document"
+        empty = next(heldout.sequences(), None) is None
+    except corpora.EmptySplitError as error:
+        reason, empty = error.reason, True
+    if empty:
+        raise UserError(
+            f"{reason}: give more text, or another to measure on with --heldout_text "
+            "or --heldout_tokens."
+        )
+
+
+def _check_fit(
+    settings: Settings,
+    order: int,
+    vocab_size: int,
+    symbols: list[str] | None,
+    heldout: sources.Source | None,
+) -> None:
+    """Refuses settings that do not go with the order and the vocabulary."""
+    limits = settings.max_per_order or ()
+    if len(limits) >= order:
+        raise UserError(
+            f"--max_per_order has {len(limits)} numbers, but the n-grams have up to "
+            f"{order} symbols: give at most {order - 1}, from the bigrams up."
+        )
+    if symbols is not None and len(symbols) != vocab_size:
+        table = f"--symbols={settings.symbols}"
+        if settings.symbols == STRINGS:
+            table = f"--vocabulary={settings.vocabulary}"
+        raise UserError(
+            f"{table} has {len(symbols)} entries for {vocab_size} tokens: give that of "
+            "the ids, and their number as --vocab_size where they are counted."
+        )
+    if heldout is not None and heldout.vocab_size > vocab_size:
+        raise UserError(
+            f"the held-out text {heldout.name} has tokens up to "
+            f"{heldout.vocab_size - 1}, outside the vocabulary 0 ... {vocab_size - 1}: "
+            "give a text of the same vocabulary, or count with --vocab_size="
+            f"{heldout.vocab_size}."
+        )
+
+
 def _counts(
     settings: Settings, source: sources.Source | None, work: pathlib.Path
 ) -> NGramCounts:
@@ -215,6 +282,11 @@ def _counts(
             path, vocab_size=settings.vocab_size, end_of_text=settings.end_of_text
         )
     if settings.order is not None:
+        if settings.order > len(counts.seen):
+            raise UserError(
+                f"--order is {settings.order}, but {path} has n-grams of up to "
+                f"{len(counts.seen)} symbols: leave --order out, or count again."
+            )
         counts = dataclasses.replace(
             counts,
             keys=counts.keys[: settings.order],
@@ -228,6 +300,13 @@ def _counts(
 
 
 def _read_models(settings: Settings) -> NGramModel:
+    if all(pathlib.Path(name).is_dir() for name in settings.model):
+        for name in ("vocab_size", "end_of_text", "model_symbols"):
+            if getattr(settings, name) is not None:
+                raise UserError(
+                    f"--{name} goes with ARPA and .fst files: the folder "
+                    f"{settings.model[0]} says itself what it is, so leave it out."
+                )
     symbols = None
     if settings.model_symbols is not None:
         symbols = read_symbols(settings.model_symbols)
@@ -245,21 +324,14 @@ def _read_models(settings: Settings) -> NGramModel:
     return interpolate(models[0], models[1], settings.weight)
 
 
-def _symbols(settings: Settings, vocab_size: int) -> list[str] | None:
+def _symbols(settings: Settings) -> list[str] | None:
     """Returns the symbol table to write tokens with, or None for ids."""
     if settings.symbols == IDS:
         return None
     if settings.symbols != STRINGS:
-        symbols = read_symbols(settings.symbols)
-        check_symbols(vocab_size, symbols)
-        return symbols
+        return read_symbols(settings.symbols)
     found = _tokenizer(settings)
-    if found.vocab_size != vocab_size:
-        raise UserError(
-            f"the vocabulary {settings.vocabulary} has {found.vocab_size} tokens, the "
-            f"model {vocab_size}: give its own with --vocabulary."
-        )
-    return printable_symbols(map(found.piece, range(vocab_size)))
+    return printable_symbols(map(found.piece, range(found.vocab_size)))
 
 
 def _tokenizer(settings: Settings) -> "tokenizer.Tokenizer":

@@ -42,7 +42,8 @@ def interpolate(first: NGramModel, second: NGramModel, weight: float) -> NGramMo
         raise UserError(
             "the two models differ in their vocabularies: sizes "
             f"{first.vocab_size} and {second.vocab_size}, end-of-text tokens "
-            f"{first.end_of_text} and {second.end_of_text}."
+            f"{first.end_of_text} and {second.end_of_text}; read both from their ARPA "
+            "or .fst files with the same --vocab_size and --end_of_text."
         )
     width = first.width
     keys = _union(first, second)

@@ -20,6 +20,7 @@ from bpd_jax.ngrams.counting.levels import stored_table
 from bpd_jax.ngrams.model import NGramModel
 
 DEFAULT_BINS = 5
+MOST_BINS = 1_000_000
 
 # OpenGrm discounts by this much where Good-Turing gives no usable number, and every
 # count above the bins: each history keeps some mass for what it has not seen.
@@ -43,8 +44,8 @@ def good_turing_discounts(counts: np.ndarray, bins: int = DEFAULT_BINS) -> np.nd
       `[bins + 2]` float64: entry r is the factor of the count r, the last entry that
       of every higher count; entry 0 is not used.
     """
-    if bins < 1:
-        raise UserError(f"bins is {bins}: it must be 1 or more.")
+    if not 1 <= bins <= MOST_BINS:
+        raise UserError(f"bins is {bins}: it must lie between 1 and {MOST_BINS:,}.")
     from bpd_jax.ngrams import katz_kernels
 
     n = np.empty(bins + 2, np.int64)  # n[r] for r = 0 ... bins + 1

@@ -13,6 +13,9 @@ from bpd_jax.ngrams import parallel, storage, trie
 from bpd_jax.ngrams.backoff import context_sums
 from bpd_jax.ngrams.counting import windows
 
+# Natural logarithm of the highest probability that a token never seen may get.
+HIGHEST_UNSEEN = -50.0
+
 # Tokens that are scored at once.
 _PART = 1 << 20
 
@@ -34,7 +37,10 @@ class Evaluation(NamedTuple):
     def perplexity(self) -> float:
         """Perplexity per known event; NaN if none is known."""
         known = self.events - self.unknown
-        return math.exp(-self.log_prob / known) if known else math.nan
+        try:
+            return math.exp(-self.log_prob / known) if known else math.nan
+        except OverflowError:
+            return math.inf
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -227,8 +233,17 @@ class NGramModel:
 
         Args:
           log_prob: natural logarithm of the probability of a token never seen, so low
-            that the model still sums to one. The paper's in-domain models use -1000.
+            that the model still sums to one: `HIGHEST_UNSEEN` or less. The paper's
+            in-domain models use -1000.
+
+        Raises:
+          UserError: `log_prob` is too high or no finite number.
         """
+        if not -math.inf < log_prob <= HIGHEST_UNSEEN:
+            raise UserError(
+                f"log_prob is {log_prob}: give {HIGHEST_UNSEEN:g} or less, so that the "
+                "model still sums to one."
+            )
         tokens = np.arange(self.vocab_size)
         if self.end_of_text is not None:
             tokens = np.delete(tokens, self.end_of_text)

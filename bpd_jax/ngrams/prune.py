@@ -100,8 +100,8 @@ def prune(
       theta: n-grams go whose loss raises the perplexity by this factor or less,
         e^D - 1 <= theta. So defined by SRILM's `-prune` and OpenGrm's `--theta`; for
         the values in use, such as 1e-8, it is D in nats.
-      max_per_order: per order from the bigrams up (N-1 of them or fewer), at most this
-        many n-grams; None for no limit.
+      max_per_order: per order from the bigrams up, at most this many n-grams; None for
+        no limit. Those of orders that the model lacks make no difference.
 
     Raises:
       UserError: a limit is negative, or there are more unigrams than `max_ngrams`.

@@ -30,6 +30,9 @@ def fill_relative_entropies(
 ) -> None:
     """Writes D of every extension of the histories `begin ... end`.
 
+    A probability may be 0, its logarithm minus infinity: that of an n-gram or a history
+    adds nothing to D, and D is infinite where only the suffix of an n-gram has it.
+
     Args:
       offsets: where the extensions of each history begin, `[h + 1]`.
       links: the suffix of each n-gram, `[n]`.
@@ -49,9 +52,12 @@ def fill_relative_entropies(
         for ngram in range(offsets[history], offsets[history + 1]):
             prob, suffix = probs[ngram], links[ngram]
             new = math.log((own + prob) / (low + lower_probs[suffix]))
-            change = prob * (lower_log_probs[suffix] + new - log_probs[ngram])
-            change += own * (new - log_alpha)
-            costs[ngram] = -history_probs[history] * change
+            change = own * (new - log_alpha)
+            if prob > 0:
+                change += prob * (lower_log_probs[suffix] + new - log_probs[ngram])
+            costs[ngram] = 0.0
+            if history_probs[history] > 0:
+                costs[ngram] = -history_probs[history] * change
 
 
 @numba.njit(numba.types.void(INTS, INTS, FLOATS, FLOATS_OUT), cache=True, nogil=True)

@@ -1,10 +1,12 @@
 """What to build an n-gram model from, and how: the settings of `build`."""
 
 import dataclasses
+import math
 
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams.counting.bounded import DEFAULT_MEMORY
-from bpd_jax.ngrams.katz import DEFAULT_BINS
+from bpd_jax.ngrams.katz import DEFAULT_BINS, MOST_BINS
+from bpd_jax.ngrams.model import HIGHEST_UNSEEN
 
 DEFAULT_ORDER = 4
 SOURCES = ("task", "text", "tokens", "counts", "model")
@@ -108,6 +110,12 @@ class Settings:
                 "give at most one of --heldout_split, --heldout_text and "
                 "--heldout_tokens."
             )
+        if self.heldout_text is not None and self.vocabulary.startswith("bpe:"):
+            raise UserError(
+                f"--vocabulary={self.vocabulary} is trained on the text itself, so "
+                "--heldout_text would get another one: give --heldout_split, or the "
+                "vocabulary of both as a tokenizer.json."
+            )
         self._check_numbers()
 
     def _check_numbers(self) -> None:
@@ -123,9 +131,14 @@ class Settings:
             )
         if self.theta is not None and not self.theta >= 0:
             raise UserError(f"--theta is {self.theta}: it must be 0 or more.")
-        if self.unseen_log_prob is not None and self.unseen_log_prob > -50:
+        if not 1 <= self.bins <= MOST_BINS:
             raise UserError(
-                f"--unseen_log_prob is {self.unseen_log_prob}: give -50 or less, so "
+                f"--bins is {self.bins}: it must lie between 1 and {MOST_BINS:,}."
+            )
+        unseen = self.unseen_log_prob
+        if unseen is not None and not -math.inf < unseen <= HIGHEST_UNSEEN:
+            raise UserError(
+                f"--unseen_log_prob is {unseen}: give {HIGHEST_UNSEEN:g} or less, so "
                 "that the model still sums to one."
             )
         if self.model and (len(self.model) > 2 or not all(self.model)):

@@ -71,7 +71,13 @@ def write_arrays(
     described = {}
     for name, array in arrays.items():
         array = np.ascontiguousarray(array)
-        np.save(folder / f"{name}.npy", array)
+        try:
+            np.save(folder / f"{name}.npy", array)
+        except OSError as error:
+            if error.errno is not None:
+                raise
+            # numpy says only how much of the array it wrote.
+            raise OSError(f"{error}; the disk may be full") from error
         described[name] = {
             "dtype": array.dtype.str,
             "shape": list(array.shape),

@@ -1,11 +1,13 @@
 """Tests of bpd_jax.ngrams.build."""
 
 import gzip
+import math
 import pathlib
 
 import numpy as np
 import pytest
 
+from bpd_jax.data.tokenizer import train_bpe
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams.build import ARPA_FILE, FST_FILE, SYMBOLS_FILE, Settings, build
 from bpd_jax.ngrams.counting import bounded, sources
@@ -185,7 +187,7 @@ def test_tokens_are_written_as_strings(tmp_path: pathlib.Path, tokens: str) -> N
     )
     assert NGramModel.load(plain).sizes == model.sizes
     assert not (plain / SYMBOLS_FILE).exists()
-    with pytest.raises(UserError, match="10 entries for 12 tokens"):
+    with pytest.raises(UserError, match=r"names\.txt has 10 entries for 12 tokens"):
         build(
             Settings(
                 str(tmp_path / "other"),
@@ -195,6 +197,96 @@ def test_tokens_are_written_as_strings(tmp_path: pathlib.Path, tokens: str) -> N
             )
         )
     assert not (tmp_path / "other").exists()
+
+
+@pytest.fixture
+def no_counting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the long work fail, for what must be told before it."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("counted first")
+
+    monkeypatch.setattr(bounded, "count", fail)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"symbols": "nofile"}, "cannot read nofile"),
+        (
+            {"symbols": "strings", "vocabulary": "{}/names.json"},
+            "names.json has 257 entries for 10 tokens",
+        ),
+        ({"max_per_order": (9, 9, 9, 9)}, "has 4 numbers.* give at most 3"),
+        ({"max_per_order": (9, 9), "order": 2}, "has 2 numbers.* give at most 1"),
+        ({"heldout_tokens": "{}/b"}, "b has tokens up to 395, .* --vocab_size=396"),
+        ({"heldout_tokens": "{}/empty"}, "held-out text .*empty holds no document"),
+    ],
+)
+def test_faults_are_told_before_counting(
+    tmp_path: pathlib.Path, tokens: str, no_counting: None, arguments, message: str
+) -> None:
+    train_bpe(["some text"], 257).save(tmp_path / "names.json")
+    (tmp_path / "b").write_text("0 395\n")
+    (tmp_path / "empty").write_text("\n")
+    arguments = {
+        name: value.format(tmp_path) if isinstance(value, str) else value
+        for name, value in arguments.items()
+    }
+    with pytest.raises(UserError, match=message):
+        build(Settings(str(tmp_path / "x"), tokens=tokens, vocab_size=10, **arguments))
+
+
+def test_an_empty_split_is_told_before_counting(
+    tmp_path: pathlib.Path, no_counting: None
+) -> None:
+    # None of these few falls among the two percent.
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_text(f"text {number}")
+    vocabulary = tmp_path / "vocabulary"
+    train_bpe(["some text"], 257).save(vocabulary / "tokenizer.json")
+    with pytest.raises(UserError, match="validation split") as caught:
+        build(
+            Settings(
+                str(tmp_path / "x"),
+                text=str(tmp_path / "*.txt"),
+                vocabulary=str(vocabulary),
+                heldout_split="validation",
+            )
+        )
+    assert "set validation_fraction" not in str(caught.value)
+    assert "--heldout_text" in str(caught.value)
+
+
+@pytest.mark.parametrize("output", ["/", ".", "..", "ids.txt/model"])
+def test_outputs_that_cannot_be_are_refused(
+    tmp_path: pathlib.Path,
+    tokens: str,
+    no_counting: None,
+    monkeypatch: pytest.MonkeyPatch,
+    output: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=f"--output={output} "):
+        build(Settings(output, tokens=tokens))
+
+
+def test_what_folders_say_themselves_is_refused(
+    tmp_path: pathlib.Path, tokens: str
+) -> None:
+    model, counts = str(tmp_path / "model"), str(tmp_path / "counts")
+    build(Settings(model, tokens=tokens, order=2))
+    bounded.count_to_folder(sources.open_source(tokens=tokens), counts, order=3)
+    output = str(tmp_path / "x")
+    for name in ("vocab_size", "end_of_text"):
+        with pytest.raises(UserError, match=f"--{name} goes with ARPA and"):
+            build(Settings(output, model=(model,), **{name: 20}))
+    with pytest.raises(UserError, match=r"--order is 6, but .*counts has .* up to 3"):
+        build(Settings(output, counts=counts, order=6))
+    for source in ({"model": (model,)}, {"counts": counts}):
+        with pytest.raises(UserError, match="--max_per_order has 3 numbers"):
+            build(Settings(output, max_per_order=(9, 9, 9), **source))
+    assert not pathlib.Path(output).exists()
 
 
 def test_strings_of_the_vocabulary(tmp_path: pathlib.Path) -> None:
@@ -303,6 +395,14 @@ def test_an_empty_file_is_refused(tmp_path: pathlib.Path, text: str) -> None:
         ({"tokens": "x", "vocab_size": 0}, "--vocab_size is 0"),
         ({"tokens": "x", "heldout_split": "validation"}, "--heldout_split goes"),
         ({"tokens": "x", "unseen_log_prob": -3.0}, "--unseen_log_prob is -3"),
+        ({"tokens": "x", "unseen_log_prob": math.nan}, "--unseen_log_prob is nan"),
+        ({"tokens": "x", "unseen_log_prob": -math.inf}, "--unseen_log_prob is -inf"),
+        ({"tokens": "x", "bins": 0}, "--bins is 0: it must lie between"),
+        ({"tokens": "x", "bins": 10**12}, "--bins is 1000000000000: it must lie"),
+        (
+            {"text": "x", "heldout_text": "y", "vocabulary": "bpe:300"},
+            "--vocabulary=bpe:300 is trained on the text itself",
+        ),
         ({"text": "x", "vocab_size": 5}, "--vocab_size goes with --tokens"),
         ({"task": "x", "end_of_text": 5}, "--end_of_text goes with --tokens"),
         ({"tokens": "x", "theta": -1.0}, "--theta is -1"),

@@ -77,9 +77,10 @@ def test_degenerate_samples_leave_some_mass(counts: list[int]) -> None:
     assert ((discounts > 0) & (discounts < 1)).all()
 
 
-def test_no_bins_are_refused() -> None:
-    with pytest.raises(UserError, match="bins is 0"):
-        good_turing_discounts(np.array([1]), bins=0)
+@pytest.mark.parametrize("bins", [0, 10**12])
+def test_bins_that_cannot_be_are_refused(bins: int) -> None:
+    with pytest.raises(UserError, match=f"bins is {bins}: it must lie between"):
+        good_turing_discounts(np.array([1]), bins=bins)
 
 
 def test_unigrams_are_relative_frequencies_without_bos() -> None:

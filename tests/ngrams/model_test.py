@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bpd_jax.errors import UserError
-from bpd_jax.ngrams.model import NGramModel, evaluate_all
+from bpd_jax.ngrams.model import Evaluation, NGramModel, evaluate_all
 from bpd_jax.ngrams.prune import prune
 
 
@@ -88,6 +88,19 @@ def test_perplexity_is_that_of_the_single_predictions(trigrams: NGramModel) -> N
         scores += [trigrams.log_prob(text[:i], text[i]) for i in range(1, len(text))]
     expected = math.exp(-sum(scores) / len(scores))
     assert trigrams.perplexity(sequences) == pytest.approx(expected)
+
+
+def test_a_perplexity_beyond_all_numbers_is_infinite() -> None:
+    assert Evaluation(2, 0, -2000.0).perplexity == math.inf
+    assert math.isnan(Evaluation(2, 2, 0.0).perplexity)
+
+
+@pytest.mark.parametrize("log_prob", [math.nan, -math.inf, -3.0])
+def test_unseen_tokens_need_a_small_probability(
+    trigrams: NGramModel, log_prob: float
+) -> None:
+    with pytest.raises(UserError, match=r"log_prob is .*: give -50 or less"):
+        trigrams.with_unseen_tokens(log_prob)
 
 
 def test_unknown_tokens_are_counted_and_left_out(trigrams: NGramModel) -> None:

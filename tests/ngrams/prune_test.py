@@ -153,6 +153,57 @@ def test_limits_that_nothing_exceeds_prune_nothing(trigrams: NGramModel) -> None
 
 
 @pytest.mark.parametrize(
+    "limits",
+    [{"theta": 1e-3}, {"max_ngrams": 14}, {"max_ngrams": 9}, {"max_per_order": [5, 3]}],
+)
+def test_probabilities_of_zero_leave_a_closed_model(limits) -> None:
+    # Zero: a unigram, the suffix of a trigram, the prefix of another, a trigram.
+    zero = -np.inf
+    probs = {
+        (0,): 0.3,
+        (1,): 0.3,
+        (2,): 0.2,
+        (3,): 0.0,
+        (4,): 0.2,
+        (5,): 0.0,
+        (0, 1): 0.6,
+        (0, 2): 0.2,
+        (1, 2): 0.0,
+        (2, 0): 0.0,
+        (2, 3): 0.7,
+        (0, 1, 2): 0.9,
+        (0, 2, 0): 0.1,
+        (1, 2, 3): 0.5,
+        (2, 0, 1): 0.4,
+    }
+    model = NGramModel(
+        vocab_size=4,
+        keys=tuple(
+            np.array(keys)
+            for keys in ([0, 1, 2, 3, 4, 5], [1, 2, 8, 12, 15], [2, 6, 15, 19])
+        ),
+        log_probs=tuple(
+            np.array(
+                [np.log(p) if p else zero for g, p in probs.items() if len(g) == n]
+            )
+            for n in (1, 2, 3)
+        ),
+        log_backoffs=(np.zeros(6), np.zeros(5)),
+    )
+    assert ngram_set(model) == set(probs)
+    costs = relative_entropies(model)
+    assert not any(np.isnan(cost).any() for cost in costs)
+    # Only the trigrams themselves give `0 1 2` and `0 2 0` a probability.
+    assert np.isposinf(costs[1]).tolist() == [True, True, False, False]
+    pruned = prune(model, **limits)
+    links = trie.suffix_links(pruned.keys, pruned.width)
+    assert all((link >= 0).all() for link in links)
+    assert ((0, 1, 2) in ngram_set(pruned)) == (limits != {"max_ngrams": 9})
+    for weights in pruned.log_backoffs:
+        assert np.isfinite(weights).all()
+
+
+@pytest.mark.parametrize(
     "arguments, message",
     [
         ({"theta": -1.0}, "theta is -1"),

@@ -2,10 +2,13 @@
 
 import json
 import pathlib
+import resource
 
+import numpy as np
 import pytest
 
 from bpd_jax.errors import UserError
+from bpd_jax.ngrams import storage
 from bpd_jax.ngrams.model import NGramModel
 
 
@@ -42,6 +45,18 @@ def test_truncation_is_noticed_without_reading_the_arrays(
     truncate(tmp_path / "model" / "keys_3.npy")
     with pytest.raises(UserError, match=r"keys_3\.npy"):
         NGramModel.load(tmp_path / "model", verify=False)
+
+
+def test_a_write_that_stops_short_is_told(tmp_path: pathlib.Path) -> None:
+    # A limit on files: numpy says how much it wrote, and no reason.
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(UserError, match=r"model: .* written; the disk may be full"):
+            storage.write_folder(tmp_path / "model", {"a": np.zeros(50_000)}, {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

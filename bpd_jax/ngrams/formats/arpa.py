@@ -50,7 +50,8 @@ def write_arpa(
       symbols: V strings to write for the tokens, none empty or with blanks in it.
 
     Raises:
-      UserError: the symbols do not fit, or the file cannot be written.
+      UserError: the symbols do not fit, the file cannot be written, or the model holds
+        a logarithm that is no number.
     """
     path = pathlib.Path(path)
     if symbols is None:
@@ -118,10 +119,14 @@ class _Writer:
         rows = trie.ngrams(model.keys, order, model.width, part)
         log_probs = model.log_probs[order - 1][part]
         scores = np.where(np.isneginf(log_probs), _NO_PROBABILITY, log_probs / _LOG10)
+        if not np.isfinite(scores).all():
+            raise UserError(f"a log-probability of the {order}-grams is no number.")
         weights = np.full(len(rows), np.nan)
         if order < model.order:
             chosen = is_history[part]
             weights[chosen] = model.log_backoffs[order - 1][part][chosen]
+            if not np.isfinite(weights[chosen]).all():
+                raise UserError(f"a back-off weight of the {order}-grams is no number.")
         line = 2 * _NUMBER_BYTES + order * (self._longest + 1)
         text = np.empty(len(rows) * line, np.uint8)
         length = arpa_kernels.format_ngrams(

@@ -17,6 +17,8 @@ from bpd_jax.ngrams.text_blocks import TextBlocks
 
 _LOG10 = math.log(10)
 _HIGHEST_ID = np.iinfo(np.int32).max
+_MOST_DIGITS = 18  # of an integer; Python refuses to convert thousands of them.
+_MOST_SHOWN = 80  # characters of the file in a message
 
 # Symbols while V is not known yet.
 _EOS, _BOS, _UNKNOWN = -1, -2, -3
@@ -130,7 +132,7 @@ class ArpaReader:
             order, equals, size = self._decoded(line)[len("ngram ") :].partition("=")
             if not equals or order.strip() != str(len(sizes) + 1):
                 self._fail(f"expected 'ngram {len(sizes) + 1}=', found {_shown(line)}")
-            if not size.strip().isdecimal():
+            if not _is_integer(size.strip()):
                 self._fail(f"the number of n-grams is no number: {_shown(line)}")
             sizes.append(int(size))
         if not sizes or not sizes[0]:
@@ -155,6 +157,7 @@ class ArpaReader:
             self._index_names()
             if self._vocab_size is None:
                 self._vocab_size = max(*self._names.values(), 0) + 1
+            trie.check_vocab_size(self._vocab_size, self._path)
             bar.update(size)
             return _as_section(order, lines)
         count = 0
@@ -244,12 +247,12 @@ class ArpaReader:
         if name in UNKNOWN:
             return self._unknown
         token = -1
-        if self._ids is None and name.isascii() and name.isdigit():
+        if self._ids is None and _is_integer(name):
             token = int(name)
         if not 0 <= token <= _HIGHEST_ID or (
             self._vocab_size is not None and token >= self._vocab_size
         ):
-            self._fail(f"{name!r} is not a token of the vocabulary")
+            self._fail(f"{_shown(field)} is not a token of the vocabulary")
         return token
 
     def _index_names(self) -> None:
@@ -267,6 +270,11 @@ class ArpaReader:
         assert self._vocab_size is not None
         vocab_size = self._vocab_size
         for section in sections:
+            misplaced = (section.rows[:, :-1] == _EOS).any(axis=1)
+            misplaced |= (section.rows[:, 1:] == _BOS).any(axis=1)
+            if misplaced.any():
+                line = int(section.lines[misplaced].min())
+                self._fail("<s> is only first and </s> only last", line)
             section.rows[section.rows == _EOS] = trie.eos_symbol(vocab_size)
             section.rows[section.rows == _BOS] = trie.bos_symbol(vocab_size)
         width = trie.symbol_width(vocab_size)
@@ -355,4 +363,11 @@ def _as_section(order: int, lines: Sequence[_Line]) -> _Section:
 
 def _shown(text: bytes) -> str:
     """Returns part of the file for a message."""
-    return repr(text.decode("utf-8", "backslashreplace"))
+    shown = text.decode("utf-8", "backslashreplace")
+    if len(shown) > _MOST_SHOWN:
+        shown = f"{shown[:_MOST_SHOWN]}..."
+    return repr(shown)
+
+
+def _is_integer(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS

@@ -62,6 +62,7 @@ class FstReader:
                 f"the label {wrong + 1} stands for the token {wrong}, which is outside "
                 f"the vocabulary 0 ... {vocab_size - 1}"
             )
+        trie.check_vocab_size(vocab_size, name)
         self._width = trie.symbol_width(vocab_size)
         self._bos = trie.bos_symbol(vocab_size)
         self._find_depths()

@@ -1,5 +1,6 @@
 """Tests of bpd_jax.ngrams.formats.arpa."""
 
+import dataclasses
 import gzip
 import pathlib
 
@@ -99,6 +100,18 @@ def test_symbol_tables_that_do_not_fit_are_refused(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("name", ["log_probs", "log_backoffs"])
+def test_what_is_no_number_is_not_written(
+    trigrams: NGramModel, tmp_path: pathlib.Path, name: str
+) -> None:
+    first, *others = getattr(trigrams, name)
+    first = np.where(np.arange(first.size) == 1, np.nan, first)
+    model = dataclasses.replace(trigrams, **{name: (first, *others)})
+    with pytest.raises(UserError, match="of the 1-grams is no number"):
+        write_arpa(model, tmp_path / "model.arpa")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_failed_write_leaves_the_old_file(
     trigrams: NGramModel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +163,11 @@ def test_reading_what_others_write(tmp_path: pathlib.Path) -> None:
         ("-0.2\t0 1", "-0.2\t0 -1", r"line 14: '-1' is not a token"),
         ("-0.2\t0 1", "-0.2\t0 the", r"line 14: 'the' is not a token"),
         ("-0.6\t1", f"-0.6\t{10**30}", r"line 10: '1000"),
+        ("-0.6\t1", f"-0.6\t{10**9}", r"small\.arpa.*1000000000, is more than"),
+        ("-0.6\t1", "-0.6\t" + "9" * 5000, r"line 10: '9{80}\.\.\.' is not a token"),
+        ("ngram 2=3", "ngram 2=" + "9" * 5000, r"line 4: the number of n-grams"),
+        ("-0.2\t0 1", "-0.2\t0 <s>", r"line 14: <s> is only first and </s> only last"),
+        ("-0.3\t<s> 0", "-0.3\t</s> 0", r"line 13: <s> is only first"),
         ("-0.4\t0\t-0.1", "-0.4\t1\t-0.1", r"line 10: this 1-gram is there twice"),
         ("-0.2\t0 1", "-0.2\t0 </s>", r"line 15: this 2-gram is there twice"),
     ],

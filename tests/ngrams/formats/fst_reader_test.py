@@ -241,3 +241,11 @@ def test_other_programs_files_are_refused(tmp_path: pathlib.Path) -> None:
     path.write_bytes(b"OpenGrm" * 30)
     with pytest.raises(UserError, match="not a vector automaton"):
         fst.model_from_fst(path)
+
+
+def test_a_vocabulary_that_is_too_large_is_refused(
+    trigrams: NGramModel, tmp_path: pathlib.Path
+) -> None:
+    fst.write_fst(trigrams, tmp_path / "model.fst")
+    with pytest.raises(UserError, match=r"model\.fst: a vocabulary of .* is more than"):
+        fst.model_from_fst(tmp_path / "model.fst", vocab_size=1 << 25)
