@@ -8,21 +8,19 @@ the other of lattice and automaton together, then the same shortest paths. Verif
 makes the decoded text exact with either.
 """
 
-import copy
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from bpd_jax.drafting.lattice import Drafts, Lattice, best_drafts
+from bpd_jax.drafting.rescorers.host import HostRescorer
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams.formats import fst_format
 from bpd_jax.ngrams.formats.fst import automaton_of
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.search.failure import FailureAutomaton
-from bpd_jax.ngrams.search.finite import check_alpha, with_finite_scores
+from bpd_jax.ngrams.search.finite import with_finite_scores
 from bpd_jax.ngrams.states import StateTable
-from bpd_jax.typing import AnyArray, Int
 
 if TYPE_CHECKING:
     import pynini
@@ -33,16 +31,8 @@ class _Path(NamedTuple):
     tokens: tuple[int, ...]
 
 
-class FstRescorer:
-    """The P best distinct drafts under Σ log p_head + α · log p_ngram, on the host.
-
-    The certain first token is part of the n-gram's context and is not scored. An
-    object and its copies `with_drafts` are for one thread: a search sets the start of
-    the automaton that they share.
-    """
-
-    on_device = False
-    arrays = None
+class FstRescorer(HostRescorer):
+    """The search by OpenFst."""
 
     def __init__(
         self,
@@ -64,7 +54,7 @@ class FstRescorer:
         Raises:
           UserError: pynini is not installed, or alpha is not above 0.
         """
-        check_alpha(alpha)
+        super().__init__(model.order, num_drafts, alpha)
         if alpha == 0:
             raise UserError(f"alpha is {alpha}: it must be above 0 (0-gram is α = 0).")
         try:
@@ -74,9 +64,6 @@ class FstRescorer:
                 "the engine fst needs the package pynini: pip install pynini, or use "
                 "the engine device."
             ) from error
-        self.num_drafts = num_drafts
-        self.alpha = alpha
-        self.context_length = max(model.order - 2, 0)
         model = with_finite_scores(model)
         self._states = StateTable(model)
         automaton = automaton_of(model, continuous=True)
@@ -88,39 +75,17 @@ class FstRescorer:
             self._ngram = pynini.Fst.read_from_string(fst_format.encode(automaton))
             self._compose = self._compose_with_epsilon
 
-    def with_drafts(self, num_drafts: int) -> "FstRescorer":
-        """Returns a rescorer of another P that shares the automaton."""
-        other = copy.copy(self)
-        other.num_drafts = num_drafts
-        return other
-
-    def refine(
-        self, lattice: Lattice, context: Int[AnyArray, "B C"], arrays: None = None
-    ) -> Drafts:
-        """Returns numpy arrays `[B, P, L]` int32 and `[B, P]` float32."""
-        del arrays
-        columns = np.asarray(lattice.tokens)
-        log_probs = np.asarray(lattice.log_probs)
-        batch, length, _ = columns.shape
-        if length == 1:  # Nothing but the certain token.
-            return best_drafts(lattice, self.num_drafts)
-        tokens = np.zeros((batch, self.num_drafts, length), np.int32)
-        scores = np.full((batch, self.num_drafts), -np.inf, np.float32)
-        for row, text in enumerate(np.asarray(context)):
-            certain = columns[row, 0, 0]
-            history = [int(token) for token in text if token >= 0]
-            # Costs are divided by α here, and scores multiplied by it below: the
-            # automaton of the n-gram model is then the same for every α.
-            composed = self._compose(
-                columns[row, 1:],
-                -log_probs[row, 1:] / self.alpha,
-                self._states.of_history([*history, int(certain)]),
-            )
-            tokens[row, :, 0] = certain
-            for rank, path in enumerate(best_paths(composed, self.num_drafts)):
-                tokens[row, rank, 1:] = path.tokens
-                scores[row, rank] = self.alpha * path.score
-        return Drafts(tokens, scores)
+    def _best_paths(
+        self, tokens: np.ndarray, log_probs: np.ndarray, history: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        # Costs are divided by α here, and scores multiplied by it below: the automaton
+        # of the n-gram model is then the same for every α.
+        state = self._states.of_history(history.tolist())
+        composed = self._compose(tokens, -log_probs / self.alpha, state)
+        paths = best_paths(composed, self.num_drafts)
+        found = np.array([path.tokens for path in paths], np.int32)
+        scores = self.alpha * np.array([path.score for path in paths])
+        return found.reshape(len(paths), len(tokens)), scores
 
     def _compose_with_epsilon(
         self, tokens: np.ndarray, costs: np.ndarray, state: int

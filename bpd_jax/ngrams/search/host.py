@@ -1,7 +1,7 @@
 """The best paths of a lattice under an n-gram model, on the host and exact."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -94,7 +94,7 @@ class PathSearch:
             model.width,
         )
         self.nbytes = sum(array.nbytes for array in (*offsets, *tables))
-        self._room: tuple[np.ndarray, ...] = ()
+        self._room: tuple[Any, ...] = ()
         self._shape = (0, 0)
 
     def best_paths(
@@ -139,7 +139,7 @@ class PathSearch:
         scores = np.zeros(num_paths)
         while True:
             found = self._search(
-                *self._arrays,
+                self._arrays,
                 past,
                 predicted,
                 followed,
@@ -153,22 +153,22 @@ class PathSearch:
                 return Paths(choices[:found], scores[:found])
             self._workspace(candidates, grow=True)
 
-    def _workspace(self, candidates: int, grow: bool = False) -> tuple[np.ndarray, ...]:
+    def _workspace(self, candidates: int, grow: bool = False) -> tuple[Any, ...]:
         room, width = self._shape
         if grow or candidates != width:
             room = 2 * room if grow else max(room, _ROOM)
             fields = self._kernels
             self._shape = room, candidates
-            self._room = (
+            graph = (
                 np.empty((fields.NODE_FIELDS, room), np.int64),
                 np.empty(room),
                 np.empty((room, candidates)),
                 np.empty((room, candidates), np.int32),
                 np.empty((room, fields.LISTED + candidates), np.int32),
-                np.empty((fields.QUERY_FIELDS, room * candidates), np.int64),
-                np.empty(room * candidates),
                 np.empty(room),
             )
+            queries = np.empty((fields.QUERY_FIELDS, room * candidates), np.int64)
+            self._room = (graph, queries, np.empty(room * candidates))
         return self._room
 
 

@@ -119,10 +119,9 @@ def _answer(table, bits, shift, keys, queries, number):  # type: ignore[no-untyp
 
 
 @numba.njit(cache=True, nogil=True)
-def _place_of_text(  # type: ignore[no-untyped-def]
-    keys, offsets, unigrams, tables, bits, shift, width, history, length
-):
+def _place_of_text(model, history, length):  # type: ignore[no-untyped-def]
     """Returns the place of the n-gram of the text's last `length` symbols, or -1."""
+    keys, _, _, offsets, unigrams, tables, bits, shift, width = model
     if length > len(history):
         return -1
     tail = history[len(history) - length :]
@@ -144,26 +143,7 @@ def _place_of_text(  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True, nogil=True)
 def _expand(  # type: ignore[no-untyped-def]
-    keys,
-    log_probs,
-    log_backoffs,
-    offsets,
-    unigrams,
-    tables,
-    bits,
-    shift,
-    width,
-    history,
-    predicted,
-    followed,
-    nodes,
-    weights,
-    values,
-    following,
-    own,
-    queries,
-    answers,
-    begins,
+    model, history, predicted, followed, graph, queries, answers, begins
 ):
     """Makes all nodes and rows.
 
@@ -173,6 +153,8 @@ def _expand(  # type: ignore[no-untyped-def]
     Returns:
       The node of the text before the lattice, or -1 if there is no room.
     """
+    keys, log_probs, log_backoffs, offsets, unigrams, tables, bits, shift, width = model
+    nodes, weights, values, following, own, _ = graph
     positions, candidates = predicted.shape
     room = nodes.shape[1]
     highest = len(keys)
@@ -210,9 +192,7 @@ def _expand(  # type: ignore[no-untyped-def]
             return -1
         first = count
         starts, level_weights = offsets[length - 1], log_backoffs[length - 1]
-        place = _place_of_text(
-            keys, offsets, unigrams, tables, bits, shift, width, history, length
-        )
+        place = _place_of_text(model, history, length)
         if place >= 0 and (
             starts[place] < starts[place + 1] or level_weights[place] != 0
         ):
@@ -314,10 +294,9 @@ def _without_repeats(symbols, head_scores):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, nogil=True)
-def _complete(  # type: ignore[no-untyped-def]
-    head_scores, alpha, nodes, weights, values, following, own, begins, best
-):
+def _complete(head_scores, alpha, graph, begins):  # type: ignore[no-untyped-def]
     """Sets `best[node]` to the best score of a path from there to the end."""
+    nodes, weights, values, following, own, best = graph
     positions, candidates = head_scores.shape
     best[positions] = 0.0
     for position in range(positions - 1, -1, -1):
@@ -340,57 +319,46 @@ def _complete(  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True, nogil=True)
 def best_paths(  # type: ignore[no-untyped-def]
-    keys,
-    log_probs,
-    log_backoffs,
-    offsets,
-    unigrams,
-    tables,
-    bits,
-    shift,
-    width,
+    model,
     history,
     predicted,
     followed,
     head_scores,
     alpha,
-    nodes,
-    weights,
-    values,
-    following,
-    own,
+    graph,
     queries,
     answers,
-    best,
     choices,
     scores,
 ):
     """Finds the P best paths of one lattice; exact, best first.
 
     Args:
-      keys: N arrays, as in `NGramModel`.
-      log_probs: N arrays.
-      log_backoffs: N-1 arrays.
-      offsets: N-1 arrays, the `trie.child_offsets` of the orders 1 ... N-1.
-      unigrams: `[width]` int64, the place of each symbol's unigram, -1 for none.
-      tables: N-1 hash tables of bigrams and longer n-grams, see `table_kernels`.
-      bits: `[N-1]` int64, the tables have 2^bits slots.
-      shift: see `table_kernels`.
-      width: number of symbols.
+      model: a tuple of
+        keys: N arrays, as in `NGramModel`;
+        log_probs: N arrays;
+        log_backoffs: N-1 arrays;
+        offsets: N-1 arrays, the `trie.child_offsets` of the orders 1 ... N-1;
+        unigrams: `[width]` int64, the place of each symbol's unigram, -1 for none;
+        tables: N-1 hash tables of bigrams and longer n-grams, see `table_kernels`;
+        bits: `[N-1]` int64, the tables have 2^bits slots;
+        shift: see `table_kernels`;
+        width: number of symbols.
       history: `[H]` symbols of the text, oldest first.
       predicted: `[J, W]` int64, the symbols of the candidates when they are predicted.
       followed: `[J, W]` int64, the symbols they are as part of a history.
-      head_scores: `[J, W]` float64; a candidate with -inf is not one, and of
-        a symbol that a position has twice, the better one counts.
+      head_scores: `[J, W]` float64; a candidate with -inf is not one, and of a symbol
+        that a position has twice, the better one counts.
       alpha: weight of the n-gram's log-probability.
-      nodes: `[NODE_FIELDS, C]` int64, room for C nodes.
-      weights: `[C]` float64, room for what a node adds to its row.
-      values: `[C, W]` float64, room for the rows.
-      following: `[C, W]` int32, room for the nodes that follow.
-      own: `[C, LISTED + W]` int32, room for what is known of the rows.
+      graph: room for C nodes and their rows, a tuple of
+        nodes: `[NODE_FIELDS, C]` int64;
+        weights: `[C]` float64, what a node adds to its row;
+        values: `[C, W]` float64, the rows;
+        following: `[C, W]` int32, the nodes that follow;
+        own: `[C, LISTED + W]` int32, what is known of the rows;
+        best: `[C]` float64, the best completion of each node.
       queries: `[QUERY_FIELDS, C * W]` int64, room for look-ups.
       answers: `[C * W]` float64, room for their results.
-      best: `[C]` float64, room for the best completion of each node.
       choices: `[P, J]` int32, receives the candidates' numbers.
       scores: `[P]` float64, receives the scores.
 
@@ -398,33 +366,15 @@ def best_paths(  # type: ignore[no-untyped-def]
       How many paths were found, at most P; or -1 if there are more than C nodes.
     """
     positions, candidates = predicted.shape
-    begins = np.empty((len(keys), positions + 2), np.int64)
+    begins = np.empty((len(model[0]), positions + 2), np.int64)
     state = _expand(
-        keys,
-        log_probs,
-        log_backoffs,
-        offsets,
-        unigrams,
-        tables,
-        bits,
-        shift,
-        width,
-        history,
-        predicted,
-        followed,
-        nodes,
-        weights,
-        values,
-        following,
-        own,
-        queries,
-        answers,
-        begins,
+        model, history, predicted, followed, graph, queries, answers, begins
     )
     if state < 0:
         return -1
     scored = _without_repeats(predicted, head_scores)
-    _complete(scored, alpha, nodes, weights, values, following, own, begins, best)
+    _complete(scored, alpha, graph, begins)
+    nodes, weights, values, following, _, best = graph
 
     # With exact completions, the P best prefixes of every length contain those of the
     # P best paths.
