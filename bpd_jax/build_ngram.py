@@ -21,15 +21,20 @@ from rich.table import Table
 
 from bpd_jax import cli
 from bpd_jax.errors import UserError
+from bpd_jax.ngram_flags import (
+    END_OF_TEXT,
+    MAX_BYTES,
+    SPLIT,
+    TASK,
+    TEXT,
+    TOKENS,
+    VOCAB_SIZE,
+    VOCABULARY,
+)
 from bpd_jax.ngrams import storage
 from bpd_jax.ngrams.build import Measure, Report, Settings, build
 from bpd_jax.ngrams.katz import DEFAULT_BINS
 
-_TASK = flags.DEFINE_string("task", None, "Text task to read, such as stdlib.")
-_TEXT = flags.DEFINE_string("text", None, "Glob of .txt, .jsonl or .jsonl.gz files.")
-_TOKENS = flags.DEFINE_string(
-    "tokens", None, "Glob of files of token ids, one sequence per line, or .npy."
-)
 _COUNTS = flags.DEFINE_string(
     "counts", None, "Folder of counts, or a text file of lines `a b c<TAB>5`."
 )
@@ -48,9 +53,6 @@ _OUTPUT = flags.DEFINE_string("output", None, "Folder to write the model to.")
 _ORDER = flags.DEFINE_integer(
     "order", None, "Length N of the longest n-grams. Default: 4, or that of --counts."
 )
-flags.DEFINE_list(
-    "min_counts", None, "Least count of an n-gram, per order: 1,1,2,4. Default: all 1."
-)
 _MAX_NGRAMS = flags.DEFINE_integer(
     "max_ngrams", None, "Prune to at most this many n-grams of all orders."
 )
@@ -68,23 +70,6 @@ _MAX_PER_ORDER = flags.DEFINE_list(
 _BINS = flags.DEFINE_integer(
     "bins", DEFAULT_BINS, "Highest count with a Good-Turing discount."
 )
-flags.DEFINE_string(
-    "memory", "4GB", "Memory for counting; more text goes through the disk."
-)
-_VOCABULARY = flags.DEFINE_string(
-    "vocabulary",
-    "gpt3",
-    "Of text: gpt3, bpe:N, a tokenizer.json or a folder that has one.",
-)
-_SPLIT = flags.DEFINE_string(
-    "split",
-    None,
-    "For --task and --text: train, validation or all. Default: train for --task, "
-    "all for --text.",
-)
-_MAX_BYTES = flags.DEFINE_integer(
-    "max_bytes", None, "For --task and --text: bytes of text to take. Default: all."
-)
 _HELDOUT_SPLIT = flags.DEFINE_string(
     "heldout_split", None, "For --task and --text: split to measure perplexity on."
 )
@@ -93,12 +78,6 @@ _HELDOUT_TEXT = flags.DEFINE_string(
 )
 _HELDOUT_TOKENS = flags.DEFINE_string(
     "heldout_tokens", None, "Glob of files of token ids to measure perplexity on."
-)
-_VOCAB_SIZE = flags.DEFINE_integer(
-    "vocab_size", None, "Of files of ids: vocabulary size. Default: highest id plus 1."
-)
-_END_OF_TEXT = flags.DEFINE_integer(
-    "end_of_text", None, "Of files of ids: token that stands for a sequence's ends."
 )
 _UNSEEN_LOG_PROB = flags.DEFINE_float(
     "unseen_log_prob",
@@ -118,9 +97,9 @@ def main() -> None:
     report = build(
         Settings(
             output=cli.required("output"),
-            task=_TASK.value,
-            text=_TEXT.value,
-            tokens=_TOKENS.value,
+            task=TASK.value,
+            text=TEXT.value,
+            tokens=TOKENS.value,
             counts=_COUNTS.value,
             model=tuple(_MODEL.value or ()),
             weight=_WEIGHT.value,
@@ -132,14 +111,14 @@ def main() -> None:
             max_per_order=_limits(_MAX_PER_ORDER.value),
             bins=_BINS.value,
             memory=cli.byte_count("memory"),
-            vocabulary=_VOCABULARY.value,
-            split=_SPLIT.value,
-            max_bytes=_MAX_BYTES.value,
+            vocabulary=VOCABULARY.value,
+            split=SPLIT.value,
+            max_bytes=MAX_BYTES.value,
             heldout_split=_HELDOUT_SPLIT.value,
             heldout_text=_HELDOUT_TEXT.value,
             heldout_tokens=_HELDOUT_TOKENS.value,
-            vocab_size=_VOCAB_SIZE.value,
-            end_of_text=_END_OF_TEXT.value,
+            vocab_size=VOCAB_SIZE.value,
+            end_of_text=END_OF_TEXT.value,
             unseen_log_prob=_UNSEEN_LOG_PROB.value,
             symbols=_SYMBOLS.value,
         )

@@ -17,46 +17,22 @@ from rich.table import Table
 
 from bpd_jax import cli
 from bpd_jax.errors import UserError
+from bpd_jax.ngram_flags import (
+    END_OF_TEXT,
+    MAX_BYTES,
+    SPLIT,
+    TASK,
+    TEXT,
+    TOKENS,
+    VOCAB_SIZE,
+    VOCABULARY,
+)
 from bpd_jax.ngrams.counting import beam, bounded
 from bpd_jax.ngrams.counting.counts import NGramCounts
 from bpd_jax.ngrams.counting.sources import Source, open_source
 
-_TASK = flags.DEFINE_string(
-    "task", None, "Text task such as stdlib, or a registered seqio task."
-)
-_TEXT = flags.DEFINE_string("text", None, "Glob of .txt, .jsonl or .jsonl.gz files.")
-_TOKENS = flags.DEFINE_string(
-    "tokens",
-    None,
-    "Glob of files of token ids: a sequence per line, plain or gzip; or .npy arrays. "
-    "'**' crosses folders.",
-)
 _OUTPUT = flags.DEFINE_string("output", None, "Folder to write the counts to.")
 _ORDER = flags.DEFINE_integer("order", 4, "Length N of the longest n-grams.")
-flags.DEFINE_list(
-    "min_counts", None, "Least count of an n-gram, per order: 1,1,2,4. Default: all 1."
-)
-flags.DEFINE_string("memory", "4GB", "Memory to take, about.")
-_VOCABULARY = flags.DEFINE_string(
-    "vocabulary",
-    "gpt3",
-    "For --task and --text: gpt3, bpe:N, a tokenizer.json or a folder that has one.",
-)
-_SPLIT = flags.DEFINE_string(
-    "split",
-    None,
-    "For --task and --text: train, validation or all. Default: train for --task, "
-    "all for --text.",
-)
-_MAX_BYTES = flags.DEFINE_integer(
-    "max_bytes", None, "For --task and --text: bytes of text to take. Default: all."
-)
-_VOCAB_SIZE = flags.DEFINE_integer(
-    "vocab_size", None, "For --tokens: vocabulary size. Default: highest id plus 1."
-)
-_END_OF_TEXT = flags.DEFINE_integer(
-    "end_of_text", None, "For --tokens: token that stands for the ends of a sequence."
-)
 _BEAM_RUNNER = flags.DEFINE_string(
     "beam_runner",
     None,
@@ -115,26 +91,26 @@ def main() -> None:
 
 
 def _source() -> Source:
-    given = [flag.name for flag in (_TASK, _TEXT, _TOKENS) if flag.value]
+    given = [flag.name for flag in (TASK, TEXT, TOKENS) if flag.value]
     if len(given) != 1:
         found = " and ".join(f"--{name}" for name in given) or "none"
         raise UserError(
             f"give exactly one of --task, --text and --tokens: found {found}."
         )
-    of_text = (_SPLIT, _MAX_BYTES)
-    of_tokens = (_VOCAB_SIZE, _END_OF_TEXT)
-    for flag in of_text if _TOKENS.value else of_tokens:
+    of_text = (SPLIT, MAX_BYTES)
+    of_tokens = (VOCAB_SIZE, END_OF_TEXT)
+    for flag in of_text if TOKENS.value else of_tokens:
         if flag.value is not None:
             raise UserError(f"--{flag.name} does not go with --{given[0]}.")
     return open_source(
-        task=_TASK.value,
-        text=_TEXT.value,
-        tokens=_TOKENS.value,
-        split=_SPLIT.value,
-        vocabulary=_VOCABULARY.value,
-        max_bytes=_MAX_BYTES.value,
-        vocab_size=_VOCAB_SIZE.value,
-        end_of_text=_END_OF_TEXT.value,
+        task=TASK.value,
+        text=TEXT.value,
+        tokens=TOKENS.value,
+        split=SPLIT.value,
+        vocabulary=VOCABULARY.value,
+        max_bytes=MAX_BYTES.value,
+        vocab_size=VOCAB_SIZE.value,
+        end_of_text=END_OF_TEXT.value,
     )
 
 
