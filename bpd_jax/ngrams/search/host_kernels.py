@@ -20,6 +20,8 @@ length at all positions together, in loops whose loads do not wait for each othe
 This module needs numba; import it where it is used.
 """
 
+from typing import Any
+
 import numba
 import numpy as np
 
@@ -39,7 +41,16 @@ OWNER, NUMBER, LISTED = range(3)
 
 
 @numba.njit(cache=True, nogil=True)
-def _ask(keys, width, symbols, first, end, nodes, own, queries):  # type: ignore[no-untyped-def]
+def _ask(
+    keys: np.ndarray,
+    width: int,
+    symbols: np.ndarray,
+    first: int,
+    end: int,
+    nodes: np.ndarray,
+    own: np.ndarray,
+    queries: np.ndarray,
+) -> int:
     """Asks for the n-grams of the nodes `first ... end - 1` and returns how many.
 
     A suffix whose row is not its own has no n-gram for any candidate, hence neither has
@@ -82,7 +93,14 @@ def _ask(keys, width, symbols, first, end, nodes, own, queries):  # type: ignore
 
 
 @numba.njit(cache=True, nogil=True)
-def _answer(table, bits, shift, keys, queries, number):  # type: ignore[no-untyped-def]
+def _answer(
+    table: np.ndarray,
+    bits: int,
+    shift: int,
+    keys: np.ndarray,
+    queries: np.ndarray,
+    number: int,
+) -> int:
     """Looks up the queries that are open; returns how many found their n-gram.
 
     These are left at the front, in order.
@@ -119,7 +137,11 @@ def _answer(table, bits, shift, keys, queries, number):  # type: ignore[no-untyp
 
 
 @numba.njit(cache=True, nogil=True)
-def _place_of_text(model, history, length):  # type: ignore[no-untyped-def]
+def _place_of_text(
+    model: tuple[Any, ...],
+    history: np.ndarray,
+    length: int,
+) -> int:
     """Returns the place of the n-gram of the text's last `length` symbols, or -1."""
     keys, _, _, offsets, unigrams, tables, bits, shift, width = model
     if length > len(history):
@@ -142,9 +164,16 @@ def _place_of_text(model, history, length):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, nogil=True)
-def _expand(  # type: ignore[no-untyped-def]
-    model, history, predicted, followed, graph, queries, answers, begins
-):
+def _expand(
+    model: tuple[Any, ...],
+    history: np.ndarray,
+    predicted: np.ndarray,
+    followed: np.ndarray,
+    graph: tuple[Any, ...],
+    queries: np.ndarray,
+    answers: np.ndarray,
+    begins: np.ndarray,
+) -> int:
     """Makes all nodes and rows.
 
     `begins[n, j]` receives the first node of the histories of length n at position j,
@@ -280,7 +309,10 @@ def _expand(  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, nogil=True)
-def _without_repeats(symbols, head_scores):  # type: ignore[no-untyped-def]
+def _without_repeats(
+    symbols: np.ndarray,
+    head_scores: np.ndarray,
+) -> np.ndarray:
     """Scores with -inf where a position has the same symbol with a better score."""
     scores = head_scores.copy()
     positions, candidates = scores.shape
@@ -294,7 +326,12 @@ def _without_repeats(symbols, head_scores):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, nogil=True)
-def _complete(head_scores, alpha, graph, begins):  # type: ignore[no-untyped-def]
+def _complete(
+    head_scores: np.ndarray,
+    alpha: float,
+    graph: tuple[Any, ...],
+    begins: np.ndarray,
+) -> None:
     """Sets `best[node]` to the best score of a path from there to the end."""
     nodes, weights, values, following, own, best = graph
     positions, candidates = head_scores.shape
@@ -318,19 +355,19 @@ def _complete(head_scores, alpha, graph, begins):  # type: ignore[no-untyped-def
 
 
 @numba.njit(cache=True, nogil=True)
-def best_paths(  # type: ignore[no-untyped-def]
-    model,
-    history,
-    predicted,
-    followed,
-    head_scores,
-    alpha,
-    graph,
-    queries,
-    answers,
-    choices,
-    scores,
-):
+def best_paths(
+    model: tuple[Any, ...],
+    history: np.ndarray,
+    predicted: np.ndarray,
+    followed: np.ndarray,
+    head_scores: np.ndarray,
+    alpha: float,
+    graph: tuple[Any, ...],
+    queries: np.ndarray,
+    answers: np.ndarray,
+    choices: np.ndarray,
+    scores: np.ndarray,
+) -> int:
     """Finds the P best paths of one lattice; exact, best first.
 
     Args:

@@ -15,24 +15,35 @@ FEW = 16
 
 
 @numba.njit(cache=True, nogil=True)
-def _hash(key):  # type: ignore[no-untyped-def]
+def _hash(
+    key: int,
+) -> np.uint64:
     return np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
 
 
 @numba.njit(cache=True, nogil=True)
-def slot_of(key, bits):  # type: ignore[no-untyped-def]
+def slot_of(
+    key: int,
+    bits: int,
+) -> np.int64:
     """Where a table of 2^bits slots has a key at the earliest: the hash's top bits."""
     return np.int64(_hash(key) >> np.uint64(64 - bits))
 
 
 @numba.njit(cache=True, nogil=True)
-def mark_of(key, bits, shift):  # type: ignore[no-untyped-def]
+def mark_of(
+    key: int,
+    bits: int,
+    shift: int,
+) -> np.int64:
     """The next bits of the hash, as the upper part of an entry."""
     return np.int64((_hash(key) << np.uint64(bits)) >> np.uint64(1 + shift)) << shift
 
 
 @numba.njit(cache=True, nogil=True)
-def count_tabled(offsets):  # type: ignore[no-untyped-def]
+def count_tabled(
+    offsets: np.ndarray,
+) -> int:
     """Returns how many n-grams go into the hash table of their order."""
     number = 0
     for parent in range(len(offsets) - 1):
@@ -42,7 +53,13 @@ def count_tabled(offsets):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, nogil=True)
-def fill_table(table, bits, shift, keys, offsets):  # type: ignore[no-untyped-def]
+def fill_table(
+    table: np.ndarray,
+    bits: int,
+    shift: int,
+    keys: np.ndarray,
+    offsets: np.ndarray,
+) -> None:
     """Puts the n-grams of an order whose history has many extensions into a table.
 
     Args:
@@ -64,7 +81,14 @@ def fill_table(table, bits, shift, keys, offsets):  # type: ignore[no-untyped-de
 
 
 @numba.njit(cache=True, nogil=True)
-def walk(table, bits, shift, keys, key, steps):  # type: ignore[no-untyped-def]
+def walk(
+    table: np.ndarray,
+    bits: int,
+    shift: int,
+    keys: np.ndarray,
+    key: int,
+    steps: int,
+) -> int:
     """Returns the place of a key, or -1, from `steps` behind its first slot on."""
     last = (1 << bits) - 1
     low = (1 << shift) - 1
