@@ -22,7 +22,7 @@ from bpd_jax.decode_flags import (
 )
 from bpd_jax.decoding.generate import check_prompts
 from bpd_jax.decoding.loading import load_model
-from bpd_jax.decoding.methods import parse_method
+from bpd_jax.decoding.methods import describe_methods, parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.compare import MethodResult
@@ -34,7 +34,7 @@ PROMPT = flags.DEFINE_string("prompt", None, "text to continue.")
 METHOD = flags.DEFINE_string(
     "method",
     "bpd",
-    "autoregressive, bpd, zero_gram:P, ngram:P, ngram:P@ENGINE or oracle.",
+    "how to draft, as in ngram:16; --method=help lists all.",
 )
 TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "0 is greedy, above 0 samples.")
 SEED = flags.DEFINE_integer("seed", 0, "of the sampling noise.")
@@ -56,6 +56,9 @@ _OUTPUT_FIELDS = (
 
 def main() -> None:
     """Reads the flags, decodes, prints or writes."""
+    if METHOD.value == "help":
+        print(describe_methods())
+        return
     method = parse_method(METHOD.value)
     texts = _prompts(PROMPT.value, PROMPTS_FILE.value)
     loaded = load_model(cli.required("model"))
@@ -73,7 +76,7 @@ def main() -> None:
     check_prompts(loaded.functions, prompts, options)
     with token_bar("decoding", len(prompts), options) as bar:
         generations = decoder.decode(method, prompts, options, on_progress=bar.update)
-    result = MethodResult(method, method.label(decoder.ngram), generations, [])
+    result = MethodResult(method, decoder.label(method), generations, [])
     records = decode_records(
         result, tokenizer.decode, tokenizer.piece, tokenizer.end_of_text
     )

@@ -3,8 +3,9 @@
 from absl import flags
 
 from bpd_jax import progress
+from bpd_jax.decoding.assets import Assets
+from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.loading import NGRAM_FOLDER, LoadedModel
-from bpd_jax.decoding.methods import Decoder
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.ngrams.formats.load import load_model
 from bpd_jax.ngrams.model import NGramModel
@@ -24,12 +25,6 @@ NGRAM = flags.DEFINE_string(
 )
 LATTICE_WIDTH = flags.DEFINE_integer("lattice_width", 16, "candidates per head (k).")
 ALPHA = flags.DEFINE_float("alpha", 1.0, "weight of the n-gram's log-probability.")
-NGRAM_ENGINE = flags.DEFINE_string(
-    "ngram_engine",
-    None,
-    "search of ngram methods: device, viterbi, fst or fst_exact; default: viterbi on "
-    "a CPU, else device.",
-)
 BATCH_SIZE = flags.DEFINE_integer("batch_size", 1, "prompts decoded together.")
 
 
@@ -44,8 +39,8 @@ def make_decoder(loaded: LoadedModel) -> Decoder:
         loaded.params,
         width=LATTICE_WIDTH.value,
         alpha=ALPHA.value,
-        ngram=_load_ngram(loaded, NGRAM.value),
-        engine=NGRAM_ENGINE.value,
+        assets=Assets(ngram=_load_ngram(loaded, NGRAM.value)),
+        token_bytes=loaded.tokenizer.all_bytes,
     )
 
 

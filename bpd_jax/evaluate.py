@@ -23,7 +23,8 @@ from bpd_jax.decode_flags import (
     token_bar,
 )
 from bpd_jax.decoding.loading import LoadedModel, load_model
-from bpd_jax.decoding.methods import AUTOREGRESSIVE, Decoder, Method, parse_method
+from bpd_jax.decoding.decoder import GREEDY, Decoder
+from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.blocks import telling_block
@@ -38,7 +39,7 @@ from bpd_jax.reporting.terminal import print_table
 METHODS = flags.DEFINE_list(
     "methods",
     ["bpd", "zero_gram:16", "ngram:1", "ngram:16", "oracle"],
-    "methods to compare with autoregressive decoding.",
+    "methods to compare with greedy decoding.",
 )
 NUM_PROMPTS = flags.DEFINE_integer("num_prompts", 32, "held-out prompts to decode.")
 PROMPT_TOKENS = flags.DEFINE_integer("prompt_tokens", 64, "tokens of each of them.")
@@ -74,7 +75,7 @@ def main() -> None:
         prompts = loaded.held_out(NUM_PROMPTS.value, PROMPT_TOKENS.value)
         source = f"{loaded.task.name}, held-out documents"
 
-    count = len({*methods, Method(AUTOREGRESSIVE)})
+    count = len({*methods, GREEDY})
     with token_bar("decoding", len(prompts) * count, options) as bar:
 
         def advance(label: str, tokens: int) -> None:

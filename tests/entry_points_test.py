@@ -87,11 +87,11 @@ def test_decode_writes_json_lines_in_prompt_order(folder):
     )
     outputs = {}
     for method, temperature in (
-        ("autoregressive", 0),
+        ("greedy", 0),
         ("ngram:4", 0),
         ("ngram:2", 0),
         ("ngram:3", 0),
-        ("autoregressive", 0.9),
+        ("greedy", 0.9),
         ("zero_gram:3", 0.9),
     ):
         result = call(
@@ -118,11 +118,11 @@ def test_decode_writes_json_lines_in_prompt_order(folder):
             efficiency = len(record["output_ids"]) / record["serial_calls"]
             assert record["block_efficiency"] == pytest.approx(efficiency)
         outputs[method, temperature] = [record["output_ids"] for record in records]
-    assert outputs["autoregressive", 0] == outputs["ngram:4", 0]
-    assert outputs["autoregressive", 0] == outputs["ngram:2", 0]
-    assert outputs["autoregressive", 0] == outputs["ngram:3", 0]
-    assert outputs["autoregressive", 0.9] == outputs["zero_gram:3", 0.9]
-    assert outputs["autoregressive", 0] != outputs["autoregressive", 0.9]
+    assert outputs["greedy", 0] == outputs["ngram:4", 0]
+    assert outputs["greedy", 0] == outputs["ngram:2", 0]
+    assert outputs["greedy", 0] == outputs["ngram:3", 0]
+    assert outputs["greedy", 0.9] == outputs["zero_gram:3", 0.9]
+    assert outputs["greedy", 0] != outputs["greedy", 0.9]
 
 
 def test_evaluate_proves_equality_and_writes_a_report(folder):
@@ -140,10 +140,10 @@ def test_evaluate_proves_equality_and_writes_a_report(folder):
     assert result.stdout.count("identical") >= 5
     output = folder / "run" / "evaluation"
     report = json.loads((output / "report.json").read_text())
-    names = ["autoregressive", "bpd", "zero_gram:4", "ngram:1", "ngram:4", "oracle"]
+    names = ["greedy", "bpd", "zero_gram:4", "ngram:1", "ngram:4", "oracle"]
     assert [method["name"] for method in report["methods"]] == names
     efficiency = {m["name"]: m["block_efficiency"] for m in report["methods"]}
-    assert efficiency["autoregressive"] == 1
+    assert efficiency["greedy"] == 1
     assert efficiency["oracle"] == max(efficiency.values()) > 1
     assert efficiency["zero_gram:4"] >= efficiency["bpd"]
     assert report["lattice"]["paths"][-1]["label"] == "Oracle"

@@ -96,17 +96,25 @@ class Tokenizer:
 
     def piece(self, token: int) -> str:
         r"""Returns one token for display; bytes that are no character as `\xNN`."""
+        if self._backend.id_to_token(int(token)) is None:
+            raise IndexError(f"token {token} is outside 0 ... {self.vocab_size - 1}")
+        return self.piece_bytes(token).decode("utf-8", errors="backslashreplace")
+
+    def piece_bytes(self, token: int) -> bytes:
+        """Returns the bytes that a token stands for; of an unused id, none."""
         name = self._backend.id_to_token(int(token))
         if name is None:
-            raise IndexError(f"token {token} is outside 0 ... {self.vocab_size - 1}")
+            return b""
         if not self._is_byte_level:
-            return self.decode([token])
+            return self.decode([token]).encode()
         table = _byte_of_character()
         if not all(character in table for character in name):
-            return name
-        return bytes(table[character] for character in name).decode(
-            "utf-8", errors="backslashreplace"
-        )
+            return name.encode()
+        return bytes(table[character] for character in name)
+
+    def all_bytes(self) -> list[bytes]:
+        """Returns the bytes of every token, by id."""
+        return [self.piece_bytes(token) for token in range(self.vocab_size)]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a tokenizer.json that `load` and other programs read."""

@@ -10,7 +10,12 @@ model itself draws there.
 import jax
 import jax.numpy as jnp
 
+from bpd_jax.decoding.options import StepOptions
 from bpd_jax.typing import Array, Float, Int
+
+# Streams of noise: draws of drafts and of acceptance must not share the noise by
+# which the model chooses.
+DRAFTS, ACCEPTANCE = 1, 2
 
 
 def row_keys(seed: int, rows: Int[Array, " B"]) -> Array:
@@ -18,11 +23,50 @@ def row_keys(seed: int, rows: Int[Array, " B"]) -> Array:
     return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), rows)
 
 
+def stream_keys(keys: Array, positions: Int[Array, " B"], stream: int) -> Array:
+    """One key per row for another kind of noise at a position of the text."""
+
+    def key_at(key: Array, position: Array) -> Array:
+        # Choices fold in the position alone, which is never negative.
+        stream_key = jax.random.fold_in(key, jnp.uint32(2**32 - stream))
+        return jax.random.fold_in(stream_key, position)
+
+    return jax.vmap(key_at)(keys, positions)
+
+
+def filtered(
+    logits: Float[Array, "... V"], options: StepOptions
+) -> Float[Array, "... V"]:
+    """Logits divided by the temperature; tokens that top-k or top-p drop are -inf.
+
+    Top-k comes first, then top-p of what is left, as in Hugging Face's generate. Equal
+    logits at the edge stay together.
+
+    Args:
+      logits: of the language model.
+      options: with a temperature above 0.
+    """
+    logits = logits / options.temperature
+    vocab_size = logits.shape[-1]
+    if options.top_k is not None and options.top_k < vocab_size:
+        lowest = jax.lax.top_k(logits, options.top_k)[0][..., -1:]
+        logits = jnp.where(logits < lowest, -jnp.inf, logits)
+    if options.top_p < 1:
+        ordered = jnp.sort(logits, axis=-1, descending=True)
+        probs = jax.nn.softmax(ordered, axis=-1)
+        # A token stays if those before it have less than top_p together.
+        before = jnp.cumsum(probs, axis=-1) - probs
+        count = (before < options.top_p).sum(-1, keepdims=True)
+        lowest = jnp.take_along_axis(ordered, count - 1, axis=-1)
+        logits = jnp.where(logits < lowest, -jnp.inf, logits)
+    return logits
+
+
 def choose(
     logits: Float[Array, "B M V"],
     positions: Int[Array, "B M"],
     keys: Array,
-    temperature: float,
+    options: StepOptions,
 ) -> Int[Array, "B M"]:
     """The model's choice of the token at each of `positions`.
 
@@ -30,15 +74,16 @@ def choose(
       logits: of the language model.
       positions: index in the text of the token that is chosen.
       keys: one per row.
-      temperature: 0 takes the best token; otherwise tokens are drawn from
-        softmax(logits / temperature) by the Gumbel-max rule.
+      options: temperature 0 takes the best token; otherwise tokens are drawn from
+        the softmax of `filtered` logits by the Gumbel-max rule.
     """
-    if temperature == 0:
+    if options.temperature == 0:
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
     def draw(key: Array, position: Array, row: Array) -> Array:
         noise = jax.random.gumbel(jax.random.fold_in(key, position), row.shape)
-        return jnp.argmax(row / temperature + noise)
+        return jnp.argmax(row + noise)
 
     over_nodes = jax.vmap(draw, (None, 0, 0))
-    return jax.vmap(over_nodes)(keys, positions, logits).astype(jnp.int32)
+    scaled = filtered(logits, options)
+    return jax.vmap(over_nodes)(keys, positions, scaled).astype(jnp.int32)

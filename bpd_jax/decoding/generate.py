@@ -2,19 +2,22 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
 
 from bpd_jax.decoding.choice import row_keys
-from bpd_jax.decoding.loop import decode_loop, prefill
+from bpd_jax.decoding.loop import Weights, decode_loop, prefill
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.state import DecodeState
+from bpd_jax.decoding.stopping import StopTable
 from bpd_jax.drafting.interface import Drafter
 from bpd_jax.errors import UserError
 from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.partitioning import BATCH_SPEC
 from bpd_jax.typing import Params, PyTree
 
 # Prompts are padded to a multiple of this, so that few shapes are compiled.
@@ -34,6 +37,9 @@ class Generation:
       drafts: the winning draft of every serial call `[calls, L]`, -1 past its end.
       accepted: how many of its tokens were emitted `[calls]`.
       ranks: its rank among the drafts `[calls]`, 0 for the best scored.
+      proposed: the best-ranked draft of every call `[calls, L]`, -1 past its end.
+      nodes: different prefixes that every call checked `[calls]`.
+      entropies: of the heads drafted from `[calls, L]`, in nats; NaN without heads.
     """
 
     input_ids: np.ndarray
@@ -43,6 +49,9 @@ class Generation:
     drafts: np.ndarray
     accepted: np.ndarray
     ranks: np.ndarray
+    proposed: np.ndarray
+    nodes: np.ndarray
+    entropies: np.ndarray
 
     @property
     def block_efficiency(self) -> float:
@@ -54,64 +63,103 @@ class Generation:
         return len(self.output_ids) / self.serial_calls if self.serial_calls else 0.0
 
 
-def generate(
-    model: ModelFunctions,
-    params: Params,
-    drafter: Drafter,
-    prompts: Sequence[np.ndarray],
-    options: DecodeOptions,
-    *,
-    make_draft_state: Callable[[Sequence[int], int, int], PyTree] | None = None,
-    on_progress: Callable[[int], object] = lambda tokens: None,
-) -> list[Generation]:
-    """Decodes every prompt.
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What `generate` and `stream` decode with.
 
-    Args:
+    Attributes:
       model: functions of the model.
       params: its parameters.
       drafter: the drafting method.
-      prompts: token ids, each `[T]` with T of at least 1.
       options: lengths, temperature, batch size.
-      make_draft_state: called with the indices of a batch's prompts, the batch size
-        and the slots of a row; returns what the drafter's `look` gets.
-      on_progress: called after each batch with the number of new tokens.
-
-    Raises:
-      UserError: a prompt is empty or leaves no room for `max_new_tokens`.
+      stops: the automaton of the options' stop texts, or None.
+      give: called with the indices of a batch's prompts, the batch size and the slots
+        of a row; returns what the drafter is given of them (see `Drafter.start`).
+      mesh: over which the rows of a batch are spread, or None.
     """
-    check_prompts(model, prompts, options)
-    batch = min(options.batch_size, max(len(prompts), 1))
-    longest = max((len(prompt) for prompt in prompts), default=0)
-    padded = -(-longest // _PADDING) * _PADDING
 
-    def run(indices: Sequence[int], new_tokens: int) -> DecodeState:
+    model: ModelFunctions
+    params: Params
+    drafter: Drafter
+    options: DecodeOptions
+    stops: StopTable | None = None
+    give: Callable[[Sequence[int], int, int], PyTree] | None = None
+    mesh: Mesh | None = None
+
+    @property
+    def weights(self) -> Weights:
+        """What the jitted code reads."""
+        return Weights(self.params, self.drafter.arrays, self.stops)
+
+    def prefill(
+        self,
+        prompts: Sequence[np.ndarray],
+        indices: Sequence[int],
+        batch: int,
+        padded: int,
+        new_tokens: int,
+    ) -> DecodeState:
+        """The state before the first serial call of some prompts."""
         tokens = np.zeros((batch, padded), np.int32)
         lengths = np.ones(batch, np.int32)
+        rows = np.zeros(batch, np.int32)
+        rows[: len(indices)] = indices
         for row, index in enumerate(indices):
             tokens[row, : len(prompts[index])] = prompts[index]
             lengths[row] = len(prompts[index])
         # Rows that only fill up the batch are done before they start.
         limits = lengths + np.where(np.arange(batch) < len(indices), new_tokens, 0)
-        rows = np.zeros(batch, np.int32)
-        rows[: len(indices)] = indices
-        state = prefill(
-            model,
-            params,
-            tokens,
-            lengths,
-            limits,
-            row_keys(options.seed, jnp.asarray(rows)),
-            options=options,
-            max_calls=options.max_new_tokens,
-            max_depth=drafter.max_depth,
+        slots = padded + self.options.max_new_tokens + self.drafter.max_depth
+        given = self.give(indices, batch, slots) if self.give else None
+        keys = row_keys(self.options.seed, jnp.asarray(rows))
+        arrays = (tokens, lengths, limits.astype(np.int32), keys, given)
+        if self.mesh is not None:
+            spread = NamedSharding(self.mesh, BATCH_SPEC)
+            arrays = jax.tree.map(lambda x: jax.device_put(x, spread), arrays)
+        return prefill(
+            self.model,
+            self.weights,
+            self.drafter,
+            *arrays,
+            options=self.options.step,
+            max_calls=self.options.max_new_tokens,
         )
-        draft_state = None
-        if make_draft_state is not None:
-            draft_state = make_draft_state(indices, batch, state.tokens.shape[1])
-        state = decode_loop(drafter)(
-            model, params, drafter, draft_state, state, options
+
+    def run(self, state: DecodeState, max_turns: int | None = None) -> DecodeState:
+        """Decodes until every row is done, or for some serial calls."""
+        loop = decode_loop(self.drafter)
+        return loop(
+            self.model, self.weights, self.drafter, state, self.options.step, max_turns
         )
-        return jax.block_until_ready(state)
+
+
+def generate(
+    task: Task,
+    prompts: Sequence[np.ndarray],
+    *,
+    on_progress: Callable[[int], object] = lambda tokens: None,
+) -> list[Generation]:
+    """Decodes every prompt.
+
+    Args:
+      task: model, method and options.
+      prompts: token ids, each `[T]` with T of at least 1.
+      on_progress: called after each batch with the number of new tokens.
+
+    Raises:
+      UserError: a prompt is empty or leaves no room for `max_new_tokens`.
+    """
+    options = task.options
+    check_prompts(task.model, prompts, options)
+    batch = min(options.batch_size, max(len(prompts), 1))
+    if task.mesh is not None:
+        # Every device gets as many rows.
+        devices = task.mesh.shape["data"] * task.mesh.shape["fsdp"]
+        batch = -(-batch // devices) * devices
+
+    def run(indices: Sequence[int], new_tokens: int) -> DecodeState:
+        state = task.prefill(prompts, indices, batch, new_tokens)
+        return jax.block_until_ready(task.run(state))
 
     generations: list[Generation] = []
     for begin in range(0, len(prompts), batch):
@@ -127,14 +175,56 @@ def generate(
     return generations
 
 
+def stream(
+    task: Task, prompt: np.ndarray, *, calls: int = 1
+) -> Iterator[tuple[np.ndarray, Generation | None]]:
+    """Decodes one prompt and yields its tokens as they come.
+
+    Args:
+      task: model, method and options.
+      prompt: token ids `[T]`.
+      calls: serial calls between two looks at the state.
+
+    Yields:
+      New tokens, int32, with None; at last what is left, with the whole generation.
+
+    Raises:
+      UserError: as `generate` does, at once.
+    """
+    check_prompts(task.model, [prompt], task.options)
+
+    def tokens() -> Iterator[tuple[np.ndarray, Generation | None]]:
+        start = time.perf_counter()
+        new_tokens = task.options.max_new_tokens
+        state = task.prefill([prompt], [0], 1, new_tokens)
+        shown = len(prompt)
+        while not bool(state.done[0]):
+            state = task.run(state, calls)
+            length = int(state.lengths[0])
+            if not bool(state.done[0]):
+                yield np.asarray(state.tokens[0, shown:length]), None
+                shown = length
+        seconds = time.perf_counter() - start
+        generation = _collect(state, [prompt], seconds)[0]
+        yield generation.output_ids[shown - len(prompt) :], generation
+
+    return tokens()
+
+
 def check_prompts(
     model: ModelFunctions, prompts: Sequence[np.ndarray], options: DecodeOptions
 ) -> None:
     """Raises a `UserError` for a prompt that cannot be decoded."""
     room = model.config.trunk.max_length - options.max_new_tokens
+    vocab_size = model.config.trunk.vocab_size
     for index, prompt in enumerate(prompts):
         if len(prompt) == 0:
             raise UserError(f"prompt {index + 1} is empty: give at least one token.")
+        if np.min(prompt) < 0 or np.max(prompt) >= vocab_size:
+            raise UserError(
+                f"prompt {index + 1} has token ids outside 0 … {vocab_size - 1}: "
+                "encode it with the model's own tokenizer."
+            )
         if len(prompt) > room:
             raise UserError(
                 f"prompt {index + 1} has {len(prompt)} tokens, but the model holds "
@@ -147,26 +237,19 @@ def check_prompts(
 def _collect(
     state: DecodeState, prompts: Sequence[np.ndarray], seconds: float
 ) -> list[Generation]:
-    host = jax.device_get(
-        {
-            "tokens": state.tokens,
-            "lengths": state.lengths,
-            "calls": state.calls,
-            "history": state.history,
-        }
+    tokens, lengths, calls, history = jax.device_get(
+        (state.tokens, state.lengths, state.calls, state.history)
     )
-    collected = []
-    for row, prompt in enumerate(prompts):
-        calls = int(host["calls"][row])
-        collected.append(
-            Generation(
-                input_ids=np.asarray(prompt, np.int32),
-                output_ids=host["tokens"][row, len(prompt) : host["lengths"][row]],
-                serial_calls=calls,
-                seconds=seconds,
-                drafts=host["history"].drafts[:calls, row],
-                accepted=host["history"].accepted[:calls, row],
-                ranks=host["history"].ranks[:calls, row],
-            )
+    return [
+        Generation(
+            input_ids=np.asarray(prompt, np.int32),
+            output_ids=tokens[row, len(prompt) : lengths[row]],
+            serial_calls=int(calls[row]),
+            seconds=seconds,
+            **{
+                field.name: getattr(history, field.name)[: calls[row], row]
+                for field in dataclasses.fields(history)
+            },
         )
-    return collected
+        for row, prompt in enumerate(prompts)
+    ]

@@ -9,100 +9,127 @@ import dataclasses
 import functools
 from collections.abc import Callable
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bpd_jax.decoding.accept import longest_match
-from bpd_jax.decoding.choice import choose
-from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.decoding.acceptance.rules import accept, next_tokens
+from bpd_jax.decoding.choice import DRAFTS, stream_keys
+from bpd_jax.decoding.options import StepOptions
 from bpd_jax.decoding.state import DecodeState, History, empty_history
-from bpd_jax.drafting.interface import Drafter, View
-from bpd_jax.drafting.tree import DraftTree, ancestor_mask
+from bpd_jax.decoding.stopping import StopTable
+from bpd_jax.decoding.verification import Verified, verify
+from bpd_jax.drafting.interface import BoundModel, Drafter, Outcome, View
+from bpd_jax.drafting.tree import DraftTree, take
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.cache import KeyValues, commit, write_rows
 from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.typing import Array, Int, Params, PyTree
+from bpd_jax.typing import Array, Float, Int, Params, PyTree
+
+
+@flax.struct.dataclass
+class Weights:
+    """The arrays that every serial call reads and none changes.
+
+    Attributes:
+      model: parameters of the model.
+      drafter: the drafter's `arrays`.
+      stops: the automaton of the stop texts, or None.
+    """
+
+    model: Params
+    drafter: PyTree = None
+    stops: StopTable | None = None
 
 
 @functools.partial(
-    jax.jit, static_argnames=("model", "options", "max_calls", "max_depth")
+    jax.jit, static_argnames=("model", "drafter", "options", "max_calls")
 )
 def prefill(
     model: ModelFunctions,
-    params: Params,
+    weights: Weights,
+    drafter: Drafter,
     prompts: Int[Array, "B T"],
     lengths: Int[Array, " B"],
     limits: Int[Array, " B"],
     keys: Array,
+    given: PyTree = None,
     *,
-    options: DecodeOptions,
+    options: StepOptions,
     max_calls: int,
-    max_depth: int,
 ) -> DecodeState:
     """Runs the prompts and returns the state before the first serial call.
 
     Args:
       model: functions of the model.
-      params: its parameters.
+      weights: its parameters, and the drafter's.
+      drafter: the drafting method.
       prompts: padded on the right.
       lengths: of the prompts, at least 1.
       limits: the text length at which each row stops; at most `max_calls` more than
         the longest prompt.
       keys: one random key per row.
+      given: what the drafter is given of these rows; see `Drafter.start`.
       options: how tokens are chosen.
       max_calls: columns of the history.
-      max_depth: the most tokens of a draft.
     """
     batch, padded = prompts.shape
     positions = jnp.broadcast_to(jnp.arange(padded), prompts.shape)
     segments = (positions < lengths[:, None]).astype(jnp.int32)
-    hidden, new = model.forward(params, prompts, positions, causal_mask(segments))
+    hidden, new = model.forward(
+        weights.model, prompts, positions, causal_mask(segments)
+    )
     # A commit writes a whole block, so a full row needs one more block of slots.
-    slots = padded + max_calls + max_depth
+    slots = padded + max_calls + drafter.max_depth
     last = _at(hidden, lengths - 1)
-    logits = model.next_token_logits(params, last)
-    next_token = choose(logits[:, None], lengths[:, None], keys, options.temperature)
     tokens = jnp.zeros((batch, slots), jnp.int32).at[:, :padded].set(prompts)
     return DecodeState(
         tokens=tokens,
         limits=limits,
         cache=commit(model.empty_cache(batch, slots), new, lengths),
         hidden=last,
-        next_token=next_token[:, 0],
+        next_token=next_tokens(
+            model, weights.model, last[:, None], lengths[:, None], keys, options
+        )[:, 0],
         keys=keys,
         done=lengths >= limits,
         calls=jnp.zeros((batch,), jnp.int32),
-        history=empty_history(max_calls, batch, max_depth),
+        stop_states=jnp.zeros((batch,), jnp.int32),
+        memory=drafter.start(weights.drafter, tokens, lengths, given),
+        history=empty_history(max_calls, batch, drafter.max_depth),
     )
 
 
 def look(
-    model: ModelFunctions,
-    params: Params,
-    drafter: Drafter,
-    draft_state: PyTree,
-    state: DecodeState,
-) -> PyTree:
-    """First half of a turn: what the drafter wants to see of the state."""
+    model: ModelFunctions, weights: Weights, drafter: Drafter, state: DecodeState
+) -> tuple[PyTree, PyTree, Float[Array, "B L"] | None]:
+    """First half of a turn: what the drafter wants to see of the state.
+
+    Returns:
+      What `propose` gets, the drafter's memory, and entropies for the history.
+    """
     view = View(
         tokens=state.tokens,
         lengths=state.lengths,
         next_token=state.next_token,
         hidden=state.hidden,
-        head_logits=functools.partial(model.head_logits, params),
+        keys=stream_keys(state.keys, state.lengths, DRAFTS),
+        model=BoundModel(model, weights.model),
     )
-    return drafter.look(view, draft_state)
+    seen, memory = drafter.look(view, weights.drafter, state.memory)
+    return seen, memory, drafter.entropies(seen)
 
 
 def serial_call(
     model: ModelFunctions,
-    params: Params,
+    weights: Weights,
+    drafter: Drafter,
     state: DecodeState,
     tree: DraftTree,
+    entropies: Float[Array, "B L"] | None,
     *,
-    options: DecodeOptions,
-    max_depth: int,
+    options: StepOptions,
 ) -> DecodeState:
     """Second half of a turn: one forward pass over the drafts, then its outcome.
 
@@ -110,48 +137,129 @@ def serial_call(
     `a` is certain; the model says `b` after `a` and `c` after `b`, so `x` is wrong.
     Two tokens are committed and `c` is the next certain token.
     """
+    verified = verify(
+        model, weights.model, state.cache, tree, drafter, options.verification
+    )
+    tree = verified.tree
     depths = state.lengths[:, None] + tree.depths
-    mask = ancestor_mask(tree, max_depth)
-    hidden, new = model.forward(params, tree.tokens, depths, mask, state.cache)
-    logits = model.next_token_logits(params, hidden)
-    choices = choose(logits, depths + 1, state.keys, options.temperature)
-    accepted = longest_match(tree, choices, state.next_token, max_depth)
+    accepted, choices = accept(
+        model,
+        weights.model,
+        tree,
+        verified.hidden,
+        depths + 1,
+        state.next_token,
+        state.keys,
+        options,
+        drafter.max_depth,
+    )
 
     path = jnp.maximum(accepted.path, 0)
     tokens = jnp.take_along_axis(tree.tokens, path, axis=1)
-    count = jnp.minimum(accepted.count, state.limits - state.lengths)
-    ended = state.lengths + count >= state.limits
-    if options.end_of_text is not None:
-        # The text stops right after its first end-of-text token.
-        is_end = tokens == options.end_of_text
-        end = jnp.where(is_end.any(1), jnp.argmax(is_end, axis=1) + 1, max_depth + 1)
-        ended |= end <= count
-        count = jnp.minimum(count, end)
-    count = jnp.where(state.done, 0, count)
-
-    index = path[None, :, :, None, None]
-    accepted_new = KeyValues(
-        keys=jnp.take_along_axis(new.keys, index, axis=2),
-        values=jnp.take_along_axis(new.values, index, axis=2),
-    )
-    last = _at(path, jnp.maximum(count, 1) - 1)
+    count, ended, stop_states = _stop(weights, state, tokens, accepted.count, options)
+    last = jnp.maximum(count, 1) - 1
     done = state.done
-    draft = jnp.where(done[:, None] | (accepted.path < 0), -1, tokens)
-    turn = state.calls.max()
-    put = jax.lax.dynamic_update_index_in_dim
+
+    def unless_done(new: Array, old: Array) -> Array:
+        return jnp.where(done.reshape(-1, *[1] * (new.ndim - 1)), old, new)
+
+    memory = drafter.learn(state.memory, Outcome(tree, choices, count))
     return dataclasses.replace(
         state,
         tokens=write_rows(state.tokens, tokens, state.lengths),
-        cache=commit(state.cache, accepted_new, count),
-        hidden=jnp.where(done[:, None], state.hidden, _at(hidden, last)),
-        next_token=jnp.where(done, state.next_token, _at(choices, last)),
+        cache=commit(state.cache, _along(verified, path), count),
+        hidden=unless_done(_at(verified.hidden, _at(path, last)), state.hidden),
+        next_token=unless_done(_at(accepted.following, last), state.next_token),
         done=done | ended,
         calls=state.calls + ~done,
-        history=History(
-            drafts=put(state.history.drafts, draft, turn, 0),
-            accepted=put(state.history.accepted, count, turn, 0),
-            ranks=put(state.history.ranks, accepted.rank, turn, 0),
+        stop_states=unless_done(stop_states, state.stop_states),
+        memory=memory,
+        history=_record(
+            state,
+            tree,
+            proposed=_first_path(tree, drafter.max_depth),
+            draft=jnp.where(accepted.path < 0, -1, tokens),
+            count=count,
+            rank=accepted.rank,
+            entropies=entropies,
         ),
+    )
+
+
+def _stop(
+    weights: Weights,
+    state: DecodeState,
+    tokens: Int[Array, "B L"],
+    count: Int[Array, " B"],
+    options: StepOptions,
+) -> tuple[Array, Array, Array]:
+    """How many of the accepted tokens are emitted, and which rows end with them."""
+    length = tokens.shape[1]
+    count = jnp.minimum(count, state.limits - state.lengths)
+    ended = state.lengths + count >= state.limits
+    stop_states = state.stop_states
+
+    def end_at(stops: Array, count: Array, ended: Array) -> tuple[Array, Array]:
+        # The text stops right after the first of them.
+        end = jnp.where(stops.any(1), jnp.argmax(stops, axis=1) + 1, length + 1)
+        return jnp.minimum(count, end), ended | (end <= count)
+
+    if options.end_of_text is not None:
+        count, ended = end_at(tokens == options.end_of_text, count, ended)
+    if weights.stops is not None:
+        states, found = weights.stops.run(stop_states, tokens)
+        count, ended = end_at(found, count, ended)
+        stop_states = _at(states, jnp.maximum(count, 1) - 1)
+    return jnp.where(state.done, 0, count), ended, stop_states
+
+
+def _along(verified: Verified, path: Int[Array, "B L"]) -> KeyValues:
+    """Keys and values of the nodes on a path."""
+    index = path[None, :, :, None, None]
+    return KeyValues(
+        keys=jnp.take_along_axis(verified.new.keys, index, axis=2),
+        values=jnp.take_along_axis(verified.new.values, index, axis=2),
+    )
+
+
+def _first_path(tree: DraftTree, max_depth: int) -> Int[Array, "B L"]:
+    """Tokens of the best-ranked draft: from the first root along first children."""
+    node = jnp.zeros_like(tree.tokens[:, 0])
+    tokens = [tree.tokens[:, 0]]
+    for _ in range(max_depth - 1):
+        children = (tree.parents == node[:, None]) & tree.valid & (node >= 0)[:, None]
+        best = jnp.argmin(jnp.where(children, tree.ranks, tree.size), axis=1)
+        node = jnp.where(children.any(1), best, -1)
+        tokens.append(jnp.where(node < 0, -1, take(tree.tokens, node[:, None])[:, 0]))
+    return jnp.stack(tokens, axis=1)
+
+
+def _record(
+    state: DecodeState,
+    tree: DraftTree,
+    *,
+    proposed: Array,
+    draft: Array,
+    count: Array,
+    rank: Array,
+    entropies: Array | None,
+) -> History:
+    """The history with one more column; finished rows have nothing in it."""
+    done, turn = state.done, state.calls.max()
+    put = functools.partial(jax.lax.dynamic_update_index_in_dim, index=turn, axis=0)
+    history = state.history
+    columns = {
+        "proposed": jnp.where(done[:, None], -1, proposed),
+        "drafts": jnp.where(done[:, None], -1, draft),
+        "accepted": count,
+        "ranks": rank,
+        "nodes": jnp.where(done, 0, tree.valid.sum(1, dtype=jnp.int32)),
+    }
+    if entropies is not None:
+        columns["entropies"] = jnp.where(done[:, None], jnp.nan, entropies)
+    return dataclasses.replace(
+        history,
+        **{name: put(getattr(history, name), new) for name, new in columns.items()},
     )
 
 
@@ -160,46 +268,60 @@ def serial_call(
 )
 def decode_on_device(
     model: ModelFunctions,
-    params: Params,
+    weights: Weights,
     drafter: Drafter,
-    draft_state: PyTree,
     state: DecodeState,
-    options: DecodeOptions,
+    options: StepOptions,
+    max_turns: Int[Array, ""] | None = None,
 ) -> DecodeState:
-    """Decodes until every row is done, without leaving the device."""
+    """Decodes on the device until every row is done, or for at most some turns."""
 
-    def turn(state: DecodeState) -> DecodeState:
-        tree = drafter.propose(look(model, params, drafter, draft_state, state))
-        return serial_call(
-            model, params, state, tree, options=options, max_depth=drafter.max_depth
+    def turn(carry: tuple[DecodeState, Array]) -> tuple[DecodeState, Array]:
+        state, turns = carry
+        seen, memory, entropies = look(model, weights, drafter, state)
+        tree = drafter.propose(seen, weights.drafter)
+        state = dataclasses.replace(state, memory=memory)
+        state = serial_call(
+            model, weights, drafter, state, tree, entropies, options=options
         )
+        return state, turns + 1
 
-    return jax.lax.while_loop(lambda state: ~state.done.all(), turn, state)
+    def goes_on(carry: tuple[DecodeState, Array]) -> Array:
+        state, turns = carry
+        running = ~state.done.all()
+        return running if max_turns is None else running & (turns < max_turns)
+
+    return jax.lax.while_loop(goes_on, turn, (state, jnp.int32(0)))[0]
 
 
 _look = jax.jit(look, static_argnames=("model", "drafter"))
 _serial_call = jax.jit(
     serial_call,
-    static_argnames=("model", "options", "max_depth"),
+    static_argnames=("model", "drafter", "options"),
     donate_argnames="state",
 )
 
 
 def decode_with_host(
     model: ModelFunctions,
-    params: Params,
+    weights: Weights,
     drafter: Drafter,
-    draft_state: PyTree,
     state: DecodeState,
-    options: DecodeOptions,
+    options: StepOptions,
+    max_turns: int | None = None,
 ) -> DecodeState:
-    """Decodes until every row is done; the drafter's second half runs on the host."""
+    """`decode_on_device` for drafters whose second half runs on the host."""
+    turns = 0
     while not np.asarray(state.done).all():
-        seen = jax.device_get(_look(model, params, drafter, draft_state, state))
-        tree = drafter.propose(seen)
+        if max_turns is not None and turns >= max_turns:
+            break
+        seen, memory, entropies = _look(model, weights, drafter, state)
+        tree = drafter.propose(jax.device_get(seen), None)
+        state = dataclasses.replace(state, memory=memory)
         state = _serial_call(
-            model, params, state, tree, options=options, max_depth=drafter.max_depth
+            model, weights, drafter, state, tree, entropies, options=options
         )
+        turns += 1
     return state
 
 

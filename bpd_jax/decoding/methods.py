@@ -1,288 +1,390 @@
-"""The decoding methods by name, and how to run one.
+"""The decoding methods by name, with where each comes from.
 
-autoregressive   one token per serial call: the reference
-bpd              every head's best token (Stern et al. 2018)
-zero_gram:P      the P best drafts under the heads' own scores
-ngram:P          the P best under heads and an n-gram model
-oracle           the best that the lattice holds: an upper bound
+A method is written as its name, then its size if it has one, then settings:
 
-The n-gram search has four engines; `ngram:P@ENGINE` names one:
-
-device     exact, inside the jitted loop
-viterbi    exact, on the host
-fst        on the host by OpenFst as in the paper, with back-off as an epsilon arc
-fst_exact  the same with failure arcs; exact
+    ngram:16                         the 16 best drafts under heads and n-grams
+    ngram:16:k=8:alpha=0.5           from 8 candidates per head, with weight 0.5
+    medusa_ngram:64:search=best      the 64 most probable prefixes, as a tree
 """
 
 import dataclasses
-import importlib.util
-import re
-from collections.abc import Callable, Sequence
+import difflib
+from collections.abc import Callable
+from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
-from bpd_jax.decoding.generate import Generation, generate
-from bpd_jax.decoding.options import DecodeOptions
-from bpd_jax.drafting.drafters.autoregressive import AutoregressiveDrafter
-from bpd_jax.drafting.drafters.blockwise import BlockwiseDrafter
-from bpd_jax.drafting.drafters.oracle import OracleDrafter, Reference
-from bpd_jax.drafting.interface import Drafter, Rescorer
-from bpd_jax.drafting.rescorers.device import DeviceRescorer
-from bpd_jax.drafting.rescorers.fst import FstRescorer
-from bpd_jax.drafting.rescorers.independent import IndependentRescorer
-from bpd_jax.drafting.rescorers.viterbi import ViterbiRescorer
 from bpd_jax.errors import UserError
-from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.ngrams.model import NGramModel
-from bpd_jax.ngrams.search.finite import check_alpha
-from bpd_jax.typing import Params, PyTree
 
-AUTOREGRESSIVE, BPD, ZERO_GRAM, NGRAM, ORACLE = KINDS = (
-    "autoregressive",
-    "bpd",
-    "zero_gram",
-    "ngram",
-    "oracle",
-)
-
-DEVICE, VITERBI, FST, FST_EXACT = ENGINES = ("device", "viterbi", "fst", "fst_exact")
-
-
-_Engine = DeviceRescorer | ViterbiRescorer | FstRescorer
-
-# More drafts than this in one serial call are a slip of the finger.
+# More drafts or nodes than this in one serial call are a slip of the finger.
 MOST_DRAFTS = 1024
 
 
 @dataclasses.dataclass(frozen=True)
-class Method:
-    """A decoding method.
+class Kind:
+    """A family of methods.
 
     Attributes:
-      kind: one of `KINDS`.
-      num_drafts: P, drafts checked per serial call (the paper's p).
-      engine: of the n-gram search, one of `ENGINES`; None for the decoder's choice.
+      name: on the command line.
+      summary: one line.
+      reference: where it comes from.
+      size: what the number after the name counts, or "" if it takes none.
+      default_size: where none is given.
+      settings: which fields of `Method` may be set.
+      label: what people read in tables; `{size}` and `{order}` are filled in.
+    """
+
+    name: str
+    summary: str
+    reference: str
+    label: str
+    size: str = ""
+    default_size: int = 1
+    settings: tuple[str, ...] = ()
+
+
+_LATTICE = ("k", "heads")
+_ALPHA = (*_LATTICE, "alpha", "slope")
+_SEARCH = ("search",)
+_TREE = ("search", "lookup")
+
+_KIM = "Kim et al. 2024"
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind(
+            "greedy",
+            "one token per serial call: the reference",
+            "plain decoding",
+            "Greedy",
+        ),
+        Kind(
+            "bpd",
+            "every head's best token",
+            "Stern et al. 2018",
+            "BPD",
+            settings=("heads", "lookup"),
+        ),
+        Kind(
+            "zero_gram",
+            "the P best drafts under the heads' own scores",
+            f"{_KIM}, Table 4",
+            "{size}-best 0-gram",
+            "drafts P",
+            1,
+            (*_LATTICE, *_TREE),
+        ),
+        Kind(
+            "ngram",
+            "the P best drafts under heads and an n-gram model, by the best engine",
+            f"{_KIM}, section 7.2",
+            "{size}-best {order}-gram",
+            "drafts P",
+            1,
+            (*_ALPHA, *_TREE, "adaptive"),
+        ),
+        Kind(
+            "ngram_device",
+            "the same, exact and inside the accelerator's loop",
+            "bpd_jax",
+            "{size}-best {order}-gram (device)",
+            "drafts P",
+            1,
+            (*_ALPHA, *_TREE, "adaptive"),
+        ),
+        Kind(
+            "ngram_viterbi",
+            "the same, exact on the host",
+            "bpd_jax",
+            "{size}-best {order}-gram (viterbi)",
+            "drafts P",
+            1,
+            _ALPHA,
+        ),
+        Kind(
+            "ngram_fst",
+            "the same by OpenFst, with back-off as an epsilon arc as in the paper",
+            f"{_KIM}, section 7.2",
+            "{size}-best {order}-gram (fst)",
+            "drafts P",
+            1,
+            (*_LATTICE, "alpha"),
+        ),
+        Kind(
+            "ngram_fst_exact",
+            "the same by OpenFst with failure arcs; exact",
+            "bpd_jax",
+            "{size}-best {order}-gram (exact fst)",
+            "drafts P",
+            1,
+            (*_LATTICE, "alpha"),
+        ),
+        Kind(
+            "neural",
+            "a small LM rescores the heads' candidates along the draft",
+            f"{_KIM}, section 7.1, Algorithm 2",
+            "{size}-best neural",
+            "drafts P",
+            1,
+            (*_ALPHA, *_TREE, "mode"),
+        ),
+        Kind(
+            "neural_ngram",
+            "the small LM and the n-gram model together",
+            f"{_KIM}, sections 7.1 and 7.2",
+            "{size}-best neural + {order}-gram",
+            "drafts P",
+            1,
+            (*_ALPHA, *_TREE, "beta"),
+        ),
+        Kind(
+            "markov",
+            "a trained low-rank bigram corrects the heads",
+            "DSpark 2026",
+            "{size}-best Markov head",
+            "drafts P",
+            1,
+            (*_ALPHA, *_TREE),
+        ),
+        Kind(
+            "recurrent",
+            "a trained recurrent state corrects the heads along the draft",
+            "Domino 2026",
+            "{size}-best recurrent head",
+            "drafts P",
+            1,
+            (*_ALPHA, *_TREE),
+        ),
+        Kind(
+            "medusa",
+            "a tree of M nodes over the heads' best candidates",
+            "Cai et al. 2024",
+            "Medusa tree of {size}",
+            "nodes M",
+            32,
+            (*_LATTICE, *_TREE),
+        ),
+        Kind(
+            "medusa_ngram",
+            "that tree over the lattice that an n-gram model has refined",
+            f"{_KIM}, rebuttal",
+            "Medusa tree of {size}, {order}-gram",
+            "nodes M",
+            32,
+            (*_ALPHA, *_TREE, "adaptive"),
+        ),
+        Kind(
+            "medusa_neural",
+            "that tree over the lattice that a small LM has refined",
+            f"{_KIM}, rebuttal",
+            "Medusa tree of {size}, neural",
+            "nodes M",
+            32,
+            (*_ALPHA, *_TREE, "mode"),
+        ),
+        Kind(
+            "hydra",
+            "heads that see the earlier draft tokens",
+            "Ankner et al. 2024",
+            "{size}-best Hydra",
+            "drafts P",
+            1,
+            (*_LATTICE, *_TREE),
+        ),
+        Kind(
+            "prompt_lookup",
+            "what followed the last occurrence of the text's end; needs no heads",
+            "Saxena 2023",
+            "Prompt lookup of {size}",
+            "draft tokens",
+            8,
+            ("match",),
+        ),
+        Kind(
+            "lookahead",
+            "n-grams from parallel Jacobi iterations; needs no heads",
+            "Fu et al. 2024",
+            "Lookahead of {size}",
+            "window",
+            8,
+            ("order", "guesses"),
+        ),
+        Kind(
+            "draft_model",
+            "a smaller model writes the draft",
+            "Leviathan et al. 2023; Chen et al. 2023",
+            "Draft model, {size} tokens",
+            "draft tokens",
+            5,
+            ("k", "search", "drafts"),
+        ),
+        Kind(
+            "oracle",
+            "the best that the heads' lattice holds: an upper bound",
+            f"{_KIM}, section 6.3",
+            "Oracle",
+            settings=_LATTICE,
+        ),
+        Kind(
+            "auto",
+            "whichever is measured to be fastest here, plain decoding included",
+            "bpd_jax",
+            "Automatic",
+        ),
+    )
+}
+
+SEARCHES = ("exact", "greedy", "beam", "best", "static")
+MODES = ("sequential", "parallel")
+
+
+def _setting(
+    help_: str, read: Callable[[str], Any], check: Callable[[Any], bool]
+) -> Any:
+    metadata = {"help": help_, "read": read, "check": check}
+    return dataclasses.field(default=None, metadata=metadata)
+
+
+def _count(help_: str) -> Any:
+    return _setting(help_, int, lambda value: 1 <= value <= MOST_DRAFTS)
+
+
+def _weight(help_: str) -> Any:
+    return _setting(help_, float, lambda value: 0 <= value < float("inf"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """A decoding method. A setting that is None is left to the decoder.
+
+    Attributes:
+      kind: a key of `KINDS`.
+      size: drafts P, nodes M or draft tokens, as the kind says.
     """
 
     kind: str
-    num_drafts: int = 1
-    engine: str | None = None
+    size: int | None = None
+    k: int | None = _count("candidates per head, the paper's k")
+    heads: int | None = _count("block heads used, head 1 included")
+    alpha: float | None = _weight("weight of the second opinion, 0 or more")
+    slope: float | None = _setting(
+        "how alpha grows with a head's entropy", float, lambda value: abs(value) < 1e6
+    )
+    beta: float | None = _weight("weight of the n-gram model beside the neural one")
+    search: str | None = _setting(
+        f"how drafts are chosen: {', '.join(SEARCHES)}", str, lambda v: v in SEARCHES
+    )
+    mode: str | None = _setting(
+        f"of the small LM: {', '.join(MODES)}", str, lambda value: value in MODES
+    )
+    adaptive: int | None = _setting(
+        "1 mixes in the bigrams of the text so far", int, lambda value: value in (0, 1)
+    )
+    lookup: int | None = _count("draft tokens of prompt lookup in the same tree")
+    match: int | None = _count("tokens that prompt lookup must find again")
+    order: int | None = _count("length of lookahead's n-grams")
+    guesses: int | None = _count("n-grams that lookahead checks per serial call")
+    drafts: int | None = _count("drafts of the draft model")
 
     @property
     def name(self) -> str:
         """As it is written on the command line."""
-        name = f"{self.kind}:{self.num_drafts}" if self.has_drafts else self.kind
-        return f"{name}@{self.engine}" if self.engine else name
+        parts = [self.kind]
+        if KINDS[self.kind].size:
+            parts.append(str(self.count))
+        parts += [
+            f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+            for name, value in self.settings
+        ]
+        return ":".join(parts)
 
     @property
-    def has_drafts(self) -> bool:
-        """Whether P is a choice for this kind."""
-        return self.kind in (ZERO_GRAM, NGRAM)
+    def count(self) -> int:
+        """The size, or the kind's own."""
+        return self.size or KINDS[self.kind].default_size
 
-    def label(self, ngram: NGramModel | None) -> str:
-        """What people read in tables."""
-        labels = {AUTOREGRESSIVE: "Autoregressive", BPD: "BPD", ORACLE: "Oracle"}
-        if self.kind in labels:
-            return labels[self.kind]
-        order = 0 if self.kind == ZERO_GRAM or ngram is None else ngram.order
-        engine = f" ({self.engine})" if self.engine else ""
-        return f"{self.num_drafts}-best {order}-gram{engine}"
+    @property
+    def settings(self) -> list[tuple[str, Any]]:
+        """What is set besides the size."""
+        return [
+            (field.name, value)
+            for field in dataclasses.fields(self)[2:]
+            if (value := getattr(self, field.name)) is not None
+        ]
+
+    def label(self, order: int | None = None) -> str:
+        """What people read in tables.
+
+        Args:
+          order: of the n-gram model, if there is one.
+        """
+        label = KINDS[self.kind].label.format(size=self.count, order=order or "n")
+        settings = ", ".join(f"{name} {value}" for name, value in self.settings)
+        return f"{label} ({settings})" if settings else label
 
 
 def parse_method(text: str) -> Method:
     """Reads a method's name.
 
-    >>> parse_method("ngram:16@device")
-    Method(kind='ngram', num_drafts=16, engine='device')
+    >>> parse_method("ngram:16:k=8").name
+    'ngram:16:k=8'
 
     Raises:
-      UserError: there is no such method.
+      UserError: there is no such method, size or setting.
     """
-    match = re.fullmatch(r"([a-z_]+)(?::([1-9]\d*))?(?:@(\w+))?", text.strip())
-    if match is None or match[1] not in KINDS:
-        raise UserError(
-            f"unknown method {text!r}: choose from {', '.join(KINDS)}, with the number "
-            "of drafts after zero_gram and ngram, as in ngram:16."
+    name, *parts = text.strip().split(":")
+    kind = KINDS.get(name)
+    if kind is None:
+        close = difflib.get_close_matches(name, KINDS, n=1)
+        hint = (
+            f"did you mean {close[0]}" if close else f"choose from {', '.join(KINDS)}"
         )
-    method = Method(match[1], int(match[2] or 1), match[3])
-    if match[2] and not method.has_drafts:
-        raise UserError(f"method {method.kind} takes no number of drafts: {text!r}.")
-    if method.num_drafts > MOST_DRAFTS:
-        raise UserError(
-            f"{method.name} asks for too many drafts: give {MOST_DRAFTS} or fewer."
-        )
-    if method.engine and method.kind != NGRAM:
-        raise UserError(f"method {method.kind} takes no engine: {text!r}.")
-    if method.engine:
-        check_engine(method.engine)
-    return method
-
-
-def check_engine(engine: str) -> None:
-    """Raises a `UserError` for an engine that does not exist."""
-    if engine not in ENGINES:
-        raise UserError(
-            f"unknown n-gram engine {engine!r}: choose from {', '.join(ENGINES)}."
-        )
-
-
-def default_engine() -> str:
-    """The fastest exact engine here: in the loop, or on the host's own processor."""
-    on_host = jax.default_backend() == "cpu" and importlib.util.find_spec("numba")
-    return VITERBI if on_host else DEVICE
-
-
-class Decoder:
-    """A model with what its drafting methods need; decodes by any of them."""
-
-    def __init__(
-        self,
-        model: ModelFunctions,
-        params: Params,
-        *,
-        width: int = 16,
-        alpha: float = 1.0,
-        ngram: NGramModel | None = None,
-        engine: str | None = None,
-    ) -> None:
-        """Binds model and methods together.
-
-        Args:
-          model: functions of the model.
-          params: its parameters.
-          width: W, lattice candidates per head (the paper's k).
-          alpha: weight of the n-gram's log-probability.
-          ngram: for the method `ngram`.
-          engine: of the n-gram search where a method names none; by default
-            `default_engine()`.
-
-        Raises:
-          UserError: W or the n-gram model does not fit the model, or there is no such
-            engine.
-        """
-        vocab_size = model.config.trunk.vocab_size
-        if not 1 <= width <= vocab_size:
+        raise UserError(f"unknown method {text!r}: {hint}; --method=help lists all.")
+    size = None
+    if parts and "=" not in parts[0]:
+        size = _read_size(kind, parts.pop(0), text)
+    fields = {field.name: field for field in dataclasses.fields(Method)[2:]}
+    settings: dict[str, Any] = {}
+    for part in parts:
+        key, equals, value = part.partition("=")
+        if not equals or key not in kind.settings or key in settings:
+            known = ", ".join(kind.settings) or "nothing"
             raise UserError(
-                f"lattice_width is {width}: it must lie between 1 and the vocabulary's "
-                f"{vocab_size} tokens."
+                f"{text!r}: {part!r} is no setting of {name}, which takes {known}, "
+                "each once and written NAME=VALUE."
             )
-        check_alpha(alpha)
-        if ngram is not None and ngram.vocab_size != vocab_size:
-            raise UserError(
-                f"the n-gram model has {ngram.vocab_size} tokens and the language "
-                f"model {vocab_size}: build the n-gram model with the language model's "
-                "tokenizer (build_ngram --vocabulary=RUN_FOLDER)."
-            )
-        self.model, self.params = model, params
-        if engine is not None:
-            check_engine(engine)
-        self.width, self.alpha, self.ngram = width, alpha, ngram
-        self.engine = engine or default_engine()
-        self._drafters: dict[Method, Drafter] = {}
-        self._engines: dict[str, _Engine] = {}
+        metadata = fields[key].metadata
+        try:
+            settings[key] = metadata["read"](value)
+            good = metadata["check"](settings[key])
+        except ValueError:
+            good = False
+        if not good:
+            raise UserError(f"{text!r}: {key}={value} is not {metadata['help']}.")
+    return Method(name, size, **settings)
 
-    def drafter(self, method: Method) -> Drafter:
-        """The drafter of `method`, made once.
 
-        Raises:
-          UserError: the method asks for something that is not there.
-        """
-        if method not in self._drafters:
-            self._drafters[method] = self._make_drafter(method)
-        return self._drafters[method]
-
-    def _make_drafter(self, method: Method) -> Drafter:
-        block = self.model.block_size
-        if method.kind == AUTOREGRESSIVE:
-            return AutoregressiveDrafter()
-        if block == 1:
-            raise UserError(
-                f"the model has no block heads, so method {method.name} has nothing to "
-                "draft from: use the method autoregressive."
-            )
-        if method.kind == ORACLE:
-            return OracleDrafter(block, self.width)
-        rescorer: Rescorer
-        if method.kind == NGRAM:
-            if self.ngram is None:
-                raise UserError(
-                    f"method {method.name} needs an n-gram model: build one with "
-                    "python -m bpd_jax.build_ngram and pass its folder as --ngram."
-                )
-            engine = method.engine or self.engine
-            # Methods that differ in P alone share the tables.
-            if engine not in self._engines:
-                self._engines[engine] = _ngram_engine(engine, self.ngram, self.alpha)
-            rescorer = self._engines[engine].with_drafts(method.num_drafts)
-        else:
-            rescorer = IndependentRescorer(method.num_drafts)
-        width = 1 if method.kind == BPD else self.width
-        return BlockwiseDrafter(rescorer, block, width)
-
-    def decode(
-        self,
-        method: Method,
-        prompts: Sequence[np.ndarray],
-        options: DecodeOptions,
-        *,
-        reference: Sequence[Generation] | None = None,
-        on_progress: Callable[[int], object] = lambda tokens: None,
-    ) -> list[Generation]:
-        """Decodes every prompt by `method`.
-
-        Args:
-          method: what to draft.
-          prompts: token ids, each `[T]`.
-          options: lengths, temperature, batch size.
-          reference: for the oracle: the same prompts decoded autoregressively with
-            the same options; decoded here if not given.
-          on_progress: called after each batch with the number of new tokens.
-        """
-        drafter = self.drafter(method)
-        make_draft_state = None
-        if method.kind == ORACLE:
-            if reference is None:
-                reference = self.decode(Method(AUTOREGRESSIVE), prompts, options)
-            make_draft_state = _look_up(reference)
-        elif isinstance(drafter, BlockwiseDrafter):
-            arrays = drafter.rescorer.arrays
-
-            def make_draft_state(*_: object) -> PyTree:
-                return arrays
-
-        return generate(
-            self.model,
-            self.params,
-            drafter,
-            prompts,
-            options,
-            make_draft_state=make_draft_state,
-            on_progress=on_progress,
+def _read_size(kind: Kind, part: str, text: str) -> int:
+    if not kind.size:
+        raise UserError(f"{text!r}: method {kind.name} takes no number.")
+    if not part.isdecimal() or not 1 <= int(part) <= MOST_DRAFTS:
+        raise UserError(
+            f"{text!r}: {part!r} is no number of {kind.size} between 1 and "
+            f"{MOST_DRAFTS}."
         )
+    return int(part)
 
 
-def _ngram_engine(engine: str, ngram: NGramModel, alpha: float) -> _Engine:
-    """The n-gram search of an engine; numba and pynini come with theirs only."""
-    if engine == DEVICE:
-        return DeviceRescorer.from_model(ngram, 1, alpha)
-    if engine == VITERBI:
-        return ViterbiRescorer(ngram, 1, alpha)
-    return FstRescorer(ngram, 1, alpha, exact=engine == FST_EXACT)
-
-
-def _look_up(
-    reference: Sequence[Generation],
-) -> Callable[[Sequence[int], int, int], PyTree]:
-    """Makes the oracle's draft state for a batch of prompts."""
-
-    def make(indices: Sequence[int], batch: int, slots: int) -> Reference:
-        tokens = np.zeros((batch, slots), np.int32)
-        for row, index in enumerate(indices):
-            known = reference[index]
-            text = np.concatenate([known.input_ids, known.output_ids])
-            tokens[row, : len(text)] = text
-        return Reference(jnp.asarray(tokens))
-
-    return make
+def describe_methods() -> str:
+    """Every method with one line, its reference and its settings."""
+    lines = ["method              what it drafts", ""]
+    for kind in KINDS.values():
+        name = (
+            f"{kind.name}:{kind.size.split()[-1][0].upper()}"
+            if kind.size
+            else kind.name
+        )
+        lines.append(f"{name:<20}{kind.summary} [{kind.reference}]")
+    lines += ["", "setting (as in ngram:16:k=8:alpha=0.5)", ""]
+    for field in dataclasses.fields(Method)[2:]:
+        users = [kind.name for kind in KINDS.values() if field.name in kind.settings]
+        lines.append(f"{field.name:<20}{field.metadata['help']} [{', '.join(users)}]")
+    return "\n".join(lines)

@@ -4,22 +4,61 @@ import dataclasses
 
 from bpd_jax.errors import UserError
 
+EXACT, SPECULATIVE, TYPICAL = ACCEPTANCES = ("exact", "speculative", "typical")
+TREE, BATCHED = VERIFICATIONS = ("tree", "batched")
+
 
 @dataclasses.dataclass(frozen=True)
-class DecodeOptions:
+class StepOptions:
+    """What one serial call must know; hashable, hence jit-static.
+
+    Attributes:
+      temperature: 0 is greedy; above 0 the model samples.
+      top_k: sample among the k best tokens; None for all.
+      top_p: sample among the fewest best tokens that have this probability; 1 for all.
+      acceptance: how draft tokens are accepted; see `DecodeOptions`.
+      typical_epsilon, typical_delta: thresholds of typical acceptance.
+      verification: how drafts are laid out in the forward pass; see `DecodeOptions`.
+      end_of_text: a token that ends a row once it is decoded; None for no such token.
+    """
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    acceptance: str = EXACT
+    typical_epsilon: float = 0.3
+    typical_delta: float = 0.09
+    verification: str = TREE
+    end_of_text: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeOptions(StepOptions):
     """How far and how tokens are chosen.
+
+    Acceptance:
+      exact: a draft token is kept if it is the one that the model chooses there,
+        greedily or with noise that depends on seed, prompt and position alone. The
+        text is the same for every method, token for token. Lossless.
+      speculative: speculative sampling (Leviathan et al. 2023; for trees, the rule of
+        SpecInfer without replacement): drafts are drawn, and accepted or replaced so
+        that the text is distributed as the model's own. Lossless in distribution.
+      typical: Medusa's rule: keeps what the model holds for likely enough. LOSSY.
+
+    Verification:
+      tree: drafts merged by common prefix, one row, tree attention.
+      batched: every draft a chain of its own beside the others, over one shared cache
+        (the paper's batch of p drafts). Same results, more nodes.
 
     Attributes:
       max_new_tokens: the most tokens decoded after each prompt.
-      temperature: 0 is greedy; above 0 the model samples (see `decoding.choice`).
-      end_of_text: a token that ends a row once it is decoded; None for no such token.
+      stop: texts that end a row once they are decoded.
       seed: of the sampling noise.
       batch_size: B, prompts decoded together.
     """
 
     max_new_tokens: int = 64
-    temperature: float = 0.0
-    end_of_text: int | None = None
+    stop: tuple[str, ...] = ()
     seed: int = 0
     batch_size: int = 8
 
@@ -32,5 +71,39 @@ class DecodeOptions:
             raise UserError(
                 f"temperature is {self.temperature}: it must be 0 (greedy) or above."
             )
+        if self.top_k is not None and self.top_k < 1:
+            raise UserError(f"top_k is {self.top_k}: it must be 1 or more.")
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"top_p is {self.top_p}: it must be above 0 and at most 1.")
         if self.batch_size < 1:
             raise UserError(f"batch_size is {self.batch_size}: it must be 1 or more.")
+        _check_choice("acceptance", self.acceptance, ACCEPTANCES)
+        _check_choice("verification", self.verification, VERIFICATIONS)
+        if self.acceptance != EXACT and self.temperature == 0:
+            raise UserError(
+                f"{self.acceptance} acceptance samples: give a temperature above 0, or "
+                "use exact acceptance."
+            )
+        for name in ("typical_epsilon", "typical_delta"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UserError(
+                    f"{name} is {getattr(self, name)}: it must be in 0 … 1."
+                )
+        if not all(self.stop):
+            raise UserError("a stop text is empty: give at least one character.")
+
+    @property
+    def step(self) -> StepOptions:
+        """What the compiled code depends on."""
+        names = (field.name for field in dataclasses.fields(StepOptions))
+        return StepOptions(**{name: getattr(self, name) for name in names})
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the text is, or is distributed as, the model's own."""
+        return self.acceptance != TYPICAL
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise UserError(f"{name} is {value!r}: choose from {', '.join(choices)}.")

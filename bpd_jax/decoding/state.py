@@ -4,7 +4,7 @@ import flax.struct
 import jax.numpy as jnp
 
 from bpd_jax.models.cache import KVCache
-from bpd_jax.typing import Array, Bool, Float, Int
+from bpd_jax.typing import Array, Bool, Float, Int, PyTree
 
 
 @flax.struct.dataclass
@@ -12,14 +12,20 @@ class History:
     """What each serial call did: one column per call, written as it happens.
 
     Attributes:
+      proposed: the best-ranked draft of that call, -1 past its end.
       drafts: the draft that won, -1 past its end.
       accepted: how many of its tokens were accepted.
       ranks: its rank among the drafts of that call, 0 for the best scored.
+      nodes: different prefixes that the forward pass checked.
+      entropies: of the heads that were drafted from, in nats; NaN without heads.
     """
 
+    proposed: Int[Array, "C B L"]
     drafts: Int[Array, "C B L"]
     accepted: Int[Array, "C B"]
     ranks: Int[Array, "C B"]
+    nodes: Int[Array, "C B"]
+    entropies: Float[Array, "C B L"]
 
 
 @flax.struct.dataclass
@@ -38,6 +44,8 @@ class DecodeState:
       keys: one random key per row, used with the position it decides.
       done: rows that have finished; they are frozen.
       calls: serial calls that each row has used.
+      stop_states: how far each row is in a stop text; see `bpd_jax.decoding.stopping`.
+      memory: the drafter's.
       history: per call.
     """
 
@@ -49,6 +57,8 @@ class DecodeState:
     keys: Array
     done: Bool[Array, " B"]
     calls: Int[Array, " B"]
+    stop_states: Int[Array, " B"]
+    memory: PyTree
     history: History
 
     @property
@@ -60,7 +70,10 @@ class DecodeState:
 def empty_history(calls: int, batch: int, block: int) -> History:
     """A history with room for `calls` serial calls."""
     return History(
+        proposed=jnp.full((calls, batch, block), -1, jnp.int32),
         drafts=jnp.full((calls, batch, block), -1, jnp.int32),
         accepted=jnp.zeros((calls, batch), jnp.int32),
         ranks=jnp.zeros((calls, batch), jnp.int32),
+        nodes=jnp.zeros((calls, batch), jnp.int32),
+        entropies=jnp.full((calls, batch, block), jnp.nan, jnp.float32),
     )

@@ -1,18 +1,51 @@
 """What the decode loop and a drafting method say to each other.
 
-A method proposes in two halves. `look` runs on the device, inside the jitted step,
+A method keeps a *memory* between serial calls: a pytree on the device, or None. Before
+each call it proposes in two halves. `look` runs on the device, inside the jitted step,
 where the model is at hand. `propose` turns what it saw into a draft tree: on the
-device too if `on_device`, else on the host with numpy arrays. The loop joins the
-halves; it knows where a method runs and nothing else about it.
+device too if `on_device`, else on the host with numpy arrays. After the call, `learn`
+sees what came of it. The loop joins these; it knows where a method runs and nothing
+else about it.
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
-from bpd_jax.drafting.lattice import Drafts, Lattice
+import flax.struct
+import jax.numpy as jnp
+
+from bpd_jax.drafting.lattice import Drafts, Lattice, build_lattice
 from bpd_jax.drafting.tree import DraftTree
-from bpd_jax.typing import AnyArray, Array, Float, Int, PyTree
+from bpd_jax.typing import AnyArray, Array, Float, Int, Params, PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class BoundModel:
+    """A model with its parameters, or whatever has the same methods."""
+
+    functions: Any
+    params: Params
+
+    def lattice(
+        self,
+        hidden: Float[Array, "B D"],
+        next_token: Int[Array, " B"],
+        block_size: int,
+        width: int,
+    ) -> Lattice:
+        """The `width` best tokens of heads 2 … `block_size`."""
+        candidates = self.functions.block_candidates(
+            self.params, hidden, block_size, width
+        )
+        return build_lattice(next_token, *candidates)
+
+    def embed(self, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
+        """Token embeddings, without positions."""
+        return self.functions.embed(self.params, tokens)
+
+    def softmax_logits(self, states: Float[Array, "... D"]) -> Float[Array, "... V"]:
+        """The model's own softmax of any states."""
+        return self.functions.softmax_logits(self.params, states)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,14 +57,37 @@ class View:
       lengths: of the text.
       next_token: the model's own next token, which is certain.
       hidden: final hidden state of the last accepted token.
-      head_logits: gives the logits of all heads for hidden states.
+      keys: one random key per row, for draws of this call's drafts.
+      model: the model.
     """
 
     tokens: Int[Array, "B S"]
     lengths: Int[Array, " B"]
     next_token: Int[Array, " B"]
     hidden: Float[Array, "B D"]
-    head_logits: Callable[[Float[Array, "B D"]], Float[Array, "B L V"]]
+    keys: Array
+    model: BoundModel
+
+    def last_tokens(self, count: int) -> Int[Array, "B C"]:
+        """The last `count` tokens of every row's text, -1 before its beginning."""
+        places = self.lengths[:, None] - jnp.arange(count, 0, -1)
+        found = jnp.take_along_axis(self.tokens, jnp.maximum(places, 0), axis=1)
+        return jnp.where(places < 0, -1, found)
+
+
+@flax.struct.dataclass
+class Outcome:
+    """What came of a serial call.
+
+    Attributes:
+      tree: what was proposed.
+      choices: the model's own best token after every node, right or wrong.
+      count: tokens that were accepted, 0 in finished rows.
+    """
+
+    tree: DraftTree
+    choices: Int[Array, "B M"]
+    count: Int[Array, " B"]
 
 
 class Drafter(Protocol):
@@ -44,15 +100,62 @@ class Drafter(Protocol):
 
     @property
     def max_depth(self) -> int:
-        """The most tokens that one of its drafts holds."""
+        """The most tokens on one path of its trees, the certain one included."""
         ...
 
-    def look(self, view: View, draft_state: PyTree) -> PyTree:
-        """Device half: collects what `propose` needs, as arrays."""
+    @property
+    def max_nodes(self) -> int:
+        """The most different prefixes that one of its trees holds."""
         ...
 
-    def propose(self, seen: PyTree) -> DraftTree:
-        """Second half: the drafts that the next serial call checks."""
+    @property
+    def max_drafts(self) -> int:
+        """The most paths from a root to a leaf that one of its trees holds."""
+        ...
+
+    @property
+    def arrays(self) -> PyTree:
+        """Weights and tables that it reads on the device, or None.
+
+        The loop hands them back to `start`, `look` and `propose`, so that jitted code
+        takes them as arguments and not as constants.
+        """
+        ...
+
+    def start(
+        self,
+        arrays: PyTree,
+        tokens: Int[Array, "B S"],
+        lengths: Int[Array, " B"],
+        given: PyTree,
+    ) -> PyTree:
+        """The memory before the first serial call.
+
+        Args:
+          arrays: `self.arrays`.
+          tokens: the prompts, with room for the whole text.
+          lengths: of the prompts.
+          given: what the caller knows of these rows; see `generate`.
+        """
+        ...
+
+    def look(self, view: View, arrays: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
+        """Device half: what `propose` needs, as arrays, and the memory."""
+        ...
+
+    def propose(self, seen: PyTree, arrays: PyTree) -> DraftTree:
+        """Second half: the drafts that the next serial call checks.
+
+        On the host `arrays` is None: what it needs there it has itself.
+        """
+        ...
+
+    def learn(self, memory: PyTree, outcome: Outcome) -> PyTree:
+        """The memory after a serial call."""
+        ...
+
+    def entropies(self, seen: PyTree) -> Float[Array, "B L"] | None:
+        """Entropies of the heads that `look` saw, in nats; None without heads."""
         ...
 
 
@@ -62,6 +165,11 @@ class Rescorer(Protocol):
     @property
     def on_device(self) -> bool:
         """Whether `refine` can be traced."""
+        ...
+
+    @property
+    def num_drafts(self) -> int:
+        """P."""
         ...
 
     @property
@@ -82,7 +190,32 @@ class Rescorer(Protocol):
         Args:
           lattice: candidates of the block.
           context: the last C tokens of the text, -1 before its beginning.
-          arrays: `self.arrays`. The loop hands them over, so that jitted code takes
-            them as an argument and not as a constant.
+          arrays: `self.arrays`, or None on the host.
         """
         ...
+
+
+class Forgetful:
+    """The memory of drafters that have none."""
+
+    arrays: PyTree = None
+
+    def start(
+        self,
+        arrays: PyTree,
+        tokens: Int[Array, "B S"],
+        lengths: Int[Array, " B"],
+        given: PyTree,
+    ) -> None:
+        """Remembers nothing."""
+        del arrays, tokens, lengths, given
+
+    def learn(self, memory: PyTree, outcome: Outcome) -> PyTree:
+        """Learns nothing."""
+        del outcome
+        return memory
+
+    def entropies(self, seen: PyTree) -> Float[Array, "B L"] | None:
+        """Saw no heads."""
+        del seen
+        return None

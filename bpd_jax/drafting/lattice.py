@@ -14,12 +14,16 @@ class Lattice:
     Position 0 is the model's own next token. It is certain: its first candidate has
     log-probability 0, the others -inf, so a block has W^(L-1) paths.
 
-    `log_probs` are log-softmax scores of each head over the whole vocabulary, so
-    that weights of other scores mean the same for every model.
+    Attributes:
+      tokens: the candidates.
+      log_probs: log-softmax scores of each head over the whole vocabulary, so that
+        weights of other scores mean the same for every model.
+      entropies: of each head's whole distribution, in nats; 0 at position 0.
     """
 
     tokens: Int[Array, "B L W"]
     log_probs: Float[Array, "B L W"]
+    entropies: Float[Array, "B L"]
 
 
 @flax.struct.dataclass
@@ -31,25 +35,27 @@ class Drafts:
 
 
 def build_lattice(
-    head_logits: Float[Array, "B L V"], next_token: Int[Array, " B"], width: int
+    next_token: Int[Array, " B"],
+    tokens: Int[Array, "B L-1 W"],
+    log_probs: Float[Array, "B L-1 W"],
+    entropies: Float[Array, "B L-1"],
 ) -> Lattice:
-    """Takes the `width` best tokens of every head.
+    """The lattice of the certain token and the best candidates of heads 2 … L.
 
     Args:
-      head_logits: of heads 1 … L at the last accepted token; head 1 is not read,
-        because `next_token` is already chosen.
       next_token: the model's own next token.
-      width: W, the paper's k.
+      tokens: candidates, best first.
+      log_probs: their log-probabilities.
+      entropies: of the heads.
     """
-    log_probs = jax.nn.log_softmax(head_logits[:, 1:].astype(jnp.float32))
-    scores, tokens = jax.lax.top_k(log_probs, width)
-    batch = next_token.shape[0]
+    batch, _, width = tokens.shape
     certain = jnp.where(jnp.arange(width) == 0, 0.0, -jnp.inf)
     certain = jnp.broadcast_to(certain, (batch, 1, width))
     first = jnp.broadcast_to(next_token[:, None, None], (batch, 1, width))
     return Lattice(
         tokens=jnp.concatenate([first.astype(tokens.dtype), tokens], axis=1),
-        log_probs=jnp.concatenate([certain, scores], axis=1),
+        log_probs=jnp.concatenate([certain, log_probs], axis=1),
+        entropies=jnp.pad(entropies, ((0, 0), (1, 0))),
     )
 
 

@@ -3,12 +3,14 @@
 import dataclasses
 from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bpd_jax.decoding.methods import BPD, NGRAM, ORACLE, ZERO_GRAM, Decoder
+from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.drafting.drafters.blockwise import BlockwiseDrafter
-from bpd_jax.drafting.lattice import Lattice, build_lattice
+from bpd_jax.drafting.interface import BoundModel
+from bpd_jax.drafting.lattice import Lattice
 from bpd_jax.evaluation.compare import MethodResult
 from bpd_jax.models.attention import causal_mask
 
@@ -57,12 +59,12 @@ def telling_block(
       None if there is no result for BPD or no text is long enough.
     """
     kinds = {result.method.kind: result for result in results}
-    if BPD not in kinds:
+    if "bpd" not in kinds:
         return None
-    refined = kinds.get(NGRAM) or kinds.get(ZERO_GRAM) or kinds[BPD]
+    refined = kinds.get("ngram") or kinds.get("zero_gram") or kinds["bpd"]
     size = decoder.model.block_size
     best: BlockView | None = None
-    for generation in kinds[BPD].generations[:max_prompts]:
+    for generation in kinds["bpd"].generations[:max_prompts]:
         text = np.concatenate([generation.input_ids, generation.output_ids])
         ends = len(generation.input_ids) + np.concatenate(
             [[0], np.cumsum(generation.accepted)[:-1]]
@@ -87,8 +89,12 @@ def _lattices(decoder: Decoder, text: np.ndarray, ends: np.ndarray) -> Lattice:
         jnp.arange(len(text))[None],
         causal_mask(jnp.ones_like(tokens)),
     )
-    logits = decoder.model.head_logits(decoder.params, hidden[0, ends - 1])
-    return build_lattice(logits, jnp.asarray(text[ends]), decoder.width)
+    return BoundModel(decoder.model, decoder.params).lattice(
+        hidden[0, ends - 1],
+        jnp.asarray(text[ends]),
+        decoder.model.block_size,
+        decoder.width,
+    )
 
 
 def _view(
@@ -106,12 +112,12 @@ def _view(
     greedy = text[end : end + len(tokens)]
     paths = [_path("BPD", tokens, tokens[:, 0], greedy)]
     drafter = decoder.drafter(refined.method)
-    if refined.method.kind != BPD and isinstance(drafter, BlockwiseDrafter):
+    if refined.method.kind != "bpd" and isinstance(drafter, BlockwiseDrafter):
         length = drafter.rescorer.context_length
         context = np.full((1, length), -1, np.int32)
         recent = text[max(0, end - length) : end]
         context[0, length - len(recent) :] = recent
-        one = Lattice(lattice.tokens[row : row + 1], lattice.log_probs[row : row + 1])
+        one = jax.tree.map(lambda array: array[row : row + 1], lattice)
         drafts = drafter.rescorer.refine(one, context, drafter.rescorer.arrays)
         usable = np.isfinite(np.asarray(drafts.scores)[0])
         candidates = [
@@ -121,7 +127,7 @@ def _view(
         paths.append(max(candidates, key=lambda path: path.accepted))
     held = (tokens == greedy[:, None]).any(1)
     oracle = np.where(held, greedy, tokens[:, 0])
-    paths.append(_path(ORACLE.capitalize(), tokens, oracle, greedy))
+    paths.append(_path("Oracle", tokens, oracle, greedy))
     return BlockView(text[:end], tokens, log_probs, greedy, paths)
 
 

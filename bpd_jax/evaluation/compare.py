@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.generate import Generation
-from bpd_jax.decoding.methods import AUTOREGRESSIVE, Decoder, Method
+from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.evaluation.equality import Difference, differences
 
@@ -20,7 +21,7 @@ class MethodResult:
       method: the method.
       label: what people read.
       generations: one per prompt.
-      differences: prompts whose output is not the autoregressive one.
+      differences: prompts whose output is not the greedy one.
     """
 
     method: Method
@@ -41,25 +42,24 @@ def compare(
     options: DecodeOptions,
     on_progress: Callable[[str, int], object] = lambda label, tokens: None,
 ) -> list[MethodResult]:
-    """Decodes all prompts by autoregressive decoding, then by every other method.
+    """Decodes all prompts by greedy decoding, then by every other method.
 
     Args:
       decoder: model and methods.
-      methods: in the order of the table; the autoregressive one is put first.
+      methods: in the order of the table; greedy decoding is put first.
       prompts: token ids.
       options: lengths, temperature, batch size.
       on_progress: called with a method's label and a number of decoded tokens.
 
     Returns:
-      One result per method, each compared with the autoregressive output.
+      One result per method, each compared with the greedy output.
     """
-    reference_method = Method(AUTOREGRESSIVE)
-    ordered = dict.fromkeys([reference_method, *methods])
+    ordered = dict.fromkeys([GREEDY, *methods])
     for method in ordered:
         decoder.drafter(method)  # an unusable method is told before any work
     results: list[MethodResult] = []
     for method in ordered:
-        label = method.label(decoder.ngram)
+        label = decoder.label(method)
         reference = results[0].generations if results else None
         generations = decoder.decode(
             method,

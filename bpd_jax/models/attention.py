@@ -8,56 +8,67 @@ from bpd_jax.typing import Array, Bool, Float, Int
 
 def attention(
     queries: Float[Array, "B T N H"],
-    keys: Float[Array, "B T K H"],
-    values: Float[Array, "B T K H"],
-    mask: Bool[Array, "B T T"],
-    prefix_keys: Float[Array, "B S K H"] | None = None,
-    prefix_values: Float[Array, "B S K H"] | None = None,
+    keys: Float[Array, "B U K H"],
+    values: Float[Array, "B U K H"],
+    mask: Bool[Array, "B T U"] | Bool[Array, "B G T/G U/G"],
+    prefix_keys: Float[Array, "B K H S"] | None = None,
+    prefix_values: Float[Array, "B K S H"] | None = None,
     prefix_lengths: Int[Array, " B"] | None = None,
 ) -> Float[Array, "B T N H"]:
     """Scaled dot-product attention with grouped queries; softmax in float32.
 
-    The new tokens need not be a chain: `mask[b, i, j]` says whether token i sees
-    token j, so a chain passes a triangle, packed documents a block triangle and a
-    draft tree its ancestors. Every new token sees the first `prefix_lengths[b]`
-    slots of the prefix. Each token must see itself, so that no row is empty.
+    The new tokens need not be a chain: `mask[b, i, j]` says whether query i sees key
+    j, so a chain passes a triangle, packed documents a block triangle and a draft tree
+    its ancestors. Keys may be more than queries: those of draft tokens run before. A
+    mask with a fourth axis says that tokens are G groups of equal size, which do not
+    see each other: P drafts side by side, at P times the cost of one. Every new token
+    sees the first `prefix_lengths[b]` slots of the prefix, which is laid out as the
+    cache is (see `KVCache`). Each token must see itself, so that no row is empty.
     """
     batch, length, num_heads, width = queries.shape
     kv_heads = keys.shape[2]
     group = num_heads // kv_heads
-    # The queries that share a key-value head stand side by side on the T axis: one
-    # axis less to multiply over, and no key is repeated.
-    folded = queries.reshape(batch, length, kv_heads, group, width).swapaxes(2, 3)
-    folded = folded.reshape(batch, length * group, kv_heads, width) * width**-0.5
-    mask = jnp.repeat(mask, group, axis=1)[:, None]
+    mask = mask if mask.ndim == 4 else mask[:, None]
+    drafts = mask.shape[1]
+    mask = jnp.repeat(mask, group, axis=2)[:, None]
 
-    scores = jnp.einsum("BTKH,BUKH->BKTU", folded, keys).astype(jnp.float32)
-    scores = jnp.where(mask, scores, -jnp.inf)
+    def joined(array: Array) -> Float[Array, "B K T n"]:
+        return array.reshape(batch, kv_heads, -1, array.shape[-1])
+
+    def split(array: Array) -> Float[Array, "B K G T/G n"]:
+        return array.reshape(batch, kv_heads, drafts, -1, array.shape[-1])
+
+    # Heads stand before tokens in every product, as matrices in a batch; any other
+    # order makes XLA copy the prefix on a CPU. The queries that share a key-value head
+    # stand side by side on the T axis, so that no key is repeated.
+    folded = queries.reshape(batch, length, kv_heads, group, width).swapaxes(1, 2)
+    folded = joined(folded) * width**-0.5
+    keys, values = split(keys.swapaxes(1, 2)), split(values.swapaxes(1, 2))
+
+    scores = jnp.einsum("BKGTH,BKGUH->BKGTU", split(folded), keys)
+    scores = jnp.where(mask, scores.astype(jnp.float32), -jnp.inf)
     peak = scores.max(-1, keepdims=True)
     if prefix_keys is None:
         # Softmax does not depend on the peak, so no gradient flows through it.
         weights = jnp.exp(scores - jax.lax.stop_gradient(peak))
-        total = weights.sum(-1, keepdims=True)
-        mixed = _mix(weights / total, values)
+        weights /= weights.sum(-1, keepdims=True)
+        mixed = joined(weights.astype(values.dtype) @ values)
     else:
         # Two score blocks under one softmax: the cache is never copied.
         assert prefix_values is not None
         assert prefix_lengths is not None
-        visible = jnp.arange(prefix_keys.shape[1]) < prefix_lengths[:, None]
-        prefix = jnp.einsum("BTKH,BSKH->BKTS", folded, prefix_keys)
-        prefix = prefix.astype(jnp.float32)
+        visible = jnp.arange(prefix_values.shape[2]) < prefix_lengths[:, None]
+        prefix = (folded @ prefix_keys).astype(jnp.float32)
         prefix = jnp.where(visible[:, None, None], prefix, -jnp.inf)
-        peak = jnp.maximum(peak, prefix.max(-1, keepdims=True))
-        weights, prefix_weights = jnp.exp(scores - peak), jnp.exp(prefix - peak)
+        peak = jnp.maximum(joined(peak), prefix.max(-1, keepdims=True))
+        weights = joined(jnp.exp(scores - split(peak)))
+        prefix_weights = jnp.exp(prefix - peak)
         total = weights.sum(-1, keepdims=True) + prefix_weights.sum(-1, keepdims=True)
-        mixed = _mix(weights / total, values)
-        mixed += _mix(prefix_weights / total, prefix_values)
-    mixed = mixed.reshape(batch, length, group, kv_heads, width).swapaxes(2, 3)
+        weights = split(weights / total).astype(values.dtype)
+        mixed = joined(weights @ values)
+        mixed += (prefix_weights / total).astype(values.dtype) @ prefix_values
+    mixed = mixed.reshape(batch, kv_heads, length, group, width).swapaxes(1, 2)
     return mixed.reshape(batch, length, num_heads, width)
-
-
-def _mix(weights: Array, values: Array) -> Array:
-    return jnp.einsum("BKTS,BSKH->BTKH", weights.astype(values.dtype), values)
 
 
 def causal_mask(segment_ids: Int[Array, "B T"]) -> Bool[Array, "B T T"]:

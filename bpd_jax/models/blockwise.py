@@ -96,11 +96,12 @@ class BlockwiseLM(nn.Module):
         self,
         tokens: Int[Array, "B T"],
         positions: Int[Array, "B T"],
-        mask: Bool[Array, "B T T"],
+        mask: Bool[Array, "B T U"],
         cache: KVCache | None = None,
+        earlier: KeyValues | None = None,
     ) -> tuple[Float[Array, "B T D"], KeyValues]:
         """Final hidden states and new keys and values; see `Transformer`."""
-        return self.trunk(tokens, positions, mask, cache)
+        return self.trunk(tokens, positions, mask, cache, earlier)
 
     def head_states(self, hidden: Float[Array, "... D"]) -> Float[Array, "... L D"]:
         """The input of the softmax of every head."""
@@ -112,6 +113,14 @@ class BlockwiseLM(nn.Module):
     def head_logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... L V"]:
         """Logits of every head, float32: meant for one position at a time."""
         return self.trunk.logits(self.head_states(hidden))
+
+    def embed(self, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
+        """Embeddings of tokens, without positions."""
+        return self.trunk.embedding.astype(self.config.trunk.dtype)[tokens]
+
+    def softmax_logits(self, states: Float[Array, "... D"]) -> Float[Array, "... V"]:
+        """The tied softmax applied to the states of any head, float32."""
+        return self.trunk.logits(states)
 
     def next_token_logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Logits of head 1, the language model itself, float32."""

@@ -31,16 +31,20 @@ class KeyValues:
 
 @flax.struct.dataclass
 class KVCache:
-    """Keys and values of the text so far; row b uses its first `lengths[b]` slots."""
+    """Keys and values of the text so far; row b uses its first `lengths[b]` slots.
 
-    keys: Float[Array, "layer B S K H"]
-    values: Float[Array, "layer B S K H"]
+    One array per layer, each as the operand of a batched matrix product: a pass over
+    few tokens mostly reads memory, so nothing may be sliced or transposed first.
+    """
+
+    keys: tuple[Float[Array, "B K H S"], ...]
+    values: tuple[Float[Array, "B K S H"], ...]
     lengths: Int[Array, " B"]
 
     @property
     def slots(self) -> int:
         """S, slots per row."""
-        return self.keys.shape[2]
+        return self.values[0].shape[2]
 
 
 def empty_cache(config: TransformerConfig, batch: int, slots: int) -> KVCache:
@@ -49,10 +53,15 @@ def empty_cache(config: TransformerConfig, batch: int, slots: int) -> KVCache:
     `slots` must leave room for one whole block past the longest text, because
     `commit` always writes a whole block.
     """
-    shape = (config.num_layers, batch, slots, config.kv_heads, config.head_width)
+    heads, width = config.kv_heads, config.head_width
+
+    def zeros(*shape: int) -> tuple[Array, ...]:
+        layers = range(config.num_layers)
+        return tuple(jnp.zeros((batch, heads, *shape), config.dtype) for _ in layers)
+
     return KVCache(
-        keys=jnp.zeros(shape, config.dtype),
-        values=jnp.zeros(shape, config.dtype),
+        keys=zeros(width, slots),
+        values=zeros(slots, width),
         lengths=jnp.zeros((batch,), jnp.int32),
     )
 
@@ -63,17 +72,25 @@ def commit(cache: KVCache, new: KeyValues, counts: Int[Array, " B"]) -> KVCache:
     All T slots are written, so `lengths + T` must not pass S for a row that still
     runs; rows whose count is 0 keep their text.
     """
+    keys, values = new.keys.transpose(0, 1, 3, 4, 2), new.values.swapaxes(2, 3)
+    starts = cache.lengths
     return KVCache(
-        keys=write_rows(cache.keys, new.keys, cache.lengths, batch_axis=1),
-        values=write_rows(cache.values, new.values, cache.lengths, batch_axis=1),
+        keys=tuple(
+            write_rows(buffer, keys[layer], starts, axis=3)
+            for layer, buffer in enumerate(cache.keys)
+        ),
+        values=tuple(
+            write_rows(buffer, values[layer], starts, axis=2)
+            for layer, buffer in enumerate(cache.values)
+        ),
         lengths=cache.lengths + counts,
     )
 
 
 def write_rows(
-    buffer: Array, block: Array, starts: Int[Array, " B"], *, batch_axis: int = 0
+    buffer: Array, block: Array, starts: Int[Array, " B"], *, axis: int = 1
 ) -> Array:
-    """Writes `block` into `buffer` at `starts[b]` along the axis after the batch.
+    """Writes `block[b]` into `buffer[b]` at `starts[b]` along `axis`.
 
     A vmapped `dynamic_update_slice`: unlike `.at[rows, slots].set` it needs no
     collective when the batch is sharded, and it updates a donated buffer in place.
@@ -82,10 +99,7 @@ def write_rows(
 
     def write_row(row: Array, new: Array, start: Array) -> Array:
         return jax.lax.dynamic_update_slice_in_dim(
-            row, new.astype(row.dtype), start, axis=batch_axis
+            row, new.astype(row.dtype), start, axis=axis - 1
         )
 
-    in_axes = (batch_axis, batch_axis, 0)
-    return jax.vmap(write_row, in_axes=in_axes, out_axes=batch_axis)(
-        buffer, block, starts
-    )
+    return jax.vmap(write_row)(buffer, block, starts)

@@ -2,6 +2,9 @@
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
+
 from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.cache import KeyValues, KVCache, empty_cache
 from bpd_jax.models.config import BlockwiseConfig
@@ -12,8 +15,8 @@ from bpd_jax.typing import Array, Bool, Float, Int, Params
 class ModelFunctions:
     """A blockwise model without its parameters; hashable, hence jit-static.
 
-    Decoding needs no more than these four methods and `block_size`, so any object
-    that has them can be decoded.
+    Decoding needs no more than these methods and `block_size`, so any object that has
+    them can be decoded.
     """
 
     config: BlockwiseConfig
@@ -32,12 +35,16 @@ class ModelFunctions:
         params: Params,
         tokens: Int[Array, "B T"],
         positions: Int[Array, "B T"],
-        mask: Bool[Array, "B T T"],
+        mask: Bool[Array, "B T U"],
         cache: KVCache | None = None,
+        earlier: KeyValues | None = None,
     ) -> tuple[Float[Array, "B T D"], KeyValues]:
-        """Final hidden states of T new tokens, and their keys and values."""
+        """Final hidden states of T new tokens, and their keys and values.
+
+        See `Transformer` for the arguments.
+        """
         return BlockwiseLM(self.config).apply(
-            {"params": params}, tokens, positions, mask, cache
+            {"params": params}, tokens, positions, mask, cache, earlier
         )
 
     def next_token_logits(
@@ -48,6 +55,48 @@ class ModelFunctions:
             {"params": params}, hidden, method="next_token_logits"
         )
 
+    def greedy_tokens(
+        self, params: Params, hidden: Float[Array, "... D"]
+    ) -> Int[Array, "..."]:
+        """The language model's best next token."""
+        logits = self.next_token_logits(params, hidden)
+        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+
+    def embed(
+        self, params: Params, tokens: Int[Array, "..."]
+    ) -> Float[Array, "... D"]:
+        """Token embeddings, without positions."""
+        return BlockwiseLM(self.config).apply(
+            {"params": params}, tokens, method="embed"
+        )
+
+    def softmax_logits(
+        self, params: Params, states: Float[Array, "... D"]
+    ) -> Float[Array, "... V"]:
+        """The tied softmax of the states of any head."""
+        return BlockwiseLM(self.config).apply(
+            {"params": params}, states, method="softmax_logits"
+        )
+
+    def block_candidates(
+        self,
+        params: Params,
+        hidden: Float[Array, "B D"],
+        block_size: int,
+        width: int,
+    ) -> tuple[Int[Array, "B L-1 W"], Float[Array, "B L-1 W"], Float[Array, "B L-1"]]:
+        """The best tokens of heads 2 … `block_size`.
+
+        Returns:
+          Tokens, best first; their log-probabilities, float32; and the entropies of
+          the heads, in nats.
+        """
+        states = BlockwiseLM(self.config).apply(
+            {"params": params}, hidden, method="head_states"
+        )
+        logits = self.softmax_logits(params, states[:, 1:block_size])
+        return top_candidates(logits, width)
+
     def head_logits(
         self, params: Params, hidden: Float[Array, "... D"]
     ) -> Float[Array, "... L V"]:
@@ -55,3 +104,19 @@ class ModelFunctions:
         return BlockwiseLM(self.config).apply(
             {"params": params}, hidden, method="head_logits"
         )
+
+
+def top_candidates(
+    logits: Float[Array, "... V"], width: int
+) -> tuple[Int[Array, "... W"], Float[Array, "... W"], Float[Array, "..."]]:
+    """The `width` best tokens, their log-probabilities, and the entropy in nats."""
+    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
+    scores, tokens = jax.lax.top_k(log_probs, width)
+    return tokens.astype(jnp.int32), scores, entropy(log_probs)
+
+
+def entropy(log_probs: Float[Array, "... V"]) -> Float[Array, "..."]:
+    """Entropy of distributions, in nats."""
+    # 0 · log 0 is 0.
+    terms = jnp.where(jnp.isneginf(log_probs), 0.0, jnp.exp(log_probs) * log_probs)
+    return -terms.sum(-1)

@@ -37,9 +37,12 @@ def named_zeros(axes: Sequence[str]) -> Callable[..., Array]:
 
 
 class Projection(nn.Module):
-    """`einsum(equation, x, kernel) + bias`, where the bias has the output's axes."""
+    """`tensordot(x, kernel) + bias`, where the bias has the output's axes.
 
-    equation: str
+    The last axes of x meet the first of the kernel in the same order, so that both are
+    multiplied as they lie in memory.
+    """
+
     shape: tuple[int, ...]
     axes: tuple[str, ...]
     bias_axes: tuple[str, ...]
@@ -54,7 +57,8 @@ class Projection(nn.Module):
         fan_in = math.prod(self.shape) / math.prod(bias_shape)
         init = named_normal(self.axes, self.gain * fan_in**-0.5)
         kernel = self.param("kernel", init, self.shape, param_dtype)
-        y = jnp.einsum(self.equation, x, kernel.astype(dtype))
+        summed = len(self.axes) - len(self.bias_axes)
+        y = jnp.tensordot(x, kernel.astype(dtype), axes=summed)
         if self.config.use_bias:
             init = named_zeros(self.bias_axes)
             y += self.param("bias", init, bias_shape, param_dtype).astype(dtype)
@@ -83,16 +87,16 @@ class Attention(nn.Module):
     def __call__(
         self,
         x: Float[Array, "B T D"],
-        mask: Bool[Array, "B T T"],
+        mask: Bool[Array, "B T U"],
         cache: KVCache | None,
         layer: int,
+        earlier: KeyValues | None = None,
     ) -> tuple[Float[Array, "B T D"], Array, Array]:
         config = self.config
         width = config.head_width
 
         def project(name: str, heads: int) -> Array:
             return Projection(
-                "BTD,DNH->BTNH",
                 (config.d_model, heads, width),
                 (EMBED, HEADS, KV),
                 (HEADS, KV),
@@ -103,20 +107,23 @@ class Attention(nn.Module):
         queries = project("query", config.num_heads)
         keys = project("key", config.kv_heads)
         values = project("value", config.kv_heads)
+        all_keys, all_values = keys, values
+        if earlier is not None:
+            all_keys = jnp.concatenate([earlier.keys[layer], keys], axis=1)
+            all_values = jnp.concatenate([earlier.values[layer], values], axis=1)
         if cache is None:
-            mixed = attention(queries, keys, values, mask)
+            mixed = attention(queries, all_keys, all_values, mask)
         else:
             mixed = attention(
                 queries,
-                keys,
-                values,
+                all_keys,
+                all_values,
                 mask,
                 cache.keys[layer],
                 cache.values[layer],
                 cache.lengths,
             )
         output = Projection(
-            "BTNH,NHD->BTD",
             (config.num_heads, width, config.d_model),
             (HEADS, KV, EMBED),
             (EMBED,),
@@ -139,13 +146,12 @@ class FeedForward(nn.Module):
 
         def widen(name: str) -> Array:
             shape, axes = (config.d_model, config.d_ff), (EMBED, MLP)
-            return Projection("BTD,DF->BTF", shape, axes, (MLP,), config, name=name)(x)
+            return Projection(shape, axes, (MLP,), config, name=name)(x)
 
         hidden = ACTIVATIONS[config.activation](widen("input"))
         if config.gated:
             hidden *= widen("gate")
         return Projection(
-            "BTF,FD->BTD",
             (config.d_ff, config.d_model),
             (MLP, EMBED),
             (EMBED,),
@@ -187,10 +193,18 @@ class Transformer(nn.Module):
         self,
         tokens: Int[Array, "B T"],
         positions: Int[Array, "B T"],
-        mask: Bool[Array, "B T T"],
+        mask: Bool[Array, "B T U"],
         cache: KVCache | None = None,
+        earlier: KeyValues | None = None,
     ) -> tuple[Float[Array, "B T D"], KeyValues]:
-        """Runs T new tokens; see `attention` for `mask`.
+        """Runs T new tokens.
+
+        Args:
+          tokens: ids.
+          positions: of each token in the text.
+          mask: what each token sees besides the cache; see `attention`.
+          cache: the text before them.
+          earlier: U - T draft tokens run before, which come first in `mask`.
 
         Returns:
           The final hidden states, and the new tokens' keys and values, which
@@ -202,7 +216,7 @@ class Transformer(nn.Module):
         new_keys, new_values = [], []
         for layer in range(self.config.num_layers):
             update, keys, values = self.attentions[layer](
-                self.attention_norms[layer](x), mask, cache, layer
+                self.attention_norms[layer](x), mask, cache, layer, earlier
             )
             x += update
             x += self.mlps[layer](self.mlp_norms[layer](x))

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from bpd_jax.decoding.methods import AUTOREGRESSIVE, BPD, ORACLE
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.blocks import BlockView
 from bpd_jax.evaluation.compare import MethodResult
@@ -64,7 +63,7 @@ def summaries(results: Sequence[MethodResult]) -> list[MethodSummary]:
     rows = []
     for result in results:
         efficiency = block_efficiency(result.generations)
-        compared = result.method.kind not in (AUTOREGRESSIVE, BPD) and base
+        compared = result.method.kind not in ("greedy", "bpd") and base
         rows.append(
             MethodSummary(
                 name=result.method.name,

@@ -91,7 +91,7 @@ def _tiles(report: Report) -> str:
         (
             "Outputs that differ",
             str(differing),
-            "all at near-ties" if ties else "from autoregressive decoding",
+            "all at near-ties" if ties else "from greedy decoding",
         ),
     ]
     return (

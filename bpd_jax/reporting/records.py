@@ -20,7 +20,7 @@ Facts = dict[str, Any]
 """Named values to be shown as they are: strings, numbers, booleans, lists, None."""
 
 
-AUTOREGRESSIVE = "autoregressive"
+GREEDY = "greedy"
 """`MethodSummary.name` of the method that the others' outputs are compared with."""
 
 
@@ -101,8 +101,8 @@ class MethodSummary(Record):
       serial_calls, tokens: the two sums that it is the quotient of.
       seconds: wall time over all prompts.
       gain: block efficiency over that of BPD, minus one; None where it says nothing
-        (autoregressive decoding, BPD itself).
-      differing: number of prompts whose output is not that of autoregressive
+        (greedy decoding, BPD itself).
+      differing: number of prompts whose output is not that of greedy
         decoding, token for token.
       near_ties: how many of those first differ where the model's two best tokens
         are equal up to rounding.
@@ -134,12 +134,12 @@ class MethodSummary(Record):
 
     @property
     def identical(self) -> bool:
-        """Every output equals that of autoregressive decoding."""
+        """Every output equals that of greedy decoding."""
         return self.differing == 0
 
     @property
     def agreement(self) -> Literal["identical", "near-tie", "different"]:
-        """How the outputs compare with those of autoregressive decoding."""
+        """How the outputs compare with those of greedy decoding."""
         if self.identical:
             return "identical"
         return "near-tie" if self.differing == self.near_ties else "different"

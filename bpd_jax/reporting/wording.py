@@ -3,7 +3,7 @@
 import html
 from typing import Any
 
-from bpd_jax.reporting.records import AUTOREGRESSIVE, MethodSummary, Report
+from bpd_jax.reporting.records import GREEDY, MethodSummary, Report
 
 MISSING = "—"
 
@@ -13,7 +13,7 @@ DEFINITIONS = {
         "once; the prefill of the prompt is not counted."
     ),
     "Block efficiency": (
-        "Decoded tokens divided by serial calls: 1 for autoregressive decoding, at "
+        "Decoded tokens divided by serial calls: 1 for greedy decoding, at "
         "most the number of block heads L. An interval, where one is given, is a "
         "bootstrap interval over the prompts."
     ),
@@ -22,7 +22,7 @@ DEFINITIONS = {
         "independent heads (BPD), minus one."
     ),
     "Output": (
-        "Compared with autoregressive greedy decoding, token for token. Identical: "
+        "Compared with plain greedy decoding, token for token. Identical: "
         "every prompt gave the same tokens. Near-tie: the first difference is where "
         "the model's two best tokens are equal up to rounding. Different: anything "
         "else."
@@ -91,8 +91,8 @@ def interval(method: MethodSummary) -> str:
 
 
 def verdict(method: MethodSummary) -> str:
-    """Says how the outputs compare with autoregressive decoding, in two words."""
-    if method.name == AUTOREGRESSIVE:
+    """Says how the outputs compare with greedy decoding, in two words."""
+    if method.name == GREEDY:
         return "reference"
     if method.identical:
         return "identical ✓"
@@ -141,7 +141,7 @@ def summary_sentence(report: Report) -> str:
     different = [m.label for m in report.methods if m.agreement == "different"]
     near_ties = sum(method.near_ties for method in report.methods)
     if different:
-        return f"{sentence}; outputs DIFFER from autoregressive for " + (
+        return f"{sentence}; outputs DIFFER from greedy decoding for " + (
             ", ".join(different) + "."
         )
     if near_ties:

@@ -2,12 +2,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from bpd_jax.decoding.choice import choose, row_keys
+from bpd_jax.decoding.options import StepOptions
+
+SAMPLING = StepOptions(temperature=1.0)
 
 
 def test_greedy_takes_the_best():
     logits = jnp.array([[[0.0, 2.0, 1.0], [3.0, 2.0, 1.0]]])
     keys = row_keys(0, jnp.array([0]))
-    assert choose(logits, jnp.array([[4, 5]]), keys, 0.0).tolist() == [[1, 0]]
+    assert choose(logits, jnp.array([[4, 5]]), keys, StepOptions()).tolist() == [[1, 0]]
 
 
 def test_samples_follow_the_softmax():
@@ -20,7 +23,7 @@ def test_samples_follow_the_softmax():
             jnp.broadcast_to(jnp.asarray(logits), (1, count, 3)),
             positions,
             keys,
-            temperature,
+            StepOptions(temperature=temperature),
         )
         want = np.exp(logits / temperature)
         want /= want.sum()
@@ -32,12 +35,12 @@ def test_samples_follow_the_softmax():
 def test_the_draw_depends_on_row_and_position_alone():
     rng = np.random.default_rng(0)
     logits = jnp.asarray(rng.normal(size=(1, 1, 1000)))
-    one = choose(logits, jnp.array([[7]]), row_keys(3, jnp.array([5])), 1.0)
+    one = choose(logits, jnp.array([[7]]), row_keys(3, jnp.array([5])), SAMPLING)
     many = choose(
         jnp.broadcast_to(logits, (3, 4, 1000)),
         jnp.array([[1, 7, 7, 2]] * 3),
         row_keys(3, jnp.array([4, 5, 6])),
-        1.0,
+        SAMPLING,
     )
     assert many[1, 1] == many[1, 2] == one[0, 0]
     assert many[1, 0] != one[0, 0]

@@ -11,7 +11,7 @@ import pytest
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
-from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.functions import ModelFunctions, top_candidates
 from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.katz import estimate_katz
 
@@ -38,24 +38,31 @@ class ScriptedModel:
         return types.SimpleNamespace(trunk=trunk)
 
     def empty_cache(self, batch, slots):
-        shape = (1, batch, slots, 1, 1)
-        return KVCache(jnp.zeros(shape), jnp.zeros(shape), jnp.zeros(batch, jnp.int32))
+        return KVCache(
+            keys=(jnp.zeros((batch, 1, 1, slots)),),
+            values=(jnp.zeros((batch, 1, slots, 1)),),
+            lengths=jnp.zeros(batch, jnp.int32),
+        )
 
     def forward(self, params, tokens, positions, mask, cache=None):
         kv = tokens[None, :, :, None, None].astype(jnp.float32)
         return positions[..., None].astype(jnp.float32), KeyValues(kv, kv)
 
     def next_token_logits(self, params, hidden):
-        return self._one_hot(self._script(hidden[..., 0].astype(jnp.int32)))
+        return self._one_hot(self.greedy_tokens(params, hidden))
 
-    def head_logits(self, params, hidden):
+    def greedy_tokens(self, params, hidden):
+        return self._script(hidden[..., 0].astype(jnp.int32))
+
+    def block_candidates(self, params, hidden, block_size, width):
         position = hidden[..., 0].astype(jnp.int32)
-        heads = [self._script(position)]
+        heads = []
         for ahead, divisor in enumerate(self.right, start=1):
             guess = self._script(position + ahead)
             wrong = (guess + 1) % self.vocab_size
             heads.append(jnp.where(position % divisor == 0, guess, wrong))
-        return jnp.stack([self._one_hot(head) for head in heads], axis=-2)
+        logits = jnp.stack([self._one_hot(head) for head in heads], axis=-2)
+        return top_candidates(logits[:, : block_size - 1], width)
 
     def _script(self, position):
         return jnp.asarray(self.script)[jnp.minimum(position, len(self.script) - 1)]

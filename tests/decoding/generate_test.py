@@ -5,20 +5,23 @@ import dataclasses
 import numpy as np
 import pytest
 
-from bpd_jax.decoding.generate import generate
-from bpd_jax.decoding.methods import Decoder, parse_method
+from bpd_jax.decoding.assets import Assets
+from bpd_jax.decoding.decoder import Decoder
+from bpd_jax.decoding.generate import Task, generate
+from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
-from bpd_jax.drafting.drafters.blockwise import BlockwiseDrafter
-from bpd_jax.drafting.rescorers.independent import IndependentRescorer
+from bpd_jax.drafting.drafters.paths import PathDrafter
+from bpd_jax.drafting.paths.lattice import LatticePaths
+from bpd_jax.drafting.searches.exact import ExactBest
 from bpd_jax.errors import UserError
 
-METHODS = ["bpd", "zero_gram:5", "ngram:1", "ngram:4@device", "ngram:4@fst", "oracle"]
-EXACT = ["ngram:4@viterbi", "ngram:4@device", "ngram:4@fst_exact"]
+METHODS = ["bpd", "zero_gram:5", "ngram:1", "ngram_device:4", "ngram_fst:4", "oracle"]
+EXACT = ["ngram_viterbi:4", "ngram_device:4", "ngram_fst_exact:4"]
 
 
 def decode_all(functions, params, ngram, prompts, options, methods=METHODS):
-    decoder = Decoder(functions, params, width=4, ngram=ngram)
-    reference = decoder.decode(parse_method("autoregressive"), prompts, options)
+    decoder = Decoder(functions, params, width=4, assets=Assets(ngram=ngram))
+    reference = decoder.decode(parse_method("greedy"), prompts, options)
     others = {
         name: decoder.decode(parse_method(name), prompts, options, reference=reference)
         for name in methods
@@ -30,9 +33,9 @@ def test_acceptance_on_a_script_is_exact(scripted_model):
     """Heads 2, 3, 4 are right at positions that 1, 2 and 3 divide."""
     script = tuple(int(t) for t in np.random.default_rng(0).integers(0, 50, 60))
     model = scripted_model(script, right=(1, 2, 3))
-    drafter = BlockwiseDrafter(IndependentRescorer(1), 4, 1)
+    drafter = PathDrafter(LatticePaths(4, 1), ExactBest(1))
     options = DecodeOptions(max_new_tokens=24)
-    [generation] = generate(model, {}, drafter, [np.array([9, 9, 9])], options)
+    [generation] = generate(Task(model, {}, drafter, options), [np.array([9, 9, 9])])
 
     # The last accepted token of a 3-token prompt stands at position 2.
     position, accepted, drafts = 2, [], []
@@ -52,10 +55,10 @@ def test_acceptance_on_a_script_is_exact(scripted_model):
 def test_script_ends_at_its_first_end_of_text(scripted_model):
     script = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12)
     model = scripted_model(script, right=(1, 1, 1))
-    drafter = BlockwiseDrafter(IndependentRescorer(1), 4, 1)
+    drafter = PathDrafter(LatticePaths(4, 1), ExactBest(1))
     prompts = [np.array([0]), np.array([0] * 5), np.array([0] * 9)]
     options = DecodeOptions(max_new_tokens=7, end_of_text=7, batch_size=3)
-    outputs = generate(model, {}, drafter, prompts, options)
+    outputs = generate(Task(model, {}, drafter, options), prompts)
     # Row 1 stops in the middle of its second block, row 2 in its first.
     assert outputs[0].output_ids.tolist() == [1, 2, 3, 4, 5, 6, 7]
     assert outputs[0].accepted.tolist() == [4, 3]
@@ -138,16 +141,8 @@ def test_prompts_that_do_not_fit_are_refused(make_model):
 
 def test_no_prompts_give_no_texts(make_model):
     functions, params = make_model(0)
-    assert (
-        generate(
-            functions,
-            params,
-            BlockwiseDrafter(IndependentRescorer(1), 4, 1),
-            [],
-            DecodeOptions(),
-        )
-        == []
-    )
+    decoder = Decoder(functions, params, width=4)
+    assert decoder.decode(parse_method("bpd"), [], DecodeOptions()) == []
 
 
 def test_the_exact_engines_take_the_same_steps(make_model, make_prompts, make_ngram):

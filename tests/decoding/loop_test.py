@@ -7,22 +7,25 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from bpd_jax.decoding.choice import row_keys
 from bpd_jax.decoding.loop import (
+    Weights,
     decode_on_device,
     decode_with_host,
     prefill,
 )
-from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.decoding.options import StepOptions
 from bpd_jax.drafting.drafters.blockwise import BlockwiseDrafter
+from bpd_jax.drafting.drafters.paths import PathDrafter
+from bpd_jax.drafting.paths.lattice import LatticePaths
 from bpd_jax.drafting.rescorers.device import DeviceRescorer
-from bpd_jax.drafting.rescorers.independent import IndependentRescorer
+from bpd_jax.drafting.searches.exact import ExactBest
 from bpd_jax.models.blockwise import init_boxed
 from bpd_jax.models.partitioning import MeshConfig, make_mesh, parameter_shardings
 
-OPTIONS = DecodeOptions(max_new_tokens=12, end_of_text=0)
-DRAFTER = BlockwiseDrafter(IndependentRescorer(3), block_size=4, width=4)
+OPTIONS = StepOptions(end_of_text=0)
+DRAFTER = PathDrafter(LatticePaths(4, 4), ExactBest(3))
 
 
-def start(model, rows=4, sharding=None):
+def start(model, rows=4, sharding=None, drafter=DRAFTER):
     functions, params = model
     rng = np.random.default_rng(7)
     lengths = np.array([6, 2, 8, 1, 7, 3, 5, 4])[:rows]
@@ -32,12 +35,12 @@ def start(model, rows=4, sharding=None):
     keys = row_keys(0, jnp.arange(rows))
     return prefill(
         functions,
-        params,
+        Weights(params, drafter.arrays),
+        drafter,
         *arrays,
         keys,
         options=OPTIONS,
         max_calls=12,
-        max_depth=4,
     )
 
 
@@ -52,7 +55,7 @@ def visible(state):
             history.accepted[: calls[row], row].tolist(),
             history.drafts[: calls[row], row].tolist(),
             history.ranks[: calls[row], row].tolist(),
-            np.asarray(state.cache.keys)[:, row, : lengths[row]],
+            np.asarray(state.cache.values)[:, row, :, : lengths[row]],
         )
         for row in range(len(lengths))
     ]
@@ -67,9 +70,9 @@ def assert_same(a, b, atol=0.0):
 def test_device_loop_equals_the_python_loop(make_model):
     functions, params = make_model(0)
     state = start((functions, params))
-    device = decode_on_device(functions, params, DRAFTER, None, state, OPTIONS)
+    device = decode_on_device(functions, Weights(params), DRAFTER, state, OPTIONS)
     state = start((functions, params))
-    python = decode_with_host(functions, params, DRAFTER, None, state, OPTIONS)
+    python = decode_with_host(functions, Weights(params), DRAFTER, state, OPTIONS)
     assert_same(device, python, atol=1e-5)
     assert device.calls.tolist() == python.calls.tolist()
 
@@ -79,7 +82,9 @@ def test_finished_rows_are_frozen(make_model):
     state = start(model)
     assert state.done.tolist() == [False, False, True, False]
     before = visible(state)
-    end = decode_on_device(*model, DRAFTER, None, state, OPTIONS)
+    end = decode_on_device(
+        model.functions, Weights(model.params), DRAFTER, state, OPTIONS
+    )
     assert end.calls[2] == 0
     assert visible(end)[2][0] == before[2][0]
     np.testing.assert_array_equal(visible(end)[2][4], before[2][4])
@@ -90,26 +95,28 @@ def test_cache_always_holds_the_keys_of_the_text(make_model):
     """What block decoding left in the cache is what one pass over the text gives."""
     model = make_model(1)
     functions, params = model
-    end = decode_on_device(functions, params, DRAFTER, None, start(model), OPTIONS)
-    for row, (text, *_, keys) in enumerate(visible(end)):
+    end = decode_on_device(functions, Weights(params), DRAFTER, start(model), OPTIONS)
+    for row, (text, *_, values) in enumerate(visible(end)):
         tokens = jnp.asarray([text])
         mask = jnp.tril(jnp.ones((1, len(text), len(text)), bool))
         positions = jnp.arange(len(text))[None]
         _, new = jax.jit(functions.forward)(params, tokens, positions, mask)
-        np.testing.assert_allclose(keys, new.keys[:, 0], atol=1e-4, err_msg=str(row))
+        np.testing.assert_allclose(
+            values, new.values[:, 0].swapaxes(1, 2), atol=1e-4, err_msg=str(row)
+        )
 
 
 def test_loop_donates_its_state_and_never_leaves_the_device(make_model):
     functions, params = make_model(0)
     state = start((functions, params))
     compiled = decode_on_device.lower(
-        functions, params, DRAFTER, None, state, OPTIONS
+        functions, Weights(params), DRAFTER, state, OPTIONS
     ).compile()
-    cache_bytes = state.cache.keys.nbytes + state.cache.values.nbytes
+    cache_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state.cache))
     assert compiled.memory_analysis().alias_size_in_bytes >= cache_bytes
     assert "callback" not in compiled.as_text()
     with jax.transfer_guard("disallow"):
-        end = decode_on_device(functions, params, DRAFTER, None, state, OPTIONS)
+        end = decode_on_device(functions, Weights(params), DRAFTER, state, OPTIONS)
         jax.block_until_ready(end)
     assert end.done.all()
 
@@ -117,14 +124,14 @@ def test_loop_donates_its_state_and_never_leaves_the_device(make_model):
 def test_sharded_decoding_gives_the_same_texts(make_model):
     functions, params = make_model(0, vocab_size=14)
     one = start((functions, params), rows=8)
-    want = decode_on_device(functions, params, DRAFTER, None, one, OPTIONS)
+    want = decode_on_device(functions, Weights(params), DRAFTER, one, OPTIONS)
 
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, model=2))
     boxed = jax.eval_shape(lambda: init_boxed(functions.config, jax.random.key(0)))
     split = jax.device_put(params, parameter_shardings(boxed, mesh))
     rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
     state = start((functions, split), rows=8, sharding=rows)
-    got = decode_on_device(functions, split, DRAFTER, None, state, OPTIONS)
+    got = decode_on_device(functions, Weights(split), DRAFTER, state, OPTIONS)
     assert_same(got, want, atol=1e-4)
 
 
@@ -132,12 +139,9 @@ def test_ngram_refinement_stays_on_the_device(make_model, make_ngram):
     model = make_model(0)
     rescorer = DeviceRescorer.from_model(make_ngram(), 3)
     drafter = BlockwiseDrafter(rescorer, block_size=4, width=4)
-    state = start(model)
-    functions, params = model
-    params = jax.device_put(params)
+    state = start(model, drafter=drafter)
+    weights = Weights(jax.device_put(model.params), drafter.arrays)
     with jax.transfer_guard("disallow"):
-        done = decode_on_device(
-            functions, params, drafter, rescorer.arrays, state, OPTIONS
-        )
+        done = decode_on_device(model.functions, weights, drafter, state, OPTIONS)
     assert bool(done.done.all())
     assert int(done.calls.sum()) > 0

@@ -5,12 +5,14 @@ import numpy as np
 import pytest
 
 from bpd_jax.drafting.lattice import Lattice, best_drafts, build_lattice
+from bpd_jax.models.functions import top_candidates
 
 
 def random_lattice(seed, batch=2, length=4, width=3, vocab=7):
     rng = np.random.default_rng(seed)
     logits = rng.normal(size=(batch, length, vocab)).astype(np.float32)
-    return build_lattice(jnp.asarray(logits), jnp.array([5, 2][:batch]), width), logits
+    candidates = top_candidates(jnp.asarray(logits[:, 1:]), width)
+    return build_lattice(jnp.array([5, 2][:batch]), *candidates), logits
 
 
 def test_lattice_holds_the_best_tokens_with_their_log_probabilities():
@@ -60,8 +62,16 @@ def test_one_best_draft_is_every_heads_best_token():
     assert draft[:, 1:].tolist() == logits[:, 1:].argmax(-1).tolist()
 
 
+def test_entropies_are_of_the_whole_vocabulary():
+    lattice, logits = random_lattice(2)
+    log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    want = -(np.exp(log_probs) * log_probs).sum(-1)
+    assert lattice.entropies[:, 0].tolist() == [0.0, 0.0]
+    np.testing.assert_allclose(lattice.entropies[:, 1:], want[:, 1:], rtol=1e-5)
+
+
 def test_width_one_collapses_to_the_best_path():
     wide, _ = random_lattice(1)
-    lattice = Lattice(wide.tokens[:, :, :1], wide.log_probs[:, :, :1])
+    lattice = Lattice(wide.tokens[:, :, :1], wide.log_probs[:, :, :1], wide.entropies)
     drafts = best_drafts(lattice, 2)
     assert np.isfinite(drafts.scores).tolist() == [[True, False]] * 2

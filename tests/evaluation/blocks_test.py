@@ -44,7 +44,7 @@ def test_a_block_is_a_serial_call_of_bpd(decoder, results, refined, label):
 
 
 def test_there_is_no_block_without_bpd_or_in_short_texts(decoder, results):
-    assert telling_block(decoder, [results["autoregressive"]]) is None
+    assert telling_block(decoder, [results["greedy"]]) is None
     texts = [
         dataclasses.replace(g, output_ids=g.output_ids[:3], accepted=np.array([3]))
         for g in results["bpd"].generations

@@ -3,7 +3,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from bpd_jax.decoding.methods import Decoder, Method, parse_method
+from bpd_jax.decoding.decoder import Decoder
+from bpd_jax.decoding.methods import Method, parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.errors import UserError
 from bpd_jax.evaluate import _fail_on_errors
@@ -14,8 +15,8 @@ METHODS = ["bpd", "zero_gram:3", "ngram:3", "oracle"]
 
 
 def test_all_methods_decode_the_same_tokens(results):
-    reference = results["autoregressive"].generations
-    assert list(results) == ["autoregressive", *METHODS]
+    reference = results["greedy"].generations
+    assert list(results) == ["greedy", *METHODS]
     for result in results.values():
         assert result.differences == []
         for wanted, got in zip(reference, result.generations, strict=True):
@@ -32,7 +33,7 @@ def test_all_methods_sample_the_same_tokens(decoder, prompts):
         seen.append((label, tokens))
 
     sampled = compare(decoder, methods, prompts, options, on_progress)
-    assert [r.method.name for r in sampled] == ["autoregressive", *METHODS]
+    assert [r.method.name for r in sampled] == ["greedy", *METHODS]
     for result in sampled:
         assert result.differences == []
         told = sum(tokens for label, tokens in seen if label == result.label)

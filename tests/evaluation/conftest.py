@@ -4,7 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from bpd_jax.decoding.methods import Decoder, parse_method
+from bpd_jax.decoding.assets import Assets
+from bpd_jax.decoding.decoder import Decoder
+from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.evaluation.compare import compare
 from bpd_jax.models.blockwise import parameter_shapes
@@ -36,7 +38,9 @@ def decoder():
     )
     texts = [rng.integers(0, VOCAB, 60).astype(np.int32) for _ in range(10)]
     counts = count_ngrams(texts, order=3, vocab_size=VOCAB, end_of_text=0)
-    return Decoder(ModelFunctions(config), params, width=6, ngram=estimate_katz(counts))
+    return Decoder(
+        ModelFunctions(config), params, width=6, assets=Assets(ngram=estimate_katz(counts)),
+    )
 
 
 @pytest.fixture(scope="session")

@@ -1,3 +1,5 @@
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -20,6 +22,11 @@ def naive(queries, keys, values, visible):
     return out
 
 
+def as_cached(prefix):
+    """Keys and values [2, B, S, K, H] as the cache lays them out."""
+    return prefix[0].transpose(0, 2, 3, 1), prefix[1].swapaxes(1, 2)
+
+
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 def test_attention_over_prefix_and_tree_equals_naive(kv_heads):
     rng = np.random.default_rng(0)
@@ -31,7 +38,7 @@ def test_attention_over_prefix_and_tree_equals_naive(kv_heads):
     mask = rng.random((2, 5, 5)) < 0.5
     mask |= np.eye(5, dtype=bool)
 
-    got = attention(queries, keys, values, mask, prefix[0], prefix[1], lengths)
+    got = attention(queries, keys, values, mask, *as_cached(prefix), lengths)
 
     seen = np.arange(7) < lengths[:, None]
     visible = np.concatenate([np.repeat(seen[:, None], 5, 1), mask], axis=2)
@@ -47,6 +54,69 @@ def test_attention_over_prefix_and_tree_equals_naive(kv_heads):
     np.testing.assert_allclose(
         got, naive(queries, keys, values, mask), rtol=1e-5, atol=1e-5
     )
+
+
+def random_inputs(rng, length, kv_heads=2, keys=None):
+    keys = keys or length
+    queries = rng.normal(size=(2, length, 4, 3)).astype(np.float32)
+    new = rng.normal(size=(2, 2, keys, kv_heads, 3)).astype(np.float32)
+    prefix = as_cached(rng.normal(size=(2, 2, 7, kv_heads, 3)).astype(np.float32))
+    return queries, new[0], new[1], prefix, np.array([7, 2])
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("cached", [False, True])
+def test_groups_equal_blocks_on_the_diagonal(kv_heads, cached):
+    rng = np.random.default_rng(1)
+    queries, keys, values, prefix, lengths = random_inputs(rng, 6, kv_heads)
+    groups = rng.random((2, 3, 2, 2)) < 0.5
+    groups |= np.eye(2, dtype=bool)
+    blocks = np.zeros((2, 6, 6), bool)
+    for g in range(3):
+        blocks[:, 2 * g : 2 * g + 2, 2 * g : 2 * g + 2] = groups[:, g]
+
+    rest = (*prefix, lengths) if cached else ()
+    got = attention(queries, keys, values, groups, *rest)
+    want = attention(queries, keys, values, blocks, *rest)
+
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+    # The groups do not see each other: the third one changes nothing else.
+    values[:, 4:] += 1
+    changed = attention(queries, keys, values, groups, *rest)
+    np.testing.assert_array_equal(changed[:, :4], got[:, :4])
+    assert np.abs(changed[:, 4:] - got[:, 4:]).max() > 1e-3
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_fewer_queries_than_keys_equal_the_last_rows(cached):
+    rng = np.random.default_rng(2)
+    queries, keys, values, prefix, lengths = random_inputs(rng, 6)
+    mask = rng.random((2, 6, 6)) < 0.5
+    mask |= np.eye(6, dtype=bool)
+    rest = (*prefix, lengths) if cached else ()
+    got = attention(queries[:, 4:], keys, values, mask[:, 4:], *rest)
+    want = attention(queries, keys, values, mask, *rest)
+    np.testing.assert_allclose(got, want[:, 4:], rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_equal_those_of_a_softmax_written_out():
+    rng = np.random.default_rng(3)
+    queries, keys, values, _, _ = random_inputs(rng, 5, kv_heads=4)
+    mask = np.tril(np.ones((5, 5), bool))
+    weights = rng.normal(size=queries.shape)
+
+    def by_attention(*arrays):
+        return (attention(*arrays, np.stack([mask] * 2)) * weights).sum()
+
+    def written_out(queries, keys, values):
+        scores = jnp.einsum("btnh,bunh->bntu", queries, keys) / np.sqrt(3)
+        chances = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf))
+        return (jnp.einsum("bntu,bunh->btnh", chances, values) * weights).sum()
+
+    got = jax.grad(by_attention, (0, 1, 2))(queries, keys, values)
+    want = jax.grad(written_out, (0, 1, 2))(queries, keys, values)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
 def test_causal_mask_keeps_segments_apart():

@@ -13,7 +13,7 @@ from bpd_jax.models.blockwise import (
     init_parameters,
     parameter_shapes,
 )
-from bpd_jax.models.cache import commit
+from bpd_jax.models.cache import KeyValues, commit
 from bpd_jax.models.config import (
     BlockHeadsConfig,
     BlockwiseConfig,
@@ -70,6 +70,47 @@ def test_any_chunking_with_a_cache_equals_one_pass(chunks):
         parts.append(hidden)
         begin += size
     np.testing.assert_allclose(jnp.concatenate(parts, axis=1), want, atol=2e-5)
+
+
+def test_tokens_after_earlier_drafts_equal_one_pass():
+    """A tree run level by level: the later nodes see the earlier ones' keys."""
+    params = parameters(CONFIG)
+    text = jax.random.randint(jax.random.key(4), (2, 5), 0, 23)
+    _, new = causal_forward(CONFIG, params, text)
+    cache = commit(ModelFunctions(CONFIG).empty_cache(2, 16), new, jnp.array([5, 3]))
+    nodes = jax.random.randint(jax.random.key(5), (2, 6), 0, 23)
+    # Node:            0  1  2  3  4  5
+    parents = np.array([-1, -1, 0, 0, 1, 2])
+    depths = jnp.array([0, 0, 1, 1, 1, 2])
+    mask = np.eye(6, dtype=bool)
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            mask[node] |= mask[parent]
+    mask = jnp.broadcast_to(mask, (2, 6, 6))
+    positions = cache.lengths[:, None] + depths
+    want, want_new = forward(CONFIG, params, nodes, positions, mask, cache)
+
+    earlier = KeyValues(jnp.zeros((2, 2, 0, 4, 4)), jnp.zeros((2, 2, 0, 4, 4)))
+    hidden = []
+    for begin, end in ((0, 2), (2, 5), (5, 6)):
+        level = slice(begin, end)
+        states, new = forward(
+            CONFIG,
+            params,
+            nodes[:, level],
+            positions[:, level],
+            mask[:, level, :end],
+            cache,
+            earlier,
+        )
+        hidden.append(states)
+        earlier = KeyValues(
+            jnp.concatenate([earlier.keys, new.keys], axis=2),
+            jnp.concatenate([earlier.values, new.values], axis=2),
+        )
+    np.testing.assert_allclose(jnp.concatenate(hidden, axis=1), want, atol=2e-5)
+    np.testing.assert_allclose(earlier.keys, want_new.keys, atol=2e-5)
+    np.testing.assert_allclose(earlier.values, want_new.values, atol=2e-5)
 
 
 def test_later_tokens_and_other_segments_change_nothing():

@@ -1,49 +1,99 @@
+import math
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bpd_jax.models.cache import KeyValues, KVCache, commit
+from bpd_jax.models.blockwise import parameter_shapes
+from bpd_jax.models.cache import KeyValues, KVCache, commit, empty_cache
+from bpd_jax.models.config import BlockwiseConfig, TransformerConfig
+from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 
 
+def keys_of(cache):
+    """One layer, one head of width 1: the keys of every row by slot."""
+    return np.asarray(cache.keys[0])[:, 0, 0]
+
+
 def cache_of(values, lengths):
-    array = jnp.asarray(values, jnp.float32)[None, :, :, None, None]
-    return KVCache(array, -array, jnp.asarray(lengths))
+    array = jnp.asarray(values, jnp.float32)
+    return KVCache(
+        keys=(array[:, None, None],),
+        values=(-array[:, None, :, None],),
+        lengths=jnp.asarray(lengths),
+    )
 
 
 def test_rows_commit_different_lengths_at_their_own_places():
     cache = cache_of([[1, 2, 3] + [0] * 6, [4] + [0] * 8], [3, 1])
+    assert cache.slots == 9
     block = jnp.asarray([[5, 6, 90], [7, 8, 9]], jnp.float32)[None, :, :, None, None]
     cache = commit(cache, KeyValues(block, -block), jnp.array([2, 3]))
     assert cache.lengths.tolist() == [5, 4]
-    rows = np.asarray(cache.keys)[0, :, :, 0, 0]
-    assert rows[0, :5].tolist() == [1, 2, 3, 5, 6]
-    assert rows[1, :4].tolist() == [4, 7, 8, 9]
-    np.testing.assert_array_equal(cache.values, -cache.keys)
+    assert keys_of(cache)[0, :5].tolist() == [1, 2, 3, 5, 6]
+    assert keys_of(cache)[1, :4].tolist() == [4, 7, 8, 9]
+    np.testing.assert_array_equal(cache.values[0][:, 0, :, 0], -keys_of(cache))
     # A rejected slot (90) is overwritten by the next commit.
     cache = commit(cache, KeyValues(block, -block), jnp.array([1, 0]))
-    assert np.asarray(cache.keys)[0, 0, 5, 0, 0] == 5
+    assert keys_of(cache)[0, 5] == 5
     assert cache.lengths.tolist() == [6, 4]
+
+
+def test_every_layer_head_and_width_goes_to_its_own_place():
+    config = TransformerConfig(9, num_layers=3, d_model=8, d_ff=8, num_heads=2)
+    cache = empty_cache(config, batch=2, slots=6)
+    assert cache.keys[0].shape == (2, 2, 4, 6)
+    assert cache.values[0].shape == (2, 2, 6, 4)
+    rng = np.random.default_rng(0)
+    keys, values = rng.normal(size=(2, 3, 2, 3, 2, 4)).astype(np.float32)
+    cache = cache.replace(lengths=jnp.array([0, 2]))
+    cache = commit(cache, KeyValues(keys, values), jnp.array([3, 3]))
+    for layer in range(3):
+        for row, begin in enumerate([0, 2]):
+            slots = slice(begin, begin + 3)
+            stored = cache.keys[layer][row, :, :, slots]
+            np.testing.assert_array_equal(stored.transpose(2, 0, 1), keys[layer, row])
+            stored = cache.values[layer][row, :, slots]
+            np.testing.assert_array_equal(stored.swapaxes(0, 1), values[layer, row])
 
 
 def test_commit_updates_a_donated_sharded_cache_without_collectives():
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, model=2))
-    spec = PartitionSpec(None, ("data", "fsdp"), None, "model", None)
-    sharding = NamedSharding(mesh, spec)
+    heads = NamedSharding(mesh, PartitionSpec(("data", "fsdp"), "model"))
+    block = NamedSharding(mesh, PartitionSpec(None, ("data", "fsdp"), None, "model"))
     rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
-    shape, block = (2, 8, 64, 4, 8), (2, 8, 5, 4, 8)
     abstract = jax.ShapeDtypeStruct
-    cache = KVCache(
-        abstract(shape, jnp.float32, sharding=sharding),
-        abstract(shape, jnp.float32, sharding=sharding),
-        abstract((8,), jnp.int32, sharding=rows),
-    )
-    new = KeyValues(*[abstract(block, jnp.float32, sharding=sharding)] * 2)
+    keys = abstract((8, 4, 8, 64), jnp.float32, sharding=heads)
+    values = abstract((8, 4, 64, 8), jnp.float32, sharding=heads)
     counts = abstract((8,), jnp.int32, sharding=rows)
+    cache = KVCache((keys, keys), (values, values), counts)
+    new = KeyValues(*[abstract((2, 8, 5, 4, 8), jnp.float32, sharding=block)] * 2)
     compiled = jax.jit(commit, donate_argnums=0).lower(cache, new, counts).compile()
     text = compiled.as_text()
     for collective in ("all-gather", "all-reduce", "all-to-all", "permute"):
         assert f" {collective}(" not in text
-    per_device = 2 * np.prod(shape) * 4 // 8
+    per_device = 4 * np.prod(keys.shape) * 4 // 8
     assert compiled.memory_analysis().alias_size_in_bytes >= per_device
+
+
+def test_no_product_of_a_pass_copies_cache_or_weights():
+    """Plain decoding reads memory and little else, so a copy would double its time."""
+    config = TransformerConfig(48, num_layers=2, d_model=32, d_ff=40, num_heads=4)
+    model = ModelFunctions(BlockwiseConfig(config))
+    row = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    arguments = (
+        parameter_shapes(model.config),
+        row,
+        row,
+        jax.ShapeDtypeStruct((1, 1, 1), bool),
+        jax.eval_shape(lambda: model.empty_cache(1, 56)),
+    )
+    text = jax.jit(model.forward).lower(*arguments).compile().as_text()
+    # 56 slots or 32 × 32 numbers: nothing else that is copied is as large.
+    for line in text.splitlines():
+        found = re.search(r"= f32\[([\d,]+)\]\S* (?:copy|transpose|slice)\(", line)
+        if found:
+            assert math.prod(map(int, found[1].split(","))) < 32 * 32, line

@@ -37,7 +37,7 @@ def result(method, accepted, differences=()):
 def test_summaries_sum_over_prompts_and_compare_with_bpd():
     plain, bpd, ngram, oracle = build.summaries(
         [
-            result(Method("autoregressive"), [[1, 1, 1, 1], [1, 1]]),
+            result(Method("greedy"), [[1, 1, 1, 1], [1, 1]]),
             result(Method("bpd"), [[2, 2], [1, 1]]),
             result(
                 Method("ngram", 4),
@@ -47,7 +47,7 @@ def test_summaries_sum_over_prompts_and_compare_with_bpd():
             result(Method("oracle"), [[2, 2], [2]]),
         ]
     )
-    assert (plain.name, plain.label) == ("autoregressive", "AUTOREGRESSIVE")
+    assert (plain.name, plain.label) == ("greedy", "GREEDY")
     assert (plain.block_efficiency, plain.gain) == (1.0, None)
     assert (bpd.tokens, bpd.serial_calls, bpd.seconds) == (6, 4, 1.0)
     assert (bpd.block_efficiency, bpd.gain) == (1.5, None)

@@ -19,7 +19,7 @@ from bpd_jax.reporting.records import (
 HEADS = 8
 # Name, label, and how often a drafted token is right.
 METHODS = [
-    ("autoregressive", "Autoregressive", 0.0),
+    ("greedy", "Greedy", 0.0),
     ("bpd", "BPD", 0.42),
     ("zero_gram", "16-best 0-gram", 0.46),
     ("ngram_1", "4-gram, 1-best", 0.49),
@@ -119,7 +119,7 @@ def summarise(records: list[DecodeRecord]) -> list[MethodSummary]:
                 seconds=sum(record.seconds for record in own),
                 gain=efficiency / bpd.block_efficiency - 1 if bpd else None,
                 interval=(0.93 * efficiency, 1.08 * efficiency)
-                if name != "autoregressive"
+                if name != "greedy"
                 else None,
                 upper_bound=name == "oracle",
                 note="upper bound: looks at the answer" if name == "oracle" else "",

@@ -91,7 +91,7 @@ def test_paths_stay_inside_the_lattice():
 
 
 def test_records_name_known_methods(report):
-    with pytest.raises(ValueError, match="unknown method 'autoregressive'"):
+    with pytest.raises(ValueError, match="unknown method 'greedy'"):
         dataclasses.replace(report, methods=report.methods[1:])
     with pytest.raises(ValueError, match="same name"):
         dataclasses.replace(report, methods=report.methods + report.methods[:1])

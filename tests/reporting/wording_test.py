@@ -70,7 +70,7 @@ def test_summary_of_lossless_methods(report):
 def test_summary_names_methods_that_differ(report):
     report = changed(report, "bpd", differing=3, near_ties=1)
     sentence = wording.summary_sentence(report)
-    assert sentence.endswith("outputs DIFFER from autoregressive for BPD.")
+    assert sentence.endswith("outputs DIFFER from greedy decoding for BPD.")
 
 
 def test_summary_counts_near_ties(report):

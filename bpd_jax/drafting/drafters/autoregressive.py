@@ -4,25 +4,30 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from bpd_jax.drafting.interface import View
+from bpd_jax.drafting.interface import Forgetful, View
 from bpd_jax.drafting.lattice import Drafts
 from bpd_jax.drafting.tree import DraftTree, from_drafts
 from bpd_jax.typing import Array, Int, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
-class AutoregressiveDrafter:
+class AutoregressiveDrafter(Forgetful):
     """Plain decoding: the reference that every other method must reproduce."""
 
     on_device: bool = dataclasses.field(default=True, init=False)
     max_depth: int = dataclasses.field(default=1, init=False)
+    max_nodes: int = dataclasses.field(default=1, init=False)
+    max_drafts: int = dataclasses.field(default=1, init=False)
 
-    def look(self, view: View, draft_state: PyTree) -> Int[Array, " B"]:
+    def look(
+        self, view: View, arrays: None, memory: None
+    ) -> tuple[Int[Array, " B"], None]:
         """Returns the certain token."""
-        del draft_state
-        return view.next_token
+        del arrays
+        return view.next_token, memory
 
-    def propose(self, seen: Int[Array, " B"]) -> DraftTree:
+    def propose(self, seen: Int[Array, " B"], arrays: PyTree) -> DraftTree:
         """Returns a tree of one node per row."""
+        del arrays
         scores = jnp.zeros((seen.shape[0], 1), jnp.float32)
         return from_drafts(Drafts(seen[:, None, None], scores))

@@ -2,16 +2,25 @@
 
 import dataclasses
 
-import jax.numpy as jnp
+import flax.struct
 
-from bpd_jax.drafting.interface import Rescorer, View
-from bpd_jax.drafting.lattice import Lattice, build_lattice
+from bpd_jax.drafting.interface import Forgetful, Rescorer, View
+from bpd_jax.drafting.lattice import Lattice
+from bpd_jax.drafting.searches.beam import most_paths, most_prefixes
 from bpd_jax.drafting.tree import DraftTree, from_drafts
-from bpd_jax.typing import Array, Int, PyTree
+from bpd_jax.typing import Array, Float, Int, PyTree
+
+
+@flax.struct.dataclass
+class Block:
+    """What a rescorer sees of a block: its candidates and the text just before it."""
+
+    lattice: Lattice
+    context: Int[Array, "B C"]
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockwiseDrafter:
+class BlockwiseDrafter(Forgetful):
     """Drafts from L heads (Stern et al. 2018; Kim et al. 2024, section 7).
 
     Attributes:
@@ -30,28 +39,37 @@ class BlockwiseDrafter:
         return self.rescorer.on_device
 
     @property
+    def arrays(self) -> PyTree:
+        """Those of the rescorer."""
+        return self.rescorer.arrays
+
+    @property
     def max_depth(self) -> int:
         """L."""
         return self.block_size
 
-    def look(
-        self, view: View, draft_state: PyTree
-    ) -> tuple[Lattice, Int[Array, "B C"], PyTree]:
-        """Returns the lattice, the text just before the block and the draft state.
+    @property
+    def max_nodes(self) -> int:
+        """Different prefixes of P drafts."""
+        return most_prefixes(self.block_size, self.width, self.rescorer.num_drafts)
 
-        The draft state is the rescorer's `arrays`.
-        """
-        logits = view.head_logits(view.hidden)[:, : self.block_size]
-        lattice = build_lattice(logits, view.next_token, self.width)
-        return lattice, last_tokens(view, self.rescorer.context_length), draft_state
+    @property
+    def max_drafts(self) -> int:
+        """P, or all paths if they are fewer."""
+        return most_paths(self.block_size, self.width, self.rescorer.num_drafts)
 
-    def propose(self, seen: tuple[Lattice, Int[Array, "B C"], PyTree]) -> DraftTree:
+    def look(self, view: View, arrays: PyTree, memory: None) -> tuple[Block, None]:
+        """Returns the lattice and the text just before the block."""
+        del arrays
+        lattice = view.model.lattice(
+            view.hidden, view.next_token, self.block_size, self.width
+        )
+        return Block(lattice, view.last_tokens(self.rescorer.context_length)), memory
+
+    def propose(self, seen: Block, arrays: PyTree) -> DraftTree:
         """Returns the rescorer's drafts as chains."""
-        return from_drafts(self.rescorer.refine(*seen))
+        return from_drafts(self.rescorer.refine(seen.lattice, seen.context, arrays))
 
-
-def last_tokens(view: View, count: int) -> Int[Array, "B C"]:
-    """The last `count` tokens of every row's text, -1 before its beginning."""
-    places = view.lengths[:, None] - jnp.arange(count, 0, -1)
-    found = jnp.take_along_axis(view.tokens, jnp.maximum(places, 0), axis=1)
-    return jnp.where(places < 0, -1, found)
+    def entropies(self, seen: Block) -> Float[Array, "B L"]:
+        """Of the heads."""
+        return seen.lattice.entropies

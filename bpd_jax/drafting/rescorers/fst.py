@@ -76,8 +76,13 @@ class FstRescorer(HostRescorer):
             self._compose = self._compose_with_epsilon
 
     def _best_paths(
-        self, tokens: np.ndarray, log_probs: np.ndarray, history: np.ndarray
+        self,
+        tokens: np.ndarray,
+        log_probs: np.ndarray,
+        history: np.ndarray,
+        alphas: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray]:
+        del alphas  # Constant: an arc of the automaton stands for every position.
         # Costs are divided by α here, and scores multiplied by it below: the automaton
         # of the n-gram model is then the same for every α.
         state = self._states.of_history(history.tolist())

@@ -20,13 +20,16 @@ class HostRescorer(abc.ABC):
     Attributes:
       num_drafts: P, the paper's p.
       alpha: weight of the n-gram's log-probability.
+      alpha_slope: how the weight grows with a head's entropy; see `Weight`.
       context_length: tokens of text before the block that matter, besides its first.
     """
 
     on_device = False
     arrays = None
 
-    def __init__(self, order: int, num_drafts: int, alpha: float) -> None:
+    def __init__(
+        self, order: int, num_drafts: int, alpha: float, alpha_slope: float = 0.0
+    ) -> None:
         """Takes N, P and α.
 
         Raises:
@@ -35,6 +38,7 @@ class HostRescorer(abc.ABC):
         check_alpha(alpha)
         self.num_drafts = num_drafts
         self.alpha = alpha
+        self.alpha_slope = alpha_slope
         self.context_length = max(order - 2, 0)
 
     def with_drafts(self, num_drafts: int) -> Self:
@@ -50,6 +54,8 @@ class HostRescorer(abc.ABC):
         del arrays
         columns = np.asarray(lattice.tokens)
         log_probs = np.asarray(lattice.log_probs)
+        entropies = np.asarray(lattice.entropies, np.float64)[:, 1:]
+        alphas = np.maximum(self.alpha + self.alpha_slope * entropies, 0.0)
         batch, length, _ = columns.shape
         if length == 1:  # Nothing but the certain token.
             return best_drafts(lattice, self.num_drafts)
@@ -61,6 +67,7 @@ class HostRescorer(abc.ABC):
                 columns[row, 1:],
                 log_probs[row, 1:],
                 np.append(text[text >= 0], certain),
+                alphas[row],
             )
             tokens[row, :, 0] = certain
             tokens[row, : len(found), 1:] = paths
@@ -69,7 +76,11 @@ class HostRescorer(abc.ABC):
 
     @abc.abstractmethod
     def _best_paths(
-        self, tokens: np.ndarray, log_probs: np.ndarray, history: np.ndarray
+        self,
+        tokens: np.ndarray,
+        log_probs: np.ndarray,
+        history: np.ndarray,
+        alphas: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the best token sequences `[n, J]` and scores `[n]`, n at most P.
 
@@ -77,4 +88,5 @@ class HostRescorer(abc.ABC):
           tokens: `[J, W]`, the candidates after the certain token.
           log_probs: `[J, W]`, their scores.
           history: `[H]`, the text, the certain token included.
+          alphas: `[J]`, the weight at each position.
         """

@@ -103,7 +103,7 @@ class PathSearch:
         head_scores: np.ndarray,
         history: np.ndarray,
         num_paths: int,
-        alpha: float = 1.0,
+        alpha: float | np.ndarray = 1.0,
     ) -> Paths:
         """Returns the P best distinct token sequences of one lattice, or all if fewer.
 
@@ -113,13 +113,14 @@ class PathSearch:
             that a position has twice, the better one counts.
           history: `[H]` int, the tokens before the lattice, oldest first.
           num_paths: P.
-          alpha: weight of the n-gram's log-probability.
+          alpha: weight of the n-gram's log-probability, of all positions or `[J]`.
 
         Raises:
           UserError: a token is outside the vocabulary, or alpha is negative.
         """
         model = self._model
-        check_alpha(alpha)
+        alphas = np.zeros(len(tokens)) + alpha
+        check_alpha(alphas.min(initial=0.0) if np.isfinite(alphas).all() else np.nan)
         predicted = np.ascontiguousarray(tokens, np.int64)
         for used in (predicted, np.asarray(history)):
             if used.size and not 0 <= used.min() <= used.max() < model.vocab_size:
@@ -144,7 +145,7 @@ class PathSearch:
                 predicted,
                 followed,
                 np.asarray(head_scores, np.float64),
-                float(alpha),
+                alphas,
                 *self._workspace(candidates),
                 choices,
                 scores,

@@ -328,7 +328,7 @@ def _without_repeats(
 @numba.njit(cache=True, nogil=True)
 def _complete(
     head_scores: np.ndarray,
-    alpha: float,
+    alphas: np.ndarray,
     graph: tuple[Any, ...],
     begins: np.ndarray,
 ) -> None:
@@ -337,7 +337,7 @@ def _complete(
     positions, candidates = head_scores.shape
     best[positions] = 0.0
     for position in range(positions - 1, -1, -1):
-        scored = head_scores[position]
+        scored, alpha = head_scores[position], alphas[position]
         for length in range(begins.shape[0]):
             for node in range(begins[length, position], begins[length, position + 1]):
                 row = nodes[ROW, node]
@@ -361,7 +361,7 @@ def best_paths(
     predicted: np.ndarray,
     followed: np.ndarray,
     head_scores: np.ndarray,
-    alpha: float,
+    alphas: np.ndarray,
     graph: tuple[Any, ...],
     queries: np.ndarray,
     answers: np.ndarray,
@@ -386,7 +386,7 @@ def best_paths(
       followed: `[J, W]` int64, the symbols they are as part of a history.
       head_scores: `[J, W]` float64; a candidate with -inf is not one, and of a symbol
         that a position has twice, the better one counts.
-      alpha: weight of the n-gram's log-probability.
+      alphas: `[J]` float64, weight of the n-gram's log-probability at each position.
       graph: room for C nodes and their rows, a tuple of
         nodes: `[NODE_FIELDS, C]` int64;
         weights: `[C]` float64, what a node adds to its row;
@@ -410,7 +410,7 @@ def best_paths(
     if state < 0:
         return -1
     scored = _without_repeats(predicted, head_scores)
-    _complete(scored, alpha, graph, begins)
+    _complete(scored, alphas, graph, begins)
     nodes, weights, values, following, _, best = graph
 
     # With exact completions, the P best prefixes of every length contain those of the
@@ -425,6 +425,7 @@ def best_paths(
     number = 1
     for position in range(positions):
         origin, pick = origins[position], picks[position]
+        alpha = alphas[position]
         kept = 0
         for path in range(number):
             row, weight = nodes[ROW, ends[path]], weights[ends[path]]

@@ -53,6 +53,10 @@ def random_lattice() -> Callable[..., Lattice]:
         tokens[:, 0] = tokens[:, 0, :1]
         log_probs = -np.sort(rng.exponential(2, size=(batch, length, width)))
         log_probs[:, 0] = [0] + [-np.inf] * (width - 1)
-        return Lattice(tokens.astype(np.int32), log_probs.astype(np.float32))
+        return Lattice(
+            tokens.astype(np.int32),
+            log_probs.astype(np.float32),
+            np.zeros((batch, length), np.float32),
+        )
 
     return make

@@ -1,5 +1,6 @@
 """The exact engines against brute force over all paths, and against each other."""
 
+import dataclasses
 import itertools
 import subprocess
 import sys
@@ -14,8 +15,8 @@ from bpd_jax.drafting.lattice import Drafts, Lattice
 from bpd_jax.drafting.rescorers import device
 from bpd_jax.drafting.rescorers.device import DeviceRescorer
 from bpd_jax.drafting.rescorers.fst import FstRescorer
-from bpd_jax.drafting.rescorers.lattice_graph import Room
 from bpd_jax.drafting.rescorers.viterbi import ViterbiRescorer
+from bpd_jax.drafting.transitions.lattice_graph import Room
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.formats.arpa import read_arpa
@@ -130,7 +131,7 @@ def test_repeated_and_impossible_candidates(engine, ngram_model, random_lattice)
     tokens[1, 1, 2] = tokens[1, 1, 0]
     log_probs[1, 1] = log_probs[1, 1, ::-1]
     log_probs[:, 2, 1] = -np.inf
-    lattice = Lattice(tokens, log_probs)
+    lattice = Lattice(tokens, log_probs, np.zeros(tokens.shape[:2]))
     context = context_of(np.random.default_rng(5), 3, 2)
     drafts = refine(engine, model, 30, 1.0, lattice, context)
     assert_best(drafts, model, 1.0, lattice, context)
@@ -203,7 +204,7 @@ from bpd_jax.ngrams.formats.load import load_model
 rescorer = DeviceRescorer.from_model(load_model({str(tmp_path / "model")!r}), 2)
 tokens = np.array([[[1, 1], [2, 3], [3, 4]]], np.int32)
 log_probs = np.array([[[0, -np.inf], [-1, -2], [-1, -2]]], np.float32)
-print(rescorer.refine(Lattice(tokens, log_probs), np.array([[2]])).scores.shape)
+print(rescorer.refine(Lattice(tokens, log_probs, np.zeros(tokens.shape[:2])), np.array([[2]])).scores.shape)
 """
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
@@ -248,7 +249,7 @@ def test_odd_models_of_other_programs(engine, alpha, tmp_path):
     model = read_arpa(tmp_path / "odd.arpa", vocab_size=5, end_of_text=4)
     tokens = np.array([[[2, 2, 2], [0, 1, 4], [1, 4, 0], [3, 0, 2]]], np.int32)
     log_probs = np.log([[[1, 0.5, 0.5], [0.5, 0.3, 0.2], [0.4, 0.4, 0.2], [0.3] * 3]])
-    lattice = Lattice(tokens, log_probs.astype(np.float32))
+    lattice = Lattice(tokens, log_probs.astype(np.float32), np.zeros(tokens.shape[:2]))
     for context in ([-1], [4], [0]):
         context = np.array([context], np.int32)
         drafts = refine(engine, model, 30, alpha, lattice, context)
@@ -277,7 +278,10 @@ def test_histories_with_many_extensions(engine):
     )
     log_probs = -np.sort(rng.exponential(2, tokens.shape)).astype(np.float32)
     log_probs[:, 0], tokens[:, 0] = [0, *[-np.inf] * 5], tokens[:, 0, :1]
-    lattice, context = Lattice(tokens, log_probs), np.array([[7]], np.int32)
+    lattice, context = (
+        Lattice(tokens, log_probs, np.zeros(tokens.shape[:2])),
+        np.array([[7]], np.int32),
+    )
     drafts = refine(engine, model, 20, 1.0, lattice, context)
     assert_best(drafts, model, 1.0, lattice, context)
 
@@ -297,7 +301,9 @@ def test_what_cannot_be_searched_is_refused(ngram_model, random_lattice):
     rescorer = ViterbiRescorer(ngram_model(3), 2)
     lattice = random_lattice(1)
     with pytest.raises(UserError, match=r"outside the vocabulary 0 \.\.\. 7"):
-        rescorer.refine(Lattice(lattice.tokens + 5, lattice.log_probs), np.ones((2, 1)))
+        rescorer.refine(
+            dataclasses.replace(lattice, tokens=lattice.tokens + 5), np.ones((2, 1))
+        )
     for make in (ViterbiRescorer, FstRescorer, DeviceRescorer.from_model):
         with pytest.raises(UserError, match="alpha is -1"):
             make(ngram_model(3), 2, -1)

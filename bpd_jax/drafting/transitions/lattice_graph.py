@@ -54,6 +54,7 @@ class Graph:
       following: the node at the next position.
       states: the node of the longest history at each position, where there is only
         one candidate in each column up to it.
+      candidates: the last candidate of each node's history; 0 for the empty one.
       overflow: which rows of the batch needed more slots than there were; they lack
         n-grams.
     """
@@ -61,6 +62,7 @@ class Graph:
     values: Float[Array, "B T-1 M W"]
     following: Int[Array, "B T-1 M W"]
     states: Int[Array, "B T"]
+    candidates: Int[Array, "B T-1 M"]
     overflow: Bool[Array, " B"]
 
 
@@ -73,6 +75,7 @@ class _Level:
     extended: Bool[Array, "B T C"]
     exists: Bool[Array, "B T C"]
     suffix: Int[Array, "B T C"]
+    candidate: Int[Array, "B T C"]
 
     def histories_only(self) -> "_Level":
         """An n-gram without extensions and weight predicts nothing of its own."""
@@ -142,7 +145,9 @@ class Room:
         )
 
 
-def build_graph(table: DeviceTable, columns: Columns, room: Room) -> Graph:
+def build_graph(
+    table: DeviceTable, columns: Columns, room: Room, *, every_candidate: bool = False
+) -> Graph:
     """Makes the rows of all nodes.
 
     Args:
@@ -150,12 +155,15 @@ def build_graph(table: DeviceTable, columns: Columns, room: Room) -> Graph:
       columns: T positions; those of the text have one valid candidate, the first, or
         none before the beginning of the text.
       room: slots for the longer n-grams.
+      every_candidate: keep a node for every candidate, also for those that are no
+        history of the model, so that nodes but the empty one tell their last candidate.
     """
     width = columns.predicted.shape[-1]
     next_symbols, next_valid = columns.predicted[:, 1:], columns.valid[:, 1:]
     continues = next_valid & (columns.predicted == columns.followed)[:, 1:]
 
-    level = _single_tokens(table, columns)
+    level = _single_tokens(table, columns, every_candidate)
+    nodes = [jnp.zeros_like(level.candidate[:, :-1, :1]), level.candidate[:, :-1]]
     states = jnp.where(level.exists[..., 0], 1, 0)
     root_values = table.take(table.log_probs[0], jnp.maximum(next_symbols, 0))
     slots = jnp.arange(1, width + 1, dtype=jnp.int32)
@@ -192,6 +200,7 @@ def build_graph(table: DeviceTable, columns: Columns, room: Room) -> Graph:
                 extended=table.has_children(length + 1, child),
                 exists=hit & jnp.take_along_axis(continues, candidate, axis=2),
                 suffix=suffix,
+                candidate=candidate,
             )
             found = found.histories_only()
             packed = _pack(
@@ -202,6 +211,7 @@ def build_graph(table: DeviceTable, columns: Columns, room: Room) -> Graph:
             after = jnp.where(found.exists, first + packed.rank, suffix)
             # What was found at a position ends one position further.
             level = found.moved(packed)
+            nodes.append(level.candidate[:, :-1])
             states = jnp.where(level.exists[..., 0], first, states)
         own, found_values, after = (
             queries.put_back(array).reshape(shape)
@@ -215,24 +225,30 @@ def build_graph(table: DeviceTable, columns: Columns, room: Room) -> Graph:
             own=own,
         )
         rows = jax.tree.map(lambda *two: jnp.concatenate(two, axis=2), rows, new)
-    return Graph(rows.values, rows.following, states, overflow)
+    candidates = jnp.concatenate(nodes, axis=2)[:, :, : rows.values.shape[2]]
+    return Graph(rows.values, rows.following, states, candidates, overflow)
 
 
-def _single_tokens(table: DeviceTable, columns: Columns) -> _Level:
+def _single_tokens(
+    table: DeviceTable, columns: Columns, every_candidate: bool
+) -> _Level:
     """The histories of one token."""
     index = jnp.maximum(columns.followed, 0)
     nothing = jnp.zeros(index.shape, jnp.int32)
+    slots = jnp.arange(index.shape[-1], dtype=jnp.int32)
+    slots = jnp.broadcast_to(slots, index.shape)
     if table.order == 1:
         no = jnp.zeros(index.shape, bool)
-        return _Level(index, nothing.astype(jnp.float32), no, no, nothing)
+        return _Level(index, nothing.astype(jnp.float32), no, no, nothing, slots)
     level = _Level(
         index=index,
         weight=table.take(table.log_backoffs[0], index),
         extended=table.has_children(1, index),
         exists=columns.valid,
         suffix=nothing,
+        candidate=slots,
     )
-    return level.histories_only()
+    return level if every_candidate else level.histories_only()
 
 
 @flax.struct.dataclass

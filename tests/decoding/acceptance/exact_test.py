@@ -1,7 +1,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from bpd_jax.decoding.accept import longest_match
+from bpd_jax.decoding.acceptance.exact import longest_match
 from bpd_jax.drafting.lattice import Drafts
 from bpd_jax.drafting.tree import DraftTree, from_drafts
 

@@ -1,0 +1,69 @@
+"""The rules of acceptance, by the name that the options give."""
+
+import jax
+import jax.numpy as jnp
+
+from bpd_jax.decoding.acceptance.exact import longest_match
+from bpd_jax.decoding.acceptance.path import Accepted
+from bpd_jax.decoding.acceptance.speculative import speculative_sampling
+from bpd_jax.decoding.acceptance.typical import typical_match
+from bpd_jax.decoding.choice import ACCEPTANCE, choose, filtered, stream_keys
+from bpd_jax.decoding.options import SPECULATIVE, TYPICAL, StepOptions
+from bpd_jax.drafting.tree import DraftTree
+from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.typing import Array, Float, Int, Params
+
+
+def next_tokens(
+    model: ModelFunctions,
+    params: Params,
+    hidden: Float[Array, "B M D"],
+    positions: Int[Array, "B M"],
+    keys: Array,
+    options: StepOptions,
+) -> Int[Array, "B M"]:
+    """The model's own choice after every node; see `choose`."""
+    if options.temperature == 0:
+        return model.greedy_tokens(params, hidden)
+    return choose(model.next_token_logits(params, hidden), positions, keys, options)
+
+
+def accept(
+    model: ModelFunctions,
+    params: Params,
+    tree: DraftTree,
+    hidden: Float[Array, "B M D"],
+    positions: Int[Array, "B M"],
+    next_token: Int[Array, " B"],
+    keys: Array,
+    options: StepOptions,
+    max_depth: int,
+) -> tuple[Accepted, Int[Array, "B M"]]:
+    """Walks down the tree by the rule that the options name.
+
+    Args:
+      model: functions of the model.
+      params: its parameters.
+      tree: the drafts.
+      hidden: final hidden states of its nodes.
+      positions: index in the text of the token that follows each node.
+      next_token: the certain token, which a root must be.
+      keys: one per row.
+      options: rule and temperature.
+      max_depth: nodes on the longest path.
+
+    Returns:
+      The path, and the model's own choice after every node.
+    """
+    if options.acceptance not in (SPECULATIVE, TYPICAL):
+        choices = next_tokens(model, params, hidden, positions, keys, options)
+        return longest_match(tree, choices, next_token, max_depth), choices
+    logits = filtered(model.next_token_logits(params, hidden), options)
+    choices = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    # Every row's first root stands where its text ends.
+    draws = stream_keys(keys, positions[:, 0], ACCEPTANCE)
+    if options.acceptance == SPECULATIVE:
+        log_probs = jax.nn.log_softmax(logits, axis=-1)
+        accepted = speculative_sampling(tree, log_probs, next_token, draws, max_depth)
+        return accepted, choices
+    return typical_match(tree, logits, next_token, draws, options, max_depth), choices

@@ -1,0 +1,178 @@
+"""A model with what its drafting methods need; decodes by any of them."""
+
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from bpd_jax.decoding.assembly import Assembly
+from bpd_jax.decoding.assets import Assets
+from bpd_jax.decoding.generate import Generation, Task, generate, stream
+from bpd_jax.decoding.methods import Method
+from bpd_jax.decoding.options import SPECULATIVE, DecodeOptions
+from bpd_jax.decoding.stopping import StopTable
+from bpd_jax.drafting.drafters.oracle import Reference
+from bpd_jax.drafting.interface import Drafter
+from bpd_jax.errors import UserError
+from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.ngrams.model import NGramModel
+from bpd_jax.ngrams.search.finite import check_alpha
+from bpd_jax.typing import Params, PyTree
+
+GREEDY = Method("greedy")
+
+
+def default_engine() -> str:
+    """The fastest exact n-gram engine here: in the loop, or on the host's processor."""
+    on_host = jax.default_backend() == "cpu" and importlib.util.find_spec("numba")
+    return "ngram_viterbi" if on_host else "ngram_device"
+
+
+class Decoder:
+    """Binds model and methods together."""
+
+    def __init__(
+        self,
+        model: ModelFunctions,
+        params: Params,
+        *,
+        width: int = 16,
+        alpha: float = 1.0,
+        assets: Assets | None = None,
+        token_bytes: Callable[[], Sequence[bytes]] | None = None,
+        mesh: Mesh | None = None,
+    ) -> None:
+        """Checks that everything fits together.
+
+        Args:
+          model: functions of the model.
+          params: its parameters.
+          width: W, lattice candidates per head (the paper's k), where a method names
+            none; at most the vocabulary.
+          alpha: weight of the second opinion where a method names none.
+          assets: what methods draft with.
+          token_bytes: gives the bytes of every token, for stop texts.
+          mesh: over which batches are spread; the parameters must be there already.
+
+        Raises:
+          UserError: something does not fit the model.
+        """
+        vocab_size = model.config.trunk.vocab_size
+        if not 1 <= width <= vocab_size:
+            raise UserError(
+                f"lattice_width is {width}: it must lie between 1 and the vocabulary's "
+                f"{vocab_size} tokens."
+            )
+        check_alpha(alpha)
+        self.model, self.params, self.mesh = model, params, mesh
+        self.width, self.alpha = width, alpha
+        self.assets = assets or Assets()
+        self.assets.check(vocab_size)
+        self._token_bytes = token_bytes
+        self._assembly = Assembly(
+            model, self.assets, width=width, alpha=alpha, engine=default_engine()
+        )
+        self._drafters: dict[tuple[Method, float | None], Drafter] = {}
+
+    @property
+    def ngram(self) -> NGramModel | None:
+        """The n-gram model, if there is one."""
+        return self.assets.ngram
+
+    def label(self, method: Method) -> str:
+        """What people read in tables."""
+        return method.label(None if self.ngram is None else self.ngram.order)
+
+    def drafter(self, method: Method, options: DecodeOptions | None = None) -> Drafter:
+        """The drafter of `method`, made once.
+
+        Raises:
+          UserError: the method asks for something that is not there.
+        """
+        # Drafts are drawn only for speculative sampling.
+        drawn = options is not None and options.acceptance == SPECULATIVE
+        key = (method, options.temperature if drawn and options else None)
+        if key not in self._drafters:
+            self._drafters[key] = self._assembly.drafter(*key)
+        return self._drafters[key]
+
+    def task(
+        self,
+        method: Method,
+        options: DecodeOptions,
+        reference: Sequence[Generation] | None = None,
+    ) -> Task:
+        """What `generate` and `stream` decode with.
+
+        Raises:
+          UserError: the method or the stop texts ask for something that is not there.
+        """
+        stops = None
+        if options.stop:
+            if self._token_bytes is None:
+                raise UserError("stop texts need the model's tokenizer.")
+            texts = [text.encode() for text in options.stop]
+            stops = StopTable.of(texts, self._token_bytes())
+        return Task(
+            self.model,
+            self.params,
+            self.drafter(method, options),
+            options,
+            stops,
+            None if reference is None else _look_up(reference),
+            self.mesh,
+        )
+
+    def decode(
+        self,
+        method: Method,
+        prompts: Sequence[np.ndarray],
+        options: DecodeOptions,
+        *,
+        reference: Sequence[Generation] | None = None,
+        on_progress: Callable[[int], object] = lambda tokens: None,
+    ) -> list[Generation]:
+        """Decodes every prompt by `method`.
+
+        Args:
+          method: what to draft.
+          prompts: token ids, each `[T]`.
+          options: lengths, temperature, batch size.
+          reference: for the oracle: the same prompts decoded greedily with the same
+            options; decoded here if not given.
+          on_progress: called after each batch with the number of new tokens.
+        """
+        if method.kind == "oracle" and reference is None:
+            reference = self.decode(GREEDY, prompts, options)
+        task = self.task(
+            method, options, reference if method.kind == "oracle" else None
+        )
+        return generate(task, prompts, on_progress=on_progress)
+
+    def stream(
+        self, method: Method, prompt: np.ndarray, options: DecodeOptions
+    ) -> Iterator[tuple[np.ndarray, Generation | None]]:
+        """Decodes one prompt and yields tokens as they come; see `generate.stream`."""
+        reference = None
+        if method.kind == "oracle":
+            reference = self.decode(GREEDY, [prompt], options)
+        return stream(self.task(method, options, reference), prompt)
+
+
+def _look_up(
+    reference: Sequence[Generation],
+) -> Callable[[Sequence[int], int, int], PyTree]:
+    """Gives the oracle its `Reference` for a batch of prompts."""
+
+    def give(indices: Sequence[int], batch: int, slots: int) -> Reference:
+        tokens = np.zeros((batch, slots), np.int32)
+        for row, index in enumerate(indices):
+            known = reference[index]
+            text = np.concatenate([known.input_ids, known.output_ids])
+            tokens[row, : len(text)] = text
+        return Reference(jnp.asarray(tokens))
+
+    return give

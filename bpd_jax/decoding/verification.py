@@ -1,0 +1,85 @@
+"""Verification: one forward pass of the model over all draft tokens.
+
+`tree` merges drafts by common prefix into one row with tree attention. `batched` lays
+every draft out as a chain beside the others; chains share the text's cache and do not
+see each other. Both compute the same numbers for the same prefix, up to the order in
+which sums are rounded.
+"""
+
+import flax.struct
+import jax.numpy as jnp
+
+from bpd_jax.decoding.options import TREE
+from bpd_jax.drafting.interface import Drafter
+from bpd_jax.drafting.merging import merge_prefixes, unroll
+from bpd_jax.drafting.tree import DraftTree, ancestor_mask, take
+from bpd_jax.models.cache import KeyValues, KVCache
+from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.typing import Array, Float, Params
+
+
+@flax.struct.dataclass
+class Verified:
+    """What the model says at every node.
+
+    Attributes:
+      tree: the drafts, merged if they were.
+      hidden: final hidden states.
+      new: keys and values.
+    """
+
+    tree: DraftTree
+    hidden: Float[Array, "B M D"]
+    new: KeyValues
+
+
+def verify(
+    model: ModelFunctions,
+    params: Params,
+    cache: KVCache,
+    tree: DraftTree,
+    drafter: Drafter,
+    verification: str,
+) -> Verified:
+    """Runs the model once over a tree of drafts.
+
+    Args:
+      model: functions of the model.
+      params: its parameters.
+      cache: the text before the drafts.
+      tree: as proposed.
+      drafter: what it came from, for the sizes of its trees.
+      verification: `tree` or `batched`.
+    """
+    depth = drafter.max_depth
+    batch = tree.tokens.shape[0]
+    if tree.num_chains > 1:
+        tree = merge_prefixes(tree, drafter.max_nodes, depth)
+    if tree.num_chains == 1 or verification == TREE or drafter.max_drafts == 1:
+        positions = cache.lengths[:, None] + tree.depths
+        mask = ancestor_mask(tree.parents, depth)
+        run = model.forward(params, tree.tokens, positions, mask, cache)
+        return Verified(tree, *run)
+    chains = unroll(tree, drafter.max_drafts, depth)
+    # What stands past the end of a chain sees itself, so that no row is empty.
+    real = chains.nodes >= 0
+    causal = jnp.tril(jnp.ones((depth, depth), bool))
+    mask = causal & (real[:, :, None] | jnp.eye(depth, dtype=bool))
+    depths = jnp.broadcast_to(jnp.arange(depth), chains.nodes.shape)
+    places = chains.nodes.reshape(batch, -1)
+    hidden, new = model.forward(
+        params,
+        take(tree.tokens, places),
+        cache.lengths[:, None] + depths.reshape(batch, -1),
+        mask,
+        cache,
+    )
+    home = chains.homes[None, :, :, None, None]
+    return Verified(
+        tree=tree,
+        hidden=take(hidden, chains.homes),
+        new=KeyValues(
+            keys=jnp.take_along_axis(new.keys, home, axis=2),
+            values=jnp.take_along_axis(new.values, home, axis=2),
+        ),
+    )

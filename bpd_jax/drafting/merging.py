@@ -1,0 +1,108 @@
+"""Merged prefixes, so that no prefix is computed twice; and the way back to chains."""
+
+import dataclasses
+
+import flax.struct
+import jax.numpy as jnp
+
+from bpd_jax.drafting.tree import DraftTree, take
+from bpd_jax.typing import Array, Int
+
+
+def merge_prefixes(tree: DraftTree, max_nodes: int, max_depth: int) -> DraftTree:
+    """Keeps one node of every prefix that several nodes stand for.
+
+    The first of them stays, with the best rank among them, so the children of a node
+    stand in order of rank. Worked example: see `DraftTree`.
+
+    Args:
+      tree: chains or a tree; drawn children (`sources`) cannot be merged.
+      max_nodes: the most different prefixes that there can be; of more, those with
+        the highest index are dropped.
+      max_depth: nodes on the longest path.
+    """
+    size = tree.size
+    node = jnp.arange(size)
+    alike = (tree.tokens[:, :, None] == tree.tokens[:, None]) & (
+        tree.depths[:, :, None] == tree.depths[:, None]
+    )
+    alike &= tree.valid[:, :, None] & tree.valid[:, None]
+    first = jnp.broadcast_to(node, tree.parents.shape)
+    parent = tree.parents
+    for _ in range(max_depth):
+        # By then the nodes of one depth more know whom they stand for.
+        same = alike & (parent[:, :, None] == parent[:, None])
+        first = jnp.where(tree.valid, jnp.argmax(same, axis=2), node)
+        parent = jnp.where(tree.parents < 0, -1, take(first, tree.parents))
+    rank = jnp.where(tree.valid, tree.ranks, size)
+    rank = jnp.where(first[:, None] == node[:, None], rank[:, None], size).min(-1)
+    keep = tree.valid & (first == node)
+    # A stable sort moves what is kept to the front and leaves its order alone.
+    kept = jnp.argsort(~keep, axis=1, stable=True)[:, :max_nodes]
+    place = jnp.cumsum(keep, axis=1) - 1
+    parents = take(parent, kept)
+    return DraftTree(
+        tokens=take(tree.tokens, kept),
+        parents=jnp.where(parents < 0, -1, take(place, parents)),
+        depths=take(tree.depths, kept),
+        ranks=take(rank, kept),
+        valid=take(keep, kept),
+    )
+
+
+@flax.struct.dataclass
+class Chains:
+    """A tree unrolled into one chain for each of its leaves.
+
+    Attributes:
+      nodes: the node that each place of each chain stands for, -1 past its end.
+      homes: for every node of the tree, one of its places, as P × L flattened.
+    """
+
+    nodes: Int[Array, "B P L"]
+    homes: Int[Array, "B M"]
+
+
+def unroll(tree: DraftTree, max_drafts: int, max_depth: int) -> Chains:
+    """Finds the paths from the roots to the leaves, in the order of the leaves.
+
+    Args:
+      tree: of at most `max_drafts` leaves.
+      max_drafts: P.
+      max_depth: L.
+    """
+    batch, size = tree.tokens.shape
+    node = jnp.arange(size)
+    parents = jnp.where(tree.valid, tree.parents, -1)
+    inner = (parents[:, None] == node[:, None]).any(-1)
+    leaf = tree.valid & ~inner
+    order = jnp.argsort(~leaf, axis=1, stable=True)[:, :max_drafts]
+    order = jnp.pad(order, ((0, 0), (0, max_drafts - order.shape[1])))
+    used = jnp.arange(max_drafts) < leaf.sum(1, keepdims=True)
+    at = jnp.where(used, order, -1)
+    nodes = jnp.full((batch, max_drafts, max_depth), -1, jnp.int32)
+    place = jnp.arange(max_depth)
+    for _ in range(max_depth):
+        here = (place == take(tree.depths, at)[:, :, None]) & (at >= 0)[:, :, None]
+        nodes = jnp.where(here, at[:, :, None], nodes)
+        at = jnp.where(at < 0, -1, take(tree.parents, at))
+    flat = nodes.reshape(batch, -1)
+    homes = jnp.argmax(flat[:, None] == node[:, None], axis=2)
+    return Chains(nodes, homes)
+
+
+def union(first: DraftTree, second: DraftTree) -> DraftTree:
+    """Both trees side by side; drafts of `first` rank before those of `second`."""
+    offset = first.size
+    behind = first.ranks.max(axis=1, keepdims=True) + 1
+    moved = dataclasses.replace(
+        second,
+        parents=jnp.where(second.parents < 0, -1, second.parents + offset),
+        ranks=second.ranks + behind,
+    )
+
+    def joined(name: str) -> Array:
+        return jnp.concatenate([getattr(first, name), getattr(moved, name)], axis=1)
+
+    names = ("tokens", "parents", "depths", "ranks", "valid")
+    return DraftTree(**{name: joined(name) for name in names})

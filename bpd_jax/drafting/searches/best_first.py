@@ -1,0 +1,83 @@
+"""A tree of the M most probable prefixes: a node budget spent where it pays."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from bpd_jax.drafting.paths.interface import PathModel
+from bpd_jax.drafting.searches.beam import most_prefixes
+from bpd_jax.drafting.searches.growth import grow_best
+from bpd_jax.drafting.tree import DraftTree, take
+from bpd_jax.typing import Array, Int, PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class BestFirst:
+    """The M prefixes that the path model holds to be most probable.
+
+    A prefix counts with the product of its candidates' normalised probabilities, an
+    estimate of the chance that all of it is accepted, so that the sum over the tree
+    estimates the accepted length. A prefix is never more probable than what it
+    continues: the M best of every length contain the M best of all, and whatever is
+    chosen has its parent chosen too.
+
+    Attributes:
+      num_nodes: M, the certain token included.
+    """
+
+    num_nodes: int
+
+    def max_nodes(self, block_size: int, width: int) -> int:
+        """M, or all prefixes if they are fewer."""
+        return min(self.num_nodes, sum(width**depth for depth in range(block_size)))
+
+    def max_drafts(self, block_size: int, width: int) -> int:
+        """Leaves: all nodes but the root might be."""
+        return max(self.max_nodes(block_size, width) - 1, 1)
+
+    def grow(
+        self, model: PathModel, arrays: PyTree, state: PyTree, first: Int[Array, " B"]
+    ) -> DraftTree:
+        """Returns the tree; ranks are the order of the nodes' probabilities."""
+        batch, length = first.shape[0], model.block_size
+        size = self.max_nodes(length, model.width)
+        levels = grow_best(model, arrays, state, first, size, normalise=True)
+        offsets = [0]
+        for level in levels:
+            offsets.append(offsets[-1] + level.tokens.shape[1])
+        pool = most_prefixes(length, model.width, size)
+        assert pool == offsets[-1]
+        scores = jnp.concatenate([level.scores for level in levels], axis=1)
+        # Equal scores go to the lower index, hence to the parent.
+        _, best = jax.lax.top_k(scores, size)
+        chosen = jnp.sort(best, axis=1)
+        rank_in_pool = jax.vmap(
+            lambda row: jnp.zeros(pool, jnp.int32).at[row].set(jnp.arange(size))
+        )(best)
+        place_in_tree = jax.vmap(
+            lambda row: jnp.zeros(pool, jnp.int32).at[row].set(jnp.arange(size))
+        )(chosen)
+        parents = jnp.concatenate(
+            [
+                jnp.where(level.parents < 0, -1, level.parents + max(offset, 0))
+                for level, offset in zip(levels, [0, *offsets], strict=False)
+            ],
+            axis=1,
+        )
+        depths = jnp.concatenate(
+            [
+                jnp.full((batch, level.tokens.shape[1]), depth, jnp.int32)
+                for depth, level in enumerate(levels)
+            ],
+            axis=1,
+        )
+        tokens = jnp.concatenate([level.tokens for level in levels], axis=1)
+        parent = take(parents, chosen)
+        return DraftTree(
+            tokens=take(tokens, chosen),
+            parents=jnp.where(parent < 0, -1, take(place_in_tree, parent)),
+            depths=take(depths, chosen),
+            ranks=take(rank_in_pool, chosen),
+            valid=jnp.isfinite(take(scores, chosen)),
+        )

@@ -1,0 +1,218 @@
+"""Static trees: which ranks of candidates follow which (Medusa, Cai et al. 2024)."""
+
+import dataclasses
+import functools
+import heapq
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bpd_jax.drafting.paths.interface import Extension, PathModel
+from bpd_jax.drafting.searches.growth import normalised
+from bpd_jax.drafting.tree import DraftTree, Sources, take
+from bpd_jax.errors import UserError
+from bpd_jax.typing import Array, Int, PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """The shape of a tree: each node as the ranks that lead to it from the root.
+
+    `(0, 2)` is the third best candidate after the best candidate after the certain
+    token. The certain token itself, `()`, is always there and is not listed.
+
+    Attributes:
+      choices: the nodes, parents before children and siblings by rank, as `of` makes
+        them.
+    """
+
+    choices: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, choices: Sequence[Sequence[int]]) -> "Topology":
+        """Sorts `choices`.
+
+        Raises:
+          UserError: a node comes twice, has a negative rank, or has no parent.
+        """
+        nodes = sorted((tuple(node) for node in choices), key=lambda n: (len(n), n))
+        known = {()}
+        for node in nodes:
+            if not node or node in known or min(node) < 0:
+                raise UserError(
+                    f"the tree's node {list(node)} is empty, repeated or negative."
+                )
+            if node[:-1] not in known:
+                raise UserError(f"the tree's node {list(node)} has no parent.")
+            known.add(node)
+        return cls(tuple(nodes))
+
+    @property
+    def depth(self) -> int:
+        """Tokens of the longest path, the certain one included."""
+        return 1 + max((len(node) for node in self.choices), default=0)
+
+    @property
+    def num_leaves(self) -> int:
+        """Paths from the root to a leaf."""
+        inner = {node[:-1] for node in self.choices}
+        return max(sum(node not in inner for node in self.choices), 1)
+
+    def within(self, block_size: int, width: int) -> "Topology":
+        """The part that a lattice of L positions and W candidates can fill."""
+        return Topology(
+            tuple(
+                node
+                for node in self.choices
+                if len(node) < block_size and max(node) < width
+            )
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class StaticTree:
+    """Fills a topology with the candidates that the path model ranks so.
+
+    With a temperature the children of each node are drawn from the candidates without
+    replacement, for speculative sampling; without one they are the best.
+
+    Attributes:
+      topology: the shape.
+      temperature: of the draws, or None to take the best.
+    """
+
+    topology: Topology
+    temperature: float | None = None
+
+    def max_nodes(self, block_size: int, width: int) -> int:
+        """Nodes, the certain token included."""
+        return 1 + len(self.topology.within(block_size, width).choices)
+
+    def max_drafts(self, block_size: int, width: int) -> int:
+        """Leaves."""
+        return self.topology.within(block_size, width).num_leaves
+
+    def grow(
+        self,
+        model: PathModel,
+        arrays: PyTree,
+        state: PyTree,
+        first: Int[Array, " B"],
+        key: Array | None = None,
+    ) -> DraftTree:
+        """Returns the tree; ranks are the order of the nodes.
+
+        Args:
+          model: of the paths.
+          arrays: its arrays.
+          state: its first state.
+          first: the certain token.
+          key: one random key per row, needed with a temperature.
+        """
+        batch, width = first.shape[0], model.width
+        topology = self.topology.within(model.block_size, width)
+        tokens, valid = [first[:, None]], [jnp.ones((batch, 1), bool)]
+        parents, sources = [-1], []
+        index = {(): 0}
+        before: list[tuple[int, ...]] = [()]
+        for level in range(1, topology.depth):
+            nodes = [node for node in topology.choices if len(node) == level]
+            offered = model.candidates(arrays, state, level)
+            scores = normalised(offered)
+            if self.temperature is not None:
+                assert key is not None
+                scores, drawn = _perturbed(scores, self.temperature, key, level)
+                sources.append(Sources(offered.tokens, drawn))
+            _, ranked = jax.lax.top_k(scores, 1 + max(node[-1] for node in nodes))
+            row = np.array([before.index(node[:-1]) for node in nodes])
+            picks = ranked[:, row, np.array([node[-1] for node in nodes])]
+            flat = row * width + picks
+            chosen = take(offered.tokens.reshape(batch, -1), flat)
+            tokens.append(chosen)
+            valid.append(jnp.isfinite(take(scores.reshape(batch, -1), flat)))
+            for node in nodes:
+                parents.append(index[node[:-1]])
+                index[node] = len(index)
+            if level + 1 < topology.depth:
+                extension = Extension(
+                    jnp.broadcast_to(jnp.asarray(row), chosen.shape), picks, chosen
+                )
+                state = model.extend(arrays, state, level, extension)
+            before = nodes
+        size = len(parents)
+        depths = [0] + [len(node) for node in topology.choices]
+
+        def per_row(values: Sequence[int]) -> Array:
+            return jnp.broadcast_to(jnp.asarray(values, jnp.int32), (batch, size))
+
+        alive = jnp.concatenate(valid, axis=1)
+        for node in range(1, size):  # what follows an impossible node is so too
+            alive = alive.at[:, node].set(alive[:, node] & alive[:, parents[node]])
+        return DraftTree(
+            tokens=jnp.concatenate(tokens, axis=1),
+            parents=per_row(parents),
+            depths=per_row(depths),
+            ranks=per_row(range(size)),
+            valid=alive,
+            sources=_padded(sources, size, batch, width) if sources else None,
+            num_chains=1 if topology.num_leaves == 1 else 0,
+        )
+
+
+def _perturbed(
+    log_probs: Array, temperature: float, key: Array, level: int
+) -> tuple[Array, Array]:
+    """Scores whose order is a draw without replacement (Gumbel top-k), and its odds."""
+    log_probs = jax.nn.log_softmax(log_probs / temperature, axis=-1)
+    log_probs = jnp.where(jnp.isnan(log_probs), -jnp.inf, log_probs)
+
+    def noise(row_key: Array) -> Array:
+        return jax.random.gumbel(
+            jax.random.fold_in(row_key, level), log_probs.shape[1:]
+        )
+
+    return log_probs + jax.vmap(noise)(key), jnp.exp(log_probs)
+
+
+def _padded(sources: list[Sources], size: int, batch: int, width: int) -> Sources:
+    """Sources of all nodes, in the order of levels; the last nodes have none."""
+    joined = jax.tree.map(lambda *levels: jnp.concatenate(levels, axis=1), *sources)
+    missing = size - joined.tokens.shape[1]
+    return jax.tree.map(
+        lambda array: jnp.pad(array, ((0, 0), (0, missing), (0, 0))), joined
+    )
+
+
+@functools.cache
+def expected_tree(
+    accuracies: tuple[tuple[float, ...], ...], num_nodes: int
+) -> Topology:
+    """The tree of the most expected accepted tokens (Medusa, section 2.3.3).
+
+    Heads are taken as independent: a node is right with the product of the accuracies
+    of its ranks. Greedily the node of the highest such chance is added, which is the
+    best tree of that size.
+
+    Args:
+      accuracies: `accuracies[j][r]` is how often the candidate of rank r of head j + 2
+        is the right token.
+      num_nodes: M, the certain token included.
+    """
+    heap: list[tuple[float, tuple[int, ...]]] = []
+
+    def push(chance: float, node: tuple[int, ...]) -> None:
+        """Queues a node: its next sibling and its first child wait for it."""
+        if len(node) <= len(accuracies) and node[-1] < len(accuracies[len(node) - 1]):
+            gain = chance * accuracies[len(node) - 1][node[-1]]
+            heapq.heappush(heap, (-gain, node))
+
+    chances: dict[tuple[int, ...], float] = {(): 1.0}
+    push(1.0, (0,))
+    while heap and len(chances) < num_nodes:
+        gain, node = heapq.heappop(heap)
+        chances[node] = -gain
+        push(chances[node[:-1]], (*node[:-1], node[-1] + 1))
+        push(-gain, (*node, 0))
+    return Topology.of([node for node in chances if node])

@@ -1,0 +1,139 @@
+"""A refiner on disk: a folder with `refiner.json` and `params.npz`."""
+
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import zipfile
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bpd_jax import files
+from bpd_jax.errors import UserError
+from bpd_jax.models.refiners import KINDS, RefinerConfig, init_refiner
+from bpd_jax.typing import Params
+
+FORMAT = 1
+HEADER, PARAMETERS = "refiner.json", "params.npz"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LoadedRefiner:
+    """A trained refiner.
+
+    Attributes:
+      config: its sizes.
+      params: its parameters.
+      facts: how it was trained: what JSON can hold.
+    """
+
+    config: RefinerConfig
+    params: Params
+    facts: dict[str, Any]
+
+    @property
+    def kind(self) -> str:
+        """`markov`, `recurrent` or `hydra`."""
+        return self.config.kind
+
+
+def save_refiner(
+    folder: str | os.PathLike[str],
+    config: RefinerConfig,
+    params: Params,
+    facts: Mapping[str, Any],
+) -> None:
+    """Writes the refiner; the folder appears as a whole or not at all."""
+    about = {
+        "format": FORMAT,
+        "kind": config.kind,
+        "config": dataclasses.asdict(config),
+        "facts": dict(facts),
+    }
+    arrays: dict[str, Any] = jax.device_get(_named(params))
+    with files.replacing_folder(folder) as temporary:
+        np.savez(temporary / PARAMETERS, **arrays)
+        text = json.dumps(about, indent=2) + "\n"
+        (temporary / HEADER).write_text(text, encoding="utf-8")
+
+
+def load_refiner(folder: str | os.PathLike[str]) -> LoadedRefiner:
+    """Reads what `save_refiner` wrote.
+
+    Raises:
+      UserError: the folder is missing, damaged, or no refiner.
+    """
+    folder = pathlib.Path(folder)
+    config, facts = _read_header(folder / HEADER)
+    abstract = jax.eval_shape(functools.partial(init_refiner, config), _KEY)
+    path = folder / PARAMETERS
+    try:
+        # Reading a whole member of the archive compares its checksum.
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise UserError(f"cannot read {path} ({error}): {_REMEDY}.") from error
+    shapes = {name: leaf.shape for name, leaf in _named(abstract).items()}
+    found = {name: array.shape for name, array in arrays.items()}
+    for name in sorted(shapes.keys() | found.keys()):
+        if shapes.get(name) != found.get(name):
+            raise UserError(
+                f"{path} does not fit {HEADER}: {name} is "
+                f"{found.get(name, 'missing')} and not {shapes.get(name, 'known')}: "
+                f"{_REMEDY}."
+            )
+    leaves = [jnp.asarray(arrays[name]) for name in shapes]
+    params = jax.tree.unflatten(jax.tree.structure(abstract), leaves)
+    return LoadedRefiner(config, params, facts)
+
+
+def check_fits(
+    config: RefinerConfig, *, vocab_size: int, d_model: int, block_size: int
+) -> None:
+    """Raises a `UserError` unless the refiner is one for a model of these sizes."""
+    theirs = (config.vocab_size, config.d_model, config.num_heads)
+    if theirs == (vocab_size, d_model, block_size):
+        return
+
+    def sizes(vocab_size: int, d_model: int, block_size: int) -> str:
+        return f"{vocab_size} tokens, width {d_model} and {block_size} heads"
+
+    raise UserError(
+        f"the {config.kind} refiner belongs to a model of {sizes(*theirs)}, and this "
+        f"one has {sizes(vocab_size, d_model, block_size)}: train one for it with "
+        f"python -m bpd_jax.train_refiner --model=RUN --kind={config.kind}."
+    )
+
+
+_REMEDY = "train it again with python -m bpd_jax.train_refiner"
+_KEY = jax.eval_shape(lambda: jax.random.key(0))
+
+
+def _read_header(path: pathlib.Path) -> tuple[RefinerConfig, dict[str, Any]]:
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(
+            f"{path.parent} holds no refiner: {path} is missing; train one with python "
+            "-m bpd_jax.train_refiner."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path} ({error}): {_REMEDY}.") from error
+    if not isinstance(about, dict) or about.get("format") != FORMAT:
+        raise UserError(f"{path} is not of format {FORMAT}: {_REMEDY}.")
+    try:
+        return KINDS[about["kind"]](**about["config"]), dict(about["facts"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path} describes no refiner ({error}): {_REMEDY}.") from error
+
+
+def _named(params: Params) -> dict[str, Any]:
+    """Leaves by the path of their keys, such as `level_1/kernel_in`, in tree order."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return {"/".join(entry.key for entry in path): leaf for path, leaf in leaves}

@@ -1,0 +1,295 @@
+"""Refiners: small trained modules through which a head sees the draft before it.
+
+The heads of a block guess independently of each other. A refiner belongs to a frozen
+model and repairs that. Two kinds correct the heads' logits:
+
+- `markov`, a low-rank bigram (the Markov head of DSpark, DeepSeek 2026);
+- `recurrent`, a GRU over the block's earlier tokens (Domino, arXiv 2605.29707).
+
+The third, `hydra`, has heads of its own that take the block's earlier tokens as input
+(Ankner et al. 2024, arXiv 2402.05109).
+
+A block is positions 0 … L-1 after the text. y_0 is certain: the model's own next token.
+Level j = 1 … L-1, head j + 1 in the paper's counting, guesses y_j. All start from h,
+the final hidden state of the last token of the text. Shapes have n paths through the
+block, and R for a rank or the width of a state. Only `hydra_states` needs its level to
+be static.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from bpd_jax.errors import UserError
+from bpd_jax.typing import Array, Float, Int, Params
+
+
+@dataclasses.dataclass(frozen=True)
+class RefinerConfig:
+    """Sizes of the model that a refiner belongs to.
+
+    Attributes:
+      vocab_size: V, number of tokens.
+      d_model: D, width of the hidden state.
+      num_heads: L, length of a block.
+    """
+
+    vocab_size: int
+    d_model: int
+    num_heads: int
+
+    kind: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        for name, value in dataclasses.asdict(self).items():
+            least = 2 if name == "num_heads" else 1
+            if type(value) is not int or value < least:
+                raise UserError(
+                    f"{name} of a {self.kind} refiner must be an integer of at least "
+                    f"{least}, not {value!r}."
+                )
+
+    @property
+    def levels(self) -> range:
+        """Block positions that are guessed, 1 … L-1."""
+        return range(1, self.num_heads)
+
+
+@dataclasses.dataclass(frozen=True)
+class MarkovConfig(RefinerConfig):
+    """logits_j(y) += U[y] · (s_j ∘ E[y_{j-1}]).
+
+    Attributes:
+      rank: R, width of E and U, which all levels share, and of each level's s_j.
+    """
+
+    rank: int = 64
+
+    kind = "markov"
+
+
+@dataclasses.dataclass(frozen=True)
+class RecurrentConfig(RefinerConfig):
+    """logits_j(y) += U[y] · (t_j ∘ A s_j), where s_j has read y_0 … y_{j-1}.
+
+    s_0 = tanh(W h) and s_j = GRU(s_{j-1}, E[y_{j-1}]). The embedding E is the refiner's
+    own: the base model's is as wide as its hidden state, and the GRU needs far less.
+
+    Attributes:
+      rank: R, width of E and U, and of each level's t_j.
+      width: of the state s_j.
+    """
+
+    rank: int = 64
+    width: int = 128
+
+    kind = "recurrent"
+
+
+@dataclasses.dataclass(frozen=True)
+class HydraConfig(RefinerConfig):
+    """state_j = h + MLP_j(h, e_0, …, e_{j-1}), read by the model's frozen softmax.
+
+    e_i is the model's frozen embedding of y_i.
+
+    Attributes:
+      width: of the hidden layer of each level's MLP.
+    """
+
+    width: int = 256
+
+    kind = "hydra"
+
+
+KINDS: dict[str, type[RefinerConfig]] = {
+    config.kind: config for config in (MarkovConfig, RecurrentConfig, HydraConfig)
+}
+
+
+def init_refiner(config: RefinerConfig, rng: Array) -> Params:
+    """Initial parameters, float32.
+
+    The output of every kind is zero: a new Markov or recurrent refiner corrects
+    nothing, and a new Hydra head is the language model's own softmax.
+    """
+    match config:
+        case MarkovConfig():
+            return _init_markov(config, rng)
+        case RecurrentConfig():
+            return _init_recurrent(config, rng)
+        case HydraConfig():
+            return _init_hydra(config, rng)
+    raise TypeError(f"unknown refiner {config!r}")
+
+
+def _init_markov(config: MarkovConfig, rng: Array) -> Params:
+    table = (config.vocab_size, config.rank)
+    return {
+        "embedding": jax.random.normal(rng, table),
+        "scale": jnp.ones((config.num_heads - 1, config.rank)),
+        "output": jnp.zeros(table),
+    }
+
+
+def markov_queries(
+    params: Params, previous: Int[Array, "..."], level: int | Int[Array, ""]
+) -> Float[Array, "... R"]:
+    """What `params["output"]` is multiplied by to give the corrections of level j.
+
+    Args:
+      params: of a Markov refiner.
+      previous: y_{j-1}.
+      level: j.
+    """
+    return params["embedding"][previous] * params["scale"][level - 1]
+
+
+def markov_scores(
+    params: Params,
+    previous: Int[Array, "B n"],
+    candidates: Int[Array, "B #n W"],
+    level: int | Int[Array, ""],
+) -> Float[Array, "B n W"]:
+    """Corrections of the logits of candidates for y_j, float32.
+
+    Args:
+      params: of a Markov refiner.
+      previous: y_{j-1} of each path.
+      candidates: tokens, W for each path; paths that share them may share one row.
+      level: j.
+    """
+    return _scores(params, markov_queries(params, previous, level), candidates)
+
+
+def _init_recurrent(config: RecurrentConfig, rng: Array) -> Params:
+    rank, width = config.rank, config.width
+    start, embedding, token, state, project = jax.random.split(rng, 5)
+    return {
+        "kernel_start": _kernel(start, config.d_model, width),
+        "bias_start": jnp.zeros(width),
+        "embedding": jax.random.normal(embedding, (config.vocab_size, rank)),
+        "kernel_token": _kernel(token, rank, 3 * width),
+        "kernel_state": _kernel(state, width, 3 * width),
+        "bias_token": jnp.zeros(3 * width),
+        "bias_state": jnp.zeros(3 * width),
+        "project": _kernel(project, width, rank),
+        "scale": jnp.ones((config.num_heads - 1, rank)),
+        "output": jnp.zeros((config.vocab_size, rank)),
+    }
+
+
+def recurrent_start(
+    params: Params, hidden: Float[Array, "... D"]
+) -> Float[Array, "... R"]:
+    """s_0, which has read no token of the block yet."""
+    hidden = _unit(hidden.astype(jnp.float32))
+    return jnp.tanh(hidden @ params["kernel_start"] + params["bias_start"])
+
+
+def recurrent_step(
+    params: Params, state: Float[Array, "... R"], tokens: Int[Array, "..."]
+) -> Float[Array, "... R"]:
+    """s_j of s_{j-1} and y_{j-1}: one step of a gated recurrent unit."""
+    token = params["embedding"][tokens] @ params["kernel_token"] + params["bias_token"]
+    old = state @ params["kernel_state"] + params["bias_state"]
+    token_reset, token_keep, token_new = jnp.split(token, 3, axis=-1)
+    old_reset, old_keep, old_new = jnp.split(old, 3, axis=-1)
+    reset = jax.nn.sigmoid(token_reset + old_reset)
+    keep = jax.nn.sigmoid(token_keep + old_keep)
+    new = jnp.tanh(token_new + reset * old_new)
+    return keep * state + (1 - keep) * new
+
+
+def recurrent_queries(
+    params: Params, state: Float[Array, "... R"], level: int | Int[Array, ""]
+) -> Float[Array, "... R"]:
+    """What `params["output"]` is multiplied by to give the corrections of level j.
+
+    Args:
+      params: of a recurrent refiner.
+      state: s_j.
+      level: j.
+    """
+    return (state @ params["project"]) * params["scale"][level - 1]
+
+
+def recurrent_scores(
+    params: Params,
+    state: Float[Array, "B n R"],
+    candidates: Int[Array, "B #n W"],
+    level: int | Int[Array, ""],
+) -> Float[Array, "B n W"]:
+    """Corrections of the logits of candidates for y_j, float32.
+
+    Args:
+      params: of a recurrent refiner.
+      state: s_j of each path, which has read y_0 … y_{j-1}.
+      candidates: tokens, W for each path; paths that share them may share one row.
+      level: j.
+    """
+    return _scores(params, recurrent_queries(params, state, level), candidates)
+
+
+def _init_hydra(config: HydraConfig, rng: Array) -> Params:
+    width, d_model = config.width, config.d_model
+
+    def init_level(level: int) -> Params:
+        inputs = 1 + level
+        kernel = _kernel(jax.random.fold_in(rng, level), inputs * d_model, width)
+        return {
+            "kernel_in": kernel.reshape(inputs, d_model, width),
+            "bias_in": jnp.zeros(width),
+            "kernel_out": jnp.zeros((width, d_model)),
+            "bias_out": jnp.zeros(d_model),
+        }
+
+    return {f"level_{level}": init_level(level) for level in config.levels}
+
+
+def hydra_states(
+    config: HydraConfig,
+    params: Params,
+    hidden: Float[Array, "B D"],
+    embedded: Float[Array, "B n level D"],
+    level: int,
+) -> Float[Array, "B n D"]:
+    """The states of level j, to be fed to the model's softmax.
+
+    Args:
+      config: sizes.
+      params: of a Hydra refiner.
+      hidden: h.
+      embedded: the model's embeddings of y_0 … y_{j-1} of each path.
+      level: j; each has weights of its own shape, so it is static.
+    """
+    assert level in config.levels
+    assert embedded.shape[2] == level
+    weights = params[f"level_{level}"]
+    w = {name: value.astype(hidden.dtype) for name, value in weights.items()}
+    inner = (_unit(hidden) @ w["kernel_in"][0] + w["bias_in"])[:, None]
+    inner += jnp.einsum("BnlD,lDF->BnF", _unit(embedded), w["kernel_in"][1:])
+    return hidden[:, None] + jax.nn.silu(inner) @ w["kernel_out"] + w["bias_out"]
+
+
+def _scores(
+    params: Params, queries: Float[Array, "B n R"], candidates: Int[Array, "B #n W"]
+) -> Float[Array, "B n W"]:
+    """Only the candidates' rows of the output are read: nothing has size V."""
+    return jnp.einsum("...R,...WR->...W", queries, params["output"][candidates])
+
+
+def _kernel(rng: Array, inputs: int, outputs: int) -> Float[Array, "inputs outputs"]:
+    return inputs**-0.5 * jax.random.normal(rng, (inputs, outputs))
+
+
+def _unit(vectors: Float[Array, "... D"]) -> Float[Array, "... D"]:
+    """Vectors of root mean square 1: models differ in the size of theirs.
+
+    Embeddings tied to the softmax are many times smaller than a hidden state, so that
+    beside it they would hardly be seen.
+    """
+    wide = vectors.astype(jnp.float32)
+    square = jnp.mean(jnp.square(wide), -1, keepdims=True)
+    return (wide * jax.lax.rsqrt(square + 1e-12)).astype(vectors.dtype)

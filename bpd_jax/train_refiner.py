@@ -1,0 +1,113 @@
+"""Trains a refiner: a small module through which heads see the draft before them.
+
+    python -m bpd_jax.train_refiner --model=runs/demo --kind=markov
+    python -m bpd_jax.train_refiner --model=runs/demo --kind=recurrent --rank=32 \\
+        --width=64 --output=small_recurrent
+
+The model stays as it is. It takes minutes and does not resume: Ctrl-C leaves nothing.
+"""
+
+import pathlib
+import shlex
+import sys
+
+from absl import flags
+from rich.console import Console
+from rich.table import Table
+
+from bpd_jax import cli
+from bpd_jax.decoding.loading import load_model
+from bpd_jax.models.refiners import KINDS
+from bpd_jax.training.refiner_settings import RefinerSettings
+from bpd_jax.training.refiners import HeldOut, table, train_refiner
+from bpd_jax.training.run_folder import DATA
+
+FOLDER = "refiners"
+
+_MODEL = flags.DEFINE_string(
+    "model", None, "Run folder, checkpoint folder, or a known name (demo)."
+)
+_KIND = flags.DEFINE_enum("kind", None, list(KINDS), "What to train.")
+_OUTPUT = flags.DEFINE_string(
+    "output", None, "Folder to write. Default: refiners/KIND in the run folder."
+)
+_DATA = flags.DEFINE_string(
+    "data",
+    None,
+    "Folder of packed rows, train/ and validation/. Default: those of the run.",
+)
+_STEPS = flags.DEFINE_integer("steps", RefinerSettings.steps, "Steps of training.")
+_BATCH_SIZE = flags.DEFINE_integer(
+    "batch_size", RefinerSettings.batch_size, "Rows of a step."
+)
+_LEARNING_RATE = flags.DEFINE_float(
+    "learning_rate", RefinerSettings.learning_rate, "Highest learning rate of Adam."
+)
+_RANK = flags.DEFINE_integer(
+    "rank", None, "Rank of a markov or recurrent correction. Default: 64."
+)
+_WIDTH = flags.DEFINE_integer(
+    "width",
+    None,
+    "Width of the recurrent state (default: 128), or of a Hydra head's layer (256).",
+)
+_SEED = flags.DEFINE_integer("seed", 0, "Of the parameters and the order of the rows.")
+_HELDOUT_ROWS = flags.DEFINE_integer(
+    "heldout_rows",
+    RefinerSettings.heldout_rows,
+    "Rows of the validation split to measure on, at most.",
+)
+
+
+def main() -> None:
+    """Does what the flags say."""
+    name = cli.required("model")
+    settings = RefinerSettings(
+        kind=cli.required("kind"),
+        steps=_STEPS.value,
+        batch_size=_BATCH_SIZE.value,
+        learning_rate=_LEARNING_RATE.value,
+        rank=_RANK.value,
+        width=_WIDTH.value,
+        seed=_SEED.value,
+        heldout_rows=_HELDOUT_ROWS.value,
+    )
+    loaded = load_model(name)
+    output = pathlib.Path(_OUTPUT.value or loaded.folder / FOLDER / settings.kind)
+    report = train_refiner(
+        settings,
+        loaded.functions.config,
+        loaded.params,
+        _DATA.value or loaded.folder / DATA,
+        output,
+        command=shlex.join(["python", "-m", "bpd_jax.train_refiner", *sys.argv[1:]]),
+    )
+    console = Console()
+    print_held_out(report.held_out, console)
+    console.print(
+        f"trained {settings.steps:,} steps in {report.seconds:.0f} s; the refiner is "
+        f"in {output}",
+        soft_wrap=True,
+    )
+
+
+def print_held_out(held_out: HeldOut, console: Console) -> None:
+    """Prints accuracy and loss of every head, without and with the refiner."""
+    titles = ["head", "top-1 plain", "refined", "nats plain", "refined"]
+    rows = Table(*titles, title="held-out text, given the true earlier tokens")
+    for column in rows.columns:
+        column.justify = "right"
+    columns = table(held_out)
+    for index, accuracy in enumerate(columns["plain_accuracy"]):
+        rows.add_row(
+            str(index + 2),
+            f"{accuracy:.1%}",
+            f"{columns['refined_accuracy'][index]:.1%}",
+            f"{columns['plain_loss'][index]:.3f}",
+            f"{columns['refined_loss'][index]:.3f}",
+        )
+    console.print(rows)
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,72 @@
+"""What a refiner is and how it is trained, as one frozen dataclass."""
+
+import dataclasses
+import math
+
+from bpd_jax.errors import UserError
+from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.refiners import KINDS, RefinerConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class RefinerSettings:
+    """A refiner and its training; every field is a flag of `bpd_jax.train_refiner`.
+
+    Attributes:
+      kind: `markov`, `recurrent` or `hydra`.
+      steps: of the whole training.
+      batch_size: rows of a step, B.
+      learning_rate: its highest value, after a short warmup and before a cosine decay.
+      rank: of the correction; None for the default of the kind.
+      width: of the recurrent state or of a Hydra head's layer; None likewise.
+      seed: of the initial parameters and of the order of the rows.
+      heldout_rows: rows of the validation split, at most, to measure on at the end.
+    """
+
+    kind: str
+    steps: int = 1000
+    batch_size: int = 16
+    learning_rate: float = 1e-2
+    rank: int | None = None
+    width: int | None = None
+    seed: int = 0
+    heldout_rows: int = 1000
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise UserError(
+                f"--kind must be one of {', '.join(KINDS)}, not {self.kind!r}."
+            )
+        for name in ("steps", "batch_size", "rank", "width", "heldout_rows"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"--{name} must be 1 or more, not {value}.")
+        if self.seed < 0:
+            raise UserError(f"--seed must be 0 or more, not {self.seed}.")
+        if not 0 < self.learning_rate < math.inf:
+            raise UserError(
+                f"--learning_rate must be above 0, not {self.learning_rate}."
+            )
+
+    def config_for(self, model: BlockwiseConfig) -> RefinerConfig:
+        """The sizes of the refiner of `model`.
+
+        Raises:
+          UserError: the model guesses one token only, or a size is not the kind's.
+        """
+        if model.block_size < 2:
+            raise UserError(
+                "the model has no block heads, hence no blocks to refine: train it "
+                "with BlockHeadsConfig.num_heads of 2 or more."
+            )
+        kind = KINDS[self.kind]
+        sizes: dict[str, int] = {}
+        for name in ("rank", "width"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if name not in {field.name for field in dataclasses.fields(kind)}:
+                raise UserError(f"--{name} has no meaning with --kind={self.kind}.")
+            sizes[name] = value
+        trunk = model.trunk
+        return kind(trunk.vocab_size, trunk.d_model, model.block_size, **sizes)

@@ -1,0 +1,113 @@
+"""The entry point as a user calls it, in processes of its own."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from bpd_jax.data.spec import TextTask
+from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
+from bpd_jax.models.refiner_files import check_fits, load_refiner
+from bpd_jax.training.config import OptimizerConfig, TrainConfig
+from bpd_jax.training.trainer import train
+
+pytest.importorskip("seqio")
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with `run`, the run folder of a small model."""
+    folder = tmp_path_factory.mktemp("refiner")
+    (folder / "texts").mkdir()
+    for number in range(12):
+        lines = [f"{number} times {k} is {number * k}." for k in range(20)]
+        (folder / "texts" / f"{number}.txt").write_text("\n".join(lines))
+    config = TrainConfig(
+        model=BlockwiseConfig(
+            TransformerConfig(270, 1, 16, 32, num_heads=2, max_length=48),
+            BlockHeadsConfig(4, hidden=8),
+        ),
+        task=TextTask(
+            "text_files",
+            str(folder / "texts" / "*.txt"),
+            "bpe:270",
+            validation_fraction=0.25,
+        ),
+        optimizer=OptimizerConfig(learning_rate=1e-2),
+        batch_size=8,
+        length=32,
+        steps=20,
+    )
+    train(config, folder / "run")
+    return folder
+
+
+def start(folder, *arguments):
+    return subprocess.Popen(
+        [sys.executable, "-m", "bpd_jax.train_refiner", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def call(folder, *arguments):
+    process = start(folder, *arguments)
+    stdout, stderr = process.communicate()
+    return process.returncode, stdout, stderr
+
+
+def test_trains_into_the_run_folder(folder):
+    status, stdout, stderr = call(
+        folder, "--model=run", "--kind=recurrent", "--steps=25", "--rank=8"
+    )
+    assert status == 0, stderr
+    assert "top-1 plain" in stdout
+    assert "the refiner is in run/refiners/recurrent" in stdout
+    assert "loss" in stderr
+    assert "Traceback" not in stderr
+    loaded = load_refiner(folder / "run" / "refiners" / "recurrent")
+    check_fits(loaded.config, vocab_size=270, d_model=16, block_size=4)
+    assert (loaded.kind, loaded.config.rank) == ("recurrent", 8)
+    assert loaded.facts["command"].endswith("--steps=25 --rank=8")
+    assert len(loaded.facts["held_out"]["refined_accuracy"]) == 3
+    # The run is still one that can go on.
+    assert (folder / "run" / "model.json").exists()
+
+
+def test_bad_input_is_one_sentence_and_writes_nothing(folder):
+    before = sorted(folder.rglob("*"))
+    for arguments, words in (
+        (["--model=run"], "--kind is missing"),
+        (["--model=run", "--kind=eagle"], "markov|recurrent|hydra"),
+        (["--model=run", "--kind=hydra", "--output=run"], "run exists and is no"),
+    ):
+        status, _, stderr = call(folder, *arguments)
+        errors = [line for line in stderr.splitlines() if "error: " in line]
+        assert status == 1
+        assert len(errors) == 1
+        assert words in errors[0]
+        assert "Traceback" not in stderr
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_ctrl_c_leaves_nothing(folder):
+    before = sorted(folder.rglob("*"))
+    process = start(folder, "--model=run", "--kind=markov", "--steps=1000000")
+    assert process.stderr is not None
+    # The bar appears when training begins.
+    seen = ""
+    while "training" not in seen:
+        seen += process.stderr.read(1)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted" in stderr
+    assert "Traceback" not in stderr
+    assert sorted(folder.rglob("*")) == before

@@ -1,0 +1,255 @@
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bpd_jax.data.rows import make_batch, open_rows
+from bpd_jax.errors import UserError
+from bpd_jax.models.attention import causal_mask
+from bpd_jax.models.blockwise import BlockwiseLM
+from bpd_jax.models.refiner_files import load_refiner
+from bpd_jax.models.refiners import (
+    hydra_states,
+    init_refiner,
+    markov_scores,
+    recurrent_scores,
+    recurrent_start,
+    recurrent_step,
+)
+from bpd_jax.training import refiners
+from bpd_jax.training.refiner_settings import RefinerSettings
+from bpd_jax.training.refiners import evaluate, table, train_refiner
+
+VOCAB = 280
+KINDS = ["markov", "recurrent", "hydra"]
+SIZES = {
+    "markov": {"rank": 8},
+    "recurrent": {"rank": 8, "width": 12},
+    "hydra": {"width": 16},
+}
+
+
+def write_rows(folder, seed, rows):
+    """Rows of 7 tokens, 3 and padding, in which each token tells much of the next."""
+    rng = np.random.default_rng(seed)
+    tokens = np.zeros((rows, 12), np.int64)
+    tokens[:, 0] = rng.integers(0, VOCAB, rows)
+    for i in range(1, 12):
+        tokens[:, i] = (7 * tokens[:, i - 1] + rng.integers(0, 2, rows)) % 50
+    segment_ids = np.tile([1] * 7 + [2] * 3 + [0] * 2, (rows, 1))
+    folder.mkdir(parents=True)
+    np.save(folder / "tokens.npy", (tokens * (segment_ids > 0)).astype(np.uint16))
+    np.save(folder / "segment_ids.npy", segment_ids.astype(np.uint16))
+    about = {
+        "format": 1,
+        "rows": rows,
+        "length": 12,
+        "tokens": rows * 10,
+        "documents": 2 * rows,
+        "split": folder.name,
+        "vocabulary": f"bpe:{VOCAB}",
+        "vocab_size": VOCAB,
+        "end_of_text": 0,
+        "fingerprint": {},
+    }
+    (folder / "rows.json").write_text(json.dumps(about))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rows")
+    write_rows(folder / "train", 0, 64)
+    write_rows(folder / "validation", 1, 10)
+    return folder
+
+
+def random_refiner(config):
+    """Parameters without zeros."""
+    shapes = jax.eval_shape(lambda: init_refiner(config, jax.random.key(0)))
+    rng = np.random.default_rng(5)
+    return jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.5, x.shape)), shapes)
+
+
+def walk(config, refiner, model, params, hidden, tokens, plain):
+    """Logits of every level after one text, given the true tokens that follow it.
+
+    Written with the functions that decoding calls, all tokens being candidates.
+    """
+    every_token = jnp.arange(VOCAB)[None, None]
+    hidden = hidden[None]
+    if config.kind == "recurrent":
+        state = recurrent_start(refiner, hidden)[:, None]
+    for level in range(1, min(config.num_heads, len(tokens))):
+        path = jnp.asarray(tokens[:level])[None, None]
+        if config.kind == "markov":
+            scores = markov_scores(refiner, path[..., -1], every_token, level)
+            yield plain[level] + np.asarray(scores)[0, 0]
+        elif config.kind == "recurrent":
+            state = recurrent_step(refiner, state, path[..., -1])
+            scores = recurrent_scores(refiner, state, every_token, level)
+            yield plain[level] + np.asarray(scores)[0, 0]
+        else:
+            lm, variables = BlockwiseLM(model), {"params": params}
+            embedded = lm.apply(variables, path, method="embed")
+            states = hydra_states(config, refiner, hidden, embedded, level)
+            logits = lm.apply(variables, states, method="softmax_logits")
+            yield np.asarray(logits)[0, 0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_held_out_sums_equal_a_walk_with_the_functions_of_decoding(
+    kind, model, params, data
+):
+    settings = RefinerSettings(kind, **SIZES[kind])
+    config = settings.config_for(model)
+    refiner = random_refiner(config)
+    rows = open_rows(data / "validation")
+    found = evaluate(config, refiner, model, params, rows, batch_size=2, limit=3)
+
+    picked = [0, 3, 6]  # Three of ten rows, spread evenly.
+    batch = make_batch(rows.tokens[picked], rows.segment_ids[picked])
+    lm, variables = BlockwiseLM(model), {"params": params}
+    mask = causal_mask(jnp.asarray(batch.segment_ids))
+    hidden, _ = lm.apply(variables, batch.tokens, batch.positions, mask)
+    plain = np.asarray(lm.apply(variables, hidden, method="head_logits"))
+    levels = config.num_heads - 1
+    want = {"plain": np.zeros((3, levels)), "refined": np.zeros((3, levels))}
+    for row, i in np.ndindex(3, 10):
+        end = 7 if i < 7 else 10
+        after = batch.tokens[row, i + 1 : end]
+        logits = walk(
+            config, refiner, model, params, hidden[row, i], after, plain[row, i]
+        )
+        for level, refined in enumerate(logits, start=1):
+            pair = {"plain": plain[row, i, level], "refined": refined}
+            for name, values in pair.items():
+                loss = np.logaddexp.reduce(values) - values[after[level]]
+                correct = values.argmax() == after[level]
+                want[name][:, level - 1] += [loss, correct, 1]
+    for name, sums in found._asdict().items():
+        np.testing.assert_allclose(np.stack(sums), want[name], rtol=1e-4)
+    assert want["plain"][2].tolist() == [3 * (5 + 1), 3 * 4]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_lowers_the_loss_and_leaves_the_model_alone(
+    kind, model, params, data, tmp_path
+):
+    before = jax.tree.map(np.array, params)
+    settings = RefinerSettings(
+        kind, steps=60, batch_size=8, learning_rate=1e-2, **SIZES[kind]
+    )
+    output = tmp_path / "deep" / "refiner"
+    report = train_refiner(settings, model, params, data, output, "the command")
+    jax.tree.map(np.testing.assert_array_equal, params, before)
+    assert len(report.losses) == 60
+    assert report.losses[-10:].mean() < report.losses[:10].mean() - 1
+    columns = table(report.held_out)
+    for plain, refined in zip(
+        columns["plain_loss"], columns["refined_loss"], strict=True
+    ):
+        assert refined < plain - 0.5
+
+    loaded = load_refiner(output)
+    assert (loaded.kind, loaded.facts["command"]) == (kind, "the command")
+    np.testing.assert_allclose(
+        loaded.facts["held_out"]["refined_loss"], columns["refined_loss"], atol=1e-5
+    )
+    again = evaluate(
+        loaded.config,
+        loaded.params,
+        model,
+        params,
+        open_rows(data / "validation"),
+        batch_size=8,
+        limit=1000,
+    )
+    jax.tree.map(np.testing.assert_allclose, again, report.held_out)
+
+
+def test_the_same_training_again_starts_afresh(model, params, data, tmp_path):
+    settings = RefinerSettings("markov", steps=3, batch_size=4, rank=8)
+    first = train_refiner(settings, model, params, data, tmp_path / "a")
+    older = load_refiner(tmp_path / "a")
+    second = train_refiner(settings, model, params, data, tmp_path / "a")
+    np.testing.assert_array_equal(first.losses, second.losses)
+    newer = load_refiner(tmp_path / "a")
+    jax.tree.map(np.testing.assert_array_equal, older.params, newer.params)
+    other = dataclasses.replace(settings, seed=1)
+    third = train_refiner(other, model, params, data, tmp_path / "b")
+    assert (third.losses != first.losses).any()
+
+
+def test_an_interrupt_leaves_nothing(model, params, data, tmp_path, monkeypatch):
+    settings = RefinerSettings("markov", steps=3, batch_size=4, rank=8)
+
+    def interrupt(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(refiners.RowIterator, "__next__", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        train_refiner(settings, model, params, data, tmp_path / "refiner")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"kind": "eagle"}, "--kind must be one of markov, recurrent, hydra"),
+        ({"steps": 0}, "--steps must be 1 or more, not 0"),
+        ({"batch_size": -1}, "--batch_size must be 1 or more"),
+        ({"rank": 0}, "--rank must be 1 or more"),
+        ({"seed": -1}, "--seed must be 0 or more"),
+        ({"learning_rate": 0.0}, "--learning_rate must be above 0"),
+        ({"learning_rate": float("nan")}, "--learning_rate must be above 0"),
+    ],
+)
+def test_bad_settings_are_refused(options, words):
+    with pytest.raises(UserError, match=words):
+        RefinerSettings(**({"kind": "markov"} | options))
+
+
+def refused(words, settings, model, params, data, output):
+    with pytest.raises(UserError, match=words):
+        train_refiner(settings, model, params, data, output)
+
+
+def test_what_does_not_fit_is_refused_and_nothing_is_written(
+    model, make_model, params, data, tmp_path
+):
+    markov = RefinerSettings("markov", steps=2, batch_size=4)
+    output = tmp_path / "refiner"
+    plain = make_model(None)
+    refused("no block heads", markov, plain, params, data, output)
+    hydra = RefinerSettings("hydra", rank=4)
+    refused("--rank has no meaning", hydra, model, params, data, output)
+    wide = RefinerSettings("markov", width=4)
+    refused("--width has no meaning", wide, model, params, data, output)
+    small = dataclasses.replace(
+        model, trunk=dataclasses.replace(model.trunk, vocab_size=99)
+    )
+    refused("vocabulary of 280 tokens", markov, small, params, data, output)
+    short = dataclasses.replace(
+        model, trunk=dataclasses.replace(model.trunk, max_length=8)
+    )
+    refused("the model holds 8", markov, short, params, data, output)
+    refused("holds no token files", markov, model, params, tmp_path, output)
+    mad = dataclasses.replace(markov, learning_rate=1e38, steps=40)
+    refused("the loss is not finite", mad, model, params, data, output)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_other_folder_is_replaced(model, params, data, tmp_path):
+    settings = RefinerSettings("markov", steps=2, batch_size=4)
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter").write_text("dear")
+    for output, words in (
+        (tmp_path / "thesis", "exists and is no refiner"),
+        (tmp_path / "thesis" / "chapter", "exists and is no refiner"),
+        (tmp_path / "thesis" / "chapter" / "x", "not a folder one can write to"),
+    ):
+        refused(words, settings, model, params, data, output)
+    assert (tmp_path / "thesis" / "chapter").read_text() == "dear"
