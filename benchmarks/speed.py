@@ -32,7 +32,7 @@ from bpd_jax.training.step import make_train_step, put_batch
 
 METHODS = flags.DEFINE_list(
     "methods",
-    ["autoregressive", "bpd", "zero_gram:16", "ngram:1", "ngram:16"],
+    ["greedy", "bpd", "zero_gram:16", "ngram:1", "ngram:16"],
     "methods to time.",
 )
 NUM_PROMPTS = flags.DEFINE_integer("num_prompts", 16, "held-out prompts.")

@@ -18,7 +18,7 @@ from rich.table import Table
 from bpd_jax import cli
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.models.refiners import KINDS
-from bpd_jax.training.refiner_settings import RefinerSettings
+from bpd_jax.training.refiner_settings import TARGETS, RefinerSettings
 from bpd_jax.training.refiners import HeldOut, table, train_refiner
 from bpd_jax.training.run_folder import DATA
 
@@ -35,6 +35,12 @@ _DATA = flags.DEFINE_string(
     "data",
     None,
     "Folder of packed rows, train/ and validation/. Default: those of the run.",
+)
+_TARGETS = flags.DEFINE_enum(
+    "targets",
+    RefinerSettings.targets,
+    list(TARGETS),
+    "What to guess: the tokens of the text, or the model's own next tokens.",
 )
 _STEPS = flags.DEFINE_integer("steps", RefinerSettings.steps, "Steps of training.")
 _BATCH_SIZE = flags.DEFINE_integer(
@@ -64,6 +70,7 @@ def main() -> None:
     name = cli.required("model")
     settings = RefinerSettings(
         kind=cli.required("kind"),
+        targets=_TARGETS.value,
         steps=_STEPS.value,
         batch_size=_BATCH_SIZE.value,
         learning_rate=_LEARNING_RATE.value,
@@ -92,20 +99,23 @@ def main() -> None:
 
 
 def print_held_out(held_out: HeldOut, console: Console) -> None:
-    """Prints accuracy and loss of every head, without and with the refiner."""
-    titles = ["head", "top-1 plain", "refined", "nats plain", "refined"]
-    rows = Table(*titles, title="held-out text, given the true earlier tokens")
+    """Prints the accuracy of every head, without and with the refiner."""
+    rows = Table(
+        "head",
+        "the text: plain",
+        "refined",
+        "the model's token: plain",
+        "refined",
+        title="top-1 accuracy on held-out text, given the true earlier tokens",
+    )
     for column in rows.columns:
         column.justify = "right"
     columns = table(held_out)
-    for index, accuracy in enumerate(columns["plain_accuracy"]):
-        rows.add_row(
-            str(index + 2),
-            f"{accuracy:.1%}",
-            f"{columns['refined_accuracy'][index]:.1%}",
-            f"{columns['plain_loss'][index]:.3f}",
-            f"{columns['refined_loss'][index]:.3f}",
-        )
+    accuracies = zip(
+        *(columns[f"{name}_accuracy"] for name in held_out._fields), strict=True
+    )
+    for head, values in enumerate(accuracies, start=2):
+        rows.add_row(str(head), *(f"{value:.1%}" for value in values))
     console.print(rows)
 
 

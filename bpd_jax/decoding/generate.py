@@ -96,10 +96,18 @@ class Task:
         prompts: Sequence[np.ndarray],
         indices: Sequence[int],
         batch: int,
-        padded: int,
         new_tokens: int,
     ) -> DecodeState:
-        """The state before the first serial call of some prompts."""
+        """The state before the first serial call of some of the prompts.
+
+        Args:
+          prompts: all of them, for a common length.
+          indices: those that are decoded.
+          batch: rows; those past the indices only fill up.
+          new_tokens: at which each row stops.
+        """
+        longest = max(len(prompt) for prompt in prompts)
+        padded = -(-longest // _PADDING) * _PADDING
         tokens = np.zeros((batch, padded), np.int32)
         lengths = np.ones(batch, np.int32)
         rows = np.zeros(batch, np.int32)

@@ -33,27 +33,47 @@ class Frozen(NamedTuple):
     Attributes:
       hidden: h at every position.
       states: of the block heads of levels 1 … L-1.
-      tokens: y_0 … y_{L-1} after every position.
-      valid: where levels 1 … L-1 have a target.
+      tokens: y_0 … y_{L-1}, the text after every position.
+      targets: what levels 1 … L-1 should guess.
+      valid: where they have a target.
     """
 
     hidden: Float[Array, "B T D"]
     states: Float[Array, "levels B T D"]
     tokens: Int[Array, "L B T"]
+    targets: Int[Array, "levels B T"]
     valid: Bool[Array, "levels B T"]
 
 
-def run_frozen(model: BlockwiseConfig, base: Params, batch: Batch) -> Frozen:
-    """Runs the frozen model and its block heads over B rows of T tokens."""
+def run_frozen(
+    model: BlockwiseConfig, base: Params, batch: Batch, *, own: bool
+) -> Frozen:
+    """Runs the frozen model and its block heads over B rows of T tokens.
+
+    Args:
+      model: sizes.
+      base: parameters.
+      batch: the rows.
+      own: whether the targets are the model's own next tokens, which are what greedy
+        verification accepts, in place of the text's: at position i, level j is to
+        guess what the model says at i + j, after the true tokens up to there.
+    """
     tokens, segment_ids, positions, loss_mask = (jnp.asarray(x) for x in batch)
     variables = {"params": base}
     hidden, _ = BlockwiseLM(model).apply(
         variables, tokens, positions, causal_mask(segment_ids)
     )
     states = BlockwiseLM(model).apply(variables, hidden, method="head_states")
-    targets, valid = head_targets(tokens, segment_ids, loss_mask, model.block_size)
     states = jnp.moveaxis(states[..., 1:, :], -2, 0)
-    return Frozen(hidden, states, targets, valid[1:])
+    after, valid = head_targets(tokens, segment_ids, loss_mask, model.block_size)
+    targets = after[1:]
+    if own:
+        logits = BlockwiseLM(model).apply(variables, hidden, method="next_token_logits")
+        said = logits.argmax(-1)
+        targets = jnp.stack(
+            [jnp.roll(said, -level, axis=1) for level in range(1, model.block_size)]
+        )
+    return Frozen(hidden, states, after, targets, valid[1:])
 
 
 def refined_sums(
@@ -150,5 +170,5 @@ def head_sums(
     def add_level(carry: None, level: Any) -> tuple[None, HeadSums]:
         return carry, level_sums(output, *level)
 
-    every_level = (states, queries, frozen.tokens[1:], frozen.valid)
+    every_level = (states, queries, frozen.targets, frozen.valid)
     return jax.lax.scan(add_level, None, every_level)[1]

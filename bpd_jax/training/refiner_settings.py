@@ -7,6 +7,8 @@ from bpd_jax.errors import UserError
 from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.refiners import KINDS, RefinerConfig
 
+TARGETS = ("text", "model")
+
 
 @dataclasses.dataclass(frozen=True)
 class RefinerSettings:
@@ -14,6 +16,8 @@ class RefinerSettings:
 
     Attributes:
       kind: `markov`, `recurrent` or `hydra`.
+      targets: what the levels learn to guess: `text`, the true tokens, or `model`, the
+        model's own next tokens.
       steps: of the whole training.
       batch_size: rows of a step, B.
       learning_rate: its highest value, after a short warmup and before a cosine decay.
@@ -24,6 +28,7 @@ class RefinerSettings:
     """
 
     kind: str
+    targets: str = "text"
     steps: int = 1000
     batch_size: int = 16
     learning_rate: float = 1e-2
@@ -36,6 +41,10 @@ class RefinerSettings:
         if self.kind not in KINDS:
             raise UserError(
                 f"--kind must be one of {', '.join(KINDS)}, not {self.kind!r}."
+            )
+        if self.targets not in TARGETS:
+            raise UserError(
+                f"--targets must be one of {', '.join(TARGETS)}, not {self.targets!r}."
             )
         for name in ("steps", "batch_size", "rank", "width", "heldout_rows"):
             value = getattr(self, name)

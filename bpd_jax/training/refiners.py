@@ -37,15 +37,20 @@ _LOG_EVERY = 20
 
 
 class HeldOut(NamedTuple):
-    """Sums over held-out positions for levels 1 … L-1.
+    """Sums over held-out positions for levels 1 … L-1, given the true earlier tokens.
 
     Attributes:
-      plain: of the block heads as they are.
-      refined: of the same heads with the refiner, given the true earlier tokens.
+      plain_text: how the block heads as they are guess the text.
+      refined_text: the same heads with the refiner.
+      plain_model: how the heads guess the model's own next tokens, which are what
+        greedy verification accepts.
+      refined_model: the same heads with the refiner.
     """
 
-    plain: HeadSums
-    refined: HeadSums
+    plain_text: HeadSums
+    refined_text: HeadSums
+    plain_model: HeadSums
+    refined_model: HeadSums
 
 
 class Report(NamedTuple):
@@ -117,7 +122,7 @@ def train_refiner(
 
 
 def table(held_out: HeldOut) -> dict[str, list[float]]:
-    """Columns over levels 1 … L-1: accuracy and loss, of plain heads and refined."""
+    """Columns over levels 1 … L-1: top-1 accuracy and loss of each kind of sum."""
     columns = {}
     for name, sums in held_out._asdict().items():
         count = np.maximum(sums.valid, 1)
@@ -141,7 +146,7 @@ def _train(
         OptimizerConfig(settings.learning_rate, warmup), settings.steps
     )
     opt_state = optimizer.init(params)
-    step_fn = make_step(config, model, optimizer)
+    step_fn = make_step(config, model, optimizer, own=settings.targets == "model")
     batches = RowIterator(rows, settings.batch_size, settings.seed)
     waiting: list[tuple[Array, Array]] = []
     losses: list[float] = []
@@ -168,18 +173,20 @@ def make_step(
     config: RefinerConfig,
     model: BlockwiseConfig,
     optimizer: optax.GradientTransformation,
+    *,
+    own: bool,
 ) -> Callable[..., tuple[Params, Any, tuple[Array, Array]]]:
     """Builds `(params, opt_state, base, batch) → (params, opt_state, metrics)`.
 
     The metrics are loss and top-1 accuracy, means over positions, then over levels.
-    The first two arguments are consumed.
+    The first two arguments are consumed. For `own` see `run_frozen`.
     """
 
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     def step(
         params: Params, opt_state: Any, base: Params, batch: Batch
     ) -> tuple[Params, Any, tuple[Array, Array]]:
-        frozen = run_frozen(model, base, batch)
+        frozen = run_frozen(model, base, batch, own=own)
 
         def loss_of(params: Params) -> tuple[Array, Array]:
             sums = refined_sums(config, params, model, base, frozen)
@@ -207,9 +214,12 @@ def evaluate(
 
     @jax.jit
     def measure(params: Params, base: Params, batch: Batch) -> HeldOut:
-        frozen = run_frozen(model, base, batch)
-        plain = head_sums(model, base, frozen, frozen.states)
-        return HeldOut(plain, refined_sums(config, params, model, base, frozen))
+        sums = []
+        for own in (False, True):
+            frozen = run_frozen(model, base, batch, own=own)
+            sums.append(head_sums(model, base, frozen, frozen.states))
+            sums.append(refined_sums(config, params, model, base, frozen))
+        return HeldOut(*sums)
 
     count = min(limit, len(rows))
     picked = np.arange(count) * len(rows) // count
