@@ -12,6 +12,7 @@ neighbours are bigrams: harder than what a language model's heads propose. Times
 """
 
 import json
+import operator
 import pathlib
 import statistics
 import sys
@@ -26,7 +27,6 @@ from rich.table import Table
 
 from benchmarks.synthetic_ngrams import synthetic_model
 from bpd_jax import cli, files, progress
-from bpd_jax.decoding.methods import ENGINES, check_engine
 from bpd_jax.drafting.interface import Rescorer
 from bpd_jax.drafting.lattice import Lattice
 from bpd_jax.drafting.rescorers.device import DeviceRescorer
@@ -42,6 +42,7 @@ NGRAM = flags.DEFINE_string("ngram", None, "n-gram model: folder, ARPA file or .
 SYNTHETIC = flags.DEFINE_integer(
     "synthetic", None, "instead: make up a 4-gram model of this many n-grams."
 )
+ENGINES = ("device", "viterbi", "fst", "fst_exact")
 ENGINE_NAMES = flags.DEFINE_list("engines", list(ENGINES), "engines to time.")
 LATTICES = flags.DEFINE_integer("lattices", 100, "lattices per cell.")
 BATCH = flags.DEFINE_integer("batch", 32, "lattices in one call of the engine device.")
@@ -94,7 +95,8 @@ class Lattices:
         columns[:, 0] = tokens[:, :1]
         log_probs = -np.sort(self._rng.exponential(2.0, columns.shape)) - 0.5
         log_probs[:, 0] = [0] + [-np.inf] * (width - 1)
-        return Lattice(columns, log_probs.astype(np.float32)), text
+        entropies = np.zeros(columns.shape[:2], np.float32)
+        return Lattice(columns, log_probs.astype(np.float32), entropies), text
 
     def _draw(self, number: int) -> np.ndarray:
         place = self._rng.random(number) * self._chances[-1]
@@ -137,7 +139,7 @@ def milliseconds(
     parts = []
     for begin in range(0, number - batch + 1, batch):
         part = slice(begin, begin + batch)
-        rows = Lattice(lattice.tokens[part], lattice.log_probs[part])
+        rows = jax.tree.map(operator.itemgetter(part), lattice)
         parts.append((rows, context[part]))
         if engine == "device":
             parts[-1] = jax.device_put(parts[-1])
@@ -207,7 +209,10 @@ def main() -> None:
     if (NGRAM.value is None) == (SYNTHETIC.value is None):
         raise UserError("give one of --ngram and --synthetic.")
     for engine in ENGINE_NAMES.value:
-        check_engine(engine)
+        if engine not in ENGINES:
+            raise UserError(
+                f"unknown n-gram engine {engine!r}: choose from {', '.join(ENGINES)}."
+            )
     for flag, least in ((SYNTHETIC, 100_000), (LATTICES, 1), (BATCH, 1)):
         if flag.value is not None and flag.value < least:
             raise UserError(f"--{flag.name} is {flag.value}: give {least} or more.")

@@ -16,10 +16,10 @@ import time
 import jax
 from absl import flags
 
-from bpd_jax import cli, files
+from bpd_jax import cli, decode_flags, files
 from bpd_jax.data.rows import RowIterator, open_rows
-from bpd_jax.decode_flags import BATCH_SIZE, MAX_NEW_TOKENS, make_decoder
-from bpd_jax.decoding.loading import LoadedModel, load_model
+from bpd_jax.decoding.decoder import Decoder
+from bpd_jax.decoding.loading import LoadedModel
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.evaluation.efficiency import block_efficiency
@@ -64,14 +64,10 @@ def training_speed(loaded: LoadedModel) -> float:
     return TRAIN_STEPS.value * BATCH_ROWS.value * rows.length / seconds
 
 
-def decoding_speed(loaded: LoadedModel) -> dict[str, dict[str, float]]:
+def decoding_speed(
+    loaded: LoadedModel, decoder: Decoder, options: DecodeOptions
+) -> dict[str, dict[str, float]]:
     """Median tokens per second and block efficiency of every method."""
-    decoder = make_decoder(loaded)
-    options = DecodeOptions(
-        max_new_tokens=MAX_NEW_TOKENS.value,
-        end_of_text=loaded.tokenizer.end_of_text,
-        batch_size=BATCH_SIZE.value,
-    )
     prompts = loaded.held_out(NUM_PROMPTS.value, PROMPT_TOKENS.value)
     methods = [parse_method(name) for name in METHODS.value]
     speeds: dict[str, list[float]] = {method.name: [] for method in methods}
@@ -95,17 +91,18 @@ def decoding_speed(loaded: LoadedModel) -> dict[str, dict[str, float]]:
 
 def main() -> None:
     """Measures, prints, writes."""
-    loaded = load_model(cli.required("model"))
+    loaded, decoder, config = decode_flags.load(decode_flags.config())
+    options = config.options
     result = {
         "command": " ".join(["python -m benchmarks.speed", *sys.argv[1:]]),
         "date": build.today(),
         "device": build.device(),
         "versions": build.versions(),
         "prompts": NUM_PROMPTS.value,
-        "new_tokens": MAX_NEW_TOKENS.value,
-        "batch_size": BATCH_SIZE.value,
+        "new_tokens": options.max_new_tokens,
+        "batch_size": options.batch_size,
         "training_tokens_per_second": training_speed(loaded),
-        "decoding": decoding_speed(loaded),
+        "decoding": decoding_speed(loaded, decoder, options),
     }
     text = json.dumps(result, indent=2)
     with files.replacing_file(pathlib.Path(OUTPUT.value)) as temporary:

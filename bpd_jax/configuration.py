@@ -23,6 +23,7 @@ from gin.config import ConfigurableReference, ParserDelegate
 
 from bpd_jax.data import tokenizer
 from bpd_jax.data.spec import TextTask
+from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
 from bpd_jax.errors import UserError
 from bpd_jax.models.config import (
     BlockHeadsConfig,
@@ -65,6 +66,8 @@ def register(configurable: Callable[..., Any]) -> None:
 for _configurable in (
     BlockHeadsConfig,
     BlockwiseConfig,
+    DecodeConfig,
+    DecodeOptions,
     MeshConfig,
     OptimizerConfig,
     TextTask,
@@ -148,6 +151,12 @@ def parse_flags(kind: type[T]) -> Parsed[T]:
             "--gin_file=experiments/demo/demo.gin."
         )
     return parse(_GIN_FILE.value, _GIN_BINDINGS.value, kind)
+
+
+def parse_decode_flags() -> DecodeConfig:
+    """What gin says about decoding; without gin files and settings, the defaults."""
+    bindings = ["DecodeConfig.options = @DecodeOptions()", *_GIN_BINDINGS.value]
+    return parse(_GIN_FILE.value, bindings, DecodeConfig).value
 
 
 def parse(

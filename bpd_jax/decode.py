@@ -1,29 +1,31 @@
 """Decodes prompts with a trained model.
 
-python -m bpd_jax.decode --model=runs/demo --prompt="def add(a, b):"
+    python -m bpd_jax.decode --model=runs/demo --prompt="def add(a, b):"
+    python -m bpd_jax.decode --method=help
+    python -m bpd_jax.decode --model=runs/demo --prompts_file=prompts.jsonl \\
+        --method=ngram:16 --gin_file=gin_configs/runs/decode.gin --output=out.jsonl
+
+One prompt is answered as its tokens come; several are decoded in batches.
 """
 
 import json
 import os
+import sys
 from collections.abc import Sequence
 
+import numpy as np
 from absl import flags
 from rich.console import Console
 from rich.text import Text
 
-from bpd_jax import cli, files
+from bpd_jax import api, cli, decode_flags, files, progress
 from bpd_jax.data.prompts import read_prompts_file
-from bpd_jax.decode_flags import (
-    BATCH_SIZE,
-    MAX_NEW_TOKENS,
-    PROMPTS_FILE,
-    make_decoder,
-    token_bar,
-)
-from bpd_jax.decoding.generate import check_prompts
-from bpd_jax.decoding.loading import load_model
-from bpd_jax.decoding.methods import describe_methods, parse_method
-from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.decoding.decoder import Decoder
+from bpd_jax.decoding.generate import Generation, check_prompts
+from bpd_jax.decoding.loading import LoadedModel
+from bpd_jax.decoding.methods import Method, describe_methods, parse_method
+from bpd_jax.decoding.options import DecodeConfig
+from bpd_jax.decoding.payoff import candidate_methods, choose_method
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.compare import MethodResult
 from bpd_jax.reporting.build import decode_records
@@ -33,11 +35,10 @@ from bpd_jax.reporting.terminal import print_steps
 PROMPT = flags.DEFINE_string("prompt", None, "text to continue.")
 METHOD = flags.DEFINE_string(
     "method",
-    "bpd",
-    "how to draft, as in ngram:16; --method=help lists all.",
+    None,
+    "how to draft, as in ngram:16; auto measures which is fastest; help lists all; "
+    "default bpd.",
 )
-TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "0 is greedy, above 0 samples.")
-SEED = flags.DEFINE_integer("seed", 0, "of the sampling noise.")
 OUTPUT = flags.DEFINE_string("output", None, "JSON Lines file, in prompt order.")
 SHOW_STEPS = flags.DEFINE_bool(
     "show_steps", False, "print the draft of every serial call."
@@ -59,37 +60,50 @@ def main() -> None:
     if METHOD.value == "help":
         print(describe_methods())
         return
-    method = parse_method(METHOD.value)
-    texts = _prompts(PROMPT.value, PROMPTS_FILE.value)
-    loaded = load_model(cli.required("model"))
-    tokenizer = loaded.tokenizer
-    options = DecodeOptions(
-        max_new_tokens=MAX_NEW_TOKENS.value,
-        temperature=TEMPERATURE.value,
-        end_of_text=tokenizer.end_of_text,
-        seed=SEED.value,
-        batch_size=BATCH_SIZE.value,
-    )
-    decoder = make_decoder(loaded)
-    decoder.drafter(method)
+    config = decode_flags.config()
+    method = parse_method(METHOD.value or config.method)
+    texts = _prompts(PROMPT.value, decode_flags.PROMPTS_FILE.value)
+    loaded, decoder, config = decode_flags.load(config)
     prompts = [loaded.encode_prompt(text) for text in texts]
-    check_prompts(loaded.functions, prompts, options)
-    with token_bar("decoding", len(prompts), options) as bar:
-        generations = decoder.decode(method, prompts, options, on_progress=bar.update)
+    check_prompts(loaded.functions, prompts, config.options)
+    if method.kind == "auto":
+        method = _measured(decoder, prompts, config)
+    # What a method or a stop text lacks is told before anything is compiled.
+    decoder.task(method, config.options)
+    if len(prompts) == 1 and not OUTPUT.value:
+        generations = [_streamed(loaded, decoder, method, prompts[0], config)]
+    else:
+        with decode_flags.token_bar("decoding", len(prompts), config) as bar:
+            generations = decoder.decode(
+                method, prompts, config.options, on_progress=bar.update
+            )
+    _show(loaded, decoder, method, generations, config)
+
+
+def _show(
+    loaded: LoadedModel,
+    decoder: Decoder,
+    method: Method,
+    generations: list[Generation],
+    config: DecodeConfig,
+) -> None:
+    """Prints or writes what was decoded, and a line of figures."""
+    tokenizer = loaded.tokenizer
     result = MethodResult(method, decoder.label(method), generations, [])
     records = decode_records(
-        result, tokenizer.decode, tokenizer.piece, tokenizer.end_of_text
+        result, tokenizer.decode, tokenizer.piece, tokenizer.end_of_text, config.options
     )
     if OUTPUT.value:
         write_records(OUTPUT.value, records)
     else:
-        _print_records(records)
+        _print_records(records, texts=len(records) > 1)
     tokens = sum(len(record.output_ids) for record in records)
     calls = sum(record.serial_calls for record in records)
     seconds = sum(record.seconds for record in records)
     print(
         f"{method.name}: {tokens} tokens in {calls} serial calls, block efficiency "
         f"{tokens / max(calls, 1):.2f}, {seconds:.2f} s"
+        + ("" if config.options.lossless else " (typical acceptance: LOSSY)")
         + (f"; written to {OUTPUT.value}" if OUTPUT.value else "")
     )
 
@@ -102,12 +116,56 @@ def _prompts(prompt: str | None, path: str | None) -> list[str]:
     raise UserError("give exactly one of --prompt and --prompts_file.")
 
 
-def _print_records(records: Sequence[DecodeRecord]) -> None:
+def _measured(
+    decoder: Decoder, prompts: list[np.ndarray], config: DecodeConfig
+) -> Method:
+    """The method that is fastest here, with a word about why."""
+    methods = candidate_methods(decoder)
+    with progress.bar(label="trying", total=len(methods) + 1, unit=" methods") as bar:
+
+        def advance(method: Method) -> None:
+            bar.set_postfix_str(method.name, refresh=False)
+            bar.update(1)
+
+        choice = choose_method(
+            decoder, prompts, config.options, methods=methods, on_progress=advance
+        )
+    print(f"auto: {choice}")
+    return choice.method
+
+
+def _streamed(
+    loaded: LoadedModel,
+    decoder: Decoder,
+    method: Method,
+    prompt: np.ndarray,
+    config: DecodeConfig,
+) -> Generation:
+    """Decodes one prompt and prints its text as it comes."""
+    lm = api.LanguageModel(loaded, decoder.assets)
+    # Compiles, so that the text flows and its seconds are those of decoding.
+    for _ in decoder.stream(method, prompt, config.options):
+        break
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(Text(PROMPT.value or "", style="dim"), end="")
+    pieces = decoder.stream(method, prompt, config.options)
+    found = None
+    for piece, generation in api.visible_pieces(lm, pieces, config.options):
+        console.print(Text(piece), end="")
+        sys.stdout.flush()
+        found = generation or found
+    console.print("\n")
+    assert found is not None
+    return found
+
+
+def _print_records(records: Sequence[DecodeRecord], *, texts: bool) -> None:
     console = Console(highlight=False, soft_wrap=True)
     for record in records:
-        console.print(Text(record.prompt, style="dim"), end="")
-        console.print(Text(record.text))
-        console.print()
+        if texts:
+            console.print(Text(record.prompt, style="dim"), end="")
+            console.print(Text(record.text))
+            console.print()
         if SHOW_STEPS.value:
             print_steps(record)
 

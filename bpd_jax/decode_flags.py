@@ -1,14 +1,17 @@
-"""Flags and set-up that `bpd_jax.decode` and `bpd_jax.evaluate` share."""
+"""Flags and set-up that `decode`, `evaluate`, `tune` and the benchmarks share.
+
+gin files set `DecodeConfig` and `DecodeOptions`; a flag that is given overrides them.
+"""
+
+import dataclasses
+from typing import Any
 
 from absl import flags
 
-from bpd_jax import progress
-from bpd_jax.decoding.assets import Assets
+from bpd_jax import api, cli, configuration, progress
 from bpd_jax.decoding.decoder import Decoder
-from bpd_jax.decoding.loading import NGRAM_FOLDER, LoadedModel
-from bpd_jax.decoding.options import DecodeOptions
-from bpd_jax.ngrams.formats.load import load_model
-from bpd_jax.ngrams.model import NGramModel
+from bpd_jax.decoding.loading import LoadedModel, load_assets, load_model
+from bpd_jax.decoding.options import ACCEPTANCES, VERIFICATIONS, DecodeConfig
 
 MODEL = flags.DEFINE_string(
     "model", None, "run folder, checkpoint folder, or a known name (demo)."
@@ -16,46 +19,95 @@ MODEL = flags.DEFINE_string(
 PROMPTS_FILE = flags.DEFINE_string(
     "prompts_file", None, "one prompt per line, or JSON Lines with the field prompt."
 )
-MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "tokens to decode.")
-NGRAM = flags.DEFINE_string(
-    "ngram",
-    None,
-    "folder of an n-gram model, or a file of one: ARPA with token ids, or OpenFst "
-    "(.fst); default: ngram/ in the run folder.",
-)
-LATTICE_WIDTH = flags.DEFINE_integer("lattice_width", 16, "candidates per head (k).")
-ALPHA = flags.DEFINE_float("alpha", 1.0, "weight of the n-gram's log-probability.")
-BATCH_SIZE = flags.DEFINE_integer("batch_size", 1, "prompts decoded together.")
+_OPTIONS: dict[str, flags.FlagHolder[Any]] = {
+    flag.name: flag
+    for flag in (
+        flags.DEFINE_integer("max_new_tokens", None, "tokens to decode; 64."),
+        flags.DEFINE_integer("batch_size", None, "prompts decoded together; 1."),
+        flags.DEFINE_enum(
+            "verification", None, VERIFICATIONS, "layout of drafts; default tree."
+        ),
+    )
+}
+# Of commands that sample.
+_SAMPLING: dict[str, flags.FlagHolder[Any]] = {
+    flag.name: flag
+    for flag in (
+        flags.DEFINE_float("temperature", None, "0, the default, is greedy."),
+        flags.DEFINE_integer("top_k", None, "sample among the k best tokens."),
+        flags.DEFINE_float("top_p", None, "sample from the best tokens of this mass."),
+        flags.DEFINE_enum(
+            "acceptance",
+            None,
+            ACCEPTANCES,
+            "exact (default) and speculative are lossless, typical is not.",
+        ),
+        flags.DEFINE_integer("seed", None, "of the sampling noise; default 0."),
+        flags.DEFINE_multi_string(
+            "stop", None, "text that ends a row; may be repeated."
+        ),
+    )
+}
+_CONFIG = {
+    flag.name: flag
+    for flag in (
+        flags.DEFINE_integer("lattice_width", None, "candidates per head (k); 16."),
+        flags.DEFINE_float("alpha", None, "weight of the second opinion; 1."),
+    )
+}
+_ASSETS = {
+    flag.name: flag
+    for flag in (
+        flags.DEFINE_string(
+            "ngram",
+            None,
+            "folder of an n-gram model, or a file of one: ARPA with token ids, or "
+            "OpenFst (.fst). This and the following: default, that of the run folder.",
+        ),
+        flags.DEFINE_string("rescorer", None, "run folder of a small LM, for neural."),
+        flags.DEFINE_string("draft_model", None, "run folder, for draft_model."),
+        flags.DEFINE_string("markov", None, "folder of a Markov refiner."),
+        flags.DEFINE_string("recurrent", None, "folder of a recurrent refiner."),
+        flags.DEFINE_string("hydra", None, "folder of trained Hydra heads."),
+    )
+}
 
 
-def make_decoder(loaded: LoadedModel) -> Decoder:
-    """The decoder that the flags describe.
+def config() -> DecodeConfig:
+    """What gin and the flags say; the flags come last."""
+    config = configuration.parse_decode_flags()
+    given: dict[str, Any] = {}
+    for name, flag in {**_OPTIONS, **_SAMPLING}.items():
+        if flag.value is not None:
+            given[name] = tuple(flag.value) if name == "stop" else flag.value
+    options = dataclasses.replace(config.options, **given)
+    given = {name: f.value for name, f in _CONFIG.items() if f.value is not None}
+    return dataclasses.replace(config, options=options, **given)
 
-    The n-gram model is the one that `--ngram` names, else the run folder's own, if
-    it has one.
+
+def load(config: DecodeConfig) -> tuple[LoadedModel, Decoder, DecodeConfig]:
+    """The model that the flags name, and a decoder of it.
+
+    Returns:
+      The options know the end-of-text token now.
     """
-    return Decoder(
+    loaded = load_model(cli.required("model"))
+    given = {name: flag.value for name, flag in _ASSETS.items()}
+    lm = api.LanguageModel(loaded, load_assets(loaded, given))
+    end_of_text = loaded.tokenizer.end_of_text
+    options = dataclasses.replace(config.options, end_of_text=end_of_text)
+    decoder = Decoder(
         loaded.functions,
         loaded.params,
-        width=LATTICE_WIDTH.value,
-        alpha=ALPHA.value,
-        assets=Assets(ngram=_load_ngram(loaded, NGRAM.value)),
+        width=config.lattice_width,
+        alpha=config.alpha,
+        assets=lm.assets,
         token_bytes=loaded.tokenizer.all_bytes,
     )
+    return loaded, decoder, dataclasses.replace(config, options=options)
 
 
-def _load_ngram(loaded: LoadedModel, name: str | None) -> NGramModel | None:
-    own = loaded.folder / NGRAM_FOLDER
-    if name is None:
-        return NGramModel.load(own) if own.is_dir() else None
-    return load_model(
-        name,
-        vocab_size=loaded.tokenizer.vocab_size,
-        end_of_text=loaded.tokenizer.end_of_text,
-    )
-
-
-def token_bar(label: str, prompts: int, options: DecodeOptions) -> "progress.tqdm":
+def token_bar(label: str, prompts: int, config: DecodeConfig) -> "progress.tqdm":
     """A progress bar over tokens; texts that end early leave it short."""
-    total = prompts * options.max_new_tokens
+    total = prompts * config.options.max_new_tokens
     return progress.bar(label=label, total=total, unit=" tokens")

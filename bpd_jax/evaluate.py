@@ -11,25 +11,15 @@ import pathlib
 
 from absl import flags
 
-from bpd_jax import cli, files
+from bpd_jax import cli, decode_flags, files
 from bpd_jax.data.prompts import read_prompts_file
-from bpd_jax.decode_flags import (
-    ALPHA,
-    BATCH_SIZE,
-    LATTICE_WIDTH,
-    MAX_NEW_TOKENS,
-    PROMPTS_FILE,
-    make_decoder,
-    token_bar,
-)
-from bpd_jax.decoding.loading import LoadedModel, load_model
 from bpd_jax.decoding.decoder import GREEDY, Decoder
+from bpd_jax.decoding.loading import LoadedModel
 from bpd_jax.decoding.methods import parse_method
-from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.decoding.options import EXACT, DecodeOptions
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.blocks import telling_block
 from bpd_jax.evaluation.compare import MethodResult, compare
-from bpd_jax.evaluation.equality import NEAR_TIE
 from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.reporting import build
 from bpd_jax.reporting.html import write_html
@@ -58,25 +48,23 @@ _SHOWN_PROMPTS = 12
 def main() -> None:
     """Reads the flags, decodes by every method, checks, prints, writes."""
     methods = [parse_method(name) for name in METHODS.value if name.strip()]
-    loaded = load_model(cli.required("model"))
-    options = DecodeOptions(
-        max_new_tokens=MAX_NEW_TOKENS.value,
-        end_of_text=loaded.tokenizer.end_of_text,
-        batch_size=BATCH_SIZE.value,
-    )
-    decoder = make_decoder(loaded)
+    config = decode_flags.config()
+    _check_options(config.options)
+    loaded, decoder, config = decode_flags.load(config)
+    options = config.options
     for method in methods:
         decoder.drafter(method)
-    if PROMPTS_FILE.value:
-        texts = read_prompts_file(PROMPTS_FILE.value)
+    prompts_file = decode_flags.PROMPTS_FILE.value
+    if prompts_file:
+        texts = read_prompts_file(prompts_file)
         prompts = [loaded.encode_prompt(text) for text in texts]
-        source = PROMPTS_FILE.value
+        source = prompts_file
     else:
         prompts = loaded.held_out(NUM_PROMPTS.value, PROMPT_TOKENS.value)
         source = f"{loaded.task.name}, held-out documents"
 
     count = len({*methods, GREEDY})
-    with token_bar("decoding", len(prompts) * count, options) as bar:
+    with decode_flags.token_bar("decoding", len(prompts) * count, config) as bar:
 
         def advance(label: str, tokens: int) -> None:
             bar.set_postfix_str(label, refresh=False)
@@ -88,6 +76,14 @@ def main() -> None:
     print_table(report)
     print(f"report: {output / 'report.html'}")
     _fail_on_errors(results, output)
+
+
+def _check_options(options: DecodeOptions) -> None:
+    if options.acceptance != EXACT:
+        raise UserError(
+            "methods are compared token for token, which needs --acceptance=exact: "
+            f"{options.acceptance} acceptance gives every method a text of its own."
+        )
 
 
 def _write(
@@ -103,7 +99,7 @@ def _write(
     records: list[DecodeRecord] = []
     for result in results:
         records += build.decode_records(
-            result, tokenizer.decode, tokenizer.piece, tokenizer.end_of_text
+            result, tokenizer.decode, tokenizer.piece, tokenizer.end_of_text, options
         )
     block = telling_block(decoder, results)
     picture = None
@@ -128,10 +124,11 @@ def _write(
         settings={
             "prompts": len(results[0].generations),
             "new tokens per prompt": f"up to {options.max_new_tokens}",
-            "lattice width (k)": LATTICE_WIDTH.value,
-            "n-gram weight (α)": ALPHA.value,
+            "lattice width (k)": decoder.width,
+            "weight of the second opinion (α)": decoder.alpha,
             "n-grams": _ngram_size(decoder),
-            "prompts decoded together": BATCH_SIZE.value,
+            "prompts decoded together": options.batch_size,
+            "verification": options.verification,
         },
         versions=build.versions(),
         lattice=picture,
@@ -159,8 +156,8 @@ def _fail_on_errors(results: list[MethodResult], output: pathlib.Path) -> None:
             raise UserError(
                 f"NOT LOSSLESS: {result.label} differs from greedy decoding on prompt "
                 f"{error.prompt_index + 1} at token {error.position + 1}, where the "
-                f"two best logits are {error.gap:.2g} apart (rounding explains up to "
-                f"{NEAR_TIE:g}); this is a defect of bpd_jax, please report it with "
+                f"two best logits are {error.gap:.2g} apart, which rounding does not "
+                f"explain; this is a defect of bpd_jax, please report it with "
                 f"{output / 'records.jsonl'}."
             )
 

@@ -40,7 +40,8 @@ _TARGETS = flags.DEFINE_enum(
     "targets",
     RefinerSettings.targets,
     list(TARGETS),
-    "What to guess: the tokens of the text, or the model's own next tokens.",
+    "What to guess: the model's own next tokens, which are what verification accepts, "
+    "or the tokens of the text.",
 )
 _STEPS = flags.DEFINE_integer("steps", RefinerSettings.steps, "Steps of training.")
 _BATCH_SIZE = flags.DEFINE_integer(
@@ -99,12 +100,12 @@ def main() -> None:
 
 
 def print_held_out(held_out: HeldOut, console: Console) -> None:
-    """Prints the accuracy of every head, without and with the refiner."""
+    """Prints how every head guesses the text and the model's own next tokens."""
     rows = Table(
         "head",
-        "the text: plain",
+        "text: plain",
         "refined",
-        "the model's token: plain",
+        "model: plain",
         "refined",
         title="top-1 accuracy on held-out text, given the true earlier tokens",
     )

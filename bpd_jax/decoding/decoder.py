@@ -10,9 +10,15 @@ from jax.sharding import Mesh
 
 from bpd_jax.decoding.assembly import Assembly
 from bpd_jax.decoding.assets import Assets
-from bpd_jax.decoding.generate import Generation, Task, generate, stream
+from bpd_jax.decoding.generate import (
+    Generation,
+    Task,
+    check_prompts,
+    generate,
+    stream,
+)
 from bpd_jax.decoding.methods import Method
-from bpd_jax.decoding.options import SPECULATIVE, DecodeOptions
+from bpd_jax.decoding.options import EXACT, SPECULATIVE, DecodeOptions
 from bpd_jax.decoding.stopping import StopTable
 from bpd_jax.drafting.drafters.oracle import Reference
 from bpd_jax.drafting.interface import Drafter
@@ -145,6 +151,7 @@ class Decoder:
             options; decoded here if not given.
           on_progress: called after each batch with the number of new tokens.
         """
+        self._check(method, prompts, options)
         if method.kind == "oracle" and reference is None:
             reference = self.decode(GREEDY, prompts, options)
         task = self.task(
@@ -156,10 +163,28 @@ class Decoder:
         self, method: Method, prompt: np.ndarray, options: DecodeOptions
     ) -> Iterator[tuple[np.ndarray, Generation | None]]:
         """Decodes one prompt and yields tokens as they come; see `generate.stream`."""
+        self._check(method, [prompt], options)
         reference = None
         if method.kind == "oracle":
             reference = self.decode(GREEDY, [prompt], options)
         return stream(self.task(method, options, reference), prompt)
+
+    def _check(
+        self, method: Method, prompts: Sequence[np.ndarray], options: DecodeOptions
+    ) -> None:
+        """Raises a `UserError` for what a method cannot do.
+
+        Such as a text too long for a small LM that reads along, or drafts that know
+        the noise by which they are accepted.
+        """
+        if method.kind == "oracle" and options.acceptance != EXACT:
+            raise UserError(
+                f"the oracle drafts a text that {options.acceptance} acceptance would "
+                "not decode: use acceptance=exact."
+            )
+        small = self._assembly.small_model(method)
+        if small is not None:
+            check_prompts(small.functions, prompts, options, "small model")
 
 
 def _look_up(

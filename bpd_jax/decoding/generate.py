@@ -91,6 +91,13 @@ class Task:
         """What the jitted code reads."""
         return Weights(self.params, self.drafter.arrays, self.stops)
 
+    def rows(self, count: int) -> int:
+        """The batch that decodes `count` prompts: every device gets as many rows."""
+        if self.mesh is None:
+            return count
+        devices = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
+        return -(-count // devices) * devices
+
     def prefill(
         self,
         prompts: Sequence[np.ndarray],
@@ -159,11 +166,7 @@ def generate(
     """
     options = task.options
     check_prompts(task.model, prompts, options)
-    batch = min(options.batch_size, max(len(prompts), 1))
-    if task.mesh is not None:
-        # Every device gets as many rows.
-        devices = task.mesh.shape["data"] * task.mesh.shape["fsdp"]
-        batch = -(-batch // devices) * devices
+    batch = task.rows(min(options.batch_size, max(len(prompts), 1)))
 
     def run(indices: Sequence[int], new_tokens: int) -> DecodeState:
         state = task.prefill(prompts, indices, batch, new_tokens)
@@ -204,7 +207,7 @@ def stream(
     def tokens() -> Iterator[tuple[np.ndarray, Generation | None]]:
         start = time.perf_counter()
         new_tokens = task.options.max_new_tokens
-        state = task.prefill([prompt], [0], 1, new_tokens)
+        state = task.prefill([prompt], [0], task.rows(1), new_tokens)
         shown = len(prompt)
         while not bool(state.done[0]):
             state = task.run(state, calls)
@@ -220,14 +223,29 @@ def stream(
 
 
 def check_prompts(
-    model: ModelFunctions, prompts: Sequence[np.ndarray], options: DecodeOptions
+    model: ModelFunctions,
+    prompts: Sequence[np.ndarray],
+    options: DecodeOptions,
+    name: str = "model",
 ) -> None:
-    """Raises a `UserError` for a prompt that cannot be decoded."""
+    """Raises a `UserError` for a prompt that cannot be decoded.
+
+    Args:
+      model: that is to read the texts.
+      prompts: token ids, each `[T]`.
+      options: how long the texts become.
+      name: of the model, for people.
+    """
     room = model.config.trunk.max_length - options.max_new_tokens
     vocab_size = model.config.trunk.vocab_size
     for index, prompt in enumerate(prompts):
-        if len(prompt) == 0:
+        ids = np.asarray(prompt)
+        if ids.size == 0:
             raise UserError(f"prompt {index + 1} is empty: give at least one token.")
+        if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
+            raise UserError(
+                f"prompt {index + 1} is no list of token ids: give whole numbers."
+            )
         if np.min(prompt) < 0 or np.max(prompt) >= vocab_size:
             raise UserError(
                 f"prompt {index + 1} has token ids outside 0 … {vocab_size - 1}: "
@@ -235,7 +253,7 @@ def check_prompts(
             )
         if len(prompt) > room:
             raise UserError(
-                f"prompt {index + 1} has {len(prompt)} tokens, but the model holds "
+                f"prompt {index + 1} has {len(prompt)} tokens, but the {name} holds "
                 f"{model.config.trunk.max_length} and max_new_tokens is "
                 f"{options.max_new_tokens}: shorten the prompt to {max(room, 0)} "
                 "tokens or lower max_new_tokens."

@@ -97,7 +97,7 @@ KINDS = {
             "{size}-best {order}-gram (viterbi)",
             "drafts P",
             1,
-            _ALPHA,
+            (*_ALPHA, "lookup"),
         ),
         Kind(
             "ngram_fst",
@@ -106,7 +106,7 @@ KINDS = {
             "{size}-best {order}-gram (fst)",
             "drafts P",
             1,
-            (*_LATTICE, "alpha"),
+            (*_LATTICE, "alpha", "lookup"),
         ),
         Kind(
             "ngram_fst_exact",
@@ -115,7 +115,7 @@ KINDS = {
             "{size}-best {order}-gram (exact fst)",
             "drafts P",
             1,
-            (*_LATTICE, "alpha"),
+            (*_LATTICE, "alpha", "lookup"),
         ),
         Kind(
             "neural",
@@ -233,7 +233,7 @@ KINDS = {
 }
 
 SEARCHES = ("exact", "greedy", "beam", "best", "static")
-MODES = ("sequential", "parallel")
+SEQUENTIAL, PARALLEL = MODES = ("sequential", "parallel")
 
 
 def _setting(
@@ -279,8 +279,14 @@ class Method:
         "1 mixes in the bigrams of the text so far", int, lambda value: value in (0, 1)
     )
     lookup: int | None = _count("draft tokens of prompt lookup in the same tree")
-    match: int | None = _count("tokens that prompt lookup must find again")
-    order: int | None = _count("length of lookahead's n-grams")
+    match: int | None = _setting(
+        "the most tokens that prompt lookup seeks, 1 to 32",
+        int,
+        lambda value: 1 <= value <= 32,
+    )
+    order: int | None = _setting(
+        "length of lookahead's n-grams, 2 to 32", int, lambda value: 2 <= value <= 32
+    )
     guesses: int | None = _count("n-grams that lookahead checks per serial call")
     drafts: int | None = _count("drafts of the draft model")
 

@@ -8,6 +8,11 @@ EXACT, SPECULATIVE, TYPICAL = ACCEPTANCES = ("exact", "speculative", "typical")
 TREE, BATCHED = VERIFICATIONS = ("tree", "batched")
 
 
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise UserError(f"{name} is {value!r}: choose from {', '.join(choices)}.")
+
+
 @dataclasses.dataclass(frozen=True)
 class StepOptions:
     """What one serial call must know; hashable, hence jit-static.
@@ -60,7 +65,7 @@ class DecodeOptions(StepOptions):
     max_new_tokens: int = 64
     stop: tuple[str, ...] = ()
     seed: int = 0
-    batch_size: int = 8
+    batch_size: int = 1
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -89,6 +94,8 @@ class DecodeOptions(StepOptions):
                 raise UserError(
                     f"{name} is {getattr(self, name)}: it must be in 0 … 1."
                 )
+        if isinstance(self.stop, str):
+            raise UserError(f"stop is one text, {self.stop!r}: give a tuple of texts.")
         if not all(self.stop):
             raise UserError("a stop text is empty: give at least one character.")
 
@@ -104,6 +111,18 @@ class DecodeOptions(StepOptions):
         return self.acceptance != TYPICAL
 
 
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise UserError(f"{name} is {value!r}: choose from {', '.join(choices)}.")
+@dataclasses.dataclass(frozen=True)
+class DecodeConfig:
+    """What the commands `decode`, `evaluate` and `tune` take from gin files.
+
+    Attributes:
+      options: how far and how tokens are chosen.
+      method: how to draft; see `bpd_jax.decoding.methods`.
+      lattice_width: W, candidates per head (the paper's k) where a method names none.
+      alpha: weight of the second opinion where a method names none.
+    """
+
+    options: DecodeOptions = DecodeOptions()
+    method: str = "bpd"
+    lattice_width: int = 16
+    alpha: float = 1.0

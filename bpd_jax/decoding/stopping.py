@@ -86,6 +86,13 @@ def _automaton(stops: Sequence[bytes]) -> np.ndarray:
 
 
 def cut_at_stop(text: str, stops: Sequence[str]) -> str:
-    """The text before the first stop text in it, or all of it."""
-    places = [place for stop in stops if (place := text.find(stop)) >= 0]
-    return text[: min(places)] if places else text
+    """The text before the stop text that is complete first, or all of it.
+
+    Of several that are complete at the same place the longest counts, so what is cut
+    does not depend on how the text was split into tokens. Worked example: of `xabc`
+    the stops `abc` and `b` leave `xa`, and `ab` and `b` leave `x`.
+    """
+    found = [
+        (begin + len(stop), begin) for stop in stops if (begin := text.find(stop)) >= 0
+    ]
+    return text[: min(found)[1]] if found else text

@@ -19,11 +19,11 @@ from bpd_jax.drafting.tree import DraftTree
 from bpd_jax.typing import AnyArray, Array, Float, Int, Params, PyTree
 
 
-@dataclasses.dataclass(frozen=True)
+@flax.struct.dataclass
 class BoundModel:
     """A model with its parameters, or whatever has the same methods."""
 
-    functions: Any
+    functions: Any = flax.struct.field(pytree_node=False)
     params: Params
 
     def lattice(
@@ -38,6 +38,10 @@ class BoundModel:
             self.params, hidden, block_size, width
         )
         return build_lattice(next_token, *candidates)
+
+    def states(self, hidden: Float[Array, "B D"]) -> Float[Array, "B D"]:
+        """Hidden states as numbers: `View.hidden` only stands for them in a replay."""
+        return self.functions.states(self.params, hidden)
 
     def embed(self, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
         """Token embeddings, without positions."""
@@ -56,7 +60,7 @@ class View:
       tokens: prompt and text so far; row b holds `lengths[b]` tokens.
       lengths: of the text.
       next_token: the model's own next token, which is certain.
-      hidden: final hidden state of the last accepted token.
+      hidden: final hidden state of the last accepted token, for the model's methods.
       keys: one random key per row, for draws of this call's drafts.
       model: the model.
     """
@@ -206,7 +210,7 @@ class Forgetful:
         tokens: Int[Array, "B S"],
         lengths: Int[Array, " B"],
         given: PyTree,
-    ) -> None:
+    ) -> PyTree:
         """Remembers nothing."""
         del arrays, tokens, lengths, given
 

@@ -104,5 +104,10 @@ def union(first: DraftTree, second: DraftTree) -> DraftTree:
     def joined(name: str) -> Array:
         return jnp.concatenate([getattr(first, name), getattr(moved, name)], axis=1)
 
-    names = ("tokens", "parents", "depths", "ranks", "valid")
-    return DraftTree(**{name: joined(name) for name in names})
+    return DraftTree(
+        tokens=joined("tokens"),
+        parents=joined("parents"),
+        depths=joined("depths"),
+        ranks=joined("ranks"),
+        valid=joined("valid"),
+    )

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from bpd_jax.drafting.lattice import Drafts
-from bpd_jax.typing import Array, Bool, Float, Int
+from bpd_jax.typing import AnyArray, Array, Bool, Float, Int
 
 
 @flax.struct.dataclass
@@ -16,12 +16,13 @@ class Sources:
     indices, from a distribution over W candidates.
 
     Attributes:
-      tokens: the candidates.
-      probs: their probabilities, which sum to 1, or to 0 where nothing was drawn.
+      tokens: the candidates; those that can be drawn are different.
+      log_probs: logarithms of their probabilities, because at low temperatures all but
+        the best are too small for float32; -inf for what cannot be drawn.
     """
 
     tokens: Int[Array, "B M W"]
-    probs: Float[Array, "B M W"]
+    log_probs: Float[Array, "B M W"]
 
 
 @flax.struct.dataclass
@@ -101,6 +102,6 @@ def ancestor_mask(parents: Int[Array, "B M"], max_depth: int) -> Bool[Array, "B 
     return mask
 
 
-def take(values: Array, nodes: Int[Array, "B n"]) -> Array:
+def take(values: Array, nodes: AnyArray) -> Array:
     """`values[b, nodes[b]]` for every row; index -1 gives the first entry."""
     return jax.vmap(lambda row, index: row[index])(values, jnp.maximum(nodes, 0))

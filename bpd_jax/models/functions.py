@@ -62,6 +62,13 @@ class ModelFunctions:
         logits = self.next_token_logits(params, hidden)
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
+    def states(
+        self, params: Params, hidden: Float[Array, "B D"]
+    ) -> Float[Array, "B D"]:
+        """The hidden states themselves; a recording of a model looks them up."""
+        del params
+        return hidden
+
     def embed(
         self, params: Params, tokens: Int[Array, "..."]
     ) -> Float[Array, "... D"]:

@@ -12,10 +12,18 @@ from typing import Any
 import jax
 import numpy as np
 
+from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.decoding.stopping import cut_at_stop
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.blocks import BlockView
 from bpd_jax.evaluation.compare import MethodResult
-from bpd_jax.evaluation.efficiency import block_efficiency, bootstrap_interval
+from bpd_jax.evaluation.efficiency import (
+    block_efficiency,
+    bootstrap_interval,
+    paired_interval,
+)
+from bpd_jax.evaluation.equality import divergence
+from bpd_jax.evaluation.statistics import draft_statistics
 from bpd_jax.reporting.records import (
     Candidate,
     DecodeRecord,
@@ -58,12 +66,14 @@ def today() -> str:
 
 def summaries(results: Sequence[MethodResult]) -> list[MethodSummary]:
     """One row of the table per method."""
-    efficiencies = {r.method.kind: block_efficiency(r.generations) for r in results}
-    base = efficiencies.get(BPD)
+    plain = {r.method.name: r.generations for r in results}.get("bpd")
+    base = block_efficiency(plain) if plain else 0.0
     rows = []
     for result in results:
         efficiency = block_efficiency(result.generations)
-        compared = result.method.kind not in ("greedy", "bpd") and base
+        compared = base and result.method.name not in ("greedy", "bpd")
+        drafts = draft_statistics(result.generations)
+        parted = divergence(result.differences, len(result.generations))
         rows.append(
             MethodSummary(
                 name=result.method.name,
@@ -72,20 +82,42 @@ def summaries(results: Sequence[MethodResult]) -> list[MethodSummary]:
                 serial_calls=sum(g.serial_calls for g in result.generations),
                 tokens=sum(len(g.output_ids) for g in result.generations),
                 seconds=sum(g.seconds for g in result.generations),
-                gain=efficiency / base - 1 if compared and base else None,
+                gain=efficiency / base - 1 if compared else None,
+                gain_interval=paired_interval(result.generations, plain)
+                if compared and plain
+                else None,
+                divergence={
+                    "rate": parted.rate,
+                    "first": parted.first or 0,
+                    "gap": parted.gap or 0.0,
+                }
+                if result.differences
+                else None,
+                nodes=drafts.nodes,
+                repeated=drafts.repeated,
+                longest_run=drafts.longest_run,
+                entropies=list(drafts.entropies),
+                accepted=list(drafts.accepted),
                 differing=len(result.differences),
                 near_ties=len(result.differences) - len(result.errors),
                 interval=bootstrap_interval(result.generations),
-                upper_bound=result.method.kind == ORACLE,
+                upper_bound=result.method.kind == "oracle",
             )
         )
     return rows
 
 
 def decode_records(
-    result: MethodResult, decode: Decode, piece: Piece, end_of_text: int
+    result: MethodResult,
+    decode: Decode,
+    piece: Piece,
+    end_of_text: int,
+    options: DecodeOptions,
 ) -> list[DecodeRecord]:
-    """One record per prompt, with every serial call as a step."""
+    """One record per prompt, with every serial call as a step.
+
+    Texts end before a stop text.
+    """
     records = []
     for index, generation in enumerate(result.generations):
         steps = [
@@ -103,7 +135,9 @@ def decode_records(
                 method=result.method.name,
                 prompt_index=index,
                 prompt=decode(visible(generation.input_ids, end_of_text)),
-                text=decode(visible(generation.output_ids, end_of_text)),
+                text=cut_at_stop(
+                    decode(visible(generation.output_ids, end_of_text)), options.stop
+                ),
                 input_ids=generation.input_ids.tolist(),
                 output_ids=generation.output_ids.tolist(),
                 serial_calls=generation.serial_calls,

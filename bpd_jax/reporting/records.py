@@ -107,6 +107,14 @@ class MethodSummary(Record):
       near_ties: how many of those first differ where the model's two best tokens
         are equal up to rounding.
       interval: bootstrap interval (low, high) of the block efficiency.
+      gain_interval: paired bootstrap interval (low, high) of `gain`.
+      divergence: share of prompts whose text differs, and where it does: the first
+        token, from 1, and the median gap of the two best logits; None if none does.
+      nodes: mean number of different prefixes checked per serial call.
+      repeated: share of equal neighbours in the best-ranked drafts.
+      longest_run: mean longest run of one token in them.
+      entropies: mean entropy of heads 2 … L in nats.
+      accepted: share of the serial calls that accept 1, 2, … L tokens.
       upper_bound: the method looks at the answer (the oracle), so no decoder can
         do better with the same lattice; it is never named as the best method.
       note: a few words shown beside the label.
@@ -122,6 +130,13 @@ class MethodSummary(Record):
     differing: int = 0
     near_ties: int = 0
     interval: tuple[float, float] | None = None
+    gain_interval: tuple[float, float] | None = None
+    divergence: dict[str, float] | None = None
+    nodes: float | None = None
+    repeated: float | None = None
+    longest_run: float | None = None
+    entropies: list[float] = dataclasses.field(default_factory=list)
+    accepted: list[float] = dataclasses.field(default_factory=list)
     upper_bound: bool = False
     note: str = ""
 

@@ -7,7 +7,7 @@ from bpd_jax.errors import UserError
 from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.refiners import KINDS, RefinerConfig
 
-TARGETS = ("text", "model")
+TARGETS = ("model", "text")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,8 +16,8 @@ class RefinerSettings:
 
     Attributes:
       kind: `markov`, `recurrent` or `hydra`.
-      targets: what the levels learn to guess: `text`, the true tokens, or `model`, the
-        model's own next tokens.
+      targets: what the levels learn to guess: `model`, the model's own next tokens,
+        which are what verification accepts, or `text`, the true ones.
       steps: of the whole training.
       batch_size: rows of a step, B.
       learning_rate: its highest value, after a short warmup and before a cosine decay.
@@ -28,7 +28,7 @@ class RefinerSettings:
     """
 
     kind: str
-    targets: str = "text"
+    targets: str = "model"
     steps: int = 1000
     batch_size: int = 16
     learning_rate: float = 1e-2

@@ -64,6 +64,6 @@ def accept(
     draws = stream_keys(keys, positions[:, 0], ACCEPTANCE)
     if options.acceptance == SPECULATIVE:
         log_probs = jax.nn.log_softmax(logits, axis=-1)
-        accepted = speculative_sampling(tree, log_probs, next_token, draws, max_depth)
+        accepted = speculative_sampling(tree, log_probs, draws, max_depth)
         return accepted, choices
     return typical_match(tree, logits, next_token, draws, options, max_depth), choices

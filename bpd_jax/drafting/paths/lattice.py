@@ -52,13 +52,13 @@ class LatticePaths:
 
     def remember(
         self, arrays: PyTree, tokens: Int[Array, "B S"], lengths: Int[Array, " B"]
-    ) -> None:
+    ) -> PyTree:
         """Nothing: all there is to know stands in the text."""
         del arrays, tokens, lengths
 
     def start(
-        self, view: View, arrays: PyTree, memory: None
-    ) -> tuple[LatticeState, None]:
+        self, view: View, arrays: PyTree, memory: PyTree
+    ) -> tuple[LatticeState, PyTree]:
         """Builds the lattice and scores its steps."""
         lattice = view.model.lattice(
             view.hidden, view.next_token, self.block_size, self.width

@@ -18,7 +18,7 @@ from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.typing import AnyArray, Array, Bool, Int
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class DeviceRescorer:
     """The P best distinct drafts under Σ log p_head + α · log p_ngram (section 7.2).
 
@@ -31,7 +31,8 @@ class DeviceRescorer:
 
     num_drafts: int
     context_length: int
-    arrays: NGramArrays
+    # Compiled code gets the arrays as an argument and serves every model and weight.
+    arrays: NGramArrays = dataclasses.field(compare=False)
     mesh: Mesh | None = None
     on_device: bool = dataclasses.field(default=True, init=False)
 

@@ -35,10 +35,11 @@ class Topology:
         """Sorts `choices`.
 
         Raises:
-          UserError: a node comes twice, has a negative rank, or has no parent.
+          UserError: a node comes twice, has a negative rank, no parent, or no sibling
+            of the rank before: candidates are taken, or drawn, in order.
         """
         nodes = sorted((tuple(node) for node in choices), key=lambda n: (len(n), n))
-        known = {()}
+        known: set[tuple[int, ...]] = {()}
         for node in nodes:
             if not node or node in known or min(node) < 0:
                 raise UserError(
@@ -46,6 +47,11 @@ class Topology:
                 )
             if node[:-1] not in known:
                 raise UserError(f"the tree's node {list(node)} has no parent.")
+            if node[-1] > 0 and (*node[:-1], node[-1] - 1) not in known:
+                raise UserError(
+                    f"the tree's node {list(node)} has no sibling of rank "
+                    f"{node[-1] - 1}: ranks must follow each other from 0."
+                )
             known.add(node)
         return cls(tuple(nodes))
 
@@ -115,7 +121,7 @@ class StaticTree:
         topology = self.topology.within(model.block_size, width)
         tokens, valid = [first[:, None]], [jnp.ones((batch, 1), bool)]
         parents, sources = [-1], []
-        index = {(): 0}
+        index: dict[tuple[int, ...], int] = {(): 0}
         before: list[tuple[int, ...]] = [()]
         for level in range(1, topology.depth):
             nodes = [node for node in topology.choices if len(node) == level]
@@ -148,8 +154,8 @@ class StaticTree:
             return jnp.broadcast_to(jnp.asarray(values, jnp.int32), (batch, size))
 
         alive = jnp.concatenate(valid, axis=1)
-        for node in range(1, size):  # what follows an impossible node is so too
-            alive = alive.at[:, node].set(alive[:, node] & alive[:, parents[node]])
+        for child in range(1, size):  # what follows an impossible node is so too
+            alive = alive.at[:, child].set(alive[:, child] & alive[:, parents[child]])
         return DraftTree(
             tokens=jnp.concatenate(tokens, axis=1),
             parents=per_row(parents),
@@ -164,7 +170,7 @@ class StaticTree:
 def _perturbed(
     log_probs: Array, temperature: float, key: Array, level: int
 ) -> tuple[Array, Array]:
-    """Scores whose order is a draw without replacement (Gumbel top-k), and its odds."""
+    """Scores whose order is a draw without replacement (Gumbel top-k), and its source."""
     log_probs = jax.nn.log_softmax(log_probs / temperature, axis=-1)
     log_probs = jnp.where(jnp.isnan(log_probs), -jnp.inf, log_probs)
 
@@ -173,7 +179,7 @@ def _perturbed(
             jax.random.fold_in(row_key, level), log_probs.shape[1:]
         )
 
-    return log_probs + jax.vmap(noise)(key), jnp.exp(log_probs)
+    return log_probs + jax.vmap(noise)(key), log_probs
 
 
 def _padded(sources: list[Sources], size: int, batch: int, width: int) -> Sources:

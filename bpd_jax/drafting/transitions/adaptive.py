@@ -21,11 +21,11 @@ def cache_counts(
     """How often the text has candidate w right after candidate v one position before.
 
     The last entry of each row counts v itself where something follows it. The certain
-    token ends the text: what precedes it counts too.
+    token, which is about to end the text, counts as what follows the last one.
     """
-    places = jnp.arange(tokens.shape[1])
-    # Place `length` holds no accepted token yet; a pair must lie before it.
-    inside = places < lengths[:, None]
+    places, last = jnp.arange(tokens.shape[1]), lengths[:, None]
+    tokens = jnp.where(places == last, candidates[:, 0, :1], tokens)
+    inside = places <= last
     before = (candidates[:, :-1, :, None] == tokens[:, None, None]) & inside[
         :, None, None
     ]
@@ -52,7 +52,6 @@ def mixed(
       counts: what the text says of each node's last token v; see `cache_counts`.
     """
     total = counts[..., -1:]
-    probs = (STRENGTH * jnp.exp(log_probs) + counts[..., :-1]) / (STRENGTH + total)
-    # Far below the smallest float32 the model's own logarithm is still exact.
-    lowest = log_probs - jnp.log1p(total / STRENGTH)
-    return jnp.maximum(jnp.log(jnp.maximum(probs, 1e-37)), lowest)
+    # As logarithms, because float32 does not hold the smallest probabilities.
+    seen = jnp.logaddexp(jnp.log(STRENGTH) + log_probs, jnp.log(counts[..., :-1]))
+    return seen - jnp.log(STRENGTH + total)

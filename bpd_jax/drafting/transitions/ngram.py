@@ -92,7 +92,7 @@ def ngram_transitions(
     return Transitions(alpha * values, following, first), graph.overflow
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class NGramScorer:
     """α · log p_ngram, where p_ngram may be mixed with the text's own bigrams.
 
@@ -104,7 +104,8 @@ class NGramScorer:
       adaptive: whether to mix in the bigrams of the prompt and of the text so far.
     """
 
-    arrays: NGramArrays
+    # Compiled code gets the arrays as an argument and serves every model and weight.
+    arrays: NGramArrays = dataclasses.field(compare=False)
     adaptive: bool = False
 
     def transitions(

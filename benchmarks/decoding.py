@@ -1,0 +1,171 @@
+"""All decoding methods side by side on one model: what each yields and what it costs.
+
+    python -m benchmarks.decoding --model=demo --methods=greedy,bpd,ngram:16,medusa:32
+
+Methods take turns over `--rounds`, so that their ratios hold on a noisy machine, and
+every text is compared with plain greedy decoding. The time of drafting alone, of passes
+over 1 … 128 tokens, and the memory that verification takes are measured apart. Writes
+one JSON file with machine, date and versions.
+"""
+
+import json
+import pathlib
+import statistics
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+from absl import flags
+
+from bpd_jax import cli, decode_flags, files, progress
+from bpd_jax.decoding.decoder import GREEDY, Decoder
+from bpd_jax.decoding.generate import Generation
+from bpd_jax.decoding.loop import decode_on_device
+from bpd_jax.decoding.methods import Method, parse_method
+from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.decoding.payoff import measure_drafting, measure_passes
+from bpd_jax.errors import UserError
+from bpd_jax.evaluation.efficiency import block_efficiency
+from bpd_jax.evaluation.equality import differences, divergence
+from bpd_jax.evaluation.statistics import draft_statistics
+from bpd_jax.reporting import build
+
+METHODS = flags.DEFINE_list(
+    "methods",
+    [
+        "bpd",
+        "zero_gram:16",
+        "ngram:1",
+        "ngram:16",
+        "ngram_device:16",
+        "ngram:4:adaptive=1",
+        "medusa:16",
+        "medusa_ngram:16:search=best",
+        "prompt_lookup:8",
+        "lookahead:8",
+        "oracle",
+    ],
+    "methods to time beside greedy decoding.",
+)
+NUM_PROMPTS = flags.DEFINE_integer("num_prompts", 8, "held-out prompts.")
+PROMPT_TOKENS = flags.DEFINE_integer("prompt_tokens", 64, "tokens of each prompt.")
+ROUNDS = flags.DEFINE_integer("rounds", 3, "times that every method decodes all.")
+OUTPUT = flags.DEFINE_string("output", "benchmarks/results/decoding_cpu.json", "file.")
+
+
+def measure(
+    decoder: Decoder,
+    methods: list[Method],
+    prompts: list[np.ndarray],
+    options: DecodeOptions,
+) -> dict[str, dict[str, Any]]:
+    """Everything about every method, by its name."""
+    texts: dict[Method, list[Generation]] = {}
+    seconds: dict[Method, list[float]] = {method: [] for method in methods}
+    total = ROUNDS.value * len(methods)
+    with progress.bar(label="decoding", total=total, unit=" runs") as bar:
+        for _ in range(ROUNDS.value):
+            for method in methods:
+                bar.set_postfix_str(method.name, refresh=False)
+                texts[method] = decoder.decode(
+                    method, prompts, options, reference=texts.get(GREEDY)
+                )
+                seconds[method].append(sum(text.seconds for text in texts[method]))
+                bar.update(1)
+    found = {}
+    plain = statistics.median(seconds[GREEDY])
+    for method in methods:
+        took = statistics.median(seconds[method])
+        calls = sum(text.serial_calls for text in texts[method])
+        # Rows of a batch share their calls.
+        call = took / calls * min(options.batch_size, len(prompts))
+        drafting = 0.0
+        if method != GREEDY:
+            batch = min(options.batch_size, len(prompts))
+            drafting = measure_drafting(decoder, method, prompts[0], batch)
+        apart = differences(decoder.model, decoder.params, texts[GREEDY], texts[method])
+        parted = divergence(apart, len(prompts))
+        found[method.name] = {
+            "block_efficiency": block_efficiency(texts[method]),
+            "tokens_per_second": sum(len(t.output_ids) for t in texts[method]) / took,
+            "slowest_seconds": max(seconds[method]),
+            "fastest_seconds": min(seconds[method]),
+            "speedup": plain / took,
+            "ms_per_serial_call": 1e3 * call,
+            "ms_drafting_alone": 1e3 * drafting,
+            "drafting_share_of_call": drafting / call,
+            "nodes_per_call": draft_statistics(texts[method]).nodes,
+            "texts_that_differ": parted.rate,
+            "of_them_near_ties": sum(difference.near_tie for difference in apart),
+            **verification_memory(decoder, method, prompts, options),
+        }
+    return found
+
+
+def verification_memory(
+    decoder: Decoder, method: Method, prompts: list[np.ndarray], options: DecodeOptions
+) -> dict[str, int]:
+    """Nodes that are laid out, and the compiled loop's temporaries in bytes."""
+    drafter = decoder.drafter(method)
+    chained = options.verification == "batched"
+    laid_out = drafter.max_drafts * drafter.max_depth if chained else drafter.max_nodes
+    memory = {"nodes_laid_out": laid_out}
+    if not drafter.on_device or method.kind == "oracle":
+        return memory
+    task = decoder.task(method, options)
+    state = task.prefill(prompts[:1], [0], 1, options.max_new_tokens)
+    compiled = decode_on_device.lower(
+        task.model, task.weights, task.drafter, state, options.step
+    ).compile()
+    analysis = compiled.memory_analysis()
+    return {
+        **memory,
+        "temporary_bytes": analysis.temp_size_in_bytes,
+        "aliased_bytes": analysis.alias_size_in_bytes,
+    }
+
+
+def main() -> None:
+    """Measures, prints, writes."""
+    config = decode_flags.config()
+    loaded, decoder, config = decode_flags.load(config)
+    options = config.options
+    if options.temperature != 0:
+        raise UserError("the benchmark decodes greedily: leave --temperature at 0.")
+    methods = list(dict.fromkeys([GREEDY, *map(parse_method, METHODS.value)]))
+    for method in methods:
+        decoder.drafter(method)
+    prompts = loaded.held_out(NUM_PROMPTS.value, PROMPT_TOKENS.value)
+    found = measure(decoder, methods, prompts, options)
+    batch = min(options.batch_size, len(prompts))
+    length = PROMPT_TOKENS.value + options.max_new_tokens
+    passes = measure_passes(decoder, batch, length)
+    result = {
+        "command": " ".join(["python -m benchmarks.decoding", *sys.argv[1:]]),
+        "date": build.today(),
+        "device": build.device(),
+        "versions": build.versions(),
+        "precision": loaded.functions.config.trunk.dtype,
+        "prompts": len(prompts),
+        "new_tokens": options.max_new_tokens,
+        "batch_size": options.batch_size,
+        "verification": options.verification,
+        "ms_of_a_pass": {size: 1e3 * s for size, s in passes.seconds.items()},
+        "methods": found,
+    }
+    text = json.dumps(result, indent=2)
+    with files.replacing_file(pathlib.Path(OUTPUT.value)) as temporary:
+        temporary.write_text(text + "\n", encoding="utf-8")
+    print(f"{'method':<36} tokens/call  ms/call  drafting  tokens/s  speed-up")
+    for name, row in found.items():
+        print(
+            f"{name:<36} {row['block_efficiency']:>11.2f} "
+            f"{row['ms_per_serial_call']:>8.2f} {row['ms_drafting_alone']:>9.2f} "
+            f"{row['tokens_per_second']:>9.0f} {row['speedup']:>9.2f}"
+        )
+    print(f"written to {OUTPUT.value} ({jax.default_backend()})")
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,202 @@
+"""The Python interface: load a model, decode texts, by any method."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from jax.sharding import Mesh
+
+from bpd_jax.decoding.assets import Assets
+from bpd_jax.decoding.decoder import Decoder
+from bpd_jax.decoding.generate import Generation, check_prompts
+from bpd_jax.decoding.loading import LoadedModel, load_assets, load_model
+from bpd_jax.decoding.methods import Method, parse_method
+from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.decoding.payoff import choose_method
+from bpd_jax.decoding.stopping import cut_at_stop
+from bpd_jax.errors import UserError
+
+Prompt = str | Sequence[int] | np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LanguageModel:
+    """A model, its tokenizer, and what its methods draft with."""
+
+    loaded: LoadedModel
+    assets: Assets
+
+    def decoder(
+        self, *, lattice_width: int = 16, alpha: float = 1.0, mesh: Mesh | None = None
+    ) -> Decoder:
+        """Binds the model to its methods; see `Decoder`."""
+        loaded = self.loaded
+        return Decoder(
+            loaded.functions,
+            loaded.params,
+            width=min(lattice_width, loaded.functions.config.trunk.vocab_size),
+            alpha=alpha,
+            assets=self.assets,
+            token_bytes=loaded.tokenizer.all_bytes,
+            mesh=mesh,
+        )
+
+    def encode(self, prompt: Prompt) -> np.ndarray:
+        """Token ids of a prompt; ids are taken as they are."""
+        if isinstance(prompt, str):
+            return self.loaded.encode_prompt(prompt)
+        return np.asarray(prompt, np.int32)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Completion:
+    """One decoded prompt.
+
+    Attributes:
+      text: what was decoded, without end-of-text token, up to a stop text.
+      method: that decoded it.
+      generation: the same as tokens, with what every serial call did.
+    """
+
+    text: str
+    method: Method
+    generation: Generation
+
+    @property
+    def block_efficiency(self) -> float:
+        """Decoded tokens per serial call of the model (paper section 5)."""
+        return self.generation.block_efficiency
+
+
+def load(name: str, **assets: str) -> LanguageModel:
+    """Loads a model and what its methods draft with.
+
+    Args:
+      name: a run folder, one of its checkpoints, or a known name such as `demo`.
+      **assets: folders of `ngram`, `rescorer`, `draft_model`, `markov`, `recurrent`
+        or `hydra`; what is not given is taken from the run folder, if it is there.
+
+    Raises:
+      UserError: something is missing, damaged or made for another model.
+    """
+    loaded = load_model(name)
+    return LanguageModel(loaded, load_assets(loaded, assets))
+
+
+def generate(
+    lm: LanguageModel,
+    prompts: Sequence[Prompt],
+    method: str = "bpd",
+    *,
+    lattice_width: int = 16,
+    alpha: float = 1.0,
+    mesh: Mesh | None = None,
+    on_progress: Callable[[int], object] = lambda tokens: None,
+    **options: Any,
+) -> list[Completion]:
+    """Decodes prompts.
+
+    Args:
+      lm: from `load`.
+      prompts: texts or token ids.
+      method: as in `--method=help`; `auto` measures which is fastest here.
+      lattice_width: candidates per head (the paper's k) where the method names none.
+      alpha: weight of the second opinion where the method names none.
+      mesh: devices over which a batch is spread; the parameters must be there.
+      on_progress: called after each batch with the number of new tokens.
+      **options: fields of `DecodeOptions`, such as `max_new_tokens` or `temperature`.
+
+    Returns:
+      One completion per prompt, in order.
+
+    Raises:
+      UserError: bad input, before anything is compiled.
+    """
+    decode_options = _options(lm, options)
+    decoder = lm.decoder(lattice_width=lattice_width, alpha=alpha, mesh=mesh)
+    tokens = [lm.encode(prompt) for prompt in prompts]
+    check_prompts(decoder.model, tokens, decode_options)
+    chosen = resolve(decoder, method, tokens, decode_options)
+    generations = decoder.decode(
+        chosen, tokens, decode_options, on_progress=on_progress
+    )
+    return [
+        Completion(visible_text(lm, text.output_ids, decode_options), chosen, text)
+        for text in generations
+    ]
+
+
+def stream(
+    lm: LanguageModel,
+    prompt: Prompt,
+    method: str = "bpd",
+    *,
+    lattice_width: int = 16,
+    alpha: float = 1.0,
+    **options: Any,
+) -> Iterator[str]:
+    """Decodes one prompt and yields its text as it comes; see `generate`."""
+    decode_options = _options(lm, options)
+    decoder = lm.decoder(lattice_width=lattice_width, alpha=alpha)
+    tokens = lm.encode(prompt)
+    chosen = resolve(decoder, method, [tokens], decode_options)
+    pieces = decoder.stream(chosen, tokens, decode_options)
+    return (piece for piece, _ in visible_pieces(lm, pieces, decode_options))
+
+
+def resolve(
+    decoder: Decoder,
+    method: str,
+    prompts: Sequence[np.ndarray],
+    options: DecodeOptions,
+) -> Method:
+    """The method of a name; `auto` is measured."""
+    parsed = parse_method(method)
+    if parsed.kind == "auto":
+        return choose_method(decoder, prompts, options).method
+    decoder.drafter(parsed, options)  # what is missing is told before any work
+    return parsed
+
+
+def visible_text(
+    lm: LanguageModel, tokens: Sequence[int] | np.ndarray, options: DecodeOptions
+) -> str:
+    """The text of decoded tokens, up to the end of text or a stop text."""
+    kept = [int(token) for token in tokens if token != options.end_of_text]
+    return cut_at_stop(lm.loaded.tokenizer.decode(kept), options.stop)
+
+
+def visible_pieces(
+    lm: LanguageModel,
+    pieces: Iterator[tuple[np.ndarray, Generation | None]],
+    options: DecodeOptions,
+) -> Iterator[tuple[str, Generation | None]]:
+    """Pieces of text that may be shown: whole characters that no stop text may take."""
+    tokens: list[int] = []
+    shown = ""
+    longest = max((len(text) for text in options.stop), default=1)
+    for new, generation in pieces:
+        tokens += new.tolist()
+        text = visible_text(lm, tokens, options)
+        if generation is None:
+            # What could be half a character or half a stop text waits.
+            text = text.rstrip("\N{REPLACEMENT CHARACTER}")
+            text = text[: max(len(text) - longest + 1, len(shown))]
+        if text.startswith(shown):
+            yield text[len(shown) :], generation
+            shown = text
+        elif generation is not None:
+            yield "", generation
+
+
+def _options(lm: LanguageModel, fields: dict[str, Any]) -> DecodeOptions:
+    known = [field.name for field in dataclasses.fields(DecodeOptions)]
+    for name in fields:
+        if name not in known:
+            raise UserError(f"there is no option {name!r}: choose from {known}.")
+    fields.setdefault("end_of_text", lm.loaded.tokenizer.end_of_text)
+    if isinstance(fields.get("stop"), str):
+        fields["stop"] = (fields["stop"],)
+    fields["stop"] = tuple(fields.get("stop", ()))
+    return DecodeOptions(**fields)

@@ -1,0 +1,78 @@
+"""Figures about drafts, from what every serial call left behind."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from bpd_jax.decoding.generate import Generation
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftStatistics:
+    """What the drafts of a method look like, over all serial calls.
+
+    Attributes:
+      nodes: mean number of different prefixes that a call checks.
+      rank: mean rank of the draft that wins, 0 for the best scored.
+      repeated: share of neighbours in the best-ranked draft that are equal (paper
+        section 6.1, "% consecutive"); None for drafts of one token.
+      longest_run: mean over the calls of the longest run of one token in that draft
+        ("max run"); None likewise.
+      entropies: mean entropy of each head that was drafted from, in nats, head 2
+        first; empty without heads.
+      accepted: share of calls that accept 1, 2, … L tokens.
+    """
+
+    nodes: float
+    rank: float
+    repeated: float | None
+    longest_run: float | None
+    entropies: tuple[float, ...]
+    accepted: tuple[float, ...]
+
+
+def draft_statistics(generations: Sequence[Generation]) -> DraftStatistics:
+    """Statistics over the calls of all prompts."""
+    proposed = np.concatenate([g.proposed for g in generations])
+    entropies = np.concatenate([g.entropies for g in generations])[:, 1:]
+    accepted = np.concatenate([g.accepted for g in generations])
+    nodes = np.concatenate([g.nodes for g in generations])
+    ranks = np.concatenate([g.ranks for g in generations])
+    heads = np.isfinite(entropies).any(axis=0)
+    means = [float(np.nanmean(column)) for column in entropies[:, heads].T]
+    repeated, runs = repetition(proposed)
+    counts = np.bincount(accepted, minlength=proposed.shape[1] + 1)[1:]
+    calls = max(len(accepted), 1)
+    return DraftStatistics(
+        nodes=float(nodes.sum() / calls),
+        rank=float(ranks.sum() / calls),
+        repeated=repeated,
+        longest_run=runs,
+        entropies=tuple(means),
+        accepted=tuple((counts / calls).tolist()),
+    )
+
+
+def repetition(drafts: np.ndarray) -> tuple[float | None, float | None]:
+    """Share of equal neighbours, and mean longest run (paper section 6.1, Table 3).
+
+    Worked example: `a a a b` and `a b c d` have 2 equal pairs of 6, and longest runs
+    of 3 and 1, so 1/3 and 2.
+
+    Args:
+      drafts: `[calls, L]`, -1 past the end of a draft.
+
+    Returns:
+      None twice if no draft has two tokens.
+    """
+    pairs = (drafts[:, 1:] >= 0) & (drafts[:, :-1] >= 0)
+    if not pairs.any():
+        return None, None
+    equal = pairs & (drafts[:, 1:] == drafts[:, :-1])
+    run = np.ones(len(drafts), int)
+    longest = run.copy()
+    for column in equal.T:
+        run = np.where(column, run + 1, 1)
+        longest = np.maximum(longest, run)
+    return float(equal.sum() / pairs.sum()), float(longest.mean())

@@ -1,0 +1,126 @@
+"""Will drafting pay? Measures a model on this device and predicts every method's speed.
+
+    python -m bpd_jax.tune --model=runs/demo --batch_sizes=1,8
+
+Decodes some held-out prompts plainly, replays all methods on them without the model,
+times passes over 1 … 128 draft tokens, and prints the predicted speed-ups. How often
+each head's candidates are right is kept in the run folder (`drafting.json`), where the
+Medusa trees of `decode` and `evaluate` find it.
+"""
+
+import dataclasses
+import json
+import pathlib
+
+from absl import flags
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from bpd_jax import cli, decode_flags, files, progress
+from bpd_jax.decoding.decoder import GREEDY
+from bpd_jax.decoding.loading import TUNING
+from bpd_jax.decoding.methods import Method, parse_method
+from bpd_jax.decoding.payoff import Choice, Prediction, candidate_methods, predict
+from bpd_jax.decoding.replay import record
+from bpd_jax.errors import UserError
+from bpd_jax.reporting import build
+
+BATCH_SIZES = flags.DEFINE_list("batch_sizes", ["1"], "prompts decoded together.")
+METHODS = flags.DEFINE_list(
+    "methods", [], "methods to compare; default: all that the model can do."
+)
+NUM_PROMPTS = flags.DEFINE_integer("num_prompts", 16, "held-out prompts to decode.")
+PROMPT_TOKENS = flags.DEFINE_integer("prompt_tokens", 64, "tokens of each of them.")
+
+
+def main() -> None:
+    """Reads the flags, measures, prints, writes."""
+    sizes = cli.whole_numbers("batch_sizes") or ()
+    if not sizes or min(sizes) < 1:
+        raise UserError("--batch_sizes must name numbers of 1 or more, as in 1,8.")
+    methods = [parse_method(name) for name in METHODS.value if name.strip()]
+    loaded, decoder, config = decode_flags.load(decode_flags.config())
+    if config.options.temperature != 0:
+        raise UserError("tune decodes greedily: leave the temperature at 0.")
+    methods = methods or candidate_methods(decoder)
+    for method in methods:
+        decoder.drafter(method)
+    prompts = loaded.held_out(NUM_PROMPTS.value, PROMPT_TOKENS.value)
+    options = dataclasses.replace(config.options, batch_size=len(prompts))
+    with decode_flags.token_bar("decoding", len(prompts), config) as bar:
+        texts = decoder.decode(GREEDY, prompts, options, on_progress=bar.update)
+    widths = [decoder.width, *(method.k or 1 for method in methods)]
+    replay = record(decoder, texts, options, width=max(widths), keep_hidden=True)
+    choices = {}
+    total = len(sizes) * (len(methods) + 1)
+    with progress.bar(label="predicting", total=total, unit=" methods") as bar:
+
+        def advance(method: Method) -> None:
+            bar.set_postfix_str(method.name, refresh=False)
+            bar.update(1)
+
+        for size in sizes:
+            found = predict(decoder, replay, methods, size, on_progress=advance)
+            choices[size] = Choice.among(found)
+    for size, choice in choices.items():
+        _print(size, choice)
+    _write(loaded.folder / TUNING, replay.accuracies(), choices)
+    print(f"head accuracies and predictions: {loaded.folder / TUNING}")
+
+
+def _print(batch_size: int, choice: Choice) -> None:
+    table = Table(
+        box=SIMPLE_HEAD, title=f"batch size {batch_size}", title_justify="left"
+    )
+    table.add_column("Method")
+    for heading in (
+        "Tokens\nper call",
+        "Tokens\nchecked",
+        "Pass\n(ms)",
+        "Drafting\n(ms)",
+    ):
+        table.add_column(heading, justify="right")
+    table.add_column("Predicted\nspeed-up", justify="right")
+    for p in choice.predictions:
+        timed = p.draft_seconds is not None
+        table.add_row(
+            p.method.name,
+            f"{p.block_efficiency:.2f}",
+            str(p.nodes),
+            f"{1e3 * p.pass_seconds:.2f}",
+            f"{1e3 * (p.draft_seconds or 0.0):.2f}" if timed else "not timed",
+            f"{'' if timed else '≤ '}{p.speedup:.2f}",
+            style="bold" if p.method == choice.method else "",
+        )
+    console = Console() if Console().is_terminal else Console(width=100)
+    console.print(table)
+    console.print(f"Choice: {choice}", highlight=False, soft_wrap=True)
+    console.print()
+
+
+def _write(
+    path: pathlib.Path,
+    accuracies: tuple[tuple[float, ...], ...],
+    choices: dict[int, Choice],
+) -> None:
+    def row(p: Prediction) -> dict[str, object]:
+        return {**dataclasses.asdict(p), "method": p.method.name}
+
+    facts = {
+        "accuracies": accuracies,
+        "date": build.today(),
+        "device": build.device(),
+        "versions": build.versions(),
+        "choices": {size: choice.method.name for size, choice in choices.items()},
+        "predictions": {
+            size: [row(p) for p in choice.predictions]
+            for size, choice in choices.items()
+        },
+    }
+    with files.replacing_file(path) as temporary:
+        temporary.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    cli.run(main)
