@@ -6,6 +6,9 @@ Methods take turns over `--rounds`, so that their ratios hold on a noisy machine
 every text is compared with plain greedy decoding. The time of drafting alone, of passes
 over 1 … 128 tokens, and the memory that verification takes are measured apart. Writes
 one JSON file with machine, date and versions.
+
+`--random_model=FILE` takes random weights of the sizes in a gin file instead of a run
+folder: what a call costs at that size, with texts and acceptance that mean nothing.
 """
 
 import json
@@ -18,17 +21,23 @@ import jax
 import numpy as np
 from absl import flags
 
-from bpd_jax import cli, decode_flags, files, progress
+from bpd_jax import cli, configuration, decode_flags, files, progress
+from bpd_jax.decoding.assets import Assets
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.loop import decode_on_device
 from bpd_jax.decoding.methods import Method, parse_method
-from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
 from bpd_jax.decoding.payoff import measure_drafting, measure_passes
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.efficiency import block_efficiency
 from bpd_jax.evaluation.equality import differences, divergence
 from bpd_jax.evaluation.statistics import draft_statistics
+from bpd_jax.models.blockwise import init_parameters
+from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.partitioning import MeshConfig, make_mesh
+from bpd_jax.ngrams.formats import load as ngram_files
 from bpd_jax.reporting import build
 
 METHODS = flags.DEFINE_list(
@@ -51,6 +60,9 @@ METHODS = flags.DEFINE_list(
 NUM_PROMPTS = flags.DEFINE_integer("num_prompts", 8, "held-out prompts.")
 PROMPT_TOKENS = flags.DEFINE_integer("prompt_tokens", 64, "tokens of each prompt.")
 ROUNDS = flags.DEFINE_integer("rounds", 3, "times that every method decodes all.")
+RANDOM_MODEL = flags.DEFINE_string(
+    "random_model", None, "gin file of a model to take random weights for."
+)
 OUTPUT = flags.DEFINE_string("output", "benchmarks/results/decoding_cpu.json", "file.")
 
 
@@ -126,17 +138,40 @@ def verification_memory(
     }
 
 
+def random_model(
+    path: str, config: DecodeConfig
+) -> tuple[Decoder, list[np.ndarray]]:
+    """A model of random weights, an n-gram model if one is named, random prompts."""
+    sizes = configuration.parse([path], [], BlockwiseConfig).value
+    params = init_parameters(sizes, jax.random.key(0), make_mesh(MeshConfig()))
+    name = flags.FLAGS["ngram"].value
+    assets = Assets(ngram=ngram_files.load_model(name) if name else None)
+    decoder = Decoder(
+        ModelFunctions(sizes),
+        params,
+        width=config.lattice_width,
+        alpha=config.alpha,
+        assets=assets,
+    )
+    shape = NUM_PROMPTS.value, PROMPT_TOKENS.value
+    tokens = np.random.default_rng(0).integers(0, sizes.trunk.vocab_size, shape)
+    return decoder, list(tokens.astype(np.int32))
+
+
 def main() -> None:
     """Measures, prints, writes."""
     config = decode_flags.config()
-    loaded, decoder, config = decode_flags.load(config)
+    if RANDOM_MODEL.value:
+        decoder, prompts = random_model(RANDOM_MODEL.value, config)
+    else:
+        loaded, decoder, config = decode_flags.load(config)
+        prompts = loaded.held_out(NUM_PROMPTS.value, PROMPT_TOKENS.value)
     options = config.options
     if options.temperature != 0:
         raise UserError("the benchmark decodes greedily: leave --temperature at 0.")
     methods = list(dict.fromkeys([GREEDY, *map(parse_method, METHODS.value)]))
     for method in methods:
         decoder.drafter(method)
-    prompts = loaded.held_out(NUM_PROMPTS.value, PROMPT_TOKENS.value)
     found = measure(decoder, methods, prompts, options)
     batch = min(options.batch_size, len(prompts))
     length = PROMPT_TOKENS.value + options.max_new_tokens
@@ -146,7 +181,7 @@ def main() -> None:
         "date": build.today(),
         "device": build.device(),
         "versions": build.versions(),
-        "precision": loaded.functions.config.trunk.dtype,
+        "precision": decoder.model.config.trunk.dtype,
         "prompts": len(prompts),
         "new_tokens": options.max_new_tokens,
         "batch_size": options.batch_size,

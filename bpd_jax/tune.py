@@ -70,16 +70,11 @@ def main() -> None:
 
 
 def _print(batch_size: int, choice: Choice) -> None:
-    table = Table(
-        box=SIMPLE_HEAD, title=f"batch size {batch_size}", title_justify="left"
-    )
+    title = f"batch size {batch_size}"
+    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
     table.add_column("Method")
-    for heading in (
-        "Tokens\nper call",
-        "Tokens\nchecked",
-        "Pass\n(ms)",
-        "Drafting\n(ms)",
-    ):
+    headings = "Tokens\nper call", "Tokens\nchecked", "Pass\n(ms)", "Drafting\n(ms)"
+    for heading in headings:
         table.add_column(heading, justify="right")
     table.add_column("Predicted\nspeed-up", justify="right")
     for p in choice.predictions:

@@ -68,7 +68,7 @@ def test_trains_into_the_run_folder(folder):
         folder, "--model=run", "--kind=recurrent", "--steps=25", "--rank=8"
     )
     assert status == 0, stderr
-    assert "top-1 plain" in stdout
+    assert "model: plain" in stdout
     assert "the refiner is in run/refiners/recurrent" in stdout
     assert "loss" in stderr
     assert "Traceback" not in stderr
@@ -76,7 +76,7 @@ def test_trains_into_the_run_folder(folder):
     check_fits(loaded.config, vocab_size=270, d_model=16, block_size=4)
     assert (loaded.kind, loaded.config.rank) == ("recurrent", 8)
     assert loaded.facts["command"].endswith("--steps=25 --rank=8")
-    assert len(loaded.facts["held_out"]["refined_accuracy"]) == 3
+    assert len(loaded.facts["held_out"]["refined_text_accuracy"]) == 3
     # The run is still one that can go on.
     assert (folder / "run" / "model.json").exists()
 

@@ -1,4 +1,5 @@
 import dataclasses
+import itertools
 import json
 
 import jax
@@ -116,7 +117,7 @@ def test_held_out_sums_equal_a_walk_with_the_functions_of_decoding(
     hidden, _ = lm.apply(variables, batch.tokens, batch.positions, mask)
     plain = np.asarray(lm.apply(variables, hidden, method="head_logits"))
     levels = config.num_heads - 1
-    want = {"plain": np.zeros((3, levels)), "refined": np.zeros((3, levels))}
+    want = {name: np.zeros((3, levels)) for name in found._fields}
     for row, i in np.ndindex(3, 10):
         end = 7 if i < 7 else 10
         after = batch.tokens[row, i + 1 : end]
@@ -124,39 +125,50 @@ def test_held_out_sums_equal_a_walk_with_the_functions_of_decoding(
             config, refiner, model, params, hidden[row, i], after, plain[row, i]
         )
         for level, refined in enumerate(logits, start=1):
-            pair = {"plain": plain[row, i, level], "refined": refined}
-            for name, values in pair.items():
-                loss = np.logaddexp.reduce(values) - values[after[level]]
-                correct = values.argmax() == after[level]
-                want[name][:, level - 1] += [loss, correct, 1]
+            guesses = {"plain": plain[row, i, level], "refined": refined}
+            # The model's own token there is what head 1 says at the place before it.
+            answers = {"text": after[level], "model": plain[row, i + level, 0].argmax()}
+            for (guess, values), (name, answer) in itertools.product(
+                guesses.items(), answers.items()
+            ):
+                loss = np.logaddexp.reduce(values) - values[answer]
+                correct = values.argmax() == answer
+                want[f"{guess}_{name}"][:, level - 1] += [loss, correct, 1]
     for name, sums in found._asdict().items():
         np.testing.assert_allclose(np.stack(sums), want[name], rtol=1e-4)
-    assert want["plain"][2].tolist() == [3 * (5 + 1), 3 * 4]
+    assert want["plain_model"][2].tolist() == [3 * (5 + 1), 3 * 4]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind, targets",
+    [("markov", "text"), ("markov", "model"), ("recurrent", "text"), ("hydra", "text")],
+)
 def test_training_lowers_the_loss_and_leaves_the_model_alone(
-    kind, model, params, data, tmp_path
+    kind, targets, model, params, data, tmp_path
 ):
     before = jax.tree.map(np.array, params)
     settings = RefinerSettings(
-        kind, steps=60, batch_size=8, learning_rate=1e-2, **SIZES[kind]
+        kind, targets, steps=60, batch_size=8, learning_rate=1e-2, **SIZES[kind]
     )
     output = tmp_path / "deep" / "refiner"
     report = train_refiner(settings, model, params, data, output, "the command")
     jax.tree.map(np.testing.assert_array_equal, params, before)
     assert len(report.losses) == 60
-    assert report.losses[-10:].mean() < report.losses[:10].mean() - 1
+    assert report.losses[-10:].mean() < report.losses[:10].mean() - 0.5
     columns = table(report.held_out)
     for plain, refined in zip(
-        columns["plain_loss"], columns["refined_loss"], strict=True
+        columns[f"plain_{targets}_loss"],
+        columns[f"refined_{targets}_loss"],
+        strict=True,
     ):
-        assert refined < plain - 0.5
+        assert refined < plain
 
     loaded = load_refiner(output)
     assert (loaded.kind, loaded.facts["command"]) == (kind, "the command")
     np.testing.assert_allclose(
-        loaded.facts["held_out"]["refined_loss"], columns["refined_loss"], atol=1e-5
+        loaded.facts["held_out"]["refined_text_loss"],
+        columns["refined_text_loss"],
+        atol=1e-5,
     )
     again = evaluate(
         loaded.config,
@@ -199,6 +211,7 @@ def test_an_interrupt_leaves_nothing(model, params, data, tmp_path, monkeypatch)
     "options, words",
     [
         ({"kind": "eagle"}, "--kind must be one of markov, recurrent, hydra"),
+        ({"targets": "other"}, "--targets must be one of model, text"),
         ({"steps": 0}, "--steps must be 1 or more, not 0"),
         ({"batch_size": -1}, "--batch_size must be 1 or more"),
         ({"rank": 0}, "--rank must be 1 or more"),
