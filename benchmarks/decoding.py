@@ -11,6 +11,7 @@ one JSON file with machine, date and versions.
 folder: what a call costs at that size, with texts and acceptance that mean nothing.
 """
 
+import dataclasses
 import json
 import pathlib
 import statistics
@@ -27,7 +28,7 @@ from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.loop import decode_on_device
 from bpd_jax.decoding.methods import Method, parse_method
-from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
+from bpd_jax.decoding.options import VERIFICATIONS, DecodeConfig, DecodeOptions
 from bpd_jax.decoding.payoff import measure_drafting, measure_passes
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.efficiency import block_efficiency
@@ -110,7 +111,15 @@ def measure(
             "nodes_per_call": draft_statistics(texts[method]).nodes,
             "texts_that_differ": parted.rate,
             "of_them_near_ties": sum(difference.near_tie for difference in apart),
-            **verification_memory(decoder, method, prompts, options),
+            "verification": {
+                layout: verification_memory(
+                    decoder,
+                    method,
+                    prompts,
+                    dataclasses.replace(options, verification=layout),
+                )
+                for layout in VERIFICATIONS
+            },
         }
     return found
 
@@ -118,7 +127,7 @@ def measure(
 def verification_memory(
     decoder: Decoder, method: Method, prompts: list[np.ndarray], options: DecodeOptions
 ) -> dict[str, int]:
-    """Nodes that are laid out, and the compiled loop's temporaries in bytes."""
+    """Nodes that are laid out, and the memory of the compiled loop in bytes."""
     drafter = decoder.drafter(method)
     chained = options.verification == "batched"
     laid_out = drafter.max_drafts * drafter.max_depth if chained else drafter.max_nodes
@@ -138,9 +147,7 @@ def verification_memory(
     }
 
 
-def random_model(
-    path: str, config: DecodeConfig
-) -> tuple[Decoder, list[np.ndarray]]:
+def random_model(path: str, config: DecodeConfig) -> tuple[Decoder, list[np.ndarray]]:
     """A model of random weights, an n-gram model if one is named, random prompts."""
     sizes = configuration.parse([path], [], BlockwiseConfig).value
     params = init_parameters(sizes, jax.random.key(0), make_mesh(MeshConfig()))

@@ -10,7 +10,12 @@ from jax.sharding import Mesh
 from bpd_jax.decoding.assets import Assets
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import Generation, check_prompts
-from bpd_jax.decoding.loading import LoadedModel, load_assets, load_model
+from bpd_jax.decoding.loading import (
+    OWN_ASSETS,
+    LoadedModel,
+    load_assets,
+    load_model,
+)
 from bpd_jax.decoding.methods import Method, parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.payoff import choose_method
@@ -35,7 +40,7 @@ class LanguageModel:
         return Decoder(
             loaded.functions,
             loaded.params,
-            width=min(lattice_width, loaded.functions.config.trunk.vocab_size),
+            width=lattice_width,
             alpha=alpha,
             assets=self.assets,
             token_bytes=loaded.tokenizer.all_bytes,
@@ -46,7 +51,9 @@ class LanguageModel:
         """Token ids of a prompt; ids are taken as they are."""
         if isinstance(prompt, str):
             return self.loaded.encode_prompt(prompt)
-        return np.asarray(prompt, np.int32)
+        ids = np.asarray(prompt)
+        # Decoding refuses what are no whole numbers.
+        return ids.astype(np.int32) if np.issubdtype(ids.dtype, np.integer) else ids
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -80,6 +87,10 @@ def load(name: str, **assets: str) -> LanguageModel:
     Raises:
       UserError: something is missing, damaged or made for another model.
     """
+    for asset in assets:
+        if asset not in OWN_ASSETS:
+            known = ", ".join(OWN_ASSETS)
+            raise UserError(f"there is no asset {asset!r}: choose from {known}.")
     loaded = load_model(name)
     return LanguageModel(loaded, load_assets(loaded, assets))
 

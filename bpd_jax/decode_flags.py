@@ -8,16 +8,23 @@ from typing import Any
 
 from absl import flags
 
-from bpd_jax import api, cli, configuration, progress
+from bpd_jax import cli, configuration, progress
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.loading import LoadedModel, load_assets, load_model
 from bpd_jax.decoding.options import ACCEPTANCES, VERIFICATIONS, DecodeConfig
+from bpd_jax.models.config import DTYPES
 
 MODEL = flags.DEFINE_string(
     "model", None, "run folder, checkpoint folder, or a known name (demo)."
 )
 PROMPTS_FILE = flags.DEFINE_string(
     "prompts_file", None, "one prompt per line, or JSON Lines with the field prompt."
+)
+PRECISION = flags.DEFINE_enum(
+    "precision",
+    None,
+    DTYPES,
+    "of activations and matrix products; default: the model's own.",
 )
 _OPTIONS: dict[str, flags.FlagHolder[Any]] = {
     flag.name: flag
@@ -93,7 +100,9 @@ def load(config: DecodeConfig) -> tuple[LoadedModel, Decoder, DecodeConfig]:
     """
     loaded = load_model(cli.required("model"))
     given = {name: flag.value for name, flag in _ASSETS.items()}
-    lm = api.LanguageModel(loaded, load_assets(loaded, given))
+    assets = load_assets(loaded, given)
+    if PRECISION.value:
+        loaded = loaded.in_precision(PRECISION.value)
     end_of_text = loaded.tokenizer.end_of_text
     options = dataclasses.replace(config.options, end_of_text=end_of_text)
     decoder = Decoder(
@@ -101,7 +110,7 @@ def load(config: DecodeConfig) -> tuple[LoadedModel, Decoder, DecodeConfig]:
         loaded.params,
         width=config.lattice_width,
         alpha=config.alpha,
-        assets=lm.assets,
+        assets=assets,
         token_bytes=loaded.tokenizer.all_bytes,
     )
     return loaded, decoder, dataclasses.replace(config, options=options)

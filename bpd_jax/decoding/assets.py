@@ -5,6 +5,7 @@ from typing import Any
 
 from bpd_jax.errors import UserError
 from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.refiner_files import LoadedRefiner
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.typing import Params
 
@@ -33,9 +34,9 @@ class Assets:
     ngram: NGramModel | None = None
     rescorer: SmallModel | None = None
     draft_model: SmallModel | None = None
-    markov: Any = None
-    recurrent: Any = None
-    hydra: Any = None
+    markov: LoadedRefiner | None = None
+    recurrent: LoadedRefiner | None = None
+    hydra: LoadedRefiner | None = None
     accuracies: tuple[tuple[float, ...], ...] | None = None
 
     def check(self, vocab_size: int) -> None:

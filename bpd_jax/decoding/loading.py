@@ -57,6 +57,13 @@ class LoadedModel:
     tokenizer: Tokenizer
     task: TextTask
 
+    def in_precision(self, dtype: str) -> "LoadedModel":
+        """The same model with other activations and products; parameters stay."""
+        config = self.functions.config
+        trunk = dataclasses.replace(config.trunk, dtype=dtype)
+        config = dataclasses.replace(config, trunk=trunk)
+        return dataclasses.replace(self, functions=ModelFunctions(config))
+
     def held_out(self, count: int, length: int) -> list[np.ndarray]:
         """The beginnings of held-out documents, `count` prompts of `length` tokens."""
         prompts = held_out_prompts(self.task, count, length, tokenizer=self.tokenizer)

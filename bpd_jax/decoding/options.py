@@ -13,7 +13,7 @@ def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
         raise UserError(f"{name} is {value!r}: choose from {', '.join(choices)}.")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class StepOptions:
     """What one serial call must know; hashable, hence jit-static.
 
@@ -37,7 +37,7 @@ class StepOptions:
     end_of_text: int | None = None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class DecodeOptions(StepOptions):
     """How far and how tokens are chosen.
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.loop import look
-from bpd_jax.decoding.methods import Method, parse_method
+from bpd_jax.decoding.methods import KINDS, Method, parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.replay import Replay, record
 from bpd_jax.decoding.state import DecodeState
@@ -185,7 +185,7 @@ def predict(
     most = max(drafter.max_nodes for drafter in drafters.values())
     sizes = [size for size in _SIZES if size < 2 * most]
     costs = measure_passes(decoder, batch_size, text_length, sizes)
-    replayer = replay.decoder(width=replay.model.width)
+    replayer = replay.decoder(width=decoder.width, alpha=decoder.alpha)
     plain = costs.at(1)
     found = []
     for method, drafter in drafters.items():
@@ -234,14 +234,14 @@ def candidate_methods(decoder: Decoder) -> list[Method]:
     if decoder.assets.draft_model is not None:
         names += ["draft_model:2", "draft_model:4"]
     methods = [parse_method(name) for name in names]
-    # A lattice may have fewer paths than the larger sizes ask for.
-    return [
-        method
-        for method in methods
-        if not method.kind.endswith("gram")
-        or method.kind.startswith("medusa")
-        or method.count <= width ** (block - 1)
-    ]
+
+    def fits(method: Method) -> bool:
+        """A lattice may have fewer paths, or candidates, than a method asks for."""
+        drafts = method.count if "P" in KINDS[method.kind].size else 1
+        narrower = method.k is None or method.k < width
+        return narrower and drafts <= (method.k or width) ** (block - 1)
+
+    return [method for method in methods if fits(method)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,16 +3,15 @@
 import dataclasses
 from collections.abc import Sequence
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from bpd_jax.decoding.decoder import Decoder
-from bpd_jax.drafting.drafters.blockwise import BlockwiseDrafter
+from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.decoding.replay import Replay, record
 from bpd_jax.drafting.interface import BoundModel
 from bpd_jax.drafting.lattice import Lattice
 from bpd_jax.evaluation.compare import MethodResult
-from bpd_jax.models.attention import causal_mask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +52,8 @@ def telling_block(
 ) -> BlockView | None:
     """The block in which refinement gained most over BPD.
 
-    Looks at every serial call of BPD on the first `max_prompts` prompts.
+    Looks at every serial call of BPD on the first `max_prompts` prompts: the texts are
+    recorded, and the refined method drafts from the recording (see `Replay`).
 
     Returns:
       None if there is no result for BPD or no text is long enough.
@@ -63,80 +63,86 @@ def telling_block(
         return None
     refined = kinds.get("ngram") or kinds.get("zero_gram") or kinds["bpd"]
     size = decoder.model.block_size
-    best: BlockView | None = None
-    for generation in kinds["bpd"].generations[:max_prompts]:
-        text = np.concatenate([generation.input_ids, generation.output_ids])
-        ends = len(generation.input_ids) + np.concatenate(
-            [[0], np.cumsum(generation.accepted)[:-1]]
-        )
-        ends = ends[ends + size <= len(text)]
-        if not len(ends):
-            continue
-        lattice = _lattices(decoder, text, ends)
-        for row, end in enumerate(ends):
-            view = _view(decoder, lattice, row, text, int(end), refined)
-            if best is None or _gain(view) > _gain(best):
-                best = view
-    return best
+    texts, ends = [], []
+    for text in kinds["bpd"].generations[:max_prompts]:
+        length = len(text.input_ids)
+        begun = length + np.concatenate([[0], np.cumsum(text.accepted)[:-1]])
+        begun = begun[begun + size <= length + len(text.output_ids)]
+        if len(begun):
+            texts.append(text)
+            ends.append(begun)
+    if not texts:
+        return None
+    options = DecodeOptions(max_new_tokens=size)
+    width = refined.method.k or decoder.width
+    replay = record(decoder, texts, options, width=width)
+    # A text with fewer calls than others repeats its last one.
+    most = max(map(len, ends))
+    calls = np.stack([np.pad(e, (0, most - len(e)), mode="edge") for e in ends], axis=1)
+    drafts = None
+    if refined.method.kind != "bpd":
+        drafts = _drafts(decoder, replay, refined, calls)
+    views = []
+    for call, places in enumerate(calls):
+        lattice = _lattices(replay, places)
+        for row, end in enumerate(places):
+            view = _view(replay, lattice, row, int(end))
+            if drafts is not None:
+                path = _path(refined.label, view, drafts[call][row])
+                view.paths.insert(1, path)
+            views.append(view)
+    return max(views, key=_gain)
 
 
-def _lattices(decoder: Decoder, text: np.ndarray, ends: np.ndarray) -> Lattice:
-    """The lattices after `text[:end]` for every end, from one forward pass."""
-    tokens = jnp.asarray(text)[None]
-    hidden, _ = decoder.model.forward(
-        decoder.params,
-        tokens,
-        jnp.arange(len(text))[None],
-        causal_mask(jnp.ones_like(tokens)),
+def _lattices(replay: Replay, ends: np.ndarray) -> Lattice:
+    """The lattice of every text after its first `ends[row]` tokens."""
+    rows = np.arange(len(ends))
+    return BoundModel(replay.model, replay.recording).lattice(
+        jnp.asarray(np.stack([rows, ends - 1], axis=1)),
+        replay.recording.tokens[rows, ends],
+        replay.model.block_size,
+        replay.model.width,
     )
-    return BoundModel(decoder.model, decoder.params).lattice(
-        hidden[0, ends - 1],
-        jnp.asarray(text[ends]),
-        decoder.model.block_size,
-        decoder.width,
-    )
 
 
-def _view(
-    decoder: Decoder,
-    lattice: Lattice,
-    row: int,
-    text: np.ndarray,
-    end: int,
-    refined: MethodResult,
-) -> BlockView:
-    tokens, log_probs = (
-        np.asarray(lattice.tokens[row]),
-        np.asarray(lattice.log_probs[row]),
-    )
+def _drafts(
+    decoder: Decoder, replay: Replay, refined: MethodResult, calls: np.ndarray
+) -> list[np.ndarray]:
+    """The draft that wins after every beginning of every text, `[calls][R, L]`."""
+    replayer = replay.decoder(width=replay.model.width, alpha=decoder.alpha)
+    task = replayer.task(refined.method, replay.options)
+    tokens = np.asarray(replay.recording.tokens)
+    rows = range(len(tokens))
+    beginnings = [tokens[row, : ends[row]] for ends in calls for row in rows]
+    found = []
+    for call in range(len(calls)):
+        chosen = [call * len(rows) + row for row in rows]
+        new_tokens = replay.options.max_new_tokens
+        state = task.prefill(beginnings, chosen, len(rows), new_tokens)
+        found.append(np.asarray(task.run(state, 1).history.drafts[0]))
+    return found
+
+
+def _view(replay: Replay, lattice: Lattice, row: int, end: int) -> BlockView:
+    """One block with the drafts of BPD and the oracle."""
+    text = np.asarray(replay.recording.tokens[row])
+    tokens = np.asarray(lattice.tokens[row])
+    log_probs = np.asarray(lattice.log_probs[row])
     greedy = text[end : end + len(tokens)]
-    paths = [_path("BPD", tokens, tokens[:, 0], greedy)]
-    drafter = decoder.drafter(refined.method)
-    if refined.method.kind != "bpd" and isinstance(drafter, BlockwiseDrafter):
-        length = drafter.rescorer.context_length
-        context = np.full((1, length), -1, np.int32)
-        recent = text[max(0, end - length) : end]
-        context[0, length - len(recent) :] = recent
-        one = jax.tree.map(lambda array: array[row : row + 1], lattice)
-        drafts = drafter.rescorer.refine(one, context, drafter.rescorer.arrays)
-        usable = np.isfinite(np.asarray(drafts.scores)[0])
-        candidates = [
-            _path(refined.label, tokens, draft, greedy)
-            for draft in np.asarray(drafts.tokens)[0][usable]
-        ]
-        paths.append(max(candidates, key=lambda path: path.accepted))
+    view = BlockView(text[:end], tokens, log_probs, greedy, [])
     held = (tokens == greedy[:, None]).any(1)
     oracle = np.where(held, greedy, tokens[:, 0])
-    paths.append(_path("Oracle", tokens, oracle, greedy))
-    return BlockView(text[:end], tokens, log_probs, greedy, paths)
+    view.paths.append(_path("BPD", view, tokens[:, 0]))
+    view.paths.append(_path("Oracle", view, oracle))
+    return view
 
 
-def _path(
-    label: str, tokens: np.ndarray, draft: np.ndarray, greedy: np.ndarray
-) -> BlockPath:
-    candidates = np.argmax(tokens == draft[:, None], axis=1).tolist()
-    accepted = int(np.cumprod(draft == greedy).sum())
-    return BlockPath(label, candidates, accepted)
+def _path(label: str, view: BlockView, draft: np.ndarray) -> BlockPath:
+    """A draft as a way through the lattice, as far as it stays inside."""
+    known = view.tokens[: len(draft)] == draft[: len(view.tokens), None]
+    length = int(np.cumprod(known.any(1)).sum())
+    accepted = int(np.cumprod(draft[:length] == view.greedy[:length]).sum())
+    return BlockPath(label, np.argmax(known[:length], axis=1).tolist(), accepted)
 
 
 def _gain(view: BlockView) -> tuple[int, int]:

@@ -10,10 +10,10 @@ import hashlib
 import importlib.resources
 import os
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from bpd_jax import files
-from bpd_jax.reporting import curves, lattice, viewer, wording
+from bpd_jax.reporting import curves, lattice, statistics, viewer, wording
 from bpd_jax.reporting.records import Facts, MethodSummary, Report
 from bpd_jax.reporting.wording import escaped
 
@@ -41,6 +41,7 @@ def render(report: Report) -> str:
     meta = " · ".join(filter(None, [report.task, report.device, report.created]))
     sections: list[tuple[str, str, Callable[[Report], str]]] = [
         ("methods", "Methods", _methods),
+        ("statistics", "What the drafts look like", statistics.section),
         ("drafts", "Drafts, step by step", viewer.drafts),
         ("lattice", "The lattice of one block", lattice.section),
         ("training", "Training", curves.section),
@@ -128,6 +129,7 @@ def _methods(report: Report) -> str:
         'tabindex="0"><table><thead><tr>'
         + "".join(f'<th scope="col">{heading}</th>' for heading in headings)
         + f"</tr></thead><tbody>{rows}</tbody></table></div>"
+        + _list(wording.divergence_sentences(report))
     )
 
 
@@ -154,7 +156,11 @@ def _method_row(method: MethodSummary, top: float, best: bool) -> str:
 
 
 def _notes(report: Report) -> str:
-    items = "".join(f"<li>{escaped(note)}</li>" for note in report.notes)
+    return _list(report.notes)
+
+
+def _list(sentences: Sequence[str]) -> str:
+    items = "".join(f"<li>{escaped(sentence)}</li>" for sentence in sentences)
     return f'<ul class="notes">{items}</ul>' if items else ""
 
 

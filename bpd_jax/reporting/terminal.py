@@ -16,7 +16,7 @@ _STYLES = {"identical": "green", "near-tie": "yellow", "different": "bold red"}
 
 
 def print_table(report: Report, console: Console | None = None) -> None:
-    """Prints the methods as a table, with the setting above and the result below.
+    """Prints the methods and their drafts as tables, the result in words below.
 
     Args:
       report: what was measured.
@@ -28,7 +28,12 @@ def print_table(report: Report, console: Console | None = None) -> None:
     for name, value in _header(report).items():
         console.print(Text.assemble((f"{name:<7}", "dim"), value))
     console.print(_method_table(report, wide=console.width >= _LOG_WIDTH))
+    if wording.drafted(report):
+        console.print(_draft_table(report))
+        console.print(Text(wording.DRAFT_CAPTION, style="dim"))
     console.print(Text(wording.summary_sentence(report)))
+    for sentence in wording.divergence_sentences(report):
+        console.print(Text(sentence))
     for note in report.notes:
         console.print(Text(f"Note: {note}", style="dim"))
 
@@ -113,6 +118,19 @@ def _method_table(report: Report, *, wide: bool) -> Table:
             Text(wording.verdict(method), style=_STYLES[method.agreement]),
             style="bold" if method is best else "dim" if method.upper_bound else "",
         )
+    return table
+
+
+def _draft_table(report: Report) -> Table:
+    """What the drafts of each method look like."""
+    table = Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("Drafts")
+    for heading in wording.DRAFT_HEADINGS:
+        table.add_column(heading, justify="right", no_wrap=True)
+    best = wording.best_method(report)
+    for method in wording.drafted(report):
+        style = "bold" if method is best else "dim" if method.upper_bound else ""
+        table.add_row(Text(method.label), *wording.draft_figures(method), style=style)
     return table
 
 

@@ -27,6 +27,28 @@ DEFINITIONS = {
         "the model's two best tokens are equal up to rounding. Different: anything "
         "else."
     ),
+    "Tokens checked": (
+        "Draft tokens that one serial call checks, the mean over all calls; what "
+        "drafts share counts once."
+    ),
+    "No gain": (
+        "Share of the serial calls that accept one token, which is what plain decoding "
+        "would have given."
+    ),
+    "Equal neighbours": (
+        "Share of the neighbouring tokens of a method's best-ranked drafts that are "
+        "the same token twice. Longest run: how often a token follows itself, the mean "
+        "over the drafts. Independent heads repeat themselves."
+    ),
+    "Entropy of the heads": (
+        "How unsure the block heads are, in nats, the mean over all calls: of head 2, "
+        "one token past the certain one, and of the last head that drafts."
+    ),
+    "Interval of the gain": (
+        "Paired bootstrap interval: every resample draws the same prompts for the "
+        "method and for BPD. Where it leaves out zero, the gain is no accident of the "
+        "prompts."
+    ),
     "Wall time": (
         "Seconds for all prompts on the device named here. It depends on the "
         "machine; block efficiency does not."
@@ -88,6 +110,61 @@ def interval(method: MethodSummary) -> str:
         return ""
     low, high = method.interval
     return f"{low:.2f}–{high:.2f}"
+
+
+def drafted(report: Report) -> list[MethodSummary]:
+    """The methods that draft and say something about it."""
+    return [m for m in report.methods if m.name != GREEDY and m.nodes is not None]
+
+
+DRAFT_HEADINGS = (
+    "Interval\nof the gain",
+    "Tokens\nchecked",
+    "No\ngain",
+    "Equal\nneighbours",
+    "Longest\nrun",
+    "Entropy of\nthe heads",
+)
+
+
+DRAFT_CAPTION = (
+    "Per serial call: draft tokens checked; calls that accept one token only; equal "
+    "neighbours and runs in the best-ranked draft; entropy of head 2 … the last, in "
+    "nats."
+)
+
+
+def draft_figures(method: MethodSummary) -> tuple[str, ...]:
+    """One cell under each of `DRAFT_HEADINGS`; a dash where there is nothing to say."""
+    gain = MISSING
+    if method.gain_interval is not None:
+        low, high = (f"{100 * bound:+.1f}" for bound in method.gain_interval)
+        gain = f"{low} … {high} %".replace("-", "−")
+    entropies = [f"{method.entropies[i]:.2f}" for i in (0, -1) if method.entropies]
+    return (
+        gain,
+        _number(method.nodes, 1),
+        percent(method.accepted[0] if method.accepted else None, sign=False),
+        percent(method.repeated, sign=False),
+        _number(method.longest_run, 2),
+        " … ".join(dict.fromkeys(entropies)) or MISSING,
+    )
+
+
+def _number(value: float | None, digits: int) -> str:
+    return MISSING if value is None else f"{value:.{digits}f}"
+
+
+def divergence_sentences(report: Report) -> list[str]:
+    """One sentence per method whose texts are not all those of greedy decoding."""
+    return [
+        f"{method.label}: {percent(method.divergence['rate'], sign=False)} of the "
+        "texts differ from greedy decoding, the earliest at token "
+        f"{method.divergence['first']:g}; where they part, the model's two best "
+        f"logits are {method.divergence['gap']:.2g} apart (median)."
+        for method in report.methods
+        if method.divergence is not None
+    ]
 
 
 def verdict(method: MethodSummary) -> str:

@@ -1,10 +1,21 @@
+import jax
 import jax.numpy as jnp
 import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from bpd_jax.decoding.choice import choose, row_keys
+from bpd_jax.decoding.choice import (
+    ACCEPTANCE,
+    DRAFTS,
+    choose,
+    filtered,
+    row_keys,
+    stream_keys,
+)
 from bpd_jax.decoding.options import StepOptions
 
 SAMPLING = StepOptions(temperature=1.0)
+filter_once = jax.jit(filtered, static_argnums=1)
 
 
 def test_greedy_takes_the_best():
@@ -45,3 +56,58 @@ def test_the_draw_depends_on_row_and_position_alone():
     assert many[1, 1] == many[1, 2] == one[0, 0]
     assert many[1, 0] != one[0, 0]
     assert many[0, 1] != one[0, 0]
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    st.lists(st.integers(-3, 3), min_size=7, max_size=7),
+    st.sampled_from([None, 1, 2, 4, 7, 20]),
+    st.sampled_from([1e-6, 0.2, 0.5, 0.9, 0.999, 1.0]),
+    st.sampled_from([0.5, 1.0, 3.0]),
+)
+def test_filters_keep_what_their_definitions_keep(scores, top_k, top_p, temperature):
+    """Top-k, then the fewest best of those that have `top_p`; equal scores together."""
+    options = StepOptions(temperature=temperature, top_k=top_k, top_p=top_p)
+    logits = np.array(scores, np.float32) / 2
+    got = np.asarray(filter_once(jnp.asarray(logits), options))
+
+    kept = sorted(set(logits.tolist()), reverse=True)
+    if top_k is not None:
+        edge = sorted(logits, reverse=True)[min(top_k, 7) - 1]
+        kept = [value for value in kept if value >= edge]
+    mass = {v: (logits == v).sum() * np.exp(v / temperature) for v in kept}
+    reached, total, final = 0.0, sum(mass.values()), []
+    for value in kept:
+        # Within equal scores it does not matter which of them reach `top_p`.
+        if reached >= top_p * total - 1e-6:
+            break
+        final.append(value)
+        reached += mass[value]
+    want = np.where(np.isin(logits, final), logits / temperature, -np.inf)
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_filters_work_row_by_row():
+    logits = jnp.log(jnp.array([[0.5, 0.3, 0.15, 0.05], [0.05, 0.15, 0.3, 0.5]]))
+    options = StepOptions(temperature=1.0, top_p=0.7)
+    kept = jnp.isfinite(filter_once(logits, options))
+    assert kept.astype(int).tolist() == [[1, 1, 0, 0], [0, 0, 1, 1]]
+
+
+def test_filtered_tokens_are_never_chosen():
+    logits = jnp.broadcast_to(jnp.log(jnp.array([0.4, 0.35, 0.25])), (1, 3000, 3))
+    options = StepOptions(temperature=2.0, top_k=2)
+    keys = row_keys(0, jnp.array([0]))
+    drawn = choose(logits, jnp.arange(3000)[None], keys, options)
+    share = np.bincount(np.asarray(drawn)[0], minlength=3) / 3000
+    want = np.sqrt([0.4, 0.35, 0]) / np.sqrt([0.4, 0.35]).sum()
+    np.testing.assert_allclose(share, want, atol=4 * 0.5 / np.sqrt(3000))
+    assert share[2] == 0
+
+
+def test_streams_of_noise_share_no_key():
+    keys, places = row_keys(0, jnp.arange(3)), jnp.arange(3) + 5
+    choices = jax.vmap(jax.random.fold_in)(keys, places)
+    streams = [stream_keys(keys, places, stream) for stream in (DRAFTS, ACCEPTANCE)]
+    data = jnp.concatenate([jax.random.key_data(k) for k in (choices, *streams)])
+    assert len(np.unique(np.asarray(data), axis=0)) == 9

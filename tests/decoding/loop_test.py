@@ -1,5 +1,7 @@
 """The device loop against a Python loop, its memory, and its sharding."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -131,6 +133,17 @@ def test_sharded_decoding_gives_the_same_texts(make_model):
     split = jax.device_put(params, parameter_shardings(boxed, mesh))
     rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
     state = start((functions, split), rows=8, sharding=rows)
+    loop = decode_on_device.lower(functions, Weights(split), DRAFTER, state, OPTIONS)
+    # The cache never leaves its devices: nothing as long as its rows goes around.
+    assert state.cache.values[0].sharding.spec[0] == ("data", "fsdp")
+    collectives = [
+        line
+        for line in loop.compile().as_text().splitlines()
+        if re.search(r" (all-gather|all-reduce|all-to-all|collective-permute)", line)
+    ]
+    assert collectives
+    slots = state.cache.slots
+    assert not [c for c in collectives if re.search(rf"f32\[[^]]*\b{slots}\b", c)]
     got = decode_on_device(functions, Weights(split), DRAFTER, state, OPTIONS)
     assert_same(got, want, atol=1e-4)
 

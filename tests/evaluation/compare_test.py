@@ -25,7 +25,9 @@ def test_all_methods_decode_the_same_tokens(results):
 
 
 def test_all_methods_sample_the_same_tokens(decoder, prompts):
-    options = DecodeOptions(12, temperature=0.8, end_of_text=0, batch_size=2)
+    options = DecodeOptions(
+        max_new_tokens=12, temperature=0.8, end_of_text=0, batch_size=2
+    )
     methods = [parse_method(name) for name in [*METHODS, "bpd"]]
     seen = []
 
@@ -53,7 +55,9 @@ def test_a_wrong_method_is_found_and_fails_loudly(
 
     monkeypatch.setattr(decoder, "decode", decode)
     methods = [Method("zero_gram", 3), Method("bpd")]
-    _, zero_gram, bpd = found = compare(decoder, methods, prompts, DecodeOptions(16))
+    _, zero_gram, bpd = found = compare(
+        decoder, methods, prompts, DecodeOptions(max_new_tokens=16)
+    )
     assert zero_gram.differences == []
     [error] = bpd.errors
     assert (error.prompt_index, error.position) == (1, 2)
@@ -65,4 +69,4 @@ def test_an_unusable_method_is_told_before_any_work(decoder, prompts, monkeypatc
     plain = Decoder(decoder.model, decoder.params, width=6)
     monkeypatch.setattr(plain, "decode", lambda *args, **kwargs: pytest.fail("decoded"))
     with pytest.raises(UserError, match="ngram:2 needs an n-gram model"):
-        compare(plain, [Method("ngram", 2)], prompts, DecodeOptions(4))
+        compare(plain, [Method("ngram", 2)], prompts, DecodeOptions(max_new_tokens=4))

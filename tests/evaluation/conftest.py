@@ -6,6 +6,7 @@ import pytest
 
 from bpd_jax.decoding.assets import Assets
 from bpd_jax.decoding.decoder import Decoder
+from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.evaluation.compare import compare
@@ -39,8 +40,33 @@ def decoder():
     texts = [rng.integers(0, VOCAB, 60).astype(np.int32) for _ in range(10)]
     counts = count_ngrams(texts, order=3, vocab_size=VOCAB, end_of_text=0)
     return Decoder(
-        ModelFunctions(config), params, width=6, assets=Assets(ngram=estimate_katz(counts)),
+        ModelFunctions(config),
+        params,
+        width=6,
+        assets=Assets(ngram=estimate_katz(counts)),
     )
+
+
+@pytest.fixture(scope="session")
+def make_generation():
+    """Makes a decoded text; what is not given is that of plain decoding."""
+
+    def make(output=(), calls=1, **fields):
+        plain = {
+            "input_ids": np.array([1, 2]),
+            "output_ids": np.array(output, int),
+            "serial_calls": calls,
+            "seconds": 0.5,
+            "drafts": np.zeros((calls, 1), int),
+            "accepted": np.ones(calls, int),
+            "ranks": np.zeros(calls, int),
+            "proposed": np.zeros((calls, 1), int),
+            "nodes": np.ones(calls, int),
+            "entropies": np.full((calls, 1), np.nan),
+        }
+        return Generation(**{**plain, **fields})
+
+    return make
 
 
 @pytest.fixture(scope="session")
@@ -48,5 +74,7 @@ def results(decoder, prompts):
     """Every kind of method on the prompts, by name."""
     pytest.importorskip("pynini")
     methods = [parse_method(n) for n in ("bpd", "zero_gram:3", "ngram:3", "oracle")]
-    found = compare(decoder, methods, prompts, DecodeOptions(16, batch_size=3))
+    found = compare(
+        decoder, methods, prompts, DecodeOptions(max_new_tokens=16, batch_size=3)
+    )
     return {result.method.name: result for result in found}

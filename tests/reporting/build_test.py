@@ -5,6 +5,7 @@ import pytest
 
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.methods import Method
+from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.blocks import BlockPath, BlockView
 from bpd_jax.evaluation.compare import MethodResult
@@ -24,8 +25,18 @@ def generation(accepted):
     output = np.array([1, 2, 3] * 3)[: accepted.sum()]
     output[-1] = 0
     drafts = np.array([[1, 2, -1]] + [[3, 1, 2]] * (len(accepted) - 1))
+    calls = len(accepted)
     return Generation(
-        np.array([0, 2]), output, len(accepted), 0.5, drafts, accepted, accepted - 1
+        input_ids=np.array([0, 2]),
+        output_ids=output,
+        serial_calls=calls,
+        seconds=0.5,
+        drafts=drafts,
+        accepted=accepted,
+        ranks=accepted - 1,
+        proposed=np.array([[1, 1, 2]] * calls),
+        nodes=np.full(calls, 5),
+        entropies=np.array([[0, 1.5, np.nan]] * calls),
     )
 
 
@@ -42,7 +53,7 @@ def test_summaries_sum_over_prompts_and_compare_with_bpd():
             result(
                 Method("ngram", 4),
                 [[2, 2], [2]],
-                [Difference(0, 1, 1e-6), Difference(1, 1, 0.5)],
+                [Difference(0, 1, 0.0, True), Difference(1, 3, 0.5, False)],
             ),
             result(Method("oracle"), [[2, 2], [2]]),
         ]
@@ -54,6 +65,12 @@ def test_summaries_sum_over_prompts_and_compare_with_bpd():
     assert ngram.gain == pytest.approx(2 / 1.5 - 1)
     assert (ngram.differing, ngram.near_ties, ngram.agreement) == (2, 1, "different")
     assert bpd.interval == (1.0, 2.0)
+    # The second prompt is worth twice as much as BPD, the first one just as much.
+    assert (bpd.gain_interval, ngram.gain_interval) == (None, (0.0, 1.0))
+    assert (bpd.divergence, plain.divergence) == (None, None)
+    assert ngram.divergence == pytest.approx({"rate": 1, "first": 2, "gap": 0.25})
+    assert (bpd.nodes, bpd.repeated, bpd.longest_run) == (5, 0.5, 2)
+    assert (bpd.entropies, bpd.accepted) == ([1.5], [0.5, 0.5, 0])
     assert [row.upper_bound for row in (plain, bpd, ngram, oracle)] == [False] * 3 + [
         True
     ]
@@ -66,7 +83,11 @@ def test_there_is_no_gain_without_bpd():
 
 def test_records_hold_every_step_and_no_end_marks():
     [record] = build.decode_records(
-        result(Method("ngram", 4), [[2, 3]]), decode, PIECES.__getitem__, 0
+        result(Method("ngram", 4), [[2, 3]]),
+        decode,
+        PIECES.__getitem__,
+        0,
+        DecodeOptions(),
     )
     assert (record.method, record.prompt_index) == ("ngram:4", 0)
     assert (record.prompt, record.text) == ("b", "abca")
@@ -75,6 +96,18 @@ def test_records_hold_every_step_and_no_end_marks():
     assert [(step.accepted, step.rank) for step in record.steps] == [(2, 1), (3, 2)]
     assert record.block_efficiency == 2.5
     assert json.loads(json.dumps(record.to_json())) == record.to_json()
+
+
+def test_the_text_of_a_record_ends_before_a_stop_text():
+    [record] = build.decode_records(
+        result(Method("ngram", 4), [[2, 3]]),
+        decode,
+        PIECES.__getitem__,
+        0,
+        DecodeOptions(stop=("ca",)),
+    )
+    assert record.text == "ab"
+    assert record.output_ids == [1, 2, 3, 1, 0]
 
 
 def test_a_lattice_keeps_only_what_is_possible():

@@ -1,5 +1,6 @@
 """A report as an evaluation on Python source code would make it."""
 
+import itertools
 import math
 import random
 import re
@@ -103,12 +104,16 @@ def decode(prompt_index: int, method: str, right: float) -> DecodeRecord:
 def summarise(records: list[DecodeRecord]) -> list[MethodSummary]:
     """Sums over prompts, as an evaluation does."""
     summaries: list[MethodSummary] = []
-    for name, label, _ in METHODS:
+    for name, label, right in METHODS:
         own = [record for record in records if record.method == name]
         calls = sum(record.serial_calls for record in own)
         tokens = sum(len(record.output_ids) for record in own)
         efficiency = tokens / calls
         bpd = next((s for s in summaries if s.name == "bpd"), None)
+        steps = [step for record in own for step in record.steps]
+        lengths = [step.accepted for step in steps]
+        drafts = [step.draft for step in steps]
+        pairs = [p for draft in drafts for p in itertools.pairwise(draft)]
         summaries.append(
             MethodSummary(
                 name=name,
@@ -121,6 +126,14 @@ def summarise(records: list[DecodeRecord]) -> list[MethodSummary]:
                 interval=(0.93 * efficiency, 1.08 * efficiency)
                 if name != "greedy"
                 else None,
+                gain_interval=(0.083, 0.217) if bpd and name != "bpd" else None,
+                nodes=8.0 if name in ("bpd", "oracle") else 61.4,
+                repeated=sum(a == b for a, b in pairs) / len(pairs) if right else None,
+                longest_run=1.2 if right else None,
+                entropies=[1.84 + 0.4 * head for head in range(7)] if right else [],
+                accepted=[
+                    lengths.count(n) / len(steps) for n in range(1, len(drafts[0]) + 1)
+                ],
                 upper_bound=name == "oracle",
                 note="upper bound: looks at the answer" if name == "oracle" else "",
             )

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from bpd_jax.errors import UserError
+from bpd_jax.reporting import html, terminal
 from bpd_jax.reporting.records import (
     Candidate,
     LatticePicture,
@@ -32,6 +33,19 @@ def test_text_of_any_kind_survives_a_file(report, tmp_path):
     odd = dataclasses.replace(report, notes=["\udc80 \x00 ⏎ 漢 </script>"])
     save_report(odd, tmp_path / "report.json")
     assert load_report(tmp_path / "report.json") == odd
+
+
+def test_reports_from_before_there_were_figures_about_drafts(report, tmp_path):
+    data = report.to_json()
+    new = ("gain_interval", "divergence", "nodes", "repeated", "longest_run")
+    for method in data["methods"]:
+        for field in (*new, "entropies", "accepted"):
+            del method[field]
+    old = Report.from_json(data)
+    assert all(method.nodes is None for method in old.methods)
+    terminal.print_table(old)
+    assert "What the drafts look like" not in html.render(old)
+    assert "What the drafts look like" in html.render(report)
 
 
 def test_optional_fields_may_be_missing():

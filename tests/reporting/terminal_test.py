@@ -32,6 +32,31 @@ def test_table_has_every_number_and_fits(report, width):
     assert wording.summary_sentence(report) in " ".join(text.split())
 
 
+@pytest.mark.parametrize("width", [80, 100])
+def test_drafts_have_a_table_of_their_own(report, width):
+    text = printed(terminal.print_table, report, width=width)
+    head, _, drafts = text.partition("Drafts")
+    assert "neighbours" in drafts
+    assert "neighbours" not in head
+    for method in report.methods[1:]:
+        rows = [line for line in drafts.splitlines() if method.label.split()[0] in line]
+        for figure in wording.draft_figures(method):
+            assert any(figure in row for row in rows)
+    assert "Greedy" not in drafts
+
+
+def test_texts_that_differ_are_told_in_a_sentence(report):
+    parted = {"rate": 0.25, "first": 7, "gap": 0.0312}
+    methods = [dataclasses.replace(m, divergence=parted) for m in report.methods[1:2]]
+    methods = [*report.methods[:1], *methods]
+    report = dataclasses.replace(report, methods=methods, records=[])
+    text = " ".join(printed(terminal.print_table, report).split())
+    assert (
+        "BPD: 25.0 % of the texts differ from greedy decoding, the earliest at token "
+        "7; where they part, the model's two best logits are 0.031 apart (median)."
+    ) in text
+
+
 def test_table_names_model_task_and_device(report):
     text = printed(terminal.print_table, report)
     for words in (report.title, report.task, report.device, "layers 4", *report.notes):

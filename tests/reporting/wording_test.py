@@ -85,6 +85,34 @@ def test_summary_without_methods(report):
     assert wording.summary_sentence(empty) == "No method was measured."
 
 
+def test_figures_about_drafts(report):
+    bpd = dataclasses.replace(
+        report.methods[1],
+        gain_interval=(-0.031, 0.2),
+        nodes=6.04,
+        accepted=[0.125, 0.875],
+        repeated=0.5,
+        longest_run=1.5,
+        entropies=[1.0, 2.0, 3.25],
+    )
+    assert wording.draft_figures(bpd) == (
+        "−3.1 … +20.0 %",
+        "6.0",
+        "12.5 %",
+        "50.0 %",
+        "1.50",
+        "1.00 … 3.25",
+    )
+    one_head = dataclasses.replace(bpd, entropies=[1.0], gain_interval=None)
+    assert wording.draft_figures(one_head)[0] == "—"
+    assert wording.draft_figures(one_head)[-1] == "1.00"
+    no_heads = dataclasses.replace(
+        bpd, entropies=[], repeated=None, longest_run=None, accepted=[], nodes=None
+    )
+    assert wording.draft_figures(no_heads)[1:] == ("—",) * 5
+    assert len(wording.DRAFT_HEADINGS) == 6
+
+
 def test_verdicts(report):
     reference, bpd = report.methods[:2]
     assert wording.verdict(reference) == "reference"

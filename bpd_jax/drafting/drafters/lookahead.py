@@ -121,14 +121,15 @@ class LookaheadDrafter:
         """N-grams of the prompt; columns begin as pieces of it, taken at random."""
         del arrays, given
         step = jnp.arange(self.order)
-        begin = lengths[:, None] - self.order - jnp.arange(self.pool_size)
+        most = min(self.pool_size, tokens.shape[1])
+        begin = lengths[:, None] - self.order - jnp.arange(most)
         places = jnp.maximum(begin[:, :, None] + step, 0)
         ngrams = jnp.where(begin[:, :, None] < 0, -1, take(tokens, places))
         # The same chance for every row: a text must not depend on its batch.
         chance = jax.random.uniform(jax.random.key(0), (1, self.window))
         anywhere = (chance * lengths[:, None]).astype(jnp.int32)
         pieces = (anywhere[:, None] + step[:-1, None]) % lengths[:, None, None]
-        empty = jnp.full_like(ngrams, -1)
+        empty = jnp.full((len(lengths), self.pool_size, self.order), -1, tokens.dtype)
         return Guesses(take(tokens, pieces), _renewed(empty, ngrams))
 
     def look(self, view: View, arrays: None, memory: Guesses) -> tuple[Turn, Guesses]:
@@ -190,6 +191,7 @@ class LookaheadDrafter:
     def entropies(self, seen: Turn) -> Float[Array, "B L"] | None:
         """There are no heads."""
         del seen
+        return None
 
     def _window_nodes(self) -> np.ndarray:
         """`[N-1, W]`: the window's nodes in the tree; all but the root come last."""

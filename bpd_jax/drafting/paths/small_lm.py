@@ -101,8 +101,8 @@ class SmallLM:
 
         Returns:
           Final hidden states of `following`; the cache with the text and the certain
-          token; and keys and values of the pass. In rows that are finished all of them
-          mean nothing.
+          token; and keys and values of the pass. Of rows that are finished the cache
+          keeps the text, and the rest means nothing.
         """
         missing = view.lengths - cache.lengths
         columns = jnp.arange(self.reach - 1 + following.shape[1])

@@ -170,7 +170,7 @@ class StaticTree:
 def _perturbed(
     log_probs: Array, temperature: float, key: Array, level: int
 ) -> tuple[Array, Array]:
-    """Scores whose order is a draw without replacement (Gumbel top-k), and its source."""
+    """Scores whose order draws without replacement (Gumbel top-k), and their source."""
     log_probs = jax.nn.log_softmax(log_probs / temperature, axis=-1)
     log_probs = jnp.where(jnp.isnan(log_probs), -jnp.inf, log_probs)
 

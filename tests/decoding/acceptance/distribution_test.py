@@ -1,0 +1,203 @@
+"""Speculative sampling draws from the model: counted, against exact probabilities.
+
+200,000 texts of 3 tokens over a vocabulary of 8, against the probabilities of all 512
+texts. The models are tables, so that nothing but the loop takes time.
+"""
+
+import dataclasses
+import itertools
+import types
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.stats import chi2
+
+from bpd_jax.decoding.choice import row_keys
+from bpd_jax.decoding.loop import Weights, decode_on_device, prefill
+from bpd_jax.decoding.options import SPECULATIVE, TYPICAL, StepOptions
+from bpd_jax.drafting.drafters.paths import PathDrafter
+from bpd_jax.drafting.paths.draft_model import DraftModelPaths
+from bpd_jax.drafting.paths.lattice import LatticePaths
+from bpd_jax.drafting.paths.small_lm import SmallLM
+from bpd_jax.drafting.searches.exact import ExactBest
+from bpd_jax.drafting.searches.topology import StaticTree, Topology
+from bpd_jax.models.cache import KeyValues, KVCache
+from bpd_jax.models.functions import top_candidates
+
+VOCAB, PROMPT, BATCH, BATCHES = 8, 3, 50_000, 4
+TREE = Topology.of([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)])
+CHAIN = Topology.of([(0,), (0, 0), (0, 0, 0)])
+
+
+@dataclasses.dataclass(frozen=True)
+class TableModel:
+    """Logits that depend on the last token alone; tables[0] is the model's own.
+
+    Head j ≥ 2 reads `tables[j - 1]`. They are the parameters.
+    """
+
+    block_size: int = 4
+
+    @property
+    def config(self):
+        return types.SimpleNamespace(trunk=types.SimpleNamespace(vocab_size=VOCAB))
+
+    def empty_cache(self, batch, slots):
+        return KVCache(
+            keys=(jnp.zeros((batch, 1, 1, slots)),),
+            values=(jnp.zeros((batch, 1, slots, 1)),),
+            lengths=jnp.zeros(batch, jnp.int32),
+        )
+
+    def forward(self, params, tokens, positions, mask, cache=None, earlier=None):
+        hidden = tokens[..., None].astype(jnp.float32)
+        kv = hidden[None, :, :, None]
+        return hidden, KeyValues(kv, kv)
+
+    def next_token_logits(self, params, hidden):
+        return params[0][hidden[..., 0].astype(jnp.int32)]
+
+    def block_candidates(self, params, hidden, block_size, width):
+        token = hidden[..., 0].astype(jnp.int32)
+        logits = jnp.stack([table[token] for table in params[1:block_size]], axis=-2)
+        return top_candidates(logits, width)
+
+
+def tables(count=4, seed=0):
+    rng = np.random.default_rng(seed)
+    return jnp.asarray(rng.normal(0, 1.2, (count, VOCAB, VOCAB)), jnp.float32)
+
+
+def lattice_drafter(search):
+    return PathDrafter(LatticePaths(4, 5), search)
+
+
+def draft_model_drafter(temperature):
+    """A draft model that says much the same as the model, cut to 6 tokens."""
+    params = tables()[:1] + 0.8 * tables(1, seed=1)
+    reader = SmallLM(TableModel(1), reach=4)
+    paths = DraftModelPaths(4, 6, reader, params)
+    return PathDrafter(paths, StaticTree(TREE, temperature))
+
+
+def count_texts(drafter, options, params=None):
+    """How often each text came out, `[8, 8, 8]`."""
+    model, counts = TableModel(), np.zeros(VOCAB**3, int)
+    weights = Weights(tables() if params is None else params, drafter.arrays)
+    ones = jnp.ones(BATCH, jnp.int32)
+    for batch in range(BATCHES):
+        state = prefill(
+            model,
+            weights,
+            drafter,
+            jnp.full((BATCH, 1), PROMPT),
+            ones,
+            4 * ones,
+            row_keys(0, batch * BATCH + jnp.arange(BATCH)),
+            options=options,
+            max_calls=3,
+        )
+        state = decode_on_device(model, weights, drafter, state, options)
+        texts = np.asarray(state.tokens)[:, 1:4]
+        counts += np.bincount(texts @ [VOCAB**2, VOCAB, 1], minlength=VOCAB**3)
+    return counts
+
+
+def exact_probabilities(options):
+    """Of all 512 texts, by the definition of temperature, top-k and top-p."""
+    table = np.asarray(tables()[0], np.float64) / options.temperature
+    steps = np.exp(table) / np.exp(table).sum(1, keepdims=True)
+    for row in steps:
+        order = np.argsort(-row)
+        row[order[options.top_k or VOCAB :]] = 0
+        row /= row.sum()
+        before = np.cumsum(row[order]) - row[order]
+        row[order[before >= options.top_p]] = 0
+        row /= row.sum()
+    probs = [
+        steps[PROMPT, a] * steps[a, b] * steps[b, c]
+        for a, b, c in itertools.product(range(VOCAB), repeat=3)
+    ]
+    return np.array(probs)
+
+
+def p_value(counts, probs):
+    """Of Pearson's chi-square; texts expected fewer than 5 times count as one."""
+    wanted = probs * counts.sum()
+    rare = wanted < 5
+    counts = np.append(counts[~rare], counts[rare].sum())
+    wanted = np.append(wanted[~rare], wanted[rare].sum())
+    wanted, counts = wanted[wanted > 0], counts[wanted > 0]
+    return chi2.sf(((counts - wanted) ** 2 / wanted).sum(), len(wanted) - 1)
+
+
+DRAFTERS = {
+    "drawn draft": lambda t: lattice_drafter(StaticTree(CHAIN, t)),
+    "drawn tree": lambda t: lattice_drafter(StaticTree(TREE, t)),
+    "best tree": lambda t: lattice_drafter(StaticTree(TREE)),
+    "draft model": draft_model_drafter,
+}
+
+
+@pytest.mark.parametrize(
+    "temperature", [pytest.param(0.7, marks=pytest.mark.slow), 1.0]
+)
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_texts_are_distributed_as_the_models_own(name, temperature):
+    options = StepOptions(temperature=temperature, acceptance=SPECULATIVE)
+    counts = count_texts(DRAFTERS[name](temperature), options)
+    assert counts.sum() == 200_000
+    assert p_value(counts, exact_probabilities(options)) > 1e-4
+
+
+@pytest.mark.parametrize(
+    "drafter, filters",
+    [
+        (lattice_drafter(StaticTree(TREE, 1.0)), {"top_k": 3}),
+        (lattice_drafter(ExactBest(2)), {"top_p": 0.8}),
+    ],
+    ids=["drawn tree, top-k", "best drafts, top-p"],
+)
+def test_filtered_tokens_are_never_accepted(drafter, filters):
+    """Drafts are drawn from all candidates, whatever top-k and top-p leave."""
+    options = StepOptions(temperature=1.0, acceptance=SPECULATIVE, **filters)
+    counts, probs = count_texts(drafter, options), exact_probabilities(options)
+    assert (probs == 0).sum() > 300
+    assert counts[probs == 0].sum() == 0
+    assert p_value(counts, probs) > 1e-4
+
+
+def test_a_source_too_peaked_for_float32_draws_without_bias():
+    """Beside one candidate the probabilities of all others are less than 1e-40."""
+    params = tables()
+    best = params.max(-1, keepdims=True) == params
+    peaked = params.at[1:].set(jnp.where(best, 100.0, params)[1:])
+    options = StepOptions(temperature=1.0, acceptance=SPECULATIVE)
+    drafter = lattice_drafter(StaticTree(TREE, 1.0))
+    counts = count_texts(drafter, options, peaked)
+    assert p_value(counts, exact_probabilities(options)) > 1e-4
+
+
+@dataclasses.dataclass(frozen=True)
+class Boastful(PathDrafter):
+    """Says that its drafts were drawn from all candidates alike."""
+
+    def propose(self, seen, arrays):
+        tree = super().propose(seen, arrays)
+        alike = jnp.zeros_like(tree.sources.log_probs)
+        sources = dataclasses.replace(tree.sources, log_probs=alike)
+        return dataclasses.replace(tree, sources=sources)
+
+
+@pytest.mark.parametrize(
+    "drafter, acceptance",
+    [
+        (Boastful(LatticePaths(4, 5), StaticTree(CHAIN, 1.0)), SPECULATIVE),
+        (lattice_drafter(StaticTree(CHAIN)), TYPICAL),
+    ],
+    ids=["wrong source", "typical acceptance"],
+)
+def test_wrong_distributions_are_noticed(drafter, acceptance):
+    options = StepOptions(temperature=1.0, acceptance=acceptance)
+    assert p_value(count_texts(drafter, options), exact_probabilities(options)) < 1e-9

@@ -1,0 +1,234 @@
+"""Every method decodes the text of plain decoding, token for token.
+
+In float32, greedily and with exact acceptance of sampled tokens, with every layout of
+the drafts, on random models with random prompts, alone and in batches, on one device
+and on eight. `METHODS` names the methods once for all of it.
+"""
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bpd_jax.decoding import generate
+from bpd_jax.decoding.assets import Assets, SmallModel
+from bpd_jax.decoding.decoder import Decoder
+from bpd_jax.decoding.loop import decode_loop
+from bpd_jax.decoding.methods import KINDS, parse_method
+from bpd_jax.decoding.options import BATCHED, TREE, DecodeOptions
+from bpd_jax.evaluation.equality import differences, first_difference
+from bpd_jax.models.blockwise import init_boxed
+from bpd_jax.models.partitioning import MeshConfig, make_mesh, parameter_shardings
+
+# Each with the least sizes that leave it something to go wrong with.
+METHODS = [
+    "bpd",
+    "bpd:heads=2",
+    "zero_gram:4",
+    "zero_gram:6:search=best",
+    "zero_gram:3:lookup=4",
+    "ngram:3",
+    "ngram:3:search=greedy",
+    "ngram:7:search=best:alpha=0.5",
+    "ngram_device:3:adaptive=1",
+    "ngram_device:2:slope=0.5",
+    "ngram_viterbi:4",
+    "ngram_fst:2",
+    "ngram_fst_exact:2",
+    "medusa:8",
+    "medusa_ngram:6:search=static",
+    "neural:2",
+    "neural:2:mode=parallel",
+    "neural_ngram:2",
+    "medusa_neural:5",
+    "prompt_lookup:4",
+    "lookahead:3:order=3",
+    "draft_model:3",
+    "draft_model:2:drafts=2",
+    "oracle",
+]
+# Made by a training run, with tests of their own.
+TRAINED = {"markov", "recurrent", "hydra"}
+LENGTHS = st.lists(st.integers(1, 24), min_size=5, max_size=5)
+
+
+def test_every_kind_of_method_is_here():
+    kinds = {parse_method(name).kind for name in METHODS}
+    assert kinds | TRAINED | {"greedy", "auto"} == set(KINDS)
+
+
+@pytest.fixture(scope="module")
+def make_decoder(make_model, make_ngram):
+    """A function that binds a random model to all that methods draft with."""
+
+    ngram = make_ngram(14)
+
+    def make(seed, block_size=4, mesh=None, **trunk):
+        functions, params = make_model(
+            seed, block_size, 14, **{"num_layers": 1, "max_length": 64, **trunk}
+        )
+        if mesh is not None:
+            boxed = jax.eval_shape(
+                lambda: init_boxed(functions.config, jax.random.key(0))
+            )
+            params = jax.device_put(params, parameter_shardings(boxed, mesh))
+        small = make_model(seed, 1, 14, num_layers=1, max_length=80)
+        assets = Assets(
+            ngram=ngram, rescorer=SmallModel(*small), draft_model=SmallModel(*small)
+        )
+        return Decoder(functions, params, width=3, assets=assets, mesh=mesh)
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def _no_transfers(monkeypatch):
+    """Whatever claims to run on the device decodes without asking the host."""
+
+    def guarded(drafter):
+        loop = decode_loop(drafter)
+
+        def run(*args):
+            with jax.transfer_guard("disallow"):
+                return loop(*args)
+
+        return run if drafter.on_device else loop
+
+    monkeypatch.setattr(generate, "decode_loop", guarded)
+
+
+def check(decoder, name, prompts, options):
+    """Decodes by a method and plainly; returns the tokens and the serial calls."""
+    reference = decoder.decode(parse_method("greedy"), prompts, options)
+    outputs = decoder.decode(parse_method(name), prompts, options, reference=reference)
+    for got, want in zip(outputs, reference, strict=True):
+        assert got.output_ids.tolist() == want.output_ids.tolist(), name
+        assert got.accepted.sum() == len(got.output_ids)
+        emitted = [
+            token
+            for draft, count in zip(got.drafts, got.accepted, strict=True)
+            for token in draft[:count]
+        ]
+        assert emitted == got.output_ids.tolist()
+    tokens = sum(len(g.output_ids) for g in outputs)
+    return tokens, sum(g.serial_calls for g in outputs)
+
+
+def check_all(make_decoder, name, examples, **options):
+    """Checks models, prompts and lengths as hypothesis draws them."""
+    if name.startswith("ngram_fst"):
+        pytest.importorskip("pynini")
+    calls = []
+
+    @settings(max_examples=examples, deadline=None, derandomize=True, database=None)
+    @given(st.integers(0, 1000), LENGTHS)
+    def run(seed, lengths):
+        rng = np.random.default_rng(seed)
+        prompts = [rng.integers(0, 14, n).astype(np.int32) for n in lengths]
+        fields = {"max_new_tokens": 16, "end_of_text": 0, "seed": seed, **options}
+        decoder = make_decoder(seed)
+        calls.append(check(decoder, name, prompts, DecodeOptions(**fields)))
+
+    run()
+    # It drafted something that was right.
+    assert any(serial < tokens for tokens, serial in calls)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_trees_in_a_batch(make_decoder, name):
+    check_all(make_decoder, name, 4, batch_size=5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"verification": TREE, "batch_size": 1},
+        {"verification": BATCHED, "batch_size": 1, "temperature": 0.9},
+        {"verification": BATCHED, "batch_size": 5},
+        {"verification": TREE, "batch_size": 5, "temperature": 0.9},
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+def test_other_layouts(make_decoder, name, options):
+    check_all(make_decoder, name, 3, **options)
+
+
+@pytest.mark.parametrize("name", ["bpd", "zero_gram:4", "ngram_device:3:adaptive=1"])
+def test_chains_sampled_alone(make_decoder, name):
+    options = {"verification": BATCHED, "temperature": 0.9, "top_k": 9}
+    check_all(make_decoder, name, 3, batch_size=1, **options)
+
+
+@pytest.mark.parametrize("block_size", [2, 3, 7])
+def test_any_number_of_heads(make_decoder, block_size):
+    def make(seed):
+        return make_decoder(seed, block_size)
+
+    check_all(make, "zero_gram:3", 3, batch_size=5)
+
+
+def sharded(make_decoder):
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, model=2))
+    return lambda seed: make_decoder(seed, mesh=mesh)
+
+
+# One that stays on the device, one with tables, one on the host, and one that is given
+# something for every row.
+FEW = ["medusa:8", "ngram_device:3:adaptive=1", "ngram_viterbi:4", "oracle"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in FEW else pytest.param(name, marks=pytest.mark.slow)
+        for name in METHODS
+    ],
+)
+def test_eight_devices(make_decoder, name):
+    """Five prompts in a batch of eight, that is two on each of four groups."""
+    check_all(sharded(make_decoder), name, 2, batch_size=5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["zero_gram:4", "medusa_ngram:6:search=static"])
+def test_chains_on_eight_devices(make_decoder, name):
+    check_all(sharded(make_decoder), name, 2, batch_size=5, verification=BATCHED)
+
+
+def test_eight_devices_give_what_one_gives(make_decoder):
+    prompts = [np.arange(1, n, dtype=np.int32) for n in (4, 9, 2, 14, 6)]
+    options = DecodeOptions(max_new_tokens=16, batch_size=5)
+    one, eight = (
+        make(5).decode(parse_method("medusa:8"), prompts, options)
+        for make in (make_decoder, sharded(make_decoder))
+    )
+    for a, b in zip(one, eight, strict=True):
+        assert a.output_ids.tolist() == b.output_ids.tolist()
+        assert a.drafts.tolist() == b.drafts.tolist()
+        assert a.accepted.tolist() == b.accepted.tolist()
+
+
+def test_bfloat16_texts_are_compared_and_their_differences_explained(make_decoder):
+    """In bfloat16 drafts may change the text, where two tokens are nearly as likely.
+
+    Nothing says that texts differ, but where they do the comparison must see it.
+    """
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, 14, n).astype(np.int32) for n in [3, 9, 17, 24] * 4]
+    decoder = make_decoder(2, dtype="bfloat16")
+    options = DecodeOptions(max_new_tokens=32, batch_size=16)
+    reference = decoder.decode(parse_method("greedy"), prompts, options)
+    outputs = decoder.decode(parse_method("medusa:8"), prompts, options)
+    found = differences(decoder.model, decoder.params, reference, outputs)
+    places = {difference.prompt_index: difference for difference in found}
+    assert sum(len(g.output_ids) for g in reference) == 16 * 32
+    for index, (a, b) in enumerate(zip(reference, outputs, strict=True)):
+        place = first_difference(a.output_ids, b.output_ids)
+        assert (place is None) == (index not in places)
+        if place is not None:
+            assert places[index].position == place
+            # bfloat16 has 8 bits: equal up to the rounding of a few of them.
+            assert places[index].gap < 0.1

@@ -1,0 +1,128 @@
+"""Stop texts: the automaton against a search through the bytes, and in the loop."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bpd_jax.decoding.decoder import Decoder
+from bpd_jax.decoding.generate import Task, generate
+from bpd_jax.decoding.methods import parse_method
+from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.decoding.stopping import StopTable, cut_at_stop
+from bpd_jax.drafting.drafters.paths import PathDrafter
+from bpd_jax.drafting.paths.lattice import LatticePaths
+from bpd_jax.drafting.searches.exact import ExactBest
+from bpd_jax.errors import UserError
+
+# Few different bytes, so that stop texts overlap, repeat and hide in each other.
+pieces = st.binary(min_size=0, max_size=3).map(lambda b: bytes(97 + x % 3 for x in b))
+stop_texts = pieces.filter(len)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    st.lists(stop_texts, min_size=1, max_size=4),
+    st.lists(pieces, min_size=1, max_size=6),
+    st.lists(st.integers(0, 5), min_size=1, max_size=10),
+)
+def test_the_automaton_finds_what_a_search_finds(stops, vocabulary, text):
+    text = [token % len(vocabulary) for token in text]
+    table = np.asarray(StopTable.of(stops, vocabulary).next_state)
+    state, read = 0, b""
+    for token in text:
+        state, read = table[state, token], read + vocabulary[token]
+        assert (state == len(table) - 1) == any(stop in read for stop in stops)
+
+
+def test_a_batch_runs_like_its_rows():
+    table = StopTable.of([b"aba"], [b"a", b"b", b"ab", b"xabax"])
+    tokens = jnp.array([[0, 1, 0, 1], [2, 2, 1, 1], [1, 0, 3, 0], [1, 1, 1, 0]])
+    states, found = table.run(jnp.array([0, 0, 0, 2]), tokens)
+    assert found.tolist() == [
+        [False, False, True, True],
+        [False, True, True, True],
+        [False, False, True, True],
+        # `ab` was read before, but then came `b`.
+        [False, False, False, False],
+    ]
+    assert states[3].tolist() == [0, 0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    "text, stops, want",
+    [
+        ("one two", [], "one two"),
+        ("one two", ["x"], "one two"),
+        ("one\n\ntwo\n\n", ["\n\n"], "one"),
+        ("xabc", ["abc", "b"], "xa"),  # `b` is complete first
+        ("xabc", ["b", "ab"], "x"),  # both at once: the longer one
+        ("stop", ["stop"], ""),
+    ],
+)
+def test_cut(text, stops, want):
+    assert cut_at_stop(text, stops) == want
+
+
+def test_the_cut_does_not_depend_on_the_tokens():
+    """A last token may run on past the stop text that ended the row."""
+    stops = ["bcd", "c"]
+    assert cut_at_stop("abc", stops) == cut_at_stop("abcde", stops) == "ab"
+
+
+# Tokens 0 … 12 of the random models as texts.
+BYTES = [b"<end>", *(bytes([c]) for c in b"abcdefghijk"), b"ab"]
+
+
+@pytest.mark.parametrize("name", ["greedy", "bpd", "zero_gram:5", "medusa:8"])
+def test_rows_end_at_their_own_stop_texts(make_model, make_prompts, name):
+    """Each row ends with the token that completes a stop text, whatever its drafts."""
+    functions, params = make_model(3)
+    prompts = make_prompts([4, 9, 2, 6, 12], seed=4)
+    decoder = Decoder(functions, params, width=4, token_bytes=lambda: BYTES)
+    # Sampled, because greedy texts of random models repeat themselves.
+    options = DecodeOptions(max_new_tokens=24, batch_size=5, temperature=1.5)
+    whole = decoder.decode(parse_method("greedy"), prompts, options)
+    texts = [[BYTES[t] for t in g.output_ids] for g in whole]
+    # Across three tokens, across two, and in the middle of three.
+    stops = [b"".join(texts[row][n : n + 3]) for row, n in ((0, 5), (1, 12), (2, 17))]
+    stops[1], stops[2] = stops[1][:2], stops[2][1:]
+    stopped = dataclasses.replace(options, stop=tuple(s.decode() for s in stops))
+    outputs = decoder.decode(parse_method(name), prompts, stopped)
+    ends = []
+    for tokens, want, got in zip(texts, whole, outputs, strict=True):
+        ends.append(
+            next(
+                n
+                for n in range(1, 25)
+                if n == 24 or any(s in b"".join(tokens[:n]) for s in stops)
+            )
+        )
+        assert got.output_ids.tolist() == want.output_ids[: ends[-1]].tolist()
+        assert got.accepted.sum() == ends[-1]
+        # Whatever the draft went on with does not count.
+        assert len(got.accepted) == got.serial_calls
+    assert len(set(ends)) > 2
+
+
+def test_a_stop_text_must_not_begin_in_the_prompt(scripted_model):
+    # The text is `b c a b c`, after a prompt that ends in `a`.
+    model = scripted_model((1, 2, 0, 1, 2, 0, 1, 2), right=(1, 1), vocab_size=3)
+    drafter = PathDrafter(LatticePaths(3, 1), ExactBest(1))
+    stops = StopTable.of([b"abc"], [b"a", b"b", b"c"])
+    options = DecodeOptions(max_new_tokens=8, stop=("abc",))
+    task = Task(model, {}, drafter, options, stops)
+    [generation] = generate(task, [np.array([0])])
+    assert generation.output_ids.tolist() == [1, 2, 0, 1, 2]
+    assert generation.accepted.tolist() == [3, 2]
+
+
+def test_stop_texts_need_a_tokenizer(make_model):
+    functions, params = make_model(0)
+    decoder = Decoder(functions, params, width=4)
+    options = DecodeOptions(max_new_tokens=4, stop=("x",))
+    with pytest.raises(UserError, match="stop texts need the model's tokenizer"):
+        decoder.decode(parse_method("bpd"), [np.array([1])], options)

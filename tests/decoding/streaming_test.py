@@ -1,0 +1,66 @@
+"""Streaming: the pieces are those of the serial calls, and together the whole text."""
+
+import jax
+import numpy as np
+import pytest
+
+from bpd_jax.decoding.assets import Assets
+from bpd_jax.decoding.decoder import Decoder
+from bpd_jax.decoding.generate import stream
+from bpd_jax.decoding.methods import parse_method
+from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.errors import UserError
+from bpd_jax.models.partitioning import MeshConfig, make_mesh
+
+PROMPT = np.array([3, 1, 4, 1, 5], np.int32)
+
+
+@pytest.mark.parametrize("name", ["greedy", "medusa:8", "ngram_viterbi:3", "oracle"])
+def test_pieces_are_those_of_the_serial_calls(make_model, make_ngram, name):
+    if "viterbi" in name:
+        pytest.importorskip("numba")
+    functions, params = make_model(1, num_layers=1)
+    decoder = Decoder(functions, params, width=3, assets=Assets(ngram=make_ngram()))
+    options = DecodeOptions(max_new_tokens=22, end_of_text=0, temperature=0.7)
+    method = parse_method(name)
+    [whole] = decoder.decode(method, [PROMPT], options)
+    pieces, generations = zip(*decoder.stream(method, PROMPT, options), strict=True)
+    assert [len(piece) for piece in pieces] == whole.accepted.tolist()
+    assert np.concatenate(pieces).tolist() == whole.output_ids.tolist()
+    assert generations[:-1] == (None,) * (len(pieces) - 1)
+    for field in ("output_ids", "serial_calls", "drafts", "accepted", "ranks", "nodes"):
+        got, want = getattr(generations[-1], field), getattr(whole, field)
+        np.testing.assert_array_equal(got, want, field)
+
+
+def test_several_calls_make_one_piece(make_model):
+    functions, params = make_model(1, num_layers=1)
+    decoder = Decoder(functions, params, width=3)
+    method, options = parse_method("bpd"), DecodeOptions(max_new_tokens=20)
+    [whole] = decoder.decode(method, [PROMPT], options)
+    pieces = [
+        piece.tolist()
+        for piece, _ in stream(decoder.task(method, options), PROMPT, calls=3)
+    ]
+    sizes = [sum(whole.accepted[n : n + 3]) for n in range(0, whole.serial_calls, 3)]
+    assert [len(piece) for piece in pieces] == sizes
+    assert [token for piece in pieces for token in piece] == whole.output_ids.tolist()
+
+
+def test_one_prompt_streams_from_eight_devices(make_model):
+    functions, params = make_model(1, num_layers=1)
+    method, options = parse_method("bpd"), DecodeOptions(max_new_tokens=12)
+    texts = []
+    for mesh in (None, make_mesh(MeshConfig(data=8))):
+        decoder = Decoder(functions, params, width=3, mesh=mesh)
+        pieces = [piece for piece, _ in decoder.stream(method, PROMPT, options)]
+        texts.append(np.concatenate(pieces).tolist())
+    assert jax.device_count() == 8
+    assert texts[0] == texts[1]
+
+
+def test_a_bad_prompt_is_refused_at_once(make_model):
+    functions, params = make_model(1, num_layers=1)
+    decoder = Decoder(functions, params, width=3)
+    with pytest.raises(UserError, match="prompt 1 is empty"):
+        decoder.stream(parse_method("bpd"), np.zeros(0, np.int32), DecodeOptions())

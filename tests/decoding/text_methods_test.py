@@ -1,0 +1,158 @@
+"""Methods that draft from the text alone, by themselves and in a tree with heads."""
+
+import numpy as np
+import pytest
+
+from bpd_jax.decoding.assets import Assets
+from bpd_jax.decoding.decoder import Decoder
+from bpd_jax.decoding.generate import Task, generate
+from bpd_jax.decoding.methods import parse_method
+from bpd_jax.decoding.options import BATCHED, TREE, DecodeOptions
+from bpd_jax.drafting.drafters.lookahead import LookaheadDrafter
+from bpd_jax.drafting.drafters.prompt_lookup import PromptLookup
+from bpd_jax.errors import UserError
+
+ALONE = ["prompt_lookup:6", "lookahead:4", "lookahead:3:order=2:guesses=2"]
+SHARED = [
+    "bpd:lookup=6",
+    "zero_gram:3:lookup=2",
+    "medusa:6:lookup=7",
+    "medusa:6:search=best:lookup=3",
+    "ngram_viterbi:2:lookup=5",
+]
+
+
+def decode(model, name, prompts, options, ngram=None):
+    decoder = Decoder(*model, width=4, assets=Assets(ngram=ngram))
+    return decoder.decode(parse_method(name), prompts, options)
+
+
+def texts(generations):
+    return [generation.output_ids.tolist() for generation in generations]
+
+
+@pytest.mark.parametrize(
+    "verification, batch, name",
+    [
+        *((TREE, 3, name) for name in [*ALONE, *SHARED]),
+        *((BATCHED, 1, name) for name in [ALONE[1], *SHARED[:2], SHARED[-1]]),
+    ],
+)
+def test_the_text_is_that_of_plain_decoding(
+    verification, batch, name, make_model, make_prompts, make_ngram
+):
+    # The text alone needs no heads.
+    model = make_model(1, block_size=1 if name in ALONE else 4)
+    prompts = make_prompts([1, 5, 17])
+    options = DecodeOptions(
+        max_new_tokens=30, end_of_text=0, batch_size=batch, verification=verification
+    )
+    want = decode(model, "greedy", prompts, options)
+    got = decode(model, name, prompts, options, make_ngram())
+    assert texts(got) == texts(want)
+    assert sum(g.serial_calls for g in got) < sum(g.serial_calls for g in want)
+    for generation in got:
+        assert generation.accepted.sum() == len(generation.output_ids)
+
+
+@pytest.mark.parametrize("name", ["prompt_lookup:6", "lookahead:4", "bpd:lookup=6"])
+def test_sampled_texts_are_the_same_too(name, make_model, make_prompts):
+    model = make_model(1)
+    prompts = make_prompts([1, 5, 17])
+    options = DecodeOptions(max_new_tokens=30, temperature=0.5, batch_size=3)
+    want = decode(model, "greedy", prompts, options)
+    got = decode(model, name, prompts, options)
+    assert texts(got) == texts(want)
+
+
+def test_a_shared_tree_never_needs_more_calls(make_model, make_prompts):
+    model = make_model(1)
+    prompts = make_prompts([4, 4, 9])
+    options = DecodeOptions(max_new_tokens=30, batch_size=3)
+    calls = {
+        name: [g.serial_calls for g in decode(model, name, prompts, options)]
+        for name in ("bpd", "prompt_lookup:6", "bpd:lookup=6")
+    }
+    assert sum(calls["bpd:lookup=6"]) < sum(calls["bpd"])
+    assert sum(calls["bpd:lookup=6"]) < sum(calls["prompt_lookup:6"])
+
+
+def test_prompt_lookup_on_texts_that_repeat_themselves(scripted_model):
+    model = scripted_model((4, 5, 6) * 12, right=())
+    drafter = PromptLookup(5)
+    options = DecodeOptions(max_new_tokens=17, batch_size=2)
+    prompts = [np.array([6, 4, 5, 6, 4]), np.array([9])]
+    long, short = generate(Task(model, {}, drafter, options), prompts)
+    # The prompt repeats itself already: all five copied tokens are right, always.
+    assert long.output_ids.tolist() == [5, 6, 4] * 5 + [5, 6]
+    assert long.accepted.tolist() == [6, 6, 5]
+    assert long.drafts.tolist() == [[5, 6, 4, 5, 6, 4]] * 3
+    # Here nothing comes twice before the fourth token.
+    assert short.output_ids.tolist() == [4, 5, 6] * 5 + [4, 5]
+    assert short.accepted.tolist() == [1, 1, 1, 6, 6, 2]
+    nothing = [-1] * 5
+    assert short.drafts.tolist() == [
+        [4, *nothing],
+        [5, *nothing],
+        [6, *nothing],
+        *[[4, 5, 6, 4, 5, 6]] * 3,
+    ]
+    assert short.nodes.tolist() == [1, 1, 1, 6, 6, 6]
+
+
+def test_prompt_lookup_is_wrong_where_the_text_takes_a_turn(scripted_model):
+    script = (1, 2, 3, 1, 2, 4, 4, 4, 4, 4, 4, 4)
+    model = scripted_model(script, right=())
+    options = DecodeOptions(max_new_tokens=10)
+    task = Task(model, {}, PromptLookup(3), options)
+    [generation] = generate(task, [np.array([9])])
+    assert generation.output_ids.tolist() == list(script[:10])
+    # `1 2 3 1` is drafted and `1 2` accepted; then `4` is new.
+    assert generation.accepted.tolist() == [1, 1, 1, 2, 1, 4]
+    assert generation.proposed.tolist()[3:] == [
+        [1, 2, 3, 1],
+        [4, -1, -1, -1],
+        [4, 4, 4, 4],
+    ]
+
+
+def test_lookahead_on_a_script(scripted_model):
+    """The scripted model says what is right wherever it is asked."""
+    cycle = np.random.default_rng(0).permutation(40)
+    script = tuple(int(token) for token in np.tile(cycle, 5))
+    model = scripted_model(script, right=())
+    window, order = 5, 3
+    options = DecodeOptions(max_new_tokens=60)
+    task = Task(model, {}, LookaheadDrafter(window, order, 2), options)
+    [generation] = generate(task, [np.array([49])])
+    assert generation.output_ids.tolist() == list(script[:60])
+    # At first the window is wrong everywhere, then only its older level, and `10` is
+    # accepted. That moves the columns by one: now all are right but the one that took
+    # up the rear, and the path goes to `13`.
+    assert generation.accepted[:3].tolist() == [1, 2, 5]
+    assert generation.block_efficiency > 2
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("prompt_lookup:4:match=33", "match=33 is not the most tokens that prompt"),
+        ("lookahead:4:order=1", "order=1 is not length of lookahead's n-grams, 2"),
+        ("prompt_lookup:4:k=2", "'k=2' is no setting of prompt_lookup, which takes m"),
+        ("bpd:lookup=0", "lookup=0 is not draft tokens of prompt lookup"),
+    ],
+)
+def test_odd_settings_are_refused(name, message):
+    with pytest.raises(UserError, match=message):
+        parse_method(name)
+
+
+def test_what_cannot_be_made_is_refused(make_model):
+    decoder = Decoder(*make_model(0), width=4)
+    with pytest.raises(UserError, match="checks 1200 tokens in every serial call"):
+        decoder.drafter(parse_method("lookahead:200"))
+    speculative = DecodeOptions(temperature=1.0, acceptance="speculative")
+    with pytest.raises(UserError, match="cannot share a tree with prompt lookup"):
+        decoder.drafter(parse_method("medusa:8:lookup=4"), speculative)
+    # Drafts that are chosen without chance can.
+    decoder.drafter(parse_method("zero_gram:2:lookup=4"), speculative)

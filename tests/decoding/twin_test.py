@@ -1,0 +1,164 @@
+"""The loop against plain Python: lists, no cache, the whole text read at every step.
+
+The twin lists all paths of the lattice, picks drafts by sorting, asks the model for its
+next token after every prefix of every draft by reading the text from its beginning, and
+keeps the longest draft that is right.
+"""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bpd_jax.decoding.assembly import typical_accuracies
+from bpd_jax.decoding.decoder import Decoder
+from bpd_jax.decoding.methods import parse_method
+from bpd_jax.decoding.options import BATCHED, TREE, DecodeOptions
+from bpd_jax.drafting.searches.topology import expected_tree
+
+BLOCK, WIDTH, NEW_TOKENS, END = 4, 3, 20, 0
+
+
+class Reader:
+    """What the model says after any text, read from its beginning."""
+
+    def __init__(self, model):
+        functions, params = model
+
+        @jax.jit
+        def read(tokens, last):
+            positions = jnp.arange(64)[None]
+            mask = jnp.tril(jnp.ones((1, 64, 64), bool))
+            hidden, _ = functions.forward(params, tokens[None], positions, mask)
+            state = hidden[:, last]
+            heads = functions.block_candidates(params, state, BLOCK, WIDTH)
+            return functions.greedy_tokens(params, state)[0], *(x[0] for x in heads)
+
+        @functools.cache
+        def after(text):
+            tokens = jnp.zeros(64, jnp.int32).at[jnp.arange(len(text))].set(text)
+            return [np.asarray(x).tolist() for x in read(tokens, len(text) - 1)]
+
+        self._after = after
+
+    def next_token(self, text):
+        return self._after(tuple(text))[0]
+
+    def heads(self, text):
+        """Candidates, log-probabilities and entropies of heads 2 … L."""
+        return self._after(tuple(text))[1:]
+
+
+def best_paths(reader, text, count):
+    """The best of all paths, as drafts."""
+    tokens, scores, _ = reader.heads(text)
+    first = reader.next_token(text)
+    paths = itertools.product(range(WIDTH), repeat=BLOCK - 1)
+    total = {path: sum(scores[j][r] for j, r in enumerate(path)) for path in paths}
+    best = sorted(total, key=total.get, reverse=True)[:count]
+    return [[first, *(tokens[j][r] for j, r in enumerate(path))] for path in best]
+
+
+def medusa_paths(reader, text, nodes):
+    """The root and every node of Medusa's tree as a draft of its own."""
+    tokens, _, _ = reader.heads(text)
+    first = reader.next_token(text)
+    topology = expected_tree(typical_accuracies(BLOCK), nodes)
+    paths = [(), *(n for n in topology.choices if len(n) < BLOCK and max(n) < WIDTH)]
+    return [[first, *(tokens[j][r] for j, r in enumerate(path))] for path in paths]
+
+
+def prefixes(drafts):
+    """Each different one with the best rank of the drafts that begin with it."""
+    found = {}
+    for rank, draft in enumerate(drafts):
+        for length in range(1, len(draft) + 1):
+            found.setdefault(tuple(draft[:length]), rank)
+    return found
+
+
+def onward(prefix, ranks):
+    """From a prefix along the best-ranked child of each."""
+    while True:
+        children = [p for p in ranks if len(p) == len(prefix) + 1 and p[:-1] == prefix]
+        if not children:
+            return list(prefix)
+        prefix = min(children, key=ranks.get)
+
+
+def twin(reader, propose, prompt):
+    """Decodes one prompt; a list of what each serial call did."""
+    text, calls = list(prompt), []
+    while len(text) < len(prompt) + NEW_TOKENS and END not in text[len(prompt) :]:
+        ranks = prefixes(propose(reader, text))
+        right = [
+            prefix
+            for prefix in ranks
+            if all(
+                reader.next_token([*text, *prefix[:n]]) == prefix[n]
+                for n in range(len(prefix))
+            )
+        ]
+        longest = max(map(len, right))
+        best = min((p for p in right if len(p) == longest), key=ranks.get)
+        emitted = list(best)[: len(prompt) + NEW_TOKENS - len(text)]
+        if END in emitted:
+            emitted = emitted[: emitted.index(END) + 1]
+        root = min((p for p in ranks if len(p) == 1), key=ranks.get)
+        calls.append(
+            {
+                "drafts": onward(best, ranks),
+                "accepted": len(emitted),
+                "ranks": ranks[best],
+                "proposed": onward(root, ranks),
+                "nodes": len(ranks),
+                "entropies": [0.0, *reader.heads(text)[2]],
+            }
+        )
+        text += emitted
+    return text[len(prompt) :], calls
+
+
+PROPOSALS = {
+    "bpd": functools.partial(best_paths, count=1),
+    "zero_gram:3": functools.partial(best_paths, count=3),
+    "medusa:8": functools.partial(medusa_paths, nodes=8),
+}
+
+
+@pytest.fixture(scope="module")
+def reader(make_model):
+    return Reader(make_model(4, BLOCK))
+
+
+@pytest.mark.parametrize("verification", [TREE, BATCHED])
+@pytest.mark.parametrize("name", PROPOSALS)
+def test_the_loop_equals_its_twin(make_model, make_prompts, reader, name, verification):
+    functions, params = make_model(4, BLOCK)
+    prompts = make_prompts([5, 1, 12, 7], seed=1)
+    options = DecodeOptions(
+        max_new_tokens=NEW_TOKENS,
+        end_of_text=END,
+        batch_size=4,
+        verification=verification,
+    )
+    decoder = Decoder(functions, params, width=WIDTH)
+    outputs = decoder.decode(parse_method(name), prompts, options)
+    ranks = []
+    for prompt, got in zip(prompts, outputs, strict=True):
+        text, calls = twin(reader, PROPOSALS[name], prompt.tolist())
+        assert got.output_ids.tolist() == text
+        assert got.serial_calls == len(calls)
+        for field in ("accepted", "ranks", "nodes"):
+            want = [call[field] for call in calls]
+            assert getattr(got, field).tolist() == want, field
+        for field in ("drafts", "proposed"):
+            want = [call[field] + [-1] * (BLOCK - len(call[field])) for call in calls]
+            assert getattr(got, field).tolist() == want, field
+        want = [call["entropies"] for call in calls]
+        np.testing.assert_allclose(got.entropies, want, atol=1e-4)
+        ranks += [call["ranks"] for call in calls]
+    assert name == "bpd" or max(ranks) > 0

@@ -1,0 +1,155 @@
+"""Trees and chains beside each other: the same outcome of every serial call."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bpd_jax.decoding.assets import Assets
+from bpd_jax.decoding.choice import row_keys
+from bpd_jax.decoding.decoder import Decoder
+from bpd_jax.decoding.loop import Weights, decode_with_host, prefill
+from bpd_jax.decoding.methods import parse_method
+from bpd_jax.decoding.options import BATCHED, TREE, DecodeOptions, StepOptions
+from bpd_jax.decoding.verification import verify
+from bpd_jax.drafting.drafters.blockwise import BlockwiseDrafter
+from bpd_jax.drafting.lattice import Drafts
+from bpd_jax.drafting.rescorers.viterbi import ViterbiRescorer
+from bpd_jax.drafting.tree import from_drafts
+
+
+@pytest.mark.parametrize(
+    "name", ["zero_gram:4", "zero_gram:6:search=best", "medusa:8", "ngram_device:3"]
+)
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_both_layouts_take_the_same_steps(
+    make_model, make_prompts, make_ngram, name, temperature
+):
+    functions, params = make_model(6, num_layers=1)
+    decoder = Decoder(functions, params, width=3, assets=Assets(ngram=make_ngram()))
+    options = DecodeOptions(
+        max_new_tokens=20, end_of_text=0, batch_size=4, temperature=temperature
+    )
+    tree, chains = (
+        decoder.decode(
+            parse_method(name),
+            make_prompts([4, 11, 1, 7]),
+            dataclasses.replace(options, verification=verification),
+        )
+        for verification in (TREE, BATCHED)
+    )
+    for a, b in zip(tree, chains, strict=True):
+        for field in ("output_ids", "drafts", "accepted", "ranks", "proposed", "nodes"):
+            np.testing.assert_array_equal(getattr(a, field), getattr(b, field), field)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """All that `verify` asks of a drafter."""
+
+    max_depth: int
+    max_nodes: int
+    max_drafts: int
+
+
+def test_every_node_is_read_after_its_own_prefix(make_model):
+    """Both layouts give what the model says after the text and the node's path."""
+    functions, params = make_model(7)
+    rng = np.random.default_rng(0)
+    drafts = rng.integers(0, 3, (2, 5, 4))
+    drafts[:, :, 0] = 1
+    scores = np.array([[0.0] * 5, [0.0, 0.0, 0.0, -np.inf, -np.inf]])
+    tree = from_drafts(Drafts(jnp.asarray(drafts, jnp.int32), jnp.asarray(scores)))
+    prompts = jnp.asarray(rng.integers(0, 13, (2, 8)), jnp.int32)
+    lengths = jnp.array([5, 8])
+    start = prefill(
+        functions,
+        Weights(params),
+        Decoder(functions, params, width=3).drafter(parse_method("bpd")),
+        prompts,
+        lengths,
+        lengths + 4,
+        row_keys(0, jnp.arange(2)),
+        options=StepOptions(),
+        max_calls=4,
+    )
+    run = jax.jit(verify, static_argnums=(0, 4, 5))
+    read = jax.jit(functions.forward)
+    for verification in (TREE, BATCHED):
+        found = run(functions, params, start.cache, tree, Sizes(4, 20, 5), verification)
+        for row in range(2):
+            valid = np.asarray(found.tree.valid[row])
+            wanted = {
+                tuple(draft[:n])
+                for draft in drafts[row][np.isfinite(scores[row])].tolist()
+                for n in range(1, 5)
+            }
+            paths = []
+            for node in np.flatnonzero(valid):
+                path, at = [], node
+                while at >= 0:
+                    path.insert(0, int(found.tree.tokens[row, at]))
+                    at = int(found.tree.parents[row, at])
+                paths.append(tuple(path))
+                text = [*prompts[row, : lengths[row]].tolist(), *path]
+                padded = (
+                    jnp.zeros((1, 12), jnp.int32)
+                    .at[0, : len(text)]
+                    .set(jnp.asarray(text))
+                )
+                mask = jnp.tril(jnp.ones((1, 12, 12), bool))
+                hidden, new = read(params, padded, jnp.arange(12)[None], mask)
+                last = len(text) - 1
+                np.testing.assert_allclose(
+                    found.hidden[row, node], hidden[0, last], atol=1e-4
+                )
+                np.testing.assert_allclose(
+                    found.new.keys[:, row, node], new.keys[:, 0, last], atol=1e-4
+                )
+            # Every prefix once.
+            assert sorted(paths) == sorted(wanted)
+
+
+@dataclasses.dataclass(frozen=True)
+class Watched(BlockwiseDrafter):
+    """Keeps the prefixes of what it proposed, for every row of every call."""
+
+    seen: list = dataclasses.field(default_factory=list, compare=False)
+
+    def propose(self, seen, arrays):
+        tree = super().propose(seen, arrays)
+        rows = []
+        for row in range(tree.tokens.shape[0]):
+            paths = {-1: ()}
+            for node in range(tree.size):
+                above = paths[int(tree.parents[row, node])]
+                paths[node] = (*above, int(tree.tokens[row, node]))
+            rows.append({paths[n] for n in np.flatnonzero(tree.valid[row])})
+        self.seen.append(rows)
+        return tree
+
+
+def test_nodes_are_the_different_prefixes(make_model, make_ngram):
+    pytest.importorskip("numba")
+    functions, params = make_model(8, num_layers=1)
+    drafter = Watched(ViterbiRescorer(make_ngram(), 5), 4, 3)
+    lengths = jnp.array([3, 6, 1])
+    state = prefill(
+        functions,
+        Weights(params),
+        drafter,
+        jnp.asarray(np.random.default_rng(1).integers(1, 13, (3, 6)), jnp.int32),
+        lengths,
+        lengths + jnp.array([10, 6, 0]),
+        row_keys(0, jnp.arange(3)),
+        options=StepOptions(),
+        max_calls=10,
+    )
+    end = decode_with_host(functions, Weights(params), drafter, state, StepOptions())
+    calls, nodes = np.asarray(end.calls), np.asarray(end.history.nodes)
+    assert calls.tolist()[2] == 0
+    for call, rows in enumerate(drafter.seen):
+        for row in range(3):
+            assert nodes[call, row] == (len(rows[row]) if call < calls[row] else 0)

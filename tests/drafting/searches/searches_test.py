@@ -1,0 +1,158 @@
+"""Beams, exact search and best-first trees against brute force over all prefixes."""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from bpd_jax.drafting.paths.lattice import LatticePaths
+from bpd_jax.drafting.searches.beam import Beam
+from bpd_jax.drafting.searches.best_first import BestFirst
+from bpd_jax.drafting.searches.exact import ExactBest
+from bpd_jax.drafting.transitions.ngram import NGramScorer, ngram_arrays
+
+LENGTH, WIDTH = 4, 3
+ORDERS = [None, 1, 3]
+
+
+@pytest.fixture(scope="module", params=ORDERS)
+def scene(request, random_lattice, random_view, naive_steps, ngram_model):
+    """A lattice under a second opinion: what grows on it, and the definition."""
+    seed = request.param or 0
+    lattice = random_lattice(seed, batch=3, length=LENGTH, width=WIDTH)
+    view = random_view(lattice, seed)
+    model, scorer = None, None
+    if request.param is not None:
+        model = ngram_model(request.param)
+        scorer = NGramScorer(ngram_arrays(model, 0.7))
+    paths = LatticePaths(LENGTH, WIDTH, scorer)
+
+    def grow(search):
+        def run(arrays):
+            state, _ = paths.start(view, arrays, None)
+            return search.grow(paths, arrays, state, view.next_token)
+
+        return jax.device_get(jax.jit(run)(paths.arrays))
+
+    steps = [naive_steps(view, lattice, row, model, 0.7) for row in range(3)]
+    return lattice, grow, steps
+
+
+def chains_of(tree, row):
+    """The valid chains of a row."""
+    tokens = tree.tokens[row].reshape(-1, LENGTH)
+    return tokens[tree.valid[row].reshape(-1, LENGTH)[:, 0]].tolist()
+
+
+def spelt(lattice, row, picks):
+    tokens = lattice.tokens[row]
+    return [int(tokens[0, 0]), *(int(tokens[j + 1, w]) for j, w in enumerate(picks))]
+
+
+def assert_ordered(chains, lattice, row, steps, count):
+    """The best of all paths, in order; of equal ones any may come first."""
+    scores = {
+        tuple(spelt(lattice, row, picks)): score for picks, score in beam(steps, 40)
+    }
+    found = [scores[tuple(chain)] for chain in chains]
+    assert len(set(map(tuple, chains))) == len(chains)
+    want = sorted(scores.values(), reverse=True)[:count]
+    np.testing.assert_allclose(found, want, rtol=1e-6, atol=1e-4)
+
+
+def beam(steps, count):
+    """The beam search of the textbook."""
+    paths = [((), 0.0)]
+    for _ in range(LENGTH - 1):
+        longer = [
+            ((*picks, w), score + step)
+            for picks, score in paths
+            for w, step in enumerate(steps(picks))
+        ]
+        paths = sorted(longer, key=lambda path: -path[1])[:count]
+    return paths
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_beam_is_a_beam(scene, count):
+    lattice, grow, steps = scene
+    tree = grow(Beam(count))
+    for row in range(3):
+        want = [spelt(lattice, row, picks) for picks, _ in beam(steps[row], count)]
+        assert chains_of(tree, row) == want
+
+
+@pytest.mark.parametrize("search", [Beam(40), ExactBest(40)])
+def test_with_room_for_all_both_order_all_paths(scene, search):
+    lattice, grow, steps = scene
+    tree = grow(search)
+    assert tree.num_chains == WIDTH ** (LENGTH - 1) == search.max_drafts(LENGTH, WIDTH)
+    for row in range(3):
+        assert_ordered(chains_of(tree, row), lattice, row, steps[row], 27)
+
+
+def test_the_exact_search_needs_no_room(scene):
+    lattice, grow, steps = scene
+    tree = grow(ExactBest(5))
+    for row in range(3):
+        assert_ordered(chains_of(tree, row), lattice, row, steps[row], 5)
+
+
+def prefix_scores(steps):
+    """All prefixes with their probabilities' logarithms."""
+    scores = {(): 0.0}
+    for length in range(1, LENGTH):
+        for picks in itertools.product(range(WIDTH), repeat=length):
+            step = steps(picks[:-1])
+            step = step - np.log(np.exp(step).sum())
+            scores[picks] = scores[picks[:-1]] + step[picks[-1]]
+    return scores
+
+
+@pytest.mark.parametrize("count", [1, 2, 9, 60])
+def test_best_first_takes_the_most_probable_prefixes(scene, count):
+    lattice, grow, steps = scene
+    search = BestFirst(count)
+    tree = grow(search)
+    size = search.max_nodes(LENGTH, WIDTH)
+    assert tree.size == size == min(count, 40)
+    for row in range(3):
+        scores = prefix_scores(steps[row])
+        want = sorted(scores, key=lambda picks: -scores[picks])[:size]
+        assert tree.valid[row].all()
+        found = [None] * size
+        for node in range(size):
+            parent, path, at = tree.parents[row, node], [], node
+            assert parent < node
+            while at >= 0:
+                path.insert(0, int(tree.tokens[row, at]))
+                at = tree.parents[row, at]
+            assert len(path) == tree.depths[row, node] + 1
+            found[tree.ranks[row, node]] = path
+        # By rank they stand in the order of their probabilities.
+        assert found == [spelt(lattice, row, picks) for picks in want]
+    leaves = [
+        len(set(range(size)) - set(tree.parents[row].tolist())) for row in range(3)
+    ]
+    assert max(leaves) <= search.max_drafts(LENGTH, WIDTH)
+
+
+def test_repeated_and_impossible_candidates_are_left_out(random_lattice, random_view):
+    lattice = random_lattice(1, batch=1, length=3)
+    tokens, log_probs = lattice.tokens.copy(), lattice.log_probs.copy()
+    tokens[0, 1, 2] = tokens[0, 1, 0]
+    log_probs[0, 2, 1] = -np.inf
+    lattice = type(lattice)(tokens, log_probs, lattice.entropies)
+    view = random_view(lattice)
+    paths = LatticePaths(3, 3)
+    state, _ = paths.start(view, None, None)
+
+    def grow(search):
+        return search.grow(paths, None, state, view.next_token)
+
+    tree = jax.jit(lambda: grow(BestFirst(13)))()
+    # The certain token, two after it, and two after each of these.
+    assert int(tree.valid.sum()) == 1 + 2 + 4
+    chains = jax.jit(lambda: grow(Beam(9)))()
+    assert int(chains.valid.sum()) == 4 * 3

@@ -1,0 +1,77 @@
+"""Figures about drafts, against answers that are worked out by hand."""
+
+import numpy as np
+import pytest
+
+from bpd_jax.evaluation.statistics import draft_statistics, repetition
+
+NAN = np.nan
+
+
+def test_the_example_of_the_docstring():
+    drafts = np.array([[7, 7, 7, 8], [1, 2, 3, 4]])
+    assert repetition(drafts) == (pytest.approx(1 / 3), 2.0)
+
+
+@pytest.mark.parametrize(
+    "drafts, share, run",
+    [
+        ([[5, 5], [5, 6]], 1 / 2, 1.5),
+        # A run ends where another token stands, and the longest one counts.
+        ([[5, 5, 6, 6, 6, 5]], 3 / 5, 3.0),
+        # Padding repeats nothing.
+        ([[5, -1, -1], [5, 6, -1]], 0.0, 1.0),
+        ([[5], [5]], None, None),
+        ([[5, -1], [6, -1]], None, None),
+    ],
+)
+def test_repetition(drafts, share, run):
+    assert repetition(np.array(drafts)) == (pytest.approx(share), run)
+
+
+def test_statistics_are_over_all_calls_of_all_prompts(make_generation):
+    first = make_generation(
+        [1] * 5,
+        2,
+        proposed=np.array([[5, 5, 5, 6], [1, 2, 3, 4]]),
+        accepted=np.array([4, 1]),
+        nodes=np.array([10, 6]),
+        ranks=np.array([0, 3]),
+        entropies=np.array([[0, 1.0, 2.0, NAN], [0, 4.0, NAN, NAN]]),
+    )
+    second = make_generation(
+        [1] * 2,
+        1,
+        proposed=np.array([[7, 7, -1, -1]]),
+        accepted=np.array([2]),
+        nodes=np.array([2]),
+        ranks=np.array([0]),
+        entropies=np.array([[0, 4.0, NAN, NAN]]),
+    )
+    found = draft_statistics([first, second])
+    assert found.nodes == 6.0
+    assert found.rank == 1.0
+    assert found.repeated == pytest.approx((2 + 0 + 1) / (3 + 3 + 1))
+    assert found.longest_run == (3 + 1 + 2) / 3
+    # Of head 2 three times, of head 3 once, of head 4 never.
+    assert found.entropies == (3.0, 2.0)
+    assert found.accepted == pytest.approx((1 / 3, 1 / 3, 0, 1 / 3))
+
+
+def test_plain_decoding_has_no_drafts_to_speak_of(make_generation):
+    found = draft_statistics([make_generation([1, 2, 3], 3)])
+    assert (found.nodes, found.rank, found.accepted) == (1.0, 0.0, (1.0,))
+    assert (found.repeated, found.longest_run, found.entropies) == (None, None, ())
+
+
+def test_statistics_of_a_real_model(results):
+    """They agree with the shapes and bounds that theory gives."""
+    bpd = draft_statistics(results["bpd"].generations)
+    several = draft_statistics(results["zero_gram:3"].generations)
+    oracle = draft_statistics(results["oracle"].generations)
+    assert bpd.nodes == 4.0
+    assert 4.0 < several.nodes <= 1 + 3 * 3
+    assert (len(bpd.entropies), len(bpd.accepted)) == (3, 4)
+    assert all(0 < entropy <= np.log(13) for entropy in bpd.entropies)
+    np.testing.assert_allclose(sum(bpd.accepted), 1)
+    assert oracle.accepted[0] <= several.accepted[0] <= bpd.accepted[0]
