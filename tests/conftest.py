@@ -1,6 +1,12 @@
-"""Eight virtual CPU devices for every test, set before jax is imported."""
+"""Eight virtual CPU devices for every test, and a trained model for those that decode.
+
+The devices are set before jax is imported.
+"""
 
 import os
+import pathlib
+
+import pytest
 
 # Tests compile far longer than they compute, so code is compiled quickly, not well.
 _XLA_FLAGS = (
@@ -11,3 +17,52 @@ _XLA_FLAGS = (
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_XLA_FLAGS])
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A folder with `run`, a small trained model with its n-gram model.
+
+    Nobody may write into it. `texts` is what it was trained on, and `plain` is a run
+    folder of a model without block heads.
+    """
+    pytest.importorskip("seqio")
+    from bpd_jax.data.spec import TextTask
+    from bpd_jax.models.config import (
+        BlockHeadsConfig,
+        BlockwiseConfig,
+        TransformerConfig,
+    )
+    from bpd_jax.ngrams.build import Settings, build
+    from bpd_jax.training.config import OptimizerConfig, TrainConfig
+    from bpd_jax.training.trainer import train
+
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "texts").mkdir()
+    for number in range(12):
+        lines = [f"{number} times {k} is {number * k}." for k in range(20)]
+        (folder / "texts" / f"{number}.txt").write_text("\n".join(lines))
+    texts = str(folder / "texts" / "*.txt")
+    heads = BlockHeadsConfig(4, hidden=8)
+    for name, model_heads, steps in (("run", heads, 60), ("plain", None, 2)):
+        config = TrainConfig(
+            model=BlockwiseConfig(
+                TransformerConfig(270, 1, 16, 32, num_heads=2, max_length=96),
+                model_heads,
+            ),
+            task=TextTask("text_files", texts, "bpe:270", validation_fraction=0.25),
+            optimizer=OptimizerConfig(learning_rate=1e-2),
+            batch_size=8,
+            length=32,
+            steps=steps,
+        )
+        train(config, folder / name)
+    build(
+        Settings(
+            output=str(folder / "run" / "ngram"),
+            text=texts,
+            order=3,
+            vocabulary=str(folder / "run"),
+        )
+    )
+    return folder

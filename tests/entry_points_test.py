@@ -3,19 +3,15 @@
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
 
 import pytest
 
-from bpd_jax.data.spec import TextTask
-from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
-from bpd_jax.ngrams.build import Settings, build
-from bpd_jax.training.config import OptimizerConfig, TrainConfig
-from bpd_jax.training.trainer import train
+from bpd_jax.decoding.methods import describe_methods
 
-pytest.importorskip("seqio")
 ROOT = pathlib.Path(__file__).parent.parent
 
 FIELDS = [
@@ -29,35 +25,33 @@ FIELDS = [
 ]
 
 
+# Runs `decode` several times in one process: importing takes longer than decoding.
+SEVERAL = """
+import contextlib, io, json, sys
+from absl import flags
+from bpd_jax import cli, decode
+done = []
+for arguments in json.loads(sys.argv[1]):
+    for name in flags.FLAGS:
+        flags.FLAGS[name].unparse()
+    sys.argv = ["decode", *arguments]
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            cli.run(decode.main)
+        except SystemExit as end:
+            status = end.code or 0
+    done.append([status, out.getvalue(), err.getvalue()])
+print(json.dumps(done))
+"""
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A folder with texts and `run`, a run folder with an n-gram model."""
+def folder(trained, tmp_path_factory):
+    """A folder of this module's own, with `run` and `plain`."""
     folder = tmp_path_factory.mktemp("entry")
-    (folder / "texts").mkdir()
-    for number in range(12):
-        lines = [f"{number} times {k} is {number * k}." for k in range(20)]
-        (folder / "texts" / f"{number}.txt").write_text("\n".join(lines))
-    texts = str(folder / "texts" / "*.txt")
-    config = TrainConfig(
-        model=BlockwiseConfig(
-            TransformerConfig(270, 1, 16, 32, num_heads=2, max_length=48),
-            BlockHeadsConfig(4, hidden=8),
-        ),
-        task=TextTask("text_files", texts, "bpe:270", validation_fraction=0.25),
-        optimizer=OptimizerConfig(learning_rate=1e-2),
-        batch_size=8,
-        length=32,
-        steps=60,
-    )
-    train(config, folder / "run")
-    build(
-        Settings(
-            output=str(folder / "run" / "ngram"),
-            text=texts,
-            order=3,
-            vocabulary=str(folder / "run"),
-        )
-    )
+    for name in ("run", "plain"):
+        shutil.copytree(trained / name, folder / name)
     return folder
 
 
@@ -70,6 +64,24 @@ def call(folder, module, *arguments):
         text=True,
         check=False,
     )
+
+
+def decode(folder, *commands):
+    """Results of `decode` with each list of arguments."""
+    process = subprocess.run(
+        [sys.executable, "-c", SEVERAL, json.dumps(commands)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [
+        subprocess.CompletedProcess(command, *result)
+        for command, result in zip(
+            commands, json.loads(process.stdout.splitlines()[-1]), strict=True
+        )
+    ]
 
 
 def assert_refused(result, message):
@@ -150,16 +162,24 @@ def test_evaluate_proves_equality_and_writes_a_report(folder):
     lines = (output / "records.jsonl").read_text().splitlines()
     assert len(lines) == 6 * 3
     assert "4-best 3-gram" in (output / "report.html").read_text()
+    # Drafts have their own table, and a page of the report.
+    assert "neighbours" in result.stdout
+    ngram = report["methods"][4]
+    low, high = ngram["gain_interval"]
+    assert low <= ngram["gain"] <= high
+    assert ngram["nodes"] > 4
+    assert len(ngram["entropies"]) == 3
+    assert sum(ngram["accepted"]) == pytest.approx(1)
 
 
 def test_bad_input_is_refused_and_leaves_nothing(folder):
     base = ["--model=run", "--output=never.jsonl", "--max_new_tokens=8"]
-    result = call(folder, "decode", *base, "--prompt=x", "--method=medusa")
-    assert_refused(result, "unknown method 'medusa'")
+    result = call(folder, "decode", *base, "--prompt=x", "--method=medusas")
+    assert_refused(result, "unknown method 'medusas': did you mean medusa")
     result = call(folder, "decode", *base)
     assert_refused(result, "exactly one of --prompt and --prompts_file")
     result = call(folder, "decode", *base, f"--prompt={'word ' * 60}")
-    assert_refused(result, "but the model holds 48")
+    assert_refused(result, "but the model holds 96")
     shutil.copytree(folder / "run", folder / "other")
     model = json.loads((folder / "other" / "model.json").read_text())
     model["trunk"]["d_ff"] = 64
@@ -182,3 +202,121 @@ def test_bad_input_is_refused_and_leaves_nothing(folder):
     assert not (folder / "never.jsonl").exists()
     result = call(folder, "evaluate", "--model=nowhere")
     assert_refused(result, "nowhere is not a folder")
+
+
+def test_help_lists_the_methods_without_a_model(folder):
+    result = call(folder, "decode", "--method=help")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == describe_methods()
+
+
+def test_one_prompt_is_answered_as_its_tokens_come(folder):
+    base = ["--model=run", "--prompt=3 times", "--max_new_tokens=16"]
+    several = "--prompts_file=prompts.jsonl"
+    (folder / "prompts.jsonl").write_text('{"prompt": "3 times"}\n{"prompt": "4"}\n')
+    streamed, steps, batch, written = results = decode(
+        folder,
+        [*base, "--method=ngram:4"],
+        [*base, "--method=ngram:4", "--show_steps"],
+        ["--model=run", several, "--max_new_tokens=16", "--method=ngram:4"],
+        [*base, "--method=ngram:4", "--output=one.jsonl"],
+    )
+    for result in results:
+        assert result.returncode == 0, result.stderr
+    [record] = [json.loads(line) for line in (folder / "one.jsonl").open()]
+    text = "3 times" + record["text"]
+    summary = "ngram:4: 16 tokens in "
+    assert streamed.stdout.startswith(f"{text}\n")
+    assert f"\n{summary}" in streamed.stdout
+    assert steps.stdout.startswith(f"{text}\n")
+    assert f"ngram:4, prompt 1: 16 tokens in {record['serial_calls']}" in steps.stdout
+    assert batch.stdout.startswith(f"{text}\n")
+    assert written.stdout.startswith(summary)
+    assert written.stdout.endswith("; written to one.jsonl\n")
+
+
+def test_sampling_stop_texts_and_gin(folder):
+    base = ["--model=run", "--max_new_tokens=20"]
+    prompt = "--prompt=3 times 4 is"
+    sampling = ["--temperature=0.8", "--top_p=0.9", "--seed=5"]
+    gin = ["--gin_file=gin_configs/runs/decode.gin", "--gin.METHOD='medusa:8'"]
+    results = decode(
+        folder,
+        [*base, prompt, "--method=greedy"],
+        [*base, prompt, "--stop=.", "--stop=times 9"],
+        [*base, prompt, "--method=medusa:8", "--acceptance=speculative", *sampling],
+        [*base, prompt, "--method=medusa:8", "--acceptance=typical", *sampling],
+        [*base, prompt, *gin, "--gin.DecodeOptions.max_new_tokens=6"],
+        ["--model=run", prompt, *gin, "--gin.DecodeOptions.max_new_tokens=6"],
+    )
+    for result in results:
+        assert result.returncode == 0, result.stderr
+    whole, stopped, speculative, typical, overridden, by_gin = (
+        result.stdout for result in results
+    )
+    text = whole.removesuffix(whole[whole.rindex("greedy: ") :]).rstrip("\n")
+    assert "." in text
+    assert stopped.startswith(text[: text.index(".")] + "\n")
+    assert "LOSSY" not in speculative
+    assert "(typical acceptance: LOSSY)" in typical
+    # A flag that is given comes after the file.
+    assert "\nmedusa:8: 20 tokens in " in overridden
+    assert "\nmedusa:8: 6 tokens in " in by_gin
+
+
+def test_auto_says_what_it_chose_and_why(folder):
+    """A model without heads has few methods to choose from."""
+    [result] = decode(
+        folder,
+        [
+            "--model=plain",
+            "--prompt=1 2 1 2 1 2",
+            "--method=auto",
+            "--max_new_tokens=8",
+        ],
+    )
+    assert result.returncode == 0, result.stderr
+    chosen = re.match(
+        r"auto: (greedy: drafting does not pay|prompt_lookup:\d, pred)", result.stdout
+    )
+    assert chosen
+    assert "predicted" in result.stdout.splitlines()[0]
+    assert re.search(
+        r"^(greedy|prompt_lookup:\d): 8 tokens in \d serial", result.stdout, re.M
+    )
+
+
+def test_bad_settings_are_refused_in_one_sentence(folder):
+    base = ["--model=run", "--prompt=3 times", "--max_new_tokens=8"]
+    refused = {
+        "alpha is -1": ["--alpha=-1"],
+        "alpha=-1 is not weight of the second opinion": ["--method=ngram:alpha=-1"],
+        "lattice_width is 271: it must lie between 1 and the": ["--lattice_width=271"],
+        "asks for 300 candidates, but the vocabulary has 270": [
+            "--method=zero_gram:4:k=300"
+        ],
+        "asks for 9 drafts, but the lattice of 4 heads and 2 candidates has 8 paths": [
+            "--method=zero_gram:9:k=2"
+        ],
+        "'p=3' is no setting of ngram, which takes k": ["--method=ngram:p=3"],
+        "needs a small language model": ["--method=neural"],
+        "typical acceptance samples: give a temperature": ["--acceptance=typical"],
+        "a stop text is empty": ["--stop="],
+        "top_p is 1.5": ["--temperature=1", "--top_p=1.5"],
+        "DecodeOptions.max_tokens": [
+            "--gin_file=gin_configs/runs/decode.gin",
+            "--gin.DecodeOptions.max_tokens=3",
+        ],
+        "method bpd:heads=2 has nothing to draft from: train heads": [
+            "--model=plain",
+            "--method=bpd:heads=2",
+        ],
+        "needs an n-gram model: build one with": [
+            "--model=plain",
+            "--method=ngram",
+            "--ngram=",
+        ],
+    }
+    results = decode(folder, *([*base, *flags] for flags in refused.values()))
+    for message, result in zip(refused, results, strict=True):
+        assert_refused(result, message)

@@ -167,10 +167,10 @@ class Assembly:
 
     def _plain_ngram(self, method: Method) -> bool:
         """Whether an n-gram engine does all that the method asks for."""
-        search = method.search in (None, "exact")
-        return (
-            method.kind in ("ngram", "ngram_device") and search and not method.adaptive
-        )
+        if method.kind not in ("ngram", "ngram_device"):
+            return False
+        beyond = method.adaptive or method.normalise
+        return method.search in (None, "exact") and not beyond
 
     def _rescorer(self, engine: str, method: Method) -> _Engine:
         ngram = self._assets.need("ngram", method.name)
@@ -196,7 +196,7 @@ class Assembly:
             case "ngram" | "ngram_device" | "medusa_ngram":
                 alpha = self._alpha if method.alpha is None else method.alpha
                 scorer = self._ngram_scorer(method, alpha, method.slope or 0.0)
-                return LatticePaths(block, width, scorer)
+                return LatticePaths(block, width, scorer, _normalise(method))
             case "neural" | "medusa_neural" | "neural_ngram":
                 return self._neural_paths(method, block, width, reach)
             case "draft_model":
@@ -236,9 +236,10 @@ class Assembly:
         weight = Weight.of(alpha, method.slope or 0.0)
         if method.kind == "markov":
             arrays = MarkovArrays(weight, refiner.params)
-            return LatticePaths(block, width, MarkovScorer(arrays))
-        scorer = RecurrentScorer(refiner.params)
-        return RefinedPaths(LatticePaths(block, width), scorer, weight)
+            scorer = MarkovScorer(arrays)
+            return LatticePaths(block, width, scorer, _normalise(method))
+        recurrent = RecurrentScorer(refiner.params)
+        return RefinedPaths(LatticePaths(block, width), recurrent, weight)
 
     def _ngram_scorer(
         self, method: Method, alpha: float, slope: float = 0.0
@@ -278,7 +279,7 @@ class Assembly:
         if search == "greedy":
             return Beam(1)
         if search == "beam":
-            return Beam(count)
+            return Beam(count, _normalise(method))
         if search == "best":
             return BestFirst(nodes)
         if search == "static" and method.kind == "draft_model":
@@ -292,6 +293,13 @@ class Assembly:
                 "many states; use search=beam."
             )
         return ExactBest(method.count)
+
+
+def _normalise(method: Method) -> bool:
+    """Whether scores are probabilities: by default those of trained refiners."""
+    if method.normalise is None:
+        return method.kind in ("markov", "recurrent")
+    return bool(method.normalise)
 
 
 def typical_accuracies(block_size: int) -> tuple[tuple[float, ...], ...]:

@@ -79,7 +79,7 @@ KINDS = {
             "{size}-best {order}-gram",
             "drafts P",
             1,
-            (*_ALPHA, *_TREE, "adaptive"),
+            (*_ALPHA, *_TREE, "adaptive", "normalise"),
         ),
         Kind(
             "ngram_device",
@@ -88,7 +88,7 @@ KINDS = {
             "{size}-best {order}-gram (device)",
             "drafts P",
             1,
-            (*_ALPHA, *_TREE, "adaptive"),
+            (*_ALPHA, *_TREE, "adaptive", "normalise"),
         ),
         Kind(
             "ngram_viterbi",
@@ -124,7 +124,7 @@ KINDS = {
             "{size}-best neural",
             "drafts P",
             1,
-            (*_ALPHA, *_TREE, "mode"),
+            (*_ALPHA, *_TREE, "mode", "normalise"),
         ),
         Kind(
             "neural_ngram",
@@ -133,7 +133,7 @@ KINDS = {
             "{size}-best neural + {order}-gram",
             "drafts P",
             1,
-            (*_ALPHA, *_TREE, "beta"),
+            (*_ALPHA, *_TREE, "beta", "normalise"),
         ),
         Kind(
             "markov",
@@ -142,7 +142,7 @@ KINDS = {
             "{size}-best Markov head",
             "drafts P",
             1,
-            (*_ALPHA, *_TREE),
+            (*_ALPHA, *_TREE, "normalise"),
         ),
         Kind(
             "recurrent",
@@ -151,7 +151,7 @@ KINDS = {
             "{size}-best recurrent head",
             "drafts P",
             1,
-            (*_ALPHA, *_TREE),
+            (*_ALPHA, *_TREE, "normalise"),
         ),
         Kind(
             "medusa",
@@ -169,7 +169,7 @@ KINDS = {
             "Medusa tree of {size}, {order}-gram",
             "nodes M",
             32,
-            (*_ALPHA, *_TREE, "adaptive"),
+            (*_ALPHA, *_TREE, "adaptive", "normalise"),
         ),
         Kind(
             "medusa_neural",
@@ -178,7 +178,7 @@ KINDS = {
             "Medusa tree of {size}, neural",
             "nodes M",
             32,
-            (*_ALPHA, *_TREE, "mode"),
+            (*_ALPHA, *_TREE, "mode", "normalise"),
         ),
         Kind(
             "hydra",
@@ -277,6 +277,11 @@ class Method:
     )
     adaptive: int | None = _setting(
         "1 mixes in the bigrams of the text so far", int, lambda value: value in (0, 1)
+    )
+    normalise: int | None = _setting(
+        "1 normalises scores among the candidates of a path, 0 does not",
+        int,
+        lambda value: value in (0, 1),
     )
     lookup: int | None = _count("draft tokens of prompt lookup in the same tree")
     match: int | None = _setting(

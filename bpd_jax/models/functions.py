@@ -69,9 +69,7 @@ class ModelFunctions:
         del params
         return hidden
 
-    def embed(
-        self, params: Params, tokens: Int[Array, "..."]
-    ) -> Float[Array, "... D"]:
+    def embed(self, params: Params, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
         """Token embeddings, without positions."""
         return BlockwiseLM(self.config).apply(
             {"params": params}, tokens, method="embed"

@@ -70,11 +70,10 @@ def test_script_ends_at_its_first_end_of_text(scripted_model):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("seed", [0, 1])
 def test_every_method_decodes_the_text_of_plain_decoding(
-    make_model, make_prompts, make_ngram, seed, temperature
+    make_model, make_prompts, make_ngram, temperature
 ):
-    functions, params = make_model(seed)
+    functions, params = make_model(0)
     prompts = make_prompts([1, 5, 17, 33, 8])
     options = DecodeOptions(
         max_new_tokens=40, temperature=temperature, end_of_text=0, batch_size=2
@@ -137,6 +136,36 @@ def test_prompts_that_do_not_fit_are_refused(make_model):
         decoder.decode(bpd, [fitting, np.ones(61, np.int32)], options)
     with pytest.raises(UserError, match="prompt 1 is empty"):
         decoder.decode(bpd, [np.zeros(0, np.int32)], options)
+    with pytest.raises(UserError, match=r"has token ids outside 0 … 12: encode it"):
+        decoder.decode(bpd, [np.array([1, 13])], options)
+    with pytest.raises(UserError, match=r"has token ids outside 0 … 12"):
+        decoder.decode(bpd, [np.array([-1, 1])], options)
+    for prompt in (np.array([1.5, 2.0]), np.array([[1, 2]]), np.array(["a"])):
+        with pytest.raises(UserError, match="prompt 1 is no list of token ids"):
+            decoder.decode(bpd, [prompt], options)
+    with pytest.raises(UserError, match="shorten the prompt to 0 tokens"):
+        decoder.decode(bpd, [fitting], DecodeOptions(max_new_tokens=170))
+
+
+@pytest.mark.parametrize("acceptance", ["speculative", "typical"])
+def test_the_oracle_knows_only_what_exact_acceptance_decodes(make_model, acceptance):
+    functions, params = make_model(0)
+    decoder = Decoder(functions, params, width=4)
+    options = DecodeOptions(temperature=1.0, acceptance=acceptance)
+    with pytest.raises(UserError, match=f"text that {acceptance} acceptance would not"):
+        decoder.decode(parse_method("oracle"), [np.array([1])], options)
+
+
+def test_prompts_may_be_lists(make_model):
+    functions, params = make_model(0)
+    decoder = Decoder(functions, params, width=4)
+    options = DecodeOptions(max_new_tokens=5)
+    a, b = (
+        decoder.decode(parse_method("bpd"), [prompt], options)[0]
+        for prompt in ([1, 2, 3], np.array([1, 2, 3]))
+    )
+    assert a.input_ids.dtype == np.int32
+    assert a.output_ids.tolist() == b.output_ids.tolist()
 
 
 def test_no_prompts_give_no_texts(make_model):

@@ -121,6 +121,12 @@ def test_everything_must_fit_the_model(make_model, make_ngram):
         ({"acceptance": "speculative"}, "give a temperature above 0"),
         ({"verification": "none"}, "verification is 'none': choose from tree"),
         ({"stop": ("",)}, "a stop text is empty"),
+        ({"stop": "end"}, "stop is one text, 'end': give a tuple"),
+        ({"temperature": float("inf")}, "temperature is inf"),
+        ({"top_p": 1.5}, "top_p is 1.5"),
+        ({"acceptance": "typical"}, "typical acceptance samples"),
+        ({"typical_epsilon": -0.1}, "typical_epsilon is -0.1"),
+        ({"typical_delta": 1.5}, "typical_delta is 1.5"),
     ],
 )
 def test_bad_options_are_refused(fields, message):

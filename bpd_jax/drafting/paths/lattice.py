@@ -3,6 +3,7 @@
 import dataclasses
 
 import flax.struct
+import jax
 import jax.numpy as jnp
 
 from bpd_jax.drafting.interface import View
@@ -39,11 +40,16 @@ class LatticePaths:
       block_size: L.
       width: W, candidates of a head (the paper's k).
       scorer: the second opinion, or None for the heads alone.
+      normalise: whether scores are normalised among the candidates after every node, so
+        that a path's score says how probable it is. Refiners that were trained as
+        distributions after every token want it; the paper's sums of log-probabilities
+        do without.
     """
 
     block_size: int
     width: int
     scorer: TransitionScorer | None = None
+    normalise: bool = False
 
     @property
     def arrays(self) -> PyTree:
@@ -66,6 +72,8 @@ class LatticePaths:
         transitions, nodes = None, jnp.zeros_like(view.next_token)
         if self.scorer is not None:
             transitions = self.scorer.transitions(arrays, lattice, view)
+            if self.normalise:
+                transitions = _normalised(lattice, transitions)
             nodes = transitions.start
         state = LatticeState(
             lattice, distinct_scores(lattice), transitions, nodes[:, None]
@@ -103,3 +111,10 @@ class LatticePaths:
         if state.transitions is None:
             return best_drafts(state.lattice, num_drafts)
         return best_paths(state.lattice, state.transitions, num_drafts)
+
+
+def _normalised(lattice: Lattice, transitions: Transitions) -> Transitions:
+    """Adds to the scores what makes the candidates after a node sum to 1."""
+    heads = distinct_scores(lattice)[:, 1:, None]
+    total = jax.nn.logsumexp(heads + transitions.scores, axis=-1, keepdims=True)
+    return dataclasses.replace(transitions, scores=transitions.scores - total)

@@ -17,9 +17,12 @@ class Beam:
 
     Attributes:
       num_drafts: P.
+      normalise: whether candidates are normalised after every path, so that a score is
+        a probability: right for refiners that were trained so.
     """
 
     num_drafts: int = 1
+    normalise: bool = False
 
     def max_nodes(self, block_size: int, width: int) -> int:
         """Different prefixes of P paths."""
@@ -34,7 +37,7 @@ class Beam:
     ) -> DraftTree:
         """Returns the paths as chains, best first."""
         count = self.max_drafts(model.block_size, model.width)
-        levels = grow_best(model, arrays, state, first, count, normalise=False)
+        levels = grow_best(model, arrays, state, first, count, normalise=self.normalise)
         at = jnp.broadcast_to(jnp.arange(count), (first.shape[0], count))
         tokens = []
         for level in reversed(levels):

@@ -1,0 +1,165 @@
+"""The Python interface: texts in, texts out."""
+
+import types
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bpd_jax import api
+from bpd_jax.data.spec import SMALLEST_VOCABULARY
+from bpd_jax.data.tokenizer import train_bpe
+from bpd_jax.decoding.assets import Assets
+from bpd_jax.decoding.methods import Method
+from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.errors import UserError
+
+PROMPTS = ["3 times 4 is", "7", ""]
+
+
+@pytest.fixture(scope="module")
+def lm(trained):
+    return api.load(str(trained / "run"))
+
+
+@pytest.fixture(scope="module")
+def bytes_lm():
+    """Nothing but a tokenizer whose tokens are the bytes."""
+    tokenizer = train_bpe(["a"], SMALLEST_VOCABULARY)
+    return api.LanguageModel(types.SimpleNamespace(tokenizer=tokenizer), Assets())
+
+
+def test_every_method_completes_texts_alike(lm):
+    plain = api.generate(lm, PROMPTS, "greedy", max_new_tokens=20, batch_size=3)
+    drafted = api.generate(lm, PROMPTS, "medusa:8", max_new_tokens=20, batch_size=3)
+    assert [c.text for c in drafted] == [c.text for c in plain]
+    assert [c.block_efficiency for c in plain] == [1.0] * 3
+    for completion in drafted:
+        generation = completion.generation
+        assert completion.method == Method("medusa", 8)
+        tokens, calls = len(generation.output_ids), generation.serial_calls
+        assert completion.block_efficiency == tokens / calls
+        ids = [t for t in generation.output_ids if t != lm.loaded.tokenizer.end_of_text]
+        assert completion.text == lm.loaded.tokenizer.decode(ids)
+    assert any(c.block_efficiency > 1 for c in drafted)
+
+
+def test_a_prompt_may_be_token_ids(lm):
+    ids = lm.encode(PROMPTS[0])
+    assert ids[0] == lm.loaded.tokenizer.end_of_text
+    texts = {
+        api.generate(lm, [prompt], "bpd", max_new_tokens=8)[0].text
+        for prompt in (PROMPTS[0], ids, ids.tolist(), tuple(ids.tolist()))
+    }
+    assert len(texts) == 1
+
+
+def test_a_text_ends_before_a_stop_text(lm):
+    [whole] = api.generate(lm, PROMPTS[:1], max_new_tokens=30)
+    stop = whole.text[4:6]
+    [one] = api.generate(lm, PROMPTS[:1], max_new_tokens=30, stop=stop)
+    [several] = api.generate(lm, PROMPTS[:1], max_new_tokens=30, stop=["#", stop])
+    assert one.text == several.text == whole.text[: whole.text.index(stop)]
+    # Decoding ended there too.
+    assert len(one.generation.output_ids) < len(whole.generation.output_ids)
+
+
+@pytest.mark.parametrize(
+    "options", [{"temperature": 0.9, "seed": 3}, {"stop": ("s 4 is 4", "####")}]
+)
+def test_pieces_of_a_stream_are_the_text(lm, options):
+    [whole] = api.generate(lm, PROMPTS[:1], "medusa:8", max_new_tokens=24, **options)
+    pieces = list(api.stream(lm, PROMPTS[0], "medusa:8", max_new_tokens=24, **options))
+    assert "".join(pieces) == whole.text
+    assert len(pieces) > 1
+
+
+def test_each_asset_comes_from_the_run_folder_or_from_its_argument(lm, trained):
+    assert lm.assets.ngram.order == 3
+    plain = api.load(str(trained / "plain"), ngram=str(trained / "run" / "ngram"))
+    assert plain.assets.ngram.sizes == lm.assets.ngram.sizes
+    assert api.load(str(trained / "plain")).assets.ngram is None
+
+
+@pytest.mark.parametrize(
+    "keywords, message",
+    [
+        ({"tokens": 8}, r"there is no option 'tokens': choose from \['temperature'"),
+        ({"method": "nothing"}, "unknown method 'nothing'"),
+        ({"method": "neural"}, "needs a small language model"),
+        ({"lattice_width": 271, "method": "zero_gram"}, "lattice_width is 271"),
+        ({"alpha": -1.0}, "alpha is -1"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ({"max_new_tokens": 96}, "prompt 1 has .* tokens, but the model holds 96"),
+    ],
+)
+@pytest.mark.parametrize("many", [True, False])
+def test_bad_input_is_refused_at_once(lm, keywords, message, many):
+    # A stream says so before its first piece is asked for.
+    run, prompts = (api.generate, PROMPTS) if many else (api.stream, PROMPTS[0])
+    with pytest.raises(UserError, match=message):
+        run(lm, prompts, **keywords)
+
+
+@pytest.mark.parametrize(
+    "prompt, message",
+    [
+        ([], "prompt 1 is empty"),
+        ([1, 270], r"token ids outside 0 … 269"),
+        ([1.5], "no list of token ids"),
+        ([[1, 2]], "no list of token ids"),
+    ],
+)
+def test_prompts_that_are_no_tokens_are_refused(lm, prompt, message):
+    with pytest.raises(UserError, match=message):
+        api.generate(lm, [prompt])
+
+
+def test_an_unknown_asset_is_refused(trained):
+    with pytest.raises(
+        UserError, match="there is no asset 'ngrams': choose from ngram"
+    ):
+        api.load(str(trained / "run"), ngrams="x")
+
+
+def pieces_of(bytes_lm, text, cuts, stop=()):
+    """What is shown of a text that is decoded in pieces of so many bytes."""
+    tokens = np.array(bytes_lm.loaded.tokenizer.encode(text))
+    parts = np.split(tokens, sorted(cut for cut in cuts if cut < len(tokens)))
+    last = object()
+    stream = [(part, None) for part in parts[:-1]] + [(parts[-1], last)]
+    options = DecodeOptions(
+        stop=stop, end_of_text=bytes_lm.loaded.tokenizer.end_of_text
+    )
+    shown = list(api.visible_pieces(bytes_lm, iter(stream), options))
+    assert [generation for _, generation in shown if generation is not None] == [last]
+    return [piece for piece, _ in shown]
+
+
+def test_half_a_character_waits_for_its_other_half(bytes_lm):
+    """é has two bytes, 漢 three and 🙂 four."""
+    assert pieces_of(bytes_lm, "aé漢🙂", [2, 4, 7]) == ["a", "é", "漢", "🙂"]
+
+
+def test_half_a_stop_text_waits_too(bytes_lm):
+    # The longest stop text has three characters, so two are held back.
+    assert pieces_of(bytes_lm, "one\n\n#", [3, 4, 5], ("\n\n#",)) == ["o", "n", "e", ""]
+    assert pieces_of(bytes_lm, "one\n\nx", [4, 5], ("\n\n#",)) == ["on", "e", "\n\nx"]
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(
+    st.text("ab\né漢🙂\N{REPLACEMENT CHARACTER}", min_size=1, max_size=12),
+    st.lists(st.integers(1, 30), max_size=8, unique=True),
+    st.lists(st.text("ab\né", min_size=1, max_size=3), max_size=2),
+)
+def test_pieces_join_to_the_text_up_to_its_first_stop(bytes_lm, text, cuts, stops):
+    ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
+    decoded = text[: min(ends)] if ends else text
+    pieces = pieces_of(bytes_lm, decoded, cuts, tuple(stops))
+    tokens = bytes_lm.loaded.tokenizer.encode(decoded)
+    options = DecodeOptions(stop=tuple(stops))
+    assert "".join(pieces) == api.visible_text(bytes_lm, tokens, options)
+    if not ends:
+        assert "".join(pieces) == text
