@@ -1,47 +1,79 @@
-"""The Python in docs/ngrams.md runs as it stands, after the command above it."""
+"""The Python in the tours of docs/ runs as it stands, after the commands above it."""
 
 import os
 import pathlib
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 
 import pytest
 
+from bpd_jax.decoding.methods import KINDS, SEARCHES
+from bpd_jax.decoding.options import ACCEPTANCES, VERIFICATIONS
+
 ROOT = pathlib.Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "ngrams.md"
+NGRAMS, DECODING = ROOT / "docs" / "ngrams.md", ROOT / "docs" / "decoding.md"
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL)
+def blocks(page: pathlib.Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+def run(folder: pathlib.Path, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.slow
-def test_the_tour_runs(tmp_path: pathlib.Path) -> None:
+def test_the_tour_of_ngrams_runs(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("tensorflow")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-
-    def run(*arguments: str) -> str:
-        done = subprocess.run(
-            [sys.executable, *arguments],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    (command,) = blocks("bash")
+    (command,) = blocks(NGRAMS, "bash")
     words = shlex.split(command.replace("\\\n", "").partition("\npython ")[2])
-    built = run(*words)
+    built = run(tmp_path, *words)
     assert "before pruning" in built
-    program = "\n".join(blocks("python"))
-    printed = run("-c", program)
+    printed = run(tmp_path, "-c", "\n".join(blocks(NGRAMS, "python")))
     scores = [float(found) for found in re.findall(r"^refined +(\S+)", printed, re.M)]
     assert len(scores) == 3
     assert scores == sorted(scores, reverse=True)
     drawn = (tmp_path / "runs" / "tour" / "lattice.html").read_text()
     assert drawn.count('class="path"') == 4  # two in the legend, two in the picture
+
+
+@pytest.mark.slow
+def test_the_tour_of_decoding_runs(trained: pathlib.Path, tmp_path: pathlib.Path):
+    """On a model that takes seconds to train, in the place of `make demo`'s."""
+    shutil.copytree(trained / "run", tmp_path / "runs" / "demo")
+    printed = run(tmp_path, "-c", "\n".join(blocks(DECODING, "python")))
+    replayed = re.findall(r"^ngram:4:alpha=\S+ +(\S+) tokens per", printed, re.M)
+    assert len(replayed) == 4
+    assert all(float(efficiency) >= 1 for efficiency in replayed)
+    assert re.search(r"^(greedy: drafting does not pay|\S+, predicted)", printed, re.M)
+    assert "8 devices, same texts: True" in printed
+
+
+def test_the_tour_of_decoding_names_everything() -> None:
+    text = DECODING.read_text()
+    rows = {
+        row.split("`")[1].partition(":")[0]: row
+        for row in text.splitlines()
+        if row.startswith("| `")
+    }
+    for kind in KINDS.values():
+        row = rows.pop(kind.name)
+        assert kind.summary in row
+        assert row.endswith(f"| {kind.reference} |")
+    assert set(rows) == {*SEARCHES, *ACCEPTANCES}
+    for layout in VERIFICATIONS:
+        assert f'"{layout}"' in text
+    for command in " ".join(blocks(DECODING, "bash")).split("python -m ")[1:]:
+        assert command.startswith("bpd_jax.decode --")

@@ -1,13 +1,14 @@
 """From prompts to texts: batching, timing, and what the loop's state says."""
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bpd_jax.decoding.choice import row_keys
 from bpd_jax.decoding.loop import Weights, decode_loop, prefill
@@ -18,7 +19,7 @@ from bpd_jax.drafting.interface import Drafter
 from bpd_jax.errors import UserError
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.partitioning import BATCH_SPEC
-from bpd_jax.typing import Params, PyTree
+from bpd_jax.typing import Array, Params, PyTree
 
 # Prompts are padded to a multiple of this, so that few shapes are compiled.
 _PADDING = 32
@@ -86,10 +87,19 @@ class Task:
     give: Callable[[Sequence[int], int, int], PyTree] | None = None
     mesh: Mesh | None = None
 
-    @property
+    @functools.cached_property
     def weights(self) -> Weights:
-        """What the jitted code reads."""
-        return Weights(self.params, self.drafter.arrays, self.stops)
+        """What the jitted code reads, on the devices that read it."""
+        arrays = (self.drafter.arrays, self.stops)
+        if self.mesh is not None:
+            everywhere = NamedSharding(self.mesh, PartitionSpec())
+
+            def placed(leaf: Array) -> Array:
+                there = isinstance(getattr(leaf, "sharding", None), NamedSharding)
+                return leaf if there else jax.device_put(leaf, everywhere)
+
+            arrays = jax.tree.map(placed, arrays)
+        return Weights(self.params, *arrays)
 
     def rows(self, count: int) -> int:
         """The batch that decodes `count` prompts: every device gets as many rows."""

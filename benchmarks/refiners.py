@@ -1,0 +1,112 @@
+"""Scores × searches: what each refiner yields under a greedy walk, p-best and trees.
+
+    python -m benchmarks.refiners --model=demo
+
+Decodes held-out prompts plainly and replays every method on them, so that all see the
+same lattices and nothing but drafting is computed. Block efficiencies come with paired
+bootstrap intervals of the gain over BPD. Writes one JSON file with date and versions.
+"""
+
+import dataclasses
+import json
+import pathlib
+import sys
+
+from absl import flags
+
+from bpd_jax import cli, decode_flags, files, progress
+from bpd_jax.decoding.decoder import GREEDY
+from bpd_jax.decoding.methods import parse_method
+from bpd_jax.decoding.replay import record
+from bpd_jax.evaluation.efficiency import block_efficiency, paired_interval
+from bpd_jax.evaluation.statistics import draft_statistics
+from bpd_jax.reporting import build
+
+# One row of searches for each score.
+METHODS = flags.DEFINE_list(
+    "methods",
+    [
+        *("zero_gram:1", "zero_gram:16", "zero_gram:64:search=best", "medusa:64"),
+        *("ngram:1:search=greedy", "ngram:1", "ngram:1:normalise=1"),
+        *("ngram:16:search=beam", "ngram:16", "ngram:64:search=best"),
+        *("ngram:1:adaptive=1:search=greedy", "ngram:1:adaptive=1"),
+        *("ngram:16:adaptive=1", "ngram:64:adaptive=1:search=best"),
+        *("markov:1:search=greedy", "markov:1", "markov:1:normalise=0"),
+        *("markov:16:search=beam", "markov:16", "markov:64:search=best"),
+        *("recurrent:1", "recurrent:16", "recurrent:64:search=best"),
+        *("hydra:1", "hydra:16", "hydra:64:search=best"),
+        *("neural:1", "neural:1:mode=parallel", "neural:16", "neural:16:normalise=1"),
+        *("neural:64:search=best", "neural_ngram:1", "oracle"),
+    ],
+    "methods to replay; those whose refiner is not there are left out.",
+)
+NUM_PROMPTS = flags.DEFINE_integer("num_prompts", 32, "held-out prompts.")
+PROMPT_TOKENS = flags.DEFINE_integer("prompt_tokens", 64, "tokens of each prompt.")
+OUTPUT = flags.DEFINE_string("output", "benchmarks/results/refiners.json", "file.")
+
+_NEEDS = {
+    "ngram": "ngram",
+    "markov": "markov",
+    "recurrent": "recurrent",
+    "hydra": "hydra",
+    "neural": "rescorer",
+    "neural_ngram": "rescorer",
+}
+
+
+def main() -> None:
+    """Replays, prints, writes."""
+    loaded, decoder, config = decode_flags.load(decode_flags.config())
+    methods = [parse_method("bpd"), *map(parse_method, METHODS.value)]
+    methods = [
+        method
+        for method in methods
+        if getattr(decoder.assets, _NEEDS.get(method.kind, "ngram")) is not None
+    ]
+    prompts = loaded.held_out(NUM_PROMPTS.value, PROMPT_TOKENS.value)
+    options = dataclasses.replace(config.options, batch_size=len(prompts))
+    texts = decoder.decode(GREEDY, prompts, options)
+    replay = record(decoder, texts, options, keep_hidden=True)
+    replayer = replay.decoder(width=decoder.width, alpha=decoder.alpha)
+    rows, base = {}, []
+    with progress.bar(label="replaying", total=len(methods), unit=" methods") as bar:
+        for method in methods:
+            bar.set_postfix_str(method.name, refresh=False)
+            found = replay.decode(method, replayer)
+            base = base or found
+            low, high = paired_interval(found, base)
+            efficiency = block_efficiency(found)
+            drafts = draft_statistics(found)
+            rows[method.name] = {
+                "block_efficiency": efficiency,
+                "gain_over_bpd": efficiency / block_efficiency(base) - 1,
+                "paired_interval": [low, high],
+                "nodes_per_call": drafts.nodes,
+                "equal_neighbours": drafts.repeated,
+            }
+            bar.update(1)
+    result = {
+        "command": " ".join(["python -m benchmarks.refiners", *sys.argv[1:]]),
+        "date": build.today(),
+        "device": build.device(),
+        "versions": build.versions(),
+        "prompts": len(prompts),
+        "new_tokens": options.max_new_tokens,
+        "lattice_width": decoder.width,
+        "methods": rows,
+    }
+    with files.replacing_file(pathlib.Path(OUTPUT.value)) as temporary:
+        temporary.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    print(f"{'method':<36} tokens/call  gain over BPD (paired interval)  checked")
+    for name, row in rows.items():
+        low, high = row["paired_interval"]
+        print(
+            f"{name:<36} {row['block_efficiency']:>11.2f} "
+            f"{100 * row['gain_over_bpd']:>+9.1f} % ({100 * low:+.1f} … "
+            f"{100 * high:+.1f})  {row['nodes_per_call']:>6.1f}"
+        )
+    print(f"written to {OUTPUT.value}")
+
+
+if __name__ == "__main__":
+    cli.run(main)
