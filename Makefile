@@ -4,10 +4,10 @@ BIN := .venv/bin
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test lint format clean
+.PHONY: help env demo test test-all lint format clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
 
 env: ## make .venv, once; PYTHON=/path/to/python3.12 chooses the Python
 	@PYTHON="$(PYTHON)" bash scripts/env.sh
@@ -15,7 +15,10 @@ env: ## make .venv, once; PYTHON=/path/to/python3.12 chooses the Python
 demo: env ## train a small model, decode with every method, write a report
 	@bash experiments/demo/run.sh
 
-test: lint ## lint, then every test on JOBS=2 processes
+test: lint ## lint, then the tests on JOBS=2 processes
+	$(BIN)/python -m pytest -n $(JOBS) -m "not exhaustive"
+
+test-all: lint ## the same with every method × layout × batch size × number of devices
 	$(BIN)/python -m pytest -n $(JOBS)
 
 lint: env ## ruff (rules and format) and mypy

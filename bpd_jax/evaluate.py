@@ -28,7 +28,14 @@ from bpd_jax.reporting.terminal import print_table
 
 METHODS = flags.DEFINE_list(
     "methods",
-    ["bpd", "zero_gram:16", "ngram:1", "ngram:16", "oracle"],
+    [
+        "bpd",
+        "zero_gram:16",
+        "ngram:1",
+        "ngram:16",
+        "ngram:32:search=best:adaptive=1",
+        "oracle",
+    ],
     "methods to compare with greedy decoding.",
 )
 NUM_PROMPTS = flags.DEFINE_integer("num_prompts", 32, "held-out prompts to decode.")

@@ -328,8 +328,17 @@ class Method:
           order: of the n-gram model, if there is one.
         """
         label = KINDS[self.kind].label.format(size=self.count, order=order or "n")
-        settings = ", ".join(f"{name} {value}" for name, value in self.settings)
-        return f"{label} ({settings})" if settings else label
+        settings = dict(self.settings)
+        if settings.get("search") == "best" and "-best " in label:
+            # The size counts nodes now.
+            label = label.replace(f"{self.count}-best", f"tree of {self.count},")
+            label = label[0].upper() + label[1:]
+            del settings["search"]
+        words = [
+            name if name == "adaptive" and value else f"{name} {value}"
+            for name, value in settings.items()
+        ]
+        return f"{label} ({', '.join(words)})" if words else label
 
 
 def parse_method(text: str) -> Method:

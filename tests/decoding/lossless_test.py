@@ -69,9 +69,9 @@ LENGTHS = st.lists(st.integers(1, 24), min_size=5, max_size=5)
 
 
 def often(names):
-    """All methods; those that are not named only when there is time."""
-    slow = pytest.mark.slow
-    return [n if n in names else pytest.param(n, marks=slow) for n in METHODS]
+    """All methods; those that are not named belong to the whole matrix."""
+    rest = pytest.mark.exhaustive
+    return [n if n in names else pytest.param(n, marks=rest) for n in METHODS]
 
 
 def test_every_kind_of_method_is_here():
@@ -168,7 +168,7 @@ def test_trees_in_a_batch(make_decoder, name):
     check_all(make_decoder, name, 4, batch_size=5)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize(
     "options",
@@ -214,7 +214,7 @@ def test_eight_devices(make_decoder, name):
     check_all(sharded(make_decoder), name, 2, batch_size=5)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["zero_gram:4", "medusa_ngram:6:search=static"])
 def test_chains_on_eight_devices(make_decoder, name):
     check_all(sharded(make_decoder), name, 2, batch_size=5, verification=BATCHED)

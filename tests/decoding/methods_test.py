@@ -20,6 +20,11 @@ from bpd_jax.errors import UserError
             Method("ngram", 4, k=8, alpha=0.5),
             "4-best 3-gram (k 8, alpha 0.5)",
         ),
+        (
+            "ngram:32:search=best:adaptive=1",
+            Method("ngram", 32, search="best", adaptive=1),
+            "Tree of 32, 3-gram (adaptive)",
+        ),
         ("medusa:32", Method("medusa", 32), "Medusa tree of 32"),
         ("oracle", Method("oracle"), "Oracle"),
     ],

@@ -18,17 +18,17 @@ GREEDY = parse_method("greedy")
 # What is drafted does not depend on how it is verified.
 CASES = [
     ("neural:2", 3, TREE),
-    ("neural:2", 1, BATCHED),
+    pytest.param("neural:2", 1, BATCHED, marks=pytest.mark.exhaustive),
     ("neural:2:mode=parallel", 3, TREE),
     ("neural:2:lookup=6", 3, BATCHED),
-    ("neural_ngram:2", 3, TREE),
+    pytest.param("neural_ngram:2", 3, TREE, marks=pytest.mark.exhaustive),
     ("medusa_neural:6", 3, BATCHED),
     ("markov:2", 3, BATCHED),
     ("recurrent:2", 3, TREE),
     ("hydra:6:search=best", 3, TREE),
     ("hydra:2", 1, BATCHED),
     ("draft_model:2:drafts=2", 3, TREE),
-    ("draft_model:2:drafts=2", 1, BATCHED),
+    pytest.param("draft_model:2:drafts=2", 1, BATCHED, marks=pytest.mark.exhaustive),
 ]
 
 

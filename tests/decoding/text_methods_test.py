@@ -35,7 +35,10 @@ def texts(generations):
     "verification, batch, name",
     [
         *((TREE, 3, name) for name in [*ALONE, *SHARED]),
-        *((BATCHED, 1, name) for name in [ALONE[1], *SHARED[:2], SHARED[-1]]),
+        *(
+            pytest.param(BATCHED, 1, name, marks=pytest.mark.exhaustive)
+            for name in [ALONE[1], *SHARED[:2], SHARED[-1]]
+        ),
     ],
 )
 def test_the_text_is_that_of_plain_decoding(
