@@ -3,9 +3,10 @@
     python -m benchmarks.decoding --model=demo --methods=greedy,bpd,ngram:16,medusa:32
 
 Methods take turns over `--rounds`, so that their ratios hold on a noisy machine, and
-every text is compared with plain greedy decoding. The time of drafting alone, of passes
-over 1 … 128 tokens, and the memory that verification takes are measured apart. Writes
-one JSON file with machine, date and versions.
+every text is compared with plain greedy decoding: the command fails if one differs by
+more than a near tie. Running the prompts (which the time of a serial call leaves out),
+drafting alone, passes over 1 … 128 tokens, and the memory that verification takes are
+measured apart. Writes one JSON file with machine, date and versions.
 
 `--random_model=FILE` takes random weights of the sizes in a gin file instead of a run
 folder: what a call costs at that size, with texts and acceptance that mean nothing.
@@ -16,6 +17,7 @@ import json
 import pathlib
 import statistics
 import sys
+import time
 from typing import Any
 
 import jax
@@ -25,14 +27,16 @@ from absl import flags
 from bpd_jax import cli, configuration, decode_flags, files, progress
 from bpd_jax.decoding.assets import Assets
 from bpd_jax.decoding.decoder import GREEDY, Decoder
-from bpd_jax.decoding.generate import Generation
+from bpd_jax.decoding.generate import Generation, Task
 from bpd_jax.decoding.loop import decode_on_device
 from bpd_jax.decoding.methods import Method, parse_method
 from bpd_jax.decoding.options import VERIFICATIONS, DecodeConfig, DecodeOptions
 from bpd_jax.decoding.payoff import measure_drafting, measure_passes
+from bpd_jax.decoding.state import DecodeState
+from bpd_jax.decoding.verification import laid_out
 from bpd_jax.errors import UserError
-from bpd_jax.evaluation.efficiency import block_efficiency
-from bpd_jax.evaluation.equality import differences, divergence
+from bpd_jax.evaluation.efficiency import block_efficiency, paired_interval
+from bpd_jax.evaluation.equality import differences
 from bpd_jax.evaluation.statistics import draft_statistics
 from bpd_jax.models.blockwise import init_parameters
 from bpd_jax.models.config import BlockwiseConfig
@@ -88,35 +92,45 @@ def measure(
                 bar.update(1)
     found = {}
     plain = statistics.median(seconds[GREEDY])
+    bpd = Method("bpd")
+    base = texts[bpd if bpd in texts else GREEDY]
+    batch = min(options.batch_size, len(prompts))
     for method in methods:
         took = statistics.median(seconds[method])
-        calls = sum(text.serial_calls for text in texts[method])
-        # Rows of a batch share their calls.
-        call = took / calls * min(options.batch_size, len(prompts))
+        calls = [text.serial_calls for text in texts[method]]
+        # A batch takes as many turns as its slowest row.
+        begins = range(0, len(prompts), batch)
+        turns = sum(max(calls[begin : begin + batch]) for begin in begins)
+        prefill = prefill_seconds(decoder, method, prompts, options, texts[GREEDY])
+        call = (took - len(begins) * prefill) / turns
         drafting = 0.0
         if method != GREEDY:
-            batch = min(options.batch_size, len(prompts))
             drafting = measure_drafting(decoder, method, prompts[0], batch)
         apart = differences(decoder.model, decoder.params, texts[GREEDY], texts[method])
-        parted = divergence(apart, len(prompts))
+        ties = sum(difference.near_tie for difference in apart)
         found[method.name] = {
             "block_efficiency": block_efficiency(texts[method]),
+            "gain": block_efficiency(texts[method]) / block_efficiency(base) - 1,
+            "gain_over": "bpd" if bpd in texts else "greedy",
+            "paired_interval": paired_interval(texts[method], base),
             "tokens_per_second": sum(len(t.output_ids) for t in texts[method]) / took,
             "slowest_seconds": max(seconds[method]),
             "fastest_seconds": min(seconds[method]),
             "speedup": plain / took,
+            "ms_prefill": 1e3 * prefill,
             "ms_per_serial_call": 1e3 * call,
             "ms_drafting_alone": 1e3 * drafting,
             "drafting_share_of_call": drafting / call,
             "nodes_per_call": draft_statistics(texts[method]).nodes,
-            "texts_that_differ": parted.rate,
-            "of_them_near_ties": sum(difference.near_tie for difference in apart),
+            "texts_that_differ": len(apart),
+            "of_them_near_ties": ties,
             "verification": {
                 layout: verification_memory(
                     decoder,
                     method,
                     prompts,
                     dataclasses.replace(options, verification=layout),
+                    texts[GREEDY],
                 )
                 for layout in VERIFICATIONS
             },
@@ -124,18 +138,54 @@ def measure(
     return found
 
 
+def prefill_state(
+    decoder: Decoder,
+    method: Method,
+    prompts: list[np.ndarray],
+    options: DecodeOptions,
+    greedy: list[Generation],
+) -> tuple[Task, DecodeState]:
+    """The first batch before its first serial call."""
+    task = decoder.task(method, options, greedy if method.kind == "oracle" else None)
+    batch = min(options.batch_size, len(prompts))
+    state = task.prefill(
+        prompts, range(batch), task.rows(batch), options.max_new_tokens
+    )
+    return task, jax.block_until_ready(state)
+
+
+def prefill_seconds(
+    decoder: Decoder,
+    method: Method,
+    prompts: list[np.ndarray],
+    options: DecodeOptions,
+    greedy: list[Generation],
+) -> float:
+    """Median seconds of running the prompts of a batch."""
+    times = []
+    for _ in range(max(ROUNDS.value, 3)):
+        start = time.perf_counter()
+        prefill_state(decoder, method, prompts, options, greedy)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
 def verification_memory(
-    decoder: Decoder, method: Method, prompts: list[np.ndarray], options: DecodeOptions
-) -> dict[str, int]:
+    decoder: Decoder,
+    method: Method,
+    prompts: list[np.ndarray],
+    options: DecodeOptions,
+    greedy: list[Generation],
+) -> dict[str, int | str]:
     """Nodes that are laid out, and the memory of the compiled loop in bytes."""
     drafter = decoder.drafter(method)
-    chained = options.verification == "batched"
-    laid_out = drafter.max_drafts * drafter.max_depth if chained else drafter.max_nodes
-    memory = {"nodes_laid_out": laid_out}
-    if not drafter.on_device or method.kind == "oracle":
-        return memory
-    task = decoder.task(method, options)
-    state = task.prefill(prompts[:1], [0], 1, options.max_new_tokens)
+    memory: dict[str, int | str] = {
+        "nodes_laid_out": laid_out(drafter, options.verification)
+    }
+    if not drafter.on_device:
+        why = "the loop is no single program: drafts are made on the host"
+        return {**memory, "not_measured": why}
+    task, state = prefill_state(decoder, method, prompts, options, greedy)
     compiled = decode_on_device.lower(
         task.model, task.weights, task.drafter, state, options.step
     ).compile()
@@ -145,6 +195,19 @@ def verification_memory(
         "temporary_bytes": analysis.temp_size_in_bytes,
         "aliased_bytes": analysis.alias_size_in_bytes,
     }
+
+
+def errors(row: dict[str, Any]) -> int:
+    """Texts that differ from plain decoding by more than rounding."""
+    return int(row["texts_that_differ"] - row["of_them_near_ties"])
+
+
+def verdict(row: dict[str, Any]) -> str:
+    """How the texts compare with plain decoding, in words."""
+    if errors(row):
+        return f"{errors(row)} DIFFER"
+    ties = row["of_them_near_ties"]
+    return f"{ties} near ties" if ties else "equal"
 
 
 def random_model(path: str, config: DecodeConfig) -> tuple[Decoder, list[np.ndarray]]:
@@ -179,6 +242,7 @@ def main() -> None:
     methods = list(dict.fromkeys([GREEDY, *map(parse_method, METHODS.value)]))
     for method in methods:
         decoder.drafter(method)
+        decoder.check(method, prompts, options)
     found = measure(decoder, methods, prompts, options)
     batch = min(options.batch_size, len(prompts))
     length = PROMPT_TOKENS.value + options.max_new_tokens
@@ -199,14 +263,26 @@ def main() -> None:
     text = json.dumps(result, indent=2)
     with files.replacing_file(pathlib.Path(OUTPUT.value)) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
-    print(f"{'method':<36} tokens/call  ms/call  drafting  tokens/s  speed-up")
+    over = found[GREEDY.name]["gain_over"]
+    print(
+        f"{'method':<30} tokens/call  gain over {over:<16} ms/call  drafting  "
+        "tokens/s  speed-up  text"
+    )
     for name, row in found.items():
+        low, high = row["paired_interval"]
+        gain = f"{100 * row['gain']:+.1f} % ({100 * low:+.1f} … {100 * high:+.1f})"
         print(
-            f"{name:<36} {row['block_efficiency']:>11.2f} "
-            f"{row['ms_per_serial_call']:>8.2f} {row['ms_drafting_alone']:>9.2f} "
-            f"{row['tokens_per_second']:>9.0f} {row['speedup']:>9.2f}"
+            f"{name:<30} {row['block_efficiency']:>11.2f}  {gain:<26} "
+            f"{row['ms_per_serial_call']:>7.2f} {row['ms_drafting_alone']:>9.2f} "
+            f"{row['tokens_per_second']:>9.0f} {row['speedup']:>9.2f}  {verdict(row)}"
         )
     print(f"written to {OUTPUT.value} ({jax.default_backend()})")
+    wrong = [name for name, row in found.items() if errors(row)]
+    if wrong:
+        raise UserError(
+            f"texts differ from plain decoding by more than a near tie under "
+            f"{', '.join(wrong)}: these methods are not lossless here."
+        )
 
 
 if __name__ == "__main__":

@@ -16,8 +16,10 @@ from absl import flags
 
 from bpd_jax import cli, decode_flags, files, progress
 from bpd_jax.decoding.decoder import GREEDY
-from bpd_jax.decoding.methods import parse_method
+from bpd_jax.decoding.methods import Method, parse_method
+from bpd_jax.decoding.payoff import check_methods
 from bpd_jax.decoding.replay import record
+from bpd_jax.errors import UserError
 from bpd_jax.evaluation.efficiency import block_efficiency, paired_interval
 from bpd_jax.evaluation.statistics import draft_statistics
 from bpd_jax.reporting import build
@@ -38,35 +40,31 @@ METHODS = flags.DEFINE_list(
         *("neural:1", "neural:1:mode=parallel", "neural:16", "neural:16:normalise=1"),
         *("neural:64:search=best", "neural_ngram:1", "oracle"),
     ],
-    "methods to replay; those whose refiner is not there are left out.",
+    "methods to replay beside bpd; those that cannot be are left out.",
 )
 NUM_PROMPTS = flags.DEFINE_integer("num_prompts", 32, "held-out prompts.")
 PROMPT_TOKENS = flags.DEFINE_integer("prompt_tokens", 64, "tokens of each prompt.")
 OUTPUT = flags.DEFINE_string("output", "benchmarks/results/refiners.json", "file.")
 
-_NEEDS = {
-    "ngram": "ngram",
-    "markov": "markov",
-    "recurrent": "recurrent",
-    "hydra": "hydra",
-    "neural": "rescorer",
-    "neural_ngram": "rescorer",
-}
-
 
 def main() -> None:
     """Replays, prints, writes."""
     loaded, decoder, config = decode_flags.load(decode_flags.config())
-    methods = [parse_method("bpd"), *map(parse_method, METHODS.value)]
-    methods = [
-        method
-        for method in methods
-        if getattr(decoder.assets, _NEEDS.get(method.kind, "ngram")) is not None
-    ]
+    bpd = parse_method("bpd")
+    asked = dict.fromkeys([bpd, *map(parse_method, METHODS.value)])
     prompts = loaded.held_out(NUM_PROMPTS.value, PROMPT_TOKENS.value)
     options = dataclasses.replace(config.options, batch_size=len(prompts))
+    check_methods(decoder, [bpd], prompts, options)
+    methods: list[Method] = []
+    for method in asked:
+        try:
+            check_methods(decoder, [method], prompts, options)
+            methods.append(method)
+        except UserError as error:
+            print(f"left out: {error}")
     texts = decoder.decode(GREEDY, prompts, options)
-    replay = record(decoder, texts, options, keep_hidden=True)
+    width = max([decoder.width, *(method.k or 1 for method in methods)])
+    replay = record(decoder, texts, options, width=width, keep_hidden=True)
     replayer = replay.decoder(width=decoder.width, alpha=decoder.alpha)
     rows, base = {}, []
     with progress.bar(label="replaying", total=len(methods), unit=" methods") as bar:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
+from bpd_jax.data.prompts import check_not_empty
 from bpd_jax.decoding.assets import Assets
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import Generation, check_prompts
@@ -51,9 +52,17 @@ class LanguageModel:
         """Token ids of a prompt; ids are taken as they are."""
         if isinstance(prompt, str):
             return self.loaded.encode_prompt(prompt)
-        ids = np.asarray(prompt)
-        # Decoding refuses what are no whole numbers.
-        return ids.astype(np.int32) if np.issubdtype(ids.dtype, np.integer) else ids
+        try:
+            ids = np.asarray(prompt)
+        except ValueError as error:  # lists of several lengths
+            raise UserError(
+                "a prompt is no list of token ids: give a text or whole numbers."
+            ) from error
+        if not np.issubdtype(ids.dtype, np.integer):
+            return ids  # decoding refuses it
+        # Ids too large for int32 stay what they are, and are refused too.
+        cast = ids.astype(np.int32)
+        return cast if np.array_equal(cast, ids) else ids
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -113,7 +122,8 @@ def generate(
       prompts: texts or token ids.
       method: as in `--method=help`; `auto` measures which is fastest here.
       lattice_width: candidates per head (the paper's k) where the method names none.
-      alpha: weight of the second opinion where the method names none.
+      alpha: weight of the second opinion where the method names none; trained refiners
+        keep their own.
       mesh: devices over which a batch is spread; the parameters must be there.
       on_progress: called after each batch with the number of new tokens.
       **options: fields of `DecodeOptions`, such as `max_new_tokens` or `temperature`.
@@ -126,8 +136,10 @@ def generate(
     """
     decode_options = _options(lm, options)
     decoder = lm.decoder(lattice_width=lattice_width, alpha=alpha, mesh=mesh)
+    if isinstance(prompts, str):
+        raise UserError(f"prompts is one text, {prompts!r}: give a list of texts.")
+    check_not_empty(prompts)
     tokens = [lm.encode(prompt) for prompt in prompts]
-    check_prompts(decoder.model, tokens, decode_options)
     chosen = resolve(decoder, method, tokens, decode_options)
     generations = decoder.decode(
         chosen, tokens, decode_options, on_progress=on_progress
@@ -150,6 +162,7 @@ def stream(
     """Decodes one prompt and yields its text as it comes; see `generate`."""
     decode_options = _options(lm, options)
     decoder = lm.decoder(lattice_width=lattice_width, alpha=alpha)
+    check_not_empty([prompt])
     tokens = lm.encode(prompt)
     chosen = resolve(decoder, method, [tokens], decode_options)
     pieces = decoder.stream(chosen, tokens, decode_options)
@@ -163,10 +176,13 @@ def resolve(
     options: DecodeOptions,
 ) -> Method:
     """The method of a name; `auto` is measured."""
+    if not isinstance(method, str):
+        raise UserError(f"method is {method!r}: give its name, as in ngram:16.")
     parsed = parse_method(method)
     if parsed.kind == "auto":
+        check_prompts(decoder.model, prompts, options)
         return choose_method(decoder, prompts, options).method
-    decoder.drafter(parsed, options)  # what is missing is told before any work
+    decoder.check(parsed, prompts, options)  # what is missing is told before any work
     return parsed
 
 
@@ -209,5 +225,4 @@ def _options(lm: LanguageModel, fields: dict[str, Any]) -> DecodeOptions:
     fields.setdefault("end_of_text", lm.loaded.tokenizer.end_of_text)
     if isinstance(fields.get("stop"), str):
         fields["stop"] = (fields["stop"],)
-    fields["stop"] = tuple(fields.get("stop", ()))
     return DecodeOptions(**fields)

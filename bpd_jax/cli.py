@@ -52,6 +52,7 @@ def run(main: Callable[[], None]) -> None:
         logging.set_verbosity(logging.WARNING)
         main()
 
+    _show_in_help()
     try:
         arguments = rewrite_gin_arguments(sys.argv)
         app.run(guarded, argv=arguments, flags_parser=_parse)
@@ -62,6 +63,14 @@ def run(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
+
+
+def _show_in_help() -> None:
+    """Makes `--help` list every flag of ours, not only the command's own file's."""
+    for module, found in flags.FLAGS.flags_by_module_dict().items():
+        if module.startswith("bpd_jax."):
+            for flag in found:
+                flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
 
 
 def _parse(arguments: list[str]) -> list[str]:

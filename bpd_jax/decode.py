@@ -19,15 +19,16 @@ from rich.console import Console
 from rich.text import Text
 
 from bpd_jax import api, cli, decode_flags, files, progress
-from bpd_jax.data.prompts import read_prompts_file
+from bpd_jax.data.prompts import check_not_empty, read_prompts_file
 from bpd_jax.decoding.decoder import Decoder
-from bpd_jax.decoding.generate import Generation, check_prompts
-from bpd_jax.decoding.loading import LoadedModel
+from bpd_jax.decoding.generate import Generation, check_prompts, stream
+from bpd_jax.decoding.loading import TUNING, LoadedModel
 from bpd_jax.decoding.methods import Method, describe_methods, parse_method
 from bpd_jax.decoding.options import DecodeConfig
-from bpd_jax.decoding.payoff import candidate_methods, choose_method
+from bpd_jax.decoding.payoff import candidate_methods, choose_method, tuned_choice
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.compare import MethodResult
+from bpd_jax.reporting import build
 from bpd_jax.reporting.build import decode_records
 from bpd_jax.reporting.records import DecodeRecord
 from bpd_jax.reporting.terminal import print_steps
@@ -41,7 +42,7 @@ METHOD = flags.DEFINE_string(
 )
 OUTPUT = flags.DEFINE_string("output", None, "JSON Lines file, in prompt order.")
 SHOW_STEPS = flags.DEFINE_bool(
-    "show_steps", False, "print the draft of every serial call."
+    "show_steps", False, "print the winning draft of every serial call."
 )
 
 _OUTPUT_FIELDS = (
@@ -63,13 +64,15 @@ def main() -> None:
     config = decode_flags.config()
     method = parse_method(METHOD.value or config.method)
     texts = _prompts(PROMPT.value, decode_flags.PROMPTS_FILE.value)
+    if OUTPUT.value:
+        files.check_writable(OUTPUT.value)
     loaded, decoder, config = decode_flags.load(config)
     prompts = [loaded.encode_prompt(text) for text in texts]
-    check_prompts(loaded.functions, prompts, config.options)
     if method.kind == "auto":
-        method = _measured(decoder, prompts, config)
-    # What a method or a stop text lacks is told before anything is compiled.
-    decoder.task(method, config.options)
+        check_prompts(loaded.functions, prompts, config.options)
+        method = _measured(loaded, decoder, prompts, config)
+    # What cannot be done is told before anything is compiled.
+    decoder.check(method, prompts, config.options)
     if len(prompts) == 1 and not OUTPUT.value:
         generations = [_streamed(loaded, decoder, method, prompts[0], config)]
     else:
@@ -110,6 +113,7 @@ def _show(
 
 def _prompts(prompt: str | None, path: str | None) -> list[str]:
     if prompt is not None and path is None:
+        check_not_empty([prompt])
         return [prompt]
     if path is not None and prompt is None:
         return read_prompts_file(path)
@@ -117,10 +121,24 @@ def _prompts(prompt: str | None, path: str | None) -> list[str]:
 
 
 def _measured(
-    decoder: Decoder, prompts: list[np.ndarray], config: DecodeConfig
+    loaded: LoadedModel,
+    decoder: Decoder,
+    prompts: list[np.ndarray],
+    config: DecodeConfig,
 ) -> Method:
     """The method that is fastest here, with a word about why."""
-    methods = candidate_methods(decoder)
+    found = tuned_choice(
+        loaded.folder / TUNING, build.device(), config.options.batch_size
+    )
+    if found is not None:
+        print(f"auto: {found.name}, as bpd_jax.tune found on this device.")
+        return found
+    methods = candidate_methods(decoder, prompts, config.options)
+    print(
+        f"auto: trying up to {len(methods)} methods, which may take minutes; python -m "
+        "bpd_jax.tune does it once and for all.",
+        file=sys.stderr,
+    )
     with progress.bar(label="trying", total=len(methods) + 1, unit=" methods") as bar:
 
         def advance(method: Method) -> None:
@@ -143,14 +161,15 @@ def _streamed(
 ) -> Generation:
     """Decodes one prompt and prints its text as it comes."""
     lm = api.LanguageModel(loaded, decoder.assets)
+    task = decoder.prepare(method, [prompt], config.options)
     # Compiles, so that the text flows and its seconds are those of decoding.
-    for _ in decoder.stream(method, prompt, config.options):
+    for _ in stream(task, prompt):
         break
     console = Console(highlight=False, soft_wrap=True)
     console.print(Text(PROMPT.value or "", style="dim"), end="")
-    pieces = decoder.stream(method, prompt, config.options)
     found = None
-    for piece, generation in api.visible_pieces(lm, pieces, config.options):
+    pieces = api.visible_pieces(lm, stream(task, prompt), config.options)
+    for piece, generation in pieces:
         console.print(Text(piece), end="")
         sys.stdout.flush()
         found = generation or found
@@ -167,7 +186,7 @@ def _print_records(records: Sequence[DecodeRecord], *, texts: bool) -> None:
             console.print(Text(record.text))
             console.print()
         if SHOW_STEPS.value:
-            print_steps(record)
+            print_steps(record, limit=len(record.steps))
 
 
 def write_records(

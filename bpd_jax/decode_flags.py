@@ -59,7 +59,7 @@ _CONFIG = {
     flag.name: flag
     for flag in (
         flags.DEFINE_integer("lattice_width", None, "candidates per head (k); 16."),
-        flags.DEFINE_float("alpha", None, "weight of the second opinion; 1."),
+        flags.DEFINE_float("alpha", None, "weight of a refiner, unless trained for 1."),
     )
 }
 _ASSETS = {

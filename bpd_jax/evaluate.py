@@ -7,7 +7,9 @@ difference that rounding does not explain ends the run with exit status 1.
 """
 
 import json
+import math
 import pathlib
+from collections.abc import Sequence
 
 from absl import flags
 
@@ -15,11 +17,12 @@ from bpd_jax import cli, decode_flags, files
 from bpd_jax.data.prompts import read_prompts_file
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.loading import LoadedModel
-from bpd_jax.decoding.methods import parse_method
-from bpd_jax.decoding.options import EXACT, DecodeOptions
+from bpd_jax.decoding.methods import Method, parse_method
+from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.blocks import telling_block
 from bpd_jax.evaluation.compare import MethodResult, compare
+from bpd_jax.evaluation.equality import Difference
 from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.reporting import build
 from bpd_jax.reporting.html import write_html
@@ -56,8 +59,12 @@ def main() -> None:
     """Reads the flags, decodes by every method, checks, prints, writes."""
     methods = [parse_method(name) for name in METHODS.value if name.strip()]
     config = decode_flags.config()
-    _check_options(config.options)
+    _check(methods, config.options)
+    if OUTPUT.value:
+        files.check_writable(OUTPUT.value, folder=True)
     loaded, decoder, config = decode_flags.load(config)
+    output = pathlib.Path(OUTPUT.value or loaded.folder / "evaluation")
+    files.check_writable(output, folder=True)
     options = config.options
     for method in methods:
         decoder.drafter(method)
@@ -78,18 +85,22 @@ def main() -> None:
             bar.update(tokens)
 
         results = compare(decoder, methods, prompts, options, advance)
-    output = pathlib.Path(OUTPUT.value or loaded.folder / "evaluation")
     report = _write(output, loaded, decoder, options, results, source)
     print_table(report)
     print(f"report: {output / 'report.html'}")
     _fail_on_errors(results, output)
 
 
-def _check_options(options: DecodeOptions) -> None:
-    if options.acceptance != EXACT:
+def _check(methods: Sequence[Method], options: DecodeOptions) -> None:
+    """What can be refused before the model is loaded."""
+    if options.temperature != 0:
         raise UserError(
-            "methods are compared token for token, which needs --acceptance=exact: "
-            f"{options.acceptance} acceptance gives every method a text of its own."
+            "evaluate compares every method with greedy decoding: leave the "
+            "temperature at 0."
+        )
+    if any(method.kind == "auto" for method in methods):
+        raise UserError(
+            "evaluate compares methods by name: give those that auto would choose from."
         )
 
 
@@ -156,15 +167,23 @@ def _ngram_size(decoder: Decoder) -> str:
     return "none" if ngram is None else f"{sum(ngram.sizes):,}, order {ngram.order}"
 
 
+def _reason(error: Difference) -> str:
+    if math.isinf(error.gap):
+        return "where only one of the two texts ends"
+    return (
+        f"where the lower of the two tokens' logits is {error.gap:.2g} below the best, "
+        "which rounding does not explain"
+    )
+
+
 def _fail_on_errors(results: list[MethodResult], output: pathlib.Path) -> None:
     """Raises if any output differs from greedy decoding by more than rounding."""
     for result in results:
         for error in result.errors:
             raise UserError(
                 f"NOT LOSSLESS: {result.label} differs from greedy decoding on prompt "
-                f"{error.prompt_index + 1} at token {error.position + 1}, where the "
-                f"two best logits are {error.gap:.2g} apart, which rounding does not "
-                f"explain; this is a defect of bpd_jax, please report it with "
+                f"{error.prompt_index + 1} at token {error.position + 1}, "
+                f"{_reason(error)}; this is a defect of bpd_jax, please report it with "
                 f"{output / 'records.jsonl'}."
             )
 

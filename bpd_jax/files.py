@@ -10,6 +10,29 @@ from collections.abc import Iterator
 from bpd_jax.errors import UserError
 
 
+def check_writable(path: str | os.PathLike[str], *, folder: bool = False) -> None:
+    """Tells before long work that its result could not be written.
+
+    Args:
+      path: of the result; the folder that it is to lie in is made.
+      folder: whether the result is a folder.
+
+    Raises:
+      UserError: the path cannot be written, or is a folder where a file is to be, or
+        the other way round.
+    """
+    path = pathlib.Path(path)
+    if path.exists() and path.is_dir() != folder:
+        found, wanted = ("file", "folder") if folder else ("folder", "file")
+        raise UserError(f"cannot write {path}: it is a {found}; name a {wanted}.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+
+
 @contextlib.contextmanager
 def replacing_file(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     """Yields a temporary path that becomes `path` when the block succeeds.

@@ -5,7 +5,7 @@
 Decodes some held-out prompts plainly, replays all methods on them without the model,
 times passes over 1 … 128 draft tokens, and prints the predicted speed-ups. How often
 each head's candidates are right is kept in the run folder (`drafting.json`), where the
-Medusa trees of `decode` and `evaluate` find it.
+Medusa trees of `decode` and `evaluate` find it, and the choice for every batch size.
 """
 
 import dataclasses
@@ -21,7 +21,13 @@ from bpd_jax import cli, decode_flags, files, progress
 from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.decoding.loading import TUNING
 from bpd_jax.decoding.methods import Method, parse_method
-from bpd_jax.decoding.payoff import Choice, Prediction, candidate_methods, predict
+from bpd_jax.decoding.payoff import (
+    Choice,
+    Prediction,
+    candidate_methods,
+    check_methods,
+    predict,
+)
 from bpd_jax.decoding.replay import record
 from bpd_jax.errors import UserError
 from bpd_jax.reporting import build
@@ -30,8 +36,14 @@ BATCH_SIZES = flags.DEFINE_list("batch_sizes", ["1"], "prompts decoded together.
 METHODS = flags.DEFINE_list(
     "methods", [], "methods to compare; default: all that the model can do."
 )
-NUM_PROMPTS = flags.DEFINE_integer("num_prompts", 16, "held-out prompts to decode.")
+NUM_PROMPTS = flags.DEFINE_integer(
+    "num_prompts", 16, "held-out prompts to decode; at least the largest batch."
+)
 PROMPT_TOKENS = flags.DEFINE_integer("prompt_tokens", 64, "tokens of each of them.")
+
+# Of fewer tokens that a head guessed nobody learns how often it is right; and a Medusa
+# tree takes the candidates of ten ranks into account.
+_LEAST_GUESSES, _RANKS = 50, 10
 
 
 def main() -> None:
@@ -43,30 +55,35 @@ def main() -> None:
     loaded, decoder, config = decode_flags.load(decode_flags.config())
     if config.options.temperature != 0:
         raise UserError("tune decodes greedily: leave the temperature at 0.")
-    methods = methods or candidate_methods(decoder)
-    for method in methods:
-        decoder.drafter(method)
-    prompts = loaded.held_out(NUM_PROMPTS.value, PROMPT_TOKENS.value)
+    count = max(NUM_PROMPTS.value, *sizes)
+    prompts = loaded.held_out(count, PROMPT_TOKENS.value)
+    methods = methods or candidate_methods(decoder, prompts, config.options)
+    check_methods(decoder, methods, prompts, config.options)
     options = dataclasses.replace(config.options, batch_size=len(prompts))
     with decode_flags.token_bar("decoding", len(prompts), config) as bar:
         texts = decoder.decode(GREEDY, prompts, options, on_progress=bar.update)
-    widths = [decoder.width, *(method.k or 1 for method in methods)]
+    widths = [_RANKS, decoder.width, *(method.k or 1 for method in methods)]
     replay = record(decoder, texts, options, width=max(widths), keep_hidden=True)
-    choices = {}
-    total = len(sizes) * (len(methods) + 1)
+    total = len({GREEDY, *methods})
     with progress.bar(label="predicting", total=total, unit=" methods") as bar:
 
         def advance(method: Method) -> None:
             bar.set_postfix_str(method.name, refresh=False)
             bar.update(1)
 
-        for size in sizes:
-            found = predict(decoder, replay, methods, size, on_progress=advance)
-            choices[size] = Choice.among(found)
+        found = predict(decoder, replay, methods, sizes, on_progress=advance)
+    choices = {size: Choice.among(predictions) for size, predictions in found.items()}
     for size, choice in choices.items():
         _print(size, choice)
-    _write(loaded.folder / TUNING, replay.accuracies(), choices)
-    print(f"head accuracies and predictions: {loaded.folder / TUNING}")
+    path = loaded.folder / TUNING
+    try:
+        accuracies = replay.accuracies(_RANKS, _LEAST_GUESSES)
+    except UserError as error:
+        raise UserError(
+            f"{path} was not written: {error} See --num_prompts and --max_new_tokens."
+        ) from error
+    _write(path, accuracies, choices)
+    print(f"head accuracies and predictions: {path}")
 
 
 def _print(batch_size: int, choice: Choice) -> None:
@@ -79,12 +96,13 @@ def _print(batch_size: int, choice: Choice) -> None:
     table.add_column("Predicted\nspeed-up", justify="right")
     for p in choice.predictions:
         timed = p.draft_seconds is not None
+        drafting = f"{1e3 * (p.draft_seconds or 0.0):.2f}" if timed else "not timed"
         table.add_row(
             p.method.name,
-            f"{p.block_efficiency:.2f}",
+            f"{'' if p.tried else '≤ '}{p.block_efficiency:.2f}",
             str(p.nodes),
             f"{1e3 * p.pass_seconds:.2f}",
-            f"{1e3 * (p.draft_seconds or 0.0):.2f}" if timed else "not timed",
+            drafting if p.tried else "not tried",
             f"{'' if timed else '≤ '}{p.speedup:.2f}",
             style="bold" if p.method == choice.method else "",
         )

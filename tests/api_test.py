@@ -15,7 +15,7 @@ from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.errors import UserError
 
-PROMPTS = ["3 times 4 is", "7", ""]
+PROMPTS = ["3 times 4 is", "7", "2 times"]
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +91,9 @@ def test_each_asset_comes_from_the_run_folder_or_from_its_argument(lm, trained):
         ({"lattice_width": 271, "method": "zero_gram"}, "lattice_width is 271"),
         ({"alpha": -1.0}, "alpha is -1"),
         ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ({"method": 3}, "method is 3: give its name"),
+        ({"lattice_width": 2.0}, "lattice_width is 2.0: it must be a whole number"),
+        ({"stop": 3}, "stop is 3: give a tuple of texts"),
         ({"max_new_tokens": 96}, "prompt 1 has .* tokens, but the model holds 96"),
     ],
 )
@@ -106,7 +109,12 @@ def test_bad_input_is_refused_at_once(lm, keywords, message, many):
     "prompt, message",
     [
         ([], "prompt 1 is empty"),
+        ("", "prompt 1 is empty: give at least one character"),
         ([1, 270], r"token ids outside 0 … 269"),
+        ([1, 2**32 + 1], r"token ids outside 0 … 269"),
+        ([1, 2**70], "no list of token ids"),
+        ([[1], [2, 3]], "no list of token ids"),
+        (7, "no list of token ids"),
         ([1.5], "no list of token ids"),
         ([[1, 2]], "no list of token ids"),
     ],
@@ -114,6 +122,13 @@ def test_bad_input_is_refused_at_once(lm, keywords, message, many):
 def test_prompts_that_are_no_tokens_are_refused(lm, prompt, message):
     with pytest.raises(UserError, match=message):
         api.generate(lm, [prompt])
+    with pytest.raises(UserError, match=message):
+        api.stream(lm, prompt)
+
+
+def test_one_text_is_no_list_of_prompts(lm):
+    with pytest.raises(UserError, match="prompts is one text, 'hello': give a list"):
+        api.generate(lm, "hello")
 
 
 def test_an_unknown_asset_is_refused(trained):

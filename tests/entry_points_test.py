@@ -97,7 +97,7 @@ def assert_refused(result, message):
 
 def test_decode_writes_json_lines_in_prompt_order(folder):
     (folder / "prompts.jsonl").write_text(
-        '{"prompt": "3 times"}\n{"prompt": "7 times 2 is"}\n{"prompt": ""}\n'
+        '{"prompt": "3 times"}\n{"prompt": "7 times 2 is"}\n{"prompt": "5"}\n'
     )
     outputs = {}
     runs = [
@@ -129,7 +129,7 @@ def test_decode_writes_json_lines_in_prompt_order(folder):
         records = [json.loads(line) for line in lines]
         assert [list(record) for record in records] == [FIELDS] * 3
         prompts = [record["prompt"] for record in records]
-        assert prompts == ["3 times", "7 times 2 is", ""]
+        assert prompts == ["3 times", "7 times 2 is", "5"]
         for record in records:
             efficiency = len(record["output_ids"]) / record["serial_calls"]
             assert record["block_efficiency"] == pytest.approx(efficiency)
@@ -206,6 +206,10 @@ def test_bad_input_is_refused_and_leaves_nothing(folder):
     assert not (folder / "never.jsonl").exists()
     result = call(folder, "evaluate", "--model=nowhere")
     assert_refused(result, "nowhere is not a folder")
+    result = call(folder, "evaluate", "--model=nowhere", "--temperature=1")
+    assert_refused(result, "leave the temperature at 0")
+    result = call(folder, "evaluate", "--model=nowhere", "--methods=bpd,auto")
+    assert_refused(result, "evaluate compares methods by name")
 
 
 def test_help_lists_the_methods_without_a_model(folder):
@@ -295,7 +299,9 @@ def test_bad_settings_are_refused_in_one_sentence(folder):
     base = ["--model=run", "--prompt=3 times", "--max_new_tokens=8"]
     refused = {
         "alpha is -1": ["--alpha=-1"],
-        "alpha=-1 is not weight of the second opinion": ["--method=ngram:alpha=-1"],
+        "alpha=-1 is not allowed; it is weight of the second opinion": [
+            "--method=ngram:alpha=-1"
+        ],
         "lattice_width is 271: it must lie between 1 and the": ["--lattice_width=271"],
         "asks for 300 candidates, but the vocabulary has 270": [
             "--method=zero_gram:4:k=300"
@@ -307,6 +313,12 @@ def test_bad_settings_are_refused_in_one_sentence(folder):
         "needs a small language model": ["--method=neural"],
         "typical acceptance samples: give a temperature": ["--acceptance=typical"],
         "a stop text is empty": ["--stop="],
+        "prompt 1 is empty: give at least one character": ["--prompt="],
+        "seed is -1: it must be 0 … 4294967295": ["--seed=-1"],
+        "cannot write run: it is a folder; name a file": [
+            "--output=run",
+            "--model=nowhere",
+        ],
         "top_p is 1.5": ["--temperature=1", "--top_p=1.5"],
         "DecodeOptions.max_tokens": [
             "--gin_file=gin_configs/runs/decode.gin",

@@ -27,6 +27,22 @@ def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["f"]
 
 
+def test_whether_a_result_can_be_written_is_told_beforehand(tmp_path):
+    (tmp_path / "file").write_text("one")
+    for path, folder in [("file", False), ("", True), ("new/a", False), ("b", True)]:
+        files.check_writable(tmp_path / path, folder=folder)
+    for path, folder, message in [
+        ("file", True, "it is a file; name a folder"),
+        ("", False, "it is a folder; name a file"),
+        ("file/a", False, "cannot write"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            files.check_writable(tmp_path / path, folder=folder)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "new"]
+    assert (tmp_path / "file").read_text() == "one"
+    assert not list((tmp_path / "new").iterdir())
+
+
 def test_what_cannot_be_written_is_said(tmp_path):
     (tmp_path / "file").write_text("")
     with (

@@ -1,6 +1,7 @@
 """Prompts to decode: pieces of held-out documents, or lines of a user's file."""
 
 import os
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -79,11 +80,11 @@ def held_out_prompts(
 def read_prompts_file(path: str | os.PathLike[str]) -> list[str]:
     """Reads prompts: JSON Lines with the field `prompt`, or one prompt a line.
 
-    A file named `.jsonl` or `.jsonl.gz` is JSON Lines, where a prompt may be empty: the
-    model then begins a document. In any other file, blank lines are passed over.
+    A file named `.jsonl` or `.jsonl.gz` is JSON Lines. In any other file, blank lines
+    are passed over.
 
     Raises:
-      UserError: the file cannot be read, is not valid, or holds no prompt.
+      UserError: the file cannot be read, is not valid, or holds no or an empty prompt.
     """
     if readers.is_json_lines(path):
         prompts = [text for _, text in readers.read_json_field(path, "prompt")]
@@ -91,4 +92,12 @@ def read_prompts_file(path: str | os.PathLike[str]) -> list[str]:
         prompts = [text for _, text in readers.read_lines(path) if text.strip()]
     if not prompts:
         raise UserError(f"{path} holds no prompt: write one a line.")
+    check_not_empty(prompts)
     return prompts
+
+
+def check_not_empty(prompts: Sequence[object]) -> None:
+    """Raises a `UserError` for a prompt that is a text of no characters."""
+    for number, prompt in enumerate(prompts, 1):
+        if isinstance(prompt, str) and not prompt:
+            raise UserError(f"prompt {number} is empty: give at least one character.")

@@ -3,7 +3,7 @@
 import dataclasses
 
 from bpd_jax.decoding.assets import Assets, SmallModel
-from bpd_jax.decoding.methods import KINDS, MOST_DRAFTS, PARALLEL, Method
+from bpd_jax.decoding.methods import DRAFTS, MOST_DRAFTS, PARALLEL, Method
 from bpd_jax.drafting.drafters.autoregressive import AutoregressiveDrafter
 from bpd_jax.drafting.drafters.blockwise import BlockwiseDrafter
 from bpd_jax.drafting.drafters.lookahead import LookaheadDrafter
@@ -73,12 +73,16 @@ class Assembly:
         Raises:
           UserError: the method asks for something that is not there.
         """
+        if method.kind == "auto":
+            raise UserError(
+                "auto is no method of its own here: name the methods, or let decode or "
+                "generate measure which one it is (choose_method)."
+            )
         if method.lookup is None:
             return self._alone(method, temperature)
         alone = dataclasses.replace(method, lookup=None)
         first = self._alone(alone, temperature, reach=method.lookup + 1)
-        search = first.search if isinstance(first, PathDrafter) else None
-        if isinstance(search, StaticTree) and search.temperature is not None:
+        if isinstance(first, PathDrafter) and first.search.draws:
             raise UserError(
                 f"{method.name}: drafts drawn for speculative sampling cannot share a "
                 "tree with prompt lookup; leave out lookup, or use exact acceptance or "
@@ -141,7 +145,7 @@ class Assembly:
             )
         width = 1 if method.kind == "bpd" else method.k or self._width
         block = method.heads or block
-        if method.kind != "bpd" and "P" in _size_of(method):
+        if method.counts == DRAFTS:
             paths = width ** (block - 1)
             if method.count > paths:
                 raise UserError(
@@ -193,6 +197,8 @@ class Assembly:
 
     def _paths(self, method: Method, block: int, width: int, reach: int) -> PathModel:
         match method.kind:
+            case "bpd" | "zero_gram" | "medusa":
+                return LatticePaths(block, width)
             case "ngram" | "ngram_device" | "medusa_ngram":
                 alpha = self._alpha if method.alpha is None else method.alpha
                 scorer = self._ngram_scorer(method, alpha, method.slope or 0.0)
@@ -205,7 +211,7 @@ class Assembly:
                 return DraftModelPaths(block, width, reader, small.params)
             case "markov" | "recurrent" | "hydra":
                 return self._trained_paths(method, block, width)
-        return LatticePaths(block, width)
+        raise AssertionError(method.kind)
 
     def _neural_paths(
         self, method: Method, block: int, width: int, reach: int
@@ -220,6 +226,11 @@ class Assembly:
             beta = self._alpha if method.beta is None else method.beta
             ngram = self._ngram_scorer(method, beta)
         if method.mode == PARALLEL:
+            if method.normalise:
+                raise UserError(
+                    f"{method.name}: with mode=parallel a score does not depend on the "
+                    "path, so that normalise changes nothing: leave it out."
+                )
             return ParallelNeuralPaths(
                 block, width, ngram, small=reader, params=params, alpha=weight
             )
@@ -323,7 +334,3 @@ def _lookahead(method: Method) -> LookaheadDrafter:
             "guesses."
         )
     return drafter
-
-
-def _size_of(method: Method) -> str:
-    return KINDS[method.kind].size

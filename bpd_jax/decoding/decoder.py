@@ -18,7 +18,12 @@ from bpd_jax.decoding.generate import (
     stream,
 )
 from bpd_jax.decoding.methods import Method
-from bpd_jax.decoding.options import EXACT, SPECULATIVE, DecodeOptions
+from bpd_jax.decoding.options import (
+    EXACT,
+    SPECULATIVE,
+    DecodeOptions,
+    check_whole_number,
+)
 from bpd_jax.decoding.stopping import StopTable
 from bpd_jax.drafting.drafters.oracle import Reference
 from bpd_jax.drafting.interface import Drafter
@@ -67,6 +72,7 @@ class Decoder:
           UserError: something does not fit the model.
         """
         vocab_size = model.config.trunk.vocab_size
+        check_whole_number("lattice_width", width)
         if not 1 <= width <= vocab_size:
             raise UserError(
                 f"lattice_width is {width}: it must lie between 1 and the vocabulary's "
@@ -77,11 +83,12 @@ class Decoder:
         self.width, self.alpha = width, alpha
         self.assets = assets or Assets()
         self.assets.check(vocab_size)
-        self._token_bytes = token_bytes
+        self.token_bytes = token_bytes
         self._assembly = Assembly(
             model, self.assets, width=width, alpha=alpha, engine=default_engine()
         )
         self._drafters: dict[tuple[Method, float | None], Drafter] = {}
+        self._stops: dict[tuple[str, ...], StopTable] = {}
 
     @property
     def ngram(self) -> NGramModel | None:
@@ -116,21 +123,65 @@ class Decoder:
         Raises:
           UserError: the method or the stop texts ask for something that is not there.
         """
-        stops = None
-        if options.stop:
-            if self._token_bytes is None:
-                raise UserError("stop texts need the model's tokenizer.")
-            texts = [text.encode() for text in options.stop]
-            stops = StopTable.of(texts, self._token_bytes())
         return Task(
             self.model,
             self.params,
             self.drafter(method, options),
             options,
-            stops,
+            self._stop_table(options.stop) if options.stop else None,
             None if reference is None else _look_up(reference),
             self.mesh,
         )
+
+    def _stop_table(self, stop: tuple[str, ...]) -> StopTable:
+        """The automaton of some stop texts, made once."""
+        if stop not in self._stops:
+            if self.token_bytes is None:
+                raise UserError("stop texts need the model's tokenizer.")
+            texts = [text.encode() for text in stop]
+            self._stops[stop] = StopTable.of(texts, self.token_bytes())
+        return self._stops[stop]
+
+    def check(
+        self, method: Method, prompts: Sequence[np.ndarray], options: DecodeOptions
+    ) -> None:
+        """Compiles and decodes nothing.
+
+        Raises:
+          UserError: `decode` cannot do what is asked: a prompt is no text of the model,
+            or too long for it or for a small model that reads along; the method or the
+            stop texts ask for something that is not there; or drafts would know the
+            noise by which they are accepted.
+        """
+        check_prompts(self.model, prompts, options)
+        if method.kind == "oracle" and options.acceptance != EXACT:
+            raise UserError(
+                f"the oracle drafts a text that {options.acceptance} acceptance would "
+                "not decode: use acceptance=exact."
+            )
+        self.task(method, options)
+        small = self._assembly.small_model(method)
+        if small is not None:
+            check_prompts(small.functions, prompts, options, "small model")
+
+    def prepare(
+        self,
+        method: Method,
+        prompts: Sequence[np.ndarray],
+        options: DecodeOptions,
+        *,
+        reference: Sequence[Generation] | None = None,
+    ) -> Task:
+        """A task that is checked, and that knows what the oracle is to know.
+
+        Takes the arguments of `decode`.
+        """
+        self.check(method, prompts, options)
+        if method.kind != "oracle":
+            return self.task(method, options)
+        if reference is None:
+            reference = self.decode(GREEDY, prompts, options)
+        return self.task(method, options, reference)
 
     def decode(
         self,
@@ -151,40 +202,14 @@ class Decoder:
             options; decoded here if not given.
           on_progress: called after each batch with the number of new tokens.
         """
-        self._check(method, prompts, options)
-        if method.kind == "oracle" and reference is None:
-            reference = self.decode(GREEDY, prompts, options)
-        task = self.task(
-            method, options, reference if method.kind == "oracle" else None
-        )
+        task = self.prepare(method, prompts, options, reference=reference)
         return generate(task, prompts, on_progress=on_progress)
 
     def stream(
         self, method: Method, prompt: np.ndarray, options: DecodeOptions
     ) -> Iterator[tuple[np.ndarray, Generation | None]]:
         """Decodes one prompt and yields tokens as they come; see `generate.stream`."""
-        self._check(method, [prompt], options)
-        reference = None
-        if method.kind == "oracle":
-            reference = self.decode(GREEDY, [prompt], options)
-        return stream(self.task(method, options, reference), prompt)
-
-    def _check(
-        self, method: Method, prompts: Sequence[np.ndarray], options: DecodeOptions
-    ) -> None:
-        """Raises a `UserError` for what a method cannot do.
-
-        Such as a text too long for a small LM that reads along, or drafts that know
-        the noise by which they are accepted.
-        """
-        if method.kind == "oracle" and options.acceptance != EXACT:
-            raise UserError(
-                f"the oracle drafts a text that {options.acceptance} acceptance would "
-                "not decode: use acceptance=exact."
-            )
-        small = self._assembly.small_model(method)
-        if small is not None:
-            check_prompts(small.functions, prompts, options, "small model")
+        return stream(self.prepare(method, [prompt], options), prompt)
 
 
 def _look_up(

@@ -35,7 +35,8 @@ class Generation:
       serial_calls: forward passes of the model; the prompt's own is not counted.
       seconds: wall time of its batch (prompt included, compilation not), divided by
         the number of prompts in it.
-      drafts: the winning draft of every serial call `[calls, L]`, -1 past its end.
+      drafts: the winning draft of every serial call `[calls, L]`, -1 past its end and
+        past the end of the text.
       accepted: how many of its tokens were emitted `[calls]`.
       ranks: its rank among the drafts `[calls]`, 0 for the best scored.
       proposed: the best-ranked draft of every call `[calls, L]`, -1 past its end.
@@ -260,6 +261,11 @@ def check_prompts(
             raise UserError(
                 f"prompt {index + 1} has token ids outside 0 … {vocab_size - 1}: "
                 "encode it with the model's own tokenizer."
+            )
+        if room < 1:
+            raise UserError(
+                f"max_new_tokens is {options.max_new_tokens}, but the {name} holds "
+                f"{model.config.trunk.max_length} tokens, prompt included: lower it."
             )
         if len(prompt) > room:
             raise UserError(

@@ -159,6 +159,8 @@ def serial_call(
     count, ended, stop_states = _stop(weights, state, tokens, accepted.count, options)
     last = jnp.maximum(count, 1) - 1
     done = state.done
+    # Where the text ends, what would have followed is neither right nor wrong.
+    beyond = ended[:, None] & (jnp.arange(tokens.shape[1]) >= count[:, None])
 
     def unless_done(new: Array, old: Array) -> Array:
         return jnp.where(done.reshape(-1, *[1] * (new.ndim - 1)), old, new)
@@ -178,7 +180,7 @@ def serial_call(
             state,
             tree,
             proposed=_first_path(tree, drafter.max_depth),
-            draft=jnp.where(accepted.path < 0, -1, tokens),
+            draft=jnp.where((accepted.path < 0) | beyond, -1, tokens),
             count=count,
             rank=accepted.rank,
             entropies=entropies,

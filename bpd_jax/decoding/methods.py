@@ -41,6 +41,7 @@ class Kind:
     settings: tuple[str, ...] = ()
 
 
+DRAFTS, NODES = "drafts P", "nodes M"
 _LATTICE = ("k", "heads")
 _ALPHA = (*_LATTICE, "alpha", "slope")
 _SEARCH = ("search",)
@@ -68,7 +69,7 @@ KINDS = {
             "the P best drafts under the heads' own scores",
             f"{_KIM}, Table 4",
             "{size}-best 0-gram",
-            "drafts P",
+            DRAFTS,
             1,
             (*_LATTICE, *_TREE),
         ),
@@ -77,7 +78,7 @@ KINDS = {
             "the P best drafts under heads and an n-gram model, by the best engine",
             f"{_KIM}, section 7.2",
             "{size}-best {order}-gram",
-            "drafts P",
+            DRAFTS,
             1,
             (*_ALPHA, *_TREE, "adaptive", "normalise"),
         ),
@@ -86,7 +87,7 @@ KINDS = {
             "the same, exact and inside the accelerator's loop",
             "bpd_jax",
             "{size}-best {order}-gram (device)",
-            "drafts P",
+            DRAFTS,
             1,
             (*_ALPHA, *_TREE, "adaptive", "normalise"),
         ),
@@ -95,7 +96,7 @@ KINDS = {
             "the same, exact on the host",
             "bpd_jax",
             "{size}-best {order}-gram (viterbi)",
-            "drafts P",
+            DRAFTS,
             1,
             (*_ALPHA, "lookup"),
         ),
@@ -104,7 +105,7 @@ KINDS = {
             "the same by OpenFst, with back-off as an epsilon arc as in the paper",
             f"{_KIM}, section 7.2",
             "{size}-best {order}-gram (fst)",
-            "drafts P",
+            DRAFTS,
             1,
             (*_LATTICE, "alpha", "lookup"),
         ),
@@ -113,7 +114,7 @@ KINDS = {
             "the same by OpenFst with failure arcs; exact",
             "bpd_jax",
             "{size}-best {order}-gram (exact fst)",
-            "drafts P",
+            DRAFTS,
             1,
             (*_LATTICE, "alpha", "lookup"),
         ),
@@ -122,7 +123,7 @@ KINDS = {
             "a small LM rescores the heads' candidates along the draft",
             f"{_KIM}, section 7.1, Algorithm 2",
             "{size}-best neural",
-            "drafts P",
+            DRAFTS,
             1,
             (*_ALPHA, *_TREE, "mode", "normalise"),
         ),
@@ -131,7 +132,7 @@ KINDS = {
             "the small LM and the n-gram model together",
             f"{_KIM}, sections 7.1 and 7.2",
             "{size}-best neural + {order}-gram",
-            "drafts P",
+            DRAFTS,
             1,
             (*_ALPHA, *_TREE, "beta", "normalise"),
         ),
@@ -140,7 +141,7 @@ KINDS = {
             "a trained low-rank bigram corrects the heads",
             "DSpark 2026",
             "{size}-best Markov head",
-            "drafts P",
+            DRAFTS,
             1,
             (*_ALPHA, *_TREE, "normalise"),
         ),
@@ -149,7 +150,7 @@ KINDS = {
             "a trained recurrent state corrects the heads along the draft",
             "Domino 2026",
             "{size}-best recurrent head",
-            "drafts P",
+            DRAFTS,
             1,
             (*_ALPHA, *_TREE, "normalise"),
         ),
@@ -158,7 +159,7 @@ KINDS = {
             "a tree of M nodes over the heads' best candidates",
             "Cai et al. 2024",
             "Medusa tree of {size}",
-            "nodes M",
+            NODES,
             32,
             (*_LATTICE, *_TREE),
         ),
@@ -167,7 +168,7 @@ KINDS = {
             "that tree over the lattice that an n-gram model has refined",
             f"{_KIM}, rebuttal",
             "Medusa tree of {size}, {order}-gram",
-            "nodes M",
+            NODES,
             32,
             (*_ALPHA, *_TREE, "adaptive", "normalise"),
         ),
@@ -176,7 +177,7 @@ KINDS = {
             "that tree over the lattice that a small LM has refined",
             f"{_KIM}, rebuttal",
             "Medusa tree of {size}, neural",
-            "nodes M",
+            NODES,
             32,
             (*_ALPHA, *_TREE, "mode", "normalise"),
         ),
@@ -185,7 +186,7 @@ KINDS = {
             "heads that see the earlier draft tokens",
             "Ankner et al. 2024",
             "{size}-best Hydra",
-            "drafts P",
+            DRAFTS,
             1,
             (*_LATTICE, *_TREE),
         ),
@@ -233,6 +234,7 @@ KINDS = {
 }
 
 SEARCHES = ("exact", "greedy", "beam", "best", "static")
+_TREE_SEARCHES = (None, "best", "static")
 SEQUENTIAL, PARALLEL = MODES = ("sequential", "parallel")
 
 
@@ -257,7 +259,7 @@ class Method:
 
     Attributes:
       kind: a key of `KINDS`.
-      size: drafts P, nodes M or draft tokens, as the kind says.
+      size: drafts P, nodes M or draft tokens; see `counts`.
     """
 
     kind: str
@@ -295,6 +297,19 @@ class Method:
     guesses: int | None = _count("n-grams that lookahead checks per serial call")
     drafts: int | None = _count("drafts of the draft model")
 
+    def __post_init__(self) -> None:
+        if self.kind.startswith("medusa") and self.search not in _TREE_SEARCHES:
+            raise UserError(
+                f"{self.name}: {self.kind} drafts a tree, so that search is static or "
+                "best."
+            )
+        several = (self.size if self.counts == DRAFTS else self.drafts) or 1
+        if self.search == "greedy" and several > 1:
+            raise UserError(
+                f"{self.name}: search=greedy drafts one path: leave the number of "
+                "drafts out or write 1."
+            )
+
     @property
     def name(self) -> str:
         """As it is written on the command line."""
@@ -313,6 +328,16 @@ class Method:
         return self.size or KINDS[self.kind].default_size
 
     @property
+    def counts(self) -> str:
+        """What the size counts: `DRAFTS`, `NODES`, what the kind says, or "".
+
+        The trees of search=best and search=static are as large as their nodes are
+        many.
+        """
+        size = KINDS[self.kind].size
+        return NODES if size == DRAFTS and self.search in ("best", "static") else size
+
+    @property
     def settings(self) -> list[tuple[str, Any]]:
         """What is set besides the size."""
         return [
@@ -329,11 +354,14 @@ class Method:
         """
         label = KINDS[self.kind].label.format(size=self.count, order=order or "n")
         settings = dict(self.settings)
-        if settings.get("search") == "best" and "-best " in label:
-            # The size counts nodes now.
-            label = label.replace(f"{self.count}-best", f"tree of {self.count},")
-            label = label[0].upper() + label[1:]
+        best = f"{self.count}-best "
+        if label.startswith(best) and self.search == "greedy":
+            label = f"Greedy walk, {label.removeprefix(best)}"
             del settings["search"]
+        elif label.startswith(best) and self.counts == NODES:
+            label = f"Tree of {self.count}, {label.removeprefix(best)}"
+            if self.search == "best":
+                del settings["search"]
         words = [
             name if name == "adaptive" and value else f"{name} {value}"
             for name, value in settings.items()
@@ -352,6 +380,12 @@ def parse_method(text: str) -> Method:
     """
     name, *parts = text.strip().split(":")
     kind = KINDS.get(name)
+    if name == "autoregressive":
+        raise UserError("the method autoregressive is called greedy now.")
+    if "@" in text:
+        raise UserError(
+            f"{text!r}: engines are methods of their own now, as in ngram_device:16."
+        )
     if kind is None:
         close = difflib.get_close_matches(name, KINDS, n=1)
         hint = (
@@ -378,7 +412,9 @@ def parse_method(text: str) -> Method:
         except ValueError:
             good = False
         if not good:
-            raise UserError(f"{text!r}: {key}={value} is not {metadata['help']}.")
+            raise UserError(
+                f"{text!r}: {key}={value} is not allowed; it is {metadata['help']}."
+            )
     return Method(name, size, **settings)
 
 

@@ -8,6 +8,22 @@ EXACT, SPECULATIVE, TYPICAL = ACCEPTANCES = ("exact", "speculative", "typical")
 TREE, BATCHED = VERIFICATIONS = ("tree", "batched")
 
 
+def check_whole_number(
+    name: str, value: object, least: int = 1, below: float = float("inf")
+) -> None:
+    """Raises a `UserError` unless `value` is an int in `least` … `below` - 1."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise UserError(f"{name} is {value!r}: it must be a whole number.")
+    if not least <= value < below:
+        most = "or more" if below == float("inf") else f"… {below - 1}"
+        raise UserError(f"{name} is {value}: it must be {least} {most}.")
+
+
+def _check_number(name: str, value: object) -> None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise UserError(f"{name} is {value!r}: it must be a number.")
+
+
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise UserError(f"{name} is {value!r}: choose from {', '.join(choices)}.")
@@ -58,7 +74,7 @@ class DecodeOptions(StepOptions):
     Attributes:
       max_new_tokens: the most tokens decoded after each prompt.
       stop: texts that end a row once they are decoded.
-      seed: of the sampling noise.
+      seed: of the sampling noise, in 0 … 2³² - 1.
       batch_size: B, prompts decoded together.
     """
 
@@ -68,22 +84,27 @@ class DecodeOptions(StepOptions):
     batch_size: int = 1
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise UserError(
-                f"max_new_tokens is {self.max_new_tokens}: it must be 1 or more."
-            )
+        check_whole_number("max_new_tokens", self.max_new_tokens)
+        check_whole_number("batch_size", self.batch_size)
+        check_whole_number("seed", self.seed, 0, 2**32)
+        if self.top_k is not None:
+            check_whole_number("top_k", self.top_k)
+        if self.end_of_text is not None:
+            check_whole_number("end_of_text", self.end_of_text, 0)
+        for name in ("temperature", "top_p", "typical_epsilon", "typical_delta"):
+            _check_number(name, getattr(self, name))
         if not 0 <= self.temperature < float("inf"):
             raise UserError(
                 f"temperature is {self.temperature}: it must be 0 (greedy) or above."
             )
-        if self.top_k is not None and self.top_k < 1:
-            raise UserError(f"top_k is {self.top_k}: it must be 1 or more.")
         if not 0 < self.top_p <= 1:
             raise UserError(f"top_p is {self.top_p}: it must be above 0 and at most 1.")
-        if self.batch_size < 1:
-            raise UserError(f"batch_size is {self.batch_size}: it must be 1 or more.")
         _check_choice("acceptance", self.acceptance, ACCEPTANCES)
         _check_choice("verification", self.verification, VERIFICATIONS)
+        if self.temperature == 0 and (self.top_k is not None or self.top_p < 1):
+            raise UserError(
+                "top_k and top_p are for sampling: give a temperature above 0."
+            )
         if self.acceptance != EXACT and self.temperature == 0:
             raise UserError(
                 f"{self.acceptance} acceptance samples: give a temperature above 0, or "
@@ -96,6 +117,11 @@ class DecodeOptions(StepOptions):
                 )
         if isinstance(self.stop, str):
             raise UserError(f"stop is one text, {self.stop!r}: give a tuple of texts.")
+        if not isinstance(self.stop, (tuple, list)) or not all(
+            isinstance(text, str) for text in self.stop
+        ):
+            raise UserError(f"stop is {self.stop!r}: give a tuple of texts.")
+        object.__setattr__(self, "stop", tuple(self.stop))
         if not all(self.stop):
             raise UserError("a stop text is empty: give at least one character.")
 
@@ -119,10 +145,19 @@ class DecodeConfig:
       options: how far and how tokens are chosen.
       method: how to draft; see `bpd_jax.decoding.methods`.
       lattice_width: W, candidates per head (the paper's k) where a method names none.
-      alpha: weight of the second opinion where a method names none.
+      alpha: weight of the second opinion where a method names none; trained refiners
+        (markov, recurrent) keep the weight of 1 that they were trained with.
     """
 
     options: DecodeOptions = DecodeOptions()
     method: str = "bpd"
     lattice_width: int = 16
     alpha: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.method, str):
+            raise UserError(
+                f"method is {self.method!r}: give its name, as in ngram:16."
+            )
+        check_whole_number("lattice_width", self.lattice_width)
+        _check_number("alpha", self.alpha)

@@ -1,18 +1,23 @@
 """Will it pay? Predicted speed of every method, from what a pass costs here.
 
 A serial call costs one pass of the model over M draft tokens and the drafting itself;
-it yields as many tokens as replay says. So
+how many calls a text takes, replay says. A batch is done when its slowest row is, so
 
-    speed-up = block efficiency · seconds of a plain call / (seconds(M) + drafting)
+    speed-up = Σ calls of the slowest row, plain · seconds of a plain call
+             / Σ calls of the slowest row · (seconds(M) + drafting)
 
-where the seconds are measured on this device, with this model, at the batch size in
-question, and the block efficiency on texts of the model's own. Whether drafting pays
-depends on all three: on an accelerator a pass over 32 tokens takes hardly longer than
-one over a single token until the batch is large; on a CPU it takes many times longer.
+with sums over batches, where the seconds are measured on this device, with this model,
+at the batch size in question, and the calls on texts of the model's own. With one row
+this is block efficiency times the ratio of the seconds. Whether drafting pays depends
+on all of them: on an accelerator a pass over 32 tokens takes hardly longer than one
+over a single token until the batch is large; on a CPU it takes many times longer.
 """
 
 import dataclasses
 import functools
+import json
+import os
+import pathlib
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -21,15 +26,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bpd_jax.decoding.assets import SmallModel
 from bpd_jax.decoding.decoder import GREEDY, Decoder
-from bpd_jax.decoding.loop import look
-from bpd_jax.decoding.methods import KINDS, Method, parse_method
+from bpd_jax.decoding.loop import Weights, look
+from bpd_jax.decoding.methods import DRAFTS, KINDS, Method, parse_method
 from bpd_jax.decoding.options import DecodeOptions
-from bpd_jax.decoding.replay import Replay, record
+from bpd_jax.decoding.replay import Replay, check_replayable, record
 from bpd_jax.decoding.state import DecodeState
+from bpd_jax.decoding.verification import laid_out
 from bpd_jax.errors import UserError
 from bpd_jax.models.attention import causal_mask
-from bpd_jax.models.cache import KVCache, commit
+from bpd_jax.models.cache import KVCache
 from bpd_jax.typing import Params
 
 # Draft tokens whose passes are timed; other sizes are interpolated.
@@ -38,6 +45,9 @@ _REPEATS = 7
 
 # A prediction is not exact: what gains less than this is not worth another method.
 _MARGIN = 1.05
+
+# Texts that `choose_method` looks at, at least, and new tokens of each, at most.
+_TRIAL_TEXTS, _TRIAL_TOKENS = 8, 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,12 +79,14 @@ class Prediction:
 
     Attributes:
       method: the method.
-      block_efficiency: by replay.
-      nodes: draft tokens of a pass, M.
+      block_efficiency: decoded tokens per serial call of a row, by replay.
+      nodes: draft tokens that a pass lays out, M.
       pass_seconds: of a pass over them.
       draft_seconds: of drafting, per serial call; None if it was not timed, because
         the method loses even if drafting costs nothing.
       speedup: over plain decoding; without `draft_seconds` an upper bound.
+      tried: whether it was replayed. If not, even the oracle with passes over as many
+        tokens is slower than another method; numbers are the oracle's, as bounds.
     """
 
     method: Method
@@ -83,6 +95,7 @@ class Prediction:
     pass_seconds: float
     draft_seconds: float | None
     speedup: float
+    tried: bool = True
 
 
 def measure_passes(
@@ -95,23 +108,14 @@ def measure_passes(
 
     Args:
       decoder: the model.
-      batch_size: B.
+      batch_size: B; with a mesh as `Task.rows` gives it.
       text_length: tokens in the cache.
       sizes: M.
     """
-    model, params = decoder.model, decoder.params
-    longest = max(sizes)
-
-    @jax.jit
-    def text() -> KVCache:
-        tokens = jnp.ones((batch_size, text_length), jnp.int32)
-        positions = jnp.broadcast_to(jnp.arange(text_length), tokens.shape)
-        mask = causal_mask(jnp.ones_like(tokens))
-        new = model.forward(params, tokens, positions, mask)[1]
-        counts = jnp.full(batch_size, text_length)
-        return commit(model.empty_cache(batch_size, text_length + longest), new, counts)
-
-    cache = text()
+    model = decoder.model
+    task = decoder.task(GREEDY, DecodeOptions(max_new_tokens=max(sizes)))
+    text = [np.ones(text_length, np.int32)] * batch_size
+    cache = task.prefill(text, range(batch_size), batch_size, 1).cache
     runs: dict[int, Callable[[], object]] = {}
     for size in sizes:
 
@@ -123,7 +127,7 @@ def measure_passes(
             hidden, _ = model.forward(params, tokens, positions, mask, cache)
             return model.greedy_tokens(params, hidden)
 
-        runs[size] = functools.partial(run, params, cache)
+        runs[size] = functools.partial(run, decoder.params, cache)
     times = _take_turns(runs)
     # A pass over more tokens is never cheaper: what seems so is noise.
     seconds, most = {}, 0.0
@@ -136,112 +140,189 @@ def measure_passes(
 def measure_drafting(
     decoder: Decoder, method: Method, prompt: np.ndarray, batch_size: int
 ) -> float:
-    """Seconds that drafting takes before one serial call."""
+    """Seconds that drafting takes before one serial call of `batch_size` rows."""
     options = DecodeOptions(max_new_tokens=1, batch_size=batch_size)
-    reference = None
+    prompts, reference = [prompt] * batch_size, None
     if method.kind == "oracle":
-        reference = decoder.decode(GREEDY, [prompt] * batch_size, options)
+        reference = decoder.decode(GREEDY, prompts, options)
     task = decoder.task(method, options, reference)
-    drafter, weights = task.drafter, task.weights
-    state = task.prefill([prompt] * batch_size, range(batch_size), batch_size, 1)
+    drafter = task.drafter
+    rows = task.rows(batch_size)
+    state = task.prefill(prompts, range(batch_size), rows, 1)
 
     @jax.jit
-    def draft_on_device(state: DecodeState) -> object:
+    def draft_on_device(weights: Weights, state: DecodeState) -> object:
         seen, memory, entropies = look(task.model, weights, drafter, state)
         return drafter.propose(seen, weights.drafter), memory, entropies
 
     look_at = jax.jit(look, static_argnames=("model", "drafter"))
 
-    def draft_on_host() -> object:
+    def draft_on_host(weights: Weights, state: DecodeState) -> object:
         seen = look_at(task.model, weights, drafter, state)[0]
         return drafter.propose(jax.device_get(seen), None)
 
-    on_device = functools.partial(draft_on_device, state)
-    run = on_device if drafter.on_device else draft_on_host
-    return _take_turns({0: run})[0]
+    draft = draft_on_device if drafter.on_device else draft_on_host
+    return _take_turns({0: functools.partial(draft, task.weights, state)})[0]
 
 
 def predict(
     decoder: Decoder,
     replay: Replay,
     methods: Sequence[Method],
-    batch_size: int,
+    batch_sizes: Sequence[int],
     *,
     on_progress: Callable[[Method], object] = lambda method: None,
-) -> list[Prediction]:
+) -> dict[int, list[Prediction]]:
     """What every method would gain over plain decoding, the best first.
+
+    Each method is replayed once for all batch sizes, or not at all where it cannot be
+    the fastest. So methods that are likely to be fast should come first.
 
     Args:
       decoder: the model, on the device in question.
-      replay: texts that it decoded.
+      replay: texts that it decoded, in the order of their batches; where they are
+        fewer than a batch, they count as one, whose slowest row is rather fast.
       methods: those to compare.
-      batch_size: prompts decoded together.
+      batch_sizes: numbers of prompts decoded together.
       on_progress: called before each method.
+
+    Returns:
+      Predictions by batch size.
     """
     prompt = replay.texts[0].input_ids
     lengths = [len(text.input_ids) + len(text.output_ids) for text in replay.texts]
-    text_length = int(statistics.median(lengths))
     drafters = {method: decoder.drafter(method) for method in (GREEDY, *methods)}
-    most = max(drafter.max_nodes for drafter in drafters.values())
-    sizes = [size for size in _SIZES if size < 2 * most]
-    costs = measure_passes(decoder, batch_size, text_length, sizes)
+    nodes = {
+        method: laid_out(drafter, replay.options.verification)
+        for method, drafter in drafters.items()
+    }
+    timed = [size for size in _SIZES if size < 2 * max(nodes.values())]
+    rows = {b: decoder.task(GREEDY, DecodeOptions()).rows(b) for b in batch_sizes}
+    costs = {
+        b: measure_passes(decoder, rows[b], int(statistics.median(lengths)), timed)
+        for b in batch_sizes
+    }
     replayer = replay.decoder(width=decoder.width, alpha=decoder.alpha)
-    plain = costs.at(1)
-    found = []
-    for method, drafter in drafters.items():
+    plain_calls = [len(text.output_ids) for text in replay.texts]
+
+    def replayed(method: Method) -> list[int]:
+        return [text.serial_calls for text in replay.decode(method, replayer)]
+
+    def speedup(b: int, method: Method, calls: list[int], drafting: float) -> float:
+        plain = _turns(plain_calls, rows[b]) * costs[b].at(1)
+        seconds = costs[b].at(nodes[method]) + drafting
+        return plain / (_turns(calls, rows[b]) * seconds)
+
+    bounded = [method for method in methods if _within_lattice(method)]
+    bound: list[int] = []
+    if bounded:
+        widest = max(method.k or decoder.width for method in bounded)
+        bound = replayed(Method("oracle", k=widest))
+    best = dict.fromkeys(batch_sizes, 1.0)
+    found: dict[int, list[Prediction]] = {b: [] for b in batch_sizes}
+    for method in drafters:
         on_progress(method)
-        texts = replay.decode(method, replayer)
-        tokens = sum(len(text.output_ids) for text in texts)
-        efficiency = tokens / max(sum(text.serial_calls for text in texts), 1)
-        seconds = costs.at(drafter.max_nodes)
-        drafting = None if method != GREEDY else 0.0
-        if drafting is None and efficiency * plain / seconds > 1:
-            drafting = measure_drafting(decoder, method, prompt, batch_size)
-        found.append(
-            Prediction(
-                method=method,
-                block_efficiency=efficiency,
-                nodes=drafter.max_nodes,
-                pass_seconds=seconds,
-                draft_seconds=drafting,
-                speedup=efficiency * plain / (seconds + (drafting or 0.0)),
-            )
+        tried = method not in bounded or any(
+            speedup(b, method, bound, 0.0) >= best[b] for b in batch_sizes
         )
-    # What was not timed comes last: it loses, by how much nobody knows.
-    return sorted(found, key=lambda p: (p.draft_seconds is None, -p.speedup))
+        calls = bound
+        if tried:
+            calls = plain_calls if method == GREEDY else replayed(method)
+        for b in batch_sizes:
+            drafting = 0.0 if method == GREEDY else None
+            if drafting is None and tried and speedup(b, method, calls, 0.0) > 1:
+                drafting = measure_drafting(decoder, method, prompt, b)
+            gain = speedup(b, method, calls, drafting or 0.0)
+            if drafting is not None and method.kind != "oracle":
+                best[b] = max(best[b], gain)
+            found[b].append(
+                Prediction(
+                    method=method,
+                    block_efficiency=sum(plain_calls) / sum(calls),
+                    nodes=nodes[method],
+                    pass_seconds=costs[b].at(nodes[method]),
+                    draft_seconds=drafting,
+                    speedup=gain,
+                    tried=tried,
+                )
+            )
+
+    def order(p: Prediction) -> tuple[bool, bool, float]:
+        """What was not timed or tried comes last: it loses, how much nobody knows."""
+        return not p.tried, p.draft_seconds is None, -p.speedup
+
+    return {b: sorted(predictions, key=order) for b, predictions in found.items()}
 
 
-def candidate_methods(decoder: Decoder) -> list[Method]:
-    """What `auto` chooses from: all that the decoder can do, in several sizes."""
+def _turns(calls: Sequence[int], rows: int) -> int:
+    """Serial calls of the slowest row of every batch, summed.
+
+    Worked example: calls 5, 3, 4 in batches of two take 5 + 4 turns.
+    """
+    return sum(max(calls[i : i + rows]) for i in range(0, len(calls), rows))
+
+
+def _within_lattice(method: Method) -> bool:
+    """Whether all its drafts are paths of the heads' lattice, as the oracle's are.
+
+    Then the oracle's calls are a bound. (Not a strict one: where heads far from the
+    end are wrong, shorter drafts may happen to end at better places; this is rare.)
+    """
+    other = method.kind in ("hydra", "oracle") or method.lookup is not None
+    settings = KINDS[method.kind].settings
+    return not other and "heads" in settings
+
+
+def candidate_methods(
+    decoder: Decoder,
+    prompts: Sequence[np.ndarray] = (),
+    options: DecodeOptions | None = None,
+) -> list[Method]:
+    """What `auto` chooses from: few of each kind, those likely to be fast first.
+
+    Args:
+      decoder: whose assets say what can be done.
+      prompts: such as will be decoded.
+      options: with which; a small LM must hold texts of that length.
+    """
     names = ["prompt_lookup:4", "prompt_lookup:8"]
     block, width = decoder.model.block_size, decoder.width
+    length = max(map(len, prompts), default=0)
+    length += options.max_new_tokens if options else 0
+
+    def holds(small: SmallModel | None) -> bool:
+        """Whether there is a small LM that can read whole texts."""
+        if small is None:
+            return False
+        return bool(small.functions.config.trunk.max_length >= length)
+
     if block > 1:
-        names += [f"bpd:heads={heads}" for heads in range(2, block, 2)] + ["bpd"]
-        names += [f"zero_gram:{drafts}" for drafts in (4, 16)]
-        names += [f"medusa:{nodes}" for nodes in (8, 16, 32, 64)]
+        names += ["bpd", "zero_gram:4", "medusa:8", "medusa:32"]
+        if block > 2:
+            names.append(f"bpd:heads={max(block // 2, 2)}")
         if decoder.assets.ngram is not None:
-            for setting in ("", ":alpha=0.5", ":k=4"):
+            for setting in ("", ":alpha=0.5"):
                 names += [f"ngram:{drafts}{setting}" for drafts in (1, 4, 16)]
                 names += [
-                    f"medusa_ngram:{nodes}:search=best:adaptive=1{setting}"
-                    for nodes in (8, 16, 32, 64)
+                    f"ngram:{nodes}:search=best:adaptive=1{setting}"
+                    for nodes in (16, 32)
                 ]
+            names += ["ngram:4:k=4", "ngram:1:alpha=0.5:slope=0.1"]
         for kind in ("markov", "recurrent", "hydra"):
             if getattr(decoder.assets, kind) is not None:
                 names += [f"{kind}:1", f"{kind}:4"]
-        if decoder.assets.rescorer is not None:
+        if holds(decoder.assets.rescorer):
             names.append("neural:1")
-    if decoder.assets.draft_model is not None:
+    if holds(decoder.assets.draft_model):
         names += ["draft_model:2", "draft_model:4"]
-    methods = [parse_method(name) for name in names]
 
     def fits(method: Method) -> bool:
         """A lattice may have fewer paths, or candidates, than a method asks for."""
-        drafts = method.count if "P" in KINDS[method.kind].size else 1
+        drafts = method.count if method.counts == DRAFTS else 1
         narrower = method.k is None or method.k < width
         return narrower and drafts <= (method.k or width) ** (block - 1)
 
-    return [method for method in methods if fits(method)]
+    return [method for method in map(parse_method, names) if fits(method)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,32 +332,48 @@ class Choice:
     Attributes:
       method: the chosen one.
       predictions: all of them, the best first.
+      note: what else there is to know, a sentence or nothing.
     """
 
     method: Method
     predictions: tuple[Prediction, ...]
+    note: str = ""
 
     @classmethod
-    def among(cls, predictions: Sequence[Prediction]) -> "Choice":
+    def among(cls, predictions: Sequence[Prediction], note: str = "") -> "Choice":
         """The fastest, unless what it gains is too little to be sure of."""
-        best = predictions[0]
-        pays = best.draft_seconds is not None and best.speedup > _MARGIN
-        return cls(best.method if pays else GREEDY, tuple(predictions))
+        found = cls(GREEDY, tuple(predictions), note)
+        best = found._best
+        if best is None or best.draft_seconds is None or best.speedup <= _MARGIN:
+            return found
+        return dataclasses.replace(found, method=best.method)
+
+    @property
+    def _best(self) -> Prediction | None:
+        """The fastest besides plain decoding and the oracle, which is but a bound."""
+        return next(
+            (p for p in self.predictions if p.method.kind not in ("greedy", "oracle")),
+            None,
+        )
 
     def __str__(self) -> str:
         """One line for people."""
-        best = next(p for p in self.predictions if p.method != GREEDY)
+        note = f" {self.note}" if self.note else ""
+        best = self._best
+        if best is None:
+            return f"greedy: there was no other method to choose from.{note}"
         timed = best.draft_seconds is not None
         drafting = f"{1e3 * (best.draft_seconds or 0.0):.2f} ms" if timed else "free"
         said = (
             f"{best.method.name}, predicted {'' if timed else 'at most '}"
             f"{best.speedup:.2f} times plain decoding (block efficiency "
-            f"{best.block_efficiency:.2f}, a call over {best.nodes} tokens "
-            f"{1e3 * best.pass_seconds:.2f} ms, drafting {drafting})"
+            f"{'' if best.tried else 'at most '}{best.block_efficiency:.2f}, a call "
+            f"over {best.nodes} tokens {1e3 * best.pass_seconds:.2f} ms, drafting "
+            f"{drafting})"
         )
         if self.method == GREEDY:
-            return f"greedy: drafting does not pay here; the best would be {said}."
-        return said + "."
+            said = f"greedy: drafting does not pay here; the best would be {said}"
+        return f"{said}.{note}"
 
 
 def choose_method(
@@ -287,38 +384,80 @@ def choose_method(
     methods: Sequence[Method] | None = None,
     on_progress: Callable[[Method], object] = lambda method: None,
 ) -> Choice:
-    """Decodes a few prompts plainly, replays all methods, and takes the fastest.
+    """Decodes a few prompts plainly, replays methods on them, and takes the fastest.
 
     Args:
       decoder: the model.
-      prompts: such as will be decoded; eight of them are looked at.
-      options: with which they will be decoded.
+      prompts: such as will be decoded; a batch of them, at least eight, is looked at.
+      options: with which they will be decoded; predictions are for greedy decoding.
       methods: to choose from; by default `candidate_methods`.
       on_progress: called before each method.
 
     Raises:
-      UserError: there are no prompts.
+      UserError: there are no prompts, or a method cannot decode or replay them.
     """
     if not prompts:
         raise UserError("--method=auto needs prompts to try methods on.")
-    methods = candidate_methods(decoder) if methods is None else methods
+    if methods is None:
+        methods = candidate_methods(decoder, prompts, options)
+    check_methods(decoder, methods, prompts, options)
     trial = dataclasses.replace(
         options,
         temperature=0.0,
         top_k=None,
         top_p=1.0,
         acceptance="exact",
-        stop=(),
-        max_new_tokens=min(options.max_new_tokens, 64),
+        max_new_tokens=min(options.max_new_tokens, _TRIAL_TOKENS),
     )
-    sample = list(prompts[:8])
+    batch_size = min(options.batch_size, len(prompts))
+    sample = list(prompts[: max(batch_size, _TRIAL_TEXTS)])
     texts = decoder.decode(GREEDY, sample, trial)
     keep_hidden = any(method.kind in ("hydra", "recurrent") for method in methods)
     width = max([decoder.width, *(method.k or 1 for method in methods)])
     replay = record(decoder, texts, trial, width=width, keep_hidden=keep_hidden)
-    batch_size = min(options.batch_size, len(prompts))
-    predictions = predict(decoder, replay, methods, batch_size, on_progress=on_progress)
-    return Choice.among(predictions)
+    found = predict(decoder, replay, methods, [batch_size], on_progress=on_progress)
+    note = "Predicted for greedy decoding." if options.temperature else ""
+    return Choice.among(found[batch_size], note)
+
+
+def check_methods(
+    decoder: Decoder,
+    methods: Sequence[Method],
+    prompts: Sequence[np.ndarray],
+    options: DecodeOptions,
+) -> None:
+    """Raises a `UserError` for a method whose gain cannot be predicted."""
+    for method in methods:
+        check_replayable(method)
+        decoder.drafter(method)
+        decoder.check(method, prompts, options)
+
+
+def tuned_choice(
+    path: str | os.PathLike[str], device: str, batch_size: int
+) -> Method | None:
+    """What `bpd_jax.tune` chose for a batch size; None if it did not, or not here.
+
+    Args:
+      path: what it wrote, `drafting.json` of a run folder.
+      device: in words, as `bpd_jax.reporting.build.device` has them.
+      batch_size: prompts decoded together.
+
+    Raises:
+      UserError: the file is damaged.
+    """
+    try:
+        facts = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+        name = facts["choices"].get(str(batch_size))
+        if name is None or facts["device"] != device:
+            return None
+        return parse_method(name)
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(
+            f"{path} does not hold choices of methods: {error}; run bpd_jax.tune again."
+        ) from error
 
 
 def _take_turns(runs: dict[int, Callable[[], object]]) -> dict[int, float]:

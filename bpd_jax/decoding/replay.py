@@ -9,7 +9,7 @@ the price of its drafting. (Not lookahead, which asks the model about other text
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import flax.struct
 import jax
@@ -139,6 +139,7 @@ class Replay:
       model: answers from it.
       assets: what methods draft with.
       options: how far the texts were decoded.
+      token_bytes: the model's, for stop texts; see `Decoder`.
     """
 
     texts: tuple[Generation, ...]
@@ -146,6 +147,7 @@ class Replay:
     model: RecordedModel
     assets: Assets
     options: DecodeOptions
+    token_bytes: Callable[[], Sequence[bytes]] | None = None
 
     def decoder(self, *, width: int = 16, alpha: float = 1.0) -> Decoder:
         """Decodes from the recording; see `Decoder` for the arguments.
@@ -161,7 +163,12 @@ class Replay:
         # It has the methods of `ModelFunctions` that decoding calls.
         model: PyTree = self.model
         return Decoder(
-            model, self.recording, width=width, alpha=alpha, assets=self.assets
+            model,
+            self.recording,
+            width=width,
+            alpha=alpha,
+            assets=self.assets,
+            token_bytes=self.token_bytes,
         )
 
     def decode(
@@ -176,8 +183,7 @@ class Replay:
           method: any but lookahead; its `k` at most what was recorded.
           decoder: from `decoder()`, to be used again.
         """
-        if method.kind == "lookahead":
-            raise UserError("lookahead cannot be replayed: it asks the model itself.")
+        check_replayable(method)
         if method.k is not None and method.k > self.model.width:
             raise UserError(
                 f"{method.name} asks for {method.k} candidates per head, but "
@@ -190,11 +196,17 @@ class Replay:
         reference = self.texts if method.kind == "oracle" else None
         return decoder.decode(method, prompts, self.options, reference=reference)
 
-    def accuracies(self, ranks: int = 10) -> tuple[tuple[float, ...], ...]:
+    def accuracies(
+        self, ranks: int = 10, least: int = 1
+    ) -> tuple[tuple[float, ...], ...]:
         """How often the candidate of each rank of heads 2 … L is the right token.
 
         Args:
           ranks: candidates of each head that are looked at.
+          least: tokens that every head must have guessed.
+
+        Raises:
+          UserError: the texts are too few or too short for that.
         """
         candidates = np.asarray(self.recording.candidates)[..., :ranks]
         tokens = np.asarray(self.recording.tokens)
@@ -205,11 +217,23 @@ class Replay:
                 # After token t, head h + 2 predicts token t + h + 2.
                 begin = len(text.input_ids) - 1
                 end = len(text.input_ids) + len(text.output_ids) - head - 2
+                end = max(end, begin)  # a text too short for this head
                 right = tokens[row, begin + head + 2 : end + head + 2, None]
                 hits += (candidates[row, begin:end, head] == right).sum(0)
-                count += max(end - begin, 0)
-            found.append(tuple((hits / max(count, 1)).tolist()))
+                count += end - begin
+            if count < least:
+                raise UserError(
+                    f"head {head + 2} could guess only {count} tokens of the texts, "
+                    f"fewer than {least}: decode more of them, or longer ones."
+                )
+            found.append(tuple((hits / count).tolist()))
         return tuple(found)
+
+
+def check_replayable(method: Method) -> None:
+    """Raises a `UserError` for lookahead."""
+    if method.kind == "lookahead":
+        raise UserError("lookahead cannot be replayed: it asks the model itself.")
 
 
 def record(
@@ -226,7 +250,8 @@ def record(
       decoder: the model that wrote them.
       texts: what it decoded, by whatever method.
       options: with which it did; greedy ones.
-      width: candidates kept per head; by default the decoder's.
+      width: candidates kept per head, at most the vocabulary; by default the
+        decoder's.
       keep_hidden: also keep hidden states, for hydra and recurrent.
 
     Raises:
@@ -234,17 +259,20 @@ def record(
     """
     if options.temperature != 0 or not texts:
         raise UserError("replay needs at least one text that was decoded greedily.")
-    model, width = decoder.model, width or decoder.width
+    model = decoder.model
+    width = min(width or decoder.width, model.config.trunk.vocab_size)
     lengths = [len(text.input_ids) + len(text.output_ids) for text in texts]
     slots = -(-max(lengths) // _CHUNK) * _CHUNK
     tokens = np.zeros((len(texts), slots), np.int32)
     for row, text in enumerate(texts):
         tokens[row, : lengths[row]] = np.concatenate([text.input_ids, text.output_ids])
+    # On the host in between: a replay runs on one device, wherever the model was.
     rows = [
-        _record_row(model, decoder.params, jnp.asarray(row), width) for row in tokens
+        jax.device_get(_record_row(model, decoder.params, jnp.asarray(row), width))
+        for row in tokens
     ]
     candidates, log_probs, entropies, hidden = (
-        jnp.stack(parts) for parts in zip(*rows, strict=True)
+        jnp.asarray(np.stack(parts)) for parts in zip(*rows, strict=True)
     )
     recording = Recording(
         jnp.asarray(tokens),
@@ -256,7 +284,14 @@ def record(
     )
     everything = dataclasses.replace(options, batch_size=len(texts))
     recorded = RecordedModel(model.config, width)
-    return Replay(tuple(texts), recording, recorded, decoder.assets, everything)
+    return Replay(
+        tuple(texts),
+        recording,
+        recorded,
+        decoder.assets,
+        everything,
+        decoder.token_bytes,
+    )
 
 
 @functools.partial(jax.jit, static_argnames=("model", "width"))

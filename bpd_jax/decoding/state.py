@@ -13,7 +13,7 @@ class History:
 
     Attributes:
       proposed: the best-ranked draft of that call, -1 past its end.
-      drafts: the draft that won, -1 past its end.
+      drafts: the draft that won, -1 past its end and past the end of the text.
       accepted: how many of its tokens were accepted.
       ranks: its rank among the drafts of that call, 0 for the best scored.
       nodes: different prefixes that the forward pass checked.

@@ -9,7 +9,7 @@ which sums are rounded.
 import flax.struct
 import jax.numpy as jnp
 
-from bpd_jax.decoding.options import TREE
+from bpd_jax.decoding.options import BATCHED
 from bpd_jax.drafting.interface import Drafter
 from bpd_jax.drafting.merging import merge_prefixes, unroll
 from bpd_jax.drafting.tree import DraftTree, ancestor_mask, take
@@ -31,6 +31,22 @@ class Verified:
     tree: DraftTree
     hidden: Float[Array, "B M D"]
     new: KeyValues
+
+
+def laid_out(drafter: Drafter, verification: str) -> int:
+    """The most tokens that one forward pass checks in every row.
+
+    Args:
+      drafter: what proposes them.
+      verification: `tree` or `batched`.
+    """
+    if _in_chains(drafter, verification):
+        return drafter.max_drafts * drafter.max_depth
+    return drafter.max_nodes
+
+
+def _in_chains(drafter: Drafter, verification: str) -> bool:
+    return verification == BATCHED and drafter.max_drafts > 1
 
 
 def verify(
@@ -55,7 +71,7 @@ def verify(
     batch = tree.tokens.shape[0]
     if tree.num_chains > 1:
         tree = merge_prefixes(tree, drafter.max_nodes, depth)
-    if tree.num_chains == 1 or verification == TREE or drafter.max_drafts == 1:
+    if tree.num_chains == 1 or not _in_chains(drafter, verification):
         positions = cache.lengths[:, None] + tree.depths
         mask = ancestor_mask(tree.parents, depth)
         run = model.forward(params, tree.tokens, positions, mask, cache)

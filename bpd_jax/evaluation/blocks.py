@@ -56,15 +56,16 @@ def telling_block(
     recorded, and the refined method drafts from the recording (see `Replay`).
 
     Returns:
-      None if there is no result for BPD or no text is long enough.
+      None if there is no result for BPD with all heads or no text is long enough.
     """
-    kinds = {result.method.kind: result for result in results}
-    if "bpd" not in kinds:
+    bpd = next((r for r in results if r.method.name == "bpd"), None)
+    if bpd is None:
         return None
-    refined = kinds.get("ngram") or kinds.get("zero_gram") or kinds["bpd"]
+    kinds = {result.method.kind: result for result in results}
+    refined = kinds.get("ngram") or kinds.get("zero_gram") or bpd
     size = decoder.model.block_size
     texts, ends = [], []
-    for text in kinds["bpd"].generations[:max_prompts]:
+    for text in bpd.generations[:max_prompts]:
         length = len(text.input_ids)
         begun = length + np.concatenate([[0], np.cumsum(text.accepted)[:-1]])
         begun = begun[begun + size <= length + len(text.output_ids)]
@@ -80,7 +81,7 @@ def telling_block(
     most = max(map(len, ends))
     calls = np.stack([np.pad(e, (0, most - len(e)), mode="edge") for e in ends], axis=1)
     drafts = None
-    if refined.method.kind != "bpd":
+    if refined is not bpd:
         drafts = _drafts(decoder, replay, refined, calls)
     views = []
     for call, places in enumerate(calls):

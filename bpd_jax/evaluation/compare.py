@@ -56,7 +56,8 @@ def compare(
     """
     ordered = dict.fromkeys([GREEDY, *methods])
     for method in ordered:
-        decoder.drafter(method)  # an unusable method is told before any work
+        # What cannot be done is told before any work.
+        decoder.check(method, prompts, options)
     results: list[MethodResult] = []
     for method in ordered:
         label = decoder.label(method)

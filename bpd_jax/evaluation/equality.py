@@ -24,8 +24,10 @@ class Difference:
     Attributes:
       prompt_index: of the prompt.
       position: index in `output_ids` of the first token that differs.
-      gap: difference of the two best logits of the model there.
-      near_tie: both tokens are the model's best, up to rounding.
+      gap: how far the lower of the two tokens' logits lies below the model's best one
+        there; infinite if one of the texts has no token there.
+      near_tie: both tokens are the model's best, up to rounding. A text that just
+        stops is never one: its end-of-text token would be part of it.
     """
 
     prompt_index: int
@@ -42,7 +44,8 @@ class Divergence:
       rate: share of prompts whose text differs.
       first: the first token that differs, of the prompt where that comes earliest,
         from 1; None if all are equal.
-      gap: median difference of the two best logits where texts part; None likewise.
+      gap: median gap where texts part, of texts that do not just stop; None if there
+        are none.
     """
 
     rate: float
@@ -54,10 +57,11 @@ def divergence(differences: Sequence[Difference], prompts: int) -> Divergence:
     """Sums up the differences among some prompts."""
     if not differences:
         return Divergence(0.0)
+    gaps = [d.gap for d in differences if np.isfinite(d.gap)]
     return Divergence(
         rate=len(differences) / prompts,
         first=1 + min(difference.position for difference in differences),
-        gap=float(np.median([difference.gap for difference in differences])),
+        gap=float(np.median(gaps)) if gaps else None,
     )
 
 
@@ -89,17 +93,26 @@ def differences(
     for index, (wanted, got) in enumerate(zip(reference, other, strict=True)):
         position = first_difference(wanted.output_ids, got.output_ids)
         if position is not None:
-            text = np.concatenate([wanted.input_ids, wanted.output_ids[:position]])
-            gap = _gap(model, params, text)
+            gap = _gap(model, params, wanted, got, position)
             found.append(Difference(index, position, gap, gap < tie))
     return found
 
 
-def _gap(model: ModelFunctions, params: Params, text: np.ndarray) -> float:
-    """Difference of the two best next-token logits after `text`."""
+def _gap(
+    model: ModelFunctions,
+    params: Params,
+    wanted: Generation,
+    got: Generation,
+    position: int,
+) -> float:
+    """The `gap` of two texts that part at `position`."""
+    if position >= min(len(wanted.output_ids), len(got.output_ids)):
+        return float("inf")
+    text = np.concatenate([wanted.input_ids, wanted.output_ids[:position]])
     tokens = jnp.asarray(text)[None]
     positions = jnp.arange(len(text))[None]
     mask = causal_mask(jnp.ones_like(tokens))
     hidden, _ = model.forward(params, tokens, positions, mask)
-    best = np.sort(np.asarray(model.next_token_logits(params, hidden[0, -1])))[-2:]
-    return float(best[1] - best[0])
+    logits = np.asarray(model.next_token_logits(params, hidden[0, -1]))
+    chosen = [wanted.output_ids[position], got.output_ids[position]]
+    return float(logits.max() - logits[chosen].min())

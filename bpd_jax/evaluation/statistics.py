@@ -17,8 +17,8 @@ class DraftStatistics:
       rank: mean rank of the draft that wins, 0 for the best scored.
       repeated: share of neighbours in the best-ranked draft that are equal (paper
         section 6.1, "% consecutive"); None for drafts of one token.
-      longest_run: mean over the calls of the longest run of one token in that draft
-        ("max run"); None likewise.
+      longest_run: mean over the drafts of two tokens and more of the longest run of one
+        token ("max run"); None likewise.
       entropies: mean entropy of each head that was drafted from, in nats, head 2
         first; empty without heads.
       accepted: share of calls that accept 1, 2, … L tokens.
@@ -57,6 +57,8 @@ def draft_statistics(generations: Sequence[Generation]) -> DraftStatistics:
 def repetition(drafts: np.ndarray) -> tuple[float | None, float | None]:
     """Share of equal neighbours, and mean longest run (paper section 6.1, Table 3).
 
+    A draft of one token has no neighbours and counts for neither.
+
     Worked example: `a a a b` and `a b c d` have 2 equal pairs of 6, and longest runs
     of 3 and 1, so 1/3 and 2.
 
@@ -75,4 +77,4 @@ def repetition(drafts: np.ndarray) -> tuple[float | None, float | None]:
     for column in equal.T:
         run = np.where(column, run + 1, 1)
         longest = np.maximum(longest, run)
-    return float(equal.sum() / pairs.sum()), float(longest.mean())
+    return float(equal.sum() / pairs.sum()), float(longest[pairs.any(axis=1)].mean())

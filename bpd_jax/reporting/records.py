@@ -104,12 +104,12 @@ class MethodSummary(Record):
         (greedy decoding, BPD itself).
       differing: number of prompts whose output is not that of greedy
         decoding, token for token.
-      near_ties: how many of those first differ where the model's two best tokens
-        are equal up to rounding.
+      near_ties: how many of those first differ where both tokens are the model's best
+        up to rounding.
       interval: bootstrap interval (low, high) of the block efficiency.
       gain_interval: paired bootstrap interval (low, high) of `gain`.
       divergence: share of prompts whose text differs, and where it does: the first
-        token, from 1, and the median gap of the two best logits; None if none does.
+        token, from 1, and the median `gap` (see `Difference`); None if none does.
       nodes: mean number of different prefixes checked per serial call.
       repeated: share of equal neighbours in the best-ranked drafts.
       longest_run: mean longest run of one token in them.

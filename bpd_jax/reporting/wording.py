@@ -14,8 +14,8 @@ DEFINITIONS = {
     ),
     "Block efficiency": (
         "Decoded tokens divided by serial calls: 1 for greedy decoding, at "
-        "most the number of block heads L. An interval, where one is given, is a "
-        "bootstrap interval over the prompts."
+        "most the length of a draft, which for heads is their number L. An "
+        "interval, where one is given, is a bootstrap interval over the prompts."
     ),
     "Gain over BPD": (
         "Block efficiency divided by that of blockwise parallel decoding with "
@@ -157,11 +157,17 @@ def _number(value: float | None, digits: int) -> str:
 
 def divergence_sentences(report: Report) -> list[str]:
     """One sentence per method whose texts are not all those of greedy decoding."""
+    texts = {
+        method.name: round(method.differing / method.divergence["rate"])
+        for method in report.methods
+        if method.divergence
+    }
     return [
-        f"{method.label}: {percent(method.divergence['rate'], sign=False)} of the "
-        "texts differ from greedy decoding, the earliest at token "
-        f"{method.divergence['first']:g}; where they part, the model's two best "
-        f"logits are {method.divergence['gap']:.2g} apart (median)."
+        f"{method.label}: {method.differing} of {texts[method.name]} texts differ from "
+        "greedy decoding, the earliest at token "
+        f"{method.divergence['first']:g}; where they part, the lower of the two "
+        f"tokens' logits is {method.divergence['gap']:.2g} below the model's best "
+        "(median)."
         for method in report.methods
         if method.divergence is not None
     ]
@@ -215,6 +221,9 @@ def summary_sentence(report: Report) -> str:
     if best.gain:
         side = "above" if best.gain > 0 else "below"
         sentence += f", {percent(abs(best.gain), sign=False)} {side} BPD"
+    plain = next((m.seconds for m in report.methods if m.name == GREEDY), 0.0)
+    if plain and best.seconds > plain:
+        sentence += f" (in {best.seconds / plain:.1f} times the wall time of greedy)"
     different = [m.label for m in report.methods if m.agreement == "different"]
     near_ties = sum(method.near_ties for method in report.methods)
     if different:

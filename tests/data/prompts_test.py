@@ -66,6 +66,9 @@ def test_bad_prompt_files(tmp_path):
     (tmp_path / "empty.txt").write_text("\n \n")
     with pytest.raises(UserError, match=r"empty\.txt holds no prompt"):
         read_prompts_file(tmp_path / "empty.txt")
+    (tmp_path / "void.jsonl").write_text('{"prompt": "x"}\n{"prompt": ""}\n')
+    with pytest.raises(UserError, match="prompt 2 is empty: give at least one char"):
+        read_prompts_file(tmp_path / "void.jsonl")
     (tmp_path / "a.jsonl").write_text('{"prompt": "x"}\n{"text": "y"}\n')
     with pytest.raises(UserError, match=r"a\.jsonl, line 2 .*'prompt'"):
         read_prompts_file(tmp_path / "a.jsonl")

@@ -15,7 +15,7 @@ from bpd_jax.drafting.paths.lattice import LatticePaths
 from bpd_jax.drafting.searches.exact import ExactBest
 from bpd_jax.errors import UserError
 
-METHODS = ["bpd", "zero_gram:5", "ngram:1", "ngram_device:4", "ngram_fst:4", "oracle"]
+METHODS = ["bpd", "zero_gram:5", "oracle"]
 EXACT = ["ngram_viterbi:4", "ngram_device:4", "ngram_fst_exact:4"]
 
 
@@ -47,6 +47,8 @@ def test_acceptance_on_a_script_is_exact(scripted_model):
         position += count
     assert generation.output_ids.tolist() == list(script[2:26])
     assert generation.accepted.tolist() == accepted
+    # The limit cut the last one: what it had beyond is neither right nor wrong.
+    drafts[-1][accepted[-1] :] = [-1] * (4 - accepted[-1])
     assert generation.drafts.tolist() == drafts
     assert generation.serial_calls == len(accepted)
     assert generation.block_efficiency == 24 / len(accepted)
@@ -143,7 +145,7 @@ def test_prompts_that_do_not_fit_are_refused(make_model):
     for prompt in (np.array([1.5, 2.0]), np.array([[1, 2]]), np.array(["a"])):
         with pytest.raises(UserError, match="prompt 1 is no list of token ids"):
             decoder.decode(bpd, [prompt], options)
-    with pytest.raises(UserError, match="shorten the prompt to 0 tokens"):
+    with pytest.raises(UserError, match="but the model holds 160 tokens, prompt incl"):
         decoder.decode(bpd, [fitting], DecodeOptions(max_new_tokens=170))
 
 

@@ -31,7 +31,7 @@ METHODS = [
     "zero_gram:6:search=best",
     "zero_gram:3:lookup=4",
     "ngram:3",
-    "ngram:3:search=greedy",
+    "ngram:1:search=greedy",
     "ngram:7:search=best:alpha=0.5",
     "ngram_device:3:adaptive=1",
     "ngram_device:2:slope=0.5",
@@ -56,7 +56,7 @@ TRAINED = {"markov", "recurrent", "hydra"}
 ALIKE = {
     "bpd:heads=2",
     "ngram:3",
-    "ngram:3:search=greedy",
+    "ngram:1:search=greedy",
     "ngram_device:2:slope=0.5",
     "ngram_fst_exact:2",
     "medusa_ngram:6:search=static",

@@ -25,6 +25,21 @@ from bpd_jax.errors import UserError
             Method("ngram", 32, search="best", adaptive=1),
             "Tree of 32, 3-gram (adaptive)",
         ),
+        (
+            "zero_gram:8:search=static",
+            Method("zero_gram", 8, search="static"),
+            "Tree of 8, 0-gram (search static)",
+        ),
+        (
+            "ngram:1:search=greedy",
+            Method("ngram", 1, search="greedy"),
+            "Greedy walk, 3-gram",
+        ),
+        (
+            "ngram:16:search=beam",
+            Method("ngram", 16, search="beam"),
+            "16-best 3-gram (search beam)",
+        ),
         ("medusa:32", Method("medusa", 32), "Medusa tree of 32"),
         ("oracle", Method("oracle"), "Oracle"),
     ],
@@ -54,11 +69,20 @@ def test_a_size_may_be_left_to_the_method():
         ("ngram:4:p=3", "'p=3' is no setting of ngram, which takes k, heads, alpha"),
         ("ngram:4:k", "'k' is no setting"),
         ("ngram:4:k=3:k=4", "'k=4' is no setting of ngram.* each once"),
-        ("ngram:4:k=0", "k=0 is not candidates per head"),
-        ("ngram:4:k=many", "k=many is not candidates per head"),
-        ("ngram:4:alpha=-1", "alpha=-1 is not weight of the second opinion, 0 or more"),
-        ("ngram:4:alpha=nan", "alpha=nan is not weight"),
-        ("ngram:4:search=fast", "search=fast is not how drafts are chosen: exact"),
+        ("ngram:4:k=0", "k=0 is not allowed; it is candidates per head"),
+        ("ngram:4:k=many", "k=many is not allowed; it is candidates per head"),
+        (
+            "ngram:4:alpha=-1",
+            "alpha=-1 is not allowed; it is weight",
+        ),
+        ("ngram:4:alpha=nan", "alpha=nan is not allowed; it is weight"),
+        ("ngram:4:search=greedy", "search=greedy drafts one path: leave the number"),
+        ("draft_model:4:drafts=2:search=greedy", "search=greedy drafts one path"),
+        ("medusa:8:search=beam", "medusa drafts a tree, so that search is static or"),
+        (
+            "ngram:4:search=fast",
+            "search=fast is not allowed; it is how drafts are",
+        ),
     ],
 )
 def test_unknown_methods_are_refused(text, message):
@@ -87,6 +111,7 @@ def test_help_names_every_method_and_setting():
         ("zero_gram:65", "asks for 65 drafts, but the lattice of 4 heads and 4"),
         ("zero_gram:4:k=14", "asks for 14 candidates, but the vocabulary has 13"),
         ("bpd:heads=5", "asks for 5 heads: give 2 to 4"),
+        ("auto", "auto is no method of its own here: name the methods"),
     ],
 )
 def test_a_method_must_suit_what_there_is(make_model, name, message):
@@ -94,6 +119,14 @@ def test_a_method_must_suit_what_there_is(make_model, name, message):
     decoder = Decoder(functions, params, width=4)
     with pytest.raises(UserError, match=message):
         decoder.drafter(parse_method(name))
+
+
+def test_a_tree_counts_nodes_where_there_are_few_paths(make_model):
+    functions, params = make_model(0)
+    decoder = Decoder(functions, params, width=4)
+    assert decoder.drafter(parse_method("zero_gram:2:k=1:search=best")).max_nodes == 2
+    with pytest.raises(UserError, match="asks for 2 drafts, but the lattice"):
+        decoder.drafter(parse_method("zero_gram:2:k=1"))
 
 
 def test_everything_must_fit_the_model(make_model, make_ngram):
@@ -120,6 +153,13 @@ def test_everything_must_fit_the_model(make_model, make_ngram):
         ({"temperature": -1.0}, "temperature is -1.0"),
         ({"temperature": float("nan")}, "temperature is nan"),
         ({"batch_size": 0}, "batch_size is 0"),
+        ({"batch_size": True}, "batch_size is True: it must be a whole number"),
+        ({"max_new_tokens": "8"}, "max_new_tokens is '8': it must be a whole number"),
+        ({"top_k": 2.0}, "top_k is 2.0: it must be a whole number"),
+        ({"seed": 2**32}, "seed is 4294967296: it must be 0 … 4294967295"),
+        ({"end_of_text": "</s>"}, "end_of_text is '</s>'"),
+        ({"temperature": "hot"}, "temperature is 'hot': it must be a number"),
+        ({"stop": (1,)}, r"stop is \(1,\): give a tuple of texts"),
         ({"top_k": 0}, "top_k is 0"),
         ({"top_p": 0.0}, "top_p is 0.0"),
         ({"acceptance": "lossy"}, "acceptance is 'lossy': choose from exact"),

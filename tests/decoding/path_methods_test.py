@@ -118,6 +118,7 @@ def test_a_draft_model_equal_to_the_model_is_always_right(
         ("draft_model:600:drafts=2", "more than 1024"),
         ("draft_model:4:k=14", "13 tokens"),
         ("neural:2:search=exact", "search=beam"),
+        ("neural:2:mode=parallel:normalise=1", "normalise changes nothing"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(decoder, name, words):
@@ -148,7 +149,8 @@ def test_texts_longer_than_the_small_model_reads_are_refused(make_model, prompts
     decoder = Decoder(*model, width=WIDTH, assets=assets)
     options = DecodeOptions(max_new_tokens=15)
     words = "prompt 3 has 30 tokens, but the small model holds 40"
-    with pytest.raises(UserError, match=words):
-        decoder.decode(parse_method(name), prompts, options)
+    for run in (decoder.check, decoder.decode):
+        with pytest.raises(UserError, match=words):
+            run(parse_method(name), prompts, options)
     with pytest.raises(UserError, match="prompt 1 has 30 tokens"):
         decoder.stream(parse_method(name), prompts[2], options)

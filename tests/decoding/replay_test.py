@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from bpd_jax.decoding.assets import Assets
+from bpd_jax.decoding.assets import Assets, SmallModel
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
@@ -18,11 +18,16 @@ METHODS = [
     "zero_gram:5",
     "zero_gram:2:k=3",
     "ngram_device:4",
-    "ngram:4:search=greedy:alpha=0.5",
+    "ngram:1:search=greedy:alpha=0.5",
     "ngram:4:adaptive=1",
     "medusa:12",
     "medusa_ngram:12",
     "medusa_ngram:10:search=best",
+    "neural:2",
+    "neural:2:mode=parallel",
+    "draft_model:3",
+    "prompt_lookup:4",
+    "zero_gram:3:lookup=4",
     "oracle",
 ]
 OPTIONS = DecodeOptions(max_new_tokens=24, end_of_text=0, batch_size=2)
@@ -30,7 +35,10 @@ OPTIONS = DecodeOptions(max_new_tokens=24, end_of_text=0, batch_size=2)
 
 @pytest.fixture(scope="module")
 def decoder(make_model, make_ngram):
-    return Decoder(*make_model(3), width=5, assets=Assets(ngram=make_ngram()))
+    small = SmallModel(*make_model(4, 1, num_layers=1))
+    assets = Assets(ngram=make_ngram(), rescorer=small, draft_model=small)
+    texts = [bytes([97 + token]) for token in range(13)]
+    return Decoder(*make_model(3), width=5, assets=assets, token_bytes=lambda: texts)
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +87,37 @@ def test_accuracies_are_those_of_the_heads(decoder, greedy, replay):
                     first = candidates[row, place, head, 0]
                     hits[head] += first == whole[place + head + 2]
     np.testing.assert_allclose(found[:, 0], hits / count)
+
+
+def test_stop_texts_end_a_replayed_text(decoder, greedy):
+    """The text stops where two of its tokens in a row have been read."""
+    first = greedy[0]
+    stop = "".join(chr(97 + token) for token in first.output_ids[3:5])
+    options = dataclasses.replace(OPTIONS, stop=(stop,))
+    prompts = [text.input_ids for text in greedy]
+    texts = decoder.decode(GREEDY, prompts, options)
+    assert len(texts[0].output_ids) <= 5 < len(first.output_ids)
+    method = parse_method("zero_gram:5")
+    real = decoder.decode(method, prompts, options)
+    replayed = record(decoder, texts, options).decode(method)
+    for a, b in zip(real, replayed, strict=True):
+        assert a.output_ids.tolist() == b.output_ids.tolist()
+        assert a.accepted.tolist() == b.accepted.tolist()
+
+
+def test_accuracies_need_text(decoder, make_prompts):
+    """Of two new tokens, the second is the guess of head 2, and none that of head 3."""
+    options = DecodeOptions(max_new_tokens=2)
+    texts = decoder.decode(GREEDY, make_prompts([3, 5]), options)
+    replay = record(decoder, texts, options)
+    with pytest.raises(UserError, match=r"head 2 .* 2 tokens .* fewer than 3"):
+        replay.accuracies(least=3)
+    with pytest.raises(UserError, match="head 3 could guess only 0 tokens"):
+        replay.accuracies()
+
+
+def test_no_more_is_recorded_than_the_vocabulary(decoder, greedy):
+    assert record(decoder, greedy, OPTIONS, width=99).model.width == 13
 
 
 def test_what_cannot_be_replayed_is_refused(decoder, greedy, replay):

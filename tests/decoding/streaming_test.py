@@ -47,6 +47,17 @@ def test_several_calls_make_one_piece(make_model):
     assert [token for piece in pieces for token in piece] == whole.output_ids.tolist()
 
 
+def test_a_table_of_stop_texts_is_made_once(make_model):
+    functions, params = make_model(1, num_layers=1)
+    tokens = [bytes([65 + token]) for token in range(13)]
+    decoder = Decoder(functions, params, width=3, token_bytes=lambda: tokens)
+    options = DecodeOptions(stop=["AB"])
+    first, second = (decoder.task(parse_method(n), options) for n in ("bpd", "greedy"))
+    assert first.stops is second.stops is not None
+    other = DecodeOptions(stop=("BA",))
+    assert decoder.task(parse_method("bpd"), other).stops is not first.stops
+
+
 def test_one_prompt_streams_from_eight_devices(make_model):
     functions, params = make_model(1, num_layers=1)
     method, options = parse_method("bpd"), DecodeOptions(max_new_tokens=12)

@@ -89,7 +89,8 @@ def test_prompt_lookup_on_texts_that_repeat_themselves(scripted_model):
     # The prompt repeats itself already: all five copied tokens are right, always.
     assert long.output_ids.tolist() == [5, 6, 4] * 5 + [5, 6]
     assert long.accepted.tolist() == [6, 6, 5]
-    assert long.drafts.tolist() == [[5, 6, 4, 5, 6, 4]] * 3
+    cut = [5, 6, 4, 5, 6, -1]  # the limit
+    assert long.drafts.tolist() == [[5, 6, 4, 5, 6, 4]] * 2 + [cut]
     # Here nothing comes twice before the fourth token.
     assert short.output_ids.tolist() == [4, 5, 6] * 5 + [4, 5]
     assert short.accepted.tolist() == [1, 1, 1, 6, 6, 2]
@@ -139,10 +140,19 @@ def test_lookahead_on_a_script(scripted_model):
 @pytest.mark.parametrize(
     "name, message",
     [
-        ("prompt_lookup:4:match=33", "match=33 is not the most tokens that prompt"),
-        ("lookahead:4:order=1", "order=1 is not length of lookahead's n-grams, 2"),
+        (
+            "prompt_lookup:4:match=33",
+            "match=33 is not allowed; it is the most tokens",
+        ),
+        (
+            "lookahead:4:order=1",
+            "order=1 is not allowed; it is length of",
+        ),
         ("prompt_lookup:4:k=2", "'k=2' is no setting of prompt_lookup, which takes m"),
-        ("bpd:lookup=0", "lookup=0 is not draft tokens of prompt lookup"),
+        (
+            "bpd:lookup=0",
+            "lookup=0 is not allowed; it is draft tokens",
+        ),
     ],
 )
 def test_odd_settings_are_refused(name, message):

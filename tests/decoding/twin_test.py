@@ -94,6 +94,7 @@ def twin(reader, propose, prompt):
     text, calls = list(prompt), []
     while len(text) < len(prompt) + NEW_TOKENS and END not in text[len(prompt) :]:
         ranks = prefixes(propose(reader, text))
+        entropies = [0.0, *reader.heads(text)[2]]
         right = [
             prefix
             for prefix in ranks
@@ -108,17 +109,19 @@ def twin(reader, propose, prompt):
         if END in emitted:
             emitted = emitted[: emitted.index(END) + 1]
         root = min((p for p in ranks if len(p) == 1), key=ranks.get)
+        text += emitted
+        ended = len(text) == len(prompt) + NEW_TOKENS or END in emitted
+        draft = onward(best, ranks)
         calls.append(
             {
-                "drafts": onward(best, ranks),
+                "drafts": draft[: len(emitted)] if ended else draft,
                 "accepted": len(emitted),
                 "ranks": ranks[best],
                 "proposed": onward(root, ranks),
                 "nodes": len(ranks),
-                "entropies": [0.0, *reader.heads(text)[2]],
+                "entropies": entropies,
             }
         )
-        text += emitted
     return text[len(prompt) :], calls
 
 

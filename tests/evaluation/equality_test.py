@@ -19,7 +19,7 @@ from bpd_jax.evaluation.equality import (
 
 @dataclasses.dataclass(frozen=True)
 class FlatModel:
-    """A model whose two best logits are `gap` apart everywhere."""
+    """A model whose two best tokens, 2 and 3, are `gap` apart everywhere."""
 
     gap: float
     dtype: str = "float32"
@@ -56,14 +56,30 @@ def test_a_difference_is_found_and_a_near_tie_told_apart(
     make_generation, gap, dtype, near
 ):
     """What rounding explains depends on the precision of the model."""
-    reference = [make_generation([5, 6, 7]), make_generation([5, 6, 7])]
-    other = [make_generation([5, 6, 7]), make_generation([5, 8, 7])]
+    reference = [make_generation([0, 2, 1]), make_generation([0, 2, 1])]
+    other = [make_generation([0, 2, 1]), make_generation([0, 3, 1])]
     [found] = differences(FlatModel(gap, dtype), {}, reference, other)
     assert (found.prompt_index, found.position) == (1, 1)
     assert found.gap == pytest.approx(gap)
     assert found.near_tie is near
     result = MethodResult(Method("bpd"), "BPD", other, [found])
     assert result.errors == ([] if near else [found])
+
+
+@pytest.mark.parametrize("wanted, got", [(2, 1), (1, 2), (3, 0)])
+def test_a_tie_of_two_other_tokens_excuses_nothing(make_generation, wanted, got):
+    texts = [make_generation([2, wanted])], [make_generation([2, got])]
+    [found] = differences(FlatModel(0.0), {}, *texts)
+    assert found.gap == (6.0 if 1 in (wanted, got) else 5.0)
+    assert not found.near_tie
+
+
+def test_a_text_that_just_stops_is_no_near_tie(make_generation):
+    texts = [make_generation([2, 3])], [make_generation([2])]
+    for reference, other in (texts, texts[::-1]):
+        found = differences(FlatModel(0.0), {}, reference, other)
+        assert found == [Difference(0, 1, float("inf"), False)]
+        assert divergence(found, 1) == Divergence(rate=1.0, first=2, gap=None)
 
 
 def test_equal_outputs_have_no_difference(make_generation):

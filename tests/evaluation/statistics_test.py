@@ -21,6 +21,8 @@ def test_the_example_of_the_docstring():
         ([[5, 5, 6, 6, 6, 5]], 3 / 5, 3.0),
         # Padding repeats nothing.
         ([[5, -1, -1], [5, 6, -1]], 0.0, 1.0),
+        # A draft of one token has no run to speak of.
+        ([[5, -1, -1], [5, 5, -1]], 1.0, 2.0),
         ([[5], [5]], None, None),
         ([[5, -1], [6, -1]], None, None),
     ],

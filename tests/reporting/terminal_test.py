@@ -53,7 +53,8 @@ def test_texts_that_differ_are_told_in_a_sentence(report):
     text = " ".join(printed(terminal.print_table, report).split())
     assert (
         "BPD: 25.0 % of the texts differ from greedy decoding, the earliest at token "
-        "7; where they part, the model's two best logits are 0.031 apart (median)."
+        "7; where they part, the lower of the two tokens' logits is 0.031 below the "
+        "model's best (median)."
     ) in text
 
 

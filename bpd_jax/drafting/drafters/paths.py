@@ -7,7 +7,6 @@ import flax.struct
 
 from bpd_jax.drafting.interface import Outcome, View
 from bpd_jax.drafting.paths.interface import PathModel
-from bpd_jax.drafting.searches.topology import StaticTree
 from bpd_jax.drafting.tree import DraftTree
 from bpd_jax.typing import Array, Float, Int, PyTree
 
@@ -23,10 +22,28 @@ class Search(Protocol):
         """The most leaves of one tree."""
         ...
 
+    @property
+    def draws(self) -> bool:
+        """Whether drafts are drawn, for speculative sampling."""
+        ...
+
     def grow(
-        self, model: PathModel, arrays: PyTree, state: PyTree, first: Int[Array, " B"]
+        self,
+        model: PathModel,
+        arrays: PyTree,
+        state: PyTree,
+        first: Int[Array, " B"],
+        key: Array | None = None,
     ) -> DraftTree:
-        """Returns the drafts."""
+        """Returns the drafts.
+
+        Args:
+          model: of the paths.
+          arrays: its arrays.
+          state: its first state.
+          first: the certain token.
+          key: one random key per row, for a search that draws.
+        """
         ...
 
 
@@ -90,12 +107,7 @@ class PathDrafter:
 
     def propose(self, seen: Start, arrays: PyTree) -> DraftTree:
         """Returns the search's drafts."""
-        if isinstance(self.search, StaticTree):
-            # The one search that may draw.
-            return self.search.grow(
-                self.paths, arrays, seen.state, seen.first, seen.keys
-            )
-        return self.search.grow(self.paths, arrays, seen.state, seen.first)
+        return self.search.grow(self.paths, arrays, seen.state, seen.first, seen.keys)
 
     def learn(self, memory: PyTree, outcome: Outcome) -> PyTree:
         """Learns nothing: path models read the text."""

@@ -32,10 +32,21 @@ class Beam:
         """P, or all paths if they are fewer."""
         return most_paths(block_size, width, self.num_drafts)
 
+    @property
+    def draws(self) -> bool:
+        """Never."""
+        return False
+
     def grow(
-        self, model: PathModel, arrays: PyTree, state: PyTree, first: Int[Array, " B"]
+        self,
+        model: PathModel,
+        arrays: PyTree,
+        state: PyTree,
+        first: Int[Array, " B"],
+        key: Array | None = None,
     ) -> DraftTree:
         """Returns the paths as chains, best first."""
+        del key
         count = self.max_drafts(model.block_size, model.width)
         levels = grow_best(model, arrays, state, first, count, normalise=self.normalise)
         at = jnp.broadcast_to(jnp.arange(count), (first.shape[0], count))

@@ -4,9 +4,9 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from bpd_jax.drafting.paths.interface import PathModel
-from bpd_jax.drafting.searches.beam import most_prefixes
 from bpd_jax.drafting.searches.growth import grow_best
 from bpd_jax.drafting.tree import DraftTree, take
 from bpd_jax.typing import Array, Int, PyTree
@@ -36,18 +36,26 @@ class BestFirst:
         """Leaves: all nodes but the root might be."""
         return max(self.max_nodes(block_size, width) - 1, 1)
 
+    @property
+    def draws(self) -> bool:
+        """Never."""
+        return False
+
     def grow(
-        self, model: PathModel, arrays: PyTree, state: PyTree, first: Int[Array, " B"]
+        self,
+        model: PathModel,
+        arrays: PyTree,
+        state: PyTree,
+        first: Int[Array, " B"],
+        key: Array | None = None,
     ) -> DraftTree:
         """Returns the tree; ranks are the order of the nodes' probabilities."""
+        del key
         batch, length = first.shape[0], model.block_size
         size = self.max_nodes(length, model.width)
         levels = grow_best(model, arrays, state, first, size, normalise=True)
-        offsets = [0]
-        for level in levels:
-            offsets.append(offsets[-1] + level.tokens.shape[1])
-        pool = most_prefixes(length, model.width, size)
-        assert pool == offsets[-1]
+        sizes = [level.tokens.shape[1] for level in levels]
+        pool = sum(sizes)
         scores = jnp.concatenate([level.scores for level in levels], axis=1)
         # Equal scores go to the lower index, hence to the parent.
         _, best = jax.lax.top_k(scores, size)
@@ -58,20 +66,15 @@ class BestFirst:
         place_in_tree = jax.vmap(
             lambda row: jnp.zeros(pool, jnp.int32).at[row].set(jnp.arange(size))
         )(chosen)
+        # The parents of level d stand in level d - 1, which begins after all before it.
+        begins = [sum(sizes[:depth]) for depth in range(len(levels))]
         parents = jnp.concatenate(
-            [
-                jnp.where(level.parents < 0, -1, level.parents + max(offset, 0))
-                for level, offset in zip(levels, [0, *offsets], strict=False)
-            ],
+            [levels[0].parents]
+            + [levels[d].parents + begins[d - 1] for d in range(1, len(levels))],
             axis=1,
         )
-        depths = jnp.concatenate(
-            [
-                jnp.full((batch, level.tokens.shape[1]), depth, jnp.int32)
-                for depth, level in enumerate(levels)
-            ],
-            axis=1,
-        )
+        depths = jnp.repeat(jnp.arange(len(levels)), np.array(sizes))
+        depths = jnp.broadcast_to(depths.astype(jnp.int32), (batch, pool))
         tokens = jnp.concatenate([level.tokens for level in levels], axis=1)
         parent = take(parents, chosen)
         return DraftTree(

@@ -27,11 +27,21 @@ class ExactBest:
         """P, or all paths if they are fewer."""
         return most_paths(block_size, width, self.num_drafts)
 
+    @property
+    def draws(self) -> bool:
+        """Never."""
+        return False
+
     def grow(
-        self, model: PathModel, arrays: PyTree, state: PyTree, first: Int[Array, " B"]
+        self,
+        model: PathModel,
+        arrays: PyTree,
+        state: PyTree,
+        first: Int[Array, " B"],
+        key: Array | None = None,
     ) -> DraftTree:
         """Returns the paths as chains, best first."""
-        del arrays, first
+        del arrays, first, key
         assert isinstance(model, LatticePaths)
         count = self.max_drafts(model.block_size, model.width)
         return from_drafts(model.best(state, count))

@@ -100,6 +100,11 @@ class StaticTree:
         """Leaves."""
         return self.topology.within(block_size, width).num_leaves
 
+    @property
+    def draws(self) -> bool:
+        """With a temperature."""
+        return self.temperature is not None
+
     def grow(
         self,
         model: PathModel,

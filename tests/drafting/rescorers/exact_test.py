@@ -204,7 +204,8 @@ from bpd_jax.ngrams.formats.load import load_model
 rescorer = DeviceRescorer.from_model(load_model({str(tmp_path / "model")!r}), 2)
 tokens = np.array([[[1, 1], [2, 3], [3, 4]]], np.int32)
 log_probs = np.array([[[0, -np.inf], [-1, -2], [-1, -2]]], np.float32)
-print(rescorer.refine(Lattice(tokens, log_probs, np.zeros(tokens.shape[:2])), np.array([[2]])).scores.shape)
+lattice = Lattice(tokens, log_probs, np.zeros((1, 3)))
+print(rescorer.refine(lattice, np.array([[2]])).scores.shape)
 """
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
