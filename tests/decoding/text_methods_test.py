@@ -99,7 +99,8 @@ def test_prompt_lookup_on_texts_that_repeat_themselves(scripted_model):
         [4, *nothing],
         [5, *nothing],
         [6, *nothing],
-        *[[4, 5, 6, 4, 5, 6]] * 3,
+        *[[4, 5, 6, 4, 5, 6]] * 2,
+        [4, 5, *nothing[1:]],
     ]
     assert short.nodes.tolist() == [1, 1, 1, 6, 6, 6]
 
