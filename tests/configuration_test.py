@@ -5,6 +5,7 @@ import pytest
 
 from bpd_jax.configuration import parse
 from bpd_jax.data.spec import TextTask
+from bpd_jax.decoding.options import DecodeConfig
 from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
@@ -165,6 +166,8 @@ def test_every_file_builds_its_objects(name, monkeypatch):
         kind = BlockwiseConfig
     elif name.startswith("gin_configs/tasks/"):
         kind = TextTask
+    elif "DecodeConfig:" in FILES[name]:
+        kind = DecodeConfig
     bindings = [
         f"{macro} = {value}"
         for macro, value in given.items()
@@ -173,7 +176,7 @@ def test_every_file_builds_its_objects(name, monkeypatch):
     paths = [name]
     if "vocab_size" not in FILES[name]:
         bindings.append("TransformerConfig.vocab_size = 2048")
-    if name.startswith("gin_configs/runs/"):
+    if name.startswith("gin_configs/runs/") and kind is TrainConfig:
         paths = ["gin_configs/models/tiny.gin", "gin_configs/tasks/stdlib_small.gin"]
         paths.append(name)
     assert isinstance(parse(paths, bindings, kind).value, kind)
