@@ -4,7 +4,8 @@
 #   paper    sections 4, 6.3 and 7.2, at a size for two CPU cores
 #   needs    nothing but the environment: the text is Python's standard library
 #   takes    about five minutes on two cores
-#   shows    block efficiency: oracle > 16-best 3-gram > BPD > 1.2, outputs identical
+#   shows    block efficiency: oracle > tree > 16-best 3-gram > BPD > 1.2, outputs
+#            identical
 #
 # Trigrams, because what so small a model writes is simpler than the corpus: 4-grams of
 # the corpus mislead its drafts.
