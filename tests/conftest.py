@@ -3,8 +3,11 @@
 The devices are set before jax is imported.
 """
 
+import gc
 import os
 import pathlib
+import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -17,6 +20,19 @@ _XLA_FLAGS = (
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_XLA_FLAGS])
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forget_compiled_code() -> Iterator[None]:
+    """Frees the programs that a file compiled.
+
+    Each takes a dozen memory mappings, of which Linux allows a process 65,530: past
+    them the compiler dies.
+    """
+    yield
+    if "jax" in sys.modules:
+        sys.modules["jax"].clear_caches()
+        gc.collect()
 
 
 @pytest.fixture(scope="session")
