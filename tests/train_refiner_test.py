@@ -106,7 +106,7 @@ def test_ctrl_c_leaves_nothing(folder):
     while "training" not in seen:
         seen += process.stderr.read(1)
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=300)
     assert process.returncode == 130
     assert "interrupted" in stderr
     assert "Traceback" not in stderr

@@ -71,15 +71,10 @@ def test_script_ends_at_its_first_end_of_text(scripted_model):
     assert outputs[2].accepted.sum() == 7
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_every_method_decodes_the_text_of_plain_decoding(
-    make_model, make_prompts, make_ngram, temperature
-):
+def test_more_drafts_never_need_more_calls(make_model, make_prompts, make_ngram):
     functions, params = make_model(0)
     prompts = make_prompts([1, 5, 17, 33, 8])
-    options = DecodeOptions(
-        max_new_tokens=40, temperature=temperature, end_of_text=0, batch_size=2
-    )
+    options = DecodeOptions(max_new_tokens=40, end_of_text=0, batch_size=2)
     reference, others = decode_all(functions, params, make_ngram(), prompts, options)
     assert all(g.block_efficiency == 1 for g in reference)
     assert sum(len(g.output_ids) for g in reference) > 20

@@ -12,19 +12,20 @@ from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.replay import record
 from bpd_jax.errors import UserError
 
+REST = pytest.mark.exhaustive
 METHODS = [
     "bpd",
-    "bpd:heads=3",
+    pytest.param("bpd:heads=3", marks=REST),
     "zero_gram:5",
-    "zero_gram:2:k=3",
-    "ngram_device:4",
+    pytest.param("zero_gram:2:k=3", marks=REST),
+    pytest.param("ngram_device:4", marks=REST),
     "ngram:1:search=greedy:alpha=0.5",
     "ngram:4:adaptive=1",
-    "medusa:12",
-    "medusa_ngram:12",
+    pytest.param("medusa:12", marks=REST),
+    pytest.param("medusa_ngram:12", marks=REST),
     "medusa_ngram:10:search=best",
     "neural:2",
-    "neural:2:mode=parallel",
+    pytest.param("neural:2:mode=parallel", marks=REST),
     "draft_model:3",
     "prompt_lookup:4",
     "zero_gram:3:lookup=4",

@@ -47,12 +47,13 @@ def test_drafts_have_a_table_of_their_own(report, width):
 
 def test_texts_that_differ_are_told_in_a_sentence(report):
     parted = {"rate": 0.25, "first": 7, "gap": 0.0312}
-    methods = [dataclasses.replace(m, divergence=parted) for m in report.methods[1:2]]
+    methods = report.methods[1:2]
+    methods = [dataclasses.replace(m, divergence=parted, differing=1) for m in methods]
     methods = [*report.methods[:1], *methods]
     report = dataclasses.replace(report, methods=methods, records=[])
     text = " ".join(printed(terminal.print_table, report).split())
     assert (
-        "BPD: 25.0 % of the texts differ from greedy decoding, the earliest at token "
+        "BPD: 1 of 4 texts differ from greedy decoding, the earliest at token "
         "7; where they part, the lower of the two tokens' logits is 0.031 below the "
         "model's best (median)."
     ) in text

@@ -140,7 +140,9 @@ DRAFTERS = {
 }
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.0])
+@pytest.mark.parametrize(
+    "temperature", [pytest.param(0.7, marks=pytest.mark.exhaustive), 1.0]
+)
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_texts_are_distributed_as_the_models_own(name, temperature):
     options = StepOptions(temperature=temperature, acceptance=SPECULATIVE)
