@@ -6,7 +6,7 @@ import flax.struct
 
 from bpd_jax.drafting.interface import Forgetful, Rescorer, View
 from bpd_jax.drafting.lattice import Lattice
-from bpd_jax.drafting.searches.beam import most_paths, most_prefixes
+from bpd_jax.drafting.searches.chains import most_paths, most_prefixes
 from bpd_jax.drafting.tree import DraftTree, from_drafts
 from bpd_jax.typing import Array, Float, Int, PyTree
 
