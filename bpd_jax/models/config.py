@@ -7,14 +7,19 @@ import pathlib
 from typing import Any
 
 from bpd_jax.errors import UserError
+from bpd_jax.models.rotary import RotaryConfig
 
 ACTIVATIONS = ("gelu", "silu", "relu")
 DTYPES = ("float32", "bfloat16", "float16")
+NORMS = ("layer", "rms")
 
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
-    """A pre-norm decoder-only transformer with learned absolute positions.
+    """A pre-norm decoder-only transformer.
+
+    The defaults are the paper's model, as GPT-2 is built; with `rotary`, `norm="rms"`,
+    `gated` and `activation="silu"` it is a Llama.
 
     Attributes:
       vocab_size: V, number of tokens.
@@ -24,10 +29,17 @@ class TransformerConfig:
       num_heads: N, query heads.
       num_kv_heads: K, key-value heads; None means N.
       head_dim: H, width of one head; None means D / N.
-      max_length: rows of the position table, hence the longest text in tokens.
+      max_length: the longest text in tokens; rows of the position table, if any.
       activation: of the feed-forward layers: gelu, silu or relu.
       gated: whether the feed-forward layers multiply by a second, linear branch.
       use_bias: whether projections and layer norms have biases.
+      qkv_bias: likewise for queries, keys and values (Qwen2); None means `use_bias`.
+      query_key_norm: whether queries and keys are normalised per head (Qwen3).
+      norm: `layer`, or `rms` (no mean is subtracted, no bias).
+      norm_epsilon: added to the variance.
+      rotary: how positions turn queries and keys; None is a learned table, added to
+        the token embeddings.
+      tied_softmax: whether the softmax is the embedding's transpose.
       dtype: of activations and matrix products.
       param_dtype: of the parameters.
     """
@@ -43,6 +55,12 @@ class TransformerConfig:
     activation: str = "gelu"
     gated: bool = False
     use_bias: bool = True
+    qkv_bias: bool | None = None
+    query_key_norm: bool = False
+    norm: str = "layer"
+    norm_epsilon: float = 1e-5
+    rotary: RotaryConfig | None = None
+    tied_softmax: bool = True
     dtype: str = "float32"
     param_dtype: str = "float32"
 
@@ -66,7 +84,13 @@ class TransformerConfig:
                 f"TransformerConfig.num_heads = {self.num_heads} is not a multiple of "
                 f"num_kv_heads = {self.num_kv_heads}."
             )
+        if self.rotary is not None and self.head_width % 2:
+            raise UserError(
+                f"TransformerConfig.head_dim = {self.head_width} is odd: rotary "
+                "positions turn pairs."
+            )
         _check_choice("TransformerConfig.activation", self.activation, ACTIVATIONS)
+        _check_choice("TransformerConfig.norm", self.norm, NORMS)
         _check_choice("TransformerConfig.dtype", self.dtype, DTYPES)
         _check_choice("TransformerConfig.param_dtype", self.param_dtype, DTYPES)
 
@@ -146,13 +170,21 @@ def load_config(path: str | os.PathLike[str]) -> BlockwiseConfig:
         fields: dict[str, Any] = json.loads(
             pathlib.Path(path).read_text(encoding="utf-8")
         )
-        trunk = TransformerConfig(**fields["trunk"])
+        trunk = trunk_from_fields(fields["trunk"])
         heads = fields["heads"] and BlockHeadsConfig(**fields["heads"])
     except FileNotFoundError:
         raise UserError(f"{path} does not exist: is this a run folder?") from None
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} does not describe a model: {error}.") from error
     return BlockwiseConfig(trunk, heads or None)
+
+
+def trunk_from_fields(fields: dict[str, Any]) -> TransformerConfig:
+    """The inverse of `dataclasses.asdict`."""
+    rotary = fields.get("rotary")
+    return TransformerConfig(
+        **{**fields, "rotary": None if rotary is None else RotaryConfig(**rotary)}
+    )
 
 
 def _check_positive(owner: str, name: str, value: object) -> None:

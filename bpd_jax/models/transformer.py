@@ -6,6 +6,7 @@ come out as a result, so the same module serves training, prefill and verificati
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -15,6 +16,7 @@ from bpd_jax.models.attention import attention
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.config import TransformerConfig
 from bpd_jax.models.partitioning import EMBED, HEADS, KV, MLP, POSITION, VOCAB
+from bpd_jax.models.rotary import rotate
 from bpd_jax.typing import Array, Bool, Float, Int
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -48,6 +50,7 @@ class Projection(nn.Module):
     bias_axes: tuple[str, ...]
     config: TransformerConfig
     gain: float = 1.0
+    use_bias: bool | None = None
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -59,23 +62,28 @@ class Projection(nn.Module):
         kernel = self.param("kernel", init, self.shape, param_dtype)
         summed = len(self.axes) - len(self.bias_axes)
         y = jnp.tensordot(x, kernel.astype(dtype), axes=summed)
-        if self.config.use_bias:
+        use_bias = self.config.use_bias if self.use_bias is None else self.use_bias
+        if use_bias:
             init = named_zeros(self.bias_axes)
             y += self.param("bias", init, bias_shape, param_dtype).astype(dtype)
         return y
 
 
-def layer_norm(config: TransformerConfig, name: str) -> nn.LayerNorm:
-    """A layer norm in the model's precision; statistics are taken in float32."""
-    return nn.LayerNorm(
-        epsilon=1e-5,
-        use_bias=config.use_bias,
-        dtype=config.dtype,
-        param_dtype=config.param_dtype,
-        bias_init=named_zeros((EMBED,)),
-        scale_init=nn.with_logical_partitioning(nn.initializers.ones, (EMBED,)),
-        name=name,
-    )
+def norm(
+    config: TransformerConfig, name: str, axis: str = EMBED
+) -> nn.LayerNorm | nn.RMSNorm:
+    """A norm in the model's precision; statistics are taken in float32."""
+    shared: dict[str, Any] = {
+        "epsilon": config.norm_epsilon,
+        "dtype": config.dtype,
+        "param_dtype": config.param_dtype,
+        "scale_init": nn.with_logical_partitioning(nn.initializers.ones, (axis,)),
+        "name": name,
+    }
+    if config.norm == "rms":
+        return nn.RMSNorm(**shared)
+    bias_init = named_zeros((axis,))
+    return nn.LayerNorm(use_bias=config.use_bias, bias_init=bias_init, **shared)
 
 
 class Attention(nn.Module):
@@ -87,6 +95,7 @@ class Attention(nn.Module):
     def __call__(
         self,
         x: Float[Array, "B T D"],
+        positions: Int[Array, "B T"],
         mask: Bool[Array, "B T U"],
         cache: KVCache | None,
         layer: int,
@@ -101,12 +110,20 @@ class Attention(nn.Module):
                 (EMBED, HEADS, KV),
                 (HEADS, KV),
                 config,
+                use_bias=config.qkv_bias,
                 name=name,
             )(x)
 
         queries = project("query", config.num_heads)
         keys = project("key", config.kv_heads)
         values = project("value", config.kv_heads)
+        if config.query_key_norm:
+            queries = norm(config, "query_norm", KV)(queries)
+            keys = norm(config, "key_norm", KV)(keys)
+        if config.rotary is not None:
+            queries, keys = (
+                rotate(x, positions, config.rotary) for x in (queries, keys)
+            )
         all_keys, all_values = keys, values
         if earlier is not None:
             all_keys = jnp.concatenate([earlier.keys[layer], keys], axis=1)
@@ -162,7 +179,7 @@ class FeedForward(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Token and position embeddings, pre-norm blocks, a final norm."""
+    """Embeddings, pre-norm blocks, a final norm, a softmax."""
 
     config: TransformerConfig
 
@@ -174,20 +191,26 @@ class Transformer(nn.Module):
             (config.vocab_size, config.d_model),
             config.param_dtype,
         )
-        self.position_embedding = self.param(
-            "position_embedding",
-            named_normal((POSITION, EMBED), _POSITION_STDDEV),
-            (config.max_length, config.d_model),
-            config.param_dtype,
-        )
+        if config.rotary is None:
+            self.position_embedding = self.param(
+                "position_embedding",
+                named_normal((POSITION, EMBED), _POSITION_STDDEV),
+                (config.max_length, config.d_model),
+                config.param_dtype,
+            )
+        if not config.tied_softmax:
+            self.softmax = self.param(
+                "softmax",
+                named_normal((VOCAB, EMBED), config.d_model**-0.5),
+                (config.vocab_size, config.d_model),
+                config.param_dtype,
+            )
         layers = range(config.num_layers)
-        self.attention_norms = [
-            layer_norm(config, f"attention_norm_{i}") for i in layers
-        ]
+        self.attention_norms = [norm(config, f"attention_norm_{i}") for i in layers]
         self.attentions = [Attention(config, name=f"attention_{i}") for i in layers]
-        self.mlp_norms = [layer_norm(config, f"mlp_norm_{i}") for i in layers]
+        self.mlp_norms = [norm(config, f"mlp_norm_{i}") for i in layers]
         self.mlps = [FeedForward(config, name=f"mlp_{i}") for i in layers]
-        self.final_norm = layer_norm(config, "final_norm")
+        self.final_norm = norm(config, "final_norm")
 
     def __call__(
         self,
@@ -212,11 +235,12 @@ class Transformer(nn.Module):
         """
         dtype = self.config.dtype
         x = self.embedding.astype(dtype)[tokens]
-        x += self.position_embedding.astype(dtype)[positions]
+        if self.config.rotary is None:
+            x += self.position_embedding.astype(dtype)[positions]
         new_keys, new_values = [], []
         for layer in range(self.config.num_layers):
             update, keys, values = self.attentions[layer](
-                self.attention_norms[layer](x), mask, cache, layer, earlier
+                self.attention_norms[layer](x), positions, mask, cache, layer, earlier
             )
             x += update
             x += self.mlps[layer](self.mlp_norms[layer](x))
@@ -226,6 +250,7 @@ class Transformer(nn.Module):
         return self.final_norm(x), new
 
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
-        """The softmax that is tied to the embedding; float32."""
-        embedding = self.embedding.astype(self.config.dtype)
-        return jnp.einsum("...D,VD->...V", hidden, embedding).astype(jnp.float32)
+        """The softmax, tied to the embedding or not; float32."""
+        matrix = self.embedding if self.config.tied_softmax else self.softmax
+        matrix = matrix.astype(self.config.dtype)
+        return jnp.einsum("...D,VD->...V", hidden, matrix).astype(jnp.float32)
