@@ -33,6 +33,7 @@ class RotaryConfig:
       low_factor, high_factor: of llama3.
       beta_fast, beta_slow: of yarn: turns above which a frequency stays, and below
         which it is divided.
+      truncate: of yarn: whether the blend begins and ends at whole pairs.
       attention_factor: of yarn: by which queries and keys grow; None is
         0.1 · ln(factor) + 1.
     """
@@ -46,6 +47,7 @@ class RotaryConfig:
     high_factor: float = 4.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    truncate: bool = True
     attention_factor: float | None = None
 
     def __post_init__(self) -> None:
@@ -54,7 +56,9 @@ class RotaryConfig:
                 f"RotaryConfig.scaling must be one of {', '.join(SCALINGS)}, not "
                 f"{self.scaling!r}."
             )
-        for name in ("base", "factor", "low_factor", "beta_slow"):
+        if not 1 < self.base < math.inf:
+            raise UserError(f"RotaryConfig.base must be above 1, not {self.base}.")
+        for name in ("factor", "low_factor", "beta_slow"):
             if not 0 < getattr(self, name) < math.inf:
                 raise UserError(
                     f"RotaryConfig.{name} must be above 0, not {getattr(self, name)}."
@@ -67,8 +71,11 @@ class RotaryConfig:
             raise UserError("RotaryConfig.high_factor must be above low_factor.")
         if not self.beta_fast > self.beta_slow:
             raise UserError("RotaryConfig.beta_fast must be above beta_slow.")
-        if self.scaling in ("llama3", "yarn") and not self.original_length:
-            raise UserError(f"RotaryConfig.original_length: {self.scaling} needs it.")
+        if self.scaling in ("llama3", "yarn") and (self.original_length or 0) < 1:
+            raise UserError(
+                f"RotaryConfig.original_length must be above 0 for {self.scaling}, not "
+                f"{self.original_length}."
+            )
 
     def turned(self, width: int) -> int:
         """R, how many of a head's `width` features are turned."""
@@ -94,10 +101,13 @@ class RotaryConfig:
                 / (2 * math.log(self.base))
                 for turns in (self.beta_fast, self.beta_slow)
             )
-            low, high = max(math.floor(low), 0), min(math.ceil(high), turned - 1)
+            if self.truncate:
+                low, high = math.floor(low), math.ceil(high)
+            low, high = max(low, 0), min(high, turned - 1)
             # A ramp over pairs: the fast ones, which come first, are kept.
-            kept = 1 - (np.arange(turned // 2) - low) / max(high - low, 0.001)
-        kept = np.clip(kept, 0, 1)
+            pairs = np.arange(turned // 2, dtype=np.float64)
+            kept = 1 - (pairs - low) / ((high - low) or 0.001)
+        kept = kept.clip(0, 1)
         return kept * plain + (1 - kept) * stretched
 
     @property

@@ -12,21 +12,26 @@ import numpy as np
 from bpd_jax.models.config import TransformerConfig
 
 Path = tuple[str, ...]
+Convert = Callable[[np.ndarray], np.ndarray]
+
+
+def _same(tensor: np.ndarray) -> np.ndarray:
+    return tensor
 
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """One tensor of a checkpoint.
+    """One tensor of a checkpoint, or a part of it that is one of our parameters.
 
     Attributes:
-      name: of the tensor.
-      shape: as it is stored.
-      convert: from that to our layout.
+      name: of the tensor; several parameters may be parts of one.
+      shape: of the whole tensor as it is stored.
+      convert: from that to our layout; a view, nothing is copied.
     """
 
     name: str
     shape: tuple[int, ...]
-    convert: Callable[[np.ndarray], np.ndarray] = lambda tensor: tensor
+    convert: Convert = _same
 
 
 def llama_layout(config: TransformerConfig) -> dict[Path, Origin]:
@@ -35,66 +40,66 @@ def llama_layout(config: TransformerConfig) -> dict[Path, Origin]:
     Mistral, SmolLM, Qwen2 (biases of queries, keys and values) and Qwen3 (norms of
     queries and keys) have the same names.
     """
-    width, inner, head = config.d_model, config.d_ff, config.head_width
+    table = (config.vocab_size, config.d_model)
     found: dict[Path, Origin] = {
-        ("embedding",): Origin("model.embed_tokens.weight", (config.vocab_size, width)),
-        ("final_norm", "scale"): Origin("model.norm.weight", (width,)),
+        ("embedding",): Origin("model.embed_tokens.weight", table),
+        ("final_norm", "scale"): Origin("model.norm.weight", (config.d_model,)),
     }
     if not config.tied_softmax:
-        found["softmax",] = Origin("lm_head.weight", (config.vocab_size, width))
+        found["softmax",] = Origin("lm_head.weight", table)
     for layer in range(config.num_layers):
-        place = f"model.layers.{layer}"
-
-        def add(
-            ours: str, name: str, shape: tuple[int, ...], convert: Callable
-        ) -> None:
-            found[tuple(ours.split("."))] = Origin(f"{place}.{name}", shape, convert)
-
-        add(f"attention_norm_{layer}.scale", "input_layernorm.weight", (width,), _same)
-        add(
-            f"mlp_norm_{layer}.scale",
-            "post_attention_layernorm.weight",
-            (width,),
-            _same,
-        )
-        for ours, theirs, heads in (
-            ("query", "q", config.num_heads),
-            ("key", "k", config.kv_heads),
-            ("value", "v", config.kv_heads),
-        ):
-            split = (heads, head)
-            mine = f"attention_{layer}.{ours}"
-            name, shape = f"self_attn.{theirs}_proj", (heads * head, width)
-            add(f"{mine}.kernel", f"{name}.weight", shape, _transposed(width, *split))
-            if config.qkv_bias:
-                add(f"{mine}.bias", f"{name}.bias", shape[:1], _reshaped(*split))
-        if config.query_key_norm:
-            for ours in ("query", "key"):
-                name = f"self_attn.{ours[0]}_norm.weight"
-                add(f"attention_{layer}.{ours}_norm.scale", name, (head,), _same)
-        add(
-            f"attention_{layer}.output.kernel",
-            "self_attn.o_proj.weight",
-            (width, config.num_heads * head),
-            _transposed(config.num_heads, head, width),
-        )
-        for ours, theirs, shape in (
-            ("input", "gate", (inner, width)),
-            ("gate", "up", (inner, width)),
-            ("output", "down", (width, inner)),
-        ):
-            name = f"mlp.{theirs}_proj.weight"
-            add(f"mlp_{layer}.{ours}.kernel", name, shape, np.transpose)
+        found.update(_llama_layer(config, layer))
     return found
 
 
-def _same(tensor: np.ndarray) -> np.ndarray:
-    return tensor
+def _llama_layer(config: TransformerConfig, layer: int) -> dict[Path, Origin]:
+    width, head, heads = config.d_model, config.head_width, config.num_heads
+    found: dict[Path, Origin] = {}
+
+    def add(ours: str, name: str, shape: tuple[int, ...], convert: Convert) -> None:
+        path = tuple(ours.format(layer).split("."))
+        found[path] = Origin(f"model.layers.{layer}.{name}", shape, convert)
+
+    def has_bias(choice: bool | None) -> bool:
+        return config.use_bias if choice is None else choice
+
+    for ours, name in (
+        ("attention", "input_layernorm"),
+        ("mlp", "post_attention_layernorm"),
+    ):
+        add(ours + "_norm_{}.scale", f"{name}.weight", (width,), _same)
+    for ours, name, count in (
+        ("query", "q", heads),
+        ("key", "k", config.kv_heads),
+        ("value", "v", config.kv_heads),
+    ):
+        ours, shape = f"attention_{{}}.{ours}", (count * head, width)
+        kernel, bias = _transposed(width, count, head), _reshaped(count, head)
+        add(f"{ours}.kernel", f"self_attn.{name}_proj.weight", shape, kernel)
+        if has_bias(config.qkv_bias):
+            add(f"{ours}.bias", f"self_attn.{name}_proj.bias", shape[:1], bias)
+        if config.query_key_norm and name != "v":
+            add(f"{ours}_norm.scale", f"self_attn.{name}_norm.weight", (head,), _same)
+    output = "attention_{}.output"
+    kernel = _transposed(heads, head, width)
+    add(f"{output}.kernel", "self_attn.o_proj.weight", (width, heads * head), kernel)
+    if has_bias(config.output_bias):
+        add(f"{output}.bias", "self_attn.o_proj.bias", (width,), _same)
+    for ours, name, shape in (
+        ("input", "gate", (config.d_ff, width)),
+        ("gate", "up", (config.d_ff, width)),
+        ("output", "down", (width, config.d_ff)),
+    ):
+        ours = f"mlp_{{}}.{ours}"
+        add(f"{ours}.kernel", f"mlp.{name}_proj.weight", shape, np.transpose)
+        if has_bias(config.mlp_bias):
+            add(f"{ours}.bias", f"mlp.{name}_proj.bias", shape[:1], _same)
+    return found
 
 
-def _reshaped(*shape: int) -> Callable[[np.ndarray], np.ndarray]:
+def _reshaped(*shape: int) -> Convert:
     return lambda tensor: tensor.reshape(shape)
 
 
-def _transposed(*shape: int) -> Callable[[np.ndarray], np.ndarray]:
+def _transposed(*shape: int) -> Convert:
     return lambda tensor: tensor.T.reshape(shape)

@@ -1,0 +1,135 @@
+"""How a GGUF file tells its model's rotary positions."""
+
+import dataclasses
+import math
+
+import numpy as np
+
+from bpd_jax.errors import UserError
+from bpd_jax.models.rotary import RotaryConfig
+from bpd_jax.pretrained.gguf_file import GGUFFile
+
+FACTORS = "rope_freqs.weight"
+
+# Of `llama3` only the ratios of its lengths matter; this one is Llama 3's.
+_ORIGINAL_LENGTH = 8192
+
+
+def read_rotary(file: GGUFFile, architecture: str, head_width: int) -> RotaryConfig:
+    """Returns how positions turn queries and keys.
+
+    Args:
+      file: the checkpoint.
+      architecture: with which the keys start.
+      head_width: H.
+
+    Raises:
+      UserError: they are stretched in a way that is not known.
+    """
+    place = f"{architecture}.rope"
+    base = file.find(f"{place}.freq_base", float) or 10000.0
+    turned = file.find(f"{place}.dimension_count", int) or head_width
+    if not 0 < turned <= head_width or turned % 2:
+        raise UserError(
+            f"{file.path}: {place}.dimension_count cannot be {turned}, of heads that "
+            f"are {head_width} wide: convert the model again."
+        )
+    plain = RotaryConfig(base, fraction=turned / head_width)
+    kind = file.find(f"{place}.scaling.type", str)
+    # Older files have the factor under another name, and without a type.
+    factor = (
+        file.find(f"{place}.scaling.factor", float)
+        or file.find(f"{place}.scale_linear", float)
+        or 1.0
+    )
+    if kind == "yarn":
+        if file.find(f"{place}.scaling.yarn_log_multiplier", float):
+            raise UserError(
+                f"{file.path}: {place}.scaling.yarn_log_multiplier is not supported."
+            )
+        growth = (
+            file.find(f"{place}.scaling.yarn_attn_factor", float)
+            or file.find(f"{place}.scaling.attn_factor", float)
+            or 1.0
+        )
+        usual = RotaryConfig()
+        return RotaryConfig(
+            base,
+            plain.fraction,
+            "yarn",
+            factor,
+            file.find(f"{place}.scaling.original_context_length", int)
+            or file.get(f"{architecture}.context_length", int),
+            beta_fast=file.find(f"{place}.scaling.yarn_beta_fast", float)
+            or usual.beta_fast,
+            beta_slow=file.find(f"{place}.scaling.yarn_beta_slow", float)
+            or usual.beta_slow,
+            # The file's comes on top of the usual one.
+            attention_factor=None
+            if growth == 1
+            else growth * (0.1 * math.log(max(factor, 1.0)) + 1),
+        )
+    if kind not in (None, "none", "linear"):
+        raise UserError(
+            f"{file.path}: {place}.scaling.type {kind!r} is not supported; none, "
+            "linear and yarn are."
+        )
+    if kind != "none" and factor != 1:
+        return RotaryConfig(base, plain.fraction, "linear", factor)
+    if FACTORS not in file.tensors:
+        return plain
+    if file.entry(FACTORS).shape != (turned // 2,):
+        raise UserError(
+            f"{file.path}: {FACTORS} has shape {list(file.entry(FACTORS).shape)}, not "
+            f"[{turned // 2}]: convert the model again."
+        )
+    found = _llama3(plain, head_width, file.read(FACTORS).astype(np.float64))
+    if found is None:
+        raise UserError(
+            f"{file.path}: the factors of {FACTORS} are not those of Llama 3's "
+            "scaling, the only one that is supported."
+        )
+    return found
+
+
+def _llama3(
+    plain: RotaryConfig, head_width: int, factors: np.ndarray
+) -> RotaryConfig | None:
+    """Returns the `llama3` scaling that divides the frequencies by `factors`.
+
+    With F the factor, a frequency f is multiplied by s + (1 - s) / F, where s rises
+    linearly in f from 0 to 1 and is clipped there. So the steepest step between
+    neighbours lies on the line, and the line gives the two lengths:
+
+        factors   1    2    4    8      (F = 8)
+        s         1    3/7  1/7  0
+        f         0.8  0.4  0.2  0.1    the line meets 0 at 0.1 and 1 at 0.8
+    """
+    frequencies = plain.frequencies(head_width)
+    if not (np.isfinite(factors).all() and (factors >= 1).all()):
+        return None
+    factor = float(factors.max())
+    if factor == factors.min():
+        scaling = "none" if factor == 1 else "linear"
+        return dataclasses.replace(plain, scaling=scaling, factor=factor)
+    kept = (1 / factors - 1 / factor) / (1 - 1 / factor)
+    slopes = np.diff(kept) / np.diff(frequencies)
+    steepest = int(np.argmax(slopes))
+    slope = slopes[steepest]
+    if slope <= 0:
+        return None
+    zero = frequencies[steepest] - kept[steepest] / slope
+    if zero <= 0:
+        return None
+    turns = _ORIGINAL_LENGTH / (2 * math.pi)
+    found = dataclasses.replace(
+        plain,
+        scaling="llama3",
+        factor=factor,
+        original_length=_ORIGINAL_LENGTH,
+        low_factor=float(np.float32(zero * turns)),
+        high_factor=float(np.float32((zero + 1 / slope) * turns)),
+    )
+    wanted = frequencies / factors
+    same = np.allclose(found.frequencies(head_width), wanted, rtol=1e-5, atol=0)
+    return found if same else None

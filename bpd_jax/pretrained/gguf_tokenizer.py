@@ -1,0 +1,244 @@
+"""The tokenizer inside a GGUF file, as one of the package `tokenizers`.
+
+Two kinds are read. `gpt2` is byte-level BPE: a text is cut by the pre-tokenizer's
+patterns, one after the other, then merged. `llama` is SentencePiece's BPE: spaces are
+▁, pieces merge in the order of their scores, and characters outside the vocabulary
+become bytes. The text is never normalised, so that it comes back as it was.
+"""
+
+import dataclasses
+
+import numpy as np
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+from bpd_jax.errors import UserError
+from bpd_jax.pretrained.gguf_file import GGUFFile
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# Llama 3's and Qwen2's differ in how many digits stay together.
+_GPT4 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|DIGITS|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_LLAMA3 = _GPT4.replace("DIGITS", r"\p{N}{1,3}")
+_QWEN2 = _GPT4.replace("DIGITS", r"\p{N}")
+
+_LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")
+
+# What each pre-tokenizer cuts by, one pattern after the other.
+_PATTERNS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("gpt-2", "phi-2", "jais", "mpt", "olmo"), (_GPT2,)),
+    **dict.fromkeys(
+        (
+            "smollm",
+            "starcoder",
+            "refact",
+            "command-r",
+            "codeshell",
+            "exaone",
+            "minerva-7b",
+        ),
+        (r"\p{N}", _GPT2),
+    ),
+    **dict.fromkeys(_LLAMA3_NAMES, (_LLAMA3,)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2"), (_QWEN2,)),
+    "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"),
+}
+# Kinds of tokens.
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
+
+# Names by which control tokens end a text or a turn, whatever else a file tells.
+_END_NAMES = (
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "</s>",
+)
+
+# The longest token of a published vocabulary has a few hundred characters.
+_LONGEST_TOKEN = 1024
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class EmbeddedTokenizer:
+    """A tokenizer and how texts are framed; as `Checkpoint` has them."""
+
+    tokenizer: tokenizers.Tokenizer
+    chat_template: str | None
+    begin_of_text: int | None
+    end_tokens: tuple[int, ...]
+
+
+def read_tokenizer(file: GGUFFile, vocab_size: int) -> EmbeddedTokenizer:
+    """Builds the tokenizer of a checkpoint.
+
+    Args:
+      file: the checkpoint.
+      vocab_size: rows of the embedding; the last ones may have no token.
+
+    Raises:
+      UserError: the file has no tokenizer, a damaged one, or one of another kind.
+    """
+    kind = file.get("tokenizer.ggml.model", str)
+    tokens = file.get("tokenizer.ggml.tokens", list)
+    if len(tokens) > vocab_size:
+        raise _damaged(file, f"{len(tokens)} tokens for {vocab_size} embeddings")
+    vocabulary = {token: id for id, token in enumerate(tokens)}
+    if len(vocabulary) != len(tokens):
+        twice = next(
+            token for id, token in enumerate(tokens) if vocabulary[token] != id
+        )
+        raise _damaged(file, f"the token {twice[:80]!r} twice")
+    if max(map(len, tokens), default=0) > _LONGEST_TOKEN:
+        raise _damaged(file, f"a token of more than {_LONGEST_TOKEN} characters")
+    kinds = file.find("tokenizer.ggml.token_type", np.ndarray)
+    if kinds is None:
+        kinds = np.full(len(tokens), _NORMAL)
+    if len(kinds) != len(tokens):
+        raise _damaged(file, f"{len(kinds)} kinds of {len(tokens)} tokens")
+
+    if kind == "gpt2":
+        pre = file.find("tokenizer.ggml.pre", str) or "default"
+        tokenizer = _byte_level(file, vocabulary, pre)
+        begins = pre in _LLAMA3_NAMES
+    elif kind == "llama":
+        tokenizer = _sentencepiece(file, vocabulary, kinds)
+        begins = True
+    else:
+        raise UserError(
+            f"{file.path}: a tokenizer of kind {kind!r} cannot be read; gpt2 "
+            "(byte-level BPE) and llama (SentencePiece BPE) can."
+        )
+    for number, special in ((_UNKNOWN, True), (_CONTROL, True), (_USER_DEFINED, False)):
+        added = [
+            tokenizers.AddedToken(tokens[id], special=special, normalized=False)
+            for id in np.flatnonzero(kinds == number)
+            if tokens[id]
+        ]
+        (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(added)
+
+    declared = file.find("tokenizer.ggml.add_bos_token", bool)
+    begins = begins if declared is None else declared
+    ends = [_id(file, name, len(tokens)) for name in ("eos", "eot", "eom")]
+    ends += [
+        vocabulary[name]
+        for name in _END_NAMES
+        if name in vocabulary and kinds[vocabulary[name]] == _CONTROL
+    ]
+    end_tokens = tuple(dict.fromkeys(id for id in ends if id is not None))
+    if not end_tokens:
+        raise UserError(
+            f"{file.path} does not tell which token ends a text "
+            "(tokenizer.ggml.eos_token_id): convert it again."
+        )
+    return EmbeddedTokenizer(
+        tokenizer,
+        file.find("tokenizer.chat_template", str),
+        _id(file, "bos", len(tokens)) if begins else None,
+        end_tokens,
+    )
+
+
+def _byte_level(
+    file: GGUFFile, vocabulary: dict[str, int], pre: str
+) -> tokenizers.Tokenizer:
+    if pre not in _PATTERNS:
+        raise UserError(
+            f"{file.path}: the pre-tokenizer {pre!r} is not known; these are: "
+            f"{', '.join(_PATTERNS)}."
+        )
+    merges = []
+    for merge in file.get("tokenizer.ggml.merges", list):
+        # The first character is never the separator.
+        cut = merge.find(" ", 1)
+        left, right = merge[:cut], merge[cut + 1 :]
+        if cut < 0 or not {left, right, left + right} <= vocabulary.keys():
+            raise _damaged(file, f"a merge outside its vocabulary, {merge[:80]!r}")
+        merges.append((left, right))
+    tokenizer = tokenizers.Tokenizer(
+        models.BPE(vocabulary, merges, ignore_merges=pre in _LLAMA3_NAMES)
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            *(
+                pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
+                for pattern in _PATTERNS[pre]
+            ),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _sentencepiece(
+    file: GGUFFile, vocabulary: dict[str, int], kinds: np.ndarray
+) -> tokenizers.Tokenizer:
+    """The tokenizer of Llama and Llama 2."""
+    scores = file.get("tokenizer.ggml.scores", np.ndarray).astype(np.float64)
+    if len(scores) != len(vocabulary):
+        raise _damaged(file, f"{len(scores)} scores of {len(vocabulary)} tokens")
+    unknown = _id(file, "unknown", len(vocabulary))
+    names = list(vocabulary)
+    tokenizer = tokenizers.Tokenizer(
+        models.BPE(
+            vocabulary,
+            _merges(vocabulary, kinds, scores),
+            unk_token=None if unknown is None else names[unknown],
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    prefix = file.find("tokenizer.ggml.add_space_prefix", bool) is not False
+    tokenizer.normalizer = normalizers.Sequence(
+        [
+            *([normalizers.Prepend("▁")] if prefix else []),
+            normalizers.Replace(" ", "▁"),
+        ]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            *([decoders.Strip(" ", 1, 0)] if prefix else []),
+        ]
+    )
+    return tokenizer
+
+
+def _merges(
+    vocabulary: dict[str, int], kinds: np.ndarray, scores: np.ndarray
+) -> list[tuple[str, str]]:
+    """Every way to join two pieces into a third, the best third first.
+
+    SentencePiece stores no merges: it joins whatever gives the best piece.
+    """
+    normal = {token: id for token, id in vocabulary.items() if kinds[id] == _NORMAL}
+    found = []
+    for token, id in normal.items():
+        for cut in range(1, len(token)):
+            left, right = token[:cut], token[cut:]
+            if left in normal and right in normal:
+                # Among equals, the order of Hugging Face's converter.
+                rank = (-scores[id], -len(left), -len(right), normal[left])
+                found.append((rank, (left, right)))
+    return [pair for _, pair in sorted(found)]
+
+
+def _id(file: GGUFFile, name: str, size: int) -> int | None:
+    """A token that the file names, as `bos`; None if it names none."""
+    key = f"tokenizer.ggml.{name}_token_id"
+    id = file.find(key, int)
+    if id is not None and not 0 <= id < size:
+        raise _damaged(file, f"{key} = {id}, of {size} tokens")
+    return id
+
+
+def _damaged(file: GGUFFile, what: str) -> UserError:
+    return UserError(f"{file.path}: its tokenizer has {what}: convert it again.")

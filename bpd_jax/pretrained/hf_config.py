@@ -1,0 +1,219 @@
+"""From the config.json of a Hugging Face folder to our configuration."""
+
+import math
+
+from bpd_jax.errors import UserError
+from bpd_jax.models.config import TransformerConfig
+from bpd_jax.models.rotary import RotaryConfig
+from bpd_jax.pretrained.json_files import Fields
+
+# Model types whose tensors have Llama's names, and GPT-2.
+LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3")
+GPT2 = "gpt2"
+
+# Positions are int32.
+_LAST_POSITION = 2**31 - 1
+
+# Their names of activations; their plain `gelu` is not the tanh form, as ours is.
+_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu_exact",
+    "gelu_new": "gelu",
+    "gelu_fast": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+    "relu": "relu",
+}
+
+
+def transformer_config(fields: Fields) -> TransformerConfig:
+    """Translates config.json; what it leaves out is as in the library transformers.
+
+    The longest text is the longest for which our model is theirs: where attention
+    slides over a window, it is the window, and where rotary frequencies would change
+    with the length of the text (`dynamic`), it is the length where that begins.
+
+    Raises:
+      UserError: it is of another kind of model, or asks for what ours does not have.
+    """
+    try:
+        return _translate(fields)
+    except UserError as error:
+        if fields.source in str(error):
+            raise
+        raise UserError(f"{fields.source}: {error}") from error
+
+
+def _translate(fields: Fields) -> TransformerConfig:
+    kind = fields.text("model_type")
+    if "quantization_config" in fields:
+        method = fields.fields("quantization_config").text("quant_method", "unknown")
+        raise UserError(
+            f"{fields.source} is of a quantised model ({method}): get the original "
+            "model, or a GGUF file."
+        )
+    if kind == GPT2:
+        return _gpt2(fields)
+    if kind in LLAMA_LIKE:
+        return _llama(fields, kind)
+    raise UserError(
+        f"{fields.source} is of a model of type {kind!r}, which cannot be read: choose "
+        f"one of type {', '.join(LLAMA_LIKE)} or {GPT2}."
+    )
+
+
+def _llama(fields: Fields, kind: str) -> TransformerConfig:
+    width = fields.integer("hidden_size")
+    heads = fields.integer("num_attention_heads")
+    if heads < 1:
+        raise UserError(f"num_attention_heads in {fields.source} must be above 0.")
+    head = fields.integer("head_dim", 128 if kind == "qwen3" else width // heads)
+    rotary, max_length = _rotary(fields)
+    # Llama and Qwen3 share one switch for all four projections; Qwen2 has none.
+    bias = kind in ("llama", "qwen3") and fields.flag("attention_bias", False)
+    return TransformerConfig(
+        vocab_size=fields.integer("vocab_size"),
+        num_layers=fields.integer("num_hidden_layers"),
+        d_model=width,
+        d_ff=fields.integer("intermediate_size"),
+        num_heads=heads,
+        num_kv_heads=fields.integer("num_key_value_heads", heads),
+        head_dim=None if head * heads == width else head,
+        max_length=min(max_length, _window(fields, kind) or max_length),
+        activation=_activation(fields, fields.text("hidden_act", "silu")),
+        gated=True,
+        use_bias=False,
+        qkv_bias=bias or kind == "qwen2",
+        output_bias=bias,
+        mlp_bias=kind == "llama" and fields.flag("mlp_bias", False),
+        query_key_norm=kind == "qwen3",
+        norm="rms",
+        norm_epsilon=fields.number("rms_norm_eps", 1e-6),
+        rotary=rotary,
+        tied_softmax=fields.flag("tie_word_embeddings", False),
+    )
+
+
+def _gpt2(fields: Fields) -> TransformerConfig:
+    for name, usual in (
+        ("scale_attn_weights", True),
+        ("scale_attn_by_inverse_layer_idx", False),
+        ("add_cross_attention", False),
+    ):
+        if fields.flag(name, usual) != usual:
+            raise UserError(
+                f"{fields.source} sets {name}, which GPT-2 itself does not have and "
+                "which cannot be read."
+            )
+    width = fields.integer("n_embd")
+    return TransformerConfig(
+        vocab_size=fields.integer("vocab_size"),
+        num_layers=fields.integer("n_layer"),
+        d_model=width,
+        d_ff=fields.integer("n_inner", 4 * width),
+        num_heads=fields.integer("n_head"),
+        max_length=fields.integer("n_positions"),
+        activation=_activation(fields, fields.text("activation_function", "gelu_new")),
+        norm_epsilon=fields.number("layer_norm_epsilon", 1e-5),
+        tied_softmax=fields.flag("tie_word_embeddings", True),
+    )
+
+
+def _activation(fields: Fields, name: str) -> str:
+    if name not in _ACTIVATIONS:
+        raise UserError(
+            f"{fields.source} asks for the activation {name!r}, which cannot be had: "
+            f"there are {', '.join(_ACTIVATIONS)}."
+        )
+    return _ACTIVATIONS[name]
+
+
+def _window(fields: Fields, kind: str) -> int | None:
+    """How many tokens a sliding window holds, in layers that have one."""
+    if kind == "llama":
+        return None
+    if kind == "mistral":
+        # Only null switches it off.
+        slides = fields.values.get("sliding_window", 4096) is not None
+    else:
+        layers = fields.integer("num_hidden_layers")
+        slides = fields.flag("use_sliding_window", False)
+        if "layer_types" in fields:
+            slides = slides and "sliding_attention" in fields.items("layer_types")
+        else:
+            slides = slides and fields.integer("max_window_layers", 28) < layers
+    return fields.integer("sliding_window", 4096) if slides else None
+
+
+def _rotary(fields: Fields) -> tuple[RotaryConfig, int]:
+    """Rotary positions, and the longest text.
+
+    Older files have `rope_theta` and `rope_scaling`, newer ones all in
+    `rope_parameters`.
+    """
+    name = "rope_scaling" if "rope_scaling" in fields else "rope_parameters"
+    scaling = fields.fields(name)
+    if any(isinstance(value, dict) for value in scaling.values.values()):
+        raise UserError(
+            f"{scaling.source} differs from layer to layer, which cannot be read."
+        )
+    kind = scaling.text("rope_type", scaling.text("type", "default"))
+    limit = fields.integer("max_position_embeddings")
+    # So Vicuna says how far its positions were stretched.
+    longest = max(limit, fields.integer("max_sequence_length", limit))
+    original = fields.integer(
+        "original_max_position_embeddings",
+        scaling.integer("original_max_position_embeddings", limit),
+    )
+    base = scaling.number("rope_theta", fields.number("rope_theta", 10000.0))
+    fraction = scaling.number(
+        "partial_rotary_factor", fields.number("partial_rotary_factor", 1.0)
+    )
+    if kind == "default":
+        return RotaryConfig(base, fraction), longest
+    if kind == "dynamic":
+        return RotaryConfig(base, fraction), min(limit, original)
+    if kind == "linear":
+        factor = scaling.number("factor")
+        return RotaryConfig(base, fraction, "linear", factor), longest
+    if kind == "llama3":
+        rotary = RotaryConfig(
+            base,
+            fraction,
+            "llama3",
+            scaling.number("factor"),
+            original,
+            low_factor=scaling.number("low_freq_factor"),
+            high_factor=scaling.number("high_freq_factor"),
+        )
+        return rotary, longest
+    if kind == "yarn":
+        factor = scaling.number("factor", limit / max(original, 1))
+        rotary = RotaryConfig(
+            base,
+            fraction,
+            "yarn",
+            factor,
+            original,
+            beta_fast=scaling.number("beta_fast", 32.0) or 32.0,
+            beta_slow=scaling.number("beta_slow", 1.0) or 1.0,
+            truncate=scaling.flag("truncate", True),
+            attention_factor=_attention_factor(scaling, factor),
+        )
+        # Where the limit still is the original one, the factor says how far it goes.
+        return rotary, max(longest, int(min(original * factor, _LAST_POSITION)))
+    raise UserError(
+        f"{scaling.source} asks for rotary positions of type {kind!r}, which cannot be "
+        "had: there are default, linear, dynamic, llama3 and yarn."
+    )
+
+
+def _attention_factor(scaling: Fields, factor: float) -> float:
+    """Of yarn; DeepSeek's two scales make it a quotient."""
+
+    def growth(scale: float) -> float:
+        return 0.1 * scale * math.log(factor) + 1 if factor > 1 else 1.0
+
+    above, below = scaling.number("mscale", 0.0), scaling.number("mscale_all_dim", 0.0)
+    default = growth(above) / growth(below) if above and below else growth(1.0)
+    return scaling.number("attention_factor", default)

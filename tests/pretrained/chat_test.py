@@ -1,0 +1,174 @@
+import datetime
+import gzip
+import json
+import pathlib
+import re
+
+import pytest
+
+from bpd_jax.errors import UserError
+from bpd_jax.pretrained.chat import render_chat
+from bpd_jax.pretrained.gguf_model import open_gguf
+from bpd_jax.pretrained.known import find_packaged
+
+DATA = pathlib.Path(__file__).parents[3] / "shared" / "data"
+GOLDEN = DATA / "smollm2_golden" / "greedy.jsonl.gz"
+QUESTIONS = DATA / "spec_bench" / "test.jsonl.gz"
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+USER = {"role": "user", "content": " Is 1 < 2 & 3?\n"}
+ANSWER = {"role": "assistant", "content": "Yes."}
+
+# As Llama 3's: the text begins with a token, and contents are trimmed.
+LLAMA3 = """\
+{% set loop_messages = messages %}
+{% for message in loop_messages %}
+    {%- set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'
+        + message['content'] | trim + '<|eot_id|>' %}
+    {%- if loop.index0 == 0 %}
+        {%- set content = bos_token + content %}
+    {%- endif %}
+    {{- content }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}
+{%- endif %}
+"""
+
+# As Qwen's: a default system message, tools, namespaces, a loop run backwards.
+QWEN = """\
+{%- if tools %}
+    {{- 'Tools: ' + tools | tojson }}
+{%- elif messages[0].role == 'system' %}
+    {{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}
+{%- endif %}
+{%- set ns = namespace(last=-1) %}
+{%- for message in messages[::-1] %}
+    {%- set index = (messages | length - 1) - loop.index0 %}
+    {%- if ns.last < 0 and message.role == 'user' %}
+        {%- set ns.last = index %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- if message.role not in ('system', 'user', 'assistant') %}
+        {{- raise_exception('Unexpected role: ' + message.role) }}
+    {%- endif %}
+    {%- if loop.first and message.role == 'system' %}{% continue %}{% endif %}
+    {%- generation %}
+        {{- '<|im_start|>' + message.role + '\n' + message.content }}
+    {%- endgeneration %}
+    {{- ' (last)' if loop.index0 == ns.last else '' }}
+    {{- '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\n\n</think>\n\n' }}
+    {%- endif %}
+{%- endif %}
+"""
+
+
+def test_a_template_like_that_of_llama_3():
+    text = render_chat(LLAMA3, [SYSTEM, USER], bos_token="<|begin_of_text|>")
+    assert text == (
+        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\n"
+        "Be brief.<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n"
+        "Is 1 < 2 & 3?<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+    )
+    text = render_chat(LLAMA3, [USER, ANSWER], add_generation_prompt=False)
+    assert text == (
+        "<|start_header_id|>user<|end_header_id|>\n\nIs 1 < 2 & 3?<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\nYes.<|eot_id|>"
+    )
+
+
+def test_a_template_like_that_of_qwen():
+    text = render_chat(QWEN, [SYSTEM, USER])
+    assert text == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n"
+        "<|im_start|>user\n Is 1 < 2 & 3?\n (last)<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    text = render_chat(QWEN, [USER], enable_thinking=False, tools=[{"a": "<é>"}])
+    assert text.startswith('Tools: [{"a": "<é>"}]<|im_start|>user')
+    assert text.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    with pytest.raises(UserError, match="rendered: Unexpected role: judge"):
+        render_chat(QWEN, [{"role": "judge", "content": ""}])
+
+
+def test_blocks_leave_no_blank_lines():
+    template = "a\n  {% if true %}\nb\n  {% endif %}\nc\n"
+    assert render_chat(template, []) == "a\nb\nc"
+
+
+def test_the_date():
+    year = render_chat("{{ strftime_now('%Y') }}", [])
+    assert int(year) in (datetime.date.today().year, datetime.date.today().year - 1)
+
+
+def test_the_template_of_smollm2_writes_the_golden_prompts():
+    if not (GOLDEN.exists() and QUESTIONS.exists()):
+        pytest.skip("the golden prompts are not here")
+    try:
+        path = find_packaged("smollm2")
+    except UserError as error:
+        pytest.skip(str(error))
+    template = open_gguf(path).chat_template
+    with gzip.open(QUESTIONS, "rt", encoding="utf-8") as lines:
+        turns = {q["question_id"]: q["turns"] for q in map(json.loads, lines)}
+    with gzip.open(GOLDEN, "rt", encoding="utf-8") as lines:
+        golden = [json.loads(line) for line in lines]
+    assert len(golden) > 20
+    for record in golden:
+        message = {"role": "user", "content": turns[record["question_id"]][0]}
+        assert render_chat(template, [message]) == record["prompt"]
+
+
+@pytest.mark.parametrize(
+    "template, reason",
+    [
+        ("{% if %}", "Expected an expression"),
+        ("{{ raise_exception('No system message.') }}", "No system message"),
+        ("{{ messages[9].content + 'x' }}", "has no element 9|no attribute"),
+        ("{{ messages[0].content + 1 }}", "concatenate str"),
+        ("{{ 1 // 0 }}", "division"),
+        ("{{ nothing.at.all }}", "'nothing' is undefined"),
+        ("{% include 'x' %}", "no loader"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
+        ("{% for a in 'x' %}" * 25 + "{% endfor %}" * 25, "nested"),
+        # Nothing may be run or changed.
+        ("{{ messages.append(1) }}", "unsafe|not safely callable"),
+        ("{{ messages[0].update(role='x') }}", "unsafe|not safely callable"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe|undefined"),
+        ("{{ raise_exception.__globals__.jinja2 }}", "unsafe"),
+        ("{{ range.__closure__[0] }}", "unsafe"),
+        ("{{ cycler.__init__.__globals__.os.system('id') }}", "unsafe|undefined"),
+        # Nothing short may take long.
+        ("{{ 9 ** 9 ** 9 ** 9 }}", "computes a power"),
+        ("{{ 'x' * 10 ** 12 }}", "computes a power"),
+        ("{{ 'x' * 1000000000000 }}", "repeats a text"),
+        ("{{ (1000000000000 * ['x']) | length }}", "repeats a text"),
+        ("{% for i in range(1000000000) %}{% endfor %}", "loops are too long"),
+        (
+            "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}"
+            "{% endfor %}",
+            "loops are too long",
+        ),
+    ],
+)
+def test_faults_and_tricks_are_one_sentence(template, reason):
+    with pytest.raises(UserError) as error:
+        render_chat(template, [USER])
+    message = str(error.value)
+    assert message.startswith("the chat template cannot be rendered: ")
+    assert re.search(reason, message), message
+    assert "\n" not in message
+
+
+def test_each_rendering_has_its_own_steps_and_messages_stay():
+    template = "{% for i in range(900000) %}{% endfor %}{{ range(3) | list }}"
+    message = dict(USER)
+    for _ in range(2):
+        assert render_chat(template, [message]) == "[0, 1, 2]"
+    assert message == USER

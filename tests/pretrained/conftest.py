@@ -1,0 +1,188 @@
+"""Tiny GGUF files, written as llama.cpp's converter writes them."""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from bpd_jax.models.config import TransformerConfig
+from bpd_jax.models.rotary import RotaryConfig
+from bpd_jax.pretrained.gpt2_layout import gpt2_layout
+from bpd_jax.pretrained.layout import llama_layout
+
+F32 = gguf.GGMLQuantizationType.F32
+
+# A vocabulary that can write any text, with one merge and two control tokens.
+ALPHABET = [
+    chr(c) for c in (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x144))
+]
+TOKENS = ["<end>", "<begin>", *ALPHABET, "he"]
+
+
+@dataclasses.dataclass(frozen=True)
+class TinyModel:
+    """A model of random weights.
+
+    Attributes:
+      architecture: in GGUF's name.
+      config: of the trunk.
+      weights: in Hugging Face's names and layout.
+    """
+
+    architecture: str
+    config: TransformerConfig
+    weights: Mapping[str, np.ndarray]
+
+    @classmethod
+    def make(cls, architecture: str, **changes: Any) -> "TinyModel":
+        """Three query heads of width 8 on one key head, unless `changes` say more."""
+        sizes = {
+            "vocab_size": len(TOKENS),
+            "num_layers": 2,
+            "d_model": 24,
+            "d_ff": 40,
+            "num_heads": 3,
+            "max_length": 64,
+        }
+        if architecture == "gpt2":
+            config = TransformerConfig(**{**sizes, **changes})
+            layout = gpt2_layout(config)
+        else:
+            usual = {
+                "num_kv_heads": 1,
+                "activation": "silu",
+                "gated": True,
+                "use_bias": False,
+                "norm": "rms",
+                "rotary": RotaryConfig(5000.0),
+            }
+            config = TransformerConfig(**{**sizes, **usual, **changes})
+            layout = llama_layout(config)
+        random = np.random.default_rng(0)
+        weights = {
+            origin.name: random.normal(0, 0.3, origin.shape).astype(np.float32)
+            for origin in sorted(layout.values(), key=lambda origin: origin.name)
+        }
+        return cls(architecture, config, weights)
+
+    def read(self, name: str) -> np.ndarray:
+        """As the protocol `Tensors` has it."""
+        return self.weights[name]
+
+    def values(self) -> dict[str, Any]:
+        """What its file tells of it."""
+        config, place = self.config, self.architecture
+        found = {
+            f"{place}.context_length": config.max_length,
+            f"{place}.embedding_length": config.d_model,
+            f"{place}.block_count": config.num_layers,
+            f"{place}.feed_forward_length": config.d_ff,
+            f"{place}.attention.head_count": config.num_heads,
+        }
+        if config.rotary is None:
+            found[f"{place}.attention.layer_norm_epsilon"] = config.norm_epsilon
+        else:
+            found[f"{place}.attention.layer_norm_rms_epsilon"] = config.norm_epsilon
+            found[f"{place}.attention.head_count_kv"] = config.kv_heads
+            found[f"{place}.rope.freq_base"] = config.rotary.base
+            if config.head_dim is not None:
+                found[f"{place}.attention.key_length"] = config.head_dim
+        return {**found, **tokenizer_values()}
+
+    def stored(self) -> dict[str, np.ndarray]:
+        """Its tensors by GGUF's names, changed as the converter changes them."""
+        config = self.config
+        names = gguf.get_tensor_name_map(
+            gguf.MODEL_ARCH[self.architecture.upper()], config.num_layers
+        )
+        found = {}
+        for name, tensor in self.weights.items():
+            heads = {"q_proj": config.num_heads, "k_proj": config.kv_heads}
+            part = name.split(".")[-2]
+            if self.architecture == "llama" and part in heads:
+                shape = (heads[part], 2, config.head_width // 2, *tensor.shape[1:])
+                tensor = tensor.reshape(shape).swapaxes(1, 2).reshape(tensor.shape)
+            if self.architecture == "gpt2" and part.startswith("c_"):
+                tensor = tensor.T
+            stored = names.get_name(name, (".weight", ".bias"))
+            assert stored is not None, name
+            found[stored] = tensor
+        return found
+
+    def write(
+        self,
+        path: pathlib.Path,
+        values: Mapping[str, Any] | None = None,
+        tensors: Mapping[str, np.ndarray] | None = None,
+        kinds: Mapping[str, gguf.GGMLQuantizationType] | None = None,
+    ) -> pathlib.Path:
+        """Writes the file; `values` and `tensors` are added, None takes one away."""
+        values = {**self.values(), **(values or {})}
+        tensors = {**self.stored(), **(tensors or {})}
+        return write_gguf(path, self.architecture, values, tensors, kinds or {})
+
+
+def tokenizer_values() -> dict[str, Any]:
+    """A byte-level tokenizer of the tokens above."""
+    control, normal = gguf.TokenType.CONTROL, gguf.TokenType.NORMAL
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.tokens": TOKENS,
+        "tokenizer.ggml.token_type": [control] * 2 + [normal] * (len(TOKENS) - 2),
+        "tokenizer.ggml.merges": ["h e"],
+        "tokenizer.ggml.eos_token_id": 0,
+        "tokenizer.ggml.bos_token_id": 1,
+    }
+
+
+def write_gguf(
+    path: pathlib.Path,
+    architecture: str,
+    values: Mapping[str, Any],
+    tensors: Mapping[str, np.ndarray],
+    kinds: Mapping[str, gguf.GGMLQuantizationType],
+) -> pathlib.Path:
+    """Writes a GGUF file.
+
+    Args:
+      path: of the file.
+      architecture: for `general.architecture`.
+      values: further ones; None is left out, an int becomes uint32.
+      tensors: by name; None is left out.
+      kinds: how tensors are quantised, F32 where nothing is said. Raw blocks are
+        given as uint8.
+    """
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, value in values.items():
+        if isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, int):
+            writer.add_uint32(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
+        elif isinstance(value, str):
+            writer.add_string(key, value)
+        elif value is not None:
+            writer.add_array(key, value)
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        kind = kinds.get(name, F32)
+        raw = tensor if tensor.dtype == np.uint8 else gguf.quants.quantize(tensor, kind)
+        writer.add_tensor(name, raw, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny() -> type[TinyModel]:
+    """The class above: test files cannot import each other."""
+    return TinyModel

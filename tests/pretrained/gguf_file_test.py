@@ -1,0 +1,109 @@
+import gguf
+import numpy as np
+import pytest
+
+from bpd_jax.errors import UserError
+from bpd_jax.pretrained.gguf_file import GGUFFile
+
+KIND = gguf.GGMLQuantizationType
+# Those that the package can write too.
+WRITABLE = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
+OTHERS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
+
+
+def with_tensors(tiny, path, tensors, kinds):
+    """A file of these tensors; its values do not matter."""
+    return GGUFFile(tiny.make("llama").write(path, tensors=tensors, kinds=kinds))
+
+
+@pytest.mark.parametrize("name", WRITABLE)
+def test_quantised_weights_come_back(tiny, tmp_path, name):
+    # More rows than are dequantised at once.
+    weights = np.random.default_rng(0).normal(size=(4200, 256)).astype(np.float32)
+    kind = KIND[name]
+    file = with_tensors(tiny, tmp_path / "m.gguf", {"w": weights}, {"w": kind})
+    found = file.read("w")
+    assert found.dtype == np.float32
+    raw = gguf.quants.quantize(weights, kind)
+    np.testing.assert_array_equal(found, gguf.quants.dequantize(raw, kind))
+    assert np.abs(found - weights).max() < 0.5
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_blocks_are_dequantised_as_gguf_does(tiny, tmp_path, name):
+    kind = KIND[name]
+    elements, size = gguf.GGML_QUANT_SIZES[kind]
+    shape = (2, 3, 512 // elements * size)
+    raw = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    # Random scales may be infinite or no number.
+    with np.errstate(all="ignore"):
+        file = with_tensors(tiny, tmp_path / "m.gguf", {"w": raw}, {"w": kind})
+        found = file.read("w")
+        wanted = gguf.quants.dequantize(raw, kind)
+    assert found.shape == (2, 3, 512)
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_a_type_that_cannot_be_dequantised_is_named(tiny, tmp_path):
+    raw = np.zeros((4, 8), np.uint8)
+    with pytest.raises(UserError, match="tensor 'w' is of type I8"):
+        with_tensors(tiny, tmp_path / "m.gguf", {"w": raw}, {"w": KIND.I8})
+
+
+def test_values_keep_their_kinds(tiny, tmp_path):
+    values = {
+        "a.number": 3,
+        "a.fraction": 1e-5,
+        "a.flag": False,
+        "a.text": "ä",
+        "a.numbers": [1, 2],
+        "a.flags": [True, False],
+        "a.texts": ["x", ""],
+    }
+    file = GGUFFile(tiny.make("llama").write(tmp_path / "m.gguf", values))
+    assert file.get("a.number", int) == 3
+    assert file.get("a.number", float) == 3.0
+    assert file.get("a.fraction", float) == 1e-5
+    assert file.get("a.flag", bool) is False
+    assert file.get("a.text", str) == "ä"
+    assert file.get("a.numbers", np.ndarray).tolist() == [1, 2]
+    assert file.get("a.flags", np.ndarray).tolist() == [True, False]
+    assert file.get("a.texts", list) == ["x", ""]
+    assert file.find("a.missing", int) is None
+    with pytest.raises(UserError, match=r"does not tell a\.missing"):
+        file.get("a.missing", int)
+    for key, kind in (("a.flag", int), ("a.text", float), ("a.number", bool)):
+        with pytest.raises(UserError, match=f"{key} is not "):
+            file.find(key, kind)
+
+
+def test_a_missing_or_strange_file_is_named(tmp_path):
+    empty, other = tmp_path / "empty.gguf", tmp_path / "other.gguf"
+    empty.touch()
+    other.write_bytes(b"GGML and something")
+    for path, sentence in (
+        (tmp_path / "none.gguf", "cannot read .*No such file"),
+        (tmp_path, "cannot read .*Is a directory"),
+        (empty, "is empty"),
+        (other, "is not a GGUF file"),
+    ):
+        with pytest.raises(UserError, match=sentence) as caught:
+            GGUFFile(path)
+        assert str(path) in str(caught.value)
+
+
+def test_older_newer_and_big_endian_files_are_told_apart(tiny, tmp_path):
+    path = tiny.make("llama").write(tmp_path / "m.gguf")
+    data = path.read_bytes()
+    path.write_bytes(data[:4] + (2).to_bytes(4, "little") + data[8:])
+    assert "token_embd.weight" in GGUFFile(path).tensors
+    for version, sentence in ((1, "version 1;"), (4, "version 4;")):
+        path.write_bytes(data[:4] + version.to_bytes(4, "little") + data[8:])
+        with pytest.raises(UserError, match=sentence):
+            GGUFFile(path)
+    writer = gguf.GGUFWriter(path, "llama", endianess=gguf.GGUFEndian.BIG)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(UserError, match="big-endian"):
+        GGUFFile(path)

@@ -1,0 +1,153 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bpd_jax.errors import UserError
+from bpd_jax.models.attention import causal_mask
+from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.pretrained.gguf_model import open_gguf
+from bpd_jax.pretrained.weights import load_trunk
+
+CASES = {
+    "llama, tied": ("llama", {}),
+    "llama, untied": ("llama", {"tied_softmax": False}),
+    "llama, biases": (
+        "llama",
+        {"qkv_bias": True, "output_bias": True, "mlp_bias": True},
+    ),
+    "llama, wide heads": ("llama", {"head_dim": 16}),
+    "qwen2": ("qwen2", {"qkv_bias": True, "tied_softmax": False}),
+    "qwen3": ("qwen3", {"query_key_norm": True, "head_dim": 16}),
+    "gpt2": ("gpt2", {}),
+    "gpt2, untied": ("gpt2", {"tied_softmax": False}),
+}
+
+
+def logits(config, params):
+    tokens = jnp.asarray([[5, 90, 17, 17, 203, 4, 61]])
+    functions = ModelFunctions(BlockwiseConfig(config))
+    positions = jnp.arange(tokens.shape[1])[None]
+    mask = causal_mask(jnp.ones_like(tokens))
+    hidden, _ = functions.forward(params, tokens, positions, mask)
+    return functions.next_token_logits(params, hidden)
+
+
+@pytest.mark.parametrize("architecture, changes", CASES.values(), ids=CASES)
+def test_a_model_is_what_was_converted(tiny, tmp_path, architecture, changes):
+    model = tiny.make(architecture, **changes)
+    checkpoint = open_gguf(model.write(tmp_path / "tiny.F32.gguf"))
+    assert checkpoint.config == model.config
+    assert checkpoint.name == "tiny.F32"
+    assert len(checkpoint.tokenizer.encode("hehe").ids) == 2
+    assert (checkpoint.begin_of_text, checkpoint.end_tokens) == (None, (0,))
+    assert checkpoint.chat_template is None
+    found = load_trunk(checkpoint.config, checkpoint.layout, checkpoint.tensors)
+    wanted = load_trunk(model.config, checkpoint.layout, model)
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+    np.testing.assert_array_equal(
+        logits(model.config, found), logits(model.config, wanted)
+    )
+
+
+def test_order_of_features_matters(tiny, tmp_path):
+    """The weights of one architecture, read as the other's, are another model."""
+    model = tiny.make("llama")
+    checkpoint = open_gguf(model.write(tmp_path / "llama.gguf"))
+    other = dataclasses.replace(model, architecture="qwen2")
+    wrong = open_gguf(other.write(tmp_path / "qwen2.gguf", tensors=model.stored()))
+    right, wrong = (
+        logits(model.config, load_trunk(opened.config, opened.layout, opened.tensors))
+        for opened in (checkpoint, wrong)
+    )
+    assert np.abs(right - wrong).max() > 0.01
+
+
+def test_neighbours_turned_in_the_file_are_halves_turned_here(tiny, tmp_path):
+    """Attention scores by llama.cpp's rule on what is stored, and by ours."""
+    from bpd_jax.models.rotary import rotate
+
+    model = tiny.make("llama")
+    tensors = open_gguf(model.write(tmp_path / "llama.gguf")).tensors
+    width, rotary = model.config.head_width, model.config.rotary
+    x = np.random.default_rng(1).normal(size=(5, model.config.d_model))
+
+    def neighbours(name):
+        features = (x @ model.stored()[name].T).reshape(5, -1, width // 2, 2)
+        angles = np.arange(5)[:, None, None] * rotary.frequencies(width)
+        turned = (features[..., 0] + 1j * features[..., 1]) * np.exp(1j * angles)
+        return np.stack([turned.real, turned.imag], -1).reshape(5, -1, width)
+
+    def halves(name):
+        features = (x @ tensors.read(name).T).reshape(1, 5, -1, width)
+        return rotate(jnp.asarray(features), jnp.arange(5)[None], rotary)[0]
+
+    theirs = np.einsum(
+        "tnh,skh->nts",
+        neighbours("blk.1.attn_q.weight"),
+        neighbours("blk.1.attn_k.weight"),
+    )
+    ours = np.einsum(
+        "tnh,skh->nts",
+        halves("model.layers.1.self_attn.q_proj.weight"),
+        halves("model.layers.1.self_attn.k_proj.weight"),
+    )
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_sliding_window_bounds_the_length(tiny, tmp_path):
+    window = {"llama.attention.sliding_window": 48}
+    path = tiny.make("llama").write(tmp_path / "m.gguf", window)
+    assert open_gguf(path).config.max_length == 48
+
+
+@pytest.mark.parametrize(
+    "values, tensors, sentence",
+    [
+        ({"llama.block_count": None}, {}, "does not tell llama.block_count"),
+        ({"llama.block_count": 3}, {}, "no tensor blk.2"),
+        ({"llama.block_count": 1}, {}, "tensor blk.1.attn_k.weight belongs to"),
+        ({"llama.block_count": 10**9}, {}, "1,000,000,000 layers"),
+        (
+            {"llama.attention.head_count": [3, 3]},
+            {},
+            "head_count is not a whole number",
+        ),
+        ({"llama.attention.head_count": 5}, {}, "num_heads = 5|dimension_count|shape"),
+        ({"llama.attention.head_count_kv": 3}, {}, r"has shape \[8, 24\]"),
+        ({"llama.embedding_length": 48}, {}, "has shape"),
+        ({"llama.feed_forward_length": 0}, {}, "feed_forward_length cannot be 0"),
+        ({"llama.rope.dimension_count": 4}, {}, "not the heads' width, 8"),
+        ({"llama.attention.layer_norm_rms_epsilon": -1.0}, {}, "cannot be -1.0"),
+        ({}, {"token_embd.weight": None}, "no tensor token_embd.weight"),
+        ({}, {"blk.0.ffn_gate_inp.weight": np.ones((4, 24), "f4")}, "ffn_gate_inp"),
+        ({"split.count": 3}, {}, "one of 3 parts"),
+    ],
+)
+def test_what_does_not_fit_is_named(tiny, tmp_path, values, tensors, sentence):
+    path = tiny.make("llama").write(tmp_path / "m.gguf", values, tensors)
+    with pytest.raises(UserError, match=sentence) as caught:
+        open_gguf(path)
+    assert str(path) in str(caught.value) or "TransformerConfig" in str(caught.value)
+
+
+def test_an_unknown_architecture_is_named(tiny, tmp_path):
+    path = tiny.make("llama").write(tmp_path / "m.gguf")
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"llama", b"mamba"))
+    with pytest.raises(UserError, match="architecture 'mamba'; llama, qwen2"):
+        open_gguf(path)
+
+
+def test_a_tensor_that_is_not_there_is_named(tiny, tmp_path):
+    tensors = open_gguf(tiny.make("llama").write(tmp_path / "m.gguf")).tensors
+    for name, stored in (
+        ("lm_head.weight", "output.weight"),
+        ("model.layers.7.mlp.up_proj.weight", "blk.7.ffn_up.weight"),
+        ("model.layers.0.mlp.router.weight", "blk.0.mlp.router.weight"),
+    ):
+        with pytest.raises(UserError, match=f"has no tensor {stored}"):
+            tensors.read(name)

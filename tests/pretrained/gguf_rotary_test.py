@@ -1,0 +1,113 @@
+import math
+
+import numpy as np
+import pytest
+
+from bpd_jax.errors import UserError
+from bpd_jax.models.rotary import RotaryConfig
+from bpd_jax.pretrained.gguf_file import GGUFFile
+from bpd_jax.pretrained.gguf_rotary import read_rotary
+
+
+def converted(width, base, factor, low, high, length):
+    """The factors that llama.cpp's converter writes for Llama 3's scaling."""
+    found = []
+    for i in range(0, width, 2):
+        wavelength = 2 * math.pi * base ** (i / width)
+        if wavelength < length / high:
+            found.append(1.0)
+        elif wavelength > length / low:
+            found.append(factor)
+        else:
+            smooth = (length / wavelength - low) / (high - low)
+            found.append(1 / ((1 - smooth) / factor + smooth))
+    return np.array(found, np.float32)
+
+
+@pytest.fixture
+def read(tiny, tmp_path):
+    def read_values(values, factors=None, width=8):
+        tensors = {} if factors is None else {"rope_freqs.weight": factors}
+        path = tiny.make("llama").write(tmp_path / "m.gguf", values, tensors)
+        return read_rotary(GGUFFile(path), "llama", width)
+
+    return read_values
+
+
+@pytest.mark.parametrize(
+    "width, base, scaling",
+    [
+        (128, 5e5, (8.0, 1.0, 4.0, 8192)),
+        (64, 5e5, (32.0, 1.0, 4.0, 8192)),
+        (128, 5e5, (16.0, 2.0, 6.0, 4096)),
+        # One frequency on the line, then none.
+        (16, 1e4, (8.0, 1.0, 4.0, 256)),
+        (8, 1e4, (8.0, 1.0, 4.0, 256)),
+    ],
+)
+def test_scaling_of_llama_3_is_recovered(read, width, base, scaling):
+    factor, low, high, length = scaling
+    factors = converted(width, base, *scaling)
+    found = read({"llama.rope.freq_base": base}, factors, width)
+    assert found.scaling == "llama3"
+    assert found.factor == factor
+    plain = RotaryConfig(base).frequencies(width)
+    np.testing.assert_allclose(found.frequencies(width), plain / factors, 1e-6)
+    if width > 16:
+        stretch = found.original_length / length
+        assert found.low_factor == pytest.approx(stretch * low, rel=1e-4)
+        assert found.high_factor == pytest.approx(stretch * high, rel=1e-4)
+
+
+def test_equal_factors_are_linear_or_none(read):
+    assert read({}, np.full(4, 2.0, np.float32)) == RotaryConfig(
+        5000.0, scaling="linear", factor=2.0
+    )
+    assert read({}, np.ones(4, np.float32)) == RotaryConfig(5000.0)
+
+
+@pytest.mark.parametrize(
+    "factors", [[1, 3, 2, 8], [2, 1, 1, 1], [0.5, 1, 1, 2], [1, 1, math.nan, 8]]
+)
+def test_other_factors_are_refused(read, factors):
+    with pytest.raises(UserError, match="not those of Llama 3"):
+        read({}, np.array(factors, np.float32))
+
+
+def test_factors_must_be_as_many_as_pairs(read):
+    with pytest.raises(UserError, match=r"has shape \[5\], not \[4\]"):
+        read({}, np.ones(5, np.float32))
+
+
+def test_linear_scaling_has_an_old_and_a_new_key(read):
+    wanted = RotaryConfig(5000.0, scaling="linear", factor=4.0)
+    new = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
+    assert read(new) == wanted
+    assert read({"llama.rope.scale_linear": 4.0}) == wanted
+    off = {"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0}
+    assert read(off) == RotaryConfig(5000.0)
+
+
+def test_yarn_is_read_with_its_growth(read):
+    place = "llama.rope.scaling"
+    values = {f"{place}.type": "yarn", f"{place}.factor": 4.0}
+    found = read({**values, f"{place}.original_context_length": 32})
+    assert found == RotaryConfig(5000.0, scaling="yarn", factor=4.0, original_length=32)
+    assert found.amplitude == pytest.approx(0.1 * math.log(4) + 1)
+    found = read({**values, f"{place}.yarn_attn_factor": 0.5})
+    assert found.original_length == 64
+    assert found.amplitude == pytest.approx(0.5 * (0.1 * math.log(4) + 1))
+    with pytest.raises(UserError, match="yarn_log_multiplier is not supported"):
+        read({**values, f"{place}.yarn_log_multiplier": 0.1})
+
+
+def test_a_part_of_the_features_may_be_turned(read):
+    assert read({"llama.rope.dimension_count": 4}).turned(8) == 4
+    for count in (3, 10):
+        with pytest.raises(UserError, match=f"dimension_count cannot be {count}"):
+            read({"llama.rope.dimension_count": count})
+
+
+def test_other_scalings_are_named(read):
+    with pytest.raises(UserError, match="'longrope' is not supported"):
+        read({"llama.rope.scaling.type": "longrope"})

@@ -1,0 +1,252 @@
+import json
+
+import gguf
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from bpd_jax.errors import UserError
+from bpd_jax.pretrained.gguf_file import GGUFFile
+from bpd_jax.pretrained.gguf_tokenizer import read_tokenizer
+
+HARD = [
+    "",
+    " ",
+    "  a   b\t\t\n\n\n  x ",
+    "1234567 ½ ²³ ٣٤ x1y22 3.14159 1,000,000",
+    "🙂👩‍👩‍👧‍👦 é e\u0301 日本語 한국 Ελληνικά",
+    "a\r\nb\r\n\r\n c\r",
+    "def f(x):\n    return {'a': [x**2 for _ in range(10)]}\n\n\n",
+    "\u00a0\u2003x\x00\x07",
+    "I'll, I'LL, don't, DON'T; he'd he’d",
+    "the end of the theme, then the anthem; the end.   the the",
+]
+TEXTS = [*HARD, "The theme of the anthem is the end of the thing they think of."] * 3
+PRE = ["default", "gpt-2", "smollm", "llama-bpe", "qwen2"]
+
+
+@pytest.fixture(scope="module")
+def build(tiny, tmp_path_factory):
+    """From the values of a tokenizer to the tokenizer, within a file."""
+
+    def built(values, vocab_size=5000):
+        path = tmp_path_factory.mktemp("tokenizer") / "m.gguf"
+        file = GGUFFile(tiny.make("llama").write(path, values))
+        return read_tokenizer(file, vocab_size)
+
+    return built
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """The tokens and merges of a byte-level BPE of 400 tokens."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        TEXTS,
+        trainers.BpeTrainer(
+            vocab_size=400,
+            initial_alphabet=alphabet,
+            special_tokens=["<|end|>", "<|user|>", "<tool>"],
+            show_progress=False,
+        ),
+    )
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def byte_level(build, trained):
+    """From a pre-tokenizer's name to the tokenizer of a file with it."""
+    vocabulary = trained.get_vocab()
+    tokens = sorted(vocabulary, key=vocabulary.get)
+    kind = gguf.TokenType
+    kinds = [kind.CONTROL, kind.CONTROL, kind.USER_DEFINED]
+    kinds += [kind.NORMAL] * (len(tokens) - 3)
+    merges = merges_of(trained)
+
+    def named(pre, **values):
+        return build(
+            {
+                "tokenizer.ggml.pre": pre,
+                "tokenizer.ggml.tokens": tokens,
+                "tokenizer.ggml.token_type": kinds,
+                "tokenizer.ggml.merges": merges,
+                **{f"tokenizer.ggml.{key}": value for key, value in values.items()},
+            }
+        )
+
+    return named
+
+
+def merges_of(tokenizer):
+    return [
+        " ".join(pair) for pair in json.loads(tokenizer.to_str())["model"]["merges"]
+    ]
+
+
+def reference(trained, *steps):
+    """The same vocabulary behind a pre-tokenizer that Hugging Face publishes."""
+    copy = tokenizers.Tokenizer.from_str(trained.to_str())
+    copy.pre_tokenizer = pre_tokenizers.Sequence([*steps])
+    copy.decoder = decoders.ByteLevel()
+    return copy
+
+
+@pytest.mark.parametrize("text", HARD)
+def test_gpt2_and_smollm_cut_as_published(trained, byte_level, text):
+    cut = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    for pre, steps in (("gpt-2", [cut]), ("smollm", [digits, cut])):
+        wanted = reference(trained, *steps).encode(text).ids
+        assert byte_level(pre).tokenizer.encode(text).ids == wanted
+
+
+@pytest.mark.parametrize(
+    "pre, text, pieces",
+    [
+        ("gpt-2", "I'LL pay  1234€!\n\n x", "I|'|LL|·pay|·|·1234|€!|\n\n|·x"),
+        ("smollm", "I'LL pay  1234€!\n\n x", "I|'|LL|·pay|··|1|2|3|4|€!|\n\n|·x"),
+        ("llama-bpe", "I'LL pay  1234€!\n\n x", "I|'LL|·pay|·|·|123|4|€!\n\n|·x"),
+        ("qwen2", "I'LL pay  1234€!\n\n x", "I|'LL|·pay|·|·|1|2|3|4|€!\n\n|·x"),
+        ("default", "I'LL pay  12345€!\n\n x", "I|'|LL|·pay|·|·|123|45|€|!|\n\n|·x"),
+    ],
+)
+def test_each_pre_tokenizer_cuts_its_own_way(byte_level, pre, text, pieces):
+    cutter = byte_level(pre).tokenizer.pre_tokenizer
+    spans = [span for _, span in cutter.pre_tokenize_str(text)]
+    assert [text[a:b].replace(" ", "·") for a, b in spans] == pieces.split("|")
+
+
+@pytest.mark.parametrize("pre", PRE)
+def test_text_comes_back(byte_level, pre):
+    tokenizer = byte_level(pre).tokenizer
+
+    @settings(derandomize=True, deadline=None, max_examples=60)
+    @given(st.one_of(st.sampled_from(HARD), st.text(max_size=60)))
+    def comes_back(text):
+        ids = tokenizer.encode(text).ids
+        assert tokenizer.decode(ids, skip_special_tokens=False) == text
+
+    comes_back()
+
+
+def test_special_tokens_stay_whole(byte_level):
+    embedded = byte_level("smollm")
+    text = "<|user|>the <tool> end<|end|>"
+    ids = embedded.tokenizer.encode(text).ids
+    assert (ids[0], ids[-1]) == (1, 0)
+    assert 2 in ids
+    assert embedded.tokenizer.decode(ids, skip_special_tokens=False) == text
+    assert "<tool>" in embedded.tokenizer.decode(ids)
+    assert "<|end|>" not in embedded.tokenizer.decode(ids)
+
+
+def test_begin_and_ends_are_told(byte_level):
+    embedded = byte_level("smollm", eos_token_id=5, eot_token_id=6, bos_token_id=1)
+    assert embedded.begin_of_text is None
+    # <|end|> is known by its name.
+    assert embedded.end_tokens == (5, 6, 0)
+    assert byte_level("smollm", add_bos_token=True).begin_of_text == 1
+    assert byte_level("llama-bpe").begin_of_text == 1
+    assert byte_level("llama-bpe", add_bos_token=False).begin_of_text is None
+
+
+def test_a_whole_token_needs_no_merges_in_llama_3(byte_level):
+    assert len(byte_level("llama-bpe", merges=["h e"]).tokenizer.encode("the").ids) == 1
+    assert len(byte_level("smollm", merges=["h e"]).tokenizer.encode("the").ids) == 2
+
+
+@pytest.fixture(scope="module")
+def pieces(tmp_path_factory):
+    """A SentencePiece BPE with byte fallback, trained as Llama's was."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    folder = tmp_path_factory.mktemp("pieces")
+    (folder / "text.txt").write_text("\n".join(TEXTS), encoding="utf-8")
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(folder / "text.txt"),
+        model_prefix=str(folder / "m"),
+        model_type="bpe",
+        vocab_size=420,
+        character_coverage=0.98,
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        split_digits=True,
+        allow_whitespace_only_pieces=True,
+        minloglevel=2,
+    )
+    return sentencepiece.SentencePieceProcessor(model_file=str(folder / "m.model"))
+
+
+@pytest.fixture(scope="module")
+def sentencepiece_values(pieces):
+    kind = gguf.TokenType
+    ids = range(pieces.get_piece_size())
+
+    def kind_of(id):
+        if pieces.is_unknown(id):
+            return kind.UNKNOWN
+        if pieces.is_control(id):
+            return kind.CONTROL
+        return kind.BYTE if pieces.is_byte(id) else kind.NORMAL
+
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": [pieces.id_to_piece(id) for id in ids],
+        "tokenizer.ggml.scores": [pieces.get_score(id) for id in ids],
+        "tokenizer.ggml.token_type": [kind_of(id) for id in ids],
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+    }
+
+
+@pytest.mark.parametrize("text", [text for text in HARD if "\x00" not in text])
+def test_sentencepiece_is_followed(build, pieces, sentencepiece_values, text):
+    embedded = build(sentencepiece_values)
+    assert embedded.begin_of_text == 1
+    assert embedded.end_tokens == (2,)
+    ids = embedded.tokenizer.encode(text).ids
+    assert ids == pieces.encode(text)
+    assert embedded.tokenizer.decode(ids, skip_special_tokens=False) == text
+
+
+def test_a_file_may_want_no_space_before_a_text(build, sentencepiece_values):
+    bare = {**sentencepiece_values, "tokenizer.ggml.add_space_prefix": False}
+    tokenizer = build(bare).tokenizer
+    for text in HARD:
+        ids = tokenizer.encode(text).ids
+        assert tokenizer.decode(ids, skip_special_tokens=False) == text
+    with_space = build(sentencepiece_values).tokenizer
+    assert with_space.encode("the").ids != tokenizer.encode("the").ids
+    assert with_space.encode("the").ids == tokenizer.encode(" the").ids
+
+
+@pytest.mark.parametrize(
+    "values, sentence",
+    [
+        ({"model": "bert"}, "'bert' cannot be read"),
+        ({"model": None}, "does not tell tokenizer.ggml.model"),
+        ({"pre": "martian"}, "'martian' is not known; these are: gpt-2"),
+        ({"tokens": ["a", "b", "a"]}, "the token 'a' twice"),
+        ({"tokens": ["a" * 2000]}, "more than 1024 characters"),
+        ({"tokens": ["a"]}, "kinds of 1 tokens"),
+        ({"merges": ["xy"]}, "a merge outside its vocabulary, 'xy'"),
+        ({"merges": ["h zz"]}, "a merge outside its vocabulary, 'h zz'"),
+        ({"eos_token_id": 9999}, "eos_token_id = 9999, of 259 tokens"),
+        ({"eos_token_id": None}, "which token ends a text"),
+        ({"model": "llama"}, "does not tell tokenizer.ggml.scores"),
+        ({"model": "llama", "scores": [1.0]}, "1 scores of 259 tokens"),
+    ],
+)
+def test_damage_is_named(build, values, sentence):
+    with pytest.raises(UserError, match=sentence):
+        build({f"tokenizer.ggml.{key}": value for key, value in values.items()})
+
+
+def test_more_tokens_than_embeddings_are_refused(build):
+    with pytest.raises(UserError, match="259 tokens for 258 embeddings"):
+        build({}, vocab_size=258)

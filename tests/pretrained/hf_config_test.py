@@ -1,0 +1,322 @@
+import json
+import math
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+from bpd_jax.errors import UserError
+from bpd_jax.models.blockwise import parameter_shapes
+from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.pretrained.gpt2_layout import gpt2_layout
+from bpd_jax.pretrained.hf_config import transformer_config
+from bpd_jax.pretrained.json_files import Fields
+from bpd_jax.pretrained.layout import llama_layout
+
+GOLDEN = pathlib.Path(__file__).parent / "golden"
+
+
+def read(fields):
+    return transformer_config(Fields(fields, "config.json"))
+
+
+def llama_like(kind, width, inner, layers, heads, kv_heads, vocab, **more):
+    return {
+        "model_type": kind,
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "vocab_size": vocab,
+        "max_position_embeddings": 4096,
+        **more,
+    }
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+# Published models: what matters of config.json, and how many parameters they have (None
+# as many as another).
+PUBLISHED = {
+    "Llama-2-13B": (
+        llama_like("llama", 5120, 13824, 40, 40, 40, 32000, rms_norm_eps=1e-5),
+        13_015_864_320,
+    ),
+    "Vicuna-13B-v1.5-16k": (
+        llama_like(
+            "llama",
+            *(5120, 13824, 40, 40, 40, 32000),
+            max_sequence_length=16384,
+            rope_scaling={"type": "linear", "factor": 4.0},
+        ),
+        None,
+    ),
+    "Llama-3.1-8B": (
+        llama_like(
+            "llama",
+            *(4096, 14336, 32, 32, 8, 128256),
+            max_position_embeddings=131072,
+            rope_theta=500000.0,
+            rope_scaling=LLAMA3,
+        ),
+        8_030_261_248,
+    ),
+    "Mistral-7B-v0.1": (
+        llama_like(
+            "mistral",
+            *(4096, 14336, 32, 32, 8, 32000),
+            max_position_embeddings=32768,
+            sliding_window=4096,
+        ),
+        7_241_732_096,
+    ),
+    "Qwen2-7B": (
+        llama_like(
+            "qwen2",
+            *(3584, 18944, 28, 28, 4, 152064),
+            max_position_embeddings=131072,
+            rope_theta=1000000.0,
+            sliding_window=131072,
+            use_sliding_window=False,
+        ),
+        7_615_616_512,
+    ),
+    "Qwen3-8B": (
+        llama_like("qwen3", 4096, 12288, 36, 32, 8, 151936, head_dim=128),
+        8_190_735_360,
+    ),
+    "GPT-2-XL": (
+        {
+            "model_type": "gpt2",
+            "n_embd": 1600,
+            "n_layer": 48,
+            "n_head": 25,
+            "n_positions": 1024,
+            "vocab_size": 50257,
+        },
+        1_557_611_200,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [n for n in PUBLISHED if PUBLISHED[n][1]])
+def test_published_models_have_a_place_for_every_parameter(name):
+    """Nothing is allocated: what stands for a tensor is one number, repeated."""
+    fields, parameters = PUBLISHED[name]
+    config = BlockwiseConfig(read(fields))
+    layout = gpt2_layout if fields["model_type"] == "gpt2" else llama_layout
+    origins = layout(config.trunk)
+    leaves = jax.tree_util.tree_leaves_with_path(parameter_shapes(config)["trunk"])
+    shapes = {tuple(e.key for e in path): leaf.shape for path, leaf in leaves}
+    assert set(origins) == set(shapes)
+    for path, origin in origins.items():
+        mine = origin.convert(np.broadcast_to(np.float32(1), origin.shape))
+        assert mine.shape == shapes[path]
+        assert set(mine.strides) == {0}
+    assert sum(math.prod(shape) for shape in shapes.values()) == parameters
+
+
+def test_lengths_of_published_models():
+    lengths = {name: read(fields).max_length for name, (fields, _) in PUBLISHED.items()}
+    assert lengths == {
+        "Llama-2-13B": 4096,
+        "Vicuna-13B-v1.5-16k": 16384,
+        "Llama-3.1-8B": 131072,
+        "Mistral-7B-v0.1": 4096,
+        "Qwen2-7B": 131072,
+        "Qwen3-8B": 4096,
+        "GPT-2-XL": 1024,
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["llama_linear", "llama3", "llama_yarn", "qwen3_yarn", "qwen2"]
+)
+def test_older_files_say_the_same(name):
+    """Before version 5, theta stood beside `rope_scaling`, whose kind was `type`."""
+    fields = json.loads((GOLDEN / name / "config.json").read_text())
+    older = {**fields, "rope_parameters": None}
+    scaling = dict(fields["rope_parameters"])
+    older["rope_theta"] = scaling.pop("rope_theta")
+    older["rope_scaling"] = None
+    if scaling["rope_type"] != "default":
+        older["rope_scaling"] = {**scaling, "type": scaling["rope_type"]}
+        del older["rope_scaling"]["rope_type"]
+    assert read(older) == read(fields)
+
+
+BASE = llama_like("llama", 16, 24, 2, 4, 2, 40, max_position_embeddings=64)
+
+
+def test_what_is_left_out_is_as_in_transformers():
+    config = read({k: v for k, v in BASE.items() if k != "num_key_value_heads"})
+    assert config.kv_heads == 4
+    assert config.norm_epsilon == 1e-6
+    assert config.rotary.base == 10000
+    assert not config.tied_softmax
+    assert not config.qkv_bias
+    assert read({**BASE, "model_type": "qwen3"}).head_width == 128
+    assert read({**BASE, "num_key_value_heads": None}) == config
+    assert read({**BASE, "partial_rotary_factor": 0.5}).rotary.fraction == 0.5
+    gpt2 = read(PUBLISHED["GPT-2-XL"][0])
+    assert gpt2.d_ff == 6400
+    assert gpt2.tied_softmax
+    assert gpt2.activation == "gelu"
+
+
+def test_biases():
+    for kind, fields, want in (
+        ("llama", {}, (False, False, False)),
+        ("llama", {"attention_bias": True}, (True, True, False)),
+        ("llama", {"mlp_bias": True}, (False, False, True)),
+        ("mistral", {"attention_bias": True}, (False, False, False)),
+        ("qwen2", {}, (True, False, False)),
+        ("qwen3", {"attention_bias": True}, (True, True, False)),
+    ):
+        config = read({**BASE, "model_type": kind, **fields})
+        assert (config.qkv_bias, config.output_bias, config.mlp_bias) == want
+
+
+@pytest.mark.parametrize(
+    "kind, fields, length",
+    [
+        ("llama", {"sliding_window": 8}, 64),
+        ("mistral", {"sliding_window": 8}, 8),
+        ("mistral", {"sliding_window": None}, 64),
+        ("mistral", {"max_position_embeddings": 9000}, 4096),
+        ("mistral", {"sliding_window": 100}, 64),
+        ("qwen2", {"sliding_window": 8}, 64),
+        ("qwen2", {"sliding_window": 8, "use_sliding_window": True}, 64),
+        (
+            "qwen2",
+            {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1},
+            8,
+        ),
+        (
+            "qwen3",
+            {
+                "sliding_window": 8,
+                "use_sliding_window": True,
+                "layer_types": ["full_attention", "sliding_attention"],
+            },
+            8,
+        ),
+    ],
+)
+def test_texts_end_where_a_window_would_slide(kind, fields, length):
+    assert read({**BASE, "model_type": kind, **fields}).max_length == length
+
+
+@pytest.mark.parametrize(
+    "scaling, length",
+    [
+        ({"type": "linear", "factor": 4.0}, 64),
+        ({"type": "dynamic", "factor": 4.0}, 64),
+        (
+            {
+                "type": "dynamic",
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+            },
+            32,
+        ),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, 256),
+        (
+            {
+                "type": "yarn",
+                "factor": 1e308,
+                "original_max_position_embeddings": 16,
+            },
+            2**31 - 1,
+        ),
+        ({"type": "yarn", "factor": None, "original_max_position_embeddings": 16}, 64),
+    ],
+)
+def test_lengths_of_stretched_positions(scaling, length):
+    config = read({**BASE, "rope_scaling": scaling})
+    assert config.max_length == length
+    if scaling["type"] == "yarn":
+        assert config.rotary.factor == (scaling["factor"] or 4)
+
+
+@pytest.mark.parametrize("name", json.loads((GOLDEN / "rotary.json").read_text()))
+def test_frequencies_equal_those_of_transformers(name):
+    want = json.loads((GOLDEN / "rotary.json").read_text())[name]
+    rotary = read(
+        {
+            **llama_like("llama", 256, 24, 2, 4, 2, 40),
+            "max_position_embeddings": 131072,
+            "rope_parameters": want["rope_parameters"],
+        }
+    ).rotary
+    np.testing.assert_allclose(rotary.frequencies(64), want["frequencies"], rtol=2e-6)
+    assert rotary.amplitude == pytest.approx(want["attention_factor"], rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"model_type": "mamba"}, "of type 'mamba', which cannot be read: choose one"),
+        ({"model_type": None}, r"config\.json does not say model_type"),
+        ({"model_type": ["llama"]}, r"model_type in config\.json must be a text"),
+        ({"hidden_size": None}, "does not say hidden_size"),
+        ({"hidden_size": 16.5}, "hidden_size in config.json must be a whole number"),
+        ({"hidden_size": "16"}, "hidden_size in config.json must be a number"),
+        ({"hidden_size": True}, "hidden_size in config.json must be a number"),
+        ({"hidden_size": float("inf")}, "must be a finite number"),
+        ({"hidden_size": 10**400}, "must be a finite number"),
+        ({"hidden_size": -16}, "d_model must be a positive integer"),
+        ({"head_dim": -2}, r"config\.json: .*head_dim must be a positive"),
+        ({"num_attention_heads": 0}, "num_attention_heads in config.json must be"),
+        ({"num_key_value_heads": 3}, "not a multiple"),
+        (
+            {"num_key_value_heads": 0},
+            r"config\.json: .*num_kv_heads must be a positive",
+        ),
+        ({"rms_norm_eps": -1.0}, r"config\.json: .*norm_epsilon must be above 0"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings .* must be true or false"),
+        ({"hidden_act": "tanh"}, "the activation 'tanh', which cannot be had"),
+        ({"rope_scaling": 4}, "rope_scaling in config.json must be an object"),
+        ({"rope_scaling": {"type": "longrope"}}, "of type 'longrope'"),
+        (
+            {"rope_scaling": {"type": "linear"}},
+            "rope_scaling of .* does not say factor",
+        ),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor must be above 0"),
+        ({"rope_parameters": {"full": {"rope_type": "default"}}}, "layer to layer"),
+        ({"rope_theta": -1}, "base must be above 1"),
+        (
+            {
+                "rope_scaling": {
+                    "type": "yarn",
+                    "factor": 2.0,
+                    "original_max_position_embeddings": -1,
+                }
+            },
+            "original_length must be above 0",
+        ),
+        ({"partial_rotary_factor": 2}, "fraction must be in"),
+        (
+            {"quantization_config": {"quant_method": "gptq"}},
+            r"quantised model \(gptq\): get the original model",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_refused(change, message):
+    with pytest.raises(UserError, match=message) as error:
+        read({**BASE, **change})
+    assert "\n" not in str(error.value)
+
+
+def test_variants_of_gpt2_are_refused():
+    fields = {**PUBLISHED["GPT-2-XL"][0], "scale_attn_by_inverse_layer_idx": True}
+    with pytest.raises(UserError, match="sets scale_attn_by_inverse_layer_idx"):
+        read(fields)
