@@ -21,8 +21,8 @@ from absl import flags
 from gin import config_parser
 from gin.config import ConfigurableReference, ParserDelegate
 
-from bpd_jax.data import tokenizer
-from bpd_jax.data.spec import TextTask
+from bpd_jax.data import generations, tokenizer
+from bpd_jax.data.spec import GENERATIONS, TextTask
 from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
 from bpd_jax.errors import UserError
 from bpd_jax.models.config import (
@@ -31,7 +31,9 @@ from bpd_jax.models.config import (
     TransformerConfig,
 )
 from bpd_jax.models.partitioning import MeshConfig
+from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.training.config import OptimizerConfig, TrainConfig
+from bpd_jax.training.heads.settings import HeadsTrainConfig
 
 T = TypeVar("T")
 
@@ -48,7 +50,13 @@ _GIN_BINDINGS = flags.DEFINE_multi_string(
 
 
 def vocabulary_size(task: TextTask) -> int:
-    """Number of tokens of the task's vocabulary; trains nothing."""
+    """Number of tokens of the task's vocabulary; trains nothing.
+
+    Of generations it is that of the model that wrote them, which may have more tokens
+    than its tokenizer uses.
+    """
+    if task.corpus == GENERATIONS:
+        return int(generations.read_header(task.text_files or "")["vocab_size"])
     if task.trained_size is not None:
         return task.trained_size
     return tokenizer.named_tokenizer(task.vocabulary).vocab_size
@@ -68,8 +76,10 @@ for _configurable in (
     BlockwiseConfig,
     DecodeConfig,
     DecodeOptions,
+    HeadsTrainConfig,
     MeshConfig,
     OptimizerConfig,
+    RotaryConfig,
     TextTask,
     TrainConfig,
     TransformerConfig,
@@ -143,14 +153,14 @@ class Parsed(Generic[T]):
         return "\n".join(lines)
 
 
-def parse_flags(kind: type[T]) -> Parsed[T]:
-    """Parses what `--gin_file` and `--gin.NAME=VALUE` give."""
+def parse_flags(kind: type[T], *others: type[T]) -> Parsed[T]:
+    """Parses what `--gin_file` and `--gin.NAME=VALUE` give; see `parse`."""
     if not _GIN_FILE.value:
         raise UserError(
             "--gin_file is missing: give a configuration file, such as "
             "--gin_file=experiments/demo/demo.gin."
         )
-    return parse(_GIN_FILE.value, _GIN_BINDINGS.value, kind)
+    return parse(_GIN_FILE.value, _GIN_BINDINGS.value, kind, *others)
 
 
 def parse_decode_flags() -> DecodeConfig:
@@ -160,7 +170,10 @@ def parse_decode_flags() -> DecodeConfig:
 
 
 def parse(
-    paths: Sequence[str | os.PathLike[str]], bindings: Sequence[str], kind: type[T]
+    paths: Sequence[str | os.PathLike[str]],
+    bindings: Sequence[str],
+    kind: type[T],
+    *others: type[T],
 ) -> Parsed[T]:
     """Reads files, then single settings, and builds a `kind` from them.
 
@@ -171,6 +184,7 @@ def parse(
       paths: configuration files; later settings override earlier ones.
       bindings: statements such as `TrainConfig.steps = 10`.
       kind: a registered dataclass.
+      *others: one of these is built instead if something sets a field of it.
 
     Raises:
       UserError: a file is missing or malformed, a name is unknown, a macro has no
@@ -185,7 +199,8 @@ def parse(
             reader.read_binding(binding)
         reader.check_required()
         reader.check_macros()
-        value = _build(kind)
+        asked = {setting.name.partition(".")[0] for setting in reader.settings}
+        value = _build(next((o for o in others if o.__name__ in asked), kind))
         return Parsed(
             value,
             tuple(reader.files),

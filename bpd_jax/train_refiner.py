@@ -34,7 +34,8 @@ _OUTPUT = flags.DEFINE_string(
 _DATA = flags.DEFINE_string(
     "data",
     None,
-    "Folder of packed rows, train/ and validation/. Default: those of the run.",
+    "Folder of packed rows, train/ and validation/ (default: those of the run), or of "
+    "the states that a training of heads left (states/ in its folder).",
 )
 _TARGETS = flags.DEFINE_enum(
     "targets",
@@ -45,7 +46,7 @@ _TARGETS = flags.DEFINE_enum(
 )
 _STEPS = flags.DEFINE_integer("steps", RefinerSettings.steps, "Steps of training.")
 _BATCH_SIZE = flags.DEFINE_integer(
-    "batch_size", RefinerSettings.batch_size, "Rows of a step."
+    "batch_size", None, "Rows of a step (16), or positions of states (2048)."
 )
 _LEARNING_RATE = flags.DEFINE_float(
     "learning_rate", RefinerSettings.learning_rate, "Highest learning rate of Adam."

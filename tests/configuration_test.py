@@ -10,6 +10,7 @@ from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
 from bpd_jax.training.config import TrainConfig
+from bpd_jax.training.heads.settings import HeadsTrainConfig
 
 ROOT = pathlib.Path(__file__).parent.parent
 HERE = [*ROOT.glob("gin_configs/**/*.gin"), *ROOT.glob("experiments/**/*.gin")]
@@ -160,6 +161,10 @@ def test_every_file_builds_its_objects(name, monkeypatch):
         "LEARNING_RATE": 1e-3,
         "TEXT_FILES": "'*.txt'",
         "TransformerConfig.vocab_size": 50257,
+        "MODEL": "'base'",
+        "DATA": "'texts'",
+        "START": "'base'",
+        "TRUNK_LEARNING_RATE": 1e-5,
     }
     kind, bindings = TrainConfig, []
     if name.startswith("gin_configs/models/"):
@@ -168,6 +173,8 @@ def test_every_file_builds_its_objects(name, monkeypatch):
         kind = TextTask
     elif "DecodeConfig:" in FILES[name]:
         kind = DecodeConfig
+    elif name.endswith("/heads.gin"):
+        kind = HeadsTrainConfig
     bindings = [
         f"{macro} = {value}"
         for macro, value in given.items()
@@ -180,6 +187,15 @@ def test_every_file_builds_its_objects(name, monkeypatch):
         paths = ["gin_configs/models/tiny.gin", "gin_configs/tasks/stdlib_small.gin"]
         paths.append(name)
     assert isinstance(parse(paths, bindings, kind).value, kind)
+
+
+def test_a_file_that_sets_another_kind_builds_that(write):
+    """As `bpd_jax.train` tells heads from whole models."""
+    kinds = (TrainConfig, HeadsTrainConfig)
+    bindings = ["MODEL = 'base'", "DATA = 'texts'"]
+    found = parse([ROOT / "gin_configs/runs/heads.gin"], bindings, *kinds).value
+    assert (found.model, found.heads.draft_vocabulary) == ("base", 8192)
+    assert isinstance(parse([write(RUN)], [], *kinds).value, TrainConfig)
 
 
 def hand_count(config: BlockwiseConfig) -> int:
@@ -223,6 +239,15 @@ def test_parameter_counts(name, expected):
     config = parse([path], [], BlockwiseConfig).value
     assert count_parameters(config)["total"] == hand_count(config) == expected
     # The file's own header says the same.
+    assert f"{expected:,} parameters" in FILES[path]
+
+
+def test_parameter_count_of_the_rescorer_of_smollm2():
+    path = "gin_configs/models/rescorer_smollm2.gin"
+    config = parse([path], [], BlockwiseConfig).value
+    # Per layer: attention 4·128², gated feed-forward 3·128·384, two norms of 128.
+    expected = 49152 * 128 + 2 * (4 * 128**2 + 3 * 128 * 384 + 2 * 128) + 128
+    assert count_parameters(config)["total"] == expected
     assert f"{expected:,} parameters" in FILES[path]
 
 

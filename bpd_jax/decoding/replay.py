@@ -124,9 +124,13 @@ class RecordedModel:
         """Token embeddings of the model itself."""
         return ModelFunctions(self.config).embed(params.params, tokens)
 
-    def softmax_logits(self, params: Recording, states: Array) -> Array:
-        """The model's own softmax."""
-        return ModelFunctions(self.config).softmax_logits(params.params, states)
+    def draft_logits(self, params: Recording, states: Array, level: int) -> Array:
+        """The model's own, over its draft vocabulary."""
+        return ModelFunctions(self.config).draft_logits(params.params, states, level)
+
+    def draft_tokens(self, params: Recording, indices: Array) -> Array:
+        """Token ids of places in the model's draft vocabulary."""
+        return ModelFunctions(self.config).draft_tokens(params.params, indices)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -47,9 +47,15 @@ class BoundModel:
         """Token embeddings, without positions."""
         return self.functions.embed(self.params, tokens)
 
-    def softmax_logits(self, states: Float[Array, "... D"]) -> Float[Array, "... V"]:
-        """The model's own softmax of any states."""
-        return self.functions.softmax_logits(self.params, states)
+    def draft_logits(
+        self, states: Float[Array, "... D"], level: int
+    ) -> Float[Array, "... draft"]:
+        """Logits over the draft vocabulary of any states, as of head `level + 1`."""
+        return self.functions.draft_logits(self.params, states, level)
+
+    def draft_tokens(self, indices: Int[Array, "..."]) -> Int[Array, "..."]:
+        """Token ids of places in the draft vocabulary."""
+        return self.functions.draft_tokens(self.params, indices)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,12 +1,11 @@
 """The blockwise language model: a trunk and L heads on its final hidden state.
 
 Head 1 is the language model itself; head j predicts the token j steps ahead (paper
-section 4, appendix C.2). Every head ends in the softmax tied to the embedding.
+section 4, appendix C.2). Every head ends in the model's softmax, unless heads 2 … L
+have a softmax or a vocabulary of their own.
 """
 
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -14,69 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from bpd_jax.models.cache import KeyValues, KVCache
-from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
-from bpd_jax.models.partitioning import (
-    BLOCK_HEAD,
-    EMBED,
-    MLP,
-    parameter_shardings,
-    unbox,
-)
-from bpd_jax.models.transformer import (
-    ACTIVATIONS,
-    Transformer,
-    named_normal,
-    named_zeros,
-)
+from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.heads import BlockHeads, apply_head, is_trained
+from bpd_jax.models.partitioning import parameter_shardings, unbox
+from bpd_jax.models.transformer import Transformer
 from bpd_jax.typing import Array, Bool, Float, Int, Params, PyTree
-
-
-class BlockHeads(nn.Module):
-    """The heads' feed-forward layers, their parameters stacked along the first axis."""
-
-    config: BlockHeadsConfig
-    d_model: int
-    dtype: str
-    param_dtype: str
-
-    def setup(self) -> None:
-        count, hidden, width = self.config.num_ffns, self.config.hidden, self.d_model
-        sizes = {BLOCK_HEAD: count, EMBED: width, MLP: hidden}
-
-        def parameter(name: str, init: Callable[..., Any], *axes: str) -> Array:
-            shape = tuple(sizes[axis] for axis in axes)
-            return self.param(name, init(axes), shape, self.param_dtype)
-
-        fan_in = functools.partial(named_normal, stddev=width**-0.5)
-        self.weights = {
-            "kernel_in": parameter("kernel_in", fan_in, BLOCK_HEAD, EMBED, MLP),
-            "bias_in": parameter("bias_in", named_zeros, BLOCK_HEAD, MLP),
-            # Zero, so that a new head starts as the language model's own softmax.
-            "kernel_out": parameter("kernel_out", named_zeros, BLOCK_HEAD, MLP, EMBED),
-            "bias_out": parameter("bias_out", named_zeros, BLOCK_HEAD, EMBED),
-        }
-
-    def __call__(self, hidden: Float[Array, "... D"]) -> Float[Array, "... L D"]:
-        """The state of every head, to be fed to the tied softmax."""
-        apply = functools.partial(apply_head, self.config, dtype=self.dtype)
-        states = jax.vmap(apply, in_axes=(0, None), out_axes=-2)(self.weights, hidden)
-        if self.config.first_has_ffn:
-            return states
-        return jnp.concatenate([hidden[..., None, :], states], axis=-2)
-
-
-def apply_head(
-    config: BlockHeadsConfig,
-    weights: Params,
-    hidden: Float[Array, "... D"],
-    *,
-    dtype: str,
-) -> Float[Array, "... D"]:
-    """One head's feed-forward layer, with that head's slice of the stacked weights."""
-    w = {name: value.astype(dtype) for name, value in weights.items()}
-    inner = ACTIVATIONS[config.activation](hidden @ w["kernel_in"] + w["bias_in"])
-    state = inner @ w["kernel_out"] + w["bias_out"]
-    return hidden + state if config.residual else state
 
 
 class BlockwiseLM(nn.Module):
@@ -89,7 +30,12 @@ class BlockwiseLM(nn.Module):
         self.trunk = Transformer(trunk)
         if heads is not None and heads.num_ffns:
             self.heads = BlockHeads(
-                heads, trunk.d_model, trunk.dtype, trunk.param_dtype
+                heads,
+                trunk.d_model,
+                trunk.vocab_size,
+                trunk.dtype,
+                trunk.param_dtype,
+                softmax_rows=lambda: self.trunk.softmax_matrix,
             )
 
     def __call__(
@@ -110,23 +56,61 @@ class BlockwiseLM(nn.Module):
             return hidden[..., None, :]
         return self.heads(hidden)
 
+    def draft_logits(
+        self, states: Float[Array, "... D"], level: int | Int[Array, ""] | None = None
+    ) -> Float[Array, "... draft"]:
+        """Logits of heads 2 … L over the draft vocabulary, float32.
+
+        Args:
+          states: inputs of their softmax.
+          level: j: all states belong to head j + 1; None: the second axis from the end
+            goes through heads 2, 3, ….
+        """
+        heads = self.config.heads
+        if heads is None or not heads.has_softmax:
+            return self.trunk.logits(states)
+        matrix = self.heads.softmax.astype(self.config.trunk.dtype)
+        if not heads.own_softmax:
+            logits = jnp.einsum("...D,VD->...V", states, matrix)
+        elif level is None:
+            matrix = matrix[: states.shape[-2]]
+            logits = jnp.einsum("...LD,LVD->...LV", states, matrix)
+        else:
+            logits = jnp.einsum("...D,VD->...V", states, matrix[level - 1])
+        return logits.astype(jnp.float32)
+
+    def draft_tokens(self, indices: Int[Array, "..."]) -> Int[Array, "..."]:
+        """Token ids of places in the draft vocabulary."""
+        heads = self.config.heads
+        if heads is None or heads.draft_vocabulary is None:
+            return indices
+        return self.heads.vocabulary[indices]
+
     def head_logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... L V"]:
-        """Logits of every head, float32: meant for one position at a time."""
-        return self.trunk.logits(self.head_states(hidden))
+        """Logits of every head, float32: meant for one position at a time.
+
+        Heads 2 … L have -inf at tokens outside the draft vocabulary.
+        """
+        states = self.head_states(hidden)
+        first = self.trunk.logits(states[..., :1, :])
+        if self.config.block_size == 1:
+            return first
+        rest = self.draft_logits(states[..., 1:, :])
+        if rest.shape[-1] != first.shape[-1]:
+            places = self.draft_tokens(jnp.arange(rest.shape[-1]))
+            nothing = jnp.full((*rest.shape[:-1], first.shape[-1]), -jnp.inf)
+            rest = nothing.at[..., places].set(rest)
+        return jnp.concatenate([first, rest], axis=-2)
 
     def embed(self, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
         """Embeddings of tokens, without positions."""
         return self.trunk.embedding.astype(self.config.trunk.dtype)[tokens]
 
-    def softmax_logits(self, states: Float[Array, "... D"]) -> Float[Array, "... V"]:
-        """The tied softmax applied to the states of any head, float32."""
-        return self.trunk.logits(states)
-
     def next_token_logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Logits of head 1, the language model itself, float32."""
         heads = self.config.heads
         if heads is not None and heads.first_has_ffn:
-            weights = {name: value[0] for name, value in self.heads.weights.items()}
+            weights = {name: value[0] for name, value in self.heads.layers.items()}
             hidden = apply_head(heads, weights, hidden, dtype=self.config.trunk.dtype)
         return self.trunk.logits(hidden)
 
@@ -168,11 +152,17 @@ def parameter_shapes(config: BlockwiseConfig) -> Params:
 
 
 def count_parameters(config: BlockwiseConfig) -> dict[str, int]:
-    """Number of parameters of each part: embedding, positions, blocks, heads, total."""
+    """Number of parameters of each part: embedding, positions, blocks, heads, total.
+
+    A draft vocabulary and the rows of the softmax that it repeats do not count.
+    """
     counts = {"embedding": 0, "positions": 0, "blocks": 0, "heads": 0}
     for path, leaf in jax.tree_util.tree_leaves_with_path(parameter_shapes(config)):
         names = [entry.key for entry in path]
         if names[0] == "heads":
+            assert config.heads is not None
+            if not is_trained(config.heads, names[1]):
+                continue
             part = "heads"
         elif names[1] == "embedding":
             part = "embedding"

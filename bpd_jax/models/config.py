@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import pathlib
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 from bpd_jax.errors import UserError
 from bpd_jax.models.rotary import RotaryConfig
 
-ACTIVATIONS = ("gelu", "silu", "relu")
+ACTIVATIONS = ("gelu", "silu", "relu", "gelu_exact")
 DTYPES = ("float32", "bfloat16", "float16")
 NORMS = ("layer", "rms")
+HEAD_KINDS = ("feed_forward", "medusa")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,10 +32,13 @@ class TransformerConfig:
       num_kv_heads: K, key-value heads; None means N.
       head_dim: H, width of one head; None means D / N.
       max_length: the longest text in tokens; rows of the position table, if any.
-      activation: of the feed-forward layers: gelu, silu or relu.
+      activation: of the feed-forward layers: gelu (its tanh form, as GPT-2 has it),
+        silu, relu or gelu_exact.
       gated: whether the feed-forward layers multiply by a second, linear branch.
       use_bias: whether projections and layer norms have biases.
       qkv_bias: likewise for queries, keys and values (Qwen2); None means `use_bias`.
+      output_bias: likewise for the projection that ends attention.
+      mlp_bias: likewise for the feed-forward layers.
       query_key_norm: whether queries and keys are normalised per head (Qwen3).
       norm: `layer`, or `rms` (no mean is subtracted, no bias).
       norm_epsilon: added to the variance.
@@ -56,6 +61,8 @@ class TransformerConfig:
     gated: bool = False
     use_bias: bool = True
     qkv_bias: bool | None = None
+    output_bias: bool | None = None
+    mlp_bias: bool | None = None
     query_key_norm: bool = False
     norm: str = "layer"
     norm_epsilon: float = 1e-5
@@ -74,6 +81,14 @@ class TransformerConfig:
             "max_length",
         ):
             _check_positive("TransformerConfig", name, getattr(self, name))
+        for name in ("num_kv_heads", "head_dim"):
+            if getattr(self, name) is not None:
+                _check_positive("TransformerConfig", name, getattr(self, name))
+        if not 0 < self.norm_epsilon < math.inf:
+            raise UserError(
+                f"TransformerConfig.norm_epsilon must be above 0, not "
+                f"{self.norm_epsilon}."
+            )
         if self.head_dim is None and self.d_model % self.num_heads:
             raise UserError(
                 f"TransformerConfig.d_model = {self.d_model} is not a multiple of "
@@ -113,32 +128,63 @@ class BlockHeadsConfig:
 
     The paper leaves width, activation and residual of a head's feed-forward layer
     open. We follow Stern et al. (2018) with a residual, and start its second matrix
-    at zero, so that every head begins as the language model's own softmax.
+    at zero, so that every head begins as the language model's own softmax. `medusa`
+    is the layer of Cai et al. (2024), x + SiLU(W x + b), with W zero at first.
 
     Attributes:
       num_heads: L, tokens predicted from one hidden state; head 1 is the model.
-      hidden: inner width of each head's feed-forward layer.
-      activation: gelu, silu or relu.
+      hidden: inner width of each head's feed-forward layer; `medusa` has none.
+      activation: gelu, silu, relu or gelu_exact.
       residual: whether the hidden state is added to the layer's output.
       first_has_ffn: whether head 1 has a feed-forward layer too. The paper's text
         counts L layers, its appendix L - 1 "additional" ones; the default is L - 1.
+      kind: `feed_forward` or `medusa`.
+      layers: of a medusa head, one after the other.
+      own_softmax: whether heads 2 … L have a trained softmax each, as in the published
+        checkpoints of Medusa-1, in place of the model's.
+      draft_vocabulary: V', number of tokens that heads 2 … L choose from, as in FR-Spec
+        (Zhao et al. 2025) and EAGLE-3; None for the whole vocabulary. Their
+        probabilities are over these tokens. Head 1 always has the whole vocabulary.
     """
 
     num_heads: int
-    hidden: int
+    hidden: int | None = None
     activation: str = "silu"
     residual: bool = True
     first_has_ffn: bool = False
+    kind: str = "feed_forward"
+    layers: int = 1
+    own_softmax: bool = False
+    draft_vocabulary: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("num_heads", "hidden"):
+        _check_choice("BlockHeadsConfig.kind", self.kind, HEAD_KINDS)
+        for name in ("num_heads", "layers"):
             _check_positive("BlockHeadsConfig", name, getattr(self, name))
+        if self.kind == "feed_forward":
+            _check_positive("BlockHeadsConfig", "hidden", self.hidden)
+        if self.draft_vocabulary is not None:
+            _check_positive(
+                "BlockHeadsConfig", "draft_vocabulary", self.draft_vocabulary
+            )
+        pointless = {"feed_forward": ("layers", 1), "medusa": ("hidden", None)}
+        name, default = pointless[self.kind]
+        if getattr(self, name) != default:
+            raise UserError(
+                f"BlockHeadsConfig.{name} = {getattr(self, name)} has no meaning with "
+                f"kind {self.kind!r}: leave it out."
+            )
         _check_choice("BlockHeadsConfig.activation", self.activation, ACTIVATIONS)
 
     @property
     def num_ffns(self) -> int:
-        """Number of feed-forward layers: L - 1, or L if head 1 has one too."""
+        """Number of heads with layers of their own: L - 1, or L if head 1 has one."""
         return self.num_heads - (not self.first_has_ffn)
+
+    @property
+    def has_softmax(self) -> bool:
+        """Whether heads 2 … L have another softmax matrix than the model's."""
+        return self.own_softmax or self.draft_vocabulary is not None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,10 +194,24 @@ class BlockwiseConfig:
     trunk: TransformerConfig
     heads: BlockHeadsConfig | None = None
 
+    def __post_init__(self) -> None:
+        if self.draft_vocab_size > self.trunk.vocab_size:
+            raise UserError(
+                f"BlockHeadsConfig.draft_vocabulary = {self.draft_vocab_size} exceeds "
+                f"the {self.trunk.vocab_size} tokens of the vocabulary: lower it."
+            )
+
     @property
     def block_size(self) -> int:
         """L, the most tokens that one serial call can accept."""
         return 1 if self.heads is None else self.heads.num_heads
+
+    @property
+    def draft_vocab_size(self) -> int:
+        """V', number of tokens that heads 2 … L choose from."""
+        if self.heads is None or self.heads.draft_vocabulary is None:
+            return self.trunk.vocab_size
+        return self.heads.draft_vocabulary
 
 
 def save_config(config: BlockwiseConfig, path: str | os.PathLike[str]) -> None:

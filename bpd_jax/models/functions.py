@@ -75,12 +75,23 @@ class ModelFunctions:
             {"params": params}, tokens, method="embed"
         )
 
-    def softmax_logits(
-        self, params: Params, states: Float[Array, "... D"]
-    ) -> Float[Array, "... V"]:
-        """The tied softmax of the states of any head."""
+    def draft_logits(
+        self,
+        params: Params,
+        states: Float[Array, "... D"],
+        level: int | Int[Array, ""] | None = None,
+    ) -> Float[Array, "... draft"]:
+        """Logits of heads 2 … L over the draft vocabulary; see `BlockwiseLM`."""
         return BlockwiseLM(self.config).apply(
-            {"params": params}, states, method="softmax_logits"
+            {"params": params}, states, level, method="draft_logits"
+        )
+
+    def draft_tokens(
+        self, params: Params, indices: Int[Array, "..."]
+    ) -> Int[Array, "..."]:
+        """Token ids of places in the draft vocabulary."""
+        return BlockwiseLM(self.config).apply(
+            {"params": params}, indices, method="draft_tokens"
         )
 
     def block_candidates(
@@ -93,14 +104,15 @@ class ModelFunctions:
         """The best tokens of heads 2 … `block_size`.
 
         Returns:
-          Tokens, best first; their log-probabilities, float32; and the entropies of
-          the heads, in nats.
+          Tokens, best first; their log-probabilities over the draft vocabulary,
+          float32; and the entropies of the heads, in nats.
         """
         states = BlockwiseLM(self.config).apply(
             {"params": params}, hidden, method="head_states"
         )
-        logits = self.softmax_logits(params, states[:, 1:block_size])
-        return top_candidates(logits, width)
+        logits = self.draft_logits(params, states[:, 1:block_size])
+        places, log_probs, entropies = top_candidates(logits, width)
+        return self.draft_tokens(params, places), log_probs, entropies
 
     def head_logits(
         self, params: Params, hidden: Float[Array, "... D"]

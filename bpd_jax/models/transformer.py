@@ -4,6 +4,7 @@ Only `params` is used: the cache goes in as an argument and new keys and values
 come out as a result, so the same module serves training, prefill and verification.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": jax.nn.gelu,
     "silu": jax.nn.silu,
     "relu": jax.nn.relu,
+    "gelu_exact": functools.partial(jax.nn.gelu, approximate=False),
 }
 
 _POSITION_STDDEV = 0.02
@@ -147,6 +149,7 @@ class Attention(nn.Module):
             config,
             # Residual branches start small, so that depth does not add variance.
             gain=(2 * config.num_layers) ** -0.5,
+            use_bias=config.output_bias,
             name="output",
         )(mixed)
         return output, keys, values
@@ -163,7 +166,8 @@ class FeedForward(nn.Module):
 
         def widen(name: str) -> Array:
             shape, axes = (config.d_model, config.d_ff), (EMBED, MLP)
-            return Projection(shape, axes, (MLP,), config, name=name)(x)
+            bias = config.mlp_bias
+            return Projection(shape, axes, (MLP,), config, use_bias=bias, name=name)(x)
 
         hidden = ACTIVATIONS[config.activation](widen("input"))
         if config.gated:
@@ -174,6 +178,7 @@ class FeedForward(nn.Module):
             (EMBED,),
             config,
             gain=(2 * config.num_layers) ** -0.5,
+            use_bias=config.mlp_bias,
             name="output",
         )(hidden)
 
@@ -249,8 +254,12 @@ class Transformer(nn.Module):
         new = KeyValues(jnp.stack(new_keys), jnp.stack(new_values))
         return self.final_norm(x), new
 
+    @property
+    def softmax_matrix(self) -> Float[Array, "V D"]:
+        """The embedding, if the softmax is tied to it."""
+        return self.embedding if self.config.tied_softmax else self.softmax
+
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """The softmax, tied to the embedding or not; float32."""
-        matrix = self.embedding if self.config.tied_softmax else self.softmax
-        matrix = matrix.astype(self.config.dtype)
+        matrix = self.softmax_matrix.astype(self.config.dtype)
         return jnp.einsum("...D,VD->...V", hidden, matrix).astype(jnp.float32)

@@ -24,6 +24,8 @@ class OptimizerConfig:
       beta1: decay rate of the mean of the gradients.
       beta2: decay rate of the mean of their squares.
       clip_norm: largest global norm of the gradients; None for no limit.
+      trunk_learning_rate: the highest value of the trunk, in place of `learning_rate`,
+        which is then that of the heads: for a trunk that has been trained already.
     """
 
     learning_rate: float
@@ -34,6 +36,7 @@ class OptimizerConfig:
     beta1: float = 0.9
     beta2: float = 0.98
     clip_norm: float | None = 1.0
+    trunk_learning_rate: float | None = None
 
     def __post_init__(self) -> None:
         _check_number("OptimizerConfig", "learning_rate", self.learning_rate, above=0)
@@ -54,6 +57,9 @@ class OptimizerConfig:
                 raise UserError(f"OptimizerConfig.{name} must be below 1.")
         if self.clip_norm is not None:
             _check_number("OptimizerConfig", "clip_norm", self.clip_norm, above=0)
+        rate = self.trunk_learning_rate
+        if rate is not None:
+            _check_number("OptimizerConfig", "trunk_learning_rate", rate, above=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +76,8 @@ class TrainConfig:
       seed: of the initial parameters and of the order of the rows.
       mesh: how the devices share the work.
       head_weights: λ_h of each head in the loss; None for 1 each.
+      start: name or folder of a trained model whose trunk, of the same sizes, the run
+        begins with; None begins with random numbers. The heads are always new.
       log_every: steps between two rows of metrics, which average over them.
       evaluate_every: steps between two losses on the validation split.
       evaluate_batches: batches of one such loss; None for the whole split.
@@ -86,6 +94,7 @@ class TrainConfig:
     seed: int = 0
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
     head_weights: tuple[float, ...] | None = None
+    start: str | None = None
     log_every: int = 50
     evaluate_every: int = 500
     evaluate_batches: int | None = None
@@ -125,6 +134,12 @@ class TrainConfig:
                 f"TrainConfig.length = {self.length} exceeds "
                 f"TransformerConfig.max_length = {self.model.trunk.max_length}: lower "
                 "the one or raise the other."
+            )
+        if self.model.heads is not None and self.model.heads.has_softmax:
+            raise UserError(
+                "BlockHeadsConfig.draft_vocabulary and own_softmax are for heads of a "
+                "model that has been trained already (HeadsTrainConfig): leave them "
+                "out."
             )
         if self.head_weights is not None:
             object.__setattr__(self, "head_weights", tuple(self.head_weights))

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 
 from bpd_jax.data.rows import Batch
 from bpd_jax.models.attention import causal_mask
-from bpd_jax.models.blockwise import BlockwiseLM, apply_head
+from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.heads import apply_head, softmax_rows
 from bpd_jax.typing import Array, Bool, Float, Int, Params
 
 
@@ -96,7 +97,7 @@ def blockwise_loss(
     total, losses, correct = heads_loss(
         model,
         params.get("heads"),
-        params["trunk"]["embedding"],
+        softmax_rows(model, params, None),
         hidden,
         targets,
         valid,

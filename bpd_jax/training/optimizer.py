@@ -1,5 +1,7 @@
 """The optimizer that an `OptimizerConfig` describes."""
 
+import dataclasses
+
 import jax
 import optax
 
@@ -27,16 +29,33 @@ def learning_rate_schedule(config: OptimizerConfig, steps: int) -> optax.Schedul
 
 def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
     """Builds the optimizer once, outside the train state, which holds arrays only."""
-    adamw = optax.adamw(
+    adamw = _adamw(config, steps)
+    if config.trunk_learning_rate is not None:
+        slow = dataclasses.replace(config, learning_rate=config.trunk_learning_rate)
+        parts = {"trunk": _adamw(slow, steps), "heads": adamw}
+        adamw = optax.multi_transform(parts, _parts)
+    if config.clip_norm is None:
+        return adamw
+    return optax.chain(optax.clip_by_global_norm(config.clip_norm), adamw)
+
+
+def _adamw(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
+    return optax.adamw(
         learning_rate_schedule(config, steps),
         b1=config.beta1,
         b2=config.beta2,
         weight_decay=config.weight_decay,
         mask=decays,
     )
-    if config.clip_norm is None:
-        return adamw
-    return optax.chain(optax.clip_by_global_norm(config.clip_norm), adamw)
+
+
+def _parts(params: PyTree) -> PyTree:
+    """The part of a model that each parameter belongs to, `trunk` or `heads`."""
+
+    def label(path: tuple, _: object) -> str:
+        return path[0].key
+
+    return jax.tree_util.tree_map_with_path(label, params)
 
 
 def decays(params: PyTree) -> PyTree:

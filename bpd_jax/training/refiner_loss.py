@@ -23,6 +23,8 @@ from bpd_jax.models.refiners import (
     recurrent_start,
     recurrent_step,
 )
+from bpd_jax.training.heads.batches import PositionBatch
+from bpd_jax.training.heads.loss import draft_places
 from bpd_jax.training.loss import HeadSums, head_targets
 from bpd_jax.typing import Array, Bool, Float, Int, Params
 
@@ -36,6 +38,8 @@ class Frozen(NamedTuple):
       tokens: y_0 … y_{L-1}, the text after every position.
       targets: what levels 1 … L-1 should guess.
       valid: where they have a target.
+
+    B × T positions of cached states are B = positions, T = 1.
     """
 
     hidden: Float[Array, "B T D"]
@@ -45,7 +49,7 @@ class Frozen(NamedTuple):
     valid: Bool[Array, "levels B T"]
 
 
-def run_frozen(
+def freeze_rows(
     model: BlockwiseConfig, base: Params, batch: Batch, *, own: bool
 ) -> Frozen:
     """Runs the frozen model and its block heads over B rows of T tokens.
@@ -74,6 +78,26 @@ def run_frozen(
             [jnp.roll(said, -level, axis=1) for level in range(1, model.block_size)]
         )
     return Frozen(hidden, states, after, targets, valid[1:])
+
+
+def freeze_states(
+    model: BlockwiseConfig, base: Params, batch: PositionBatch, *, own: bool
+) -> Frozen:
+    """Runs the block heads on cached states of n positions: B = n, T = 1.
+
+    Args:
+      model: sizes.
+      base: parameters.
+      batch: the positions.
+      own: of no effect: the text is the model's own.
+    """
+    del own
+    hidden = jnp.asarray(batch.states).astype(model.trunk.dtype)[:, None]
+    states = BlockwiseLM(model).apply({"params": base}, hidden, method="head_states")
+    states = jnp.moveaxis(states[..., 1:, :], -2, 0)
+    tokens = jnp.asarray(batch.tokens).T[..., None]
+    valid = jnp.asarray(batch.valid).T[..., None]
+    return Frozen(hidden, states, tokens, tokens[1:], valid[1:])
 
 
 def refined_sums(
@@ -139,6 +163,8 @@ def head_sums(
 ) -> HeadSums:
     """Sums of levels 1 … L-1; only one level's logits exist at a time.
 
+    A target outside the draft vocabulary costs nothing and counts as a miss.
+
     Args:
       model: sizes of the frozen model.
       base: its parameters.
@@ -148,21 +174,32 @@ def head_sums(
       output: see `queries`.
     """
 
+    vocabulary = base.get("heads", {}).get("vocabulary")
+    places, known = draft_places(frozen.targets, vocabulary, model.trunk.vocab_size)
+    if output is not None and vocabulary is not None:
+        output = output[vocabulary]
+
     # Of a level only the sums are kept: going backward computes its logits again.
     @jax.checkpoint
     def level_sums(
-        output: Any, state: Array, query: Any, target: Array, valid: Array
+        output: Any,
+        level: Array,
+        state: Array,
+        query: Any,
+        place: Array,
+        known: Array,
+        valid: Array,
     ) -> HeadSums:
         logits = BlockwiseLM(model).apply(
-            {"params": base}, state, method="softmax_logits"
+            {"params": base}, state, level, method="draft_logits"
         )
         if query is not None:
             logits += jnp.einsum("BTR,VR->BTV", query, output)
-        found = jnp.take_along_axis(logits, target[..., None], -1)[..., 0]
+        found = jnp.take_along_axis(logits, place[..., None], -1)[..., 0]
         losses = jax.nn.logsumexp(logits, -1) - found
-        correct = (found == logits.max(-1)) & valid
+        correct = (found == logits.max(-1)) & valid & known
         return HeadSums(
-            jnp.sum(losses, where=valid),
+            jnp.sum(losses, where=valid & known),
             jnp.sum(correct, dtype=jnp.float32),
             jnp.sum(valid, dtype=jnp.float32),
         )
@@ -170,5 +207,6 @@ def head_sums(
     def add_level(carry: None, level: Any) -> tuple[None, HeadSums]:
         return carry, level_sums(output, *level)
 
-    every_level = (states, queries, frozen.targets, frozen.valid)
+    levels = jnp.arange(1, model.block_size)
+    every_level = (levels, states, queries, places, known, frozen.valid)
     return jax.lax.scan(add_level, None, every_level)[1]

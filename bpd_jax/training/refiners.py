@@ -1,7 +1,7 @@
-"""Training a refiner on the packed rows of a run; the model itself stays as it is.
+"""Training a refiner; the model itself stays as it is.
 
-The model's hidden states are computed on the fly, in the same step. A training takes
-minutes and does not resume: its folder appears at the end, or not at all.
+`refiner_sources` says what on. A training takes minutes and does not resume: its folder
+appears at the end, or not at all.
 """
 
 import dataclasses
@@ -10,7 +10,7 @@ import math
 import os
 import pathlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +19,6 @@ import numpy as np
 import optax
 
 from bpd_jax import progress
-from bpd_jax.data.rows import Batch, PackedRows, RowIterator, open_rows
 from bpd_jax.errors import UserError
 from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.refiner_files import HEADER, save_refiner
@@ -28,8 +27,9 @@ from bpd_jax.training import run_folder
 from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.loss import HeadSums
 from bpd_jax.training.optimizer import make_optimizer
-from bpd_jax.training.refiner_loss import head_sums, refined_sums, run_frozen
+from bpd_jax.training.refiner_loss import Frozen, head_sums, refined_sums
 from bpd_jax.training.refiner_settings import RefinerSettings
+from bpd_jax.training.refiner_sources import Source, open_source
 from bpd_jax.typing import Array, Params
 
 _WARMUP = 0.05
@@ -81,32 +81,22 @@ def train_refiner(
       settings: what and how.
       model: sizes of the frozen model.
       base: its parameters.
-      data: a folder with the packed rows of both splits, `train` and `validation`.
+      data: a folder with the packed rows of both splits, `train` and `validation`, or
+        with cached states of the model.
       output: folder of the refiner; an older refiner there is replaced.
       command: kept in the folder.
 
     Raises:
-      UserError: settings, model, rows or folder do not fit, or the loss is not finite.
+      UserError: settings, model, data or folder do not fit, or the loss is not finite.
     """
     config = settings.config_for(model)
     output = pathlib.Path(output)
     _check_output(output)
-    train_rows, validation_rows = (
-        _open_rows(pathlib.Path(data) / split, model)
-        for split in ("train", "validation")
-    )
+    source = open_source(data, settings, model, base)
     start = time.perf_counter()
-    params, losses = _train(settings, config, model, base, train_rows)
+    params, losses = _train(settings, config, model, base, source)
     seconds = time.perf_counter() - start
-    held_out = evaluate(
-        config,
-        params,
-        model,
-        base,
-        validation_rows,
-        batch_size=settings.batch_size,
-        limit=settings.heldout_rows,
-    )
+    held_out = evaluate(config, params, model, base, source.held_out, source.freeze)
     facts = {
         "command": command,
         "settings": dataclasses.asdict(settings),
@@ -136,7 +126,7 @@ def _train(
     config: RefinerConfig,
     model: BlockwiseConfig,
     base: Params,
-    rows: PackedRows,
+    source: Source,
 ) -> tuple[Params, np.ndarray]:
     """The steps; returns the parameters and the loss of each step."""
     init_key = jax.random.key(settings.seed)
@@ -146,13 +136,15 @@ def _train(
         OptimizerConfig(settings.learning_rate, warmup), settings.steps
     )
     opt_state = optimizer.init(params)
-    step_fn = make_step(config, model, optimizer, own=settings.targets == "model")
-    batches = RowIterator(rows, settings.batch_size, settings.seed)
+    own = settings.targets == "model"
+    step_fn = make_step(config, model, optimizer, source.freeze, own=own)
     waiting: list[tuple[Array, Array]] = []
     losses: list[float] = []
     with progress.bar(label="training", total=settings.steps, unit="step") as bar:
         for step in range(1, settings.steps + 1):
-            params, opt_state, metrics = step_fn(params, opt_state, base, next(batches))
+            params, opt_state, metrics = step_fn(
+                params, opt_state, base, next(source.train)
+            )
             waiting.append(metrics)
             if step % _LOG_EVERY == 0 or step == settings.steps:
                 new, accuracies = np.array(jax.device_get(waiting)).T
@@ -173,20 +165,21 @@ def make_step(
     config: RefinerConfig,
     model: BlockwiseConfig,
     optimizer: optax.GradientTransformation,
+    freeze: Callable[..., Frozen],
     *,
     own: bool,
 ) -> Callable[..., tuple[Params, Any, tuple[Array, Array]]]:
     """Builds `(params, opt_state, base, batch) → (params, opt_state, metrics)`.
 
     The metrics are loss and top-1 accuracy, means over positions, then over levels.
-    The first two arguments are consumed. For `own` see `run_frozen`.
+    The first two arguments are consumed. For `freeze` and `own` see `Source`.
     """
 
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     def step(
-        params: Params, opt_state: Any, base: Params, batch: Batch
+        params: Params, opt_state: Any, base: Params, batch: Any
     ) -> tuple[Params, Any, tuple[Array, Array]]:
-        frozen = run_frozen(model, base, batch, own=own)
+        frozen = freeze(model, base, batch, own=own)
 
         def loss_of(params: Params) -> tuple[Array, Array]:
             sums = refined_sums(config, params, model, base, frozen)
@@ -205,51 +198,25 @@ def evaluate(
     params: Params,
     model: BlockwiseConfig,
     base: Params,
-    rows: PackedRows,
-    *,
-    batch_size: int,
-    limit: int,
+    batches: Sequence[Any],
+    freeze: Callable[..., Frozen],
 ) -> HeldOut:
-    """Sums over at most `limit` rows, spread evenly over all of them."""
+    """Sums over held-out batches; see `Source`."""
 
     @jax.jit
-    def measure(params: Params, base: Params, batch: Batch) -> HeldOut:
+    def measure(params: Params, base: Params, batch: Any) -> HeldOut:
         sums = []
         for own in (False, True):
-            frozen = run_frozen(model, base, batch, own=own)
+            frozen = freeze(model, base, batch, own=own)
             sums.append(head_sums(model, base, frozen, frozen.states))
             sums.append(refined_sums(config, params, model, base, frozen))
         return HeldOut(*sums)
 
-    count = min(limit, len(rows))
-    picked = np.arange(count) * len(rows) // count
     total: Any = None
-    for first in progress.bar(
-        range(0, count, batch_size), label="held out", unit="batch"
-    ):
-        batch = rows.batch(picked[first : first + batch_size])
-        missing = batch_size - len(batch.tokens)
-        batch = Batch(*(np.pad(x, ((0, missing), (0, 0))) for x in batch))
+    for batch in progress.bar(batches, label="held out", unit="batch"):
         found = jax.device_get(measure(params, base, batch))
         total = found if total is None else jax.tree.map(np.add, total, found)
     return total
-
-
-def _open_rows(folder: pathlib.Path, model: BlockwiseConfig) -> PackedRows:
-    rows = open_rows(folder)
-    if not len(rows):
-        raise UserError(f"{folder} holds no rows.")
-    if rows.vocab_size != model.trunk.vocab_size:
-        raise UserError(
-            f"{folder} is of a vocabulary of {rows.vocab_size} tokens and the model of "
-            f"{model.trunk.vocab_size}: give the rows that the model was trained on."
-        )
-    if rows.length > model.trunk.max_length:
-        raise UserError(
-            f"{folder} has rows of {rows.length} tokens but the model holds "
-            f"{model.trunk.max_length}: give shorter rows."
-        )
-    return rows
 
 
 def _check_output(output: pathlib.Path) -> None:

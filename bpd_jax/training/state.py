@@ -59,6 +59,22 @@ def init_state(
     return jax.jit(init, out_shardings=shardings)(jax.random.key(seed))
 
 
+def with_trunk(state: TrainState, trunk: Params) -> TrainState:
+    """The state with another trunk, before the first step.
+
+    Args:
+      state: of `init_state`.
+      trunk: parameters of a trunk of the same sizes; they are copied.
+    """
+
+    def put(old: Array, new: Array) -> Array:
+        # A copy, because a step of training consumes its state.
+        return jax.device_put(jnp.array(new, old.dtype), old.sharding)
+
+    placed = jax.tree.map(put, state.params["trunk"], trunk)
+    return state._replace(params={**state.params, "trunk": placed})
+
+
 def _boxed_state(
     model: BlockwiseConfig, optimizer: optax.GradientTransformation, key: Array
 ) -> TrainState:

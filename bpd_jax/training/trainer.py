@@ -3,11 +3,8 @@
 import contextlib
 import os
 import pathlib
-import signal
 import sys
-import threading
 import time
-from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -27,7 +24,13 @@ from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.metrics import MetricsWriter
 from bpd_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from bpd_jax.training.plan import describe_run
-from bpd_jax.training.state import TrainState, abstract_state, init_state
+from bpd_jax.training.signals import noted_signals
+from bpd_jax.training.state import (
+    TrainState,
+    abstract_state,
+    init_state,
+    with_trunk,
+)
 from bpd_jax.training.step import (
     Metrics,
     make_eval_step,
@@ -42,6 +45,7 @@ def train(
     workdir: str | os.PathLike[str],
     text: str = "",
     operative: str = "",
+    trunk: Params | None = None,
 ) -> dict[str, float]:
     """Trains, or goes on with, the run in `workdir`.
 
@@ -52,6 +56,7 @@ def train(
       workdir: its folder; see `run_folder`.
       text: the gin text that `config` comes from, kept in the folder.
       operative: the part of `text` in force, likewise.
+      trunk: parameters to begin with instead of random ones; see `TrainConfig.start`.
 
     Returns:
       Losses on the validation split at the last step: `validation_loss` and, per
@@ -93,6 +98,8 @@ def train(
             batches.restore(place)
         else:
             state = init_state(config.model, optimizer, abstract, config.seed)
+            if trunk is not None:
+                state = with_trunk(state, trunk)
         if is_first:
             run_folder.describe(folder, config, text, operative)
         print(describe_run(config, train_rows, validation_rows, start), flush=True)
@@ -108,7 +115,7 @@ def train(
                 label="training", total=config.steps, initial=start, unit="step"
             )
         )
-        stop = stack.enter_context(_signals())
+        stop = stack.enter_context(noted_signals())
         for step in range(start + 1, config.steps + 1):
             state, metrics = step_fn(state, put_batch(next(batches), mesh))
             meter.add(metrics)
@@ -255,32 +262,6 @@ class _Evaluator:
 
 def _per_head(name: str, values: np.ndarray) -> dict[str, float]:
     return {f"{name}_head_{h}": float(value) for h, value in enumerate(values, start=1)}
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Yields a list that receives the first SIGTERM or SIGINT; a second one acts."""
-    received: list[int] = []
-    # Only the main thread may set handlers.
-    if threading.current_thread() is not threading.main_thread():
-        yield received
-        return
-    before = {kind: signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGINT)}
-
-    def receive(number: int, _: object) -> None:
-        received.append(number)
-        restore()
-
-    def restore() -> None:
-        for kind, handler in before.items():
-            signal.signal(kind, handler)
-
-    for kind in before:
-        signal.signal(kind, receive)
-    try:
-        yield received
-    finally:
-        restore()
 
 
 def _short(row: dict[str, float]) -> str:

@@ -73,3 +73,15 @@ def find(state, name):
 def test_bad_values_are_named(field, value):
     with pytest.raises(UserError, match=f"OptimizerConfig.{field}"):
         OptimizerConfig(**{"learning_rate": 1e-3, field: value})
+
+
+def test_trunk_and_heads_have_their_own_rates():
+    kernel = {"kernel": np.ones(4, np.float32)}
+    params = {"trunk": dict(kernel), "heads": dict(kernel)}
+    config = OptimizerConfig(0.5, trunk_learning_rate=0.01, clip_norm=None)
+    optimizer = make_optimizer(config, 10)
+    updates, _ = optimizer.update(params, optimizer.init(params), params)
+    np.testing.assert_allclose(updates["heads"]["kernel"], -0.5, rtol=1e-4)
+    np.testing.assert_allclose(updates["trunk"]["kernel"], -0.01, rtol=1e-4)
+    with pytest.raises(UserError, match="trunk_learning_rate must be a number above"):
+        OptimizerConfig(0.5, trunk_learning_rate=0.0)

@@ -20,8 +20,10 @@ from bpd_jax.models.refiners import (
     recurrent_start,
     recurrent_step,
 )
-from bpd_jax.training import refiners
+from bpd_jax.training import refiner_sources
+from bpd_jax.training.refiner_loss import freeze_rows
 from bpd_jax.training.refiner_settings import RefinerSettings
+from bpd_jax.training.refiner_sources import held_out_rows
 from bpd_jax.training.refiners import evaluate, table, train_refiner
 
 VOCAB = 280
@@ -96,7 +98,7 @@ def walk(config, refiner, model, params, hidden, tokens, plain):
             lm, variables = BlockwiseLM(model), {"params": params}
             embedded = lm.apply(variables, path, method="embed")
             states = hydra_states(config, refiner, hidden, embedded, level)
-            logits = lm.apply(variables, states, method="softmax_logits")
+            logits = lm.apply(variables, states, level, method="draft_logits")
             yield np.asarray(logits)[0, 0]
 
 
@@ -108,7 +110,8 @@ def test_held_out_sums_equal_a_walk_with_the_functions_of_decoding(
     config = settings.config_for(model)
     refiner = random_refiner(config)
     rows = open_rows(data / "validation")
-    found = evaluate(config, refiner, model, params, rows, batch_size=2, limit=3)
+    batches = held_out_rows(rows, 2, 3)
+    found = evaluate(config, refiner, model, params, batches, freeze_rows)
 
     picked = [0, 3, 6]  # Three of ten rows, spread evenly.
     batch = make_batch(rows.tokens[picked], rows.segment_ids[picked])
@@ -175,9 +178,8 @@ def test_training_lowers_the_loss_and_leaves_the_model_alone(
         loaded.params,
         model,
         params,
-        open_rows(data / "validation"),
-        batch_size=8,
-        limit=1000,
+        held_out_rows(open_rows(data / "validation"), 8, 1000),
+        freeze_rows,
     )
     jax.tree.map(np.testing.assert_allclose, again, report.held_out)
 
@@ -201,7 +203,7 @@ def test_an_interrupt_leaves_nothing(model, params, data, tmp_path, monkeypatch)
     def interrupt(self):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(refiners.RowIterator, "__next__", interrupt)
+    monkeypatch.setattr(refiner_sources.RowIterator, "__next__", interrupt)
     with pytest.raises(KeyboardInterrupt):
         train_refiner(settings, model, params, data, tmp_path / "refiner")
     assert list(tmp_path.iterdir()) == []

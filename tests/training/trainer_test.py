@@ -93,6 +93,24 @@ def test_a_run_folder_is_whole(finished, train_config):
     assert training[0]["learning_rate"] == pytest.approx(5e-3)
 
 
+def test_a_run_starts_from_a_trunk_and_moves_it_at_its_own_rate(
+    train_config, params, tmp_path
+):
+    before = jax.tree.map(np.array, params["trunk"])
+    optimizer = dataclasses.replace(train_config.optimizer, trunk_learning_rate=1e-5)
+    config = dataclasses.replace(train_config, optimizer=optimizer)
+    train(config, tmp_path, trunk=params["trunk"])
+    after = parameters(tmp_path)
+    moved = jax.tree.map(
+        lambda x, y: float(np.abs(x - y).max()), before, after["trunk"]
+    )
+    # Adam's steps are at most about the rate; there are six.
+    assert 1e-6 < max(jax.tree.leaves(moved)) < 1e-4
+    assert float(np.abs(after["heads"]["kernel_out"]).max()) > 1e-3
+    # The trunk that was given is still the caller's.
+    jax.tree.map(np.testing.assert_array_equal, params["trunk"], before)
+
+
 def test_a_killed_run_ends_as_one_never_killed(
     finished, train_config, tmp_path, monkeypatch
 ):

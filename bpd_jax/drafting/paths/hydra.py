@@ -67,9 +67,9 @@ class HydraPaths:
     def candidates(self, arrays: Params, state: HydraState, level: int) -> Candidates:
         """The best tokens, with their log-probabilities."""
         states = hydra_states(self.config, arrays, state.hidden, state.embedded, level)
-        logits = state.model.softmax_logits(states)
-        tokens, log_probs, _ = top_candidates(logits, self.width)
-        return Candidates(tokens, log_probs)
+        logits = state.model.draft_logits(states, level)
+        places, log_probs, _ = top_candidates(logits, self.width)
+        return Candidates(state.model.draft_tokens(places), log_probs)
 
     def extend(
         self, arrays: Params, state: HydraState, level: int, extension: Extension

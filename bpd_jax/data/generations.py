@@ -1,0 +1,200 @@
+"""Texts that a model wrote itself, on disk: what block heads are trained on.
+
+A folder holds `distill.json`, which describes them, and shards `shard-00000.npz`, ….
+Every shard has `tokens` `[N]` int32, all its texts joined; `offsets` `[R+1]` int64,
+where text r is `tokens[offsets[r]:offsets[r+1]]`; and `prompt_lengths` `[R]` int32: the
+first tokens of each text that are its prompt, and not the model's. Needs only numpy.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bpd_jax import files
+from bpd_jax.errors import UserError
+
+FORMAT = 1
+HEADER = "distill.json"
+_REMEDY = "generate it again with python -m bpd_jax.distill"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Generations:
+    """All texts of a folder.
+
+    Attributes:
+      folder: where they lie.
+      tokens: `[N]` int32, all texts joined.
+      offsets: `[R+1]` int64: text r is `tokens[offsets[r]:offsets[r+1]]`.
+      prompt_lengths: `[R]` int32.
+      base: fingerprint of the model that wrote them (`models.heads_files`).
+      vocab_size: V of that model.
+      facts: how they came about: what JSON can hold.
+    """
+
+    folder: pathlib.Path
+    tokens: np.ndarray
+    offsets: np.ndarray
+    prompt_lengths: np.ndarray
+    base: str
+    vocab_size: int
+    facts: dict[str, Any]
+
+    def __len__(self) -> int:
+        return len(self.prompt_lengths)
+
+    def __getitem__(self, row: int) -> np.ndarray:
+        """Tokens of one text, prompt included."""
+        return self.tokens[self.offsets[row] : self.offsets[row + 1]]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """`[R]` int64: tokens of every text, prompt included."""
+        return np.diff(self.offsets)
+
+
+def write_header(
+    folder: str | os.PathLike[str],
+    *,
+    base: str,
+    vocab_size: int,
+    facts: Mapping[str, Any],
+) -> None:
+    """Writes `distill.json`; see `Generations` for the arguments."""
+    about = {
+        "format": FORMAT,
+        "base": base,
+        "vocab_size": vocab_size,
+        "facts": dict(facts),
+    }
+    with files.replacing_file(pathlib.Path(folder) / HEADER) as path:
+        path.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+
+
+def write_shard(
+    folder: str | os.PathLike[str],
+    index: int,
+    texts: Sequence[np.ndarray],
+    prompt_lengths: Sequence[int],
+) -> pathlib.Path:
+    """Writes texts as shard `index`, whole or not at all.
+
+    Args:
+      folder: of the generations; it is made if need be.
+      index: number of the shard, from 0; an older one of that number is replaced.
+      texts: tokens of each text, its prompt first.
+      prompt_lengths: tokens of each prompt.
+
+    Returns:
+      The path of the shard.
+    """
+    lengths = [len(text) for text in texts]
+    assert len(prompt_lengths) == len(texts)
+    assert all(0 <= p <= n for p, n in zip(prompt_lengths, lengths, strict=True))
+    joined = np.concatenate(texts) if lengths else np.zeros(0)
+    path = pathlib.Path(folder) / f"shard-{index:05d}.npz"
+    with files.replacing_file(path) as temporary, temporary.open("wb") as stream:
+        np.savez(
+            stream,
+            tokens=joined.astype(np.int32),
+            offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+            prompt_lengths=np.asarray(prompt_lengths, np.int32),
+        )
+    return path
+
+
+def shard_paths(folder: str | os.PathLike[str]) -> list[pathlib.Path]:
+    """The shards there are, in their order."""
+    return sorted(pathlib.Path(folder).glob("shard-[0-9][0-9][0-9][0-9][0-9].npz"))
+
+
+def open_generations(folder: str | os.PathLike[str]) -> Generations:
+    """Reads all texts of a folder: four bytes a token.
+
+    Raises:
+      UserError: the folder is missing, empty or damaged.
+    """
+    folder = pathlib.Path(folder)
+    about = read_header(folder)
+    paths = shard_paths(folder)
+    if not paths:
+        raise UserError(f"{folder} holds no texts (shard-00000.npz, …): {_REMEDY}.")
+    tokens, lengths, prompts = [], [np.zeros(1, np.int64)], []
+    for path in paths:
+        shard = _read_shard(path, about["vocab_size"])
+        tokens.append(shard["tokens"])
+        lengths.append(np.diff(shard["offsets"]))
+        prompts.append(shard["prompt_lengths"])
+    return Generations(
+        folder=folder,
+        tokens=np.concatenate(tokens),
+        offsets=np.cumsum(np.concatenate(lengths)),
+        prompt_lengths=np.concatenate(prompts),
+        base=about["base"],
+        vocab_size=about["vocab_size"],
+        facts=about["facts"],
+    )
+
+
+def read_header(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """The fields of `distill.json`: format, base, vocab_size, facts.
+
+    Raises:
+      UserError: it is missing or damaged.
+    """
+    path = pathlib.Path(folder) / HEADER
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(
+            f"{folder} holds no generated texts: {path} is missing; {_REMEDY}."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path} ({error}): {_REMEDY}.") from error
+    if not isinstance(about, dict) or about.get("format") != FORMAT:
+        raise UserError(f"{path} is not of format {FORMAT}: {_REMEDY}.")
+    kinds = {"base": str, "vocab_size": int, "facts": dict}
+    for name, kind in kinds.items():
+        if not isinstance(about.get(name), kind):
+            raise UserError(f"{path} lacks {name}: {_REMEDY}.")
+    return about
+
+
+def _read_shard(path: pathlib.Path, vocab_size: int) -> dict[str, np.ndarray]:
+    try:
+        # Reading a whole member of the archive compares its checksum.
+        with np.load(path, allow_pickle=False) as archive:
+            names = ("tokens", "offsets", "prompt_lengths")
+            shard = {name: archive[name] for name in names}
+    except (
+        OSError,
+        ValueError,
+        EOFError,
+        KeyError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
+        raise UserError(f"cannot read {path} ({error}): {_REMEDY}.") from error
+    tokens, offsets, prompts = shard.values()
+    lengths = np.diff(offsets)
+    fits = (
+        len(offsets) == len(prompts) + 1
+        and offsets[0] == 0
+        and offsets[-1] == len(tokens)
+        and (lengths >= prompts).all()
+        and (prompts >= 0).all()
+    )
+    if not fits:
+        raise UserError(f"{path}: its texts do not fit their offsets: {_REMEDY}.")
+    if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocab_size:
+        raise UserError(
+            f"{path} has a token outside the {vocab_size} of its vocabulary: {_REMEDY}."
+        )
+    return shard

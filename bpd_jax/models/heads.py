@@ -1,0 +1,201 @@
+"""The layers of the block heads, and what else heads 2 … L have of their own.
+
+Parameters, under `params["heads"]`, by name:
+
+- of the layers, stacked over the heads that have them: `kernel_in`, `bias_in`,
+  `kernel_out`, `bias_out` of feed-forward heads, `kernel` and `bias` of medusa ones;
+- `softmax`: with a draft vocabulary its rows `[V', D]` of the model's own softmax,
+  gathered once and not trained; with `own_softmax` a trained matrix for each of heads
+  2 … L, `[L-1, V', D]`;
+- `vocabulary`: `[V']` int32, the ids of the draft vocabulary's tokens; not trained.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
+from bpd_jax.models.partitioning import BLOCK_HEAD, EMBED, MLP, VOCAB, unbox
+from bpd_jax.models.transformer import ACTIVATIONS, named_normal, named_zeros
+from bpd_jax.typing import AnyArray, Array, Float, Params
+
+_AXES: dict[str, tuple[str | None, ...]] = {
+    "kernel_in": (BLOCK_HEAD, EMBED, MLP),
+    "bias_in": (BLOCK_HEAD, MLP),
+    "kernel_out": (BLOCK_HEAD, MLP, EMBED),
+    "bias_out": (BLOCK_HEAD, EMBED),
+    "kernel": (BLOCK_HEAD, None, EMBED, MLP),
+    "bias": (BLOCK_HEAD, None, EMBED),
+}
+
+
+def layer_shapes(config: BlockHeadsConfig, d_model: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of the parameters of the layers."""
+    count, layers = config.num_ffns, config.layers
+    if config.kind == "medusa":
+        return {
+            "kernel": (count, layers, d_model, d_model),
+            "bias": (count, layers, d_model),
+        }
+    assert config.hidden is not None
+    return {
+        "kernel_in": (count, d_model, config.hidden),
+        "bias_in": (count, config.hidden),
+        "kernel_out": (count, config.hidden, d_model),
+        "bias_out": (count, d_model),
+    }
+
+
+def head_shapes(
+    config: BlockHeadsConfig, d_model: int, vocab_size: int
+) -> dict[str, tuple[int, ...]]:
+    """Shapes of all parameters under `params["heads"]`."""
+    shapes = layer_shapes(config, d_model)
+    rows = config.draft_vocabulary or vocab_size
+    if config.own_softmax:
+        shapes["softmax"] = (config.num_heads - 1, rows, d_model)
+    elif config.draft_vocabulary is not None:
+        shapes["softmax"] = (rows, d_model)
+    if config.draft_vocabulary is not None:
+        shapes["vocabulary"] = (rows,)
+    return shapes
+
+
+def is_trained(config: BlockHeadsConfig, name: str) -> bool:
+    """Whether a parameter under `params["heads"]` is one to train."""
+    if name == "softmax":
+        return config.own_softmax
+    return name != "vocabulary"
+
+
+class BlockHeads(nn.Module):
+    """The parameters of the heads.
+
+    Attributes:
+      softmax_rows: gives the model's softmax `[V, D]`, that a softmax of the heads'
+        own begins with.
+    """
+
+    config: BlockHeadsConfig
+    d_model: int
+    vocab_size: int
+    dtype: str
+    param_dtype: str
+    softmax_rows: Callable[[], Array]
+
+    def setup(self) -> None:
+        inits: dict[str, Callable[..., Any]] = {
+            "kernel_in": functools.partial(named_normal, stddev=self.d_model**-0.5)
+        }
+        # All else is zero, so that a new head starts as the model's own softmax.
+        self.layers = {
+            name: self.param(
+                name,
+                inits.get(name, named_zeros)(_AXES[name]),
+                shape,
+                self.param_dtype,
+            )
+            for name, shape in layer_shapes(self.config, self.d_model).items()
+        }
+        shapes = head_shapes(self.config, self.d_model, self.vocab_size)
+        if "vocabulary" in shapes:
+            self.vocabulary = self.param("vocabulary", _first, shapes["vocabulary"])
+        if "softmax" in shapes:
+            shape = shapes["softmax"]
+            axes = (BLOCK_HEAD, VOCAB, EMBED)[-len(shape) :]
+            self.softmax = self.param(
+                "softmax", nn.with_logical_partitioning(self._copied, axes), shape
+            )
+
+    def _copied(self, key: Array, shape: tuple[int, ...]) -> Array:
+        del key
+        return jnp.broadcast_to(self.softmax_rows()[: shape[-2]], shape)
+
+    def __call__(self, hidden: Float[Array, "... D"]) -> Float[Array, "... L D"]:
+        """The state of every head, to be fed to its softmax."""
+        apply = functools.partial(apply_head, self.config, dtype=self.dtype)
+        states = jax.vmap(apply, in_axes=(0, None), out_axes=-2)(self.layers, hidden)
+        if self.config.first_has_ffn:
+            return states
+        return jnp.concatenate([hidden[..., None, :], states], axis=-2)
+
+
+def _first(key: Array, shape: tuple[int, ...]) -> Array:
+    """The first tokens: there is nothing yet to choose a draft vocabulary by."""
+    del key
+    return jnp.arange(shape[0], dtype=jnp.int32)
+
+
+def apply_head(
+    config: BlockHeadsConfig,
+    weights: Params,
+    hidden: Float[Array, "... D"],
+    *,
+    dtype: str,
+) -> Float[Array, "... D"]:
+    """One head's layers, with that head's slice of their stacked parameters."""
+    w = {name: value.astype(dtype) for name, value in weights.items()}
+    activation = ACTIVATIONS[config.activation]
+
+    def joined(state: Array, update: Array) -> Array:
+        return state + update if config.residual else update
+
+    if config.kind == "medusa":
+        for kernel, bias in zip(w["kernel"], w["bias"], strict=True):
+            hidden = joined(hidden, activation(hidden @ kernel + bias))
+        return hidden
+    inner = activation(hidden @ w["kernel_in"] + w["bias_in"])
+    return joined(hidden, inner @ w["kernel_out"] + w["bias_out"])
+
+
+def softmax_rows(
+    model: BlockwiseConfig, params: Params, vocabulary: AnyArray | None
+) -> Float[Array, "draft D"]:
+    """The rows of the model's softmax that belong to a draft vocabulary.
+
+    Args:
+      model: sizes.
+      params: of the model.
+      vocabulary: `[V']` token ids; None for all rows.
+    """
+    trunk = params["trunk"]
+    matrix = trunk["embedding" if model.trunk.tied_softmax else "softmax"]
+    return matrix if vocabulary is None else matrix[vocabulary]
+
+
+def init_heads(
+    model: BlockwiseConfig,
+    params: Params,
+    config: BlockHeadsConfig,
+    rng: Array,
+    vocabulary: AnyArray | None = None,
+) -> Params:
+    """New heads, float32, for a model that has been trained without them.
+
+    Args:
+      model: the model; heads that it has do not matter.
+      params: of the model.
+      config: of the heads.
+      rng: a key.
+      vocabulary: `[V']` int32, ids of the draft vocabulary, if the heads have one.
+    """
+    assert (vocabulary is None) == (config.draft_vocabulary is None)
+    trunk = model.trunk
+    rows = softmax_rows(model, params, vocabulary).astype(jnp.float32)
+    module = BlockHeads(
+        config,
+        trunk.d_model,
+        trunk.vocab_size,
+        "float32",
+        "float32",
+        softmax_rows=lambda: rows,
+    )
+    state = jnp.zeros((1, trunk.d_model))
+    heads = unbox(module.init(rng, state)["params"])
+    if vocabulary is not None:
+        heads["vocabulary"] = jnp.asarray(vocabulary, jnp.int32)
+    return heads

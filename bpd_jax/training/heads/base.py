@@ -1,0 +1,101 @@
+"""The frozen model's final hidden states along texts, computed in batches."""
+
+import functools
+from collections.abc import Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+from bpd_jax.errors import UserError
+from bpd_jax.models.attention import causal_mask
+from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.typing import Array, Float, Int, Params
+
+_STEP = 32
+
+
+class Base:
+    """A frozen model that reads texts."""
+
+    def __init__(
+        self, model: BlockwiseConfig, params: Params, batch_tokens: int, dtype: str
+    ) -> None:
+        """Takes the model.
+
+        Args:
+          model: sizes; heads that it has do not matter.
+          params: parameters.
+          batch_tokens: tokens read at once, filling included.
+          dtype: of the states that come back, float16 or bfloat16.
+        """
+        self.d_model = model.trunk.d_model
+        self.max_length = model.trunk.max_length
+        self.dtype = states_dtype(dtype)
+        self._params = {"trunk": params["trunk"]}
+        self._batch_tokens = batch_tokens
+        trunk = BlockwiseConfig(model.trunk)
+        self._run = functools.partial(_run, ModelFunctions(trunk), jnp.dtype(dtype))
+
+    def states(
+        self, texts: Sequence[np.ndarray]
+    ) -> Iterator[tuple[int, Float[np.ndarray, "n D"]]]:
+        """The number of a text in `texts` and its states `[n, D]`, the longest first.
+
+        Raises:
+          UserError: a text is longer than the model reads, or a state too large for
+            the precision.
+        """
+        order = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
+        while order:
+            length = _padded(len(texts[order[0]]))
+            rows = max(1, self._batch_tokens // length)
+            batch, order = order[:rows], order[rows:]
+            tokens = np.zeros((rows, min(length, self.max_length)), np.int32)
+            for row, number in enumerate(batch):
+                text = texts[number]
+                if len(text) > self.max_length:
+                    raise UserError(
+                        f"a text has {len(text)} tokens and the model reads "
+                        f"{self.max_length}: generate shorter texts."
+                    )
+                tokens[row, : len(text)] = text
+            states = np.asarray(self._run(self._params, tokens))
+            for row, number in enumerate(batch):
+                found = states[row, : len(texts[number])]
+                if not np.isfinite(found).all():
+                    raise UserError(
+                        f"the model's states do not fit {self.dtype.name}: set "
+                        "HeadsTrainConfig.states_dtype = 'bfloat16'."
+                    )
+                yield number, found
+
+
+def states_dtype(name: str) -> np.dtype:
+    """The numpy type of kept states."""
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+
+
+def _padded(length: int) -> int:
+    """The next of 32, 64, 96, 128, 160, 192, 224, 256, 288, …, 512, 576, ….
+
+    An octave has at most eight lengths, so few shapes are compiled.
+    """
+    step = max(_STEP, 1 << max(0, (length - 1).bit_length() - 4))
+    return -(-length // step) * step
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _run(
+    functions: ModelFunctions,
+    dtype: jnp.dtype,
+    params: Params,
+    tokens: Int[Array, "B T"],
+) -> Float[Array, "B T D"]:
+    """States in the precision that they are kept in."""
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    # Nothing sees what a shorter text is filled up with: it comes after it.
+    mask = causal_mask(jnp.ones_like(tokens))
+    return functions.forward(params, tokens, positions, mask)[0].astype(dtype)

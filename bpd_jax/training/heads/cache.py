@@ -1,0 +1,254 @@
+"""The frozen model's states on disk: computed once, used by every training of heads.
+
+A folder holds `states.json`, which says whose states they are, shards of states that
+are mapped into memory, and, once they are complete, the texts in `texts.npz`. A shard
+belongs to some texts and is named by their hash: a run that was killed goes on with the
+first one that is missing, and texts that were added later cost only their own states.
+"""
+
+import hashlib
+import json
+import os
+import pathlib
+import re
+import shutil
+from collections.abc import Sequence
+
+import numpy as np
+
+from bpd_jax import files, progress
+from bpd_jax.data.generations import Generations
+from bpd_jax.errors import UserError
+from bpd_jax.training.heads.base import Base, states_dtype
+from bpd_jax.training.heads.positions import (
+    Positions,
+    position_counts,
+    positions_of,
+)
+
+FORMAT = 1
+HEADER, TEXTS = "states.json", "texts.npz"
+
+# Bytes of a shard, and so what making one keeps in memory.
+_SHARD_BYTES = 2**26
+
+
+class States:
+    """The states of all positions, read from disk as they are needed."""
+
+    def __init__(self, positions: Positions, shards: Sequence[np.ndarray]) -> None:
+        """Takes the positions and their states, in the same order."""
+        self.positions = positions
+        self._shards = shards
+        self._bounds = np.cumsum([0, *map(len, shards)])
+        assert self._bounds[-1] == len(positions)
+
+    def read(self, indices: np.ndarray) -> np.ndarray:
+        """States `[n, D]` of some positions."""
+        found = np.empty(
+            (len(indices), self._shards[0].shape[1]), self._shards[0].dtype
+        )
+        where = np.searchsorted(self._bounds, indices, side="right") - 1
+        for number in np.unique(where):
+            here = where == number
+            places = indices[here] - self._bounds[number]
+            # In ascending order neighbours on disk are read together.
+            order = np.argsort(places)
+            found[np.flatnonzero(here)[order]] = self._shards[number][places[order]]
+        return found
+
+
+def cache_bytes(positions: int, d_model: int) -> int:
+    """Bytes that states take, on disk or in a ring: two for each number."""
+    return 2 * positions * d_model
+
+
+def cached_states(
+    folder: str | os.PathLike[str],
+    texts: Generations,
+    base: Base,
+    fingerprint: str,
+    *,
+    include_prompts: bool,
+) -> States:
+    """Opens the states of some texts, after computing those that are missing.
+
+    Args:
+      folder: of the cache; it is made if need be.
+      texts: generated texts.
+      base: the model.
+      fingerprint: of the model.
+      include_prompts: whether positions in prompts count as well.
+
+    Raises:
+      UserError: the folder holds states of another model, or the disk lacks room.
+    """
+    folder = pathlib.Path(folder)
+    header = {
+        "format": FORMAT,
+        "base": fingerprint,
+        "d_model": base.d_model,
+        "dtype": base.dtype.name,
+        "include_prompts": include_prompts,
+    }
+    _check_header(folder, header)
+    counts = position_counts(texts.lengths, texts.prompt_lengths, include_prompts)
+    width = base.d_model
+    shards = [
+        (rows, folder / f"states-{number:05d}-{_hash(texts, rows)}.npy")
+        for number, rows in enumerate(_shard_rows(counts, width))
+    ]
+    sizes = [int(counts[rows.start : rows.stop].sum()) for rows, _ in shards]
+    missing = [
+        (rows, path, size)
+        for (rows, path), size in zip(shards, sizes, strict=True)
+        if not _is_whole(path, (size, width))
+    ]
+    _check_room(folder, cache_bytes(sum(size for *_, size in missing), width))
+    if missing:
+        done = sum(sizes) - sum(size for *_, size in missing)
+        with progress.bar(
+            label="base states",
+            total=sum(sizes),
+            initial=done,
+            unit="position",
+            unit_scale=True,
+        ) as bar:
+            for rows, path, _ in missing:
+                states = _read(base, texts, rows, counts, bar)
+                with files.replacing_file(folder / HEADER) as temporary:
+                    text = json.dumps(header, indent=2) + "\n"
+                    temporary.write_text(text, encoding="utf-8")
+                _save(path, states)
+    names = {path.name for _, path in shards}
+    for path in folder.glob("states-*.npy"):
+        if _OURS.fullmatch(path.name) and path.name not in names:
+            path.unlink()
+    with files.replacing_file(folder / TEXTS) as path, path.open("wb") as stream:
+        np.savez(
+            stream,
+            tokens=texts.tokens,
+            offsets=texts.offsets,
+            prompt_lengths=texts.prompt_lengths,
+        )
+    arrays = [_mapped(path, base.dtype) for _, path in shards]
+    return States(positions_of(texts, include_prompts), arrays)
+
+
+_OURS = re.compile(r"states-\d{5}-[0-9a-f]{12}\.npy")
+
+
+def _check_header(folder: pathlib.Path, mine: dict[str, object]) -> None:
+    path = folder / HEADER
+    try:
+        theirs = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path} ({error}): remove {folder}.") from error
+    for name, value in mine.items():
+        found = theirs.get(name) if isinstance(theirs, dict) else None
+        if found != value:
+            raise UserError(
+                f"{folder} holds states of {name} {found!r}, and this training needs "
+                f"{value!r}: choose another folder, or remove this one."
+            )
+
+
+def _shard_rows(counts: np.ndarray, width: int) -> list[range]:
+    """Texts of each shard; they depend on the texts before, not on those after."""
+    limit = max(1, _SHARD_BYTES // (2 * width))
+    found, first, size = [], 0, 0
+    for row, count in enumerate(counts.tolist()):
+        size += count
+        if size >= limit:
+            found.append(range(first, row + 1))
+            first, size = row + 1, 0
+    if size:
+        found.append(range(first, len(counts)))
+    return found
+
+
+def _hash(texts: Generations, rows: range) -> str:
+    tokens = texts.tokens[texts.offsets[rows.start] : texts.offsets[rows.stop]]
+    digest = hashlib.sha256(np.ascontiguousarray(tokens, np.int32).tobytes())
+    digest.update(texts.lengths[rows.start : rows.stop].astype(np.int64).tobytes())
+    prompts = texts.prompt_lengths[rows.start : rows.stop]
+    digest.update(prompts.astype(np.int64).tobytes())
+    return digest.hexdigest()[:12]
+
+
+def _is_whole(path: pathlib.Path, shape: tuple[int, int]) -> bool:
+    try:
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return False
+    return found.shape == shape and found.dtype == np.uint16
+
+
+def _mapped(path: pathlib.Path, dtype: np.dtype) -> np.ndarray:
+    # numpy's files know no bfloat16: both types are stored as their bits.
+    return np.load(path, mmap_mode="r", allow_pickle=False).view(dtype)
+
+
+def _check_room(folder: pathlib.Path, needed: int) -> None:
+    nearest = next(
+        p for p in (folder.absolute(), *folder.absolute().parents) if p.exists()
+    )
+    free = shutil.disk_usage(nearest).free
+    if needed > free:
+        raise UserError(
+            f"the states take {needed / 1e9:.2f} GB and {nearest} has only "
+            f"{free / 1e9:.2f} GB free: make room, choose another folder with "
+            "HeadsTrainConfig.states, or set HeadsTrainConfig.mode = 'ring'."
+        )
+
+
+def _read(
+    base: Base, texts: Generations, rows: range, counts: np.ndarray, bar: progress.tqdm
+) -> np.ndarray:
+    """The states of all positions of some texts."""
+    starts = np.concatenate([[0], np.cumsum(counts[rows.start : rows.stop])])
+    states = np.empty((starts[-1], base.d_model), base.dtype)
+    for number, found in base.states([texts[row] for row in rows]):
+        first, last = starts[number], starts[number + 1]
+        # The state of the last token has nothing to guess.
+        states[first:last] = found[len(found) - 1 - (last - first) : -1]
+        bar.update(last - first)
+    return states
+
+
+def _save(path: pathlib.Path, states: np.ndarray) -> None:
+    with files.replacing_file(path) as temporary, temporary.open("wb") as stream:
+        np.save(stream, states.view(np.uint16))
+
+
+def open_states(folder: str | os.PathLike[str], fingerprint: str) -> States:
+    """Opens a complete cache without the texts that it was made from.
+
+    Raises:
+      UserError: it is missing, incomplete, or of another model than `fingerprint`.
+    """
+    folder = pathlib.Path(folder)
+    _check_header(folder, {"format": FORMAT, "base": fingerprint})
+    try:
+        header = json.loads((folder / HEADER).read_text(encoding="utf-8"))
+        with np.load(folder / TEXTS, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(
+            f"{folder} holds no complete states ({error}): train heads with "
+            "HeadsTrainConfig.mode = 'cache' first."
+        ) from error
+    texts = Generations(folder, **arrays, base=fingerprint, vocab_size=0, facts={})
+    positions = positions_of(texts, header["include_prompts"])
+    counts = np.diff(positions.starts)
+    dtype, width = states_dtype(header["dtype"]), header["d_model"]
+    shards = []
+    for number, rows in enumerate(_shard_rows(counts, width)):
+        path = folder / f"states-{number:05d}-{_hash(texts, rows)}.npy"
+        size = int(counts[rows.start : rows.stop].sum())
+        if not _is_whole(path, (size, width)):
+            raise UserError(f"{path} is missing or damaged: train the heads again.")
+        shards.append(_mapped(path, dtype))
+    return States(positions, shards)

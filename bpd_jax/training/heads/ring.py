@@ -1,0 +1,85 @@
+"""The frozen model's states in memory: the newest ones, while texts are read along.
+
+For texts whose states would not fit on a disk. The memory is that of `capacity` states
+and their numbers, D × 2 + 8 bytes each, and never more.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from bpd_jax.data.generations import Generations
+from bpd_jax.training.heads.base import Base
+from bpd_jax.training.heads.positions import Positions
+
+
+class Ring:
+    """States of the positions that were read last."""
+
+    def __init__(
+        self,
+        texts: Generations,
+        positions: Positions,
+        rows: np.ndarray,
+        base: Base,
+        *,
+        capacity: int,
+        group: int,
+        seed: int,
+    ) -> None:
+        """Reads texts until the ring is full.
+
+        Args:
+          texts: generated texts.
+          positions: of all of them.
+          rows: the texts to read, round and round, in another order every time.
+          base: the model.
+          capacity: states to keep; no more than there are positions in `rows`.
+          group: texts that are read at a time.
+          seed: of the orders and draws.
+        """
+        counts = np.diff(positions.starts)
+        capacity = min(capacity, int(counts[rows].sum()))
+        self._texts, self._positions, self._base = texts, positions, base
+        self._counts, self._group = counts, group
+        self._rng = np.random.default_rng((seed, 3))
+        self._rows = self._endless(rows)
+        self._states = np.empty((capacity, base.d_model), base.dtype)
+        self._indices = np.empty(capacity, np.int64)
+        self._next = 0
+        self.added = 0
+        self.add(capacity)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the states and their numbers."""
+        return self._states.nbytes + self._indices.nbytes
+
+    def add(self, count: int) -> None:
+        """Reads texts until `count` new states, or a few more, replace the oldest."""
+        goal = self.added + count
+        while self.added < goal:
+            rows = [next(self._rows) for _ in range(self._group)]
+            for number, states in self._base.states([self._texts[row] for row in rows]):
+                row = rows[number]
+                kept = states[len(states) - 1 - self._counts[row] : -1]
+                self._put(self._positions.starts[row], kept)
+
+    def draw(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers `[n]` and states `[n, D]` of random positions in the ring."""
+        picked = self._rng.integers(0, len(self._indices), count)
+        return self._indices[picked], self._states[picked]
+
+    def _put(self, first: int, states: np.ndarray) -> None:
+        self.added += len(states)
+        # Of a text longer than the ring only the end stays.
+        first += max(0, len(states) - len(self._indices))
+        states = states[-len(self._indices) :]
+        places = (self._next + np.arange(len(states))) % len(self._indices)
+        self._states[places] = states
+        self._indices[places] = first + np.arange(len(states))
+        self._next = (self._next + len(states)) % len(self._indices)
+
+    def _endless(self, rows: np.ndarray) -> Iterator[int]:
+        while True:
+            yield from self._rng.permutation(rows).tolist()

@@ -1,0 +1,160 @@
+"""What training block heads on a frozen model is, as one frozen dataclass."""
+
+import dataclasses
+
+from bpd_jax.errors import UserError
+from bpd_jax.models.config import BlockHeadsConfig
+from bpd_jax.models.heads_files import DTYPES
+from bpd_jax.training.config import OptimizerConfig
+
+MODES = ("cache", "ring")
+STATES_DTYPES = ("float16", "bfloat16")
+PRODUCTS = ("float32", "bfloat16")
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadsTrainConfig:
+    """Everything that decides the heads that a run ends with, and its pace.
+
+    Attributes:
+      model: name or folder of the pretrained model, which stays as it is.
+      data: folder of texts that it wrote itself; see `data.generations`.
+      heads: L heads, of which 2 … L are trained. A draft vocabulary holds the tokens
+        that the model wrote most often.
+      optimizer: of the heads.
+      batch_size: positions of a step.
+      epochs: passes over all positions, if `steps` is None.
+      steps: of the whole run.
+      head_weights: λ of heads 2 … L in the loss; None for 1 each.
+      mode: `cache`: the model's states of all positions are computed first and kept on
+        disk; `ring`: they are computed along the way, and only the latest are kept,
+        in memory.
+      states: folder of the cache; None for `states` in the run's folder.
+      states_dtype: float16 or bfloat16, in which states are kept.
+      ring_positions: how many states a ring holds.
+      ring_uses: how often a state of a ring is drawn on average.
+      include_prompts: whether positions and targets of the prompts count too.
+      products: float32, or bfloat16 with sums in float32, which is faster: how matrices
+        are multiplied.
+      forward_tokens: tokens that the model reads at once to compute states.
+      held_out: share of the texts that accuracies are measured on.
+      held_out_positions: positions of those, at most.
+      log_every: steps between two rows of metrics, which average over them.
+      evaluate_every: steps between two measurements on held-out texts.
+      checkpoint_every: steps between two checkpoints, which a killed run goes on from.
+      heads_dtype: float32, bfloat16 or int8, in which the heads are stored.
+      seed: of the parameters, the order of positions and the choice of held-out texts.
+    """
+
+    model: str
+    data: str
+    heads: BlockHeadsConfig
+    optimizer: OptimizerConfig
+    batch_size: int = 2048
+    epochs: float = 4.0
+    steps: int | None = None
+    head_weights: tuple[float, ...] | None = None
+    mode: str = "cache"
+    states: str | None = None
+    states_dtype: str = "float16"
+    ring_positions: int = 262_144
+    ring_uses: float = 4.0
+    include_prompts: bool = False
+    products: str = "float32"
+    forward_tokens: int = 4096
+    held_out: float = 0.02
+    held_out_positions: int = 16_384
+    log_every: int = 20
+    evaluate_every: int = 200
+    checkpoint_every: int = 200
+    heads_dtype: str = "bfloat16"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, kind in {
+            "heads": BlockHeadsConfig,
+            "optimizer": OptimizerConfig,
+        }.items():
+            if not isinstance(getattr(self, name), kind):
+                raise UserError(
+                    f"HeadsTrainConfig.{name} must be @{kind.__name__}(), not "
+                    f"{getattr(self, name)!r}."
+                )
+        for name in (
+            "batch_size",
+            "ring_positions",
+            "forward_tokens",
+            "held_out_positions",
+            "log_every",
+            "evaluate_every",
+            "checkpoint_every",
+        ):
+            _check_count(name, getattr(self, name))
+        if self.steps is not None:
+            _check_count("steps", self.steps)
+        for name in ("epochs", "ring_uses"):
+            if not getattr(self, name) > 0:
+                raise UserError(f"HeadsTrainConfig.{name} must be above 0.")
+        if not 0 < self.held_out < 1:
+            raise UserError(
+                f"HeadsTrainConfig.held_out = {self.held_out} must be a share of the "
+                "texts, between 0 and 1."
+            )
+        if not isinstance(self.seed, int) or self.seed < 0:
+            raise UserError(
+                "HeadsTrainConfig.seed must be 0 or a positive integer, not "
+                f"{self.seed!r}."
+            )
+        for name, choices in {
+            "mode": MODES,
+            "states_dtype": STATES_DTYPES,
+            "products": PRODUCTS,
+            "heads_dtype": DTYPES,
+        }.items():
+            if getattr(self, name) not in choices:
+                raise UserError(
+                    f"HeadsTrainConfig.{name} must be one of {', '.join(choices)}, not "
+                    f"{getattr(self, name)!r}."
+                )
+        if self.heads.num_heads < 2:
+            raise UserError(
+                "BlockHeadsConfig.num_heads = 1 leaves no head to train: head 1 is the "
+                "model itself; give 2 or more."
+            )
+        if self.heads.first_has_ffn:
+            raise UserError(
+                "BlockHeadsConfig.first_has_ffn would change what the frozen model "
+                "says: leave it out."
+            )
+        if self.head_weights is not None:
+            object.__setattr__(self, "head_weights", tuple(self.head_weights))
+            if len(self.lambdas) != self.levels or min(self.lambdas) < 0:
+                raise UserError(
+                    f"HeadsTrainConfig.head_weights = {self.head_weights} must hold "
+                    f"{self.levels} numbers, one per trained head, none negative."
+                )
+
+    @property
+    def levels(self) -> int:
+        """Number of trained heads, L - 1."""
+        return self.heads.num_heads - 1
+
+    @property
+    def lambdas(self) -> tuple[float, ...]:
+        """λ of heads 2 … L."""
+        if self.head_weights is None:
+            return (1.0,) * self.levels
+        return self.head_weights
+
+    def steps_for(self, positions: int) -> int:
+        """Steps of the whole run, given the number of positions of one pass."""
+        if self.steps is not None:
+            return self.steps
+        return max(1, round(self.epochs * positions / self.batch_size))
+
+
+def _check_count(name: str, value: object) -> None:
+    if not isinstance(value, int) or value < 1:
+        raise UserError(
+            f"HeadsTrainConfig.{name} must be a positive integer, not {value!r}."
+        )

@@ -1,0 +1,123 @@
+"""What a refiner is trained on: packed rows, or a frozen model's cached states.
+
+Rows are those of a run that trained a model; the model reads them along the way. States
+are left by a training of heads (`training.heads.cache`): the model has read its own
+texts already, which is most of the work.
+"""
+
+import os
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bpd_jax.data.rows import Batch, PackedRows, RowIterator, open_rows
+from bpd_jax.errors import UserError
+from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.heads_files import fingerprint
+from bpd_jax.training.heads.batches import cached_batches, measured_batches
+from bpd_jax.training.heads.cache import HEADER as STATES_HEADER
+from bpd_jax.training.heads.cache import open_states
+from bpd_jax.training.heads.positions import split_texts
+from bpd_jax.training.heads.settings import HeadsTrainConfig
+from bpd_jax.training.refiner_loss import Frozen, freeze_rows, freeze_states
+from bpd_jax.training.refiner_settings import RefinerSettings
+from bpd_jax.typing import Params
+
+ROWS, POSITIONS = 16, 2048
+
+
+class Source(NamedTuple):
+    """Batches, and how the frozen model sees one.
+
+    Attributes:
+      train: endless batches.
+      held_out: batches to measure on, all of one size.
+      freeze: `(model, base, batch, own) → Frozen`; see `freeze_rows`.
+    """
+
+    train: Iterator[Any]
+    held_out: Sequence[Any]
+    freeze: Callable[..., Frozen]
+
+
+def open_source(
+    data: str | os.PathLike[str],
+    settings: RefinerSettings,
+    model: BlockwiseConfig,
+    base: Params,
+) -> Source:
+    """Opens a folder of packed rows or of cached states.
+
+    Raises:
+      UserError: it is neither, or does not fit the model.
+    """
+    folder = pathlib.Path(data)
+    if (folder / STATES_HEADER).exists():
+        return _states(folder, settings, model, base)
+    train, validation = (
+        _open_rows(folder / split, model) for split in ("train", "validation")
+    )
+    size = settings.batch_size or ROWS
+    return Source(
+        RowIterator(train, size, settings.seed),
+        held_out_rows(validation, size, settings.heldout_rows),
+        freeze_rows,
+    )
+
+
+def held_out_rows(rows: PackedRows, size: int, limit: int) -> list[Batch]:
+    """Batches of at most `limit` rows, spread evenly over all; filled with padding."""
+    count = min(limit, len(rows))
+    picked = np.arange(count) * len(rows) // count
+    batches = []
+    for first in range(0, count, size):
+        batch = rows.batch(picked[first : first + size])
+        missing = size - len(batch.tokens)
+        batches.append(Batch(*(np.pad(x, ((0, missing), (0, 0))) for x in batch)))
+    return batches
+
+
+def _states(
+    folder: pathlib.Path,
+    settings: RefinerSettings,
+    model: BlockwiseConfig,
+    base: Params,
+) -> Source:
+    states = open_states(folder, fingerprint(model, base))
+    # As heads are trained by default: with the same seed, the same texts are held out.
+    train, measured = split_texts(
+        states.positions,
+        HeadsTrainConfig.held_out,
+        HeadsTrainConfig.held_out_positions,
+        settings.seed,
+    )
+    if not len(train) or not len(measured):
+        raise UserError(f"{folder} has too few texts to train on and to measure on.")
+    size, block = settings.batch_size or POSITIONS, model.block_size
+    held_out = measured_batches(
+        states.positions, measured, states.read(measured), size, block
+    )
+    return Source(
+        cached_batches(states, train, size, block, settings.seed),
+        held_out,
+        freeze_states,
+    )
+
+
+def _open_rows(folder: pathlib.Path, model: BlockwiseConfig) -> PackedRows:
+    rows = open_rows(folder)
+    if not len(rows):
+        raise UserError(f"{folder} holds no rows.")
+    if rows.vocab_size != model.trunk.vocab_size:
+        raise UserError(
+            f"{folder} is of a vocabulary of {rows.vocab_size} tokens and the model of "
+            f"{model.trunk.vocab_size}: give the rows that the model was trained on."
+        )
+    if rows.length > model.trunk.max_length:
+        raise UserError(
+            f"{folder} has rows of {rows.length} tokens but the model holds "
+            f"{model.trunk.max_length}: give shorter rows."
+        )
+    return rows

@@ -1,0 +1,32 @@
+"""Ending a run between two steps, not in the middle of one."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def noted_signals() -> Iterator[list[int]]:
+    """Yields a list that receives the first SIGTERM or SIGINT; a second one acts."""
+    received: list[int] = []
+    # Only the main thread may set handlers.
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    before = {kind: signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGINT)}
+
+    def receive(number: int, _: object) -> None:
+        received.append(number)
+        restore()
+
+    def restore() -> None:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
+
+    for kind in before:
+        signal.signal(kind, receive)
+    try:
+        yield received
+    finally:
+        restore()

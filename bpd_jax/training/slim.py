@@ -1,0 +1,140 @@
+"""A trained model without what only training needs: small enough to hand on.
+
+A slim folder holds `model.json`, `task.json` and `tokenizer.json` as the run folder
+does, `parameters.safetensors`, whose tensors are named by their paths, such as
+`trunk/embedding`, and `slim.json`, which describes them.
+"""
+
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from bpd_jax import files
+from bpd_jax.data import tokenizer
+from bpd_jax.errors import UserError
+from bpd_jax.models.blockwise import parameter_shapes
+from bpd_jax.models.config import BlockwiseConfig, load_config
+from bpd_jax.training import checkpoints, run_folder
+from bpd_jax.typing import Params
+
+FORMAT = 1
+HEADER, TENSORS = "slim.json", "parameters.safetensors"
+DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
+
+_KEPT = (run_folder.MODEL, run_folder.TASK, tokenizer.FILE_NAME)
+_REMEDY = "make it again with python -m bpd_jax.slim"
+
+
+def write_slim(
+    run: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    dtype: str = "bfloat16",
+) -> int:
+    """Writes the newest parameters of a run; the folder appears as a whole.
+
+    Args:
+      run: a run folder.
+      output: folder to write; an older slim one is replaced.
+      dtype: bfloat16 or float32, to store parameters in. When they are loaded they
+        become the model's `param_dtype` again.
+
+    Returns:
+      The size of the parameters in bytes.
+
+    Raises:
+      UserError: the run is missing or damaged, or `output` is something else.
+    """
+    run, output = pathlib.Path(run), pathlib.Path(output)
+    if dtype not in DTYPES:
+        raise UserError(
+            f"parameters are stored in one of {', '.join(DTYPES)}, not in {dtype!r}."
+        )
+    if output.exists() and not (output / HEADER).exists():
+        raise UserError(f"{output} exists and is no slim folder: choose another one.")
+    model = load_config(run / run_folder.MODEL)
+    params = jax.device_get(load_run_parameters(run, model))
+    tensors = {
+        name: value.astype(DTYPES[dtype]) if _is_float(value.dtype) else value
+        for name, value in _by_name(params).items()
+    }
+    with files.replacing_folder(output) as temporary:
+        for name in _KEPT:
+            shutil.copyfile(run / name, temporary / name)
+        path = temporary / TENSORS
+        save_file(tensors, path)
+        about = {"format": FORMAT, "dtype": dtype, "sha256": _digest(path)}
+        text = json.dumps(about, indent=2) + "\n"
+        (temporary / HEADER).write_text(text, encoding="utf-8")
+        size = path.stat().st_size
+    return size
+
+
+def load_run_parameters(
+    folder: str | os.PathLike[str], model: BlockwiseConfig, step: int | None = None
+) -> Params:
+    """Reads the parameters of a run folder, or of a slim one, onto the first device.
+
+    Args:
+      folder: of either kind. One that was slim and is trained anew has checkpoints,
+        which count.
+      model: sizes; see `load_config`.
+      step: which checkpoint; None for the newest.
+
+    Raises:
+      UserError: there are none, or they are damaged or of another model.
+    """
+    folder = pathlib.Path(folder)
+    saved = folder / checkpoints.FOLDER
+    if step is not None or saved.exists() or not (folder / HEADER).exists():
+        return checkpoints.load_parameters(saved, model, step=step)
+    return _load_slim(folder, model)
+
+
+def _load_slim(folder: pathlib.Path, model: BlockwiseConfig) -> Params:
+    path = folder / TENSORS
+    try:
+        about = json.loads((folder / HEADER).read_text(encoding="utf-8"))
+        if about["format"] != FORMAT or about["sha256"] != _digest(path):
+            raise ValueError(f"it is not what {HEADER} describes")
+        stored = load_file(path)
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise UserError(f"cannot read {path} ({error}): {_REMEDY}.") from error
+    wanted = parameter_shapes(model)
+    shapes = {name: leaf.shape for name, leaf in _by_name(wanted).items()}
+    for name in sorted(shapes.keys() | stored.keys()):
+        found = stored[name].shape if name in stored else "missing"
+        if found != shapes.get(name):
+            raise UserError(
+                f"{path} does not fit {folder / run_folder.MODEL}: {name} is {found} "
+                f"and not {shapes.get(name, 'known')}: {_REMEDY}."
+            )
+    return jax.tree_util.tree_map_with_path(
+        lambda place, leaf: jnp.asarray(stored[_name(place)].astype(leaf.dtype)), wanted
+    )
+
+
+def _by_name(tree: Params) -> dict[str, Any]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {_name(place): leaf for place, leaf in leaves}
+
+
+def _name(place: tuple[Any, ...]) -> str:
+    return "/".join(entry.key for entry in place)
+
+
+def _is_float(dtype: np.dtype) -> bool:
+    return jnp.issubdtype(dtype, jnp.floating)
+
+
+def _digest(path: pathlib.Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,53 @@
+import pathlib
+
+import numpy as np
+import pytest
+
+from bpd_jax.data.generations import open_generations, write_header, write_shard
+from bpd_jax.errors import UserError
+
+TEXTS = [np.array([1, 2, 3, 4]), np.array([5, 6]), np.array([7, 3, 3])]
+PROMPTS = [2, 2, 0]
+
+
+def write(folder: pathlib.Path) -> None:
+    write_header(folder, base="abc", vocab_size=9, facts={"end": 1})
+    write_shard(folder, 0, TEXTS[:2], PROMPTS[:2])
+    write_shard(folder, 1, TEXTS[2:], PROMPTS[2:])
+
+
+def test_shards_come_back_as_one(tmp_path):
+    write(tmp_path)
+    found = open_generations(tmp_path)
+    assert len(found) == 3
+    assert [found[row].tolist() for row in range(3)] == [t.tolist() for t in TEXTS]
+    assert found.tokens.dtype == np.int32
+    assert found.prompt_lengths.tolist() == PROMPTS
+    assert found.lengths.tolist() == [4, 2, 3]
+    assert (found.base, found.vocab_size, found.facts) == ("abc", 9, {"end": 1})
+
+
+def test_a_shard_is_replaced_and_an_empty_one_is_no_error(tmp_path):
+    write(tmp_path)
+    write_shard(tmp_path, 0, [], [])
+    assert open_generations(tmp_path).lengths.tolist() == [3]
+
+
+def test_bad_folders_are_told(tmp_path):
+    with pytest.raises(UserError, match=r"distill\.json is missing"):
+        open_generations(tmp_path)
+    write_header(tmp_path, base="abc", vocab_size=9, facts={})
+    with pytest.raises(UserError, match="holds no texts"):
+        open_generations(tmp_path)
+    path = write_shard(tmp_path, 0, [np.array([9])], [0])
+    with pytest.raises(UserError, match="outside the 9"):
+        open_generations(tmp_path)
+    np.savez(path, tokens=[1], offsets=[0, 2], prompt_lengths=[0])
+    with pytest.raises(UserError, match="do not fit"):
+        open_generations(tmp_path)
+    path.write_bytes(b"PK\x03\x04 torn")
+    with pytest.raises(UserError, match="cannot read"):
+        open_generations(tmp_path)
+    (tmp_path / "distill.json").write_text("[]")
+    with pytest.raises(UserError, match="format 1"):
+        open_generations(tmp_path)

@@ -1,0 +1,200 @@
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bpd_jax.errors import UserError
+from bpd_jax.models.blockwise import parameter_shapes
+from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
+from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.heads import init_heads, is_trained
+from bpd_jax.models.heads_files import (
+    attach_heads,
+    fingerprint,
+    load_heads,
+    save_heads,
+)
+
+MODEL = BlockwiseConfig(TransformerConfig(40, 1, 16, 24, 4, max_length=32))
+VOCABULARY = np.arange(3, 33, 3, dtype=np.int32)
+HEADS = {
+    "feed forward": BlockHeadsConfig(3, 8, draft_vocabulary=10),
+    "whole": BlockHeadsConfig(3, 8),
+    "medusa": BlockHeadsConfig(3, kind="medusa", layers=2, own_softmax=True),
+}
+FACTS = {"accuracies": [[0.5, 0.25]], "seed": 3}
+
+
+def draw(shapes, seed):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda leaf: jnp.asarray(rng.normal(0, 0.3, leaf.shape), leaf.dtype), shapes
+    )
+
+
+PARAMS = draw(parameter_shapes(MODEL), 0)
+
+
+def trained(config):
+    ids = VOCABULARY if config.draft_vocabulary else None
+    heads = init_heads(MODEL, PARAMS, config, jax.random.key(0), ids)
+    noise = draw({k: v for k, v in heads.items() if is_trained(config, k)}, 1)
+    return heads | {name: heads[name] + value for name, value in noise.items()}
+
+
+def save(folder, config, heads, **kwargs):
+    about = {"base": fingerprint(MODEL, PARAMS), "base_name": "smol"}
+    sizes = {"d_model": 16, "vocab_size": 40}
+    save_heads(folder, config, heads, **{**about, **sizes, "facts": FACTS, **kwargs})
+
+
+@pytest.mark.parametrize(
+    "dtype, error", [("float32", 0), ("bfloat16", 2**-7), ("int8", 1 / 127)]
+)
+@pytest.mark.parametrize("name", HEADS)
+def test_attached_equals_saved(tmp_path, name, dtype, error):
+    config = HEADS[name]
+    heads = trained(config)
+    save(tmp_path / "heads", config, heads, dtype=dtype)
+    loaded = load_heads(tmp_path / "heads")
+    assert (loaded.config, loaded.facts, loaded.base_name) == (config, FACTS, "smol")
+    model, params = attach_heads(MODEL, PARAMS, loaded)
+    assert model == BlockwiseConfig(MODEL.trunk, config)
+    assert params["trunk"] is PARAMS["trunk"]
+    assert params["heads"].keys() == heads.keys()
+    for key, value in heads.items():
+        found = params["heads"][key]
+        assert found.dtype == value.dtype
+        if not is_trained(config, key):
+            np.testing.assert_array_equal(found, value)
+            continue
+        # Of int8, an error of half a step of 1/127 of the channel's largest value.
+        largest = jnp.abs(value).max() if dtype == "int8" else jnp.abs(value)
+        assert bool((jnp.abs(found - value) <= error * largest / 2 + 1e-7).all()), key
+    hidden = draw(jax.ShapeDtypeStruct((4, 16), jnp.float32), 2)
+    got = ModelFunctions(model).block_candidates(params, hidden, 3, 3)
+    want = ModelFunctions(model).block_candidates(
+        {**PARAMS, "heads": heads}, hidden, 3, 3
+    )
+    np.testing.assert_allclose(got[1], want[1], atol=20 * error + 1e-6)
+
+
+def test_every_output_channel_has_a_scale(tmp_path):
+    config = HEADS["whole"]
+    heads = trained(config)
+    # One channel a thousand times larger than the others.
+    kernel = heads["kernel_in"].at[:, :, 3].multiply(1000)
+    save(tmp_path / "heads", config, {**heads, "kernel_in": kernel}, dtype="int8")
+    found = load_heads(tmp_path / "heads").params["kernel_in"]
+    error = np.abs(found - kernel).max((0, 1))
+    assert error[3] > 0.05
+    assert np.delete(error, 3).max() < 0.01
+
+
+def test_files_hold_nothing_of_the_base(tmp_path):
+    config = HEADS["feed forward"]
+    save(tmp_path / "heads", config, trained(config))
+    assert "softmax" not in load_heads(tmp_path / "heads").params
+    # Two heads of 2 · 16 · 8 + 8 + 16 numbers, 10 ids, and a header.
+    size = (tmp_path / "heads" / "heads.safetensors").stat().st_size
+    assert size < 2 * 2 * 280 + 4 * 10 + 600
+
+
+def test_parameters_are_cast_to_the_base(tmp_path):
+    config = HEADS["feed forward"]
+    save(tmp_path / "heads", config, trained(config))
+    trunk = dataclasses.replace(MODEL.trunk, param_dtype="bfloat16")
+    low = jax.tree.map(lambda x: x.astype(jnp.bfloat16), PARAMS)
+    loaded = load_heads(tmp_path / "heads")
+    _, params = attach_heads(BlockwiseConfig(trunk), low, loaded)
+    kinds = {name: value.dtype.name for name, value in params["heads"].items()}
+    assert kinds.pop("vocabulary") == "int32"
+    assert set(kinds.values()) == {"bfloat16"}
+
+
+def test_fingerprints_tell_models_apart():
+    key = fingerprint(MODEL, PARAMS)
+    assert len(key) == 16
+    assert fingerprint(MODEL, draw(parameter_shapes(MODEL), 7)) != key
+    # Heads and precision do not matter.
+    low = jax.tree.map(lambda x: x.astype(jnp.bfloat16), PARAMS)
+    trunk = dataclasses.replace(MODEL.trunk, dtype="bfloat16", param_dtype="bfloat16")
+    heads = BlockwiseConfig(trunk, HEADS["whole"])
+    assert fingerprint(heads, {**low, "heads": trained(HEADS["whole"])}) == key
+    on_host = jax.tree.map(np.asarray, PARAMS)
+    assert fingerprint(MODEL, on_host) == key
+    # A single changed tensor does, and so does the configuration.
+    trunk = {**PARAMS["trunk"], "embedding": PARAMS["trunk"]["embedding"] + 0.1}
+    assert fingerprint(MODEL, {"trunk": trunk}) != key
+    other = dataclasses.replace(MODEL.trunk, norm_epsilon=1e-6)
+    assert fingerprint(BlockwiseConfig(other), PARAMS) != key
+
+
+def test_heads_of_another_model_are_refused(tmp_path):
+    config = HEADS["feed forward"]
+    save(tmp_path / "heads", config, trained(config))
+    loaded = load_heads(tmp_path / "heads")
+    other = draw(parameter_shapes(MODEL), 7)
+    with pytest.raises(UserError, match=r"trained on smol .*, and big .* is another"):
+        attach_heads(MODEL, other, loaded, name="big")
+    _, params = attach_heads(MODEL, other, loaded, name="big", check=False)
+    np.testing.assert_array_equal(
+        params["heads"]["softmax"], other["trunk"]["embedding"][VOCABULARY]
+    )
+    trunk = dataclasses.replace(MODEL.trunk, vocab_size=41)
+    with pytest.raises(UserError, match="smol, of width 16 and 40 tokens, and big has"):
+        attach_heads(BlockwiseConfig(trunk), PARAMS, loaded, name="big", check=False)
+
+
+def damage(folder, fault):
+    header, tensors = folder / "heads.json", folder / "heads.safetensors"
+    about = json.loads(header.read_text())
+    if fault == "cut":
+        tensors.write_bytes(tensors.read_bytes()[:-20])
+    elif fault == "gone":
+        tensors.unlink()
+    elif fault == "resized":
+        about["config"]["hidden"] = 9
+    elif fault == "format":
+        about["format"] = 2
+    elif fault == "fields":
+        del about["base"]
+    elif fault == "bad config":
+        about["config"]["kind"] = "other"
+    elif fault == "ids":
+        about["vocab_size"] = 20
+    header.write_text(json.dumps(about))
+    if fault == "no json":
+        header.write_text("{")
+
+
+@pytest.mark.parametrize(
+    "fault, message",
+    [
+        ("cut", r"cannot read .*heads\.safetensors"),
+        ("gone", r"cannot read .*heads\.safetensors"),
+        ("resized", r"does not fit heads\.json: bias_in is \(2, 8\) and not \(2, 9\)"),
+        ("format", "not of format 1"),
+        ("fields", "describes no heads"),
+        ("bad config", "describes no heads"),
+        ("ids", "different tokens below 20"),
+        ("no json", r"cannot read .*heads\.json"),
+    ],
+)
+def test_damage_is_told(tmp_path, fault, message):
+    config = HEADS["feed forward"]
+    save(tmp_path / "heads", config, trained(config))
+    damage(tmp_path / "heads", fault)
+    with pytest.raises(UserError, match=message):
+        load_heads(tmp_path / "heads")
+
+
+def test_no_folder_and_no_such_precision_are_told(tmp_path):
+    with pytest.raises(UserError, match="holds no block heads"):
+        load_heads(tmp_path)
+    with pytest.raises(UserError, match="not in 'int4'"):
+        save(tmp_path / "h", HEADS["whole"], trained(HEADS["whole"]), dtype="int4")
+    assert not (tmp_path / "h").exists()

@@ -1,0 +1,181 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bpd_jax.errors import UserError
+from bpd_jax.models.blockwise import count_parameters, parameter_shapes
+from bpd_jax.models.config import (
+    BlockHeadsConfig,
+    BlockwiseConfig,
+    TransformerConfig,
+    load_config,
+    save_config,
+)
+from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.heads import init_heads, is_trained, softmax_rows
+
+TRUNK = TransformerConfig(23, 1, 16, 24, 4, max_length=32)
+VOCABULARY = np.array([1, 4, 5, 9, 12, 20, 22], np.int32)
+HEADS = {
+    "draft vocabulary": BlockHeadsConfig(4, 8, draft_vocabulary=7),
+    "own softmax": BlockHeadsConfig(4, 8, own_softmax=True),
+    "own and draft": BlockHeadsConfig(4, 8, own_softmax=True, draft_vocabulary=7),
+    "medusa": BlockHeadsConfig(4, kind="medusa", layers=2, draft_vocabulary=7),
+}
+
+
+def draw(shapes, seed=0):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda leaf: jnp.asarray(rng.normal(0, 0.3, leaf.shape), leaf.dtype), shapes
+    )
+
+
+@functools.cache
+def model(name, tied=True):
+    """Random parameters with a draft vocabulary of its own."""
+    config = HEADS[name]
+    trunk = TransformerConfig(23, 1, 16, 24, 4, max_length=32, tied_softmax=tied)
+    base = BlockwiseConfig(trunk)
+    params = draw(parameter_shapes(base))
+    ids = VOCABULARY if config.draft_vocabulary else None
+    heads = init_heads(base, params, config, jax.random.key(0), ids)
+    noise = draw({k: v for k, v in heads.items() if is_trained(config, k)}, 1)
+    heads |= {name: heads[name] + value for name, value in noise.items()}
+    return BlockwiseConfig(trunk, config), {**params, "heads": heads}
+
+
+def states():
+    return jnp.asarray(np.random.default_rng(2).normal(0, 1, (5, 16)), jnp.float32)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_draft_vocabulary_is_the_whole_one_restricted(tied):
+    config, params = model("draft vocabulary", tied)
+    whole = BlockwiseConfig(config.trunk, BlockHeadsConfig(4, 8))
+    layers = {
+        name: value
+        for name, value in params["heads"].items()
+        if name not in ("vocabulary", "softmax")
+    }
+    whole_params = {"trunk": params["trunk"], "heads": layers}
+    hidden = states()
+    every = ModelFunctions(whole).head_logits(whole_params, hidden)
+    inside = np.isin(np.arange(23), VOCABULARY)
+    restricted = jnp.where(inside, every[:, 1:], -jnp.inf)
+
+    functions = ModelFunctions(config)
+    found = functions.head_logits(params, hidden)
+    np.testing.assert_allclose(found[:, 0], every[:, 0], atol=1e-5)
+    np.testing.assert_allclose(found[:, 1:], restricted, atol=1e-5)
+
+    tokens, log_probs, entropies = functions.block_candidates(params, hidden, 4, 5)
+    want = jax.nn.log_softmax(restricted)
+    best = np.argsort(-np.asarray(want), axis=-1)[..., :5]
+    np.testing.assert_array_equal(tokens, best)
+    np.testing.assert_allclose(
+        log_probs, np.take_along_axis(np.asarray(want), best, -1), atol=1e-5
+    )
+    chances = np.exp(np.asarray(want))
+    want_entropy = -np.sum(chances * np.where(inside, want, 0), -1)
+    np.testing.assert_allclose(entropies, want_entropy, atol=1e-5)
+    # Head 1, which verifies, knows nothing of it.
+    np.testing.assert_array_equal(
+        functions.next_token_logits(params, hidden),
+        ModelFunctions(whole).next_token_logits(whole_params, hidden),
+    )
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_one_level_at_a_time_equals_all_at_once(name):
+    config, params = model(name)
+    functions, hidden = ModelFunctions(config), states()
+    found = functions.head_logits(params, hidden)
+    ids = params["heads"].get("vocabulary", jnp.arange(23))
+    states_of = functions.states(params, hidden)
+    del states_of
+    tokens, log_probs, _ = functions.block_candidates(params, hidden, 3, 2)
+    assert tokens.shape == (5, 2, 2)
+    assert set(np.unique(tokens)) <= set(np.asarray(ids).tolist())
+    want = jax.nn.log_softmax(found[:, 1:3])
+    np.testing.assert_allclose(log_probs, jax.lax.top_k(want, 2)[0], atol=1e-5)
+    for level in (1, 2, 3):
+        one = functions.draft_logits(params, hidden, level)
+        again = jax.jit(functions.draft_logits)(params, hidden, jnp.int32(level))
+        np.testing.assert_allclose(one, again, atol=1e-5)
+        assert one.shape == (5, len(ids))
+    own = "own" in name
+    first, second = (functions.draft_logits(params, hidden, n) for n in (1, 2))
+    assert bool(jnp.allclose(first, second)) != own
+
+
+def test_medusa_layers_are_those_of_the_paper():
+    config, params = model("medusa")
+    hidden, heads = states(), params["heads"]
+    assert heads["kernel"].shape == (3, 2, 16, 16)
+    state = hidden
+    for layer in range(2):
+        kernel, bias = heads["kernel"][1, layer], heads["bias"][1, layer]
+        state = state + jax.nn.silu(state @ kernel + bias)
+    want = state @ params["trunk"]["embedding"][VOCABULARY].T
+    found = ModelFunctions(config).head_logits(params, hidden)[:, 2, VOCABULARY]
+    np.testing.assert_allclose(found, want, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_new_heads_are_the_models_own_softmax(name):
+    base = BlockwiseConfig(TRUNK)
+    params = draw(parameter_shapes(base))
+    ids = VOCABULARY if HEADS[name].draft_vocabulary else None
+    heads = init_heads(base, params, HEADS[name], jax.random.key(0), ids)
+    config = BlockwiseConfig(TRUNK, HEADS[name])
+    shapes = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), heads)
+    assert shapes == jax.tree.map(
+        lambda leaf: (leaf.shape, leaf.dtype), parameter_shapes(config)["heads"]
+    )
+    found = ModelFunctions(config).head_logits({**params, "heads": heads}, states())
+    chosen = found[..., VOCABULARY]
+    np.testing.assert_allclose(
+        chosen, jnp.broadcast_to(chosen[:, :1], chosen.shape), atol=1e-5
+    )
+
+
+def test_what_a_draft_vocabulary_repeats_does_not_count_as_parameters():
+    plain = BlockwiseConfig(TRUNK, BlockHeadsConfig(4, 8))
+    draft = BlockwiseConfig(TRUNK, HEADS["draft vocabulary"])
+    assert count_parameters(draft) == count_parameters(plain)
+    own = BlockwiseConfig(TRUNK, HEADS["own softmax"])
+    more = count_parameters(own)["heads"] - count_parameters(plain)["heads"]
+    assert more == 3 * 23 * 16
+
+
+def test_untied_rows_are_those_of_the_softmax():
+    config, params = model("draft vocabulary", tied=False)
+    rows = softmax_rows(config, params, VOCABULARY)
+    np.testing.assert_array_equal(rows, params["trunk"]["softmax"][VOCABULARY])
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"num_heads": 2}, "hidden must be a positive"),
+        ({"num_heads": 2, "hidden": 4, "layers": 2}, "layers = 2 has no meaning"),
+        ({"num_heads": 2, "hidden": 4, "kind": "medusa"}, "hidden = 4 has no meaning"),
+        ({"num_heads": 2, "hidden": 4, "kind": "hydra"}, "kind must be one of"),
+        ({"num_heads": 2, "hidden": 4, "draft_vocabulary": 0}, "draft_vocabulary must"),
+    ],
+)
+def test_bad_heads_are_told(fields, message):
+    with pytest.raises(UserError, match=message):
+        BlockHeadsConfig(**fields)
+
+
+def test_a_draft_vocabulary_fits_the_vocabulary(tmp_path):
+    with pytest.raises(UserError, match="draft_vocabulary = 24 exceeds the 23 tokens"):
+        BlockwiseConfig(TRUNK, BlockHeadsConfig(3, 4, draft_vocabulary=24))
+    config = BlockwiseConfig(TRUNK, HEADS["medusa"])
+    save_config(config, tmp_path / "model.json")
+    assert load_config(tmp_path / "model.json") == config

@@ -1,0 +1,165 @@
+import dataclasses
+import json
+import shutil
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bpd_jax.errors import UserError
+from bpd_jax.models.attention import causal_mask
+from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.training.heads import cache
+from bpd_jax.training.heads.base import Base, _padded
+from bpd_jax.training.heads.batches import cached_batches
+from bpd_jax.training.heads.cache import cached_states, open_states
+
+
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch):
+    monkeypatch.setattr(cache, "_SHARD_BYTES", 300 * 2 * 24)
+
+
+@pytest.fixture(params=["float16", "bfloat16"])
+def dtype(request):
+    return request.param
+
+
+def make(folder, model, params, texts, base_key, dtype="float16", **kwargs):
+    base = Base(model, params, 128, dtype)
+    options = {"include_prompts": False, **kwargs}
+    return cached_states(folder, texts, base, base_key, **options)
+
+
+def test_states_are_those_of_the_model(tmp_path, model, params, texts, base_key, dtype):
+    states = make(tmp_path, model, params, texts, base_key, dtype)
+    assert len(list(tmp_path.glob("states-*.npy"))) > 2
+    positions = states.positions
+    for row in (0, 17, len(texts) - 1):
+        text = jnp.asarray(texts[row])[None]
+        place = jnp.arange(text.shape[1])[None]
+        mask = causal_mask(jnp.ones_like(text))
+        want = ModelFunctions(model).forward(params, text, place, mask)[0][0]
+        mine = np.arange(positions.starts[row], positions.starts[row + 1])
+        # From the last token of the prompt to the last but one of the text.
+        np.testing.assert_allclose(
+            states.read(mine).astype(np.float32), want[2:-1], atol=2e-2
+        )
+    picked = np.random.default_rng(0).integers(0, len(positions), 50)
+    every = states.read(np.arange(len(positions)))
+    np.testing.assert_array_equal(states.read(picked), every[picked])
+
+
+def test_a_killed_run_goes_on_at_the_first_missing_shard(
+    tmp_path, monkeypatch, model, params, texts, base_key
+):
+    want = make(tmp_path / "whole", model, params, texts, base_key)
+    read = Base.states
+    calls = []
+
+    def failing(self, texts):
+        calls.append(len(texts))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        yield from read(self, texts)
+
+    monkeypatch.setattr(Base, "states", failing)
+    with pytest.raises(KeyboardInterrupt):
+        make(tmp_path / "killed", model, params, texts, base_key)
+    shards = sorted(path.name for path in (tmp_path / "killed").glob("*.npy"))
+    assert len(shards) == 2
+    with pytest.raises(UserError, match="no complete states"):
+        open_states(tmp_path / "killed", base_key)
+    found = make(tmp_path / "killed", model, params, texts, base_key)
+    assert len(calls) - 3 == len(list((tmp_path / "whole").glob("*.npy"))) - 2
+    every = np.arange(len(want.positions))
+    np.testing.assert_array_equal(found.read(every), want.read(every))
+
+
+def test_later_texts_cost_only_their_own_states(
+    tmp_path, monkeypatch, model, params, texts, base_key
+):
+    fewer = dataclasses.replace(
+        texts,
+        tokens=texts.tokens[: texts.offsets[60]],
+        offsets=texts.offsets[:61],
+        prompt_lengths=texts.prompt_lengths[:60],
+    )
+    make(tmp_path, model, params, fewer, base_key)
+    before = {path.name for path in tmp_path.glob("states-*")}
+    states = make(tmp_path, model, params, texts, base_key)
+    after = {path.name for path in tmp_path.glob("states-*")}
+    # Only the last shard, which was not full, is another one.
+    assert len(before - after) == 1
+    reopened = open_states(tmp_path, base_key)
+    every = np.arange(len(states.positions))
+    np.testing.assert_array_equal(reopened.read(every), states.read(every))
+    np.testing.assert_array_equal(reopened.positions.places, states.positions.places)
+
+
+def test_states_of_another_model_are_refused(tmp_path, model, params, texts, base_key):
+    make(tmp_path, model, params, texts, base_key)
+    with pytest.raises(UserError, match=f"states of base '{base_key}'.*'other'"):
+        make(tmp_path, model, params, texts, "other")
+    with pytest.raises(UserError, match="include_prompts"):
+        make(tmp_path, model, params, texts, base_key, include_prompts=True)
+    with pytest.raises(UserError, match="of base"):
+        open_states(tmp_path, "other")
+    header = tmp_path / "states.json"
+    header.write_text(json.dumps([]))
+    with pytest.raises(UserError, match="states of format None"):
+        make(tmp_path, model, params, texts, base_key)
+
+
+def test_a_full_disk_is_told_before_anything_is_computed(
+    tmp_path, monkeypatch, model, params, texts, base_key
+):
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(UserError, match="GB free: make room"):
+        make(tmp_path / "states", model, params, texts, base_key)
+    assert not (tmp_path / "states").exists()
+
+
+def test_states_too_large_for_float16_are_told(
+    tmp_path, model, params, texts, base_key
+):
+    trunk = params["trunk"]
+    scale = {**trunk["final_norm"], "scale": trunk["final_norm"]["scale"] * 1e6}
+    params = {"trunk": {**trunk, "final_norm": scale}}
+    with pytest.raises(UserError, match="bfloat16"):
+        make(tmp_path, model, params, texts, base_key)
+    make(tmp_path, model, params, texts, base_key, "bfloat16")
+
+
+def test_long_texts_are_told(model, params):
+    base = Base(model, params, 128, "float16")
+    with pytest.raises(UserError, match="49 tokens and the model reads 48"):
+        list(base.states([np.zeros(49, np.int32)]))
+
+
+def test_few_lengths_are_compiled():
+    lengths = {_padded(n) for n in range(1, 2049)}
+    assert lengths >= {32, 64, 256, 512, 1024, 2048}
+    assert len(lengths) < 40
+    assert all(n <= _padded(n) < max(n * 1.13, n + 32) for n in range(1, 2049))
+
+
+def test_batches_resume_anywhere(tmp_path, model, params, texts, base_key):
+    states = make(tmp_path, model, params, texts, base_key)
+    indices = np.arange(3, len(states.positions))
+    source = cached_batches(states, indices, 100, 4, seed=0)
+    batches = [next(source) for _ in range(30)]
+    per_epoch = len(indices) // 100
+    assert 10 < per_epoch < 25
+    later = cached_batches(states, indices, 100, 4, seed=0, step=per_epoch + 3)
+    for got, want in zip(next(later), batches[per_epoch + 3], strict=True):
+        np.testing.assert_array_equal(got, want)
+    assert batches[0].states.shape == (100, 24)
+    assert batches[0].tokens.shape == batches[0].valid.shape == (100, 4)
+    # States and what follows belong together.
+    place = states.positions.places[7]
+    state = states.read(np.array([7]))[0]
+    for batch in batches[:per_epoch]:
+        for row in np.flatnonzero((batch.states == state).all(1)):
+            assert batch.tokens[row, 0] == texts.tokens[place + 1]

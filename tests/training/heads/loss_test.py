@@ -1,0 +1,137 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bpd_jax.models.config import BlockHeadsConfig
+from bpd_jax.models.heads import apply_head, head_shapes, is_trained
+from bpd_jax.training.heads.loss import (
+    Targets,
+    chunk_size,
+    draft_targets,
+    loss_and_gradients,
+)
+
+WIDTH, VOCAB, N = 10, 31, 12
+LAMBDAS = (1.0, 0.5)
+CONFIGS = {
+    "feed_forward": BlockHeadsConfig(3, 7, draft_vocabulary=13),
+    "whole vocabulary": BlockHeadsConfig(3, 7, residual=False),
+    "medusa": BlockHeadsConfig(3, kind="medusa", layers=2, draft_vocabulary=13),
+    "own softmax": BlockHeadsConfig(3, kind="medusa", own_softmax=True),
+}
+
+
+def arrays(config):
+    rng = np.random.default_rng(0)
+    shapes = head_shapes(config, WIDTH, VOCAB)
+    trained = {
+        name: jnp.asarray(rng.normal(0, 0.5, shape), jnp.float32)
+        for name, shape in shapes.items()
+        if is_trained(config, name)
+    }
+    size = config.draft_vocabulary or VOCAB
+    matrix = jnp.asarray(rng.normal(0, 0.5, (size, WIDTH)), jnp.float32)
+    states = jnp.asarray(rng.normal(0, 1, (N, WIDTH)), jnp.float32)
+    valid = rng.random((2, N)) < 0.8
+    scored = valid & (rng.random((2, N)) < 0.7)
+    places = jnp.asarray(rng.integers(0, size, (2, N)))
+    targets = Targets(places, jnp.asarray(scored), jnp.asarray(valid))
+    return trained, None if config.own_softmax else matrix, states, targets
+
+
+def plain_loss(config, trained, matrix, states, targets):
+    """The same with all logits at once, differentiated by JAX."""
+    total = 0.0
+    for level, weight in enumerate(LAMBDAS):
+        layers = {k: v[level] for k, v in trained.items() if k != "softmax"}
+        state = apply_head(config, layers, states, dtype="float32")
+        softmax = trained["softmax"][level] if matrix is None else matrix
+        log_probs = jax.nn.log_softmax(state @ softmax.T)
+        found = log_probs[jnp.arange(N), targets.places[level]]
+        count = targets.scored[level].sum()
+        total -= weight * jnp.sum(found, where=targets.scored[level]) / count
+    return total
+
+
+@pytest.mark.parametrize("chunk", [None, 4, 1])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_loss_and_gradients_equal_those_of_the_plain_loss(name, chunk):
+    config = CONFIGS[name]
+    trained, matrix, states, targets = arrays(config)
+    loss, sums, gradients = loss_and_gradients(
+        config, trained, matrix, states, targets, LAMBDAS, chunk=chunk
+    )
+    want, want_gradients = jax.value_and_grad(plain_loss, 1)(
+        config, trained, matrix, states, targets
+    )
+    np.testing.assert_allclose(loss, want, rtol=1e-5)
+    np.testing.assert_array_equal(sums.scored, targets.scored.sum(1))
+    np.testing.assert_array_equal(sums.valid, targets.valid.sum(1))
+    assert gradients.keys() == want_gradients.keys()
+    for key, gradient in want_gradients.items():
+        assert float(jnp.abs(gradient).max()) > 1e-3
+        np.testing.assert_allclose(gradients[key], gradient, atol=2e-6, err_msg=key)
+
+
+def test_a_head_without_targets_contributes_nothing():
+    config = CONFIGS["feed_forward"]
+    trained, matrix, states, targets = arrays(config)
+    nothing = jnp.zeros_like(targets.scored[1])
+    some = Targets(
+        targets.places,
+        jnp.stack([targets.scored[0], nothing]),
+        jnp.stack([targets.valid[0], nothing]),
+    )
+    loss, sums, gradients = loss_and_gradients(
+        config, trained, matrix, states, some, LAMBDAS
+    )
+    assert float(sums.loss[1]) == float(sums.valid[1]) == 0
+    np.testing.assert_allclose(loss, sums.loss[0] / sums.scored[0], rtol=1e-6)
+    assert float(jnp.abs(gradients["kernel_out"][0]).max()) > 0
+    assert float(jnp.abs(gradients["kernel_out"][1]).max()) == 0
+
+
+def test_bfloat16_products_are_close():
+    config = CONFIGS["feed_forward"]
+    trained, matrix, states, targets = arrays(config)
+    both = [
+        loss_and_gradients(
+            config, trained, matrix, states, targets, LAMBDAS, products=products
+        )
+        for products in ("float32", "bfloat16")
+    ]
+    (loss, _, exact), (rough_loss, _, rough) = both
+    np.testing.assert_allclose(rough_loss, loss, rtol=2e-2)
+    for key, gradient in exact.items():
+        assert rough[key].dtype == jnp.float32
+        np.testing.assert_allclose(rough[key], gradient, atol=2e-2, err_msg=key)
+
+
+def test_no_array_of_all_positions_and_the_vocabulary_exists():
+    config = BlockHeadsConfig(3, 7, draft_vocabulary=1000)
+    trained, matrix, states, targets = arrays(config)
+    traced = jax.make_jaxpr(
+        lambda *x: loss_and_gradients(config, *x, LAMBDAS, chunk=3)[0]
+    )(trained, matrix, states, targets)
+    assert "f32[3,1000]" in str(traced)
+    assert "[12,1000]" not in str(traced)
+
+
+def test_targets_outside_the_draft_vocabulary_are_misses():
+    # Text "5 7 2 9 4" after the position, heads 2 … 4 and tokens 2, 4, 7 to draft.
+    tokens, valid = jnp.array([[7, 2, 9], [2, 9, 4]]), jnp.array([[1, 1, 1], [1, 1, 0]])
+    found = draft_targets(tokens, valid > 0, jnp.array([2, 4, 7]), 10)
+    assert (found.places * found.scored).tolist() == [[2, 0], [0, 0], [0, 0]]
+    assert found.scored.astype(int).tolist() == [[1, 1], [1, 0], [0, 0]]
+    assert found.valid.astype(int).tolist() == [[1, 1], [1, 1], [1, 0]]
+    every = draft_targets(tokens, valid > 0, None, 10)
+    assert every.places.tolist() == tokens.T.tolist()
+    assert every.scored.tolist() == every.valid.tolist()
+
+
+def test_chunks_divide_the_positions():
+    assert chunk_size(2048, 8192) == 1024
+    assert chunk_size(2048, 49152) == 128
+    assert chunk_size(7, 100) == 7
+    assert chunk_size(7, 2**22) == 1

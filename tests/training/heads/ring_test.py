@@ -1,0 +1,72 @@
+import numpy as np
+import pytest
+
+from bpd_jax.training.heads.base import Base
+from bpd_jax.training.heads.batches import ring_batches
+from bpd_jax.training.heads.positions import positions_of
+from bpd_jax.training.heads.ring import Ring
+
+CAPACITY = 200
+
+
+@pytest.fixture
+def positions(texts):
+    return positions_of(texts, include_prompts=False)
+
+
+@pytest.fixture
+def every_state(model, params, texts, positions):
+    """States of all positions."""
+    base = Base(model, params, 256, "float16")
+    found = np.empty((len(positions), base.d_model), base.dtype)
+    for row, states in base.states([texts[row] for row in range(len(texts))]):
+        first, last = positions.starts[row], positions.starts[row + 1]
+        found[first:last] = states[2:-1]
+    return found
+
+
+@pytest.fixture
+def ring(model, params, texts, positions):
+    base = Base(model, params, 256, "float16")
+    rows = np.arange(10, len(texts))
+    return Ring(texts, positions, rows, base, capacity=CAPACITY, group=3, seed=0)
+
+
+def test_draws_are_states_of_their_positions(ring, every_state, positions):
+    for _ in range(5):
+        indices, states = ring.draw(50)
+        np.testing.assert_allclose(
+            states.astype(np.float32), every_state[indices], atol=2e-2
+        )
+        assert positions.rows[indices].min() >= 10
+        ring.add(70)
+
+
+def test_the_oldest_are_replaced_and_memory_stays(ring):
+    size = ring.nbytes
+    assert size == CAPACITY * (2 * 24 + 8)
+    drawn = set()
+    for _ in range(60):
+        drawn |= set(ring.draw(100)[0].tolist())
+        ring.add(CAPACITY)
+        assert ring.nbytes == size
+    # Round and round, every text has its turn.
+    assert len(drawn) > 1000
+
+
+def test_a_state_is_drawn_as_often_as_asked_for(ring, positions):
+    before = ring.added
+    source = ring_batches(ring, positions, 64, 4, uses=2.0)
+    batches = [next(source) for _ in range(51)]
+    # The batch that was asked for last has not been paid for yet.
+    assert abs((ring.added - before) - 50 * 32) < 3 * 40
+    assert batches[0].states.shape == (64, 24)
+    assert batches[0].tokens.shape == (64, 4)
+
+
+def test_a_ring_holds_no_more_than_there_is(model, params, texts, positions):
+    base = Base(model, params, 256, "float16")
+    ring = Ring(texts, positions, np.array([0]), base, capacity=999, group=2, seed=0)
+    count = int(positions.starts[1])
+    assert ring.nbytes == count * (2 * 24 + 8)
+    assert set(ring.draw(500)[0].tolist()) == set(range(count))

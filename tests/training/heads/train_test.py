@@ -1,0 +1,157 @@
+import dataclasses
+import json
+import signal
+
+import jax
+import numpy as np
+import pytest
+
+from bpd_jax.errors import UserError
+from bpd_jax.models.config import BlockHeadsConfig
+from bpd_jax.models.heads_files import attach_heads, load_heads
+from bpd_jax.training.config import OptimizerConfig
+from bpd_jax.training.heads import train as module
+from bpd_jax.training.heads.settings import HeadsTrainConfig
+from bpd_jax.training.heads.train import train_heads
+
+HEADS = BlockHeadsConfig(4, 32, draft_vocabulary=20)
+
+
+@pytest.fixture
+def config(data):
+    return HeadsTrainConfig(
+        model="some/folder/tiny",
+        data=str(data),
+        heads=HEADS,
+        optimizer=OptimizerConfig(1e-2, warmup_steps=5),
+        batch_size=128,
+        epochs=15,
+        held_out=0.1,
+        evaluate_every=40,
+        checkpoint_every=50,
+    )
+
+
+def rows(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").open()]
+
+
+@pytest.mark.parametrize("mode", ["cache", "ring"])
+def test_training_teaches_heads_what_follows(
+    tmp_path, config, mode, model, params, base_key
+):
+    config = dataclasses.replace(config, mode=mode, ring_positions=600)
+    held_out = train_heads(config, model, params, tmp_path)
+    found = load_heads(tmp_path / "heads")
+    assert (found.config, found.base, found.base_name) == (HEADS, base_key, "tiny")
+    # A walk with two ways to go: head 2 has four tokens to choose from, head 3 eight.
+    top, coverage = held_out.tops(), held_out.coverage
+    assert 0.6 < min(coverage) < 1
+    assert top[1][0] > 0.15
+    assert top[4][0] > 0.8 * coverage[0]
+    assert top[8][1] > 0.7 * coverage[1]
+    assert top[16][0] <= coverage[0]
+    assert found.facts["accuracies"] == held_out.accuracies
+    assert np.shape(held_out.accuracies) == (3, 16)
+    validation = [row for row in rows(tmp_path) if "validation_loss" in row]
+    losses = [row["validation_loss"] for row in validation]
+    assert losses[-1] < losses[0] - 0.3
+    assert validation[-1]["validation_top_4_head_3"] == top[4][1]
+    assert "accuracy_head_4" in rows(tmp_path)[0]
+    assert "folder" not in (tmp_path / "heads" / "heads.json").read_text()
+    counts = module.make_plan(config, model, params).counts
+    attached_config, attached = attach_heads(model, params, found)
+    assert attached_config.heads == HEADS
+    vocabulary = np.asarray(attached["heads"]["vocabulary"])
+    left_out = np.setdiff1d(np.arange(len(counts)), vocabulary)
+    assert counts[vocabulary].min() >= counts[left_out].max()
+    assert (tmp_path / "states").exists() == (mode == "cache")
+
+
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(
+    tmp_path, config, monkeypatch, model, params
+):
+    config = dataclasses.replace(config, epochs=3, checkpoint_every=1000)
+    train_heads(config, model, params, tmp_path / "whole")
+
+    make_step = module.make_step
+    seen = []
+
+    def stopping(*arguments):
+        step = make_step(*arguments)
+
+        def counted(*state):
+            seen.append(None)
+            if len(seen) == 11:
+                signal.raise_signal(signal.SIGTERM)
+            return step(*state)
+
+        return counted
+
+    monkeypatch.setattr(module, "make_step", stopping)
+    with pytest.raises(SystemExit):
+        train_heads(config, model, params, tmp_path / "stopped")
+    assert not (tmp_path / "stopped" / "heads").exists()
+    train_heads(config, model, params, tmp_path / "stopped")
+    steps = load_heads(tmp_path / "whole" / "heads").facts["steps"]
+    assert len(seen) == steps > 11
+    want, got = (
+        load_heads(tmp_path / name / "heads").params for name in ("whole", "stopped")
+    )
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+    # A checkpoint of other settings is not gone on from.
+    other = dataclasses.replace(config, seed=1)
+    with pytest.raises(UserError, match="other settings"):
+        train_heads(other, model, params, tmp_path / "stopped")
+
+
+@pytest.mark.parametrize(
+    "heads",
+    [
+        BlockHeadsConfig(3, kind="medusa", layers=2),
+        BlockHeadsConfig(3, 16, own_softmax=True, draft_vocabulary=12),
+    ],
+    ids=["medusa", "own softmax"],
+)
+def test_other_heads_train_too(tmp_path, config, heads, model, params):
+    config = dataclasses.replace(config, heads=heads, epochs=12, products="bfloat16")
+    train_heads(config, model, params, tmp_path)
+    losses = [
+        row["validation_loss"] for row in rows(tmp_path) if "validation_loss" in row
+    ]
+    assert losses[-1] < losses[0] - 0.3
+    found = load_heads(tmp_path / "heads").params
+    assert ("softmax" in found) == heads.own_softmax
+    assert ("vocabulary" in found) == (heads.draft_vocabulary is not None)
+
+
+def test_bad_settings_are_told(config, tmp_path, model, params):
+    for field, value, message in (
+        ("mode", "disk", "mode must be one of cache, ring"),
+        ("heads", BlockHeadsConfig(1, 4), "leaves no head to train"),
+        ("heads", BlockHeadsConfig(3, 4, first_has_ffn=True), "first_has_ffn"),
+        ("head_weights", (1.0,), "must hold 3 numbers"),
+        ("held_out", 1.5, "held_out = 1.5"),
+        ("epochs", 0, "epochs must be above 0"),
+        ("batch_size", 0, "batch_size must be a positive"),
+        ("optimizer", 3, "@OptimizerConfig"),
+    ):
+        with pytest.raises(UserError, match=message):
+            dataclasses.replace(config, **{field: value})
+    big = dataclasses.replace(HEADS, draft_vocabulary=62)
+    with pytest.raises(UserError, match="draft_vocabulary = 62 exceeds"):
+        train_heads(dataclasses.replace(config, heads=big), model, params, tmp_path)
+    trunk = dataclasses.replace(model.trunk, vocab_size=70)
+    with pytest.raises(UserError, match="vocabulary of 61 tokens"):
+        train_heads(config, dataclasses.replace(model, trunk=trunk), params, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_description_says_what_will_be_done(config, model, params):
+    plan = module.make_plan(config, model, params)
+    text = module.describe(config, model, plan)
+    assert "kernel_in: float32[3, 24, 32]\n" in text
+    assert "softmax: float32[20, 24] (not trained)" in text
+    assert f"states: {len(plan.positions):,} of 24 float16 numbers" in text
+    assert "on disk" in text
+    assert f"run: {plan.steps:,} steps" in text

@@ -1,0 +1,51 @@
+"""A model built as Llama is trains, is saved, and comes back."""
+
+import dataclasses
+import importlib.util
+
+import jax
+import numpy as np
+import pytest
+
+from bpd_jax.models.config import load_config
+from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.partitioning import MeshConfig
+from bpd_jax.models.rotary import RotaryConfig
+from bpd_jax.training.checkpoints import load_parameters
+from bpd_jax.training.metrics import read_rows
+from bpd_jax.training.trainer import train
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("seqio") is None, reason="rows are made with seqio"
+)
+
+
+def test_train_save_and_load(train_config, tmp_path):
+    trunk = dataclasses.replace(
+        train_config.model.trunk,
+        num_kv_heads=2,
+        activation="silu",
+        gated=True,
+        use_bias=False,
+        query_key_norm=True,
+        norm="rms",
+        rotary=RotaryConfig(),
+        tied_softmax=False,
+    )
+    model = dataclasses.replace(train_config.model, trunk=trunk)
+    mesh = MeshConfig(data=4, fsdp=2)
+    config = dataclasses.replace(train_config, model=model, mesh=mesh, steps=3)
+    train(config, tmp_path)
+    losses = [
+        row["loss"] for row in read_rows(tmp_path / "metrics.jsonl") if "loss" in row
+    ]
+    assert losses[-1] < losses[0]
+    config = load_config(tmp_path / "model.json")
+    assert config == model
+    params = load_parameters(tmp_path / "checkpoints", config)
+    # No parameter is as it began: the norms' scales were one.
+    assert all(np.ptp(leaf) > 0 for leaf in jax.tree.leaves(params))
+    hidden = np.ones((1, 16), np.float32)
+    logits = ModelFunctions(config).head_logits(params, hidden)
+    assert np.isfinite(logits).all()
+    assert np.abs(logits[:, 0] - logits[:, 1]).max() > 0

@@ -1,0 +1,121 @@
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bpd_jax.errors import UserError
+from bpd_jax.models.config import save_config
+from bpd_jax.training.checkpoints import Checkpoints
+from bpd_jax.training.config import OptimizerConfig
+from bpd_jax.training.optimizer import make_optimizer
+from bpd_jax.training.slim import load_run_parameters, write_slim
+from bpd_jax.training.state import abstract_state, init_state
+
+OPTIMIZER = make_optimizer(OptimizerConfig(1e-2), 10)
+
+
+@pytest.fixture(scope="module")
+def run(model, one_device, tmp_path_factory):
+    """A run folder with checkpoints 3 and 7, and the parameters of the latter."""
+    folder = tmp_path_factory.mktemp("slim") / "run"
+    abstract = abstract_state(model, OPTIMIZER, one_device)
+    with Checkpoints(folder / "checkpoints", keep=2) as checkpoints:
+        for step in (3, 7):
+            state = init_state(model, OPTIMIZER, abstract, step)
+            checkpoints.save(step, state, {})
+    save_config(model, folder / "model.json")
+    (folder / "task.json").write_text("{}")
+    (folder / "tokenizer.json").write_text("[]")
+    return folder, state.params
+
+
+@pytest.fixture
+def slim(run, tmp_path):
+    write_slim(run[0], tmp_path / "slim")
+    return tmp_path / "slim"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_parameters_come_back_rounded(run, model, tmp_path, dtype):
+    folder, params = run
+    size = write_slim(folder, tmp_path / "slim", dtype)
+    loaded = load_run_parameters(tmp_path / "slim", model)
+    assert jax.tree.structure(loaded) == jax.tree.structure(params)
+    for mine, theirs in zip(
+        jax.tree.leaves(loaded), jax.tree.leaves(params), strict=True
+    ):
+        assert mine.dtype == theirs.dtype == jnp.float32
+        rounded = theirs.astype(dtype).astype(jnp.float32)
+        np.testing.assert_array_equal(mine, rounded)
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    assert size < 4000 + count * jnp.dtype(dtype).itemsize
+    assert sorted(path.name for path in (tmp_path / "slim").iterdir()) == [
+        "model.json",
+        "parameters.safetensors",
+        "slim.json",
+        "task.json",
+        "tokenizer.json",
+    ]
+    for name in ("model.json", "task.json", "tokenizer.json"):
+        assert (tmp_path / "slim" / name).read_bytes() == (folder / name).read_bytes()
+
+
+def test_a_slim_folder_can_be_slimmed_again_and_replaced(slim, model, tmp_path):
+    write_slim(slim, tmp_path / "again")
+    before = (slim / "parameters.safetensors").read_bytes()
+    assert (tmp_path / "again" / "parameters.safetensors").read_bytes() == before
+    write_slim(slim, slim)
+    assert (slim / "parameters.safetensors").read_bytes() == before
+
+
+def test_checkpoints_come_first(run, slim, model):
+    folder, params = run
+    shutil.copytree(folder / "checkpoints", slim / "checkpoints")
+    for step, same in ((None, True), (7, True), (3, False)):
+        loaded = load_run_parameters(slim, model, step)["trunk"]["embedding"]
+        equal = np.array_equal(loaded, params["trunk"]["embedding"])
+        assert equal == same
+
+
+def test_damage_is_told(slim, model, make_model):
+    path = slim / "parameters.safetensors"
+    whole = path.read_bytes()
+    flipped = bytearray(whole)
+    flipped[-5] ^= 1
+    for data in (b"", whole[:-1], bytes(flipped)):
+        path.write_bytes(data)
+        with pytest.raises(UserError, match=r"cannot read .*safetensors .*again"):
+            load_run_parameters(slim, model)
+    path.write_bytes(whole)
+    with pytest.raises(UserError, match=r"heads/bias_in is \(2, 8\) and not \(3, 8\)"):
+        load_run_parameters(slim, make_model(heads=4))
+    with pytest.raises(UserError, match=r"heads/bias_in is \(2, 8\) and not known"):
+        load_run_parameters(slim, make_model(heads=None))
+    header = slim / "slim.json"
+    about = header.read_text()
+    for text in ("[]", about[:-9], json.dumps(json.loads(about) | {"format": 2})):
+        header.write_text(text)
+        with pytest.raises(UserError, match=r"cannot read .*safetensors"):
+            load_run_parameters(slim, model)
+    header.write_text(about)
+    path.unlink()
+    with pytest.raises(UserError, match=r"cannot read .*No such file"):
+        load_run_parameters(slim, model)
+
+
+def test_other_folders_are_not_replaced(run, tmp_path, model):
+    folder, _ = run
+    with pytest.raises(UserError, match="is no slim folder: choose another"):
+        write_slim(folder, folder)
+    with pytest.raises(UserError, match="float8"):
+        write_slim(folder, tmp_path / "slim", "float8")
+    with pytest.raises(UserError, match=r"model\.json does not exist"):
+        write_slim(tmp_path, tmp_path / "slim")
+    (tmp_path / "empty").mkdir()
+    save_config(model, tmp_path / "empty" / "model.json")
+    with pytest.raises(UserError, match="holds no checkpoint"):
+        write_slim(tmp_path / "empty", tmp_path / "slim")
+    assert not (tmp_path / "slim").exists()
