@@ -235,7 +235,9 @@ def main() -> None:
         decoder, prompts = random_model(RANDOM_MODEL.value, config)
     else:
         loaded, decoder, config = decode_flags.load(config)
-        prompts = loaded.held_out(NUM_PROMPTS.value, PROMPT_TOKENS.value)
+        prompts = [loaded.encode_prompt(t) for t in decode_flags.prompt_texts()]
+        if not prompts:
+            prompts = loaded.held_out(NUM_PROMPTS.value, PROMPT_TOKENS.value)
     options = config.options
     if options.temperature != 0:
         raise UserError("the benchmark decodes greedily: leave --temperature at 0.")

@@ -4,18 +4,24 @@
 
 Decodes held-out prompts plainly and replays every method on them, so that all see the
 same lattices and nothing but drafting is computed. Block efficiencies come with paired
-bootstrap intervals of the gain over BPD. Writes one JSON file with date and versions.
+bootstrap intervals of the gain over BPD, and for every file of prompts apart. Writes
+one JSON file with date and versions.
 """
 
 import dataclasses
 import json
 import pathlib
 import sys
+from typing import Any
 
+import numpy as np
 from absl import flags
 
 from bpd_jax import cli, decode_flags, files, progress
+from bpd_jax.data.prompts import read_prompts_file
 from bpd_jax.decoding.decoder import GREEDY
+from bpd_jax.decoding.generate import Generation
+from bpd_jax.decoding.loading import LoadedModel
 from bpd_jax.decoding.methods import Method, parse_method
 from bpd_jax.decoding.payoff import check_methods
 from bpd_jax.decoding.replay import record
@@ -52,8 +58,9 @@ def main() -> None:
     loaded, decoder, config = decode_flags.load(decode_flags.config())
     bpd = parse_method("bpd")
     asked = dict.fromkeys([bpd, *map(parse_method, METHODS.value)])
-    prompts = loaded.held_out(NUM_PROMPTS.value, PROMPT_TOKENS.value)
-    options = dataclasses.replace(config.options, batch_size=len(prompts))
+    groups = _groups(loaded)
+    prompts = [prompt for group in groups.values() for prompt in group]
+    options = config.options
     check_methods(decoder, [bpd], prompts, options)
     methods: list[Method] = []
     for method in asked:
@@ -62,27 +69,21 @@ def main() -> None:
             methods.append(method)
         except UserError as error:
             print(f"left out: {error}")
-    texts = decoder.decode(GREEDY, prompts, options)
     width = max([decoder.width, *(method.k or 1 for method in methods)])
-    replay = record(decoder, texts, options, width=width, keep_hidden=True)
-    replayer = replay.decoder(width=decoder.width, alpha=decoder.alpha)
-    rows, base = {}, []
-    with progress.bar(label="replaying", total=len(methods), unit=" methods") as bar:
-        for method in methods:
-            bar.set_postfix_str(method.name, refresh=False)
-            found = replay.decode(method, replayer)
-            base = base or found
-            low, high = paired_interval(found, base)
-            efficiency = block_efficiency(found)
-            drafts = draft_statistics(found)
-            rows[method.name] = {
-                "block_efficiency": efficiency,
-                "gain_over_bpd": efficiency / block_efficiency(base) - 1,
-                "paired_interval": [low, high],
-                "nodes_per_call": drafts.nodes,
-                "equal_neighbours": drafts.repeated,
-            }
-            bar.update(1)
+    found: dict[Method, dict[str, list[Generation]]] = {m: {} for m in methods}
+    total = len(methods) * len(groups)
+    with progress.bar(label="replaying", total=total, unit=" methods") as bar:
+        for name, group in groups.items():
+            together = dataclasses.replace(options, batch_size=len(group))
+            texts = decoder.decode(GREEDY, group, together)
+            replay = record(decoder, texts, together, width=width, keep_hidden=True)
+            replayer = replay.decoder(width=decoder.width, alpha=decoder.alpha)
+            for method in methods:
+                bar.set_postfix_str(f"{name}: {method.name}", refresh=False)
+                found[method][name] = replay.decode(method, replayer)
+                bar.update(1)
+    base = _pooled(found[bpd])
+    rows = {method.name: _row(found[method], base) for method in methods}
     result = {
         "command": " ".join(["python -m benchmarks.refiners", *sys.argv[1:]]),
         "date": build.today(),
@@ -104,6 +105,41 @@ def main() -> None:
             f"{100 * high:+.1f})  {row['nodes_per_call']:>6.1f}"
         )
     print(f"written to {OUTPUT.value}")
+
+
+def _groups(loaded: LoadedModel) -> dict[str, list[np.ndarray]]:
+    """The prompts, by the file that they come from."""
+    paths = decode_flags.PROMPTS_FILE.value
+    if not paths:
+        held_out = loaded.held_out(NUM_PROMPTS.value, PROMPT_TOKENS.value)
+        return {"held-out": held_out}
+    return {
+        pathlib.Path(path).stem: [
+            loaded.encode_prompt(text) for text in read_prompts_file(path)
+        ]
+        for path in paths
+    }
+
+
+def _pooled(groups: dict[str, list[Generation]]) -> list[Generation]:
+    return [generation for group in groups.values() for generation in group]
+
+
+def _row(groups: dict[str, list[Generation]], base: list[Generation]) -> dict[str, Any]:
+    """What is reported of one method."""
+    found = _pooled(groups)
+    efficiency = block_efficiency(found)
+    drafts = draft_statistics(found)
+    return {
+        "block_efficiency": efficiency,
+        "gain_over_bpd": efficiency / block_efficiency(base) - 1,
+        "paired_interval": list(paired_interval(found, base)),
+        "nodes_per_call": drafts.nodes,
+        "equal_neighbours": drafts.repeated,
+        "by_prompts_file": {
+            name: block_efficiency(group) for name, group in groups.items()
+        },
+    }
 
 
 if __name__ == "__main__":

@@ -1,29 +1,26 @@
 """The Python interface: load a model, decode texts, by any method."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
 from jax.sharding import Mesh
 
 from bpd_jax.data.prompts import check_not_empty
+from bpd_jax.decoding.asset_files import OWN_ASSETS, load_assets
 from bpd_jax.decoding.assets import Assets
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import Generation, check_prompts
-from bpd_jax.decoding.loading import (
-    OWN_ASSETS,
-    LoadedModel,
-    load_assets,
-    load_model,
-)
+from bpd_jax.decoding.loading import LoadedModel, Message, load_model
 from bpd_jax.decoding.methods import Method, parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.payoff import choose_method
 from bpd_jax.decoding.stopping import cut_at_stop
 from bpd_jax.errors import UserError
 
-Prompt = str | Sequence[int] | np.ndarray
+# A text, token ids, or a conversation.
+Prompt = str | Sequence[int] | np.ndarray | Sequence[Message]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,14 +41,18 @@ class LanguageModel:
             width=lattice_width,
             alpha=alpha,
             assets=self.assets,
-            token_bytes=loaded.tokenizer.all_bytes,
+            token_bytes=loaded.token_bytes,
             mesh=mesh,
         )
 
     def encode(self, prompt: Prompt) -> np.ndarray:
-        """Token ids of a prompt; ids are taken as they are."""
-        if isinstance(prompt, str):
-            return self.loaded.encode_prompt(prompt)
+        """Token ids of a prompt; ids are taken as they are.
+
+        A text is what a user says, if the model has a chat template; a conversation is
+        a list of messages with `role` and `content`.
+        """
+        if isinstance(prompt, str) or _is_conversation(prompt):
+            return self.loaded.encode_prompt(cast("str", prompt))
         try:
             ids = np.asarray(prompt)
         except ValueError as error:  # lists of several lengths
@@ -61,8 +62,8 @@ class LanguageModel:
         if not np.issubdtype(ids.dtype, np.integer):
             return ids  # decoding refuses it
         # Ids too large for int32 stay what they are, and are refused too.
-        cast = ids.astype(np.int32)
-        return cast if np.array_equal(cast, ids) else ids
+        narrow = ids.astype(np.int32)
+        return narrow if np.array_equal(narrow, ids) else ids
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -85,13 +86,18 @@ class Completion:
         return self.generation.block_efficiency
 
 
-def load(name: str, **assets: str) -> LanguageModel:
+def load(
+    name: str, *, heads: str | None = None, chat: bool = True, **assets: str
+) -> LanguageModel:
     """Loads a model and what its methods draft with.
 
     Args:
-      name: a run folder, one of its checkpoints, or a known name such as `demo`.
+      name: a run folder, one of its checkpoints, a Hugging Face folder, a GGUF file, or
+        a known name such as `smollm2`.
+      heads: folder of block heads for a pretrained model; None for its own.
+      chat: whether texts are what a user says to a model that has a chat template.
       **assets: folders of `ngram`, `rescorer`, `draft_model`, `markov`, `recurrent`
-        or `hydra`; what is not given is taken from the run folder, if it is there.
+        or `hydra`; what is not given is taken from the model's folder, if it is there.
 
     Raises:
       UserError: something is missing, damaged or made for another model.
@@ -100,7 +106,8 @@ def load(name: str, **assets: str) -> LanguageModel:
         if asset not in OWN_ASSETS:
             known = ", ".join(OWN_ASSETS)
             raise UserError(f"there is no asset {asset!r}: choose from {known}.")
-    loaded = load_model(name)
+    loaded = load_model(name, heads)
+    loaded = loaded if chat else loaded.without_chat()
     return LanguageModel(loaded, load_assets(loaded, assets))
 
 
@@ -190,7 +197,7 @@ def visible_text(
     lm: LanguageModel, tokens: Sequence[int] | np.ndarray, options: DecodeOptions
 ) -> str:
     """The text of decoded tokens, up to the end of text or a stop text."""
-    kept = [int(token) for token in tokens if token != options.end_of_text]
+    kept = [int(token) for token in tokens if token not in options.end_tokens]
     return cut_at_stop(lm.loaded.tokenizer.decode(kept), options.stop)
 
 
@@ -217,12 +224,16 @@ def visible_pieces(
             yield "", generation
 
 
+def _is_conversation(prompt: Prompt) -> bool:
+    return isinstance(prompt, Sequence) and any(isinstance(m, Mapping) for m in prompt)
+
+
 def _options(lm: LanguageModel, fields: dict[str, Any]) -> DecodeOptions:
     known = [field.name for field in dataclasses.fields(DecodeOptions)]
     for name in fields:
         if name not in known:
             raise UserError(f"there is no option {name!r}: choose from {known}.")
-    fields.setdefault("end_of_text", lm.loaded.tokenizer.end_of_text)
+    fields.setdefault("end_of_text", lm.loaded.end_of_text)
     if isinstance(fields.get("stop"), str):
         fields["stop"] = (fields["stop"],)
     return DecodeOptions(**fields)

@@ -19,10 +19,11 @@ from rich.console import Console
 from rich.text import Text
 
 from bpd_jax import api, cli, decode_flags, files, progress
-from bpd_jax.data.prompts import check_not_empty, read_prompts_file
+from bpd_jax.data.prompts import check_not_empty
+from bpd_jax.decoding.asset_files import TUNING
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import Generation, check_prompts, stream
-from bpd_jax.decoding.loading import TUNING, LoadedModel
+from bpd_jax.decoding.loading import LoadedModel
 from bpd_jax.decoding.methods import Method, describe_methods, parse_method
 from bpd_jax.decoding.options import DecodeConfig
 from bpd_jax.decoding.payoff import candidate_methods, choose_method, tuned_choice
@@ -63,7 +64,7 @@ def main() -> None:
         return
     config = decode_flags.config()
     method = parse_method(METHOD.value or config.method)
-    texts = _prompts(PROMPT.value, decode_flags.PROMPTS_FILE.value)
+    texts = _prompts(PROMPT.value)
     if OUTPUT.value:
         files.check_writable(OUTPUT.value)
     loaded, decoder, config = decode_flags.load(config)
@@ -80,7 +81,7 @@ def main() -> None:
             generations = decoder.decode(
                 method, prompts, config.options, on_progress=bar.update
             )
-    _show(loaded, decoder, method, generations, config)
+    _show(loaded, decoder, method, generations, config, texts)
 
 
 def _show(
@@ -89,17 +90,19 @@ def _show(
     method: Method,
     generations: list[Generation],
     config: DecodeConfig,
+    texts: list[str],
 ) -> None:
     """Prints or writes what was decoded, and a line of figures."""
     tokenizer = loaded.tokenizer
     result = MethodResult(method, decoder.label(method), generations, [])
     records = decode_records(
-        result, tokenizer.decode, tokenizer.piece, tokenizer.end_of_text, config.options
+        result, tokenizer.decode, tokenizer.piece, config.options, texts
     )
     if OUTPUT.value:
         write_records(OUTPUT.value, records)
     else:
-        _print_records(records, texts=len(records) > 1)
+        between = _between(loaded) if len(records) > 1 else None
+        _print_records(records, between)
     tokens = sum(len(record.output_ids) for record in records)
     calls = sum(record.serial_calls for record in records)
     seconds = sum(record.seconds for record in records)
@@ -111,12 +114,13 @@ def _show(
     )
 
 
-def _prompts(prompt: str | None, path: str | None) -> list[str]:
-    if prompt is not None and path is None:
+def _prompts(prompt: str | None) -> list[str]:
+    files_given = bool(decode_flags.PROMPTS_FILE.value)
+    if prompt is not None and not files_given:
         check_not_empty([prompt])
         return [prompt]
-    if path is not None and prompt is None:
-        return read_prompts_file(path)
+    if files_given and prompt is None:
+        return decode_flags.prompt_texts()
     raise UserError("give exactly one of --prompt and --prompts_file.")
 
 
@@ -127,9 +131,8 @@ def _measured(
     config: DecodeConfig,
 ) -> Method:
     """The method that is fastest here, with a word about why."""
-    found = tuned_choice(
-        loaded.folder / TUNING, build.device(), config.options.batch_size
-    )
+    tuning = loaded.own(TUNING) or loaded.folder / TUNING
+    found = tuned_choice(tuning, build.device(), config.options.batch_size)
     if found is not None:
         print(f"auto: {found.name}, as bpd_jax.tune found on this device.")
         return found
@@ -162,11 +165,13 @@ def _streamed(
     """Decodes one prompt and prints its text as it comes."""
     lm = api.LanguageModel(loaded, decoder.assets)
     task = decoder.prepare(method, [prompt], config.options)
-    # Compiles, so that the text flows and its seconds are those of decoding.
-    for _ in stream(task, prompt):
-        break
     console = Console(highlight=False, soft_wrap=True)
-    console.print(Text(PROMPT.value or "", style="dim"), end="")
+    # Compiles, so that the text flows and its seconds are those of decoding.
+    with console.status("compiling"):
+        for _ in stream(task, prompt):
+            break
+    prompted = (PROMPT.value or "") + _between(loaded)
+    console.print(Text(prompted, style="dim"), end="")
     found = None
     pieces = api.visible_pieces(lm, stream(task, prompt), config.options)
     for piece, generation in pieces:
@@ -178,11 +183,17 @@ def _streamed(
     return found
 
 
-def _print_records(records: Sequence[DecodeRecord], *, texts: bool) -> None:
+def _between(loaded: LoadedModel) -> str:
+    """What stands between a prompt and what follows: an answer, or more of a text."""
+    return "\n\n" if loaded.chat else ""
+
+
+def _print_records(records: Sequence[DecodeRecord], between: str | None) -> None:
+    """Prints texts, unless there is nothing to put between; and drafts, if asked."""
     console = Console(highlight=False, soft_wrap=True)
     for record in records:
-        if texts:
-            console.print(Text(record.prompt, style="dim"), end="")
+        if between is not None:
+            console.print(Text(record.prompt + between, style="dim"), end="")
             console.print(Text(record.text))
             console.print()
         if SHOW_STEPS.value:

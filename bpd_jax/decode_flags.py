@@ -9,16 +9,32 @@ from typing import Any
 from absl import flags
 
 from bpd_jax import cli, configuration, progress
+from bpd_jax.data.prompts import read_prompts_file
+from bpd_jax.decoding.asset_files import load_assets
 from bpd_jax.decoding.decoder import Decoder
-from bpd_jax.decoding.loading import LoadedModel, load_assets, load_model
+from bpd_jax.decoding.loading import LoadedModel, load_model
 from bpd_jax.decoding.options import ACCEPTANCES, VERIFICATIONS, DecodeConfig
 from bpd_jax.models.config import DTYPES
 
 MODEL = flags.DEFINE_string(
-    "model", None, "run folder, checkpoint folder, or a known name (demo)."
+    "model",
+    None,
+    "run folder, checkpoint folder, Hugging Face folder, GGUF file, or a known name "
+    "(smollm2, demo).",
 )
-PROMPTS_FILE = flags.DEFINE_string(
-    "prompts_file", None, "one prompt per line, or JSON Lines with the field prompt."
+HEADS = flags.DEFINE_string(
+    "heads", None, "folder of block heads for a pretrained model; default: its own."
+)
+CHAT = flags.DEFINE_bool(
+    "chat",
+    True,
+    "whether a prompt is what a user says to a model that has a chat template; "
+    "--nochat continues it as it is.",
+)
+PROMPTS_FILE = flags.DEFINE_multi_string(
+    "prompts_file",
+    [],
+    "one prompt per line, or JSON Lines with the field prompt; may be repeated.",
 )
 PRECISION = flags.DEFINE_enum(
     "precision",
@@ -98,22 +114,28 @@ def load(config: DecodeConfig) -> tuple[LoadedModel, Decoder, DecodeConfig]:
     Returns:
       The options know the end-of-text token now.
     """
-    loaded = load_model(cli.required("model"))
+    loaded = load_model(cli.required("model"), HEADS.value)
+    if not CHAT.value:
+        loaded = loaded.without_chat()
     given = {name: flag.value for name, flag in _ASSETS.items()}
     assets = load_assets(loaded, given)
     if PRECISION.value:
         loaded = loaded.in_precision(PRECISION.value)
-    end_of_text = loaded.tokenizer.end_of_text
-    options = dataclasses.replace(config.options, end_of_text=end_of_text)
+    options = dataclasses.replace(config.options, end_of_text=loaded.end_of_text)
     decoder = Decoder(
         loaded.functions,
         loaded.params,
         width=config.lattice_width,
         alpha=config.alpha,
         assets=assets,
-        token_bytes=loaded.tokenizer.all_bytes,
+        token_bytes=loaded.token_bytes,
     )
     return loaded, decoder, dataclasses.replace(config, options=options)
+
+
+def prompt_texts() -> list[str]:
+    """The texts of all files of prompts, in their order."""
+    return [text for path in PROMPTS_FILE.value for text in read_prompts_file(path)]
 
 
 def token_bar(label: str, prompts: int, config: DecodeConfig) -> "progress.tqdm":

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from absl import flags
 
 from bpd_jax import cli, decode_flags, files
-from bpd_jax.data.prompts import read_prompts_file
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.loading import LoadedModel
 from bpd_jax.decoding.methods import Method, parse_method
@@ -68,13 +67,13 @@ def main() -> None:
     options = config.options
     for method in methods:
         decoder.drafter(method)
-    prompts_file = decode_flags.PROMPTS_FILE.value
-    if prompts_file:
-        texts = read_prompts_file(prompts_file)
+    texts = decode_flags.prompt_texts()
+    if texts:
         prompts = [loaded.encode_prompt(text) for text in texts]
-        source = prompts_file
+        source = ", ".join(decode_flags.PROMPTS_FILE.value)
     else:
         prompts = loaded.held_out(NUM_PROMPTS.value, PROMPT_TOKENS.value)
+        assert loaded.task is not None
         source = f"{loaded.task.name}, held-out documents"
 
     count = len({*methods, GREEDY})
@@ -85,7 +84,7 @@ def main() -> None:
             bar.update(tokens)
 
         results = compare(decoder, methods, prompts, options, advance)
-    report = _write(output, loaded, decoder, options, results, source)
+    report = _write(output, loaded, decoder, options, results, source, texts or None)
     print_table(report)
     print(f"report: {output / 'report.html'}")
     _fail_on_errors(results, output)
@@ -111,13 +110,14 @@ def _write(
     options: DecodeOptions,
     results: list[MethodResult],
     source: str,
+    texts: list[str] | None,
 ) -> Report:
     """Writes the report, its data and the records; returns the report."""
     tokenizer, config = loaded.tokenizer, loaded.functions.config
     records: list[DecodeRecord] = []
     for result in results:
         records += build.decode_records(
-            result, tokenizer.decode, tokenizer.piece, tokenizer.end_of_text, options
+            result, tokenizer.decode, tokenizer.piece, options, texts
         )
     block = telling_block(decoder, results)
     picture = None
@@ -132,7 +132,7 @@ def _write(
         methods=build.summaries(results),
         records=[r for r in records if r.prompt_index < _SHOWN_PROMPTS],
         model={
-            "run": loaded.folder.name,
+            "run": loaded.name,
             "parameters": f"{count_parameters(config)['total']:,}",
             "trunk": f"{trunk.num_layers} layers, {trunk.d_model} / {trunk.d_ff} wide",
             "block heads": config.block_size,

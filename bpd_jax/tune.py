@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bpd_jax import cli, decode_flags, files, progress
+from bpd_jax.decoding.asset_files import TUNING
 from bpd_jax.decoding.decoder import GREEDY
-from bpd_jax.decoding.loading import TUNING
 from bpd_jax.decoding.methods import Method, parse_method
 from bpd_jax.decoding.payoff import (
     Choice,
@@ -55,8 +55,12 @@ def main() -> None:
     loaded, decoder, config = decode_flags.load(decode_flags.config())
     if config.options.temperature != 0:
         raise UserError("tune decodes greedily: leave the temperature at 0.")
-    count = max(NUM_PROMPTS.value, *sizes)
-    prompts = loaded.held_out(count, PROMPT_TOKENS.value)
+    given = decode_flags.prompt_texts()
+    if given:
+        prompts = [loaded.encode_prompt(text) for text in given]
+    else:
+        count = max(NUM_PROMPTS.value, *sizes)
+        prompts = loaded.held_out(count, PROMPT_TOKENS.value)
     methods = methods or candidate_methods(decoder, prompts, config.options)
     check_methods(decoder, methods, prompts, config.options)
     options = dataclasses.replace(config.options, batch_size=len(prompts))
@@ -75,6 +79,7 @@ def main() -> None:
     choices = {size: Choice.among(predictions) for size, predictions in found.items()}
     for size, choice in choices.items():
         _print(size, choice)
+    loaded.folder.mkdir(parents=True, exist_ok=True)
     path = loaded.folder / TUNING
     try:
         accuracies = replay.accuracies(_RANKS, _LEAST_GUESSES)

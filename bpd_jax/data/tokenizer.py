@@ -27,31 +27,37 @@ class Tokenizer:
     """A Hugging Face tokenizer that treats all text as ordinary text.
 
     A document that contains the characters `<|endoftext|>` is encoded character by
-    character like any other text: only the program writes the end-of-text token.
+    character like any other text: only the program writes the end-of-text token. A
+    rendered chat is the exception; see `encode_chat`.
 
     Attributes:
       vocab_size: the highest id plus 1, special tokens included.
       end_of_text: id of the token that begins and ends every document.
     """
 
-    def __init__(self, backend: Any, name: str = "tokenizer") -> None:
+    def __init__(
+        self, backend: Any, name: str = "tokenizer", end_of_text: int | None = None
+    ) -> None:
         """Wraps `backend`.
 
         Args:
           backend: a `tokenizers.Tokenizer`.
           name: what error messages call it, such as its path.
+          end_of_text: id of that token; None looks for it by its usual names.
 
         Raises:
           UserError: it has no end-of-text token.
         """
         vocabulary = backend.get_vocab(with_added_tokens=True)
-        known = [token for token in _END_OF_TEXT_NAMES if token in vocabulary]
-        if not known:
-            raise UserError(
-                f"{name} has no end-of-text token: looked for "
-                f"{', '.join(_END_OF_TEXT_NAMES)}."
-            )
-        self.end_of_text: int = vocabulary[known[0]]
+        if end_of_text is None:
+            known = [token for token in _END_OF_TEXT_NAMES if token in vocabulary]
+            if not known:
+                raise UserError(
+                    f"{name} has no end-of-text token: looked for "
+                    f"{', '.join(_END_OF_TEXT_NAMES)}."
+                )
+            end_of_text = vocabulary[known[0]]
+        self.end_of_text: int = end_of_text
         # Published vocabularies may leave ids unused.
         self.vocab_size: int = max(vocabulary.values()) + 1
         # Without this, special tokens spelled out in a document become their ids.
@@ -82,6 +88,18 @@ class Tokenizer:
                     ) from error
             raise
         return [encoding.ids for encoding in encodings]
+
+    def encode_chat(self, text: str) -> list[int]:
+        """Returns the ids of a chat as its template rendered it.
+
+        Special tokens spelled out in it are those tokens, which is how templates mark
+        turns; hence they are so in a user's words, too.
+        """
+        self._backend.encode_special_tokens = False
+        try:
+            return self.encode(text)
+        finally:
+            self._backend.encode_special_tokens = True
 
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of `ids`; `decode(encode(text)) == text` for any text.

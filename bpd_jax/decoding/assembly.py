@@ -125,11 +125,13 @@ class Assembly:
         Raises:
           UserError: the model has no such heads, or the vocabulary not so many tokens.
         """
-        block, vocab_size = self._model.block_size, self._vocab_size
-        if method.k is not None and method.k > vocab_size:
+        block, choices = self._model.block_size, self._vocab_size
+        if method.kind != "draft_model":
+            choices = self._model.config.draft_vocab_size
+        if method.k is not None and method.k > choices:
             raise UserError(
-                f"{method.name} asks for {method.k} candidates, but the vocabulary has "
-                f"{vocab_size} tokens."
+                f"{method.name} asks for {method.k} candidates, but there are only "
+                f"{choices} tokens to choose from."
             )
         if method.kind == "draft_model":
             return self._draft_model_sizes(method)

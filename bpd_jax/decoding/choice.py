@@ -7,6 +7,8 @@ needs no correction, because a draft token is kept only if it is the token that 
 model itself draws there.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
@@ -80,10 +82,19 @@ def choose(
     if options.temperature == 0:
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
+    top_k = options.top_k
+    tokens = None
+    if top_k is not None and top_k < logits.shape[-1]:
+        # Noise for k tokens, not for V, which would take longer than a forward pass.
+        logits, tokens = jax.lax.top_k(logits, top_k)
+
     def draw(key: Array, position: Array, row: Array) -> Array:
         noise = jax.random.gumbel(jax.random.fold_in(key, position), row.shape)
         return jnp.argmax(row + noise)
 
     over_nodes = jax.vmap(draw, (None, 0, 0))
-    scaled = filtered(logits, options)
-    return jax.vmap(over_nodes)(keys, positions, scaled).astype(jnp.int32)
+    scaled = filtered(logits, dataclasses.replace(options, top_k=None))
+    drawn = jax.vmap(over_nodes)(keys, positions, scaled)
+    if tokens is not None:
+        drawn = jnp.take_along_axis(tokens, drawn[..., None], axis=-1)[..., 0]
+    return drawn.astype(jnp.int32)

@@ -115,6 +115,7 @@ class Task:
         indices: Sequence[int],
         batch: int,
         new_tokens: int,
+        padded: int | None = None,
     ) -> DecodeState:
         """The state before the first serial call of some of the prompts.
 
@@ -123,9 +124,11 @@ class Task:
           indices: those that are decoded.
           batch: rows; those past the indices only fill up.
           new_tokens: at which each row stops.
+          padded: to which prompts are padded; None for the least.
         """
-        longest = max(len(prompt) for prompt in prompts)
-        padded = -(-longest // _PADDING) * _PADDING
+        if padded is None:
+            longest = max(len(prompt) for prompt in prompts)
+            padded = -(-longest // _PADDING) * _PADDING
         tokens = np.zeros((batch, padded), np.int32)
         lengths = np.ones(batch, np.int32)
         rows = np.zeros(batch, np.int32)

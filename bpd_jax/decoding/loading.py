@@ -4,58 +4,89 @@ import dataclasses
 import json
 import os
 import pathlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from bpd_jax.data.prompts import held_out_prompts
 from bpd_jax.data.spec import TextTask
 from bpd_jax.data.tokenizer import Tokenizer
-from bpd_jax.decoding.assets import Assets, SmallModel
+from bpd_jax.decoding.conversation import Chat
 from bpd_jax.errors import UserError
+from bpd_jax.models.blockwise import BlockwiseConfig
 from bpd_jax.models.config import load_config
 from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.models.refiner_files import check_fits, load_refiner
-from bpd_jax.ngrams.formats import load as ngram_files
-from bpd_jax.ngrams.model import NGramModel
-from bpd_jax.training.checkpoints import load_parameters
+from bpd_jax.models.heads_files import LoadedHeads, attach_heads, load_heads
+from bpd_jax.pretrained.checkpoint import Checkpoint
+from bpd_jax.pretrained.known import PACKAGED, find_packaged
+from bpd_jax.pretrained.weights import load_trunk
+from bpd_jax.training.slim import load_run_parameters
 from bpd_jax.typing import Params
 
-# Names that `--model` knows, and where `make` puts them.
-KNOWN_MODELS = {"demo": "runs/demo"}
+# Models of our own that `--model` knows, and where `make` puts them.
+KNOWN_RUNS = {"demo": "runs/demo"}
 
-# What `bpd_jax.tune` found out about a model.
-TUNING = "drafting.json"
+# What belongs to a pretrained model: the package's own first, then the user's.
+SHIPPED = pathlib.Path(__file__).resolve().parent.parent / "shipped"
+RUNS = pathlib.Path("runs")
 
-# What a run folder may hold for its own drafting, by the name of the asset.
-OWN_ASSETS = {
-    "ngram": "ngram",
-    "rescorer": "rescorer",
-    "draft_model": "draft_model",
-    "markov": "refiners/markov",
-    "recurrent": "refiners/recurrent",
-    "hydra": "refiners/hydra",
-}
+# Block heads, in one of a model's own folders.
+HEADS = "heads"
+
+Message = Mapping[str, str]
 
 
 @dataclasses.dataclass(frozen=True)
 class LoadedModel:
-    """A trained model, ready to decode.
+    """A model, ready to decode.
 
     Attributes:
-      folder: its run folder.
+      name: for people.
+      folder: of its run; what is measured or reported on it goes there.
       functions: its functions.
       params: its parameters.
       tokenizer: its tokenizer.
-      task: the text it was trained on.
+      end_tokens: that end its texts; the first is the usual one.
+      task: the text it was trained on; None for a pretrained one.
+      begin_of_text: token that its texts begin with, or None.
+      chat: how it holds conversations; None if it just continues texts.
+      shelves: folders that may hold what its methods draft with.
+      accuracies: of its heads, as they were when they were trained; see `Assets`.
     """
 
+    name: str
     folder: pathlib.Path
     functions: ModelFunctions
     params: Params
     tokenizer: Tokenizer
-    task: TextTask
+    end_tokens: tuple[int, ...]
+    task: TextTask | None = None
+    begin_of_text: int | None = None
+    chat: Chat | None = None
+    shelves: tuple[pathlib.Path, ...] = ()
+    accuracies: tuple[tuple[float, ...], ...] | None = None
+
+    @property
+    def vocab_size(self) -> int:
+        """V of the model; its tokenizer may leave the last ids unused."""
+        return self.functions.config.trunk.vocab_size
+
+    @property
+    def end_of_text(self) -> int | tuple[int, ...]:
+        """What decoding options call `end_of_text`."""
+        return self.end_tokens[0] if len(self.end_tokens) == 1 else self.end_tokens
+
+    def own(self, name: str) -> pathlib.Path | None:
+        """Where the model keeps something of its own; None if it has none."""
+        for shelf in self.shelves:
+            if (shelf / name).exists():
+                return shelf / name
+        return None
+
+    def token_bytes(self) -> list[bytes]:
+        """The bytes of all V tokens."""
+        found = self.tokenizer.all_bytes()[: self.vocab_size]
+        return found + [b""] * (self.vocab_size - len(found))
 
     def in_precision(self, dtype: str) -> "LoadedModel":
         """The same model with other activations and products; parameters stay."""
@@ -65,117 +96,151 @@ class LoadedModel:
         return dataclasses.replace(self, functions=ModelFunctions(config))
 
     def held_out(self, count: int, length: int) -> list[np.ndarray]:
-        """The beginnings of held-out documents, `count` prompts of `length` tokens."""
+        """The beginnings of held-out documents, `count` prompts of `length` tokens.
+
+        Raises:
+          UserError: the model is a pretrained one, of whose text nothing is known.
+        """
+        if self.task is None:
+            raise UserError(
+                f"{self.name} is a pretrained model without held-out text of its own: "
+                "give --prompts_file."
+            )
         prompts = held_out_prompts(self.task, count, length, tokenizer=self.tokenizer)
         return [prompt.tokens for prompt in prompts]
 
-    def encode_prompt(self, text: str) -> np.ndarray:
-        """Ids of a prompt, int32: the text of a document from its beginning."""
-        ids = [self.tokenizer.end_of_text, *self.tokenizer.encode(text)]
+    def encode_prompt(self, prompt: str | Sequence[Message]) -> np.ndarray:
+        """Ids of a prompt, int32.
+
+        Args:
+          prompt: a text: what a user says to a model that converses, else the
+            beginning of a document; or a conversation, each message with `role` and
+            `content`.
+
+        Raises:
+          UserError: a conversation, and the model does not converse.
+        """
+        if self.chat is not None:
+            messages = (
+                [{"role": "user", "content": prompt}]
+                if isinstance(prompt, str)
+                else prompt
+            )
+            ids = self.tokenizer.encode_chat(self.chat.render(messages))
+        elif isinstance(prompt, str):
+            begin = [] if self.begin_of_text is None else [self.begin_of_text]
+            ids = [*begin, *self.tokenizer.encode(prompt)]
+        else:
+            raise UserError(
+                f"{self.name} has no chat template: give a text, not a conversation."
+            )
         return np.asarray(ids, np.int32)
 
+    def without_chat(self) -> "LoadedModel":
+        """The same model, continuing texts as they are."""
+        return dataclasses.replace(self, chat=None)
 
-def load_model(name: str) -> LoadedModel:
-    """Loads a trained model.
+
+def load_model(name: str, heads: str | None = None) -> LoadedModel:
+    """Loads a model.
 
     Args:
-      name: a run folder, one of its checkpoint folders (`RUN/checkpoints/STEP`), or
-        one of `KNOWN_MODELS`.
+      name: a run folder, one of its checkpoint folders (`RUN/checkpoints/STEP`), a
+        pretrained checkpoint (a Hugging Face folder or a GGUF file), or a known name:
+        `demo`, `smollm2`.
+      heads: folder of block heads for a pretrained checkpoint; None for those that
+        come with it or lie in `runs/NAME/heads`, if any.
 
     Raises:
-      UserError: there is no model, or it is damaged.
+      UserError: there is no model, it is damaged, or the heads are not its own.
     """
-    folder = pathlib.Path(KNOWN_MODELS.get(name, name))
-    if not folder.is_dir():
-        known = ", ".join(KNOWN_MODELS)
-        hint = " (make demo trains it)" if name in KNOWN_MODELS else ""
+    if name in PACKAGED:
+        return _load_pretrained(name, find_packaged(name), heads)
+    path = pathlib.Path(KNOWN_RUNS.get(name, name))
+    if path.is_file() or (path / "config.json").is_file():
+        return _load_pretrained(path.stem if path.is_file() else path.name, path, heads)
+    if not path.is_dir():
+        known = ", ".join([*KNOWN_RUNS, *PACKAGED])
+        hint = " (make train-demo trains it)" if name in KNOWN_RUNS else ""
         raise UserError(
-            f"there is no model {name!r}: {folder} is not a folder{hint}; give a run "
-            f"folder, one of its checkpoints, or a known name ({known})."
+            f"there is no model {name!r}: {path} does not exist{hint}; give a run "
+            "folder, one of its checkpoints, a Hugging Face folder, a GGUF file, or a "
+            f"known name ({known})."
         )
+    if heads is not None:
+        raise UserError(
+            f"--heads is for pretrained models; {path} was trained with its own."
+        )
+    return _load_run(path)
+
+
+def _load_run(folder: pathlib.Path) -> LoadedModel:
     step = None
     if folder.parent.name == "checkpoints" and folder.name.isdigit():
         step = int(folder.name)
         folder = folder.parent.parent
     config = load_config(folder / "model.json")
+    tokenizer = Tokenizer.load(folder)
     return LoadedModel(
+        name=folder.name,
         folder=folder,
         functions=ModelFunctions(config),
-        params=load_parameters(folder / "checkpoints", config, step=step),
-        tokenizer=Tokenizer.load(folder),
+        params=load_run_parameters(folder, config, step),
+        tokenizer=tokenizer,
+        end_tokens=(tokenizer.end_of_text,),
         task=load_task(folder / "task.json"),
+        begin_of_text=tokenizer.end_of_text,
+        shelves=(folder,),
     )
 
 
-def load_assets(
-    loaded: LoadedModel, given: Mapping[str, str | None] | None = None
-) -> Assets:
-    """Loads what there is to draft with.
+def open_checkpoint(path: pathlib.Path) -> Checkpoint:
+    """Opens a pretrained checkpoint: a Hugging Face folder or a GGUF file."""
+    # Late, so that models of our own load where these formats' packages are missing.
+    if path.is_dir():
+        from bpd_jax.pretrained.hf import open_folder
 
-    Args:
-      loaded: the model.
-      given: folders (of an n-gram model also a file) by the names of `OWN_ASSETS`;
-        what is not given is taken from the run folder, if it is there.
+        return open_folder(path)
+    from bpd_jax.pretrained.gguf_model import open_gguf
 
-    Raises:
-      UserError: something is missing, damaged or made for another model.
-    """
-    found: dict[str, Any] = {}
-    for name, own in OWN_ASSETS.items():
-        path = (given or {}).get(name)
-        if path is None and (loaded.folder / own).is_dir():
-            path = str(loaded.folder / own)
-        if path is not None:
-            found[name] = _load_asset(loaded, name, path)
-    return Assets(**found, accuracies=load_accuracies(loaded.folder / TUNING))
+    return open_gguf(path)
 
 
-def _load_asset(
-    loaded: LoadedModel, name: str, path: str
-) -> NGramModel | SmallModel | object:
-    if name == "ngram":
-        return ngram_files.load_model(
-            path,
-            vocab_size=loaded.tokenizer.vocab_size,
-            end_of_text=loaded.tokenizer.end_of_text,
-        )
-    config = loaded.functions.config
-    if name in ("markov", "recurrent", "hydra"):
-        refiner = load_refiner(path)
-        if refiner.kind != name:
-            raise UserError(f"{path} holds a {refiner.kind} refiner, not a {name} one.")
-        check_fits(
-            refiner.config,
-            vocab_size=config.trunk.vocab_size,
-            d_model=config.trunk.d_model,
-            block_size=config.block_size,
-        )
-        return refiner
-    small = load_model(path)
-    if small.tokenizer.to_json() != loaded.tokenizer.to_json():
-        raise UserError(
-            f"{path} has another tokenizer than {loaded.folder}: train it on the same "
-            "task, with the same vocabulary."
-        )
-    return SmallModel(small.functions, small.params)
+def _load_pretrained(name: str, path: pathlib.Path, heads: str | None) -> LoadedModel:
+    found = open_checkpoint(path)
+    params = load_trunk(found.config, found.layout, found.tensors)
+    config = BlockwiseConfig(found.config)
+    folder = RUNS / name
+    # What the user made comes before what is shipped.
+    shelves = (folder, SHIPPED / name) if name in PACKAGED else (folder,)
+    loaded = LoadedModel(
+        name=name,
+        folder=folder,
+        functions=ModelFunctions(config),
+        params=params,
+        tokenizer=Tokenizer(found.tokenizer, str(path), found.end_tokens[0]),
+        end_tokens=found.end_tokens,
+        begin_of_text=found.begin_of_text,
+        chat=Chat.of(found),
+        shelves=shelves,
+    )
+    place = heads or loaded.own(HEADS)
+    if place is None:
+        return loaded
+    trained = load_heads(place)
+    config, params = attach_heads(config, params, trained)
+    return dataclasses.replace(
+        loaded,
+        functions=ModelFunctions(config),
+        params=params,
+        accuracies=_accuracies(trained),
+    )
 
 
-def load_accuracies(
-    path: str | os.PathLike[str],
-) -> tuple[tuple[float, ...], ...] | None:
-    """Reads how often each head's candidates are right; None if nobody measured it."""
-    try:
-        text = pathlib.Path(path).read_text(encoding="utf-8")
-        return tuple(
-            tuple(float(chance) for chance in head)
-            for head in json.loads(text)["accuracies"]
-        )
-    except FileNotFoundError:
-        return None
-    except (ValueError, TypeError, KeyError) as error:
-        raise UserError(
-            f"{path} does not hold head accuracies: {error}; run bpd_jax.tune again."
-        ) from error
+def _accuracies(heads: LoadedHeads) -> tuple[tuple[float, ...], ...] | None:
+    """How often the candidates of each head were right when it was trained."""
+    found = heads.facts.get("accuracies")
+    return found and tuple(tuple(float(chance) for chance in head) for head in found)
 
 
 def load_task(path: str | os.PathLike[str]) -> TextTask:

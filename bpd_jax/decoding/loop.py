@@ -206,8 +206,9 @@ def _stop(
         end = jnp.where(stops.any(1), jnp.argmax(stops, axis=1) + 1, length + 1)
         return jnp.minimum(count, end), ended | (end <= count)
 
-    if options.end_of_text is not None:
-        count, ended = end_at(tokens == options.end_of_text, count, ended)
+    if options.end_tokens:
+        ends = jnp.isin(tokens, jnp.array(options.end_tokens, tokens.dtype))
+        count, ended = end_at(ends, count, ended)
     if weights.stops is not None:
         states, found = weights.stops.run(stop_states, tokens)
         count, ended = end_at(found, count, ended)

@@ -40,7 +40,8 @@ class StepOptions:
       acceptance: how draft tokens are accepted; see `DecodeOptions`.
       typical_epsilon, typical_delta: thresholds of typical acceptance.
       verification: how drafts are laid out in the forward pass; see `DecodeOptions`.
-      end_of_text: a token that ends a row once it is decoded; None for no such token.
+      end_of_text: a token that ends a row once it is decoded, or several of which each
+        does; None for no such token.
     """
 
     temperature: float = 0.0
@@ -50,7 +51,13 @@ class StepOptions:
     typical_epsilon: float = 0.3
     typical_delta: float = 0.09
     verification: str = TREE
-    end_of_text: int | None = None
+    end_of_text: int | tuple[int, ...] | None = None
+
+    @property
+    def end_tokens(self) -> tuple[int, ...]:
+        """The tokens that end a row."""
+        ends = self.end_of_text
+        return () if ends is None else (ends,) if isinstance(ends, int) else ends
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,8 +96,12 @@ class DecodeOptions(StepOptions):
         check_whole_number("seed", self.seed, 0, 2**32)
         if self.top_k is not None:
             check_whole_number("top_k", self.top_k)
-        if self.end_of_text is not None:
+        if isinstance(self.end_of_text, list):
+            object.__setattr__(self, "end_of_text", tuple(self.end_of_text))
+        if self.end_of_text is not None and not isinstance(self.end_of_text, tuple):
             check_whole_number("end_of_text", self.end_of_text, 0)
+        for token in self.end_tokens:
+            check_whole_number("end_of_text", token, 0)
         for name in ("temperature", "top_p", "typical_epsilon", "typical_delta"):
             _check_number(name, getattr(self, name))
         if not 0 <= self.temperature < float("inf"):

@@ -111,12 +111,19 @@ def decode_records(
     result: MethodResult,
     decode: Decode,
     piece: Piece,
-    end_of_text: int,
     options: DecodeOptions,
+    prompts: Sequence[str] | None = None,
 ) -> list[DecodeRecord]:
     """One record per prompt, with every serial call as a step.
 
     Texts end before a stop text.
+
+    Args:
+      result: of one method.
+      decode: gives the text of tokens.
+      piece: shows one token.
+      options: that were decoded with.
+      prompts: as people wrote them; None decodes their tokens.
     """
     records = []
     for index, generation in enumerate(result.generations):
@@ -134,9 +141,13 @@ def decode_records(
             DecodeRecord(
                 method=result.method.name,
                 prompt_index=index,
-                prompt=decode(visible(generation.input_ids, end_of_text)),
+                prompt=(
+                    decode(visible(generation.input_ids, options))
+                    if prompts is None
+                    else prompts[index]
+                ),
                 text=cut_at_stop(
-                    decode(visible(generation.output_ids, end_of_text)), options.stop
+                    decode(visible(generation.output_ids, options)), options.stop
                 ),
                 input_ids=generation.input_ids.tolist(),
                 output_ids=generation.output_ids.tolist(),
@@ -149,9 +160,9 @@ def decode_records(
     return records
 
 
-def visible(tokens: np.ndarray, end_of_text: int) -> list[int]:
+def visible(tokens: np.ndarray, options: DecodeOptions) -> list[int]:
     """The tokens without the marks of a document's beginning and end."""
-    return [int(token) for token in tokens if token != end_of_text]
+    return [int(token) for token in tokens if token not in options.end_tokens]
 
 
 def lattice_picture(view: BlockView, decode: Decode, piece: Piece) -> LatticePicture:

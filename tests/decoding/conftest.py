@@ -35,7 +35,7 @@ class ScriptedModel:
     @property
     def config(self):
         trunk = types.SimpleNamespace(max_length=1000, vocab_size=self.vocab_size)
-        return types.SimpleNamespace(trunk=trunk)
+        return types.SimpleNamespace(trunk=trunk, draft_vocab_size=self.vocab_size)
 
     def empty_cache(self, batch, slots):
         return KVCache(

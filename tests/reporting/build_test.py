@@ -86,8 +86,7 @@ def test_records_hold_every_step_and_no_end_marks():
         result(Method("ngram", 4), [[2, 3]]),
         decode,
         PIECES.__getitem__,
-        0,
-        DecodeOptions(),
+        DecodeOptions(end_of_text=0),
     )
     assert (record.method, record.prompt_index) == ("ngram:4", 0)
     assert (record.prompt, record.text) == ("b", "abca")
@@ -98,13 +97,24 @@ def test_records_hold_every_step_and_no_end_marks():
     assert json.loads(json.dumps(record.to_json())) == record.to_json()
 
 
+def test_a_record_shows_the_prompt_that_was_typed():
+    typed = ["as it was typed"]
+    [record] = build.decode_records(
+        result(Method("ngram", 4), [[2, 3]]),
+        decode,
+        PIECES.__getitem__,
+        DecodeOptions(),
+        typed,
+    )
+    assert record.prompt == "as it was typed"
+
+
 def test_the_text_of_a_record_ends_before_a_stop_text():
     [record] = build.decode_records(
         result(Method("ngram", 4), [[2, 3]]),
         decode,
         PIECES.__getitem__,
-        0,
-        DecodeOptions(stop=("ca",)),
+        DecodeOptions(end_of_text=(0, 9), stop=("ca",)),
     )
     assert record.text == "ab"
     assert record.output_ids == [1, 2, 3, 1, 0]

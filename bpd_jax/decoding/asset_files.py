@@ -1,0 +1,100 @@
+"""What drafting methods need besides the model, from folders."""
+
+import json
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from bpd_jax.decoding.assets import Assets, SmallModel
+from bpd_jax.decoding.loading import LoadedModel, load_model
+from bpd_jax.errors import UserError
+from bpd_jax.models.refiner_files import check_fits, load_refiner
+from bpd_jax.ngrams.formats import load as ngram_files
+from bpd_jax.ngrams.model import NGramModel
+
+# What `bpd_jax.tune` found out about a model.
+TUNING = "drafting.json"
+
+# What a model's folder may hold for its own drafting, by the name of the asset.
+OWN_ASSETS = {
+    "ngram": "ngram",
+    "rescorer": "rescorer",
+    "draft_model": "draft_model",
+    "markov": "refiners/markov",
+    "recurrent": "refiners/recurrent",
+    "hydra": "refiners/hydra",
+}
+
+
+def load_assets(
+    loaded: LoadedModel, given: Mapping[str, str | None] | None = None
+) -> Assets:
+    """Loads what there is to draft with.
+
+    Args:
+      loaded: the model.
+      given: folders (of an n-gram model also a file) by the names of `OWN_ASSETS`;
+        what is not given is taken from the model's own folders, if it is there.
+
+    Raises:
+      UserError: something is missing, damaged or made for another model.
+    """
+    found: dict[str, Any] = {}
+    for name, own in OWN_ASSETS.items():
+        path = (given or {}).get(name)
+        if path is None and (place := loaded.own(own)) is not None:
+            path = str(place)
+        if path is not None:
+            found[name] = _load_asset(loaded, name, path)
+    tuning = loaded.own(TUNING)
+    accuracies = None if tuning is None else load_accuracies(tuning)
+    return Assets(**found, accuracies=accuracies or loaded.accuracies)
+
+
+def _load_asset(
+    loaded: LoadedModel, name: str, path: str
+) -> NGramModel | SmallModel | object:
+    if name == "ngram":
+        return ngram_files.load_model(
+            path,
+            vocab_size=loaded.vocab_size,
+            end_of_text=loaded.tokenizer.end_of_text,
+        )
+    config = loaded.functions.config
+    if name in ("markov", "recurrent", "hydra"):
+        refiner = load_refiner(path)
+        if refiner.kind != name:
+            raise UserError(f"{path} holds a {refiner.kind} refiner, not a {name} one.")
+        check_fits(
+            refiner.config,
+            vocab_size=config.trunk.vocab_size,
+            d_model=config.trunk.d_model,
+            block_size=config.block_size,
+        )
+        return refiner
+    small = load_model(path)
+    if small.tokenizer.to_json() != loaded.tokenizer.to_json():
+        raise UserError(
+            f"{path} has another tokenizer than {loaded.name}: train it on the same "
+            "task, with the same vocabulary."
+        )
+    return SmallModel(small.functions, small.params)
+
+
+def load_accuracies(
+    path: str | os.PathLike[str],
+) -> tuple[tuple[float, ...], ...] | None:
+    """Reads how often each head's candidates are right; None if nobody measured it."""
+    try:
+        text = pathlib.Path(path).read_text(encoding="utf-8")
+        return tuple(
+            tuple(float(chance) for chance in head)
+            for head in json.loads(text)["accuracies"]
+        )
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(
+            f"{path} does not hold head accuracies: {error}; run bpd_jax.tune again."
+        ) from error

@@ -1,0 +1,161 @@
+"""Writes a model's own continuations of prompts: what block heads are trained on.
+
+    python -m bpd_jax.distill --model=smollm2 --made_up_prompts=1000 \\
+        --prompts_file=questions.jsonl --output=runs/smollm2/texts
+
+Prompts come from files; a model that converses can also make them up itself. They are
+decoded in batches of like length, greedily or by sampling; every batch becomes a shard
+on disk as soon as it is done. A run that is stopped goes on with the same command.
+"""
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+from absl import flags
+
+from bpd_jax import cli, decode_flags, files, progress
+from bpd_jax.data.generations import HEADER, read_header, write_header
+from bpd_jax.data.tokenizer import FILE_NAME as TOKENIZER
+from bpd_jax.decoding import distillation
+from bpd_jax.decoding.decoder import GREEDY, Decoder
+from bpd_jax.decoding.loading import LoadedModel
+from bpd_jax.decoding.methods import parse_method
+from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.errors import UserError
+from bpd_jax.models.heads_files import fingerprint
+
+OUTPUT = flags.DEFINE_string("output", None, "folder of the texts.")
+MADE_UP = flags.DEFINE_integer(
+    "made_up_prompts", 0, "prompts that the model makes up, besides those of files."
+)
+MADE_UP_TOKENS = flags.DEFINE_integer(
+    "made_up_tokens", 64, "the most tokens of a made-up prompt."
+)
+METHOD = flags.DEFINE_string("method", GREEDY.name, "how to draft: any lossless one.")
+LONGEST = flags.DEFINE_integer(
+    "longest_prompt", 512, "longer prompts, in tokens, are left out."
+)
+
+_PROMPTS = "prompts.json"
+_MADE_UP_TOP_K = 100
+
+
+def main() -> None:
+    """Reads the flags, makes up prompts, decodes, writes shards."""
+    output = pathlib.Path(cli.required("output"))
+    method = parse_method(METHOD.value)
+    files.check_writable(output, folder=True)
+    texts = decode_flags.prompt_texts()
+    if not texts and MADE_UP.value < 1:
+        raise UserError(
+            "there is nothing to continue: give --prompts_file, or "
+            "--made_up_prompts=1000 if the model converses."
+        )
+    loaded, decoder, config = decode_flags.load(decode_flags.config())
+    options = config.options
+    if not options.lossless:
+        raise UserError(
+            "typical acceptance does not write what the model would: choose exact."
+        )
+    facts = _facts(options)
+    _check_same(output, loaded, facts)
+    output.mkdir(parents=True, exist_ok=True)
+    write_header(
+        output,
+        base=fingerprint(loaded.functions.config, loaded.params),
+        vocab_size=loaded.vocab_size,
+        facts=facts,
+    )
+    # Whoever trains on the texts, or counts them, needs to know their tokens.
+    loaded.tokenizer.save(output / TOKENIZER)
+    made_up = _made_up(output, loaded, decoder, options) if MADE_UP.value else []
+    prompts = [loaded.encode_prompt(text) for text in [*made_up, *texts]]
+    kept = [prompt for prompt in prompts if len(prompt) <= LONGEST.value]
+    if len(kept) < len(prompts):
+        print(
+            f"{len(prompts) - len(kept)} prompts of more than {LONGEST.value} tokens "
+            "are left out."
+        )
+    decoder.check(method, kept, options)
+    chunks = distillation.chunks_of(kept, options.batch_size, options.seed)
+    done = sum(
+        (output / distillation.shard_name(chunk.shard)).exists() for chunk in chunks
+    )
+    if done:
+        print(f"{done} of {len(chunks)} shards are there already.")
+    waiting = sum(len(chunk.prompts) for chunk in chunks[done:])
+    with decode_flags.token_bar("writing", waiting, config) as bar:
+        task = decoder.task(method, options)
+        distillation.distill(task, chunks, options.batch_size, output, bar.update)
+    print(f"{len(kept)} texts in {len(chunks)} shards: {output}")
+
+
+def _facts(options: DecodeOptions) -> dict[str, Any]:
+    """What the texts depend on, besides the model."""
+    return {
+        "prompts_files": list(decode_flags.PROMPTS_FILE.value),
+        "made_up_prompts": MADE_UP.value,
+        "made_up_tokens": MADE_UP_TOKENS.value,
+        "longest_prompt": LONGEST.value,
+        "chat": decode_flags.CHAT.value,
+        "options": json.loads(json.dumps(dataclasses.asdict(options))),
+    }
+
+
+def _check_same(output: pathlib.Path, loaded: LoadedModel, facts: dict) -> None:
+    """Raises a `UserError` if the folder holds texts of another model or command."""
+    if not (output / HEADER).exists():
+        return
+    about = read_header(output)
+    if about["base"] != fingerprint(loaded.functions.config, loaded.params):
+        raise UserError(f"{output} holds texts of another model: choose another one.")
+    for name, value in facts.items():
+        if about["facts"].get(name) != value:
+            raise UserError(
+                f"{output} holds texts made with {name} = {about['facts'].get(name)}, "
+                f"not {value}: choose another --output, or the same settings to go on."
+            )
+
+
+def _made_up(
+    output: pathlib.Path, loaded: LoadedModel, decoder: Decoder, options: DecodeOptions
+) -> list[str]:
+    """Prompts that the model makes up, as text in `prompts.json` once they are."""
+    if loaded.chat is None:
+        raise UserError(
+            f"{loaded.name} has no chat template, hence makes up no prompts: give "
+            "--prompts_file."
+        )
+    chat, path = loaded.chat, output / _PROMPTS
+    if not path.exists():
+        opening = distillation.opening_of(
+            lambda words: chat.render([{"role": "user", "content": words}])
+        )
+        sampling = dataclasses.replace(
+            options,
+            temperature=options.temperature or 1.0,
+            # Without the tail, whose tokens make prompts that nobody would write.
+            top_k=options.top_k or _MADE_UP_TOP_K,
+            max_new_tokens=MADE_UP_TOKENS.value,
+        )
+        with progress.bar(
+            label="making up", total=MADE_UP.value, unit=" prompts"
+        ) as bar:
+            found = distillation.make_up_prompts(
+                decoder.task(GREEDY, sampling),
+                np.asarray(loaded.tokenizer.encode_chat(opening), np.int32),
+                MADE_UP.value,
+                options.batch_size,
+                bar.update,
+            )
+        texts = [loaded.tokenizer.decode(tokens.tolist()) for tokens in found]
+        with files.replacing_file(path) as temporary:
+            temporary.write_text(json.dumps(texts, indent=1) + "\n", encoding="utf-8")
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    cli.run(main)

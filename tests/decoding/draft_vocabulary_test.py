@@ -1,0 +1,84 @@
+"""Heads that choose from a part of the vocabulary draft worse, and never wrong."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bpd_jax.decoding.assets import Assets
+from bpd_jax.decoding.decoder import Decoder
+from bpd_jax.decoding.methods import parse_method
+from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.errors import UserError
+from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
+from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.heads import init_heads
+from bpd_jax.models.refiner_files import LoadedRefiner
+from bpd_jax.models.refiners import HydraConfig, MarkovConfig, init_refiner
+
+VOCABULARY = np.array([0, 2, 3, 5, 7, 8, 11], np.int32)
+
+
+@pytest.fixture(scope="module")
+def model(make_model):
+    """A random model of 13 tokens whose later heads know 7 of them."""
+    plain = make_model()
+    heads = BlockHeadsConfig(4, 8, draft_vocabulary=len(VOCABULARY))
+    trunk = plain.functions.config.trunk
+    added = init_heads(
+        BlockwiseConfig(trunk), plain.params, heads, jax.random.key(0), VOCABULARY
+    )
+    rng = np.random.default_rng(0)
+    added["kernel_out"] = jnp.asarray(
+        rng.normal(0, 0.3, added["kernel_out"].shape), jnp.float32
+    )
+    params = {"trunk": plain.params["trunk"], "heads": added}
+    return plain._replace(
+        functions=ModelFunctions(BlockwiseConfig(trunk, heads)), params=params
+    )
+
+
+@pytest.fixture(scope="module")
+def assets(make_ngram):
+    def refiner(config):
+        params = init_refiner(config, jax.random.key(1))
+        rng = np.random.default_rng(1)
+        params = jax.tree.map(
+            lambda x: jnp.asarray(rng.normal(0, 0.5, x.shape), x.dtype), params
+        )
+        return LoadedRefiner(config, params, {})
+
+    return Assets(
+        ngram=make_ngram(),
+        markov=refiner(MarkovConfig(13, 16, 4, rank=4)),
+        hydra=refiner(HydraConfig(13, 16, 4, width=8)),
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["bpd", "zero_gram:4", "medusa:8", "ngram_device:3", "markov:3", "hydra:3"]
+)
+def test_the_text_is_that_of_plain_decoding(name, model, assets, make_prompts):
+    decoder = Decoder(model.functions, model.params, width=4, assets=assets)
+    prompts = make_prompts([5, 1, 9])
+    options = DecodeOptions(max_new_tokens=30)
+    want = decoder.decode(parse_method("greedy"), prompts, options)
+    found = decoder.decode(parse_method(name), prompts, options)
+    for mine, theirs in zip(found, want, strict=True):
+        assert mine.output_ids.tolist() == theirs.output_ids.tolist()
+        drafted = {token for draft in mine.drafts for token in draft[1:]}
+        assert drafted <= set(VOCABULARY.tolist())
+
+
+def test_more_candidates_than_tokens_are_told(model, assets):
+    decoder = Decoder(model.functions, model.params, width=4, assets=assets)
+    with pytest.raises(UserError, match="only 7 tokens to choose from"):
+        decoder.drafter(parse_method("zero_gram:2:k=8"))
+
+
+def test_the_vocabulary_of_the_model_is_whole(model):
+    config = dataclasses.replace(model.functions.config, heads=None)
+    assert model.functions.config.draft_vocab_size == 7
+    assert config.draft_vocab_size == 13
