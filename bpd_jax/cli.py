@@ -4,13 +4,15 @@ Flags are absl's; `--gin.NAME=VALUE` is short for `--gin_bindings="NAME = VALUE"
 Bad input ends with one sentence on standard error and exit status 1.
 """
 
+import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from absl import app, flags, logging
 
+from bpd_jax.compiled import keep_compiled
 from bpd_jax.errors import UserError
 
 
@@ -50,12 +52,20 @@ def run(main: Callable[[], None]) -> None:
                 "as in --name=value; see --help."
             )
         logging.set_verbosity(logging.WARNING)
+        keep_compiled()
         main()
 
     _show_in_help()
-    try:
+    with telling_errors():
         arguments = rewrite_gin_arguments(sys.argv)
         app.run(guarded, argv=arguments, flags_parser=_parse)
+
+
+@contextlib.contextmanager
+def telling_errors() -> Iterator[None]:
+    """Ends the program in one sentence on bad input or an interrupt; see `run`."""
+    try:
+        yield
     except UserError as error:
         sys.stdout.flush()
         print(f"error: {error}", file=sys.stderr)
