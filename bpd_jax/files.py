@@ -5,7 +5,7 @@ import os
 import pathlib
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from bpd_jax.errors import UserError
 
@@ -31,6 +31,26 @@ def check_writable(path: str | os.PathLike[str], *, folder: bool = False) -> Non
             pass
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def check_replaceable(path: str | os.PathLike[str], names: Collection[str]) -> None:
+    """Tells before a folder is replaced that more than an older result would be lost.
+
+    Args:
+      path: of the folder, which may not exist yet.
+      names: of all files that an older result may have.
+
+    Raises:
+      UserError: it cannot be written, or holds something else.
+    """
+    check_writable(path, folder=True)
+    if pathlib.Path(path).is_dir():
+        for found in sorted(os.listdir(path)):
+            if found not in names:
+                raise UserError(
+                    f"{path} is not replaced, because it holds {found}, which is not "
+                    "of an earlier result: name a new folder."
+                )
 
 
 @contextlib.contextmanager

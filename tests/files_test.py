@@ -50,3 +50,13 @@ def test_what_cannot_be_written_is_said(tmp_path):
         files.replacing_folder(tmp_path / "file" / "f"),
     ):
         pass
+
+
+def test_a_folder_with_something_else_is_not_replaced(tmp_path):
+    files.check_replaceable(tmp_path / "new", {"a"})
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "a").touch()
+    files.check_replaceable(tmp_path, {"a", "b"})
+    (tmp_path / "c").touch()
+    with pytest.raises(UserError, match="it holds c, which is not of an earlier"):
+        files.check_replaceable(tmp_path, {"a", "b"})

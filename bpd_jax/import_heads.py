@@ -1,0 +1,72 @@
+"""Reads Medusa heads that others trained, as block heads of a pretrained model.
+
+    python -m bpd_jax.import_heads --model=models/vicuna-7b \\
+        --medusa=models/medusa-vicuna-7b --output=runs/vicuna-7b/heads
+
+The folder may have the layout of vLLM or that of FasterDecoding, and may hold the heads
+alone or a whole model with them. `--model` must be the very model that they were
+trained on: nothing in a file of heads tells. docs/export.md has the layouts.
+"""
+
+import pathlib
+
+from absl import flags
+
+from bpd_jax import cli, files
+from bpd_jax.decoding.loading import load_model
+from bpd_jax.errors import UserError
+from bpd_jax.models.heads_files import DTYPES, HEADER, TENSORS, fingerprint, save_heads
+from bpd_jax.pretrained.medusa_import import import_heads
+
+MODEL = flags.DEFINE_string(
+    "model",
+    None,
+    "the base of the heads: Hugging Face folder, GGUF file, or a known name (smollm2).",
+)
+MEDUSA = flags.DEFINE_string(
+    "medusa", None, "folder with config.json and safetensors files of Medusa heads."
+)
+PRECISION = flags.DEFINE_enum(
+    "precision", "bfloat16", DTYPES, "of the numbers that are stored."
+)
+OUTPUT = flags.DEFINE_string("output", None, "folder of block heads to write.")
+
+
+def main() -> None:
+    """Reads the flags, loads the base, reads the heads, writes them as ours."""
+    name, folder = cli.required("model"), pathlib.Path(cli.required("medusa"))
+    output = cli.required("output")
+    files.check_replaceable(output, {HEADER, TENSORS})
+    loaded = load_model(name)
+    if loaded.task is not None:
+        raise UserError(
+            f"--model={name} was trained here, with heads of its own: give the "
+            "pretrained model that the Medusa heads belong to."
+        )
+    model = loaded.functions.config
+    config, params = import_heads(folder, model.trunk)
+    save_heads(
+        output,
+        config,
+        params,
+        base=fingerprint(model, loaded.params),
+        base_name=loaded.name,
+        d_model=model.trunk.d_model,
+        vocab_size=model.trunk.vocab_size,
+        facts={"imported_from": folder.resolve().name},
+        dtype=PRECISION.value,
+    )
+    softmax = "a softmax each" if config.own_softmax else "the softmax of the base"
+    tokens = config.draft_vocabulary or loaded.vocab_size
+    print(
+        f"{config.num_heads - 1} Medusa heads with {softmax} over {tokens:,} tokens "
+        f"written to {output}: they predict 2 to {config.num_heads} tokens ahead."
+    )
+    print(
+        f"python -m bpd_jax.decode --model={name} --heads={output} --method=medusa:16 "
+        "--prompt=Hello"
+    )
+
+
+if __name__ == "__main__":
+    cli.run(main)

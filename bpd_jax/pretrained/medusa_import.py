@@ -1,0 +1,221 @@
+"""Medusa heads that others trained, as block heads; `medusa_layout` has the layouts."""
+
+import os
+import pathlib
+import re
+from collections.abc import Mapping
+
+import jax.numpy as jnp
+import numpy as np
+
+from bpd_jax.errors import UserError
+from bpd_jax.models.config import BlockHeadsConfig, TransformerConfig
+from bpd_jax.pretrained.json_files import Fields
+from bpd_jax.pretrained.medusa_layout import (
+    CONFIG,
+    LAYOUTS,
+    MEDUSA,
+    TOKEN_MAP,
+    VLLM,
+    Layout,
+)
+from bpd_jax.pretrained.safetensors_files import map_file
+
+_PREFIXES = ("medusa_head.", "medusa_heads.")
+_CONVERT = (
+    "import torch, safetensors.torch as s; tensors = torch.load('medusa_lm_head.pt', "
+    "map_location='cpu', weights_only=True); s.save_file({name: tensor.contiguous() "
+    f"for name, tensor in tensors.items()}}, '{MEDUSA.file}')"
+)
+
+
+def import_heads(
+    folder: str | os.PathLike[str], trunk: TransformerConfig
+) -> tuple[BlockHeadsConfig, dict[str, np.ndarray]]:
+    """Reads Medusa heads in any of the layouts.
+
+    Heads and layers are counted from the tensors: published config.json files are
+    known to say less than there is. A softmax that is the base's (`original_lm_head`)
+    is not taken: it is the base's here too.
+
+    Args:
+      folder: with config.json and safetensors files, of heads alone or of a whole model
+        with its heads.
+      trunk: of the model that the heads belong to.
+
+    Returns:
+      Sizes, and what `save_heads` stores, float32.
+
+    Raises:
+      UserError: there are no such heads, they are incomplete or damaged, or they belong
+        to a model of another width or vocabulary.
+    """
+    source = _Source(pathlib.Path(folder))
+    layout, heads, layers = source.layout, source.heads, source.layers
+    width = trunk.d_model
+
+    def stacked(part: str, *shape: int) -> np.ndarray:
+        return np.stack(
+            [
+                [
+                    source.read(layout.layer_name(head, layer, part), shape).astype("f")
+                    for layer in range(layers)
+                ]
+                for head in range(heads)
+            ]
+        )
+
+    kernel = stacked("weight", width, width).swapaxes(-1, -2)
+    params = {"kernel": np.ascontiguousarray(kernel)}
+    if layout.layer_name(0, 0, "bias") in source.tensors:
+        params["bias"] = stacked("bias", width)
+    else:
+        params["bias"] = np.zeros((heads, layers, width), np.float32)
+
+    vocabulary = source.vocabulary(trunk.vocab_size)
+    if vocabulary is not None:
+        params["vocabulary"] = vocabulary
+    softmax = source.softmax(width, trunk.vocab_size, vocabulary)
+    if softmax is not None:
+        params["softmax"] = softmax
+    config = BlockHeadsConfig(
+        num_heads=heads + 1,
+        kind="medusa",
+        layers=layers,
+        own_softmax=softmax is not None,
+        draft_vocabulary=None if vocabulary is None else len(vocabulary),
+    )
+    return config, params
+
+
+class _Source:
+    """The tensors of a folder, by the names of the layout that they have.
+
+    Attributes:
+      tensors: by name, prefixes aside.
+      layout: of them.
+      heads: number of heads.
+      layers: of each.
+    """
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self._folder = folder
+        self.tensors = _read_folder(folder)
+        places = {
+            name: _numbered(layout, self.tensors) for name, layout in LAYOUTS.items()
+        }
+        found = [name for name in places if places[name]]
+        if not found:
+            raise _no_heads(folder)
+        self.layout = LAYOUTS[found[0]]
+        self.heads = 1 + max(head for head, _ in places[found[0]])
+        self.layers = 1 + max(layer for _, layer in places[found[0]])
+        path = folder / CONFIG
+        self._settings = Fields.read(path) if path.is_file() else Fields({}, str(path))
+        if self._settings.number("logit_scale", 1.0) != 1:
+            raise UserError(f"{path} scales the logits, which ours cannot do.")
+
+    def read(self, name: str, *shapes: tuple[int, ...]) -> np.ndarray:
+        """A tensor that has one of these shapes.
+
+        Raises:
+          UserError: it is missing, has another shape, or is quantised.
+        """
+        if name not in self.tensors:
+            raise UserError(
+                f"{self._folder} is incomplete: {self.heads} heads of {self.layers} "
+                f"layers need a tensor {name}."
+            )
+        tensor = self.tensors[name]
+        if tensor.shape not in shapes:
+            raise UserError(
+                f"{name} of {self._folder} has shape {list(tensor.shape)} and not "
+                f"{' or '.join(str(list(shape)) for shape in shapes)}: these heads "
+                "belong to another model."
+            )
+        if not jnp.issubdtype(tensor.dtype, jnp.floating):
+            raise UserError(
+                f"{name} of {self._folder} is stored as {tensor.dtype}, not as floats: "
+                "quantised heads cannot be read."
+            )
+        return tensor
+
+    def vocabulary(self, vocab_size: int) -> np.ndarray | None:
+        """The ids of a draft vocabulary, `[V']` int32, if there is one."""
+        ids = self.tensors.get(TOKEN_MAP)
+        if ids is None or self.layout is not VLLM:
+            return None
+        stored = self._settings.integer("vocab_size", vocab_size)
+        # As vLLM has it: otherwise it does not look at the map.
+        if self._settings.integer("truncated_vocab_size", stored) >= stored:
+            return None
+        if (
+            ids.ndim != 1
+            or not len(ids)
+            or not np.issubdtype(ids.dtype, np.integer)
+            or not 0 <= ids.min() <= ids.max() < vocab_size
+            or len(np.unique(ids)) != len(ids)
+        ):
+            raise UserError(
+                f"{TOKEN_MAP} of {self._folder} is not a list of different tokens "
+                f"below {vocab_size}: it is damaged, or of another model."
+            )
+        return ids.astype(np.int32)
+
+    def softmax(
+        self, width: int, vocab_size: int, vocabulary: np.ndarray | None
+    ) -> np.ndarray | None:
+        """A softmax matrix per head, `[heads, V', D]`; None where the base's serves."""
+        names = [
+            self.layout.softmax_name(head, self.layers) for head in range(self.heads)
+        ]
+        rows = vocab_size if vocabulary is None else len(vocabulary)
+        # vLLM picks the rows of a draft vocabulary if there are all of them.
+        shapes = {(rows, width), (vocab_size, width)}
+        if self._settings.flag("original_lm_head", False):
+            if names[0] in self.tensors:
+                self.read(names[0], *shapes)
+            return None
+        if not any(name in self.tensors for name in names):
+            return None
+        # The largest tensors of all: in place, not stacked.
+        matrices = np.empty((self.heads, rows, width), np.float32)
+        for head, name in enumerate(names):
+            matrix = self.read(name, *shapes)
+            matrices[head] = matrix if len(matrix) == rows else matrix[vocabulary]
+        return matrices
+
+
+def _read_folder(folder: pathlib.Path) -> dict[str, np.ndarray]:
+    """Views of all tensors; if some have a prefix of heads, only these, without it."""
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not a folder with Medusa heads.")
+    tensors: dict[str, np.ndarray] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        tensors |= map_file(path)
+    prefixed = {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        for prefix in _PREFIXES
+        if name.startswith(prefix)
+    }
+    return prefixed or tensors
+
+
+def _no_heads(folder: pathlib.Path) -> UserError:
+    if any((*folder.glob("*.pt"), *folder.glob("*.bin"))):
+        return UserError(
+            f"{folder} has its heads as pickled PyTorch files, which can run code and "
+            f"are not read; convert them where torch is installed: {_CONVERT}"
+        )
+    names = [layout.layer_name(0, 0, "weight") for layout in LAYOUTS.values()]
+    return UserError(f"{folder} holds no Medusa heads: no tensor {' or '.join(names)}.")
+
+
+def _numbered(layout: Layout, names: Mapping[str, object]) -> set[tuple[int, int]]:
+    """The heads and layers that tensors are named after."""
+    pattern = re.escape(layout.layer).replace(r"\{head\}", r"(\d{1,4})")
+    pattern = pattern.replace(r"\{layer\}", r"(\d{1,4})")
+    pattern = pattern.replace(r"\{part\}", "(?:weight|bias)")
+    found = (re.fullmatch(pattern, name, re.ASCII) for name in names)
+    return {(int(match[1]), int(match[2])) for match in found if match}

@@ -1,0 +1,103 @@
+"""How other engines store Medusa heads (Cai et al. 2024).
+
+Their heads count from 0, and head i predicts the token i + 2 steps ahead. Ours count
+from 1, and head 1 is the model itself, so their head i is our head i + 2. Its state is
+x after layers x ← x + SiLU(W x + b), where W is stored as [out, in] and ours as
+[in, out]; its logits are the product with the rows of a softmax matrix.
+
+FasterDecoding, who first published such heads, have two versions. In the first every
+head has a softmax of its own; in the second the model's own serves all heads and is
+not stored. Their later checkpoints hold base and heads in one, with names that begin
+with `medusa_head.`. vLLM can share one softmax as well, but reads it from the file
+(`original_lm_head` in config.json), and knows draft vocabularies (`token_map`).
+"""
+
+import dataclasses
+
+from bpd_jax.errors import UserError
+from bpd_jax.models.config import BlockHeadsConfig
+
+CONFIG = "config.json"
+TOKEN_MAP = "token_map"
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Names of one layout, where heads and layers count from 0.
+
+    Attributes:
+      name: of the layout.
+      file: of the tensors.
+      layer: pattern of the names of a layer's tensors; `part` is `weight` or `bias`.
+      softmax: pattern of the names of a head's softmax; `layers` is their number.
+    """
+
+    name: str
+    file: str
+    layer: str
+    softmax: str
+
+    def layer_name(self, head: int, layer: int, part: str) -> str:
+        """Name of the weight or the bias of a layer."""
+        return self.layer.format(head=head, layer=layer, part=part)
+
+    def softmax_name(self, head: int, layers: int) -> str:
+        """Name of the softmax of a head of so many layers."""
+        return self.softmax.format(head=head, layers=layers)
+
+
+VLLM = Layout(
+    "vllm",
+    "model.safetensors",
+    "blocks.{head}.layers.{layer}.{part}",
+    "lm_heads.{head}.weight",
+)
+MEDUSA = Layout(
+    "medusa",
+    "medusa_lm_head.safetensors",
+    "{head}.{layer}.linear.{part}",
+    "{head}.{layers}.weight",
+)
+LAYOUTS = {layout.name: layout for layout in (VLLM, MEDUSA)}
+
+
+def check_exportable(heads: BlockHeadsConfig | None, layout: Layout) -> None:
+    """Tells heads that other engines can run from those that they cannot.
+
+    Raises:
+      UserError: they cannot, or there are none.
+    """
+    if heads is None or heads.num_heads < 2:
+        raise UserError(
+            "the model has no block heads to export: give a folder with --heads."
+        )
+    same = BlockHeadsConfig(
+        heads.num_heads,
+        kind="medusa",
+        layers=heads.layers,
+        own_softmax=heads.own_softmax,
+        draft_vocabulary=heads.draft_vocabulary,
+    )
+    if heads != same:
+        raise UserError(
+            "these heads cannot be exported: other engines run Medusa heads only, "
+            "x + SiLU(W x + b) with W square and head 1 bare, and these are "
+            f"{_describe(heads)}; train heads of kind medusa."
+        )
+    if heads.own_softmax and heads.draft_vocabulary is not None:
+        raise UserError(
+            "heads with both a draft vocabulary and a softmax of their own cannot be "
+            f"exported to the layout {layout.name}: train them with only one of the "
+            "two."
+        )
+
+
+def _describe(heads: BlockHeadsConfig) -> str:
+    words = [f"of kind {heads.kind}"]
+    if heads.activation != "silu":
+        words.append(f"with {heads.activation}")
+    if not heads.residual:
+        words.append("without residual")
+    if heads.first_has_ffn:
+        words.append("with a layer for head 1")
+    return ", ".join(words)

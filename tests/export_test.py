@@ -1,0 +1,163 @@
+"""export and import_heads, as a user calls them."""
+
+import json
+import os
+import pathlib
+import shlex
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from bpd_jax.decoding.loading import load_model
+from bpd_jax.models.config import BlockHeadsConfig
+from bpd_jax.models.heads import init_heads
+from bpd_jax.models.heads_files import fingerprint, load_heads, save_heads
+
+ROOT = pathlib.Path(__file__).parent.parent
+BASE = ROOT / "tests" / "pretrained" / "golden" / "llama"
+
+# Runs a command several times in one process: importing takes longer than exporting.
+SEVERAL = """
+import contextlib, importlib, io, json, sys
+from absl import flags
+from bpd_jax import cli
+module = importlib.import_module(sys.argv[1])
+done = []
+for arguments in json.loads(sys.argv[2]):
+    for name in flags.FLAGS:
+        flags.FLAGS[name].unparse()
+    sys.argv = ["command", *arguments]
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            cli.run(module.main)
+        except SystemExit as end:
+            status = end.code or 0
+    done.append([status, out.getvalue(), err.getvalue()])
+print(json.dumps(done))
+"""
+
+
+def call(folder, module, *commands):
+    """Exit status, output and errors of a command with each list of arguments."""
+    process = subprocess.run(
+        [sys.executable, "-c", SEVERAL, f"bpd_jax.{module}", json.dumps(commands)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(process.stdout.splitlines()[-1])
+
+
+def assert_refused(result, message):
+    """One sentence, exit status 1, no traceback."""
+    status, _, errors = result
+    assert status == 1
+    [line] = [line for line in errors.splitlines() if "error: " in line]
+    assert message in line
+    assert "Traceback" not in errors
+
+
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory):
+    """Folders of random heads of the base: `medusa`, and `plain` of another kind."""
+    folder = tmp_path_factory.mktemp("heads")
+    loaded = load_model(str(BASE))
+    model = loaded.functions.config
+    vocabulary = np.array([9, 4, 30, 5], np.int32)
+    for name, config, ids in (
+        ("plain", BlockHeadsConfig(3, hidden=8), None),
+        ("medusa", BlockHeadsConfig(3, kind="medusa", draft_vocabulary=4), vocabulary),
+    ):
+        params = init_heads(model, loaded.params, config, jax.random.key(0), ids)
+        kernel = "kernel" if name == "medusa" else "kernel_out"
+        random = np.random.default_rng(1).normal(size=params[kernel].shape)
+        params[kernel] = random.astype(np.float32)
+        save_heads(
+            folder / name,
+            config,
+            params,
+            base=fingerprint(model, loaded.params),
+            base_name=loaded.name,
+            d_model=model.trunk.d_model,
+            vocab_size=model.trunk.vocab_size,
+            facts={},
+            dtype="float32",
+        )
+    return folder
+
+
+def test_out_and_back_in(heads, tmp_path):
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "thesis.txt").write_text("the only copy")
+    base = [f"--model={BASE}", f"--heads={heads / 'medusa'}"]
+    vllm, medusa, again, bare, plain, taken = call(
+        tmp_path,
+        "export",
+        [*base, "--output=vllm", "--precision=float32", "--base=org/tiny"],
+        [*base, "--output=medusa", "--format=medusa"],
+        [*base, "--output=medusa", "--format=medusa"],
+        [f"--model={BASE}", "--output=never"],
+        [f"--model={BASE}", f"--heads={heads / 'plain'}", "--output=never"],
+        [*base, "--output=taken"],
+    )
+    for result in (vllm, medusa, again):
+        assert result[0] == 0, result[2]
+    said = vllm[1].splitlines()
+    assert said[0] == (
+        "2 Medusa heads over 4 tokens of llama written to vllm: config.json and "
+        "model.safetensors, float32."
+    )
+    # The command is one that a shell takes, with settings that are JSON.
+    *words, settings = shlex.split(said[1])
+    assert words == ["vllm", "serve", "org/tiny", "--speculative-config"]
+    wanted = {"method": "medusa", "model": "vllm", "num_speculative_tokens": 2}
+    assert json.loads(settings) == wanted
+    assert "one chain" in said[2]
+    assert "no draft vocabulary" in medusa[1]
+    written = json.loads((tmp_path / "medusa" / "config.json").read_text())
+    assert written["base_model_name_or_path"] == str(BASE)
+
+    assert_refused(bare, "no block heads to export: give a folder with --heads")
+    assert_refused(plain, "of kind feed_forward; train heads of kind medusa")
+    assert_refused(taken, "is not replaced, because it holds thesis.txt")
+    assert {path.name for path in tmp_path.iterdir()} == {"vllm", "medusa", "taken"}
+
+    wrong = tmp_path / "wrong"
+    wrong.mkdir()
+    tensors = load_file(tmp_path / "vllm" / "model.safetensors")
+    tensors["blocks.1.layers.0.weight"] = np.zeros((8, 8), np.float32)
+    save_file(tensors, wrong / "model.safetensors")
+    (wrong / "config.json").write_text((tmp_path / "vllm/config.json").read_text())
+    name = f"--model={BASE}"
+    whole, into, other, nothing = call(
+        tmp_path,
+        "import_heads",
+        [name, "--medusa=vllm", "--output=back", "--precision=float32"],
+        [name, "--medusa=vllm", "--output=taken"],
+        [name, "--medusa=wrong", "--output=never"],
+        [name, "--medusa=taken", "--output=never"],
+    )
+    assert whole[0] == 0, whole[2]
+    assert "2 Medusa heads with the softmax of the base over 4 tokens" in whole[1]
+    assert "they predict 2 to 3 tokens ahead" in whole[1]
+    assert_refused(into, "is not replaced, because it holds thesis.txt")
+    assert_refused(other, "blocks.1.layers.0.weight of wrong has shape [8, 8]")
+    assert_refused(nothing, "taken holds no Medusa heads")
+    assert not (tmp_path / "never").exists()
+    assert (tmp_path / "taken" / "thesis.txt").read_text() == "the only copy"
+
+    first, second = load_heads(heads / "medusa"), load_heads(tmp_path / "back")
+    assert (second.config, second.base) == (first.config, first.base)
+    for key, value in first.params.items():
+        np.testing.assert_array_equal(second.params[key], value, strict=True)
+    # The base takes them, and drafts.
+    loaded = load_model(str(BASE), str(tmp_path / "back"))
+    assert loaded.functions.config.heads == first.config
+    assert loaded.accuracies is None

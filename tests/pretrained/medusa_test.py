@@ -1,0 +1,390 @@
+"""Heads for other engines, and theirs: names, numbers, and what is refused.
+
+Nothing of the other engines runs here. What they compute is written down from its
+definition: logits of head i = softmax_i · x, after x ← x + SiLU(W x + b) per layer.
+"""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from bpd_jax.errors import UserError
+from bpd_jax.models.blockwise import parameter_shapes
+from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
+from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.heads import init_heads
+from bpd_jax.models.heads_files import (
+    attach_heads,
+    fingerprint,
+    load_heads,
+    save_heads,
+)
+from bpd_jax.pretrained.medusa_export import export_heads
+from bpd_jax.pretrained.medusa_import import import_heads
+from bpd_jax.training.loss import head_targets
+
+D, V = 12, 21
+TRUNK = TransformerConfig(
+    V, 1, D, 16, num_heads=2, max_length=16, tied_softmax=False, norm="rms"
+)
+# Not in order, and without the first and the last token.
+VOCABULARY = np.array([7, 3, 19, 11, 2], np.int32)
+CONFIGS = {
+    "shared": BlockHeadsConfig(4, kind="medusa"),
+    "deep": BlockHeadsConfig(3, kind="medusa", layers=2),
+    "own": BlockHeadsConfig(4, kind="medusa", own_softmax=True),
+    "draft": BlockHeadsConfig(3, kind="medusa", draft_vocabulary=len(VOCABULARY)),
+}
+FILES = {"vllm": "model.safetensors", "medusa": "medusa_lm_head.safetensors"}
+
+
+@pytest.fixture(scope="module")
+def base():
+    """Random parameters of a model without heads."""
+    random = np.random.default_rng(0)
+    return jax.tree.map(
+        lambda leaf: jnp.asarray(random.normal(0, 0.3, leaf.shape), jnp.float32),
+        parameter_shapes(BlockwiseConfig(TRUNK)),
+    )
+
+
+def with_heads(base, heads):
+    """The model with random heads."""
+    vocabulary = None if heads.draft_vocabulary is None else VOCABULARY
+    model = BlockwiseConfig(TRUNK, heads)
+    params = init_heads(model, base, heads, jax.random.key(1), vocabulary)
+    random = np.random.default_rng(2)
+    for name in ("kernel", "bias", *(["softmax"] if heads.own_softmax else [])):
+        values = random.normal(0, 0.5, params[name].shape)
+        params[name] = jnp.asarray(values, jnp.float32)
+    return model, {**base, "heads": params}
+
+
+@pytest.fixture
+def model(base, request):
+    return with_heads(base, CONFIGS[request.param])
+
+
+def export(folder, model, layout, dtype="float32"):
+    config, params = model
+    export_heads(folder, config, params, layout=layout, base="org/base", dtype=dtype)
+    return folder, json.loads((folder / "config.json").read_text())
+
+
+def medusa_logits(layers, softmax, hidden):
+    """The definition; weights as [out, in]."""
+    for weight, bias in layers:
+        inner = hidden @ weight.T + bias
+        hidden = hidden + inner / (1 + np.exp(-inner))
+    return hidden @ softmax.T
+
+
+def engine_logits(folder, layout, base, hidden):
+    """Logits `[heads, V]` that an engine computes from the files alone.
+
+    The layout `medusa` leaves the base's softmax to the base.
+    """
+    config = json.loads((folder / "config.json").read_text())
+    tensors = {
+        name: value if name == "token_map" else value.astype(np.float64)
+        for name, value in load_file(folder / FILES[layout]).items()
+    }
+    found = []
+    if layout == "medusa":
+        layers = config["medusa_num_layers"]
+        for i in range(config["medusa_num_heads"]):
+            block = [
+                (tensors[f"{i}.{j}.linear.weight"], tensors[f"{i}.{j}.linear.bias"])
+                for j in range(layers)
+            ]
+            shared = np.asarray(base["trunk"]["softmax"], np.float64)
+            if config.get("version") == "2":
+                assert f"{i}.{layers}.weight" not in tensors
+            softmax = tensors.get(f"{i}.{layers}.weight", shared)
+            found.append(medusa_logits(block, softmax, hidden))
+        return np.stack(found)
+    for i in range(config["num_heads"]):
+        name = f"blocks.{i}.layers"
+        block = [
+            (tensors[f"{name}.{j}.weight"], tensors[f"{name}.{j}.bias"])
+            for j in range(config["num_hidden_layers"])
+        ]
+        one = 0 if config["original_lm_head"] else i
+        logits = medusa_logits(block, tensors[f"lm_heads.{one}.weight"], hidden)
+        if "token_map" in tensors:
+            everything = np.full(config["vocab_size"], -np.inf)
+            everything[tensors["token_map"]] = logits
+            logits = everything
+        assert len(logits) == config["vocab_size"]
+        found.append(logits)
+    return np.stack(found)
+
+
+@pytest.mark.parametrize("model", CONFIGS, indirect=True)
+@pytest.mark.parametrize("layout", FILES)
+def test_an_engine_computes_what_our_heads_do(model, base, layout, tmp_path):
+    """Their head i, from 0, is our head i + 2, which stands at i + 1 of all heads."""
+    folder, _ = export(tmp_path / "out", model, layout)
+    assert {path.name for path in folder.iterdir()} == {"config.json", FILES[layout]}
+    hidden = np.random.default_rng(3).normal(size=D)
+    theirs = engine_logits(folder, layout, base, hidden)
+    config, params = model
+    ours = np.asarray(ModelFunctions(config).head_logits(params, jnp.asarray(hidden)))
+    assert len(ours) == len(theirs) + 1
+    if layout == "medusa" and config.heads.draft_vocabulary:
+        # There is no draft vocabulary there, and the same logits within ours.
+        theirs, ours = theirs[:, VOCABULARY], ours[:, VOCABULARY]
+    np.testing.assert_allclose(theirs, ours[1:], rtol=1e-5, atol=1e-5)
+
+
+def test_heads_are_trained_for_the_tokens_that_medusa_trains_them_for():
+    """Medusa compares logits of head i at position t with token t + 2 + i."""
+    tokens = jnp.asarray(np.random.default_rng(4).integers(1, V, (1, 9)))
+    ones = jnp.ones_like(tokens)
+    targets, valid = jax.jit(head_targets, static_argnums=3)(tokens, ones, ones > 0, 4)
+    for i in range(3):
+        np.testing.assert_array_equal(
+            targets[i + 1, 0, : -(2 + i)], tokens[0, 2 + i :], strict=True
+        )
+        assert valid[i + 1, 0].sum() == 9 - (2 + i)
+
+
+@pytest.mark.parametrize("model", ["draft"], indirect=True)
+def test_config_of_vllm(model, tmp_path):
+    folder, config = export(tmp_path / "out", model, "vllm", "float16")
+    assert config == {
+        "base_model_name_or_path": "org/base",
+        "torch_dtype": "float16",
+        "architectures": ["MedusaModel"],
+        "model_type": "medusa",
+        "hidden_size": D,
+        "vocab_size": V,
+        "truncated_vocab_size": 5,
+        "num_heads": 2,
+        "num_hidden_layers": 1,
+        "medusa_fc_bias": True,
+        "original_lm_head": True,
+    }
+    tensors = load_file(folder / "model.safetensors")
+    assert tensors["token_map"].dtype == np.int64
+    assert tensors["token_map"].tolist() == VOCABULARY.tolist()
+    assert tensors["lm_heads.0.weight"].shape == (5, D)
+    assert tensors["lm_heads.0.weight"].dtype == np.float16
+
+
+def rounded(values, dtype):
+    types = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+    return np.asarray(values, types.get(dtype, np.float32)).astype(np.float32)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("model", CONFIGS, indirect=True)
+@pytest.mark.parametrize("layout", FILES)
+def test_round_trip(model, layout, dtype, tmp_path):
+    folder, _ = export(tmp_path / "out", model, layout, dtype)
+    config, params = import_heads(folder, TRUNK)
+    wanted = model[0].heads
+    if layout == "medusa":
+        wanted = dataclasses.replace(wanted, draft_vocabulary=None)
+    assert config == wanted
+    names = {"kernel", "bias"}
+    names |= {"softmax"} if wanted.own_softmax else set()
+    names |= {"vocabulary"} if wanted.draft_vocabulary else set()
+    assert set(params) == names
+    for name in names - {"vocabulary"}:
+        assert params[name].dtype == np.float32
+        value = rounded(model[1]["heads"][name], dtype)
+        np.testing.assert_array_equal(params[name], value, strict=True)
+    if "vocabulary" in names:
+        np.testing.assert_array_equal(params["vocabulary"], VOCABULARY, strict=True)
+
+
+@pytest.mark.parametrize("model", ["own", "draft"], indirect=True)
+def test_imported_heads_draft_like_the_exported_ones(model, base, tmp_path):
+    folder, _ = export(tmp_path / "out", model, "vllm")
+    config, params = import_heads(folder, TRUNK)
+    plain = BlockwiseConfig(TRUNK)
+    save_heads(
+        tmp_path / "heads",
+        config,
+        params,
+        base=fingerprint(plain, base),
+        base_name="base",
+        d_model=D,
+        vocab_size=V,
+        facts={},
+        dtype="float32",
+    )
+    attached = attach_heads(plain, base, load_heads(tmp_path / "heads"))
+    hidden = jnp.asarray(np.random.default_rng(5).normal(size=(2, D)), jnp.float32)
+    for got, want in zip(
+        ModelFunctions(attached[0]).block_candidates(attached[1], hidden, 3, 4),
+        ModelFunctions(model[0]).block_candidates(model[1], hidden, 3, 4),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(got, want)
+
+
+def published(folder, heads=5, layers=1, softmax=True, **settings):
+    """A checkpoint as FasterDecoding's training writes it, in float16."""
+    random = np.random.default_rng(6)
+    tensors = {}
+    for i in range(heads):
+        for j in range(layers):
+            tensors[f"{i}.{j}.linear.weight"] = random.normal(size=(D, D))
+            tensors[f"{i}.{j}.linear.bias"] = random.normal(size=D)
+        if softmax:
+            tensors[f"{i}.{layers}.weight"] = random.normal(size=(V, D))
+    tensors = {name: value.astype(np.float16) for name, value in tensors.items()}
+    folder.mkdir()
+    save_file(tensors, folder / "medusa_lm_head.safetensors")
+    fields = {"medusa_num_heads": 2, "medusa_num_layers": layers, **settings}
+    (folder / "config.json").write_text(json.dumps(fields))
+    return folder, tensors
+
+
+def test_published_heads_are_counted_in_the_file(tmp_path):
+    """The config.json of the first published ones tells of two heads, not of five."""
+    folder, tensors = published(tmp_path / "m")
+    config, params = import_heads(folder, TRUNK)
+    assert config == BlockHeadsConfig(6, kind="medusa", own_softmax=True)
+    np.testing.assert_array_equal(params["softmax"][4], tensors["4.1.weight"])
+    np.testing.assert_array_equal(
+        params["kernel"][1, 0].T, tensors["1.0.linear.weight"]
+    )
+
+
+def test_a_whole_model_with_heads(tmp_path):
+    folder, tensors = published(tmp_path / "m", heads=2)
+    (folder / "medusa_lm_head.safetensors").unlink()
+    names = sorted(tensors)
+    # In two files, among the tensors of the model.
+    for number, part in enumerate((names[:3], names[3:]), 1):
+        shard = {f"medusa_head.{name}": tensors[name] for name in part}
+        shard[f"model.layers.{number}.weight"] = np.zeros((2, 2), np.float16)
+        shard["lm_head.weight"] = np.zeros((V, D), np.float16)
+        save_file(shard, folder / f"model-0000{number}-of-00002.safetensors")
+    config, params = import_heads(folder, TRUNK)
+    assert config == BlockHeadsConfig(3, kind="medusa", own_softmax=True)
+    np.testing.assert_array_equal(params["bias"][1, 0], tensors["1.0.linear.bias"])
+
+
+def test_variants_of_vllm(base, tmp_path):
+    """Heads without biases, and a map that picks rows of whole softmaxes."""
+    folder, config = export(tmp_path / "m", with_heads(base, CONFIGS["own"]), "vllm")
+    path = folder / "model.safetensors"
+    tensors = {k: v for k, v in load_file(path).items() if not k.endswith(".bias")}
+    ids = VOCABULARY.astype(np.int64)
+    save_file({**tensors, "token_map": ids}, path)
+    # Without a truncated vocabulary vLLM does not look at the map.
+    found, params = import_heads(folder, TRUNK)
+    assert found == CONFIGS["own"]
+    assert not params["bias"].any()
+    config["truncated_vocab_size"] = len(ids)
+    (folder / "config.json").write_text(json.dumps(config))
+    found, params = import_heads(folder, TRUNK)
+    assert found == dataclasses.replace(CONFIGS["own"], draft_vocabulary=len(ids))
+    np.testing.assert_array_equal(params["vocabulary"], VOCABULARY, strict=True)
+    rows = tensors["lm_heads.2.weight"][VOCABULARY]
+    np.testing.assert_array_equal(params["softmax"][2], rows)
+
+
+def refused(call, match):
+    with pytest.raises(UserError, match=match) as error:
+        call()
+    assert "\n" not in str(error.value)
+
+
+def test_other_models_are_refused(tmp_path):
+    folder, _ = published(tmp_path / "m")
+    wide = dataclasses.replace(TRUNK, d_model=16)
+    refused(lambda: import_heads(folder, wide), r"0\.0\.linear\.weight .*\[12, 12\]")
+    more = dataclasses.replace(TRUNK, vocab_size=22)
+    refused(lambda: import_heads(folder, more), r"0\.1\.weight .* \[21, 12\] and not")
+
+
+@pytest.mark.parametrize(
+    "missing", ["2.0.linear.weight", "2.0.linear.bias", "4.1.weight"]
+)
+def test_missing_tensors_are_named(tmp_path, missing):
+    folder, tensors = published(tmp_path / "m")
+    del tensors[missing]
+    save_file(tensors, folder / "medusa_lm_head.safetensors")
+    refused(lambda: import_heads(folder, TRUNK), f"incomplete: 5 heads.*{missing}")
+
+
+def test_damaged_files_are_refused(tmp_path):
+    folder, tensors = published(tmp_path / "m")
+    path = folder / "medusa_lm_head.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    refused(lambda: import_heads(folder, TRUNK), "medusa_lm_head.* is damaged")
+    quantised = tensors["3.0.linear.weight"].astype(np.int8)
+    save_file({**tensors, "3.0.linear.weight": quantised}, path)
+    refused(lambda: import_heads(folder, TRUNK), "stored as int8")
+    # A head number that no file has tensors for.
+    stray = {"9999.9999.linear.weight": tensors["3.0.linear.weight"]}
+    save_file({**tensors, **stray}, path)
+    refused(lambda: import_heads(folder, TRUNK), "incomplete: 10000 heads")
+
+
+def test_pickled_files_are_not_opened(tmp_path):
+    folder, _ = published(tmp_path / "m")
+    (folder / "medusa_lm_head.safetensors").unlink()
+    refused(lambda: import_heads(folder, TRUNK), "holds no Medusa heads")
+    (folder / "medusa_lm_head.pt").write_bytes(b"not even looked at")
+    refused(lambda: import_heads(folder, TRUNK), "not read; convert .*torch.load")
+    refused(lambda: import_heads(tmp_path / "none", TRUNK), "none is not a folder")
+
+
+def test_damaged_maps_and_scaled_logits_are_refused(base, tmp_path):
+    folder, config = export(tmp_path / "m", with_heads(base, CONFIGS["draft"]), "vllm")
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    for ids in ([1, 1, 2, 3, 4], [1, 2, 3, 4, V], [[1], [2]], []):
+        save_file({**tensors, "token_map": np.asarray(ids, np.int64)}, path)
+        refused(lambda: import_heads(folder, TRUNK), "token_map .* is not a list of")
+    save_file(tensors, path)
+    (folder / "config.json").write_text(json.dumps({**config, "logit_scale": 0.5}))
+    refused(lambda: import_heads(folder, TRUNK), "scales the logits")
+
+
+@pytest.mark.parametrize(
+    "heads, match",
+    [
+        (None, "no block heads to export"),
+        (BlockHeadsConfig(1, hidden=8), "no block heads to export"),
+        (BlockHeadsConfig(3, hidden=8), "of kind feed_forward; train heads of kind"),
+        (BlockHeadsConfig(3, kind="medusa", activation="gelu"), "with gelu"),
+        (BlockHeadsConfig(3, kind="medusa", residual=False), "without residual"),
+        (BlockHeadsConfig(3, kind="medusa", first_has_ffn=True), "layer for head 1"),
+        (
+            dataclasses.replace(CONFIGS["own"], draft_vocabulary=5),
+            "both a draft vocabulary and a softmax",
+        ),
+    ],
+)
+def test_heads_that_no_engine_runs_are_refused(base, tmp_path, heads, match):
+    model = (BlockwiseConfig(TRUNK, heads), base)
+    for layout in FILES:
+        refused(lambda layout=layout: export(tmp_path / "out", model, layout), match)
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_half_written(base, tmp_path):
+    config, params = with_heads(base, CONFIGS["own"])
+    folder, _ = export(tmp_path / "out", (config, params), "vllm")
+    before = (folder / "model.safetensors").read_bytes()
+    params["heads"]["bias"] = params["heads"]["bias"].at[2].set(1e6)
+    refused(
+        lambda: export(folder, (config, params), "vllm", "float16"),
+        r"blocks\.2\.layers\.0\.bias has numbers beyond float16",
+    )
+    assert (folder / "model.safetensors").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
