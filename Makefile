@@ -4,15 +4,18 @@ BIN := .venv/bin
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-all lint format clean
+.PHONY: help env demo train-demo test test-all lint format clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 
 env: ## make .venv, once; PYTHON=/path/to/python3.12 chooses the Python
 	@PYTHON="$(PYTHON)" bash scripts/env.sh
 
-demo: env ## train a small model, decode with every method, write a report
+demo: env ## SmolLM2 answers prompts by several methods; table, drafts, report
+	@bash experiments/smollm2/demo.sh
+
+train-demo: env ## train a small model from scratch, n-grams too, decode, write a report
 	@bash experiments/demo/run.sh
 
 test: lint ## lint, then the tests on JOBS=2 processes

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From text to verified drafts in three commands; `make demo` runs them.
+# From text to verified drafts in three commands; `make train-demo` runs them.
 #
 #   paper    sections 4, 6.3 and 7.2, at a size for two CPU cores
 #   needs    nothing but the environment: the text is Python's standard library

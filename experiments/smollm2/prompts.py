@@ -1,0 +1,93 @@
+"""Writes the prompts of the SmolLM2 recipe from JSON Lines of public data sets.
+
+    python experiments/smollm2/prompts.py --data=FOLDER --output=runs/smollm2/prompts
+
+FOLDER holds `gsm8k/{train,test}.jsonl.gz`, `squad/train.jsonl.gz`,
+`cnn_dailymail/{train,validation}.jsonl.gz`, `samsum/test.jsonl.gz` and
+`spec_bench/test.jsonl.gz` with the field names of TensorFlow Datasets. What is written to
+train on comes from the first three alone; what is measured on comes from test splits and
+Spec-Bench.
+"""
+
+import gzip
+import json
+import pathlib
+import random
+from collections.abc import Iterable
+from typing import Any
+
+from absl import flags
+
+from bpd_jax import cli, files
+from bpd_jax.errors import UserError
+
+DATA = flags.DEFINE_string("data", None, "Folder of JSON Lines.")
+OUTPUT = flags.DEFINE_string("output", None, "Folder to write train/ and heldout/ to.")
+HELDOUT = flags.DEFINE_integer("heldout", 12, "Held-out prompts of each category.")
+SEED = flags.DEFINE_integer("seed", 0, "Of the choice.")
+
+# So many training prompts of each kind, so many characters of a text at most: what a
+# prompt costs grows with its length, what it teaches does not.
+_GSM8K, _SQUAD, _SQUAD_QUESTIONS, _CNN = 250, 100, 150, 110
+_LONGEST_CONTEXT, _LONGEST_ARTICLE = 1400, 1500
+
+
+def main() -> None:
+    """Reads, draws, writes."""
+    output = pathlib.Path(cli.required("output"))
+    draw = random.Random(SEED.value)
+    squad = read("squad", "train")
+    articles = read("cnn_dailymail", "train") + read("cnn_dailymail", "validation")
+    train = [
+        *(record["question"] for record in draw.sample(read("gsm8k", "train"), _GSM8K)),
+        *(
+            f"{record['context'][:_LONGEST_CONTEXT]}\n\n{record['question'].strip()}"
+            for record in draw.sample(squad, _SQUAD)
+        ),
+        *(r["question"].strip() for r in draw.sample(squad, _SQUAD_QUESTIONS)),
+        *(
+            f"Summarize: {record['article'][:_LONGEST_ARTICLE]}"
+            for record in draw.sample(articles, _CNN)
+        ),
+    ]
+    write(output / "train.jsonl", train)
+    categories: dict[str, list[str]] = {
+        "gsm8k": [record["question"] for record in read("gsm8k", "test")],
+        "samsum": [
+            f"Here is a dialogue: {record['dialogue']}\nWrite a short summary!"
+            for record in read("samsum", "test")
+        ],
+    }
+    for record in read("spec_bench", "test"):
+        # The eight kinds of MT-Bench questions are one of Spec-Bench's six categories.
+        name = record["category"]
+        name = name if name in _SPEC_BENCH else "mt_bench"
+        categories.setdefault(name, []).append(record["turns"][0])
+    for name, texts in categories.items():
+        chosen = draw.sample(texts, min(HELDOUT.value, len(texts)))
+        write(output / "heldout" / f"{name}.jsonl", chosen)
+
+
+_SPEC_BENCH = ("translation", "summarization", "qa", "math_reasoning", "rag")
+
+
+def read(name: str, split: str) -> list[dict[str, Any]]:
+    """All records of a split."""
+    path = pathlib.Path(cli.required("data")) / name / f"{split}.jsonl.gz"
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as stream:
+            return [json.loads(line) for line in stream]
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path}: {error}.") from error
+
+
+def write(path: pathlib.Path, prompts: Iterable[str]) -> None:
+    """Writes prompts as JSON Lines."""
+    lines = [json.dumps({"prompt": prompt}) + "\n" for prompt in prompts]
+    with files.replacing_file(path) as temporary:
+        temporary.write_text("".join(lines), encoding="utf-8")
+    print(f"{len(lines)} prompts: {path}")
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# How bpd_jax/shipped/smollm2 was made: texts, heads, n-grams, a rescorer.
+#
+#   bash experiments/smollm2/recipe.sh FOLDER
+#
+# FOLDER holds public data sets as JSON Lines; see prompts.py. Without it the model makes
+# up all its prompts itself.
+#
+#   needs    two cores and an hour and a half, or a GPU
+#   makes    runs/smollm2/{texts,heads,ngram,rescorer}: what `--model=smollm2` uses from
+#            then on, before what is shipped
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+python="${PYTHON_BIN:-.venv/bin/python}"
+run=runs/smollm2
+
+prompts=()
+if [ $# -gt 0 ]; then
+    "$python" experiments/smollm2/prompts.py --data="$1" --output="$run/prompts"
+    prompts=(--prompts_file="$run/prompts/train.jsonl")
+fi
+
+"$python" -m bpd_jax.distill --model=smollm2 "${prompts[@]}" --made_up_prompts=600 \
+    --max_new_tokens=256 --longest_prompt=480 --batch_size=64 --output="$run/texts"
+"$python" -m bpd_jax.train --gin_file=experiments/smollm2/heads.gin --workdir="$run"
+"$python" -m bpd_jax.build_ngram --generations="$run/texts" --order=4 \
+    --output="$run/ngram"
