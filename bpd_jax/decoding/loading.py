@@ -208,6 +208,12 @@ def open_checkpoint(path: pathlib.Path) -> Checkpoint:
 
 def _load_pretrained(name: str, path: pathlib.Path, heads: str | None) -> LoadedModel:
     found = open_checkpoint(path)
+    tokens = found.tokenizer.get_vocab_size(with_added_tokens=False)
+    if tokens > found.config.vocab_size:
+        raise UserError(
+            f"the tokenizer of {path} has {tokens} tokens and the model "
+            f"{found.config.vocab_size}: they are not of one model."
+        )
     params = load_trunk(found.config, found.layout, found.tensors)
     config = BlockwiseConfig(found.config)
     folder = RUNS / name

