@@ -19,6 +19,7 @@ DATA = [
 ]
 FST = ["pynini>=2.1.7,<3"]
 BEAM = ["apache-beam>=2.77,<3"]
+LM_EVAL = ["lm_eval>=0.4.13,<0.5"]
 TENSORBOARD = ["tensorboardX>=2.6.5,<3"]
 DEV = [
     "hypothesis>=6.100,<7",
@@ -73,6 +74,7 @@ setup(
         "data": DATA,
         "fst": FST,
         "beam": BEAM,
+        "lm_eval": LM_EVAL,
         "tensorboard": TENSORBOARD,
         "all": DATA + FST + BEAM + TENSORBOARD,
         "cuda13": ["jax[cuda13]"],

@@ -1,0 +1,84 @@
+"""EleutherAI's Evaluation Harness with one model more, `bpd_jax`.
+
+    python -m bpd_jax.lm_eval --model bpd_jax \\
+        --model_args model=demo,method=ngram:16 --tasks lambada_openai
+
+Everything else is as with the harness's own command, `lm_eval`. `--model_args` are the
+arguments of `bpd_jax.harness.HarnessModel`.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from bpd_jax import cli
+from bpd_jax.compiled import keep_compiled
+from bpd_jax.errors import UserError
+from bpd_jax.harness import HarnessModel
+
+
+def register() -> type[HarnessModel]:
+    """Makes the model `bpd_jax` known to the harness, for this process.
+
+    Returns:
+      Its class.
+
+    Raises:
+      UserError: the harness is not installed, or not as a whole.
+    """
+    try:
+        from lm_eval.api.model import LM
+        from lm_eval.api.registry import register_model
+        from lm_eval.utils import simple_parse_args_string
+    except ImportError as error:
+        raise UserError(
+            f"the Evaluation Harness cannot be imported ({error}): pip install "
+            "'lm_eval>=0.4.13,<0.5'."
+        ) from error
+
+    class HarnessLM(HarnessModel, LM):
+        """A `HarnessModel` in the harness's own class hierarchy."""
+
+        @classmethod
+        def create_from_arg_obj(
+            cls,
+            arg_dict: Mapping[str, Any],
+            additional_config: Mapping[str, Any] | None = None,
+        ) -> "HarnessLM":
+            """Takes `--model_args`, and `--batch_size` where they name none.
+
+            The harness always gives a batch size, and a device, `cuda:0` by default,
+            which is not ours to choose: jax does.
+            """
+            flags = additional_config or {}
+            return cls(**{"batch_size": flags.get("batch_size") or 1, **arg_dict})
+
+        @classmethod
+        def create_from_arg_string(
+            cls, arg_string: str, additional_config: Mapping[str, Any] | None = None
+        ) -> "HarnessLM":
+            """The same, from `NAME=VALUE,NAME=VALUE`."""
+            arguments = simple_parse_args_string(arg_string)
+            return cls.create_from_arg_obj(arguments, additional_config)
+
+        def keep(self, kind: str, arguments: tuple[Any, ...], answer: object) -> None:
+            """Writes an answer to the file of `--use_cache`, if there is one."""
+            self.cache_hook.add_partial(kind, arguments, answer)
+
+    return register_model("bpd_jax")(HarnessLM)
+
+
+def main() -> None:
+    """Runs the harness's own command."""
+    # Its statistics would fork a process with jax's threads, which may never end.
+    os.environ.setdefault("DISABLE_MULTIPROC", "1")
+    with cli.telling_errors():
+        register()
+        from lm_eval.__main__ import cli_evaluate
+
+        keep_compiled()
+        cli_evaluate()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""Scores of known texts: the same as a softmax over everything, however batched."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bpd_jax.evaluation import scoring
+from bpd_jax.evaluation.scoring import Score, score_texts, windows
+from bpd_jax.models.attention import causal_mask
+from bpd_jax.models.blockwise import parameter_shapes
+from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
+from bpd_jax.models.functions import ModelFunctions
+
+VOCAB, LONGEST = 13, 150
+
+
+@pytest.fixture(scope="module")
+def model():
+    """Functions and parameters of a model of 150 tokens."""
+    config = BlockwiseConfig(
+        TransformerConfig(VOCAB, 1, 16, 32, num_heads=2, max_length=LONGEST),
+        BlockHeadsConfig(2, hidden=8),
+    )
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda leaf: rng.normal(0, 0.4, leaf.shape).astype(leaf.dtype),
+        parameter_shapes(config),
+        is_leaf=lambda leaf: hasattr(leaf, "shape"),
+    )
+    return ModelFunctions(config), params
+
+
+def logits_after(model, tokens):
+    """All logits of one text, `[T, V]`, without batches, chunks or windows."""
+    padded = jnp.pad(jnp.asarray(tokens), (0, LONGEST - len(tokens)))[None]
+    return np.asarray(all_logits(*model, padded)[0, : len(tokens)], np.float64)
+
+
+@functools.partial(jax.jit, static_argnames="functions")
+def all_logits(functions, params, tokens):
+    mask = causal_mask(jnp.ones_like(tokens))
+    positions = jnp.arange(tokens.shape[1])[None]
+    hidden, _ = functions.forward(params, tokens, positions, mask)
+    return functions.next_token_logits(params, hidden)
+
+
+def expected(model, tokens, count):
+    """The score by its definition."""
+    logits = logits_after(model, tokens[:-1])[len(tokens) - 1 - count :]
+    targets = tokens[len(tokens) - count :]
+    peak = logits.max(-1, keepdims=True)
+    log_probs = logits - peak - np.log(np.exp(logits - peak).sum(-1, keepdims=True))
+    found = log_probs[np.arange(count), targets].sum()
+    return Score(float(found), bool((logits.argmax(-1) == targets).all()))
+
+
+def scores(model, texts, **options):
+    found = dict(score_texts(*model, texts, **options))
+    assert sorted(found) == list(range(len(texts)))
+    return [found[index] for index in range(len(texts))]
+
+
+def assert_alike(found, wanted):
+    assert [s.is_greedy for s in found] == [s.is_greedy for s in wanted]
+    np.testing.assert_allclose(
+        [s.log_prob for s in found], [s.log_prob for s in wanted], rtol=1e-5, atol=1e-4
+    )
+
+
+@pytest.fixture(scope="module")
+def texts():
+    rng = np.random.default_rng(1)
+    cases = [(2, 1), (40, 3), (7, 6), (151, 150), (33, 1), (100, 70), (33, 32), (5, 2)]
+    return [(rng.integers(0, VOCAB, length), count) for length, count in cases]
+
+
+def test_scores_are_those_of_a_softmax_over_everything(model, texts):
+    wanted = [expected(model, *text) for text in texts]
+    assert_alike(scores(model, texts), wanted)
+    assert wanted[3].log_prob < -100  # 150 tokens: more than one chunk
+
+
+@pytest.mark.parametrize("batch_size", [3, 8, 50])
+def test_batches_change_nothing(model, texts, batch_size):
+    one_by_one = scores(model, texts, batch_size=1)
+    assert_alike(scores(model, texts, batch_size=batch_size), one_by_one)
+
+
+def test_what_greedy_decoding_writes_is_told_from_the_rest(model):
+    tokens = [5, 3]
+    for _ in range(6):
+        tokens.append(int(logits_after(model, tokens)[-1].argmax()))
+    other = [*tokens[:-1], (tokens[-1] + 1) % VOCAB]
+    texts = [(np.array(tokens), 6), (np.array(other), 6), (np.array(other[:-1]), 5)]
+    greedy = [score.is_greedy for score in scores(model, texts, batch_size=2)]
+    assert greedy == [True, False, True]
+
+
+def test_what_several_texts_read_alike_is_read_once(model, monkeypatch):
+    read = []
+    real = scoring._score_batch
+
+    def spy(functions, params, rows, asked, batch):
+        read.extend(rows)
+        return real(functions, params, rows, asked, batch)
+
+    monkeypatch.setattr(scoring, "_score_batch", spy)
+    question = list(range(9))
+    texts = [(np.array([*question, answer]), 1) for answer in (3, 7, 11)]
+    texts.append((np.array([*question, 3]), 4))
+    assert_alike(scores(model, texts), [expected(model, *text) for text in texts])
+    assert len(read) == 1
+
+
+def test_nothing_is_certain(model):
+    assert (
+        scores(model, [(np.array([4]), 0), (np.array([4, 5]), 0)])
+        == [Score(0.0, True)] * 2
+    )
+    assert scores(model, []) == []
+
+
+def test_a_long_text_is_scored_window_by_window(model):
+    text = np.random.default_rng(2).integers(0, VOCAB, 11)
+    parts = [expected(model, text[0:5], 4), expected(model, text[4:9], 4)]
+    parts.append(expected(model, text[6:11], 2))
+    [found] = scores(model, [(text, 10)], max_length=4, batch_size=2)
+    assert found.log_prob == pytest.approx(sum(part.log_prob for part in parts))
+    # A context that is too long is cut from the left.
+    assert_alike(
+        scores(model, [(text, 2)], max_length=4), [expected(model, text[6:], 2)]
+    )
+
+
+def test_windows_of_the_worked_example():
+    found = [
+        (window.inputs.tolist(), window.targets.tolist())
+        for window in windows(np.arange(11), 10, 4)
+    ]
+    assert found == [
+        ([0, 1, 2, 3], [1, 2, 3, 4]),
+        ([4, 5, 6, 7], [5, 6, 7, 8]),
+        ([6, 7, 8, 9], [9, 10]),
+    ]
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.integers(1, 40), st.integers(0, 39), st.integers(1, 12))
+def test_every_token_is_scored_once_after_all_that_fits(length, count, max_length):
+    count = min(count, length - 1)
+    scored = []
+    for inputs, targets in windows(np.arange(length), count, max_length):
+        assert 1 <= len(targets) <= len(inputs) <= max_length
+        last = targets[-1]
+        assert inputs.tolist() == list(range(max(0, last - max_length), last))
+        scored += targets.tolist()
+    assert scored == list(range(length - count, length))

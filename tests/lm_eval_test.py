@@ -1,0 +1,137 @@
+"""The Evaluation Harness runs our models; without it, one sentence says what to do."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from bpd_jax.decoding.asset_files import OWN_ASSETS
+from bpd_jax.harness import HarnessModel
+
+ROOT = pathlib.Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "lm_eval.md").read_text()
+
+
+def run(folder, *arguments, **environment):
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("missing", ["lm_eval", "lm_eval.api.model"])
+def test_a_harness_that_is_not_there_is_told_in_one_sentence(tmp_path, missing):
+    program = (
+        "import sys\n"
+        f"sys.modules[{missing!r}] = None\n"
+        "from bpd_jax.lm_eval import main\n"
+        "main()\n"
+    )
+    done = run(tmp_path, "-c", program)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    [error] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "the Evaluation Harness cannot be imported" in error
+    assert "pip install 'lm_eval" in error
+
+
+def test_the_page_names_every_argument():
+    for name in (*HarnessModel.__init__.__kwdefaults__, *OWN_ASSETS):
+        assert f"`{name}`" in PAGE
+
+
+@pytest.fixture
+def tasks(tmp_path):
+    """A folder with the task of docs/lm_eval.md and one of every other kind."""
+    pytest.importorskip("lm_eval")
+    [task] = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    data = [
+        {"question": f"{n} times 2 is", "answer": f"{2 * n}. #### {2 * n}"}
+        for n in range(3, 8)
+    ]
+    write_lines(tmp_path / "gsm8k.jsonl", data)
+    short = {"max_gen_toks: 96": "max_gen_toks: 12", "{{question}}\\nAnswer:": "3"}
+    for old, new in short.items():
+        assert old in task
+        task = task.replace(old, new)
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "gsm8k_20.yaml").write_text(task)
+    facts = [
+        {"fact": f"{n} times 3 is", "answers": [f" {3 * n}.", f" {n}#"], "right": 0}
+        for n in range(1, 5)
+    ]
+    write_lines(tmp_path / "facts.jsonl", facts)
+    common = {
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": "facts.jsonl"}},
+        "test_split": "test",
+        "doc_to_text": "{{fact}}",
+        "doc_to_target": "right",
+    }
+    choice = {"doc_to_choice": "answers", "target_delimiter": ""}
+    rolling = {"doc_to_text": "", "doc_to_target": "{{fact}}"}
+    for name, kind, more in (
+        ("choice", "multiple_choice", choice),
+        ("rolling", "loglikelihood_rolling", rolling),
+    ):
+        # JSON is YAML.
+        fields = {"task": name, "output_type": kind, **common, **more}
+        (tmp_path / "tasks" / f"{name}.yaml").write_text(json.dumps(fields))
+    return tmp_path
+
+
+def write_lines(path, records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def evaluate(folder, model, *arguments):
+    return run(
+        folder,
+        "-m",
+        "bpd_jax.lm_eval",
+        *("--model", "bpd_jax", "--model_args", model),
+        *("--include_path", "tasks", "--tasks", "gsm8k_20,choice,rolling"),
+        *arguments,
+        HF_HOME=str(folder / "cache"),
+    )
+
+
+@pytest.mark.slow
+def test_results_are_the_same_for_every_method(tasks, trained):
+    found = []
+    for method in ("greedy", "zero_gram:4"):
+        output = tasks / method.partition(":")[0]
+        done = evaluate(
+            tasks,
+            f"model={trained / 'run'},method={method},batch_size=3",
+            *("--output_path", str(output), "--log_samples"),
+        )
+        assert done.returncode == 0, done.stderr
+        assert f"{method}: " in done.stderr  # the tokens per serial call
+        [results] = output.rglob("results*.json")
+        samples = [
+            [json.loads(line)["resps"] for line in path.open()]
+            for path in sorted(output.rglob("samples*.jsonl"))
+        ]
+        found.append((json.loads(results.read_text())["results"], samples))
+    (results, samples), drafted = found
+    assert drafted == (results, samples)
+    assert list(map(len, samples)) == [4, 5, 4]
+    assert 0 <= results["choice"]["acc,none"] <= 1
+    assert results["rolling"]["word_perplexity,none"] > 1
+
+
+@pytest.mark.slow
+def test_wrong_model_arguments_are_told_in_one_sentence(tasks, trained):
+    done = evaluate(tasks, f"model={trained / 'run'},methods=bpd")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "error: there is no model argument 'methods': give model," in done.stderr
