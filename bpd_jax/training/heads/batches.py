@@ -17,11 +17,14 @@ class PositionBatch(NamedTuple):
       states: `[n, D]` of the frozen model, in half precision.
       tokens: `[n, L]` int32, y_0 … y_{L-1}, the text after each position.
       valid: `[n, L]` bool, whether they lie in the text.
+      later: `[n, L-1, D]` states after y_0 … y_{L-2}, with which the model itself
+        predicts y_1 … y_{L-1}; None if nobody asks. Any where not valid.
     """
 
     states: np.ndarray
     tokens: np.ndarray
     valid: np.ndarray
+    later: np.ndarray | None = None
 
 
 def with_targets(
@@ -53,7 +56,7 @@ def measured_batches(
         batch = with_targets(positions, indices[part], states[part], block_size)
         missing = min(size, len(indices)) - len(batch.tokens)
         batches.append(
-            PositionBatch(*(np.pad(x, ((0, missing), (0, 0))) for x in batch))
+            PositionBatch(*(np.pad(x, ((0, missing), (0, 0))) for x in batch[:3]))
         )
     return batches
 
@@ -65,6 +68,8 @@ def cached_batches(
     block_size: int,
     seed: int,
     step: int = 0,
+    *,
+    later: bool = False,
 ) -> Iterator[PositionBatch]:
     """Endless batches of cached positions; an epoch drops less than a batch.
 
@@ -75,6 +80,7 @@ def cached_batches(
       block_size: L.
       seed: of the order, which depends on nothing else.
       step: how many batches to leave out.
+      later: whether the states after the tokens that follow come along.
     """
     size = min(size, len(indices))
     per_epoch = len(indices) // size
@@ -84,8 +90,19 @@ def cached_batches(
         for number in range(step, per_epoch):
             picked = indices[order[number * size : (number + 1) * size]]
             found = states.read(picked)
-            yield with_targets(states.positions, picked, found, block_size)
+            batch = with_targets(states.positions, picked, found, block_size)
+            if later:
+                batch = batch._replace(later=_later(states, picked, block_size))
+            yield batch
         epoch, step = epoch + 1, 0
+
+
+def _later(states: States, picked: np.ndarray, block_size: int) -> np.ndarray:
+    """`[n, L-1, D]`: the states at the positions after some; see `PositionBatch`."""
+    places = picked[:, None] + np.arange(1, block_size)
+    # Past the end of a text its neighbour's stand, which no target goes with.
+    places = np.minimum(places, len(states.positions) - 1)
+    return states.read(places.ravel()).reshape(*places.shape, -1)
 
 
 def ring_batches(

@@ -86,24 +86,45 @@ def draft_places(
     return jnp.maximum(found, 0), found >= 0
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+class Teacher(NamedTuple):
+    """What the model itself expects where a head guesses.
+
+    Attributes:
+      states: of the model after the tokens before the target.
+      share: of the targets that is the model's distribution, 0 to 1.
+    """
+
+    states: Float[Array, "n D"]
+    share: Float[Array, ""]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
 def softmax_loss(
     state: Float[Array, "n D"],
     matrix: Float[Array, "draft D"],
     places: Int[Array, " n"],
     scored: Bool[Array, " n"],
+    teacher: Teacher | None,
     trains_matrix: bool,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Summed −log softmax(state · matrixᵀ)[places], and the number ranked first.
 
     Only the first result has a gradient, with respect to `state` and, if it is trained,
     to `matrix`. Products are of the matrix's precision with sums in float32.
+
+    With a teacher, of share μ, the target is 1 - μ of the token at `places` and μ of
+    q = softmax(teacher.states · matrixᵀ), and the loss is the cross-entropy with that.
     """
-    return _softmax_forward(state, matrix, places, scored, trains_matrix)[0]
+    return _softmax_forward(state, matrix, places, scored, teacher, trains_matrix)[0]
 
 
 def _softmax_forward(
-    state: Array, matrix: Array, places: Array, scored: Array, trains_matrix: bool
+    state: Array,
+    matrix: Array,
+    places: Array,
+    scored: Array,
+    teacher: Teacher | None,
+    trains_matrix: bool,
 ) -> tuple[tuple[Array, Array], tuple[Array, Array | None]]:
     """`softmax_loss`, and its gradients as residuals."""
     rounded = state.astype(matrix.dtype)
@@ -117,9 +138,19 @@ def _softmax_forward(
     correct = jnp.sum((found == top) & scored, dtype=jnp.float32)
     # d loss / d state = Σ_v p_v matrix_v − matrix_place, likewise for the matrix.
     scale = scored / total
+    own = jnp.float32(1)
+    if teacher is not None:
+        assert not trains_matrix
+        theirs = product("nD,VD->nV", teacher.states.astype(matrix.dtype), matrix)
+        likely = jax.nn.softmax(theirs)
+        own = 1 - teacher.share
+        # −Σ_v q_v log p_v, in place of that of the token at the place.
+        soft = jnp.log(total) + top - jnp.sum(likely * logits, axis=1)
+        losses = own * losses + teacher.share * soft
+        weights -= teacher.share * total[:, None] * likely
     rounded_weights = weights.astype(matrix.dtype)
     expected = product("nV,VD->nD", rounded_weights, matrix)
-    by_state = scale[:, None] * expected - scored[:, None] * matrix[places]
+    by_state = scale[:, None] * expected - own * scored[:, None] * matrix[places]
     by_matrix = None
     if trains_matrix:
         scaled = (scale[:, None] * state).astype(matrix.dtype)
@@ -139,7 +170,7 @@ def _softmax_backward(
     by_state, by_matrix = jax.tree.map(
         lambda x: (cotangents[0] * x).astype(x.dtype), gradients
     )
-    return by_state, by_matrix, None, None
+    return by_state, by_matrix, None, None, None
 
 
 softmax_loss.defvjp(_softmax_forward, _softmax_backward)
@@ -159,6 +190,8 @@ def loss_and_gradients(
     targets: Targets,
     lambdas: tuple[float, ...],
     *,
+    later: Float[Array, "levels n D"] | None = None,
+    soft_targets: float = 0.0,
     products: str = "float32",
     chunk: int | None = None,
 ) -> tuple[Float[Array, ""], LevelSums, Params]:
@@ -171,6 +204,8 @@ def loss_and_gradients(
       states: of the frozen model.
       targets: see `Targets`.
       lambdas: λ of heads 2 … L.
+      later: states with which the model itself predicts the targets; for soft ones.
+      soft_targets: share of the targets that is the model's own distribution.
       products: precision of products.
       chunk: positions whose logits exist at a time; None for `chunk_size`.
 
@@ -185,17 +220,23 @@ def loss_and_gradients(
     chunks = states.astype(products).reshape(-1, chunk, states.shape[-1])
 
     def chunk_loss(
-        weights: Params, softmax: Array, state: Array, places: Array, scored: Array
+        weights: Params,
+        softmax: Array,
+        state: Array,
+        places: Array,
+        scored: Array,
+        after: Array | None,
     ) -> tuple[Array, Array]:
         found = apply_head(config, weights, state, dtype=products)
-        return softmax_loss(found, softmax, places, scored, own)
+        teacher = None if after is None else Teacher(after, jnp.float32(soft_targets))
+        return softmax_loss(found, softmax, places, scored, teacher, own)
 
     differentiate = jax.value_and_grad(
         chunk_loss, (0, 1) if own else (0,), has_aux=True
     )
 
     def add_level(carry: Array, level: Any) -> tuple[Array, Any]:
-        weights, softmax, target, scale = level
+        weights, softmax, target, scale, after = level
         softmax = shared if softmax is None else softmax.astype(products)
 
         def add_chunk(sums: Any, part: Any) -> tuple[Any, None]:
@@ -210,6 +251,7 @@ def loss_and_gradients(
             chunks,
             target.places.reshape(-1, chunk),
             target.scored.reshape(-1, chunk),
+            None if after is None else after.reshape(chunks.shape),
         )
         (loss, correct, found), _ = jax.lax.scan(add_chunk, start, parts)
         found = jax.tree.map(lambda x: scale * x, found)
@@ -219,7 +261,8 @@ def loss_and_gradients(
     valid = targets.valid.sum(1, dtype=jnp.float32)
     scale = jnp.asarray(lambdas, jnp.float32) / jnp.maximum(scored, 1)
     layers = {name: trained[name] for name in names}
-    every_level = (layers, trained["softmax"] if own else None, targets, scale)
+    softmaxes = trained["softmax"] if own else None
+    every_level = (layers, softmaxes, targets, scale, later)
     total, (losses, correct, found) = jax.lax.scan(
         add_level, jnp.float32(0), every_level
     )

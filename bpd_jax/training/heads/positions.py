@@ -125,8 +125,8 @@ def epoch_order(count: int, seed: int, epoch: int) -> np.ndarray:
     """All of 0 … `count` - 1 in a random order that is cheap to read from disk.
 
     Runs of 64 neighbours come in random order, and the members of 4096 such runs are
-    shuffled among themselves. Batches that follow each other have to come from very many
-    texts: heads learn the few texts of a smaller window by heart.
+    shuffled among themselves. Batches that follow each other have to come from very
+    many texts: heads learn the few texts of a smaller window by heart.
     """
     rng = np.random.default_rng((seed, 2, epoch))
     runs = rng.permutation(-(-count // _BLOCK))

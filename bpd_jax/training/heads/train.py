@@ -303,6 +303,8 @@ def make_step(
             jnp.asarray(batch.states),
             targets,
             config.lambdas,
+            later=None if batch.later is None else jnp.moveaxis(batch.later, 1, 0),
+            soft_targets=config.soft_targets,
             products=config.products,
         )
         updates, opt_state = optimizer.update(gradients, opt_state, trained)
@@ -338,7 +340,15 @@ def _batches(
             include_prompts=config.include_prompts,
         )
         found = states.read(plan.held_out)
-        source = cached_batches(states, plan.train, size, block, config.seed, step)
+        source = cached_batches(
+            states,
+            plan.train,
+            size,
+            block,
+            config.seed,
+            step,
+            later=config.soft_targets > 0,
+        )
     else:
         found = _read_states(plan, base)
         ring = Ring(

@@ -74,6 +74,46 @@ def test_loss_and_gradients_equal_those_of_the_plain_loss(name, chunk):
         np.testing.assert_allclose(gradients[key], gradient, atol=2e-6, err_msg=key)
 
 
+@pytest.mark.parametrize("chunk", [None, 4])
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_soft_targets_are_the_models_own_expectations(share, chunk):
+    config = CONFIGS["feed_forward"]
+    trained, matrix, states, targets = arrays(config)
+    levels = len(targets.places)
+    later = jax.random.normal(jax.random.key(9), (levels, *states.shape))
+
+    def plain(trained):
+        total = 0.0
+        for level in range(levels):
+            weights = {name: value[level] for name, value in trained.items()}
+            state = apply_head(config, weights, states, dtype="float32")
+            log_probs = jax.nn.log_softmax(state @ matrix.T)
+            hard = jax.nn.one_hot(targets.places[level], len(matrix))
+            soft = jax.nn.softmax(later[level] @ matrix.T)
+            losses = -((1 - share) * hard + share * soft) @ log_probs.T
+            scored = targets.scored[level]
+            mean = jnp.sum(jnp.diag(losses), where=scored) / scored.sum()
+            total += LAMBDAS[level] * mean
+        return total
+
+    loss, _, gradients = loss_and_gradients(
+        config,
+        trained,
+        matrix,
+        states,
+        targets,
+        LAMBDAS,
+        later=later,
+        soft_targets=share,
+        chunk=chunk,
+    )
+    want, want_gradients = jax.value_and_grad(plain)(trained)
+    np.testing.assert_allclose(loss, want, rtol=1e-5)
+    for key, gradient in want_gradients.items():
+        assert float(jnp.abs(gradient).max()) > 1e-3
+        np.testing.assert_allclose(gradients[key], gradient, atol=2e-6, err_msg=key)
+
+
 def test_a_head_without_targets_contributes_nothing():
     config = CONFIGS["feed_forward"]
     trained, matrix, states, targets = arrays(config)
