@@ -46,6 +46,7 @@ ROOMS = {
     "flax.linen": ["bpd_jax/models/*"],
     "flax.nnx": [],
     "gin": ["bpd_jax/configuration.py"],
+    "lm_eval": ["bpd_jax/lm_eval.py"],
 }
 
 # What a GPU or TPU host does not have.

@@ -4,9 +4,9 @@
 
 FOLDER holds `gsm8k/{train,test}.jsonl.gz`, `squad/train.jsonl.gz`,
 `cnn_dailymail/{train,validation}.jsonl.gz`, `samsum/test.jsonl.gz` and
-`spec_bench/test.jsonl.gz` with the field names of TensorFlow Datasets. What is written to
-train on comes from the first three alone; what is measured on comes from test splits and
-Spec-Bench.
+`spec_bench/test.jsonl.gz` with the field names of TensorFlow Datasets. What is written
+to train on comes from the first three alone; what is measured on comes from test splits
+and Spec-Bench.
 """
 
 import gzip
