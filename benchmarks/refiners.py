@@ -9,6 +9,7 @@ one JSON file with date and versions.
 """
 
 import dataclasses
+import itertools
 import json
 import pathlib
 import sys
@@ -69,19 +70,25 @@ def main() -> None:
             methods.append(method)
         except UserError as error:
             print(f"left out: {error}")
+    texts: list[Generation] = []
+    for group in groups.values():
+        # Prompts of a file are of like length, so that little is padded.
+        together = dataclasses.replace(options, batch_size=len(group))
+        with decode_flags.token_bar("decoding", len(group), config) as bar:
+            texts += decoder.decode(GREEDY, group, together, on_progress=bar.update)
     width = max([decoder.width, *(method.k or 1 for method in methods)])
-    found: dict[Method, dict[str, list[Generation]]] = {m: {} for m in methods}
-    total = len(methods) * len(groups)
-    with progress.bar(label="replaying", total=total, unit=" methods") as bar:
-        for name, group in groups.items():
-            together = dataclasses.replace(options, batch_size=len(group))
-            texts = decoder.decode(GREEDY, group, together)
-            replay = record(decoder, texts, together, width=width, keep_hidden=True)
-            replayer = replay.decoder(width=decoder.width, alpha=decoder.alpha)
-            for method in methods:
-                bar.set_postfix_str(f"{name}: {method.name}", refresh=False)
-                found[method][name] = replay.decode(method, replayer)
-                bar.update(1)
+    replay = record(decoder, texts, options, width=width, keep_hidden=True)
+    replayer = replay.decoder(width=decoder.width, alpha=decoder.alpha)
+    found: dict[Method, dict[str, list[Generation]]] = {}
+    with progress.bar(label="replaying", total=len(methods), unit=" methods") as bar:
+        for method in methods:
+            bar.set_postfix_str(method.name, refresh=False)
+            rest = iter(replay.decode(method, replayer))
+            found[method] = {
+                name: list(itertools.islice(rest, len(group)))
+                for name, group in groups.items()
+            }
+            bar.update(1)
     base = _pooled(found[bpd])
     rows = {method.name: _row(found[method], base) for method in methods}
     result = {

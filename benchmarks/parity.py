@@ -1,0 +1,137 @@
+"""Does an imported model say what Hugging Face transformers says?
+
+    python -m benchmarks.parity --model=smollm2 --golden=greedy.jsonl.gz
+
+Each line of the golden file has what transformers computed for a prompt, in float32:
+`input_ids`, `greedy_ids`, `last_logits_top5_ids` and `last_logits_top5` (raw logits
+after the prompt), `prompt_mean_nll` (nats per token). Prints and writes the largest
+differences; where greedy texts part, how far the two tokens' logits are apart.
+"""
+
+import gzip
+import json
+import pathlib
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import flags
+
+from bpd_jax import cli, decode_flags, files, progress
+from bpd_jax.decoding.decoder import GREEDY
+from bpd_jax.decoding.generate import Generation
+from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.errors import UserError
+from bpd_jax.models.attention import causal_mask
+from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.reporting import build
+from bpd_jax.typing import Array, Float, Int, Params
+
+GOLDEN = flags.DEFINE_string("golden", None, "What transformers computed.")
+OUTPUT = flags.DEFINE_string("output", "benchmarks/results/parity.json", "file.")
+
+_PADDING = 64
+
+
+def main() -> None:
+    """Compares, prints, writes."""
+    loaded, decoder, _ = decode_flags.load(decode_flags.config())
+    records = read(cli.required("golden"))
+    model, params = loaded.functions, loaded.params
+    rows = []
+    with progress.bar(label="comparing", total=len(records), unit=" prompts") as bar:
+        for record in records:
+            prompt = np.asarray(record["input_ids"], np.int32)
+            logits = prompt_logits(model, params, prompt)
+            theirs = np.asarray(record["last_logits_top5"])
+            last = logits[-1][record["last_logits_top5_ids"]]
+            log_probs = np.asarray(jax.nn.log_softmax(jnp.asarray(logits)))
+            nll = -log_probs[np.arange(len(prompt) - 1), prompt[1:]].mean(
+                dtype=np.float64
+            )
+            options = DecodeOptions(
+                max_new_tokens=len(record["greedy_ids"]), end_of_text=loaded.end_of_text
+            )
+            [text] = decoder.decode(GREEDY, [prompt], options)
+            rows.append(
+                {
+                    "logits": float(np.abs(last - theirs).max()),
+                    "nll": float(abs(nll - record["prompt_mean_nll"])),
+                    **parting(model, params, text, record["greedy_ids"]),
+                }
+            )
+            bar.update(1)
+    partings = [row for row in rows if row["parts_at"] is not None]
+    result = {
+        "command": " ".join(["python -m benchmarks.parity", *sys.argv[1:]]),
+        "date": build.today(),
+        "device": build.device(),
+        "versions": build.versions(),
+        "prompts": len(rows),
+        "largest_difference_of_last_logits": max(row["logits"] for row in rows),
+        "largest_difference_of_mean_nll": max(row["nll"] for row in rows),
+        "equal_texts": len(rows) - len(partings),
+        "partings": partings,
+    }
+    with files.replacing_file(pathlib.Path(OUTPUT.value)) as temporary:
+        temporary.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    print(
+        f"{len(rows)} prompts: last logits within "
+        f"{result['largest_difference_of_last_logits']:.1e}, mean NLL within "
+        f"{result['largest_difference_of_mean_nll']:.1e}, greedy texts equal on "
+        f"{result['equal_texts']}"
+    )
+    for row in partings:
+        print(f"  parts at token {row['parts_at'] + 1}, gap {row['gap']:.1e}")
+    print(f"written to {OUTPUT.value}")
+
+
+def read(path: str) -> list[dict[str, Any]]:
+    """The records of the golden file."""
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as stream:
+            return [json.loads(line) for line in stream]
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path}: {error}.") from error
+
+
+def prompt_logits(
+    model: ModelFunctions, params: Params, tokens: Int[np.ndarray, " T"]
+) -> Float[np.ndarray, "T V"]:
+    """The model's logits after every token of a text."""
+    padded = np.pad(tokens, (0, -len(tokens) % _PADDING))
+    return np.asarray(_logits(model, params, jnp.asarray(padded)[None]))[: len(tokens)]
+
+
+def _run(
+    model: ModelFunctions, params: Params, tokens: Int[Array, "1 T"]
+) -> Float[Array, "T V"]:
+    positions = jnp.arange(tokens.shape[1])[None]
+    mask = causal_mask(jnp.ones_like(tokens))
+    hidden, _ = model.forward(params, tokens, positions, mask)
+    return model.next_token_logits(params, hidden)[0]
+
+
+_logits = jax.jit(_run, static_argnums=0)
+
+
+def parting(
+    model: ModelFunctions, params: Params, text: Generation, theirs: list[int]
+) -> dict[str, Any]:
+    """Where our greedy text leaves theirs, and the gap of the two tokens' logits."""
+    ours = text.output_ids.tolist()
+    if ours == theirs:
+        return {"parts_at": None}
+    pairs = zip(ours, theirs, strict=False)
+    at = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+    if at is None:  # one of them ends
+        return {"parts_at": min(len(ours), len(theirs)), "gap": float("inf")}
+    read = np.concatenate([text.input_ids, text.output_ids[:at]])
+    logits = prompt_logits(model, params, read)[-1]
+    return {"parts_at": at, "gap": float(abs(logits[ours[at]] - logits[theirs[at]]))}
+
+
+if __name__ == "__main__":
+    cli.run(main)
