@@ -60,6 +60,11 @@ def main() -> None:
         raise UserError(
             "typical acceptance does not write what the model would: choose exact."
         )
+    if MADE_UP.value and loaded.chat is None:
+        raise UserError(
+            f"{loaded.name} has no chat template, hence makes up no prompts: give "
+            "--prompts_file."
+        )
     facts = _facts(options)
     _check_same(output, loaded, facts)
     output.mkdir(parents=True, exist_ok=True)
@@ -78,6 +83,10 @@ def main() -> None:
         print(
             f"{len(prompts) - len(kept)} prompts of more than {LONGEST.value} tokens "
             "are left out."
+        )
+    if not kept:
+        raise UserError(
+            f"no prompt has {LONGEST.value} tokens or fewer: raise --longest_prompt."
         )
     decoder.check(method, kept, options)
     chunks = distillation.chunks_of(kept, options.batch_size, options.seed)
@@ -124,12 +133,8 @@ def _made_up(
     output: pathlib.Path, loaded: LoadedModel, decoder: Decoder, options: DecodeOptions
 ) -> list[str]:
     """Prompts that the model makes up, as text in `prompts.json` once they are."""
-    if loaded.chat is None:
-        raise UserError(
-            f"{loaded.name} has no chat template, hence makes up no prompts: give "
-            "--prompts_file."
-        )
     chat, path = loaded.chat, output / _PROMPTS
+    assert chat is not None
     if not path.exists():
         opening = distillation.opening_of(
             lambda words: chat.render([{"role": "user", "content": words}])
