@@ -5,6 +5,8 @@ From text or tokens: counts, Katz estimate, pruning.
     python -m bpd_jax.build_ngram --text='books/**/*.txt' --output=books_4gram
     python -m bpd_jax.build_ngram --tokens=ids.txt.gz --min_counts=1,1,2,4 \\
         --max_ngrams=1000000 --output=ids_4gram
+    python -m bpd_jax.build_ngram --generations=runs/smollm2/texts \\
+        --heldout_split=validation --output=runs/smollm2/ngram
 
 From counts of `bpd_jax.count_ngrams`, or from models: to prune, to convert, to mix.
 
@@ -23,6 +25,7 @@ from bpd_jax import cli
 from bpd_jax.errors import UserError
 from bpd_jax.ngram_flags import (
     END_OF_TEXT,
+    GENERATIONS,
     MAX_BYTES,
     SPLIT,
     TASK,
@@ -71,7 +74,9 @@ _BINS = flags.DEFINE_integer(
     "bins", DEFAULT_BINS, "Highest count with a Good-Turing discount."
 )
 _HELDOUT_SPLIT = flags.DEFINE_string(
-    "heldout_split", None, "For --task and --text: split to measure perplexity on."
+    "heldout_split",
+    None,
+    "For --task, --text and --generations: split to measure perplexity on.",
 )
 _HELDOUT_TEXT = flags.DEFINE_string(
     "heldout_text", None, "Glob of text files to measure perplexity on."
@@ -100,6 +105,7 @@ def main() -> None:
             task=TASK.value,
             text=TEXT.value,
             tokens=TOKENS.value,
+            generations=GENERATIONS.value,
             counts=_COUNTS.value,
             model=tuple(_MODEL.value or ()),
             weight=_WEIGHT.value,

@@ -19,6 +19,7 @@ from bpd_jax import cli
 from bpd_jax.errors import UserError
 from bpd_jax.ngram_flags import (
     END_OF_TEXT,
+    GENERATIONS,
     MAX_BYTES,
     SPLIT,
     TASK,
@@ -91,21 +92,24 @@ def main() -> None:
 
 
 def _source() -> Source:
-    given = [flag.name for flag in (TASK, TEXT, TOKENS) if flag.value]
+    sources = (TASK, TEXT, TOKENS, GENERATIONS)
+    given = [flag.name for flag in sources if flag.value]
     if len(given) != 1:
         found = " and ".join(f"--{name}" for name in given) or "none"
         raise UserError(
-            f"give exactly one of --task, --text and --tokens: found {found}."
+            "give exactly one of --task, --text, --tokens and --generations: found "
+            f"{found}."
         )
-    of_text = (SPLIT, MAX_BYTES)
-    of_tokens = (VOCAB_SIZE, END_OF_TEXT)
-    for flag in of_text if TOKENS.value else of_tokens:
+    of_text, of_tokens = (SPLIT, MAX_BYTES), (VOCAB_SIZE, END_OF_TEXT)
+    foreign = {"tokens": of_text, "generations": (MAX_BYTES, *of_tokens)}
+    for flag in foreign.get(given[0], of_tokens):
         if flag.value is not None:
             raise UserError(f"--{flag.name} does not go with --{given[0]}.")
     return open_source(
         task=TASK.value,
         text=TEXT.value,
         tokens=TOKENS.value,
+        generations=GENERATIONS.value,
         split=SPLIT.value,
         vocabulary=VOCABULARY.value,
         max_bytes=MAX_BYTES.value,

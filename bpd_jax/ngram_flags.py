@@ -12,6 +12,9 @@ TOKENS = flags.DEFINE_string(
     "Glob of files of token ids: a sequence per line, plain or gzip; or .npy arrays. "
     "'**' crosses folders.",
 )
+GENERATIONS = flags.DEFINE_string(
+    "generations", None, "Folder of texts that a model wrote: see bpd_jax.distill."
+)
 VOCABULARY = flags.DEFINE_string(
     "vocabulary",
     "gpt3",
@@ -20,8 +23,8 @@ VOCABULARY = flags.DEFINE_string(
 SPLIT = flags.DEFINE_string(
     "split",
     None,
-    "For --task and --text: train, validation or all. Default: train for --task, "
-    "all for --text.",
+    "For --task, --text and --generations: train, validation or all. Default: all for "
+    "--text, else train.",
 )
 MAX_BYTES = flags.DEFINE_integer(
     "max_bytes", None, "For --task and --text: bytes of text to take. Default: all."

@@ -1,4 +1,5 @@
 import pathlib
+import re
 
 import gin
 import pytest
@@ -175,10 +176,12 @@ def test_every_file_builds_its_objects(name, monkeypatch):
         kind = DecodeConfig
     elif name.endswith("/heads.gin"):
         kind = HeadsTrainConfig
+    included = re.findall("^include '(.*)'", FILES[name], re.MULTILINE)
+    text = "".join(FILES[file] for file in (*included, name))
     bindings = [
         f"{macro} = {value}"
         for macro, value in given.items()
-        if f"\n{macro} = %gin.REQUIRED" in FILES[name]
+        if f"\n{macro} = %gin.REQUIRED" in text
     ]
     paths = [name]
     if "vocab_size" not in FILES[name]:

@@ -65,7 +65,9 @@ def test_beam_workers_count_the_same(folder: pathlib.Path) -> None:
     "flags, message",
     [
         (["--tokens=a.txt"], "error: --output is missing"),
-        (["--output=x"], "--task, --text and --tokens: found none"),
+        (["--output=x"], "--tokens and --generations: found none"),
+        (["--output=x", "--generations=a"], "error: a holds no generated texts"),
+        (["--output=x", "--generations=a", "--max_bytes=2"], "--max_bytes does not"),
         (["--output=x", "--tokens=a.txt", "--task=b"], "found --task and --tokens"),
         (["--output=x", "--tokens=c.txt"], "error: cannot read c.txt"),
         (["--output=x", "--tokens=a.txt", "--min_counts=1,b"], "--min_counts=1,b"),

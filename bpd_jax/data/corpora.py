@@ -18,8 +18,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from bpd_jax import progress
-from bpd_jax.data import readers
-from bpd_jax.data.spec import ALL, SPLITS, TextTask, check_split
+from bpd_jax.data import generations, readers
+from bpd_jax.data.spec import ALL, GENERATIONS, SPLITS, TextTask, check_split
 from bpd_jax.errors import UserError
 
 
@@ -117,9 +117,17 @@ def _fixed_folder(pattern: str) -> str:
     return folder
 
 
+def _generated_files(task: TextTask) -> list[SourceFile]:
+    folder = pathlib.Path(task.text_files or "")
+    generations.read_header(folder)
+    paths = [folder / generations.HEADER, *generations.shard_paths(folder)]
+    return [SourceFile(path.name, path) for path in paths]
+
+
 _FINDERS: dict[str, Callable[[TextTask], list[SourceFile]]] = {
     "stdlib": _stdlib_files,
     "text_files": _matched_files,
+    GENERATIONS: _generated_files,
 }
 
 
@@ -146,9 +154,15 @@ def all_documents(
       among: some of its files; by default all.
 
     Raises:
-      UserError: a file cannot be read, is not UTF-8 or is not valid JSON Lines.
+      UserError: a file cannot be read, is not UTF-8 or is not valid JSON Lines; or
+        the corpus holds no text.
         (Files of the standard library that are not UTF-8 are passed over.)
     """
+    if task.corpus == GENERATIONS:
+        raise UserError(
+            f"{task.text_files} holds token ids and no text: give prompts, or a text, "
+            "of your own."
+        )
     for name, path in corpus_files(task) if among is None else among:
         for document in _documents_of_file(name, path, task.corpus == "stdlib"):
             if document.text:

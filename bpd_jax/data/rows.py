@@ -2,7 +2,8 @@
 
 A folder of rows holds `tokens.npy` and `segment_ids.npy`, both `[rows, length]`,
 `rows.json` that describes them, and the vocabulary as `tokenizer.json`. Segments of
-a row are numbered 1, 2, ...; 0 marks padding at the row's end.
+a row are numbered 1, 2, ...; 0 marks padding at the row's end. Where some tokens are
+context only, `loss_mask.npy`, of bool, marks the others.
 """
 
 import dataclasses
@@ -16,6 +17,7 @@ import numpy as np
 from bpd_jax.errors import UserError
 
 FORMAT = 1
+LOSS_MASK = "loss_mask.npy"
 
 
 class Batch(NamedTuple):
@@ -25,7 +27,8 @@ class Batch(NamedTuple):
       tokens: `[B, T]` int32; 0 where there is padding (0 is also a real token).
       segment_ids: `[B, T]` int32; 1, 2, ... in each row, 0 is padding.
       positions: `[B, T]` int32; counts from 0 in each segment, 0 on padding.
-      loss_mask: `[B, T]` bool; true on every real token.
+      loss_mask: `[B, T]` bool; true on every token to learn: on every real token,
+        unless some are context only.
     """
 
     tokens: np.ndarray
@@ -48,14 +51,18 @@ def segment_positions(segment_ids: np.ndarray) -> np.ndarray:
     return np.where(segment_ids == 0, 0, positions)
 
 
-def make_batch(tokens: np.ndarray, segment_ids: np.ndarray) -> Batch:
-    """Returns the `Batch` of rows given by tokens and segments, both `[B, T]`."""
+def make_batch(
+    tokens: np.ndarray, segment_ids: np.ndarray, loss_mask: np.ndarray | None = None
+) -> Batch:
+    """Returns the `Batch` of rows given by its fields, `[B, T]`; see `Batch`."""
     segment_ids = np.asarray(segment_ids, np.int32)
+    if loss_mask is None:
+        loss_mask = segment_ids != 0
     return Batch(
         tokens=np.asarray(tokens, np.int32),
         segment_ids=segment_ids,
         positions=segment_positions(segment_ids),
-        loss_mask=segment_ids != 0,
+        loss_mask=np.asarray(loss_mask),
     )
 
 
@@ -67,19 +74,21 @@ class PackedRows:
       folder: where they lie; it is also a valid `TextTask.vocabulary`.
       tokens: `[rows, length]` uint16 or int32.
       segment_ids: `[rows, length]` uint16.
+      loss_mask: `[rows, length]` bool; None where every token has a loss.
       length: tokens of a row, T.
       num_tokens: tokens of all rows, padding not counted.
       num_documents: documents they come from.
       split: `train` or `validation`.
       vocabulary: `TextTask.vocabulary` of the task.
       vocab_size: number of token ids, V.
-      end_of_text: id of the token that begins and ends each document.
+      end_of_text: id of the token that ends each document and, in text, begins it.
       fingerprint: what the rows were made from; equal means the same rows.
     """
 
     folder: pathlib.Path
     tokens: np.ndarray
     segment_ids: np.ndarray
+    loss_mask: np.ndarray | None
     length: int
     num_tokens: int
     num_documents: int
@@ -99,7 +108,8 @@ class PackedRows:
 
     def batch(self, indices: np.ndarray | slice) -> Batch:
         """Returns the rows at `indices`, any number of them."""
-        return make_batch(self.tokens[indices], self.segment_ids[indices])
+        mask = None if self.loss_mask is None else self.loss_mask[indices]
+        return make_batch(self.tokens[indices], self.segment_ids[indices], mask)
 
 
 def open_rows(folder: str | os.PathLike[str]) -> PackedRows:
@@ -128,6 +138,11 @@ def open_rows(folder: str | os.PathLike[str]) -> PackedRows:
         folder=folder,
         tokens=_open_array(folder / "tokens.npy", shape, (np.uint16, np.int32)),
         segment_ids=_open_array(folder / "segment_ids.npy", shape, (np.uint16,)),
+        loss_mask=(
+            _open_array(folder / LOSS_MASK, shape, (np.bool_,))
+            if about.get("loss_mask")
+            else None
+        ),
         length=about["length"],
         num_tokens=about["tokens"],
         num_documents=about["documents"],

@@ -7,7 +7,9 @@ from bpd_jax.errors import UserError
 
 SPLITS = ("train", "validation")
 ALL = "all"  # both splits together
-CORPORA = ("stdlib", "text_files")
+CORPORA = ("stdlib", "text_files")  # of text
+# Token ids that a model wrote: see `bpd_jax.data.generations`.
+GENERATIONS = "generations"
 
 # A byte-level vocabulary holds every byte and the end-of-text token.
 SMALLEST_VOCABULARY = 257
@@ -18,13 +20,14 @@ class TextTask:
     """A corpus, its split into train and validation, and its vocabulary.
 
     Attributes:
-      corpus: `stdlib` (the sources of Python's standard library on this machine)
-        or `text_files`.
+      corpus: `stdlib` (the sources of Python's standard library on this machine),
+        `text_files`, or `generations`: token ids of texts that a model wrote.
       text_files: a glob for the user's own files; `**` crosses folders. A `.jsonl`
         or `.jsonl.gz` file holds one document a line in the field `text`; any
-        other file is one document of UTF-8 text.
+        other file is one document of UTF-8 text. Of `generations`: their folder.
       vocabulary: `gpt3`; `bpe:N`, a byte-level BPE of N tokens trained on the
-        train split; or the path of a tokenizer.json or of a folder holding one.
+        train split; or the path of a tokenizer.json or of a folder holding one, such
+        as that of `generations`.
       validation_fraction: share of the documents kept for validation.
       max_bytes: bytes of UTF-8 text to take, both splits together; None for all.
     """
@@ -36,24 +39,34 @@ class TextTask:
     max_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        if self.corpus not in CORPORA:
+        known = (*CORPORA, GENERATIONS)
+        if self.corpus not in known:
             raise UserError(
                 f"unknown corpus {self.corpus!r}: the known ones are "
-                f"{', '.join(CORPORA)}."
+                f"{', '.join(known)}."
             )
         if self.corpus == "text_files" and not self.text_files:
             raise UserError(
                 "the corpus text_files needs text_files, a glob such as "
                 "'books/**/*.txt'."
             )
-        if self.corpus != "text_files" and self.text_files:
+        if self.corpus == GENERATIONS and not self.text_files:
+            raise UserError(
+                "the corpus generations needs text_files, the folder that "
+                "bpd_jax.distill wrote."
+            )
+        if self.corpus == "stdlib" and self.text_files:
             raise UserError(
                 f"text_files={self.text_files!r} is given but corpus is "
                 f"{self.corpus!r}: set corpus to 'text_files'."
             )
         if not self.vocabulary:
             raise UserError("vocabulary is empty: give gpt3, bpe:2048 or a path.")
-        _ = self.trained_size
+        if self.trained_size is not None and self.corpus == GENERATIONS:
+            raise UserError(
+                f"vocabulary is {self.vocabulary!r}, but generations are token ids "
+                "already: give the tokenizer.json of the model that wrote them."
+            )
         if not 0 < self.validation_fraction < 1:
             raise UserError(
                 f"validation_fraction is {self.validation_fraction}: it must lie "
@@ -61,6 +74,8 @@ class TextTask:
             )
         if self.max_bytes is not None and self.max_bytes < 1:
             raise UserError(f"max_bytes is {self.max_bytes}: it must be 1 or more.")
+        if self.max_bytes is not None and self.corpus == GENERATIONS:
+            raise UserError("max_bytes goes with text, not with generations.")
 
     @property
     def name(self) -> str:

@@ -185,6 +185,7 @@ def _source(settings: Settings) -> sources.Source | None:
         task=settings.task,
         text=settings.text,
         tokens=settings.tokens,
+        generations=settings.generations,
         split=settings.split,
         vocabulary=settings.vocabulary,
         max_bytes=settings.max_bytes,
@@ -198,6 +199,7 @@ def _heldout(settings: Settings) -> sources.Source | None:
         return sources.open_source(
             task=settings.task,
             text=settings.text,
+            generations=settings.generations,
             split=settings.heldout_split,
             vocabulary=settings.vocabulary,
             max_bytes=settings.max_bytes,
@@ -345,7 +347,7 @@ def _tokenizer(settings: Settings) -> "tokenizer.Tokenizer":
             max_bytes=settings.max_bytes,
         )
         return tokenizer.task_tokenizer(task)
-    return tokenizer.named_tokenizer(settings.vocabulary)
+    return tokenizer.named_tokenizer(settings.generations or settings.vocabulary)
 
 
 def _measure(

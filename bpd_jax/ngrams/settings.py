@@ -9,21 +9,22 @@ from bpd_jax.ngrams.katz import DEFAULT_BINS, MOST_BINS
 from bpd_jax.ngrams.model import HIGHEST_UNSEEN
 
 DEFAULT_ORDER = 4
-SOURCES = ("task", "text", "tokens", "counts", "model")
+SOURCES = ("task", "text", "tokens", "generations", "counts", "model")
 TEXT_SOURCES = ("task", "text")
+SPLIT_SOURCES = (*TEXT_SOURCES, "generations")
 
 # What `symbols` may be beside the path of a table.
 IDS, STRINGS = "ids", "strings"
 
 # Settings that say something of some sources only.
 _ONLY_WITH = {
-    "split": TEXT_SOURCES,
+    "split": SPLIT_SOURCES,
     "max_bytes": TEXT_SOURCES,
-    "heldout_split": TEXT_SOURCES,
+    "heldout_split": SPLIT_SOURCES,
     "vocab_size": ("tokens", "counts", "model"),
     "end_of_text": ("tokens", "counts", "model"),
-    "order": ("task", "text", "tokens", "counts"),
-    "min_counts": ("task", "text", "tokens", "counts"),
+    "order": ("task", "text", "tokens", "generations", "counts"),
+    "min_counts": ("task", "text", "tokens", "generations", "counts"),
     "weight": ("model",),
     "model_symbols": ("model",),
 }
@@ -38,9 +39,10 @@ class Settings:
       task: name of a text task.
       text: glob of text files.
       tokens: glob of files of token ids.
+      generations: folder of texts that a model wrote.
       counts: folder of counts, or a text file of them.
       model: one model to prune or to convert, or two to mix; see `formats.load_model`.
-        Just one of these five is given.
+        Just one of these six is given.
       weight: of two models: the share of the first.
       model_symbols: symbol table of model files; None where they hold token ids.
       order: N; None for 4, or for all orders of `counts`.
@@ -52,7 +54,8 @@ class Settings:
       bins: highest count with a Good-Turing discount.
       memory: bytes for counting.
       vocabulary: of text: `task`, `text` and `heldout_text`.
-      split: of `task` and `text`; None for `train` of a task, `all` of a text.
+      split: of `task`, `text` and `generations`; None for `all` of a text, else
+        `train`.
       max_bytes: of `task` and `text`: bytes of text to take, both splits together.
       heldout_split: a split to measure perplexity on, or None.
       heldout_text: a glob of text files to measure perplexity on, or None.
@@ -69,6 +72,7 @@ class Settings:
     task: str | None = None
     text: str | None = None
     tokens: str | None = None
+    generations: str | None = None
     counts: str | None = None
     model: tuple[str, ...] = ()
     weight: float | None = None

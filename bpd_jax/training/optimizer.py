@@ -1,7 +1,5 @@
 """The optimizer that an `OptimizerConfig` describes."""
 
-import dataclasses
-
 import jax
 import optax
 
@@ -29,33 +27,28 @@ def learning_rate_schedule(config: OptimizerConfig, steps: int) -> optax.Schedul
 
 def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
     """Builds the optimizer once, outside the train state, which holds arrays only."""
-    adamw = _adamw(config, steps)
+    parts = [
+        optax.adamw(
+            learning_rate_schedule(config, steps),
+            b1=config.beta1,
+            b2=config.beta2,
+            weight_decay=config.weight_decay,
+            mask=decays,
+        )
+    ]
+    if config.clip_norm is not None:
+        parts.insert(0, optax.clip_by_global_norm(config.clip_norm))
     if config.trunk_learning_rate is not None:
-        slow = dataclasses.replace(config, learning_rate=config.trunk_learning_rate)
-        parts = {"trunk": _adamw(slow, steps), "heads": adamw}
-        adamw = optax.multi_transform(parts, _parts)
-    if config.clip_norm is None:
-        return adamw
-    return optax.chain(optax.clip_by_global_norm(config.clip_norm), adamw)
+        # All that AdamW does is in proportion to the rate.
+        share = config.trunk_learning_rate / config.learning_rate
 
+        def slow_trunk(updates: PyTree, params: PyTree) -> PyTree:
+            del params
+            trunk = jax.tree.map(lambda x: share * x, updates["trunk"])
+            return {**updates, "trunk": trunk}
 
-def _adamw(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    return optax.adamw(
-        learning_rate_schedule(config, steps),
-        b1=config.beta1,
-        b2=config.beta2,
-        weight_decay=config.weight_decay,
-        mask=decays,
-    )
-
-
-def _parts(params: PyTree) -> PyTree:
-    """The part of a model that each parameter belongs to, `trunk` or `heads`."""
-
-    def label(path: tuple, _: object) -> str:
-        return path[0].key
-
-    return jax.tree_util.tree_map_with_path(label, params)
+        parts.append(optax.stateless(slow_trunk))
+    return parts[0] if len(parts) == 1 else optax.chain(*parts)
 
 
 def decays(params: PyTree) -> PyTree:

@@ -61,6 +61,9 @@ def write_slim(
         )
     if output.exists() and not (output / HEADER).exists():
         raise UserError(f"{output} exists and is no slim folder: choose another one.")
+    for name in _KEPT:
+        if not (run / name).is_file():
+            raise UserError(f"{run / name} does not exist: is this a run folder?")
     model = load_config(run / run_folder.MODEL)
     params = jax.device_get(load_run_parameters(run, model))
     tensors = {

@@ -23,5 +23,13 @@ fi
 "$python" -m bpd_jax.distill --model=smollm2 "${prompts[@]}" --made_up_prompts=600 \
     --max_new_tokens=256 --longest_prompt=480 --batch_size=64 --output="$run/texts"
 "$python" -m bpd_jax.train --gin_file=experiments/smollm2/heads.gin --workdir="$run"
-"$python" -m bpd_jax.build_ngram --generations="$run/texts" --order=4 \
+"$python" -m bpd_jax.build_ngram --generations="$run/texts" --split=all --order=4 \
     --output="$run/ngram"
+"$python" -m bpd_jax.train_refiner --model=smollm2 --kind=hydra --data="$run/states" \
+    --steps=700 --batch_size=1024 --learning_rate=2e-3 --output="$run/refiners/hydra"
+"$python" -m bpd_jax.train --gin_file=experiments/smollm2/rescorer.gin \
+    --workdir="$run/rescorer"
+"$python" -m bpd_jax.train --gin_file=experiments/smollm2/heads.gin \
+    --workdir="$run/medusa" --gin.HeadsTrainConfig.states="'$run/states'" \
+    --gin.BlockHeadsConfig.kind="'medusa'" --gin.HIDDEN=None --gin.EPOCHS=4 \
+    --gin.HeadsTrainConfig.soft_targets=0.0 --gin.HeadsTrainConfig.heads_dtype="'bfloat16'"

@@ -6,6 +6,8 @@ import pytest
 from bpd_jax.data.spec import TextTask, check_split
 from bpd_jax.errors import UserError
 
+GENERATIONS = {"corpus": "generations", "text_files": "texts"}
+
 
 def test_task_survives_json():
     task = TextTask("text_files", "a/*.txt", "bpe:300", 0.1, 1000)
@@ -18,6 +20,9 @@ def test_task_survives_json():
         ({"corpus": "books"}, "unknown corpus 'books'.*stdlib, text_files"),
         ({"corpus": "text_files"}, "needs text_files"),
         ({"text_files": "a.txt"}, "set corpus to 'text_files'"),
+        ({"corpus": "generations"}, "generations needs text_files, the folder"),
+        ({**GENERATIONS, "vocabulary": "bpe:300"}, "are token ids already"),
+        ({**GENERATIONS, "max_bytes": 9}, "max_bytes goes with text"),
         ({"vocabulary": "bpe:256"}, "at least 257"),
         ({"vocabulary": "bpe:many"}, "at least 257"),
         ({"vocabulary": ""}, "vocabulary is empty"),

@@ -69,7 +69,8 @@ def test_the_text_is_that_of_plain_decoding(name, model, assets, make_prompts):
     for mine, theirs in zip(found, want, strict=True):
         assert mine.output_ids.tolist() == theirs.output_ids.tolist()
         drafted = {token for draft in mine.drafts for token in draft[1:]}
-        assert drafted <= set(VOCABULARY.tolist())
+        # -1 fills up shorter drafts.
+        assert drafted - {-1} <= set(VOCABULARY.tolist())
 
 
 def test_more_candidates_than_tokens_are_told(model, assets):

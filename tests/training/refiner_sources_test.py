@@ -16,7 +16,8 @@ from bpd_jax.models.heads_files import fingerprint
 from bpd_jax.models.refiner_files import load_refiner
 from bpd_jax.models.refiners import init_refiner
 from bpd_jax.training.heads.base import Base
-from bpd_jax.training.heads.cache import cached_states
+from bpd_jax.training.heads.cache import cached_states, open_states
+from bpd_jax.training.heads.positions import split_texts
 from bpd_jax.training.refiner_loss import freeze_rows, freeze_states, head_sums
 from bpd_jax.training.refiner_settings import RefinerSettings
 from bpd_jax.training.refiner_sources import open_source
@@ -74,12 +75,10 @@ def test_cached_states_give_the_sums_of_the_texts_themselves(kind, base, states)
     rng = np.random.default_rng(5)
     refiner = jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.1, x.shape)), shapes)
 
-    # The batches are whole texts of 14 tokens, hence of 13 positions.
+    cached = open_states(states, fingerprint(config, params)).positions
+    measured = split_texts(cached, 0.02, 10_000, seed=0)[1]
     texts = open_generations(states.parent / "texts")
-    rows = [
-        next(row for row in range(150) if (texts[row][1:4] == batch.tokens[0]).all())
-        for batch in source.held_out
-    ]
+    rows = np.unique(cached.rows[measured])
     tokens = jnp.asarray(np.stack([texts[row] for row in rows]), jnp.int32)
     ones = jnp.ones_like(tokens)
     places = jnp.broadcast_to(jnp.arange(14), tokens.shape)

@@ -116,6 +116,10 @@ def test_other_folders_are_not_replaced(run, tmp_path, model):
         write_slim(tmp_path, tmp_path / "slim")
     (tmp_path / "empty").mkdir()
     save_config(model, tmp_path / "empty" / "model.json")
+    with pytest.raises(UserError, match=r"task\.json does not exist"):
+        write_slim(tmp_path / "empty", tmp_path / "slim")
+    for name in ("task.json", "tokenizer.json"):
+        shutil.copy(folder / name, tmp_path / "empty")
     with pytest.raises(UserError, match="holds no checkpoint"):
         write_slim(tmp_path / "empty", tmp_path / "slim")
     assert not (tmp_path / "slim").exists()

@@ -36,6 +36,7 @@ _SHARE_BYTES = 1 << 26
 
 
 __all__ = [
+    "GeneratedTexts",
     "RegisteredTask",
     "Source",
     "TextSource",
@@ -101,20 +102,22 @@ def open_source(
     task: str | None = None,
     text: str | None = None,
     tokens: str | None = None,
+    generations: str | None = None,
     split: str | None = None,
     vocabulary: str = "gpt3",
     max_bytes: int | None = None,
     vocab_size: int | None = None,
     end_of_text: int | None = None,
 ) -> Source:
-    """Opens a source; exactly one of task, text and tokens is given.
+    """Opens a source; exactly one of task, text, tokens and generations is given.
 
     Args:
       task: name of a text task, or of a registered seqio task.
       text: glob of text files.
       tokens: glob of files of token ids, in which `**` crosses folders; see
         `bpd_jax.ngrams.counting.token_files`.
-      split: of task and text; None for `train` of a task, `all` of a text.
+      generations: folder of texts that a model wrote, as `bpd_jax.distill` leaves it.
+      split: of task, text and generations; None for `all` of a text, else `train`.
       vocabulary: of task and text.
       max_bytes: of task and text: bytes of text to take, both splits together.
       vocab_size: of tokens; None for the highest id plus 1.
@@ -123,10 +126,12 @@ def open_source(
     Raises:
       UserError: nothing is there, or the arguments do not fit.
     """
-    if sum(1 for value in (task, text, tokens) if value) != 1:
-        raise UserError("give exactly one of task, text and tokens.")
+    if sum(1 for value in (task, text, tokens, generations) if value) != 1:
+        raise UserError("give exactly one of task, text, tokens and generations.")
     if tokens:
         return TokenFiles.open(tokens, vocab_size, end_of_text)
+    if generations:
+        return GeneratedTexts(generations, split or "train")
     split = split or ("all" if text else "train")
     return _task_source(task or "text_files", split, vocabulary, text, max_bytes)
 
@@ -209,6 +214,39 @@ class TokenFiles(Source):
             TokenFiles(str(path), [path], self.vocab_size, self.end_of_text, None)
             for path in self._paths
         ]
+
+
+class GeneratedTexts(Source):
+    """Texts that a model wrote: the tokens of each, prompt included, are a sequence."""
+
+    def __init__(self, folder: str, split: str) -> None:
+        """Takes the folder and one of its splits, as `TextTask` has them.
+
+        Raises:
+          UserError: there is no such split, or the folder is missing or damaged.
+        """
+        from bpd_jax.data import generated, generations, spec
+
+        self._texts = generations.open_generations(folder)
+        self._task = spec.TextTask(spec.GENERATIONS, folder, vocabulary=folder)
+        self._split = split
+        self._rows = generated.split_texts(
+            self._texts, split, self._task.validation_fraction
+        )
+        end = generated.end_token(self._texts)
+        super().__init__(folder, self._texts.vocab_size, end)
+
+    def batches(self, skip: int = 0) -> Iterator[TokenBatch]:
+        """Yields the texts, in the order of the folder."""
+        rows = iter(self._rows[skip:])
+        while batch := list(itertools.islice(rows, _BATCH_DOCUMENTS)):
+            yield join([self._texts[row] for row in batch])
+
+    def fingerprint(self) -> str:
+        """Returns a digest of the split and of names, sizes and times of the files."""
+        from bpd_jax.data import corpora
+
+        return _digest(self._task, self._split, corpora.source_digest(self._task))
 
 
 class TextSource(Source):

@@ -7,8 +7,10 @@ import pickle
 import numpy as np
 import pytest
 
+from bpd_jax.data import generations
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams.counting import sources
+from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.counting.sources import Source, open_source
 
 
@@ -144,10 +146,53 @@ def test_registered_tasks_are_read_through_seqio() -> None:
         source.shares()
 
 
+def test_generated_texts_count_as_the_same_ids_in_a_file(
+    tmp_path: pathlib.Path,
+) -> None:
+    rng = np.random.default_rng(0)
+    # The end token, 2, also stands between the turns of a conversation.
+    texts = [rng.integers(0, 9, rng.integers(3, 30)) for _ in range(300)]
+    folder, options = str(tmp_path / "texts"), {"end_of_text": [2, 0]}
+    facts = {"options": options}
+    generations.write_header(folder, base="abc", vocab_size=11, facts=facts)
+    generations.write_shard(folder, 0, texts[:200], [3] * 200)
+    generations.write_shard(folder, 1, texts[200:], [0] * 100)
+    lines = [" ".join(map(str, text)) for text in texts]
+    (tmp_path / "ids.txt").write_text("\n".join(lines))
+
+    source = open_source(generations=folder, split="all")
+    file = open_source(tokens=str(tmp_path / "ids.txt"), vocab_size=11, end_of_text=2)
+    assert (source.vocab_size, source.end_of_text) == (11, 2)
+    assert read(source) == read(file)
+    assert read(source, 260) == read(file)[260:]
+    found, expected = (
+        count_ngrams(s.sequences(), order=3, vocab_size=11, end_of_text=s.end_of_text)
+        for s in (source, file)
+    )
+    assert found.sequences == expected.sequences
+    for mine, theirs in zip(
+        [*found.keys, *found.counts], [*expected.keys, *expected.counts], strict=True
+    ):
+        np.testing.assert_array_equal(mine, theirs)
+
+    train = open_source(generations=folder)
+    held_out = open_source(generations=folder, split="validation")
+    assert 0 < len(read(held_out)) < len(read(train))
+    assert sorted(read(train) + read(held_out)) == sorted(read(source))
+    prints = {s.fingerprint() for s in (source, train, held_out)}
+    assert len(prints) == 3
+    generations.write_shard(folder, 2, texts[:1], [0])
+    assert source.fingerprint() not in prints
+    with pytest.raises(UserError, match="cannot be shared out"):
+        source.shares()
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
         ({}, "exactly one of"),
+        ({"generations": "x", "tokens": "y"}, "exactly one of"),
+        ({"generations": "missing"}, r"distill\.json is missing"),
         ({"task": "stdlib", "tokens": "x"}, "exactly one of"),
         ({"tokens": "missing.txt"}, "cannot read missing.txt"),
         ({"tokens": "missing-*"}, "matches no file"),

@@ -1,0 +1,30 @@
+"""Takes from a run what only training needs, so that the model is small to hand on.
+
+    python -m bpd_jax.slim --model=runs/smollm2/rescorer --output=slim/rescorer
+
+The folder it writes is used like the run folder itself: `--model=`, `--rescorer=`,
+`--draft_model=`.
+"""
+
+from absl import flags
+
+from bpd_jax import cli, files
+from bpd_jax.training.slim import DTYPES, write_slim
+
+_MODEL = flags.DEFINE_string("model", None, "Run folder.")
+_OUTPUT = flags.DEFINE_string("output", None, "Folder to write.")
+_DTYPE = flags.DEFINE_string(
+    "dtype", "bfloat16", f"To store parameters in: {' or '.join(DTYPES)}."
+)
+
+
+def main() -> None:
+    """Writes the folder and prints its size."""
+    run, output = cli.required("model"), cli.required("output")
+    files.check_writable(output, folder=True)
+    size = write_slim(run, output, _DTYPE.value)
+    print(f"{output}: {size:,} bytes of parameters")
+
+
+if __name__ == "__main__":
+    cli.run(main)

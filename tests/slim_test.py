@@ -1,0 +1,56 @@
+"""bpd_jax.slim as a program: what it writes decodes as the run does."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+
+from bpd_jax.data.tokenizer import Tokenizer
+from bpd_jax.decoding.asset_files import load_assets
+from bpd_jax.decoding.loading import load_model
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+def run(*flags: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "bpd_jax.slim", *flags],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_slim_model_is_used_as_the_run_is(trained, tmp_path):
+    done = run(f"--model={trained / 'run'}", f"--output={tmp_path / 'slim'}")
+    assert done.returncode == 0, done.stderr
+    assert "bytes of parameters" in done.stdout
+    whole, slim = (
+        load_model(str(path)) for path in (trained / "run", tmp_path / "slim")
+    )
+    assert slim.functions == whole.functions
+    assert slim.task == whole.task
+    rounded = jax.tree.map(
+        lambda x: x.astype(jnp.bfloat16).astype(x.dtype), whole.params
+    )
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, slim.params, rounded))
+    assert Tokenizer.load(tmp_path / "slim").to_json() == whole.tokenizer.to_json()
+    # It helps another model, too.
+    given = {"rescorer": str(tmp_path / "slim")}
+    assert load_assets(whole, given).rescorer.functions == whole.functions
+
+
+def test_bad_flags_end_in_one_sentence(trained, tmp_path):
+    for flags, message in (
+        (["--output=x"], "error: --model is missing"),
+        ([f"--model={tmp_path / 'no'}", f"--output={tmp_path / 'x'}"], "is this a run"),
+    ):
+        done = run(*flags)
+        assert done.returncode == 1
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr
+    assert not (tmp_path / "x").exists()
