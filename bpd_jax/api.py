@@ -114,7 +114,7 @@ def load(
 def generate(
     lm: LanguageModel,
     prompts: Sequence[Prompt],
-    method: str = "bpd",
+    method: str | None = None,
     *,
     lattice_width: int = 16,
     alpha: float = 1.0,
@@ -127,7 +127,8 @@ def generate(
     Args:
       lm: from `load`.
       prompts: texts or token ids.
-      method: as in `--method=help`; `auto` measures which is fastest here.
+      method: as in `--method=help`; `auto` measures which is fastest here; None is
+        bpd, or prompt_lookup for a model without block heads.
       lattice_width: candidates per head (the paper's k) where the method names none.
       alpha: weight of the second opinion where the method names none; trained refiners
         keep their own.
@@ -147,6 +148,7 @@ def generate(
         raise UserError(f"prompts is one text, {prompts!r}: give a list of texts.")
     check_not_empty(prompts)
     tokens = [lm.encode(prompt) for prompt in prompts]
+    method = lm.loaded.default_method if method is None else method
     chosen = resolve(decoder, method, tokens, decode_options)
     generations = decoder.decode(
         chosen, tokens, decode_options, on_progress=on_progress
@@ -160,7 +162,7 @@ def generate(
 def stream(
     lm: LanguageModel,
     prompt: Prompt,
-    method: str = "bpd",
+    method: str | None = None,
     *,
     lattice_width: int = 16,
     alpha: float = 1.0,
@@ -171,6 +173,7 @@ def stream(
     decoder = lm.decoder(lattice_width=lattice_width, alpha=alpha)
     check_not_empty([prompt])
     tokens = lm.encode(prompt)
+    method = lm.loaded.default_method if method is None else method
     chosen = resolve(decoder, method, [tokens], decode_options)
     pieces = decoder.stream(chosen, tokens, decode_options)
     return (piece for piece, _ in visible_pieces(lm, pieces, decode_options))

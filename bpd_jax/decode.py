@@ -39,7 +39,7 @@ METHOD = flags.DEFINE_string(
     "method",
     None,
     "how to draft, as in ngram:16; auto measures which is fastest; help lists all; "
-    "default bpd.",
+    "default bpd, or prompt_lookup for a model without block heads.",
 )
 OUTPUT = flags.DEFINE_string("output", None, "JSON Lines file, in prompt order.")
 SHOW_STEPS = flags.DEFINE_bool(
@@ -63,12 +63,15 @@ def main() -> None:
         print(describe_methods())
         return
     config = decode_flags.config()
-    method = parse_method(METHOD.value or config.method)
+    asked = METHOD.value or config.method
+    if asked:
+        parse_method(asked)  # what is misspelt is told before anything is loaded
     texts = _prompts(PROMPT.value)
     if OUTPUT.value:
         files.check_writable(OUTPUT.value)
     loaded, decoder, config = decode_flags.load(config)
     prompts = [loaded.encode_prompt(text) for text in texts]
+    method = parse_method(asked or loaded.default_method)
     if method.kind == "auto":
         check_prompts(loaded.functions, prompts, config.options)
         method = _measured(loaded, decoder, prompts, config)

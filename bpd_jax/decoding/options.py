@@ -154,19 +154,20 @@ class DecodeConfig:
 
     Attributes:
       options: how far and how tokens are chosen.
-      method: how to draft; see `bpd_jax.decoding.methods`.
+      method: how to draft; see `bpd_jax.decoding.methods`. None is bpd, or
+        prompt_lookup for a model without block heads.
       lattice_width: W, candidates per head (the paper's k) where a method names none.
       alpha: weight of the second opinion where a method names none; trained refiners
         (markov, recurrent) keep the weight of 1 that they were trained with.
     """
 
     options: DecodeOptions = DecodeOptions()
-    method: str = "bpd"
+    method: str | None = None
     lattice_width: int = 16
     alpha: float = 1.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.method, str):
+        if self.method is not None and not isinstance(self.method, str):
             raise UserError(
                 f"method is {self.method!r}: give its name, as in ngram:16."
             )

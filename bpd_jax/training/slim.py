@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save
 
 from bpd_jax import files
 from bpd_jax.data import tokenizer
@@ -74,7 +74,7 @@ def write_slim(
         for name in _KEPT:
             shutil.copyfile(run / name, temporary / name)
         path = temporary / TENSORS
-        save_file(tensors, path)
+        path.write_bytes(save(tensors))
         about = {"format": FORMAT, "dtype": dtype, "sha256": _digest(path)}
         text = json.dumps(about, indent=2) + "\n"
         (temporary / HEADER).write_text(text, encoding="utf-8")
