@@ -79,18 +79,6 @@ def main() -> None:
     width = max([decoder.width, *(method.k or 1 for method in methods)])
     replay = record(decoder, texts, options, width=width, keep_hidden=True)
     replayer = replay.decoder(width=decoder.width, alpha=decoder.alpha)
-    found: dict[Method, dict[str, list[Generation]]] = {}
-    with progress.bar(label="replaying", total=len(methods), unit=" methods") as bar:
-        for method in methods:
-            bar.set_postfix_str(method.name, refresh=False)
-            rest = iter(replay.decode(method, replayer))
-            found[method] = {
-                name: list(itertools.islice(rest, len(group)))
-                for name, group in groups.items()
-            }
-            bar.update(1)
-    base = _pooled(found[bpd])
-    rows = {method.name: _row(found[method], base) for method in methods}
     result = {
         "command": " ".join(["python -m benchmarks.refiners", *sys.argv[1:]]),
         "date": build.today(),
@@ -99,10 +87,20 @@ def main() -> None:
         "prompts": len(prompts),
         "new_tokens": options.max_new_tokens,
         "lattice_width": decoder.width,
-        "methods": rows,
     }
-    with files.replacing_file(pathlib.Path(OUTPUT.value)) as temporary:
-        temporary.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    rows: dict[str, dict[str, Any]] = {}
+    base: list[Generation] = []
+    with progress.bar(label="replaying", total=len(methods), unit=" methods") as bar:
+        for method in methods:
+            bar.set_postfix_str(method.name, refresh=False)
+            found = replay.decode(method, replayer)
+            base = base or found
+            rows[method.name] = _row(found, base, groups)
+            # After every method, so that a run that is stopped leaves something.
+            with files.replacing_file(pathlib.Path(OUTPUT.value)) as temporary:
+                text = json.dumps({**result, "methods": rows}, indent=2) + "\n"
+                temporary.write_text(text, encoding="utf-8")
+            bar.update(1)
     print(f"{'method':<36} tokens/call  gain over BPD (paired interval)  checked")
     for name, row in rows.items():
         low, high = row["paired_interval"]
@@ -128,13 +126,16 @@ def _groups(loaded: LoadedModel) -> dict[str, list[np.ndarray]]:
     }
 
 
-def _pooled(groups: dict[str, list[Generation]]) -> list[Generation]:
-    return [generation for group in groups.values() for generation in group]
-
-
-def _row(groups: dict[str, list[Generation]], base: list[Generation]) -> dict[str, Any]:
+def _row(
+    found: list[Generation],
+    base: list[Generation],
+    groups: dict[str, list[np.ndarray]],
+) -> dict[str, Any]:
     """What is reported of one method."""
-    found = _pooled(groups)
+    rest = iter(found)
+    apart = {
+        name: list(itertools.islice(rest, len(group))) for name, group in groups.items()
+    }
     efficiency = block_efficiency(found)
     drafts = draft_statistics(found)
     return {
@@ -144,7 +145,7 @@ def _row(groups: dict[str, list[Generation]], base: list[Generation]) -> dict[st
         "nodes_per_call": drafts.nodes,
         "equal_neighbours": drafts.repeated,
         "by_prompts_file": {
-            name: block_efficiency(group) for name, group in groups.items()
+            name: block_efficiency(group) for name, group in apart.items()
         },
     }
 

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from bpd_jax import api, cli, decode_flags, files, progress
 from bpd_jax.data.prompts import check_not_empty
-from bpd_jax.decoding.asset_files import TUNING
+from bpd_jax.decoding.asset_files import own_tuning
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import Generation, check_prompts, stream
 from bpd_jax.decoding.loading import LoadedModel
@@ -134,8 +134,8 @@ def _measured(
     config: DecodeConfig,
 ) -> Method:
     """The method that is fastest here, with a word about why."""
-    tuning = loaded.own(TUNING) or loaded.folder / TUNING
-    found = tuned_choice(tuning, build.device(), config.options.batch_size)
+    tuning, size = own_tuning(loaded), config.options.batch_size
+    found = None if tuning is None else tuned_choice(tuning, build.device(), size)
     if found is not None:
         print(f"auto: {found.name}, as bpd_jax.tune found on this device.")
         return found

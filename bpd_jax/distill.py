@@ -9,15 +9,17 @@ on disk as soon as it is done. A run that is stopped goes on with the same comma
 """
 
 import dataclasses
+import hashlib
 import json
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from absl import flags
 
 from bpd_jax import cli, decode_flags, files, progress
-from bpd_jax.data.generations import HEADER, read_header, write_header
+from bpd_jax.data.generations import HEADER, read_header, shard_name, write_header
 from bpd_jax.data.tokenizer import FILE_NAME as TOKENIZER
 from bpd_jax.decoding import distillation
 from bpd_jax.decoding.decoder import GREEDY, Decoder
@@ -65,51 +67,58 @@ def main() -> None:
             f"{loaded.name} has no chat template, hence makes up no prompts: give "
             "--prompts_file."
         )
-    facts = _facts(options)
+    given = [loaded.encode_prompt(text) for text in texts]
+    facts = _facts(loaded, options, given)
     _check_same(output, loaded, facts)
-    output.mkdir(parents=True, exist_ok=True)
-    write_header(
-        output,
-        base=fingerprint(loaded.functions.config, loaded.params),
-        vocab_size=loaded.vocab_size,
-        facts=facts,
-    )
-    # Whoever trains on the texts, or counts them, needs to know their tokens.
-    loaded.tokenizer.save(output / TOKENIZER)
+    # What can be refused is, before prompts are made up, which takes long.
+    decoder.check(method, _not_too_long(given), options)
     made_up = _made_up(output, loaded, decoder, options) if MADE_UP.value else []
-    prompts = [loaded.encode_prompt(text) for text in [*made_up, *texts]]
-    kept = [prompt for prompt in prompts if len(prompt) <= LONGEST.value]
+    prompts = [*map(loaded.encode_prompt, made_up), *given]
+    kept = _not_too_long(prompts)
+    if not kept:
+        raise UserError(
+            f"no prompt has {LONGEST.value} tokens or fewer: raise --longest_prompt."
+        )
     if len(kept) < len(prompts):
         print(
             f"{len(prompts) - len(kept)} prompts of more than {LONGEST.value} tokens "
             "are left out."
         )
-    if not kept:
-        raise UserError(
-            f"no prompt has {LONGEST.value} tokens or fewer: raise --longest_prompt."
-        )
     decoder.check(method, kept, options)
+    # Nothing is written earlier: what a refused command left behind would refuse the
+    # corrected one.
+    _write_beginning(output, loaded, facts, made_up)
     chunks = distillation.chunks_of(kept, options.batch_size, options.seed)
-    done = sum(
-        (output / distillation.shard_name(chunk.shard)).exists() for chunk in chunks
-    )
+    done = sum((output / shard_name(chunk.shard)).exists() for chunk in chunks)
     if done:
         print(f"{done} of {len(chunks)} shards are there already.")
-    waiting = sum(len(chunk.prompts) for chunk in chunks[done:])
+    waiting = sum(len(chunk.indices) for chunk in chunks[done:])
     with decode_flags.token_bar("writing", waiting, config) as bar:
         task = decoder.task(method, options)
-        distillation.distill(task, chunks, options.batch_size, output, bar.update)
+        distillation.distill(task, kept, chunks, options.batch_size, output, bar.update)
     print(f"{len(kept)} texts in {len(chunks)} shards: {output}")
 
 
-def _facts(options: DecodeOptions) -> dict[str, Any]:
-    """What the texts depend on, besides the model."""
+def _not_too_long(prompts: Sequence[np.ndarray]) -> list[np.ndarray]:
+    return [prompt for prompt in prompts if len(prompt) <= LONGEST.value]
+
+
+def _facts(
+    loaded: LoadedModel, options: DecodeOptions, given: Sequence[np.ndarray]
+) -> dict[str, Any]:
+    """What the texts depend on, besides the model; and where the prompts lay."""
+    digest = hashlib.blake2b(digest_size=16)
+    for prompt in given:
+        digest.update(np.int64(len(prompt)).tobytes())
+        digest.update(np.asarray(prompt, np.int32).tobytes())
     return {
         "prompts_files": list(decode_flags.PROMPTS_FILE.value),
+        "prompts_blake2b": digest.hexdigest(),
         "made_up_prompts": MADE_UP.value,
         "made_up_tokens": MADE_UP_TOKENS.value,
         "longest_prompt": LONGEST.value,
         "chat": decode_flags.CHAT.value,
+        "precision": loaded.functions.config.trunk.dtype,
         "options": json.loads(json.dumps(dataclasses.asdict(options))),
     }
 
@@ -122,44 +131,83 @@ def _check_same(output: pathlib.Path, loaded: LoadedModel, facts: dict) -> None:
     if about["base"] != fingerprint(loaded.functions.config, loaded.params):
         raise UserError(f"{output} holds texts of another model: choose another one.")
     for name, value in facts.items():
-        if about["facts"].get(name) != value:
-            raise UserError(
-                f"{output} holds texts made with {name} = {about['facts'].get(name)}, "
-                f"not {value}: choose another --output, or the same settings to go on."
-            )
+        found = about["facts"].get(name)
+        # The same prompts may have come from a file of another name.
+        if name == "prompts_files" or found == value:
+            continue
+        made_with = f"{name} = {found}, not {value}"
+        if name == "prompts_blake2b":
+            made_with = f"other prompts than those of {facts['prompts_files']}"
+        raise UserError(
+            f"{output} holds texts made with {made_with}: choose another --output, or "
+            "the same settings to go on."
+        )
+
+
+def _write_beginning(
+    output: pathlib.Path, loaded: LoadedModel, facts: dict, made_up: list[str]
+) -> None:
+    """Writes all but the shards; the header first, which says whose the rest is."""
+    write_header(
+        output,
+        base=fingerprint(loaded.functions.config, loaded.params),
+        vocab_size=loaded.vocab_size,
+        facts=facts,
+    )
+    # Whoever trains on the texts, or counts them, needs to know their tokens.
+    loaded.tokenizer.save(output / TOKENIZER)
+    if made_up:
+        with files.replacing_file(output / _PROMPTS) as temporary:
+            temporary.write_text(json.dumps(made_up, indent=1) + "\n", encoding="utf-8")
 
 
 def _made_up(
     output: pathlib.Path, loaded: LoadedModel, decoder: Decoder, options: DecodeOptions
 ) -> list[str]:
-    """Prompts that the model makes up, as text in `prompts.json` once they are."""
+    """Prompts that the model makes up, or made up when the run began."""
     chat, path = loaded.chat, output / _PROMPTS
     assert chat is not None
-    if not path.exists():
-        opening = distillation.opening_of(
-            lambda words: chat.render([{"role": "user", "content": words}])
-        )
-        sampling = dataclasses.replace(
-            options,
-            temperature=options.temperature or 1.0,
-            # Without the tail, whose tokens make prompts that nobody would write.
-            top_k=options.top_k or _MADE_UP_TOP_K,
-            max_new_tokens=MADE_UP_TOKENS.value,
-        )
-        with progress.bar(
-            label="making up", total=MADE_UP.value, unit=" prompts"
-        ) as bar:
-            found = distillation.make_up_prompts(
-                decoder.task(GREEDY, sampling),
-                np.asarray(loaded.tokenizer.encode_chat(opening), np.int32),
-                MADE_UP.value,
-                options.batch_size,
-                bar.update,
+    if path.exists():
+        return _read_made_up(path)
+    opening = np.asarray(
+        loaded.tokenizer.encode_chat(
+            distillation.opening_of(
+                lambda words: chat.render([{"role": "user", "content": words}])
             )
-        texts = [loaded.tokenizer.decode(tokens.tolist()) for tokens in found]
-        with files.replacing_file(path) as temporary:
-            temporary.write_text(json.dumps(texts, indent=1) + "\n", encoding="utf-8")
-    return json.loads(path.read_text(encoding="utf-8"))
+        ),
+        np.int32,
+    )
+    sampling = dataclasses.replace(
+        options,
+        temperature=options.temperature or 1.0,
+        # Without the tail, whose tokens make prompts that nobody would write.
+        top_k=options.top_k or _MADE_UP_TOP_K,
+        max_new_tokens=MADE_UP_TOKENS.value,
+    )
+    decoder.check(GREEDY, [opening], sampling)
+    # No made-up prompt is shorter than its opening.
+    decoder.check(GREEDY, [opening], options)
+    with progress.bar(label="making up", total=MADE_UP.value, unit=" prompts") as bar:
+        found = distillation.make_up_prompts(
+            decoder.task(GREEDY, sampling),
+            opening,
+            MADE_UP.value,
+            options.batch_size,
+            bar.update,
+        )
+    return [loaded.tokenizer.decode(tokens.tolist()) for tokens in found]
+
+
+def _read_made_up(path: pathlib.Path) -> list[str]:
+    remedy = "remove it to make the prompts up again, and the shards with it"
+    try:
+        texts = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path} ({error}): {remedy}.") from error
+    whole = isinstance(texts, list) and len(texts) == MADE_UP.value
+    if not whole or not all(isinstance(text, str) for text in texts):
+        raise UserError(f"{path} is no list of {MADE_UP.value} texts: {remedy}.")
+    return texts
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
     python -m bpd_jax.train_refiner --model=runs/demo --kind=markov
     python -m bpd_jax.train_refiner --model=runs/demo --kind=recurrent --rank=32 \\
         --width=64 --output=small_recurrent
+    python -m bpd_jax.train_refiner --model=smollm2 --kind=hydra \\
+        --data=runs/smollm2/states
 
 The model stays as it is. It takes minutes and does not resume: Ctrl-C leaves nothing.
 """
@@ -17,7 +19,10 @@ from rich.table import Table
 
 from bpd_jax import cli
 from bpd_jax.decoding.loading import load_model
+from bpd_jax.errors import UserError
 from bpd_jax.models.refiners import KINDS
+from bpd_jax.training.heads.cache import HEADER as STATES_HEADER
+from bpd_jax.training.heads.train import STATES
 from bpd_jax.training.refiner_settings import TARGETS, RefinerSettings
 from bpd_jax.training.refiners import HeldOut, table, train_refiner
 from bpd_jax.training.run_folder import DATA
@@ -25,17 +30,26 @@ from bpd_jax.training.run_folder import DATA
 FOLDER = "refiners"
 
 _MODEL = flags.DEFINE_string(
-    "model", None, "Run folder, checkpoint folder, or a known name (demo)."
+    "model",
+    None,
+    "Run folder, checkpoint folder, Hugging Face folder, GGUF file, or a known name "
+    "(smollm2, demo).",
+)
+_HEADS = flags.DEFINE_string(
+    "heads", None, "Folder of block heads for a pretrained model; default: its own."
 )
 _KIND = flags.DEFINE_enum("kind", None, list(KINDS), "What to train.")
 _OUTPUT = flags.DEFINE_string(
-    "output", None, "Folder to write. Default: refiners/KIND in the run folder."
+    "output",
+    None,
+    "Folder to write. Default: refiners/KIND in the run folder; that of a pretrained "
+    "model is runs/NAME.",
 )
 _DATA = flags.DEFINE_string(
     "data",
     None,
-    "Folder of packed rows, train/ and validation/ (default: those of the run), or of "
-    "the states that a training of heads left (states/ in its folder).",
+    "Folder of packed rows, with train/ and validation/, or of the states that a "
+    "training of heads left. Default: data/ in the run folder, or else its states/.",
 )
 _TARGETS = flags.DEFINE_enum(
     "targets",
@@ -81,13 +95,13 @@ def main() -> None:
         seed=_SEED.value,
         heldout_rows=_HELDOUT_ROWS.value,
     )
-    loaded = load_model(name)
+    loaded = load_model(name, _HEADS.value)
     output = pathlib.Path(_OUTPUT.value or loaded.folder / FOLDER / settings.kind)
     report = train_refiner(
         settings,
         loaded.functions.config,
         loaded.params,
-        _DATA.value or loaded.folder / DATA,
+        _DATA.value or default_data(loaded.folder),
         output,
         command=shlex.join(["python", "-m", "bpd_jax.train_refiner", *sys.argv[1:]]),
     )
@@ -97,6 +111,24 @@ def main() -> None:
         f"trained {settings.steps:,} steps in {report.seconds:.0f} s; the refiner is "
         f"in {output}",
         soft_wrap=True,
+    )
+
+
+def default_data(folder: pathlib.Path) -> pathlib.Path:
+    """What there is to train on in the folder of a run or of a pretrained model.
+
+    Raises:
+      UserError: there is nothing.
+    """
+    rows, states = folder / DATA, folder / STATES
+    if rows.is_dir():
+        return rows
+    if (states / STATES_HEADER).is_file():
+        return states
+    raise UserError(
+        f"there is nothing to train on: neither packed rows in {rows} nor states in "
+        f"{states}; train the model or its heads here first, or name a folder with "
+        "--data."
     )
 
 

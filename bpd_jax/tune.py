@@ -87,7 +87,7 @@ def main() -> None:
         raise UserError(
             f"{path} was not written: {error} See --num_prompts and --max_new_tokens."
         ) from error
-    _write(path, accuracies, choices)
+    _write(path, accuracies, choices, loaded.heads_identity)
     print(f"head accuracies and predictions: {path}")
 
 
@@ -121,12 +121,14 @@ def _write(
     path: pathlib.Path,
     accuracies: tuple[tuple[float, ...], ...],
     choices: dict[int, Choice],
+    heads: str | None,
 ) -> None:
     def row(p: Prediction) -> dict[str, object]:
         return {**dataclasses.asdict(p), "method": p.method.name}
 
     facts = {
         "accuracies": accuracies,
+        "heads": heads,
         "date": build.today(),
         "device": build.device(),
         "versions": build.versions(),

@@ -87,6 +87,9 @@ def test_the_same_command_goes_on(written):
         (["--made_up_prompts=3"], "has no chat template"),
         (["--longest_prompt=9"], "texts made with longest_prompt = 512"),
         (["--output=short", "--longest_prompt=1"], "no prompt has 1 tokens or fewer"),
+        (["--output=long", "--max_new_tokens=62"], "holds 64 and max_new_tokens is 62"),
+        (["--precision=bfloat16"], "made with precision = float32, not bfloat16"),
+        (["--prompts_file=prompts.jsonl"], "other prompts than those of"),
         (["--output=prompts.jsonl"], "prompts.jsonl"),
         (["--temperature=1", "--acceptance=typical"], "typical acceptance"),
         (["--prompts_file=nowhere.jsonl"], "nowhere.jsonl"),
@@ -98,6 +101,75 @@ def test_what_does_not_fit_is_refused(written, changed, message):
     assert run.returncode == 1
     assert message in run.stderr
     assert run.stderr.strip().splitlines()[-1].startswith("error: ")
+    # Nothing is left that would refuse the corrected command.
+    assert not any((folder / name).exists() for name in ("short", "long"))
+
+
+def test_the_contents_of_prompts_files_count_and_not_their_names(written):
+    folder, arguments = written
+    lines = (folder / "prompts.jsonl").read_text()
+    (folder / "renamed.jsonl").write_text(lines)
+    renamed = [word.replace("prompts.jsonl", "renamed.jsonl") for word in arguments]
+    run = distill(folder, *renamed)
+    assert run.returncode == 0, run.stderr
+    assert "3 of 3 shards are there already." in run.stdout
+    (folder / "renamed.jsonl").write_text(lines.replace("c c c", "w5 c c"))
+    run = distill(folder, *renamed)
+    assert run.returncode == 1
+    assert "other prompts than those of ['renamed.jsonl']" in run.stderr
+
+
+@pytest.fixture(scope="module")
+def talking(tmp_path_factory):
+    """A folder with a tiny model that converses, and a command that fits it."""
+    folder = tmp_path_factory.mktemp("talking")
+    shutil.copytree(GOLDEN, folder / "tiny")
+    path = folder / "tiny" / "tokenizer_config.json"
+    template = "w7 w8 {% for turn in messages %}{{ turn.content }} w9 {% endfor %}w10"
+    about = {**json.loads(path.read_text()), "chat_template": template}
+    path.write_text(json.dumps(about))
+    arguments = [
+        "--model=tiny",
+        "--made_up_prompts=3",
+        "--made_up_tokens=30",
+        "--max_new_tokens=6",
+        "--batch_size=8",
+        "--output=texts",
+    ]
+    return folder, arguments
+
+
+@pytest.mark.parametrize(
+    "changed, message",
+    [
+        (["--made_up_tokens=63"], "holds 64 and max_new_tokens is 63"),
+        (["--max_new_tokens=63"], "holds 64 and max_new_tokens is 63"),
+        (["--longest_prompt=3"], "no prompt has 3 tokens or fewer"),
+    ],
+)
+def test_made_up_prompts_that_cannot_be_continued_are_not_kept(
+    talking, changed, message
+):
+    folder, arguments = talking
+    run = distill(folder, *arguments, "--output=refused", *changed)
+    assert run.returncode == 1
+    assert message in run.stderr
+    assert not (folder / "refused").exists()
+
+
+def test_made_up_prompts_are_kept_and_must_be_whole(talking):
+    folder, arguments = talking
+    run = distill(folder, *arguments)
+    assert run.returncode == 0, run.stderr
+    path = folder / "texts" / "prompts.json"
+    made_up = json.loads(path.read_text())
+    assert len(open_generations(folder / "texts")) == len(set(made_up)) == 3
+    for damaged in ('["w3 w4', json.dumps([*made_up[:2], 3])):
+        path.write_text(damaged)
+        run = distill(folder, *arguments)
+        assert run.returncode == 1
+        assert "prompts.json" in run.stderr
+        assert run.stderr.strip().splitlines()[-1].startswith("error: ")
 
 
 def test_something_to_continue_must_be_given(written):

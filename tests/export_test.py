@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import shlex
 import subprocess
 import sys
@@ -12,10 +13,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from bpd_jax.decoding.loading import load_model
+from bpd_jax import export
+from bpd_jax.decoding.loading import SHIPPED, load_model
+from bpd_jax.errors import UserError
 from bpd_jax.models.config import BlockHeadsConfig
 from bpd_jax.models.heads import init_heads
 from bpd_jax.models.heads_files import fingerprint, load_heads, save_heads
+from bpd_jax.pretrained.medusa_layout import VLLM, check_exportable
 
 ROOT = pathlib.Path(__file__).parent.parent
 BASE = ROOT / "tests" / "pretrained" / "golden" / "llama"
@@ -161,3 +165,28 @@ def test_out_and_back_in(heads, tmp_path):
     loaded = load_model(str(BASE), str(tmp_path / "back"))
     assert loaded.functions.config.heads == first.config
     assert loaded.accuracies is None
+
+
+def test_the_documented_command_is_of_the_heads_that_are_shipped():
+    """What the page shows is what the command says, by the headers of the heads."""
+    page = (ROOT / "docs" / "export.md").read_text()
+    out, serve = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)[:2]
+    words = shlex.split(out.replace("\\\n", " "))
+    assert words[:3] == ["python", "-m", "bpd_jax.export"]
+    given = dict(word.removeprefix("--").split("=") for word in words[3:])
+    known = (export.MODEL, export.HEADS, export.FORMAT, export.BASE, export.OUTPUT)
+    assert given.keys() == {flag.name for flag in known}
+    assert given["format"] == VLLM.name
+    heads = load_heads(ROOT / given["heads"])
+    assert heads.base_name == given["model"]
+    check_exportable(heads.config, VLLM)
+    printed = export._vllm_command(
+        given["base"], given["output"], heads.config.num_heads - 1
+    )
+    assert shlex.split(serve.replace("\\\n", " ")) == shlex.split(printed)
+    assert " ".join(out.replace("\\\n", " ").split()) in " ".join(
+        (export.__doc__ or "").replace("\\\n", " ").split()
+    )
+    # Both pages say that the heads in use by default are others.
+    with pytest.raises(UserError, match="of kind feed_forward"):
+        check_exportable(load_heads(SHIPPED / given["model"] / "heads").config, VLLM)

@@ -9,8 +9,10 @@ import sys
 import pytest
 
 from bpd_jax.data.spec import TextTask
+from bpd_jax.errors import UserError
 from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
 from bpd_jax.models.refiner_files import check_fits, load_refiner
+from bpd_jax.train_refiner import default_data
 from bpd_jax.training.config import OptimizerConfig, TrainConfig
 from bpd_jax.training.trainer import train
 
@@ -81,12 +83,23 @@ def test_trains_into_the_run_folder(folder):
     assert (folder / "run" / "model.json").exists()
 
 
+def test_the_default_data_are_rows_or_else_states(tmp_path):
+    with pytest.raises(UserError, match=r"neither packed rows in .*data nor states in"):
+        default_data(tmp_path)
+    (tmp_path / "states").mkdir()
+    (tmp_path / "states" / "states.json").write_text("{}")
+    assert default_data(tmp_path) == tmp_path / "states"
+    (tmp_path / "data").mkdir()
+    assert default_data(tmp_path) == tmp_path / "data"
+
+
 def test_bad_input_is_one_sentence_and_writes_nothing(folder):
     before = sorted(folder.rglob("*"))
     for arguments, words in (
         (["--model=run"], "--kind is missing"),
         (["--model=run", "--kind=eagle"], "markov|recurrent|hydra"),
         (["--model=run", "--kind=hydra", "--output=run"], "run exists and is no"),
+        (["--model=run", "--kind=hydra", "--heads=x"], "--heads is for pretrained"),
     ):
         status, _, stderr = call(folder, *arguments)
         errors = [line for line in stderr.splitlines() if "error: " in line]

@@ -99,7 +99,7 @@ def write_shard(
     assert len(prompt_lengths) == len(texts)
     assert all(0 <= p <= n for p, n in zip(prompt_lengths, lengths, strict=True))
     joined = np.concatenate(texts) if lengths else np.zeros(0)
-    path = pathlib.Path(folder) / f"shard-{index:05d}.npz"
+    path = pathlib.Path(folder) / shard_name(index)
     with files.replacing_file(path) as temporary, temporary.open("wb") as stream:
         np.savez(
             stream,
@@ -110,9 +110,23 @@ def write_shard(
     return path
 
 
+def shard_name(index: int) -> str:
+    """File name of a shard.
+
+    >>> [shard_name(index) for index in (0, 12, 123456)]
+    ['shard-00000.npz', 'shard-00012.npz', 'shard-123456.npz']
+    """
+    return f"shard-{index:05d}.npz"
+
+
 def shard_paths(folder: str | os.PathLike[str]) -> list[pathlib.Path]:
-    """The shards there are, in their order."""
-    return sorted(pathlib.Path(folder).glob("shard-[0-9][0-9][0-9][0-9][0-9].npz"))
+    """The shards there are, in the order of their numbers."""
+    numbered = []
+    for path in pathlib.Path(folder).glob("shard-*.npz"):
+        number = path.stem.removeprefix("shard-")
+        if number.isdecimal() and path.name == shard_name(int(number)):
+            numbered.append((int(number), path))
+    return [path for _, path in sorted(numbered)]
 
 
 def open_generations(folder: str | os.PathLike[str]) -> Generations:

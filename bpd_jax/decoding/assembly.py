@@ -146,6 +146,12 @@ class Assembly:
                 f"{method.name} asks for {method.heads} heads: give 2 to {block}."
             )
         width = 1 if method.kind == "bpd" else method.k or self._width
+        if width > choices:
+            raise UserError(
+                f"{method.name} would keep lattice_width = {width} candidates, but "
+                f"there are only {choices} tokens to choose from: lower it, or give "
+                f"the method k={choices} or less."
+            )
         block = method.heads or block
         if method.counts == DRAFTS:
             paths = width ** (block - 1)

@@ -9,7 +9,8 @@ from typing import Any
 from bpd_jax.decoding.assets import Assets, SmallModel
 from bpd_jax.decoding.loading import LoadedModel, load_model
 from bpd_jax.errors import UserError
-from bpd_jax.models.refiner_files import check_fits, load_refiner
+from bpd_jax.models.heads_files import fingerprint
+from bpd_jax.models.refiner_files import LoadedRefiner, check_fits, load_refiner
 from bpd_jax.ngrams.formats import load as ngram_files
 from bpd_jax.ngrams.model import NGramModel
 
@@ -35,7 +36,8 @@ def load_assets(
     Args:
       loaded: the model.
       given: folders (of an n-gram model also a file) by the names of `OWN_ASSETS`;
-        what is not given is taken from the model's own folders, if it is there.
+        what is not given is taken from the model's own folders, if it is there (and,
+        of refiners, if it was trained on this very model).
 
     Raises:
       UserError: something is missing, damaged or made for another model.
@@ -43,13 +45,51 @@ def load_assets(
     found: dict[str, Any] = {}
     for name, own in OWN_ASSETS.items():
         path = (given or {}).get(name)
-        if path is None and (place := loaded.own(own)) is not None:
-            path = str(place)
-        if path is not None:
-            found[name] = _load_asset(loaded, name, path)
-    tuning = loaded.own(TUNING)
+        place = loaded.own(own) if path is None else path
+        if place is None:
+            continue
+        asset = _load_asset(loaded, name, str(place))
+        if isinstance(asset, LoadedRefiner) and not _trained_on(loaded, asset):
+            # The run's earlier checkpoints decode too, without refiners of the last.
+            if path is not None:
+                raise UserError(
+                    f"the {name} refiner in {path} was trained on another model than "
+                    f"{loaded.name}: train one for it with python -m "
+                    f"bpd_jax.train_refiner --kind={name}."
+                )
+            continue
+        found[name] = asset
+    tuning = own_tuning(loaded)
     accuracies = None if tuning is None else load_accuracies(tuning)
     return Assets(**found, accuracies=accuracies or loaded.accuracies)
+
+
+def own_tuning(loaded: LoadedModel) -> pathlib.Path | None:
+    """The model's own `drafting.json`, if it was written with the heads it has now.
+
+    Raises:
+      UserError: such a file is damaged.
+    """
+    for shelf in loaded.shelves:
+        path = shelf / TUNING
+        try:
+            facts = json.loads(path.read_text(encoding="utf-8"))
+            if facts.get("heads") == loaded.heads_identity:
+                return path
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except (OSError, ValueError, AttributeError) as error:
+            raise UserError(
+                f"cannot read {path} ({error}): run bpd_jax.tune again."
+            ) from error
+    return None
+
+
+def _trained_on(loaded: LoadedModel, refiner: LoadedRefiner) -> bool:
+    """Whether it belongs to this very model, as far as it says to which."""
+    if refiner.base is None:
+        return True
+    return refiner.base == fingerprint(loaded.functions.config, loaded.params)
 
 
 def _load_asset(

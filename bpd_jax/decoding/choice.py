@@ -41,8 +41,9 @@ def filtered(
 ) -> Float[Array, "... V"]:
     """Logits divided by the temperature; tokens that top-k or top-p drop are -inf.
 
-    Top-k comes first, then top-p of what is left, as in Hugging Face's generate. Equal
-    logits at the edge stay together.
+    Top-k comes first, then top-p of what is left, as in Hugging Face's generate. Top-k
+    keeps k tokens, of equal logits at the edge those with the lowest ids; top-p keeps
+    equal logits at its edge together.
 
     Args:
       logits: of the language model.
@@ -51,8 +52,9 @@ def filtered(
     logits = logits / options.temperature
     vocab_size = logits.shape[-1]
     if options.top_k is not None and options.top_k < vocab_size:
-        lowest = jax.lax.top_k(logits, options.top_k)[0][..., -1:]
-        logits = jnp.where(logits < lowest, -jnp.inf, logits)
+        best, tokens = jax.lax.top_k(logits, options.top_k)
+        none = jnp.full_like(logits, -jnp.inf)
+        logits = jnp.put_along_axis(none, tokens, best, axis=-1, inplace=False)
     if options.top_p < 1:
         ordered = jnp.sort(logits, axis=-1, descending=True)
         probs = jax.nn.softmax(ordered, axis=-1)
@@ -77,24 +79,32 @@ def choose(
       positions: index in the text of the token that is chosen.
       keys: one per row.
       options: temperature 0 takes the best token; otherwise tokens are drawn from
-        the softmax of `filtered` logits by the Gumbel-max rule.
+        the softmax of `filtered` logits by the Gumbel-max rule. With top-k the noise
+        of a token depends on the row's key, the position and the token, not on its
+        rank: tokens of nearly equal logits that change places keep theirs.
     """
     if options.temperature == 0:
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
     top_k = options.top_k
-    tokens = None
-    if top_k is not None and top_k < logits.shape[-1]:
-        # Noise for k tokens, not for V, which would take longer than a forward pass.
-        logits, tokens = jax.lax.top_k(logits, top_k)
+    if top_k is None or top_k >= logits.shape[-1]:
 
-    def draw(key: Array, position: Array, row: Array) -> Array:
-        noise = jax.random.gumbel(jax.random.fold_in(key, position), row.shape)
-        return jnp.argmax(row + noise)
+        def draw(key: Array, position: Array, row: Array) -> Array:
+            noise = jax.random.gumbel(jax.random.fold_in(key, position), row.shape)
+            return jnp.argmax(row + noise)
 
-    over_nodes = jax.vmap(draw, (None, 0, 0))
-    scaled = filtered(logits, dataclasses.replace(options, top_k=None))
-    drawn = jax.vmap(over_nodes)(keys, positions, scaled)
-    if tokens is not None:
-        drawn = jnp.take_along_axis(tokens, drawn[..., None], axis=-1)[..., 0]
+        over_nodes = jax.vmap(draw, (None, 0, 0))
+        drawn = jax.vmap(over_nodes)(keys, positions, filtered(logits, options))
+        return drawn.astype(jnp.int32)
+
+    def draw_among(key: Array, position: Array, row: Array, tokens: Array) -> Array:
+        key_at = jax.random.fold_in(key, position)
+        token_keys = jax.vmap(jax.random.fold_in, (None, 0))(key_at, tokens)
+        return tokens[jnp.argmax(row + jax.vmap(jax.random.gumbel)(token_keys))]
+
+    # Noise for k tokens, not for V, which would take longer than a forward pass.
+    best, tokens = jax.lax.top_k(logits, top_k)
+    scaled = filtered(best, dataclasses.replace(options, top_k=None))
+    among_nodes = jax.vmap(draw_among, (None, 0, 0, 0))
+    drawn = jax.vmap(among_nodes)(keys, positions, scaled, tokens)
     return drawn.astype(jnp.int32)

@@ -13,7 +13,8 @@ class Chat:
 
     Attributes:
       template: in Jinja.
-      begin_of_text: the text of that token, which templates may write.
+      begin_of_text: the text of that token, which templates may write even where
+        other texts start bare.
       end_of_text: likewise.
     """
 
@@ -26,17 +27,8 @@ class Chat:
         """The template of a checkpoint, if it has one."""
         if checkpoint.chat_template is None:
             return None
-
-        def text(token: int | None) -> str:
-            return (
-                "" if token is None else checkpoint.tokenizer.id_to_token(token) or ""
-            )
-
-        return cls(
-            checkpoint.chat_template,
-            text(checkpoint.begin_of_text),
-            text(checkpoint.end_tokens[0]),
-        )
+        end = checkpoint.tokenizer.id_to_token(checkpoint.end_tokens[0]) or ""
+        return cls(checkpoint.chat_template, checkpoint.begin_text, end)
 
     def render(
         self, messages: Sequence[Mapping[str, str]], *, answer: bool = True

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from bpd_jax.data.generations import write_shard
+from bpd_jax.data.generations import shard_name, write_shard
 from bpd_jax.decoding.generate import Task
 from bpd_jax.errors import UserError
 
@@ -36,12 +36,12 @@ class Chunk(NamedTuple):
 
     Attributes:
       shard: its number.
-      prompts: token ids of each.
+      indices: of its prompts among all: they choose the noise of sampling too.
       padded: length to which they are padded.
     """
 
     shard: int
-    prompts: list[np.ndarray]
+    indices: list[int]
     padded: int
 
 
@@ -53,12 +53,12 @@ def chunks_of(prompts: Sequence[np.ndarray], batch_size: int, seed: int) -> list
     """
     by_length = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))
     groups = [
-        [prompts[i] for i in by_length[start : start + batch_size]]
+        by_length[start : start + batch_size]
         for start in range(0, len(prompts), batch_size)
     ]
     order = np.random.default_rng(seed).permutation(len(groups))
     return [
-        Chunk(index, groups[group], padded_length(len(groups[group][-1])))
+        Chunk(index, groups[group], padded_length(len(prompts[groups[group][-1]])))
         for index, group in enumerate(order)
     ]
 
@@ -77,6 +77,7 @@ def padded_length(length: int) -> int:
 
 def distill(
     task: Task,
+    prompts: Sequence[np.ndarray],
     chunks: Sequence[Chunk],
     batch_size: int,
     folder: str | os.PathLike[str],
@@ -86,28 +87,38 @@ def distill(
 
     Args:
       task: model, method and options.
-      chunks: from `chunks_of`.
+      prompts: token ids of all.
+      chunks: from `chunks_of` the prompts.
       batch_size: rows of a batch, at least as many as a chunk has prompts.
       folder: of the shards; see `bpd_jax.data.generations`.
       on_progress: called after each chunk with the number of new tokens in it.
     """
     for chunk in chunks:
         if not (pathlib.Path(folder) / shard_name(chunk.shard)).exists():
-            texts = continue_prompts(task, chunk.prompts, batch_size, chunk.padded)
-            prompt_lengths = [len(prompt) for prompt in chunk.prompts]
+            texts = continue_prompts(
+                task, prompts, chunk.indices, batch_size, chunk.padded
+            )
+            prompt_lengths = [len(prompts[index]) for index in chunk.indices]
             write_shard(folder, chunk.shard, texts, prompt_lengths)
             on_progress(sum(map(len, texts)) - sum(prompt_lengths))
 
 
 def continue_prompts(
-    task: Task, prompts: Sequence[np.ndarray], batch_size: int, padded: int
+    task: Task,
+    prompts: Sequence[np.ndarray],
+    indices: Sequence[int],
+    batch_size: int,
+    padded: int,
 ) -> list[np.ndarray]:
-    """Each prompt with what the model says next, its end token included."""
+    """Some of the prompts with what the model says next, the end token included.
+
+    A text is what `Decoder.decode` says of the prompt among all: its noise depends on
+    the prompt's index, not on its row in the batch.
+    """
     new_tokens = task.options.max_new_tokens
-    rows = range(len(prompts))
-    state = task.run(task.prefill(prompts, rows, batch_size, new_tokens, padded))
+    state = task.run(task.prefill(prompts, indices, batch_size, new_tokens, padded))
     tokens, lengths = jax.device_get((state.tokens, state.lengths))
-    return [tokens[row, : lengths[row]] for row in rows]
+    return [tokens[row, : lengths[row]] for row in range(len(indices))]
 
 
 def make_up_prompts(
@@ -141,7 +152,8 @@ def make_up_prompts(
         options = dataclasses.replace(task.options, seed=seed % 2**32)
         drawing = dataclasses.replace(task, options=options)
         padded = padded_length(len(opening))
-        texts = continue_prompts(drawing, [opening] * batch_size, batch_size, padded)
+        openings, rows = [opening] * batch_size, range(batch_size)
+        texts = continue_prompts(drawing, openings, rows, batch_size, padded)
         before = len(found)
         for text in texts:
             words = text[len(opening) :]
@@ -167,8 +179,3 @@ def opening_of(render: Callable[[str], str]) -> str:
     '<user>'
     """
     return render(_SENTINEL).partition(_SENTINEL)[0]
-
-
-def shard_name(index: int) -> str:
-    """File name of a shard."""
-    return f"shard-{index:05d}.npz"

@@ -16,7 +16,12 @@ from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise import BlockwiseConfig
 from bpd_jax.models.config import load_config
 from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.models.heads_files import LoadedHeads, attach_heads, load_heads
+from bpd_jax.models.heads_files import (
+    HEADER,
+    LoadedHeads,
+    attach_heads,
+    load_heads,
+)
 from bpd_jax.pretrained.checkpoint import Checkpoint
 from bpd_jax.pretrained.known import PACKAGED, find_packaged
 from bpd_jax.pretrained.weights import load_trunk
@@ -52,6 +57,8 @@ class LoadedModel:
       chat: how it holds conversations; None if it just continues texts.
       shelves: folders that may hold what its methods draft with.
       accuracies: of its heads, as they were when they were trained; see `Assets`.
+      heads_identity: of its heads, as `LoadedHeads` has it; None where the heads, if
+        any, belong to the run itself.
     """
 
     name: str
@@ -65,6 +72,7 @@ class LoadedModel:
     chat: Chat | None = None
     shelves: tuple[pathlib.Path, ...] = ()
     accuracies: tuple[tuple[float, ...], ...] | None = None
+    heads_identity: str | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -239,19 +247,28 @@ def _load_pretrained(name: str, path: pathlib.Path, heads: str | None) -> Loaded
     if place is None:
         return loaded
     trained = load_heads(place)
-    config, params = attach_heads(config, params, trained)
+    config, params = attach_heads(config, params, trained, name=name)
     return dataclasses.replace(
         loaded,
         functions=ModelFunctions(config),
         params=params,
         accuracies=_accuracies(trained),
+        heads_identity=trained.identity,
     )
 
 
 def _accuracies(heads: LoadedHeads) -> tuple[tuple[float, ...], ...] | None:
     """How often the candidates of each head were right when it was trained."""
     found = heads.facts.get("accuracies")
-    return found and tuple(tuple(float(chance) for chance in head) for head in found)
+    if found is None:
+        return None
+    try:
+        return tuple(tuple(float(chance) for chance in head) for head in found)
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"{heads.folder / HEADER} does not hold accuracies of heads ({error}): "
+            "train the heads again, or get the folder again."
+        ) from error
 
 
 def load_task(path: str | os.PathLike[str]) -> TextTask:

@@ -254,8 +254,8 @@ def record(
       decoder: the model that wrote them.
       texts: what it decoded, by whatever method.
       options: with which it did; greedy ones.
-      width: candidates kept per head, at most the vocabulary; by default the
-        decoder's.
+      width: candidates kept per head, at most the draft vocabulary; by default
+        the decoder's.
       keep_hidden: also keep hidden states, for hydra and recurrent.
 
     Raises:
@@ -264,7 +264,7 @@ def record(
     if options.temperature != 0 or not texts:
         raise UserError("replay needs at least one text that was decoded greedily.")
     model = decoder.model
-    width = min(width or decoder.width, model.config.trunk.vocab_size)
+    width = min(width or decoder.width, model.config.draft_vocab_size)
     lengths = [len(text.input_ids) + len(text.output_ids) for text in texts]
     slots = -(-max(lengths) // _CHUNK) * _CHUNK
     tokens = np.zeros((len(texts), slots), np.int32)

@@ -47,6 +47,8 @@ class LoadedHeads:
       d_model: D of it.
       vocab_size: V of it.
       facts: how they were trained and what they reach: what JSON can hold.
+      folder: where they were read from, for messages.
+      identity: tells them from heads trained otherwise: 16 hexadecimal digits.
     """
 
     config: BlockHeadsConfig
@@ -56,19 +58,22 @@ class LoadedHeads:
     d_model: int
     vocab_size: int
     facts: dict[str, Any]
+    folder: pathlib.Path
+    identity: str
 
 
 def fingerprint(model: BlockwiseConfig, params: Params) -> str:
     """Tells one trained trunk from another: 16 hexadecimal digits.
 
-    It depends on the trunk's configuration, precisions aside, and on the first and the
-    last 32 values of the first and the last row of every tensor, rounded to bfloat16.
-    So it is cheap for any size, and the same whether the parameters are kept in
-    float32 or in bfloat16. A model that was quantised is another one.
+    It depends on the trunk's configuration, as far as it is not the default (so that
+    fields to come change nothing), precisions and length of texts aside, and on the
+    first and the last 32 values of the first and the last row of every tensor, rounded
+    to bfloat16. So it is cheap for any size, and the same whether the parameters are
+    kept in float32 or in bfloat16. A model that was quantised is another one.
     """
-    about = dataclasses.asdict(model.trunk)
-    for name in ("dtype", "param_dtype"):
-        del about[name]
+    about = _told(model.trunk)
+    for name in ("dtype", "param_dtype", "max_length"):
+        about.pop(name, None)
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
     leaves = jax.tree_util.tree_leaves_with_path(params["trunk"])
     samples = jax.device_get(
@@ -83,6 +88,18 @@ def fingerprint(model: BlockwiseConfig, params: Params) -> str:
     for sample in samples:
         digest.update(np.asarray(sample).astype(ml_dtypes.bfloat16).tobytes())
     return digest.hexdigest()[:16]
+
+
+def _told(config: Any) -> dict[str, Any]:
+    """The fields of a dataclass that are not what they are by default."""
+    fields = (
+        (f.name, getattr(config, f.name), f.default) for f in dataclasses.fields(config)
+    )
+    return {
+        name: _told(value) if dataclasses.is_dataclass(value) else value
+        for name, value, default in fields
+        if value != default
+    }
 
 
 def save_heads(
@@ -110,7 +127,11 @@ def save_heads(
       facts: see `LoadedHeads`.
       dtype: to store them in: bfloat16, float32, or int8, where every output channel
         of a matrix has a scale of its own and biases are bfloat16.
+
+    Raises:
+      UserError: they cannot be stored so, or would change the model itself.
     """
+    _check_first(config)
     if dtype not in DTYPES:
         raise UserError(
             f"heads are stored in one of {', '.join(DTYPES)}, not in {dtype!r}."
@@ -148,6 +169,8 @@ def load_heads(folder: str | os.PathLike[str]) -> LoadedHeads:
     path = folder / TENSORS
     try:
         stored = load_file(path)
+        with path.open("rb") as file:
+            identity = hashlib.file_digest(file, "sha256").hexdigest()[:16]
     except (OSError, SafetensorError) as error:
         raise UserError(f"cannot read {path} ({error}): {_REMEDY}.") from error
     config = about["config"]
@@ -172,7 +195,7 @@ def load_heads(folder: str | os.PathLike[str]) -> LoadedHeads:
             )
     if "vocabulary" in params:
         _check_vocabulary(path, params["vocabulary"], about["vocab_size"])
-    return LoadedHeads(**{**about, "params": params})
+    return LoadedHeads(**about, params=params, folder=folder, identity=identity)
 
 
 def attach_heads(
@@ -190,24 +213,29 @@ def attach_heads(
       params: of it; the arrays are shared with the result.
       heads: to attach, in the base's `param_dtype`.
       name: of the base, for messages.
-      check: whether heads of another model of the same sizes are refused.
+      check: whether heads of another model of the same sizes are refused. With heads
+        that are not its own drafts get worse, but texts stay the same.
 
     Raises:
-      UserError: the heads belong to another model.
+      UserError: the heads belong to another model, or would change the model itself.
     """
+    _check_first(heads.config)
     trunk = model.trunk
+    remedy = (
+        f"train heads for {name}, give other ones with --heads, or move {heads.folder} "
+        "away."
+    )
     if (heads.d_model, heads.vocab_size) != (trunk.d_model, trunk.vocab_size):
         raise UserError(
-            f"the heads belong to {heads.base_name}, of width {heads.d_model} and "
-            f"{heads.vocab_size} tokens, and {name} has width {trunk.d_model} and "
-            f"{trunk.vocab_size} tokens: give heads that were trained on it."
+            f"the block heads in {heads.folder} belong to {heads.base_name}, of width "
+            f"{heads.d_model} and {heads.vocab_size} tokens, and {name} has width "
+            f"{trunk.d_model} and {trunk.vocab_size} tokens: {remedy}"
         )
     found = fingerprint(model, params)
     if check and found != heads.base:
         raise UserError(
-            f"the heads were trained on {heads.base_name} ({heads.base}), and {name} "
-            f"({found}) is another model: give heads that were trained on it, or pass "
-            "check=False to attach them all the same (drafts get worse, never wrong)."
+            f"the block heads in {heads.folder} were trained on {heads.base_name} "
+            f"({heads.base}), and {name} ({found}) is another model: {remedy}"
         )
     attached = {
         key: jnp.asarray(value, None if key == "vocabulary" else trunk.param_dtype)
@@ -217,6 +245,14 @@ def attach_heads(
         attached["softmax"] = softmax_rows(model, params, attached["vocabulary"])
     config = dataclasses.replace(model, heads=heads.config)
     return config, {"trunk": params["trunk"], "heads": attached}
+
+
+def _check_first(config: BlockHeadsConfig) -> None:
+    if config.first_has_ffn:
+        raise UserError(
+            "heads with first_has_ffn would change head 1, which is the model itself, "
+            "and with it every text: train heads without it."
+        )
 
 
 def _packed(name: str, value: np.ndarray, dtype: str) -> dict[str, np.ndarray]:
@@ -235,6 +271,8 @@ def _unpacked(name: str, stored: Mapping[str, np.ndarray]) -> np.ndarray:
     if name + _SCALE not in stored:
         return value
     scale = stored[name + _SCALE]
+    if value.ndim < 2:
+        raise UserError(f"{name} is no matrix and has scales: {_REMEDY}.")
     wanted = list(value.shape)
     wanted[_inputs(name)] = 1
     if list(scale.shape) != wanted:
@@ -262,8 +300,10 @@ def _read_header(path: pathlib.Path) -> dict[str, Any]:
     if not isinstance(about, dict) or about.get("format") != FORMAT:
         raise UserError(f"{path} is not of format {FORMAT}: {_REMEDY}.")
     try:
+        config = BlockHeadsConfig(**about["config"])
+        _check_first(config)
         return {
-            "config": BlockHeadsConfig(**about["config"]),
+            "config": config,
             "base": str(about["base"]),
             "base_name": str(about["base_name"]),
             "d_model": int(about["d_model"]),

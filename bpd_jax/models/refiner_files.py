@@ -31,11 +31,14 @@ class LoadedRefiner:
       config: its sizes.
       params: its parameters.
       facts: how it was trained: what JSON can hold.
+      base: `heads_files.fingerprint` of the model that it was trained on; None where
+        nobody kept it.
     """
 
     config: RefinerConfig
     params: Params
     facts: dict[str, Any]
+    base: str | None = None
 
     @property
     def kind(self) -> str:
@@ -48,11 +51,21 @@ def save_refiner(
     config: RefinerConfig,
     params: Params,
     facts: Mapping[str, Any],
+    base: str | None = None,
 ) -> None:
-    """Writes the refiner; the folder appears as a whole or not at all."""
+    """Writes the refiner; the folder appears as a whole or not at all.
+
+    Args:
+      folder: to write; an older one is replaced.
+      config: sizes.
+      params: of the refiner.
+      facts: see `LoadedRefiner`.
+      base: likewise.
+    """
     about = {
         "format": FORMAT,
         "kind": config.kind,
+        "base": base,
         "config": dataclasses.asdict(config),
         "facts": dict(facts),
     }
@@ -70,7 +83,7 @@ def load_refiner(folder: str | os.PathLike[str]) -> LoadedRefiner:
       UserError: the folder is missing, damaged, or no refiner.
     """
     folder = pathlib.Path(folder)
-    config, facts = _read_header(folder / HEADER)
+    config, facts, base = _read_header(folder / HEADER)
     abstract = jax.eval_shape(functools.partial(init_refiner, config), _KEY)
     path = folder / PARAMETERS
     try:
@@ -90,7 +103,7 @@ def load_refiner(folder: str | os.PathLike[str]) -> LoadedRefiner:
             )
     leaves = [jnp.asarray(arrays[name]) for name in shapes]
     params = jax.tree.unflatten(jax.tree.structure(abstract), leaves)
-    return LoadedRefiner(config, params, facts)
+    return LoadedRefiner(config, params, facts, base)
 
 
 def check_fits(
@@ -115,7 +128,10 @@ _REMEDY = "train it again with python -m bpd_jax.train_refiner"
 _KEY = jax.eval_shape(lambda: jax.random.key(0))
 
 
-def _read_header(path: pathlib.Path) -> tuple[RefinerConfig, dict[str, Any]]:
+def _read_header(
+    path: pathlib.Path,
+) -> tuple[RefinerConfig, dict[str, Any], str | None]:
+    """Sizes, facts and base of a refiner."""
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
@@ -128,7 +144,8 @@ def _read_header(path: pathlib.Path) -> tuple[RefinerConfig, dict[str, Any]]:
     if not isinstance(about, dict) or about.get("format") != FORMAT:
         raise UserError(f"{path} is not of format {FORMAT}: {_REMEDY}.")
     try:
-        return KINDS[about["kind"]](**about["config"]), dict(about["facts"])
+        config = KINDS[about["kind"]](**about["config"])
+        return config, dict(about["facts"]), about.get("base")
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} describes no refiner ({error}): {_REMEDY}.") from error
 

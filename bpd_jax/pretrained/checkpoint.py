@@ -22,6 +22,8 @@ class Checkpoint:
       tokenizer: from text to ids and back.
       chat_template: in Jinja, of a conversation as text; None if there is none.
       begin_of_text: id that every text starts with; None if texts start bare.
+      begin_text: the token that begins a text, as text: templates may write it even
+        where texts start bare; empty if there is none.
       end_tokens: ids that end a text; the first is the one to write.
     """
 
@@ -32,4 +34,5 @@ class Checkpoint:
     tokenizer: tokenizers.Tokenizer
     chat_template: str | None
     begin_of_text: int | None
+    begin_text: str
     end_tokens: tuple[int, ...]

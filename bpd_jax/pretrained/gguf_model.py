@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import tokenizers
 
 from bpd_jax.errors import UserError
 from bpd_jax.models.config import TransformerConfig
@@ -77,8 +78,16 @@ def open_gguf(path: str | os.PathLike[str]) -> Checkpoint:
         tokenizer=text.tokenizer,
         chat_template=text.chat_template,
         begin_of_text=text.begin_of_text,
+        begin_text=_begin_text(file, text.tokenizer),
         end_tokens=text.end_tokens,
     )
+
+
+def _begin_text(file: GGUFFile, tokenizer: tokenizers.Tokenizer) -> str:
+    id = file.find("tokenizer.ggml.bos_token_id", int)
+    if id is None or not 0 <= id < tokenizer.get_vocab_size():
+        return ""
+    return tokenizer.id_to_token(id) or ""
 
 
 class GGUFTensors:

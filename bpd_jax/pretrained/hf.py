@@ -50,6 +50,7 @@ def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
         tokenizer=tokenizer,
         chat_template=_chat_template(folder, settings),
         begin_of_text=begin,
+        begin_text=_special_text(settings, "bos_token") or "",
         end_tokens=ends,
     )
 
@@ -98,14 +99,20 @@ def _tokenizer_settings(folder: pathlib.Path) -> Fields:
     return Fields(found, str(path))
 
 
-def _special_token(
-    settings: Fields, name: str, tokenizer: tokenizers.Tokenizer
-) -> int | None:
-    """The id of `bos_token` or `eos_token`, a text or an object that has it."""
+def _special_text(settings: Fields, name: str) -> str | None:
+    """`bos_token` or `eos_token`: a text or an object that has it."""
     value = settings.values.get(name)
     if isinstance(value, dict):
         value = value.get("content")
-    return tokenizer.token_to_id(value) if isinstance(value, str) else None
+    return value if isinstance(value, str) else None
+
+
+def _special_token(
+    settings: Fields, name: str, tokenizer: tokenizers.Tokenizer
+) -> int | None:
+    """The id of `bos_token` or `eos_token`."""
+    text = _special_text(settings, name)
+    return None if text is None else tokenizer.token_to_id(text)
 
 
 def _begin_of_text(settings: Fields, tokenizer: tokenizers.Tokenizer) -> int | None:

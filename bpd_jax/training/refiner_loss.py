@@ -24,8 +24,8 @@ from bpd_jax.models.refiners import (
     recurrent_step,
 )
 from bpd_jax.training.heads.batches import PositionBatch
-from bpd_jax.training.heads.loss import draft_places
-from bpd_jax.training.loss import HeadSums, head_targets
+from bpd_jax.training.heads.loss import LevelSums, draft_places
+from bpd_jax.training.loss import head_targets
 from bpd_jax.typing import Array, Bool, Float, Int, Params
 
 
@@ -106,7 +106,7 @@ def refined_sums(
     model: BlockwiseConfig,
     base: Params,
     frozen: Frozen,
-) -> HeadSums:
+) -> LevelSums:
     """Sums of levels 1 … L-1 with the refiner, each given the true tokens before it.
 
     Args:
@@ -160,7 +160,7 @@ def head_sums(
     states: Float[Array, "levels B T D"],
     queries: Float[Array, "levels B T R"] | None = None,
     output: Float[Array, "V R"] | None = None,
-) -> HeadSums:
+) -> LevelSums:
     """Sums of levels 1 … L-1; only one level's logits exist at a time.
 
     A target outside the draft vocabulary costs nothing and counts as a miss.
@@ -189,7 +189,7 @@ def head_sums(
         place: Array,
         known: Array,
         valid: Array,
-    ) -> HeadSums:
+    ) -> LevelSums:
         logits = BlockwiseLM(model).apply(
             {"params": base}, state, level, method="draft_logits"
         )
@@ -198,13 +198,14 @@ def head_sums(
         found = jnp.take_along_axis(logits, place[..., None], -1)[..., 0]
         losses = jax.nn.logsumexp(logits, -1) - found
         correct = (found == logits.max(-1)) & valid & known
-        return HeadSums(
+        return LevelSums(
             jnp.sum(losses, where=valid & known),
             jnp.sum(correct, dtype=jnp.float32),
+            jnp.sum(valid & known, dtype=jnp.float32),
             jnp.sum(valid, dtype=jnp.float32),
         )
 
-    def add_level(carry: None, level: Any) -> tuple[None, HeadSums]:
+    def add_level(carry: None, level: Any) -> tuple[None, LevelSums]:
         return carry, level_sums(output, *level)
 
     levels = jnp.arange(1, model.block_size)

@@ -21,11 +21,12 @@ import optax
 from bpd_jax import progress
 from bpd_jax.errors import UserError
 from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.heads_files import fingerprint
 from bpd_jax.models.refiner_files import HEADER, save_refiner
 from bpd_jax.models.refiners import RefinerConfig, init_refiner
 from bpd_jax.training import run_folder
 from bpd_jax.training.config import OptimizerConfig
-from bpd_jax.training.loss import HeadSums
+from bpd_jax.training.heads.loss import LevelSums
 from bpd_jax.training.optimizer import make_optimizer
 from bpd_jax.training.refiner_loss import Frozen, head_sums, refined_sums
 from bpd_jax.training.refiner_settings import RefinerSettings
@@ -47,10 +48,10 @@ class HeldOut(NamedTuple):
       refined_model: the same heads with the refiner.
     """
 
-    plain_text: HeadSums
-    refined_text: HeadSums
-    plain_model: HeadSums
-    refined_model: HeadSums
+    plain_text: LevelSums
+    refined_text: LevelSums
+    plain_model: LevelSums
+    refined_model: LevelSums
 
 
 class Report(NamedTuple):
@@ -107,17 +108,21 @@ def train_refiner(
         },
         "versions": run_folder.versions(),
     }
-    save_refiner(output, config, params, facts)
+    save_refiner(output, config, params, facts, fingerprint(model, base))
     return Report(losses, held_out, seconds)
 
 
 def table(held_out: HeldOut) -> dict[str, list[float]]:
-    """Columns over levels 1 … L-1: top-1 accuracy and loss of each kind of sum."""
+    """Columns over levels 1 … L-1: top-1 accuracy and loss of each kind of sum.
+
+    The loss is the mean over targets in the draft vocabulary; to the accuracy those
+    outside are misses.
+    """
     columns = {}
     for name, sums in held_out._asdict().items():
-        count = np.maximum(sums.valid, 1)
-        columns[f"{name}_accuracy"] = (sums.correct / count).tolist()
-        columns[f"{name}_loss"] = (sums.loss / count).tolist()
+        accuracy = sums.correct / np.maximum(sums.valid, 1)
+        columns[f"{name}_accuracy"] = accuracy.tolist()
+        columns[f"{name}_loss"] = (sums.loss / np.maximum(sums.scored, 1)).tolist()
     return columns
 
 
@@ -183,8 +188,9 @@ def make_step(
 
         def loss_of(params: Params) -> tuple[Array, Array]:
             sums = refined_sums(config, params, model, base, frozen)
-            count = jnp.maximum(sums.valid, 1)
-            return jnp.mean(sums.loss / count), jnp.mean(sums.correct / count)
+            losses = sums.loss / jnp.maximum(sums.scored, 1)
+            accuracies = sums.correct / jnp.maximum(sums.valid, 1)
+            return jnp.mean(losses), jnp.mean(accuracies)
 
         (loss, accuracy), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)
         updates, opt_state = optimizer.update(gradients, opt_state, params)

@@ -18,7 +18,7 @@ step() {
 
 step -m bpd_jax.evaluate --model=smollm2 \
     --prompts_file=experiments/smollm2/prompts.txt --max_new_tokens=64 \
-    --methods=bpd,zero_gram:16,ngram:16,medusa_ngram:16,prompt_lookup:8,oracle \
+    --methods=bpd,ngram:16,medusa_ngram:16,prompt_lookup:8,medusa:32:lookup=8,oracle \
     --title="SmolLM2-135M-Instruct, faster"
 step -m bpd_jax.decode --model=smollm2 --method=medusa_ngram:16 --max_new_tokens=64 \
     --show_steps --prompt="Why do the seasons change?"

@@ -3,7 +3,13 @@ import pathlib
 import numpy as np
 import pytest
 
-from bpd_jax.data.generations import open_generations, write_header, write_shard
+from bpd_jax.data.generations import (
+    open_generations,
+    shard_name,
+    shard_paths,
+    write_header,
+    write_shard,
+)
 from bpd_jax.errors import UserError
 
 TEXTS = [np.array([1, 2, 3, 4]), np.array([5, 6]), np.array([7, 3, 3])]
@@ -31,6 +37,19 @@ def test_a_shard_is_replaced_and_an_empty_one_is_no_error(tmp_path):
     write(tmp_path)
     write_shard(tmp_path, 0, [], [])
     assert open_generations(tmp_path).lengths.tolist() == [3]
+
+
+def test_shards_are_in_the_order_of_their_numbers(tmp_path):
+    numbers = [9, 10, 99_999, 100_000, 1_000_000]
+    write_header(tmp_path, base="abc", vocab_size=9, facts={})
+    for number in reversed(numbers):
+        write_shard(tmp_path, number, [np.array([number % 7])], [0])
+    for other in ("shard-1.npz", "shard-000001.npz", "shard-part.npz"):
+        (tmp_path / other).touch()
+    names = [path.name for path in shard_paths(tmp_path)]
+    assert names == [shard_name(number) for number in numbers]
+    found = open_generations(tmp_path)
+    assert found.tokens.tolist() == [number % 7 for number in numbers]
 
 
 def test_bad_folders_are_told(tmp_path):

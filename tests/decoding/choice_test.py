@@ -66,16 +66,15 @@ def test_the_draw_depends_on_row_and_position_alone():
     st.sampled_from([0.5, 1.0, 3.0]),
 )
 def test_filters_keep_what_their_definitions_keep(scores, top_k, top_p, temperature):
-    """Top-k, then the fewest best of those that have `top_p`; equal scores together."""
+    """Top-k, the lowest ids of equal scores; then the fewest best that have `top_p`."""
     options = StepOptions(temperature=temperature, top_k=top_k, top_p=top_p)
     logits = np.array(scores, np.float32) / 2
     got = np.asarray(filter_once(jnp.asarray(logits), options))
 
-    kept = sorted(set(logits.tolist()), reverse=True)
-    if top_k is not None:
-        edge = sorted(logits, reverse=True)[min(top_k, 7) - 1]
-        kept = [value for value in kept if value >= edge]
-    mass = {v: (logits == v).sum() * np.exp(v / temperature) for v in kept}
+    in_top_k = np.zeros(7, bool)
+    in_top_k[np.argsort(-logits, kind="stable")[:top_k]] = True
+    kept = sorted(set(logits[in_top_k].tolist()), reverse=True)
+    mass = {v: (logits[in_top_k] == v).sum() * np.exp(v / temperature) for v in kept}
     reached, total, final = 0.0, sum(mass.values()), []
     for value in kept:
         # Within equal scores it does not matter which of them reach `top_p`.
@@ -83,7 +82,7 @@ def test_filters_keep_what_their_definitions_keep(scores, top_k, top_p, temperat
             break
         final.append(value)
         reached += mass[value]
-    want = np.where(np.isin(logits, final), logits / temperature, -np.inf)
+    want = np.where(in_top_k & np.isin(logits, final), logits / temperature, -np.inf)
     np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
@@ -103,6 +102,40 @@ def test_filtered_tokens_are_never_chosen():
     want = np.sqrt([0.4, 0.35, 0]) / np.sqrt([0.4, 0.35]).sum()
     np.testing.assert_allclose(share, want, atol=4 * 0.5 / np.sqrt(3000))
     assert share[2] == 0
+
+
+def test_choices_are_drawn_from_the_filtered_logits_among_equal_ones():
+    """Tokens 1, 2, 4 and 5 are equal at the edge: two of them make four."""
+    logits, count = jnp.array([3.0, 2.0, 2.0, 2.5, 2.0, 2.0, 0.0]), 4000
+    keys, positions = row_keys(0, jnp.array([0])), jnp.arange(count)[None]
+    for top_p in (1.0, 0.95):
+        options = StepOptions(temperature=1.0, top_k=4, top_p=top_p)
+        left = filter_once(logits, options)
+        assert jnp.flatnonzero(jnp.isfinite(left)).tolist() == [0, 1, 2, 3]
+        rows = jnp.broadcast_to(logits, (1, count, 7))
+        drawn = choose(rows, positions, keys, options)
+        share = np.bincount(np.asarray(drawn)[0], minlength=7) / count
+        want = jax.nn.softmax(left)
+        np.testing.assert_allclose(share, want, atol=4 * 0.5 / np.sqrt(count))
+        assert not share[4:].any()
+
+
+def test_rounding_changes_as_few_draws_with_top_k_as_without():
+    """Tokens nearly equal change places under rounding; their noise must not."""
+    count, vocab_size = 4000, 50
+    rng = np.random.default_rng(0)
+    logits = rng.normal(0, 0.01, (1, count, vocab_size))
+    rounded = logits + rng.uniform(-1e-3, 1e-3, logits.shape)
+    keys, positions = row_keys(0, jnp.array([0])), jnp.arange(count)[None]
+
+    def changed(options: StepOptions) -> float:
+        draws = (choose(jnp.asarray(x), positions, keys, options) for x in kinds)
+        return float(jnp.mean(next(draws) != next(draws)))
+
+    kinds = (logits, rounded)
+    assert changed(SAMPLING) < 0.005
+    # Top-k of 49 leaves out one token, which may be another one.
+    assert changed(StepOptions(temperature=1.0, top_k=vocab_size - 1)) < 0.01
 
 
 def test_streams_of_noise_share_no_key():

@@ -11,6 +11,7 @@ from bpd_jax.decoding.assets import Assets
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.decoding.replay import record
 from bpd_jax.errors import UserError
 from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.functions import ModelFunctions
@@ -77,6 +78,24 @@ def test_more_candidates_than_tokens_are_told(model, assets):
     decoder = Decoder(model.functions, model.params, width=4, assets=assets)
     with pytest.raises(UserError, match="only 7 tokens to choose from"):
         decoder.drafter(parse_method("zero_gram:2:k=8"))
+
+
+def test_the_lattice_is_no_wider_than_the_draft_vocabulary(model, assets):
+    # The whole vocabulary has 13 tokens, so that a width of 8 is one for a decoder.
+    decoder = Decoder(model.functions, model.params, width=8, assets=assets)
+    for name in ("zero_gram:2", "medusa:4", "ngram_device:2", "hydra:3", "oracle"):
+        with pytest.raises(UserError, match=r"lattice_width = 8 .* only 7 tokens"):
+            decoder.drafter(parse_method(name))
+        decoder.drafter(parse_method(f"{name}:k=7"))
+    for name in ("greedy", "bpd", "prompt_lookup:3"):
+        decoder.drafter(parse_method(name))
+
+
+def test_a_replay_records_no_more_than_the_draft_vocabulary(model, make_prompts):
+    decoder = Decoder(model.functions, model.params, width=4)
+    options = DecodeOptions(max_new_tokens=4)
+    texts = decoder.decode(parse_method("greedy"), make_prompts([5]), options)
+    assert record(decoder, texts, options, width=10).model.width == 7
 
 
 def test_the_vocabulary_of_the_model_is_whole(model):

@@ -11,11 +11,14 @@ import pytest
 
 from bpd_jax import api
 from bpd_jax.decoding import loading
+from bpd_jax.decoding.asset_files import load_assets, own_tuning
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.errors import UserError
 from bpd_jax.models.config import BlockHeadsConfig
 from bpd_jax.models.heads import init_heads
 from bpd_jax.models.heads_files import fingerprint, save_heads
+from bpd_jax.models.refiner_files import save_refiner
+from bpd_jax.models.refiners import MarkovConfig, init_refiner
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "pretrained" / "golden"
 HEADS = BlockHeadsConfig(num_heads=4, hidden=8, draft_vocabulary=24)
@@ -32,7 +35,7 @@ def folder(tmp_path, monkeypatch):
     return copy
 
 
-def write_heads(loaded, place, base=None):
+def write_heads(loaded, place, base=None, dtype="float32"):
     """Random heads of a model, in the folder `place`."""
     config, params = loaded.functions.config, loaded.params
     vocabulary = np.arange(3, 27, dtype=np.int32)
@@ -49,7 +52,7 @@ def write_heads(loaded, place, base=None):
         d_model=trunk.d_model,
         vocab_size=trunk.vocab_size,
         facts={"accuracies": [[0.5, 0.25], [0.25, 0.125], [0.125, 0.0625]]},
-        dtype="float32",
+        dtype=dtype,
     )
 
 
@@ -81,6 +84,13 @@ def test_a_folder_decodes_without_and_with_heads(folder):
             assert a.generation.output_ids.tolist() == b.generation.output_ids.tolist()
 
 
+def test_a_models_fingerprint_is_for_ever():
+    # Heads on people's disks know their model by it.
+    loaded = load_model(str(GOLDEN / "llama"))
+    key = fingerprint(loaded.functions.config, loaded.params)
+    assert key == "644efe10fd8b7719"
+
+
 def test_heads_may_lie_anywhere_and_must_be_the_models_own(folder, tmp_path):
     loaded = load_model(str(folder))
     write_heads(loaded, tmp_path / "mine")
@@ -88,6 +98,75 @@ def test_heads_may_lie_anywhere_and_must_be_the_models_own(folder, tmp_path):
     write_heads(loaded, tmp_path / "others", base="0123456789abcdef")
     with pytest.raises(UserError, match="0123456789abcdef"):
         load_model(str(folder), str(tmp_path / "others"))
+
+
+def test_accuracies_of_other_heads_are_not_used(folder, tmp_path):
+    plain = load_model(str(folder))
+    own = pathlib.Path("runs/tiny_llama")
+    write_heads(plain, own / "heads")
+    write_heads(plain, tmp_path / "other", dtype="bfloat16")
+    headed = load_model(str(folder))
+    assert plain.heads_identity is None
+    facts = {"accuracies": [[0.9, 0.05]], "heads": headed.heads_identity}
+    tuning = own / "drafting.json"
+    tuning.write_text(json.dumps(facts))
+    assert own_tuning(headed) == tuning
+    assert load_assets(headed).accuracies == ((0.9, 0.05),)
+    given = load_model(str(folder), str(tmp_path / "other"))
+    assert own_tuning(given) is None
+    assert load_assets(given).accuracies == given.accuracies
+    # Heads that lie where the old ones lay are others too.
+    shutil.rmtree(own / "heads")
+    assert own_tuning(load_model(str(folder))) is None
+    shutil.copytree(tmp_path / "other", own / "heads")
+    assert own_tuning(load_model(str(folder))) is None
+    for damaged in ("{", "[]"):
+        tuning.write_text(damaged)
+        with pytest.raises(UserError, match=r"drafting.json .* run bpd_jax.tune again"):
+            load_assets(headed)
+
+
+def test_damaged_accuracies_are_told(folder, tmp_path):
+    write_heads(load_model(str(folder)), tmp_path / "heads")
+    header = tmp_path / "heads" / "heads.json"
+    about = json.loads(header.read_text())
+    for damaged in ([0.5, 0.2], [["often"]], 3):
+        about["facts"]["accuracies"] = damaged
+        header.write_text(json.dumps(about))
+        with pytest.raises(UserError, match=r"heads\.json does not hold accuracies"):
+            load_model(str(folder), str(tmp_path / "heads"))
+
+
+def test_refiners_of_another_model_are_refused(folder, tmp_path):
+    write_heads(load_model(str(folder)), pathlib.Path("runs/tiny_llama/heads"))
+    loaded = load_model(str(folder))
+    trunk = loaded.functions.config.trunk
+    config = MarkovConfig(trunk.vocab_size, trunk.d_model, 4, rank=2)
+    params = init_refiner(config, jax.random.key(0))
+    mine = fingerprint(loaded.functions.config, loaded.params)
+    for name, base in (("old", None), ("mine", mine), ("other", "0123456789abcdef")):
+        save_refiner(tmp_path / name, config, params, {}, base)
+    for name in ("old", "mine"):
+        path = str(tmp_path / name)
+        assert load_assets(loaded, {"markov": path}).markov is not None
+    other = tmp_path / "other"
+    with pytest.raises(UserError, match="trained on another model than tiny_llama"):
+        load_assets(loaded, {"markov": str(other)})
+    # One that lies there unasked for stays away.
+    shutil.copytree(other, "runs/tiny_llama/refiners/markov")
+    assert load_assets(loaded).markov is None
+
+
+def test_templates_write_a_token_that_texts_do_not_begin_with(folder):
+    settings = folder / "tokenizer_config.json"
+    fields = json.loads(settings.read_text())
+    template = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"
+    fields |= {"add_bos_token": False, "chat_template": template}
+    settings.write_text(json.dumps(fields))
+    loaded = load_model(str(folder))
+    assert loaded.begin_of_text is None
+    message = {"role": "user", "content": "w7"}
+    assert loaded.chat.render([message]) == "<s>w7</s>"
 
 
 def test_only_pretrained_models_take_heads(trained):

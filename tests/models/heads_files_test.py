@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise import parameter_shapes
@@ -147,6 +148,55 @@ def test_heads_of_another_model_are_refused(tmp_path):
     trunk = dataclasses.replace(MODEL.trunk, vocab_size=41)
     with pytest.raises(UserError, match="smol, of width 16 and 40 tokens, and big has"):
         attach_heads(BlockwiseConfig(trunk), PARAMS, loaded, name="big", check=False)
+
+
+def test_a_refusal_says_where_the_heads_lie(tmp_path):
+    config = HEADS["feed forward"]
+    save(tmp_path / "heads", config, trained(config))
+    loaded = load_heads(tmp_path / "heads")
+    with pytest.raises(UserError) as error:
+        attach_heads(MODEL, draw(parameter_shapes(MODEL), 7), loaded, name="big")
+    assert str(error.value).endswith(
+        "train heads for big, give other ones with --heads, or move "
+        f"{tmp_path / 'heads'} away."
+    )
+
+
+def test_heads_with_a_layer_for_the_model_itself_are_refused(tmp_path):
+    config = BlockHeadsConfig(3, 8)
+    first = dataclasses.replace(config, first_has_ffn=True)
+    with pytest.raises(UserError, match="would change head 1"):
+        save(tmp_path / "first", first, trained(first))
+    assert not (tmp_path / "first").exists()
+    save(tmp_path / "heads", config, trained(config))
+    loaded = load_heads(tmp_path / "heads")
+    with pytest.raises(UserError, match="would change head 1"):
+        attach_heads(MODEL, PARAMS, dataclasses.replace(loaded, config=first))
+    header = tmp_path / "heads" / "heads.json"
+    about = json.loads(header.read_text())
+    about["config"]["first_has_ffn"] = True
+    header.write_text(json.dumps(about))
+    with pytest.raises(UserError, match=r"heads\.json .* would change head 1"):
+        load_heads(tmp_path / "heads")
+
+
+def test_other_numbers_are_other_heads(tmp_path):
+    config = HEADS["feed forward"]
+    heads = trained(config)
+    for name, bias in (("a", 0), ("b", 0), ("c", 1)):
+        save(tmp_path / name, config, {**heads, "bias_in": heads["bias_in"] + bias})
+    a, b, c = (load_heads(tmp_path / name).identity for name in "abc")
+    assert a == b != c
+
+
+def test_scales_of_what_is_no_matrix_are_told(tmp_path):
+    config = HEADS["feed forward"]
+    save(tmp_path / "heads", config, trained(config))
+    path = tmp_path / "heads" / "heads.safetensors"
+    one = np.ones(3, np.float32)
+    save_file({**load_file(path), "bias_in": one, "bias_in.scale": one}, path)
+    with pytest.raises(UserError, match="bias_in is no matrix and has scales"):
+        load_heads(tmp_path / "heads")
 
 
 def damage(folder, fault):

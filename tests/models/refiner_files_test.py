@@ -44,6 +44,20 @@ def test_a_newer_refiner_replaces_the_older(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["refiner"]
 
 
+def test_its_base_is_kept_and_may_be_unknown(tmp_path):
+    folder = tmp_path / "refiner"
+    params = save(folder)
+    assert load_refiner(folder).base is None
+    save_refiner(folder, CONFIGS[0], params, FACTS, "0123456789abcdef")
+    assert load_refiner(folder).base == "0123456789abcdef"
+    # The first refiners do not tell.
+    header = folder / "refiner.json"
+    about = json.loads(header.read_text())
+    del about["base"]
+    header.write_text(json.dumps(about))
+    assert load_refiner(folder).base is None
+
+
 def damage(folder, fault):
     header, arrays = folder / "refiner.json", folder / "params.npz"
     about = json.loads(header.read_text())

@@ -44,6 +44,8 @@ def test_a_model_is_what_was_converted(tiny, tmp_path, architecture, changes):
     assert checkpoint.name == "tiny.F32"
     assert len(checkpoint.tokenizer.encode("hehe").ids) == 2
     assert (checkpoint.begin_of_text, checkpoint.end_tokens) == (None, (0,))
+    # Templates write it even where texts start bare.
+    assert checkpoint.begin_text == "<begin>"
     assert checkpoint.chat_template is None
     found = load_trunk(checkpoint.config, checkpoint.layout, checkpoint.tensors)
     wanted = load_trunk(model.config, checkpoint.layout, model)

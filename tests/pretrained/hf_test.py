@@ -164,6 +164,8 @@ def test_beginning_of_text(folder):
     path = folder()
     edit(path / "tokenizer_config.json", add_bos_token=False)
     assert open_folder(path).begin_of_text is None
+    # Templates write it all the same.
+    assert open_folder(path).begin_text == "<s>"
     # Where nothing is said, the tokenizer shows what it does.
     edit(path / "tokenizer_config.json", add_bos_token=None)
     assert open_folder(path).begin_of_text == 0
@@ -173,6 +175,7 @@ def test_beginning_of_text(folder):
     assert open_folder(path).begin_of_text == 0
     edit(path / "tokenizer_config.json", bos_token=None)
     assert open_folder(path).begin_of_text is None
+    assert open_folder(path).begin_text == ""
 
 
 def test_chat_templates(folder):

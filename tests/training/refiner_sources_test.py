@@ -15,13 +15,27 @@ from bpd_jax.models.heads import init_heads
 from bpd_jax.models.heads_files import fingerprint
 from bpd_jax.models.refiner_files import load_refiner
 from bpd_jax.models.refiners import init_refiner
+from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.heads.base import Base
 from bpd_jax.training.heads.cache import cached_states, open_states
+from bpd_jax.training.heads.loss import LevelSums
 from bpd_jax.training.heads.positions import split_texts
-from bpd_jax.training.refiner_loss import freeze_rows, freeze_states, head_sums
+from bpd_jax.training.optimizer import make_optimizer
+from bpd_jax.training.refiner_loss import (
+    freeze_rows,
+    freeze_states,
+    head_sums,
+    refined_sums,
+)
 from bpd_jax.training.refiner_settings import RefinerSettings
 from bpd_jax.training.refiner_sources import open_source
-from bpd_jax.training.refiners import evaluate, table, train_refiner
+from bpd_jax.training.refiners import (
+    HeldOut,
+    evaluate,
+    make_step,
+    table,
+    train_refiner,
+)
 
 VOCABULARY = np.arange(0, 60, 2, dtype=np.int32)
 
@@ -109,11 +123,36 @@ def test_tokens_outside_the_draft_vocabulary_are_misses(base, states):
         valid = frozen.valid[level - 1, :, 0]
         known = jnp.isfinite(found) & valid
         assert 0 < known.sum() < valid.sum() == sums.valid[level - 1]
+        assert known.sum() == sums.scored[level - 1]
         np.testing.assert_allclose(
             sums.loss[level - 1], -jnp.sum(found, where=known), rtol=1e-4
         )
         right = jnp.sum((log_probs.argmax(1) == target) & known)
         assert int(sums.correct[level - 1]) == int(right)
+
+
+def test_losses_are_means_over_the_draft_vocabulary():
+    sums = LevelSums(*(np.array([x]) for x in (6.0, 1.0, 3.0, 4.0)))
+    columns = table(HeldOut(sums, sums, sums, sums))
+    assert columns["refined_text_loss"] == [2.0]
+    assert columns["refined_text_accuracy"] == [0.25]
+
+
+def test_steps_report_the_mean_over_the_draft_vocabulary(base, states):
+    config, params = base
+    settings = RefinerSettings("markov", batch_size=64)
+    source = open_source(states, settings, config, params)
+    refiner_config = settings.config_for(config)
+    refiner = init_refiner(refiner_config, jax.random.key(0))
+    batch = next(source.train)
+    frozen = freeze_states(config, params, batch, own=False)
+    sums = refined_sums(refiner_config, refiner, config, params, frozen)
+    optimizer = make_optimizer(OptimizerConfig(1e-3), 10)
+    step = make_step(refiner_config, config, optimizer, source.freeze, own=False)
+    *_, (loss, accuracy) = step(refiner, optimizer.init(refiner), params, batch)
+    np.testing.assert_allclose(loss, np.mean(sums.loss / sums.scored), rtol=1e-5)
+    np.testing.assert_allclose(accuracy, np.mean(sums.correct / sums.valid), rtol=1e-5)
+    assert (sums.scored < sums.valid).all()
 
 
 @pytest.mark.parametrize("kind", ["markov", "hydra"])

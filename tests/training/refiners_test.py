@@ -11,6 +11,7 @@ from bpd_jax.data.rows import make_batch, open_rows
 from bpd_jax.errors import UserError
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.blockwise import BlockwiseLM
+from bpd_jax.models.heads_files import fingerprint
 from bpd_jax.models.refiner_files import load_refiner
 from bpd_jax.models.refiners import (
     hydra_states,
@@ -120,7 +121,7 @@ def test_held_out_sums_equal_a_walk_with_the_functions_of_decoding(
     hidden, _ = lm.apply(variables, batch.tokens, batch.positions, mask)
     plain = np.asarray(lm.apply(variables, hidden, method="head_logits"))
     levels = config.num_heads - 1
-    want = {name: np.zeros((3, levels)) for name in found._fields}
+    want = {name: np.zeros((4, levels)) for name in found._fields}
     for row, i in np.ndindex(3, 10):
         end = 7 if i < 7 else 10
         after = batch.tokens[row, i + 1 : end]
@@ -136,7 +137,7 @@ def test_held_out_sums_equal_a_walk_with_the_functions_of_decoding(
             ):
                 loss = np.logaddexp.reduce(values) - values[answer]
                 correct = values.argmax() == answer
-                want[f"{guess}_{name}"][:, level - 1] += [loss, correct, 1]
+                want[f"{guess}_{name}"][:, level - 1] += [loss, correct, 1, 1]
     for name, sums in found._asdict().items():
         np.testing.assert_allclose(np.stack(sums), want[name], rtol=1e-4)
     assert want["plain_model"][2].tolist() == [3 * (5 + 1), 3 * 4]
@@ -167,6 +168,7 @@ def test_training_lowers_the_loss_and_leaves_the_model_alone(
         assert refined < plain
 
     loaded = load_refiner(output)
+    assert loaded.base == fingerprint(model, params)
     assert (loaded.kind, loaded.facts["command"]) == (kind, "the command")
     np.testing.assert_allclose(
         loaded.facts["held_out"]["refined_text_loss"],

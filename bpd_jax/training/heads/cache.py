@@ -10,9 +10,11 @@ import hashlib
 import json
 import os
 import pathlib
-import re
 import shutil
+import zipfile
+import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +30,9 @@ from bpd_jax.training.heads.positions import (
 
 FORMAT = 1
 HEADER, TEXTS = "states.json", "texts.npz"
+
+# What reading a file of ours can raise.
+_DAMAGE = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error)
 
 # Bytes of a shard, and so what making one keeps in memory.
 _SHARD_BYTES = 2**26
@@ -81,10 +86,11 @@ def cached_states(
       include_prompts: whether positions in prompts count as well.
 
     Raises:
-      UserError: the folder holds states of another model, or the disk lacks room.
+      UserError: the folder holds states of another model or of other texts, or the
+        disk lacks room.
     """
     folder = pathlib.Path(folder)
-    header = {
+    header: dict[str, Any] = {
         "format": FORMAT,
         "base": fingerprint,
         "d_model": base.d_model,
@@ -92,12 +98,10 @@ def cached_states(
         "include_prompts": include_prompts,
     }
     _check_header(folder, header)
+    earlier = _earlier_shards(folder, texts, header)
     counts = position_counts(texts.lengths, texts.prompt_lengths, include_prompts)
     width = base.d_model
-    shards = [
-        (rows, folder / f"states-{number:05d}-{_hash(texts, rows)}.npy")
-        for number, rows in enumerate(_shard_rows(counts, width))
-    ]
+    shards = _shards(folder, texts, counts, width)
     sizes = [int(counts[rows.start : rows.stop].sum()) for rows, _ in shards]
     missing = [
         (rows, path, size)
@@ -120,10 +124,9 @@ def cached_states(
                     text = json.dumps(header, indent=2) + "\n"
                     temporary.write_text(text, encoding="utf-8")
                 _save(path, states)
-    names = {path.name for _, path in shards}
-    for path in folder.glob("states-*.npy"):
-        if _OURS.fullmatch(path.name) and path.name not in names:
-            path.unlink()
+    # The last shard was not full and has given way to one with more texts.
+    for path in earlier - {path for _, path in shards}:
+        path.unlink(missing_ok=True)
     with files.replacing_file(folder / TEXTS) as path, path.open("wb") as stream:
         np.savez(
             stream,
@@ -135,10 +138,7 @@ def cached_states(
     return States(positions_of(texts, include_prompts), arrays)
 
 
-_OURS = re.compile(r"states-\d{5}-[0-9a-f]{12}\.npy")
-
-
-def _check_header(folder: pathlib.Path, mine: dict[str, object]) -> None:
+def _check_header(folder: pathlib.Path, mine: dict[str, Any]) -> None:
     path = folder / HEADER
     try:
         theirs = json.loads(path.read_text(encoding="utf-8"))
@@ -153,6 +153,46 @@ def _check_header(folder: pathlib.Path, mine: dict[str, object]) -> None:
                 f"{folder} holds states of {name} {found!r}, and this training needs "
                 f"{value!r}: choose another folder, or remove this one."
             )
+
+
+def _earlier_shards(
+    folder: pathlib.Path, texts: Generations, header: dict[str, Any]
+) -> set[pathlib.Path]:
+    """The shards of the texts that the cache was completed for; there may be none.
+
+    Raises:
+      UserError: the new texts do not begin with those.
+    """
+    try:
+        old = _read_texts(folder, header["base"])
+    except _DAMAGE:
+        # Never completed. Shards of other texts have other names, and stay.
+        return set()
+    goes_on = all(
+        np.array_equal(mine, theirs[: len(mine)])
+        for mine, theirs in (
+            (old.tokens, texts.tokens),
+            (old.offsets, texts.offsets),
+            (old.prompt_lengths, texts.prompt_lengths),
+        )
+    )
+    if not goes_on:
+        raise UserError(
+            f"{folder} holds states of other texts than those of {texts.folder}: "
+            "choose another folder with HeadsTrainConfig.states, or remove this one."
+        )
+    counts = position_counts(old.lengths, old.prompt_lengths, header["include_prompts"])
+    return {path for _, path in _shards(folder, old, counts, header["d_model"])}
+
+
+def _shards(
+    folder: pathlib.Path, texts: Generations, counts: np.ndarray, width: int
+) -> list[tuple[range, pathlib.Path]]:
+    """Texts and file of each shard."""
+    return [
+        (rows, folder / f"states-{number:05d}-{_hash(texts, rows)}.npy")
+        for number, rows in enumerate(_shard_rows(counts, width))
+    ]
 
 
 def _shard_rows(counts: np.ndarray, width: int) -> list[range]:
@@ -233,22 +273,29 @@ def open_states(folder: str | os.PathLike[str], fingerprint: str) -> States:
     _check_header(folder, {"format": FORMAT, "base": fingerprint})
     try:
         header = json.loads((folder / HEADER).read_text(encoding="utf-8"))
-        with np.load(folder / TEXTS, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError) as error:
+        dtype, width = states_dtype(header["dtype"]), int(header["d_model"])
+        include_prompts = bool(header["include_prompts"])
+        texts = _read_texts(folder, fingerprint)
+    except (*_DAMAGE, TypeError) as error:
         raise UserError(
             f"{folder} holds no complete states ({error}): train heads with "
             "HeadsTrainConfig.mode = 'cache' first."
         ) from error
-    texts = Generations(folder, **arrays, base=fingerprint, vocab_size=0, facts={})
-    positions = positions_of(texts, header["include_prompts"])
-    counts = np.diff(positions.starts)
-    dtype, width = states_dtype(header["dtype"]), header["d_model"]
+    positions = positions_of(texts, include_prompts)
     shards = []
-    for number, rows in enumerate(_shard_rows(counts, width)):
-        path = folder / f"states-{number:05d}-{_hash(texts, rows)}.npy"
+    counts = np.diff(positions.starts)
+    for rows, path in _shards(folder, texts, counts, width):
         size = int(counts[rows.start : rows.stop].sum())
         if not _is_whole(path, (size, width)):
             raise UserError(f"{path} is missing or damaged: train the heads again.")
         shards.append(_mapped(path, dtype))
     return States(positions, shards)
+
+
+def _read_texts(folder: pathlib.Path, base: str) -> Generations:
+    """The texts of a complete cache; raises one of `_DAMAGE` if there are none."""
+    # Reading a whole member of the archive compares its checksum.
+    with np.load(folder / TEXTS, allow_pickle=False) as archive:
+        names = ("tokens", "offsets", "prompt_lengths")
+        arrays = {name: archive[name] for name in names}
+    return Generations(folder, **arrays, base=base, vocab_size=0, facts={})

@@ -13,16 +13,31 @@ from bpd_jax.errors import UserError
 from bpd_jax.typing import PyTree
 
 
-def save_checkpoint(path: pathlib.Path, key: str, step: int, state: PyTree) -> None:
-    """Writes the state after `step` steps of the training that `key` names."""
+def save_checkpoint(
+    path: pathlib.Path, key: str, step: int, seconds: float, state: PyTree
+) -> None:
+    """Writes the state after some steps of the training that `key` names.
+
+    Args:
+      path: of the file; an older one is replaced.
+      key: equal for runs that may go on with it.
+      step: steps that were done.
+      seconds: that they took, in all runs together.
+      state: a pytree of arrays.
+    """
     leaves = jax.device_get(jax.tree.leaves(state))
     arrays = {str(number): leaf for number, leaf in enumerate(leaves)}
     with files.replacing_file(path) as temporary, temporary.open("wb") as stream:
-        np.savez(stream, key=np.str_(key), step=step, **arrays)
+        np.savez(stream, key=np.str_(key), step=step, seconds=seconds, **arrays)
 
 
-def load_checkpoint(path: pathlib.Path, key: str, state: PyTree) -> tuple[int, PyTree]:
+def load_checkpoint(
+    path: pathlib.Path, key: str, state: PyTree
+) -> tuple[int, float, PyTree]:
     """Reads the newest checkpoint; without one the state is as it is, after 0 steps.
+
+    Returns:
+      Steps, seconds and state, as they were saved.
 
     Raises:
       UserError: the file is damaged, or of another training.
@@ -30,9 +45,10 @@ def load_checkpoint(path: pathlib.Path, key: str, state: PyTree) -> tuple[int, P
     try:
         with np.load(path, allow_pickle=False) as archive:
             theirs, step = str(archive["key"]), int(archive["step"])
-            arrays = [archive[str(n)] for n in range(len(archive.files) - 2)]
+            seconds = float(archive["seconds"])
+            arrays = [archive[str(n)] for n in range(len(archive.files) - 3)]
     except FileNotFoundError:
-        return 0, state
+        return 0, 0.0, state
     except (
         OSError,
         ValueError,
@@ -51,4 +67,4 @@ def load_checkpoint(path: pathlib.Path, key: str, state: PyTree) -> tuple[int, P
             "to train anew (the states are kept), or choose another --workdir."
         )
     leaves = [jnp.asarray(array) for array in arrays]
-    return step, jax.tree.unflatten(jax.tree.structure(state), leaves)
+    return step, seconds, jax.tree.unflatten(jax.tree.structure(state), leaves)

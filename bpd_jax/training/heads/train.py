@@ -8,8 +8,6 @@ configuration, and at the end `heads/`, which `models.heads_files` reads.
 import contextlib
 import dataclasses
 import functools
-import hashlib
-import json
 import os
 import pathlib
 import sys
@@ -23,11 +21,10 @@ import numpy as np
 import optax
 
 from bpd_jax import files, progress
-from bpd_jax.data.generations import Generations, open_generations
 from bpd_jax.errors import UserError
 from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.heads import init_heads, is_trained, softmax_rows
-from bpd_jax.models.heads_files import fingerprint, save_heads
+from bpd_jax.models.heads_files import save_heads
 from bpd_jax.training import run_folder
 from bpd_jax.training.heads.base import Base
 from bpd_jax.training.heads.batches import (
@@ -36,135 +33,22 @@ from bpd_jax.training.heads.batches import (
     measured_batches,
     ring_batches,
 )
-from bpd_jax.training.heads.cache import cache_bytes, cached_states
+from bpd_jax.training.heads.cache import cached_states
 from bpd_jax.training.heads.checkpoint import load_checkpoint, save_checkpoint
 from bpd_jax.training.heads.loss import draft_targets, loss_and_gradients
 from bpd_jax.training.heads.measure import HeldOut, measure
-from bpd_jax.training.heads.positions import (
-    Positions,
-    draft_vocabulary,
-    positions_of,
-    split_texts,
-)
+from bpd_jax.training.heads.plan import Plan, describe, identity, make_plan
 from bpd_jax.training.heads.ring import Ring
 from bpd_jax.training.heads.settings import HeadsTrainConfig
 from bpd_jax.training.metrics import MetricsWriter
 from bpd_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from bpd_jax.training.signals import noted_signals
-from bpd_jax.typing import Array, Params
+from bpd_jax.typing import Array, Params, PyTree
 
 HEADS, STATES, CHECKPOINT = "heads", "states", "checkpoint.npz"
 
 # Texts that a ring reads at a time.
 _GROUP = 32
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Plan:
-    """What a training is about to do.
-
-    Attributes:
-      texts: that the model wrote.
-      positions: of all texts.
-      train: positions to train at.
-      held_out: positions to measure at.
-      counts: `[V]` how often each token is the next one at those to train at.
-      vocabulary: the draft vocabulary, if there is one.
-      steps: of the whole run.
-      base: fingerprint of the model.
-    """
-
-    texts: Generations
-    positions: Positions
-    train: np.ndarray
-    held_out: np.ndarray
-    counts: np.ndarray
-    vocabulary: np.ndarray | None
-    steps: int
-    base: str
-
-
-def make_plan(config: HeadsTrainConfig, model: BlockwiseConfig, params: Params) -> Plan:
-    """Reads the texts and decides what to do with them.
-
-    Raises:
-      UserError: the texts are missing, too few, or of another vocabulary.
-    """
-    texts = open_generations(config.data)
-    if texts.vocab_size != model.trunk.vocab_size:
-        raise UserError(
-            f"{config.data} is of a vocabulary of {texts.vocab_size} tokens and "
-            f"{config.model} of {model.trunk.vocab_size}: generate texts with "
-            f"{config.model} itself."
-        )
-    positions = positions_of(texts, config.include_prompts)
-    train, held_out = split_texts(
-        positions, config.held_out, config.held_out_positions, config.seed
-    )
-    if not len(train) or not len(held_out):
-        raise UserError(
-            f"{config.data} has {len(texts)} texts: too few to train on some and to "
-            "measure on others; generate more."
-        )
-    written = texts.tokens[positions.places[train] + 1]
-    counts = np.bincount(written, minlength=texts.vocab_size)
-    size, vocabulary = config.heads.draft_vocabulary, None
-    if size is not None:
-        # Checks that it is not larger than the vocabulary.
-        dataclasses.replace(model, heads=config.heads)
-        vocabulary = draft_vocabulary(counts, size)
-    return Plan(
-        texts=texts,
-        positions=positions,
-        train=train,
-        held_out=held_out,
-        counts=counts,
-        vocabulary=vocabulary,
-        steps=config.steps_for(len(train)),
-        base=fingerprint(model, params),
-    )
-
-
-def describe(config: HeadsTrainConfig, model: BlockwiseConfig, plan: Plan) -> str:
-    """A few lines to print before the work."""
-    trunk, heads = model.trunk, config.heads
-    shapes = jax.eval_shape(
-        lambda: init_heads(
-            model, _abstract_trunk(model), heads, jax.random.key(0), plan.vocabulary
-        )
-    )
-    count = sum(x.size for name, x in shapes.items() if is_trained(heads, name))
-    kept = len(plan.positions)
-    if config.mode == "ring":
-        kept = min(kept, config.ring_positions)
-    size = cache_bytes(kept, trunk.d_model) / 1e6
-    where = "in memory" if config.mode == "ring" else "on disk"
-    lines = [
-        f"base: {config.model} ({plan.base}), width {trunk.d_model}, "
-        f"{trunk.vocab_size:,} tokens",
-        f"heads: {config.levels} of kind {heads.kind} to train, {count:,} parameters",
-        *(
-            f"  {name}: {x.dtype}{list(x.shape)}"
-            + ("" if is_trained(heads, name) else " (not trained)")
-            for name, x in shapes.items()
-        ),
-        f"data: {len(plan.texts):,} texts, {len(plan.train):,} positions to train at, "
-        f"{len(plan.held_out):,} held-out ones to measure at",
-        f"states: {kept:,} of {trunk.d_model} {config.states_dtype} numbers, "
-        f"{size:,.0f} MB {where}",
-        f"run: {plan.steps:,} steps of {config.batch_size:,} positions",
-    ]
-    if plan.texts.base != plan.base:
-        lines.append(
-            f"note: the texts were written by another model ({plan.texts.base})"
-        )
-    if plan.vocabulary is not None:
-        share = plan.counts[plan.vocabulary].sum() / plan.counts.sum()
-        lines.append(
-            f"draft vocabulary: {len(plan.vocabulary):,} tokens, {share:.2%} of what "
-            "the model wrote"
-        )
-    return "\n".join(lines)
 
 
 def train_heads(
@@ -199,8 +83,6 @@ def train_heads(
     files.check_writable(folder / HEADS, folder=True)
     plan = make_plan(config, model, params)
     print(describe(config, model, plan), flush=True)
-    _write_configuration(folder, text, operative)
-
     heads = init_heads(
         model, params, config.heads, jax.random.key(config.seed), plan.vocabulary
     )
@@ -212,10 +94,12 @@ def train_heads(
         matrix = jnp.asarray(matrix, config.products)
     optimizer = make_optimizer(config.optimizer, plan.steps)
     schedule = learning_rate_schedule(config.optimizer, plan.steps)
-    key = _identity(config, plan)
-    step, (trained, opt_state) = load_checkpoint(
+    key = identity(config, plan)
+    step, seconds, (trained, opt_state) = load_checkpoint(
         folder / CHECKPOINT, key, (trained, optimizer.init(trained))
     )
+    # What another training left in the folder stays as it is.
+    _write_configuration(folder, text, operative)
     source, measured = _batches(config, model, params, plan, folder, step)
     step_fn = make_step(config, model.trunk.vocab_size, optimizer)
     measure_now = functools.partial(
@@ -227,7 +111,12 @@ def train_heads(
         products=config.products,
     )
     vocabulary = fixed.get("vocabulary")
-    start = time.perf_counter()
+    start = time.perf_counter() - seconds
+
+    def save(step: int, state: PyTree) -> None:
+        seconds = time.perf_counter() - start
+        save_checkpoint(folder / CHECKPOINT, key, step, seconds, state)
+
     with contextlib.ExitStack() as stack:
         writer = stack.enter_context(MetricsWriter(folder, step))
         bar = stack.enter_context(
@@ -249,10 +138,10 @@ def train_heads(
             if step % config.evaluate_every == 0 and step < plan.steps:
                 writer.write(step, measure_now({**trained, **fixed}).metrics())
             if step % config.checkpoint_every == 0 or step == plan.steps:
-                save_checkpoint(folder / CHECKPOINT, key, step, (trained, opt_state))
+                save(step, (trained, opt_state))
             bar.update()
         if step < plan.steps:
-            save_checkpoint(folder / CHECKPOINT, key, step, (trained, opt_state))
+            save(step, (trained, opt_state))
             print(
                 f"stopped: {folder} is saved at step {step:,} of {plan.steps:,}; run "
                 "the same command again to go on."
@@ -393,20 +282,6 @@ def _means(waiting: list[dict[str, Array]], step: int) -> dict[str, float]:
     return values
 
 
-def _identity(config: HeadsTrainConfig, plan: Plan) -> str:
-    """Equal for two runs that end with the same heads."""
-    fields = dataclasses.asdict(config)
-    for name in ("model", "data", "states", "log_every", "evaluate_every"):
-        del fields[name]
-    for name in ("checkpoint_every", "held_out_positions", "heads_dtype"):
-        del fields[name]
-    digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode())
-    digest.update(f"{plan.base} {plan.steps}".encode())
-    for array in (plan.texts.tokens, plan.texts.offsets, plan.texts.prompt_lengths):
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
-
-
 def _facts(
     config: HeadsTrainConfig, plan: Plan, held_out: HeldOut, seconds: float
 ) -> dict[str, Any]:
@@ -442,10 +317,3 @@ def _write_configuration(folder: pathlib.Path, text: str, operative: str) -> Non
 def _name(model: str) -> str:
     """The name of a model, without the folders that it lies in."""
     return pathlib.Path(model).name
-
-
-def _abstract_trunk(model: BlockwiseConfig) -> Params:
-    """The one matrix of the trunk that new heads look at."""
-    trunk = model.trunk
-    matrix = jnp.zeros((trunk.vocab_size, trunk.d_model))
-    return {"trunk": {"embedding": matrix, "softmax": matrix}}

@@ -79,13 +79,7 @@ def test_a_killed_run_goes_on_at_the_first_missing_shard(
 def test_later_texts_cost_only_their_own_states(
     tmp_path, monkeypatch, model, params, texts, base_key
 ):
-    fewer = dataclasses.replace(
-        texts,
-        tokens=texts.tokens[: texts.offsets[60]],
-        offsets=texts.offsets[:61],
-        prompt_lengths=texts.prompt_lengths[:60],
-    )
-    make(tmp_path, model, params, fewer, base_key)
+    make(tmp_path, model, params, fewer_texts(texts, 60), base_key)
     before = {path.name for path in tmp_path.glob("states-*")}
     states = make(tmp_path, model, params, texts, base_key)
     after = {path.name for path in tmp_path.glob("states-*")}
@@ -95,6 +89,59 @@ def test_later_texts_cost_only_their_own_states(
     every = np.arange(len(states.positions))
     np.testing.assert_array_equal(reopened.read(every), states.read(every))
     np.testing.assert_array_equal(reopened.positions.places, states.positions.places)
+
+
+def fewer_texts(texts, count):
+    return dataclasses.replace(
+        texts,
+        tokens=texts.tokens[: texts.offsets[count]],
+        offsets=texts.offsets[: count + 1],
+        prompt_lengths=texts.prompt_lengths[:count],
+    )
+
+
+def test_states_of_other_texts_are_not_lost(tmp_path, model, params, texts, base_key):
+    make(tmp_path, model, params, texts, base_key)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    others = [
+        dataclasses.replace(texts, tokens=(texts.tokens + 1) % 30),
+        dataclasses.replace(texts, prompt_lengths=texts.prompt_lengths * 0 + 1),
+        fewer_texts(texts, 30),
+    ]
+    for other in others:
+        with pytest.raises(UserError, match="holds states of other texts"):
+            make(tmp_path, model, params, other, base_key)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+    open_states(tmp_path, base_key)
+    # Without the list of texts, too, no shard goes.
+    (tmp_path / "texts.npz").unlink()
+    make(tmp_path, model, params, others[0], base_key)
+    assert set(before) < set(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["cut", "no prompt_lengths", "no dtype", "dtype", "no include_prompts"],
+)
+def test_a_damaged_cache_is_told(tmp_path, model, params, texts, base_key, damage):
+    make(tmp_path, model, params, texts, base_key)
+    listed, header = tmp_path / "texts.npz", tmp_path / "states.json"
+    about = json.loads(header.read_text())
+    if damage == "cut":
+        listed.write_bytes(listed.read_bytes()[:-100])
+    elif damage == "no prompt_lengths":
+        np.savez(listed, tokens=texts.tokens, offsets=texts.offsets)
+    elif damage == "dtype":
+        header.write_text(json.dumps({**about, "dtype": "float17"}))
+    else:
+        del about[damage.removeprefix("no ")]
+        header.write_text(json.dumps(about))
+    with pytest.raises(UserError, match="holds no complete states"):
+        open_states(tmp_path, base_key)
+    if damage in ("cut", "no prompt_lengths"):
+        # Training again mends it, from the states that are there.
+        make(tmp_path, model, params, texts, base_key)
+        open_states(tmp_path, base_key)
 
 
 def test_states_of_another_model_are_refused(tmp_path, model, params, texts, base_key):

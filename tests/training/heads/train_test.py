@@ -102,7 +102,22 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(
     # A checkpoint of other settings is not gone on from.
     other = dataclasses.replace(config, seed=1)
     with pytest.raises(UserError, match="other settings"):
-        train_heads(other, model, params, tmp_path / "stopped")
+        train_heads(other, model, params, tmp_path / "stopped", "other = 1", "other")
+    for name in ("config.gin", "operative.gin"):
+        assert (tmp_path / "stopped" / name).read_text() == ""
+
+
+def test_a_finished_run_again_keeps_what_it_took(tmp_path, config, model, params):
+    config = dataclasses.replace(config, steps=2)
+    train_heads(config, model, params, tmp_path)
+    path = tmp_path / "checkpoint.npz"
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    assert 0 < arrays["seconds"] < 900
+    np.savez(path, **{**arrays, "seconds": np.float64(1000)})
+    again = dataclasses.replace(config, heads_dtype="int8")
+    train_heads(again, model, params, tmp_path)
+    assert 1000 <= load_heads(tmp_path / "heads").facts["seconds"] < 1900
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,68 @@
+"""tune on a small model that others made, with random heads, as a user calls it."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import jax
+import numpy as np
+
+from bpd_jax.decoding.asset_files import load_assets, own_tuning
+from bpd_jax.decoding.loading import load_model
+from bpd_jax.decoding.payoff import tuned_choice
+from bpd_jax.models.config import BlockHeadsConfig
+from bpd_jax.models.heads import init_heads
+from bpd_jax.models.heads_files import fingerprint, save_heads
+from bpd_jax.reporting import build
+
+ROOT = pathlib.Path(__file__).parent.parent
+HEADS = BlockHeadsConfig(num_heads=3, hidden=8)
+
+
+def write_heads(loaded, place, seed):
+    config, params = loaded.functions.config, loaded.params
+    heads = init_heads(config, params, HEADS, jax.random.key(seed))
+    save_heads(
+        place,
+        HEADS,
+        heads,
+        base=fingerprint(config, params),
+        base_name=loaded.name,
+        d_model=config.trunk.d_model,
+        vocab_size=config.trunk.vocab_size,
+        facts={"accuracies": [[0.5], [0.25]]},
+    )
+
+
+def test_what_was_measured_is_for_the_heads_it_was_measured_with(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(ROOT / "tests" / "pretrained" / "golden" / "llama", "tiny")
+    plain = load_model("tiny")
+    write_heads(plain, "runs/tiny/heads", 0)
+    write_heads(plain, "other", 1)
+    pathlib.Path("prompts.txt").write_text("w5 w6 w7\nw8 w9\nw10\nw11\n")
+    command = (
+        "-m bpd_jax.tune --model=tiny --prompts_file=prompts.txt --methods=bpd "
+        "--lattice_width=4 --max_new_tokens=24"
+    )
+    done = subprocess.run(
+        [sys.executable, *command.split()],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    loaded, given = load_model("tiny"), load_model("tiny", "other")
+    path = own_tuning(loaded)
+    assert path == pathlib.Path("runs/tiny/drafting.json")
+    measured = json.loads(path.read_text())["accuracies"]
+    assert np.array(measured).shape == (2, 10)
+    assert load_assets(loaded).accuracies == tuple(map(tuple, measured))
+    assert tuned_choice(path, build.device(), 1) is not None
+    # Nothing of it holds for other heads, or for the model without any.
+    assert own_tuning(given) is None
+    assert load_assets(given).accuracies == ((0.5,), (0.25,))
+    assert own_tuning(plain) is None
