@@ -205,7 +205,7 @@ def test_bad_input_is_refused_and_leaves_nothing(folder):
     assert_refused(result, "cut.arpa.gz")
     assert not (folder / "never.jsonl").exists()
     result = call(folder, "evaluate", "--model=nowhere")
-    assert_refused(result, "nowhere is not a folder")
+    assert_refused(result, "nowhere does not exist")
     result = call(folder, "evaluate", "--model=nowhere", "--temperature=1")
     assert_refused(result, "leave the temperature at 0")
     result = call(folder, "evaluate", "--model=nowhere", "--methods=bpd,auto")
@@ -303,7 +303,7 @@ def test_bad_settings_are_refused_in_one_sentence(folder):
             "--method=ngram:alpha=-1"
         ],
         "lattice_width is 271: it must lie between 1 and the": ["--lattice_width=271"],
-        "asks for 300 candidates, but the vocabulary has 270": [
+        "asks for 300 candidates, but there are only 270": [
             "--method=zero_gram:4:k=300"
         ],
         "asks for 9 drafts, but the lattice of 4 heads and 2 candidates has 8 paths": [

