@@ -109,7 +109,7 @@ def test_help_names_every_method_and_setting():
         ("hydra", "needs a trained hydra refiner: train one with"),
         ("markov", "needs a trained markov refiner"),
         ("zero_gram:65", "asks for 65 drafts, but the lattice of 4 heads and 4"),
-        ("zero_gram:4:k=14", "asks for 14 candidates, but the vocabulary has 13"),
+        ("zero_gram:4:k=14", "asks for 14 candidates, but there are only 13"),
         ("bpd:heads=5", "asks for 5 heads: give 2 to 4"),
         ("auto", "auto is no method of its own here: name the methods"),
     ],
