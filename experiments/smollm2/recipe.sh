@@ -6,8 +6,8 @@
 # FOLDER holds public data sets as JSON Lines; see prompts.py. Without it the model makes
 # up all its prompts itself.
 #
-#   needs    two cores and an hour and a half, or a GPU
-#   makes    runs/smollm2/{texts,heads,ngram,rescorer}: what `--model=smollm2` uses from
+#   needs    two cores and some hours, or a GPU
+#   makes    runs/smollm2/{texts,heads,ngram,refiners,rescorer,medusa}: what `--model=smollm2` uses from
 #            then on, before what is shipped
 set -euo pipefail
 cd "$(dirname "$0")/../.."
