@@ -7,7 +7,6 @@ difference that rounding does not explain ends the run with exit status 1.
 """
 
 import json
-import math
 import pathlib
 from collections.abc import Sequence
 
@@ -20,8 +19,7 @@ from bpd_jax.decoding.methods import Method, parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.blocks import telling_block
-from bpd_jax.evaluation.compare import MethodResult, compare
-from bpd_jax.evaluation.equality import Difference
+from bpd_jax.evaluation.compare import MethodResult, compare, fail_on_errors
 from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.reporting import build
 from bpd_jax.reporting.html import write_html
@@ -87,7 +85,7 @@ def main() -> None:
     report = _write(output, loaded, decoder, options, results, source, texts or None)
     print_table(report)
     print(f"report: {output / 'report.html'}")
-    _fail_on_errors(results, output)
+    fail_on_errors(results, output / "records.jsonl")
 
 
 def _check(methods: Sequence[Method], options: DecodeOptions) -> None:
@@ -165,27 +163,6 @@ def _write(
 def _ngram_size(decoder: Decoder) -> str:
     ngram = decoder.ngram
     return "none" if ngram is None else f"{sum(ngram.sizes):,}, order {ngram.order}"
-
-
-def _reason(error: Difference) -> str:
-    if math.isinf(error.gap):
-        return "where only one of the two texts ends"
-    return (
-        f"where the lower of the two tokens' logits is {error.gap:.2g} below the best, "
-        "which rounding does not explain"
-    )
-
-
-def _fail_on_errors(results: list[MethodResult], output: pathlib.Path) -> None:
-    """Raises if any output differs from greedy decoding by more than rounding."""
-    for result in results:
-        for error in result.errors:
-            raise UserError(
-                f"NOT LOSSLESS: {result.label} differs from greedy decoding on prompt "
-                f"{error.prompt_index + 1} at token {error.position + 1}, "
-                f"{_reason(error)}; this is a defect of bpd_jax, please report it with "
-                f"{output / 'records.jsonl'}."
-            )
 
 
 if __name__ == "__main__":

@@ -9,38 +9,35 @@ so does an n-gram model, which no other engine refines drafts with. docs/export.
 the layouts.
 """
 
-import json
-import shlex
-
 from absl import flags
 
 from bpd_jax import cli, files
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.models.config import BlockHeadsConfig
-from bpd_jax.pretrained.medusa_export import DTYPES, export_heads
+from bpd_jax.pretrained.medusa_export import DTYPES, export_heads, vllm_command
 from bpd_jax.pretrained.medusa_layout import CONFIG, LAYOUTS, VLLM
 
-MODEL = flags.DEFINE_string(
+_MODEL = flags.DEFINE_string(
     "model",
     None,
     "the base: Hugging Face folder, GGUF file, run folder, or a known name (smollm2).",
 )
-HEADS = flags.DEFINE_string(
+_HEADS = flags.DEFINE_string(
     "heads", None, "folder of block heads; default: the model's own."
 )
-FORMAT = flags.DEFINE_enum(
+_FORMAT = flags.DEFINE_enum(
     "format",
     VLLM.name,
     list(LAYOUTS),
     "layout: vllm, or medusa, that of FasterDecoding.",
 )
-BASE = flags.DEFINE_string(
+_BASE = flags.DEFINE_string(
     "base", None, "name or path of the base for the other engine; default --model."
 )
-PRECISION = flags.DEFINE_enum(
+_PRECISION = flags.DEFINE_enum(
     "precision", "bfloat16", DTYPES, "of the numbers that are stored."
 )
-OUTPUT = flags.DEFINE_string("output", None, "folder to write.")
+_OUTPUT = flags.DEFINE_string("output", None, "folder to write.")
 
 
 def main() -> None:
@@ -49,24 +46,24 @@ def main() -> None:
     files.check_replaceable(
         output, {CONFIG, *(layout.file for layout in LAYOUTS.values())}
     )
-    loaded = load_model(cli.required("model"), HEADS.value)
-    base = BASE.value or cli.required("model")
+    loaded = load_model(cli.required("model"), _HEADS.value)
+    base = _BASE.value or cli.required("model")
     config = loaded.functions.config
     export_heads(
         output,
         config,
         loaded.params,
-        layout=FORMAT.value,
+        layout=_FORMAT.value,
         base=base,
-        dtype=PRECISION.value,
+        dtype=_PRECISION.value,
     )
     assert config.heads is not None
     print(
         f"{_described(config.heads)} of {loaded.name} written to {output}: {CONFIG} "
-        f"and {LAYOUTS[FORMAT.value].file}, {PRECISION.value}."
+        f"and {LAYOUTS[_FORMAT.value].file}, {_PRECISION.value}."
     )
-    if FORMAT.value == VLLM.name:
-        print(_vllm_command(base, output, config.heads.num_heads - 1))
+    if _FORMAT.value == VLLM.name:
+        print(vllm_command(base, output, config.heads.num_heads - 1))
         print(
             "vLLM drafts one chain, the first choice of every head: no tree and no "
             "refinement by n-grams. What it writes is the base's own."
@@ -85,13 +82,6 @@ def _described(heads: BlockHeadsConfig) -> str:
     if heads.draft_vocabulary is not None:
         return f"{words} over {heads.draft_vocabulary:,} tokens"
     return words
-
-
-def _vllm_command(base: str, folder: str, heads: int) -> str:
-    settings = {"method": "medusa", "model": folder, "num_speculative_tokens": heads}
-    return shlex.join(
-        ["vllm", "serve", base, "--speculative-config", json.dumps(settings)]
-    )
 
 
 if __name__ == "__main__":

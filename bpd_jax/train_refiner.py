@@ -19,13 +19,10 @@ from rich.table import Table
 
 from bpd_jax import cli
 from bpd_jax.decoding.loading import load_model
-from bpd_jax.errors import UserError
 from bpd_jax.models.refiners import KINDS
-from bpd_jax.training.heads.cache import HEADER as STATES_HEADER
-from bpd_jax.training.heads.train import STATES
 from bpd_jax.training.refiner_settings import TARGETS, RefinerSettings
+from bpd_jax.training.refiner_sources import default_data
 from bpd_jax.training.refiners import HeldOut, table, train_refiner
-from bpd_jax.training.run_folder import DATA
 
 FOLDER = "refiners"
 
@@ -111,24 +108,6 @@ def main() -> None:
         f"trained {settings.steps:,} steps in {report.seconds:.0f} s; the refiner is "
         f"in {output}",
         soft_wrap=True,
-    )
-
-
-def default_data(folder: pathlib.Path) -> pathlib.Path:
-    """What there is to train on in the folder of a run or of a pretrained model.
-
-    Raises:
-      UserError: there is nothing.
-    """
-    rows, states = folder / DATA, folder / STATES
-    if rows.is_dir():
-        return rows
-    if (states / STATES_HEADER).is_file():
-        return states
-    raise UserError(
-        f"there is nothing to train on: neither packed rows in {rows} nor states in "
-        f"{states}; train the model or its heads here first, or name a folder with "
-        "--data."
     )
 
 

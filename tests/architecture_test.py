@@ -176,6 +176,23 @@ def test_imports_point_down():
     assert climbing == []
 
 
+def test_no_test_imports_an_entry_point():
+    """Two entry points in one process define the same flags; tests run them."""
+    commands = {
+        module_name(file)
+        for folder in ("bpd_jax", "benchmarks", "experiments")
+        for file in (ROOT / folder).rglob("*.py")
+        if "flags.DEFINE_" in file.read_text()
+    }
+    importing = [
+        f"{file.relative_to(ROOT)} imports {name}"
+        for file in sorted((ROOT / "tests").rglob("*.py"))
+        for name in sorted(imports_of(file) & commands)
+        if name != "bpd_jax.configuration"
+    ]
+    assert importing == []
+
+
 def test_no_file_is_too_long():
     lengths = {
         str(file.relative_to(ROOT)): len(file.read_text().splitlines())

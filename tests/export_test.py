@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from bpd_jax import export
 from bpd_jax.decoding.loading import SHIPPED, load_model
 from bpd_jax.errors import UserError
 from bpd_jax.models.config import BlockHeadsConfig
 from bpd_jax.models.heads import init_heads
 from bpd_jax.models.heads_files import fingerprint, load_heads, save_heads
+from bpd_jax.pretrained.medusa_export import vllm_command
 from bpd_jax.pretrained.medusa_layout import VLLM, check_exportable
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -174,18 +174,17 @@ def test_the_documented_command_is_of_the_heads_that_are_shipped():
     words = shlex.split(out.replace("\\\n", " "))
     assert words[:3] == ["python", "-m", "bpd_jax.export"]
     given = dict(word.removeprefix("--").split("=") for word in words[3:])
-    known = (export.MODEL, export.HEADS, export.FORMAT, export.BASE, export.OUTPUT)
-    assert given.keys() == {flag.name for flag in known}
+    assert given.keys() == {"model", "heads", "format", "base", "output"}
+    [(_, explained, _)] = call(ROOT, "export", ["--help"])
+    assert given.keys() <= set(re.findall(r"^  --\[?(?:no\])?(\w+):", explained, re.M))
     assert given["format"] == VLLM.name
     heads = load_heads(ROOT / given["heads"])
     assert heads.base_name == given["model"]
     check_exportable(heads.config, VLLM)
-    printed = export._vllm_command(
-        given["base"], given["output"], heads.config.num_heads - 1
-    )
+    printed = vllm_command(given["base"], given["output"], heads.config.num_heads - 1)
     assert shlex.split(serve.replace("\\\n", " ")) == shlex.split(printed)
     assert " ".join(out.replace("\\\n", " ").split()) in " ".join(
-        (export.__doc__ or "").replace("\\\n", " ").split()
+        explained.replace("\\\n", " ").split()
     )
     # Both pages say that the heads in use by default are others.
     with pytest.raises(UserError, match="of kind feed_forward"):

@@ -12,8 +12,8 @@ from bpd_jax.data.spec import TextTask
 from bpd_jax.errors import UserError
 from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
 from bpd_jax.models.refiner_files import check_fits, load_refiner
-from bpd_jax.train_refiner import default_data
 from bpd_jax.training.config import OptimizerConfig, TrainConfig
+from bpd_jax.training.refiner_sources import default_data
 from bpd_jax.training.trainer import train
 
 pytest.importorskip("seqio")

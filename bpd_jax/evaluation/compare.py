@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import math
+import pathlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -10,6 +12,7 @@ from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.errors import UserError
 from bpd_jax.evaluation.equality import Difference, differences
 
 
@@ -74,3 +77,32 @@ def compare(
         )
         results.append(MethodResult(method, label, generations, found))
     return results
+
+
+def fail_on_errors(results: Sequence[MethodResult], records: pathlib.Path) -> None:
+    """Checks that every output is greedy decoding's, but for rounding.
+
+    Args:
+      results: of all methods.
+      records: file to be sent with a report of the defect.
+
+    Raises:
+      UserError: one is not.
+    """
+    for result in results:
+        for error in result.errors:
+            raise UserError(
+                f"NOT LOSSLESS: {result.label} differs from greedy decoding on prompt "
+                f"{error.prompt_index + 1} at token {error.position + 1}, "
+                f"{_reason(error)}; this is a defect of bpd_jax, please report it with "
+                f"{records}."
+            )
+
+
+def _reason(error: Difference) -> str:
+    if math.isinf(error.gap):
+        return "where only one of the two texts ends"
+    return (
+        f"where the lower of the two tokens' logits is {error.gap:.2g} below the best, "
+        "which rounding does not explain"
+    )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 from typing import Any
 
 import jax
@@ -74,6 +75,19 @@ def export_heads(
         save_file(tensors, temporary / place.file, metadata={"format": "pt"})
         text = json.dumps(settings, indent=2) + "\n"
         (temporary / CONFIG).write_text(text, encoding="utf-8")
+
+
+def vllm_command(base: str, folder: str, heads: int) -> str:
+    """What starts vLLM with `heads` exported heads in `folder` on a base.
+
+    >>> print(vllm_command("base", "exported", 8))
+    vllm serve base --speculative-config '{"method": "medusa", "model": "exported", \
+"num_speculative_tokens": 8}'
+    """
+    settings = {"method": "medusa", "model": folder, "num_speculative_tokens": heads}
+    return shlex.join(
+        ["vllm", "serve", base, "--speculative-config", json.dumps(settings)]
+    )
 
 
 def _vllm_settings(model: BlockwiseConfig, heads: BlockHeadsConfig) -> dict[str, Any]:

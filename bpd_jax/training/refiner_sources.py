@@ -21,8 +21,10 @@ from bpd_jax.training.heads.cache import HEADER as STATES_HEADER
 from bpd_jax.training.heads.cache import open_states
 from bpd_jax.training.heads.positions import split_texts
 from bpd_jax.training.heads.settings import HeadsTrainConfig
+from bpd_jax.training.heads.train import STATES
 from bpd_jax.training.refiner_loss import Frozen, freeze_rows, freeze_states
 from bpd_jax.training.refiner_settings import RefinerSettings
+from bpd_jax.training.run_folder import DATA
 from bpd_jax.typing import Params
 
 ROWS, POSITIONS = 16, 2048
@@ -40,6 +42,24 @@ class Source(NamedTuple):
     train: Iterator[Any]
     held_out: Sequence[Any]
     freeze: Callable[..., Frozen]
+
+
+def default_data(folder: pathlib.Path) -> pathlib.Path:
+    """What there is to train on in the folder of a run or of a pretrained model.
+
+    Raises:
+      UserError: there is nothing.
+    """
+    rows, states = folder / DATA, folder / STATES
+    if rows.is_dir():
+        return rows
+    if (states / STATES_HEADER).is_file():
+        return states
+    raise UserError(
+        f"there is nothing to train on: neither packed rows in {rows} nor states in "
+        f"{states}; train the model or its heads here first, or name a folder with "
+        "--data."
+    )
 
 
 def open_source(

@@ -7,8 +7,7 @@ from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.methods import Method, parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.errors import UserError
-from bpd_jax.evaluate import _fail_on_errors
-from bpd_jax.evaluation.compare import compare
+from bpd_jax.evaluation.compare import compare, fail_on_errors
 
 pytest.importorskip("pynini")
 METHODS = ["bpd", "zero_gram:3", "ngram:3", "oracle"]
@@ -62,7 +61,7 @@ def test_a_wrong_method_is_found_and_fails_loudly(
     [error] = bpd.errors
     assert (error.prompt_index, error.position) == (1, 2)
     with pytest.raises(UserError, match=r"NOT LOSSLESS: BPD .* prompt 2 at token 3"):
-        _fail_on_errors(found, tmp_path)
+        fail_on_errors(found, tmp_path)
 
 
 def test_an_unusable_method_is_told_before_any_work(decoder, prompts, monkeypatch):

@@ -6,8 +6,7 @@ import pytest
 
 from bpd_jax.decoding.methods import Method
 from bpd_jax.errors import UserError
-from bpd_jax.evaluate import _fail_on_errors
-from bpd_jax.evaluation.compare import MethodResult
+from bpd_jax.evaluation.compare import MethodResult, fail_on_errors
 from bpd_jax.evaluation.equality import (
     Difference,
     Divergence,
@@ -103,5 +102,5 @@ def test_an_error_ends_the_run_loudly(make_generation, tmp_path):
         return MethodResult(Method("bpd"), "BPD", [make_generation([1])], found)
 
     with pytest.raises(UserError, match=r"NOT LOSSLESS: BPD .* prompt 1 at token 4"):
-        _fail_on_errors([result(0.7, False)], tmp_path)
-    _fail_on_errors([result(0.0, True)], tmp_path)
+        fail_on_errors([result(0.7, False)], tmp_path)
+    fail_on_errors([result(0.0, True)], tmp_path)

@@ -386,7 +386,7 @@ def test_an_empty_file_is_refused(tmp_path: pathlib.Path, text: str) -> None:
     [
         (
             {},
-            "exactly one of --task, --text, --tokens, --counts and --model: found none",
+            "--tokens, --generations, --counts and --model: found none",
         ),
         ({"task": "stdlib", "tokens": "x"}, "found --task and --tokens"),
         ({"tokens": "x", "order": 0}, "--order is 0"),
@@ -414,7 +414,10 @@ def test_an_empty_file_is_refused(tmp_path: pathlib.Path, text: str) -> None:
         ({"model": ("a", "b"), "weight": 1.5}, "--weight is 1.5"),
         ({"model": ("a",), "order": 3}, "--order goes with --task, --text, --tokens"),
         ({"model": ("a",), "counts": "x"}, "found --counts and --model"),
-        ({"counts": "x", "split": "train"}, "--split goes with --task and --text"),
+        (
+            {"counts": "x", "split": "train"},
+            "--split goes with --task, --text and --generations only",
+        ),
         (
             {"tokens": "x", "heldout_text": "a", "heldout_tokens": "b"},
             "at most one of --heldout_split",
