@@ -128,7 +128,10 @@ def top_candidates(
 ) -> tuple[Int[Array, "... W"], Float[Array, "... W"], Float[Array, "..."]]:
     """The `width` best tokens, their log-probabilities, and the entropy in nats."""
     log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
-    scores, tokens = jax.lax.top_k(log_probs, width)
+    # Behind the barrier: where a caller takes the first columns only, XLA would merge
+    # the two slices, no longer see a top-k on a CPU, and sort the whole vocabulary.
+    best = jax.lax.top_k(log_probs, width)
+    scores, tokens = jax.lax.optimization_barrier(best)
     return tokens.astype(jnp.int32), scores, entropy(log_probs)
 
 

@@ -1,5 +1,7 @@
 import itertools
+import re
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -75,3 +77,17 @@ def test_width_one_collapses_to_the_best_path():
     lattice = Lattice(wide.tokens[:, :, :1], wide.log_probs[:, :, :1], wide.entropies)
     drafts = best_drafts(lattice, 2)
     assert np.isfinite(drafts.scores).tolist() == [[True, False]] * 2
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="about XLA on a CPU")
+@pytest.mark.parametrize("count", [1, 16])
+def test_the_vocabulary_is_never_sorted(count):
+    """Taking columns of the candidates must not make XLA sort all tokens instead."""
+
+    def draft(next_token, logits):
+        lattice = build_lattice(next_token, *top_candidates(logits, 16))
+        return best_drafts(lattice, count).tokens, lattice.entropies
+
+    shapes = (jnp.zeros(1, jnp.int32), jnp.zeros((1, 8, 4096)))
+    program = jax.jit(draft).lower(*shapes).compile().as_text()
+    assert not re.search(r"4096.* sort\(", program)
