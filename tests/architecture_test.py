@@ -28,6 +28,7 @@ LAYERS = [
     "decoding",
     "evaluation",
     "reporting",
+    "compilation",
 ]
 
 # Heavy libraries, and the files that may import each.
@@ -41,7 +42,10 @@ ROOMS = {
         "bpd_jax/ngrams/formats/fst.py",
         "bpd_jax/drafting/rescorers/*fst*.py",
     ],
-    "apache_beam": ["bpd_jax/ngrams/counting/beam.py"],
+    "apache_beam": [
+        "bpd_jax/ngrams/counting/beam.py",
+        "bpd_jax/data/cache_pipeline.py",
+    ],
     "numba": ["bpd_jax/ngrams/*_kernels.py"],
     "flax.linen": ["bpd_jax/models/*"],
     "flax.nnx": [],

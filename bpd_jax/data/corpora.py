@@ -88,8 +88,21 @@ def _stdlib_files(task: TextTask) -> list[SourceFile]:
     return sorted(files)
 
 
-def _matched_files(task: TextTask) -> list[SourceFile]:
-    pattern = os.path.expanduser(task.text_files or "")
+def _text_files(task: TextTask) -> list[SourceFile]:
+    return matched_files(task.text_files or "", "text_files")
+
+
+def matched_files(pattern: str, parameter: str) -> list[SourceFile]:
+    """Returns the files that a glob finds, sorted by name.
+
+    Args:
+      pattern: in which `**` crosses folders and `~` is the user's own.
+      parameter: what error messages call it.
+
+    Raises:
+      UserError: there is none.
+    """
+    given, pattern = pattern, os.path.expanduser(pattern)
     root = pathlib.Path(_fixed_folder(pattern))
     paths = [pathlib.Path(name) for name in glob.glob(pattern, recursive=True)]
     files = [
@@ -99,8 +112,8 @@ def _matched_files(task: TextTask) -> list[SourceFile]:
     ]
     if not files:
         raise UserError(
-            f"text_files={task.text_files!r} matches no file: check the path; '**' "
-            "crosses folders."
+            f"{parameter}={given!r} matches no file: check the path; '**' crosses "
+            "folders."
         )
     return sorted(files)
 
@@ -126,7 +139,7 @@ def _generated_files(task: TextTask) -> list[SourceFile]:
 
 _FINDERS: dict[str, Callable[[TextTask], list[SourceFile]]] = {
     "stdlib": _stdlib_files,
-    "text_files": _matched_files,
+    "text_files": _text_files,
     GENERATIONS: _generated_files,
 }
 
@@ -136,8 +149,13 @@ def source_digest(task: TextTask) -> str:
 
     It changes when a file is added, removed or written; the text is not read.
     """
+    return files_digest(corpus_files(task))
+
+
+def files_digest(found: Iterable[SourceFile]) -> str:
+    """Returns a digest of names, sizes and times of files."""
     digest = hashlib.blake2b(digest_size=16)
-    for name, path in corpus_files(task):
+    for name, path in found:
         status = path.stat()
         line = f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n"
         digest.update(line.encode("utf-8", "surrogateescape"))

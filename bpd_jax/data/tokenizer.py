@@ -5,11 +5,12 @@ import hashlib
 import importlib.util
 import os
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from bpd_jax import files
-from bpd_jax.data import corpora
+from bpd_jax.data import corpora, examples
+from bpd_jax.data.example_spec import ExampleTask, Task
 from bpd_jax.data.spec import SMALLEST_VOCABULARY, TextTask
 from bpd_jax.errors import UserError
 
@@ -228,7 +229,7 @@ def train_bpe(
     return tokenizer
 
 
-def task_tokenizer(task: TextTask) -> Tokenizer:
+def task_tokenizer(task: Task) -> Tokenizer:
     """Returns the tokenizer that `task.vocabulary` names.
 
     A `bpe:N` is trained on a sample of the train split at the first call in a
@@ -236,6 +237,8 @@ def task_tokenizer(task: TextTask) -> Tokenizer:
     """
     if task.trained_size is None:
         return named_tokenizer(task.vocabulary)
+    if isinstance(task, ExampleTask):
+        return _trained_tokenizer(task, examples.source_digest(task, "train"))
     return _trained_tokenizer(task, corpora.source_digest(task))
 
 
@@ -245,20 +248,27 @@ def named_tokenizer(vocabulary: str) -> Tokenizer:
 
 
 @functools.lru_cache(maxsize=4)
-def _trained_tokenizer(task: TextTask, source_digest: str) -> Tokenizer:
+def _trained_tokenizer(task: Task, source_digest: str) -> Tokenizer:
     del source_digest  # Part of the key: a changed corpus is trained on anew.
+    assert task.trained_size is not None
+    if isinstance(task, ExampleTask):
+        texts = examples.training_texts(task, _TRAINING_BYTES)
+    else:
+        texts = _sampled_texts(task)
+    return train_bpe(texts, task.trained_size, name=task.vocabulary)
+
+
+def _sampled_texts(task: TextTask) -> Iterator[str]:
     train = corpora.split_documents(task, "train")
     chosen, _ = corpora.sample_ids(train, _TRAINING_BYTES)
-    texts = (
+    return (
         document.text
         for document in corpora.split_documents(task, "train", "vocabulary")
         if document.id in chosen
     )
-    assert task.trained_size is not None
-    return train_bpe(texts, task.trained_size, name=task.vocabulary)
 
 
-def vocabulary_key(task: TextTask) -> str:
+def vocabulary_key(task: Task) -> str:
     """Returns what tells vocabularies of one corpus apart; trains nothing."""
     if task.vocabulary == "gpt3" or task.trained_size is not None:
         return task.vocabulary

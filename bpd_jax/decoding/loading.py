@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from bpd_jax.data.example_spec import Task, task_from_json
 from bpd_jax.data.prompts import held_out_prompts
-from bpd_jax.data.spec import TextTask
 from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.decoding.conversation import Chat
 from bpd_jax.errors import UserError
@@ -25,7 +25,7 @@ from bpd_jax.models.heads_files import (
 from bpd_jax.pretrained.checkpoint import Checkpoint
 from bpd_jax.pretrained.known import PACKAGED, find_packaged
 from bpd_jax.pretrained.weights import load_trunk
-from bpd_jax.training.slim import load_run_parameters
+from bpd_jax.training.slim import load_run_parameters, selected_step
 from bpd_jax.typing import Params
 
 # Models of our own that `--model` knows, and where `make` puts them.
@@ -67,7 +67,7 @@ class LoadedModel:
     params: Params
     tokenizer: Tokenizer
     end_tokens: tuple[int, ...]
-    task: TextTask | None = None
+    task: Task | None = None
     begin_of_text: int | None = None
     chat: Chat | None = None
     shelves: tuple[pathlib.Path, ...] = ()
@@ -109,7 +109,9 @@ class LoadedModel:
         return dataclasses.replace(self, functions=ModelFunctions(config))
 
     def held_out(self, count: int, length: int) -> list[np.ndarray]:
-        """The beginnings of held-out documents, `count` prompts of `length` tokens.
+        """Held-out prompts: `count` beginnings of documents of `length` tokens each.
+
+        Of a model that was trained on examples, they are inputs of at most that length.
 
         Raises:
           UserError: the model is a pretrained one, of whose text nothing is known.
@@ -192,6 +194,8 @@ def _load_run(folder: pathlib.Path) -> LoadedModel:
     if folder.parent.name == "checkpoints" and folder.name.isdigit():
         step = int(folder.name)
         folder = folder.parent.parent
+    else:
+        step = selected_step(folder)
     config = load_config(folder / "model.json")
     tokenizer = Tokenizer.load(folder)
     return LoadedModel(
@@ -271,12 +275,12 @@ def _accuracies(heads: LoadedHeads) -> tuple[tuple[float, ...], ...] | None:
         ) from error
 
 
-def load_task(path: str | os.PathLike[str]) -> TextTask:
+def load_task(path: str | os.PathLike[str]) -> Task:
     """Reads the task that a run folder keeps as JSON."""
     try:
         fields = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
-        return TextTask(**fields)
+        return task_from_json(fields)
     except FileNotFoundError:
         raise UserError(f"{path} does not exist: is this a run folder?") from None
     except (ValueError, TypeError) as error:
-        raise UserError(f"{path} does not describe a text task: {error}.") from error
+        raise UserError(f"{path} does not describe a task: {error}.") from error

@@ -1,16 +1,30 @@
 """A small corpus that every test of this folder may read."""
 
+import gzip
 import importlib.util
+import json
 import pathlib
+from collections.abc import Iterable
 
 import pytest
 
+from bpd_jax.data.example_spec import ExampleTask
 from bpd_jax.data.spec import TextTask
 
 # Hosts that only train and decode lack seqio; they still run the other tests.
 if importlib.util.find_spec("seqio") is None:
     collect_ignore = [
-        f"{name}_test.py" for name in ("converter", "prepare", "tasks", "vocabularies")
+        f"{name}_test.py"
+        for name in (
+            "caching",
+            "converter",
+            "example_tasks",
+            "prepare",
+            "prepare_examples",
+            "samples",
+            "tasks",
+            "vocabularies",
+        )
     ]
 
 WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
@@ -42,3 +56,35 @@ def text_task(corpus_folder: pathlib.Path) -> TextTask:
         vocabulary="bpe:280",
         validation_fraction=0.25,
     )
+
+
+def squad_record(number: int) -> dict[str, object]:
+    """A question on one of a few contexts, as TensorFlow Datasets has it."""
+    words = [WORDS[(number * k) % 10] for k in range(1, 4 + number % 5)]
+    return {
+        "id": str(number),
+        "title": "numbers",
+        "context": f"naïve <|endoftext|> text {number // 3}: {document(number // 3)}",
+        "question": f"!{number} 😀?",
+        "answers": {"text": [" ".join(words), "another"], "answer_start": [0, 1]},
+    }
+
+
+def write_json_lines(path: pathlib.Path, records: Iterable[object]) -> pathlib.Path:
+    """Writes one record a line, packed if the name says so."""
+    text = "".join(json.dumps(record) + "\n" for record in records)
+    data = text.encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+@pytest.fixture(scope="session")
+def squad_task(tmp_path_factory: pytest.TempPathFactory) -> ExampleTask:
+    """60 questions to train on in three files, and 12 to validate on."""
+    folder = tmp_path_factory.mktemp("squad")
+    for part in range(3):
+        records = [squad_record(number) for number in range(20 * part, 20 * part + 20)]
+        write_json_lines(folder / f"train-{part}.jsonl.gz", records)
+    records = [squad_record(number) for number in range(60, 72)]
+    write_json_lines(folder / "validation-0.jsonl", records)
+    return ExampleTask("squad", files=str(folder / "{split}-*.jsonl*"))

@@ -18,7 +18,18 @@ HEAVY = ["tensorflow", "seqio", "tensorflow_datasets", "jax", "flax", "pynini"]
 
 
 @pytest.mark.parametrize(
-    "module", ["spec", "readers", "corpora", "tokenizer", "rows", "prompts", "prepare"]
+    "module",
+    [
+        "spec",
+        "example_spec",
+        "readers",
+        "corpora",
+        "examples",
+        "tokenizer",
+        "rows",
+        "prompts",
+        "prepare",
+    ],
 )
 def test_no_heavy_library_is_needed(module):
     name = f"bpd_jax.data.{module}"

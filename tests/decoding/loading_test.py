@@ -45,5 +45,5 @@ def test_a_task_is_read_back(tmp_path):
 def test_a_damaged_task_is_named(text, tmp_path):
     path = tmp_path / "task.json"
     path.write_text(text)
-    with pytest.raises(UserError, match=r"task\.json does not describe a text task"):
+    with pytest.raises(UserError, match=r"task\.json does not describe a task"):
         load_task(path)

@@ -1,0 +1,175 @@
+"""Making tokens of a task once, with Beam; `caching` reads them.
+
+    shards of the source     files, each read and tokenized by one worker
+      -> Reshuffle           which shuffles the examples
+      -> TFRecord files      and, for seqio, their features and sizes as JSON
+
+The layout of the result is that of seqio's own cache_tasks_main.
+"""
+
+import contextlib
+import functools
+import json
+import pathlib
+import re
+from collections.abc import Iterator, Sequence
+
+from bpd_jax import files
+from bpd_jax.data import caching, tasks
+from bpd_jax.data.example_spec import Task
+from bpd_jax.data.quiet import seqio, tf
+from bpd_jax.errors import UserError
+
+try:
+    import apache_beam as beam
+    from apache_beam.io import filebasedsink
+    from apache_beam.options.pipeline_options import PipelineOptions
+    from seqio import beam_utils
+except ModuleNotFoundError as error:
+    raise UserError(
+        f"caching a task needs apache-beam, and {error.name} is not installed: install "
+        "it, or make the rows without a cache."
+    ) from error
+
+
+def cache_task(
+    task: Task, cache_dir: str, options: Sequence[str] = (), least_files: int = 16
+) -> str:
+    """Tokenizes all splits of a task with a Beam pipeline.
+
+    A local folder appears as a whole; on other file systems, `COMPLETED` is written
+    last.
+
+    Args:
+      task: source and vocabulary; a vocabulary that is trained must be trained before.
+      cache_dir: folder for the caches of all tasks, also of another file system that
+        TensorFlow knows, such as gs://bucket/cache.
+      options: of the pipeline, as Beam takes them on a command line.
+      least_files: files of a split, or as many as the source has if they are more.
+
+    Returns:
+      The folder of the task's cache. One that is there and fits is left as it is.
+
+    Raises:
+      UserError: the source, an option or the folder is at fault, or Beam is missing.
+    """
+    folder = caching.cache_folder(task, cache_dir)
+    if caching.is_complete(folder):
+        caching.check_fits(task, folder)
+        return folder
+    if task.trained_size is not None:
+        raise UserError(
+            f"vocabulary {task.vocabulary!r} would be trained by every worker: give "
+            "the path of its tokenizer.json."
+        )
+    about = json.dumps(caching.about(task), indent=2) + "\n"
+    with _in_one_sentence(folder), _output(folder) as output:
+        pipeline = _pipeline(options)
+        with pipeline:
+            for split in caching.splits_of(task):
+                _add_split(pipeline, task, split, output, least_files)
+        for name, text in {caching.ABOUT: about, caching.COMPLETED: ""}.items():
+            with tf.io.gfile.GFile(f"{output}/{name}", "w") as file:
+                file.write(text)
+    return folder
+
+
+@contextlib.contextmanager
+def _output(folder: str) -> Iterator[str]:
+    """The folder to write to, which is `folder` in the end."""
+    if "://" in folder:
+        if tf.io.gfile.exists(folder):
+            tf.io.gfile.rmtree(folder)  # What a pipeline left that did not complete.
+        tf.io.gfile.makedirs(folder)
+        yield folder
+        return
+    if pathlib.Path(folder).exists():
+        raise UserError(f"{folder} exists and is no cache: name another folder.")
+    with files.replacing_folder(folder) as temporary:
+        yield str(temporary)
+
+
+def _pipeline(options: Sequence[str]) -> beam.Pipeline:
+    try:
+        return beam.Pipeline(options=PipelineOptions(list(options)))
+    except ValueError as error:
+        raise UserError(f"Beam does not take these options: {error}") from error
+
+
+class _TFRecordSink(filebasedsink.FileBasedSink):
+    """Writes TFRecord files with TensorFlow: Beam's own sink needs one more package."""
+
+    def open(self, temp_path: str) -> tf.io.TFRecordWriter:
+        """Opens a file."""
+        return tf.io.TFRecordWriter(temp_path)
+
+    def write_encoded_record(
+        self, file_handle: tf.io.TFRecordWriter, value: bytes
+    ) -> None:
+        """Writes a record."""
+        file_handle.write(value)
+
+    def close(self, file_handle: tf.io.TFRecordWriter) -> None:
+        """Closes the file."""
+        file_handle.close()
+
+
+def _add_split(
+    pipeline: beam.Pipeline, task: Task, split: str, output: str, least_files: int
+) -> None:
+    """Adds what tokenizes and writes one split, and describes it as seqio expects."""
+    seqio_task = tasks.register(task)
+    tokenized = beam_utils.PreprocessTask(
+        seqio_task,
+        split,
+        # A worker knows no tasks but those that its modules register.
+        setup_fn=functools.partial(tasks.register, task),
+    )
+    num_shards = max(len(tokenized.shards), least_files)
+    made = (
+        pipeline
+        | f"{split}_tokenize" >> tokenized
+        | f"{split}_shuffle" >> beam.Reshuffle()
+    )
+    sink = _TFRecordSink(
+        seqio.get_cached_tfrecord_prefix(output, split),
+        beam.coders.BytesCoder(),
+        num_shards=num_shards,
+    )
+    _ = (
+        made
+        | f"{split}_encode" >> beam.Map(_serialized)
+        | f"{split}_write" >> beam.io.Write(sink)
+    )
+    _ = (
+        made
+        | f"{split}_info" >> beam_utils.GetInfo(num_shards)
+        | f"{split}_write_info"
+        >> beam_utils.WriteJson(seqio.get_cached_info_path(output, split))
+    )
+    _ = (
+        made
+        | f"{split}_stats" >> beam_utils.GetStats(seqio_task.output_features)
+        | f"{split}_write_stats"
+        >> beam_utils.WriteJson(seqio.get_cached_stats_path(output, split))
+    )
+
+
+def _serialized(example: dict[str, tf.Tensor]) -> bytes:
+    return seqio.dict_to_tfexample(example).SerializeToString()
+
+
+@contextlib.contextmanager
+def _in_one_sentence(folder: str) -> Iterator[None]:
+    """Makes a `UserError` of what a worker or the disk says."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(str(error).partition(" [while running ")[0]) from error
+    except (RuntimeError, tf.errors.OpError) as error:  # As text, out of TensorFlow.
+        told = re.search(r"UserError: (.*?)( \[while running .*)?$", str(error), re.M)
+        if told is None:
+            raise
+        raise UserError(told[1]) from error
+    except OSError as error:
+        raise UserError(f"cannot write {folder}: {error.strerror or error}") from error

@@ -1,0 +1,152 @@
+"""Examples of a task as texts, from JSON Lines without any heavy library.
+
+Only where they come from TensorFlow Datasets is that imported, when they are read.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from bpd_jax.data import corpora, readers
+from bpd_jax.data.corpora import EmptySplitError, SourceFile
+from bpd_jax.data.example_spec import ALL_SPLITS, SPLIT, ExampleTask
+from bpd_jax.data.spec import SPLITS
+from bpd_jax.errors import UserError
+
+
+class Record(NamedTuple):
+    """The texts of one record; `id` is unique in its split."""
+
+    id: str
+    texts: Mapping[str, str]
+
+
+class Example(NamedTuple):
+    """One example; `inputs` is None for language modelling."""
+
+    id: str
+    inputs: str | None
+    targets: str
+
+    @property
+    def text(self) -> str:
+        """Inputs and targets, on a line each."""
+        return self.targets if self.inputs is None else f"{self.inputs}\n{self.targets}"
+
+
+def example_files(task: ExampleTask, split: str) -> list[SourceFile]:
+    """Returns the files that hold the examples of a split, sorted by name.
+
+    Raises:
+      UserError: there is none, one is not JSON Lines, or there is no such split.
+    """
+    task.check_split(split)
+    assert task.files is not None
+    found = corpora.matched_files(task.files.replace(SPLIT, split), "files")
+    for file in found:
+        if not readers.is_json_lines(file.path):
+            raise UserError(
+                f"{file.path} of files={task.files!r} is not JSON Lines: its name must "
+                "end in .jsonl or .jsonl.gz."
+            )
+    return found
+
+
+def found_splits(task: ExampleTask) -> tuple[str, ...]:
+    """The splits that there are files for; of TensorFlow Datasets, all."""
+    if not task.has_split_files:
+        return task.splits
+    found = []
+    for split in ALL_SPLITS:
+        try:
+            example_files(task, split)
+        except UserError:
+            continue
+        found.append(split)
+    return tuple(found)
+
+
+def source_digest(task: ExampleTask, split: str) -> str:
+    """Returns what tells one state of the source from others; reads no text."""
+    if task.files is None:
+        return task.dataset.tfds
+    return corpora.files_digest(example_files(task, split))
+
+
+def read_records(
+    task: ExampleTask, split: str, among: Iterable[SourceFile] | None = None
+) -> Iterator[Record]:
+    """Yields the records of JSON Lines that have a target, by file name, then by line.
+
+    Args:
+      task: one with `files`.
+      split: one of its splits.
+      among: some of the split's files; by default all.
+
+    Raises:
+      UserError: a file or a field of a record is at fault; or, where all files are
+        read, no record is of this split.
+    """
+    task.check_split(split)
+    files = example_files(task, split) if among is None else among
+    records = itertools.islice(_records(task, split, files), task.max_examples)
+    first = next(records, None)
+    if first is not None:
+        yield first
+        yield from records
+    if first is not None or among is not None:
+        return
+    if task.has_split_files:
+        raise UserError(
+            f"the {split} split of {task.name} is empty: no record of "
+            f"files={task.files!r} has a text in {task.dataset.target!r}."
+        )
+    raise EmptySplitError(
+        f"no record of files={task.files!r} falls into the {split} split at "
+        f"validation_fraction={task.validation_fraction}",
+        f"give more records, another validation_fraction, or a file per split with "
+        f"{SPLIT} in files.",
+    )
+
+
+def _records(
+    task: ExampleTask, split: str, files: Iterable[SourceFile]
+) -> Iterator[Record]:
+    about = task.dataset
+    by_hash = not task.has_split_files
+    for name, path in files:
+        for number, texts in readers.read_json_fields(path, about.fields):
+            if by_hash:
+                place = corpora.fraction_of("split", texts[about.topic])
+                if SPLITS[place < task.validation_fraction] != split:
+                    continue
+            # Without a target there is nothing to learn.
+            if texts[about.target]:
+                yield Record(f"{name}:{number}", texts)
+
+
+def read_examples(task: ExampleTask, split: str) -> Iterator[Example]:
+    """Yields the examples of a split, in the order of its source.
+
+    Raises:
+      UserError: as `read_records`; or TensorFlow Datasets is missing, or has not
+        prepared the data set.
+    """
+    if task.files is None:
+        # TensorFlow takes seconds to import, and JSON Lines need none.
+        from bpd_jax.data.example_tasks import tfds_examples
+
+        yield from tfds_examples(task, split)
+        return
+    for record_id, texts in read_records(task, split):
+        inputs = task.dataset.inputs(texts)
+        yield Example(record_id, inputs, texts[task.dataset.target])
+
+
+def training_texts(task: ExampleTask, max_bytes: int) -> Iterator[str]:
+    """Yields texts from the beginning of the train split, of about `max_bytes`."""
+    for example in read_examples(task, "train"):
+        yield example.text
+        max_bytes -= len(example.text.encode("utf-8"))
+        if max_bytes <= 0:
+            return

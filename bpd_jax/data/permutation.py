@@ -1,0 +1,50 @@
+"""A shuffled order without a table, for more rows than a table should hold.
+
+Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains": a Feistel network
+permutes the numbers of 2b bits, and a result that is too large is sent through it
+again (cycle walking), which stays a permutation of those that are small enough.
+"""
+
+import numpy as np
+
+_ROUNDS = 6
+_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+
+
+class Permutation:
+    """A permutation of 0 … size - 1, drawn by a seed; it takes no memory."""
+
+    def __init__(self, size: int, seed: tuple[int, ...]) -> None:
+        """Draws the permutation.
+
+        Args:
+          size: how many numbers, 1 or more.
+          seed: as `numpy.random.default_rng` takes it.
+        """
+        self._size = np.uint64(size)
+        # At most four times as many numbers as asked for, so few walks are long.
+        half = max(1, ((size - 1).bit_length() + 1) // 2)
+        self._half = np.uint64(half)
+        self._mask = np.uint64(2**half - 1)
+        draw = np.random.default_rng(seed)
+        self._keys = draw.integers(0, 2**64, _ROUNDS, np.uint64)
+
+    def __call__(self, places: np.ndarray) -> np.ndarray:
+        """Returns the numbers at `places`, `[n]` int64 each."""
+        found = self._network(np.asarray(places).astype(np.uint64))
+        while (walking := found >= self._size).any():
+            found[walking] = self._network(found[walking])
+        return found.astype(np.int64)
+
+    def _network(self, values: np.ndarray) -> np.ndarray:
+        left, right = values >> self._half, values & self._mask
+        for key in self._keys:
+            left, right = right, left ^ (_mixed(right ^ key) & self._mask)
+        return left << self._half | right
+
+
+def _mixed(values: np.ndarray) -> np.ndarray:
+    """Every bit of the result depends on every bit of the value (splitmix64)."""
+    values = (values ^ values >> np.uint64(30)) * _MIX[0]
+    values = (values ^ values >> np.uint64(27)) * _MIX[1]
+    return values ^ values >> np.uint64(31)

@@ -1,0 +1,190 @@
+"""Where the rows of a token file come from: documents, examples, generated texts."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bpd_jax import progress
+from bpd_jax.data.example_spec import SEPARATOR, ExampleTask, Task
+from bpd_jax.data.generated import cut_texts, end_token, split_texts
+from bpd_jax.data.generations import open_generations
+from bpd_jax.data.joining import Cut, cut_documents, join_examples
+from bpd_jax.data.packing import pack
+from bpd_jax.data.spec import GENERATIONS, TextTask
+from bpd_jax.data.tokenizer import Tokenizer
+from bpd_jax.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """One of `count` disjoint parts of a split; `index` counts from 0."""
+
+    index: int
+    count: int
+
+
+WHOLE = Shard(0, 1)
+
+
+class Row(NamedTuple):
+    """One row, `[T]` each; see `rows.Batch`."""
+
+    tokens: np.ndarray
+    segment_ids: np.ndarray
+    loss_mask: np.ndarray
+
+
+class RowSource(NamedTuple):
+    """Where rows come from.
+
+    Attributes:
+      rows: to be read once.
+      documents: how many documents or examples have been read.
+      vocab_size: V.
+      end_of_text: the token that ends a document.
+      has_context: whether there are tokens without a loss.
+      cut: what did not fit, as far as it has been read; None where nothing is lost.
+    """
+
+    rows: Iterator[Row]
+    documents: Callable[[], int]
+    vocab_size: int
+    end_of_text: int
+    has_context: bool
+    cut: Cut | None = None
+
+
+def open_source(
+    task: Task,
+    split: str,
+    length: int,
+    vocabulary: Tokenizer,
+    shard: Shard = WHOLE,
+    cache_dir: str | None = None,
+) -> RowSource:
+    """Returns the rows of a split.
+
+    Args:
+      task: source and vocabulary.
+      split: one of its splits.
+      length: tokens of a row, T.
+      vocabulary: the task's tokenizer.
+      shard: part of the split.
+      cache_dir: where `cache_pipeline.cache_task` has put the tokens; None reads the
+        text.
+
+    Raises:
+      UserError: the source or vocabulary is at fault.
+    """
+    if isinstance(task, TextTask) and task.corpus == GENERATIONS:
+        return _generated_rows(task, split, length, vocabulary, shard)
+    return _seqio_rows(task, split, length, vocabulary, shard, cache_dir)
+
+
+def _seqio_rows(
+    task: Task,
+    split: str,
+    length: int,
+    vocabulary: Tokenizer,
+    shard: Shard,
+    cache_dir: str | None,
+) -> RowSource:
+    # seqio and TensorFlow take seconds to import, and rows that are ready need none.
+    from bpd_jax.data import caching, tasks
+
+    if cache_dir is not None:
+        caching.use_cache(task, cache_dir)
+    seqio_task = tasks.get_task(task, label=f"rows {split}")
+    dataset = seqio_task.get_dataset(
+        split=split,
+        shuffle=False,
+        use_cached=cache_dir is not None,
+        shard_info=None
+        if shard.count == 1
+        else tasks.seqio.ShardInfo(shard.index, shard.count),
+    )
+    read = 0
+
+    def count() -> Iterator[Mapping[str, np.ndarray]]:
+        nonlocal read
+        total = None
+        if isinstance(task, ExampleTask) and cache_dir is None:
+            total = seqio_task.source.num_input_examples(split)
+        for example in progress.bar(
+            tasks.examples(dataset, seqio_task.source),
+            label=f"rows {split}",
+            total=None if total is None else round(total / shard.count),
+            unit=" examples",
+            # The source has a bar over its text.
+            disable=isinstance(task, TextTask) and cache_dir is None,
+        ):
+            read += 1
+            yield example
+
+    rows: Iterator[Row]
+    has_inputs = isinstance(task, ExampleTask) and task.has_inputs
+    if has_inputs:
+        cut = Cut()
+        separator = len(vocabulary.encode(SEPARATOR))
+        pieces = join_examples(count(), length, separator, cut)
+        rows = (
+            Row(row[:, 0], segment_ids, row[:, 1])
+            for row, segment_ids in pack(pieces, length)
+        )
+    else:
+        cut = None
+        documents = (example["targets"] for example in count())
+        rows = (
+            Row(row, segment_ids, segment_ids != 0)
+            for row, segment_ids in pack(cut_documents(documents, length), length)
+        )
+    return RowSource(
+        rows=rows,
+        documents=lambda: read,
+        vocab_size=vocabulary.vocab_size,
+        end_of_text=vocabulary.end_of_text,
+        has_context=has_inputs,
+        cut=cut,
+    )
+
+
+def _generated_rows(
+    task: TextTask, split: str, length: int, vocabulary: Tokenizer, shard: Shard
+) -> RowSource:
+    texts = open_generations(task.text_files or "")
+    if vocabulary.vocab_size > texts.vocab_size:
+        raise UserError(
+            f"the vocabulary {task.vocabulary} has {vocabulary.vocab_size} tokens and "
+            f"the model that wrote {texts.folder} {texts.vocab_size}: give the "
+            "tokenizer.json of that model."
+        )
+    chosen = split_texts(texts, split, task.validation_fraction)
+    chosen = chosen[shard.index :: shard.count]
+    bar = progress.bar(chosen, label=f"rows {split}", unit=" texts")
+    end = end_token(texts)
+    return RowSource(
+        rows=(
+            Row(row[:, 0], segment_ids, row[:, 1])
+            for row, segment_ids in pack(cut_texts(texts, bar, length), length)
+        ),
+        documents=lambda: len(chosen),
+        # The model may have more tokens than its tokenizer uses.
+        vocab_size=texts.vocab_size,
+        end_of_text=vocabulary.end_of_text if end is None else end,
+        has_context=True,
+    )
+
+
+def describe_source(source: RowSource) -> dict[str, Any]:
+    """What `rows.json` says of a source that has been read."""
+    about: dict[str, Any] = {
+        "loss_mask": source.has_context,
+        "documents": source.documents(),
+        "vocab_size": source.vocab_size,
+        "end_of_text": source.end_of_text,
+    }
+    if source.cut is not None:
+        about["cut"] = dataclasses.asdict(source.cut)
+    return about

@@ -1,0 +1,98 @@
+"""Rows in several folders, as one. Needs only numpy.
+
+Work that is shared out leaves one folder of rows for each part, side by side:
+`shard-00000-of-01024`, `shard-00001-of-01024`, …
+"""
+
+import collections
+import pathlib
+import re
+
+import numpy as np
+
+from bpd_jax.errors import UserError
+
+# A mapped file keeps a file descriptor, of which a process may have 1,024.
+_OPEN_FILES = 128
+
+
+def shard_name(index: int, count: int) -> str:
+    """Folder name of a shard.
+
+    >>> shard_name(3, 1024)
+    'shard-00003-of-01024'
+    """
+    return f"shard-{index:05d}-of-{count:05d}"
+
+
+def shard_folders(folder: pathlib.Path) -> list[pathlib.Path]:
+    """The folders of all shards in `folder`, in order; none if it holds no shard.
+
+    Raises:
+      UserError: some are missing, or they are of several divisions.
+    """
+    counts = set()
+    for found in folder.glob("shard-*-of-*"):
+        match = re.fullmatch(r"shard-\d{5,}-of-(\d{5,})", found.name)
+        if match:
+            counts.add(int(match[1]))
+    if not counts:
+        return []
+    if len(counts) > 1:
+        raise UserError(
+            f"{folder} holds shards of {' and of '.join(map(str, sorted(counts)))}: "
+            "remove those that do not belong."
+        )
+    (count,) = counts
+    folders = [folder / shard_name(index, count) for index in range(count)]
+    missing = [path.name for path in folders if not (path / "rows.json").exists()]
+    if missing:
+        raise UserError(
+            f"{folder} lacks {len(missing)} of {count} shards, {missing[0]} first: "
+            "prepare them, or copy them there."
+        )
+    return folders
+
+
+class ShardedArray:
+    """Arrays `[rows, length]` of one kind in several .npy files, as one.
+
+    A file is mapped into memory when a row of it is asked for, and let go when many
+    others have been since.
+    """
+
+    def __init__(self, paths: list[pathlib.Path], rows: list[int], like: np.ndarray):
+        """Takes the files, the rows of each, and one of the arrays."""
+        self._paths = paths
+        self._ends = np.cumsum(rows)
+        self.dtype = like.dtype
+        self.shape = (int(self._ends[-1]), like.shape[1])
+        self.size = self.shape[0] * self.shape[1]
+        self._open: collections.OrderedDict[int, np.ndarray] = collections.OrderedDict()
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, indices: np.ndarray | slice) -> np.ndarray:
+        """Returns the rows at `indices`, a copy."""
+        if isinstance(indices, slice):
+            indices = np.arange(*indices.indices(len(self)))
+        indices = np.asarray(indices)
+        if indices.size and not 0 <= indices.min() <= indices.max() < len(self):
+            raise IndexError(f"rows {indices} of {len(self)}")
+        shards = np.searchsorted(self._ends, indices, side="right")
+        found = np.empty((len(indices), self.shape[1]), self.dtype)
+        for shard in np.unique(shards):
+            array = self._array(int(shard))
+            mine = shards == shard
+            found[mine] = array[indices[mine] - (self._ends[shard] - len(array))]
+        return found
+
+    def _array(self, shard: int) -> np.ndarray:
+        if shard not in self._open:
+            path = self._paths[shard]
+            self._open[shard] = np.load(path, mmap_mode="r", allow_pickle=False)
+            if len(self._open) > _OPEN_FILES:
+                self._open.popitem(last=False)
+        self._open.move_to_end(shard)
+        return self._open[shard]

