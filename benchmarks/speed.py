@@ -14,6 +14,7 @@ import sys
 import time
 
 import jax
+import numpy as np
 from absl import flags
 
 from bpd_jax import cli, decode_flags, files
@@ -50,15 +51,15 @@ def training_speed(loaded: LoadedModel) -> float:
     optimizer = make_optimizer(OptimizerConfig(learning_rate=1e-3), TRAIN_STEPS.value)
     abstract = abstract_state(config, optimizer, mesh)
     state = init_state(config, optimizer, abstract, seed=0)
-    lambdas = (1.0,) * config.block_size
-    step = make_train_step(config, optimizer, lambdas, abstract, mesh)
+    lambdas = np.ones(config.block_size, np.float32)
+    step = make_train_step(config, optimizer, abstract, mesh)
     rows = open_rows(loaded.folder / "data" / "train")
     batches = RowIterator(rows, BATCH_ROWS.value, seed=0)
     for number in range(TRAIN_STEPS.value + 5):
         if number == 5:
             jax.block_until_ready(state)
             start = time.perf_counter()
-        state, _ = step(state, put_batch(next(batches), mesh))
+        state, _ = step(state, put_batch(next(batches), mesh), lambdas)
     jax.block_until_ready(state)
     seconds = time.perf_counter() - start
     return TRAIN_STEPS.value * BATCH_ROWS.value * rows.length / seconds

@@ -1,9 +1,21 @@
 """Attention of T new tokens over a cached prefix and over each other."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
 from bpd_jax.typing import Array, Bool, Float, Int
+
+
+class Segments(NamedTuple):
+    """What tokens see, said without a `[B, T, T]` array: see `causal_mask`.
+
+    Attributes:
+      ids: `[B, T]` the segment of each token; 0 is padding.
+    """
+
+    ids: Int[Array, "B T"]
 
 
 def attention(

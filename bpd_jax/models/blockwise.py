@@ -11,23 +11,37 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
+from bpd_jax.models.attention import Segments
 from bpd_jax.models.cache import KeyValues, KVCache
+from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.heads import BlockHeads, apply_head, is_trained
 from bpd_jax.models.partitioning import parameter_shardings, unbox
+from bpd_jax.models.stacking import stack_layers
 from bpd_jax.models.transformer import Transformer
 from bpd_jax.typing import Array, Bool, Float, Int, Params, PyTree
 
+_DEFAULT = ComputeConfig()
+
 
 class BlockwiseLM(nn.Module):
-    """A language model whose `L` heads guess the next `L` tokens from one state."""
+    """A language model whose `L` heads guess the next `L` tokens from one state.
+
+    Attributes:
+      config: sizes.
+      compute: how; parameters are stacked if it says so.
+      mesh: devices that split rows and heads; flash attention has to know.
+    """
 
     config: BlockwiseConfig
+    compute: ComputeConfig = _DEFAULT
+    mesh: Mesh | None = None
 
     def setup(self) -> None:
         trunk, heads = self.config.trunk, self.config.heads
-        self.trunk = Transformer(trunk)
+        self.trunk = Transformer(trunk, self.compute, self.mesh)
         if heads is not None and heads.num_ffns:
             self.heads = BlockHeads(
                 heads,
@@ -42,7 +56,7 @@ class BlockwiseLM(nn.Module):
         self,
         tokens: Int[Array, "B T"],
         positions: Int[Array, "B T"],
-        mask: Bool[Array, "B T U"],
+        mask: Bool[Array, "B T U"] | Segments,
         cache: KVCache | None = None,
         earlier: KeyValues | None = None,
     ) -> tuple[Float[Array, "B T D"], KeyValues]:
@@ -124,12 +138,23 @@ class BlockwiseLM(nn.Module):
         return self.head_logits(self.trunk(tokens, positions, mask)[0])
 
 
-def init_boxed(config: BlockwiseConfig, rng: Array) -> PyTree:
-    """Initial parameters, still in Linen's boxes with their logical axis names."""
+def init_boxed(
+    config: BlockwiseConfig, rng: Array, compute: ComputeConfig = _DEFAULT
+) -> PyTree:
+    """Initial parameters, still in Linen's boxes with their logical axis names.
+
+    The numbers are the same whether `compute` stacks them or not.
+    """
     tokens = jnp.zeros((1, 1), jnp.int32)
     mask = jnp.ones((1, 1, 1), bool)
     method = BlockwiseLM.all_logits
-    return BlockwiseLM(config).init(rng, tokens, tokens, mask, method=method)["params"]
+    params = BlockwiseLM(config).init(rng, tokens, tokens, mask, method=method)[
+        "params"
+    ]
+    if not compute.scan_layers:
+        return params
+    trunk = stack_layers(params["trunk"], config.trunk.num_layers)
+    return {**params, "trunk": trunk}
 
 
 def init_parameters(
@@ -144,11 +169,12 @@ def init_parameters(
     return jax.jit(lambda key: unbox(init(key)), out_shardings=shardings)(rng)
 
 
-def parameter_shapes(config: BlockwiseConfig) -> Params:
+def parameter_shapes(
+    config: BlockwiseConfig, compute: ComputeConfig = _DEFAULT
+) -> Params:
     """Shapes and dtypes of the parameters; nothing is allocated."""
-    return unbox(
-        jax.eval_shape(functools.partial(init_boxed, config), jax.random.key(0))
-    )
+    init = functools.partial(init_boxed, config, compute=compute)
+    return unbox(jax.eval_shape(init, jax.random.key(0)))
 
 
 def count_parameters(config: BlockwiseConfig) -> dict[str, int]:

@@ -12,12 +12,23 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
-from bpd_jax.models.attention import attention
+from bpd_jax.models.attention import Segments, attention
 from bpd_jax.models.cache import KeyValues, KVCache
+from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.config import TransformerConfig
-from bpd_jax.models.partitioning import EMBED, HEADS, KV, MLP, POSITION, VOCAB
+from bpd_jax.models.partitioning import (
+    EMBED,
+    HEADS,
+    KV,
+    LAYER,
+    MLP,
+    POSITION,
+    VOCAB,
+)
 from bpd_jax.models.rotary import rotate
+from bpd_jax.models.segment_attention import segment_attention
 from bpd_jax.typing import Array, Bool, Float, Int
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -72,15 +83,21 @@ class Projection(nn.Module):
 
 
 def norm(
-    config: TransformerConfig, name: str, axis: str = EMBED
+    config: TransformerConfig, axis: str = EMBED, **place: Any
 ) -> nn.LayerNorm | nn.RMSNorm:
-    """A norm in the model's precision; statistics are taken in float32."""
+    """A norm in the model's precision; statistics are taken in float32.
+
+    Args:
+      config: of the trunk.
+      axis: the name of the normalised axis.
+      **place: `name` or `parent`, as every Linen module takes them.
+    """
     shared: dict[str, Any] = {
         "epsilon": config.norm_epsilon,
         "dtype": config.dtype,
         "param_dtype": config.param_dtype,
         "scale_init": nn.with_logical_partitioning(nn.initializers.ones, (axis,)),
-        "name": name,
+        **place,
     }
     if config.norm == "rms":
         return nn.RMSNorm(**shared)
@@ -92,15 +109,17 @@ class Attention(nn.Module):
     """Multi-head attention with an explicit cache."""
 
     config: TransformerConfig
+    implementation: str = "auto"
+    mesh: Mesh | None = None
 
     @nn.compact
     def __call__(
         self,
         x: Float[Array, "B T D"],
         positions: Int[Array, "B T"],
-        mask: Bool[Array, "B T U"],
-        cache: KVCache | None,
-        layer: int,
+        mask: Bool[Array, "B T U"] | Segments,
+        cache: KVCache | None = None,
+        layer: int = 0,
         earlier: KeyValues | None = None,
     ) -> tuple[Float[Array, "B T D"], Array, Array]:
         config = self.config
@@ -120,8 +139,8 @@ class Attention(nn.Module):
         keys = project("key", config.kv_heads)
         values = project("value", config.kv_heads)
         if config.query_key_norm:
-            queries = norm(config, "query_norm", KV)(queries)
-            keys = norm(config, "key_norm", KV)(keys)
+            queries = norm(config, KV, name="query_norm")(queries)
+            keys = norm(config, KV, name="key_norm")(keys)
         if config.rotary is not None:
             queries, keys = (
                 rotate(x, positions, config.rotary) for x in (queries, keys)
@@ -130,7 +149,13 @@ class Attention(nn.Module):
         if earlier is not None:
             all_keys = jnp.concatenate([earlier.keys[layer], keys], axis=1)
             all_values = jnp.concatenate([earlier.values[layer], values], axis=1)
-        if cache is None:
+        if isinstance(mask, Segments):
+            assert cache is None
+            assert earlier is None
+            mixed = segment_attention(
+                queries, keys, values, mask, self.implementation, self.mesh
+            )
+        elif cache is None:
             mixed = attention(queries, all_keys, all_values, mask)
         else:
             mixed = attention(
@@ -183,10 +208,50 @@ class FeedForward(nn.Module):
         )(hidden)
 
 
+class Block(nn.Module):
+    """Attention and a feed-forward layer, each after a norm and beside a residual."""
+
+    attention_norm: nn.Module
+    attention: Attention
+    mlp_norm: nn.Module
+    mlp: FeedForward
+    layer: int = 0
+
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        positions: Int[Array, "B T"],
+        mask: Bool[Array, "B T U"] | Segments,
+        cache: KVCache | None = None,
+        earlier: KeyValues | None = None,
+    ) -> tuple[Float[Array, "B T D"], KeyValues]:
+        """The residual stream after the block, and the tokens' keys and values."""
+        update, keys, values = self.attention(
+            self.attention_norm(x), positions, mask, cache, self.layer, earlier
+        )
+        x += update
+        x += self.mlp(self.mlp_norm(x))
+        return x, KeyValues(keys, values)
+
+
+def remat_block(remat: str, *, in_scan: bool) -> Any:
+    """`Block`, keeping for its gradient what `ComputeConfig.remat` says."""
+    if remat == "none":
+        return Block
+    policy = {
+        "full": None,
+        "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    }[remat]
+    # Nothing outside a loop's body can be merged with what it computes again.
+    return nn.remat(Block, policy=policy, prevent_cse=not in_scan)
+
+
 class Transformer(nn.Module):
     """Embeddings, pre-norm blocks, a final norm, a softmax."""
 
     config: TransformerConfig
+    compute: ComputeConfig = ComputeConfig()
+    mesh: Mesh | None = None
 
     def setup(self) -> None:
         config = self.config
@@ -210,18 +275,46 @@ class Transformer(nn.Module):
                 (config.vocab_size, config.d_model),
                 config.param_dtype,
             )
-        layers = range(config.num_layers)
-        self.attention_norms = [norm(config, f"attention_norm_{i}") for i in layers]
-        self.attentions = [Attention(config, name=f"attention_{i}") for i in layers]
-        self.mlp_norms = [norm(config, f"mlp_norm_{i}") for i in layers]
-        self.mlps = [FeedForward(config, name=f"mlp_{i}") for i in layers]
-        self.final_norm = norm(config, "final_norm")
+        if self.compute.scan_layers:
+            self.layers = self._scanned()
+        else:
+            self.blocks = [self._block(layer) for layer in range(config.num_layers)]
+        self.final_norm = norm(config, name="final_norm")
+
+    def _block(self, layer: int) -> Block:
+        """One block, whose parameters lie beside those of the others."""
+        make = remat_block(self.compute.remat, in_scan=False)
+        return make(*self._parts(lambda part: {"name": f"{part}_{layer}"}), layer)
+
+    def _scanned(self) -> Any:
+        """All blocks as one that runs `num_layers` times; see `stacking`."""
+        scanned = nn.scan(
+            remat_block(self.compute.remat, in_scan=True),
+            variable_axes={"params": 0},
+            split_rngs={"params": True},
+            in_axes=nn.broadcast,
+            length=self.config.num_layers,
+            metadata_params={nn.PARTITION_NAME: LAYER},
+        )
+        # Parts without a parent become children of the block.
+        return scanned(*self._parts(lambda part: {"parent": None}))
+
+    def _parts(
+        self, place: Callable[[str], dict[str, Any]]
+    ) -> tuple[nn.Module, Attention, nn.Module, FeedForward]:
+        config, implementation = self.config, self.compute.attention
+        return (
+            norm(config, **place("attention_norm")),
+            Attention(config, implementation, self.mesh, **place("attention")),
+            norm(config, **place("mlp_norm")),
+            FeedForward(config, **place("mlp")),
+        )
 
     def __call__(
         self,
         tokens: Int[Array, "B T"],
         positions: Int[Array, "B T"],
-        mask: Bool[Array, "B T U"],
+        mask: Bool[Array, "B T U"] | Segments,
         cache: KVCache | None = None,
         earlier: KeyValues | None = None,
     ) -> tuple[Float[Array, "B T D"], KeyValues]:
@@ -230,7 +323,8 @@ class Transformer(nn.Module):
         Args:
           tokens: ids.
           positions: of each token in the text.
-          mask: what each token sees besides the cache; see `attention`.
+          mask: what each token sees besides the cache; see `attention`. `Segments`,
+            without a cache, are packed rows, and let `ComputeConfig.attention` choose.
           cache: the text before them.
           earlier: U - T draft tokens run before, which come first in `mask`.
 
@@ -239,19 +333,21 @@ class Transformer(nn.Module):
           `commit` appends to the cache.
         """
         dtype = self.config.dtype
-        x = self.embedding.astype(dtype)[tokens]
+        # Rows are cast, not the table: their gradients add up in its precision.
+        x = self.embedding[tokens].astype(dtype)
         if self.config.rotary is None:
-            x += self.position_embedding.astype(dtype)[positions]
-        new_keys, new_values = [], []
-        for layer in range(self.config.num_layers):
-            update, keys, values = self.attentions[layer](
-                self.attention_norms[layer](x), positions, mask, cache, layer, earlier
-            )
-            x += update
-            x += self.mlps[layer](self.mlp_norms[layer](x))
-            new_keys.append(keys)
-            new_values.append(values)
-        new = KeyValues(jnp.stack(new_keys), jnp.stack(new_values))
+            x += self.position_embedding[positions].astype(dtype)
+        if self.compute.scan_layers:
+            # Stacked parameters are for training, which has no cache.
+            assert cache is None
+            assert earlier is None
+            x, new = self.layers(x, positions, mask)
+            return self.final_norm(x), new
+        by_layer = []
+        for block in self.blocks:
+            x, new = block(x, positions, mask, cache, earlier)
+            by_layer.append(new)
+        new = jax.tree.map(lambda *layers: jnp.stack(layers), *by_layer)
         return self.final_norm(x), new
 
     @property

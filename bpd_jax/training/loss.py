@@ -1,18 +1,29 @@
 """The loss of a blockwise model: one cross-entropy per head, one head at a time."""
 
 import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from bpd_jax.data.rows import Batch
-from bpd_jax.models.attention import causal_mask
+from bpd_jax.models.attention import Segments
 from bpd_jax.models.blockwise import BlockwiseLM
+from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.config import BlockwiseConfig
-from bpd_jax.models.heads import apply_head, softmax_rows
-from bpd_jax.typing import Array, Bool, Float, Int, Params
+from bpd_jax.models.heads import softmax_rows
+from bpd_jax.training.heads_loss import (
+    HeadsLoss,
+    best_tokens,
+    heads_loss,
+    heads_sums,
+)
+from bpd_jax.typing import AnyArray, Array, Bool, Float, Int, Params
+
+# What heads 2 … L learn; see `blockwise_loss`.
+TARGETS = ("text", "model")
+
+_DEFAULT = ComputeConfig()
 
 
 class HeadSums(NamedTuple):
@@ -22,11 +33,13 @@ class HeadSums(NamedTuple):
       loss: `[L]` −log p of the targets.
       correct: `[L]` targets that the head ranks first.
       valid: `[L]` valid positions.
+      entropy: `[L]` entropies of the head, in nats; None in training.
     """
 
     loss: Float[Array, " L"]
     correct: Float[Array, " L"]
     valid: Float[Array, " L"]
+    entropy: Float[Array, " L"] | None = None
 
 
 def head_targets(
@@ -72,7 +85,10 @@ def blockwise_loss(
     model: BlockwiseConfig,
     params: Params,
     batch: Batch,
-    lambdas: tuple[float, ...],
+    lambdas: tuple[float, ...] | AnyArray,
+    compute: ComputeConfig = _DEFAULT,
+    head_targets: str = "text",
+    mesh: Mesh | None = None,
 ) -> tuple[Float[Array, ""], HeadSums]:
     """Σ_h λ_h loss_h, where loss_h is the mean of −log p_h over valid positions.
 
@@ -80,163 +96,91 @@ def blockwise_loss(
 
     Args:
       model: sizes.
-      params: of the model.
+      params: of the model, stacked if `compute` says so.
       batch: B rows of T tokens.
       lambdas: λ_h, L of them.
+      compute: see `ComputeConfig`; `accumulate` is the train step's.
+      head_targets: `text`, or `model`: heads 2 … L learn, in place of the text's
+        token, what head 1 holds for likeliest one position before it, which is what
+        greedy verification accepts; valid positions stay the same.
+      mesh: devices that the batch lies on; None for one device.
 
     Returns:
       The loss, float32, and the sums that metrics are made of.
     """
-    tokens, segment_ids, positions, loss_mask = (jnp.asarray(x) for x in batch)
-    hidden, _ = BlockwiseLM(model).apply(
-        {"params": params}, tokens, positions, causal_mask(segment_ids)
-    )
-    targets, valid = head_targets(tokens, segment_ids, loss_mask, model.block_size)
+    scale = head_scale(model, batch, lambdas)
+    return scaled_loss(model, params, batch, scale, compute, head_targets, mesh)
+
+
+def head_scale(
+    model: BlockwiseConfig, batch: Batch, lambdas: tuple[float, ...] | AnyArray
+) -> Float[Array, " L"]:
+    """λ_h over the number of valid positions of the batch, the weight of one."""
+    valid = _text_targets(model, batch)[1]
     count = valid.sum((1, 2), dtype=jnp.float32)
-    scale = jnp.asarray(lambdas, jnp.float32) / jnp.maximum(count, 1)
-    total, losses, correct = heads_loss(
-        model,
-        params.get("heads"),
-        softmax_rows(model, params, None),
-        hidden,
-        targets,
-        valid,
-        scale,
-    )
-    return total, HeadSums(losses, correct, count)
+    return jnp.asarray(lambdas, jnp.float32) / jnp.maximum(count, 1)
 
 
-class _Head(NamedTuple):
-    """One head's share of the arguments of `heads_loss`; `weights` may be None."""
-
-    weights: Params | None
-    targets: Int[Array, "B T"]
-    valid: Bool[Array, "B T"]
-    scale: Float[Array, ""]
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def heads_loss(
+def scaled_loss(
     model: BlockwiseConfig,
-    heads: Params | None,
-    embedding: Float[Array, "V D"],
-    hidden: Float[Array, "B T D"],
-    targets: Int[Array, "L B T"],
-    valid: Bool[Array, "L B T"],
+    params: Params,
+    batch: Batch,
     scale: Float[Array, " L"],
-) -> tuple[Float[Array, ""], Float[Array, " L"], Float[Array, " L"]]:
-    """Σ_h scale_h · loss_h of summed losses; then loss and correct targets per head.
+    compute: ComputeConfig = _DEFAULT,
+    learned: str = "text",
+    mesh: Mesh | None = None,
+) -> tuple[Float[Array, ""], HeadSums]:
+    """Σ_h scale_h · summed loss_h: with one `head_scale`, parts of a batch add up.
 
-    Only one head's logits exist at a time. Differentiation finds a head's gradients
-    while its logits are there, so nothing of size V is kept or computed twice. Only
-    the first result has a gradient, with respect to `heads`, `embedding`, `hidden`.
+    The arguments are those of `blockwise_loss`; `learned` is its `head_targets`.
     """
-    weights = embedding.astype(model.trunk.dtype)
+    hidden, matrix, targets, valid = _run(model, params, batch, compute, mesh)
+    how = HeadsLoss(model, compute.loss_chunk, mesh)
+    if learned == "model":
+        said = best_tokens(how, params.get("heads"), matrix, hidden)
+        # Head h at i guesses what head 1 says at i + h - 1, about token i + h.
+        guessed = [jnp.roll(said, -h, axis=1) for h in range(1, model.block_size)]
+        targets = jnp.stack([targets[0], *guessed])
+    heads = params.get("heads")
+    total, loss, correct = heads_loss(how, heads, matrix, hidden, targets, valid, scale)
+    return total, HeadSums(loss, correct, valid.sum((1, 2), dtype=jnp.float32))
 
-    def add_head(total: Array, head: _Head) -> tuple[Array, tuple[Any, None]]:
-        loss, sums = _head_loss(model, head.weights, weights, hidden, head)
-        return total + loss, (sums, None)
 
-    every_head = (heads, targets, valid, scale)
-    total, sums, _ = _over_heads(model, add_head, jnp.float32(0), every_head)
-    return total, *sums
-
-
-def _forward(
+def evaluation_sums(
     model: BlockwiseConfig,
-    heads: Params | None,
-    embedding: Array,
-    hidden: Array,
-    targets: Array,
-    valid: Array,
-    scale: Array,
-) -> tuple[tuple[Array, Array, Array], tuple[Params | None, Array, Array]]:
-    """`heads_loss`, and its gradients as residuals."""
-    weights = embedding.astype(model.trunk.dtype)
-    differentiate = jax.value_and_grad(_head_loss, (1, 2, 3), has_aux=True)
+    params: Params,
+    batch: Batch,
+    compute: ComputeConfig = _DEFAULT,
+    mesh: Mesh | None = None,
+) -> HeadSums:
+    """The sums of a batch with the heads' entropies, against the text's tokens."""
+    hidden, matrix, targets, valid = _run(model, params, batch, compute, mesh)
+    how = HeadsLoss(model, compute.loss_chunk, mesh)
+    sums = heads_sums(how, params.get("heads"), matrix, hidden, targets, valid)
+    count = valid.sum((1, 2), dtype=jnp.float32)
+    return HeadSums(sums.loss, sums.correct, count, sums.entropy)
 
-    def add_head(carry: Any, head: _Head) -> tuple[Any, Any]:
-        (loss, sums), (by_head, *shared) = differentiate(
-            model, head.weights, weights, hidden, head
-        )
-        carry = jax.tree.map(jnp.add, carry, (loss, *shared))
-        return carry, (sums, by_head)
 
-    # Heads add up in float32 whatever their precision.
-    zeros = (jnp.zeros(x.shape, jnp.float32) for x in (embedding, hidden))
-    every_head = (heads, targets, valid, scale)
-    carry, sums, by_heads = _over_heads(
-        model, add_head, (jnp.float32(0), *zeros), every_head
+def _run(
+    model: BlockwiseConfig,
+    params: Params,
+    batch: Batch,
+    compute: ComputeConfig,
+    mesh: Mesh | None,
+) -> tuple[Array, Array, Array, Array]:
+    """Final hidden states, the softmax's matrix, targets and validity of the text."""
+    hidden, _ = BlockwiseLM(model, compute, mesh).apply(
+        {"params": params},
+        jnp.asarray(batch.tokens),
+        jnp.asarray(batch.positions),
+        Segments(jnp.asarray(batch.segment_ids)),
     )
-    total, by_embedding, by_hidden = carry
-    gradients = (
-        by_heads,
-        by_embedding.astype(embedding.dtype),
-        by_hidden.astype(hidden.dtype),
-    )
-    return (total, *sums), gradients
+    targets, valid = _text_targets(model, batch)
+    return hidden, softmax_rows(model, params, None), targets, valid
 
 
-def _backward(
-    model: BlockwiseConfig,
-    gradients: tuple[Params | None, Array, Array],
-    cotangents: tuple[Array, Array, Array],
-) -> tuple[Any, ...]:
-    del model
-    scaled = jax.tree.map(lambda x: (cotangents[0] * x).astype(x.dtype), gradients)
-    return (*scaled, None, None, None)
-
-
-heads_loss.defvjp(_forward, _backward)
-
-
-def _over_heads(
-    model: BlockwiseConfig,
-    add_head: Callable[[Any, _Head], tuple[Any, tuple[Any, Any]]],
-    carry: Any,
-    every_head: tuple[Params | None, Array, Array, Array],
-) -> tuple[Any, tuple[Array, Array], Any]:
-    """`lax.scan` over the heads, preceded by head 1 if it has no layer of its own.
-
-    Returns:
-      The last carry; the two sums of `_head_loss`, each stacked to `[L]`; and the
-      rest of what `add_head` returns, stacked over the heads that have a layer.
-    """
-    weights, *per_head = every_head
-    plain = model.block_size - (0 if model.heads is None else model.heads.num_ffns)
-    sums = []
-    for index in range(plain):
-        head = _Head(None, *(x[index] for x in per_head))
-        carry, (first, _) = add_head(carry, head)
-        sums.append(jax.tree.map(lambda x: x[None], first))
-    rest = None
-    if weights is not None:
-        # Faster than an unrolled loop on a CPU, and it needs a sixth of the memory.
-        heads = _Head(weights, *(x[plain:] for x in per_head))
-        carry, (others, rest) = jax.lax.scan(add_head, carry, heads)
-        sums.append(others)
-    losses, correct = (jnp.concatenate(parts) for parts in zip(*sums, strict=True))
-    return carry, (losses, correct), rest
-
-
-def _head_loss(
-    model: BlockwiseConfig,
-    weights: Params | None,
-    embedding: Float[Array, "V D"],
-    hidden: Float[Array, "B T D"],
-    head: _Head,
-) -> tuple[Float[Array, ""], tuple[Float[Array, ""], Float[Array, ""]]]:
-    """scale · summed loss of one head; then the loss and the number correct."""
-    state = hidden
-    if weights is not None:
-        assert model.heads is not None
-        state = apply_head(model.heads, weights, hidden, dtype=model.trunk.dtype)
-    logits = jnp.einsum(
-        "BTD,VD->BTV", state, embedding, preferred_element_type=jnp.float32
-    )
-    target = jnp.take_along_axis(logits, head.targets[..., None], -1)[..., 0]
-    losses = jax.nn.logsumexp(logits, -1) - target
-    loss = jnp.sum(losses, where=head.valid)
-    # Cheaper than an argmax: the maximum is known from the log-sum-exp.
-    correct = jnp.sum((target == logits.max(-1)) & head.valid, dtype=jnp.float32)
-    return head.scale * loss, (loss, correct)
+def _text_targets(
+    model: BlockwiseConfig, batch: Batch
+) -> tuple[Int[Array, "L B T"], Bool[Array, "L B T"]]:
+    tokens, segment_ids, _, loss_mask = (jnp.asarray(x) for x in batch)
+    return head_targets(tokens, segment_ids, loss_mask, model.block_size)

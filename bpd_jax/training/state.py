@@ -5,13 +5,18 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh
 
 from bpd_jax.models.blockwise import init_boxed
+from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.partitioning import parameter_shardings, unbox
+from bpd_jax.models.stacking import is_stacked, stack_layers
 from bpd_jax.typing import Array, Int, Params, PyTree
+
+_DEFAULT = ComputeConfig()
 
 
 class TrainState(NamedTuple):
@@ -19,8 +24,10 @@ class TrainState(NamedTuple):
 
     Attributes:
       step: steps done, int32.
-      params: of the model.
-      opt_state: of the optimizer, sharded as the parameters it belongs to.
+      params: of the model, in its `param_dtype`, float32 by default, whatever the
+        precision that it computes in; stacked if `ComputeConfig.scan_layers`.
+      opt_state: of the optimizer, sharded as the parameters it belongs to and in
+        their precision.
     """
 
     step: Int[Array, ""]
@@ -29,19 +36,22 @@ class TrainState(NamedTuple):
 
 
 def abstract_state(
-    model: BlockwiseConfig, optimizer: optax.GradientTransformation, mesh: Mesh
+    model: BlockwiseConfig,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    compute: ComputeConfig = _DEFAULT,
 ) -> TrainState:
     """Shape, dtype and sharding of every array of the state; nothing is allocated."""
-    boxed = jax.eval_shape(
-        functools.partial(_boxed_state, model, optimizer), jax.random.key(0)
-    )
-    return _with_shardings(boxed, mesh)
+    make = functools.partial(_boxed_state, model, optimizer, compute=compute)
+    return _with_shardings(jax.eval_shape(make, jax.random.key(0)), mesh)
 
 
-def abstract_parameters(model: BlockwiseConfig, mesh: Mesh) -> Params:
+def abstract_parameters(
+    model: BlockwiseConfig, mesh: Mesh, compute: ComputeConfig = _DEFAULT
+) -> Params:
     """Shape, dtype and sharding of every parameter; nothing is allocated."""
-    boxed = jax.eval_shape(functools.partial(init_boxed, model), jax.random.key(0))
-    return _with_shardings(boxed, mesh)
+    make = functools.partial(init_boxed, model, compute=compute)
+    return _with_shardings(jax.eval_shape(make, jax.random.key(0)), mesh)
 
 
 def init_state(
@@ -49,37 +59,54 @@ def init_state(
     optimizer: optax.GradientTransformation,
     abstract: TrainState,
     seed: int,
+    compute: ComputeConfig = _DEFAULT,
 ) -> TrainState:
-    """The state before the first step; its values do not depend on the mesh."""
+    """The state before the first step.
+
+    Its values depend neither on the mesh nor on `compute`, which was given to
+    `abstract_state` too.
+    """
 
     def init(key: Array) -> TrainState:
-        return unbox(_boxed_state(model, optimizer, key))
+        return unbox(_boxed_state(model, optimizer, key, compute))
 
     shardings = jax.tree.map(lambda x: x.sharding, abstract)
     return jax.jit(init, out_shardings=shardings)(jax.random.key(seed))
 
 
-def with_trunk(state: TrainState, trunk: Params) -> TrainState:
-    """The state with another trunk, before the first step.
+def with_parameters(state: TrainState, given: Params) -> TrainState:
+    """The state with other parameters, before the first step.
 
     Args:
       state: of `init_state`.
-      trunk: parameters of a trunk of the same sizes; they are copied.
+      given: `trunk`, its layers one by one, or `heads`, or both, of the same sizes;
+        they are copied. What is not given stays as it is.
     """
+    if "trunk" in given and is_stacked(state.params["trunk"]):
+        layers = jax.tree.leaves(state.params["trunk"]["layers"])
+        given = {**given, "trunk": stack_layers(given["trunk"], len(layers[0]))}
 
     def put(old: Array, new: Array) -> Array:
-        # A copy, because a step of training consumes its state.
-        return jax.device_put(jnp.array(new, old.dtype), old.sharding)
+        # A copy, because a step of training consumes its state. Every process places
+        # its own part, as devices of several take nothing from each other.
+        copy = np.array(new, old.dtype)
+        return jax.make_array_from_callback(
+            old.shape, old.sharding, lambda index: copy[index]
+        )
 
-    placed = jax.tree.map(put, state.params["trunk"], trunk)
-    return state._replace(params={**state.params, "trunk": placed})
+    mine = {part: state.params[part] for part in given}
+    placed = jax.tree.map(put, mine, dict(given))
+    return state._replace(params={**state.params, **placed})
 
 
 def _boxed_state(
-    model: BlockwiseConfig, optimizer: optax.GradientTransformation, key: Array
+    model: BlockwiseConfig,
+    optimizer: optax.GradientTransformation,
+    key: Array,
+    compute: ComputeConfig,
 ) -> TrainState:
     # The boxes carry the axis names from the parameters into the optimizer's state.
-    params = init_boxed(model, key)
+    params = init_boxed(model, key, compute)
     return TrainState(jnp.int32(0), params, optimizer.init(params))
 
 

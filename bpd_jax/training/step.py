@@ -6,56 +6,119 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bpd_jax.data.rows import Batch
+from bpd_jax.errors import UserError
+from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.partitioning import BATCH_SPEC, replicated
-from bpd_jax.training.loss import HeadSums, blockwise_loss
+from bpd_jax.training.loss import (
+    TARGETS,
+    HeadSums,
+    evaluation_sums,
+    head_scale,
+    scaled_loss,
+)
 from bpd_jax.training.state import TrainState
-from bpd_jax.typing import Array, Params
+from bpd_jax.typing import AnyArray, Array, Bool, Float, Params
 
 Metrics: TypeAlias = dict[str, Array]
-TrainStep: TypeAlias = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+TrainStep: TypeAlias = Callable[
+    [TrainState, Batch, AnyArray], tuple[TrainState, Metrics]
+]
 EvalStep: TypeAlias = Callable[[Params, Batch], HeadSums]
+
+_DEFAULT = ComputeConfig()
 
 
 def make_train_step(
     model: BlockwiseConfig,
     optimizer: optax.GradientTransformation,
-    lambdas: tuple[float, ...],
     abstract: TrainState,
     mesh: Mesh,
+    compute: ComputeConfig = _DEFAULT,
+    head_targets: str = "text",
 ) -> TrainStep:
-    """Builds `(state, batch) → (state, metrics)`; it consumes the state it is given.
+    """Builds `(state, batch, λ) → (state, metrics)`; it consumes its state.
 
-    The metrics are `loss`, `loss_heads` and `accuracy_heads` (both `[L]`) and
-    `gradient_norm`, before clipping.
+    λ, `[L]` float32, are the weights of the heads' losses in this step. Gradients have
+    the precision of the parameters, float32 by default, whatever the model computes in.
+
+    The metrics are `loss`, `loss_heads` and `accuracy_heads` (both `[L]`),
+    `gradient_norm`, before clipping, and `finite`: whether loss and gradient norm are
+    finite. If they are not, the state comes back as it was, its step too.
+
+    Args:
+      model: sizes.
+      optimizer: of all parameters.
+      abstract: of `abstract_state`, with the same `compute`.
+      mesh: devices.
+      compute: see `ComputeConfig`.
+      head_targets: what heads 2 … L learn, `text` or `model`; see `blockwise_loss`.
+
+    Raises:
+      UserError: there is no such `head_targets`; or, at the first step, the batch
+        cannot be split as `compute.accumulate` says.
     """
-
-    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        def loss_of(params: Params) -> tuple[Array, HeadSums]:
-            return blockwise_loss(model, params, batch, lambdas)
-
-        (loss, sums), gradients = jax.value_and_grad(loss_of, has_aux=True)(
-            state.params
+    if head_targets not in TARGETS:
+        raise UserError(
+            f"head_targets must be one of {', '.join(TARGETS)}, not {head_targets!r}."
         )
+
+    def part_gradient(
+        params: Params, batch: Batch, scale: Float[Array, " L"]
+    ) -> tuple[tuple[Array, HeadSums], Params]:
+        def loss(params: Params) -> tuple[Array, HeadSums]:
+            return scaled_loss(model, params, batch, scale, compute, head_targets, mesh)
+
+        return jax.value_and_grad(loss, has_aux=True)(params)
+
+    def gradient(
+        params: Params, batch: Batch, scale: Float[Array, " L"]
+    ) -> tuple[tuple[Array, HeadSums], Params]:
+        if compute.accumulate == 1:
+            return part_gradient(params, batch, scale)
+
+        def add(total: Any, part: Batch) -> tuple[Any, None]:
+            found = part_gradient(params, part, scale)
+            return jax.tree.map(jnp.add, total, found), None
+
+        parts = split_rows(batch, compute.accumulate, mesh)
+        first = jax.tree.map(lambda x: x[0], parts)
+        shapes = jax.eval_shape(part_gradient, params, first, scale)
+        zeros = jax.tree.map(
+            lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)),
+            shapes,
+        )
+        total, _ = jax.lax.scan(add, zeros, parts)
+        return jax.tree.map(lambda x, like: x.astype(like.dtype), total, shapes)
+
+    def step(
+        state: TrainState, batch: Batch, lambdas: Float[Array, " L"]
+    ) -> tuple[TrainState, Metrics]:
+        scale = head_scale(model, batch, lambdas)
+        (loss, sums), gradients = gradient(state.params, batch, scale)
+        norm = optax.global_norm(gradients)
+        finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
+        after = _chosen(finite, TrainState(state.step + 1, params, opt_state), state)
         count = jnp.maximum(sums.valid, 1)
         metrics = {
             "loss": loss,
             "loss_heads": sums.loss / count,
             "accuracy_heads": sums.correct / count,
-            "gradient_norm": optax.global_norm(gradients),
+            "gradient_norm": norm,
+            "finite": finite,
         }
-        return TrainState(state.step + 1, params, opt_state), metrics
+        return after, metrics
 
     state_shardings = jax.tree.map(lambda x: x.sharding, abstract)
     batch_sharding = NamedSharding(mesh, BATCH_SPEC)
     return jax.jit(
         step,
-        in_shardings=(state_shardings, batch_sharding),
+        in_shardings=(state_shardings, batch_sharding, replicated(mesh)),
         out_shardings=(state_shardings, replicated(mesh)),
         donate_argnums=0,
     )
@@ -63,14 +126,17 @@ def make_train_step(
 
 def make_eval_step(
     model: BlockwiseConfig,
-    lambdas: tuple[float, ...],
     abstract: TrainState,
     mesh: Mesh,
+    compute: ComputeConfig = _DEFAULT,
 ) -> EvalStep:
-    """Builds `(params, batch) → sums per head`, to be added up over batches."""
+    """Builds `(params, batch) → sums per head`, to be added up over batches.
+
+    They have the entropies of the heads; the targets are always the text's.
+    """
 
     def step(params: Params, batch: Batch) -> HeadSums:
-        return blockwise_loss(model, params, batch, lambdas)[1]
+        return evaluation_sums(model, params, batch, compute, mesh)
 
     param_shardings = jax.tree.map(lambda x: x.sharding, abstract.params)
     return jax.jit(
@@ -80,9 +146,42 @@ def make_eval_step(
     )
 
 
+def split_rows(batch: Batch, parts: int, mesh: Mesh) -> Batch:
+    """Cuts a batch into `[parts, B/parts, T]`; no row leaves its device.
+
+    Every part takes an equal share of each device's own rows: of rows 0 1 2 3 on one
+    device and 4 5 6 7 on another, the first of two parts gets 0 1 4 5.
+
+    Raises:
+      UserError: the rows of a device cannot be cut evenly.
+    """
+    groups = mesh.shape["data"] * mesh.shape["fsdp"]
+    rows = len(batch.tokens)
+    if rows % (groups * parts):
+        raise UserError(
+            f"TrainConfig.batch_size = {rows} is not a multiple of data × fsdp × "
+            f"ComputeConfig.accumulate = {groups} × {parts}: change one of them."
+        )
+    sharding = NamedSharding(mesh, PartitionSpec(None, *BATCH_SPEC))
+
+    def split(array: Array) -> Array:
+        shared = array.reshape(groups, parts, -1, *array.shape[1:]).swapaxes(0, 1)
+        cut = shared.reshape(parts, -1, *array.shape[1:])
+        return jax.lax.with_sharding_constraint(cut, sharding)
+
+    return jax.tree.map(split, batch)
+
+
 def put_batch(batch: Batch, mesh: Mesh) -> Any:
     """The batch as arrays over the mesh, from each process's own rows of it."""
     sharding = NamedSharding(mesh, BATCH_SPEC)
     return jax.tree.map(
         lambda x: jax.make_array_from_process_local_data(sharding, x), batch
     )
+
+
+def _chosen(
+    condition: Bool[Array, ""], this: TrainState, other: TrainState
+) -> TrainState:
+    """One of two states; a part of the update itself once compiled."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), this, other)

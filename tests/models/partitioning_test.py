@@ -1,3 +1,4 @@
+import functools
 import json
 import pathlib
 
@@ -7,6 +8,7 @@ import pytest
 
 from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise import init_boxed, init_parameters
+from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
 from bpd_jax.models.partitioning import MeshConfig, make_mesh, parameter_shardings
 
@@ -20,12 +22,15 @@ GOLDEN = pathlib.Path(__file__).with_name("partition_specs.json")
 def test_partition_specs_equal_the_golden_file():
     """A layout change must show as a change of partition_specs.json."""
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, model=2))
-    boxed = jax.eval_shape(lambda: init_boxed(CONFIG, jax.random.key(0)))
-    shardings = parameter_shardings(boxed, mesh)
-    specs = {
-        "/".join(entry.key for entry in path): list(leaf.spec)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(shardings)
-    }
+    specs = {}
+    for compute in (ComputeConfig(), ComputeConfig(scan_layers=True)):
+        init = functools.partial(init_boxed, CONFIG, compute=compute)
+        boxed = jax.eval_shape(init, jax.random.key(0))
+        shardings = parameter_shardings(boxed, mesh)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(shardings):
+            name = "/".join(entry.key for entry in path)
+            # What is not stacked lies the same in both.
+            assert specs.setdefault(name, list(leaf.spec)) == list(leaf.spec)
     assert specs == json.loads(GOLDEN.read_text(encoding="utf-8"))
 
 
@@ -43,3 +48,12 @@ def test_mesh_must_use_all_devices():
     with pytest.raises(UserError, match="there are 8 devices"):
         make_mesh(MeshConfig(data=3))
     assert make_mesh(MeshConfig(model=4)).shape == {"data": 2, "fsdp": 1, "model": 4}
+
+
+def test_a_mesh_takes_the_devices_it_is_given():
+    half = jax.devices()[4:]
+    mesh = make_mesh(MeshConfig(fsdp=2), half)
+    assert mesh.shape == {"data": 2, "fsdp": 2, "model": 1}
+    assert list(mesh.devices.flat) == half
+    with pytest.raises(UserError, match="there are 4 devices"):
+        make_mesh(MeshConfig(data=8), half)

@@ -1,4 +1,6 @@
 import dataclasses
+import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -8,20 +10,29 @@ import pytest
 from bpd_jax.data.rows import make_batch
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.blockwise import BlockwiseLM
-from bpd_jax.training.loss import blockwise_loss, head_targets
+from bpd_jax.models.compute import ComputeConfig
+from bpd_jax.models.partitioning import MeshConfig, make_mesh
+from bpd_jax.training.loss import blockwise_loss, evaluation_sums, head_targets
+from bpd_jax.training.state import abstract_parameters
+from bpd_jax.training.step import put_batch
 
 LAMBDAS = (1.0, 0.5, 2.0)
 
 
-def naive_loss(model, params, batch, lambdas):
-    """All logits at once, and loops over every row, position and head."""
-    logits = BlockwiseLM(model).apply(
+@functools.partial(jax.jit, static_argnums=0)
+def all_logits(model, params, batch):
+    return BlockwiseLM(model).apply(
         {"params": params},
         jnp.asarray(batch.tokens),
         jnp.asarray(batch.positions),
         causal_mask(jnp.asarray(batch.segment_ids)),
         method="all_logits",
     )
+
+
+def naive_loss(model, params, batch, lambdas):
+    """All logits at once, and loops over every row, position and head."""
+    logits = all_logits(model, params, batch)
     log_probs = jax.nn.log_softmax(logits)
     losses, correct = [], []
     rows, length = batch.tokens.shape
@@ -41,11 +52,11 @@ def naive_loss(model, params, batch, lambdas):
     return total, (jnp.stack(losses), jnp.stack(correct))
 
 
-def differentiate(model):
+def differentiate(model, **options):
     """A jitted function of parameters, rows and λ: ((loss, sums), gradients)."""
 
     def loss(params, rows, lambdas):
-        return blockwise_loss(model, params, rows, lambdas)
+        return blockwise_loss(model, params, rows, lambdas, **options)
 
     return jax.jit(jax.value_and_grad(loss, has_aux=True))
 
@@ -160,16 +171,130 @@ def test_a_batch_without_targets_costs_nothing(model, params):
     assert all((leaf == 0).all() for leaf in jax.tree.leaves(gradients))
 
 
-def test_no_array_of_all_logits_and_no_second_softmax(model, params, batch):
+def arrays(jaxpr):
+    """Every array that a program computes, in its loops and branches too."""
+    for equation in jaxpr.eqns:
+        yield from (variable.aval for variable in equation.outvars)
+        for inner in jax.core.jaxprs_in_params(equation.params):
+            yield from arrays(inner)
+
+
+@pytest.mark.parametrize("chunk", [None, 5])
+def test_one_chunk_of_one_head_is_all_the_logits_there_are(chunk, model, params, batch):
+    compute = ComputeConfig(loss_chunk=chunk)
     rows, length = batch.tokens.shape
-    gradient = jax.grad(lambda p: blockwise_loss(model, p, batch, LAMBDAS)[0])
-    text = str(jax.make_jaxpr(gradient)(params))
-    vocab = model.trunk.vocab_size
-    assert f"f32[{rows},{length},{vocab}]" in text
-    assert f"f32[3,{rows},{length},{vocab}]" not in text
-    assert f"f32[2,{rows},{length},{vocab}]" not in text
-    # Two in head 1 (log-sum-exp, accuracy), two in the scan, and one in attention.
-    assert text.count("reduce_max") == 5
+    gradient = jax.grad(lambda p: blockwise_loss(model, p, batch, LAMBDAS, compute)[0])
+    jaxpr = jax.make_jaxpr(gradient)(params)
+    vocab, width = model.trunk.vocab_size, model.trunk.d_model
+    of_vocab = {a.shape for a in arrays(jaxpr.jaxpr) if vocab in a.shape}
+    logits = (rows * (chunk or length), vocab)
+    assert logits in of_vocab
+    # Besides them: the comparison with the targets, and the softmax and its gradient.
+    small = {s for s in of_vocab if np.prod(s) <= vocab * width}
+    assert of_vocab - small == {logits}
+    # The logits are not computed again: the softmax appears once per place of a head.
+    assert str(jaxpr).count("log ") == 2
+
+
+def relative_error(got, want):
+    """The largest difference of any leaf, in units of the leaf's largest number."""
+    whole = max(np.abs(leaf).max() for leaf in jax.tree.leaves(want))
+    return max(
+        # The gradient of a key's bias is 0 but for rounding.
+        float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-3 * whole))
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"first_has_ffn": True}, {"heads": None}])
+def test_chunks_change_nothing(options, make_model, make_parameters, batch, one_device):
+    model = make_model(**options)
+    params = make_parameters(model, one_device)
+    lambdas = LAMBDAS[: model.block_size]
+    (loss, sums), gradients = differentiate(model)(params, batch, lambdas)
+    # 12 positions: two whole chunks and one cut short; then one chunk, too long.
+    for chunk in (5, 50):
+        compute = ComputeConfig(loss_chunk=chunk)
+        cut = differentiate(model, compute=compute)
+        (other_loss, other_sums), others = cut(params, batch, lambdas)
+        np.testing.assert_allclose(other_loss, loss, rtol=1e-6)
+        np.testing.assert_allclose(other_sums.loss, sums.loss, rtol=1e-6)
+        np.testing.assert_array_equal(other_sums.correct, sums.correct)
+        assert relative_error(others, gradients) < 1e-6
+
+
+def test_evaluation_equals_training_and_adds_entropies(model, params, batch):
+    compute = ComputeConfig(loss_chunk=5)
+    (_, sums), _ = differentiate(model)(params, batch, LAMBDAS)
+    evaluate = jax.jit(lambda p: evaluation_sums(model, p, batch, compute))
+    found = evaluate(params)
+    for name in ("loss", "correct", "valid"):
+        np.testing.assert_allclose(
+            getattr(found, name), getattr(sums, name), rtol=1e-5, err_msg=name
+        )
+    chances = jax.nn.softmax(all_logits(model, params, batch))
+    entropies = -(chances * jnp.log(chances)).sum(-1)
+    tokens, segment_ids, _, loss_mask = (jnp.asarray(x) for x in batch)
+    _, valid = head_targets(tokens, segment_ids, loss_mask, 3)
+    want = [(entropies[..., head] * valid[head]).sum() for head in range(3)]
+    np.testing.assert_allclose(found.entropy, want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"first_has_ffn": True}])
+def test_heads_can_learn_what_the_model_itself_says(
+    options, make_model, make_parameters, batch, one_device
+):
+    model = make_model(**options)
+    params = make_parameters(model, one_device)
+    logits = all_logits(model, params, batch)
+    said = np.asarray(logits[:, :, 0].argmax(-1))
+    tokens = np.asarray(batch.tokens)
+    log_probs = jax.nn.log_softmax(logits)
+    want = []
+    for head in (1, 2, 3):
+        losses = []
+        for row, i in np.ndindex(8, 12 - head):
+            ids = batch.segment_ids[row]
+            if ids[i] and ids[i] == ids[i + head]:
+                # Head 2 at position i guesses what head 1 says after token i + 1.
+                text, own = tokens[row, i + head], said[row, i + head - 1]
+                target = text if head == 1 else own
+                losses.append(-log_probs[row, i, head - 1, target])
+        want.append(np.mean(losses))
+    compute = ComputeConfig(loss_chunk=5)
+    learn = differentiate(model, compute=compute, head_targets="model")
+    (loss, sums), gradients = learn(params, batch, (0.0, 1.0, 1.0))
+    np.testing.assert_allclose(sums.loss / sums.valid, want, rtol=1e-5)
+    np.testing.assert_allclose(loss, want[1] + want[2], rtol=1e-5)
+    # Head 1 teaches, and learns nothing from that.
+    if options:
+        assert (gradients["heads"]["kernel_out"][0] == 0).all()
+    assert (gradients["heads"]["kernel_out"][-1] != 0).any()
+
+
+def test_no_device_holds_logits_of_the_whole_vocabulary(model, batch):
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, model=2))
+    compute = ComputeConfig(loss_chunk=6)
+
+    def loss(params, rows):
+        return blockwise_loss(model, params, rows, LAMBDAS, compute, mesh=mesh)[0]
+
+    program = jax.jit(jax.grad(loss)).lower(
+        abstract_parameters(model, mesh), put_batch(batch, mesh)
+    )
+    text = program.compile().as_text()
+    half = model.trunk.vocab_size // 2
+    assert f"f32[1,12,{half}]" in text
+    whole = rf"f32\[[\d,]*\b{model.trunk.vocab_size}\b[\d,]*\]"
+    assert not re.findall(whole, text)
+    # The gradient of the softmax crosses the links once, not once per head and chunk.
+    reductions = [
+        line
+        for line in text.splitlines()
+        if re.search(r" (all-reduce|reduce-scatter)\(", line)
+        and re.search(rf"f32\[(1,)?{half},\d+\]", line.split("=")[1])
+    ]
+    assert len(reductions) <= 2
 
 
 def test_half_precision_model_has_float32_losses_and_gradients(model, params, batch):

@@ -1,3 +1,6 @@
+import dataclasses
+import re
+
 import jax
 import numpy as np
 import optax
@@ -5,13 +8,22 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from bpd_jax.data.rows import make_batch
+from bpd_jax.errors import UserError
+from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
+from bpd_jax.models.stacking import is_stacked, unstack_layers
 from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.optimizer import make_optimizer
 from bpd_jax.training.state import abstract_state, init_state
-from bpd_jax.training.step import make_eval_step, make_train_step, put_batch
+from bpd_jax.training.step import (
+    make_eval_step,
+    make_train_step,
+    put_batch,
+    split_rows,
+)
 
-LAMBDAS = (1.0, 1.0, 1.0)
+LAMBDAS = np.ones(3, np.float32)
+DEFAULT = ComputeConfig()
 OPTIMIZER = make_optimizer(OptimizerConfig(1e-2, weight_decay=0.1), 10)
 
 
@@ -19,13 +31,25 @@ OPTIMIZER = make_optimizer(OptimizerConfig(1e-2, weight_decay=0.1), 10)
 PLAIN = optax.sgd(0.1, momentum=0.9)
 
 
-def run(model, batch, mesh, steps=3):
-    abstract = abstract_state(model, PLAIN, mesh)
-    state = init_state(model, PLAIN, abstract, seed=0)
-    step = make_train_step(model, PLAIN, LAMBDAS, abstract, mesh)
+def run(model, batch, mesh, steps=3, compute=DEFAULT):
+    """The state after a few steps, its layers one by one, and the last metrics."""
+    abstract = abstract_state(model, PLAIN, mesh, compute)
+    state = init_state(model, PLAIN, abstract, 0, compute)
+    step = make_train_step(model, PLAIN, abstract, mesh, compute)
     for _ in range(steps):
-        state, metrics = step(state, put_batch(batch, mesh))
-    return jax.device_get((state, metrics))
+        state, metrics = step(state, put_batch(batch, mesh), LAMBDAS)
+    return jax.device_get((split(state), metrics))
+
+
+def split(tree):
+    """Any tree of trunks, stacked or not, with their layers one by one."""
+    if isinstance(tree, dict):
+        tree = {name: split(value) for name, value in tree.items()}
+        return unstack_layers(tree) if is_stacked(tree) else tree
+    if isinstance(tree, tuple):
+        parts = [split(value) for value in tree]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
+    return tree
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +77,100 @@ def test_meshes_equal_one_device(model, batch, alone, config):
     )
 
 
+@pytest.mark.parametrize(
+    "compute, config",
+    [
+        (
+            ComputeConfig(loss_chunk=5, accumulate=2),
+            MeshConfig(data=2, fsdp=2, model=2),
+        ),
+        (
+            ComputeConfig("pallas", "full", loss_chunk=4, scan_layers=True),
+            MeshConfig(2, 2, 2),
+        ),
+        (ComputeConfig(remat="dots", accumulate=4), MeshConfig(data=2, model=4)),
+    ],
+    ids=["accumulate", "everything", "dots"],
+)
+def test_however_it_is_computed_the_step_is_the_same(
+    model, batch, alone, compute, config
+):
+    state, metrics = run(model, batch, make_mesh(config), compute=compute)
+    for name, expected in alone[1].items():
+        np.testing.assert_allclose(metrics[name], expected, rtol=1e-4, err_msg=name)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
+        state,
+        alone[0],
+    )
+
+
+def test_parts_of_a_batch_are_weighted_as_the_whole(model, one_device):
+    """Rows of unlike lengths: the mean of the parts' means would be another number."""
+    tokens = np.random.default_rng(1).integers(1, 280, (4, 12))
+    segment_ids = (np.arange(12) < np.array([[12], [11], [4], [3]])).astype(int)
+    batch = make_batch(tokens * segment_ids, segment_ids)
+    whole, whole_metrics = run(model, batch, one_device, steps=1)
+    compute = ComputeConfig(accumulate=2)
+    parts, metrics = run(model, batch, one_device, steps=1, compute=compute)
+    np.testing.assert_allclose(metrics["loss"], whole_metrics["loss"], rtol=1e-6)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7),
+        parts.params,
+        whole.params,
+    )
+
+
+def test_no_row_leaves_its_device():
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, model=2))
+    rows = np.arange(16).repeat(3).reshape(16, 3)
+    batch = put_batch(make_batch(rows, rows), mesh)
+    cut = jax.jit(lambda batch: split_rows(batch, 2, mesh))
+    program = cut.lower(batch).compile()
+    assert not re.search("all-to-all|all-gather|collective", program.as_text())
+    np.testing.assert_array_equal(
+        program(batch).tokens[:, :, 0],
+        [[0, 1, 4, 5, 8, 9, 12, 13], [2, 3, 6, 7, 10, 11, 14, 15]],
+    )
+    with pytest.raises(UserError, match="batch_size = 16 is not a multiple of"):
+        split_rows(batch, 8, mesh)
+
+
+def test_a_step_that_is_not_finite_changes_nothing(model, batch, one_device):
+    compute = ComputeConfig(accumulate=2)
+    abstract = abstract_state(model, OPTIMIZER, one_device)
+    before = init_state(model, OPTIMIZER, abstract, seed=0)
+    kept = jax.device_get(before)
+    step = make_train_step(model, OPTIMIZER, abstract, one_device, compute)
+    weights = np.array([1, np.inf, 1], np.float32)
+    after, metrics = step(before, put_batch(batch, one_device), weights)
+    assert not metrics["finite"]
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(after), kept)
+    after, metrics = step(after, put_batch(batch, one_device), LAMBDAS)
+    assert metrics["finite"]
+    assert after.step == 1
+
+
+def test_a_half_precision_model_keeps_float32(model, batch, one_device, alone):
+    trunk = dataclasses.replace(model.trunk, dtype="bfloat16")
+    half = dataclasses.replace(model, trunk=trunk)
+    compute = ComputeConfig(accumulate=2, remat="full", loss_chunk=5)
+    state, metrics = run(half, batch, one_device, compute=compute)
+    floats = {
+        leaf.dtype
+        for leaf in jax.tree.leaves((state, metrics))
+        if np.issubdtype(leaf.dtype, np.floating) or leaf.dtype.name == "bfloat16"
+    }
+    assert floats == {np.dtype("float32")}
+    np.testing.assert_allclose(metrics["loss"], alone[1]["loss"], rtol=0.03)
+
+
+def test_unknown_head_targets_are_refused(model, one_device):
+    abstract = abstract_state(model, PLAIN, one_device)
+    with pytest.raises(UserError, match="one of text, model"):
+        make_train_step(model, PLAIN, abstract, one_device, head_targets="own")
+
+
 def test_loss_falls_and_metrics_are_whole(model, batch, one_device, alone):
     _, first = run(model, batch, one_device, steps=1)
     assert alone[1]["loss"] < first["loss"]
@@ -68,12 +186,12 @@ def test_the_step_consumes_its_state(model, batch):
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, model=2))
     abstract = abstract_state(model, OPTIMIZER, mesh)
     state = init_state(model, OPTIMIZER, abstract, seed=0)
-    step = make_train_step(model, OPTIMIZER, LAMBDAS, abstract, mesh)
+    step = make_train_step(model, OPTIMIZER, abstract, mesh)
     rows = put_batch(batch, mesh)
-    memory = step.lower(abstract, rows).compile().memory_analysis()
+    memory = step.lower(abstract, rows, LAMBDAS).compile().memory_analysis()
     sizes = [x.sharding.shard_shape(x.shape) for x in jax.tree.leaves(abstract)]
     assert memory.alias_size_in_bytes >= 4 * sum(np.prod(size) for size in sizes)
-    step(state, rows)
+    step(state, rows, LAMBDAS)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
 
 
@@ -97,7 +215,7 @@ def test_optimizer_state_lies_where_its_parameters_lie(model):
 def test_evaluation_adds_up_over_batches(model, batch, one_device):
     abstract = abstract_state(model, OPTIMIZER, one_device)
     params = init_state(model, OPTIMIZER, abstract, seed=0).params
-    evaluate = make_eval_step(model, LAMBDAS, abstract, one_device)
+    evaluate = make_eval_step(model, abstract, one_device)
     whole = evaluate(params, batch)
     halves = [
         evaluate(params, make_batch(batch.tokens[part], batch.segment_ids[part]))

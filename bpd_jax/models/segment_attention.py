@@ -1,0 +1,199 @@
+"""Causal attention within the segments of packed rows, as training needs it.
+
+Flash attention on GPUs (cuDNN) and TPUs (jax's Pallas kernel `splash_attention`), plain
+XLA elsewhere. Padding is a segment like any other, so that no row of scores is empty.
+"""
+
+import functools
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from bpd_jax.errors import UserError
+from bpd_jax.models.attention import Segments, attention, causal_mask
+from bpd_jax.models.partitioning import BATCH_SPEC
+from bpd_jax.typing import Array, Float, Int
+
+# Tokens of the blocks that the Pallas kernel works on; the last is what a row is
+# filled up to a multiple of.
+_BLOCKS = (512, 256, 128)
+
+
+def segment_attention(
+    queries: Float[Array, "B T N H"],
+    keys: Float[Array, "B T K H"],
+    values: Float[Array, "B T K H"],
+    segments: Segments,
+    implementation: str = "auto",
+    mesh: Mesh | None = None,
+) -> Float[Array, "B T N H"]:
+    """Each token attends to itself and the earlier tokens of its segment.
+
+    Args:
+      queries: unscaled.
+      keys: of K heads, which N is a multiple of.
+      values: likewise.
+      segments: the segment of every token.
+      implementation: see `ComputeConfig.attention`.
+      mesh: devices that split rows and heads; None for one device.
+    """
+    kernel = chosen(implementation, queries.dtype, queries.shape, mesh)
+    if kernel == "pallas":
+        return _pallas(queries, keys, values, segments.ids, mesh)
+    if kernel == "cudnn":
+        spec = _spec(queries.shape[2], keys.shape[2], mesh)
+        queries, keys, values = (
+            _constrain(x, spec, mesh) for x in (queries, keys, values)
+        )
+        return fused(queries, keys, values, segments, "cudnn")
+    return attention(queries, keys, values, causal_mask(segments.ids))
+
+
+def chosen(
+    implementation: str,
+    dtype: jnp.dtype,
+    shape: tuple[int, ...],
+    mesh: Mesh | None = None,
+) -> str:
+    """What `auto` stands for: `xla`, `cudnn` or `pallas`; other names are themselves.
+
+    Args:
+      implementation: see `ComputeConfig.attention`.
+      dtype: of the queries.
+      shape: of the queries, [B, T, N, H].
+      mesh: the devices; None for those of jax.
+
+    Raises:
+      UserError: cudnn was asked for in float32.
+    """
+    half = dtype in (jnp.bfloat16, jnp.float16)
+    if implementation == "cudnn" and not half:
+        raise UserError(
+            f"ComputeConfig.attention = 'cudnn' cannot compute in {dtype}: set "
+            "TransformerConfig.dtype = 'bfloat16', or attention = 'xla'."
+        )
+    if implementation != "auto":
+        return implementation
+    platform = _platform(mesh)
+    if platform == "tpu":
+        return "pallas"
+    _, length, _, width = shape
+    # The sizes that cuDNN takes on every GPU.
+    fits = half and width % 8 == 0 and width <= 128 and length % 2 == 0
+    return "cudnn" if platform == "gpu" and fits else "xla"
+
+
+def fused(
+    queries: Float[Array, "B T N H"],
+    keys: Float[Array, "B T K H"],
+    values: Float[Array, "B T K H"],
+    segments: Segments,
+    implementation: Literal["xla", "cudnn"],
+) -> Float[Array, "B T N H"]:
+    """`jax.nn.dot_product_attention` within segments.
+
+    cuDNN reads the segments as one `[B, 1, T, T]` bias for all heads of a row; scores
+    stay in the kernel, and those of later tokens are not computed.
+    """
+    same = segments.ids[:, None, :, None] == segments.ids[:, None, None, :]
+    return jax.nn.dot_product_attention(
+        queries, keys, values, mask=same, is_causal=True, implementation=implementation
+    )
+
+
+def _pallas(
+    queries: Float[Array, "B T N H"],
+    keys: Float[Array, "B T K H"],
+    values: Float[Array, "B T K H"],
+    ids: Int[Array, "B T"],
+    mesh: Mesh | None,
+) -> Float[Array, "B T N H"]:
+    """Splash attention on every device's own rows and heads."""
+    interpret = _platform(mesh) != "tpu"
+    run = functools.partial(_splash, interpret=interpret)
+    if mesh is None or mesh.size == 1:
+        return run(queries, keys, values, ids)
+    num_heads, kv_heads = queries.shape[2], keys.shape[2]
+    spec = _spec(num_heads, num_heads, mesh)
+    if spec != _spec(num_heads, kv_heads, mesh):
+        # Fewer key-value heads than parts: every query head gets a copy of its own.
+        keys, values = (
+            jnp.repeat(x, num_heads // kv_heads, axis=2) for x in (keys, values)
+        )
+    return jax.shard_map(
+        run,
+        mesh=mesh,
+        in_specs=(spec, spec, spec, BATCH_SPEC),
+        out_specs=spec,
+        check_vma=False,
+    )(queries, keys, values, ids)
+
+
+def _splash(
+    queries: Float[Array, "B T N H"],
+    keys: Float[Array, "B T K H"],
+    values: Float[Array, "B T K H"],
+    ids: Int[Array, "B T"],
+    *,
+    interpret: bool,
+) -> Float[Array, "B T N H"]:
+    # Imported here: it takes a second, which decoding should not wait for.
+    from jax.experimental.pallas.ops.tpu import splash_attention as splash
+
+    length, num_heads, width = queries.shape[1:]
+    # Later tokens are not seen, so what fills a row up changes nothing before it.
+    missing = -length % _BLOCKS[-1]
+    total = length + missing
+    block = next(size for size in _BLOCKS if total % size == 0)
+    mask = splash.MultiHeadMask([splash.CausalMask((total, total))] * num_heads)
+    kernel = splash.make_splash_mha(
+        mask,
+        block_sizes=splash.BlockSizes(
+            block_q=block,
+            block_kv=block,
+            block_kv_compute=block,
+            block_q_dkv=block,
+            block_kv_dkv=block,
+            block_kv_dkv_compute=block,
+            block_q_dq=block,
+            block_kv_dq=block,
+        ),
+        head_shards=1,
+        q_seq_shards=1,
+        interpret=interpret,
+    )
+
+    def heads_first(x: Array) -> Float[Array, "B n T H"]:
+        return jnp.pad(x, ((0, 0), (0, missing), (0, 0), (0, 0))).swapaxes(1, 2)
+
+    ids = jnp.pad(ids, ((0, 0), (0, missing)))
+    mixed = jax.vmap(kernel)(
+        heads_first(queries * width**-0.5),
+        heads_first(keys),
+        heads_first(values),
+        splash.SegmentIds(ids, ids),
+    )
+    return mixed.swapaxes(1, 2)[:, :length].astype(queries.dtype)
+
+
+def _spec(num_heads: int, kv_heads: int, mesh: Mesh | None) -> PartitionSpec:
+    """Rows over the batch's axes; heads over `model`, if it divides both counts."""
+    if (
+        mesh is None
+        or num_heads % mesh.shape["model"]
+        or kv_heads % mesh.shape["model"]
+    ):
+        return PartitionSpec(*BATCH_SPEC, None, None, None)
+    return PartitionSpec(*BATCH_SPEC, None, "model", None)
+
+
+def _constrain(x: Array, spec: PartitionSpec, mesh: Mesh | None) -> Array:
+    if mesh is None or mesh.size == 1:
+        return x
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+
+
+def _platform(mesh: Mesh | None) -> str:
+    return jax.default_backend() if mesh is None else mesh.devices.flat[0].platform

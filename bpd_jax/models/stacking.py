@@ -1,0 +1,62 @@
+"""Parameters of a trunk with its layers one by one, and stacked for a scan.
+
+    attention_0/query/kernel [D,N,H], attention_1/query/kernel [D,N,H], …
+    layers/attention/query/kernel [layers,D,N,H]
+
+Both hold the same numbers; files and decoding know the first form only.
+"""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from bpd_jax.models.partitioning import LAYER
+from bpd_jax.typing import Params, PyTree
+
+PARTS = ("attention_norm", "attention", "mlp_norm", "mlp")
+STACKED = "layers"
+
+
+def is_stacked(trunk: Params) -> bool:
+    """Whether the layers of a trunk lie stacked."""
+    return STACKED in trunk
+
+
+def stack_layers(trunk: Params, num_layers: int) -> Params:
+    """The trunk with its layers stacked, under `layers`.
+
+    Args:
+      trunk: arrays with the layers one by one, boxed with their axis names or not.
+      num_layers: how many.
+    """
+    layers = {
+        part: _stack([trunk[f"{part}_{layer}"] for layer in range(num_layers)])
+        for part in PARTS
+    }
+    names = {f"{part}_{layer}" for part in PARTS for layer in range(num_layers)}
+    rest = {name: value for name, value in trunk.items() if name not in names}
+    return {**rest, STACKED: layers}
+
+
+def unstack_layers(trunk: Params) -> Params:
+    """The inverse of `stack_layers`, of arrays without boxes."""
+    rest = {name: value for name, value in trunk.items() if name != STACKED}
+    for part, stacked in trunk[STACKED].items():
+        for layer in range(len(jax.tree.leaves(stacked)[0])):
+            rest[f"{part}_{layer}"] = jax.tree.map(lambda x, i=layer: x[i], stacked)
+    return rest
+
+
+def _stack(layers: list[PyTree]) -> Any:
+    def stack(*arrays: Any) -> Any:
+        first = arrays[0]
+        if not isinstance(first, nn.meta.AxisMetadata):
+            return jnp.stack(arrays)
+        whole = first.replace(value=jnp.stack([box.value for box in arrays]))
+        return whole.add_axis(0, {nn.PARTITION_NAME: LAYER})
+
+    return jax.tree.map(
+        stack, *layers, is_leaf=lambda x: isinstance(x, nn.meta.AxisMetadata)
+    )

@@ -1,0 +1,125 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bpd_jax.errors import UserError
+from bpd_jax.models.attention import Segments, attention, causal_mask
+from bpd_jax.models.partitioning import MeshConfig, make_mesh
+from bpd_jax.models.segment_attention import chosen, fused, segment_attention
+
+# Two documents and padding; a row of one document; a row of padding alone.
+IDS = np.array([[1] * 90 + [2] * 60 + [0] * 10, [1] * 160, [0] * 160], np.int32)
+
+
+def inputs(num_heads=4, kv_heads=2, width=128, ids=IDS):
+    rng = np.random.default_rng(0)
+    rows, length = ids.shape
+    queries = rng.normal(size=(rows, length, num_heads, width))
+    keys, values = rng.normal(size=(2, rows, length, kv_heads, width))
+    return tuple(x.astype(np.float32) for x in (queries, keys, values))
+
+
+def gradients(function, arrays, ids=IDS):
+    """The output, and the gradients of a weighted sum of it."""
+    weights = np.random.default_rng(1).normal(size=arrays[0].shape)
+
+    def loss(arrays):
+        mixed = function(*arrays, Segments(jnp.asarray(ids)))
+        return (mixed * weights).sum(), mixed
+
+    (_, mixed), by = jax.jit(jax.value_and_grad(loss, has_aux=True))(arrays)
+    return mixed, *by
+
+
+def plain(queries, keys, values, segments):
+    return attention(queries, keys, values, causal_mask(segments.ids))
+
+
+def assert_equal(got, want, tolerance=1e-5):
+    for a, b in zip(got, want, strict=True):
+        assert np.isfinite(a).all()
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("length", [160, 256])
+def test_the_pallas_kernel_equals_plain_attention(length):
+    """160 tokens are filled up to the kernel's 256."""
+    ids = np.pad(IDS, ((0, 0), (0, length - 160)))
+    arrays = inputs(num_heads=2, kv_heads=1, ids=ids)
+    pallas = gradients(lambda *a: segment_attention(*a, "pallas"), arrays, ids)
+    assert_equal(pallas, gradients(plain, arrays, ids), 2e-4)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 1])
+def test_the_pallas_kernel_runs_on_every_devices_own_rows_and_heads(kv_heads):
+    ids = IDS[[0, 1, 2, 0], :128]
+    mesh = make_mesh(MeshConfig(data=2, fsdp=1, model=4))
+    arrays = inputs(4, kv_heads, 32, ids)
+    got = gradients(lambda *a: segment_attention(*a, "pallas", mesh), arrays, ids)
+    assert_equal(got, gradients(plain, arrays, ids), 2e-4)
+
+
+def test_no_scores_and_no_mask_on_the_pallas_path():
+    arrays = inputs(2, 1)
+    text = str(
+        jax.make_jaxpr(
+            lambda *a: segment_attention(*a, Segments(jnp.asarray(IDS)), "pallas")
+        )(*arrays)
+    )
+    assert "pallas_call" in text
+    assert ",160,160]" not in text
+    assert ",256,256]" not in text
+
+
+def test_what_cudnn_is_given_equals_plain_attention():
+    """The same call that a GPU makes, with jax's own reference behind it."""
+    arrays = inputs()
+    got = gradients(lambda *a: fused(*a, "xla"), arrays)
+    assert_equal(got, gradients(plain, arrays), 2e-5)
+
+
+def has_gpu():
+    return any(device.platform == "gpu" for device in jax.devices())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif("not has_gpu()", reason="needs a GPU")
+def test_cudnn_equals_plain_attention():
+    arrays = tuple(jnp.asarray(x, jnp.bfloat16) for x in inputs())
+    got = gradients(lambda *a: segment_attention(*a, "cudnn"), arrays)
+    exact = gradients(plain, tuple(x.astype(jnp.float32) for x in arrays))
+    assert_equal([np.asarray(x, np.float32) for x in got], exact, 0.1)
+    assert chosen("auto", jnp.bfloat16, arrays[0].shape) == "cudnn"
+
+
+class Device:
+    def __init__(self, platform):
+        self.platform = platform
+
+
+@pytest.mark.parametrize(
+    "platform, dtype, length, width, kernel",
+    [
+        ("cpu", jnp.bfloat16, 512, 128, "xla"),
+        ("tpu", jnp.float32, 512, 128, "pallas"),
+        ("gpu", jnp.bfloat16, 512, 128, "cudnn"),
+        ("gpu", jnp.float16, 512, 64, "cudnn"),
+        ("gpu", jnp.float32, 512, 128, "xla"),
+        ("gpu", jnp.bfloat16, 511, 128, "xla"),
+        ("gpu", jnp.bfloat16, 512, 100, "xla"),
+        ("gpu", jnp.bfloat16, 512, 256, "xla"),
+    ],
+)
+def test_auto_takes_what_the_devices_have(platform, dtype, length, width, kernel):
+    mesh = jax.sharding.Mesh(
+        np.array([Device(platform)], object).reshape(1, 1, 1), ("data", "fsdp", "model")
+    )
+    shape = (2, length, 4, width)
+    assert chosen("auto", jnp.dtype(dtype), shape, mesh) == kernel
+    assert chosen("xla", jnp.dtype(dtype), shape, mesh) == "xla"
+
+
+def test_cudnn_needs_half_precision():
+    with pytest.raises(UserError, match="cannot compute in float32"):
+        chosen("cudnn", jnp.dtype("float32"), (2, 4, 4, 64))

@@ -1,0 +1,113 @@
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bpd_jax.models.attention import Segments
+from bpd_jax.models.blockwise import BlockwiseLM, init_boxed, parameter_shapes
+from bpd_jax.models.compute import ComputeConfig
+from bpd_jax.models.config import BlockwiseConfig, TransformerConfig
+from bpd_jax.models.partitioning import unbox
+from bpd_jax.models.rotary import RotaryConfig
+from bpd_jax.models.stacking import is_stacked, stack_layers, unstack_layers
+
+MODEL = BlockwiseConfig(
+    TransformerConfig(
+        24,
+        2,
+        16,
+        24,
+        num_heads=4,
+        num_kv_heads=2,
+        max_length=16,
+        gated=True,
+        query_key_norm=True,
+        norm="rms",
+        rotary=RotaryConfig(100.0),
+        tied_softmax=False,
+    )
+)
+STACKED = ComputeConfig(scan_layers=True)
+
+
+@functools.cache
+def initial(compute):
+    init = jax.jit(lambda key: unbox(init_boxed(MODEL, key, compute)))
+    return init(jax.random.key(0))
+
+
+def test_initial_values_do_not_depend_on_stacking():
+    plain, stacked = initial(ComputeConfig())["trunk"], initial(STACKED)["trunk"]
+    assert is_stacked(stacked)
+    assert not is_stacked(plain)
+    assert stacked["layers"]["attention"]["query"]["kernel"].shape == (2, 16, 4, 4)
+    assert set(stacked["layers"]) == {"attention_norm", "attention", "mlp_norm", "mlp"}
+    assert set(stacked) == {"embedding", "softmax", "final_norm", "layers"}
+    again = unstack_layers(stacked)
+    jax.tree.map(np.testing.assert_array_equal, again, plain)
+    jax.tree.map(np.testing.assert_array_equal, stack_layers(again, 2), stacked)
+
+
+def test_boxes_name_the_new_axis():
+    init = functools.partial(init_boxed, MODEL, compute=STACKED)
+    boxed = jax.eval_shape(init, jax.random.key(0))
+    kernel = boxed["trunk"]["layers"]["attention"]["query"]["kernel"]
+    assert kernel.names == ("layer", "embed", "heads", "kv")
+    # As the scan itself would make them.
+    lm = BlockwiseLM(MODEL, STACKED)
+    ids = jnp.zeros((1, 2), jnp.int32)
+    own = jax.eval_shape(lm.init, jax.random.key(0), ids, ids, Segments(ids))["params"]
+    assert jax.tree.structure(own) == jax.tree.structure(boxed)
+    shapes = [
+        jax.tree.map(lambda x: (x.shape, x.dtype), unbox(t)) for t in (own, boxed)
+    ]
+    assert shapes[0] == shapes[1]
+    assert nn.get_partition_spec(own) == nn.get_partition_spec(boxed)
+
+
+@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+@pytest.mark.parametrize("scan", [False, True])
+def test_scan_and_rematerialisation_change_nothing(scan, remat):
+    params = initial(ComputeConfig())
+    tokens = jax.random.randint(jax.random.key(1), (2, 9), 0, 24)
+    positions = jnp.broadcast_to(jnp.arange(9), (2, 9))
+    segments = Segments(jnp.array([[1] * 4 + [2] * 5, [1] * 6 + [0] * 3]))
+
+    def loss(params, compute):
+        if compute.scan_layers:
+            params = {**params, "trunk": stack_layers(params["trunk"], 2)}
+        lm = BlockwiseLM(MODEL, compute)
+        hidden, new = lm.apply({"params": params}, tokens, positions, segments)
+        return (hidden**2).sum() + (hidden[..., 0] ** 3).sum(), new
+
+    run = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnums=1)
+    (want, new), gradients = run(params, ComputeConfig())
+    compute = ComputeConfig(remat=remat, scan_layers=scan)
+    (got, other_new), others = run(params, compute)
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+    for a, b in zip(jax.tree.leaves(other_new), jax.tree.leaves(new), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    for a, b in zip(jax.tree.leaves(others), jax.tree.leaves(gradients), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_rematerialisation_keeps_less(scan):
+    """Residuals between forward and backward pass, counted in numbers."""
+    tokens = jnp.zeros((4, 16), jnp.int32)
+    segments = Segments(jnp.ones((4, 16), jnp.int32))
+    kept = {}
+    for remat in ("none", "dots", "full"):
+        compute = ComputeConfig(remat=remat, scan_layers=scan)
+        lm = BlockwiseLM(MODEL, compute)
+
+        def loss(params, lm=lm):
+            return lm.apply({"params": params}, tokens, tokens, segments)[0].sum()
+
+        shapes = parameter_shapes(MODEL, compute)
+        _, pull = jax.eval_shape(lambda p, f=loss: jax.vjp(f, p), shapes)
+        kept[remat] = sum(leaf.size for leaf in jax.tree.leaves(pull))
+    assert kept["full"] < kept["dots"] < kept["none"]
