@@ -55,7 +55,7 @@ def load_trunk(
     boxed = jax.eval_shape(lambda: init_boxed(model, jax.random.key(0)))
     shapes = unbox(boxed)
     if mesh is None:
-        first = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         shardings = jax.tree.map(lambda _: first, shapes)
     else:
         shardings = parameter_shardings(boxed, mesh)

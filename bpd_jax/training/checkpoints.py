@@ -1,67 +1,120 @@
 """Checkpoints: parameters, optimizer and place in the data, saved together by Orbax.
 
 A run folder holds them as `checkpoints/STEP/{params,optimizer,data}`. Parameters lie
-apart from the rest, so that decoding reads nothing else.
+apart from the rest, so that decoding reads nothing else. A checkpoint is written under
+another name and renamed when it is whole, so a folder named STEP is never half written;
+what a kill leaves of one is removed by the next run.
 """
 
 import contextlib
 import functools
 import os
 import pathlib
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import jax
 import orbax.checkpoint as ocp
 from jax.sharding import Mesh, SingleDeviceSharding
+from orbax.checkpoint import checkpoint_managers
 
 from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise import parameter_shapes
+from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.stacking import unstack_layers
+from bpd_jax.training.checkpoint_files import (
+    layers_are_stacked,
+    open_folder,
+    read_item,
+    reason,
+    whole_steps,
+)
 from bpd_jax.training.state import TrainState, abstract_parameters
-from bpd_jax.typing import Params, PyTree
+from bpd_jax.typing import Params
 
 FOLDER = "checkpoints"
+BEST = "best_step"
+
+
+class _NewestAndBest:
+    """Orbax's policy of what stays: the newest few, and the best."""
+
+    def __init__(self, newest: int) -> None:
+        self.newest = newest
+        self.best: int | None = None
+
+    def should_preserve(
+        self,
+        checkpoints: Sequence[checkpoint_managers.PolicyCheckpointInfo],
+        *,
+        context: checkpoint_managers.PreservationContext,
+    ) -> list[bool]:
+        del context
+        stay = {found.step for found in checkpoints[-self.newest :]} | {self.best}
+        return [found.step in stay for found in checkpoints]
 
 
 class Checkpoints:
     """The checkpoints of a run, saved asynchronously and read back."""
 
     def __init__(self, folder: str | os.PathLike[str], keep: int = 1) -> None:
-        """Opens or makes `folder`; the newest `keep` checkpoints stay in it."""
+        """Opens or makes `folder`; the newest `keep` checkpoints and the best stay."""
         self._folder = pathlib.Path(folder).absolute()
-        self._manager = _open(self._folder, max_to_keep=keep)
+        self._policy = _NewestAndBest(keep)
+        with self._saving():
+            self._manager = open_folder(
+                self._folder,
+                preservation_policy=self._policy,
+                cleanup_tmp_directories=True,
+            )
 
     @property
     def latest_step(self) -> int | None:
         """Step of the newest checkpoint, also of one that is still being written."""
         return self._manager.latest_step()
 
-    def save(self, step: int, state: TrainState, data: dict[str, Any]) -> None:
+    def save(
+        self,
+        step: int,
+        state: TrainState,
+        data: dict[str, Any],
+        best: int | None = None,
+    ) -> None:
         """Starts to save; the arrays are copied off before it returns.
 
         Args:
           step: of the state.
           state: of the run.
-          data: of the iterator over the rows, as `RowIterator.state` gives it.
+          data: what else the run needs to go on, as JSON.
+          best: step of the checkpoint that is not to be deleted; it may be this one.
+
+        Raises:
+          UserError: this checkpoint, or the one before, cannot be written. Those that
+            were whole still are.
         """
         if step == self.latest_step:
             return
+        self._policy.best = best
         rest = {"step": state.step, "opt_state": state.opt_state}
-        self._manager.save(
-            step,
-            args=ocp.args.Composite(
-                params=ocp.args.StandardSave(state.params),
-                optimizer=ocp.args.StandardSave(rest),
-                data=ocp.args.JsonSave(data),
-            ),
-        )
+        with self._saving():
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    params=ocp.args.StandardSave(state.params),
+                    optimizer=ocp.args.StandardSave(rest),
+                    data=ocp.args.JsonSave({**data, BEST: best}),
+                ),
+            )
 
-    def restore(self, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
+    def wait(self) -> None:
+        """Waits for a save that is under way; raises as `save` does."""
+        with self._saving():
+            self._manager.wait_until_finished()
+
+    def restore(self, abstract: TrainState) -> TrainState:
         """Reads the newest checkpoint onto the devices that `abstract` names.
-
-        Returns:
-          The state and what `save` was given as `data`.
 
         Raises:
           UserError: it is of another model or optimizer, or broken.
@@ -69,9 +122,21 @@ class Checkpoints:
         step = self.latest_step
         assert step is not None
         rest = {"step": abstract.step, "opt_state": abstract.opt_state}
-        read = functools.partial(_restore, self._manager, self._folder, step)
+        read = functools.partial(read_item, self._manager, self._folder, step)
         params = read("params", abstract.params)
-        return TrainState(params=params, **read("optimizer", rest)), read("data")
+        return TrainState(params=params, **read("optimizer", rest))
+
+    def is_stacked(self) -> bool:
+        """Whether the newest checkpoint holds its layers stacked."""
+        step = self.latest_step
+        assert step is not None
+        return layers_are_stacked(self._manager, self._folder, step)
+
+    def restore_data(self) -> dict[str, Any]:
+        """Reads what `save` was given as `data` with the newest checkpoint."""
+        step = self.latest_step
+        assert step is not None
+        return read_item(self._manager, self._folder, step, "data")
 
     def __enter__(self) -> Self:
         return self
@@ -82,8 +147,51 @@ class Checkpoints:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # Waits for a save that is under way.
-        self._manager.close()
+        # Waits for a save that is under way; a first error is not to be hidden by
+        # what closing says of it.
+        hushed = contextlib.suppress(UserError) if kind else contextlib.nullcontext()
+        with hushed, self._saving():
+            self._manager.close()
+
+    @contextlib.contextmanager
+    def _saving(self) -> Iterator[None]:
+        """Says in one sentence that the disk is full or something like it."""
+        try:
+            yield
+        # What Orbax and tensorstore raise for what the system refuses.
+        except (OSError, ValueError) as error:
+            steps = whole_steps(self._folder)
+            newest = (
+                f"the newest whole one is of step {max(steps):,}"
+                if steps
+                else "there is no whole one yet"
+            )
+            raise UserError(
+                f"cannot write a checkpoint to {self._folder}: {reason(error)}; "
+                f"{newest}: free space or choose another --workdir, and run the same "
+                "command again."
+            ) from error
+
+
+def best_step(folder: str | os.PathLike[str]) -> int | None:
+    """The step that a run has selected so far, as its newest checkpoint has it.
+
+    Args:
+      folder: the folder `checkpoints` of a run.
+
+    Returns:
+      The step; None if there are no checkpoints or none was selected.
+
+    Raises:
+      UserError: the newest checkpoint is broken.
+    """
+    folder = pathlib.Path(folder).absolute()
+    steps = whole_steps(folder)
+    if not steps:
+        return None
+    with contextlib.closing(open_folder(folder, create=False)) as manager:
+        best = read_item(manager, folder, max(steps), "data").get(BEST)
+    return best if best in steps else None
 
 
 def load_parameters(
@@ -93,6 +201,8 @@ def load_parameters(
     mesh: Mesh | None = None,
 ) -> Params:
     """Reads the parameters of one checkpoint, and nothing else of it.
+
+    Layers that were saved stacked (`ComputeConfig.scan_layers`) come one by one.
 
     Args:
       folder: the folder `checkpoints` of a run.
@@ -104,87 +214,41 @@ def load_parameters(
       UserError: there is no such checkpoint, or it is broken or of another model.
     """
     folder = pathlib.Path(folder).absolute()
-    if mesh is None:
-        device = SingleDeviceSharding(jax.devices()[0])
-        abstract = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
-            parameter_shapes(model),
-        )
-    else:
-        abstract = abstract_parameters(model, mesh)
     steps: list[int] = []
     if folder.is_dir():
-        with contextlib.closing(_open(folder, create=False)) as manager:
+        with contextlib.closing(open_folder(folder, create=False)) as manager:
             steps = list(manager.all_steps())
             if steps and (step is None or step in steps):
-                return _restore(manager, folder, step or max(steps), "params", abstract)
+                return _load(manager, folder, step or max(steps), model, mesh)
     wanted = "no checkpoint" if step is None else f"no checkpoint of step {step}"
     there = f", only {', '.join(map(str, sorted(steps)))}" if steps else ""
     raise UserError(f"{folder} holds {wanted}{there}: name a run that has saved one.")
 
 
-def _open(folder: pathlib.Path, **options: Any) -> ocp.CheckpointManager:
-    return ocp.CheckpointManager(
-        folder,
-        options=ocp.CheckpointManagerOptions(**options),
-        # Named here, so that metadata can be read before anything is saved.
-        item_handlers={
-            "params": ocp.StandardCheckpointHandler(),
-            "optimizer": ocp.StandardCheckpointHandler(),
-            "data": ocp.JsonCheckpointHandler(),
-        },
-    )
-
-
-def _restore(
+def _load(
     manager: ocp.CheckpointManager,
     folder: pathlib.Path,
     step: int,
-    item: str,
-    abstract: PyTree | None = None,
-) -> Any:
-    """Reads one item of a checkpoint, after a look at the shapes it holds."""
-    place = folder / str(step) / item
-    try:
-        if abstract is None:
-            how = ocp.args.JsonRestore()
-        else:
-            saved = manager.item_metadata(step)[item]
-            if saved is None:
-                raise ValueError("its description is missing or broken")
-            _check_shapes(place, saved.tree, abstract)
-            how = ocp.args.StandardRestore(abstract)
-        return manager.restore(step, args=ocp.args.Composite(**{item: how}))[item]
-    # What Orbax and tensorstore raise for files that are missing or torn.
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = str(error).strip().partition("\n")[0][:200]
-        raise UserError(
-            f"cannot read the checkpoint {place}: {reason}; remove the folder "
-            f"{place.parent} to go back to the checkpoint before it."
-        ) from error
+    model: BlockwiseConfig,
+    mesh: Mesh | None,
+) -> Params:
+    def abstract(compute: ComputeConfig) -> Params:
+        if mesh is not None:
+            return abstract_parameters(model, mesh, compute)
+        device = SingleDeviceSharding(jax.local_devices()[0])
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
+            parameter_shapes(model, compute),
+        )
 
-
-def _check_shapes(folder: pathlib.Path, saved: PyTree, abstract: PyTree) -> None:
-    def shapes(tree: PyTree) -> dict[str, tuple[int, ...]]:
-        leaves = jax.tree_util.tree_leaves_with_path(tree)
-        return {
-            "/".join(_key(entry) for entry in path): tuple(leaf.shape)
-            for path, leaf in leaves
-        }
-
-    theirs, mine = shapes(saved), shapes(abstract)
-    for name in sorted(theirs.keys() | mine.keys()):
-        if theirs.get(name) != mine.get(name):
-            raise UserError(
-                f"the checkpoint {folder} does not fit: {name} is "
-                f"{theirs.get(name, 'missing')} there and {mine.get(name, 'missing')} "
-                "in this configuration; use the configuration of that run."
-            )
-
-
-def _key(entry: Any) -> str:
-    """The name of a path entry, the same for a named tuple and the dict saved of it."""
-    for attribute in ("key", "name", "idx"):
-        if hasattr(entry, attribute):
-            return str(getattr(entry, attribute))
-    raise TypeError(f"unknown path entry {entry!r}")
+    stacked = layers_are_stacked(manager, folder, step)
+    wanted = abstract(ComputeConfig(scan_layers=stacked))
+    params = read_item(manager, folder, step, "params", wanted)
+    if not stacked:
+        return params
+    shardings = jax.tree.map(lambda x: x.sharding, abstract(ComputeConfig()))
+    split = jax.jit(
+        lambda tree: {**tree, "trunk": unstack_layers(tree["trunk"])},
+        out_shardings=shardings,
+    )
+    return split(params)

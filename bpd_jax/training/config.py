@@ -2,10 +2,15 @@
 
 import dataclasses
 
+from bpd_jax.data.example_spec import ExampleTask, Task
 from bpd_jax.data.spec import TextTask
 from bpd_jax.errors import UserError
+from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.partitioning import MeshConfig
+from bpd_jax.training.head_schedule import HeadSchedule
+from bpd_jax.training.loss import TARGETS
+from bpd_jax.training.selection import columns
 
 SCHEDULES = ("cosine", "linear", "constant")
 
@@ -75,42 +80,59 @@ class TrainConfig:
       steps: of the whole run; a finished run goes on when this is raised.
       seed: of the initial parameters and of the order of the rows.
       mesh: how the devices share the work.
+      compute: how a step computes; it may change when a run goes on.
       head_weights: λ_h of each head in the loss; None for 1 each.
+      head_schedule: how λ_h change with the steps; None for not at all.
+      head_targets: what heads 2 to L learn: the `text`, or what the `model` itself
+        holds for likeliest there; see `blockwise_loss`.
       start: name or folder of a trained model whose trunk, of the same sizes, the run
-        begins with; None begins with random numbers. The heads are always new.
+        begins with, and whose heads too if they are of the same kind and sizes; of a
+        run, its best checkpoint. None begins with random numbers.
       log_every: steps between two rows of metrics, which average over them.
       evaluate_every: steps between two losses on the validation split.
       evaluate_batches: batches of one such loss; None for the whole split.
-      checkpoint_every: steps between two checkpoints; the last step has one too.
-      keep_checkpoints: how many of the newest checkpoints stay on disk.
+      select_by: the column of the validation metrics whose best checkpoint is kept and
+        decodes: of an accuracy the highest, of anything else the lowest.
+      patience: evaluations without a better one after which the run ends early; None
+        for never.
+      checkpoint_every: steps between two checkpoints; the last step has one too, and
+        every evaluation better than all before.
+      keep_checkpoints: how many of the newest checkpoints stay on disk, with the best.
     """
 
     model: BlockwiseConfig
-    task: TextTask
+    task: Task
     optimizer: OptimizerConfig
     batch_size: int
     length: int
     steps: int
     seed: int = 0
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
+    compute: ComputeConfig = dataclasses.field(default_factory=ComputeConfig)
     head_weights: tuple[float, ...] | None = None
+    head_schedule: HeadSchedule | None = None
+    head_targets: str = "text"
     start: str | None = None
     log_every: int = 50
     evaluate_every: int = 500
     evaluate_batches: int | None = None
+    select_by: str = "validation_loss"
+    patience: int | None = None
     checkpoint_every: int = 500
     keep_checkpoints: int = 2
 
     def __post_init__(self) -> None:
         for name, kind in {
             "model": BlockwiseConfig,
-            "task": TextTask,
+            "task": TextTask | ExampleTask,
             "optimizer": OptimizerConfig,
             "mesh": MeshConfig,
+            "compute": ComputeConfig,
         }.items():
             if not isinstance(getattr(self, name), kind):
+                kinds = [part.__name__ for part in getattr(kind, "__args__", [kind])]
                 raise UserError(
-                    f"TrainConfig.{name} must be @{kind.__name__}(), not "
+                    f"TrainConfig.{name} must be @{'() or @'.join(kinds)}(), not "
                     f"{getattr(self, name)!r}."
                 )
         for name in (
@@ -123,8 +145,9 @@ class TrainConfig:
             "keep_checkpoints",
         ):
             _check_count(name, getattr(self, name))
-        if self.evaluate_batches is not None:
-            _check_count("evaluate_batches", self.evaluate_batches)
+        for name in ("evaluate_batches", "patience"):
+            if getattr(self, name) is not None:
+                _check_count(name, getattr(self, name))
         if not isinstance(self.seed, int) or self.seed < 0:
             raise UserError(
                 f"TrainConfig.seed must be 0 or a positive integer, not {self.seed!r}."
@@ -147,6 +170,23 @@ class TrainConfig:
                 raise UserError(
                     f"TrainConfig.head_weights = {self.head_weights} must hold "
                     f"{self.model.block_size} numbers, one per head, none negative."
+                )
+
+        if self.head_schedule is not None and not isinstance(
+            self.head_schedule, HeadSchedule
+        ):
+            raise UserError(
+                "TrainConfig.head_schedule must be @HeadSchedule() or None, not "
+                f"{self.head_schedule!r}."
+            )
+        for name, known in {
+            "head_targets": TARGETS,
+            "select_by": columns(self.model.block_size),
+        }.items():
+            if getattr(self, name) not in known:
+                raise UserError(
+                    f"TrainConfig.{name} must be one of {', '.join(known)}, not "
+                    f"{getattr(self, name)!r}."
                 )
 
     @property

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self, TextIO
 
 from bpd_jax import files
+from bpd_jax.errors import UserError
 
 FILE_NAME = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
@@ -56,7 +57,12 @@ class MetricsWriter:
         """Writes one row."""
         row = {"step": step, **values}
         if self._file is not None:
-            self._file.write(json.dumps(row) + "\n")
+            try:
+                self._file.write(json.dumps(row) + "\n")
+            except OSError as error:
+                raise UserError(
+                    f"cannot write {self._file.name}: {error.strerror or error}"
+                ) from error
         if self._events is not None:
             for name, value in values.items():
                 self._events.add_scalar(name, value, step)

@@ -11,7 +11,8 @@ from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.loss import blockwise_loss
 from bpd_jax.training.metrics import tensorboard_available
 from bpd_jax.training.optimizer import make_optimizer
-from bpd_jax.training.state import abstract_state
+from bpd_jax.training.space import bytes_per_device, state_bytes
+from bpd_jax.training.state import TrainState, abstract_state
 
 
 def describe_model(model: BlockwiseConfig) -> str:
@@ -29,17 +30,26 @@ def describe_model(model: BlockwiseConfig) -> str:
 
 
 def describe_run(
-    config: TrainConfig, train: PackedRows, validation: PackedRows, start: int
+    config: TrainConfig,
+    abstract: TrainState,
+    mesh: Mesh,
+    train: PackedRows,
+    validation: PackedRows,
+    start: int,
 ) -> str:
     """A few lines to print before the first step."""
     epochs = config.steps * config.batch_size / len(train)
+    axes = " × ".join(f"{name} {size}" for name, size in mesh.shape.items())
+    count = jax.process_count()
     lines = [
         describe_model(config.model),
         f"data: {config.task.name}, {train.num_tokens:,} tokens to train on "
         f"({epochs:.1f} passes), {validation.num_tokens:,} to validate on",
         f"run: steps {start:,} to {config.steps:,} of {config.batch_size} × "
         f"{config.length} tokens on {jax.device_count()} "
-        f"{jax.devices()[0].device_kind}",
+        f"{jax.devices()[0].device_kind}" + (f" of {count} processes" * (count > 1)),
+        f"memory: {bytes_per_device(abstract) / 1e6:,.1f} MB of parameters and "
+        f"optimizer per device, mesh {axes}",
     ]
     if not tensorboard_available():
         lines.append("note: no TensorBoard files, tensorboardX is not installed")
@@ -49,14 +59,21 @@ def describe_run(
 def describe_shapes(config: TrainConfig, mesh: Mesh) -> str:
     """Every array of the train state, and what a step returns, by tracing alone."""
     optimizer = make_optimizer(config.optimizer, config.steps)
-    abstract = abstract_state(config.model, optimizer, mesh)
+    abstract = abstract_state(config.model, optimizer, mesh, config.compute)
     ids = np.zeros((config.batch_size, config.length), np.int32)
     loss, sums = jax.eval_shape(
-        lambda params, rows: blockwise_loss(config.model, params, rows, config.lambdas),
+        lambda params, rows: blockwise_loss(
+            config.model,
+            params,
+            rows,
+            config.lambdas,
+            compute=config.compute,
+            head_targets=config.head_targets,
+        ),
         abstract.params,
         make_batch(ids, ids),
     )
-    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(abstract))
+    size, share = state_bytes(abstract), bytes_per_device(abstract)
     lines = [
         f"  {jax.tree_util.keystr(path, simple=True, separator='/')}: "
         f"{x.dtype}{list(x.shape)} {x.sharding.spec}"
@@ -67,7 +84,8 @@ def describe_shapes(config: TrainConfig, mesh: Mesh) -> str:
             f"mesh: {dict(mesh.shape)}",
             "parameters and the mesh axes that split them:",
             *lines,
-            f"train state: {size / 1e6:,.1f} MB in all",
+            f"train state: {size / 1e6:,.1f} MB in all, {share / 1e6:,.1f} MB on each "
+            "device",
             f"step: batch {ids.dtype}{list(ids.shape)} gives loss {loss.dtype} and "
             f"{sums.loss.shape[0]} head losses",
             f"tokens per step: {config.tokens_per_step:,}",

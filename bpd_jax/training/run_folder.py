@@ -17,7 +17,7 @@ from bpd_jax.data import tokenizer
 from bpd_jax.data.rows import open_rows
 from bpd_jax.errors import UserError
 from bpd_jax.models.config import load_config, save_config
-from bpd_jax.training import checkpoints, metrics
+from bpd_jax.training import checkpoints, metrics, watch
 from bpd_jax.training.config import TrainConfig
 
 MODEL, TASK, VERSIONS = "model.json", "task.json", "versions.json"
@@ -35,6 +35,7 @@ _KNOWN = {
     metrics.FILE_NAME,
     metrics.TENSORBOARD,
     checkpoints.FOLDER,
+    watch.FOLDER,
 }
 
 

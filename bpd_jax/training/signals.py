@@ -14,7 +14,11 @@ def noted_signals() -> Iterator[list[int]]:
     if threading.current_thread() is not threading.main_thread():
         yield received
         return
-    before = {kind: signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGINT)}
+    # None: a handler that a library set, which Python cannot set again.
+    before = {
+        kind: signal.getsignal(kind) or signal.SIG_DFL
+        for kind in (signal.SIGTERM, signal.SIGINT)
+    }
 
     def receive(number: int, _: object) -> None:
         received.append(number)

@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import shutil
+import sys
 from typing import Any
 
 import jax
@@ -40,7 +41,7 @@ def write_slim(
     output: str | os.PathLike[str],
     dtype: str = "bfloat16",
 ) -> int:
-    """Writes the newest parameters of a run; the folder appears as a whole.
+    """Writes the parameters of a run, the best that it has; all or nothing appears.
 
     Args:
       run: a run folder.
@@ -65,7 +66,8 @@ def write_slim(
         if not (run / name).is_file():
             raise UserError(f"{run / name} does not exist: is this a run folder?")
     model = load_config(run / run_folder.MODEL)
-    params = jax.device_get(load_run_parameters(run, model))
+    chosen = selected_step(run)
+    params = jax.device_get(load_run_parameters(run, model, chosen))
     tensors = {
         name: value.astype(DTYPES[dtype]) if _is_float(value.dtype) else value
         for name, value in _by_name(params).items()
@@ -80,6 +82,31 @@ def write_slim(
         (temporary / HEADER).write_text(text, encoding="utf-8")
         size = path.stat().st_size
     return size
+
+
+def selected_step(folder: str | os.PathLike[str]) -> int | None:
+    """The step of a run that is to decode, if not the newest; says so where it differs.
+
+    Args:
+      folder: of a run, or a slim one.
+
+    Returns:
+      The step of the best checkpoint; None where there is none but the newest.
+
+    Raises:
+      UserError: the newest checkpoint is broken.
+    """
+    saved = pathlib.Path(folder) / checkpoints.FOLDER
+    best = checkpoints.best_step(saved)
+    newest = max(checkpoints.whole_steps(saved), default=None)
+    if best is None or best == newest:
+        return None
+    print(
+        f"{folder}: the checkpoint of step {best:,}, the best of its run; newest: "
+        f"{saved / str(newest)}",
+        file=sys.stderr,
+    )
+    return best
 
 
 def load_run_parameters(

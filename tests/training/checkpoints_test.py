@@ -1,4 +1,7 @@
+import contextlib
 import dataclasses
+import errno
+import resource
 import shutil
 
 import jax
@@ -7,7 +10,8 @@ import pytest
 
 from bpd_jax.errors import UserError
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
-from bpd_jax.training.checkpoints import Checkpoints, load_parameters
+from bpd_jax.training.checkpoint_files import whole_steps
+from bpd_jax.training.checkpoints import Checkpoints, best_step, load_parameters
 from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.optimizer import make_optimizer
 from bpd_jax.training.state import abstract_state, init_state
@@ -41,8 +45,9 @@ def test_state_and_place_come_back(saved, model, one_device):
     with Checkpoints(folder, keep=2) as checkpoints:
         assert checkpoints.latest_step == 7
         abstract = abstract_state(model, OPTIMIZER, one_device)
-        restored, place = checkpoints.restore(abstract)
-    assert place == {"given": 70}
+        restored = checkpoints.restore(abstract)
+        place = checkpoints.restore_data()
+    assert place == {"given": 70, "best_step": None}
     assert jax.tree.structure(restored) == jax.tree.structure(state)
     assert_equal(restored, state)
     assert sorted(path.name for path in folder.iterdir()) == ["3", "7"]
@@ -53,7 +58,7 @@ def test_restores_onto_another_mesh(saved, model):
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, model=2))
     abstract = abstract_state(model, OPTIMIZER, mesh)
     with Checkpoints(folder) as checkpoints:
-        restored, _ = checkpoints.restore(abstract)
+        restored = checkpoints.restore(abstract)
     assert_equal(restored, state)
     assert restored.params["trunk"]["embedding"].sharding.mesh == mesh
 
@@ -109,3 +114,96 @@ def test_torn_files_are_named(saved, model, tmp_path):
             path.write_bytes(b"torn")
     with pytest.raises(UserError, match=r"cannot read the checkpoint .*7/params"):
         load_parameters(folder, model)
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_best_outlives_the_newest(states, tmp_path):
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        for step, best in ((1, 1), (2, 2), (3, 2), (4, 2), (5, 2)):
+            checkpoints.save(step, states[3], {}, best)
+    assert names(tmp_path) == ["2", "4", "5"]
+    assert best_step(tmp_path) == 2
+    # A run that goes on has to be told again, and a new best replaces the old.
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        checkpoints.save(6, states[3], {}, 2)
+        checkpoints.save(7, states[3], {}, 7)
+        checkpoints.save(8, states[3], {}, 7)
+    assert names(tmp_path) == ["7", "8"]
+    assert best_step(tmp_path) == 7
+
+
+def test_nothing_is_best_where_nothing_is(tmp_path, saved):
+    assert best_step(tmp_path / "nowhere") is None
+    assert best_step(saved[0]) is None
+
+
+def test_leftovers_of_a_kill_do_no_harm(saved, states, model, one_device, tmp_path):
+    folder = shutil.copytree(saved[0], tmp_path / "checkpoints")
+    # One that was being written, and one that was being deleted.
+    torn = folder / "9.orbax-checkpoint-tmp"
+    shutil.copytree(folder / "7" / "params", torn / "params")
+    shutil.rmtree(folder / "3" / "optimizer")
+    (folder / "3" / "_CHECKPOINT_METADATA").unlink()
+    assert_equal(load_parameters(folder, model), saved[1].params)
+    abstract = abstract_state(model, OPTIMIZER, one_device)
+    with Checkpoints(folder, keep=2) as checkpoints:
+        assert checkpoints.latest_step == 7
+        assert_equal(checkpoints.restore(abstract), saved[1])
+        checkpoints.save(8, states[3], {})
+        checkpoints.save(9, states[3], {})
+    assert names(folder) == ["8", "9"]
+
+
+def full_disk(*args, **kwargs):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@contextlib.contextmanager
+def small_files():
+    """Stops tensorstore's own writes, as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (512, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@contextlib.contextmanager
+def failing_writes():
+    """Stops what Orbax writes itself."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("json.dumps", full_disk)
+        yield
+
+
+@pytest.mark.parametrize(
+    "trouble, words",
+    [
+        (failing_writes, "No space left on device; the newest whole one is of step 1"),
+        (small_files, "File too large; the newest whole one is of step 1: free space"),
+    ],
+)
+def test_a_full_disk_leaves_the_last_whole_checkpoint(
+    states, model, one_device, tmp_path, trouble, words
+):
+    def run():
+        with Checkpoints(tmp_path) as checkpoints:
+            checkpoints.save(1, states[3], {"given": 1}, 1)
+            checkpoints.wait()
+            with trouble():
+                checkpoints.save(2, states[7], {"given": 2}, 1)
+                checkpoints.wait()
+
+    with pytest.raises(UserError, match=words) as told:
+        run()
+    assert "\n" not in str(told.value)
+    abstract = abstract_state(model, OPTIMIZER, one_device)
+    with Checkpoints(tmp_path) as checkpoints:
+        assert_equal(checkpoints.restore(abstract), states[3])
+        assert checkpoints.restore_data()["given"] == 1
+    # Threads of the save that failed may still be busy with what is left of it.
+    assert whole_steps(tmp_path) == [1]

@@ -99,7 +99,7 @@ def test_a_run_starts_from_a_trunk_and_moves_it_at_its_own_rate(
     before = jax.tree.map(np.array, params["trunk"])
     optimizer = dataclasses.replace(train_config.optimizer, trunk_learning_rate=1e-5)
     config = dataclasses.replace(train_config, optimizer=optimizer)
-    train(config, tmp_path, trunk=params["trunk"])
+    train(config, tmp_path, given={"trunk": params["trunk"]})
     after = parameters(tmp_path)
     moved = jax.tree.map(
         lambda x, y: float(np.abs(x - y).max()), before, after["trunk"]
@@ -121,9 +121,9 @@ def test_a_killed_run_ends_as_one_never_killed(
         act_at(patch, 6, kill)
         with pytest.raises(Killed):
             train(train_config, tmp_path)
-    # Rows of steps 4 and 5 lie after the last checkpoint.
+    # The row of step 5 lies after the last checkpoint, that of the first evaluation.
     assert read_rows(tmp_path / "metrics.jsonl")[-1]["step"] == 5
-    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["3"]
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["3", "4"]
     train(train_config, tmp_path)
     assert_same_run(finished[0], tmp_path)
 

@@ -1,0 +1,281 @@
+"""Kills a tiny run at random moments, again and again, and compares how it ends.
+
+    python -m benchmarks.kill
+    python -m benchmarks.kill --kills=100 --seed=1
+
+One run goes from its first step to its last. Another of the same configuration is
+killed (SIGKILL) while it starts, between its saves and in the middle of them, and
+started again each time. In the end parameters, optimizer and metrics of both must be
+equal bit for bit. Prints a table and writes one JSON file.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from absl import flags
+
+from bpd_jax import cli, configuration, files
+from bpd_jax.errors import UserError
+from bpd_jax.models.partitioning import make_mesh
+from bpd_jax.reporting import build
+from bpd_jax.training.checkpoints import Checkpoints
+from bpd_jax.training.config import TrainConfig
+from bpd_jax.training.metrics import FILE_NAME, read_rows
+from bpd_jax.training.optimizer import make_optimizer
+from bpd_jax.training.state import abstract_state
+
+KILLS = flags.DEFINE_integer("kills", 20, "how often the run is killed.", 1)
+SEED = flags.DEFINE_integer("seed", 0, "of the moments.")
+STEPS = flags.DEFINE_integer("steps", 2000, "of the run.", 100)
+OUTPUT = flags.DEFINE_string("output", "benchmarks/results/kill_cpu.json", "file.")
+
+# In this order until there are enough; then they are shuffled.
+MOMENTS = ("save", "step", "save", "step", "start")
+# Seconds to wait for anything before something must be wrong.
+PATIENCE = 300.0
+
+CONFIGURATION = """
+include 'gin_configs/tasks/text_files.gin'
+include 'gin_configs/runs/train.gin'
+BlockwiseConfig.trunk = @TransformerConfig()
+BlockwiseConfig.heads = @BlockHeadsConfig()
+TransformerConfig:
+  num_layers = 2
+  d_model = 32
+  d_ff = 64
+  num_heads = 2
+  max_length = 32
+BlockHeadsConfig:
+  num_heads = 3
+  hidden = 32
+TextTask.validation_fraction = 0.25
+TrainConfig:
+  log_every = 1
+  evaluate_every = 70
+  checkpoint_every = 50
+BATCH_SIZE = 8
+LENGTH = 32
+LEARNING_RATE = 3e-3
+WARMUP_STEPS = 20
+VOCABULARY = 'bpe:270'
+"""
+
+
+@dataclasses.dataclass
+class Kill:
+    """One kill.
+
+    Attributes:
+      moment: `start`, `step` or `save`.
+      seconds: from the start of the process.
+      step: of the last row of metrics.
+      checkpoint: the newest whole one, or None.
+      torn: whether a checkpoint was left half written.
+    """
+
+    moment: str
+    seconds: float
+    step: int
+    checkpoint: int | None
+    torn: bool
+
+
+def main() -> None:
+    """Runs, kills, compares."""
+    with tempfile.TemporaryDirectory() as scratch:
+        result = _measure(pathlib.Path(scratch))
+    with files.replacing_file(OUTPUT.value) as temporary:
+        temporary.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    print(f"written to {OUTPUT.value}")
+    if not result["equal"]:
+        raise UserError("the killed run ended otherwise than the one never killed.")
+
+
+def _measure(scratch: pathlib.Path) -> dict[str, Any]:
+    gin_file = _write_inputs(scratch)
+    whole, killed = scratch / "whole", scratch / "killed"
+    has_begun = _beginning(whole)
+    process = _launch(gin_file, whole)
+    _wait(process, PATIENCE, has_begun)
+    began = time.monotonic()
+    _finish(process)
+    seconds = time.monotonic() - began
+    print(f"never killed: {STEPS.value} steps and their saves in {seconds:.1f} s")
+    kills = _kill_again_and_again(gin_file, killed, seconds)
+    _finish(_launch(gin_file, killed))
+    torn = sum(kill.torn for kill in kills)
+    found = {
+        "parameters and optimizer": _same_state(gin_file, whole, killed),
+        "metrics": _rows(whole) == _rows(killed),
+    }
+    print(
+        f"{len(kills)} kills, {torn} of them in the middle of a save; "
+        + ", ".join(f"{name} {'equal' if x else 'DIFFER'}" for name, x in found.items())
+    )
+    return {
+        "command": " ".join(["python -m benchmarks.kill", *sys.argv[1:]]),
+        "date": build.today(),
+        "device": build.device(),
+        "versions": build.versions(),
+        "steps": STEPS.value,
+        "seed": SEED.value,
+        "torn_saves": torn,
+        "equal": all(found.values()),
+        "compared": found,
+        "kills": [dataclasses.asdict(kill) for kill in kills],
+    }
+
+
+def _write_inputs(scratch: pathlib.Path) -> pathlib.Path:
+    """A few texts and a configuration of a run on them."""
+    (scratch / "texts").mkdir()
+    for number in range(12):
+        lines = [f"{number} times {k} is {number * k}." for k in range(20)]
+        (scratch / "texts" / f"{number}.txt").write_text("\n".join(lines))
+    gin_file = scratch / "run.gin"
+    texts = scratch / "texts" / "*.txt"
+    gin_file.write_text(
+        f"{CONFIGURATION}STEPS = {STEPS.value}\nTEXT_FILES = '{texts}'\n"
+    )
+    return gin_file
+
+
+def _launch(gin_file: pathlib.Path, workdir: pathlib.Path) -> subprocess.Popen:
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-m", "bpd_jax.train"),
+            *(f"--gin_file={gin_file}", f"--workdir={workdir}"),
+        ],
+        cwd=pathlib.Path(__file__).resolve().parent.parent,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def _finish(process: subprocess.Popen) -> None:
+    output, _ = process.communicate(timeout=PATIENCE)
+    if process.returncode:
+        raise UserError(f"the run ended with {process.returncode}: {output[-2000:]}")
+
+
+def _kill_again_and_again(
+    gin_file: pathlib.Path, workdir: pathlib.Path, seconds: float
+) -> list[Kill]:
+    """Kills a run of so many seconds at `KILLS` moments; prints a row for each."""
+    chance = random.Random(SEED.value)
+    moments = [MOMENTS[i % len(MOMENTS)] for i in range(KILLS.value)]
+    chance.shuffle(moments)
+    # All kills together must leave some of the run to do.
+    longest = 0.8 * seconds / KILLS.value
+    print(
+        f"{'kill':>4} {'at':<6} {'seconds':>7} {'step':>5} {'whole':>6}  half written"
+    )
+    kills: list[Kill] = []
+    for moment in moments:
+        has_begun = _beginning(workdir)
+        process = _launch(gin_file, workdir)
+        began = time.monotonic()
+        if moment == "start":
+            _wait(process, chance.uniform(0, 4), lambda: False)
+        else:
+            _wait(process, PATIENCE, has_begun)
+            _wait(process, chance.uniform(0, longest), lambda: False)
+        if moment == "save":
+            _wait(process, PATIENCE, lambda: bool(_half_written(workdir)))
+        process.kill()
+        process.communicate()
+        after = time.monotonic() - began
+        if process.returncode == 0:
+            raise UserError("the run ended before it was killed: give more --steps.")
+        step, checkpoint = _state_of(workdir)
+        torn = bool(_half_written(workdir))
+        kills.append(Kill(moment, round(after, 2), step, checkpoint, torn))
+        print(
+            f"{len(kills):>4} {moment:<6} {after:>7.2f} {step:>5} "
+            f"{'-' if checkpoint is None else checkpoint:>6}  {'yes' if torn else ''}",
+            flush=True,
+        )
+    return kills
+
+
+def _wait(process: subprocess.Popen, seconds: float, until: Callable[[], bool]) -> None:
+    """Waits for something, for a time, or for the end of the process."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and process.poll() is None and not until():
+        time.sleep(0.0005)
+
+
+def _half_written(workdir: pathlib.Path) -> list[str]:
+    """Checkpoints under the names that they have while they are written."""
+    return [name for name in _listed(workdir) if "orbax-checkpoint-tmp" in name]
+
+
+def _listed(workdir: pathlib.Path) -> list[str]:
+    try:
+        return os.listdir(workdir / "checkpoints")
+    except FileNotFoundError:
+        return []
+
+
+def _last_step(workdir: pathlib.Path) -> int:
+    rows = read_rows(workdir / FILE_NAME)
+    return rows[-1]["step"] if rows else 0
+
+
+def _beginning(workdir: pathlib.Path) -> Callable[[], bool]:
+    """Tells when the next process has done a step; it writes the metrics anew."""
+    path = workdir / FILE_NAME
+    before = path.stat().st_ino if path.exists() else None
+    start = _state_of(workdir)[1] or 0
+
+    def has_begun() -> bool:
+        new = path.exists() and path.stat().st_ino != before
+        return new and _last_step(workdir) > start
+
+    return has_begun
+
+
+def _state_of(workdir: pathlib.Path) -> tuple[int, int | None]:
+    """Steps of the last row of metrics and of the newest whole checkpoint."""
+    steps = [int(name) for name in _listed(workdir) if name.isdigit()]
+    return _last_step(workdir), max(steps, default=None)
+
+
+def _same_state(gin_file: pathlib.Path, *workdirs: pathlib.Path) -> bool:
+    config = configuration.parse([gin_file], [], TrainConfig).value
+    optimizer = make_optimizer(config.optimizer, config.steps)
+    abstract = abstract_state(config.model, optimizer, make_mesh(config.mesh))
+    states = []
+    for workdir in workdirs:
+        with Checkpoints(workdir / "checkpoints", config.keep_checkpoints) as saved:
+            if saved.latest_step != config.steps:
+                return False
+            states.append(jax.device_get(saved.restore(abstract)))
+    pairs = zip(*map(jax.tree.leaves, states), strict=True)
+    return all(np.array_equal(a, b) for a, b in pairs)
+
+
+def _rows(workdir: pathlib.Path) -> list[dict[str, Any]]:
+    """The metrics, but for the speed."""
+    rows = read_rows(workdir / FILE_NAME)
+    return [
+        {name: value for name, value in row.items() if name != "tokens_per_second"}
+        for row in rows
+    ]
+
+
+if __name__ == "__main__":
+    cli.run(main)

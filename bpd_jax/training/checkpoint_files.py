@@ -1,0 +1,133 @@
+"""The files of a checkpoint: opening a folder of them and reading one item."""
+
+import contextlib
+import os
+import pathlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from bpd_jax.errors import UserError
+from bpd_jax.models.stacking import is_stacked
+from bpd_jax.training.quiet_saves import quiet_saves
+from bpd_jax.typing import PyTree
+
+
+def whole_steps(folder: pathlib.Path) -> list[int]:
+    """Steps of the checkpoints in a folder, by their names."""
+    if not folder.is_dir():
+        return []
+    return [int(path.name) for path in folder.iterdir() if path.name.isdigit()]
+
+
+def reason(error: BaseException) -> str:
+    """What the system said, if it was the system; else the first line of the error."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    # As tensorstore ends its account of what it was doing.
+    system = re.search(r"os_error_code='(\d+)'", str(error))
+    if system is not None:
+        return os.strerror(int(system[1]))
+    return str(error).strip().partition("\n")[0][:200]
+
+
+def layers_are_stacked(
+    manager: ocp.CheckpointManager, folder: pathlib.Path, step: int
+) -> bool:
+    """Whether a checkpoint holds its layers stacked; see `stacking`."""
+    with _reading(folder / str(step) / "params"):
+        return is_stacked(_description(manager, step, "params")["trunk"])
+
+
+def open_folder(folder: pathlib.Path, **options: Any) -> ocp.CheckpointManager:
+    """Orbax's manager of a folder of checkpoints of ours, with its options."""
+    quiet_saves()
+    return ocp.CheckpointManager(
+        folder,
+        options=ocp.CheckpointManagerOptions(**options),
+        # Named here, so that metadata can be read before anything is saved.
+        item_handlers={
+            "params": ocp.StandardCheckpointHandler(),
+            "optimizer": ocp.StandardCheckpointHandler(),
+            "data": ocp.JsonCheckpointHandler(),
+        },
+    )
+
+
+def read_item(
+    manager: ocp.CheckpointManager,
+    folder: pathlib.Path,
+    step: int,
+    item: str,
+    abstract: PyTree | None = None,
+) -> Any:
+    """Reads one item of a checkpoint, after a look at the shapes it holds.
+
+    Args:
+      manager: of `open_folder`.
+      folder: that it manages.
+      step: which checkpoint.
+      item: `params`, `optimizer` or `data`.
+      abstract: shapes and shardings of the arrays; None for `data`, which is JSON.
+
+    Raises:
+      UserError: it is broken, or of other shapes.
+    """
+    place = folder / str(step) / item
+    with _reading(place):
+        if abstract is None:
+            how = ocp.args.JsonRestore()
+        else:
+            _check_shapes(place, _description(manager, step, item), abstract)
+            how = ocp.args.StandardRestore(abstract)
+        return manager.restore(step, args=ocp.args.Composite(**{item: how}))[item]
+
+
+def _description(manager: ocp.CheckpointManager, step: int, item: str) -> PyTree:
+    """Shapes of the arrays of an item."""
+    saved = manager.item_metadata(step)[item]
+    if saved is None:
+        raise ValueError("its description is missing or broken")
+    return saved.tree
+
+
+@contextlib.contextmanager
+def _reading(place: pathlib.Path) -> Iterator[None]:
+    """Names the item of a checkpoint that cannot be read."""
+    try:
+        yield
+    # What Orbax and tensorstore raise for files that are missing or torn.
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"cannot read the checkpoint {place}: {reason(error)}; remove the folder "
+            f"{place.parent} to go back to the checkpoint before it."
+        ) from error
+
+
+def _check_shapes(folder: pathlib.Path, saved: PyTree, abstract: PyTree) -> None:
+    def shapes(tree: PyTree) -> dict[str, tuple[int, ...]]:
+        leaves = jax.tree_util.tree_leaves_with_path(tree)
+        return {
+            "/".join(_key(entry) for entry in path): tuple(leaf.shape)
+            for path, leaf in leaves
+        }
+
+    theirs, mine = shapes(saved), shapes(abstract)
+    for name in sorted(theirs.keys() | mine.keys()):
+        if theirs.get(name) != mine.get(name):
+            raise UserError(
+                f"the checkpoint {folder} does not fit: {name} is "
+                f"{theirs.get(name, 'missing')} there and {mine.get(name, 'missing')} "
+                "in this configuration; use the configuration of that run."
+            )
+
+
+def _key(entry: Any) -> str:
+    """The name of a path entry, the same for a named tuple and the dict saved of it."""
+    for attribute in ("key", "name", "idx"):
+        if hasattr(entry, attribute):
+            return str(getattr(entry, attribute))
+    raise TypeError(f"unknown path entry {entry!r}")

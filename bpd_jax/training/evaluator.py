@@ -1,0 +1,63 @@
+"""The losses of a model on the validation split."""
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+
+from bpd_jax.data.rows import Batch, PackedRows
+from bpd_jax.training.config import TrainConfig
+from bpd_jax.training.distributed import batch_part
+from bpd_jax.training.state import TrainState
+from bpd_jax.training.step import make_eval_step, put_batch
+from bpd_jax.typing import Params
+
+
+class Evaluator:
+    """Evaluates on the rows of the validation split, in their order."""
+
+    def __init__(
+        self, config: TrainConfig, rows: PackedRows, abstract: TrainState, mesh: Mesh
+    ) -> None:
+        self._step = make_eval_step(
+            config.model, abstract, mesh, compute=config.compute
+        )
+        self._config, self._rows, self._mesh = config, rows, mesh
+        self._part, self._parts = batch_part(mesh)
+
+    def __call__(self, params: Params) -> dict[str, float]:
+        """The columns that `selection.columns` names; equal in all processes."""
+        size, limit = self._config.batch_size, self._config.evaluate_batches
+        count = -(-len(self._rows) // size)
+        count = count if limit is None else min(count, limit)
+        sums = jax.device_get(
+            [
+                self._step(params, put_batch(self._batch(index * size), self._mesh))
+                for index in range(count)
+            ]
+        )
+        totals = [np.sum(column, axis=0) for column in zip(*sums, strict=True)]
+        if jax.process_count() > 1:
+            # What is decided by these numbers must be decided alike.
+            totals = multihost_utils.broadcast_one_to_all(totals)
+        loss, correct, valid, entropy = totals
+        valid = np.maximum(valid, 1)
+        return {
+            "validation_loss": float(np.dot(self._config.lambdas, loss / valid)),
+            **per_head("validation_loss", loss / valid),
+            **per_head("validation_accuracy", correct / valid),
+            **per_head("validation_entropy", entropy / valid),
+        }
+
+    def _batch(self, first: int) -> Batch:
+        """This process's rows of the batch at `first`, filled up with padding."""
+        share = self._config.batch_size // self._parts
+        first += self._part * share
+        batch = self._rows.batch(slice(first, first + share))
+        missing = share - len(batch.tokens)
+        return Batch(*(np.pad(x, ((0, missing), (0, 0))) for x in batch))
+
+
+def per_head(name: str, values: np.ndarray) -> dict[str, float]:
+    """One column for each head: `NAME_head_1`, …"""
+    return {f"{name}_head_{h}": float(value) for h, value in enumerate(values, start=1)}

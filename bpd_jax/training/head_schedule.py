@@ -1,0 +1,172 @@
+"""How much each head counts in the loss, from the first step to the last.
+
+Three things beyond the paper, where λ_h = 1 for every head and every step: λ that
+decays with the distance a head looks ahead, heads that are added one after another, and
+a linear ramp for each head that is added.
+
+With heads added every 100 steps, a ramp of 50 steps and a decay of 0.5, in order of
+distance:
+
+    step       1   100   101   125   150   200   201   250   300
+    λ_1        1     1     1     1     1     1     1     1     1
+    λ_2        0     0  0.01  0.25   0.5   0.5   0.5   0.5   0.5
+    λ_3        0     0     0     0     0     0 0.005  0.25  0.25
+
+What a run has measured and decided so far, its *place*, is plain JSON: it is saved with
+each checkpoint, so that a resumed run goes on as it would have.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bpd_jax.errors import UserError
+
+ORDERS = ("distance", "entropy")
+
+Place = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadSchedule:
+    """Factors on λ_h (paper, appendix C.1), which is 1 without a schedule.
+
+    The order of entropy: at each addition the head comes next whose mean entropy was
+    lowest in the last evaluation, that is, the one surest of its token; of equal ones
+    the nearest. It needs `waiting`: a head that has not been trained at all is the
+    model's own softmax (its second matrix is zero), so the entropies of all such heads
+    are head 1's and say nothing of the tokens further ahead. A head with a small weight
+    learns nearly as fast, because AdamW divides the scale of a gradient out, and hardly
+    moves the trunk, where the gradients of all heads are added up. Its entropy is then
+    a measurement: how much can be known of that token from this trunk's states.
+
+    Attributes:
+      decay: λ_h is multiplied by decay^(h - 1).
+      ramp_steps: steps over which the weight of a head that comes in rises linearly, to
+        all of it at the last of them; 0 for at once. Head 1 has no ramp.
+      add_every: steps between two additions, the first addition included; head 1 is
+        there from the start. None has all heads there from the start.
+      order: `distance` adds heads 2, 3, … L; `entropy` see above.
+      waiting: share of its weight that a head has before it is added. With 0 its layer
+        learns nothing until then, while weight decay shrinks its first matrix.
+    """
+
+    decay: float = 1.0
+    ramp_steps: int = 0
+    add_every: int | None = None
+    order: str = "distance"
+    waiting: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not _is_number(self.decay) or self.decay <= 0:
+            raise _wrong("decay", "a number above 0", self.decay)
+        if not _is_whole(self.ramp_steps) or self.ramp_steps < 0:
+            raise _wrong("ramp_steps", "0 or a positive integer", self.ramp_steps)
+        if self.add_every is not None and not (
+            _is_whole(self.add_every) and self.add_every > 0
+        ):
+            raise _wrong("add_every", "a positive integer or None", self.add_every)
+        if self.order not in ORDERS:
+            raise _wrong("order", f"one of {', '.join(ORDERS)}", self.order)
+        if not _is_number(self.waiting) or not 0 <= self.waiting < 1:
+            raise _wrong("waiting", "a number from 0 to below 1", self.waiting)
+        if self.add_every is None and (self.order != "distance" or self.waiting):
+            raise UserError(
+                "HeadSchedule.order and waiting are for heads that are added one after "
+                "another: set HeadSchedule.add_every too, or leave them out."
+            )
+        if self.order == "entropy" and not self.waiting:
+            raise UserError(
+                "HeadSchedule.order = 'entropy' needs HeadSchedule.waiting above 0, "
+                "such as 0.01: the entropy of a head that is not trained at all says "
+                "nothing."
+            )
+
+    @property
+    def needs_entropies(self) -> bool:
+        """Whether `advance` has to be told what evaluations measure."""
+        return self.order == "entropy"
+
+    def start(self) -> Place:
+        """The place of a run before its first step."""
+        return {"added": [], "entropies": None}
+
+    def advance(
+        self, place: Place, step: int, entropies: Sequence[float] | None = None
+    ) -> Place:
+        """The place after a step; the old one is left as it is.
+
+        Only the order of entropy decides anything here. An addition that is due before
+        the first evaluation waits for it.
+
+        Args:
+          place: after an earlier step.
+          step: steps done so far.
+          entropies: per head, if an evaluation followed this step; None if not.
+        """
+        if not self.needs_entropies:
+            return place
+        assert self.add_every is not None
+        measured = place["entropies"] if entropies is None else list(entropies)
+        added = [list(entry) for entry in place["added"]]
+        if measured is not None:
+            present = {head for head, _ in added}
+            missing = {*range(2, len(measured) + 1)} - present
+            for _ in range(len(added), step // self.add_every):
+                if not missing:
+                    break
+                head = min(missing, key=lambda h: (measured[h - 1], h))
+                missing.remove(head)
+                added.append([head, step])
+        return {"added": added, "entropies": measured}
+
+    def weights(self, place: Place, step: int, base: Sequence[float]) -> np.ndarray:
+        """λ_h of a step.
+
+        Args:
+          place: after the step before it.
+          step: the step, counted from 1.
+          base: λ_h without a schedule, for h = 1 … L.
+
+        Returns:
+          `[L]` float32.
+        """
+        since: dict[int, int] = dict(place["added"])
+        weights = []
+        for head, weight in enumerate(base, start=1):
+            after: int | None = 0
+            if self.order == "entropy":
+                after = 0 if head == 1 else since.get(head)
+            elif self.add_every is not None:
+                after = (head - 1) * self.add_every
+            share = 1.0 if head == 1 else self._share(step, after)
+            weights.append(weight * self.decay ** (head - 1) * share)
+        return np.array(weights, np.float32)
+
+    def _share(self, step: int, after: int | None) -> float:
+        """The share of its weight that a head has at `step` if added after `after`."""
+        if after is None or step <= after:
+            return self.waiting
+        if not self.ramp_steps:
+            return 1.0
+        risen = min((step - after) / self.ramp_steps, 1.0)
+        return self.waiting + (1 - self.waiting) * risen
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+    )
+
+
+def _wrong(name: str, wanted: str, value: object) -> UserError:
+    return UserError(f"HeadSchedule.{name} must be {wanted}, not {value!r}.")

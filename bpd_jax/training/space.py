@@ -1,0 +1,55 @@
+"""Whether the disk can take what a run will save, asked before its first step."""
+
+import pathlib
+import shutil
+
+import jax
+
+from bpd_jax import files
+from bpd_jax.errors import UserError
+from bpd_jax.training.state import TrainState
+
+
+def state_bytes(abstract: TrainState) -> int:
+    """Bytes of a train state, all devices together; a checkpoint has as many."""
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(abstract))
+
+
+def bytes_per_device(abstract: TrainState) -> int:
+    """Bytes of a train state that the fullest device holds; all hold about as many."""
+    total = 0
+    for leaf in jax.tree.leaves(abstract):
+        shape = leaf.sharding.shard_shape(leaf.shape)
+        total += leaf.dtype.itemsize * _product(shape)
+    return total
+
+
+def check_space(folder: pathlib.Path, abstract: TrainState, keep: int) -> None:
+    """Raises a `UserError` unless checkpoints can be written and have room.
+
+    At its fullest the folder holds the newest `keep`, the best, and one being written.
+
+    Args:
+      folder: of the checkpoints, which need not exist.
+      abstract: what a checkpoint holds.
+      keep: `TrainConfig.keep_checkpoints`.
+    """
+    files.check_writable(folder, folder=True)
+    size = state_bytes(abstract)
+    there = sum(path.name.isdigit() for path in folder.glob("*"))
+    needed = size * max(keep + 2 - there, 1)
+    free = shutil.disk_usage(folder.parent).free
+    if needed > free:
+        raise UserError(
+            f"{folder} has {free / 1e9:,.1f} GB free and the run needs "
+            f"{needed / 1e9:,.1f} GB: a checkpoint takes {size / 1e9:,.1f} GB, and "
+            f"there are up to TrainConfig.keep_checkpoints = {keep}, the best and one "
+            "being written; free some, lower it, or choose another --workdir."
+        )
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    result = 1
+    for size in shape:
+        result *= size
+    return result

@@ -1,0 +1,65 @@
+"""Ends a run whose loss is no longer a number, and keeps the batch that did it."""
+
+import collections
+import pathlib
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from bpd_jax import files
+from bpd_jax.data.rows import Batch
+from bpd_jax.errors import UserError
+from bpd_jax.training.distributed import LAG
+from bpd_jax.training.step import Metrics
+
+FOLDER = "nonfinite"
+
+
+class FiniteWatch:
+    """Looks at every step's loss and gradient, a little later.
+
+    The step itself leaves the state as it was when they are not finite. The flag is
+    read `LAG` steps later, when it has long been there, and before anything is made
+    of the state.
+    """
+
+    def __init__(self, folder: pathlib.Path, newest: Callable[[], int | None]) -> None:
+        """Watches the run in `folder`; `newest` tells the step of its checkpoint."""
+        self._folder, self._newest = folder, newest
+        self._waiting: collections.deque[tuple[int, Batch, Metrics]] = (
+            collections.deque()
+        )
+
+    def add(self, step: int, batch: Batch, metrics: Metrics) -> None:
+        """Takes a step that is still being computed, with this process's rows."""
+        self._waiting.append((step, batch, metrics))
+
+    def check(self, *, all_steps: bool) -> None:
+        """Looks at the steps before the last `LAG` ones, or at all of them.
+
+        Raises:
+          UserError: one of them was not finite.
+        """
+        while len(self._waiting) > (0 if all_steps else LAG):
+            step, batch, metrics = self._waiting.popleft()
+            if not metrics["finite"]:
+                path = self._save(step, batch, metrics)
+                newest = self._newest()
+                raise UserError(
+                    f"the loss of step {step:,}, or its gradient, is not finite: the "
+                    f"batch is in {path}, and the parameters as they were before are "
+                    + (f"in checkpoint {newest:,}" if newest else "the initial ones")
+                    + "; lower OptimizerConfig.learning_rate, or look at the batch, "
+                    "and run the same command again."
+                )
+
+    def _save(self, step: int, batch: Batch, metrics: Metrics) -> pathlib.Path:
+        name = f"step_{step}.npz"
+        if jax.process_count() > 1:
+            name = f"step_{step}_process_{jax.process_index()}.npz"
+        arrays = {**batch._asdict(), **jax.device_get(metrics)}
+        path = self._folder / FOLDER / name
+        with files.replacing_file(path) as temporary, temporary.open("wb") as stream:
+            np.savez(stream, **arrays)
+        return path

@@ -1,0 +1,270 @@
+import dataclasses
+import importlib.util
+import os
+import pathlib
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from bpd_jax.data.rows import RowIterator, open_rows
+from bpd_jax.errors import UserError
+from bpd_jax.models.compute import ComputeConfig
+from bpd_jax.models.config import load_config
+from bpd_jax.models.partitioning import MeshConfig, make_mesh
+from bpd_jax.training import distributed
+from bpd_jax.training.checkpoints import load_parameters
+from bpd_jax.training.metrics import read_rows
+from bpd_jax.training.trainer import train
+
+ROOT = pathlib.Path(__file__).parents[2]
+CHILD = pathlib.Path(__file__).with_name("train_process.py")
+
+needs_seqio = pytest.mark.skipif(
+    importlib.util.find_spec("seqio") is None, reason="rows are made with seqio"
+)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def train_on_two(config, run, folder, stop=0):
+    """Runs two processes of four devices; SIGTERM reaches the second one only.
+
+    Returns their exit statuses, what they printed and the rows that they read.
+    """
+    folder.mkdir()
+    pickled = folder / "config.pickle"
+    pickled.write_bytes(pickle.dumps(config))
+    address = f"127.0.0.1:{free_port()}"
+    flags = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=4")
+    cache = jax.config.jax_compilation_cache_dir
+    children = [
+        subprocess.Popen(
+            [
+                *(sys.executable, str(CHILD), str(pickled), str(run)),
+                *(str(folder / f"{index}.npy"), address, "2", str(index)),
+                str(stop if index == 1 else 0),
+            ],
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "XLA_FLAGS": flags,
+                "JAX_COMPILATION_CACHE_DIR": str(cache),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    try:
+        printed = [child.communicate(timeout=240) for child in children]
+    finally:
+        for child in children:
+            child.kill()
+    statuses = [child.returncode for child in children]
+    assert all((folder / f"{index}.npy").exists() for index in range(2)), printed
+    rows = [np.load(folder / f"{index}.npy") for index in range(2)]
+    return statuses, printed, rows
+
+
+def parameters(run):
+    model = load_config(run / "model.json")
+    return jax.device_get(load_parameters(run / "checkpoints", model))
+
+
+def assert_close(left, right):
+    """Equal but for the rounding of sums that were added up in another order."""
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4),
+        parameters(left),
+        parameters(right),
+    )
+    rows = [read_rows(run / "metrics.jsonl") for run in (left, right)]
+    for mine, theirs in zip(*rows, strict=True):
+        speed = {"tokens_per_second"}
+        assert mine.keys() - speed == theirs.keys() - speed
+        for name in mine.keys() - speed:
+            np.testing.assert_allclose(mine[name], theirs[name], rtol=1e-3, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def config(train_config):
+    """Eight steps of a model whose every parameter has a gradient.
+
+    The gradient of a key's bias is 0 but for rounding, which AdamW would blow up.
+    """
+    trunk = dataclasses.replace(train_config.model.trunk, use_bias=False)
+    model = dataclasses.replace(train_config.model, trunk=trunk)
+    return dataclasses.replace(train_config, model=model, steps=8)
+
+
+@pytest.fixture(scope="module")
+def alone(config, tmp_path_factory):
+    """The run in one process on its eight devices."""
+    folder = tmp_path_factory.mktemp("alone")
+    train(config, folder)
+    return folder
+
+
+@needs_seqio
+def test_two_processes_equal_one(config, alone, tmp_path):
+    mesh = MeshConfig(data=2, fsdp=2, model=2)
+    compute = ComputeConfig(remat="full", loss_chunk=8)
+    config = dataclasses.replace(config, mesh=mesh, compute=compute)
+    run = tmp_path / "run"
+    statuses, printed, rows = train_on_two(config, run, tmp_path / "out")
+    assert statuses == [0, 0], printed
+    assert_close(run, alone)
+    # Each read its own half of every batch.
+    batches = RowIterator(open_rows(run / "data" / "train"), 8, config.seed)
+    for step, halves in enumerate(zip(*rows, strict=True)):
+        assert [len(half) for half in halves] == [4, 4], step
+        np.testing.assert_array_equal(np.concatenate(halves), next(batches).tokens)
+    # One of them speaks for both.
+    assert "tokens on 8 cpu of 2 processes" in printed[0][0]
+    assert "finished" in printed[0][0]
+    said = [line for line in printed[1][0].splitlines() if "[Gloo]" not in line]
+    assert said == []
+    assert "training" not in printed[1][1]
+
+
+@needs_seqio
+def test_a_signal_to_one_stops_both_and_one_goes_on(config, alone, tmp_path):
+    run = tmp_path / "run"
+    statuses, printed, rows = train_on_two(config, run, tmp_path / "out", stop=3)
+    assert statuses == [128 + signal.SIGTERM] * 2, printed
+    stopped = 3 + distributed.LAG
+    assert f"is saved at step {stopped} of 8" in printed[0][0]
+    assert [len(read) for read in rows] == [stopped, stopped]
+    # One process, and another mesh.
+    train(dataclasses.replace(config, mesh=MeshConfig(data=4, fsdp=2)), run)
+    assert_close(run, alone)
+
+
+@needs_seqio
+def test_two_processes_start_from_a_trained_run(config, alone, tmp_path):
+    run = tmp_path / "run"
+    optimizer = dataclasses.replace(config.optimizer, learning_rate=1e-9)
+    given = dataclasses.replace(config, optimizer=optimizer, start=str(alone), steps=1)
+    statuses, printed, _ = train_on_two(given, run, tmp_path / "out")
+    assert statuses == [0, 0], printed
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7),
+        parameters(run),
+        parameters(alone),
+    )
+
+
+class Device:
+    """All that is asked of a device."""
+
+    def __init__(self, process_index):
+        self.process_index = process_index
+
+
+def fake_devices(monkeypatch, mesh, hosts):
+    """The mesh as if its devices, in their order, belonged to the given processes."""
+    devices = [Device(host) for host in hosts]
+    names = dict(zip(mesh.devices.flat, devices, strict=True))
+
+    class Sharding(jax.sharding.NamedSharding):
+        def devices_indices_map(self, shape):
+            places = super().devices_indices_map(shape)
+            return {names[device]: place for device, place in places.items()}
+
+    monkeypatch.setattr(distributed, "NamedSharding", Sharding)
+
+
+@pytest.mark.parametrize(
+    "config, hosts, parts, count",
+    [
+        (MeshConfig(8, 1, 1), [0, 0, 1, 1, 2, 2, 3, 3], [0, 1, 2, 3], 4),
+        (MeshConfig(4, 1, 2), [0, 0, 1, 1, 2, 2, 3, 3], [0, 1, 2, 3], 4),
+        (MeshConfig(2, 1, 4), [0, 0, 1, 1, 2, 2, 3, 3], [0, 0, 1, 1], 2),
+        (MeshConfig(1, 1, 8), [0, 0, 1, 1, 2, 2, 3, 3], [0, 0, 0, 0], 1),
+        # The network's order: a process's rows need not be neighbours.
+        (MeshConfig(2, 4, 1), [0, 1, 0, 1, 1, 0, 1, 0], [0, 1], 2),
+    ],
+)
+def test_every_process_reads_what_its_devices_hold(
+    monkeypatch, config, hosts, parts, count
+):
+    mesh = make_mesh(config)
+    fake_devices(monkeypatch, mesh, hosts)
+    for process, part in enumerate(parts):
+        monkeypatch.setattr(jax, "process_index", lambda process=process: process)
+        assert distributed.batch_part(mesh) == (part, count)
+
+
+def test_rows_that_overlap_in_part_are_refused(monkeypatch):
+    mesh = make_mesh(MeshConfig(data=4, model=2))
+    # Process 0 holds rows 0 and 1, process 1 rows 1 and 2.
+    fake_devices(monkeypatch, mesh, [0, 0, 0, 1, 1, 1, 2, 2])
+    with pytest.raises(UserError, match="splits a batch across processes unevenly"):
+        distributed.batch_part(mesh)
+
+
+def test_one_process_is_no_distributed_run(monkeypatch):
+    calls = []
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **a: calls.append(a))
+    distributed.initialize()
+    distributed.initialize("localhost:1234", 1, 0)
+    for name, value in {
+        "SLURM_JOB_ID": "1",
+        "SLURM_STEP_NODELIST": "n1",
+        "SLURM_NTASKS": "1",
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+    }.items():
+        monkeypatch.setenv(name, value)
+    distributed.initialize()
+    assert calls == []
+    assert distributed.batch_part(make_mesh(MeshConfig())) == (0, 1)
+
+
+def test_tasks_of_slurm_find_each_other(monkeypatch):
+    calls = []
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **a: calls.append(a))
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)
+    for name, value in {
+        "SLURM_JOB_ID": "1",
+        "SLURM_STEP_NODELIST": "n[1-2]",
+        "SLURM_NTASKS": "2",
+        "SLURM_PROCID": "1",
+        "SLURM_LOCALID": "0",
+    }.items():
+        monkeypatch.setenv(name, value)
+    distributed.initialize()
+    assert [call["coordinator_address"] for call in calls] == [None]
+
+
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        (("host:1", 2, None), "--process_id is missing: coordinator_address, "),
+        ((None, 2, 1), "--coordinator_address is missing"),
+        (("host", 2, 1), "--coordinator_address=host is not HOST:PORT"),
+        (("host:1", 0, 0), "--num_processes=0 must be 1 or more"),
+        (("host:1", 2, 2), "--process_id=2 must be from 0 to 1"),
+    ],
+)
+def test_bad_flags_are_named(given, words):
+    with pytest.raises(UserError, match=words):
+        distributed.initialize(*given)
+
+
+def test_a_missing_first_process_is_told():
+    address = f"127.0.0.1:{free_port()}"
+    words = f"cannot join the other processes at {address}: .*refused; check that all"
+    with pytest.raises(UserError, match=words):
+        distributed.initialize(address, 2, 1, timeout=0)

@@ -1,0 +1,186 @@
+"""How runs end and go on: the best checkpoint, early stops, other ways to compute."""
+
+import dataclasses
+import importlib.util
+
+import jax
+import numpy as np
+import pytest
+
+from bpd_jax.decoding.loading import load_model
+from bpd_jax.errors import UserError
+from bpd_jax.models.compute import ComputeConfig
+from bpd_jax.models.config import load_config
+from bpd_jax.training import trainer
+from bpd_jax.training.checkpoints import best_step, load_parameters
+from bpd_jax.training.head_schedule import HeadSchedule
+from bpd_jax.training.metrics import read_rows
+from bpd_jax.training.selection import columns
+from bpd_jax.training.trainer import train
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("seqio") is None, reason="rows are made with seqio"
+)
+
+
+def parameters(run, step=None):
+    model = load_config(run / "model.json")
+    return jax.device_get(load_parameters(run / "checkpoints", model, step))
+
+
+def steps(run):
+    return sorted(int(path.name) for path in (run / "checkpoints").iterdir())
+
+
+def script(monkeypatch, losses):
+    """Lets evaluations measure the given losses, one after the other."""
+
+    class Scripted:
+        def __init__(self, config, *_):
+            self.heads = config.model.block_size
+
+        def __call__(self, params):
+            loss = losses.pop(0)
+            heads = range(1, self.heads + 1)
+            return {
+                "validation_loss": loss,
+                **{f"validation_loss_head_{h}": loss for h in heads},
+                **{f"validation_accuracy_head_{h}": 1 / loss for h in heads},
+                **{f"validation_entropy_head_{h}": loss for h in heads},
+            }
+
+    monkeypatch.setattr(trainer, "Evaluator", Scripted)
+
+
+def test_the_best_is_kept_and_decodes_and_an_early_stop_is_remembered(
+    train_config, tmp_path, monkeypatch, capsys
+):
+    config = dataclasses.replace(
+        train_config,
+        steps=20,
+        evaluate_every=1,
+        checkpoint_every=1,
+        keep_checkpoints=1,
+        patience=3,
+    )
+    script(monkeypatch, [5.0, 4.0, 4.5, 4.2, 4.1])
+    assert train(config, tmp_path)["validation_loss"] == 4.1
+    printed = capsys.readouterr().out
+    assert "stopped early at step 5: " in printed
+    assert "best validation_loss 4 at step 2" in printed
+    assert steps(tmp_path) == [2, 5]
+    assert best_step(tmp_path / "checkpoints") == 2
+    chosen = load_model(str(tmp_path)).params
+    jax.tree.map(np.testing.assert_array_equal, chosen, parameters(tmp_path, 2))
+    assert "the checkpoint of step 2, the best of its run" in capsys.readouterr().err
+    # The same command again has nothing to do.
+    assert train(config, tmp_path) == {}
+    words = "stopped early at step 5, after 3 evaluations without a better one than"
+    assert words in capsys.readouterr().out
+    # With more patience it goes on, and a better one takes the place of the best.
+    script(monkeypatch, [4.3, 3.0, *[3.5] * 5])
+    train(dataclasses.replace(config, patience=5), tmp_path)
+    assert steps(tmp_path) == [7, 12]
+    assert best_step(tmp_path / "checkpoints") == 7
+
+
+def test_a_better_evaluation_is_saved_between_checkpoints(
+    train_config, tmp_path, monkeypatch
+):
+    config = dataclasses.replace(
+        train_config,
+        steps=6,
+        evaluate_every=1,
+        checkpoint_every=100,
+        select_by="validation_accuracy_head_2",
+    )
+    script(monkeypatch, [5.0, 6.0, 4.0, 4.5, 4.5, 4.5])
+    train(config, tmp_path)
+    assert steps(tmp_path) == [3, 6]
+    assert best_step(tmp_path / "checkpoints") == 3
+
+
+def test_a_run_goes_on_computing_otherwise(train_config, tmp_path):
+    """Stacked layers and back, in parts, with other memory: the same run."""
+    trunk = dataclasses.replace(train_config.model.trunk, num_layers=2, use_bias=False)
+    model = dataclasses.replace(train_config.model, trunk=trunk)
+    config = dataclasses.replace(
+        train_config, model=model, batch_size=16, evaluate_every=6
+    )
+    ways = {
+        2: ComputeConfig(),
+        4: ComputeConfig(scan_layers=True, remat="dots", accumulate=2),
+        6: ComputeConfig(remat="full", loss_chunk=4),
+    }
+    # A rate that does not depend on where the run ends.
+    optimizer = dataclasses.replace(config.optimizer, schedule="constant")
+    config = dataclasses.replace(config, optimizer=optimizer)
+    for end, compute in ways.items():
+        part = dataclasses.replace(config, steps=end, compute=compute)
+        train(part, tmp_path / "parts")
+    train(config, tmp_path / "whole")
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4),
+        parameters(tmp_path / "parts"),
+        parameters(tmp_path / "whole"),
+    )
+
+
+def test_the_place_in_a_head_schedule_is_saved(train_config, tmp_path, monkeypatch):
+    """Heads come in by their entropies, which only the evaluations know."""
+    schedule = HeadSchedule(add_every=2, order="entropy", waiting=0.1, ramp_steps=2)
+    config = dataclasses.replace(
+        train_config,
+        optimizer=dataclasses.replace(train_config.optimizer, schedule="constant"),
+        head_schedule=schedule,
+        evaluate_every=1,
+        checkpoint_every=1,
+    )
+    given = []
+    original = trainer.make_train_step
+
+    def recording(*args, **kwargs):
+        step = original(*args, **kwargs)
+
+        def recorded(state, batch, lambdas):
+            given.append(np.array(lambdas))
+            return step(state, batch, lambdas)
+
+        return recorded
+
+    monkeypatch.setattr(trainer, "make_train_step", recording)
+    train(config, tmp_path / "whole")
+    whole, given[:] = list(given), []
+    for end in (3, 6):
+        train(dataclasses.replace(config, steps=end), tmp_path / "parts")
+    np.testing.assert_array_equal(given, whole)
+    # Head 1 counts fully from the start; the others wait, and rise one by one.
+    np.testing.assert_allclose(whole[0], [1, 0.1, 0.1])
+    np.testing.assert_allclose(sorted(whole[3]), [0.1, 1, 1])
+    assert len({tuple(weights) for weights in whole}) >= 4
+
+
+def test_the_validation_metrics_have_every_column(train_config, tmp_path):
+    config = dataclasses.replace(train_config, steps=1, evaluate_every=1)
+    result = train(config, tmp_path)
+    assert list(result) == columns(config.model.block_size)
+    assert {"step": 1, **result} == read_rows(tmp_path / "metrics.jsonl")[-1]
+    # A model that knows nothing is nearly as unsure as can be.
+    entropy = result["validation_entropy_head_1"]
+    assert 0.8 * np.log(280) < entropy < np.log(280)
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"select_by": "loss"}, "select_by must be one of validation_loss, "),
+        ({"patience": 0}, "TrainConfig.patience must be a positive integer"),
+        ({"head_targets": "own"}, "head_targets must be one of text, model, not"),
+        ({"head_schedule": 3}, r"head_schedule must be @HeadSchedule\(\) or None"),
+        ({"compute": None}, r"TrainConfig.compute must be @ComputeConfig\(\)"),
+        ({"task": 1}, r"TrainConfig.task must be @TextTask\(\) or @ExampleTask\(\)"),
+    ],
+)
+def test_bad_values_are_named(train_config, changes, words):
+    with pytest.raises(UserError, match=words):
+        dataclasses.replace(train_config, **changes)

@@ -1,0 +1,79 @@
+"""How the paper's models are split over a mesh, parameters and optimizer alike."""
+
+import json
+import pathlib
+
+import jax
+import pytest
+
+from bpd_jax import configuration
+from bpd_jax.models.compute import ComputeConfig
+from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.partitioning import MeshConfig, make_mesh
+from bpd_jax.training.config import OptimizerConfig
+from bpd_jax.training.optimizer import make_optimizer
+from bpd_jax.training.state import abstract_state
+
+GOLDEN = pathlib.Path(__file__).with_name("partition_specs.json")
+MODELS = ("blockwise_1b5", "rescorer_32m", "rescorer_61m", "rescorer_94m")
+OPTIMIZER = make_optimizer(OptimizerConfig(1e-3), 10)
+
+
+def specs_of(name, compute):
+    """Shape and PartitionSpec of every array of the train state, by its path."""
+    path = f"gin_configs/models/{name}.gin"
+    model = configuration.parse([path], [], BlockwiseConfig).value
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, model=2))
+    state = abstract_state(model, OPTIMIZER, mesh, compute)
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): [
+            list(leaf.shape),
+            list(leaf.sharding.spec),
+        ]
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+    }
+
+
+def layer(path):
+    """The path without its layer's number, and the number."""
+    for part in path.split("/"):
+        stem, _, number = part.rpartition("_")
+        if number.isdigit() and stem:
+            return path.replace(part, f"{stem}_N"), int(number)
+    return path, 0
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_papers_models_are_split_as_the_golden_file_says(name):
+    """A layout change must show as a change of partition_specs.json."""
+    specs = specs_of(name, ComputeConfig(scan_layers=True))
+    assert specs == json.loads(GOLDEN.read_text(encoding="utf-8"))[name]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_layers_one_by_one_are_split_as_they_are_stacked(name):
+    stacked = specs_of(name, ComputeConfig(scan_layers=True))
+    for path, found in specs_of(name, ComputeConfig()).items():
+        general, _ = layer(path)
+        if general == path:
+            assert found == stacked[path], path
+        else:
+            before, _, after = general.partition("trunk/")
+            part, _, rest = after.partition("/")
+            whole = f"{before}trunk/layers/{part.removesuffix('_N')}/{rest}"
+            shape, spec = stacked[whole]
+            assert found == [shape[1:], spec[1:]], path
+            assert spec[0] is None
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_optimizer_is_split_as_its_parameters(name):
+    specs = specs_of(name, ComputeConfig(scan_layers=True))
+    moments = [path for path in specs if "/mu/" in path or "/nu/" in path]
+    for path in moments:
+        assert specs[path] == specs["params/" + path.split("u/", 1)[1]], path
+    assert len(moments) == 2 * sum(path.startswith("params/") for path in specs)
+    # Nothing large lies whole on every device.
+    for path, (shape, spec) in specs.items():
+        if len(shape) > 1 and "bias" not in path and "position" not in path:
+            assert any(axis is not None for axis in spec), path

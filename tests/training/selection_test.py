@@ -1,0 +1,54 @@
+import math
+
+import pytest
+
+from bpd_jax.training.selection import Selection, columns, lower_is_better
+
+
+def after(selection, *values):
+    for step, value in enumerate(values, start=1):
+        selection = selection.after(10 * step, {selection.name: value, "other": 0.0})
+    return selection
+
+
+def test_the_lowest_loss_and_the_highest_accuracy_are_best():
+    loss = after(Selection("validation_loss"), 3.0, 2.0, 2.5)
+    assert (loss.step, loss.value, loss.waited) == (20, 2.0, 1)
+    accuracy = after(Selection("validation_accuracy_head_2"), 0.3, 0.2, 0.5)
+    assert (accuracy.step, accuracy.value, accuracy.waited) == (30, 0.5, 0)
+
+
+@pytest.mark.parametrize("value", [2.0, 2.5, math.nan, math.inf])
+def test_what_is_not_better_waits(value):
+    selection = after(Selection("validation_loss"), 2.0, value, value)
+    assert (selection.step, selection.waited) == (10, 2)
+    assert selection.is_over(2)
+    assert not selection.is_over(3)
+    assert not selection.is_over(None)
+
+
+def test_a_first_evaluation_that_is_no_number_is_beaten_by_any():
+    selection = after(Selection("validation_loss"), math.nan, 2.0)
+    assert (selection.step, selection.value) == (20, 2.0)
+
+
+def test_it_comes_back_from_json_unless_the_column_is_another():
+    selection = after(Selection("validation_loss"), 3.0, 4.0)
+    saved = selection.to_json()
+    assert Selection.from_json(saved, "validation_loss") == selection
+    other = Selection.from_json(saved, "validation_loss_head_1")
+    assert other == Selection("validation_loss_head_1")
+    assert Selection.from_json(None, "validation_loss") == Selection("validation_loss")
+
+
+def test_every_column_has_a_direction():
+    assert columns(2) == [
+        "validation_loss",
+        "validation_loss_head_1",
+        "validation_loss_head_2",
+        "validation_accuracy_head_1",
+        "validation_accuracy_head_2",
+        "validation_entropy_head_1",
+        "validation_entropy_head_2",
+    ]
+    assert [lower_is_better(name) for name in columns(1)] == [True, True, False, True]

@@ -1,0 +1,55 @@
+"""One process of a training run on several; `distributed_test` starts it.
+
+    python train_process.py CONFIG RUN ROWS ADDRESS COUNT INDEX STOP
+
+CONFIG is a pickled TrainConfig, RUN the folder of the run, and ROWS a file that
+receives the rows that this process read. The process sends itself SIGTERM when it reads
+batch STOP, counted from 1; 0 is never.
+"""
+
+import os
+import pickle
+import signal
+import sys
+from typing import ClassVar
+
+import numpy as np
+
+from bpd_jax import cli
+from bpd_jax.training import distributed, trainer
+from bpd_jax.training.slim import load_run_parameters
+
+
+class Recorded(trainer.RowIterator):
+    """Keeps what it gives out."""
+
+    rows: ClassVar[list] = []
+    stop = 0
+
+    def __next__(self):
+        batch = super().__next__()
+        self.rows.append(batch.tokens)
+        if len(self.rows) == self.stop:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return batch
+
+
+def main() -> None:
+    path, run, rows, address, count, index, stop = sys.argv[1:]
+    distributed.initialize(address, int(count), int(index), timeout=60)
+    with open(path, "rb") as stream:
+        config = pickle.load(stream)
+    Recorded.stop = int(stop)
+    trainer.RowIterator = Recorded
+    try:
+        given = None
+        if config.start is not None:
+            given = load_run_parameters(config.start, config.model)
+        trainer.train(config, run, given=given)
+    finally:
+        np.save(rows, np.array(Recorded.rows))
+
+
+if __name__ == "__main__":
+    with cli.telling_errors():
+        main()

@@ -1,0 +1,72 @@
+import dataclasses
+import importlib.util
+
+import jax
+import numpy as np
+import pytest
+
+from bpd_jax.data.rows import RowIterator, open_rows
+from bpd_jax.errors import UserError
+from bpd_jax.models.config import load_config
+from bpd_jax.training.checkpoints import load_parameters
+from bpd_jax.training.distributed import LAG
+from bpd_jax.training.metrics import read_rows
+from bpd_jax.training.trainer import train
+from bpd_jax.training.watch import FiniteWatch
+
+needs_seqio = pytest.mark.skipif(
+    importlib.util.find_spec("seqio") is None, reason="rows are made with seqio"
+)
+
+
+def test_a_step_is_looked_at_when_the_device_is_long_done(tmp_path, batch):
+    watch = FiniteWatch(tmp_path, lambda: None)
+    for step, finite in enumerate([True, False, True, True], start=1):
+        watch.add(step, batch, {"finite": np.bool_(finite)})
+        if step < 2 + LAG:
+            watch.check(all_steps=False)
+    words = r"step 2, or its gradient, is not finite: .*step_2.npz.* the initial ones;"
+    with pytest.raises(UserError, match=words):
+        watch.check(all_steps=False)
+
+
+def test_all_steps_are_looked_at_before_anything_is_saved(tmp_path, batch):
+    watch = FiniteWatch(tmp_path, lambda: 3)
+    watch.add(4, batch, {"finite": np.bool_(False), "loss_heads": np.array([np.nan])})
+    with pytest.raises(UserError, match=r"step 4, .* are in checkpoint 3;"):
+        watch.check(all_steps=True)
+    with np.load(tmp_path / "nonfinite" / "step_4.npz") as saved:
+        np.testing.assert_array_equal(saved["tokens"], batch.tokens)
+        np.testing.assert_array_equal(saved["segment_ids"], batch.segment_ids)
+        assert np.isnan(saved["loss_heads"]).all()
+
+
+@needs_seqio
+def test_a_run_that_blows_up_stops_with_its_batch_and_goes_on(train_config, tmp_path):
+    """The first steps are sound; a rate of 1e30 makes the rest of them useless."""
+    config = dataclasses.replace(train_config, steps=2, log_every=4)
+    train(config, tmp_path)
+    before = parameters(tmp_path)
+    # After step 3 the parameters are huge, and the loss of step 4 is not a number.
+    optimizer = dataclasses.replace(config.optimizer, learning_rate=1e30)
+    wild = dataclasses.replace(
+        config, optimizer=optimizer, steps=8, checkpoint_every=8, evaluate_every=8
+    )
+    with pytest.raises(UserError, match=r"step 4, .* are in checkpoint 2; lower"):
+        train(wild, tmp_path)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["2"]
+    jax.tree.map(np.testing.assert_array_equal, parameters(tmp_path), before)
+    batches = RowIterator(open_rows(tmp_path / "data" / "train"), 8, config.seed)
+    fourth = [next(batches) for _ in range(4)][-1]
+    with np.load(tmp_path / "nonfinite" / "step_4.npz") as saved:
+        np.testing.assert_array_equal(saved["tokens"], fourth.tokens)
+        assert not saved["finite"]
+        assert saved["loss_heads"].shape == (3,)
+    # The same command with a sound rate goes on from the last good checkpoint.
+    train(dataclasses.replace(wild, optimizer=config.optimizer), tmp_path)
+    assert read_rows(tmp_path / "metrics.jsonl")[-1]["step"] == 8
+
+
+def parameters(run):
+    model = load_config(run / "model.json")
+    return jax.device_get(load_parameters(run / "checkpoints", model))
