@@ -22,9 +22,11 @@ from gin import config_parser
 from gin.config import ConfigurableReference, ParserDelegate
 
 from bpd_jax.data import generations, tokenizer
+from bpd_jax.data.example_spec import ExampleTask, Task
 from bpd_jax.data.spec import GENERATIONS, TextTask
 from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
 from bpd_jax.errors import UserError
+from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.config import (
     BlockHeadsConfig,
     BlockwiseConfig,
@@ -33,6 +35,7 @@ from bpd_jax.models.config import (
 from bpd_jax.models.partitioning import MeshConfig
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.training.config import OptimizerConfig, TrainConfig
+from bpd_jax.training.head_schedule import HeadSchedule
 from bpd_jax.training.heads.settings import HeadsTrainConfig
 
 T = TypeVar("T")
@@ -40,6 +43,8 @@ T = TypeVar("T")
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _COMMAND_LINE = "the command line"
 _REQUIRED = "gin.REQUIRED"
+# Tokens of GPT-2 and GPT-3, known on hosts that lack their tokenizer too.
+_GPT3_TOKENS = 50257
 
 _GIN_FILE = flags.DEFINE_multi_string(
     "gin_file", [], "Configuration file; later ones override earlier ones."
@@ -49,16 +54,18 @@ _GIN_BINDINGS = flags.DEFINE_multi_string(
 )
 
 
-def vocabulary_size(task: TextTask) -> int:
+def vocabulary_size(task: Task) -> int:
     """Number of tokens of the task's vocabulary; trains nothing.
 
     Of generations it is that of the model that wrote them, which may have more tokens
     than its tokenizer uses.
     """
-    if task.corpus == GENERATIONS:
+    if isinstance(task, TextTask) and task.corpus == GENERATIONS:
         return int(generations.read_header(task.text_files or "")["vocab_size"])
     if task.trained_size is not None:
         return task.trained_size
+    if task.vocabulary == "gpt3":
+        return _GPT3_TOKENS
     return tokenizer.named_tokenizer(task.vocabulary).vocab_size
 
 
@@ -74,8 +81,11 @@ def register(configurable: Callable[..., Any]) -> None:
 for _configurable in (
     BlockHeadsConfig,
     BlockwiseConfig,
+    ComputeConfig,
     DecodeConfig,
     DecodeOptions,
+    ExampleTask,
+    HeadSchedule,
     HeadsTrainConfig,
     MeshConfig,
     OptimizerConfig,
@@ -151,6 +161,11 @@ class Parsed(Generic[T]):
                 note = "" if later is setting else f"   (overridden, {later.place})"
                 lines.append(f"  {setting.name} = {setting.value}{note}")
         return "\n".join(lines)
+
+
+def has_files() -> bool:
+    """Whether `--gin_file` is given."""
+    return bool(_GIN_FILE.value)
 
 
 def parse_flags(kind: type[T], *others: type[T]) -> Parsed[T]:

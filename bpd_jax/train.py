@@ -10,8 +10,14 @@ trained already, from texts that the model wrote, and leaves the model as it is:
     python -m bpd_jax.train --gin_file=gin_configs/runs/heads.gin \\
         --workdir=runs/heads --gin.MODEL="'runs/base'" --gin.DATA="'runs/texts'"
 
-With TrainConfig.start the trunk is that of a trained model, and trunk and heads are
-trained together, with a rate each (gin_configs/runs/joint.gin).
+With TrainConfig.start the run begins with a trained model: its trunk, and its heads too
+if they are of the same sizes (gin_configs/runs/finetune.gin, joint.gin).
+
+Several processes train one model where SLURM's `srun` started them, with --distributed
+on every worker of a TPU slice, and with these anywhere else:
+
+    python -m bpd_jax.train … --coordinator_address=HOST:PORT --num_processes=2 \\
+        --process_id=0
 """
 
 import dataclasses
@@ -24,7 +30,7 @@ from bpd_jax.configuration import Parsed
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.errors import UserError
 from bpd_jax.models.partitioning import make_mesh
-from bpd_jax.training import plan, trainer
+from bpd_jax.training import distributed, plan, trainer
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.heads import train as heads
 from bpd_jax.training.heads.settings import HeadsTrainConfig
@@ -34,10 +40,24 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
 _DRY_RUN = flags.DEFINE_bool(
     "dry_run", False, "Print the configuration and all shapes, and write nothing."
 )
+_COORDINATOR = flags.DEFINE_string(
+    "coordinator_address", None, "Host and port of process 0, if there are several."
+)
+_PROCESSES = flags.DEFINE_integer("num_processes", None, "How many there are.")
+_PROCESS = flags.DEFINE_integer("process_id", None, "Which of them this is, from 0.")
+_DISTRIBUTED = flags.DEFINE_bool(
+    "distributed", False, "Let jax find the others, as it can on Cloud TPU."
+)
 
 
 def main() -> None:
     """Does what the flags say."""
+    distributed.initialize(
+        _COORDINATOR.value,
+        _PROCESSES.value,
+        _PROCESS.value,
+        detect=_DISTRIBUTED.value,
+    )
     parsed: Parsed[Any] = configuration.parse_flags(TrainConfig, HeadsTrainConfig)
     if isinstance(parsed.value, HeadsTrainConfig):
         _train_heads(parsed)
@@ -49,25 +69,39 @@ def main() -> None:
         print(parsed.describe(), config, plan.describe_model(config.model), sep="\n\n")
         print(plan.describe_shapes(config, mesh))
         return
-    trunk = None if config.start is None else _trunk(config, config.start)
-    trainer.train(config, cli.required("workdir"), parsed.text, parsed.operative, trunk)
+    given = None if config.start is None else _start(config, config.start)
+    trainer.train(config, cli.required("workdir"), parsed.text, parsed.operative, given)
 
 
-def _trunk(config: TrainConfig, start: str) -> Params:
-    """The trunk that a run begins with.
+def _start(config: TrainConfig, start: str) -> Params:
+    """What a run begins with: a trunk, and its heads if the run's are like them.
 
     Raises:
-      UserError: it has other sizes than the run's model.
+      UserError: the trunk has other sizes than the run's, or other tokens.
     """
     loaded = load_model(start)
-    theirs = dataclasses.asdict(loaded.functions.config.trunk)
+    if config.task.trained_size is not None and loaded.task != config.task:
+        raise UserError(
+            f"the vocabulary {config.task.vocabulary} is made from the task's own "
+            f"text, and {start} has another: give that folder in its place."
+        )
+    theirs = loaded.functions.config
+    trunk = dataclasses.asdict(theirs.trunk)
     for name, mine in dataclasses.asdict(config.model.trunk).items():
-        if name not in ("dtype", "param_dtype") and mine != theirs[name]:
+        if name not in ("dtype", "param_dtype") and mine != trunk[name]:
             raise UserError(
-                f"TransformerConfig.{name} is {mine!r} and {theirs[name]!r} in "
-                f"{start}: give the sizes of the model that the run starts from."
+                f"TransformerConfig.{name} is {mine!r} and {trunk[name]!r} in {start}: "
+                "give the sizes of the model that the run starts from."
             )
-    return loaded.params["trunk"]
+    if config.model.heads is None:
+        distributed.say(f"start: the trunk of {start}")
+    elif config.model.heads == theirs.heads:
+        distributed.say(f"start: the trunk and the block heads of {start}")
+        return {part: loaded.params[part] for part in ("trunk", "heads")}
+    else:
+        other = "it has none" if theirs.heads is None else "its own are of other sizes"
+        distributed.say(f"start: the trunk of {start}, with new block heads ({other})")
+    return {"trunk": loaded.params["trunk"]}
 
 
 def _train_heads(parsed: Parsed[HeadsTrainConfig]) -> None:

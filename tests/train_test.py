@@ -6,6 +6,8 @@ import pathlib
 import subprocess
 import sys
 
+import jax
+import numpy as np
 import pytest
 
 from bpd_jax.models.config import load_config
@@ -104,3 +106,35 @@ def test_trains_and_says_when_it_is_finished(folder):
     again = run(folder, *arguments)
     assert again.returncode == 0, again.stderr
     assert "already finished" in again.stdout
+    _goes_on_in_another_run(folder, params)
+
+
+def _goes_on_in_another_run(folder, params):
+    start = (
+        "--gin.TEXT_FILES='texts/*.txt'",
+        "--gin.TrainConfig.start='w'",
+        "--gin.LEARNING_RATE=1e-9",
+        "--gin.STEPS=2",
+        "--gin.VOCABULARY='w'",
+    )
+    result = run(folder, "--workdir=same", *start)
+    assert result.returncode == 0, result.stderr
+    assert "start: the trunk and the block heads of w\n" in result.stdout
+    model = load_config(folder / "same" / "model.json")
+    found = load_parameters(folder / "same" / "checkpoints", model)
+    assert float(np.abs(params["heads"]["kernel_out"]).max()) > 1e-3
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-7),
+        found,
+        params,
+    )
+
+    result = run(
+        folder, "--workdir=fewer", *start, "--gin.BlockHeadsConfig.num_heads=2"
+    )
+    assert result.returncode == 0, result.stderr
+    assert "start: the trunk of w, with new block heads (its own are" in result.stdout
+
+    result = run(folder, "--workdir=other", *start[:-1], "--gin.VOCABULARY='bpe:271'")
+    assert result.returncode == 1
+    assert "error: the vocabulary bpe:271 is made from the task's own" in result.stderr

@@ -1,0 +1,184 @@
+"""Pretrains a tiny blockwise model, finetunes it on tasks, measures before and after.
+
+    python -m experiments.finetune.run --data=FOLDER
+
+FOLDER holds JSON Lines with the field names of TensorFlow Datasets: `c4/*.jsonl.gz`
+and, of each task, `TASK/train.jsonl.gz` and `TASK/validation.jsonl.gz`. A run that was
+stopped goes on with the same command; `--gin.NAME=VALUE` goes to all runs. On the same
+held-out examples it reports, for the pretrained model and for the finetuned one, the
+loss and perplexity of the targets, how often each head is right, and block efficiency.
+"""
+
+import dataclasses
+import json
+import math
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from absl import flags
+
+from bpd_jax import cli, configuration, files
+from bpd_jax.configuration import Parsed
+from bpd_jax.data.rows import open_rows
+from bpd_jax.decoding.decoder import Decoder
+from bpd_jax.decoding.loading import LoadedModel, load_model
+from bpd_jax.decoding.methods import parse_method
+from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.errors import UserError
+from bpd_jax.evaluation.efficiency import block_efficiency, bootstrap_interval
+from bpd_jax.models.blockwise import count_parameters
+from bpd_jax.models.partitioning import make_mesh
+from bpd_jax.reporting import build
+from bpd_jax.training.config import TrainConfig
+from bpd_jax.training.evaluator import Evaluator
+from bpd_jax.training.optimizer import make_optimizer
+from bpd_jax.training.state import abstract_state
+from experiments.launch.commands import Command, run, train_words
+
+DATA = flags.DEFINE_string("data", None, "Folder of JSON Lines.")
+TASKS = flags.DEFINE_list("tasks", ["squad", "samsum"], "Data sets to finetune on.")
+RUNS = flags.DEFINE_string("runs", "runs/finetune", "Folder of the runs.")
+OUTPUT = flags.DEFINE_string(
+    "output", "benchmarks/results/finetune_cpu.json", "File for the figures."
+)
+ROWS = flags.DEFINE_integer("rows", 200, "Held-out rows to measure losses on.")
+PROMPTS = flags.DEFINE_integer("prompts", 32, "Held-out examples to decode.")
+MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 48, "Tokens to decode of each.")
+
+_HERE = "experiments/finetune"
+# Flags that say where things lie, and change no figure.
+_PLACES = ("--data=", "--runs=", "--output=")
+
+
+def main() -> None:
+    """Trains, measures, prints, writes."""
+    data, runs = cli.required("data"), pathlib.Path(RUNS.value)
+    files.check_writable(OUTPUT.value)
+    base = runs / "base"
+    pretrained = _train(
+        [f"{_HERE}/pretrain.gin"], [_files(f"{data}/c4/*.jsonl.gz")], base
+    ).value
+    result: dict[str, Any] = {
+        "command": " ".join(
+            ["python -m experiments.finetune.run --data=FOLDER", *_given()]
+        ),
+        "date": build.today(),
+        "device": build.device(),
+        "versions": build.versions(),
+        "parameters": count_parameters(pretrained.model)["total"],
+        "pretraining": {
+            "steps": pretrained.steps,
+            "tokens_per_step": pretrained.tokens_per_step,
+        },
+        "tasks": {},
+    }
+    for task in TASKS.value:
+        parsed = _train(
+            [f"{_HERE}/finetune.gin", f"gin_configs/tasks/{task}.gin"],
+            [f"START = {str(base)!r}", _files(f"{data}/{task}/{{split}}.jsonl.gz")],
+            runs / task,
+        )
+        figures = _compare(parsed.value, base, runs / task)
+        result["tasks"][task] = figures
+        _print(task, figures)
+    with files.replacing_file(OUTPUT.value) as path:
+        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    print(f"written to {OUTPUT.value}")
+
+
+def _given() -> list[str]:
+    return [word for word in sys.argv[1:] if not word.startswith(_PLACES)]
+
+
+def _files(pattern: str) -> str:
+    return f"ExampleTask.files = {pattern!r}"
+
+
+def _train(
+    gin_files: Sequence[str], bindings: Sequence[str], workdir: pathlib.Path
+) -> Parsed[TrainConfig]:
+    """Trains in a process of its own, with what `--gin.NAME=VALUE` says here too."""
+    bindings = [*bindings, *flags.FLAGS.gin_bindings]
+    words = train_words(sys.executable, gin_files, bindings, str(workdir))
+    status = run(Command(f"{workdir.name}", words))
+    if status:
+        raise UserError(f"training {workdir} ended with status {status}; see above.")
+    return configuration.parse(gin_files, bindings, TrainConfig)
+
+
+def _compare(
+    config: TrainConfig, base: pathlib.Path, run_folder: pathlib.Path
+) -> dict[str, Any]:
+    """Figures of both models on the examples that the finetuned one never saw."""
+    mesh = make_mesh(config.mesh)
+    optimizer = make_optimizer(config.optimizer, config.steps)
+    abstract = abstract_state(config.model, optimizer, mesh, config.compute)
+    rows = open_rows(run_folder / "data" / "validation")
+    batches = min(ROWS.value, len(rows)) // config.batch_size
+    wider = dataclasses.replace(config, evaluate_batches=batches)
+    evaluate = Evaluator(wider, rows, abstract, mesh)
+    after, before = load_model(str(run_folder)), load_model(str(base))
+    longest = config.length - MAX_NEW_TOKENS.value - config.model.block_size
+    prompts = after.held_out(PROMPTS.value, longest)
+    return {
+        "steps": config.steps,
+        "tokens_per_step": config.tokens_per_step,
+        "rows_measured": batches * config.batch_size,
+        "prompts": len(prompts),
+        "max_new_tokens": MAX_NEW_TOKENS.value,
+        **{
+            name: {
+                **_targets(evaluate(loaded.params)),
+                **_efficiency(loaded, prompts),
+            }
+            for name, loaded in (("before", before), ("after", after))
+        },
+    }
+
+
+def _targets(row: dict[str, float]) -> dict[str, Any]:
+    """What an evaluation says of the targets."""
+
+    def heads(kind: str) -> list[float]:
+        name = f"validation_{kind}_head_"
+        return [value for column, value in row.items() if column.startswith(name)]
+
+    losses = heads("loss")
+    return {
+        "loss": losses,
+        "perplexity": math.exp(losses[0]),
+        "accuracy": heads("accuracy"),
+    }
+
+
+def _efficiency(loaded: LoadedModel, prompts: Sequence[np.ndarray]) -> dict[str, Any]:
+    """Tokens per serial call of plain blockwise decoding."""
+    decoder = Decoder(loaded.functions, loaded.params)
+    options = DecodeOptions(
+        max_new_tokens=MAX_NEW_TOKENS.value,
+        end_of_text=loaded.end_of_text,
+        batch_size=8,
+    )
+    found = decoder.decode(parse_method("bpd"), prompts, options)
+    return {
+        "block_efficiency": block_efficiency(found),
+        "block_efficiency_interval": list(bootstrap_interval(found)),
+    }
+
+
+def _print(task: str, figures: dict[str, Any]) -> None:
+    for name in ("before", "after"):
+        row = figures[name]
+        right = " ".join(f"{100 * share:5.1f}" for share in row["accuracy"])
+        print(
+            f"{task:<14}{name:<7} perplexity of targets {row['perplexity']:9.2f}, "
+            f"heads right {right} %, {row['block_efficiency']:.2f} tokens a call",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    cli.run(main)

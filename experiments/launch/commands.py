@@ -1,0 +1,48 @@
+"""Commands of a launch: shown always, run unless it is a dry run."""
+
+import dataclasses
+import shlex
+import subprocess
+from collections.abc import Callable, Sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """One command line.
+
+    Attributes:
+      about: what it is for.
+      words: the program and its arguments.
+    """
+
+    about: str
+    words: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"# {self.about}\n{shlex.join(self.words)}"
+
+
+# Runs a command and returns its exit status.
+Runner = Callable[[Command], int]
+
+
+def run(command: Command) -> int:
+    """Shows a command and runs it; its output goes where this program's goes."""
+    print(command, flush=True)
+    return subprocess.run(command.words, check=False).returncode
+
+
+def train_words(
+    python: str, gin_files: Sequence[str], bindings: Sequence[str], workdir: str
+) -> tuple[str, ...]:
+    """The command that trains.
+
+    Args:
+      python: path of the interpreter.
+      gin_files: in order.
+      bindings: statements such as `STEPS = 10`.
+      workdir: folder of the run.
+    """
+    settings = [f"--gin_bindings={binding}" for binding in bindings]
+    files = [f"--gin_file={file}" for file in gin_files]
+    return (python, "-m", "bpd_jax.train", *files, *settings, f"--workdir={workdir}")

@@ -1,0 +1,121 @@
+"""The batch script of a SLURM job, as text."""
+
+import dataclasses
+import re
+import shlex
+from collections.abc import Sequence
+
+from bpd_jax.errors import UserError
+
+PER = ("gpu", "node")
+
+
+@dataclasses.dataclass(frozen=True)
+class SlurmJob:
+    """What a job asks of the cluster.
+
+    Attributes:
+      name: of the job.
+      nodes: machines.
+      gpus: of each machine.
+      per: `gpu` runs one process for each GPU, `node` one for each machine.
+      cpus: cores of each machine.
+      time: limit, as sbatch takes it, such as `24:00:00`.
+      grace: seconds before that limit at which training is told to save and stop.
+      options: further options of sbatch, such as `--partition=long`.
+    """
+
+    name: str
+    nodes: int = 1
+    gpus: int = 8
+    per: str = "gpu"
+    cpus: int = 64
+    time: str = "24:00:00"
+    grace: int = 300
+    options: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[\w.-]+", self.name):
+            raise UserError(f"--name={self.name} must be letters, digits, . _ and -.")
+        for field in ("nodes", "gpus", "cpus", "grace"):
+            if getattr(self, field) < 1:
+                raise UserError(f"--{field}={getattr(self, field)} must be 1 or more.")
+        if self.per not in PER:
+            raise UserError(f"--per={self.per} must be one of {', '.join(PER)}.")
+        if self.cpus < self.tasks:
+            raise UserError(
+                f"--cpus={self.cpus} is fewer than the {self.tasks} processes of a "
+                "node: give each at least one core."
+            )
+        for option in self.options:
+            if not option.startswith("-") or "\n" in option:
+                raise UserError(
+                    f"--sbatch={option} is no option of sbatch: write it like "
+                    "--sbatch=--partition=long."
+                )
+
+    @property
+    def tasks(self) -> int:
+        """Processes on each machine."""
+        return self.gpus if self.per == "gpu" else 1
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """The number of devices that jax sees."""
+        return (self.nodes * self.gpus,)
+
+
+def batch_script(job: SlurmJob, folder: str, points: Sequence[Sequence[str]]) -> str:
+    """The script.
+
+    Training that is told to stop saves and exits with 128 + 15 = 143; the script then
+    queues the job again, and the same command goes on.
+
+    Args:
+      job: what to ask for.
+      folder: the checkout, the same on all machines.
+      points: commands that train; more than one make an array, a job for each.
+    """
+    options = [
+        f"--job-name={job.name}",
+        f"--nodes={job.nodes}",
+        f"--ntasks-per-node={job.tasks}",
+        f"--gpus-per-node={job.gpus}",
+        f"--cpus-per-task={job.cpus // job.tasks}",
+        f"--time={job.time}",
+        f"--signal=TERM@{job.grace}",
+        "--requeue",
+        "--open-mode=append",
+        *([f"--array=0-{len(points) - 1}"] if len(points) > 1 else []),
+        *job.options,
+    ]
+    lines = ["#!/usr/bin/env bash", *(f"#SBATCH {option}" for option in options)]
+    lines += ["set -uo pipefail", f"cd {shlex.quote(folder)} || exit 1", ""]
+    if len(points) == 1:
+        lines += [f"command=({shlex.join(points[0])})"]
+    else:
+        lines += ['case "$SLURM_ARRAY_TASK_ID" in']
+        for number, words in enumerate(points):
+            lines += [f"{number}) command=({shlex.join(words)}) ;;"]
+        lines += ["*) exit 1 ;;", "esac"]
+    # The processes ask SLURM who the others are.
+    lines += ["", *_start(job), "status=$?", "", *_END]
+    return "\n".join(lines) + "\n"
+
+
+def _start(job: SlurmJob) -> list[str]:
+    lines = []
+    if job.per == "node" and job.nodes > 1:
+        # Unless told, jax takes one GPU for each process that SLURM starts.
+        devices = ",".join(map(str, range(job.gpus)))
+        lines.append(f"export JAX_LOCAL_DEVICE_IDS={devices}")
+    return [*lines, 'srun --kill-on-bad-exit=1 "${command[@]}"']
+
+
+_END = [
+    "# Saved and stopped before the time was up: the same job goes on later.",
+    'if [ "$status" -eq 143 ]; then',
+    '    scontrol requeue "$SLURM_JOB_ID"',
+    "fi",
+    'exit "$status"',
+]

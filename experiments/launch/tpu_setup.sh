@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Prepares one worker of a TPU slice; run again, it changes nothing.
+#
+#   bash experiments/launch/tpu_setup.sh HOST:/FOLDER
+#
+#   makes    .venv in the checkout, with bpd_jax and jax for TPU; ~/share, mounted
+#   needs    Ubuntu with sudo, as Cloud TPU VMs have it
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+share="$1"
+
+if ! mountpoint -q "$HOME/share"; then
+    sudo apt-get -qq -o DPkg::Lock::Timeout=300 update
+    sudo apt-get -qq -o DPkg::Lock::Timeout=300 install -y nfs-common
+    mkdir -p "$HOME/share"
+    sudo mount -t nfs -o rw,hard "$share" "$HOME/share"
+fi
+
+# The image's own Python may be older than 3.11.
+if [ ! -x .venv/bin/python ]; then
+    python3 -m pip install --quiet --user uv
+    python3 -m uv venv --quiet --seed --python 3.12 .venv
+fi
+.venv/bin/python -m pip install --quiet --constraint requirements.txt -e '.[tpu]'
+.venv/bin/python -c "import bpd_jax.training.trainer"

@@ -1,0 +1,184 @@
+"""The sweeps: each a grid of gin files and settings over one run."""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping
+
+from bpd_jax.errors import UserError
+
+# Sizes that a sweep comes in: the paper's, and one that two CPU cores do in minutes.
+PAPER, TINY = "paper", "tiny"
+
+# What a point, or one value of an axis, adds to the command line.
+Arguments = tuple[str, ...]
+Axis = Mapping[str, Arguments]
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """A run, and the axes along which it changes.
+
+    Attributes:
+      base: the arguments that all points have.
+      axes: name of an axis -> name of a value -> the arguments that it adds.
+    """
+
+    base: Arguments
+    axes: Mapping[str, Axis]
+
+    def points(self) -> dict[str, Arguments]:
+        """The arguments of every point, by its name, such as `heads=3`."""
+        points = {}
+        for choice in itertools.product(*(axis.items() for axis in self.axes.values())):
+            name = ",".join(
+                f"{axis}={value}"
+                for axis, (value, _) in zip(self.axes, choice, strict=True)
+            )
+            added = itertools.chain(*(arguments for _, arguments in choice))
+            points[name] = (*self.base, *added)
+        return points
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """A question, and the grids that answer it.
+
+    Attributes:
+      about: the question, in one line.
+      grids: of each size.
+      columns: of the validation metrics, for the table.
+    """
+
+    about: str
+    grids: Mapping[str, Grid]
+    columns: tuple[str, ...]
+
+
+def find_sweep(name: str) -> Sweep:
+    """The sweep of a name.
+
+    Raises:
+      UserError: there is none.
+    """
+    if name not in SWEEPS:
+        known = "; ".join(f"{known}: {s.about}" for known, s in SWEEPS.items())
+        raise UserError(f"there is no sweep {name!r}; there are {known}.")
+    return SWEEPS[name]
+
+
+def find_points(name: str, size: str) -> dict[str, Arguments]:
+    """The points of a sweep in one of its sizes.
+
+    Raises:
+      UserError: there is no such sweep, or not in that size.
+    """
+    grids = find_sweep(name).grids
+    if size not in grids:
+        raise UserError(
+            f"the sweep {name} does not come in --size={size}: give {', '.join(grids)}."
+        )
+    return grids[size].points()
+
+
+def _file(name: str) -> str:
+    return f"--gin_file={name}"
+
+
+def _both(axis: str, paper: Axis, tiny: Axis | None = None) -> dict[str, Grid]:
+    """The same axis over pretraining and over its tiny likeness."""
+    return {
+        PAPER: Grid((_file("gin_configs/runs/pretrain.gin"),), {axis: paper}),
+        TINY: Grid((_TINY,), {axis: paper if tiny is None else tiny}),
+    }
+
+
+def _orders(add_every: int) -> Axis:
+    """Orders in which heads come in; the last of eight after a fifth of the run."""
+    return {
+        "at_once": (),
+        **{
+            order: (
+                _file(f"gin_configs/heads/{order}.gin"),
+                f"--gin.ADD_EVERY={add_every}",
+            )
+            for order in ("in_order", "by_entropy")
+        },
+    }
+
+
+_TINY = _file("experiments/sweeps/tiny.gin")
+_DECAY = _file("gin_configs/heads/decay.gin")
+_ACCURACIES = tuple(f"validation_accuracy_head_{head}" for head in (1, 2, 3))
+_TASKS = ("squad", "cnn_dailymail", "samsum", "multi_news", "xsum", "newsroom")
+
+SWEEPS = {
+    "heads": Sweep(
+        "models of their own with 3, 6 and 9 heads (Tables 1 and 10)",
+        _both("heads", {str(n): (f"--gin.HEADS={n}",) for n in (3, 6, 9)}),
+        _ACCURACIES,
+    ),
+    "decay": Sweep(
+        "λ_h = decay^(h - 1), what far heads cost the near ones",
+        _both("decay", {str(x): (_DECAY, f"--gin.DECAY={x}") for x in (1.0, 0.8, 0.5)}),
+        _ACCURACIES,
+    ),
+    "schedule": Sweep(
+        "all heads at once, the nearest first, the surest first",
+        _both("order", _orders(5000), _orders(20)),
+        _ACCURACIES,
+    ),
+    "head_targets": Sweep(
+        "heads that learn the text, or the model's own choice",
+        _both(
+            "targets",
+            {"text": (), "model": (_file("gin_configs/heads/model_targets.gin"),)},
+        ),
+        _ACCURACIES,
+    ),
+    "finetune": Sweep(
+        "one finetuned model for each task (Table 1)",
+        {
+            PAPER: Grid(
+                (_file("gin_configs/runs/finetune.gin"),),
+                {
+                    "task": {
+                        task: (_file(f"gin_configs/tasks/{task}.gin"),)
+                        for task in _TASKS
+                    }
+                },
+            )
+        },
+        ("validation_loss", *_ACCURACIES),
+    ),
+    "rescorers": Sweep(
+        "rescorers of three sizes (Tables 4 and 9)",
+        {
+            PAPER: Grid(
+                (_file("gin_configs/runs/pretrain_rescorer.gin"),),
+                {
+                    "size": {
+                        size: (_file(f"gin_configs/models/rescorer_{size}.gin"),)
+                        for size in ("32m", "61m", "94m")
+                    }
+                },
+            ),
+            TINY: Grid(
+                (_TINY, "--gin.BlockwiseConfig.heads=None"),
+                {
+                    "layers": {
+                        str(n): (f"--gin.TransformerConfig.num_layers={n}",)
+                        for n in (1, 2)
+                    },
+                    "width": {
+                        str(n): (
+                            f"--gin.TransformerConfig.d_model={n}",
+                            f"--gin.TransformerConfig.d_ff={4 * n}",
+                        )
+                        for n in (64, 128)
+                    },
+                },
+            ),
+        },
+        ("validation_loss", "validation_accuracy_head_1"),
+    ),
+}

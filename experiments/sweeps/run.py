@@ -1,0 +1,146 @@
+"""Runs a sweep, point by point, and prints a table of what its runs gave.
+
+    python -m experiments.sweeps.run --sweep=heads --size=tiny
+    python -m experiments.sweeps.run --sweep=finetune --gin.START="'runs/base'" \\
+        --gin_file=gin_configs/meshes/finetune_8.gin --dry_run
+    python -m experiments.sweeps.run --sweep=decay --launcher=slurm --gpus=8 \\
+        --gin_file=gin_configs/meshes/gpu_8.gin
+
+--dry_run prints one command for each point, after building its configuration. Finished
+points are skipped and others go on where they stopped, so that the same command resumes
+a sweep. `--launcher=slurm` makes a job array of the points that are left; the same
+command with `--table` collects what it gave. Further gin files and settings are those
+of all points, and come last.
+"""
+
+import json
+import os
+import pathlib
+import shlex
+import sys
+from typing import Any
+
+from absl import flags
+
+from bpd_jax import cli, files
+from bpd_jax.errors import UserError
+from experiments.launch import slurm_flags
+from experiments.launch.checks import ROOT, check_run
+from experiments.launch.commands import Command, run, train_words
+from experiments.launch.slurm_script import batch_script
+from experiments.sweeps.catalog import PAPER, Arguments, find_points, find_sweep
+from experiments.sweeps.points import Point, make_point
+
+SWEEP = flags.DEFINE_string("sweep", None, "Its name; a wrong one lists all.")
+SIZE = flags.DEFINE_string("size", PAPER, "paper, or tiny for a laptop.")
+POINT = flags.DEFINE_multi_string("point", [], "Only these points; default: all.")
+OUTPUT = flags.DEFINE_string("output", "runs/sweeps", "Folder of folders of sweeps.")
+LAUNCHER = flags.DEFINE_enum(
+    "launcher", "local", ["local", "slurm"], "One after another here, or a job array."
+)
+TABLE = flags.DEFINE_bool("table", False, "Train nothing, print what there is.")
+DRY_RUN = flags.DEFINE_bool("dry_run", False, "Check everything, print, run nothing.")
+
+# Exit statuses of a run that was told to stop: by Ctrl-C and by SIGTERM.
+_STOPPED = (130, 143)
+
+
+def main() -> None:
+    """Checks all points, then does what is left of them."""
+    sweep = find_sweep(cli.required("sweep"))
+    folder = pathlib.Path(OUTPUT.value, f"{SWEEP.value}_{SIZE.value}")
+    points = [
+        make_point(
+            name,
+            arguments,
+            folder / name,
+            flags.FLAGS.gin_file,
+            flags.FLAGS.gin_bindings,
+        )
+        for name, arguments in _chosen().items()
+    ]
+    left = [point for point in points if not point.is_finished()]
+    if LAUNCHER.value == "slurm" and not TABLE.value:
+        _submit(left)
+        return
+    if DRY_RUN.value:
+        for point in left:
+            print(_command(point, "python"))
+        print(f"# {len(points) - len(left)} of {len(points)} points are finished")
+        return
+    failed = [] if TABLE.value else _run(left)
+    _report(folder, points, sweep.columns)
+    if failed:
+        raise UserError(
+            f"{', '.join(failed)} ended with an error: what it printed above tells "
+            "why; the same command goes on with what is left."
+        )
+
+
+def _chosen() -> dict[str, Arguments]:
+    """The points that the flags ask for, in the order of the sweep."""
+    points = find_points(SWEEP.value, SIZE.value)
+    for name in POINT.value:
+        if name not in points:
+            raise UserError(
+                f"there is no point {name} here; there are {'; '.join(points)}."
+            )
+    return {name: points[name] for name in points if name in (POINT.value or points)}
+
+
+def _command(point: Point, python: str) -> str:
+    return shlex.join(_words(point, python))
+
+
+def _words(point: Point, python: str) -> tuple[str, ...]:
+    workdir = os.fspath(point.folder)
+    return train_words(python, point.gin_files, point.bindings, workdir)
+
+
+def _run(points: list[Point]) -> list[str]:
+    """Trains one after another; the names of those that ended with an error."""
+    failed = []
+    for point in points:
+        status = run(Command(point.name, _words(point, sys.executable)))
+        if status in _STOPPED:
+            sys.exit(status)
+        if status:
+            failed.append(point.name)
+    return failed
+
+
+def _submit(points: list[Point]) -> None:
+    if not points:
+        print("all points are finished; --table prints what they gave.")
+        return
+    job = slurm_flags.job()
+    for point in points:
+        check_run(point.gin_files, point.bindings, job.devices)
+    commands = [_words(point, slurm_flags.PYTHON.value) for point in points]
+    script = batch_script(job, os.fspath(ROOT), commands)
+    slurm_flags.submit(script, dry_run=DRY_RUN.value)
+
+
+def _report(
+    folder: pathlib.Path, points: list[Point], columns: tuple[str, ...]
+) -> None:
+    """Prints the table and writes all figures to `results.json`."""
+    results: dict[str, dict[str, Any]] = {}
+    width = max(len(point.name) for point in points)
+    short = [column.removeprefix("validation_") for column in columns]
+    print(" ".join([" " * width, "    step", *(f"{name:>16}" for name in short)]))
+    for point in points:
+        best = point.best()
+        if best is None:
+            print(f"{point.name:<{width}}  not measured yet")
+            continue
+        results[point.name] = {"finished": point.is_finished(), "best": best}
+        values = [f"{best[c]:16.4f}" if c in best else " " * 16 for c in columns]
+        print(" ".join([f"{point.name:<{width}}", f"{best['step']:8,}", *values]))
+    with files.replacing_file(folder / "results.json") as path:
+        path.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    print(f"all figures: {folder / 'results.json'}")
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,50 @@
+"""The commands of docs/training.md, as far as they can be checked without training."""
+
+import pathlib
+import re
+import shlex
+
+import pytest
+
+from bpd_jax.cli import rewrite_gin_arguments
+from bpd_jax.configuration import parse
+from bpd_jax.training.config import TrainConfig
+from experiments.sweeps.catalog import SWEEPS
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+PAGE = (ROOT / "docs" / "training.md").read_text()
+COMMANDS = [
+    shlex.split(line)[2:]
+    for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
+    for line in block.replace("\\\n", "").splitlines()
+]
+LAUNCHERS = sorted({words[0] for words in COMMANDS if "experiments." in words[0]})
+
+
+@pytest.mark.parametrize(
+    "words", [words for words in COMMANDS if words[0] == "bpd_jax.train"], ids=" ".join
+)
+def test_runs_resolve(words, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    arguments = [word.partition("=") for word in rewrite_gin_arguments(words[1:])]
+    files = [value for flag, _, value in arguments if flag == "--gin_file"]
+    bindings = [value for flag, _, value in arguments if flag == "--gin_bindings"]
+    assert len(files) + len(bindings) + 1 == len(arguments)
+    assert isinstance(parse(files, bindings, TrainConfig).value, TrainConfig)
+
+
+@pytest.mark.parametrize("module", LAUNCHERS)
+def test_launches_and_sweeps_are_sound(module, dry_run):
+    commands = [
+        [*words[1:], *(["--dry_run"] if "--dry_run" not in words else [])]
+        for words in COMMANDS
+        if words[0] == module
+    ]
+    for done in dry_run(module, *commands):
+        assert done.status == 0, done.err
+
+
+def test_the_table_of_sweeps_is_whole():
+    section = PAGE.partition("## 8. Sweeps")[2]
+    rows = re.findall(r"^\| `(\w+)` \|.*\| ([\w, ]+) \|$", section, re.MULTILINE)
+    assert rows == [(name, ", ".join(sweep.grids)) for name, sweep in SWEEPS.items()]

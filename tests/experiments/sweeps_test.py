@@ -1,0 +1,170 @@
+"""Sweeps: their points, what is left of them, and their tables."""
+
+import json
+import pathlib
+
+import pytest
+
+from bpd_jax.errors import UserError
+from experiments.sweeps.catalog import SWEEPS, Grid, find_points, find_sweep
+from experiments.sweeps.points import make_point
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+SIZES = [(name, size) for name, sweep in SWEEPS.items() for size in sweep.grids]
+SLURM = ["--launcher=slurm", "--gin_file=gin_configs/meshes/gpu_8.gin"]
+TINY = ["--gin_file=experiments/sweeps/tiny.gin", "--gin.STEPS=40"]
+
+
+def test_a_grid_is_the_product_of_its_axes():
+    grid = Grid(("base",), {"a": {"1": ("x",), "2": ()}, "b": {"3": ("y", "z")}})
+    assert grid.points() == {
+        "a=1,b=3": ("base", "x", "y", "z"),
+        "a=2,b=3": ("base", "y", "z"),
+    }
+
+
+@pytest.mark.parametrize("name, size", SIZES)
+def test_every_point_builds_its_run(name, size, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    more = ["START = 'base'"] if name == "finetune" else []
+    points = [
+        make_point(point, arguments, tmp_path / point, more_bindings=more)
+        for point, arguments in find_points(name, size).items()
+    ]
+    assert len(points) > 1
+    configs = [point.parsed.value for point in points]
+    assert all(one != other for one in configs for other in configs if one is not other)
+    columns = find_sweep(name).columns
+    for config in configs:
+        # Every run of a sweep has the columns of its table.
+        heads = [int(c.rpartition("_")[2]) for c in columns if "_head_" in c]
+        assert max(heads, default=1) <= config.model.block_size
+
+
+def test_every_sweep_by_dry_run(dry_run):
+    more = ["--gin.START='base'"]
+    done = dry_run(
+        "experiments.sweeps.run",
+        *(
+            [f"--sweep={name}", f"--size={size}", "--dry_run"]
+            + (more if name == "finetune" else [])
+            for name, size in SIZES
+        ),
+        ["--sweep=heads", *SLURM, "--gpus=8", "--dry_run"],
+        ["--sweep=heads", *SLURM, "--gpus=7", "--dry_run"],
+        ["--sweep=heads", *SLURM, "--gpus=8", "--dry_run", "--point=heads=6"],
+        ["--sweep=heads", "--point=heads=7", "--dry_run"],
+        ["--sweep=head", "--dry_run"],
+        ["--sweep=heads", "--size=huge", "--dry_run"],
+    )
+    for (name, size), end in zip(SIZES, done, strict=False):
+        assert end.status == 0, end.err
+        lines = end.out.splitlines()
+        assert len(lines) == len(find_points(name, size)) + 1
+        assert all(line.startswith("python -m bpd_jax.train ") for line in lines[:-1])
+        assert lines[-1].startswith("# 0 of ")
+    array, seven, single, *bad = done[len(SIZES) :]
+    bad = [seven, *bad]
+    assert "--array" not in single.out
+    assert "HEADS = 6" in single.out
+    assert "#SBATCH --array=0-2\n" in array.out
+    assert array.out.count("bpd_jax.train") == 3
+    for end, words in zip(
+        bad,
+        [
+            "but there are 7 devices",
+            "there is no point heads=7 here; there are heads=3; heads=6; heads=9",
+            "there is no sweep 'head'; there are heads: models",
+            "does not come in --size=huge: give paper, tiny",
+        ],
+        strict=True,
+    ):
+        assert end.status == 1
+        assert words in end.err
+
+
+@pytest.fixture
+def point(tmp_path, monkeypatch):
+    """A point whose run can be written by hand."""
+    monkeypatch.chdir(ROOT)
+    point = make_point(
+        "a=1",
+        [*TINY, "--gin.TrainConfig.patience=2"],
+        tmp_path / "run",
+        more_bindings=["TrainConfig.select_by = 'validation_accuracy_head_1'"],
+    )
+
+    def write(rows, saved=None, text=None):
+        text = point.parsed.text if text is None else text
+        last = rows[-1][0] if saved is None else saved
+        (point.folder / "checkpoints" / str(last)).mkdir(parents=True, exist_ok=True)
+        (point.folder / "config.gin").write_text(text)
+        lines = [
+            {"step": step, "validation_accuracy_head_1": value, "validation_loss": 1.0}
+            for step, value in rows
+        ]
+        text = "".join(json.dumps(line) + "\n" for line in [{"step": 1}, *lines])
+        (point.folder / "metrics.jsonl").write_text(text)
+
+    return point, write
+
+
+def test_what_is_finished(point):
+    point, write = point
+    assert not point.is_finished()
+    assert point.best() is None
+    write([(20, 0.5)])
+    assert not point.is_finished()
+    write([(20, 0.5), (40, 0.4)], saved=20)  # killed before its last checkpoint
+    assert not point.is_finished()
+    write([(20, 0.5), (40, 0.4)])
+    assert point.is_finished()
+    assert point.best()["step"] == 20  # an accuracy is better when it is higher
+
+
+def test_a_run_that_ended_early_is_finished(point):
+    point, write = point
+    write([(10, 0.5), (20, 0.4), (30, 0.5)])
+    assert point.is_finished()
+
+
+def test_another_run_in_the_folder_is_refused(point):
+    point, write = point
+    write([(40, 0.5)], text="STEPS = 7")
+    with pytest.raises(UserError, match="holds a run with other settings"):
+        point.is_finished()
+
+
+NAMES = ["layers=1,width=64", "layers=1,width=128"]
+
+
+@pytest.mark.slow
+def test_a_sweep_trains_is_resumed_and_makes_a_table(dry_run, tmp_path):
+    pytest.importorskip("seqio")
+    (tmp_path / "texts").mkdir()
+    for number in range(12):
+        lines = [f"{number} times {k} is {number * k}." for k in range(20)]
+        (tmp_path / "texts" / f"{number}.txt").write_text("\n".join(lines))
+    command = [
+        "--sweep=rescorers",
+        "--size=tiny",
+        *(f"--point={name}" for name in NAMES),
+        f"--output={tmp_path / 'sweeps'}",
+        "--gin.TextTask.corpus='text_files'",
+        f"--gin.TextTask.text_files='{tmp_path}/texts/*.txt'",
+        "--gin.TextTask.vocabulary='bpe:270'",
+        "--gin.TextTask.validation_fraction=0.25",
+        "--gin.STEPS=2",
+        "--gin.LENGTH=32",
+        "--gin.WARMUP_STEPS=0",
+    ]
+    first, again = dry_run("experiments.sweeps.run", command, [*command, "--dry_run"])
+    assert first.status == 0, first.err
+    assert again.out == "# 2 of 2 points are finished\n"
+    path = tmp_path / "sweeps" / "rescorers_tiny" / "results.json"
+    results = json.loads(path.read_text())
+    assert list(results) == NAMES
+    for name, result in results.items():
+        assert result["finished"]
+        assert f"{result['best']['validation_loss']:.4f}" in first.out
+        assert name in first.out
