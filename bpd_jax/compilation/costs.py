@@ -1,0 +1,183 @@
+"""What one run of a compiled program costs: FLOPs, memory traffic, collectives.
+
+XLA's own `cost_analysis` counts the body of a loop once. Here the body of a loop with a
+known number of trips counts as often as it runs, and that of an open-ended loop (the
+turn of a decode loop) once. Of a conditional the branch with the least memory traffic
+counts, because the branches of our programs are a rare way out (more room for a search
+that overflowed) beside the usual one.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable
+
+from bpd_jax.compilation.collectives import (
+    COLLECTIVES,
+    Collective,
+    collective_of,
+)
+from bpd_jax.compilation.flops import convolution_flops, dot_flops, kernel_flops
+from bpd_jax.compilation.hlo import Computation, Instruction, Module
+from bpd_jax.compilation.traffic import traffic
+
+# They move nothing in memory, or what they move is counted where they lead.
+_FREE = frozenset(
+    [
+        "parameter",
+        "constant",
+        "tuple",
+        "get-tuple-element",
+        "bitcast",
+        "after-all",
+        "partition-id",
+        "replica-id",
+        "opt-barrier",
+        "add-dependency",
+        "domain",
+    ]
+)
+
+
+# Custom calls that only name a place or a moment.
+_FREE_CALLS = frozenset(
+    [
+        "AllocateBuffer",
+        "AssumeGatherIndicesInBound",
+        "AsyncCollectiveStart",
+        "AsyncCollectiveDone",
+        "Sharding",
+    ]
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """Of one device.
+
+    Attributes:
+      flops: of matrix products, two per multiplication with addition, and of the
+        kernels that `flops` knows.
+      other_bytes: read from and written to the HBM, each operand and result of every
+        instruction once, collectives left out.
+      collectives: how often each runs.
+      kernels: how often each custom call runs, by name.
+      open_loops: loops whose turns are not known; one of each is counted.
+    """
+
+    flops: float = 0.0
+    other_bytes: float = 0.0
+    collectives: Counter[Collective] = dataclasses.field(default_factory=Counter)
+    kernels: Counter[str] = dataclasses.field(default_factory=Counter)
+    open_loops: int = 0
+
+    @property
+    def hbm_bytes(self) -> float:
+        """All bytes read from and written to the HBM."""
+        exchanged = sum(n * key.hbm_bytes for key, n in self.collectives.items())
+        return self.other_bytes + exchanged
+
+    def __add__(self, other: "Costs") -> "Costs":
+        return Costs(
+            self.flops + other.flops,
+            self.other_bytes + other.other_bytes,
+            self.collectives + other.collectives,
+            self.kernels + other.kernels,
+            self.open_loops + other.open_loops,
+        )
+
+    def times(self, count: int) -> "Costs":
+        """Of `count` runs."""
+        return Costs(
+            self.flops * count,
+            self.other_bytes * count,
+            Counter({key: count * n for key, n in self.collectives.items()}),
+            Counter({key: count * n for key, n in self.kernels.items()}),
+            self.open_loops,
+        )
+
+
+def costs_of(module: Module, devices: int) -> Costs:
+    """Costs of one run of a program that is partitioned over `devices`."""
+    known: dict[tuple[str, bool], Costs] = {}
+
+    def of(name: str, fused: bool) -> Costs:
+        if (name, fused) not in known:
+            computation = module.computations[name]
+            total = Costs()
+            for instruction in computation.instructions.values():
+                one = _one(module, computation, instruction, devices, fused, of)
+                if instruction.opcode == "fusion":
+                    one = _new_collectives(one, total)
+                total += one
+            known[name, fused] = total
+        return known[name, fused]
+
+    return of(module.entry, False)
+
+
+def _new_collectives(one: Costs, total: Costs) -> Costs:
+    """Leaves out the collectives of a fusion that earlier ones have begun.
+
+    The TPU compiler spreads a collective over several fusions that compute meanwhile;
+    each names it, with the same channel.
+    """
+    begun = {collective.channel for collective in total.collectives}
+    new = {
+        collective: count
+        for collective, count in one.collectives.items()
+        if not collective.channel or collective.channel not in begun
+    }
+    return dataclasses.replace(one, collectives=Counter(new))
+
+
+def _one(
+    module: Module,
+    computation: Computation,
+    instruction: Instruction,
+    devices: int,
+    fused: bool,
+    of: Callable[[str, bool], Costs],
+) -> Costs:
+    """Costs of one instruction; inside a fusion nothing touches the HBM."""
+    opcode = instruction.opcode
+    if opcode in _FREE or opcode.endswith(("-done", "-update")):
+        return Costs()
+    if opcode == "while":
+        body = of(instruction.word("body"), fused)
+        trips = module.trips(computation, instruction)
+        return body + Costs(open_loops=1) if trips is None else body.times(trips)
+    if opcode == "conditional":
+        branches = [of(name, fused) for name in instruction.called]
+        return min(branches, key=lambda costs: costs.hbm_bytes)
+    if opcode in ("call", "async-start"):
+        return of(instruction.called[0], fused)
+    if opcode.removesuffix("-start") in COLLECTIVES:
+        found = collective_of(computation, instruction, devices)
+        return Costs(collectives=Counter({found: 1}))
+    own = Costs()
+    if opcode == "fusion":
+        own = of(instruction.called[0], True)
+    elif opcode == "custom-call":
+        target = instruction.word("custom_call_target")
+        if target in _FREE_CALLS:
+            return own
+        own = _kernel(computation, instruction)
+    elif opcode == "dot":
+        own = Costs(flops=dot_flops(computation, instruction))
+    elif opcode == "convolution":
+        own = Costs(flops=convolution_flops(computation, instruction))
+    if fused:
+        return own
+    return own + Costs(other_bytes=traffic(module, computation, instruction))
+
+
+def _kernel(computation: Computation, instruction: Instruction) -> Costs:
+    shapes = [x for made in computation.operands(instruction) for x in made.shapes]
+    name = instruction.word("custom_call_target")
+    if name == "tpu_custom_call":
+        # Without the number that makes it unique.
+        name = instruction.name.rstrip(".0123456789")
+    return Costs(
+        flops=kernel_flops(name, shapes, instruction.attributes),
+        kernels=Counter({name: 1}),
+    )

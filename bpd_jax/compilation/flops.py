@@ -1,0 +1,90 @@
+"""FLOPs of single instructions, two per multiplication with addition."""
+
+import math
+import re
+
+from bpd_jax.compilation.hlo import ArrayShape, Computation, Instruction
+
+# Products of two matrices per pair of query and key, of jax's splash attention: scores
+# and values forward; backward scores, weights and queries, or also keys and values.
+_PRODUCTS = {"splash_mha_fwd": 2, "splash_mha_dq": 3, "splash_mha_dkv": 4}
+
+
+def dot_flops(computation: Computation, instruction: Instruction) -> float:
+    """2 · elements of the result · length of the sums."""
+    left = computation.operands(instruction)[0].shapes[0].dims
+    summed = math.prod(left[i] for i in instruction.numbers("lhs_contracting_dims"))
+    return 2.0 * instruction.shapes[0].elements * summed
+
+
+def convolution_flops(computation: Computation, instruction: Instruction) -> float:
+    """FLOPs of a convolution; padding is not multiplied.
+
+    The TPU compiler writes matrix products as convolutions, and batched ones with
+    windows over the batch that meet mostly padding.
+    """
+    left, right = (x.shapes[0].dims for x in computation.operands(instruction)[:2])
+    out = instruction.shapes[0].dims
+    labels = instruction.attributes.partition("dim_labels=")[2].partition(",")[0]
+    lhs, rest = labels.split("_")
+    rhs, result = rest.split("->")
+    window = instruction.attributes.partition("window={")[2].partition("}")[0]
+    spatial = sorted(label for label in result if label.isdigit())
+    count = len(spatial)
+
+    def each(name: str, default: str) -> list[str]:
+        found = dict(part.split("=") for part in window.split() if "=" in part)
+        return found[name].split("x") if name in found else [default] * count
+
+    pads, strides = each("pad", "0_0"), each("stride", "1")
+    dilations, bases = each("rhs_dilate", "1"), each("lhs_dilate", "1")
+    pairs = 1
+    for i, label in enumerate(spatial):
+        pairs *= _meetings(
+            left[lhs.index(label)],
+            right[rhs.index(label)],
+            out[result.index(label)],
+            int(pads[i].split("_")[0]),
+            int(strides[i]),
+            int(dilations[i]),
+            int(bases[i]),
+        )
+    features = right[rhs.index("i")] * out[result.index("f")] * out[result.index("b")]
+    return 2.0 * features * pairs
+
+
+def _meetings(
+    size: int, kernel: int, out: int, pad: int, stride: int, dilation: int, base: int
+) -> int:
+    """Pairs of an output and a kernel position that meet an input, along one axis."""
+    if kernel == 1 and pad == 0 and base == 1:
+        return out
+    last = (size - 1) * base
+    total = 0
+    for k in range(kernel):
+        places = range(k * dilation - pad, k * dilation - pad + out * stride, stride)
+        total += sum(0 <= place <= last and place % base == 0 for place in places)
+    return total
+
+
+def kernel_flops(name: str, operands: list[ArrayShape], attributes: str) -> float:
+    """FLOPs of one call of a kernel that the compiler cannot look into; 0 if unknown.
+
+    Causal attention leaves out the blocks above the diagonal: of n × n blocks
+    n (n+1) / 2 are computed, those on the diagonal whole.
+
+    Args:
+      name: as the program has it.
+      operands: what it reads; the first float array of three axes or more is the
+        queries `[…, N, T, H]`.
+      attributes: in which the kernel notes the sizes of its blocks.
+    """
+    products = next((n for key, n in _PRODUCTS.items() if name.startswith(key)), 0)
+    queries = next((x for x in operands if len(x.dims) > 2 and "f" in x.dtype), None)
+    if not products or queries is None:
+        return 0.0
+    *batch, length, width = queries.dims
+    size = re.search(r"block_q\W+(\d+)", attributes)
+    blocks = length // int(size[1]) if size else 1
+    share = (blocks + 1) / (2 * blocks)
+    return 2.0 * products * math.prod(batch) * length**2 * width * share

@@ -1,0 +1,166 @@
+"""Compiles a program for a slice and says what came of it."""
+
+import dataclasses
+import pathlib
+import re
+import time
+
+import jax
+from jax.sharding import Mesh
+
+from bpd_jax.compilation.costs import Costs, costs_of
+from bpd_jax.compilation.hlo import parse
+from bpd_jax.compilation.programs import Program
+from bpd_jax.compilation.roofline import Roofline, link_bytes, roofline
+from bpd_jax.compilation.topology import Slice
+from bpd_jax.errors import UserError
+from bpd_jax.files import replacing_file
+
+_REMEDY = (
+    "share the parameters among more cores (MeshConfig.fsdp, model), keep less "
+    "(ComputeConfig.remat, loss_chunk) or split the batch (ComputeConfig.accumulate)"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes of the HBM of one core.
+
+    Attributes:
+      arguments: what the program is given; donated parts of it hold results later.
+      outputs: what it returns, donated parts included.
+      donated: outputs that lie where arguments lay.
+      temporaries: what it needs in between.
+      code: the program itself.
+      usable: what there is.
+    """
+
+    arguments: int
+    outputs: int
+    donated: int
+    temporaries: int
+    code: int
+    usable: int
+
+    @property
+    def needed(self) -> int:
+        """All of it at once."""
+        parts = self.arguments + self.outputs - self.donated
+        return parts + self.temporaries + self.code
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """A compiled program; all costs are of one core and one run.
+
+    Attributes:
+      program: what was compiled.
+      cores: devices that it runs on.
+      seconds: that compiling took.
+      memory: see `Memory`.
+      xla_flops: the compiler's own count, in which the body of a loop counts once.
+      costs: with loops; see `costs`.
+      link_bytes: sent to other chips.
+      times: the roofline.
+      peak_flops: of one core.
+    """
+
+    program: Program
+    cores: int
+    seconds: float
+    memory: Memory
+    xla_flops: float
+    costs: Costs
+    link_bytes: float
+    times: Roofline
+    peak_flops: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all cores, at the roofline."""
+        return self.program.tokens / self.times.seconds
+
+    @property
+    def mfu(self) -> float:
+        """The model's FLOPs over what all cores could do in the roofline's time."""
+        possible = self.times.seconds * self.cores * self.peak_flops
+        return self.program.model_flops / possible
+
+
+def compile_for(
+    program: Program, mesh: Mesh, where: Slice, folder: str | None = None
+) -> Measured:
+    """Compiles with the compiler of the slice's chips.
+
+    Args:
+      program: what to compile.
+      mesh: over the devices of the slice.
+      where: the slice.
+      folder: gets the compiled text as `NAME.txt`; None keeps nothing.
+
+    Raises:
+      UserError: the program needs more memory than a core has.
+    """
+    start = time.perf_counter()
+    lowered = program.lower()
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        refused = out_of_memory(str(error))
+        if refused is None:
+            raise
+        raise UserError(
+            f"the {program.name} step does not fit {where.name}: {refused}; {_REMEDY}."
+        ) from error
+    seconds = time.perf_counter() - start
+    text, found = compiled.as_text() or "", compiled.memory_analysis()
+    chip, counted = where.chip, compiled.cost_analysis()
+    assert found is not None
+    assert counted is not None
+    if folder is not None:
+        with replacing_file(pathlib.Path(folder) / f"{program.name}.txt") as path:
+            path.write_text(text, encoding="utf-8")
+    costs = costs_of(parse(text), mesh.size)
+    places = [device.coords for device in mesh.devices.flat]
+    return Measured(
+        program=program,
+        cores=mesh.size,
+        seconds=seconds,
+        memory=Memory(
+            arguments=found.argument_size_in_bytes,
+            outputs=found.output_size_in_bytes,
+            donated=found.alias_size_in_bytes,
+            temporaries=found.temp_size_in_bytes,
+            code=found.generated_code_size_in_bytes,
+            usable=chip.usable,
+        ),
+        xla_flops=counted["flops"],
+        costs=costs,
+        link_bytes=link_bytes(costs, places),
+        times=roofline(costs, chip, where.sides, places),
+        peak_flops=chip.flops / chip.cores,
+    )
+
+
+_REFUSALS = (
+    re.compile(r"memory space hbm\. Used (\S+) of (\S+) hbm"),
+    re.compile(r"required for [^(]*\((\S+)\) exceeds available HBM \((\S+)\)"),
+)
+
+
+def out_of_memory(message: str) -> str | None:
+    """The compiler's numbers, if memory is why it refused.
+
+    >>> out_of_memory(
+    ...     "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in "
+    ...     "memory space hbm. Used 49.20G of 15.25G hbm. Exceeded hbm capacity by 34G."
+    ... )
+    'it needs 49.20 GiB of the 15.25 GiB of a core'
+    """
+    if not message.startswith("RESOURCE_EXHAUSTED"):
+        return None
+    for refusal in _REFUSALS:
+        if found := refusal.search(message):
+            needed, usable = (re.sub(r"([KMGT])$", r" \1iB", x) for x in found.groups())
+            return f"it needs {needed} of the {usable} of a core"
+    return None

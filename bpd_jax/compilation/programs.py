@@ -1,0 +1,263 @@
+"""What is compiled: jitted functions, and the shapes of what they are given."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from bpd_jax.compilation.model_flops import serial_call_flops, train_flops
+from bpd_jax.data.rows import Batch
+from bpd_jax.decoding.choice import row_keys
+from bpd_jax.decoding.loop import Weights, decode_on_device, prefill
+from bpd_jax.decoding.options import StepOptions
+from bpd_jax.drafting.drafters.blockwise import BlockwiseDrafter
+from bpd_jax.drafting.rescorers.device import DeviceRescorer
+from bpd_jax.drafting.transitions.interface import Weight
+from bpd_jax.drafting.transitions.ngram import NGramArrays
+from bpd_jax.errors import UserError
+from bpd_jax.models.cache import KVCache
+from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.partitioning import BATCH_SPEC
+from bpd_jax.ngrams import trie
+from bpd_jax.ngrams.search.device import DeviceTable
+from bpd_jax.training.config import TrainConfig
+from bpd_jax.training.optimizer import make_optimizer
+from bpd_jax.training.state import abstract_parameters, abstract_state
+from bpd_jax.training.step import make_train_step
+from bpd_jax.typing import PyTree
+
+ROWS = "data × fsdp"
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """Something to compile.
+
+    Attributes:
+      name: `train` or `decode`.
+      about: sizes, in a few words.
+      lower: traces it; nothing is allocated.
+      tokens: that one run trains on; for decoding, the fewest it may emit, one per row.
+      model_flops: of one run on all devices; see `model_flops`.
+    """
+
+    name: str
+    about: str
+    lower: Callable[[], jax.stages.Lowered]
+    tokens: int
+    model_flops: float
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeShapes:
+    """Sizes of a decode step.
+
+    Attributes:
+      batch_size: rows over all devices.
+      prompt: tokens of a prompt.
+      new_tokens: room for the answer.
+      drafts: P, best drafts that the n-gram search finds.
+      width: W, candidates of a head.
+      ngrams: n-grams of the model that lies on the devices, of all orders.
+      order: of the n-gram model.
+    """
+
+    batch_size: int = 8
+    prompt: int = 512
+    new_tokens: int = 128
+    drafts: int = 16
+    width: int = 16
+    ngrams: int = 100_000_000
+    order: int = 4
+
+
+def train_program(config: TrainConfig, mesh: Mesh) -> Program:
+    """One step of a training run, its state donated.
+
+    Raises:
+      UserError: the rows of a batch cannot be shared out evenly.
+    """
+    check_rows("TrainConfig.batch_size", config.batch_size, mesh)
+
+    def lower() -> jax.stages.Lowered:
+        compute = config.compute
+        optimizer = make_optimizer(config.optimizer, config.steps)
+        abstract = abstract_state(config.model, optimizer, mesh, compute=compute)
+        step: Any = make_train_step(
+            config.model,
+            optimizer,
+            abstract,
+            mesh,
+            compute=compute,
+            head_targets=config.head_targets,
+        )
+        ids = np.zeros((config.batch_size, config.length), np.int32)
+        batch = Batch(ids, ids, ids, ids.astype(bool))
+        lambdas = np.zeros(config.model.block_size, np.float32)
+        return step.lower(
+            abstract,
+            _spread(batch, mesh, BATCH_SPEC),
+            _spread(lambdas, mesh, PartitionSpec()),
+        )
+
+    return Program(
+        name="train",
+        about=(
+            f"{config.batch_size} × {config.length} tokens, "
+            f"{config.model.block_size} heads, {_in_words(config.compute)}"
+        ),
+        lower=lower,
+        tokens=config.tokens_per_step,
+        model_flops=train_flops(config.model, config.batch_size, config.length),
+    )
+
+
+def decode_program(model: BlockwiseConfig, shapes: DecodeShapes, mesh: Mesh) -> Program:
+    """The greedy decode loop with its n-gram search, `ngram_device:P`.
+
+    The loop ends when its rows do, so what is counted is one turn: one serial call.
+
+    Raises:
+      UserError: the sizes do not fit the model or the mesh.
+    """
+    check_rows("--batch_size", shapes.batch_size, mesh)
+    limit, length = model.trunk.max_length, shapes.prompt + shapes.new_tokens
+    if length > limit:
+        raise UserError(
+            f"--prompt_tokens={shapes.prompt} and --max_new_tokens="
+            f"{shapes.new_tokens} are more than TransformerConfig.max_length = {limit}."
+        )
+    if model.block_size == 1:
+        raise UserError(
+            "the model has no block heads (BlockwiseConfig.heads), so there is no "
+            "lattice for the n-gram search: compile --program=train alone."
+        )
+    functions = ModelFunctions(model)
+    drafter = BlockwiseDrafter(
+        DeviceRescorer(
+            shapes.drafts, max(shapes.order - 2, 0), ngram_shapes(model, shapes, mesh)
+        ),
+        model.block_size,
+        shapes.width,
+    )
+    options = StepOptions()
+
+    def lower() -> jax.stages.Lowered:
+        weights = Weights(abstract_parameters(model, mesh), drafter.arrays)
+        state = jax.eval_shape(
+            functools.partial(
+                prefill,
+                functions,
+                drafter=drafter,
+                options=options,
+                max_calls=shapes.new_tokens,
+            ),
+            weights,
+            prompts=np.zeros((shapes.batch_size, shapes.prompt), np.int32),
+            lengths=np.zeros(shapes.batch_size, np.int32),
+            limits=np.zeros(shapes.batch_size, np.int32),
+            keys=row_keys(0, jnp.arange(shapes.batch_size)),
+        )
+        heads = "model" if model.trunk.kv_heads % mesh.shape["model"] == 0 else None
+        in_heads = PartitionSpec(*BATCH_SPEC, heads)
+        by_call = PartitionSpec(None, *BATCH_SPEC)
+        spread = _spread(state, mesh, BATCH_SPEC)
+        spread = dataclasses.replace(
+            spread,
+            history=_spread(state.history, mesh, by_call),
+            cache=KVCache(
+                keys=_spread(state.cache.keys, mesh, in_heads),
+                values=_spread(state.cache.values, mesh, in_heads),
+                lengths=spread.cache.lengths,
+            ),
+        )
+        return decode_on_device.lower(functions, weights, drafter, spread, options)
+
+    return Program(
+        name="decode",
+        about=(
+            f"{shapes.batch_size} rows of {length} tokens, {model.block_size} heads, "
+            f"{shapes.drafts} drafts from {shapes.width} candidates a head, "
+            f"{shapes.ngrams / 1e6:,.0f} million n-grams of order {shapes.order}"
+        ),
+        lower=lower,
+        tokens=shapes.batch_size,
+        model_flops=serial_call_flops(
+            model, shapes.batch_size, drafter.max_nodes, length
+        ),
+    )
+
+
+def ngram_shapes(
+    model: BlockwiseConfig, shapes: DecodeShapes, mesh: Mesh
+) -> NGramArrays:
+    """The arrays of an n-gram model of some size, whole on every device.
+
+    Orders from the second on share the n-grams evenly. The search among the
+    continuations of a context is as long as if one had the whole vocabulary.
+
+    Raises:
+      UserError: there are fewer n-grams than tokens.
+    """
+    vocab_size = model.trunk.vocab_size
+    symbols = trie.symbol_width(vocab_size)
+    rest, orders = shapes.ngrams - symbols, shapes.order - 1
+    if shapes.order < 2 or rest < orders:
+        raise UserError(
+            f"--num_ngrams={shapes.ngrams} and --ngram_order={shapes.order}: the order "
+            f"must be 2 or more, and the n-grams more than the {symbols:,} unigrams."
+        )
+    sizes = [symbols, *[rest // orders] * orders]
+    kind = np.uint16 if symbols <= np.iinfo(np.uint16).max else np.int32
+
+    # Shapes in place of arrays: nothing but tracing sees them.
+    def arrays(sizes: list[int], dtype: Any) -> Any:
+        whole = NamedSharding(mesh, PartitionSpec())
+        return tuple(
+            jax.ShapeDtypeStruct((size,), dtype, sharding=whole) for size in sizes
+        )
+
+    table = DeviceTable(
+        log_probs=arrays(sizes, np.float32),
+        log_backoffs=arrays(sizes[:-1], np.float32),
+        first_child=arrays([size + 1 for size in sizes[:-1]], np.int32),
+        symbols=arrays(sizes[1:], kind),
+        steps=(vocab_size.bit_length(),) * orders,
+        vocab_size=vocab_size,
+        end_of_text=0,
+    )
+    number = _spread(np.float32(0), mesh, PartitionSpec())
+    return NGramArrays(table, Weight(number, number))
+
+
+def check_rows(name: str, rows: int, mesh: Mesh) -> None:
+    """Raises a `UserError` unless every part of the mesh gets as many rows."""
+    parts = mesh.shape["data"] * mesh.shape["fsdp"]
+    if rows % parts:
+        raise UserError(
+            f"{name} = {rows} is not a multiple of the mesh's {ROWS} = {parts}: "
+            "change one of them (MeshConfig.model shares out a row)."
+        )
+
+
+def _spread(tree: PyTree, mesh: Mesh, spec: PartitionSpec) -> Any:
+    """Shapes and dtypes of arrays that lie on a mesh."""
+    sharding = NamedSharding(mesh, spec)
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
+    )
+
+
+def _in_words(compute: Any) -> str:
+    """The settings that are not the default ones."""
+    return ", ".join(
+        f"{field.name} {getattr(compute, field.name)}"
+        for field in dataclasses.fields(compute)
+        if getattr(compute, field.name) != field.default
+    )

@@ -1,0 +1,161 @@
+"""Compiled programs as a table, and as JSON."""
+
+import dataclasses
+import importlib.metadata
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+
+from bpd_jax.compilation.measure import Measured
+from bpd_jax.compilation.topology import Slice
+
+_GIB = 2**30
+_PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax")
+
+
+def table(where: Slice, mesh: dict[str, int], found: Sequence[Measured]) -> Table:
+    """All figures, one column per program."""
+    chip = where.chip
+    sizes = " × ".join(f"{axis} {size}" for axis, size in mesh.items())
+    made = Table(
+        title=f"{where.name}: {len(where.devices)} cores, {sizes}",
+        caption=(
+            "Per core. The roofline is the least time that the chip's peak figures "
+            "allow; it is no measurement."
+        ),
+        title_justify="left",
+        caption_justify="left",
+    )
+    made.add_column("")
+    for one in found:
+        made.add_column(one.program.name, justify="right")
+
+    def row(label: str, *values: str, **style: Any) -> None:
+        made.add_row(label, *values, **style)
+
+    row("what", *(one.program.about for one in found))
+    row("compiled in", *(f"{one.seconds:.0f} s" for one in found))
+    made.add_section()
+    for name in ("arguments", "outputs", "donated", "temporaries", "code"):
+        sign = "-" if name == "donated" else ""
+        row(
+            f"HBM: {name}",
+            *(f"{sign}{_gib(getattr(one.memory, name))}" for one in found),
+        )
+    row(
+        f"HBM: all, of {_gib(chip.usable)}",
+        *(_gib(one.memory.needed) for one in found),
+        style="bold",
+    )
+    made.add_section()
+    row("FLOPs, the compiler's count", *(_tera(one.xla_flops) for one in found))
+    row("FLOPs, loops counted as they run", *(_tera(one.costs.flops) for one in found))
+    row(
+        "FLOPs, the model's own",
+        *(_tera(one.program.model_flops / one.cores) for one in found),
+    )
+    row("bytes, HBM", *(f"{one.costs.hbm_bytes / 1e9:,.2f} GB" for one in found))
+    row("bytes, links", *(f"{one.link_bytes / 1e9:,.3f} GB" for one in found))
+    row("loops counted as one turn", *(f"{one.costs.open_loops}" for one in found))
+    made.add_section()
+    for name in ("compute", "memory", "links"):
+        row(f"least time, {name}", *(_ms(getattr(one.times, name)) for one in found))
+    row(
+        "roofline",
+        *(f"{_ms(one.times.seconds)} ({one.times.bound})" for one in found),
+        style="bold",
+    )
+    row("tokens per second, at the roofline", *(_rate(one) for one in found))
+    row("MFU, at the roofline", *(f"{one.mfu:.1%}" for one in found))
+    return made
+
+
+def collectives(found: Measured) -> Table:
+    """What is exchanged, the largest first."""
+    made = Table(title=f"{found.program.name}: collectives", title_justify="left")
+    for name in ("kind", "group", "times", "bytes sent", "in all"):
+        made.add_column(name, justify="left" if name == "kind" else "right")
+    for kind, size, count, sent in summed_collectives(found):
+        made.add_row(
+            kind,
+            f"{size}",
+            f"{count:,}",
+            f"{sent / count / 1e6:,.2f} MB",
+            f"{sent / 1e9:,.3f} GB",
+        )
+    return made
+
+
+def summed_collectives(found: Measured) -> list[tuple[str, int, int, float]]:
+    """Kind, devices of a group, how often, and bytes sent in all by one core."""
+    times: dict[tuple[str, int], int] = defaultdict(int)
+    sent: dict[tuple[str, int], float] = defaultdict(float)
+    for collective, count in found.costs.collectives.items():
+        key = (collective.kind, collective.group_size)
+        times[key] += count
+        sent[key] += count * collective.sent
+    ordered = sorted(times, key=lambda key: -sent[key])
+    return [(*key, times[key], sent[key]) for key in ordered]
+
+
+def as_json(
+    where: Slice, mesh: dict[str, int], found: Sequence[Measured]
+) -> dict[str, Any]:
+    """The same, for machines; times in seconds, memory in bytes."""
+    return {
+        "topology": where.name,
+        "cores": len(where.devices),
+        "mesh": dict(mesh),
+        "chip": dataclasses.asdict(where.chip),
+        "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
+        "programs": {one.program.name: _figures(one) for one in found},
+    }
+
+
+def _figures(one: Measured) -> dict[str, Any]:
+    memory = dataclasses.asdict(one.memory)
+    return {
+        "about": one.program.about,
+        "compile_seconds": round(one.seconds, 1),
+        "memory_per_core": {**memory, "needed": one.memory.needed},
+        "flops_per_core": {
+            "compiler": one.xla_flops,
+            "with_loops": one.costs.flops,
+            "model": one.program.model_flops / one.cores,
+        },
+        "hbm_bytes_per_core": one.costs.hbm_bytes,
+        "link_bytes_per_core": one.link_bytes,
+        "collectives": [
+            dict(zip(("kind", "group", "times", "bytes_sent"), row, strict=True))
+            for row in summed_collectives(one)
+        ],
+        "kernels": dict(one.costs.kernels),
+        "open_loops": one.costs.open_loops,
+        "roofline": {
+            **dataclasses.asdict(one.times),
+            "seconds": one.times.seconds,
+            "bound": one.times.bound,
+        },
+        "tokens_per_second": one.tokens_per_second,
+        "mfu": one.mfu,
+    }
+
+
+def _gib(size: float) -> str:
+    return f"{size / _GIB:,.2f} GiB"
+
+
+def _tera(flops: float) -> str:
+    return f"{flops / 1e12:,.4g} T"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:,.2f} ms"
+
+
+def _rate(one: Measured) -> str:
+    """A serial call emits one token a row or more."""
+    least = "at least " if one.program.name == "decode" else ""
+    return f"{least}{one.tokens_per_second:,.0f}"

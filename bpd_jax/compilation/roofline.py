@@ -1,0 +1,87 @@
+"""The least time that a chip needs for what a program does."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from bpd_jax.compilation.chips import Chip
+from bpd_jax.compilation.collectives import Collective
+from bpd_jax.compilation.costs import Costs
+
+
+@dataclasses.dataclass(frozen=True)
+class Roofline:
+    """Times of one run, in seconds, each as if the others were free."""
+
+    compute: float
+    memory: float
+    links: float
+
+    @property
+    def seconds(self) -> float:
+        """The longest: no program takes less, however well they overlap."""
+        return max(self.compute, self.memory, self.links)
+
+    @property
+    def bound(self) -> str:
+        """Which of them it is."""
+        return max(("compute", "memory", "links"), key=lambda name: getattr(self, name))
+
+
+def roofline(
+    costs: Costs, chip: Chip, sides: Sequence[int], places: Sequence[Sequence[int]]
+) -> Roofline:
+    """The roofline of one device.
+
+    Args:
+      costs: of one device.
+      chip: its peak figures, shared evenly by the cores of a chip.
+      sides: chips along each side of the slice.
+      places: coordinates of the chip of each device, in the order of the program's
+        partitions.
+    """
+    return Roofline(
+        compute=costs.flops / (chip.flops / chip.cores),
+        memory=costs.hbm_bytes / (chip.hbm / chip.cores),
+        links=sum(
+            count * link_seconds(collective, chip, sides, places)
+            for collective, count in costs.collectives.items()
+        ),
+    )
+
+
+def link_seconds(
+    collective: Collective,
+    chip: Chip,
+    sides: Sequence[int],
+    places: Sequence[Sequence[int]],
+) -> float:
+    """The least time of one collective.
+
+    A group of devices that spreads along some sides of the torus can use the links of
+    those sides: two per chip where it fills a side that closes to a ring, else one (the
+    ends of a line have one). Cores of a chip that belong to different groups
+    share its links; those of one group pass on what the chip has received. A group
+    inside one chip uses none.
+
+    Worked example: 8 bytes to send on each core of a v4, in groups of four chips along
+    a side of 4 that hold one core of each chip: 8 · 2 / (2 · 45e9) seconds.
+    """
+    group = [tuple(places[device]) for device in collective.groups[0]]
+    links = 0
+    for axis, side in enumerate(sides):
+        extent = len({place[axis] for place in group})
+        if extent > 1:
+            links += 2 if extent == side and side % chip.wraps == 0 else 1
+    if not links:
+        return 0.0
+    sharing = chip.cores / (len(group) / len(set(group)))
+    return collective.sent * sharing / (links * chip.link)
+
+
+def link_bytes(costs: Costs, places: Sequence[Sequence[int]]) -> float:
+    """Bytes that one device sends to other chips."""
+    total = 0.0
+    for collective, count in costs.collectives.items():
+        if len({tuple(places[device]) for device in collective.groups[0]}) > 1:
+            total += count * collective.sent
+    return total

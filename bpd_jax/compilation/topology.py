@@ -1,0 +1,91 @@
+"""A slice of TPUs that is not there, described by the compiler's own library."""
+
+import dataclasses
+import importlib.util
+import os
+import re
+
+import jax
+from jax.experimental import topologies
+
+from bpd_jax.compilation.chips import Chip, chip_of
+from bpd_jax.errors import UserError
+
+# The library looks for a TPU of its own when it is loaded, and for the host's name in
+# the cloud; these keep it quiet where there is neither. Processes that only compile
+# need not wait for each other.
+_QUIET = {
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v4-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_MIN_LOG_LEVEL": "3",
+    "TPU_STDERR_LOG_LEVEL": "3",
+}
+
+
+_MEGACORE = "-megacore"
+
+
+@dataclasses.dataclass(frozen=True)
+class Slice:
+    """Chips joined by links.
+
+    Attributes:
+      name: such as `v4:4x4x4`.
+      chip: what each of them can do.
+      sides: chips along each side.
+      devices: what jax sees; of a v4 each of the two cores of a chip is one.
+    """
+
+    name: str
+    chip: Chip
+    sides: tuple[int, ...]
+    devices: tuple[jax.Device, ...]
+
+
+def find_slice(topology: str) -> Slice:
+    """Describes a slice; needs libtpu, but neither a TPU nor a network.
+
+    Args:
+      topology: a chip and the sides of the slice, such as `v5e:4x4`.
+
+    Raises:
+      UserError: there is no libtpu, or no such slice.
+    """
+    chip = chip_of(topology)
+    text = topology.partition(":")[2]
+    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text):
+        raise UserError(
+            f"--topology={topology} names no sides: write {chip.name}:"
+            f"{'x'.join(['4'] * chip.dimensions)}."
+        )
+    sides = tuple(map(int, text.split("x")))
+    if len(sides) != chip.dimensions:
+        raise UserError(
+            f"--topology={topology} has {len(sides)} sides, but slices of "
+            f"{chip.name} have {chip.dimensions}."
+        )
+    if importlib.util.find_spec("libtpu") is None:
+        raise UserError(
+            "the TPU compiler, libtpu, is not installed here: `make tpu-compile` sets "
+            "up an environment that has it."
+        )
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    # The host itself computes nothing, and a real TPU of its own is left alone.
+    jax.config.update("jax_platforms", "cpu")
+    # Programs for TPUs that are not there can be written to the cache, but not read.
+    jax.config.update("jax_enable_compilation_cache", False)
+    try:
+        found = topologies.get_topology_desc(
+            platform="tpu",
+            topology_name=topology.replace(_MEGACORE, ""),
+            **({"chip_config_name": "megacore"} if _MEGACORE in topology else {}),
+        )
+    except jax.errors.JaxRuntimeError as error:
+        reason = str(error).partition("\n")[0].partition(": ")[2].rstrip(".")
+        raise UserError(
+            f"--topology={topology} is no slice that the TPU compiler knows: {reason}."
+        ) from error
+    return Slice(topology, chip, sides, tuple(found.devices))

@@ -1,0 +1,115 @@
+"""Compiles a training step and a decode step for TPUs that are not there.
+
+    python -m bpd_jax.compile --topology=v4:4x4x4 \\
+        --gin_file=gin_configs/runs/pretrain.gin \\
+        --gin_file=gin_configs/meshes/v4_128.gin
+
+The real TPU compiler, libtpu, says what a core must hold and what it must do; the
+chip's peak figures say how long that takes at least. It needs neither a TPU nor a
+network: `make tpu-compile` sets up an environment and runs the paper's setting.
+docs/tpu.md tells how to read the table.
+
+A configuration that does not fit ends with the compiler's own numbers.
+"""
+
+import json
+import sys
+
+from absl import flags
+from rich.console import Console
+
+from bpd_jax import cli, configuration
+from bpd_jax.compilation import report
+from bpd_jax.compilation.measure import Measured, compile_for
+from bpd_jax.compilation.programs import (
+    DecodeShapes,
+    Program,
+    decode_program,
+    train_program,
+)
+from bpd_jax.compilation.topology import find_slice
+from bpd_jax.errors import UserError
+from bpd_jax.files import check_writable, replacing_file
+from bpd_jax.models.partitioning import make_mesh
+from bpd_jax.training.config import TrainConfig
+
+_PROGRAMS = ("train", "decode")
+_SHAPES = DecodeShapes()
+
+_TOPOLOGY = flags.DEFINE_string(
+    "topology", None, "The slice: a chip and its sides, as v4:4x4x4 or v5e:4x4."
+)
+_PROGRAM = flags.DEFINE_list(
+    "program", ["train"], "What to compile: train, decode, or train,decode."
+)
+_OUTPUT = flags.DEFINE_string("output", None, "JSON file for all figures.")
+_HLO = flags.DEFINE_string("hlo", None, "Folder for the text of compiled programs.")
+_BATCH_SIZE = flags.DEFINE_integer(
+    "batch_size", _SHAPES.batch_size, "Rows that decode together, over all cores."
+)
+_PROMPT_TOKENS = flags.DEFINE_integer(
+    "prompt_tokens", _SHAPES.prompt, "Tokens of a prompt, for decoding."
+)
+_MAX_NEW_TOKENS = flags.DEFINE_integer(
+    "max_new_tokens", _SHAPES.new_tokens, "Room for the text that is decoded."
+)
+_DRAFTS = flags.DEFINE_integer("drafts", _SHAPES.drafts, "Drafts of a serial call, P.")
+_LATTICE_WIDTH = flags.DEFINE_integer(
+    "lattice_width", _SHAPES.width, "Candidates of a head, W."
+)
+_NUM_NGRAMS = flags.DEFINE_integer(
+    "num_ngrams", _SHAPES.ngrams, "n-grams of all orders on every core, for decoding."
+)
+_NGRAM_ORDER = flags.DEFINE_integer(
+    "ngram_order", _SHAPES.order, "Order of the n-gram model."
+)
+
+
+def main() -> None:
+    """Does what the flags say."""
+    unknown = [name for name in _PROGRAM.value if name not in _PROGRAMS]
+    if unknown or not _PROGRAM.value:
+        raise UserError(
+            f"--program={','.join(_PROGRAM.value)}: give train, decode, or both with a "
+            "comma between."
+        )
+    if _OUTPUT.value:
+        check_writable(_OUTPUT.value)
+    where = find_slice(cli.required("topology"))
+    config = configuration.parse_flags(TrainConfig).value
+    mesh = make_mesh(config.mesh, where.devices)
+    makers = {
+        "train": lambda: train_program(config, mesh),
+        "decode": lambda: decode_program(config.model, _shapes(), mesh),
+    }
+    # Refusals come before the first of them is compiled.
+    programs: list[Program] = [makers[name]() for name in _PROGRAM.value]
+    console = Console()
+    found: list[Measured] = []
+    for program in programs:
+        print(f"compiling {program.name} for {where.name} ...", file=sys.stderr)
+        found.append(compile_for(program, mesh, where, _HLO.value))
+    console.print(report.table(where, dict(mesh.shape), found))
+    for one in found:
+        console.print(report.collectives(one))
+    if _OUTPUT.value:
+        figures = report.as_json(where, dict(mesh.shape), found)
+        with replacing_file(_OUTPUT.value) as path:
+            path.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        console.print(f"written to {_OUTPUT.value}")
+
+
+def _shapes() -> DecodeShapes:
+    return DecodeShapes(
+        batch_size=_BATCH_SIZE.value,
+        prompt=_PROMPT_TOKENS.value,
+        new_tokens=_MAX_NEW_TOKENS.value,
+        drafts=_DRAFTS.value,
+        width=_LATTICE_WIDTH.value,
+        ngrams=_NUM_NGRAMS.value,
+        order=_NGRAM_ORDER.value,
+    )
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,93 @@
+"""The command itself; what needs libtpu runs in the environment that has it."""
+
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+NEEDS_LIBTPU = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None,
+    reason="libtpu, the TPU compiler, is in an environment of its own",
+)
+TINY = [
+    "--gin_file=gin_configs/models/tiny.gin",
+    "--gin_file=gin_configs/tasks/text_files.gin",
+    "--gin_file=gin_configs/runs/train.gin",
+    "--gin.TEXT_FILES='nowhere/*.txt'",
+    "--gin.STEPS=10",
+    "--gin.LEARNING_RATE=0.001",
+    "--gin.TransformerConfig.num_layers=1",
+    "--gin.TransformerConfig.dtype='bfloat16'",
+]
+
+
+def run(*flags, batch_size=8, length=128):
+    sizes = [f"--gin.BATCH_SIZE={batch_size}", f"--gin.LENGTH={length}"]
+    command = [sys.executable, "-m", "bpd_jax.compile", *TINY, *sizes, *flags]
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def assert_refused(result, message):
+    assert result.returncode == 1, result.stderr
+    assert "Traceback" not in result.stderr
+    (error,) = (line for line in result.stderr.splitlines() if "error: " in line)
+    assert message in error
+
+
+def test_bad_flags_are_refused():
+    assert_refused(run("--topology=v9:2x2"), "--topology=v9:2x2 is not known")
+    refused = run("--topology=v5e:2x2", "--program=serve")
+    assert_refused(refused, "--program=serve: give train, decode, or both")
+
+
+@NEEDS_LIBTPU
+def test_a_step_is_compiled_for_a_slice_that_is_not_there(tmp_path):
+    output, text = tmp_path / "figures.json", tmp_path / "hlo"
+    result = run(
+        "--topology=v5e:2x2",
+        "--gin.MeshConfig.fsdp=2",
+        f"--output={output}",
+        f"--hlo={text}",
+    )
+    assert result.returncode == 0, result.stderr
+    assert "v5e:2x2: 4 cores, data 2 × fsdp 2 × model 1" in result.stdout
+    figures = json.loads(output.read_text())
+    train = figures["programs"]["train"]
+    memory = train["memory_per_core"]
+    assert 0 < memory["needed"] < memory["usable"] == int(15.75 * 2**30)
+    assert memory["donated"] == pytest.approx(memory["arguments"], rel=0.1)
+    flops = train["flops_per_core"]
+    assert flops["with_loops"] == pytest.approx(flops["model"], rel=0.1)
+    assert flops["compiler"] < flops["with_loops"]
+    assert {row["group"] for row in train["collectives"]} <= {2, 4}
+    assert train["kernels"]["splash_mha_fwd_segmented_residuals"] == 1
+    assert 0 < train["mfu"] < 1
+    assert (text / "train.txt").read_text().startswith("HloModule jit_step")
+
+
+@NEEDS_LIBTPU
+def test_what_does_not_fit_is_refused_with_the_compilers_numbers():
+    refused = run("--topology=v5e:2x2", "--gin.MeshConfig.fsdp=3")
+    assert_refused(refused, "data × fsdp × model = -1 × 3 × 1, but there are 4 devices")
+    refused = run(
+        "--topology=v5e:2x2",
+        "--gin.TransformerConfig.num_layers=400",
+        "--gin.ComputeConfig.scan_layers=True",
+        "--gin.HEADS=1",
+        batch_size=1024,
+        length=512,
+    )
+    assert_refused(refused, "the train step does not fit v5e:2x2: it needs ")
+    assert " GiB of the 15.75 GiB of a core; share the parameters " in refused.stderr

@@ -1,0 +1,278 @@
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from bpd_jax.compilation.collectives import Collective
+from bpd_jax.compilation.costs import costs_of
+from bpd_jax.compilation.hlo import parse
+from bpd_jax.models.partitioning import MeshConfig, make_mesh
+
+HEADER = "HloModule jit_f, num_partitions=8\n\n"
+
+
+def costs(text, devices=8):
+    return costs_of(parse(HEADER + text), devices)
+
+
+def collective(kind, nbytes, size):
+    return Collective(kind, nbytes, 0, (tuple(range(size)),), "1")
+
+
+@pytest.mark.parametrize(
+    "kind, sent",
+    [
+        ("all-gather", 300),  # three other pieces of 100 bytes
+        ("all-reduce", 150),  # 3/4 of 100 bytes, out and back
+        ("reduce-scatter", 75),
+        ("all-to-all", 75),
+        ("collective-permute", 100),
+    ],
+)
+def test_bytes_that_a_collective_sends(kind, sent):
+    assert collective(kind, 100, 4).sent == sent
+    assert collective(kind, 100, 1).sent == 0
+
+
+def test_products_count_with_the_turns_of_a_loop():
+    def f(w, x):
+        def layer(c, w):
+            return jnp.tanh(c @ w), None
+
+        return jax.lax.scan(layer, x, w)[0]
+
+    compiled = jax.jit(f).lower(jnp.ones((5, 64, 64)), jnp.ones((16, 64))).compile()
+    found = costs_of(parse(compiled.as_text()), 1)
+    assert found.flops == 5 * 2 * 16 * 64 * 64
+    # At least the weights of each layer once, and not all of them each time.
+    weights = 5 * 64 * 64 * 4
+    assert weights <= found.hbm_bytes < 5 * weights
+
+
+def test_collectives_of_a_real_program():
+    """Rows over 8 devices: gradients are added up, 1/8 of the weights gathered."""
+    mesh = make_mesh(MeshConfig(data=1, fsdp=8))
+    spread = NamedSharding(mesh, PartitionSpec("fsdp"))
+    whole = NamedSharding(mesh, PartitionSpec())
+
+    def f(w, x):
+        return x @ w, x.sum(0)
+
+    shapes = (
+        jax.ShapeDtypeStruct((64, 32), jnp.float32, sharding=spread),
+        jax.ShapeDtypeStruct((16, 64), jnp.float32, sharding=spread),
+    )
+    compiled = jax.jit(f, out_shardings=(spread, whole)).lower(*shapes).compile()
+    found = costs_of(parse(compiled.as_text()), 8)
+    sizes = {x.kind: (x.nbytes, x.group_size, n) for x, n in found.collectives.items()}
+    assert sizes == {
+        "all-gather": (8 * 32 * 4, 8, 1),
+        "all-reduce": (64 * 4, 8, 1),
+    }
+    assert found.flops == 2 * 2 * 64 * 32
+
+
+def test_a_collective_in_a_loop_runs_in_every_turn():
+    found = costs("""\
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %c = f32[] add(%a, %b)
+}
+
+%body (p: (s32[], f32[256])) -> (s32[], f32[256]) {
+  %p = (s32[], f32[256]{0}) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %x = f32[256]{0} get-tuple-element(%p), index=1
+  %sum = f32[256]{0} all-reduce(%x), channel_id=3, replica_groups=[4,2]<=[8],
+    to_apply=%add
+  ROOT %out = (s32[], f32[256]{0}) tuple(%i, %sum)
+}
+
+%test (q: (s32[], f32[256])) -> pred[] {
+  %q = (s32[], f32[256]{0}) parameter(0)
+  ROOT %yes = pred[] constant(true)
+}
+
+ENTRY %main (a: f32[256]) -> (s32[], f32[256]) {
+  %a = f32[256]{0} parameter(0)
+  %zero = s32[] constant(0)
+  %carried = (s32[], f32[256]{0}) tuple(%zero, %a)
+  ROOT %loop = (s32[], f32[256]{0}) while(%carried), condition=%test, body=%body,
+    backend_config={"known_trip_count":{"n":"6"}}
+}
+""")
+    [(kind, times)] = found.collectives.items()
+    assert (kind.kind, kind.nbytes, kind.group_size, times) == (
+        "all-reduce",
+        1024,
+        2,
+        6,
+    )
+    # Read and written once a turn.
+    assert found.hbm_bytes == 6 * 2 * 1024
+
+
+def test_a_collective_spread_over_fusions_counts_once():
+    """As the TPU compiler writes one that runs beside a product of [64,64] matrices."""
+    found = costs("""\
+%start (p: f32[8]) -> (f32[8], f32[64]) {
+  %p = f32[8]{0} parameter(0)
+  %begun = f32[64]{0} all-gather(%p), channel_id=9, replica_groups=[1,8]<=[8],
+    dimensions={0}
+  ROOT %s = (f32[8]{0}, f32[64]{0:S(1)}) custom-call(%begun),
+    custom_call_target="AsyncCollectiveStart"
+}
+
+%beside (p: f32[8], q: f32[64], x: f32[64,64]) -> (f32[64], f32[64], f32[64,64]) {
+  %p = f32[8]{0} parameter(0)
+  %q = f32[64]{0:S(1)} parameter(1)
+  %x = f32[64,64]{1,0} parameter(2)
+  %again = f32[64]{0:S(1)} all-gather(%p), channel_id=9, replica_groups=[1,8]<=[8],
+    dimensions={0}
+  %y = f32[64,64]{1,0} convolution(%x, %x), dim_labels=bf_io->bf
+  ROOT %t = (f32[64]{0:S(1)}, f32[64]{0:S(1)}, f32[64,64]{1,0}) tuple(%again, %q, %y)
+}
+
+ENTRY %main (a: f32[8], x: f32[64,64]) -> f32[64,64] {
+  %a = f32[8]{0} parameter(0)
+  %x = f32[64,64]{1,0} parameter(1)
+  %s = (f32[8]{0}, f32[64]{0:S(1)}) fusion(%a), kind=kCustom, calls=%start
+  %q = f32[64]{0:S(1)} get-tuple-element(%s), index=1
+  %f = (f32[64]{0:S(1)}, f32[64]{0:S(1)}, f32[64,64]{1,0}) fusion(%a, %q, %x),
+    kind=kCustom, calls=%beside
+  ROOT %y = f32[64,64]{1,0} get-tuple-element(%f), index=2
+}
+""")
+    [(kind, times)] = found.collectives.items()
+    assert (kind.kind, kind.nbytes, times) == ("all-gather", 32, 1)
+    assert found.flops == 2 * 64**3
+    # The collective's operand and result; then the matrix read and its square written.
+    assert found.hbm_bytes == 32 + 256 + 2 * 64 * 64 * 4
+
+
+def test_a_reduce_scatter_is_an_all_reduce_of_which_a_slice_is_used():
+    found = costs("""\
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %c = f32[] add(%a, %b)
+}
+
+%all-reduce-scatter (p: f32[64]) -> f32[8] {
+  %p = f32[64]{0} parameter(0)
+  %sum = f32[64]{0} all-reduce(%p), channel_id=2, replica_groups=[1,8]<=[8],
+    to_apply=%add
+  %place = s32[] constant(0)
+  ROOT %mine = f32[8]{0} dynamic-slice(%sum, %place), dynamic_slice_sizes={8}
+}
+
+ENTRY %main (a: f32[64]) -> f32[8] {
+  %a = f32[64]{0} parameter(0)
+  ROOT %mine = f32[8]{0} fusion(%a), kind=kCustom, calls=%all-reduce-scatter
+}
+""")
+    [(kind, times)] = found.collectives.items()
+    assert (kind.kind, kind.sent, times) == ("reduce-scatter", 256 * 7 / 8, 1)
+    assert found.hbm_bytes == 256 + 32
+
+
+def test_fusions_touch_what_they_slice_and_update():
+    found = costs("""\
+%slices (p: f32[5,100], i: s32[]) -> f32[1,100] {
+  %p = f32[5,100]{1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %zero = s32[] constant(0)
+  ROOT %s = f32[1,100]{1,0} dynamic-slice(%p, %i, %zero), dynamic_slice_sizes={1,100}
+}
+
+%around (p: f32[5,100], i: s32[]) -> f32[100] {
+  %p = f32[5,100]{1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %part = f32[1,100]{1,0} fusion(%p, %i), kind=kLoop, calls=%slices
+  ROOT %flat = f32[100]{0} bitcast(%part)
+}
+
+%view (p: f32[100]) -> f32[1,100] {
+  %p = f32[100]{0} parameter(0)
+  ROOT %v = f32[1,100]{1,0} bitcast(%p)
+}
+
+%squares (p: f32[100]) -> f32[1,100] {
+  %p = f32[100]{0} parameter(0)
+  %v = f32[1,100]{1,0} fusion(%p), kind=kLoop, calls=%view
+  ROOT %s = f32[1,100]{1,0} multiply(%v, %v)
+}
+
+%updates (p: f32[5,100], u: f32[1,100], i: s32[]) -> f32[5,100] {
+  %p = f32[5,100]{1,0} parameter(0)
+  %u = f32[1,100]{1,0} parameter(1)
+  %i = s32[] parameter(2)
+  %zero = s32[] constant(0)
+  ROOT %w = f32[5,100]{1,0} dynamic-update-slice(%p, %u, %i, %zero)
+}
+
+ENTRY %main (a: f32[5,100], i: s32[]) -> f32[5,100] {
+  %a = f32[5,100]{1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %row = f32[1,100]{1,0} fusion(%a, %i), kind=kLoop, calls=%slices
+  %flat = f32[100]{0} fusion(%a, %i), kind=kLoop, calls=%around
+  %square = f32[1,100]{1,0} fusion(%flat), kind=kLoop, calls=%squares
+  ROOT %b = f32[5,100]{1,0} fusion(%a, %row, %i), kind=kLoop, calls=%updates
+}
+""")
+    # A row read and written, four times, and the number three times.
+    assert found.hbm_bytes == 4 * 2 * 400 + 3 * 4
+
+
+def test_copies_and_slices_that_run_beside_other_work():
+    """Into fast memory: what is copied is read once, in full or in part."""
+    found = costs("""\
+ENTRY %main (a: f32[5,100]) -> f32[1,100] {
+  %a = f32[5,100]{1,0} parameter(0)
+  %c = (f32[5,100]{1,0:S(1)}, f32[5,100]{1,0}, u32[]{:S(2)}) copy-start(%a)
+  %whole = f32[5,100]{1,0:S(1)} copy-done(%c)
+  %s = (f32[5,100]{1,0}, f32[1,100]{1,0:S(1)}, u32[]{:S(2)}) slice-start(%a),
+    slice={[0:1], [0:100]}
+  ROOT %row = f32[1,100]{1,0:S(1)} slice-done(%s)
+}
+""")
+    assert found.hbm_bytes == 2000 + 400
+
+
+def test_a_batched_product_written_as_a_convolution():
+    """Twelve products [16,32] x [32,8]; the window meets padding elsewhere."""
+    found = costs("""\
+ENTRY %main (a: f32[12,16,32], b: f32[12,32,8]) -> f32[12,16,8] {
+  %a = f32[12,16,32]{2,1,0:S(1)} parameter(0)
+  %b = f32[12,32,8]{2,1,0:S(1)} parameter(1)
+  ROOT %c = f32[12,16,8]{2,1,0:S(1)} convolution(%a, %b),
+    window={size=12 stride=11 pad=0_0 lhs_dilate=12}, dim_labels=0bf_0io->0bf
+}
+""")
+    assert found.flops == 12 * 2 * 16 * 32 * 8
+    assert found.hbm_bytes == 0
+
+
+def test_the_flops_of_splash_attention():
+    """Two blocks of 256: three of the four are computed, in two products."""
+    found = costs("""\
+ENTRY %main (m: s8[1,1,1], q: bf16[2,4,512,64]) -> bf16[2,4,512,64] {
+  %m = s8[1,1,1]{2,1,0} parameter(0)
+  %q = bf16[2,4,512,64]{3,2,1,0} parameter(1)
+  ROOT %splash_mha_fwd.3 = bf16[2,4,512,64]{3,2,1,0} custom-call(%m, %q, %q, %q),
+    custom_call_target="tpu_custom_call", frontend_attributes={kernel_metadata={
+"xprof_metadata":"{\\"block_q\\": 256, \\"block_kv\\": 256}"
+}}
+}
+""")
+    assert found.flops == 2 * 2 * (2 * 4) * 512 * 512 * 64 * 3 / 4
+    assert found.kernels == {"splash_mha_fwd": 1}
+
+
+def test_a_rare_way_out_does_not_count():
+    def f(x, flag):
+        return jax.lax.cond(flag, lambda x: x, lambda x: jnp.sin(x @ x), x)
+
+    text = jax.jit(f).lower(jnp.ones((64, 64)), True).compile().as_text()
+    assert costs_of(parse(text), 1).flops == 0

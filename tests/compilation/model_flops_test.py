@@ -1,0 +1,51 @@
+import jax
+import jax.numpy as jnp
+import pytest
+
+from bpd_jax.compilation.model_flops import serial_call_flops, train_flops
+from bpd_jax.models.attention import causal_mask
+from bpd_jax.models.blockwise import BlockwiseLM, parameter_shapes
+from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
+
+MODEL = BlockwiseConfig(
+    TransformerConfig(500, 2, 64, 256, num_heads=4, max_length=128, gated=True),
+    BlockHeadsConfig(num_heads=3, hidden=128),
+)
+
+
+def test_flops_of_a_step_by_hand():
+    trunk = 2 * (4 * 64 * 64 + 3 * 64 * 256)
+    heads = 2 * (2 * 64 * 128)
+    softmax = 3 * 500 * 64
+    attention = 2 * 2 * 2 * 128 * 128 * 64  # two layers; scores and values
+    expected = 6 * (trunk + heads + softmax) * 8 * 128 + 3 * 8 * attention
+    assert train_flops(MODEL, 8, 128) == expected
+
+
+def test_flops_of_a_serial_call_by_hand():
+    trunk = 2 * (4 * 64 * 64 + 3 * 64 * 256)
+    row = 2 * 20 * (trunk + 500 * 64) + 2 * 2 * 2 * 20 * 96 * 64
+    row += 2 * (2 * (2 * 64 * 128) + 2 * 500 * 64)
+    assert serial_call_flops(MODEL, 4, 20, 96) == 4 * row
+
+
+def test_xla_counts_the_same():
+    """All heads at all positions at once, so that no loop hides anything."""
+
+    def loss(params, tokens):
+        segments = jnp.ones_like(tokens)
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        logits = BlockwiseLM(MODEL).apply(
+            {"params": params},
+            tokens,
+            positions,
+            causal_mask(segments),
+            method="all_logits",
+        )
+        return jax.nn.logsumexp(logits, -1).mean() - logits[..., 0].mean()
+
+    tokens = jax.ShapeDtypeStruct((8, 128), jnp.int32)
+    step = jax.jit(jax.grad(loss)).lower(parameter_shapes(MODEL), tokens).compile()
+    # What is left are norms, activations and softmaxes.
+    counted = step.cost_analysis()["flops"]
+    assert counted == pytest.approx(train_flops(MODEL, 8, 128), rel=0.06)

@@ -1,0 +1,107 @@
+"""The programs as the CPU compiles them: eight virtual devices in place of a slice."""
+
+import jax
+import pytest
+
+from bpd_jax.compilation.costs import costs_of
+from bpd_jax.compilation.hlo import parse
+from bpd_jax.compilation.programs import (
+    DecodeShapes,
+    decode_program,
+    ngram_shapes,
+    train_program,
+)
+from bpd_jax.data.spec import TextTask
+from bpd_jax.errors import UserError
+from bpd_jax.models.compute import ComputeConfig
+from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
+from bpd_jax.models.partitioning import MeshConfig, make_mesh
+from bpd_jax.training.config import OptimizerConfig, TrainConfig
+from bpd_jax.training.state import abstract_parameters
+
+MODEL = BlockwiseConfig(
+    TransformerConfig(272, 2, 32, 64, num_heads=4, max_length=64),
+    BlockHeadsConfig(num_heads=3, hidden=48),
+)
+SHAPES = DecodeShapes(
+    batch_size=4, prompt=16, new_tokens=8, drafts=4, width=4, ngrams=1000, order=3
+)
+
+
+def config(**changes):
+    settings = {
+        "model": MODEL,
+        "task": TextTask("text_files", "nowhere/*.txt", "bpe:272"),
+        "optimizer": OptimizerConfig(learning_rate=1e-3),
+        "batch_size": 16,
+        "length": 32,
+        "steps": 10,
+        "compute": ComputeConfig(loss_chunk=16, scan_layers=True),
+    }
+    return TrainConfig(**{**settings, **changes})
+
+
+def test_a_train_step_costs_what_its_model_needs():
+    mesh = make_mesh(MeshConfig(data=2, fsdp=4))
+    program = train_program(config(), mesh)
+    assert program.tokens == 16 * 32
+    compiled = program.lower().compile()
+    found = costs_of(parse(compiled.as_text()), 8)
+    # Loops over layers, heads and chunks count in full, unlike in XLA's own count.
+    assert found.flops == pytest.approx(program.model_flops / 8, rel=0.02)
+    assert found.open_loops == 0
+    assert {x.group_size for x in found.collectives} <= {2, 4, 8}
+    # The state is donated: parameters and two moments, float32.
+    memory = compiled.memory_analysis()
+    parameters = jax.tree.leaves(abstract_parameters(MODEL, mesh))
+    state = 3 * 4 * sum(x.size for x in parameters)
+    assert memory.alias_size_in_bytes == pytest.approx(state / 4, rel=0.1)
+
+
+def test_a_decode_step_holds_its_ngrams():
+    mesh = make_mesh(MeshConfig(data=4, model=2))
+    program = decode_program(MODEL, SHAPES, mesh)
+    table = ngram_shapes(MODEL, SHAPES, mesh).table
+    assert [len(array) for array in table.log_probs] == [274, 363, 363]
+    compiled = program.lower().compile()
+    arguments = compiled.memory_analysis().argument_size_in_bytes
+    assert arguments > sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(table))
+    found = costs_of(parse(compiled.as_text()), 8)
+    assert found.open_loops == 1
+    # One turn; half of each product of every row is another device's.
+    assert found.flops == pytest.approx(program.model_flops / 8, rel=0.3)
+
+
+@pytest.mark.parametrize(
+    "mesh, make, message",
+    [
+        (
+            {"data": 8},
+            lambda mesh: train_program(config(batch_size=12), mesh),
+            r"TrainConfig.batch_size = 12 is not a multiple .* data × fsdp = 8",
+        ),
+        (
+            {"data": 8},
+            lambda mesh: decode_program(MODEL, SHAPES, mesh),
+            r"--batch_size = 4 is not a multiple",
+        ),
+        (
+            {"model": 8},
+            lambda mesh: decode_program(MODEL, DecodeShapes(batch_size=4), mesh),
+            r"--prompt_tokens=512 and --max_new_tokens=128 are more than",
+        ),
+        (
+            {"model": 8},
+            lambda mesh: decode_program(BlockwiseConfig(MODEL.trunk), SHAPES, mesh),
+            "the model has no block heads",
+        ),
+        (
+            {"model": 8},
+            lambda mesh: ngram_shapes(MODEL, DecodeShapes(ngrams=100), mesh),
+            r"--num_ngrams=100 and --ngram_order=4: .* the 274 unigrams",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(mesh, make, message):
+    with pytest.raises(UserError, match=message):
+        make(make_mesh(MeshConfig(**mesh)))

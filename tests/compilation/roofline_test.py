@@ -1,0 +1,50 @@
+from collections import Counter
+
+import pytest
+
+from bpd_jax.compilation.chips import Chip
+from bpd_jax.compilation.collectives import Collective
+from bpd_jax.compilation.costs import Costs
+from bpd_jax.compilation.roofline import link_bytes, link_seconds, roofline
+
+# Two cores a chip; 4 × 4 chips; sides of 4 close to rings, those of 2 do not.
+CHIP = Chip("x", 2, flops=200.0, hbm=20.0, usable=1, link=1.0, dimensions=2, wraps=4)
+SIDES = (4, 4)
+# Core c of chip (x, y) is device 2 · (4 · y + x) + c.
+PLACES = [(x, y, 0) for y in range(4) for x in range(4) for _ in range(2)]
+
+
+def exchange(*group, nbytes=8, kind="collective-permute"):
+    return Collective(kind, nbytes, 0, (group,), "1")
+
+
+@pytest.mark.parametrize(
+    "group, sides, seconds",
+    [
+        # One core of each of four chips along a ring: both cores of a chip send 8
+        # bytes over its two links.
+        ((0, 2, 4, 6), SIDES, 8 * 2 / 2),
+        # Both cores of these chips: the chip receives once.
+        ((0, 1, 2, 3, 4, 5, 6, 7), SIDES, 8 * 1 / 2),
+        # Along both sides: four links.
+        (tuple(range(32)), SIDES, 8 * 1 / 4),
+        # Half of a ring is a line.
+        ((0, 2), SIDES, 8 * 2 / 1),
+        # A line of two chips has one link between them.
+        ((0, 2), (2, 4), 8 * 2 / 1),
+        # The two cores of one chip.
+        ((0, 1), SIDES, 0),
+    ],
+)
+def test_time_of_a_collective(group, sides, seconds):
+    assert link_seconds(exchange(*group), CHIP, sides, PLACES) == seconds
+
+
+def test_the_longest_of_the_three_binds():
+    ring, inside = exchange(0, 2, 4, 6), exchange(0, 1)
+    costs = Costs(flops=600, other_bytes=50, collectives=Counter({ring: 3, inside: 9}))
+    found = roofline(costs, CHIP, SIDES, PLACES)
+    assert (found.compute, found.memory, found.links) == (6, 5, 24)
+    assert (found.seconds, found.bound) == (24, "links")
+    assert link_bytes(costs, PLACES) == 3 * 8
+    assert roofline(costs, CHIP, SIDES, [(0, 0, 0)] * 32).bound == "compute"

@@ -1,0 +1,67 @@
+import importlib.util
+
+import pytest
+
+from bpd_jax.compilation import topology
+from bpd_jax.compilation.chips import CHIPS
+from bpd_jax.compilation.measure import out_of_memory
+from bpd_jax.compilation.topology import find_slice
+from bpd_jax.errors import UserError
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        (
+            "v9:2x2",
+            r"v9:2x2 is not known: give a chip \(v4, v4-megacore, v5e, v5p, v6e\)",
+        ),
+        ("v4", "v4 names no sides: write v4:4x4x4"),
+        ("v5e:", "v5e: names no sides: write v5e:4x4"),
+        ("v4:4xx4", "names no sides"),
+        ("v5e:4x4x4", "v5e:4x4x4 has 3 sides, but slices of v5e have 2"),
+    ],
+)
+def test_a_slice_that_cannot_be_is_refused(name, message):
+    with pytest.raises(UserError, match=message):
+        find_slice(name)
+
+
+def test_without_the_compiler_it_says_how_to_get_it(monkeypatch):
+    monkeypatch.setattr(topology.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"libtpu, is not installed.*make tpu-compile"):
+        find_slice("v4:4x4x4")
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None,
+    reason="libtpu, the TPU compiler, is in an environment of its own",
+)
+def test_the_compiler_describes_its_slices():
+    cores = {"v4": 8, "v4-megacore": 4, "v5p": 4, "v5e": 4, "v6e": 4}
+    for name, chip in CHIPS.items():
+        sides = "x".join(["2", "2", "1"][: chip.dimensions])
+        assert len(find_slice(f"{name}:{sides}").devices) == cores[name]
+    with pytest.raises(UserError, match="v4:3x5x7 is no slice that the TPU compiler"):
+        find_slice("v4:3x5x7")
+
+
+@pytest.mark.parametrize(
+    "message, refused",
+    [
+        (
+            "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required "
+            "for HLO temporaries (512.00G) exceeds available HBM (15.75G).",
+            "it needs 512.00 GiB of the 15.75 GiB of a core",
+        ),
+        (
+            "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in "
+            "memory space hbm. Used 700.5M of 15.25M hbm. Exceeded hbm capacity by 1M.",
+            "it needs 700.5 MiB of the 15.25 MiB of a core",
+        ),
+        ("RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem.", None),
+        ("INVALID_ARGUMENT: no", None),
+    ],
+)
+def test_the_compilers_numbers(message, refused):
+    assert out_of_memory(message) == refused
