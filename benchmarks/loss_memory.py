@@ -23,11 +23,11 @@ import numpy as np
 from absl import flags
 
 from bpd_jax import cli, files, progress
-from bpd_jax.compilation.model_flops import train_flops
 from bpd_jax.data.rows import Batch, make_batch
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
+from bpd_jax.models.flops import train_flops
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.reporting import build
 from bpd_jax.training.config import OptimizerConfig

@@ -6,7 +6,7 @@
 Takes the model, batch, mesh and ComputeConfig of a gin file, random tokens, and times
 whole steps: the same trunk with the model's softmax alone first, then with all heads.
 The two take turns in blocks of steps after that, so that their ratio holds on a machine
-whose clock wanders. MFU is what the model needs (`training.flops`, nothing that is
+whose clock wanders. MFU is what the model needs (`models.flops`, nothing that is
 computed twice) over the device's dense bfloat16 peak. Writes one JSON file.
 """
 

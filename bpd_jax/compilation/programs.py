@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bpd_jax.compilation.model_flops import serial_call_flops, train_flops
 from bpd_jax.data.rows import Batch
 from bpd_jax.decoding.choice import row_keys
 from bpd_jax.decoding.loop import Weights, decode_on_device, prefill
@@ -22,6 +21,7 @@ from bpd_jax.drafting.transitions.ngram import NGramArrays
 from bpd_jax.errors import UserError
 from bpd_jax.models.cache import KVCache
 from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.flops import serial_call_flops, train_flops
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.partitioning import BATCH_SPEC
 from bpd_jax.ngrams import trie
@@ -44,7 +44,7 @@ class Program:
       about: sizes, in a few words.
       lower: traces it; nothing is allocated.
       tokens: that one run trains on; for decoding, the fewest it may emit, one per row.
-      model_flops: of one run on all devices; see `model_flops`.
+      model_flops: of one run on all devices; see `models.flops`.
     """
 
     name: str
