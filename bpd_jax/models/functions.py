@@ -130,8 +130,8 @@ def top_candidates(
     log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
     # Behind the barrier: where a caller takes the first columns only, XLA would merge
     # the two slices, no longer see a top-k on a CPU, and sort the whole vocabulary.
-    best = jax.lax.top_k(log_probs, width)
-    scores, tokens = jax.lax.optimization_barrier(best)
+    # (One barrier for both would lie on the top-k itself, which crashes XLA on a mesh.)
+    scores, tokens = map(jax.lax.optimization_barrier, jax.lax.top_k(log_probs, width))
     return tokens.astype(jnp.int32), scores, entropy(log_probs)
 
 
