@@ -48,8 +48,7 @@ def load_trunk(
       mesh: devices to spread the parameters over; None is the first one.
 
     Raises:
-      UserError: a tensor is missing, damaged or of another shape, or the mesh does not
-        divide it.
+      UserError: a tensor is missing, damaged or of another shape.
     """
     model = BlockwiseConfig(config)
     boxed = jax.eval_shape(lambda: init_boxed(model, jax.random.key(0)))
@@ -68,7 +67,7 @@ def load_trunk(
             origin = layout[tuple(entry.key for entry in path[1:])]
             values = origin.convert(read_tensor(tensors, origin))
             assert values.shape == leaf.shape, (origin.name, values.shape, leaf.shape)
-            loaded = _place(values, leaf.dtype, sharding, origin.name)
+            loaded = _place(values, leaf.dtype, sharding)
             bar.update()
             return loaded
 
@@ -92,16 +91,10 @@ def read_tensor(tensors: Tensors, origin: Origin) -> np.ndarray:
 
 
 def _place(
-    values: np.ndarray, dtype: np.dtype, sharding: jax.sharding.Sharding, name: str
+    values: np.ndarray, dtype: np.dtype, sharding: jax.sharding.Sharding
 ) -> Array:
     """Copies one shard after another to the devices that hold it."""
-    try:
-        indices = sharding.addressable_devices_indices_map(values.shape)
-    except ValueError as error:
-        raise UserError(
-            f"the mesh does not divide {name}, which is {list(values.shape)} with an "
-            "axis per head: choose other sizes of fsdp and model."
-        ) from error
+    indices = sharding.addressable_devices_indices_map(values.shape)
     owners: dict[tuple[tuple[int | None, int | None], ...], list[jax.Device]] = {}
     for device, index in indices.items():
         assert index is not None

@@ -71,11 +71,19 @@ def test_sharded_equals_unsharded(name, sizes):
     assert shard == (width // sizes[1], inner // sizes[2])
 
 
-def test_a_mesh_that_does_not_divide_heads_is_refused():
+def test_what_a_mesh_does_not_divide_stays_whole():
+    """Four devices share four query heads, and each has both key-value heads."""
     checkpoint = open_folder(GOLDEN / "llama")
     mesh = make_mesh(MeshConfig(model=4))
-    with pytest.raises(UserError, match=r"does not divide .*k_proj\.weight, .*\[16, 2"):
-        load_trunk(checkpoint.config, checkpoint.layout, checkpoint.tensors, mesh)
+    read = (checkpoint.config, checkpoint.layout, checkpoint.tensors)
+    spread = load_trunk(*read, mesh)
+    attention = spread["trunk"]["attention_0"]
+    query, key = (attention[name]["kernel"] for name in ("query", "key"))
+    assert "model" in query.sharding.spec
+    assert "model" not in key.sharding.spec
+    np.testing.assert_array_equal(
+        key, load_trunk(*read)["trunk"]["attention_0"]["key"]["kernel"]
+    )
 
 
 @pytest.mark.parametrize("spread", [False, True])
