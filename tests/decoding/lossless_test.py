@@ -205,7 +205,7 @@ def sharded(make_decoder):
 
 # One that stays on the device, one with tables, one on the host, and one that is given
 # something for every row.
-FEW = ["medusa:8", "ngram_device:3:adaptive=1", "ngram_viterbi:4", "oracle"]
+FEW = ["ngram_device:3:adaptive=1", "ngram_viterbi:4", "oracle"]
 
 
 @pytest.mark.parametrize("name", often(FEW))

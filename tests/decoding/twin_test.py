@@ -137,7 +137,9 @@ def reader(make_model):
     return Reader(make_model(4, BLOCK))
 
 
-@pytest.mark.parametrize("verification", [TREE, BATCHED])
+@pytest.mark.parametrize(
+    "verification", [TREE, pytest.param(BATCHED, marks=pytest.mark.exhaustive)]
+)
 @pytest.mark.parametrize("name", PROPOSALS)
 def test_the_loop_equals_its_twin(make_model, make_prompts, reader, name, verification):
     functions, params = make_model(4, BLOCK)

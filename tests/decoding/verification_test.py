@@ -23,7 +23,9 @@ from bpd_jax.drafting.tree import from_drafts
 @pytest.mark.parametrize(
     "name", ["zero_gram:4", "zero_gram:6:search=best", "medusa:8", "ngram_device:3"]
 )
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize(
+    "temperature", [0.0, pytest.param(0.9, marks=pytest.mark.exhaustive)]
+)
 def test_both_layouts_take_the_same_steps(
     make_model, make_prompts, make_ngram, name, temperature
 ):

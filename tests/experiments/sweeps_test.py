@@ -138,7 +138,7 @@ def test_another_run_in_the_folder_is_refused(point):
 NAMES = ["layers=1,width=64", "layers=1,width=128"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_sweep_trains_is_resumed_and_makes_a_table(dry_run, tmp_path):
     pytest.importorskip("seqio")
     (tmp_path / "texts").mkdir()

@@ -68,8 +68,12 @@ def test_boxes_name_the_new_axis():
     assert nn.get_partition_spec(own) == nn.get_partition_spec(boxed)
 
 
-@pytest.mark.parametrize("remat", ["none", "dots", "full"])
-@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize(
+    "remat", [pytest.param("none", marks=pytest.mark.exhaustive), "dots", "full"]
+)
+@pytest.mark.parametrize(
+    "scan", [pytest.param(False, marks=pytest.mark.exhaustive), True]
+)
 def test_scan_and_rematerialisation_change_nothing(scan, remat):
     params = initial(ComputeConfig())
     tokens = jax.random.randint(jax.random.key(1), (2, 9), 0, 24)
