@@ -1,10 +1,10 @@
-# Everything runs in .venv, which the first command makes; tpu-compile has its own.
+# Everything runs in .venv, which the first command makes; those of TPUs have their own.
 SHELL := /bin/bash
 BIN := .venv/bin
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo train-demo tpu-compile test test-all lint format clean
+.PHONY: help env demo train-demo tpu-compile tpu-test test test-all lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -25,6 +25,12 @@ tpu-compile: ## the paper's training step through the TPU compiler, in .venv-tpu
 	.venv-tpu/bin/python -m bpd_jax.compile --topology=$(TOPOLOGY) \
 	  --gin_file=gin_configs/runs/pretrain.gin --gin_file=gin_configs/meshes/$(MESH).gin \
 	  --output=runs/tpu_compile.json
+
+tpu-test: ## the tests that need the TPU compiler, in .venv-tpu
+	@PYTHON="$(PYTHON)" bash scripts/tpu_env.sh
+	.venv-tpu/bin/python -m pip install --disable-pip-version-check --quiet \
+	  --constraint requirements.txt pytest
+	.venv-tpu/bin/python -m pytest tests/compilation
 
 test: lint ## lint, then the tests on JOBS=2 processes
 	$(BIN)/python -m pytest -n $(JOBS) -m "not exhaustive"

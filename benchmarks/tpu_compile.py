@@ -49,10 +49,12 @@ SETTINGS: dict[str, tuple[str, list[str]]] = {
             "--gin.ComputeConfig.scan_layers=True",
         ],
     ),
+    "v4_64_megacore": ("v4-megacore:4x4x4", [_PRETRAIN, _mesh("v4_128")]),
     "v5e_256": ("v5e:16x16", [_PRETRAIN, _mesh("v5e_256")]),
     "v5p_128": ("v5p:4x4x8", [_PRETRAIN, _mesh("v5p_128")]),
     "v6e_256": ("v6e:16x16", [_PRETRAIN, _mesh("v6e_256")]),
     "finetune_v4_8": ("v4:2x2x1", [*_FINETUNE, _mesh("finetune_8")]),
+    "finetune_v5e_8": ("v5e:2x4", [*_FINETUNE, _mesh("finetune_8")]),
     "decode_v4_8": (
         "v4:2x2x1",
         [_PRETRAIN, *_DECODE, "--gin.MeshConfig.data=2", "--gin.MeshConfig.model=4"],

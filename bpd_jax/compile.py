@@ -13,6 +13,7 @@ A configuration that does not fit ends with the compiler's own numbers.
 """
 
 import json
+import pathlib
 import sys
 
 from absl import flags
@@ -75,6 +76,9 @@ def main() -> None:
         )
     if _OUTPUT.value:
         check_writable(_OUTPUT.value)
+    if _HLO.value:
+        for name in _PROGRAM.value:
+            check_writable(pathlib.Path(_HLO.value, f"{name}.txt"))
     where = find_slice(cli.required("topology"))
     config = configuration.parse_flags(TrainConfig).value
     mesh = make_mesh(config.mesh, where.devices)

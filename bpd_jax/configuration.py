@@ -43,6 +43,8 @@ T = TypeVar("T")
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _COMMAND_LINE = "the command line"
 _REQUIRED = "gin.REQUIRED"
+# The macro that the files of gin_configs/tasks/ define.
+_TASK = "TASK"
 # Tokens of GPT-2 and GPT-3, known on hosts that lack their tokenizer too.
 _GPT3_TOKENS = 50257
 
@@ -340,6 +342,11 @@ class _Reader:
         defined = [setting.name for setting in self.settings if setting.is_macro]
         for setting in self.settings:
             for macro in setting.macros:
+                if macro == _TASK and macro not in defined:
+                    raise UserError(
+                        "no file names a task: add --gin_file=gin_configs/tasks/"
+                        f"NAME.gin ({setting.place} asks for it)."
+                    )
                 if macro != _REQUIRED and macro not in defined:
                     raise UserError(
                         f"{setting.place}: the macro %{macro} is not defined"

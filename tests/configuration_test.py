@@ -190,9 +190,7 @@ def surroundings(name: str) -> tuple[type, list[str]]:
     if name.endswith("/heads.gin"):
         return HeadsTrainConfig, [name]
     if folder == "tasks":
-        # Examples take the place of the text that train.gin names.
-        order = (TRAIN, name) if "ExampleTask" in FILES[name] else (name, TRAIN)
-        return TrainConfig, [TINY[0], *order]
+        return TrainConfig, [TINY[0], TRAIN, name]
     if folder in ("meshes", "heads") and name.startswith("gin_configs/"):
         return TrainConfig, [*TINY, TRAIN, name]
     if not re.search("^include 'gin_configs/models/", whole(name), re.MULTILINE):
@@ -256,6 +254,28 @@ def test_finetuning_is_the_paper_s(monkeypatch):
     assert (config.start, config.task) == ("base", ExampleTask("squad"))
     assert config.patience is not None
     assert config.batch_size % config.mesh.fsdp == 0
+
+
+@pytest.mark.parametrize(
+    "run", ["gin_configs/runs/finetune.gin", "experiments/finetune/finetune.gin"]
+)
+def test_a_task_is_named_before_or_after_the_run_and_not_left_out(run, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    task, start = "gin_configs/tasks/squad.gin", ["START = 'base'"]
+    # Before START is looked at, whose tokens the smaller run takes.
+    start += ["ExampleTask.vocabulary = 'gpt3'"]
+    first = parse([task, run], start, TrainConfig).value
+    after = parse([run, task], start, TrainConfig).value
+    assert first == after
+    assert isinstance(first.task, ExampleTask)
+    assert first.task.name == "squad"
+    with pytest.raises(UserError) as error:
+        parse([run], start[:1], TrainConfig)
+    line = FILES[TRAIN].splitlines().index("  task = %TASK") + 1
+    assert str(error.value) == (
+        "no file names a task: add --gin_file=gin_configs/tasks/NAME.gin "
+        f"({TRAIN}:{line} asks for it)."
+    )
 
 
 @pytest.mark.parametrize("number", [3, 6, 9])

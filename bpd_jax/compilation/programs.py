@@ -76,6 +76,18 @@ class DecodeShapes:
     ngrams: int = 100_000_000
     order: int = 4
 
+    def __post_init__(self) -> None:
+        sizes = {
+            "--batch_size": self.batch_size,
+            "--prompt_tokens": self.prompt,
+            "--max_new_tokens": self.new_tokens,
+            "--drafts": self.drafts,
+            "--lattice_width": self.width,
+        }
+        for name, size in sizes.items():
+            if size < 1:
+                raise UserError(f"{name}={size} must be 1 or more.")
+
 
 def train_program(config: TrainConfig, mesh: Mesh) -> Program:
     """One step of a training run, its state donated.
@@ -132,6 +144,11 @@ def decode_program(model: BlockwiseConfig, shapes: DecodeShapes, mesh: Mesh) -> 
         raise UserError(
             f"--prompt_tokens={shapes.prompt} and --max_new_tokens="
             f"{shapes.new_tokens} are more than TransformerConfig.max_length = {limit}."
+        )
+    if shapes.width > model.trunk.vocab_size:
+        raise UserError(
+            f"--lattice_width={shapes.width} is more than "
+            f"TransformerConfig.vocab_size = {model.trunk.vocab_size}."
         )
     if model.block_size == 1:
         raise UserError(

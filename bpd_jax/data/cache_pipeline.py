@@ -31,14 +31,17 @@ except ModuleNotFoundError as error:
         "it, or make the rows without a cache."
     ) from error
 
+# The first file in a folder of another file system: what lies beside it is ours.
+_BEGUN = "BEGUN"
+
 
 def cache_task(
     task: Task, cache_dir: str, options: Sequence[str] = (), least_files: int = 16
 ) -> str:
     """Tokenizes all splits of a task with a Beam pipeline.
 
-    A local folder appears as a whole; on other file systems, `COMPLETED` is written
-    last.
+    A local folder appears as a whole; on other file systems `BEGUN` is written first
+    and `COMPLETED` last, and what has the first and lacks the last is made again.
 
     Args:
       task: source and vocabulary; a vocabulary that is trained must be trained before.
@@ -79,14 +82,23 @@ def _output(folder: str) -> Iterator[str]:
     """The folder to write to, which is `folder` in the end."""
     if "://" in folder:
         if tf.io.gfile.exists(folder):
+            names = tf.io.gfile.listdir(folder)
+            if names and _BEGUN not in names:
+                raise _taken(folder)
             tf.io.gfile.rmtree(folder)  # What a pipeline left that did not complete.
         tf.io.gfile.makedirs(folder)
+        with tf.io.gfile.GFile(f"{folder}/{_BEGUN}", "w") as file:
+            file.write("by bpd_jax.prepare\n")
         yield folder
         return
     if pathlib.Path(folder).exists():
-        raise UserError(f"{folder} exists and is no cache: name another folder.")
+        raise _taken(folder)
     with files.replacing_folder(folder) as temporary:
         yield str(temporary)
+
+
+def _taken(folder: str) -> UserError:
+    return UserError(f"{folder} exists and is no cache: name another folder.")
 
 
 def _pipeline(options: Sequence[str]) -> beam.Pipeline:

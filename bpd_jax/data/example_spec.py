@@ -13,7 +13,9 @@ from typing import TypeAlias
 from bpd_jax.data.spec import (
     SPLITS,
     TextTask,
+    check_count,
     check_fraction,
+    check_texts,
     check_vocabulary,
     short_vocabulary,
     trained_size,
@@ -141,6 +143,12 @@ class ExampleTask:
     max_examples: int | None = None
 
     def __post_init__(self) -> None:
+        check_texts(
+            name=self.name,
+            data_dir=self.data_dir,
+            files=self.files,
+            vocabulary=self.vocabulary,
+        )
         if self.name not in DATASETS:
             raise UserError(
                 f"unknown data set {self.name!r}: the known ones are "
@@ -155,10 +163,7 @@ class ExampleTask:
             raise UserError("files is empty: give a glob such as 'squad/*.jsonl.gz'.")
         check_vocabulary(self.vocabulary)
         check_fraction(self.validation_fraction)
-        if self.max_examples is not None and self.max_examples < 1:
-            raise UserError(
-                f"max_examples is {self.max_examples}: it must be 1 or more."
-            )
+        check_count("max_examples", self.max_examples)
 
     @property
     def dataset(self) -> Dataset:

@@ -115,14 +115,17 @@ def _records(
     about = task.dataset
     by_hash = not task.has_split_files
     for name, path in files:
-        for number, texts in readers.read_json_fields(path, about.fields):
+        for number, texts in readers.read_json_fields(
+            path, about.fields, may_be_empty=about.target
+        ):
+            # Without a target there is nothing to learn.
+            if not texts[about.target]:
+                continue
             if by_hash:
                 place = corpora.fraction_of("split", texts[about.topic])
                 if SPLITS[place < task.validation_fraction] != split:
                     continue
-            # Without a target there is nothing to learn.
-            if texts[about.target]:
-                yield Record(f"{name}:{number}", texts)
+            yield Record(f"{name}:{number}", texts)
 
 
 def read_examples(task: ExampleTask, split: str) -> Iterator[Example]:

@@ -65,12 +65,7 @@ def prepare_rows(
             "0."
         )
     folder = pathlib.Path(folder)
-    fingerprint: dict[str, Any] = {
-        **_identity(task, split),
-        "vocabulary": tokenizer.vocabulary_key(task),
-        "split": split,
-        "length": length,
-    }
+    fingerprint = rows_fingerprint(task, split, length)
     if shard.count > 1:
         if (folder / "rows.json").exists():
             raise UserError(
@@ -79,13 +74,10 @@ def prepare_rows(
             )
         folder = folder / shard_name(shard.index, shard.count)
         fingerprint["shard"] = [shard.index, shard.count]
-    can_make = _can_make(task)
-    if can_make:
-        fingerprint["source"] = _source_digest(task, split)
     found = _find_rows(folder)
     if found is not None and fingerprint.items() <= found.items():
         return open_rows(folder)
-    if not can_make:
+    if not _can_make(task):
         raise UserError(
             f"{folder} does not hold the {split} rows of {task.name} at length "
             f"{length}, and this host cannot make them: seqio is not installed. Make "
@@ -100,6 +92,25 @@ def prepare_rows(
         )
     _make_rows(task, split, length, folder, fingerprint, shard, cache_dir)
     return open_rows(folder)
+
+
+def rows_fingerprint(task: Task, split: str, length: int) -> dict[str, Any]:
+    """What tells the rows that would be made from all others.
+
+    The text's digest is `source`, which is missing on a host that cannot make rows.
+
+    Raises:
+      UserError: the source or vocabulary is at fault.
+    """
+    fingerprint: dict[str, Any] = {
+        **_identity(task, split),
+        "vocabulary": tokenizer.vocabulary_key(task),
+        "split": split,
+        "length": length,
+    }
+    if _can_make(task):
+        fingerprint["source"] = _source_digest(task, split)
+    return fingerprint
 
 
 def _check_split(task: Task, split: str) -> None:

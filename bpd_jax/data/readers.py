@@ -64,12 +64,18 @@ def read_json_field(path: Path, field: str) -> Iterator[tuple[int, str]]:
 
 
 def read_json_fields(
-    path: Path, fields: Sequence[str]
+    path: Path, fields: Sequence[str], may_be_empty: str | None = None
 ) -> Iterator[tuple[int, dict[str, str]]]:
     """Yields (line number from 1, the text of each field) of a JSON Lines file.
 
     The field `answers/text` is a list of texts in the object `answers`, of which the
     first is taken, as TensorFlow Datasets names the fields of a sequence.
+
+    Args:
+      path: of the file.
+      fields: their names.
+      may_be_empty: one of them, which may be `null` or a list of nothing: an empty
+        text then.
 
     Raises:
       UserError: as `read_json_field`.
@@ -84,16 +90,41 @@ def read_json_fields(
                 f"{path}, line {number} is not JSON: {error.msg} at column "
                 f"{error.colno}."
             ) from error
+        except (RecursionError, ValueError) as error:
+            # Objects within objects, thousands deep, or a number as long.
+            raise UserError(
+                f"{path}, line {number} cannot be read as JSON: {error}."
+            ) from error
         place = f"{path}, line {number}"
-        yield number, {field: _text_of(record, field, place) for field in fields}
+        yield (
+            number,
+            {
+                field: _text_of(record, field, place, field == may_be_empty)
+                for field in fields
+            },
+        )
 
 
-def _text_of(record: object, field: str, place: str) -> str:
+# In place of a field that a record lacks.
+_LACKING = object()
+
+
+def _value_of(record: object, field: str) -> object:
+    """The value in a field, the first of a list; None is that of `null` and `[]`."""
     found = record
     for name in field.split("/"):
-        found = found.get(name) if isinstance(found, dict) else None
-    if "/" in field:
-        found = found[0] if isinstance(found, list) and found else None
+        found = found.get(name, _LACKING) if isinstance(found, dict) else _LACKING
+        if found is None:
+            return None
+    if "/" in field and isinstance(found, list):
+        return found[0] if found else None
+    return _LACKING if "/" in field and isinstance(found, str) else found
+
+
+def _text_of(record: object, field: str, place: str, may_be_empty: bool) -> str:
+    found = _value_of(record, field)
+    if found is None and may_be_empty:
+        return ""
     if not isinstance(found, str):
         shape: object = ["..."] if "/" in field else "..."
         for name in reversed(field.split("/")):

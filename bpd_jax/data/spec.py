@@ -39,6 +39,7 @@ class TextTask:
     max_bytes: int | None = None
 
     def __post_init__(self) -> None:
+        check_texts(text_files=self.text_files, vocabulary=self.vocabulary)
         known = (*CORPORA, GENERATIONS)
         if self.corpus not in known:
             raise UserError(
@@ -67,8 +68,7 @@ class TextTask:
                 "already: give the tokenizer.json of the model that wrote them."
             )
         check_fraction(self.validation_fraction)
-        if self.max_bytes is not None and self.max_bytes < 1:
-            raise UserError(f"max_bytes is {self.max_bytes}: it must be 1 or more.")
+        check_count("max_bytes", self.max_bytes)
         if self.max_bytes is not None and self.corpus == GENERATIONS:
             raise UserError("max_bytes goes with text, not with generations.")
 
@@ -113,11 +113,24 @@ def check_vocabulary(vocabulary: str) -> None:
     trained_size(vocabulary)
 
 
-def check_fraction(fraction: float) -> None:
+def check_texts(**values: object) -> None:
+    """Raises a `UserError` for one that is neither text nor None, by its name."""
+    for name, value in values.items():
+        if not isinstance(value, str | None):
+            raise UserError(f"{name} is {value!r}: it must be text, in quotes.")
+
+
+def check_count(name: str, count: object) -> None:
+    """Raises a `UserError` unless it is a positive integer or None."""
+    if count is not None and (type(count) is not int or count < 1):
+        raise UserError(f"{name} is {count!r}: it must be an integer of 1 or more.")
+
+
+def check_fraction(fraction: object) -> None:
     """Raises a `UserError` unless it can be a `TextTask.validation_fraction`."""
-    if not 0 < fraction < 1:
+    if not isinstance(fraction, float) or not 0 < fraction < 1:
         raise UserError(
-            f"validation_fraction is {fraction}: it must lie between 0 and 1."
+            f"validation_fraction is {fraction!r}: it must lie between 0 and 1."
         )
 
 

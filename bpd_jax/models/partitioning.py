@@ -44,6 +44,17 @@ class MeshConfig:
     fsdp: int = 1
     model: int = 1
 
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            size = getattr(self, field.name)
+            if type(size) is int and (size > 0 or (size, field.name) == (-1, "data")):
+                continue
+            rest = ", or -1 for what is left" if field.name == "data" else ""
+            raise UserError(
+                f"MeshConfig.{field.name} must be a positive integer{rest}, not "
+                f"{size!r}."
+            )
+
 
 def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Builds the mesh over devices, laid out to suit the network that joins them.

@@ -4,15 +4,18 @@
 
 FOLDER holds JSON Lines with the field names of TensorFlow Datasets: `c4/*.jsonl.gz`
 and, of each task, `TASK/train.jsonl.gz` and `TASK/validation.jsonl.gz`. A run that was
-stopped goes on with the same command; `--gin.NAME=VALUE` goes to all runs. On the same
-held-out examples it reports, for the pretrained model and for the finetuned one, the
-loss and perplexity of the targets, how often each head is right, and block efficiency.
+stopped goes on with the same command; `--gin.NAME=VALUE` goes to all runs. It reports,
+for the pretrained model and for the finetuned one, the loss and perplexity of the
+targets and how often each head is right, on held-out rows after those that chose the
+checkpoint; and block efficiency on prompts from all held-out examples. Exact match and
+ROUGE are not measured.
 """
 
 import dataclasses
 import json
 import math
 import pathlib
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +25,7 @@ from absl import flags
 
 from bpd_jax import cli, configuration, files
 from bpd_jax.configuration import Parsed
-from bpd_jax.data.rows import open_rows
+from bpd_jax.data.rows import PackedRows, open_rows
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.loading import LoadedModel, load_model
 from bpd_jax.decoding.methods import parse_method
@@ -50,7 +53,7 @@ MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 48, "Tokens to decode of
 
 _HERE = "experiments/finetune"
 # Flags that say where things lie, and change no figure.
-_PLACES = ("--data=", "--runs=", "--output=")
+_PLACES = (DATA, RUNS, OUTPUT)
 
 
 def main() -> None:
@@ -64,6 +67,11 @@ def main() -> None:
     result: dict[str, Any] = {
         "command": " ".join(
             ["python -m experiments.finetune.run --data=FOLDER", *_given()]
+        ),
+        "description": (
+            "Losses and accuracies are of held-out rows after those that chose the "
+            "checkpoint, prompts from all held-out examples. Exact match and ROUGE are "
+            "not measured."
         ),
         "date": build.today(),
         "device": build.device(),
@@ -90,7 +98,17 @@ def main() -> None:
 
 
 def _given() -> list[str]:
-    return [word for word in sys.argv[1:] if not word.startswith(_PLACES)]
+    """What the command was told, without places of this machine."""
+    given = [
+        flag.serialize()
+        for holder in (TASKS, ROWS, PROMPTS, MAX_NEW_TOKENS)
+        if (flag := flags.FLAGS[holder.name]).present
+    ]
+    bindings = [
+        re.sub(r"""(['"])/.*?\1""", r"\1PATH\1", f"--gin.{binding.replace(' = ', '=')}")
+        for binding in flags.FLAGS.gin_bindings
+    ]
+    return given + bindings
 
 
 def _files(pattern: str) -> str:
@@ -112,12 +130,22 @@ def _train(
 def _compare(
     config: TrainConfig, base: pathlib.Path, run_folder: pathlib.Path
 ) -> dict[str, Any]:
-    """Figures of both models on the examples that the finetuned one never saw."""
+    """Figures of both models on examples that the finetuned one never saw.
+
+    Losses are those of rows after the first ones, by which its checkpoint was chosen.
+    """
     mesh = make_mesh(config.mesh)
     optimizer = make_optimizer(config.optimizer, config.steps)
     abstract = abstract_state(config.model, optimizer, mesh, config.compute)
     rows = open_rows(run_folder / "data" / "validation")
+    chose = config.batch_size * (config.evaluate_batches or 0)
+    rows = _rows_from(rows, chose)
     batches = min(ROWS.value, len(rows)) // config.batch_size
+    if not batches:
+        raise UserError(
+            f"{run_folder}: no held-out rows are left after the {chose} that chose the "
+            "checkpoint; give more records, or a smaller TrainConfig.evaluate_batches."
+        )
     wider = dataclasses.replace(config, evaluate_batches=batches)
     evaluate = Evaluator(wider, rows, abstract, mesh)
     after, before = load_model(str(run_folder)), load_model(str(base))
@@ -126,6 +154,7 @@ def _compare(
     return {
         "steps": config.steps,
         "tokens_per_step": config.tokens_per_step,
+        "rows_that_chose": chose,
         "rows_measured": batches * config.batch_size,
         "prompts": len(prompts),
         "max_new_tokens": MAX_NEW_TOKENS.value,
@@ -137,6 +166,17 @@ def _compare(
             for name, loaded in (("before", before), ("after", after))
         },
     }
+
+
+def _rows_from(rows: PackedRows, first: int) -> PackedRows:
+    """Those from the row `first` on."""
+    mask = None if rows.loss_mask is None else rows.loss_mask[first:]
+    return dataclasses.replace(
+        rows,
+        tokens=rows.tokens[first:],
+        segment_ids=rows.segment_ids[first:],
+        loss_mask=mask,
+    )
 
 
 def _targets(row: dict[str, float]) -> dict[str, Any]:

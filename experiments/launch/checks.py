@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 def check_run(
     gin_files: Sequence[str], bindings: Sequence[str], devices: Collection[int]
-) -> TrainConfig:
+) -> configuration.Parsed[TrainConfig]:
     """Builds the run's configuration, and shares its batch out over the devices.
 
     Args:
@@ -29,7 +29,8 @@ def check_run(
             "--gin_file is missing: give a configuration file, such as "
             "--gin_file=gin_configs/runs/pretrain.gin."
         )
-    config = configuration.parse(gin_files, bindings, TrainConfig).value
+    parsed = configuration.parse(gin_files, bindings, TrainConfig)
+    config = parsed.value
     mesh, parts = config.mesh, config.compute.accumulate
     for count in devices:
         data = count // (mesh.fsdp * mesh.model) if mesh.data == -1 else mesh.data
@@ -45,11 +46,14 @@ def check_run(
                 f"data × fsdp × accumulate = {data} × {mesh.fsdp} × {parts}: change "
                 "MeshConfig or ComputeConfig.accumulate."
             )
-    return config
+    return parsed
 
 
 def check_travels(gin_files: Sequence[str]) -> None:
     """Checks that the files are there on other machines too, in their checkout.
+
+    Args:
+      gin_files: all that the run reads, included ones too.
 
     Raises:
       UserError: one is not committed under that name, or has uncommitted changes.
@@ -57,8 +61,8 @@ def check_travels(gin_files: Sequence[str]) -> None:
     for file in gin_files:
         if pathlib.Path(file).is_absolute() or _git("ls-files", "--", file) != file:
             raise UserError(
-                f"--gin_file={file} is not a file of this repository: the workers get "
-                "what is committed here, so commit it and name it from the top."
+                f"the gin file {file} is not a file of this repository: the workers "
+                "get what is committed here, so commit it and name it from the top."
             )
     changed = _git("status", "--porcelain", "--untracked-files=no")
     if changed:
@@ -66,6 +70,15 @@ def check_travels(gin_files: Sequence[str]) -> None:
             f"{changed.split()[1]} has changes that are not committed: the workers get "
             "what is committed, so commit first."
         )
+
+
+def git_folder() -> str:
+    """The folder in which git keeps this checkout's own files.
+
+    Raises:
+      UserError: this is no checkout.
+    """
+    return _git("rev-parse", "--absolute-git-dir")
 
 
 def _git(*arguments: str) -> str:

@@ -68,8 +68,10 @@ class SlurmJob:
 def batch_script(job: SlurmJob, folder: str, points: Sequence[Sequence[str]]) -> str:
     """The script.
 
-    Training that is told to stop saves and exits with 128 + 15 = 143; the script then
-    queues the job again, and the same command goes on.
+    SLURM warns the script before the time is up, the script tells training to stop, and
+    training saves and exits with 128 + 15 = 143: the job is then queued again, and the
+    same command goes on. Without the warning a status of 143 is an error like others:
+    processes that srun stops because of a failed one end with it too.
 
     Args:
       job: what to ask for.
@@ -83,7 +85,7 @@ def batch_script(job: SlurmJob, folder: str, points: Sequence[Sequence[str]]) ->
         f"--gpus-per-node={job.gpus}",
         f"--cpus-per-task={job.cpus // job.tasks}",
         f"--time={job.time}",
-        f"--signal=TERM@{job.grace}",
+        f"--signal=B:USR1@{job.grace}",
         "--requeue",
         "--open-mode=append",
         *([f"--array=0-{len(points) - 1}"] if len(points) > 1 else []),
@@ -92,30 +94,42 @@ def batch_script(job: SlurmJob, folder: str, points: Sequence[Sequence[str]]) ->
     lines = ["#!/usr/bin/env bash", *(f"#SBATCH {option}" for option in options)]
     lines += ["set -uo pipefail", f"cd {shlex.quote(folder)} || exit 1", ""]
     if len(points) == 1:
-        lines += [f"command=({shlex.join(points[0])})"]
+        lines += [f"command=({shlex.join(points[0])})", 'job="$SLURM_JOB_ID"']
     else:
         lines += ['case "$SLURM_ARRAY_TASK_ID" in']
         for number, words in enumerate(points):
             lines += [f"{number}) command=({shlex.join(words)}) ;;"]
         lines += ["*) exit 1 ;;", "esac"]
-    # The processes ask SLURM who the others are.
-    lines += ["", *_start(job), "status=$?", "", *_END]
-    return "\n".join(lines) + "\n"
-
-
-def _start(job: SlurmJob) -> list[str]:
-    lines = []
+        # One job of an array has the number of the whole array for its own.
+        lines += ['job="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"']
     if job.per == "node" and job.nodes > 1:
         # Unless told, jax takes one GPU for each process that SLURM starts.
         devices = ",".join(map(str, range(job.gpus)))
-        lines.append(f"export JAX_LOCAL_DEVICE_IDS={devices}")
-    return [*lines, 'srun --kill-on-bad-exit=1 "${command[@]}"']
+        lines += [f"export JAX_LOCAL_DEVICE_IDS={devices}"]
+    return "\n".join([*lines, "", _TRAIN])
 
 
-_END = [
-    "# Saved and stopped before the time was up: the same job goes on later.",
-    'if [ "$status" -eq 143 ]; then',
-    '    scontrol requeue "$SLURM_JOB_ID"',
-    "fi",
-    'exit "$status"',
-]
+# The processes ask SLURM who the others are. The warning is USR1, because a user's
+# scancel sends TERM, which must end the job for good. It is passed on by scancel, as
+# srun kills its tasks when it gets a TERM itself.
+_TRAIN = """\
+export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
+
+# The time is nearly up: training is told to save and stop.
+asked="" again=yes
+trap 'asked=yes again=yes; scancel --signal=TERM "$job"' USR1
+srun --kill-on-bad-exit=1 "${command[@]}" &
+srun=$!
+# The signal ends a wait too soon.
+while [ -n "$again" ]; do
+    again=""
+    wait "$srun"
+    status=$?
+done
+
+# It did: the same job goes on later.
+if [ -n "$asked" ] && [ "$status" -eq 143 ]; then
+    scontrol requeue "$job"
+fi
+exit "$status"
+"""

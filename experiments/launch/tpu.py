@@ -6,8 +6,12 @@
         --gin_file=gin_configs/meshes/v4_128.gin --workdir=blockwise_1b5 --dry_run
 
 Without --dry_run the commands that it prints are run, by a gcloud that is logged in.
-Leave it running, in tmux or on a small machine in the same zone; stopped and started
-again it goes on. The slice is kept at the end: --delete gives it back.
+Leave it running, in tmux or on a small machine in the same zone. Stopped and started
+again it goes on; training that is still at work on the slice is waited for. The slice
+is kept at the end: --delete gives it back.
+
+Workers see the share as ../share: a run that training starts from is named as in
+--gin.START="'../share/blockwise_1b5'".
 """
 
 import functools
@@ -19,9 +23,10 @@ from absl import flags
 
 from bpd_jax import cli
 from bpd_jax.errors import UserError
-from experiments.launch.checks import check_run, check_travels
-from experiments.launch.commands import run, train_words
-from experiments.launch.tpu_slice import SHARE, TpuSlice, keep_training
+from experiments.launch.checks import ROOT, check_run, check_travels, git_folder
+from experiments.launch.commands import Command, run, train_words
+from experiments.launch.tpu_keep import keep_training
+from experiments.launch.tpu_slice import SHARE, TpuSlice
 
 NAME = flags.DEFINE_string("name", None, "Name of the slice.")
 ZONE = flags.DEFINE_string("zone", None, "Zone, such as us-central2-b.")
@@ -36,9 +41,12 @@ DATA = flags.DEFINE_string(
 )
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run, within the share.")
 RETRIES = flags.DEFINE_integer(
-    "retries", 3, "Restarts of training that fails on a slice that is still there."
+    "retries", 3, "Restarts, in six hours, after errors on a slice that is still there."
 )
-PAUSE = flags.DEFINE_float("pause", 300, "Seconds between two requests for a slice.")
+REQUESTS = flags.DEFINE_integer(
+    "requests", 288, "Requests for another slice, one every --pause, before giving up."
+)
+PAUSE = flags.DEFINE_float("pause", 300, "Seconds between two attempts.")
 DELETE = flags.DEFINE_bool("delete", False, "Give the slice back at the end.")
 DRY_RUN = flags.DEFINE_bool("dry_run", False, "Check everything, print, run nothing.")
 
@@ -62,32 +70,53 @@ def main() -> None:
             f"--workdir={workdir} must be a folder within the share, such as runs/base."
         )
     gin_files, bindings = flags.FLAGS.gin_file, flags.FLAGS.gin_bindings
-    check_run(gin_files, bindings, tpu.devices)
+    parsed = check_run(gin_files, bindings, tpu.devices)
+    _check_start(parsed.value.start)
     words = train_words(
         ".venv/bin/python", gin_files, bindings, f"../{SHARE}/{workdir}"
     )
-    training = tpu.train((*words, "--distributed"))
-    preparation = tpu.prepare()
+    # Within git's own folder, where it is no file of the checkout.
+    bundle = f"{git_folder()}/bpd_jax_{tpu.name}.bundle"
+    pack = Command(
+        "pack what is committed",
+        ("git", "-C", str(ROOT), "bundle", "create", bundle, "HEAD"),
+    )
+    commands = tpu.prepare(bundle)
     if DATA.value:
-        preparation.append(tpu.copy_data(DATA.value, workdir))
+        commands.append(tpu.copy_data(DATA.value, workdir))
+    commands.append(tpu.train((*words, "--distributed")))
     if DRY_RUN.value:
-        print(*[tpu.create(), *preparation, training], sep="\n\n", end="\n\n")
-        print("# if Cloud takes the slice back: this, then all of the above again")
+        print(*[pack, tpu.create(), *commands], sep="\n\n", end="\n\n")
+        print(
+            "# if Cloud takes the slice back: this, then all from the second on again"
+        )
         print(tpu.delete())
         return
-    check_travels(gin_files)
+    check_travels(parsed.files)
 
+    # Once: after a restart the run goes on with the source that it began with.
+    if run(pack):
+        raise UserError(f"could not {pack.about}: see what git printed.")
     keep_training(
         tpu,
-        training,
-        preparation,
+        commands,
         run,
         functools.partial(_state, tpu),
         retries=RETRIES.value,
+        requests=REQUESTS.value,
         pause=PAUSE.value,
     )
     if DELETE.value:
         run(tpu.delete())
+
+
+def _check_start(start: str | None) -> None:
+    """Raises UserError if a run starts from a folder that the workers cannot see."""
+    if start and "/" in start and not start.startswith(f"../{SHARE}/"):
+        raise UserError(
+            f"TrainConfig.start = {start!r} is no folder of the workers: put it on the "
+            f"share and name it as they see it, such as ../{SHARE}/blockwise_1b5."
+        )
 
 
 def _state(tpu: TpuSlice) -> str:

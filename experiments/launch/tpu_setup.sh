@@ -16,10 +16,11 @@ if ! mountpoint -q "$HOME/share"; then
     sudo mount -t nfs -o rw,hard "$share" "$HOME/share"
 fi
 
-# The image's own Python may be older than 3.11.
+# The image's own Python may be older, and requirements.txt has another jax for 3.12: this
+# is the one whose programs docs/tpu.md has the figures of.
 if [ ! -x .venv/bin/python ]; then
     python3 -m pip install --quiet --user uv
-    python3 -m uv venv --quiet --seed --python 3.12 .venv
+    python3 -m uv venv --quiet --seed --python 3.11 .venv
 fi
 .venv/bin/python -m pip install --quiet --constraint requirements.txt -e '.[tpu]'
 .venv/bin/python -c "import bpd_jax.training.trainer"

@@ -1,4 +1,4 @@
-"""A slice of Cloud TPU VMs: the commands that make, prepare, use and replace it.
+"""A slice of Cloud TPU VMs: the commands that make, prepare, use and delete it.
 
 Every worker gets the same commands (`--worker=all`); jax finds the others by itself.
 The run's folder lies on a share that all workers mount (Filestore, or any NFS), because
@@ -9,22 +9,39 @@ import dataclasses
 import math
 import re
 import shlex
-import time
-from collections.abc import Callable
 
+from bpd_jax.compilation.chips import chip_of
 from bpd_jax.errors import UserError
-from experiments.launch.commands import Command, Runner
+from experiments.launch.commands import Command
 
 # Cloud's name of a chip, its newest image, and the devices that jax may see on one: the
 # two cores of a v4 or v5p chip act as one unless the compiler is told otherwise.
-CHIPS = {
+KINDS = {
     "v4": ("v4", "tpu-ubuntu2204-base", (1, 2)),
+    "v4-megacore": ("v4", "tpu-ubuntu2204-base", (1,)),
     "v5e": ("v5litepod", "v2-alpha-tpuv5-lite", (1,)),
     "v5p": ("v5p", "v2-alpha-tpuv5", (1, 2)),
     "v6e": ("v6e", "v2-alpha-tpuv6e", (1,)),
 }
+# Slices that Cloud gives, by the number of sides: the pages "TPU v4", "TPU v5p", "TPU
+# v5e" and "TPU v6e" of its documentation. Those of three sides go on with multiples of
+# 4 in rising order.
+_SLICES = {
+    2: ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"),
+    3: ("2x2x1", "2x2x2", "2x2x4", "2x4x4"),
+}
+
 SHARE = "share"  # where it is mounted, in the home folder
+# Exit status of a command that found an earlier one still at work on the slice.
+BUSY = 75
+# Seconds for which a command waits for the earlier one: few, because a command whose
+# connection broke waits on and then starts, with nobody left to see what it prints.
+WAIT = 600
+_LOCK = "bpd_jax.lock"
 _BUNDLE = "bpd_jax.bundle"
+# A VM that was started anew has no share until it is prepared again, and what is
+# written to the empty folder in its place is lost.
+_MOUNTED = f"mountpoint -q {SHARE}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,12 +65,7 @@ class TpuSlice:
     spot: bool = False
 
     def __post_init__(self) -> None:
-        chip, _, sides = self.topology.partition(":")
-        if chip not in CHIPS or not re.fullmatch(r"\d+(x\d+){1,2}", sides):
-            raise UserError(
-                f"--topology={self.topology} is not known: give a chip "
-                f"({', '.join(CHIPS)}) and the sides of a slice, as in v4:4x4x4."
-            )
+        _check_topology(self.topology)
         if not re.fullmatch(r"[^:\s]+:/\S*", self.share):
             raise UserError(
                 f"--share={self.share} is not HOST:/FOLDER, as mount takes it."
@@ -64,12 +76,12 @@ class TpuSlice:
         """The numbers of devices that jax may see."""
         chip, _, sides = self.topology.partition(":")
         chips = math.prod(int(side) for side in sides.split("x"))
-        return tuple(chips * cores for cores in CHIPS[chip][2])
+        return tuple(chips * cores for cores in KINDS[chip][2])
 
     def create(self) -> Command:
         """Asks Cloud for the slice."""
         chip, _, sides = self.topology.partition(":")
-        kind, image, _ = CHIPS[chip]
+        kind, image, _ = KINDS[chip]
         return self._command(
             "ask for the slice",
             "create",
@@ -90,27 +102,31 @@ class TpuSlice:
             "its state", "describe", self.name, "--format=value(state)"
         )
 
-    def prepare(self) -> list[Command]:
-        """What a new slice needs: the committed source, Python, packages, the share."""
+    def prepare(self, bundle: str) -> list[Command]:
+        """What the workers need: source, Python, packages, the share.
+
+        Done again it changes nothing. It waits for training that is still at work.
+
+        Args:
+          bundle: a git bundle of the source, here.
+        """
         setup = (
             f"git init -q bpd_jax && git -C bpd_jax fetch -q ../{_BUNDLE} HEAD && "
             "git -C bpd_jax checkout -q --detach FETCH_HEAD && "
             f"bash bpd_jax/experiments/launch/tpu_setup.sh {shlex.quote(self.share)}"
         )
-        # Inside .git, where it is no file of the checkout.
-        packed = f".git/{_BUNDLE}"
         return [
-            Command(
-                "pack what is committed", ("git", "bundle", "create", packed, "HEAD")
-            ),
             self._command(
-                "send it to every worker",
+                "send the source to every worker",
                 "scp",
-                packed,
+                bundle,
                 f"{self.name}:{_BUNDLE}",
                 "--worker=all",
             ),
-            self._ssh("Python, packages and the share, on every worker", setup),
+            self._ssh(
+                "Python, packages and the share, on every worker",
+                _alone(_LOCK, "bash", "-c", setup),
+            ),
         ]
 
     def copy_data(self, bucket: str, workdir: str) -> Command:
@@ -119,15 +135,16 @@ class TpuSlice:
         source = shlex.quote(bucket)
         return self._ssh(
             "prepared rows into the run's folder",
-            f"mkdir -p {folder} && gcloud storage rsync -r {source} {folder}",
+            f"{_MOUNTED} && mkdir -p {folder} && "
+            f"gcloud storage rsync -r {source} {folder}",
             worker="0",
         )
 
     def train(self, words: tuple[str, ...]) -> Command:
-        """Trains on every worker until it ends; a second one beside it is refused."""
+        """Trains on every worker until it ends; a second one beside it waits."""
         return self._ssh(
             "train, on every worker",
-            f"cd bpd_jax && flock -n ../bpd_jax.lock {shlex.join(words)}",
+            f"{_MOUNTED} && cd bpd_jax && {_alone(f'../{_LOCK}', *words)}",
         )
 
     def _ssh(self, about: str, script: str, worker: str = "all") -> Command:
@@ -141,74 +158,28 @@ class TpuSlice:
         return Command(about, ("gcloud", "compute", "tpus", "tpu-vm", *words, *place))
 
 
-def keep_training(
-    tpu: TpuSlice,
-    training: Command,
-    preparation: list[Command],
-    run: Runner,
-    state: Callable[[], str],
-    *,
-    retries: int,
-    pause: float,
-    sleep: Callable[[float], object] = time.sleep,
-) -> None:
-    """Trains to the end, on as many slices as it takes.
-
-    Training that ends with an error on a slice that is still there is started again
-    `retries` times: it goes on from its newest checkpoint. A slice that Cloud has taken
-    back is replaced, however often, and asked for again every `pause` seconds while
-    there is none to be had.
-
-    Args:
-      tpu: the slice.
-      training: the command that trains.
-      preparation: what a new slice needs.
-      run: runs a command and returns its exit status.
-      state: the slice's state now, "" if there is no such slice.
-      retries: see above.
-      pause: seconds.
-      sleep: waits for so many seconds.
-
-    Raises:
-      UserError: a slice cannot be made or prepared, or training fails by itself.
-    """
-    found = state()
-    if not found:
-        _do(tpu.create(), run)
-    elif found != "READY":
-        _replace(tpu, run, pause, sleep)
-    _prepare(preparation, run)
-    failures = 0
-    while run(training):
-        if state() == "READY":
-            failures += 1
-            if failures > retries:
-                raise UserError(
-                    f"training on {tpu.name} ended with an error {failures} times: "
-                    "what it printed tells why; the same command goes on."
-                )
-            continue
-        _replace(tpu, run, pause, sleep)
-        _prepare(preparation, run)
+def _alone(lock: str, *words: str) -> str:
+    """A command that waits until no other one holds the lock, or ends with BUSY."""
+    return shlex.join(["flock", "-w", str(WAIT), "-E", str(BUSY), lock, *words])
 
 
-def _replace(
-    tpu: TpuSlice, run: Runner, pause: float, sleep: Callable[[float], object]
-) -> None:
-    # There may be nothing left to delete.
-    run(tpu.delete())
-    while run(tpu.create()):
-        sleep(pause)
+def _check_topology(topology: str) -> None:
+    """Raises UserError unless Cloud gives such slices."""
+    chip = chip_of(topology)
+    text = topology.partition(":")[2]
+    known = _SLICES[chip.dimensions]
+    if text in known or (chip.dimensions == 3 and _is_of_cubes(text)):
+        return
+    more = ", and multiples of 4 in rising order" if chip.dimensions == 3 else ""
+    raise UserError(
+        f"--topology={topology} is no slice that Cloud gives: of {chip.name} there are "
+        f"{', '.join(known)}{more}."
+    )
 
 
-def _prepare(preparation: list[Command], run: Runner) -> None:
-    for command in preparation:
-        _do(command, run)
-
-
-def _do(command: Command, run: Runner) -> None:
-    status = run(command)
-    if status:
-        raise UserError(
-            f"could not {command.about}: {command.words[0]} ended with status {status}."
-        )
+def _is_of_cubes(text: str) -> bool:
+    """Whether a slice such as `4x4x8` is made of cubes of 4 × 4 × 4 chips."""
+    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){2}", text):
+        return False
+    sides = [int(side) for side in text.split("x")]
+    return sides == sorted(sides) and not any(side % 4 for side in sides)

@@ -93,7 +93,11 @@ def _both(axis: str, paper: Axis, tiny: Axis | None = None) -> dict[str, Grid]:
 
 
 def _orders(add_every: int) -> Axis:
-    """Orders in which heads come in; the last of eight after a fifth of the run."""
+    """Orders in which heads come in.
+
+    The last of the paper's eight begins after a fifth of its run, the last of the tiny
+    model's five after a quarter.
+    """
     return {
         "at_once": (),
         **{

@@ -1,4 +1,4 @@
-"""The command itself; what needs libtpu runs in the environment that has it."""
+"""The command itself; what needs libtpu runs by `make tpu-test`."""
 
 import importlib.util
 import json
@@ -50,6 +50,15 @@ def test_bad_flags_are_refused():
     assert_refused(run("--topology=v9:2x2"), "--topology=v9:2x2 is not known")
     refused = run("--topology=v5e:2x2", "--program=serve")
     assert_refused(refused, "--program=serve: give train, decode, or both")
+
+
+def test_folders_that_cannot_be_written_are_refused_first(tmp_path):
+    """Before the topology is looked at, let alone a program compiled."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "train.txt").mkdir()
+    for folder in (tmp_path / "file", tmp_path):
+        refused = run("--topology=v9:2x2", f"--hlo={folder}")
+        assert_refused(refused, f"cannot write {folder / 'train.txt'}: ")
 
 
 @NEEDS_LIBTPU

@@ -1,5 +1,7 @@
 """The programs as the CPU compiles them: eight virtual devices in place of a slice."""
 
+from dataclasses import replace
+
 import jax
 import pytest
 
@@ -92,6 +94,11 @@ def test_a_decode_step_holds_its_ngrams():
         ),
         (
             {"model": 8},
+            lambda mesh: decode_program(MODEL, replace(SHAPES, width=273), mesh),
+            r"--lattice_width=273 is more than TransformerConfig.vocab_size = 272",
+        ),
+        (
+            {"model": 8},
             lambda mesh: decode_program(BlockwiseConfig(MODEL.trunk), SHAPES, mesh),
             "the model has no block heads",
         ),
@@ -105,3 +112,19 @@ def test_a_decode_step_holds_its_ngrams():
 def test_what_does_not_fit_is_refused(mesh, make, message):
     with pytest.raises(UserError, match=message):
         make(make_mesh(MeshConfig(**mesh)))
+
+
+@pytest.mark.parametrize(
+    "field, flag",
+    [
+        ("batch_size", "--batch_size"),
+        ("prompt", "--prompt_tokens"),
+        ("new_tokens", "--max_new_tokens"),
+        ("drafts", "--drafts"),
+        ("width", "--lattice_width"),
+    ],
+)
+@pytest.mark.parametrize("size", [0, -8])
+def test_sizes_of_decoding_are_positive(field, flag, size):
+    with pytest.raises(UserError, match=f"{flag}={size} must be 1 or more"):
+        replace(SHAPES, **{field: size})

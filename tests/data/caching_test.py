@@ -5,9 +5,10 @@ import pytest
 
 pytest.importorskip("apache_beam")
 
-from bpd_jax.data import caching, tasks
+from bpd_jax.data import cache_pipeline, caching, tasks
 from bpd_jax.data.cache_pipeline import cache_task
 from bpd_jax.data.prepare import prepare_rows
+from bpd_jax.data.quiet import tf
 from bpd_jax.data.row_sources import Shard
 from bpd_jax.errors import UserError
 
@@ -87,3 +88,23 @@ def test_bad_input_leaves_nothing(squad_task, tmp_path):
         caching.use_cache(task, str(cache))
     with pytest.raises(UserError, match="Beam does not take these options"):
         cache_task(squad_task, str(cache), ["--runner=NoSuchRunner"])
+
+
+def test_on_another_file_system_only_what_is_its_own_is_removed(squad_task):
+    """One in memory, in place of a bucket."""
+    folder = caching.cache_folder(squad_task, "ram://bucket")
+    other, mine = f"{folder}/precious", f"{folder}/train.tfrecord-00000"
+    tf.io.gfile.makedirs(folder)
+    with tf.io.gfile.GFile(other, "w") as file:
+        file.write("x")
+    with pytest.raises(UserError, match=r"squad\.files\.gpt3 exists and is no cache"):
+        cache_task(squad_task, "ram://bucket", ["--runner=DirectRunner"])
+    assert tf.io.gfile.exists(other)
+    tf.io.gfile.remove(other)
+    # One that is killed before COMPLETED is there.
+    with cache_pipeline._output(folder), tf.io.gfile.GFile(mine, "w") as file:
+        file.write("x")
+    assert tf.io.gfile.exists(mine)
+    with cache_pipeline._output(folder) as output:
+        assert output == folder
+        assert not tf.io.gfile.exists(mine)

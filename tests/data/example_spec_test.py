@@ -95,7 +95,11 @@ def test_names_and_splits():
         ({"name": "squad", "vocabulary": "bpe:1"}, "at least 257"),
         ({"name": "squad", "vocabulary": ""}, "vocabulary is empty"),
         ({"name": "squad", "validation_fraction": 1.0}, "between 0 and 1"),
+        ({"name": "squad", "validation_fraction": "a"}, "between 0 and 1"),
         ({"name": "squad", "max_examples": 0}, "max_examples is 0"),
+        ({"name": "squad", "max_examples": "a"}, "max_examples is 'a': it must be an"),
+        ({"name": "squad", "files": 3}, "files is 3: it must be text, in quotes"),
+        ({"name": ["squad"]}, r"name is \['squad'\]: it must be text"),
     ],
 )
 def test_bad_field_is_named(fields, message):

@@ -94,6 +94,35 @@ def test_examples_without_a_target_are_left_out(tmp_path):
         list(read_examples(task, "train"))
 
 
+@pytest.mark.parametrize("summary", ["", None])
+def test_a_record_without_a_target_is_no_fault(tmp_path, summary):
+    write(tmp_path / "train.jsonl", {**XSUM, "summary": summary}, XSUM)
+    task = ExampleTask("xsum", files=str(tmp_path / "{split}.jsonl"))
+    assert [example.id for example in read_examples(task, "train")] == ["train.jsonl:2"]
+    # Of what an example is about, something must be there.
+    write(tmp_path / "train.jsonl", {**XSUM, "document": None})
+    with pytest.raises(UserError, match="line 1 has no text in the field 'document'"):
+        list(read_examples(task, "train"))
+
+
+@pytest.mark.parametrize("line", ["null", "[]", "{}"])
+def test_a_line_that_is_no_record_is_a_fault(tmp_path, line):
+    (tmp_path / "train.jsonl").write_text(line + "\n")
+    task = ExampleTask("c4", files=str(tmp_path / "{split}.jsonl"))
+    with pytest.raises(UserError, match="line 1 has no text in the field 'text'"):
+        list(read_examples(task, "train"))
+
+
+@pytest.mark.parametrize(
+    "answers", [None, *({"text": texts} for texts in (None, [], [None], [""]))]
+)
+def test_a_question_without_an_answer_is_left_out(tmp_path, answers):
+    record = {"question": "q", "context": "c", "answers": {"text": ["one"]}}
+    write(tmp_path / "train.jsonl", {**record, "answers": answers}, record)
+    task = ExampleTask("squad", files=str(tmp_path / "{split}.jsonl"))
+    assert [example.targets for example in read_examples(task, "train")] == ["one"]
+
+
 def test_language_modelling_has_no_inputs(tmp_path):
     write(tmp_path / "test.jsonl", {"passage": "once upon a time"})
     task = ExampleTask("lambada", files=str(tmp_path / "{split}.jsonl"))
@@ -117,7 +146,7 @@ def test_bad_records_are_named(tmp_path, record, message):
         )
 
 
-@pytest.mark.parametrize("answers", [{}, {"text": []}, {"text": "x"}, ["x"], None])
+@pytest.mark.parametrize("answers", [{}, {"text": "x"}, {"text": [1]}, ["x"]])
 def test_bad_answers_are_named(tmp_path, answers):
     write(tmp_path / "a.jsonl", {"question": "q", "context": "c", "answers": answers})
     task = ExampleTask("squad", files=str(tmp_path / "a.jsonl"))

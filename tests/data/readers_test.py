@@ -54,6 +54,9 @@ def test_json_lines_plain_and_packed(tmp_path):
         ('{"body": "a"}', "line 2 has no text in the field 'text'"),
         ('{"text": 1}', "line 2 has no text in the field 'text'"),
         ('["text"]', "line 2 has no text in the field 'text'"),
+        ('{"text": null}', "line 2 has no text in the field 'text'"),
+        ("[" * 100_000, "line 2 cannot be read as JSON: maximum recursion"),
+        ('{"text": ' + "1" * 5000 + "}", "line 2 cannot be read as JSON: Exceeds"),
         ('{"text": "a\\ud800"}', r"line 2.*lone surrogate \\ud800"),
     ],
 )

@@ -1,180 +1,29 @@
-"""Launches: what would be run, and that it goes on after whatever happens."""
+"""Launches on SLURM, and what is checked before any launch."""
 
+import contextlib
 import os
 import pathlib
-import shlex
 import shutil
+import signal
 import subprocess
+import time
 
 import pytest
 
 from bpd_jax.errors import UserError
-from experiments.launch.checks import check_run, check_travels
+from experiments.launch import checks
+from experiments.launch.checks import check_run, check_travels, git_folder
 from experiments.launch.commands import train_words
 from experiments.launch.slurm_script import SlurmJob, batch_script
-from experiments.launch.tpu_slice import TpuSlice, keep_training
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 PRETRAIN = "--gin_file=gin_configs/runs/pretrain.gin"
-V4 = "--gin_file=gin_configs/meshes/v4_128.gin"
-SLICE = TpuSlice("paper", "us-central2-b", "v4:4x4x4", "10.0.0.2:/runs", spot=True)
-OF_SLICE = [
-    "--name=paper",
-    "--zone=us-central2-b",
-    "--share=10.0.0.2:/runs",
-    "--workdir=blockwise_1b5",
-]
 
 
 def assert_refused(done, words):
     assert done.status == 1
     assert words in done.err
     assert done.err.count("\n") == 1
-
-
-def test_tpu_dry_run(dry_run):
-    good, *bad = dry_run(
-        "experiments.launch.tpu",
-        [
-            *OF_SLICE,
-            "--topology=v4:4x4x4",
-            "--spot",
-            "--data=gs://bucket/rows",
-            PRETRAIN,
-            V4,
-            "--gin.SEED=3",
-            "--dry_run",
-        ],
-        [*OF_SLICE, "--topology=v9:4x4", PRETRAIN, "--dry_run"],
-        [*OF_SLICE, "--topology=v5e:4x4", PRETRAIN, V4, "--dry_run"],
-        [*OF_SLICE, "--topology=v4:4x4x4", PRETRAIN, "--gin.SEDE=3", "--dry_run"],
-        [*OF_SLICE, "--topology=v4:4x4x4", "--dry_run"],
-        ["--topology=v4:4x4x4", PRETRAIN, "--dry_run"],
-        [*OF_SLICE, "--topology=v4:4x4x4", PRETRAIN, "--workdir=/x", "--dry_run"],
-    )
-    assert good.status == 0, good.err
-    commands = [
-        shlex.split(line) for line in good.out.splitlines() if line[:1] not in ("", "#")
-    ]
-    verbs = [
-        words[4] if words[0] == "gcloud" else " ".join(words[:2]) for words in commands
-    ]
-    assert verbs == ["create", "git bundle", "scp", "ssh", "ssh", "ssh", "delete"]
-    assert {"--type=v4", "--topology=4x4x4", "--spot"} <= set(commands[0])
-    remote = [words[-2].partition("=")[2] for words in commands[3:6]]
-    assert "tpu_setup.sh 10.0.0.2:/runs" in remote[0]
-    assert "rsync -r gs://bucket/rows share/blockwise_1b5/data" in remote[1]
-    assert "--worker=0" in commands[4]
-    assert "--worker=all" in commands[5]
-    # What the shell of a worker makes of it.
-    trained = shlex.split(remote[2].partition("bpd_jax.lock ")[2])
-    assert trained == [
-        ".venv/bin/python",
-        "-m",
-        "bpd_jax.train",
-        PRETRAIN,
-        V4,
-        "--gin_bindings=SEED = 3",
-        "--workdir=../share/blockwise_1b5",
-        "--distributed",
-    ]
-    for done, words in zip(
-        bad,
-        [
-            "--topology=v9:4x4 is not known",
-            "MeshConfig asks for data × fsdp × model = -1 × 64 × 1, but there are 16",
-            "nothing uses SEDE; did you mean SEED",
-            "--gin_file is missing",
-            "--name is missing",
-            "--workdir=/x must be a folder within the share",
-        ],
-        strict=True,
-    ):
-        assert_refused(done, words)
-
-
-def test_a_v4_chip_is_one_device_or_two():
-    assert SLICE.devices == (64, 128)
-    assert TpuSlice("a", "b", "v5e:16x16", "h:/r").devices == (256,)
-
-
-class Cloud:
-    """Answers commands as told, and keeps what it was asked."""
-
-    def __init__(self, states, trainings, creations=()):
-        self.states, self.trainings = list(states), list(trainings)
-        self.creations = list(creations)
-        self.asked = []
-        self.waited = 0.0
-
-    def run(self, command):
-        verb = command.words[4] if command.words[0] == "gcloud" else "bundle"
-        verb = "train" if "bpd_jax.train" in str(command) else verb
-        self.asked.append(verb)
-        if verb == "train":
-            return self.trainings.pop(0)
-        return self.creations.pop(0) if verb == "create" and self.creations else 0
-
-    def state(self):
-        return self.states.pop(0)
-
-    def sleep(self, seconds):
-        self.waited += seconds
-
-    def keep(self, retries=1):
-        words = train_words("python", ["a.gin"], [], "w")
-        keep_training(
-            SLICE,
-            SLICE.train(words),
-            SLICE.prepare(),
-            self.run,
-            self.state,
-            retries=retries,
-            pause=5,
-            sleep=self.sleep,
-        )
-        return self.asked
-
-
-PREPARED = ["bundle", "scp", "ssh"]
-
-
-def test_trains_on_a_new_slice_to_the_end():
-    assert Cloud([""], [0]).keep() == ["create", *PREPARED, "train"]
-
-
-def test_goes_on_with_a_slice_that_is_there():
-    cloud = Cloud(["READY"], [0])
-    assert cloud.keep() == [*PREPARED, "train"]
-
-
-def test_replaces_a_slice_that_was_taken_back_however_often():
-    cloud = Cloud(["", "PREEMPTED", "PREEMPTED"], [1, 1, 0], creations=[0, 1, 1, 0, 0])
-    again = ["delete", "create", *PREPARED, "train"]
-    asked = cloud.keep(retries=0)
-    assert asked == [
-        *("create", *PREPARED, "train"),
-        *("delete", "create", "create", *again[1:]),
-        *again,
-    ]
-    assert cloud.waited == 10
-
-
-def test_a_slice_that_was_taken_back_before_is_replaced_first():
-    cloud = Cloud(["PREEMPTED"], [0])
-    assert cloud.keep() == ["delete", "create", *PREPARED, "train"]
-
-
-def test_gives_up_on_training_that_fails_by_itself():
-    cloud = Cloud(["", "READY", "READY"], [1, 1])
-    with pytest.raises(UserError, match="ended with an error 2 times"):
-        cloud.keep(retries=1)
-    assert cloud.asked.count("train") == 2
-
-
-def test_says_what_it_could_not_do():
-    with pytest.raises(UserError, match="could not ask for the slice: gcloud ended"):
-        Cloud([""], [], creations=[1]).keep()
 
 
 def test_slurm_dry_run(dry_run):
@@ -205,20 +54,35 @@ def test_slurm_dry_run(dry_run):
         assert_refused(done, words)
 
 
+# Trains until it is told to stop, and takes a moment to save.
+_WORKS = """trap 'sleep 0.3; exit {status}' TERM
+echo $$ > "{folder}/started"
+while true; do sleep 0.02; done
+"""
+
+
 @pytest.fixture
 def cluster(tmp_path, monkeypatch):
     """A folder with commands of SLURM's names; each writes down how it was called."""
 
-    def make(status):
-        for name, code in (("srun", status), ("scontrol", 0)):
+    def make(status, works=False):
+        """`works`: srun goes on until scancel passes TERM on to what it started."""
+        srun = _WORKS if works else "exit {status}"
+        for name, does in (
+            ("srun", srun.format(status=status, folder=tmp_path)),
+            ("scancel", f'kill -TERM "$(cat "{tmp_path}/started")"'),
+            ("scontrol", ""),
+        ):
             file = tmp_path / name
             file.write_text(
                 f'#!/usr/bin/env bash\nprintf "%s\\n" {name} "$@" '
-                f'"ids=$JAX_LOCAL_DEVICE_IDS" >> "{tmp_path}/log"\nexit {code}\n'
+                '"ids=${JAX_LOCAL_DEVICE_IDS-} cpus=${SRUN_CPUS_PER_TASK-}" '
+                f'>> "{tmp_path}/log"\n{does}\n'
             )
             file.chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
         monkeypatch.setenv("SLURM_JOB_ID", "77")
+        monkeypatch.setenv("SLURM_CPUS_PER_TASK", "8")
 
     return make
 
@@ -227,28 +91,81 @@ POINTS = [train_words("python", ["a.gin"], [f"S = 'x{n} y'"], f"w{n}") for n in 
 EVERYWHERE = SlurmJob("job", nodes=2, per="node", gpus=4)
 
 
+# 143 is also what srun ends with when one process fails and the others, still on their
+# way, are stopped for it: a job that nobody asked to stop must not start over.
 @pytest.mark.parametrize("status", [0, 1, 143])
-def test_a_job_that_ran_out_of_time_is_queued_again(cluster, tmp_path, status):
+def test_a_job_that_ends_by_itself_is_not_queued_again(cluster, tmp_path, status):
     cluster(status)
     script = batch_script(SlurmJob("job"), str(tmp_path), POINTS[:1])
     done = subprocess.run(["bash"], input=script, text=True, check=False)
     assert done.returncode == status
-    log = (tmp_path / "log").read_text().splitlines()
     asked = [*POINTS[0][:4], "--gin_bindings=S = 'x0 y'", "--workdir=w0"]
-    assert log[: 2 + len(asked)] == ["srun", "--kill-on-bad-exit=1", *asked]
-    assert (log[-4:-1] == ["scontrol", "requeue", "77"]) is (status == 143)
+    log = (tmp_path / "log").read_text().splitlines()
+    assert log == ["srun", "--kill-on-bad-exit=1", *asked, "ids= cpus=8"]
+
+
+def _signal(script, tmp_path, number):
+    """The status of a script that gets a signal while its srun works."""
+    file = tmp_path / "job.sh"
+    file.write_text(script)
+    with subprocess.Popen(["bash", str(file)], start_new_session=True) as shell:
+        try:
+            wait_for(tmp_path / "started")
+            shell.send_signal(number)
+            return shell.wait(timeout=30)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(shell.pid, signal.SIGKILL)
+
+
+def wait_for(file):
+    for _ in range(1500):
+        if file.exists() and file.read_text():
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"{file} did not appear")
+
+
+@pytest.mark.parametrize("status", [143, 1, 0])
+def test_a_job_that_ran_out_of_time_is_queued_again(cluster, tmp_path, status):
+    cluster(status, works=True)
+    script = batch_script(SlurmJob("job", grace=60), str(tmp_path), POINTS[:1])
+    assert "#SBATCH --signal=B:USR1@60\n" in script
+    assert _signal(script, tmp_path, signal.SIGUSR1) == status
+    log = (tmp_path / "log").read_text()
+    assert "\nscancel\n--signal=TERM\n77\n" in log
+    assert ("\nscontrol\nrequeue\n77\n" in log) is (status == 143)
+
+
+def test_a_job_that_is_cancelled_is_not_queued_again(cluster, tmp_path):
+    cluster(143, works=True)
+    script = batch_script(SlurmJob("job"), str(tmp_path), POINTS[:1])
+    assert _signal(script, tmp_path, signal.SIGTERM) == -signal.SIGTERM
+    assert "requeue" not in (tmp_path / "log").read_text()
+
+
+def test_of_an_array_only_the_one_job_is_queued_again(cluster, tmp_path, monkeypatch):
+    cluster(143, works=True)
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "77")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "1")
+    script = batch_script(EVERYWHERE, str(tmp_path), POINTS)
+    assert _signal(script, tmp_path, signal.SIGUSR1) == 143
+    log = (tmp_path / "log").read_text()
+    assert "\nscancel\n--signal=TERM\n77_1\n" in log
+    assert "\nscontrol\nrequeue\n77_1\n" in log
 
 
 def test_a_job_of_an_array_trains_its_own_point(cluster, tmp_path, monkeypatch):
     cluster(0)
     script = batch_script(EVERYWHERE, str(tmp_path), POINTS)
     assert "#SBATCH --array=0-1\n" in script
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "77")
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "1")
     subprocess.run(["bash"], input=script, text=True, check=True)
     log = (tmp_path / "log").read_text()
     assert "--gin_bindings=S = 'x1 y'\n--workdir=w1\n" in log
     # One process for each node has to be told of all of its GPUs.
-    assert "ids=0,1,2,3\n" in log
+    assert "ids=0,1,2,3 cpus=8\n" in log
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="no shellcheck here")
@@ -261,8 +178,12 @@ def test_the_shell_is_clean(tmp_path):
 
 
 def test_shell_scripts_are_well_formed():
-    for file in ROOT.glob("experiments/**/*.sh"):
-        subprocess.run(["bash", "-n", str(file)], check=True)
+    found = {"experiments": "**/*.sh", "scripts": "*.sh"}
+    for folder, pattern in found.items():
+        files = sorted((ROOT / folder).glob(pattern))
+        assert files
+        for file in files:
+            subprocess.run(["bash", "-n", str(file)], check=True)
 
 
 @pytest.mark.parametrize(
@@ -278,16 +199,48 @@ def test_jobs_that_cannot_be(fields, words):
         SlurmJob("job", **fields)
 
 
-def test_files_must_be_on_the_workers_too(tmp_path):
-    other = tmp_path / "mine.gin"
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A worktree with a gin file that includes one that is not committed."""
+    main, tree = tmp_path / "main", tmp_path / "tree"
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(main)]
+    main.mkdir()
+    (main / "mine.gin").write_text("include 'other.gin'\nBATCH_SIZE = 1024\n")
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *words], check=True)
+    subprocess.run([*git, "worktree", "add", "-q", str(tree)], check=True)
+    (tree / "other.gin").write_text("STEPS = 5\n")
+    monkeypatch.setattr(checks, "ROOT", tree)
+    monkeypatch.chdir(tree)
+    return tree
+
+
+def test_files_must_be_on_the_workers_too(tmp_path, checkout):
+    other = tmp_path / "theirs.gin"
     other.write_text("")
     with pytest.raises(UserError, match="is not a file of this repository"):
         check_travels([str(other)])
+    check_travels(["mine.gin"])
+    files = ["gin_configs/runs/pretrain.gin", "mine.gin"]
+    read = check_run(files, [], (1,)).files
+    with pytest.raises(UserError, match=r"other\.gin is not a file of this repository"):
+        check_travels(read[read.index("mine.gin") :])
+    (checkout / "mine.gin").write_text("")
+    with pytest.raises(
+        UserError, match=r"mine\.gin has changes that are not committed"
+    ):
+        check_travels(["mine.gin"])
+
+
+def test_a_worktree_is_a_checkout_too(tmp_path, checkout):
+    folder = pathlib.Path(git_folder())
+    assert folder.is_absolute()
+    assert folder.is_relative_to(tmp_path / "main" / ".git" / "worktrees")
 
 
 def test_a_batch_must_divide(monkeypatch):
     monkeypatch.chdir(ROOT)
     files = ["gin_configs/runs/pretrain.gin", "gin_configs/meshes/v4_128.gin"]
-    assert check_run(files, [], SLICE.devices).mesh.fsdp == 64
+    assert check_run(files, [], (64, 128)).value.mesh.fsdp == 64
     with pytest.raises(UserError, match="batch_size = 2050 is not a multiple"):
-        check_run(files, ["BATCH_SIZE = 2050"], SLICE.devices)
+        check_run(files, ["BATCH_SIZE = 2050"], (64, 128))
