@@ -4,11 +4,13 @@
     python -m benchmarks.kill --kills=100 --seed=1
 
 One run goes from its first step to its last. Another of the same configuration is
-killed (SIGKILL) while it starts, between its saves and in the middle of them, and
-started again each time. In the end parameters, optimizer and metrics of both must be
-equal bit for bit. Prints a table and writes one JSON file.
+killed (SIGKILL) while it starts, between its saves and in the middle of them, all the
+way from its first steps to its last, and started again each time. In the end
+parameters, optimizer and metrics of both must be equal bit for bit. Prints a table and
+writes one JSON file.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -37,39 +39,17 @@ from bpd_jax.training.state import abstract_state
 
 KILLS = flags.DEFINE_integer("kills", 20, "how often the run is killed.", 1)
 SEED = flags.DEFINE_integer("seed", 0, "of the moments.")
-STEPS = flags.DEFINE_integer("steps", 2000, "of the run.", 100)
+STEPS = flags.DEFINE_integer("steps", 2000, "of the run.", 4 * 50)
 OUTPUT = flags.DEFINE_string("output", "benchmarks/results/kill_cpu.json", "file.")
 
 # In this order until there are enough; then they are shuffled.
 MOMENTS = ("save", "step", "save", "step", "start")
 # Seconds to wait for anything before something must be wrong.
 PATIENCE = 300.0
+# The last kill comes so many steps before the end, which leaves time for a save.
+REST = 100
 
-CONFIGURATION = """
-include 'gin_configs/tasks/text_files.gin'
-include 'gin_configs/runs/train.gin'
-BlockwiseConfig.trunk = @TransformerConfig()
-BlockwiseConfig.heads = @BlockHeadsConfig()
-TransformerConfig:
-  num_layers = 2
-  d_model = 32
-  d_ff = 64
-  num_heads = 2
-  max_length = 32
-BlockHeadsConfig:
-  num_heads = 3
-  hidden = 32
-TextTask.validation_fraction = 0.25
-TrainConfig:
-  log_every = 1
-  evaluate_every = 70
-  checkpoint_every = 50
-BATCH_SIZE = 8
-LENGTH = 32
-LEARNING_RATE = 3e-3
-WARMUP_STEPS = 20
-VOCABULARY = 'bpe:270'
-"""
+CONFIGURATION = "benchmarks/kill.gin"
 
 
 @dataclasses.dataclass
@@ -81,7 +61,8 @@ class Kill:
       seconds: from the start of the process.
       step: of the last row of metrics.
       checkpoint: the newest whole one, or None.
-      torn: whether a checkpoint was left half written.
+      torn: whether it left a checkpoint half written, besides those that lay there
+        when the process started.
     """
 
     moment: str
@@ -105,14 +86,11 @@ def main() -> None:
 def _measure(scratch: pathlib.Path) -> dict[str, Any]:
     gin_file = _write_inputs(scratch)
     whole, killed = scratch / "whole", scratch / "killed"
-    has_begun = _beginning(whole)
-    process = _launch(gin_file, whole)
-    _wait(process, PATIENCE, has_begun)
     began = time.monotonic()
-    _finish(process)
+    _finish(_launch(gin_file, whole))
     seconds = time.monotonic() - began
     print(f"never killed: {STEPS.value} steps and their saves in {seconds:.1f} s")
-    kills = _kill_again_and_again(gin_file, killed, seconds)
+    kills = _kill_again_and_again(gin_file, killed)
     _finish(_launch(gin_file, killed))
     torn = sum(kill.torn for kill in kills)
     found = {
@@ -146,7 +124,7 @@ def _write_inputs(scratch: pathlib.Path) -> pathlib.Path:
     gin_file = scratch / "run.gin"
     texts = scratch / "texts" / "*.txt"
     gin_file.write_text(
-        f"{CONFIGURATION}STEPS = {STEPS.value}\nTEXT_FILES = '{texts}'\n"
+        f"include '{CONFIGURATION}'\nSTEPS = {STEPS.value}\nTEXT_FILES = '{texts}'\n"
     )
     return gin_file
 
@@ -158,7 +136,13 @@ def _launch(gin_file: pathlib.Path, workdir: pathlib.Path) -> subprocess.Popen:
             *(f"--gin_file={gin_file}", f"--workdir={workdir}"),
         ],
         cwd=pathlib.Path(__file__).resolve().parent.parent,
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        env={
+            **os.environ,
+            "JAX_PLATFORMS": "cpu",
+            # Every start after the first reads the programs that it compiled.
+            "JAX_COMPILATION_CACHE_DIR": str(gin_file.parent / "compiled"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -171,37 +155,39 @@ def _finish(process: subprocess.Popen) -> None:
         raise UserError(f"the run ended with {process.returncode}: {output[-2000:]}")
 
 
-def _kill_again_and_again(
-    gin_file: pathlib.Path, workdir: pathlib.Path, seconds: float
-) -> list[Kill]:
-    """Kills a run of so many seconds at `KILLS` moments; prints a row for each."""
+def _kill_again_and_again(gin_file: pathlib.Path, workdir: pathlib.Path) -> list[Kill]:
+    """Kills a run at `KILLS` moments; prints a row for each.
+
+    The run is cut into as many parts, and kill i falls into part i: not before a step
+    of it that was drawn beforehand. (A kill at the start draws none.)
+    """
     chance = random.Random(SEED.value)
     moments = [MOMENTS[i % len(MOMENTS)] for i in range(KILLS.value)]
     chance.shuffle(moments)
-    # All kills together must leave some of the run to do.
-    longest = 0.8 * seconds / KILLS.value
+    part = (STEPS.value - REST) / KILLS.value
     print(
         f"{'kill':>4} {'at':<6} {'seconds':>7} {'step':>5} {'whole':>6}  half written"
     )
     kills: list[Kill] = []
-    for moment in moments:
-        has_begun = _beginning(workdir)
+    for index, moment in enumerate(moments):
+        aim = int((index + chance.random()) * part)
+        reached = _reaching(workdir, aim)
+        left = _half_written(workdir)
         process = _launch(gin_file, workdir)
         began = time.monotonic()
         if moment == "start":
             _wait(process, chance.uniform(0, 4), lambda: False)
         else:
-            _wait(process, PATIENCE, has_begun)
-            _wait(process, chance.uniform(0, longest), lambda: False)
+            _wait(process, PATIENCE, reached)
         if moment == "save":
-            _wait(process, PATIENCE, lambda: bool(_half_written(workdir)))
+            _wait(process, PATIENCE, _saving(workdir))
         process.kill()
         process.communicate()
         after = time.monotonic() - began
         if process.returncode == 0:
             raise UserError("the run ended before it was killed: give more --steps.")
         step, checkpoint = _state_of(workdir)
-        torn = bool(_half_written(workdir))
+        torn = bool(_half_written(workdir) - left)
         kills.append(Kill(moment, round(after, 2), step, checkpoint, torn))
         print(
             f"{len(kills):>4} {moment:<6} {after:>7.2f} {step:>5} "
@@ -218,9 +204,17 @@ def _wait(process: subprocess.Popen, seconds: float, until: Callable[[], bool]) 
         time.sleep(0.0005)
 
 
-def _half_written(workdir: pathlib.Path) -> list[str]:
-    """Checkpoints under the names that they have while they are written."""
-    return [name for name in _listed(workdir) if "orbax-checkpoint-tmp" in name]
+def _half_written(workdir: pathlib.Path) -> set[tuple[str, int]]:
+    """Checkpoints that are still being written, or never were: name and inode.
+
+    The name alone does not tell a leftover from the next save of the same step.
+    """
+    found = set()
+    for name in _listed(workdir):
+        if "orbax-checkpoint-tmp" in name:
+            with contextlib.suppress(FileNotFoundError):
+                found.add((name, (workdir / "checkpoints" / name).stat().st_ino))
+    return found
 
 
 def _listed(workdir: pathlib.Path) -> list[str]:
@@ -231,21 +225,35 @@ def _listed(workdir: pathlib.Path) -> list[str]:
 
 
 def _last_step(workdir: pathlib.Path) -> int:
-    rows = read_rows(workdir / FILE_NAME)
-    return rows[-1]["step"] if rows else 0
+    """Of the last whole row of metrics."""
+    try:
+        text = (workdir / FILE_NAME).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return 0
+    last = text[: text.rfind("\n") + 1].splitlines()[-1:]
+    return json.loads(last[0])["step"] if last else 0
 
 
-def _beginning(workdir: pathlib.Path) -> Callable[[], bool]:
-    """Tells when the next process has done a step; it writes the metrics anew."""
+def _reaching(workdir: pathlib.Path, aim: int) -> Callable[[], bool]:
+    """Tells when the next process has done a step, and the run as many as `aim`.
+
+    It writes the metrics anew when it starts.
+    """
     path = workdir / FILE_NAME
     before = path.stat().st_ino if path.exists() else None
     start = _state_of(workdir)[1] or 0
 
-    def has_begun() -> bool:
+    def reached() -> bool:
         new = path.exists() and path.stat().st_ino != before
-        return new and _last_step(workdir) > start
+        return new and _last_step(workdir) >= max(aim, start + 1)
 
-    return has_begun
+    return reached
+
+
+def _saving(workdir: pathlib.Path) -> Callable[[], bool]:
+    """Tells when the next save has begun."""
+    before = _half_written(workdir)
+    return lambda: bool(_half_written(workdir) - before)
 
 
 def _state_of(workdir: pathlib.Path) -> tuple[int, int | None]:
@@ -257,7 +265,8 @@ def _state_of(workdir: pathlib.Path) -> tuple[int, int | None]:
 def _same_state(gin_file: pathlib.Path, *workdirs: pathlib.Path) -> bool:
     config = configuration.parse([gin_file], [], TrainConfig).value
     optimizer = make_optimizer(config.optimizer, config.steps)
-    abstract = abstract_state(config.model, optimizer, make_mesh(config.mesh))
+    mesh = make_mesh(config.mesh)
+    abstract = abstract_state(config.model, optimizer, mesh, config.compute)
     states = []
     for workdir in workdirs:
         with Checkpoints(workdir / "checkpoints", config.keep_checkpoints) as saved:

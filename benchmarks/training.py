@@ -1,13 +1,15 @@
-"""Training steps at their real size: tokens per second, MFU, peak memory.
+"""Training steps at real size: tokens per second, MFU, memory as XLA plans it.
 
     python -m benchmarks.training --gin_file=gin_configs/runs/pretrain.gin \\
         --gin_file=gin_configs/meshes/one_device.gin --gin.BATCH_SIZE=16
 
-Takes the model, batch, mesh and ComputeConfig of a gin file, random tokens, and times
-whole steps: the same trunk with the model's softmax alone first, then with all heads.
-The two take turns in blocks of steps after that, so that their ratio holds on a machine
-whose clock wanders. MFU is what the model needs (`models.flops`, nothing that is
-computed twice) over the device's dense bfloat16 peak. Writes one JSON file.
+Takes the model, batch, mesh, λ and ComputeConfig of a gin file, random tokens, and
+times whole steps of two models: all heads, and "one head", which is the same trunk with
+its softmax alone. First each is alone on the devices, the smaller before the larger,
+and what the process used at its peak is read where devices tell; then both take turns
+in blocks of steps, so that their ratio holds on a machine whose clock wanders. MFU is
+what the model needs (`models.flops`, nothing that is computed twice) over the device's
+dense bfloat16 peak. Writes one JSON file.
 """
 
 import dataclasses
@@ -16,7 +18,6 @@ import pathlib
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -29,6 +30,7 @@ from bpd_jax.data.rows import make_batch
 from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.models.partitioning import make_mesh
 from bpd_jax.reporting import build
+from bpd_jax.training import distributed
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.optimizer import make_optimizer
 from bpd_jax.training.state import abstract_state, init_state
@@ -47,24 +49,29 @@ def main() -> None:
     config: TrainConfig = parsed.value
     mesh = make_mesh(config.mesh)
     check_batch(config, mesh)
-    plain = dataclasses.replace(config.model, heads=None)
-    configs = {
-        "one head": dataclasses.replace(config, model=plain, head_weights=None),
-        f"{config.model.block_size} heads": config,
-    }
-    runs, found = {}, {}
+    configs = {"one head": _one_head(config)}
+    configs[f"{config.model.block_size} heads"] = config
+    models, found = {}, {}
     for name, each in configs.items():
-        runs[name], planned = _blocks(each, mesh)
-        runs[name]()  # the first steps are slower
+        models[name] = model = _Model(each, mesh)
+        model.place()
+        model.block()
+        # Of the process so far: the smaller model came first.
+        stats = jax.local_devices()[0].memory_stats() or {}
+        model.remove()
         found[name] = {
             "parameters": count_parameters(each.model)["total"],
-            "bytes_per_device": planned,
+            "planned_bytes_per_device": model.planned,
+            "peak_bytes_in_use": stats.get("peak_bytes_in_use"),
         }
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for model in models.values():
+        model.place()
+        model.block()  # the first steps are slower
+    seconds: dict[str, list[float]] = {name: [] for name in models}
     with progress.bar(label="steps", total=ROUNDS.value, unit=" rounds") as bar:
         for _ in range(ROUNDS.value):
-            for name, run in runs.items():
-                seconds[name].append(run())
+            for name, model in models.items():
+                seconds[name].append(model.block())
             bar.update(1)
     for name, each in configs.items():
         speed = each.tokens_per_step / statistics.median(seconds[name])
@@ -82,6 +89,8 @@ def main() -> None:
         "batch": [config.batch_size, config.length],
         "mesh": dict(mesh.shape),
         "compute": dataclasses.asdict(config.compute),
+        "head_targets": config.head_targets,
+        "head_weights": config.lambdas,
         "models": found,
     }
     text = json.dumps(result, indent=2)
@@ -90,42 +99,76 @@ def main() -> None:
     print(text)
 
 
-def _blocks(config: TrainConfig, mesh: Mesh) -> tuple[Callable[[], float], int]:
-    """A function that runs a block of steps and gives the seconds of one.
+def _one_head(config: TrainConfig) -> TrainConfig:
+    """The same run of the trunk alone."""
+    plain = dataclasses.replace(config.model, heads=None)
+    return dataclasses.replace(
+        config,
+        model=plain,
+        head_weights=None,
+        head_schedule=None,
+        head_targets="text",
+        select_by="validation_loss",
+    )
 
-    Also the bytes that XLA plans on each device: state, batch, temporaries. (A process
-    knows its peak only for both models together.)
+
+class _Model:
+    """A compiled step and, between `place` and `remove`, a state on the devices.
+
+    Attributes:
+      planned: bytes that XLA plans on each device: state, batch, temporaries.
     """
-    optimizer = make_optimizer(config.optimizer, config.steps)
-    abstract = abstract_state(config.model, optimizer, mesh, config.compute)
-    step = make_train_step(config.model, optimizer, abstract, mesh, config.compute)
-    state = init_state(
-        config.model, optimizer, abstract, config.seed, compute=config.compute
-    )
-    share = (config.batch_size // jax.process_count(), config.length)
-    tokens = np.random.default_rng(config.seed).integers(
-        0, config.model.trunk.vocab_size, share
-    )
-    batch = put_batch(make_batch(tokens, np.ones(share)), mesh)
-    lambdas = np.ones(config.model.block_size, np.float32)
-    compiled = step.lower(state, batch, lambdas).compile()
-    memory = compiled.memory_analysis()
-    planned = (
-        memory.argument_size_in_bytes
-        + memory.temp_size_in_bytes
-        + memory.output_size_in_bytes
-        - memory.alias_size_in_bytes
-    )
 
-    def run() -> float:
-        nonlocal state
+    def __init__(self, config: TrainConfig, mesh: Mesh) -> None:
+        self._config = config
+        self._optimizer = make_optimizer(config.optimizer, config.steps)
+        self._abstract = abstract_state(
+            config.model, self._optimizer, mesh, config.compute
+        )
+        self._state: Any = None
+        step: Any = make_train_step(
+            config.model,
+            self._optimizer,
+            self._abstract,
+            mesh,
+            config.compute,
+            config.head_targets,
+        )
+        _, parts = distributed.batch_part(mesh)
+        share = (config.batch_size // parts, config.length)
+        tokens = np.random.default_rng(config.seed).integers(
+            0, config.model.trunk.vocab_size, share
+        )
+        self._batch = put_batch(make_batch(tokens, np.ones(share)), mesh)
+        self._lambdas = np.array(config.lambdas, np.float32)
+        lowered = step.lower(self._abstract, self._batch, self._lambdas)
+        self._step = lowered.compile()
+        memory = self._step.memory_analysis()
+        self.planned = (
+            memory.argument_size_in_bytes
+            + memory.temp_size_in_bytes
+            + memory.output_size_in_bytes
+            - memory.alias_size_in_bytes
+        )
+
+    def place(self) -> None:
+        """Puts a new state on the devices."""
+        config = self._config
+        self._state = init_state(
+            config.model, self._optimizer, self._abstract, config.seed, config.compute
+        )
+
+    def remove(self) -> None:
+        """Frees what `place` took."""
+        self._state = None
+
+    def block(self) -> float:
+        """Runs a block of steps and gives the seconds of one."""
         start = time.perf_counter()
         for _ in range(STEPS.value):
-            state, metrics = compiled(state, batch, lambdas)
-        jax.block_until_ready((state, metrics))
+            self._state, metrics = self._step(self._state, self._batch, self._lambdas)
+        jax.block_until_ready((self._state, metrics))
         return (time.perf_counter() - start) / STEPS.value
-
-    return run, planned
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ on every worker of a TPU slice, and with these anywhere else:
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 from absl import flags
@@ -69,7 +70,9 @@ def main() -> None:
         print(parsed.describe(), config, plan.describe_model(config.model), sep="\n\n")
         print(plan.describe_shapes(config, mesh))
         return
-    given = None if config.start is None else _start(config, config.start)
+    given = None
+    if config.start is not None:
+        given = functools.partial(_start, config, config.start)
     trainer.train(config, cli.required("workdir"), parsed.text, parsed.operative, given)
 
 

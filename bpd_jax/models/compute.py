@@ -16,16 +16,17 @@ class ComputeConfig:
     part of `model.json` or of what makes two runs the same.
 
     Attributes:
-      attention: `xla` holds the scores of a layer; `cudnn` (NVIDIA GPUs, bfloat16 or
-        float16) and `pallas` (TPUs; interpreted elsewhere, which is for tests) are
-        flash attention, which does not. `auto` is cudnn or pallas where they run.
+      attention: `xla` holds the scores of a layer; `cudnn` (NVIDIA GPUs of compute
+        capability 8.0 or higher, in bfloat16) and `pallas` (TPUs; interpreted
+        elsewhere, which is for tests) are flash attention, which does not. `auto` is
+        cudnn or pallas where they run, and xla elsewhere, as on older GPUs.
       remat: what each transformer block keeps for its gradient: `none` keeps all,
         `dots` the results of products with its matrices, `full` its input alone; the
         rest is computed again.
       loss_chunk: positions of a row whose logits exist at once; None for all.
       scan_layers: whether one compiled block runs `num_layers` times, over parameters
-        stacked `[layers, …]` under `trunk/layers`: compiled much sooner. A run goes on
-        as it began: its checkpoints hold the parameters in one of the two forms.
+        stacked `[layers, …]` under `trunk/layers`: compiled much sooner. It may
+        change when a run goes on: what was saved in the other form is converted.
       accumulate: parts that a batch is split into, one computed after the other;
         their gradients add up in float32 to those of the whole batch.
     """

@@ -248,7 +248,7 @@ def trunk_from_fields(fields: dict[str, Any]) -> TransformerConfig:
 
 
 def _check_positive(owner: str, name: str, value: object) -> None:
-    if not isinstance(value, int) or value < 1:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise UserError(f"{owner}.{name} must be a positive integer, not {value!r}.")
 
 

@@ -66,23 +66,52 @@ def chosen(
       mesh: the devices; None for those of jax.
 
     Raises:
-      UserError: cudnn was asked for in float32.
+      UserError: cudnn was asked for and cannot compute this.
     """
-    half = dtype in (jnp.bfloat16, jnp.float16)
-    if implementation == "cudnn" and not half:
-        raise UserError(
-            f"ComputeConfig.attention = 'cudnn' cannot compute in {dtype}: set "
-            "TransformerConfig.dtype = 'bfloat16', or attention = 'xla'."
-        )
+    if implementation == "cudnn":
+        obstacle = _cudnn_obstacle(dtype, shape, mesh)
+        if obstacle is not None:
+            raise UserError(
+                f"ComputeConfig.attention = 'cudnn' {obstacle}, or set attention = "
+                "'auto' or 'xla'."
+            )
     if implementation != "auto":
         return implementation
-    platform = _platform(mesh)
-    if platform == "tpu":
+    if _device(mesh).platform == "tpu":
         return "pallas"
+    # On a GPU that lacks cuDNN's flash attention too, `auto` is plain XLA.
+    return "xla" if _cudnn_obstacle(dtype, shape, mesh) else "cudnn"
+
+
+def _cudnn_obstacle(
+    dtype: jnp.dtype, shape: tuple[int, ...], mesh: Mesh | None
+) -> str | None:
+    """Why cuDNN's flash attention cannot compute this, and what to change; or None.
+
+    The sizes are those that `jax.nn.dot_product_attention` takes with a gradient and a
+    mask, on the oldest GPUs that it runs on.
+    """
     _, length, _, width = shape
-    # The sizes that cuDNN takes on every GPU.
-    fits = half and width % 8 == 0 and width <= 128 and length % 2 == 0
-    return "cudnn" if platform == "gpu" and fits else "xla"
+    if dtype not in (jnp.bfloat16, jnp.float16):
+        return f"cannot compute in {dtype}: set TransformerConfig.dtype = 'bfloat16'"
+    device = _device(mesh)
+    # Other makers' GPUs have names there, such as gfx942.
+    capability = str(getattr(device, "compute_capability", ""))
+    major = capability.partition(".")[0]
+    if device.platform != "gpu" or not major.isdigit() or int(major) < 8:
+        kind = f" of {capability}" if capability else ""
+        return (
+            "needs NVIDIA GPUs of compute capability 8.0 or higher, not "
+            f"{device.platform}{kind}: take others"
+        )
+    if width % 8 or width > 128:
+        return (
+            f"cannot compute with heads of width {width}: set "
+            "TransformerConfig.head_dim to a multiple of 8 up to 128"
+        )
+    if length % 2:
+        return f"cannot compute rows of {length} tokens: make TrainConfig.length even"
+    return None
 
 
 def fused(
@@ -111,7 +140,7 @@ def _pallas(
     mesh: Mesh | None,
 ) -> Float[Array, "B T N H"]:
     """Splash attention on every device's own rows and heads."""
-    interpret = _platform(mesh) != "tpu"
+    interpret = _device(mesh).platform != "tpu"
     run = functools.partial(_splash, interpret=interpret)
     if mesh is None or mesh.size == 1:
         return run(queries, keys, values, ids)
@@ -195,5 +224,6 @@ def _constrain(x: Array, spec: PartitionSpec, mesh: Mesh | None) -> Array:
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
 
 
-def _platform(mesh: Mesh | None) -> str:
-    return jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+def _device(mesh: Mesh | None) -> jax.Device:
+    """One of the devices; they are all alike."""
+    return jax.devices()[0] if mesh is None else mesh.devices.flat[0]

@@ -15,6 +15,9 @@ from bpd_jax.models.stacking import is_stacked
 from bpd_jax.training.quiet_saves import quiet_saves
 from bpd_jax.typing import PyTree
 
+# In the names that Orbax gives to checkpoints while it writes them.
+TORN = "orbax-checkpoint-tmp"
+
 
 def whole_steps(folder: pathlib.Path) -> list[int]:
     """Steps of the checkpoints in a folder, by their names."""

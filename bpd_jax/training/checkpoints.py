@@ -31,6 +31,7 @@ from bpd_jax.training.checkpoint_files import (
     reason,
     whole_steps,
 )
+from bpd_jax.training.distributed import agree
 from bpd_jax.training.state import TrainState, abstract_parameters
 from bpd_jax.typing import Params
 
@@ -69,11 +70,20 @@ class Checkpoints:
                 preservation_policy=self._policy,
                 cleanup_tmp_directories=True,
             )
+        # One process may see an older state of a shared folder than another.
+        self._newest = agree(self._manager.latest_step())
+        if self._newest != self._manager.latest_step():
+            self._manager.reload()
 
     @property
     def latest_step(self) -> int | None:
         """Step of the newest checkpoint, also of one that is still being written."""
-        return self._manager.latest_step()
+        return self._newest
+
+    def steps(self) -> list[int]:
+        """Steps of all whole checkpoints; waits for a save that is under way."""
+        self.wait()
+        return agree(sorted(self._manager.all_steps()))
 
     def save(
         self,
@@ -107,6 +117,7 @@ class Checkpoints:
                     data=ocp.args.JsonSave({**data, BEST: best}),
                 ),
             )
+        self._newest = step
 
     def wait(self) -> None:
         """Waits for a save that is under way; raises as `save` does."""

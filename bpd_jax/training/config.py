@@ -1,6 +1,8 @@
 """What a training run is, as frozen dataclasses."""
 
 import dataclasses
+import math
+from typing import TypeGuard
 
 from bpd_jax.data.example_spec import ExampleTask, Task
 from bpd_jax.data.spec import TextTask
@@ -45,7 +47,7 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         _check_number("OptimizerConfig", "learning_rate", self.learning_rate, above=0)
-        if not isinstance(self.warmup_steps, int) or self.warmup_steps < 0:
+        if not _is_whole(self.warmup_steps) or self.warmup_steps < 0:
             raise UserError(
                 "OptimizerConfig.warmup_steps must be 0 or a positive integer, not "
                 f"{self.warmup_steps!r}."
@@ -148,9 +150,20 @@ class TrainConfig:
         for name in ("evaluate_batches", "patience"):
             if getattr(self, name) is not None:
                 _check_count(name, getattr(self, name))
-        if not isinstance(self.seed, int) or self.seed < 0:
+        if not _is_whole(self.seed) or self.seed < 0:
             raise UserError(
                 f"TrainConfig.seed must be 0 or a positive integer, not {self.seed!r}."
+            )
+        for name in ("dtype", "param_dtype"):
+            if getattr(self.model.trunk, name) == "float16":
+                raise UserError(
+                    f"TransformerConfig.{name} = 'float16' rounds most gradients to 0: "
+                    "set 'bfloat16' or 'float32'."
+                )
+        if self.start is not None and not (self.start and isinstance(self.start, str)):
+            raise UserError(
+                "TrainConfig.start must be the name or folder of a model, or None, not "
+                f"{self.start!r}."
             )
         if self.length > self.model.trunk.max_length:
             raise UserError(
@@ -165,13 +178,17 @@ class TrainConfig:
                 "out."
             )
         if self.head_weights is not None:
-            object.__setattr__(self, "head_weights", tuple(self.head_weights))
-            if len(self.lambdas) != self.model.block_size or min(self.lambdas) < 0:
+            weights = self.head_weights
+            if (
+                not isinstance(weights, list | tuple)
+                or len(weights) != self.model.block_size
+                or not all(_is_number(weight) and weight >= 0 for weight in weights)
+            ):
                 raise UserError(
-                    f"TrainConfig.head_weights = {self.head_weights} must hold "
+                    f"TrainConfig.head_weights = {weights!r} must hold "
                     f"{self.model.block_size} numbers, one per head, none negative."
                 )
-
+            object.__setattr__(self, "head_weights", tuple(weights))
         if self.head_schedule is not None and not isinstance(
             self.head_schedule, HeadSchedule
         ):
@@ -202,8 +219,20 @@ class TrainConfig:
         return self.batch_size * self.length
 
 
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+    )
+
+
 def _check_count(name: str, value: object) -> None:
-    if not isinstance(value, int) or value < 1:
+    if not _is_whole(value) or value < 1:
         raise UserError(
             f"TrainConfig.{name} must be a positive integer, not {value!r}."
         )
@@ -218,8 +247,7 @@ def _check_number(
     least: float | None = None,
 ) -> None:
     if (
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
+        _is_number(value)
         and (above is None or value > above)
         and (least is None or value >= least)
     ):

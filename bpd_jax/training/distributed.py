@@ -3,24 +3,29 @@
 Every process runs the same program on the devices of its host, and jax joins them into
 one mesh. The run folder lies on a file system that all of them reach. Whatever decides
 how the run goes on must come out the same in all of them, or they wait for each other
-forever: a signal that only one has received is put to the vote (`StopVote`).
+forever: a signal that only one has received is put to the vote (`StopVote`), and what a
+folder holds is looked at by the first alone (`first`, `agree`).
 """
 
 import collections
+import json
 import os
 import socket
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bpd_jax.errors import UserError
 from bpd_jax.models.partitioning import BATCH_SPEC, replicated
 from bpd_jax.typing import Array
+
+T = TypeVar("T")
 
 # Steps that the host is ahead of the device when it looks at a result of it: enough for
 # the device never to wait, and few enough to stop soon.
@@ -134,6 +139,37 @@ def _is_slurm_task() -> bool:
 def is_first() -> bool:
     """Whether this process is the one that prints and writes files."""
     return jax.process_index() == 0
+
+
+def agree(value: T) -> T:
+    """What process 0 has, in all of them; it must be JSON."""
+    if jax.process_count() == 1:
+        return value
+    mine = np.frombuffer(json.dumps(value).encode(), np.uint8).astype(np.int32)
+    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(mine))))
+    theirs = multihost_utils.broadcast_one_to_all(np.resize(mine, size))
+    return json.loads(np.asarray(theirs, np.uint8).tobytes())
+
+
+def first(work: Callable[[], T]) -> T | None:
+    """Lets process 0 do something with files; the others wait until it is done.
+
+    Returns:
+      In process 0 what `work` returns, in the others None.
+
+    Raises:
+      UserError: `work` raised one, in process 0; all raise it, so that none waits.
+    """
+    done, trouble = None, None
+    if is_first():
+        try:
+            done = work()
+        except UserError as error:
+            trouble = error
+    words = agree(None if trouble is None else str(trouble))
+    if words is not None:
+        raise UserError(words) from trouble
+    return done
 
 
 def say(text: str) -> None:

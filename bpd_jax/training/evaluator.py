@@ -3,9 +3,10 @@
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
-from bpd_jax.data.rows import Batch, PackedRows
+from bpd_jax.data.rows import Batch, PackedRows, make_batch
+from bpd_jax.models.partitioning import BATCH_SPEC
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.distributed import batch_part
 from bpd_jax.training.state import TrainState
@@ -19,9 +20,15 @@ class Evaluator:
     def __init__(
         self, config: TrainConfig, rows: PackedRows, abstract: TrainState, mesh: Mesh
     ) -> None:
-        self._step = make_eval_step(
-            config.model, abstract, mesh, compute=config.compute
+        """Compiles at once, so that no evaluation keeps a run from stopping soon."""
+        step = make_eval_step(config.model, abstract, mesh, compute=config.compute)
+        ids = np.zeros((config.batch_size, config.length), np.int32)
+        sharding = NamedSharding(mesh, BATCH_SPEC)
+        batch = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+            make_batch(ids, ids),
         )
+        self._step = step.lower(abstract.params, batch).compile()
         self._config, self._rows, self._mesh = config, rows, mesh
         self._part, self._parts = batch_part(mesh)
 

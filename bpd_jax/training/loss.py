@@ -12,12 +12,8 @@ from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.heads import softmax_rows
-from bpd_jax.training.heads_loss import (
-    HeadsLoss,
-    best_tokens,
-    heads_loss,
-    heads_sums,
-)
+from bpd_jax.training.heads_loss import best_tokens, heads_loss, heads_sums
+from bpd_jax.training.softmax_chunks import HeadsLoss
 from bpd_jax.typing import AnyArray, Array, Bool, Float, Int, Params
 
 # What heads 2 … L learn; see `blockwise_loss`.

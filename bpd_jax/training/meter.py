@@ -1,6 +1,8 @@
 """Means of the metrics between two rows of them, and the speed."""
 
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -8,9 +10,15 @@ import numpy as np
 from bpd_jax.training.evaluator import per_head
 from bpd_jax.training.step import Metrics
 
+_MEANS = ("loss", "loss_heads", "accuracy_heads", "gradient_norm")
+
 
 class Meter:
-    """Averages metrics since the last row; the device is waited for only there."""
+    """Averages metrics since the last row; the device is waited for only there.
+
+    Sums go into a checkpoint, so that a run that goes on averages over the same steps
+    as one that was never interrupted.
+    """
 
     def __init__(self, tokens_per_step: int, peak_tokens: float | None = None) -> None:
         """Starts with nothing.
@@ -21,6 +29,8 @@ class Meter:
         """
         self._tokens_per_step, self._peak_tokens = tokens_per_step, peak_tokens
         self._waiting: list[Metrics] = []
+        self._sums: dict[str, np.ndarray] = {}
+        self._steps = 0
         self._timed = -1
         self._clock = 0.0
 
@@ -40,8 +50,8 @@ class Meter:
 
     def take(self) -> dict[str, float]:
         """The means since the last call."""
-        rows: list[dict[str, np.ndarray]] = jax.device_get(self._waiting)
-        mean = {name: np.mean([row[name] for row in rows], axis=0) for name in rows[0]}
+        self._add_up()
+        mean = {name: total / self._steps for name, total in self._sums.items()}
         values = {"loss": float(mean["loss"])}
         for kind in ("loss", "accuracy"):
             values |= per_head(kind, mean[f"{kind}_heads"])
@@ -52,9 +62,29 @@ class Meter:
             values["tokens_per_second"] = speed
             if self._peak_tokens is not None:
                 values["model_flops_utilization"] = speed / self._peak_tokens
-        self._waiting = []
+        self._sums, self._steps = {}, 0
         self.restart()
         return values
+
+    def state(self) -> dict[str, Any]:
+        """The sums since the last row, for `restore`, as JSON."""
+        self._add_up()
+        sums = {name: total.tolist() for name, total in self._sums.items()}
+        return {"steps": self._steps, "sums": sums}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state` returned; speeds are those of this process."""
+        self._steps = state["steps"]
+        self._sums = {name: np.array(x) for name, x in state["sums"].items()}
+
+    def _add_up(self) -> None:
+        # One step after the other, so that it does not matter when this is done.
+        for row in jax.device_get(self._waiting):
+            for name in _MEANS:
+                total = self._sums.get(name, np.float64(0))
+                self._sums[name] = total + np.asarray(row[name], np.float64)
+        self._steps += len(self._waiting)
+        self._waiting = []
 
 
 def short(row: dict[str, float]) -> str:

@@ -1,15 +1,16 @@
 """One writer of metrics: JSON lines always, TensorBoard where it is installed."""
 
+import contextlib
 import importlib.util
 import json
 import os
 import pathlib
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self, TextIO
 
 from bpd_jax import files
-from bpd_jax.errors import UserError
 
 FILE_NAME = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
@@ -23,21 +24,19 @@ def tensorboard_available() -> bool:
 class MetricsWriter:
     """Writes rows of numbers, one per call, to `metrics.jsonl` and `tensorboard/`."""
 
-    def __init__(
-        self, folder: str | os.PathLike[str], step: int, *, enabled: bool = True
-    ) -> None:
+    def __init__(self, folder: str | os.PathLike[str], step: int) -> None:
         """Continues the files of `folder` after `step`.
 
         Args:
           folder: of the run.
           step: where the run starts; rows of later steps, left by a run that was
             killed after its last checkpoint, are dropped.
-          enabled: False writes nothing, for all processes but one.
+
+        Raises:
+          UserError: they cannot be written.
         """
-        self._file: TextIO | None = None
         self._events: Any = None
-        if not enabled:
-            return
+        self._told = False
         folder = pathlib.Path(folder)
         path = folder / FILE_NAME
         kept = [row for row in read_rows(path) if row["step"] <= step]
@@ -45,27 +44,38 @@ class MetricsWriter:
             text = "".join(json.dumps(row) + "\n" for row in kept)
             temporary.write_text(text, encoding="utf-8")
         # One line a write, so that a kill can tear only the last one.
-        self._file = path.open("a", encoding="utf-8", buffering=1)
+        self._file: TextIO = path.open("a", encoding="utf-8", buffering=1)
         if tensorboard_available():
             from tensorboardX import SummaryWriter
 
+            events = folder / TENSORBOARD
             self._events = SummaryWriter(
-                str(folder / TENSORBOARD), purge_step=step + 1 if step else None
+                str(events), purge_step=step + 1 if events.exists() else None
             )
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Writes one row."""
+        """Writes one row; if that fails, it says so once, and the run goes on."""
         row = {"step": step, **values}
-        if self._file is not None:
-            try:
-                self._file.write(json.dumps(row) + "\n")
-            except OSError as error:
-                raise UserError(
-                    f"cannot write {self._file.name}: {error.strerror or error}"
-                ) from error
+        with self._telling():
+            self._file.write(json.dumps(row) + "\n")
         if self._events is not None:
-            for name, value in values.items():
-                self._events.add_scalar(name, value, step)
+            with self._telling():
+                for name, value in values.items():
+                    self._events.add_scalar(name, value, step)
+
+    @contextlib.contextmanager
+    def _telling(self) -> Iterator[None]:
+        # An error here would leave the other processes waiting for this one.
+        try:
+            yield
+        except OSError as error:
+            if not self._told:
+                print(
+                    f"warning: cannot write {self._file.name}: "
+                    f"{error.strerror or error}; training goes on",
+                    file=sys.stderr,
+                )
+            self._told = True
 
     def __enter__(self) -> Self:
         return self
@@ -76,10 +86,11 @@ class MetricsWriter:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._file is not None:
+        with self._telling():
             self._file.close()
         if self._events is not None:
-            self._events.close()
+            with self._telling():
+                self._events.close()
 
 
 def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:

@@ -9,22 +9,27 @@ import pathlib
 import platform
 import shutil
 import subprocess
+from typing import Any
 
 import jax
 
 from bpd_jax import files
 from bpd_jax.data import tokenizer
 from bpd_jax.data.rows import open_rows
+from bpd_jax.data.spec import SPLITS
 from bpd_jax.errors import UserError
 from bpd_jax.models.config import load_config, save_config
-from bpd_jax.training import checkpoints, metrics, watch
+from bpd_jax.training import checkpoints, metrics, run_lock, watch
 from bpd_jax.training.config import TrainConfig
 
 MODEL, TASK, VERSIONS = "model.json", "task.json", "versions.json"
 CONFIG, OPERATIVE = "config.gin", "operative.gin"
-DATA = "data"
+# The folder of rows, and what tells the rows that the run began with from all others.
+DATA, ROWS = "data", "data.json"
 
 _KNOWN = {
+    run_lock.FILE_NAME,
+    ROWS,
     MODEL,
     TASK,
     VERSIONS,
@@ -70,11 +75,37 @@ def check_usable(folder: pathlib.Path, config: TrainConfig) -> None:
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {folder / TASK}: {error}.") from error
     _check_same(folder, TASK, task, dataclasses.asdict(config.task))
-    rows = folder / DATA / "train"
-    if rows.exists():
-        # Rows of another length would replace these, and the run could not go on.
-        length = {"length": open_rows(rows).length}
+    rows = begun_rows(folder)
+    if rows is not None:
+        length = {"length": rows["train"]["length"]}
         _check_same(folder, f"{DATA}/train", length, {"length": config.length})
+
+
+def begun_rows(folder: pathlib.Path) -> dict[str, dict[str, Any]] | None:
+    """Fingerprints of the rows that a run began with, by split; None before it began.
+
+    Raises:
+      UserError: they cannot be told.
+    """
+    if not (folder / MODEL).exists():
+        return None
+    path = folder / ROWS
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        pass  # A slim folder that is trained anew, or one of an earlier version.
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path}: {error}.") from error
+    try:
+        return _fingerprints(folder)
+    except UserError:
+        if checkpoints.whole_steps(folder / checkpoints.FOLDER):
+            raise
+        return None
+
+
+def _fingerprints(folder: pathlib.Path) -> dict[str, dict[str, Any]]:
+    return {split: open_rows(folder / DATA / split).fingerprint for split in SPLITS}
 
 
 def _check_same(folder: pathlib.Path, name: str, saved: dict, mine: dict) -> None:
@@ -101,11 +132,16 @@ def _flat(fields: dict, prefix: str = "") -> dict[str, object]:
 def describe(
     folder: pathlib.Path, config: TrainConfig, text: str, operative: str
 ) -> None:
-    """Writes what the run is; `model.json`, which marks a run, comes last."""
-    rows = folder / DATA / "train"
-    with files.replacing_file(folder / tokenizer.FILE_NAME) as path:
-        shutil.copyfile(rows / tokenizer.FILE_NAME, path)
+    """Writes what the run is; `model.json`, which marks a run, comes last.
+
+    What its rows and its vocabulary are is written once, when the run begins.
+    """
+    began = (folder / MODEL).exists() and (folder / ROWS).exists()
+    if not (began and (folder / tokenizer.FILE_NAME).exists()):
+        with files.replacing_file(folder / tokenizer.FILE_NAME) as path:
+            shutil.copyfile(folder / DATA / "train" / tokenizer.FILE_NAME, path)
     for name, content in {
+        **({} if began else {ROWS: _json(_fingerprints(folder))}),
         TASK: _json(dataclasses.asdict(config.task)),
         CONFIG: text,
         OPERATIVE: operative,

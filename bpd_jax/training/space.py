@@ -7,6 +7,7 @@ import jax
 
 from bpd_jax import files
 from bpd_jax.errors import UserError
+from bpd_jax.training.checkpoint_files import TORN
 from bpd_jax.training.state import TrainState
 
 
@@ -28,6 +29,7 @@ def check_space(folder: pathlib.Path, abstract: TrainState, keep: int) -> None:
     """Raises a `UserError` unless checkpoints can be written and have room.
 
     At its fullest the folder holds the newest `keep`, the best, and one being written.
+    What a kill has left half written is free, as it is removed before the next save.
 
     Args:
       folder: of the checkpoints, which need not exist.
@@ -38,7 +40,9 @@ def check_space(folder: pathlib.Path, abstract: TrainState, keep: int) -> None:
     size = state_bytes(abstract)
     there = sum(path.name.isdigit() for path in folder.glob("*"))
     needed = size * max(keep + 2 - there, 1)
-    free = shutil.disk_usage(folder.parent).free
+    torn = folder.glob(f"*{TORN}*")
+    left = sum(path.stat().st_size for top in torn for path in top.rglob("*"))
+    free = shutil.disk_usage(folder.parent).free + left
     if needed > free:
         raise UserError(
             f"{folder} has {free / 1e9:,.1f} GB free and the run needs "

@@ -27,7 +27,6 @@ Metrics: TypeAlias = dict[str, Array]
 TrainStep: TypeAlias = Callable[
     [TrainState, Batch, AnyArray], tuple[TrainState, Metrics]
 ]
-EvalStep: TypeAlias = Callable[[Params, Batch], HeadSums]
 
 _DEFAULT = ComputeConfig()
 
@@ -129,14 +128,29 @@ def make_eval_step(
     abstract: TrainState,
     mesh: Mesh,
     compute: ComputeConfig = _DEFAULT,
-) -> EvalStep:
+) -> jax.stages.Wrapped:
     """Builds `(params, batch) → sums per head`, to be added up over batches.
 
-    They have the entropies of the heads; the targets are always the text's.
+    They have the entropies of the heads; the targets are always the text's. A batch is
+    split as `compute.accumulate` says, so that evaluating needs no more memory than
+    training.
     """
 
-    def step(params: Params, batch: Batch) -> HeadSums:
+    def part_sums(params: Params, batch: Batch) -> HeadSums:
         return evaluation_sums(model, params, batch, compute, mesh)
+
+    def step(params: Params, batch: Batch) -> HeadSums:
+        if compute.accumulate == 1:
+            return part_sums(params, batch)
+
+        def add(total: HeadSums, part: Batch) -> tuple[HeadSums, None]:
+            return jax.tree.map(jnp.add, total, part_sums(params, part)), None
+
+        parts = split_rows(batch, compute.accumulate, mesh)
+        first = jax.tree.map(lambda x: x[0], parts)
+        shapes = jax.eval_shape(part_sums, params, first)
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        return jax.lax.scan(add, zeros, parts)[0]
 
     param_shardings = jax.tree.map(lambda x: x.sharding, abstract.params)
     return jax.jit(

@@ -5,18 +5,16 @@ import os
 import pathlib
 import signal
 import sys
+from collections.abc import Callable
 
-import jax
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from bpd_jax import progress
-from bpd_jax.data import prepare
-from bpd_jax.data.rows import PackedRows, RowIterator
-from bpd_jax.data.spec import SPLITS
+from bpd_jax.data.rows import RowIterator
 from bpd_jax.errors import UserError
 from bpd_jax.models.partitioning import make_mesh
 from bpd_jax.training import distributed, run_folder
+from bpd_jax.training.checkpoint_files import whole_steps
 from bpd_jax.training.checkpoints import FOLDER as CHECKPOINTS
 from bpd_jax.training.checkpoints import Checkpoints
 from bpd_jax.training.config import TrainConfig
@@ -28,6 +26,8 @@ from bpd_jax.training.metrics import MetricsWriter
 from bpd_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from bpd_jax.training.plan import describe_run
 from bpd_jax.training.relayout import restore_state
+from bpd_jax.training.run_lock import locked
+from bpd_jax.training.run_rows import make_run_rows, open_run_rows
 from bpd_jax.training.selection import Selection
 from bpd_jax.training.signals import noted_signals
 from bpd_jax.training.space import check_space
@@ -38,7 +38,7 @@ from bpd_jax.training.watch import FiniteWatch
 from bpd_jax.typing import Params
 
 # Names in the data item of a checkpoint, beside those of `RowIterator.state`.
-_SELECTION, _HEAD_SCHEDULE = "selection", "head_schedule"
+_SELECTION, _HEAD_SCHEDULE, _METER = "selection", "head_schedule", "meter"
 
 
 def train(
@@ -46,7 +46,7 @@ def train(
     workdir: str | os.PathLike[str],
     text: str = "",
     operative: str = "",
-    given: Params | None = None,
+    given: Callable[[], Params] | None = None,
 ) -> dict[str, float]:
     """Trains, or goes on with, the run in `workdir`.
 
@@ -58,8 +58,8 @@ def train(
       workdir: its folder, which all processes reach; see `run_folder`.
       text: the gin text that `config` comes from, kept in the folder.
       operative: the part of `text` in force, likewise.
-      given: `trunk`, and `heads` if they fit too, to begin with instead of random ones;
-        see `TrainConfig.start`.
+      given: loads `trunk`, and `heads` if they fit too, to begin with instead of random
+        ones; called only where the run begins. See `TrainConfig.start`.
 
     Returns:
       What the last evaluation measured: `validation_loss` and, per head,
@@ -72,30 +72,38 @@ def train(
       SystemExit: with 128 + the signal's number, if one ended the run.
     """
     folder = pathlib.Path(workdir)
-    run_folder.check_usable(folder, config)
     mesh = make_mesh(config.mesh)
     check_batch(config, mesh)
     optimizer = make_optimizer(config.optimizer, config.steps)
     rate = learning_rate_schedule(config.optimizer, config.steps)
     abstract = abstract_state(config.model, optimizer, mesh, config.compute)
-    check_space(folder / CHECKPOINTS, abstract, config.keep_checkpoints)
-    train_rows, validation_rows = _rows(config, folder)
     part, parts = distributed.batch_part(mesh)
-    batches = RowIterator(
-        train_rows,
-        config.batch_size,
-        config.seed,
-        process_index=part,
-        process_count=parts,
-    )
-    is_first = distributed.is_first()
     with contextlib.ExitStack() as stack:
+
+        def make_ready() -> None:
+            run_folder.check_usable(folder, config)
+            stack.enter_context(locked(folder))
+            if max(whole_steps(folder / CHECKPOINTS), default=0) < config.steps:
+                check_space(folder / CHECKPOINTS, abstract, config.keep_checkpoints)
+            make_run_rows(config, folder)
+
+        distributed.first(make_ready)
+        train_rows, validation_rows = open_run_rows(config, folder)
+        batches = RowIterator(
+            train_rows,
+            config.batch_size,
+            config.seed,
+            process_index=part,
+            process_count=parts,
+        )
         checkpoints = stack.enter_context(
             Checkpoints(folder / CHECKPOINTS, config.keep_checkpoints)
         )
         start = checkpoints.latest_step or 0
-        saved = checkpoints.restore_data() if start else {}
-        selection = Selection.from_json(saved.get(_SELECTION), config.select_by)
+        saved = distributed.agree(checkpoints.restore_data() if start else {})
+        selection = Selection.from_json(
+            saved.get(_SELECTION), config.select_by, config.lambdas
+        ).among(checkpoints.steps())
         schedule = config.head_schedule or HeadSchedule()
         place = saved.get(_HEAD_SCHEDULE) or schedule.start()
         if start >= config.steps or selection.is_over(config.patience):
@@ -109,9 +117,8 @@ def train(
                 config.model, optimizer, abstract, config.seed, config.compute
             )
             if given is not None:
-                state = with_parameters(state, given)
-        if is_first:
-            run_folder.describe(folder, config, text, operative)
+                state = with_parameters(state, given())
+        distributed.first(lambda: run_folder.describe(folder, config, text, operative))
         say(describe_run(config, abstract, mesh, train_rows, validation_rows, start))
 
         step_fn = make_train_step(
@@ -125,16 +132,21 @@ def train(
         evaluate = Evaluator(config, validation_rows, abstract, mesh)
         peak = peak_tokens_per_second(config.model, config.length)
         meter = Meter(config.tokens_per_step, peak)
-        watch = FiniteWatch(folder, lambda: checkpoints.latest_step)
+        if _METER in saved:
+            meter.restore(saved[_METER])
+        watch = FiniteWatch(folder, checkpoints.steps)
         vote = distributed.StopVote(mesh)
-        writer = stack.enter_context(MetricsWriter(folder, start, enabled=is_first))
+        # In the first process only.
+        writer = distributed.first(
+            lambda: stack.enter_context(MetricsWriter(folder, start))
+        )
         bar = stack.enter_context(
             progress.bar(
                 label="training",
                 total=config.steps,
                 initial=start,
                 unit="step",
-                disable=not is_first,
+                disable=not distributed.is_first(),
             )
         )
         stop = stack.enter_context(noted_signals())
@@ -146,25 +158,31 @@ def train(
             watch.add(step, batch, metrics)
             stopping = vote(bool(stop))
             last = stopping or step == config.steps
-            logging = last or step % config.log_every == 0
+            logging = step == config.steps or step % config.log_every == 0
             evaluating = step == config.steps or step % config.evaluate_every == 0
             saving = last or step % config.checkpoint_every == 0
             watch.check(all_steps=logging or evaluating or saving)
             if logging:
                 row = meter.take() | {"learning_rate": float(rate(step - 1))}
-                writer.write(step, row)
+                if writer is not None:
+                    writer.write(step, row)
                 bar.set_postfix_str(short(row), refresh=False)
             entropies = None
             if evaluating:
                 validation = evaluate(state.params)
-                writer.write(step, validation)
+                if writer is not None:
+                    writer.write(step, validation)
                 meter.restart()
                 selection = selection.after(step, validation)
                 entropies = _entropies(validation)
             place = schedule.advance(place, step, entropies)
             enough = selection.is_over(config.patience)
             if saving or enough or selection.step == step:
-                data = {_SELECTION: selection.to_json(), _HEAD_SCHEDULE: place}
+                data = {
+                    _SELECTION: selection.to_json(),
+                    _HEAD_SCHEDULE: place,
+                    _METER: meter.state(),
+                }
                 checkpoints.save(step, state, batches.state() | data, selection.step)
             bar.update()
             if stopping or enough:
@@ -191,36 +209,6 @@ def check_batch(config: TrainConfig, mesh: Mesh) -> None:
             f"data × fsdp × ComputeConfig.accumulate = {parts}, the number of parts "
             "that it is split into."
         )
-
-
-def _rows(config: TrainConfig, folder: pathlib.Path) -> tuple[PackedRows, PackedRows]:
-    """The packed rows of both splits, made by the first process if need be."""
-    both = []
-    for turn in (0, 1):
-        if distributed.is_first() == (turn == 0):
-            both = [
-                prepare.prepare_rows(
-                    config.task, split, config.length, folder / run_folder.DATA / split
-                )
-                for split in SPLITS
-            ]
-        if jax.process_count() > 1:
-            multihost_utils.sync_global_devices(f"rows {turn}")
-    train_rows, validation_rows = both
-    vocab_size = config.model.trunk.vocab_size
-    if train_rows.vocab_size != vocab_size:
-        raise UserError(
-            f"the vocabulary {config.task.vocabulary} has {train_rows.vocab_size} "
-            f"tokens but TransformerConfig.vocab_size is {vocab_size}: set it to "
-            f"{train_rows.vocab_size}, or to @vocabulary_size()."
-        )
-    for rows in both:
-        if not len(rows):
-            raise UserError(
-                f"the {rows.split} split of {config.task.name} has no rows: give more "
-                "text."
-            )
-    return train_rows, validation_rows
 
 
 def _entropies(validation: dict[str, float]) -> list[float]:

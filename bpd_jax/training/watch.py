@@ -10,6 +10,7 @@ import numpy as np
 from bpd_jax import files
 from bpd_jax.data.rows import Batch
 from bpd_jax.errors import UserError
+from bpd_jax.training.checkpoints import FOLDER as CHECKPOINTS
 from bpd_jax.training.distributed import LAG
 from bpd_jax.training.step import Metrics
 
@@ -24,9 +25,9 @@ class FiniteWatch:
     of the state.
     """
 
-    def __init__(self, folder: pathlib.Path, newest: Callable[[], int | None]) -> None:
-        """Watches the run in `folder`; `newest` tells the step of its checkpoint."""
-        self._folder, self._newest = folder, newest
+    def __init__(self, folder: pathlib.Path, steps: Callable[[], list[int]]) -> None:
+        """Watches the run in `folder`; `steps` tells those of its checkpoints."""
+        self._folder, self._steps = folder, steps
         self._waiting: collections.deque[tuple[int, Batch, Metrics]] = (
             collections.deque()
         )
@@ -45,14 +46,24 @@ class FiniteWatch:
             step, batch, metrics = self._waiting.popleft()
             if not metrics["finite"]:
                 path = self._save(step, batch, metrics)
-                newest = self._newest()
                 raise UserError(
                     f"the loss of step {step:,}, or its gradient, is not finite: the "
-                    f"batch is in {path}, and the parameters as they were before are "
-                    + (f"in checkpoint {newest:,}" if newest else "the initial ones")
-                    + "; lower OptimizerConfig.learning_rate, or look at the batch, "
-                    "and run the same command again."
+                    f"batch is in {path}; lower OptimizerConfig.learning_rate, or look "
+                    f"at the batch, and run the same command again: {self._way_on()}."
                 )
+
+    def _way_on(self) -> str:
+        """Where the run goes on, and how it can do so from further back."""
+        *earlier, newest = [0, *sorted(self._steps())]
+        if not earlier:
+            return "the run begins anew"
+        before = earlier[-1]
+        back = f"go back to checkpoint {before:,}" if before else "begin anew"
+        return (
+            f"the run goes on from checkpoint {newest:,}; if the parameters have been "
+            f"useless there already, remove {self._folder / CHECKPOINTS / str(newest)} "
+            f"to {back}"
+        )
 
     def _save(self, step: int, batch: Batch, metrics: Metrics) -> pathlib.Path:
         name = f"step_{step}.npz"

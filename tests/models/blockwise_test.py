@@ -231,6 +231,7 @@ def test_config_round_trip_and_bad_files(tmp_path):
     [
         ({"num_heads": 3}, "not a multiple of num_heads"),
         ({"num_layers": 0}, "num_layers must be a positive integer"),
+        ({"num_layers": True}, "num_layers must be a positive integer, not True"),
         ({"activation": "tanh"}, "must be one of gelu, silu, relu"),
         ({"num_kv_heads": 3}, "num_kv_heads"),
         ({"dtype": "float64"}, "dtype must be one of"),

@@ -94,32 +94,55 @@ def test_cudnn_equals_plain_attention():
 
 
 class Device:
-    def __init__(self, platform):
+    def __init__(self, platform, capability):
         self.platform = platform
+        if capability is not None:
+            self.compute_capability = capability
+
+
+def mesh_of(platform, capability=None):
+    device = np.array([Device(platform, capability)], object).reshape(1, 1, 1)
+    return jax.sharding.Mesh(device, ("data", "fsdp", "model"))
 
 
 @pytest.mark.parametrize(
-    "platform, dtype, length, width, kernel",
+    "platform, capability, dtype, length, width, kernel",
     [
-        ("cpu", jnp.bfloat16, 512, 128, "xla"),
-        ("tpu", jnp.float32, 512, 128, "pallas"),
-        ("gpu", jnp.bfloat16, 512, 128, "cudnn"),
-        ("gpu", jnp.float16, 512, 64, "cudnn"),
-        ("gpu", jnp.float32, 512, 128, "xla"),
-        ("gpu", jnp.bfloat16, 511, 128, "xla"),
-        ("gpu", jnp.bfloat16, 512, 100, "xla"),
-        ("gpu", jnp.bfloat16, 512, 256, "xla"),
+        ("cpu", None, jnp.bfloat16, 512, 128, "xla"),
+        ("tpu", None, jnp.float32, 512, 128, "pallas"),
+        ("gpu", "9.0", jnp.bfloat16, 512, 128, "cudnn"),
+        ("gpu", "8.0", jnp.float16, 512, 64, "cudnn"),
+        ("gpu", "12.0", jnp.bfloat16, 512, 64, "cudnn"),
+        ("gpu", "7.5", jnp.bfloat16, 512, 128, "xla"),
+        ("gpu", "gfx942", jnp.bfloat16, 512, 128, "xla"),
+        ("gpu", "9.0", jnp.float32, 512, 128, "xla"),
+        ("gpu", "9.0", jnp.bfloat16, 511, 128, "xla"),
+        ("gpu", "9.0", jnp.bfloat16, 512, 100, "xla"),
+        ("gpu", "9.0", jnp.bfloat16, 512, 256, "xla"),
     ],
 )
-def test_auto_takes_what_the_devices_have(platform, dtype, length, width, kernel):
-    mesh = jax.sharding.Mesh(
-        np.array([Device(platform)], object).reshape(1, 1, 1), ("data", "fsdp", "model")
-    )
+def test_auto_takes_what_the_devices_have(
+    platform, capability, dtype, length, width, kernel
+):
+    mesh = mesh_of(platform, capability)
     shape = (2, length, 4, width)
     assert chosen("auto", jnp.dtype(dtype), shape, mesh) == kernel
     assert chosen("xla", jnp.dtype(dtype), shape, mesh) == "xla"
 
 
-def test_cudnn_needs_half_precision():
-    with pytest.raises(UserError, match="cannot compute in float32"):
-        chosen("cudnn", jnp.dtype("float32"), (2, 4, 4, 64))
+@pytest.mark.parametrize(
+    "platform, capability, dtype, length, width, words",
+    [
+        ("gpu", "9.0", "float32", 512, 64, "cannot compute in float32"),
+        ("cpu", None, "bfloat16", 512, 64, "capability 8.0 or higher, not cpu: "),
+        ("gpu", "7.5", "bfloat16", 512, 64, "8.0 or higher, not gpu of 7.5: "),
+        ("gpu", "9.0", "bfloat16", 512, 100, "cannot compute with heads of width 100"),
+        ("gpu", "9.0", "bfloat16", 511, 64, "cannot compute rows of 511 tokens"),
+    ],
+)
+def test_cudnn_is_refused_where_it_cannot_compute(
+    platform, capability, dtype, length, width, words
+):
+    mesh, shape = mesh_of(platform, capability), (2, length, 4, width)
+    with pytest.raises(UserError, match=words):
+        chosen("cudnn", jnp.dtype(dtype), shape, mesh)

@@ -6,6 +6,7 @@ import shutil
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from bpd_jax.errors import UserError
@@ -157,10 +158,6 @@ def test_leftovers_of_a_kill_do_no_harm(saved, states, model, one_device, tmp_pa
     assert names(folder) == ["8", "9"]
 
 
-def full_disk(*args, **kwargs):
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
 @contextlib.contextmanager
 def small_files():
     """Stops tensorstore's own writes, as a full disk does."""
@@ -174,12 +171,21 @@ def small_files():
 
 @contextlib.contextmanager
 def failing_writes():
-    """Stops what Orbax writes itself."""
+    """Stops what is written last, when nothing else of the save is under way."""
+
+    async def full_disk(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("json.dumps", full_disk)
+        patch.setattr(ocp.JsonCheckpointHandler, "_save_fn", full_disk)
         yield
 
 
+# As above.
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning",
+    "ignore::pytest.PytestUnhandledThreadExceptionWarning",
+)
 @pytest.mark.parametrize(
     "trouble, words",
     [
@@ -207,3 +213,11 @@ def test_a_full_disk_leaves_the_last_whole_checkpoint(
         assert checkpoints.restore_data()["given"] == 1
     # Threads of the save that failed may still be busy with what is left of it.
     assert whole_steps(tmp_path) == [1]
+
+
+def test_the_steps_there_are(saved, states, tmp_path):
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        assert checkpoints.steps() == []
+        for step in (1, 2, 3):
+            checkpoints.save(step, states[3], {}, 1)
+        assert checkpoints.steps() == [1, 3] == sorted(whole_steps(tmp_path))

@@ -152,6 +152,38 @@ def test_a_signal_to_one_stops_both_and_one_goes_on(config, alone, tmp_path):
 
 
 @needs_seqio
+def test_two_processes_go_on_where_the_first_sees_the_run(config, alone, tmp_path):
+    run = tmp_path / "run"
+    optimizer = dataclasses.replace(config.optimizer, schedule="constant")
+    config = dataclasses.replace(config, optimizer=optimizer, log_every=3)
+    train(dataclasses.replace(config, steps=4), run)
+    statuses, printed, rows = train_on_two(config, run, tmp_path / "out")
+    assert statuses == [0, 0], printed
+    assert [len(read) for read in rows] == [4, 4]
+    train(config, tmp_path / "whole")
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4),
+        parameters(run),
+        parameters(tmp_path / "whole"),
+    )
+
+
+@needs_seqio
+def test_all_processes_end_with_one_sentence(config, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "thesis.tex").write_text("years of work — ünïcode")
+    statuses, printed, _ = train_on_two(config, run, tmp_path / "out")
+    assert statuses == [1, 1], printed
+    sentence = (
+        f"error: {run} holds thesis.tex, which is not part of a run: choose another "
+        "--workdir.\n"
+    )
+    assert all(errors.endswith(sentence) for _, errors in printed), printed
+    assert [path.name for path in run.iterdir()] == ["thesis.tex"]
+
+
+@needs_seqio
 def test_two_processes_start_from_a_trained_run(config, alone, tmp_path):
     run = tmp_path / "run"
     optimizer = dataclasses.replace(config.optimizer, learning_rate=1e-9)

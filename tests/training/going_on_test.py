@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import shutil
 
 import jax
 import numpy as np
@@ -82,6 +83,55 @@ def test_the_best_is_kept_and_decodes_and_an_early_stop_is_remembered(
     train(dataclasses.replace(config, patience=5), tmp_path)
     assert steps(tmp_path) == [7, 12]
     assert best_step(tmp_path / "checkpoints") == 7
+
+
+def test_another_column_keeps_the_old_best_until_it_has_its_own(
+    train_config, tmp_path, monkeypatch
+):
+    config = dataclasses.replace(
+        train_config, evaluate_every=1, checkpoint_every=1, keep_checkpoints=1, steps=3
+    )
+    script(monkeypatch, [4.0, 5.0, 5.0])
+    train(config, tmp_path)
+    assert steps(tmp_path) == [1, 3]
+    other = dataclasses.replace(config, head_weights=(1.0, 0.5, 0.5), steps=6)
+    script(monkeypatch, [9.0, 9.5, 8.0])
+    saved = []
+    original = trainer.Checkpoints.save
+
+    def save(self, step, state, data, best):
+        original(self, step, state, data, best)
+        saved.append((best, self.steps()))
+
+    monkeypatch.setattr(trainer.Checkpoints, "save", save)
+    train(dataclasses.replace(other, evaluate_every=2), tmp_path)
+    # Step 4 has the first loss of the new weights, which is no lower than the old one.
+    assert saved == [(4, [4]), (4, [4, 5]), (4, [4, 6])]
+    # Between evaluations, the old best would have stayed.
+    monkeypatch.undo()
+    run = tmp_path / "second"
+    script(monkeypatch, [4.0, 5.0, 5.0])
+    train(config, run)
+    script(monkeypatch, [9.0])
+    late = dataclasses.replace(other, steps=5, evaluate_every=5)
+    monkeypatch.setattr(trainer.Checkpoints, "save", save)
+    saved.clear()
+    train(late, run)
+    assert saved == [(1, [1, 4]), (5, [5])]
+
+
+def test_a_best_that_was_removed_is_no_best(train_config, tmp_path, monkeypatch):
+    config = dataclasses.replace(
+        train_config, evaluate_every=1, checkpoint_every=1, keep_checkpoints=2, steps=4
+    )
+    script(monkeypatch, [4.0, 5.0, 5.0, 3.0])
+    train(config, tmp_path)
+    # Checkpoint 3 knows of a best at step 1, which made way for that of step 4.
+    assert steps(tmp_path) == [3, 4]
+    shutil.rmtree(tmp_path / "checkpoints" / "4")
+    script(monkeypatch, [4.5, 4.6])
+    train(dataclasses.replace(config, steps=5), tmp_path)
+    assert best_step(tmp_path / "checkpoints") == 4
 
 
 def test_a_better_evaluation_is_saved_between_checkpoints(

@@ -38,6 +38,9 @@ def kill(folder, count, steps):
 def check(found, count):
     assert len(found["kills"]) == count
     assert found["torn_saves"] >= 1
+    # Each kill falls into its own part of the run, but for those at a start.
+    steps = [kill["step"] for kill in found["kills"] if kill["moment"] != "start"]
+    assert steps == sorted(steps)
     assert found["compared"] == {"parameters and optimizer": True, "metrics": True}
 
 

@@ -1,6 +1,5 @@
 import dataclasses
 import functools
-import re
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +10,7 @@ from bpd_jax.data.rows import make_batch
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.compute import ComputeConfig
-from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.training.loss import blockwise_loss, evaluation_sums, head_targets
-from bpd_jax.training.state import abstract_parameters
-from bpd_jax.training.step import put_batch
 
 LAMBDAS = (1.0, 0.5, 2.0)
 
@@ -61,6 +57,7 @@ def differentiate(model, **options):
     return jax.jit(jax.value_and_grad(loss, has_aux=True))
 
 
+@pytest.mark.parametrize("chunk", [None, 5])
 @pytest.mark.parametrize(
     "options",
     [
@@ -72,7 +69,7 @@ def differentiate(model, **options):
     ids=["plain", "first_has_ffn", "no_residual", "no_heads"],
 )
 def test_equals_the_naive_loss_and_its_gradients(
-    options, make_model, make_parameters, batch, one_device
+    options, chunk, make_model, make_parameters, batch, one_device
 ):
     model = make_model(**options)
     params = make_parameters(model, one_device)
@@ -80,7 +77,9 @@ def test_equals_the_naive_loss_and_its_gradients(
     (expected, (losses, correct)), by_naive = jax.jit(
         jax.value_and_grad(lambda p: naive_loss(model, p, batch, lambdas), has_aux=True)
     )(params)
-    (loss, sums), by_fused = differentiate(model)(params, batch, lambdas)
+    compute = ComputeConfig(loss_chunk=chunk)
+    differentiated = differentiate(model, compute=compute)
+    (loss, sums), by_fused = differentiated(params, batch, lambdas)
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
     np.testing.assert_allclose(sums.loss / sums.valid, losses, rtol=1e-5)
     np.testing.assert_array_equal(sums.correct, correct)
@@ -171,58 +170,6 @@ def test_a_batch_without_targets_costs_nothing(model, params):
     assert all((leaf == 0).all() for leaf in jax.tree.leaves(gradients))
 
 
-def arrays(jaxpr):
-    """Every array that a program computes, in its loops and branches too."""
-    for equation in jaxpr.eqns:
-        yield from (variable.aval for variable in equation.outvars)
-        for inner in jax.core.jaxprs_in_params(equation.params):
-            yield from arrays(inner)
-
-
-@pytest.mark.parametrize("chunk", [None, 5])
-def test_one_chunk_of_one_head_is_all_the_logits_there_are(chunk, model, params, batch):
-    compute = ComputeConfig(loss_chunk=chunk)
-    rows, length = batch.tokens.shape
-    gradient = jax.grad(lambda p: blockwise_loss(model, p, batch, LAMBDAS, compute)[0])
-    jaxpr = jax.make_jaxpr(gradient)(params)
-    vocab, width = model.trunk.vocab_size, model.trunk.d_model
-    of_vocab = {a.shape for a in arrays(jaxpr.jaxpr) if vocab in a.shape}
-    logits = (rows * (chunk or length), vocab)
-    assert logits in of_vocab
-    # Besides them: the comparison with the targets, and the softmax and its gradient.
-    small = {s for s in of_vocab if np.prod(s) <= vocab * width}
-    assert of_vocab - small == {logits}
-    # The logits are not computed again: the softmax appears once per place of a head.
-    assert str(jaxpr).count("log ") == 2
-
-
-def relative_error(got, want):
-    """The largest difference of any leaf, in units of the leaf's largest number."""
-    whole = max(np.abs(leaf).max() for leaf in jax.tree.leaves(want))
-    return max(
-        # The gradient of a key's bias is 0 but for rounding.
-        float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-3 * whole))
-        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)
-    )
-
-
-@pytest.mark.parametrize("options", [{}, {"first_has_ffn": True}, {"heads": None}])
-def test_chunks_change_nothing(options, make_model, make_parameters, batch, one_device):
-    model = make_model(**options)
-    params = make_parameters(model, one_device)
-    lambdas = LAMBDAS[: model.block_size]
-    (loss, sums), gradients = differentiate(model)(params, batch, lambdas)
-    # 12 positions: two whole chunks and one cut short; then one chunk, too long.
-    for chunk in (5, 50):
-        compute = ComputeConfig(loss_chunk=chunk)
-        cut = differentiate(model, compute=compute)
-        (other_loss, other_sums), others = cut(params, batch, lambdas)
-        np.testing.assert_allclose(other_loss, loss, rtol=1e-6)
-        np.testing.assert_allclose(other_sums.loss, sums.loss, rtol=1e-6)
-        np.testing.assert_array_equal(other_sums.correct, sums.correct)
-        assert relative_error(others, gradients) < 1e-6
-
-
 def test_evaluation_equals_training_and_adds_entropies(model, params, batch):
     compute = ComputeConfig(loss_chunk=5)
     (_, sums), _ = differentiate(model)(params, batch, LAMBDAS)
@@ -270,31 +217,6 @@ def test_heads_can_learn_what_the_model_itself_says(
     if options:
         assert (gradients["heads"]["kernel_out"][0] == 0).all()
     assert (gradients["heads"]["kernel_out"][-1] != 0).any()
-
-
-def test_no_device_holds_logits_of_the_whole_vocabulary(model, batch):
-    mesh = make_mesh(MeshConfig(data=2, fsdp=2, model=2))
-    compute = ComputeConfig(loss_chunk=6)
-
-    def loss(params, rows):
-        return blockwise_loss(model, params, rows, LAMBDAS, compute, mesh=mesh)[0]
-
-    program = jax.jit(jax.grad(loss)).lower(
-        abstract_parameters(model, mesh), put_batch(batch, mesh)
-    )
-    text = program.compile().as_text()
-    half = model.trunk.vocab_size // 2
-    assert f"f32[1,12,{half}]" in text
-    whole = rf"f32\[[\d,]*\b{model.trunk.vocab_size}\b[\d,]*\]"
-    assert not re.findall(whole, text)
-    # The gradient of the softmax crosses the links once, not once per head and chunk.
-    reductions = [
-        line
-        for line in text.splitlines()
-        if re.search(r" (all-reduce|reduce-scatter)\(", line)
-        and re.search(rf"f32\[(1,)?{half},\d+\]", line.split("=")[1])
-    ]
-    assert len(reductions) <= 2
 
 
 def test_half_precision_model_has_float32_losses_and_gradients(model, params, batch):

@@ -1,3 +1,4 @@
+import json
 import math
 
 import pytest
@@ -36,8 +37,11 @@ def test_it_comes_back_from_json_unless_the_column_is_another():
     selection = after(Selection("validation_loss"), 3.0, 4.0)
     saved = selection.to_json()
     assert Selection.from_json(saved, "validation_loss") == selection
+    # The best of another column stays until this one has a best.
     other = Selection.from_json(saved, "validation_loss_head_1")
-    assert other == Selection("validation_loss_head_1")
+    assert other == Selection("validation_loss_head_1", step=10)
+    assert str(other) == "no validation_loss_head_1 yet"
+    assert after(other, 9.0).value == 9.0
     assert Selection.from_json(None, "validation_loss") == Selection("validation_loss")
 
 
@@ -52,3 +56,21 @@ def test_every_column_has_a_direction():
         "validation_entropy_head_2",
     ]
     assert [lower_is_better(name) for name in columns(1)] == [True, True, False, True]
+
+
+def test_a_loss_of_other_weights_is_another_loss():
+    selection = after(Selection("validation_loss", weights=(1.0, 0.5)), 3.0, 4.0)
+    saved = json.loads(json.dumps(selection.to_json()))
+    assert Selection.from_json(saved, "validation_loss", (1.0, 0.5)) == selection
+    other = Selection.from_json(saved, "validation_loss", (1.0, 0.0))
+    assert other == Selection("validation_loss", step=10, weights=(1.0, 0.0))
+    # A single head's loss has no weight.
+    head = after(Selection("validation_loss_head_1", weights=(1.0, 0.5)), 3.0)
+    found = Selection.from_json(head.to_json(), "validation_loss_head_1", (1.0, 0.0))
+    assert (found.step, found.value) == (10, 3.0)
+
+
+def test_a_best_that_is_gone_is_forgotten():
+    selection = after(Selection("validation_loss", weights=(1.0,)), 3.0, 4.0)
+    assert selection.among([10, 20]) == selection
+    assert selection.among([20]) == Selection("validation_loss", weights=(1.0,))

@@ -42,6 +42,12 @@ def test_a_full_disk_is_told_with_the_numbers(abstract, tmp_path, monkeypatch):
     free[0] -= 1
     with pytest.raises(UserError, match=r"has 0.0 GB free .* = 2, the best"):
         check_space(folder, abstract, keep=2)
+    # What a kill left half written gives its room back.
+    torn = folder / "4.orbax-checkpoint-tmp" / "params"
+    torn.mkdir(parents=True)
+    (torn / "data").write_bytes(b"x" * 10)
+    check_space(folder, abstract, keep=2)
+    shutil.rmtree(torn.parent)
     # What is there already needs no more room.
     (folder / "3").mkdir(parents=True)
     check_space(folder, abstract, keep=2)

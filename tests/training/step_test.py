@@ -224,3 +224,22 @@ def test_evaluation_adds_up_over_batches(model, batch, one_device):
     for total, *parts in zip(whole, *halves, strict=True):
         np.testing.assert_allclose(total, sum(parts), rtol=1e-5)
     np.testing.assert_array_equal(whole.valid, [8 * 8, 8 * 6, 8 * 4])
+
+
+@pytest.mark.parametrize("mesh", [MeshConfig(1, 1, 1), MeshConfig(2, 1, 1)])
+def test_evaluation_in_parts_is_equal_and_needs_less_memory(model, batch, mesh):
+    devices = jax.devices()[: mesh.data]
+    mesh = make_mesh(mesh, devices)
+    abstract = abstract_state(model, OPTIMIZER, mesh)
+    params = init_state(model, OPTIMIZER, abstract, seed=0).params
+    found, memory = [], []
+    for parts in (1, 4):
+        compute = ComputeConfig(accumulate=parts)
+        evaluate = make_eval_step(model, abstract, mesh, compute)
+        rows = put_batch(batch, mesh)
+        found.append(evaluate(params, rows))
+        compiled = evaluate.lower(params, rows).compile()
+        memory.append(compiled.memory_analysis().temp_size_in_bytes)
+    for whole, in_parts in zip(*found, strict=True):
+        np.testing.assert_allclose(in_parts, whole, rtol=1e-5)
+    assert memory[1] < 0.6 * memory[0], memory

@@ -7,6 +7,7 @@ receives the rows that this process read. The process sends itself SIGTERM when 
 batch STOP, counted from 1; 0 is never.
 """
 
+import functools
 import os
 import pickle
 import signal
@@ -14,6 +15,7 @@ import sys
 from typing import ClassVar
 
 import numpy as np
+import orbax.checkpoint as ocp
 
 from bpd_jax import cli
 from bpd_jax.training import distributed, trainer
@@ -44,10 +46,24 @@ def main() -> None:
     try:
         given = None
         if config.start is not None:
-            given = load_run_parameters(config.start, config.model)
+            given = functools.partial(load_run_parameters, config.start, config.model)
+        if int(index):
+            _look_away()
         trainer.train(config, run, given=given)
     finally:
         np.save(rows, np.array(Recorded.rows))
+
+
+def _look_away() -> None:
+    """What a folder holds is looked at by process 0; others may see it otherwise."""
+
+    def forbidden(*args: object) -> None:
+        raise AssertionError("only process 0 looks")
+
+    trainer.run_folder.check_usable = forbidden
+    trainer.check_space = forbidden
+    trainer.make_run_rows = forbidden
+    ocp.CheckpointManager.latest_step = lambda self: None
 
 
 if __name__ == "__main__":

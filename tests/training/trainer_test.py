@@ -1,8 +1,10 @@
 import dataclasses
+import gc
 import importlib.util
 import json
 import os
 import signal
+import weakref
 
 import jax
 import numpy as np
@@ -65,9 +67,11 @@ def assert_same_run(left, right):
 def test_a_run_folder_is_whole(finished, train_config):
     folder, result = finished
     assert sorted(path.name for path in folder.iterdir()) == [
+        ".lock",
         "checkpoints",
         "config.gin",
         "data",
+        "data.json",
         "metrics.jsonl",
         "model.json",
         "operative.gin",
@@ -99,7 +103,7 @@ def test_a_run_starts_from_a_trunk_and_moves_it_at_its_own_rate(
     before = jax.tree.map(np.array, params["trunk"])
     optimizer = dataclasses.replace(train_config.optimizer, trunk_learning_rate=1e-5)
     config = dataclasses.replace(train_config, optimizer=optimizer)
-    train(config, tmp_path, given={"trunk": params["trunk"]})
+    train(config, tmp_path, given=lambda: {"trunk": params["trunk"]})
     after = parameters(tmp_path)
     moved = jax.tree.map(
         lambda x, y: float(np.abs(x - y).max()), before, after["trunk"]
@@ -210,3 +214,79 @@ def test_a_batch_that_the_mesh_cannot_split_is_named(train_config, tmp_path):
 def test_bad_values_are_named(train_config, changes, words):
     with pytest.raises(UserError, match=words):
         dataclasses.replace(train_config, **changes)
+
+
+def test_what_a_run_starts_from_is_loaded_once_and_let_go(
+    train_config, params, tmp_path, monkeypatch
+):
+    config = dataclasses.replace(train_config, steps=2)
+    alive = []
+
+    def load():
+        trunk = jax.tree.map(jax.numpy.copy, params["trunk"])
+        alive.extend(map(weakref.ref, jax.tree.leaves(trunk)))
+        return {"trunk": trunk}
+
+    counts = []
+
+    def count():
+        gc.collect()
+        counts.append(sum(leaf() is not None for leaf in alive))
+
+    with monkeypatch.context() as patch:
+        act_at(patch, 1, count)
+        train(config, tmp_path, given=load)
+    assert alive
+    assert counts == [0]
+
+    def fail():
+        raise AssertionError("a run that goes on does not need it")
+
+    train(dataclasses.replace(config, steps=3), tmp_path, given=fail)
+
+
+@pytest.mark.parametrize("log_every", [4])
+def test_means_over_several_steps_do_not_notice_a_stop(
+    train_config, tmp_path, monkeypatch, log_every
+):
+    config = dataclasses.replace(train_config, log_every=log_every)
+    train(config, tmp_path / "whole")
+
+    def terminate():
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        act_at(patch, 3, terminate)
+        with pytest.raises(SystemExit):
+            train(config, tmp_path / "parts")
+    train(config, tmp_path / "parts")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_no_two_runs_in_one_folder(train_config, tmp_path, monkeypatch):
+    folder, said = tmp_path / "run", []
+
+    def again():
+        with pytest.raises(UserError) as told:
+            train(train_config, folder)
+        said.append(str(told.value))
+
+    with monkeypatch.context() as patch:
+        act_at(patch, 2, again)
+        train(dataclasses.replace(train_config, steps=2), folder)
+    assert said == [
+        f"{folder} is in use: another process is training there; let it end, or "
+        "choose another --workdir."
+    ]
+    # The next one finds it free.
+    train(dataclasses.replace(train_config, steps=3), folder)
+
+
+def test_a_run_that_has_ended_asks_for_no_room(finished, train_config, monkeypatch):
+    def full(*args):
+        raise UserError("no room")
+
+    monkeypatch.setattr(trainer, "check_space", full)
+    assert train(train_config, finished[0]) == {}
+    with pytest.raises(UserError, match="no room"):
+        train(dataclasses.replace(train_config, steps=7), finished[0])

@@ -1,5 +1,6 @@
 import dataclasses
 import importlib.util
+import shutil
 
 import jax
 import numpy as np
@@ -20,20 +21,24 @@ needs_seqio = pytest.mark.skipif(
 
 
 def test_a_step_is_looked_at_when_the_device_is_long_done(tmp_path, batch):
-    watch = FiniteWatch(tmp_path, lambda: None)
+    watch = FiniteWatch(tmp_path, list)
     for step, finite in enumerate([True, False, True, True], start=1):
         watch.add(step, batch, {"finite": np.bool_(finite)})
         if step < 2 + LAG:
             watch.check(all_steps=False)
-    words = r"step 2, or its gradient, is not finite: .*step_2.npz.* the initial ones;"
+    words = r"step 2, or its gradient, is not finite: .*step_2.npz.* begins anew\.$"
     with pytest.raises(UserError, match=words):
         watch.check(all_steps=False)
 
 
 def test_all_steps_are_looked_at_before_anything_is_saved(tmp_path, batch):
-    watch = FiniteWatch(tmp_path, lambda: 3)
+    watch = FiniteWatch(tmp_path, lambda: [2, 3])
     watch.add(4, batch, {"finite": np.bool_(False), "loss_heads": np.array([np.nan])})
-    with pytest.raises(UserError, match=r"step 4, .* are in checkpoint 3;"):
+    words = (
+        r"step 4, .* goes on from checkpoint 3; .* remove .*/checkpoints/3 to go back "
+        r"to checkpoint 2\.$"
+    )
+    with pytest.raises(UserError, match=words):
         watch.check(all_steps=True)
     with np.load(tmp_path / "nonfinite" / "step_4.npz") as saved:
         np.testing.assert_array_equal(saved["tokens"], batch.tokens)
@@ -52,7 +57,7 @@ def test_a_run_that_blows_up_stops_with_its_batch_and_goes_on(train_config, tmp_
     wild = dataclasses.replace(
         config, optimizer=optimizer, steps=8, checkpoint_every=8, evaluate_every=8
     )
-    with pytest.raises(UserError, match=r"step 4, .* are in checkpoint 2; lower"):
+    with pytest.raises(UserError, match=r"step 4, .* from checkpoint 2; .* begin anew"):
         train(wild, tmp_path)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["2"]
     jax.tree.map(np.testing.assert_array_equal, parameters(tmp_path), before)
@@ -64,6 +69,27 @@ def test_a_run_that_blows_up_stops_with_its_batch_and_goes_on(train_config, tmp_
         assert saved["loss_heads"].shape == (3,)
     # The same command with a sound rate goes on from the last good checkpoint.
     train(dataclasses.replace(wild, optimizer=config.optimizer), tmp_path)
+    assert read_rows(tmp_path / "metrics.jsonl")[-1]["step"] == 8
+
+
+@needs_seqio
+def test_the_way_back_before_a_useless_checkpoint(train_config, tmp_path):
+    """The parameters of step 3 are saved: they are huge, but its loss was sound."""
+    config = dataclasses.replace(
+        train_config, steps=2, checkpoint_every=1, evaluate_every=8
+    )
+    train(config, tmp_path)
+    optimizer = dataclasses.replace(config.optimizer, learning_rate=1e30)
+    wild = dataclasses.replace(config, optimizer=optimizer, steps=8)
+    newest = tmp_path / "checkpoints" / "3"
+    words = f"from checkpoint 3; .* remove {newest} to go back to checkpoint 2"
+    with pytest.raises(UserError, match=words):
+        train(wild, tmp_path)
+    sound = dataclasses.replace(wild, optimizer=config.optimizer)
+    with pytest.raises(UserError, match=words):
+        train(sound, tmp_path)
+    shutil.rmtree(newest)
+    train(sound, tmp_path)
     assert read_rows(tmp_path / "metrics.jsonl")[-1]["step"] == 8
 
 

@@ -1,0 +1,95 @@
+import dataclasses
+import importlib.util
+import shutil
+
+import pytest
+
+from bpd_jax.data.rows import open_rows
+from bpd_jax.errors import UserError
+from bpd_jax.training.metrics import read_rows
+from bpd_jax.training.trainer import train
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("seqio") is None, reason="rows are made with seqio"
+)
+
+
+@pytest.fixture
+def begun(train_config, tmp_path):
+    """Three steps of a run on texts of its own: configuration, run, texts."""
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for number in range(30):
+        words = " ".join(f"{number * k % 7}" for k in range(60))
+        (texts / f"{number}.txt").write_text(f"{number}: {words}\n")
+    task = dataclasses.replace(train_config.task, text_files=str(texts / "*.txt"))
+    config = dataclasses.replace(train_config, task=task, steps=3)
+    train(config, tmp_path / "run")
+    return dataclasses.replace(config, steps=6), tmp_path / "run", texts
+
+
+def content(folder):
+    return {
+        path.relative_to(folder): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_another_text_leaves_a_run_its_rows(begun, capsys):
+    config, run, texts = begun
+    before, vocabulary = content(run / "data"), (run / "tokenizer.json").read_bytes()
+    (texts / "0.txt").write_text("something else altogether")
+    train(config, run)
+    printed = capsys.readouterr().out
+    for split in ("train", "validation"):
+        assert f"note: the text of the {split} split of {config.task.name}" in printed
+    assert content(run / "data") == before
+    assert (run / "tokenizer.json").read_bytes() == vocabulary
+    assert read_rows(run / "metrics.jsonl")[-1]["step"] == 6
+
+
+def test_rows_that_are_lost_are_made_again_as_they_were(begun):
+    config, run, _ = begun
+    before = content(run / "data")
+    shutil.rmtree(run / "data" / "validation")
+    (run / "data" / "train" / "rows.json").write_text("torn")
+    train(config, run)
+    assert content(run / "data") == before
+
+
+def test_rows_that_cannot_be_made_again_are_told(begun):
+    config, run, texts = begun
+    (texts / "0.txt").write_text("something else altogether")
+    (run / "data" / "train" / "tokens.npy").unlink()
+    before = content(run / "data")
+    words = r"data/train does not hold the rows that the run began with, .* has changed"
+    with pytest.raises(UserError, match=words):
+        train(config, run)
+    assert content(run / "data") == before
+    # Rows of another text in their place are no better.
+    shutil.rmtree(run / "data")
+    other = run.with_name("other")
+    train(dataclasses.replace(config, steps=1), other)
+    shutil.copytree(other / "data", run / "data")
+    with pytest.raises(UserError, match=words):
+        train(config, run)
+
+
+def test_a_run_of_an_earlier_version_keeps_its_rows(begun):
+    config, run, texts = begun
+    (run / "data.json").unlink()
+    (texts / "0.txt").write_text("something else altogether")
+    before = content(run / "data")
+    train(config, run)
+    assert content(run / "data") == before
+    assert (run / "data.json").exists()
+    assert open_rows(run / "data" / "train").length == config.length
+
+
+def test_a_run_of_an_earlier_version_without_its_rows_is_told(begun):
+    config, run, _ = begun
+    (run / "data.json").unlink()
+    shutil.rmtree(run / "data")
+    with pytest.raises(UserError, match="data/train holds no token files"):
+        train(config, run)
