@@ -4,6 +4,7 @@ import dataclasses
 import re
 
 import jax
+import jax.extend.core as jax_core
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -96,7 +97,7 @@ def arrays(jaxpr):
     """Every array that a program computes, in its loops and branches too."""
     for equation in jaxpr.eqns:
         yield from (variable.aval for variable in equation.outvars)
-        for inner in jax.core.jaxprs_in_params(equation.params):
+        for inner in jax_core.jaxprs_in_params(equation.params):
             yield from arrays(inner)
 
 
