@@ -13,6 +13,7 @@ from bpd_jax.decoding.assets import Assets
 from bpd_jax.decoding.generate import (
     Generation,
     Task,
+    Text,
     check_prompts,
     generate,
     stream,
@@ -117,7 +118,7 @@ class Decoder:
         self,
         method: Method,
         options: DecodeOptions,
-        reference: Sequence[Generation] | None = None,
+        reference: Sequence[Text] | None = None,
     ) -> Task:
         """What `generate` and `stream` decode with.
 
@@ -171,7 +172,7 @@ class Decoder:
         prompts: Sequence[np.ndarray],
         options: DecodeOptions,
         *,
-        reference: Sequence[Generation] | None = None,
+        reference: Sequence[Text] | None = None,
     ) -> Task:
         """A task that is checked, and that knows what the oracle is to know.
 
@@ -190,7 +191,7 @@ class Decoder:
         prompts: Sequence[np.ndarray],
         options: DecodeOptions,
         *,
-        reference: Sequence[Generation] | None = None,
+        reference: Sequence[Text] | None = None,
         on_progress: Callable[[int], object] = lambda tokens: None,
     ) -> list[Generation]:
         """Decodes every prompt by `method`.
@@ -214,7 +215,7 @@ class Decoder:
 
 
 def _look_up(
-    reference: Sequence[Generation],
+    reference: Sequence[Text],
 ) -> Callable[[Sequence[int], int, int], PyTree]:
     """Gives the oracle its `Reference` for a batch of prompts."""
 

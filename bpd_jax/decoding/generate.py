@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,16 @@ from bpd_jax.typing import Array, Params, PyTree
 
 # Prompts are padded to a multiple of this, so that few shapes are compiled.
 _PADDING = 32
+
+
+class Text(Protocol):
+    """Something with a prompt and what was decoded after it, int32 each."""
+
+    @property
+    def input_ids(self) -> np.ndarray: ...
+
+    @property
+    def output_ids(self) -> np.ndarray: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,6 +178,7 @@ def generate(
     prompts: Sequence[np.ndarray],
     *,
     on_progress: Callable[[int], object] = lambda tokens: None,
+    padded: int | None = None,
 ) -> list[Generation]:
     """Decodes every prompt.
 
@@ -174,6 +186,7 @@ def generate(
       task: model, method and options.
       prompts: token ids, each `[T]` with T of at least 1.
       on_progress: called after each batch with the number of new tokens.
+      padded: to which prompts are padded; None for the least.
 
     Raises:
       UserError: a prompt is empty or leaves no room for `max_new_tokens`.
@@ -183,7 +196,7 @@ def generate(
     batch = task.rows(min(options.batch_size, max(len(prompts), 1)))
 
     def run(indices: Sequence[int], new_tokens: int) -> DecodeState:
-        state = task.prefill(prompts, indices, batch, new_tokens)
+        state = task.prefill(prompts, indices, batch, new_tokens, padded)
         return jax.block_until_ready(task.run(state))
 
     generations: list[Generation] = []

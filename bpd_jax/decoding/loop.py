@@ -157,10 +157,15 @@ def serial_call(
     path = jnp.maximum(accepted.path, 0)
     tokens = jnp.take_along_axis(tree.tokens, path, axis=1)
     count, ended, stop_states = _stop(weights, state, tokens, accepted.count, options)
-    last = jnp.maximum(count, 1) - 1
-    done = state.done
+    emitted = count
     # Where the text ends, what would have followed is neither right nor wrong.
     beyond = ended[:, None] & (jnp.arange(tokens.shape[1]) >= count[:, None])
+    if options.stride is not None:
+        count, ended, stop_states = _stop(
+            weights, state, tokens, jnp.minimum(count, options.stride), options
+        )
+    last = jnp.maximum(count, 1) - 1
+    done = state.done
 
     def unless_done(new: Array, old: Array) -> Array:
         return jnp.where(done.reshape(-1, *[1] * (new.ndim - 1)), old, new)
@@ -181,7 +186,7 @@ def serial_call(
             tree,
             proposed=_first_path(tree, drafter.max_depth),
             draft=jnp.where((accepted.path < 0) | beyond, -1, tokens),
-            count=count,
+            count=emitted,
             rank=accepted.rank,
             entropies=entropies,
         ),

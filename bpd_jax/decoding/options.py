@@ -42,6 +42,9 @@ class StepOptions:
       verification: how drafts are laid out in the forward pass; see `DecodeOptions`.
       end_of_text: a token that ends a row once it is decoded, or several of which each
         does; None for no such token.
+      stride: the most tokens that one serial call adds to a text, or None. The history
+        counts all that were accepted; with a stride of 1 it has an entry for every
+        token (see `bpd_jax.decoding.replay`).
     """
 
     temperature: float = 0.0
@@ -52,6 +55,7 @@ class StepOptions:
     typical_delta: float = 0.09
     verification: str = TREE
     end_of_text: int | tuple[int, ...] | None = None
+    stride: int | None = None
 
     @property
     def end_tokens(self) -> tuple[int, ...]:
@@ -94,6 +98,8 @@ class DecodeOptions(StepOptions):
         check_whole_number("max_new_tokens", self.max_new_tokens)
         check_whole_number("batch_size", self.batch_size)
         check_whole_number("seed", self.seed, 0, 2**32)
+        if self.stride is not None:
+            check_whole_number("stride", self.stride)
         if self.top_k is not None:
             check_whole_number("top_k", self.top_k)
         if isinstance(self.end_of_text, list):

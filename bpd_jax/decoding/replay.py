@@ -8,129 +8,25 @@ the price of its drafting. (Not lookahead, which asks the model about other text
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 
-import flax.struct
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from bpd_jax.decoding.assets import Assets
 from bpd_jax.decoding.decoder import Decoder
-from bpd_jax.decoding.generate import Generation
+from bpd_jax.decoding.generate import Generation, generate
 from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.decoding.recording import (
+    RecordedModel,
+    RecordedText,
+    Recording,
+    assemble,
+    padded_sizes,
+    record_text,
+)
 from bpd_jax.errors import UserError
-from bpd_jax.models.attention import causal_mask
-from bpd_jax.models.cache import KeyValues, KVCache
-from bpd_jax.models.config import BlockwiseConfig
-from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.typing import Array, Bool, Float, Int, Params, PyTree
-
-# Positions whose logits of all heads exist at the same time.
-_CHUNK = 32
-
-
-@flax.struct.dataclass
-class Recording:
-    """What a model says along R texts of up to S tokens.
-
-    Attributes:
-      tokens: prompt and text.
-      candidates, log_probs, entropies: of heads 2 … L after every token; see
-        `ModelFunctions.block_candidates`.
-      hidden: final hidden states, or None if they were not asked for.
-      params: the model's parameters where hidden states are kept, for drafters that
-        use its embedding and softmax.
-    """
-
-    tokens: Int[Array, "R S"]
-    candidates: Int[Array, "R S L-1 W"]
-    log_probs: Float[Array, "R S L-1 W"]
-    entropies: Float[Array, "R S L-1"]
-    hidden: Float[Array, "R S D"] | None = None
-    params: Params | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class RecordedModel:
-    """Answers from a recording; hashable, and decodable like `ModelFunctions`.
-
-    What stands for a hidden state is the row and the position of a token. It means
-    something where the token and its ancestors are those of the text, and nothing else
-    is ever accepted.
-
-    Attributes:
-      config: of the model that was recorded.
-      width: the most candidates per head that there are.
-    """
-
-    config: BlockwiseConfig
-    width: int
-
-    @property
-    def block_size(self) -> int:
-        """L."""
-        return self.config.block_size
-
-    def empty_cache(self, batch: int, slots: int) -> KVCache:
-        """A cache of no layers."""
-        del slots
-        return KVCache((), (), jnp.zeros((batch,), jnp.int32))
-
-    def forward(
-        self,
-        params: Recording,
-        tokens: Int[Array, "B T"],
-        positions: Int[Array, "B T"],
-        mask: Bool[Array, "B T U"],
-        cache: KVCache | None = None,
-        earlier: KeyValues | None = None,
-    ) -> tuple[Int[Array, "B T 2"], KeyValues]:
-        """Row and position of every token."""
-        del mask, cache, earlier
-        rows = jnp.broadcast_to(jnp.arange(tokens.shape[0])[:, None], tokens.shape)
-        nothing = jnp.zeros((0, *tokens.shape, 1, 1), jnp.float32)
-        last = params.tokens.shape[1] - 1
-        places = jnp.stack([rows, jnp.minimum(positions, last)], axis=-1)
-        return places, KeyValues(nothing, nothing)
-
-    def greedy_tokens(
-        self, params: Recording, hidden: Int[Array, "... 2"]
-    ) -> Int[Array, "..."]:
-        """The token of the text that comes next."""
-        row, place = hidden[..., 0], hidden[..., 1]
-        return params.tokens[row, jnp.minimum(place + 1, params.tokens.shape[1] - 1)]
-
-    def block_candidates(
-        self, params: Recording, hidden: Int[Array, "B 2"], block_size: int, width: int
-    ) -> tuple[Array, Array, Array]:
-        """What was recorded there."""
-        row, place = hidden[:, 0], hidden[:, 1]
-        heads = block_size - 1
-        return (
-            params.candidates[row, place, :heads, :width],
-            params.log_probs[row, place, :heads, :width],
-            params.entropies[row, place, :heads],
-        )
-
-    def states(self, params: Recording, hidden: Int[Array, "B 2"]) -> Array:
-        """The hidden states that were recorded."""
-        assert params.hidden is not None
-        return params.hidden[hidden[:, 0], hidden[:, 1]]
-
-    def embed(self, params: Recording, tokens: Array) -> Array:
-        """Token embeddings of the model itself."""
-        return ModelFunctions(self.config).embed(params.params, tokens)
-
-    def draft_logits(self, params: Recording, states: Array, level: int) -> Array:
-        """The model's own, over its draft vocabulary."""
-        return ModelFunctions(self.config).draft_logits(params.params, states, level)
-
-    def draft_tokens(self, params: Recording, indices: Array) -> Array:
-        """Token ids of places in the model's draft vocabulary."""
-        return ModelFunctions(self.config).draft_tokens(params.params, indices)
+from bpd_jax.typing import PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,14 +40,17 @@ class Replay:
       assets: what methods draft with.
       options: how far the texts were decoded.
       token_bytes: the model's, for stop texts; see `Decoder`.
+      padded: to which prompts are padded; None for the least. Replays of equal sizes
+        share their compiled programs.
     """
 
-    texts: tuple[Generation, ...]
+    texts: tuple[RecordedText, ...]
     recording: Recording
     model: RecordedModel
     assets: Assets
     options: DecodeOptions
     token_bytes: Callable[[], Sequence[bytes]] | None = None
+    padded: int | None = None
 
     def decoder(self, *, width: int = 16, alpha: float = 1.0) -> Decoder:
         """Decodes from the recording; see `Decoder` for the arguments.
@@ -176,7 +75,11 @@ class Replay:
         )
 
     def decode(
-        self, method: Method, decoder: Decoder | None = None
+        self,
+        method: Method,
+        decoder: Decoder | None = None,
+        *,
+        every_position: bool = False,
     ) -> list[Generation]:
         """What decoding by `method` would do: same drafts, same calls, same tokens.
 
@@ -186,6 +89,9 @@ class Replay:
         Args:
           method: any but lookahead; its `k` at most what was recorded.
           decoder: from `decoder()`, to be used again.
+          every_position: draft at every token of the texts, not only where decoding
+            calls the model: entry t of what is returned is what a call at token t
+            would draft and yield.
         """
         check_replayable(method)
         if method.k is not None and method.k > self.model.width:
@@ -197,8 +103,11 @@ class Replay:
             raise UserError(f"{method.name} needs a recording with hidden states.")
         decoder = decoder or self.decoder(width=self.model.width)
         prompts = [text.input_ids for text in self.texts]
-        reference = self.texts if method.kind == "oracle" else None
-        return decoder.decode(method, prompts, self.options, reference=reference)
+        options = self.options
+        if every_position:
+            options = dataclasses.replace(options, stride=1)
+        task = decoder.prepare(method, prompts, options, reference=self.texts)
+        return generate(task, prompts, padded=self.padded)
 
     def accuracies(
         self, ranks: int = 10, least: int = 1
@@ -212,19 +121,15 @@ class Replay:
         Raises:
           UserError: the texts are too few or too short for that.
         """
-        candidates = np.asarray(self.recording.candidates)[..., :ranks]
-        tokens = np.asarray(self.recording.tokens)
         found = []
-        for head in range(candidates.shape[2]):
-            hits, count = np.zeros(candidates.shape[3]), 0
-            for row, text in enumerate(self.texts):
-                # After token t, head h + 2 predicts token t + h + 2.
-                begin = len(text.input_ids) - 1
-                end = len(text.input_ids) + len(text.output_ids) - head - 2
-                end = max(end, begin)  # a text too short for this head
-                right = tokens[row, begin + head + 2 : end + head + 2, None]
-                hits += (candidates[row, begin:end, head] == right).sum(0)
-                count += end - begin
+        for head in range(self.model.block_size - 1):
+            hits, count = np.zeros(min(ranks, self.model.width)), 0
+            for text in self.texts:
+                # Where token t comes next, head h + 2 predicts token t + h + 1.
+                guessed = max(len(text.output_ids) - head - 1, 0)
+                right = text.output_ids[head + 1 :, None]
+                hits += (text.candidates[:guessed, head, :ranks] == right).sum(0)
+                count += guessed
             if count < least:
                 raise UserError(
                     f"head {head + 2} could guess only {count} tokens of the texts, "
@@ -263,58 +168,42 @@ def record(
     """
     if options.temperature != 0 or not texts:
         raise UserError("replay needs at least one text that was decoded greedily.")
-    model = decoder.model
-    width = min(width or decoder.width, model.config.draft_vocab_size)
-    lengths = [len(text.input_ids) + len(text.output_ids) for text in texts]
-    slots = -(-max(lengths) // _CHUNK) * _CHUNK
-    tokens = np.zeros((len(texts), slots), np.int32)
-    for row, text in enumerate(texts):
-        tokens[row, : lengths[row]] = np.concatenate([text.input_ids, text.output_ids])
-    # On the host in between: a replay runs on one device, wherever the model was.
-    rows = [
-        jax.device_get(_record_row(model, decoder.params, jnp.asarray(row), width))
-        for row in tokens
+    width = min(width or decoder.width, decoder.model.config.draft_vocab_size)
+    slots, positions = padded_sizes(texts)
+    recorded = [
+        record_text(decoder, text, width, slots=slots, positions=positions)
+        for text in texts
     ]
-    candidates, log_probs, entropies, hidden = (
-        jnp.asarray(np.stack(parts)) for parts in zip(*rows, strict=True)
-    )
-    recording = Recording(
-        jnp.asarray(tokens),
-        candidates,
-        log_probs,
-        entropies,
-        hidden if keep_hidden else None,
-        decoder.params if keep_hidden else None,
-    )
-    everything = dataclasses.replace(options, batch_size=len(texts))
-    recorded = RecordedModel(model.config, width)
+    return replay_of(decoder, recorded, options, keep_hidden=keep_hidden)
+
+
+def replay_of(
+    decoder: Decoder,
+    texts: Sequence[RecordedText],
+    options: DecodeOptions,
+    *,
+    keep_hidden: bool = False,
+    sizes: tuple[int, int] | None = None,
+    padded: int | None = None,
+) -> Replay:
+    """A replay of texts that were recorded before; arguments are those of `record`.
+
+    Args:
+      decoder: with the model that was recorded.
+      texts: what `record_text` returned.
+      options: with which they were decoded.
+      keep_hidden: as in `record`.
+      sizes: of the recording; see `assemble`.
+      padded: see `Replay`.
+    """
+    recording = assemble(texts, decoder.params if keep_hidden else None, sizes)
+    width = texts[0].candidates.shape[2]
     return Replay(
         tuple(texts),
         recording,
-        recorded,
+        RecordedModel(decoder.model.config, width),
         decoder.assets,
-        everything,
+        dataclasses.replace(options, batch_size=len(texts)),
         decoder.token_bytes,
+        padded,
     )
-
-
-@functools.partial(jax.jit, static_argnames=("model", "width"))
-def _record_row(
-    model: ModelFunctions, params: Params, tokens: Int[Array, " S"], width: int
-) -> tuple[Array, Array, Array, Array]:
-    """What the model says after every token of one text."""
-    positions = jnp.arange(tokens.shape[0])[None]
-    mask = causal_mask(jnp.ones_like(positions))
-    hidden = model.forward(params, tokens[None], positions, mask)[0][0]
-    if model.block_size == 1:
-        nothing = jnp.zeros((tokens.shape[0], 0, width))
-        return nothing.astype(jnp.int32), nothing, nothing[..., 0], hidden
-
-    def some(states: Float[Array, "chunk D"]) -> tuple[Array, Array, Array]:
-        return model.block_candidates(params, states, model.block_size, width)
-
-    chunks = hidden.reshape(-1, _CHUNK, hidden.shape[-1])
-    found = jax.lax.map(some, chunks)
-    flat = (array.reshape(-1, *array.shape[2:]) for array in found)
-    candidates, log_probs, entropies = flat
-    return candidates, log_probs, entropies, hidden

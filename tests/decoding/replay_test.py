@@ -9,7 +9,8 @@ from bpd_jax.decoding.assets import Assets, SmallModel
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
-from bpd_jax.decoding.replay import record
+from bpd_jax.decoding.recording import padded_sizes, record_text
+from bpd_jax.decoding.replay import record, replay_of
 from bpd_jax.errors import UserError
 
 REST = pytest.mark.exhaustive
@@ -70,6 +71,35 @@ def test_replay_takes_the_steps_of_the_loop(name, decoder, greedy, replay):
         assert a.block_efficiency == b.block_efficiency
 
 
+@pytest.mark.parametrize("name", ["bpd", "ngram:4:adaptive=1", "neural:2", "oracle"])
+def test_drafts_at_every_position_hold_those_of_decoding(name, replay):
+    """Going from call to call by what each yields, one finds the calls of decoding."""
+    method = parse_method(name)
+    everywhere = replay.decode(method, every_position=True)
+    for real, every in zip(replay.decode(method), everywhere, strict=True):
+        assert every.output_ids.tolist() == real.output_ids.tolist()
+        assert every.serial_calls == len(real.output_ids)
+        begins = np.cumsum([0, *real.accepted[:-1]])
+        assert every.accepted[begins].tolist() == real.accepted.tolist()
+        assert every.proposed[begins].tolist() == real.proposed.tolist()
+        assert every.nodes[begins].tolist() == real.nodes.tolist()
+
+
+def test_a_replay_of_larger_sizes_is_the_same(decoder, greedy, replay):
+    """Of texts recorded one by one, padded to what other texts need."""
+    (slots, positions), width = padded_sizes(greedy), decoder.width
+    texts = [
+        record_text(decoder, text, width, slots=slots + 32, positions=positions)
+        for text in greedy
+    ]
+    sizes = (slots + 64, positions + 32)
+    larger = replay_of(decoder, texts, OPTIONS, sizes=sizes, padded=64)
+    method = parse_method("ngram:4")
+    for a, b in zip(replay.decode(method), larger.decode(method), strict=True):
+        assert a.proposed.tolist() == b.proposed.tolist()
+        assert a.accepted.tolist() == b.accepted.tolist()
+
+
 def test_accuracies_are_those_of_the_heads(decoder, greedy, replay):
     """Counted here from the first candidates of BPD's own calls at every position."""
     found = np.array(replay.accuracies(ranks=5))
@@ -78,15 +108,13 @@ def test_accuracies_are_those_of_the_heads(decoder, greedy, replay):
     assert (found.sum(1) <= 1).all()
     hits = np.zeros(3)
     count = np.zeros(3)
-    candidates = np.asarray(replay.recording.candidates)
-    for row, text in enumerate(greedy):
-        whole = np.concatenate([text.input_ids, text.output_ids])
-        for place in range(len(text.input_ids) - 1, len(whole)):
+    bpd = replay.decode(parse_method("bpd"), every_position=True)
+    for text in bpd:
+        for place, draft in enumerate(text.proposed):
             for head in range(3):
-                if place + head + 2 < len(whole):
+                if place + head + 1 < len(text.output_ids):
                     count[head] += 1
-                    first = candidates[row, place, head, 0]
-                    hits[head] += first == whole[place + head + 2]
+                    hits[head] += draft[head + 1] == text.output_ids[place + head + 1]
     np.testing.assert_allclose(found[:, 0], hits / count)
 
 
