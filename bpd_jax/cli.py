@@ -36,24 +36,31 @@ def rewrite_gin_arguments(arguments: Sequence[str]) -> list[str]:
     return rewritten
 
 
-def run(main: Callable[[], None]) -> None:
+def run(main: Callable[..., None], *, positional: bool = False) -> None:
     """Parses flags and runs `main()`; a `UserError` is printed, not traced.
 
     Exit status: 0, 1 for bad input, 130 for an interrupt from the keyboard.
+
+    Args:
+      main: takes nothing, or a list of what is no flag if `positional`.
+      positional: whether anything may be given that is no flag.
     """
     # TensorFlow prints its start-up notes before absl can stop it.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
     def guarded(arguments: Sequence[str]) -> None:
-        if len(arguments) > 1:
+        if len(arguments) > 1 and not positional:
             raise UserError(
                 f"unexpected argument {arguments[1]!r}: every option is a flag, "
                 "as in --name=value; see --help."
             )
         logging.set_verbosity(logging.WARNING)
         keep_compiled()
-        main()
+        if positional:
+            main(list(arguments[1:]))
+        else:
+            main()
 
     _show_in_help()
     with telling_errors():

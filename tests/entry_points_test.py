@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from bpd_jax.decoding.methods import describe_methods
+from tests.commands import start
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -23,27 +24,6 @@ FIELDS = [
     "block_efficiency",
     "seconds",
 ]
-
-
-# Runs `decode` several times in one process: importing takes longer than decoding.
-SEVERAL = """
-import contextlib, io, json, sys
-from absl import flags
-from bpd_jax import cli, decode
-done = []
-for arguments in json.loads(sys.argv[1]):
-    for name in flags.FLAGS:
-        flags.FLAGS[name].unparse()
-    sys.argv = ["decode", *arguments]
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            cli.run(decode.main)
-        except SystemExit as end:
-            status = end.code or 0
-    done.append([status, out.getvalue(), err.getvalue()])
-print(json.dumps(done))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -70,19 +50,10 @@ def call(folder, module, *arguments):
 
 def decode(folder, *commands):
     """Results of `decode` with each list of arguments."""
-    process = subprocess.run(
-        [sys.executable, "-c", SEVERAL, json.dumps(commands)],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = start("bpd_jax.decode", *commands, folder=folder)
     return [
         subprocess.CompletedProcess(command, *result)
-        for command, result in zip(
-            commands, json.loads(process.stdout.splitlines()[-1]), strict=True
-        )
+        for command, result in zip(commands, done, strict=True)
     ]
 
 

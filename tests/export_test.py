@@ -2,12 +2,9 @@
 
 import ast
 import json
-import os
 import pathlib
 import re
 import shlex
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -21,43 +18,15 @@ from bpd_jax.models.heads import init_heads
 from bpd_jax.models.heads_files import fingerprint, load_heads, save_heads
 from bpd_jax.pretrained.medusa_export import vllm_command
 from bpd_jax.pretrained.medusa_layout import VLLM, check_exportable
+from tests.commands import start
 
 ROOT = pathlib.Path(__file__).parent.parent
 BASE = ROOT / "tests" / "pretrained" / "golden" / "llama"
 
-# Runs a command several times in one process: importing takes longer than exporting.
-SEVERAL = """
-import contextlib, importlib, io, json, sys
-from absl import flags
-from bpd_jax import cli
-module = importlib.import_module(sys.argv[1])
-done = []
-for arguments in json.loads(sys.argv[2]):
-    for name in flags.FLAGS:
-        flags.FLAGS[name].unparse()
-    sys.argv = ["command", *arguments]
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            cli.run(module.main)
-        except SystemExit as end:
-            status = end.code or 0
-    done.append([status, out.getvalue(), err.getvalue()])
-print(json.dumps(done))
-"""
-
 
 def call(folder, module, *commands):
     """Exit status, output and errors of a command with each list of arguments."""
-    process = subprocess.run(
-        [sys.executable, "-c", SEVERAL, f"bpd_jax.{module}", json.dumps(commands)],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return json.loads(process.stdout.splitlines()[-1])
+    return start(f"bpd_jax.{module}", *commands, folder=folder)
 
 
 def assert_refused(result, message):

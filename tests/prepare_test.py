@@ -1,52 +1,18 @@
 """prepare, as a user calls it."""
 
 import json
-import os
-import pathlib
-import subprocess
-import sys
 
 import pytest
 
 from bpd_jax.data.rows import open_rows
+from tests.commands import start
 
 pytest.importorskip("seqio")
-
-ROOT = pathlib.Path(__file__).parent.parent
-
-# Runs the command several times in one process: importing takes longer than the work.
-SEVERAL = """
-import contextlib, io, json, sys
-from absl import flags
-from bpd_jax import cli, prepare
-done = []
-for arguments in json.loads(sys.argv[1]):
-    for name in flags.FLAGS:
-        flags.FLAGS[name].unparse()
-    sys.argv = ["prepare", *arguments]
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            cli.run(prepare.main)
-        except SystemExit as end:
-            status = end.code or 0
-    done.append([status, out.getvalue(), err.getvalue()])
-print(json.dumps(done))
-"""
 
 
 def prepare(folder, *commands):
     """Status, output and errors of each list of arguments."""
-    process = subprocess.run(
-        [sys.executable, "-c", SEVERAL, json.dumps(commands)],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert process.returncode == 0, process.stderr
-    return json.loads(process.stdout.splitlines()[-1])
+    return start("bpd_jax.prepare", *commands, folder=folder)
 
 
 @pytest.fixture
