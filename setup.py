@@ -22,7 +22,15 @@ DATA = [
 FST = ["pynini>=2.1.7,<3"]
 BEAM = ["apache-beam>=2.77,<3"]
 LM_EVAL = ["lm_eval>=0.4.13,<0.5"]
+# The site; requirements-docs.txt has the tested versions.
+DOCS = [
+    "mkdocs>=1.6.1,<2",
+    "mkdocs-material>=9.7,<10",
+    "mkdocstrings>=1,<2",
+    "mkdocstrings-python>=2,<3",
+]
 TENSORBOARD = ["tensorboardX>=2.6.5,<3"]
+EVAL = ["rouge-score>=0.1.2,<0.2"]
 DEV = [
     "hypothesis>=6.100,<7",
     "kenlm>=0.3,<0.4",
@@ -52,7 +60,7 @@ setup(
     packages=find_packages(include=["bpd_jax*"]),
     package_data={
         "bpd_jax": ["shipped/**/*"],
-        "bpd_jax.reporting": ["report.html", "report.css", "report.js"],
+        "bpd_jax.reporting": ["*.html", "*.css", "*.js"],
     },
     # Training and decoding, on any host.
     install_requires=[
@@ -77,8 +85,10 @@ setup(
         "fst": FST,
         "beam": BEAM,
         "lm_eval": LM_EVAL,
+        "docs": DOCS,
         "tensorboard": TENSORBOARD,
-        "all": DATA + FST + BEAM + TENSORBOARD,
+        "eval": EVAL,
+        "all": DATA + FST + BEAM + TENSORBOARD + EVAL,
         "cuda13": ["jax[cuda13]"],
         "tpu": ["jax[tpu]"],
         "dev": DEV,

@@ -80,22 +80,7 @@ def read_json_fields(
     Raises:
       UserError: as `read_json_field`.
     """
-    for number, line in read_lines(path):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UserError(
-                f"{path}, line {number} is not JSON: {error.msg} at column "
-                f"{error.colno}."
-            ) from error
-        except (RecursionError, ValueError) as error:
-            # Objects within objects, thousands deep, or a number as long.
-            raise UserError(
-                f"{path}, line {number} cannot be read as JSON: {error}."
-            ) from error
-        place = f"{path}, line {number}"
+    for number, place, record in _records(path):
         yield (
             number,
             {
@@ -105,17 +90,60 @@ def read_json_fields(
         )
 
 
+def read_json_texts(path: Path, field: str) -> Iterator[tuple[int, list[str]]]:
+    """Yields (line number from 1, all texts of a field) of a JSON Lines file.
+
+    Those of `answers/text` are every right answer, in the order of the record; of a
+    field that holds a text, it alone; of `null`, none.
+
+    Raises:
+      UserError: as `read_json_fields`.
+    """
+    for number, place, record in _records(path):
+        first = _value_of(record, field)
+        if first is None:
+            yield number, []
+            continue
+        found = _whole_value_of(record, field)
+        texts = found if isinstance(found, list) and "/" in field else [first]
+        yield number, [_checked_text(text, field, place) for text in texts]
+
+
+def _records(path: Path) -> Iterator[tuple[int, str, object]]:
+    """Yields (line number from 1, words for the line, what is written there)."""
+    for number, line in read_lines(path):
+        if not line.strip():
+            continue
+        place = f"{path}, line {number}"
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UserError(
+                f"{place} is not JSON: {error.msg} at column {error.colno}."
+            ) from error
+        except (RecursionError, ValueError) as error:
+            # Objects within objects, thousands deep, or a number as long.
+            raise UserError(f"{place} cannot be read as JSON: {error}.") from error
+        yield number, place, record
+
+
 # In place of a field that a record lacks.
 _LACKING = object()
 
 
-def _value_of(record: object, field: str) -> object:
-    """The value in a field, the first of a list; None is that of `null` and `[]`."""
+def _whole_value_of(record: object, field: str) -> object:
+    """The value in a field; None is that of `null`."""
     found = record
     for name in field.split("/"):
         found = found.get(name, _LACKING) if isinstance(found, dict) else _LACKING
         if found is None:
             return None
+    return found
+
+
+def _value_of(record: object, field: str) -> object:
+    """The value in a field, the first of a list; None is that of `null` and `[]`."""
+    found = _whole_value_of(record, field)
     if "/" in field and isinstance(found, list):
         return found[0] if found else None
     return _LACKING if "/" in field and isinstance(found, str) else found
@@ -125,6 +153,10 @@ def _text_of(record: object, field: str, place: str, may_be_empty: bool) -> str:
     found = _value_of(record, field)
     if found is None and may_be_empty:
         return ""
+    return _checked_text(found, field, place)
+
+
+def _checked_text(found: object, field: str, place: str) -> str:
     if not isinstance(found, str):
         shape: object = ["..."] if "/" in field else "..."
         for name in reversed(field.split("/")):

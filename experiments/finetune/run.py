@@ -7,8 +7,8 @@ and, of each task, `TASK/train.jsonl.gz` and `TASK/validation.jsonl.gz`. A run t
 stopped goes on with the same command; `--gin.NAME=VALUE` goes to all runs. It reports,
 for the pretrained model and for the finetuned one, the loss and perplexity of the
 targets and how often each head is right, on held-out rows after those that chose the
-checkpoint; and block efficiency on prompts from all held-out examples. Exact match and
-ROUGE are not measured.
+checkpoint; and of prompts from all held-out examples block efficiency and how good the
+decoded texts are: exact match and F1 of SQuAD's answers, ROUGE of summaries.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ import math
 import pathlib
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,16 +25,24 @@ from absl import flags
 
 from bpd_jax import cli, configuration, files
 from bpd_jax.configuration import Parsed
+from bpd_jax.data import readers
+from bpd_jax.data.example_spec import ExampleTask
+from bpd_jax.data.examples import example_files
+from bpd_jax.data.prompts import held_out_prompts
 from bpd_jax.data.rows import PackedRows, open_rows
 from bpd_jax.decoding.decoder import Decoder
+from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.loading import LoadedModel, load_model
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.efficiency import block_efficiency, bootstrap_interval
+from bpd_jax.evaluation.metrics.catalog import LABELS, metric_of
+from bpd_jax.evaluation.metrics.estimates import estimate
 from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.models.partitioning import make_mesh
 from bpd_jax.reporting import build
+from bpd_jax.studies.measure_quality import plain_text
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.evaluator import Evaluator
 from bpd_jax.training.optimizer import make_optimizer
@@ -70,8 +78,8 @@ def main() -> None:
         ),
         "description": (
             "Losses and accuracies are of held-out rows after those that chose the "
-            "checkpoint, prompts from all held-out examples. Exact match and ROUGE are "
-            "not measured."
+            "checkpoint, prompts from all held-out examples. Scores are of the texts "
+            "decoded from those prompts, in percent, against all right answers."
         ),
         "date": build.today(),
         "device": build.device(),
@@ -150,22 +158,28 @@ def _compare(
     evaluate = Evaluator(wider, rows, abstract, mesh)
     after, before = load_model(str(run_folder)), load_model(str(base))
     longest = config.length - MAX_NEW_TOKENS.value - config.model.block_size
-    prompts = after.held_out(PROMPTS.value, longest)
-    return {
+    assert isinstance(after.task, ExampleTask)
+    prompts = held_out_prompts(
+        after.task, PROMPTS.value, longest, tokenizer=after.tokenizer
+    )
+    answers = _answers(after.task, {prompt.document for prompt in prompts})
+    references = [answers[prompt.document] for prompt in prompts]
+    figures: dict[str, Any] = {
         "steps": config.steps,
         "tokens_per_step": config.tokens_per_step,
         "rows_that_chose": chose,
         "rows_measured": batches * config.batch_size,
         "prompts": len(prompts),
         "max_new_tokens": MAX_NEW_TOKENS.value,
-        **{
-            name: {
-                **_targets(evaluate(loaded.params)),
-                **_efficiency(loaded, prompts),
-            }
-            for name, loaded in (("before", before), ("after", after))
-        },
     }
+    for name, loaded in (("before", before), ("after", after)):
+        found = _decode(loaded, [prompt.tokens for prompt in prompts])
+        figures[name] = {
+            **_targets(evaluate(loaded.params)),
+            **_efficiency(found),
+            **_quality(after.task.name, loaded, found, references),
+        }
+    return figures
 
 
 def _rows_from(rows: PackedRows, first: int) -> PackedRows:
@@ -194,18 +208,56 @@ def _targets(row: dict[str, float]) -> dict[str, Any]:
     }
 
 
-def _efficiency(loaded: LoadedModel, prompts: Sequence[np.ndarray]) -> dict[str, Any]:
-    """Tokens per serial call of plain blockwise decoding."""
+def _answers(task: ExampleTask, ids: Collection[str]) -> dict[str, list[str]]:
+    """All right answers of some held-out examples, by id."""
+    return {
+        example: texts
+        for name, path in example_files(task, "validation")
+        for number, texts in readers.read_json_texts(path, task.dataset.target)
+        if (example := f"{name}:{number}") in ids
+    }
+
+
+def _decode(loaded: LoadedModel, prompts: Sequence[np.ndarray]) -> list[Generation]:
+    """Texts by plain blockwise decoding."""
     decoder = Decoder(loaded.functions, loaded.params)
     options = DecodeOptions(
         max_new_tokens=MAX_NEW_TOKENS.value,
         end_of_text=loaded.end_of_text,
         batch_size=8,
     )
-    found = decoder.decode(parse_method("bpd"), prompts, options)
+    return decoder.decode(parse_method("bpd"), prompts, options)
+
+
+def _efficiency(found: Sequence[Generation]) -> dict[str, Any]:
+    """Tokens per serial call."""
     return {
         "block_efficiency": block_efficiency(found),
         "block_efficiency_interval": list(bootstrap_interval(found)),
+    }
+
+
+def _quality(
+    task: str,
+    loaded: LoadedModel,
+    found: Sequence[Generation],
+    references: Sequence[Sequence[str]],
+) -> dict[str, Any]:
+    """Mean scores of the texts in percent, if the task has a metric."""
+    metric = metric_of(task)
+    if metric is None:
+        return {}
+    decode, ends = loaded.tokenizer.decode, loaded.end_tokens
+    scores = [
+        metric(plain_text(text.output_ids, decode, ends), right)
+        for text, right in zip(found, references, strict=True)
+    ]
+    means = {name: estimate(name, scores) for name in scores[0]}
+    return {
+        "scores": {name: mean.value for name, mean in means.items() if mean},
+        "score_intervals": {
+            name: mean.interval for name, mean in means.items() if mean
+        },
     }
 
 
@@ -215,7 +267,11 @@ def _print(task: str, figures: dict[str, Any]) -> None:
         right = " ".join(f"{100 * share:5.1f}" for share in row["accuracy"])
         print(
             f"{task:<14}{name:<7} perplexity of targets {row['perplexity']:9.2f}, "
-            f"heads right {right} %, {row['block_efficiency']:.2f} tokens a call",
+            f"heads right {right} %, {row['block_efficiency']:.2f} tokens a call"
+            + "".join(
+                f", {LABELS[score]} {value:.1f} %"
+                for score, value in row.get("scores", {}).items()
+            ),
             flush=True,
         )
 

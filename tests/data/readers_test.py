@@ -79,3 +79,30 @@ def test_missing_and_broken_files(tmp_path):
         path.write_bytes(data)
         with pytest.raises(UserError, match=rf"cannot read .*{name}"):
             list(readers.read_json_field(path, "text"))
+
+
+def test_all_texts_of_a_field(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(
+        '{"a": {"text": ["one", "two"]}}\n\n{"a": {"text": []}}\n{"a": null}\n'
+    )
+    found = list(readers.read_json_texts(path, "a/text"))
+    assert found == [(1, ["one", "two"]), (3, []), (4, [])]
+    path.write_text('{"summary": "short"}\n{"summary": null}\n')
+    assert list(readers.read_json_texts(path, "summary")) == [(1, ["short"]), (2, [])]
+
+
+@pytest.mark.parametrize(
+    "line, field",
+    [
+        ('{"a": {"text": ["one", 2]}}', "a/text"),
+        ('{"a": {"text": "one"}}', "a/text"),
+        ('{"a": ["one"]}', "a"),
+        ('{"b": "one"}', "a"),
+    ],
+)
+def test_what_is_no_list_of_texts_names_its_line(tmp_path, line, field):
+    path = tmp_path / "a.jsonl"
+    path.write_text(line)
+    with pytest.raises(UserError, match=rf"a\.jsonl, line 1 has no text .*'{field}'"):
+        list(readers.read_json_texts(path, field))

@@ -10,10 +10,11 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 
 # In a process of its own, whose flags are no other command's.
 _SCRIPT = """
-import json, pathlib, sys
+import json, pathlib, sys, types
 import numpy as np
 from absl import flags
 from bpd_jax.cli import rewrite_gin_arguments
+from bpd_jax.data.example_spec import ExampleTask
 from bpd_jax.data.rows import PackedRows
 from experiments.finetune import run
 flags.FLAGS(rewrite_gin_arguments(["run", *sys.argv[1:]]))
@@ -23,13 +24,28 @@ rows = PackedRows(
     "gpt3", 50257, 50256, {}
 )
 left = run._rows_from(rows, 40)
+task = ExampleTask("squad", files=sys.argv[-1])
+answers = run._answers(task, ["validation.jsonl:1", "validation.jsonl:3"])
+words = dict(enumerate(["", "a", " red", " cat"]))
+tokenizer = types.SimpleNamespace(decode=lambda ids: "".join(map(words.get, ids)))
+loaded = types.SimpleNamespace(tokenizer=tokenizer, end_tokens=(0,))
+texts = [types.SimpleNamespace(output_ids=ids) for ids in ([1, 3, 0], [2, 3, 0])]
+scores = run._quality("squad", loaded, texts, list(answers.values()))
 print(json.dumps([run._given(), [
     len(left), *(x[:, 0].tolist() for x in (left.batch(slice(0, 3))[::3]))
-]]))
+], answers, scores, run._quality("c4", loaded, texts, [])]))
 """
 
 
 def test_figures_name_no_place_and_are_of_rows_that_chose_nothing(tmp_path):
+    """Of two texts, `a cat` is `the cat`; of `red cat` and `red dog` a word is shared.
+
+    The other answers are of another example, or farther off.
+    """
+    answers = [["the cat", "dogs"], ["other"], ["bird", "red dog"]]
+    (tmp_path / "validation.jsonl").write_text(
+        "".join(json.dumps({"answers": {"text": texts}}) + "\n" for texts in answers)
+    )
     done = subprocess.run(
         [
             sys.executable,
@@ -45,6 +61,7 @@ def test_figures_name_no_place_and_are_of_rows_that_chose_nothing(tmp_path):
             "--tasks=squad,xsum",
             "--gin.STEPS=3",
             f"--gin.ExampleTask.vocabulary='{tmp_path}/v.json'",
+            f"{tmp_path}/{{split}}.jsonl",
         ],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -53,7 +70,7 @@ def test_figures_name_no_place_and_are_of_rows_that_chose_nothing(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    given, left = json.loads(done.stdout.splitlines()[-1])
+    given, left, found, scores, none = json.loads(done.stdout.splitlines()[-1])
     assert given == [
         "--tasks=squad,xsum",
         "--rows=7",
@@ -61,3 +78,7 @@ def test_figures_name_no_place_and_are_of_rows_that_chose_nothing(tmp_path):
         "--gin.ExampleTask.vocabulary='PATH'",
     ]
     assert left == [10, [40, 41, 42], [True, False, True]]
+    assert found == {"validation.jsonl:1": answers[0], "validation.jsonl:3": answers[2]}
+    assert scores["scores"] == {"exact_match": 50, "f1": 75}
+    assert scores["score_intervals"] == {"exact_match": [0, 100], "f1": [50, 100]}
+    assert none == {}

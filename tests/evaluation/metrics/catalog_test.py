@@ -1,0 +1,39 @@
+"""Which task is measured how."""
+
+import pytest
+
+from bpd_jax.evaluation.metrics import numbers, rouge, squad
+from bpd_jax.evaluation.metrics.catalog import LABELS, headline_of, metric_of
+from bpd_jax.studies import printed, tasks
+
+
+def test_the_papers_tasks_have_the_papers_scores():
+    found = {task: headline_of(task) for task in printed.TASKS}
+    assert found == printed.METRICS
+
+
+@pytest.mark.parametrize(
+    "task, metric, headline",
+    [
+        ("squad", squad.scores, "exact_match"),
+        ("rag", squad.scores, "f1"),
+        ("summarization", rouge.scores, "rougeL"),
+        ("math_reasoning", numbers.scores, "final_number"),
+        ("lambada", None, "perplexity"),
+        ("qa", None, None),
+        ("mt_bench", None, None),
+        ("translation", None, None),
+    ],
+)
+def test_tasks(task, metric, headline):
+    assert metric_of(task) is metric
+    assert headline_of(task) == headline
+
+
+def test_every_score_has_a_label():
+    pytest.importorskip("rouge_score")
+    for task in tasks.LABELS:
+        metric = metric_of(task)
+        if metric:
+            assert metric("1", ["1"]).keys() <= LABELS.keys()
+            assert headline_of(task) in metric("1", ["1"])

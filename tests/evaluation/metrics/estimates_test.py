@@ -1,0 +1,37 @@
+"""Means and perplexities over examples."""
+
+import math
+
+import pytest
+
+from bpd_jax.evaluation.metrics.estimates import estimate, mean, perplexity
+
+
+def test_means_are_in_percent():
+    scores = [{"f1": 0.5, "exact_match": 0.0}, {"f1": 1.0}, {"other": 0.2}]
+    found = estimate("f1", scores)
+    assert found.value == 75
+    assert found.interval == (50, 100)
+    assert estimate("exact_match", scores) == (0, None)  # one example tells no spread
+    assert estimate("rouge1", scores) is None
+
+
+def test_perplexity_weighs_tokens_and_not_examples():
+    """Two tokens of probability 1/2 each and two of 1/8 each: exp(8 ln 2 / 4) = 4."""
+    scores = [
+        {"log_prob": 3 * math.log(1 / 2), "tokens": 3.0},
+        {"log_prob": math.log(1 / 32), "tokens": 1.0},
+    ]
+    found = estimate("perplexity", scores)
+    assert found.value == pytest.approx(4)
+    assert found.interval == pytest.approx((2, 32))
+    assert estimate("last_word_perplexity", scores) is None
+
+
+def test_intervals_narrow_with_examples():
+    values = [0.0, 1.0] * 50
+    low, high = mean(values).interval
+    assert 0.38 < low < 0.44
+    assert 0.56 < high < 0.62
+    low, high = perplexity([-v for v in values], [1.0] * 100).interval
+    assert math.exp(0.38) < low < math.exp(0.5) < high < math.exp(0.62)

@@ -1,0 +1,85 @@
+"""ROUGE is that of the package rouge-score, with its stemmer, and nothing else."""
+
+import subprocess
+import sys
+
+import pytest
+
+from bpd_jax.evaluation.metrics import rouge
+
+
+def f_measure(shared, found, wanted):
+    return 2 * shared / (found + wanted)
+
+
+def test_a_case_by_hand():
+    """`police` and `the` stem to themselves, `killed` and `kills` to `kill`.
+
+    prediction  police kills the gunman      4 words, 3 pairs
+    reference   the gunman killed police     4 words, 3 pairs
+
+    Shared are all 4 words, the pair `the gunman` alone, and in order at most two words.
+    """
+    pytest.importorskip("rouge_score")
+    found = rouge.scores("Police kills the gunman.", ["the gunman killed police"])
+    assert found == {
+        "rouge1": 1.0,
+        "rouge2": pytest.approx(f_measure(1, 3, 3)),
+        "rougeL": pytest.approx(f_measure(2, 4, 4)),
+        "rougeLsum": pytest.approx(f_measure(2, 4, 4)),
+    }
+
+
+def test_lines_are_sentences_of_rouge_lsum_alone():
+    """Lines in another order share one of two as one sequence, both as sentences."""
+    pytest.importorskip("rouge_score")
+    found = rouge.scores("cold rain\nwarm sun", ["warm sun\ncold rain"])
+    assert found["rougeL"] == pytest.approx(f_measure(2, 4, 4))
+    assert found["rougeLsum"] == 1.0
+
+
+def test_of_several_references_the_best_counts():
+    pytest.importorskip("rouge_score")
+    found = rouge.scores("warm sun", ["cold rain", "warm rain"])
+    assert found["rouge1"] == pytest.approx(0.5)
+    assert rouge.scores("", ["cold rain"]) == dict.fromkeys(rouge.KINDS, 0.0)
+
+
+@pytest.mark.parametrize(
+    "name, text, summary",
+    [
+        ("samsum/test", "dialogue", "summary"),
+        ("xsum/test", "document", "summary"),
+        ("cnn_dailymail/validation", "article", "highlights"),
+    ],
+)
+def test_real_summaries_by_the_package(records, name, text, summary):
+    """Predicted are the first three sentences, and the first 200 characters."""
+    package = pytest.importorskip("rouge_score.rouge_scorer")
+    scorer = package.RougeScorer(
+        ["rouge1", "rouge2", "rougeL", "rougeLsum"], use_stemmer=True
+    )
+    means = dict.fromkeys(rouge.KINDS, 0.0)
+    for record in records(name, 30):
+        lead = ". ".join(record[text].split(". ")[:3])
+        for prediction in (lead, record[text][:200]):
+            wanted = scorer.score(record[summary], prediction)
+            found = rouge.scores(prediction, [record[summary]])
+            assert found == {kind: wanted[kind].fmeasure for kind in rouge.KINDS}
+            means = {kind: means[kind] + found[kind] / 60 for kind in means}
+    assert means["rouge2"] < means["rougeL"] <= means["rouge1"]
+    assert means["rougeL"] > 0.1
+
+
+def test_a_missing_package_is_told_in_a_sentence():
+    program = (
+        "import sys; sys.modules['rouge_score'] = None\n"
+        "from bpd_jax.errors import UserError\n"
+        "from bpd_jax.evaluation.metrics import rouge\n"
+        "try: rouge.scores('a', ['b'])\n"
+        "except UserError as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert "pip install 'rouge-score" in done.stdout

@@ -1,0 +1,124 @@
+"""Exact match and F1: cases by hand, the rules stated twice, another package."""
+
+import string
+
+import pytest
+
+from bpd_jax.evaluation.metrics import squad
+
+
+@pytest.mark.parametrize(
+    "text, wanted",
+    [
+        ("The  U.S.A.'s a-bomb", "usas abomb"),
+        ("\tan apple,\n a pear and THE theme ", "apple pear and theme"),
+        ("a.m.", "am"),
+        ("The", ""),
+        ("Łódź – “the” city", "łódź – “ ” city"),  # ASCII punctuation alone goes
+        ("$1,000 (1.5%)", "1000 15"),
+    ],
+)
+def test_normal_texts(text, wanted):
+    assert squad.normalize(text) == wanted
+
+
+@pytest.mark.parametrize(
+    "prediction, references, exact, f1",
+    [
+        ("the Nobel Prize.", ["Nobel Prize"], 1, 1),
+        # 2 of 3 words are right, and 2 of 2 are found: 2 · 2 / (3 + 2).
+        ("first Nobel prize", ["Nobel Prize"], 0, 4 / 5),
+        # The nearest answer counts: 1 of 2 and 1 of 1 against 1 of 2 and 1 of 4.
+        ("July 1776", ["1776", "the 4th of July of 1776"], 0, 2 / 3),
+        # A word counts as often as it is in both: twice of 3 and of 2.
+        ("ha ha ha", ["ha, ha!"], 0, 4 / 5),
+        ("", ["1745"], 0, 0),
+        ("seven", ["1745"], 0, 0),
+        ("the", ["A"], 1, 1),
+    ],
+)
+def test_cases_by_hand(prediction, references, exact, f1):
+    found = squad.scores(prediction, references)
+    assert found == {"exact_match": exact, "f1": pytest.approx(f1)}
+
+
+def perturbed(answer, number):
+    """What a model might say in place of a right answer."""
+    words = answer.split()
+    return [
+        answer,
+        f"The answer is {answer}.",
+        answer.upper(),
+        f" '{answer}' , an",
+        " ".join(words[1:]),
+        " ".join(reversed(words)),
+        " ".join([*words, *words]),
+        answer.replace("-", " "),
+        "\u00a0".join(words),
+        f"{words[0] if words else ''} {number}",
+    ][number % 10]
+
+
+@pytest.fixture(scope="module")
+def cases(records):
+    found = []
+    for number, record in enumerate(records("squad/validation", 3000)):
+        references = record["answers"]["text"]
+        found.append(
+            (perturbed(references[number % len(references)], number), references)
+        )
+    return found
+
+
+def restated(text):
+    """The rules again, character by character, with no regular expression."""
+    kept = [c for c in text.lower() if c not in string.punctuation]
+    words, word = [], []
+    for character in [*kept, " "]:
+        if character.isalnum() or character == "_":
+            word.append(character)
+            continue
+        words.append("".join(word))
+        words.append(character)
+        word = []
+    return "".join(" " if w in ("a", "an", "the") else w for w in words).split()
+
+
+def restated_f1(found, wanted):
+    if not found or not wanted:
+        return float(found == wanted)
+    left, shared = list(wanted), 0
+    for word in found:
+        if word in left:
+            left.remove(word)
+            shared += 1
+    precision, recall = shared / len(found), shared / len(wanted)
+    return 2 * precision * recall / (precision + recall) if shared else 0.0
+
+
+def test_real_answers_by_the_rules_stated_again(cases):
+    exact = 0
+    for prediction, references in cases:
+        found = restated(prediction)
+        rights = [restated(reference) for reference in references]
+        wanted = {
+            "exact_match": float(found in rights),
+            "f1": pytest.approx(max(restated_f1(found, right) for right in rights)),
+        }
+        assert squad.scores(prediction, references) == wanted, prediction
+        exact += found in rights
+    assert 0.2 * len(cases) < exact < 0.8 * len(cases)
+
+
+def test_real_answers_by_torchmetrics(cases):
+    """Its code is that of the official script of SQuAD 1.1."""
+    package = pytest.importorskip("torchmetrics.functional.text")
+    for prediction, references in cases[:500]:
+        found = package.squad(
+            {"prediction_text": prediction, "id": "x"},
+            {"answers": {"answer_start": [0], "text": references}, "id": "x"},
+        )
+        # Where nothing is left of both, SQuAD 1.1 has no F1, and 2.0 calls it right.
+        if any(map(squad.normalize, [prediction, *references])):
+            wanted = {name: value.item() / 100 for name, value in found.items()}
+            assert squad.scores(prediction, references) == pytest.approx(wanted)
