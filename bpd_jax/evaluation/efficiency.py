@@ -20,18 +20,9 @@ def bootstrap_interval(
     resamples: int = 2000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Percentile interval of the block efficiency, resampling prompts.
-
-    Each resample draws as many prompts as there are, with replacement, and divides
-    the sum of their tokens by the sum of their calls.
-    """
+    """Percentile interval of the block efficiency; see `ratio_interval`."""
     tokens, calls = _sums(generations)
-    drawn = np.random.default_rng(seed).integers(
-        0, len(tokens), size=(resamples, len(tokens))
-    )
-    ratios = tokens[drawn].sum(1) / np.maximum(calls[drawn].sum(1), 1)
-    low, high = np.quantile(ratios, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
+    return ratio_interval(tokens, calls, level=level, resamples=resamples, seed=seed)
 
 
 def paired_interval(
@@ -42,20 +33,70 @@ def paired_interval(
     resamples: int = 2000,
     seed: int = 0,
 ) -> tuple[float, float]:
+    """Percentile interval of the gain over another method; see `gain_interval`."""
+    return gain_interval(
+        *_sums(generations),
+        *_sums(base),
+        level=level,
+        resamples=resamples,
+        seed=seed,
+    )
+
+
+def ratio_interval(
+    tokens: np.ndarray,
+    calls: np.ndarray,
+    *,
+    level: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """Percentile interval of Σ tokens / Σ calls, resampling examples.
+
+    Each resample draws as many examples as there are, with replacement, and divides
+    the sum of their tokens by the sum of their calls.
+
+    Args:
+      tokens, calls: of every example, `[n]`.
+      level: share of the resamples inside.
+      resamples: how many.
+      seed: of the draws.
+    """
+    drawn = _drawn(len(tokens), resamples, seed)
+    ratios = tokens[drawn].sum(1) / np.maximum(calls[drawn].sum(1), 1)
+    return _percentiles(ratios, level)
+
+
+def gain_interval(
+    tokens: np.ndarray,
+    calls: np.ndarray,
+    base_tokens: np.ndarray,
+    base_calls: np.ndarray,
+    *,
+    level: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> tuple[float, float]:
     """Percentile interval of the gain in block efficiency over another method.
 
-    Every resample draws the same prompts for both methods: what is hard for one is
-    hard for the other, so the interval is far narrower than that of either.
+    Every resample draws the same examples for both methods: what is hard for one is
+    hard for the other, so the interval is far narrower than that of either. Arguments
+    are those of `ratio_interval`; examples stand in the same order for both methods.
     """
-    drawn = np.random.default_rng(seed).integers(
-        0, len(base), size=(resamples, len(base))
+    drawn = _drawn(len(base_tokens), resamples, seed)
+    mine, theirs = (
+        t[drawn].sum(1) / np.maximum(c[drawn].sum(1), 1)
+        for t, c in ((tokens, calls), (base_tokens, base_calls))
     )
-    ratios = []
-    for method in (generations, base):
-        tokens, calls = _sums(method)
-        ratios.append(tokens[drawn].sum(1) / np.maximum(calls[drawn].sum(1), 1))
-    gains = ratios[0] / np.maximum(ratios[1], 1e-9) - 1
-    low, high = np.quantile(gains, [(1 - level) / 2, (1 + level) / 2])
+    return _percentiles(mine / np.maximum(theirs, 1e-9) - 1, level)
+
+
+def _drawn(count: int, resamples: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, count, size=(resamples, count))
+
+
+def _percentiles(values: np.ndarray, level: float) -> tuple[float, float]:
+    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
 

@@ -1,0 +1,74 @@
+"""How sure the heads are, and how block efficiency follows (paper section 6.2)."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def h_max(entropies: Sequence[float]) -> int:
+    """Largest k with H[i] <= H[i + 1] for all i < k: how far entropy grows.
+
+    Worked example: entropies 1.0, 1.5, 1.5, 1.2, 3.0 grow up to head 3, so 3; what
+    comes after the first fall does not count. Falling at once gives 1.
+
+    >>> h_max([1.0, 1.5, 1.5, 1.2, 3.0])
+    3
+
+    Args:
+      entropies: mean entropy of heads 1 … L; the unit does not matter.
+
+    Returns:
+      1 … L.
+    """
+    falls = np.diff(np.asarray(entropies, float)) < 0
+    return int(np.argmax(falls)) + 1 if falls.any() else len(entropies)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """A least-squares line through points.
+
+    Attributes:
+      slope, intercept: of y over x.
+      correlation: Pearson's R.
+      rank_correlation: Spearman's: Pearson's R of the ranks, equals sharing the mean of
+        theirs.
+    """
+
+    slope: float
+    intercept: float
+    correlation: float
+    rank_correlation: float
+
+
+def fit_line(x: Sequence[float], y: Sequence[float]) -> Fit | None:
+    """Fits a line by linear regression.
+
+    Args:
+      x, y: of equal length.
+
+    Returns:
+      None where a correlation means nothing: fewer than 3 points, or all x or all y
+      are the same.
+    """
+    if len(x) < 3 or min(x) == max(x) or min(y) == max(y):
+        return None
+    slope, intercept = np.polyfit(x, y, 1)
+    return Fit(
+        float(slope),
+        float(intercept),
+        _correlation(np.asarray(x, float), np.asarray(y, float)),
+        _correlation(_ranks(x), _ranks(y)),
+    )
+
+
+def _correlation(x: np.ndarray, y: np.ndarray) -> float:
+    return float(np.corrcoef(x, y)[0, 1])
+
+
+def _ranks(values: Sequence[float]) -> np.ndarray:
+    """Ranks from 0; equal values share the mean of theirs."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    return ((ends - counts + ends - 1) / 2)[inverse]

@@ -1,0 +1,210 @@
+"""What a decoded token costs a device: memory traffic and arithmetic, by formula.
+
+Two models of the same three quantities per decoded token: reads of parameters, traffic
+of the key-value cache, and FLOPs. `printed_cost` is the arithmetic behind the paper's
+Table 11, decoded from its cells; `cost` is ours. The paper's differs in this:
+
+- It takes the width of the feed-forward layer for that of keys and values: its cache
+  traffic is 12288 / 1536 = 8 times too large. (For the rescorer it takes 1536, which is
+  4 times the model's width of 384; with attention heads of width 128, the reading that
+  gives 61M parameters, 1536 would be right.)
+- The rescorer is read once per serial call. That is the parallel variant; as Algorithm
+  2 is written, each of L - 1 = 8 steps reads it again: 2.306 GB of parameters per token
+  against 1.823 of plain BPD.
+- FLOPs of autoregressive decoding are 0.931 T per token, not 2 · 1.5e9: as if each call
+  ran about 1,000 tokens through the plain 0.93e9-parameter trunk again, at one FLOP per
+  multiply-add. The neural row has another 0.155 T that follows from no printed size.
+- Autoregressive decoding is charged for the block heads' parameters too.
+
+Right in it, and kept: the prefix is read once for all drafts of a call, as attention
+over a tree of drafts does.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+
+from bpd_jax.models.blockwise import parameter_shapes
+from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
+from bpd_jax.typing import Params
+
+CONTEXTS = (128, 512, 1024, 2048)
+"""Lengths of the prefix in tokens for which Table 11 gives cache traffic."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSize:
+    """What the cost of a model depends on.
+
+    Attributes:
+      trunk_parameters: all that a pass reads: the block heads are left out, and an
+        embedding that is no softmax, of which a pass reads a few rows.
+      trunk_weights: those that every token is multiplied by, the softmax included.
+      head_parameters: of heads 2 … L together; a shared softmax counts as none.
+      head_weights: what one hidden state is multiplied by in all of them, softmax
+        included.
+      layers: of the trunk.
+      attention_width: of all queries of a layer together.
+      kv_width: of its keys, or values.
+      block_size: L; 1 without block heads.
+      value_bytes: of a parameter and of a cached value.
+    """
+
+    trunk_parameters: int
+    trunk_weights: int
+    head_parameters: int
+    head_weights: int
+    layers: int
+    attention_width: int
+    kv_width: int
+    block_size: int = 1
+    value_bytes: float = 2
+
+    @property
+    def kv_bytes(self) -> float:
+        """Bytes of the keys and values of one token."""
+        return 2 * self.layers * self.kv_width * self.value_bytes
+
+
+def model_size(config: BlockwiseConfig, value_bytes: float = 2) -> ModelSize:
+    """The sizes of a model.
+
+    Args:
+      config: of the model.
+      value_bytes: of a parameter and of a cached value, 2 in half precision.
+    """
+    trunk, shapes = config.trunk, parameter_shapes(config)
+    heads = shapes.get("heads", {})
+    softmax = trunk.vocab_size * trunk.d_model
+    drafting = (config.block_size - 1) * config.draft_vocab_size * trunk.d_model
+    return ModelSize(
+        trunk_parameters=_count(shapes["trunk"]) - (not trunk.tied_softmax) * softmax,
+        trunk_weights=_count(shapes["trunk"], "kernel") + softmax,
+        head_parameters=_count(heads),
+        head_weights=_count(heads, "kernel") + drafting,
+        layers=trunk.num_layers,
+        attention_width=trunk.num_heads * trunk.head_width,
+        kv_width=trunk.kv_heads * trunk.head_width,
+        block_size=config.block_size,
+        value_bytes=value_bytes,
+    )
+
+
+def _count(shapes: Params, name: str = "") -> int:
+    """Parameters in those leaves whose name begins like that."""
+    return sum(
+        int(np.prod(leaf.shape))
+        for path, leaf in jax.tree_util.tree_leaves_with_path(shapes)
+        if path[-1].key.startswith(name)
+    )
+
+
+@functools.cache
+def paper_sizes() -> tuple[ModelSize, ModelSize]:
+    """The paper's 1.5B model and 61M rescorer, in the readings that come nearest.
+
+    A gated trunk and eight further heads of width 12288 have 1.57e9 parameters; a
+    rescorer with attention heads of width 128 has 62.7e6.
+    """
+    trunk = TransformerConfig(50257, 18, 1536, 12288, num_heads=12, gated=True)
+    rescorer = TransformerConfig(50257, 12, 384, 1536, num_heads=12, head_dim=128)
+    return (
+        model_size(BlockwiseConfig(trunk, BlockHeadsConfig(9, hidden=12288))),
+        model_size(BlockwiseConfig(rescorer)),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """Of one decoded token.
+
+    Attributes:
+      parameter_bytes: read, of all models.
+      kv_bytes: of the cache, read and written.
+      flops: floating-point operations; a multiply-add is two.
+    """
+
+    parameter_bytes: float
+    kv_bytes: float
+    flops: float
+
+
+def cost(
+    model: ModelSize,
+    context: int,
+    *,
+    efficiency: float = 1.0,
+    nodes: float = 1.0,
+    drafting: bool = True,
+    rescorer: ModelSize | None = None,
+    passes: int = 0,
+    batch: int = 1,
+) -> Cost:
+    """What a decoded token costs.
+
+    One serial call runs the `nodes` tokens of its drafts through the trunk and, on one
+    state, the block heads; it reads the cache of the prefix and writes that of the
+    nodes. A rescorer reads itself and its cache `passes` times, and runs L tokens in
+    all. A call yields `efficiency` tokens.
+
+    Args:
+      model: that decodes.
+      context: tokens of the prefix.
+      efficiency: block efficiency.
+      nodes: different draft tokens that a call checks.
+      drafting: whether the block heads run; not in autoregressive decoding.
+      rescorer: a small model that refines drafts, if any.
+      passes: of the rescorer per call: L - 1 for Algorithm 2, 1 for its parallel
+        variant.
+      batch: sequences decoded together, which share the reads of parameters.
+    """
+    # A token of a draft sees the prefix and, on average, half of the draft.
+    depth = (model.block_size + 1) / 2 if drafting else 1.0
+    parameters = model.value_bytes * model.trunk_parameters
+    kv = model.kv_bytes * (context + nodes)
+    flops = nodes * _token_flops(model, context + depth)
+    if drafting:
+        parameters += model.value_bytes * model.head_parameters
+        flops += 2 * model.head_weights
+    if rescorer is not None:
+        parameters += passes * rescorer.value_bytes * rescorer.trunk_parameters
+        kv += rescorer.kv_bytes * (passes * context + model.block_size)
+        flops += model.block_size * _token_flops(rescorer, context + depth)
+    return Cost(parameters / (batch * efficiency), kv / efficiency, flops / efficiency)
+
+
+def _token_flops(model: ModelSize, seen: float) -> float:
+    """Of one token that attends to `seen` tokens."""
+    attention = model.layers * model.attention_width * seen
+    return 2 * model.trunk_weights + 2 * 2 * attention
+
+
+def printed_cost(
+    efficiency: float, context: int, *, drafts: int = 0, neural: bool = False
+) -> Cost:
+    """The arithmetic of Table 11 for the paper's 1.5B model and 61M rescorer.
+
+    Per token, with S the context, p the drafts and BE the block efficiency:
+
+        parameters   2 · 1.5e9                       + 2 · 61e6
+        cache        2 · 18 · 12288 · 2 · (S + 9 p)  + 2 · 12 · 1536 · 2 · (S + 9)
+        FLOPs        0.931e12 · (1 + 9 p / 1000)
+
+    over BE, in bytes, with the right-hand terms for neural rescoring alone. The FLOPs
+    of that row cannot be reproduced: 0.155e12 are missing from what comes out here.
+
+    Args:
+      efficiency: mean block efficiency over the seven tasks; 1 for autoregressive.
+      context: S, in tokens.
+      drafts: p; 0 for autoregressive decoding.
+      neural: whether a rescorer is read.
+    """
+    parameters = 2 * 1.5e9
+    kv = 2 * 18 * 12288 * 2.0 * (context + 9 * drafts)
+    if neural:
+        parameters += 2 * 61e6
+        kv += 2 * 12 * 1536 * 2.0 * (context + 9)
+    flops = 0.931e12 * (1 + 9 * drafts / 1000)
+    return Cost(parameters / efficiency, kv / efficiency, flops / efficiency)

@@ -1,0 +1,42 @@
+"""How far entropy grows, and lines through points, worked out by hand."""
+
+import pytest
+
+from bpd_jax.evaluation.entropy import fit_line, h_max
+
+
+@pytest.mark.parametrize(
+    "entropies, expected",
+    [
+        ([1.0, 1.5, 1.5, 1.2, 3.0], 3),
+        ([2.0, 1.0, 3.0], 1),
+        ([1.0, 2.0, 3.0], 3),
+        ([4.0, 4.0], 2),
+        ([4.0], 1),
+    ],
+)
+def test_entropy_grows_up_to_the_first_fall(entropies, expected):
+    assert h_max(entropies) == expected
+
+
+def test_a_line_through_four_points():
+    """Means 2.5 and 3; Sxy = 6, Sxx = 5, Syy = 8; ranks of y 0, 1.5, 1.5, 3."""
+    fit = fit_line([1, 2, 3, 4], [1, 3, 3, 5])
+    assert fit.slope == pytest.approx(6 / 5)
+    assert fit.intercept == pytest.approx(3 - 6 / 5 * 2.5)
+    assert fit.correlation == pytest.approx(6 / (5 * 8) ** 0.5)
+    # Ranks of x are 0 … 3: Sxy = 4.5, Sxx = 5, Syy = 4.5.
+    assert fit.rank_correlation == pytest.approx(4.5 / (5 * 4.5) ** 0.5)
+
+
+def test_ranks_see_order_alone():
+    fit = fit_line([1, 2, 3], [9, 5, -1000])
+    assert fit.rank_correlation == pytest.approx(-1)
+    assert -1 < fit.correlation < -0.8
+
+
+@pytest.mark.parametrize(
+    "x, y", [([], []), ([1, 2], [1, 2]), ([2, 2, 2], [1, 2, 3]), ([1, 2, 3], [5] * 3)]
+)
+def test_some_points_have_no_correlation(x, y):
+    assert fit_line(x, y) is None

@@ -1,0 +1,100 @@
+"""Costs of a small model by hand, and the paper's Table 11."""
+
+import dataclasses
+
+import pytest
+
+from bpd_jax.evaluation.hardware import (
+    CONTEXTS,
+    Cost,
+    ModelSize,
+    cost,
+    model_size,
+    paper_sizes,
+    printed_cost,
+)
+from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
+
+# Keys and values of a token take 2 · 3 · 5 · 2 = 60 bytes.
+SMALL = ModelSize(
+    trunk_parameters=1000,
+    trunk_weights=900,
+    head_parameters=100,
+    head_weights=400,
+    layers=3,
+    attention_width=10,
+    kv_width=5,
+    block_size=3,
+)
+RESCORER = ModelSize(50, 40, 0, 0, layers=1, attention_width=4, kv_width=4)
+
+
+def test_plain_decoding():
+    """2 · 1000 bytes; 60 · (7 + 1); 2 · 900 + 4 · 3 · 10 · 8 FLOPs."""
+    assert cost(SMALL, 7, drafting=False) == Cost(2000, 480, 1800 + 960)
+
+
+def test_drafts_share_what_a_call_costs():
+    """Per call 2 · 1100 bytes; 60 · (7 + 4); four nodes, each 1800 + 4 · 30 · (7 + 2)
+    FLOPs, and 2 · 400 of the heads. Two tokens of five sequences share the first, two
+    tokens of one the others."""
+    found = cost(SMALL, 7, efficiency=2, nodes=4, batch=5)
+    assert found == Cost(220, 330, (4 * (1800 + 1080) + 800) / 2)
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_rescorer_is_read_in_every_pass(passes):
+    """It reads 2 · 50 bytes and a cache of 16 bytes a token, and runs three tokens."""
+    plain = cost(SMALL, 7, nodes=3)
+    found = cost(SMALL, 7, nodes=3, rescorer=RESCORER, passes=passes)
+    assert found.parameter_bytes - plain.parameter_bytes == 100 * passes
+    assert found.kv_bytes - plain.kv_bytes == 16 * (7 * passes + 3)
+    assert found.flops - plain.flops == 3 * (2 * 40 + 4 * 4 * (7 + 2))
+
+
+def test_sizes_of_a_small_model():
+    """Two key-value heads of width 4 serve four query heads, without biases.
+
+    A layer has queries and outputs of 8 · 16, keys and values of 8 · 8, and two
+    matrices of 8 · 32; norms are 8 each, two a layer and one at the end. A head has
+    8 · 6 twice, and the softmax of 11 tokens.
+    """
+    trunk = TransformerConfig(
+        11, 2, 8, 32, num_heads=4, num_kv_heads=2, head_dim=4, max_length=10,
+        use_bias=False, norm="rms",
+    )  # fmt: skip
+    found = model_size(BlockwiseConfig(trunk, BlockHeadsConfig(3, hidden=6)))
+    layer = 2 * 8 * 16 + 2 * 8 * 8 + 2 * 8 * 32
+    assert found.trunk_weights == 2 * layer + 11 * 8
+    assert found.trunk_parameters == 2 * layer + (11 + 10) * 8 + 5 * 8
+    assert found.head_parameters >= 2 * 2 * 8 * 6
+    assert found.head_weights == 2 * (2 * 8 * 6 + 11 * 8)
+    assert (found.layers, found.attention_width, found.kv_width) == (2, 16, 8)
+    assert found.kv_bytes == 2 * 2 * 8 * 2
+    # Another table of tokens is only looked up.
+    untied = BlockwiseConfig(dataclasses.replace(trunk, tied_softmax=False))
+    assert model_size(untied).trunk_parameters == found.trunk_parameters
+
+
+def test_the_printed_cells_come_out():
+    """Those that are known: 1.823 GB of BPD and 0.931 T of autoregressive decoding."""
+    bpd = printed_cost(11.52 / 7, 2048, drafts=1)
+    assert bpd.parameter_bytes / 1e9 == pytest.approx(1.823, rel=0.03)
+    assert printed_cost(1, 128).flops / 1e12 == pytest.approx(0.931, rel=0.03)
+
+
+def test_the_paper_counts_keys_and_values_eight_times():
+    """By hand 2 · 18 · 1536 · 2 bytes a token: 0.0142 … 0.2265 GB."""
+    model, _ = paper_sizes()
+    for context, right in zip(CONTEXTS, (0.0142, 0.0566, 0.1132, 0.2265), strict=True):
+        ours = model.kv_bytes * context
+        assert ours / 1e9 == pytest.approx(right, abs=5e-5)
+        assert printed_cost(1, context).kv_bytes == 8 * ours
+
+
+def test_the_paper_s_sizes():
+    model, rescorer = paper_sizes()
+    assert model.trunk_parameters + model.head_parameters == pytest.approx(
+        1.572e9, rel=0.01
+    )
+    assert rescorer.trunk_parameters == 62_654_592

@@ -1,0 +1,72 @@
+"""The oracle's grid: a case by hand, and every cell against the oracle itself."""
+
+import numpy as np
+import pytest
+
+from bpd_jax.decoding.decoder import GREEDY
+from bpd_jax.decoding.methods import parse_method
+from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.decoding.replay import record
+from bpd_jax.evaluation.oracle_grid import oracle_calls
+
+X = 99
+
+
+def test_a_text_of_four_tokens():
+    """The text is 1 2 3 4; calls yield, at each position:
+
+    position  head 2 (2 … 4)  head 3 (3, 4)  k=1 h=2  k=1 h=3  k=2 h=2  k=2 h=3
+    0         X 2             3 X            1        1        2        3
+    1         3 X             X 4            2        2        2        3
+    2         X X             X X            1        1        1        1
+    3         past the end                   1        1        1        1
+    """
+    candidates = np.array(
+        [
+            [[X, 2], [3, X]],
+            [[3, X], [X, 4]],
+            [[X, X], [X, X]],
+            [[4, 1], [1, 4]],
+        ]
+    )
+    # k = 1: at 0, 1 (two tokens), 3. k = 2, h = 2: at 0, 2, 3. k = 2, h = 3: at 0, 3.
+    assert oracle_calls(candidates, np.array([1, 2, 3, 4])).tolist() == [[3, 3], [3, 2]]
+
+
+def test_nothing_lies_past_the_end():
+    """A model that says 7 for ever, on three 7s: one call, not less."""
+    assert oracle_calls(np.full((3, 4, 1), 7), np.full(3, 7)).tolist() == [
+        [2],
+        [1],
+        [1],
+        [1],
+    ]
+
+
+def test_no_text_takes_no_calls():
+    nothing = np.zeros((0, 2, 3), int)
+    assert oracle_calls(nothing, np.zeros(0, int)).tolist() == [[0] * 3] * 2
+
+
+@pytest.fixture(scope="module")
+def recorded(decoder, prompts):
+    options = DecodeOptions(max_new_tokens=40, end_of_text=0, batch_size=3)
+    texts = decoder.decode(GREEDY, prompts, options)
+    return record(decoder, texts, options, width=6)
+
+
+@pytest.mark.parametrize(
+    "heads, width", [(2, 1), (2, 6), (3, 2), (4, 1), (4, 3), (4, 6)]
+)
+def test_every_cell_is_the_oracle_itself(recorded, heads, width):
+    played = recorded.decode(parse_method(f"oracle:k={width}:heads={heads}"))
+    for text, generation in zip(recorded.texts, played, strict=True):
+        found = oracle_calls(text.candidates, text.output_ids)
+        assert found[heads - 2, width - 1] == generation.serial_calls
+
+
+def test_one_candidate_is_bpd(recorded):
+    played = recorded.decode(parse_method("bpd"))
+    calls = [oracle_calls(t.candidates, t.output_ids)[-1, 0] for t in recorded.texts]
+    assert calls == [generation.serial_calls for generation in played]
+    assert sum(calls) < sum(len(text.output_ids) for text in recorded.texts)
