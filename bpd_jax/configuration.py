@@ -34,6 +34,7 @@ from bpd_jax.models.config import (
 )
 from bpd_jax.models.partitioning import MeshConfig
 from bpd_jax.models.rotary import RotaryConfig
+from bpd_jax.studies.config import StudyConfig
 from bpd_jax.training.config import OptimizerConfig, TrainConfig
 from bpd_jax.training.head_schedule import HeadSchedule
 from bpd_jax.training.heads.settings import HeadsTrainConfig
@@ -92,6 +93,7 @@ for _configurable in (
     MeshConfig,
     OptimizerConfig,
     RotaryConfig,
+    StudyConfig,
     TextTask,
     TrainConfig,
     TransformerConfig,

@@ -28,6 +28,7 @@ LAYERS = [
     "decoding",
     "evaluation",
     "reporting",
+    "studies",
     "compilation",
 ]
 
@@ -51,6 +52,7 @@ ROOMS = {
     "flax.nnx": [],
     "gin": ["bpd_jax/configuration.py"],
     "lm_eval": ["bpd_jax/lm_eval.py"],
+    "rouge_score": ["bpd_jax/evaluation/metrics/rouge.py"],
 }
 
 # What a GPU or TPU host does not have.
@@ -61,6 +63,7 @@ ABSENT = [
     "pynini",
     "apache_beam",
     "numba",
+    "rouge_score",
 ]
 
 

@@ -5,6 +5,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+# Orders that are drawn for a p-value.
+_ORDERS = 4999
+
 
 def h_max(entropies: Sequence[float]) -> int:
     """Largest k with H[i] <= H[i + 1] for all i < k: how far entropy grows.
@@ -34,12 +37,22 @@ class Fit:
       correlation: Pearson's R.
       rank_correlation: Spearman's: Pearson's R of the ranks, equals sharing the mean of
         theirs.
+      p_value: of the rank correlation, two-sided, by permutation.
     """
 
     slope: float
     intercept: float
     correlation: float
     rank_correlation: float
+    p_value: float
+
+    def grows(self, level: float = 0.05) -> bool | None:
+        """Whether y grows with x, or falls; None where chance may do as much."""
+        return None if self.p_value >= level else self.rank_correlation > 0
+
+    def falls(self, level: float = 0.05) -> bool | None:
+        """Whether y falls with x, or grows; None where chance may do as much."""
+        return None if self.p_value >= level else self.rank_correlation < 0
 
 
 def fit_line(x: Sequence[float], y: Sequence[float]) -> Fit | None:
@@ -60,11 +73,21 @@ def fit_line(x: Sequence[float], y: Sequence[float]) -> Fit | None:
         float(intercept),
         _correlation(np.asarray(x, float), np.asarray(y, float)),
         _correlation(_ranks(x), _ranks(y)),
+        _p_value(_ranks(x), _ranks(y)),
     )
 
 
 def _correlation(x: np.ndarray, y: np.ndarray) -> float:
     return float(np.corrcoef(x, y)[0, 1])
+
+
+def _p_value(x: np.ndarray, y: np.ndarray) -> float:
+    """Share of orders of y that correlate with x at least as strongly as its own."""
+    rng = np.random.default_rng(0)
+    orders = rng.permuted(np.tile(y - y.mean(), (_ORDERS, 1)), axis=1)
+    centred = x - x.mean()
+    seen = abs(centred @ (y - y.mean())) * (1 - 1e-9)
+    return float((1 + (np.abs(orders @ centred) >= seen).sum()) / (1 + _ORDERS))
 
 
 def _ranks(values: Sequence[float]) -> np.ndarray:

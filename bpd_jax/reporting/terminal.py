@@ -23,7 +23,7 @@ def print_table(report: Report, console: Console | None = None) -> None:
       console: where to print; standard output by default, 100 columns without
         colour if that is no terminal.
     """
-    console = console or _standard_output()
+    console = console or standard_output()
     console.print(Text(report.title, style="bold"))
     for name, value in _header(report).items():
         console.print(Text.assemble((f"{name:<7}", "dim"), value))
@@ -52,7 +52,7 @@ def print_steps(
       console: as for `print_table`.
       limit: number of serial calls to show.
     """
-    console = console or _standard_output()
+    console = console or standard_output()
     console.print(
         Text.assemble(
             (f"{record.method}, prompt {record.prompt_index + 1}", "bold"),
@@ -68,7 +68,8 @@ def print_steps(
         console.print(Text(f"      … and {hidden} more serial calls", style="dim"))
 
 
-def _standard_output() -> Console:
+def standard_output() -> Console:
+    """A console on standard output; without colour if that is no terminal."""
     if sys.stdout.isatty():
         return Console()
     return Console(width=_LOG_WIDTH, color_system=None)

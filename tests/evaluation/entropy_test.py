@@ -40,3 +40,15 @@ def test_ranks_see_order_alone():
 )
 def test_some_points_have_no_correlation(x, y):
     assert fit_line(x, y) is None
+
+
+def test_chance_is_told_from_a_trend():
+    """Of 6 points, 2 of 720 orders are as strictly monotonic as 1 … 6; of 3, 2 of 6."""
+    rising = fit_line(range(6), [1, 2, 4, 8, 16, 32])
+    assert rising.p_value == pytest.approx(2 / 720, abs=0.003)
+    assert rising.grows() is True
+    assert rising.falls() is False
+    few = fit_line([1, 2, 3], [9, 5, -1000])
+    assert few.p_value == pytest.approx(1 / 3, abs=0.03)
+    assert few.grows() is None
+    assert few.falls() is None

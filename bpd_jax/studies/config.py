@@ -1,0 +1,188 @@
+"""What a study measures: model, tasks, contenders, how many examples."""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bpd_jax.decoding.asset_files import OWN_ASSETS
+from bpd_jax.decoding.methods import Method, parse_method
+from bpd_jax.decoding.options import check_whole_number
+from bpd_jax.errors import UserError
+
+BPD = "bpd"
+
+# Settings that may change without making earlier records of a study wrong ...
+_OPEN = (
+    "assets",
+    "batch_size",
+    "contenders",
+    "data",
+    "labels",
+    "printed",
+    "rounds",
+    "shown",
+    "study",
+)
+# ... and those on which alone the drafts along one text depend.
+_DECISIVE = (
+    "model",
+    "examples",
+    "tune",
+    "max_new_tokens",
+    "longest_prompt",
+    "longest_whole",
+    "lattice_width",
+    "trained_prompts",
+)
+TASK_FIELD = "{task}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Contender:
+    """A method with the models it drafts with.
+
+    Attributes:
+      name: as it is written: `METHOD`, or `METHOD@SET` where SET names models of
+        `StudyConfig.assets`.
+      method: the method.
+      assets: SET; None for the model's own.
+    """
+
+    name: str
+    method: Method
+    assets: str | None = None
+
+
+def parse_contender(name: str) -> Contender:
+    """Reads a contender's name.
+
+    >>> parse_contender("ngram:16@general_4").assets
+    'general_4'
+
+    Raises:
+      UserError: there is no such method.
+    """
+    method, at, assets = name.partition("@")
+    return Contender(name, parse_method(method), assets if at else None)
+
+
+@dataclasses.dataclass(frozen=True)
+class StudyConfig:
+    """One study at one size.
+
+    Attributes:
+      study: its name, see `bpd_jax.studies.catalog`.
+      size: what the gin file calls its size, for people.
+      model: run folder, checkpoint or known name; `{task}` in it stands for the task,
+        where every task has a finetuned model.
+      data: folder of the tasks' JSON Lines, `NAME/SPLIT.jsonl.gz`; None for tasks of
+        the model's own held-out text alone.
+      tasks: names; see `bpd_jax.studies.tasks`.
+      contenders: methods to replay, each with `@SET` where it needs other models than
+        the model's own.
+      assets: sets of models: SET → kind (`ngram`, `rescorer`, …) → folder. `{task}` in
+        a folder stands for the task.
+      labels: of contenders, for people, where the method's own does not do.
+      printed: contender → name of the column of the paper's table that it stands
+        beside; see `bpd_jax.studies.printed`.
+      examples, tune: of each task, to report on and to tune on; never the same.
+      max_new_tokens: decoded of each example.
+      longest_prompt: in tokens; longer documents are cut.
+      longest_whole: of a prompt that has no document to cut; longer ones are left out.
+      lattice_width: k where a contender names none.
+      trained_prompts: file of prompts that block heads were trained on; examples whose
+        text begins one of them are left out.
+      in_domain: texts of each task that are neither reported nor tuned on, of which
+        in-domain n-gram models are counted (Table 7); 0 makes none.
+      shown: examples of each task that the draft explorer shows.
+      batch_size: texts decoded or replayed together.
+      temperatures, rounds: of the studies with a clock.
+    """
+
+    study: str
+    model: str
+    size: str = ""
+    data: str | None = None
+    tasks: Sequence[str] = ()
+    contenders: Sequence[str] = ()
+    assets: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    printed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    examples: int = 24
+    tune: int = 12
+    max_new_tokens: int = 64
+    longest_prompt: int = 384
+    longest_whole: int = 768
+    lattice_width: int = 16
+    trained_prompts: str | None = None
+    in_domain: int = 0
+    shown: int = 0
+    batch_size: int = 12
+    temperatures: Sequence[float] = (0.0,)
+    rounds: int = 1
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("examples", 1),
+            ("tune", 0),
+            ("max_new_tokens", 1),
+            ("longest_prompt", 1),
+            ("longest_whole", 1),
+            ("lattice_width", 1),
+            ("in_domain", 0),
+            ("shown", 0),
+            ("batch_size", 1),
+            ("rounds", 1),
+        ):
+            check_whole_number(name, getattr(self, name), least)
+        for name in ("tasks", "contenders"):
+            if isinstance(getattr(self, name), str):
+                raise UserError(
+                    f"{name} is {getattr(self, name)!r}: give a list of names."
+                )
+            if len(set(getattr(self, name))) < len(getattr(self, name)):
+                raise UserError(f"{name} names one twice: {getattr(self, name)}.")
+        if not self.tasks:
+            raise UserError("tasks is empty: name at least one.")
+        for name, found in self.assets.items():
+            for kind in found:
+                if kind not in OWN_ASSETS:
+                    raise UserError(
+                        f"assets[{name!r}] has the unknown kind {kind!r}: there is "
+                        f"{', '.join(OWN_ASSETS)}."
+                    )
+        for contender in self.parsed:
+            if contender.assets is not None and contender.assets not in self.assets:
+                raise UserError(
+                    f"{contender.name} asks for the models {contender.assets!r}, but "
+                    f"assets has {', '.join(self.assets) or 'none'}."
+                )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What all records of a study share, as JSON has it."""
+        fields = dataclasses.asdict(self)
+        kept = {name: fields[name] for name in fields if name not in _OPEN}
+        found: dict[str, Any] = json.loads(json.dumps(kept))
+        return found
+
+    def drafts_alike(self, facts: Mapping[str, Any], contender: str) -> bool:
+        """Whether a contender drafts in another study as in this one.
+
+        Args:
+          facts: of the other study: `settings` and `assets`.
+          contender: its name.
+        """
+        mine, theirs = self.settings, facts.get("settings", {})
+        chosen = parse_contender(contender).assets
+        if chosen is not None:
+            known = facts.get("assets", {}).get(chosen)
+            if known != dict(self.assets.get(chosen, {})):
+                return False
+        return all(name in theirs and theirs[name] == mine[name] for name in _DECISIVE)
+
+    @property
+    def parsed(self) -> list[Contender]:
+        """The contenders."""
+        return [parse_contender(name) for name in self.contenders]

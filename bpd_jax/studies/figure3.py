@@ -1,0 +1,246 @@
+"""Figure 3: the entropy of every head, and how block efficiency goes with it."""
+
+import numpy as np
+
+from bpd_jax.evaluation.entropy import Fit, fit_line, h_max
+from bpd_jax.reporting.exhibits import (
+    Cell,
+    Chart,
+    Column,
+    Exhibit,
+    Finding,
+    Row,
+    Series,
+    Table,
+)
+from bpd_jax.studies import printed
+from bpd_jax.studies.config import BPD, parse_contender
+from bpd_jax.studies.pairing import contenders_of
+from bpd_jax.studies.records import DraftRecord
+from bpd_jax.studies.run_files import StudyRun
+from bpd_jax.studies.study import Study
+from bpd_jax.studies.summary import drafts_of, efficiency, efficiency_cell, tasks_of
+
+NOTES = [
+    "Entropy is in nats, over every position of the texts. h_max is the number of the "
+    "last head up to which it never falls; what scale entropy has does not matter.",
+    "The paper does not say what the points of its Figure 3b are. Both readings are "
+    "given: tasks with several numbers of heads each, where h_max is at most that "
+    "number, and tasks with all heads.",
+]
+
+Points = list[tuple[str, int, float]]
+"""Name, h_max and block efficiency."""
+
+
+def present(study: Study, run: StudyRun) -> Exhibit:
+    """Draws both panels from BPD's records."""
+    entropies = {
+        task: found
+        for task in tasks_of(run)
+        if (found := mean_entropy(drafts_of(run, BPD, task)))
+    }
+    heads = _numbers_of_heads(run, entropies)
+    readings = {
+        "tasks and numbers of heads": _points(run, entropies, heads),
+        "tasks, all heads": _points(run, entropies, {max(heads): BPD} if heads else {}),
+    }
+    fits = {
+        reading: fit_line([x for _, x, _ in points], [y for _, _, y in points])
+        for reading, points in readings.items()
+    }
+    charts = [_entropy_chart(run, entropies)]
+    for number, (reading, points) in enumerate(readings.items()):
+        charts.append(_fit_chart(number, reading, points, fits[reading]))
+    return Exhibit(
+        study.name,
+        study.title,
+        study.paper,
+        study.question,
+        tables=[_entropy_table(run, entropies), _fit_table(readings, fits)],
+        charts=[chart for chart in charts if chart.series],
+        findings=[
+            _rises_on_lambada(run, entropies),
+            _not_everywhere(run, entropies),
+            *(_correlates(reading, fits[reading]) for reading in readings),
+        ],
+        notes=NOTES,
+        facts=run.facts,
+    )
+
+
+def mean_entropy(records: list[DraftRecord]) -> list[float]:
+    """Mean entropy of heads 1 … L over all positions of some texts, in nats."""
+    records = [record for record in records if record.head_entropy and record.tokens]
+    if not records:
+        return []
+    weights = [record.tokens for record in records]
+    values = [record.head_entropy for record in records]
+    means: list[float] = np.average(values, axis=0, weights=weights).tolist()
+    return means
+
+
+def _numbers_of_heads(
+    run: StudyRun, entropies: dict[str, list[float]]
+) -> dict[int, str]:
+    """Contenders that are BPD with its first heads, by their number."""
+    longest = max(map(len, entropies.values()), default=0)
+    found = {}
+    for name in contenders_of(run):
+        method = parse_contender(name).method
+        if method.kind == BPD and set(dict(method.settings)) <= {"heads"}:
+            found[method.heads or longest] = name
+    return {heads: found[heads] for heads in sorted(found) if heads <= longest}
+
+
+def _points(
+    run: StudyRun, entropies: dict[str, list[float]], contenders: dict[int, str]
+) -> Points:
+    return [
+        (f"{run.task_label(task)}, {heads} heads", h_max(found[:heads]), value)
+        for task, found in entropies.items()
+        for heads, contender in contenders.items()
+        if (value := efficiency(drafts_of(run, contender, task))) is not None
+    ]
+
+
+def _entropy_table(run: StudyRun, entropies: dict[str, list[float]]) -> Table:
+    size = max(map(len, entropies.values()), default=1)
+    group = "entropy of head, nats"
+    columns = [Column(str(head), group) for head in range(1, size + 1)]
+    rows = []
+    for task in tasks_of(run):
+        found = entropies.get(task)
+        if found is None:
+            cells = [Cell(text="not measured")] * (size + 1)
+        else:
+            cells = [*map(Cell, found), Cell(float(h_max(found)))]
+        paper = printed.TABLE10.get(task, {}).get("9")
+        cells = [*cells, efficiency_cell(drafts_of(run, BPD, task), paper)]
+        rows.append(Row(run.task_label(task), cells))
+    return Table(
+        "figure3",
+        "How sure each head is, and block efficiency",
+        "task",
+        [*columns, Column("h_max", digits=0), Column("BE")],
+        rows,
+    )
+
+
+def _fit_table(readings: dict[str, Points], fits: dict[str, Fit | None]) -> Table:
+    columns = [
+        Column("points", digits=0),
+        Column("slope", "BE over h_max", digits=3),
+        Column("intercept", "BE over h_max", digits=3),
+        Column("R", "correlation"),
+        Column("of ranks", "correlation"),
+    ]
+    rows = []
+    for reading, points in readings.items():
+        fit, count = fits[reading], Cell(float(len(points)))
+        paper = printed.FIGURE3_CORRELATION
+        if fit is None:
+            nothing = Cell(text="too few points")
+            cells = [count, nothing, nothing, Cell(paper=paper, text="-"), nothing]
+        else:
+            cells = [
+                count,
+                Cell(fit.slope),
+                Cell(fit.intercept),
+                Cell(fit.correlation, paper),
+                Cell(fit.rank_correlation),
+            ]
+        rows.append(Row(reading, cells))
+    title = "Linear regression of block efficiency on h_max"
+    return Table("figure3_fit", title, "points", columns, rows)
+
+
+def _entropy_chart(run: StudyRun, entropies: dict[str, list[float]]) -> Chart:
+    return Chart(
+        "figure3a",
+        "Entropy of every head",
+        "lines",
+        "head",
+        "mean entropy, nats",
+        [
+            Series(
+                run.task_label(task),
+                [float(head) for head in range(1, len(found) + 1)],
+                found,
+            )
+            for task, found in entropies.items()
+        ],
+    )
+
+
+def _fit_chart(number: int, reading: str, points: Points, fit: Fit | None) -> Chart:
+    x = [float(place) for _, place, _ in points]
+    y, names = [value for _, _, value in points], [name for name, _, _ in points]
+    series = [Series(reading, x, y, names=names)] if points else []
+    if fit is not None:
+        ends = [min(x), max(x)]
+        line = [fit.intercept + fit.slope * end for end in ends]
+        label = f"fitted line, R = {fit.correlation:.2f}"
+        series.append(Series(label, ends, line, dashed=True))
+    return Chart(
+        "figure3b" if not number else f"figure3b_{number + 1}",
+        f"Block efficiency over h_max: {reading}",
+        "points",
+        "h_max",
+        "tokens per call",
+        series,
+    )
+
+
+def _rises_on_lambada(run: StudyRun, entropies: dict[str, list[float]]) -> Finding:
+    statement = "On LAMBADA entropy rises from head to head."
+    found = entropies.get(printed.LAMBADA)
+    if found is None:
+        return Finding(statement, None, "LAMBADA was not measured.")
+    return Finding(
+        statement,
+        h_max(found) == len(found),
+        f"{run.task_label(printed.LAMBADA)}: {_listed(found)} nats; it rises up to "
+        f"head {h_max(found)} of {len(found)}.",
+    )
+
+
+def _not_everywhere(run: StudyRun, entropies: dict[str, list[float]]) -> Finding:
+    statement = "Entropy does not rise with the head on every task."
+    if not entropies:
+        return Finding(statement, None, "Not measured.")
+    falling = [
+        f"{run.task_label(task)} (up to head {h_max(found)})"
+        for task, found in entropies.items()
+        if h_max(found) < len(found)
+    ]
+    evidence = f"It falls somewhere on {len(falling)} of {len(entropies)} tasks"
+    listed = f": {', '.join(falling)}" if falling else ""
+    return Finding(statement, bool(falling), f"{evidence}{listed}.")
+
+
+def _correlates(reading: str, fit: Fit | None) -> Finding:
+    statement = f"Block efficiency grows with h_max ({reading})."
+    if fit is None:
+        return Finding(statement, None, "h_max is the same everywhere, or few points.")
+    return Finding(
+        statement,
+        fit.grows(),
+        f"R = {fit.correlation:.2f}, of ranks {fit.rank_correlation:.2f} "
+        f"(p = {fit.p_value:.2g}); the paper prints R = "
+        f"{printed.FIGURE3_CORRELATION}.",
+    )
+
+
+def _listed(values: list[float]) -> str:
+    return ", ".join(f"{value:.2f}" for value in values)
+
+
+STUDY = Study(
+    "figure3",
+    "Entropy of the heads",
+    "Figure 3",
+    "Are later heads less sure of themselves, and does BPD accept more where entropy "
+    "grows steadily from head to head?",
+    present,
+)

@@ -1,0 +1,106 @@
+"""Figure 7: block efficiency over the number of drafts p."""
+
+import itertools
+
+from bpd_jax.reporting.exhibits import Chart, Exhibit, Finding, Series
+from bpd_jax.studies.efficiency_table import ALL, efficiency_table
+from bpd_jax.studies.pairing import contenders_of
+from bpd_jax.studies.refinements import method_of
+from bpd_jax.studies.run_files import StudyRun
+from bpd_jax.studies.study import Study
+from bpd_jax.studies.summary import drafts_of, efficiency, efficiency_cell, tasks_of
+
+NOTES = [
+    "A tree that merges p drafts by their common prefixes checks fewer tokens than p "
+    "drafts side by side; the block efficiency is the same.",
+]
+
+
+def present(study: Study, run: StudyRun) -> Exhibit:
+    """Draws a panel for every task and one for all."""
+    families = _families(run)
+    tasks: list[str | None] = [ALL, *tasks_of(run)]
+    contenders = [name for family in families.values() for name in family]
+    return Exhibit(
+        study.name,
+        study.title,
+        study.paper,
+        study.question,
+        tables=[efficiency_table(run, "figure7", contenders, {})],
+        charts=[_chart(run, families, task) for task in tasks],
+        findings=[_falling(run, kind, family) for kind, family in families.items()],
+        notes=NOTES,
+        facts=run.facts,
+    )
+
+
+def _families(run: StudyRun) -> dict[str, list[str]]:
+    """Contenders that differ in p alone, by p."""
+    families: dict[str, list[str]] = {}
+    for name in contenders_of(run):
+        method = method_of(name)
+        if method.counts:
+            base = name.replace(f"{method.kind}:{method.count}", method.kind, 1)
+            families.setdefault(base, []).append(name)
+    for family in families.values():
+        family.sort(key=lambda name: method_of(name).count)
+    return families
+
+
+def _chart(run: StudyRun, families: dict[str, list[str]], task: str | None) -> Chart:
+    series = []
+    for family in families.values():
+        points = [
+            (method_of(name).count, efficiency_cell(drafts_of(run, name, task)))
+            for name in family
+        ]
+        shown = [(p, cell) for p, cell in points if cell.value is not None]
+        label = run.label(family[0])
+        best = f"{method_of(family[0]).count}-best "
+        series.append(
+            Series(
+                label.removeprefix(best),
+                [float(p) for p, _ in shown],
+                [cell.value or 0.0 for _, cell in shown],
+                low=[cell.interval[0] for _, cell in shown if cell.interval],
+                high=[cell.interval[1] for _, cell in shown if cell.interval],
+            )
+        )
+    title = "all tasks" if task is ALL else run.task_label(task)
+    name = "figure7" if task is ALL else f"figure7_{task}"
+    return Chart(
+        name,
+        title,
+        "lines",
+        "drafts p",
+        "tokens per serial call",
+        series,
+        logarithmic=True,
+    )
+
+
+def _falling(run: StudyRun, kind: str, family: list[str]) -> Finding:
+    statement = f"Block efficiency grows with p, less and less ({kind})."
+    points = [
+        (method_of(name).count, found)
+        for name in family
+        if (found := efficiency(drafts_of(run, name))) is not None
+    ]
+    if len(points) < 3:
+        return Finding(statement, None, "Fewer than three values of p.")
+    slopes = [
+        (after[1] - before[1]) / (after[0] - before[0])
+        for before, after in itertools.pairwise(points)
+    ]
+    words = ", ".join(f"{value:.3f} at p = {p}" for p, value in points)
+    holds = slopes[-1] >= 0 and min(slopes) >= 0 and slopes[-1] < slopes[0]
+    return Finding(statement, holds, f"Over all tasks {words}.")
+
+
+STUDY = Study(
+    "figure7",
+    "Block efficiency over the number of drafts",
+    "Figure 7",
+    "What do more drafts per serial call bring?",
+    present,
+)

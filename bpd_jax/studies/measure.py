@@ -1,0 +1,123 @@
+"""Makes the records of drafts and oracles, by replay of the texts."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bpd_jax.decoding.generate import Generation
+from bpd_jax.decoding.recording import RecordedText, padded_sizes
+from bpd_jax.decoding.replay import replay_of
+from bpd_jax.evaluation.oracle_grid import oracle_calls
+from bpd_jax.studies.bench import Bench
+from bpd_jax.studies.config import BPD
+from bpd_jax.studies.records import (
+    DraftRecord,
+    OracleRecord,
+    call_positions,
+    to_digits,
+)
+from bpd_jax.studies.tasks import StudyExample
+
+# Texts that are replayed together: all that fit well, since each contender is compiled
+# once for this many.
+_GROUP = 128
+
+
+class Place(NamedTuple):
+    """An example with its text."""
+
+    task: str
+    example: StudyExample
+    text: RecordedText
+
+
+def draft_records(
+    bench: Bench, contender: str, tasks: Sequence[str]
+) -> Iterator[list[DraftRecord]]:
+    """What a contender drafts along the texts of some tasks, a group at a time."""
+    for group, found in replay(bench, contender, tasks, every_position=True):
+        yield [
+            _draft_record(place, generation, contender)
+            for place, generation in zip(group, found, strict=True)
+        ]
+
+
+def replay(
+    bench: Bench, contender: str, tasks: Sequence[str], *, every_position: bool
+) -> Iterator[tuple[list[Place], list[Generation]]]:
+    """Replays a contender on texts of some tasks.
+
+    Texts of all tasks go together if the contender's models are the same for all, and
+    in groups of one size, so that each contender is compiled once.
+    """
+    places = [
+        Place(task, example, text)
+        for task in tasks
+        for example, text in zip(bench.examples(task), bench.texts(task), strict=True)
+        if len(text.output_ids)
+    ]
+    apart = bench.depends_on_task(contender)
+    sizes = padded_sizes([place.text for place in places])
+    padded = sizes[0] - sizes[1]
+    for task in tasks if apart else tasks[:1]:
+        mine = [place for place in places if not apart or place.task == task]
+        if not mine:
+            continue
+        decoder, method = bench.contender(contender, task)
+        rows = min(_GROUP, len(mine))
+        for begin in range(0, len(mine), rows):
+            group = mine[begin : begin + rows]
+            # The last group is filled up, to be of the same shape.
+            texts = [place.text for place in (group + mine)[:rows]]
+            kept = replay_of(
+                decoder,
+                texts,
+                bench.options(task),
+                keep_hidden=method.kind in ("hydra", "recurrent"),
+                sizes=sizes,
+                padded=padded,
+            )
+            replayer = kept.decoder(width=decoder.width, alpha=decoder.alpha)
+            found = kept.decode(method, replayer, every_position=every_position)
+            yield group, found[: len(group)]
+
+
+def _draft_record(place: Place, every: Generation, contender: str) -> DraftRecord:
+    """From drafts at every position."""
+    drafts = every.proposed
+    pairs = (drafts[:, 1:] >= 0) & (drafts[:, :-1] >= 0)
+    equal = pairs & (drafts[:, 1:] == drafts[:, :-1])
+    run = longest = np.ones(len(drafts), int)
+    for column in equal.T:
+        run = np.where(column, run + 1, 1)
+        longest = np.maximum(longest, run)
+    calls = call_positions(every.accepted)
+    entropies = place.text.entropies.mean(0) if contender == BPD else np.zeros(0)
+    return DraftRecord(
+        task=place.task,
+        example=place.example.index,
+        part=place.example.part,
+        contender=contender,
+        accepted=to_digits(every.accepted),
+        length=to_digits((drafts >= 0).sum(1)),
+        equal=to_digits(equal.sum(1)),
+        longest=to_digits(longest),
+        nodes=int(every.nodes[calls].sum()),
+        head_entropy=[round(float(value), 5) for value in entropies],
+    )
+
+
+def oracle_records(bench: Bench, task: str) -> list[OracleRecord]:
+    """The oracle for every width and number of heads, along the texts of a task."""
+    return [
+        OracleRecord(
+            task,
+            example.index,
+            example.part,
+            len(text.output_ids),
+            oracle_calls(text.candidates, text.output_ids).tolist(),
+        )
+        for example, text in zip(bench.examples(task), bench.texts(task), strict=True)
+        if len(text.output_ids)
+    ]

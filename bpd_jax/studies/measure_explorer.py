@@ -1,0 +1,111 @@
+"""Makes what the draft explorer steps through: texts with all drafts along them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from bpd_jax.decoding.generate import Generation
+from bpd_jax.decoding.loading import LoadedModel
+from bpd_jax.studies.bench import Bench
+from bpd_jax.studies.measure import Place, replay
+from bpd_jax.studies.records import REPORT, Call, ExplorerRecord, Trace
+
+# Candidates of each head that are kept, and characters of a prompt that are shown.
+_CANDIDATES, _PROMPT = 6, 1200
+
+
+def explorer_records(
+    bench: Bench, task: str, contenders: Sequence[str], shown: int
+) -> list[ExplorerRecord]:
+    """The first reported examples of a task, with what contenders drafted along them.
+
+    Args:
+      bench: of the study.
+      task: its name.
+      contenders: whose drafts are shown.
+      shown: how many examples.
+    """
+    places: dict[int, Place] = {}
+    found: dict[int, dict[str, Generation]] = {}
+    for name in contenders:
+        for group, generations in replay(bench, name, [task], every_position=False):
+            for place, generation in zip(group, generations, strict=True):
+                index = place.example.index
+                if place.example.part == REPORT:
+                    places[index] = place
+                    found.setdefault(index, {})[name] = generation
+    chosen = sorted(places)[:shown]
+    return [_record(bench, places[index], found[index]) for index in chosen]
+
+
+def _record(
+    bench: Bench, place: Place, drafted: dict[str, Generation]
+) -> ExplorerRecord:
+    pieces = _Pieces(bench.loaded(place.task))
+    text = place.text
+    log_probs = text.log_probs[..., :_CANDIDATES].astype(float)
+    return ExplorerRecord(
+        task=place.task,
+        example=place.example.index,
+        prompt=_shortened(place.example.prompt),
+        output=pieces.of(text.output_ids),
+        candidates=[
+            [pieces.of(head) for head in block]
+            for block in text.candidates[..., :_CANDIDATES]
+        ],
+        log_probs=np.round(log_probs, 2).tolist(),
+        traces=[
+            Trace(name, bench.label(name), _calls(generation, pieces))
+            for name, generation in drafted.items()
+        ],
+        # Last: the others have asked for all that there are.
+        pieces=pieces.texts,
+    )
+
+
+def _calls(generation: Generation, pieces: "_Pieces") -> list[Call]:
+    starts = np.cumsum([0, *generation.accepted[:-1]])
+    return [
+        Call(
+            at=int(start),
+            draft=pieces.of(draft[draft >= 0]),
+            winner=pieces.of(winner[winner >= 0]),
+            accepted=int(accepted),
+            rank=int(rank),
+        )
+        for start, draft, winner, accepted, rank in zip(
+            starts,
+            generation.proposed,
+            generation.drafts,
+            generation.accepted,
+            generation.ranks,
+            strict=True,
+        )
+    ]
+
+
+class _Pieces:
+    """Numbers the tokens of one record as they come."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._loaded = loaded
+        self._numbers: dict[int, int] = {}
+
+    def of(self, tokens: Sequence[int] | np.ndarray) -> list[int]:
+        """The numbers of some tokens."""
+        return [
+            self._numbers.setdefault(int(token), len(self._numbers)) for token in tokens
+        ]
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts of all tokens that were asked for."""
+        return [self._loaded.tokenizer.piece(token) for token in self._numbers]
+
+
+def _shortened(prompt: str) -> str:
+    """A long prompt without its middle."""
+    if len(prompt) <= _PROMPT:
+        return prompt
+    half = _PROMPT // 2
+    return f"{prompt[:half]} […] {prompt[-half:]}"

@@ -1,0 +1,222 @@
+"""How long an n-gram model takes to find the best drafts of a lattice (Tables 12, 13).
+
+Every lattice is new to the search, as in decoding: it finds the model in memory but not
+in the processor's cache. One candidate of each position continues a walk over the
+model's bigrams, the others are drawn by their frequency, so that most pairs of
+neighbours are bigrams: harder than what a language model's heads propose.
+"""
+
+import functools
+import operator
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+import jax
+import numpy as np
+
+from bpd_jax import progress
+from bpd_jax.drafting.interface import Rescorer
+from bpd_jax.drafting.lattice import Lattice
+from bpd_jax.drafting.rescorers.device import DeviceRescorer
+from bpd_jax.drafting.rescorers.fst import FstRescorer
+from bpd_jax.drafting.rescorers.viterbi import ViterbiRescorer
+from bpd_jax.errors import UserError
+from bpd_jax.ngrams import trie
+from bpd_jax.ngrams.model import NGramModel
+from bpd_jax.studies import printed
+from bpd_jax.studies.records import LatencyRecord
+from bpd_jax.typing import PyTree
+
+DEVICE, VITERBI, FST, FST_EXACT = ENGINES = ("device", "viterbi", "fst", "fst_exact")
+
+# Fewer unigrams could not fill a lattice with candidates that differ.
+_FEWEST_UNIGRAMS = 100
+
+Key = tuple[str, int, int, int]
+"""One cell: engine, steps, width, paths."""
+
+PATHS_STEPS, PATHS_WIDTH = 8, 16
+"""The lattices of Table 12."""
+
+SHAPES = [
+    *((PATHS_STEPS, PATHS_WIDTH, paths) for paths in printed.TABLE12),
+    *((steps, k, 1) for steps, row in printed.TABLE13.items() for k in row),
+]
+"""Steps, candidates and paths of both tables."""
+
+
+class Lattices:
+    """Makes lattices over the tokens of a model."""
+
+    def __init__(self, model: NGramModel, seed: int = 0) -> None:
+        """Takes the model; equal seeds make equal lattices.
+
+        Raises:
+          UserError: it has too few tokens.
+        """
+        if model.sizes[0] < _FEWEST_UNIGRAMS:
+            raise UserError(
+                f"the n-gram model has {model.sizes[0]} unigrams, fewer than "
+                f"{_FEWEST_UNIGRAMS}: too few for lattices."
+            )
+        self._rng = np.random.default_rng(seed)
+        self._model = model
+        is_token = model.keys[0] < model.vocab_size
+        self._tokens = model.keys[0][is_token]
+        self._chances = np.cumsum(np.exp(model.log_probs[0][is_token]))
+        self._context = max(model.order - 2, 0)
+
+    def make(self, number: int, length: int, width: int) -> tuple[Lattice, np.ndarray]:
+        """Returns lattices `[n, L, W]` and the text before them `[n, C]`."""
+        walk = self._walk(number, self._context + length)
+        text, tokens = walk[:, : self._context], walk[:, self._context :]
+        columns = np.empty((number, length, width), np.int32)
+        for row in range(number):
+            for position in range(length):
+                others = np.unique(self._draw(8 * width))
+                others = others[others != tokens[row, position]]
+                others = self._rng.permutation(others)[: width - 1]
+                column = np.append(others, tokens[row, position])
+                columns[row, position] = self._rng.permutation(column)
+        columns[:, 0] = tokens[:, :1]
+        log_probs = -np.sort(self._rng.exponential(2.0, columns.shape)) - 0.5
+        log_probs[:, 0] = [0] + [-np.inf] * (width - 1)
+        entropies = np.zeros(columns.shape[:2], np.float32)
+        # On the host, as engines there get them from the decode loop.
+        arrays: PyTree = (columns, log_probs.astype(np.float32), entropies)
+        return Lattice(*arrays), text
+
+    def _draw(self, number: int) -> np.ndarray:
+        place = self._rng.random(number) * self._chances[-1]
+        return self._tokens[np.searchsorted(self._chances, place)]
+
+    def _walk(self, number: int, length: int) -> np.ndarray:
+        """Random walks over the bigrams; one without a continuation begins anew."""
+        model = self._model
+        walk = np.empty((number, length), np.int32)
+        walk[:, 0] = self._draw(number)
+        if model.order == 1:
+            walk[:] = self._draw(walk.size).reshape(walk.shape)
+            return walk
+        for place in range(1, length):
+            unigram = np.searchsorted(model.keys[0], walk[:, place - 1])
+            begin = np.searchsorted(model.keys[1], unigram * model.width)
+            end = np.searchsorted(
+                model.keys[1], unigram * model.width + trie.eos_symbol(model.vocab_size)
+            )
+            step = np.floor((end - begin) * self._rng.random(number)).astype(int)
+            at = np.minimum(begin + step, model.keys[1].size - 1)
+            after = model.keys[1][at] % model.width
+            walk[:, place] = np.where(begin < end, after, self._draw(number))
+        return walk
+
+
+def check_engine(engine: str) -> None:
+    """Raises a `UserError` if there is no such engine."""
+    if engine not in ENGINES:
+        raise UserError(
+            f"unknown n-gram engine {engine!r}: choose from {', '.join(ENGINES)}."
+        )
+
+
+def make_rescorer(
+    engine: str, model: NGramModel
+) -> DeviceRescorer | ViterbiRescorer | FstRescorer:
+    """The rescorer of an engine; others of more paths share what it is made of.
+
+    Raises:
+      UserError: there is no such engine, or it needs a package that is missing.
+    """
+    check_engine(engine)
+    if engine == DEVICE:
+        return DeviceRescorer.from_model(model, 1)
+    if engine == VITERBI:
+        return ViterbiRescorer(model, 1)
+    return FstRescorer(model, 1, exact=engine == FST_EXACT)
+
+
+def refine_milliseconds(
+    rescorer: Rescorer, lattice: Lattice, context: np.ndarray, batch: int = 1
+) -> np.ndarray:
+    """Times `refine` as the decode loop calls it; compilation is left out.
+
+    Args:
+      rescorer: an engine.
+      lattice: `[n, L, W]`.
+      context: the text before it, `[n, C]`.
+      batch: lattices in one call, at most n; what is left over is not timed.
+
+    Returns:
+      Milliseconds per lattice of every call, `[n // batch]`.
+    """
+    refine: Callable = rescorer.refine
+    if rescorer.on_device:
+        compiled = jax.jit(rescorer.refine)
+
+        def refine(*arguments: object) -> object:
+            return jax.block_until_ready(compiled(*arguments))
+
+    parts = []
+    for begin in range(0, len(context) - batch + 1, batch):
+        part = slice(begin, begin + batch)
+        rows = jax.tree.map(operator.itemgetter(part), lattice)
+        parts.append((rows, context[part]))
+        if rescorer.on_device:
+            parts[-1] = jax.device_put(parts[-1])
+    refine(*parts[-1], rescorer.arrays)  # Compiles.
+    times = []
+    for rows, text in parts:
+        begin_time = time.perf_counter()
+        refine(rows, text, rescorer.arrays)
+        times.append((time.perf_counter() - begin_time) * 1e3 / batch)
+    return np.array(times)
+
+
+def latency_records(
+    model: NGramModel,
+    engines: Sequence[str] = (FST, VITERBI, DEVICE),
+    *,
+    runs: int = 10,
+    lattices: int = 20,
+    seed: int = 0,
+    done: Collection[Key] = (),
+) -> Iterator[LatencyRecord]:
+    """Times every engine on lattices of every shape of Tables 12 and 13.
+
+    Args:
+      model: n-gram model that rescores.
+      engines: of `ENGINES`; `fst` is the paper's.
+      runs: of each cell; the paper's are 10.
+      lattices: of each run, one after the other, each a new one; the time of a run is
+        their median, so that what else the machine does at times is left out.
+      seed: of the lattices, which are the same for all engines.
+      done: cells that are finished, of a run that goes on.
+
+    Raises:
+      UserError: an engine is unknown or cannot be made here, or the model has too few
+        tokens for lattices.
+    """
+    for engine in engines:
+        check_engine(engine)
+    missing = [
+        (engine, *shape)
+        for engine in dict.fromkeys(engines)
+        for shape in dict.fromkeys(SHAPES)
+        if (engine, *shape) not in done
+    ]
+    # One at a time: the automaton of a large model takes gigabytes.
+    rescorer_of = functools.lru_cache(maxsize=1)(make_rescorer)
+    for engine, steps, width, paths in progress.bar(
+        missing, label="latency", unit=" cells"
+    ):
+        # The certain token in front is no step: nothing is chosen there.
+        made = Lattices(model, seed).make(runs * lattices, 1 + steps, width)
+        rescorer = rescorer_of(engine, model).with_drafts(paths)
+        times = refine_milliseconds(rescorer, *made).reshape(runs, lattices)
+        milliseconds = np.median(times, axis=1).round(6).tolist()
+        yield LatencyRecord(engine, steps, width, paths, milliseconds)
+
+
+def key_of(record: LatencyRecord) -> Key:
+    """The cell of a record."""
+    return record.engine, record.steps, record.width, record.paths

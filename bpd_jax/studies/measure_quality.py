@@ -1,0 +1,125 @@
+"""From decoded texts and right answers to records of quality."""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from bpd_jax.evaluation.metrics.catalog import metric_of
+from bpd_jax.evaluation.metrics.lambada import (
+    Encode,
+    passage_scores,
+    split_last_word,
+)
+from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.studies.records import QualityRecord
+from bpd_jax.typing import Params
+
+
+class Example(Protocol):
+    """What is asked of an example here."""
+
+    @property
+    def index(self) -> int:
+        """Its index in its task."""
+
+    @property
+    def part(self) -> str:
+        """`TUNE` or `REPORT`."""
+
+    @property
+    def references(self) -> Sequence[str]:
+        """Right answers; none where there is no such thing."""
+
+
+def plain_text(
+    output: Sequence[int] | np.ndarray,
+    decode: Callable[[Iterable[int]], str],
+    end_tokens: Collection[int],
+) -> str:
+    """The text of decoded tokens up to the end of text, without space around it."""
+    kept = []
+    for token in map(int, output):
+        if token in end_tokens:
+            break
+        kept.append(token)
+    return decode(kept).strip()
+
+
+def quality_records(
+    task: str,
+    examples: Sequence[Example],
+    outputs: Sequence[Sequence[int] | np.ndarray],
+    decode: Callable[[Iterable[int]], str],
+    end_tokens: Collection[int],
+) -> list[QualityRecord]:
+    """Scores decoded texts by the metric of their task.
+
+    Args:
+      task: its name.
+      examples: what was asked.
+      outputs: the decoded tokens of each.
+      decode: the tokenizer's, from tokens to text.
+      end_tokens: tokens that end a text, as `LoadedModel.end_tokens`.
+
+    Returns:
+      One record of each example that has references; none of a task that has no
+      metric.
+
+    Raises:
+      UserError: a package that the metric needs is missing.
+    """
+    metric = metric_of(task)
+    if metric is None:
+        return []
+    records = []
+    for example, output in zip(examples, outputs, strict=True):
+        if example.references:
+            text = plain_text(output, decode, end_tokens)
+            references = list(example.references)
+            scores = metric(text, references)
+            records.append(
+                QualityRecord(
+                    task, example.index, example.part, text, references, scores
+                )
+            )
+    return records
+
+
+def passage_records(
+    task: str,
+    examples: Sequence[Example],
+    passages: Sequence[str],
+    model: ModelFunctions,
+    params: Params,
+    encode: Encode,
+    *,
+    begin_of_text: int | None = None,
+    batch_size: int = 1,
+) -> list[QualityRecord]:
+    """Scores passages as `passage_scores` does; their last words are the references.
+
+    Args:
+      task: its name, `lambada`.
+      examples: of which the passages are.
+      passages: the whole passages, last words included.
+      model, params, encode, begin_of_text, batch_size: as of `passage_scores`.
+
+    Returns:
+      One record of each; nothing is predicted but the passage itself, so `prediction`
+      is empty.
+    """
+    found = passage_scores(
+        model,
+        params,
+        encode,
+        passages,
+        begin_of_text=begin_of_text,
+        batch_size=batch_size,
+    )
+    return [
+        QualityRecord(
+            task, example.index, example.part, "", [split_last_word(passage)[1]], scores
+        )
+        for example, passage, scores in zip(examples, passages, found, strict=True)
+    ]

@@ -1,0 +1,159 @@
+"""Contenders decode the same prompts in turns, with a clock (Table E)."""
+
+import dataclasses
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bpd_jax import progress
+from bpd_jax.decoding.decoder import GREEDY
+from bpd_jax.decoding.generate import Generation
+from bpd_jax.decoding.options import EXACT, SPECULATIVE, DecodeOptions
+from bpd_jax.studies.records import REPORT, TimingRecord
+
+if TYPE_CHECKING:
+    from bpd_jax.studies.bench import Bench, StudyExample
+
+Key = tuple[str, str, float, int]
+"""What is measured without a break: task, contender, temperature, round."""
+
+_SPECULATIVE = " (speculative)"
+
+
+def speculative_name(contender: str) -> str:
+    """How records name a contender whose drafts are accepted by speculative sampling.
+
+    >>> speculative_name("bpd")
+    'bpd (speculative)'
+    """
+    return contender + _SPECULATIVE
+
+
+def plain_name(contender: str) -> str:
+    """The contender itself, whatever accepts its drafts.
+
+    >>> plain_name("bpd (speculative)"), plain_name("bpd")
+    ('bpd', 'bpd')
+    """
+    return contender.removesuffix(_SPECULATIVE)
+
+
+def key_of(record: TimingRecord) -> Key:
+    """What a record was measured with."""
+    return record.task, record.contender, record.temperature, record.round
+
+
+def timing_records(
+    bench: "Bench",
+    tasks: Sequence[str],
+    contenders: Sequence[str],
+    temperatures: Sequence[float],
+    rounds: int,
+    examples_per_task: int,
+    done: Collection[Key] = (),
+    *,
+    speculative: Sequence[str] = (),
+) -> Iterator[list[TimingRecord]]:
+    """Decodes every prompt by every contender, one prompt at a time.
+
+    Within a round all contenders decode all prompts of a task, so that noise of the
+    machine hits all alike; a round has a seed of its own. The prompts of a task are
+    padded to one length, so that all share the code that their first, untimed call
+    compiles. With exact acceptance the noise of sampling depends on prompt and position
+    alone, so that all contenders write the same text.
+
+    Args:
+      bench: model, prompts, contenders.
+      tasks: to take prompts from.
+      contenders: to time; plain decoding is put first.
+      temperatures: of sampling; 0 is greedy.
+      rounds: times that everything is decoded.
+      examples_per_task: prompts of each task; fewer if it has fewer.
+      done: what is finished, of a run that goes on.
+      speculative: contenders that, above temperature 0, are timed with speculative
+        sampling too.
+
+    Yields:
+      The records of one contender in one round, one per prompt.
+
+    Raises:
+      UserError: a contender cannot decode a prompt; before anything is timed.
+    """
+    contenders = list(dict.fromkeys([GREEDY.name, *contenders]))
+    examples = {
+        task: [e for e in bench.examples(task) if e.part == REPORT][:examples_per_task]
+        for task in tasks
+    }
+    keys = [
+        (task, name, float(temperature), turn)
+        for task in tasks
+        for temperature in temperatures
+        for turn in range(rounds)
+        for name in [
+            *contenders,
+            *(map(speculative_name, speculative) if temperature > 0 else ()),
+        ]
+    ]
+    missing = [key for key in keys if key not in done]
+    for task, name, temperature, _ in dict.fromkeys((*key[:3], 0) for key in missing):
+        decoder, method = bench.contender(plain_name(name), task)
+        prompts = [example.input_ids for example in examples[task]]
+        decoder.check(method, prompts, _options(bench, (task, name, temperature, 0)))
+    finished = len(keys) - len(missing)
+    with progress.bar(
+        label="timing", unit=" runs", total=len(keys), initial=finished
+    ) as bar:
+        # Texts of plain decoding, of one task, temperature and round.
+        texts: dict[Key, list[Generation]] = {}
+        for key in missing:
+            task, name, temperature, turn = key
+            bar.set_postfix_str(f"{task}, {name}", refresh=False)
+            plain = (task, GREEDY.name, temperature, turn)
+            if plain not in texts:
+                texts = {plain: _decode(bench, plain, examples[task])}
+            found = texts[plain]
+            if key != plain:
+                found = _decode(bench, key, examples[task], reference=texts[plain])
+            yield [
+                TimingRecord(
+                    task=task,
+                    example=example.index,
+                    contender=name,
+                    temperature=temperature,
+                    round=turn,
+                    tokens=len(text.output_ids),
+                    calls=text.serial_calls,
+                    seconds=text.seconds,
+                    identical=None
+                    if name != plain_name(name)
+                    else np.array_equal(text.output_ids, wanted.output_ids),
+                )
+                for example, text, wanted in zip(
+                    examples[task], found, texts[plain], strict=True
+                )
+            ]
+            bar.update(1)
+
+
+def _options(bench: "Bench", key: Key) -> DecodeOptions:
+    task, name, temperature, turn = key
+    options = bench.options(task)
+    return dataclasses.replace(
+        options,
+        temperature=temperature,
+        acceptance=EXACT if name == plain_name(name) else SPECULATIVE,
+        seed=options.seed + turn,
+        batch_size=1,
+    )
+
+
+def _decode(
+    bench: "Bench",
+    key: Key,
+    examples: Sequence["StudyExample"],
+    reference: Sequence[Generation] | None = None,
+) -> list[Generation]:
+    decoder, method = bench.contender(plain_name(key[1]), key[0])
+    prompts = [example.input_ids for example in examples]
+    return decoder.decode(method, prompts, _options(bench, key), reference=reference)

@@ -1,0 +1,242 @@
+"""The raw results of studies, one JSON object per example: tables are drawn from these.
+
+What a draft is worth is kept for *every* position of a text, not only for those where
+decoding called the model. Which those are follows (`call_positions`), and with it block
+efficiency and the drafts that were made; the comparison of Table 5 needs all of them.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from bpd_jax.reporting.records import Record
+
+TUNE, REPORT = PARTS = ("tune", "report")
+
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+
+
+def to_digits(values: Sequence[int] | np.ndarray) -> str:
+    """Writes small numbers as one character each.
+
+    >>> to_digits([1, 9, 10])
+    '19a'
+    """
+    return "".join(_DIGITS[value] for value in values)
+
+
+def from_digits(digits: str) -> np.ndarray:
+    """Reads what `to_digits` wrote.
+
+    >>> from_digits("19a")
+    array([ 1,  9, 10])
+    """
+    return np.array([_DIGITS.index(digit) for digit in digits], int)
+
+
+def call_positions(accepted: np.ndarray) -> np.ndarray:
+    """Positions of the tokens at which decoding calls the model.
+
+    Worked example: at the positions 0 … 4 calls would yield 2, 1, 3, 2, 1 tokens.
+    Decoding calls at 0, then at 0 + 2 = 2, and 2 + 3 = 5 is the end.
+
+    >>> call_positions(np.array([2, 1, 3, 2, 1]))
+    array([0, 2])
+
+    Args:
+      accepted: tokens that a call yields at each position of a text, 1 or more.
+    """
+    visited = []
+    position = 0
+    while position < len(accepted):
+        visited.append(position)
+        position += int(accepted[position])
+    return np.array(visited, int)
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftRecord(Record):
+    """What one contender drafts along one text, position by position.
+
+    The strings have one digit (`from_digits`) per token of the text.
+
+    Attributes:
+      task: name of the task or category.
+      example: index of the example in its task.
+      part: `TUNE` or `REPORT`.
+      contender: method with its models, such as `ngram:16@general_2`.
+      accepted: tokens that a serial call there yields, 1 … L.
+      length: tokens of the best-ranked draft.
+      equal: equal neighbours in it.
+      longest: longest run of one token in it.
+      nodes: draft tokens checked, summed over the calls of decoding.
+      head_entropy: mean entropy of heads 1 … L over all positions, in nats; only in
+        records of `bpd`.
+    """
+
+    task: str
+    example: int
+    part: str
+    contender: str
+    accepted: str
+    length: str
+    equal: str
+    longest: str
+    nodes: int
+    head_entropy: list[float] = dataclasses.field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        """Decoded tokens."""
+        return len(self.accepted)
+
+    @property
+    def calls(self) -> int:
+        """Serial calls that decoding takes."""
+        return len(call_positions(from_digits(self.accepted)))
+
+
+@dataclasses.dataclass(frozen=True)
+class OracleRecord(Record):
+    """Serial calls of the oracle on one text, for widths and numbers of heads.
+
+    Attributes:
+      task, example, part: as in `DraftRecord`.
+      tokens: decoded tokens.
+      calls: `[L - 1][K]`: with heads 2 … h in row h - 2, and k candidates of each in
+        column k - 1.
+    """
+
+    task: str
+    example: int
+    part: str
+    tokens: int
+    calls: list[list[int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class QualityRecord(Record):
+    """How good one text is.
+
+    Attributes:
+      task, example, part: as in `DraftRecord`.
+      prediction: the decoded text.
+      references: right answers; of summaries, one.
+      scores: by name: `exact_match`, `f1`, `rouge1`, `rouge2`, `rougeL` in 0 … 1;
+        `log_prob` in nats of `tokens` tokens, `last_word` 0 or 1.
+    """
+
+    task: str
+    example: int
+    part: str
+    prediction: str
+    references: list[str]
+    scores: dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class TimingRecord(Record):
+    """One prompt decoded by one contender, with a clock.
+
+    Attributes:
+      task, example: as in `DraftRecord`.
+      contender: method with its models.
+      temperature: of sampling; 0 is greedy.
+      round: contenders take turns, and this counts the turns.
+      tokens, calls: decoded tokens and serial calls.
+      seconds: wall time, prompt included, compilation not.
+      identical: whether the text is that of plain decoding with the same noise; None
+        where acceptance keeps only its distribution.
+    """
+
+    task: str
+    example: int
+    contender: str
+    temperature: float
+    round: int
+    tokens: int
+    calls: int
+    seconds: float
+    identical: bool | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class LatencyRecord(Record):
+    """Time of refining one lattice.
+
+    Attributes:
+      engine: that searched.
+      steps, width, paths: heads, candidates of each, and drafts asked for.
+      milliseconds: of each run.
+    """
+
+    engine: str
+    steps: int
+    width: int
+    paths: int
+    milliseconds: list[float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Call(Record):
+    """One serial call in the explorer.
+
+    Attributes:
+      at: position of the call in the text.
+      draft: the best-ranked draft, as indices into `ExplorerRecord.pieces`.
+      winner: the draft that won.
+      accepted: tokens that the call yielded.
+      rank: of the winner, 0 for the best.
+    """
+
+    at: int
+    draft: list[int]
+    winner: list[int]
+    accepted: int
+    rank: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace(Record):
+    """The calls of one contender on the text of an `ExplorerRecord`."""
+
+    contender: str
+    label: str
+    calls: list[Call]
+
+
+@dataclasses.dataclass(frozen=True)
+class ExplorerRecord(Record):
+    """One text with all that was drafted along it, to be stepped through.
+
+    Attributes:
+      task, example: as in `DraftRecord`.
+      prompt: its text, shortened in the middle if it is long.
+      pieces: texts of tokens that the other fields point to.
+      output: the text.
+      candidates: `[T][L - 1][k]`: of heads 2 … L for the block that begins at each
+        position, best first. Position t's own token is certain: head 1's.
+      log_probs: of the candidates, in nats.
+      traces: what each contender did.
+    """
+
+    task: str
+    example: int
+    prompt: str
+    pieces: list[str]
+    output: list[int]
+    candidates: list[list[list[int]]]
+    log_probs: list[list[list[float]]]
+    traces: list[Trace]
+
+
+KINDS: dict[str, type[Record]] = {
+    "draft": DraftRecord,
+    "oracle": OracleRecord,
+    "quality": QualityRecord,
+    "timing": TimingRecord,
+    "latency": LatencyRecord,
+    "explorer": ExplorerRecord,
+}
+"""Records by the name that their field `kind` has in a file."""

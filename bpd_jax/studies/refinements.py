@@ -1,0 +1,60 @@
+"""Which contenders refine what other contenders draft."""
+
+from collections.abc import Sequence
+
+from bpd_jax.decoding.methods import Method
+from bpd_jax.studies.config import BPD, parse_contender
+
+MEDUSA = "medusa"
+
+REFINES = {
+    "ngram": BPD,
+    "ngram_device": BPD,
+    "ngram_viterbi": BPD,
+    "ngram_fst": BPD,
+    "ngram_fst_exact": BPD,
+    "neural": BPD,
+    "neural_ngram": BPD,
+    "markov": BPD,
+    "recurrent": BPD,
+    "medusa_ngram": MEDUSA,
+    "medusa_neural": MEDUSA,
+}
+"""Kinds of methods with a second opinion on the heads, and the kind without it."""
+
+
+def method_of(contender: str) -> Method:
+    """The method of a contender.
+
+    >>> method_of("ngram:16@general_2").name
+    'ngram:16'
+    """
+    return parse_contender(contender).method
+
+
+def unrefined(contender: str, others: Sequence[str]) -> str | None:
+    """The contender that does the same without refinement.
+
+    A tree is compared with the tree of as many nodes, drafts with those of BPD.
+
+    >>> unrefined("medusa_ngram:8@general_2", ["bpd", "medusa:32", "medusa:8"])
+    'medusa:8'
+
+    Args:
+      contender: its name.
+      others: to choose from.
+
+    Returns:
+      None if it refines nothing, or none of the others does what it refines.
+    """
+    method = method_of(contender)
+    for other in others:
+        base = method_of(other)
+        alike = base.kind == BPD or base.count == method.count
+        if (
+            REFINES.get(method.kind) == base.kind
+            and method.heads == base.heads
+            and alike
+        ):
+            return other
+    return None

@@ -1,0 +1,168 @@
+"""The folder of a study's results: `study.json`, and records as JSON Lines.
+
+Records are appended, one line each, so that a run that is stopped loses at most the one
+that it was writing; the next run drops that and goes on. What is kept for good may be
+compressed (`records.jsonl.gz`).
+"""
+
+import dataclasses
+import gzip
+import json
+import os
+import pathlib
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+from bpd_jax import files
+from bpd_jax.errors import UserError
+from bpd_jax.reporting.records import Facts, Record
+from bpd_jax.studies.records import KINDS
+
+HEADER, RECORDS = "study.json", "records.jsonl"
+_NAMES = {kind: name for name, kind in KINDS.items()}
+
+T = TypeVar("T", bound=Record)
+
+
+@dataclasses.dataclass(frozen=True)
+class StudyRun:
+    """What a folder holds.
+
+    Attributes:
+      folder: where it lies.
+      study: name of the study, such as `table4`.
+      facts: command, date, device, versions, model, gin text, settings; `labels` maps
+        contenders to what people read, `tasks` task names to theirs.
+      records: all of them.
+    """
+
+    folder: pathlib.Path
+    study: str
+    facts: Facts
+    records: list[Record]
+
+    def of(self, kind: type[T]) -> list[T]:
+        """The records of one kind."""
+        return [record for record in self.records if isinstance(record, kind)]
+
+    def label(self, contender: str) -> str:
+        """What people read in place of a contender's name."""
+        return str(self.facts.get("labels", {}).get(contender, contender))
+
+    def task_label(self, task: str) -> str:
+        """What people read in place of a task's name."""
+        return str(self.facts.get("tasks", {}).get(task, task))
+
+
+def write_header(folder: pathlib.Path, study: str, facts: Facts) -> None:
+    """Writes `study.json`."""
+    with files.replacing_file(folder / HEADER) as temporary:
+        text = json.dumps({"study": study, **facts}, indent=1, ensure_ascii=False)
+        temporary.write_text(text + "\n", encoding="utf-8")
+
+
+def append_records(
+    folder: pathlib.Path, records: Sequence[Record], name: str = RECORDS
+) -> None:
+    """Adds records, after dropping a last line that was never finished.
+
+    Args:
+      folder: of the results.
+      records: to be added.
+      name: of the file; several programs that share the work have one each, with a
+        name that begins as the usual one does.
+    """
+    path = folder / name
+    lines = [_line(record) for record in records]
+    try:
+        with path.open("ab+") as stream:
+            stream.truncate(_whole(path))
+            stream.write("".join(lines).encode("utf-8"))
+            stream.flush()
+            os.fsync(stream.fileno())
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}.") from error
+
+
+def _line(record: Record) -> str:
+    fields = {"kind": _NAMES[type(record)], **record.to_json()}
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":")) + "\n"
+
+
+def _whole(path: pathlib.Path) -> int:
+    """Bytes up to the end of the last finished line."""
+    return path.read_bytes().rfind(b"\n") + 1
+
+
+def read_records(folder: pathlib.Path) -> list[Record]:
+    """Reads all `records*.jsonl` and `records*.jsonl.gz` of a folder.
+
+    Raises:
+      UserError: a line is no record.
+    """
+    paths = sorted(folder.glob("records*.jsonl")) + sorted(
+        folder.glob("records*.jsonl.gz")
+    )
+    return [record for path in paths for record in _read_file(path)]
+
+
+def _read_file(path: pathlib.Path) -> Iterator[Record]:
+    try:
+        data = path.read_bytes()
+        if path.suffix == ".gz":
+            data = gzip.decompress(data)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"cannot read {path}: {error}.") from error
+    # What follows the last line break was never finished.
+    for number, line in enumerate(data.split(b"\n")[:-1], start=1):
+        try:
+            fields: dict[str, Any] = json.loads(line)
+            kind = KINDS[fields.pop("kind")]
+            yield kind.from_json(fields)
+        except (ValueError, KeyError, AttributeError, TypeError, UserError) as error:
+            raise UserError(f"{path}:{number} is no record of a study: {error}.") from (
+                error
+            )
+
+
+def read_header(folder: pathlib.Path) -> Facts:
+    """Reads `study.json`.
+
+    Raises:
+      UserError: it is missing or damaged.
+    """
+    path = folder / HEADER
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(facts["study"], str):
+            raise TypeError("its study has no name")
+    except FileNotFoundError:
+        raise UserError(
+            f"{path} does not exist: {folder} holds no results of a study; "
+            "python -m experiments.run makes them."
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"cannot read {path}: {error}.") from error
+    return facts
+
+
+def open_run(folder: str | os.PathLike[str]) -> StudyRun:
+    """Reads a folder.
+
+    Raises:
+      UserError: it is none, or damaged.
+    """
+    folder = pathlib.Path(folder)
+    facts = read_header(folder)
+    study = facts.pop("study")
+    return StudyRun(folder, study, facts, read_records(folder))
+
+
+def publish(run: StudyRun, folder: pathlib.Path) -> None:
+    """Writes a run as a folder to be kept: records sorted, compressed, with no date."""
+    lines = sorted(_line(record) for record in run.records)
+    with files.replacing_folder(folder) as temporary:
+        write_header(temporary, run.study, run.facts)
+        packed = gzip.compress("".join(lines).encode("utf-8"), mtime=0)
+        (temporary / f"{RECORDS}.gz").write_bytes(packed)

@@ -1,0 +1,43 @@
+"""What a study is: a name, what it asks, and how its records become an exhibit."""
+
+import dataclasses
+from collections.abc import Callable
+
+from bpd_jax.reporting.exhibits import Exhibit
+from bpd_jax.studies.run_files import StudyRun
+
+DRAFTS, ORACLE, EXPLORER, QUALITY, TIMING, LATENCY = MEASURES = (
+    "drafts",
+    "oracle",
+    "explorer",
+    "quality",
+    "timing",
+    "latency",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """A table or figure of the paper, or several that share their records.
+
+    Attributes:
+      name: of the study, its folder under experiments/ and its gin files.
+      title: what people read.
+      paper: tables and figures of the paper, such as "Tables 4 and 9"; "" if it goes
+        beyond the paper.
+      question: what it asks, in a sentence or two.
+      measures: what kinds of records it is drawn from; see `MEASURES`.
+      present: draws the exhibit from records of a run; every number in it comes from
+        those or is the paper's.
+    """
+
+    name: str
+    title: str
+    paper: str
+    question: str
+    present: Callable[["Study", StudyRun], Exhibit]
+    measures: tuple[str, ...] = (DRAFTS,)
+
+    def exhibit(self, run: StudyRun) -> Exhibit:
+        """The exhibit of a run."""
+        return self.present(self, run)

@@ -1,0 +1,70 @@
+"""Table 7: n-gram models of the task's own texts against general ones."""
+
+from bpd_jax.reporting.exhibits import Exhibit, Finding
+from bpd_jax.studies.comparisons import never_below
+from bpd_jax.studies.config import parse_contender
+from bpd_jax.studies.efficiency_table import by_task, efficiency_table, gain_table
+from bpd_jax.studies.pairing import contenders_of
+from bpd_jax.studies.printed import TABLE7
+from bpd_jax.studies.run_files import StudyRun
+from bpd_jax.studies.study import Study
+
+IN_DOMAIN, GENERAL = "in_domain", "general"
+NOTES = [
+    "In-domain models are counted from texts of the task that are neither reported nor "
+    "tuned on, as many as the setting `in_domain` says and the samples hold; tokens "
+    "that never occur in them are unigrams of log-probability -1000, as in the paper's "
+    "appendix D. The paper's are counted from whole training sets.",
+]
+
+
+def present(study: Study, run: StudyRun) -> Exhibit:
+    """Draws block efficiencies and gains."""
+    contenders = contenders_of(run)
+    return Exhibit(
+        study.name,
+        study.title,
+        study.paper,
+        study.question,
+        tables=[
+            efficiency_table(run, "table7", contenders, TABLE7),
+            gain_table(run, "table7_gain", contenders, {}),
+        ],
+        findings=_findings(run, contenders),
+        notes=NOTES,
+        facts=run.facts,
+    )
+
+
+def _findings(run: StudyRun, contenders: list[str]) -> list[Finding]:
+    findings = []
+    for name in contenders:
+        contender = parse_contender(name)
+        if not (contender.assets or "").startswith(IN_DOMAIN):
+            continue
+        for other in contenders:
+            general = parse_contender(other)
+            if general.method != contender.method:
+                continue
+            if not (general.assets or "").startswith(GENERAL):
+                continue
+            findings.append(
+                never_below(
+                    run,
+                    "A general model does at least as well as one of the task's own "
+                    f"texts ({run.label(other)} against {run.label(name)}).",
+                    by_task(run, other),
+                    by_task(run, name),
+                )
+            )
+    return findings
+
+
+STUDY = Study(
+    "table7",
+    "In-domain and general rescorers",
+    "Table 7",
+    "Is it better to count n-grams of the very task, of few texts, or of many general "
+    "ones?",
+    present,
+)

@@ -1,0 +1,250 @@
+"""The examples that studies decode: the paper's seven tasks, and Spec-Bench's six.
+
+All come from JSON Lines with the field names of TensorFlow Datasets, in
+`FOLDER/NAME/SPLIT.jsonl.gz`; the paper's prompts are those of `bpd_jax.data`. The task
+`held_out` needs none: it is beginnings of held-out documents of the model's own text.
+"""
+
+import dataclasses
+import itertools
+import json
+import pathlib
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from bpd_jax.data import readers
+from bpd_jax.data.example_spec import DATASETS, SEPARATOR
+from bpd_jax.decoding.loading import LoadedModel
+from bpd_jax.errors import UserError
+from bpd_jax.studies.records import REPORT, TUNE
+
+HELD_OUT = "held_out"
+PAPER_TASKS = {
+    "lambada": "LAMBADA",
+    "squad": "SQuAD",
+    "cnn_dailymail": "CNN/DM",
+    "samsum": "SAMSum",
+    "multi_news": "MultiNews",
+    "xsum": "XSum",
+    "newsroom": "NewsRoom",
+}
+SPEC_BENCH = {
+    "mt_bench": "MT-Bench",
+    "translation": "translation",
+    "summarization": "summaries",
+    "qa": "QA",
+    "math_reasoning": "math",
+    "rag": "RAG",
+}
+LABELS = {**PAPER_TASKS, **SPEC_BENCH, HELD_OUT: "held-out text"}
+"""Names of tasks, and what people read."""
+
+# The first that there is: what the paper reports on, or what comes nearest.
+_SPLITS = ("test", "validation", "sample")
+# A text to be continued, whoever the model is.
+_PLAIN = "lambada"
+# So much of a document tells it from others.
+_BEGINNING = 200
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A record as it was read.
+
+    Attributes:
+      task: its task.
+      document: its long text, which may be cut, or "".
+      before, after: what stands around the document in the prompt.
+      references: right answers, if there are any.
+    """
+
+    task: str
+    document: str
+    before: str
+    after: str
+    references: tuple[str, ...]
+
+    @property
+    def beginning(self) -> str:
+        """What tells it from others, on whatever question."""
+        return (self.document or self.before).strip()[:_BEGINNING]
+
+
+@dataclasses.dataclass(frozen=True)
+class StudyExample:
+    """One example.
+
+    Attributes:
+      index: from 0 in its task, the same for every study of a configuration.
+      part: `TUNE` or `REPORT`.
+      prompt: its text.
+      input_ids: the prompt as the model reads it, int32.
+      references: right answers, if there are any.
+    """
+
+    index: int
+    part: str
+    prompt: str
+    input_ids: np.ndarray
+    references: tuple[str, ...]
+
+
+def read_sources(data: pathlib.Path, task: str) -> list[Source]:
+    """All records of a task that have a document.
+
+    Raises:
+      UserError: there is no such task, no file of it, or a record is damaged.
+    """
+    if task in SPEC_BENCH:
+        return [source for source in _spec_bench(data) if source.task == task]
+    if task not in PAPER_TASKS:
+        raise UserError(f"there is no task {task!r}: use {', '.join(LABELS)}.")
+    about = DATASETS[task]
+    found = []
+    for record in _records(data / task):
+        document = _texts(record, about.topic)
+        if not document or not document[0]:
+            continue
+        if about.prompt is None:
+            found.append(Source(task, document[0], "", "", ()))
+            continue
+        # What stands before the document, and after it.
+        before = after = ""
+        reached = False
+        for literal, name in about.prompt_parts:
+            text = literal
+            if name is not None and name != about.topic:
+                text += "".join(_texts(record, name)[:1])
+            if reached:
+                after += text
+            else:
+                before += text
+            reached = reached or name == about.topic
+        references = tuple(_texts(record, about.target))
+        found.append(Source(task, document[0], before, after, references))
+    return found
+
+
+def _spec_bench(data: pathlib.Path) -> Iterator[Source]:
+    for record in _records(data / "spec_bench"):
+        category = str(record.get("category"))
+        # The eight kinds of MT-Bench questions are one of the six categories.
+        name = category if category in SPEC_BENCH else "mt_bench"
+        turns, right = _texts(record, "turns"), _texts(record, "reference")
+        if not turns:
+            continue
+        # An article may be cut; what ends with its question may not.
+        before, found, article = turns[0].partition("Summarize: ")
+        if name == "summarization" and found and not before:
+            yield Source(name, article, found, "", tuple(right[:1]))
+        else:
+            yield Source(name, "", turns[0], "", tuple(right[:1]))
+
+
+def _records(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
+    """The records of the first split that there is, in order."""
+    for split in _SPLITS:
+        for ending in ("jsonl.gz", "jsonl"):
+            path = folder / f"{split}.{ending}"
+            if not path.is_file():
+                continue
+            for number, line in readers.read_lines(path):
+                try:
+                    record = json.loads(line)
+                except ValueError as error:
+                    raise UserError(f"{path}:{number} is no JSON: {error}.") from error
+                if not isinstance(record, dict):
+                    raise UserError(f"{path}:{number} is no JSON object.")
+                yield record
+            return
+    raise UserError(
+        f"{folder} has none of {', '.join(f'{name}.jsonl.gz' for name in _SPLITS)}: "
+        "give a folder of JSON Lines with --data."
+    )
+
+
+def _texts(record: dict[str, Any], field: str) -> list[str]:
+    """The texts of a field; `a/b` is the field b of the object a."""
+    value: Any = record
+    for part in field.split("/"):
+        value = value.get(part) if isinstance(value, dict) else None
+    values = value if isinstance(value, list) else [value]
+    return [text for text in values if isinstance(text, str)]
+
+
+def draw_examples(
+    sources: Sequence[Source],
+    loaded: LoadedModel,
+    *,
+    examples: int,
+    tune: int,
+    longest: int,
+    longest_whole: int,
+) -> list[StudyExample]:
+    """Draws examples: always the same of the same records.
+
+    Args:
+      sources: all records of a task.
+      loaded: the model that is to read the prompts.
+      examples, tune: how many of each part.
+      longest: tokens of a prompt with a document, which is cut at its end to fit.
+      longest_whole: tokens of one without. Longer ones are passed over, and those
+        whose document was drawn before.
+    """
+    order = list(range(len(sources)))
+    random.Random(0).shuffle(order)
+    found: list[StudyExample] = []
+    seen: set[str] = set()
+    for number in order:
+        if len(found) == examples + tune:
+            break
+        source = sources[number]
+        fitted = None
+        if source.beginning not in seen:
+            most = longest if source.document else longest_whole
+            fitted = _fitted(source, loaded, most)
+        if fitted is None:
+            continue
+        seen.add(source.beginning)
+        part = TUNE if len(found) < tune else REPORT
+        found.append(StudyExample(len(found), part, *fitted, source.references))
+    return found
+
+
+def rest_of(
+    sources: Sequence[Source], examples: Sequence[StudyExample], count: int
+) -> list[str]:
+    """Texts of up to `count` records of which no document was drawn."""
+    drawn = "\n".join(example.prompt for example in examples)
+    left = (source for source in sources if source.beginning not in drawn)
+    return [
+        "\n".join([source.document or source.before, *source.references[:1]])
+        for source in itertools.islice(left, count)
+    ]
+
+
+def _fitted(
+    source: Source, loaded: LoadedModel, longest: int
+) -> tuple[str, np.ndarray] | None:
+    """Prompt and tokens, the document cut until they are few enough."""
+    after = source.after
+    if source.task == _PLAIN:
+        loaded = loaded.without_chat()
+    elif loaded.chat is None:
+        # Such a model was trained on inputs, a separator, targets.
+        after += SEPARATOR
+    document = source.document
+    tokens = loaded.tokenizer.encode(document)
+    while True:
+        prompt = source.before + document + after
+        ids = loaded.encode_prompt(prompt)
+        over = len(ids) - longest
+        if over <= 0:
+            return prompt, ids
+        if over >= len(tokens):
+            return None
+        tokens = tokens[: len(tokens) - over]
+        document = loaded.tokenizer.decode(tokens).rstrip("\ufffd")

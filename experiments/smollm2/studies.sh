@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# What studies of SmolLM2 compare besides what is shipped: n-gram models of the model's own
+# texts and of a corpus, rescorers of other shapes, trained refiners.
+#
+#   bash experiments/smollm2/studies.sh CORPUS
+#
+# CORPUS is a glob of JSON Lines with the field `text`. Contenders whose models are not
+# there are left out of a study.
+#
+#   needs    runs/smollm2/{texts,states}, which recipe.sh makes
+#   makes    runs/smollm2/{own_2,own_3,general_2,general_4,rescorer_narrow},
+#            runs/smollm2/refiners/markov
+#   takes    n-grams five minutes on two busy cores, the others ten each
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+python="${PYTHON_BIN:-.venv/bin/python}"
+run=runs/smollm2
+corpus="${1:?give a glob of JSON Lines}"
+
+for order in 2 3; do
+    "$python" -m bpd_jax.build_ngram --generations="$run/texts" --split=all \
+        --order="$order" --output="$run/own_$order"
+done
+"$python" -m bpd_jax.build_ngram --text="$corpus" --order=2 --max_ngrams=4000000 \
+    --vocabulary=bpd_jax/shipped/smollm2/rescorer --output="$run/general_2"
+"$python" -m bpd_jax.build_ngram --text="$corpus" --order=4 --max_ngrams=4000000 \
+    --min_counts=1,1,2,4 --vocabulary=bpd_jax/shipped/smollm2/rescorer \
+    --output="$run/general_4"
+"$python" -m bpd_jax.train_refiner --model=smollm2 --kind=markov --data="$run/states" \
+    --steps=700 --batch_size=1024 --learning_rate=2e-3 --output="$run/refiners/markov"
+"$python" -m bpd_jax.train --gin_file=experiments/smollm2/rescorer.gin \
+    --gin_file=gin_configs/models/rescorer_smollm2_narrow.gin \
+    --workdir="$run/rescorer_narrow"

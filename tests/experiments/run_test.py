@@ -1,0 +1,157 @@
+"""`python -m experiments.run` on a model that takes seconds to train."""
+
+import json
+import pathlib
+
+import pytest
+
+from bpd_jax import configuration
+from bpd_jax.decoding.decoder import GREEDY
+from bpd_jax.decoding.methods import parse_method
+from bpd_jax.studies.bench import Bench
+from bpd_jax.studies.catalog import NAMES
+from bpd_jax.studies.config import StudyConfig
+from bpd_jax.studies.measure import draft_records, oracle_records
+from bpd_jax.studies.records import DraftRecord
+from bpd_jax.studies.run_files import open_run
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+SIZES = ("tiny", "smollm2", "paper")
+FILES = [
+    path
+    for name in NAMES
+    for size in SIZES
+    if (path := ROOT / "experiments" / name / f"{size}.gin").is_file()
+]
+
+
+def bindings(trained: pathlib.Path) -> list[str]:
+    """Settings that fit the small model."""
+    return [
+        f"--gin.StudyConfig.model={str(trained / 'run')!r}",
+        f"--gin.StudyConfig.assets={{'own_2': {{'ngram': '{trained / 'run/ngram'}'}}}}",
+        "--gin.StudyConfig.max_new_tokens=12",
+        "--gin.StudyConfig.longest_prompt=16",
+        "--gin.StudyConfig.lattice_width=4",
+    ]
+
+
+@pytest.mark.parametrize(
+    "path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}"
+)
+def test_every_gin_file_is_a_study(path):
+    found = configuration.parse(
+        [path], [f"StudyConfig.study={path.parent.name!r}"], StudyConfig
+    )
+    assert found.value.tasks
+    assert found.value.parsed
+
+
+def test_every_study_has_a_size_of_smollm2():
+    assert [path.parent.name for path in FILES if path.stem == "smollm2"] == list(NAMES)
+
+
+@pytest.fixture(scope="module")
+def bench(trained, tmp_path_factory):
+    config = StudyConfig(
+        study="table4",
+        model=str(trained / "run"),
+        tasks=["held_out"],
+        contenders=["bpd", "ngram:2"],
+        examples=2,
+        tune=1,
+        max_new_tokens=12,
+        longest_prompt=16,
+        lattice_width=4,
+    )
+    return Bench(config, tmp_path_factory.mktemp("bench"))
+
+
+@pytest.mark.slow
+def test_records_are_what_decoding_does(bench):
+    """Tokens and calls of the records are those of the loop with the model in it."""
+    examples = bench.examples("held_out")
+    assert [example.part for example in examples] == ["tune", "report", "report"]
+    prompts = [example.input_ids for example in examples]
+    options = bench.options("held_out")
+    for name in bench.config.contenders:
+        (found,) = draft_records(bench, name, ["held_out"])
+        decoder, method = bench.contender(name, "held_out")
+        real = decoder.decode(method, prompts, options)
+        for record, generation in zip(found, real, strict=True):
+            assert record.tokens == len(generation.output_ids)
+            assert record.calls == generation.serial_calls
+            assert record.nodes == generation.nodes.sum()
+    plain = bench.contender("bpd", "held_out")[0].decode(GREEDY, prompts, options)
+    texts = bench.texts("held_out")
+    for text, generation in zip(texts, plain, strict=True):
+        assert text.output_ids.tolist() == generation.output_ids.tolist()
+
+
+@pytest.mark.slow
+def test_texts_are_kept_and_made_anew_for_other_settings(bench, trained):
+    first = [text.output_ids.tolist() for text in bench.texts("held_out")]
+    again = Bench(bench.config, bench.workdir)
+    path = bench.workdir / "texts" / "held_out.npz"
+    before = path.stat().st_mtime_ns
+    assert [text.output_ids.tolist() for text in again.texts("held_out")] == first
+    assert path.stat().st_mtime_ns == before
+
+
+@pytest.mark.slow
+def test_the_oracle_grid_is_the_oracle(bench):
+    """Its last entry is what the oracle drafter does in the loop."""
+    found = oracle_records(bench, "held_out")
+    decoder, _ = bench.contender("oracle", "held_out")
+    prompts = [example.input_ids for example in bench.examples("held_out")]
+    real = decoder.decode(parse_method("oracle"), prompts, bench.options("held_out"))
+    assert [record.calls[-1][-1] for record in found] == [g.serial_calls for g in real]
+
+
+@pytest.mark.slow
+def test_a_study_runs_goes_on_and_is_published(dry_run, trained, tmp_path):
+    """Two shards, then the whole, which has nothing left to do."""
+    workdir = f"--workdir={tmp_path}"
+    command = ["table4", "--size=tiny", "--limit=2", workdir, *bindings(trained)]
+    shards = [[*command, f"--shard={index}/2"] for index in range(2)]
+    done = dry_run("experiments.run", *shards, command, ["table4", "--size=big"])
+    assert [end.status for end in done] == [0, 0, 0, 1], done
+    assert "left out: neural:1:" in done[2].out
+    assert "Block efficiency" in done[2].out
+    assert (
+        "error: table4 has no size 'big': there is paper, smollm2, tiny." in done[3].err
+    )
+    run = open_run(tmp_path / "table4")
+    assert sorted(path.name for path in (tmp_path / "table4").iterdir()) == [
+        "records-0-of-2.jsonl",
+        "records-1-of-2.jsonl",
+        "study.json",
+    ]
+    places = [(r.contender, r.example) for r in run.of(DraftRecord)]
+    assert len(places) == len(set(places)) == 4 * len(run.facts["labels"])
+    assert run.facts["left_out"].keys() >= {"neural:1"}
+    assert "table4" in run.facts["command"]
+    assert str(tmp_path) not in json.dumps(run.facts["command"])
+
+
+@pytest.mark.slow
+def test_results_of_other_settings_are_not_mixed(dry_run, trained, tmp_path):
+    folder = tmp_path / "table4"
+    folder.mkdir()
+    (folder / "study.json").write_text(
+        json.dumps({"study": "table4", "settings": {"max_new_tokens": 99}})
+    )
+    command = ["table4", "--size=tiny", f"--workdir={tmp_path}", *bindings(trained)]
+    (end, *wrong) = dry_run(
+        "experiments.run",
+        command,
+        [],
+        ["tabel4", "--size=tiny"],
+        [*command, "--shard=2/2"],
+    )
+    assert end.status == 1
+    assert "name another --workdir, or remove it" in end.err
+    assert [one.status for one in wrong] == [1, 1, 1]
+    assert "name a study: table1" in wrong[0].err
+    assert "did you mean table4?" in wrong[1].err
+    assert "--shard=2/2 is not I/N" in wrong[2].err

@@ -1,0 +1,54 @@
+"""What studies share, and what they refuse."""
+
+import json
+
+import pytest
+
+from bpd_jax.errors import UserError
+from bpd_jax.studies.config import StudyConfig, parse_contender
+
+
+def config(**given):
+    fields = {"study": "table4", "model": "demo", "tasks": ["held_out"]}
+    return StudyConfig(**{**fields, **given})
+
+
+def test_a_contender_is_a_method_with_its_models():
+    found = parse_contender("ngram:16:k=4@own_2")
+    assert (found.method.name, found.assets) == ("ngram:16:k=4", "own_2")
+    assert parse_contender("bpd").assets is None
+
+
+def test_drafts_are_alike_where_what_decides_them_is():
+    """Other contenders, tasks or labels change no draft; other models do."""
+    models = {"own": {"ngram": "runs/a"}}
+    mine = config(assets=models, contenders=["ngram:1@own"])
+    other = config(assets=models, contenders=["bpd"], tasks=["squad"], shown=3)
+    facts = {"settings": other.settings, "assets": models}
+    facts = json.loads(json.dumps(facts))
+    assert mine.drafts_alike(facts, "ngram:1@own")
+    assert mine.drafts_alike(facts, "bpd")
+    moved = {**facts, "assets": {"own": {"ngram": "runs/b"}}}
+    assert not mine.drafts_alike(moved, "ngram:1@own")
+    assert mine.drafts_alike(moved, "bpd")
+    longer = config(max_new_tokens=99)
+    assert not mine.drafts_alike({"settings": longer.settings}, "bpd")
+    assert not mine.drafts_alike({}, "bpd")
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"tasks": []}, "tasks is empty"),
+        ({"tasks": "squad"}, "give a list of names"),
+        ({"contenders": ["bpd", "bpd"]}, "names one twice"),
+        ({"contenders": ["ngram:1@own"]}, "asks for the models 'own'"),
+        ({"contenders": ["nothing"]}, "unknown method"),
+        ({"assets": {"own": {"ngrams": "a"}}}, "unknown kind 'ngrams'"),
+        ({"examples": 0}, "examples is 0"),
+        ({"tune": -1}, "tune is -1"),
+    ],
+)
+def test_what_cannot_be_is_refused(given, message):
+    with pytest.raises(UserError, match=message):
+        config(**given)

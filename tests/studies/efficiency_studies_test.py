@@ -1,0 +1,218 @@
+"""Tables of block efficiency from hand-made records, with every answer counted here."""
+
+import pathlib
+
+import pytest
+
+from bpd_jax.studies.catalog import find_study
+from bpd_jax.studies.comparisons import never_below, weak_gain_most
+from bpd_jax.studies.records import REPORT, TUNE, DraftRecord
+from bpd_jax.studies.run_files import StudyRun
+
+TASKS = {"squad": "SQuAD", "xsum": "XSum"}
+
+
+def draft(contender, task, example, accepted, *, equal=0, part=REPORT, nodes=10):
+    """A text of which every draft has three tokens, `equal` of its pairs equal."""
+    count = len(accepted)
+    return DraftRecord(
+        task=task,
+        example=example,
+        part=part,
+        contender=contender,
+        accepted=accepted,
+        length="3" * count,
+        equal=str(equal) * count,
+        longest=str(1 + equal) * count,
+        nodes=nodes,
+    )
+
+
+def run_of(study, records, **facts):
+    labels = {record.contender: record.contender.upper() for record in records}
+    everything = {"tasks": TASKS, "labels": labels, **facts}
+    return StudyRun(pathlib.Path("run"), study, everything, records)
+
+
+# SQuAD: BPD needs 4 calls for 6 tokens (2 + 1 + 1 + 2), 4-grams 3, the oracle 2.
+# XSum: BPD needs 4 for 4, 4-grams 2, the oracle 2.
+SQUAD = {"bpd": "211121", "ngram:16": "212121", "oracle": "321321"}
+XSUM = {"bpd": "1111", "ngram:16": "2121", "oracle": "2121"}
+
+
+def records():
+    found = [draft(name, "squad", 0, accepted) for name, accepted in SQUAD.items()]
+    found += [draft(name, "xsum", 0, accepted) for name, accepted in XSUM.items()]
+    # What was tuned on is not reported.
+    return [*found, draft("bpd", "xsum", 1, "4444", part=TUNE)]
+
+
+def values(table):
+    return {row.label: [cell.value for cell in row.cells] for row in table.rows}
+
+
+def test_table4_has_efficiency_gain_and_headroom():
+    printed = {"bpd": "bpd", "ngram:16": "16x4g", "oracle": "oracle16"}
+    exhibit = find_study("table4").exhibit(run_of("table4", records(), printed=printed))
+    efficiency, gain, headroom = exhibit.tables
+    assert [column.label for column in efficiency.columns] == [
+        "BPD",
+        "NGRAM:16",
+        "ORACLE",
+    ]
+    assert values(efficiency) == {
+        "SQuAD": [6 / 4, 2.0, 3.0],
+        "XSum": [1.0, 2.0, 2.0],
+        "all": [10 / 8, 2.0, 2.5],
+    }
+    assert [cell.paper for cell in efficiency.rows[0].cells] == [2.08, 2.22, 2.45]
+    assert [cell.paper for cell in efficiency.rows[2].cells] == [None] * 3
+    gains = {label: row[0] for label, row in values(gain).items()}
+    assert gains["SQuAD"] == pytest.approx(100 / 3)
+    assert gains["all"] == pytest.approx(60)
+    paper = gain.rows[0].cells[0].paper
+    assert paper == pytest.approx(100 * (2.22 / 2.08 - 1))
+    shares = {label: row[0] for label, row in values(headroom).items()}
+    assert shares["SQuAD"] == pytest.approx(100 / 3)  # of 1.5 … 3.0
+    assert shares["XSum"] == pytest.approx(100)
+    assert shares["all"] == pytest.approx(100 * 0.75 / 1.25)
+
+
+def test_table4_says_what_holds():
+    found = {f.statement: f for f in exhibit_of("table4", records()).findings}
+    bound = found["The oracle bounds every choice of drafts."]
+    assert bound.holds
+    assert "On 2 of 2 tasks" in bound.evidence
+    zero = found["The p best 0-gram drafts yield at least what BPD does."]
+    assert zero.holds is None
+    weak = found["Tasks where BPD does badly gain most."]
+    assert weak.holds is None  # two tasks are too few
+
+
+def exhibit_of(study, records, **facts):
+    return find_study(study).exhibit(run_of(study, records, **facts))
+
+
+def test_an_oracle_below_a_method_is_told():
+    broken = [r for r in records() if (r.contender, r.task) != ("oracle", "squad")]
+    broken.append(draft("oracle", "squad", 0, "111111"))
+    found = {f.statement: f for f in exhibit_of("table4", broken).findings}
+    bound = found["The oracle bounds every choice of drafts."]
+    assert bound.holds is False
+    assert "Not on SQuAD." in bound.evidence
+
+
+def test_table3_compares_before_and_after():
+    """Half of the two pairs equal before, none after; runs of 2 and of 1."""
+    found = [draft("bpd", task, 0, "1111", equal=1) for task in TASKS]
+    found += [draft("ngram:1", task, 0, "1111", equal=0) for task in TASKS]
+    exhibit = exhibit_of("table3", found, printed={"ngram:1": "after"})
+    (table,) = exhibit.tables
+    assert values(table)["all"] == [50.0, 0.0, 2.0, 1.0]
+    assert [cell.paper for cell in table.rows[0].cells] == [75.5, 67.6, 6.6, 6.1]
+    assert [finding.holds for finding in exhibit.findings] == [True]
+    (chart,) = exhibit.charts
+    assert [series.y for series in chart.series] == [[50.0, 50.0], [0.0, 0.0]]
+
+
+def test_table7_sets_general_models_against_in_domain_ones():
+    general, own = "ngram:1@general_2", "ngram:1@in_domain"
+    found = [draft(general, "squad", 0, "2121"), draft(own, "squad", 0, "1111")]
+    found += [draft(general, "xsum", 0, "1111"), draft(own, "xsum", 0, "2121")]
+    (finding,) = exhibit_of("table7", found).findings
+    assert finding.holds is False
+    assert "On 1 of 2 tasks" in finding.evidence
+    assert "Not on XSum." in finding.evidence
+
+
+def test_table10_orders_heads():
+    found = [draft("bpd", "squad", 0, "321321"), draft("bpd:heads=6", "squad", 0, "21")]
+    found.append(draft("bpd:heads=3", "squad", 0, "111111"))
+    exhibit = exhibit_of("table10", found)
+    # From 3 heads to 6, and from 6 to all: 1 → 2 → 3 tokens a call.
+    assert [finding.holds for finding in exhibit.findings] == [True, True]
+    assert "BPD:HEADS=6 against BPD:HEADS=3" in exhibit.findings[0].statement
+
+
+def test_figure7_grows_less_and_less():
+    """1, 2 and 2.5 tokens a call with 1, 2 and 4 drafts: slopes of 1 and of 1/4."""
+    found = [
+        draft(f"ngram:{p}@own_2", "squad", 0, accepted)
+        for p, accepted in {1: "1" * 10, 2: "21" * 5, 4: "5432132132"[:10]}.items()
+    ]
+    exhibit = exhibit_of("figure7", found)
+    whole = next(chart for chart in exhibit.charts if chart.name == "figure7")
+    (series,) = whole.series
+    assert series.x == [1.0, 2.0, 4.0]
+    # 5 + 3 + 2 tokens in three calls.
+    assert series.y == [1.0, 2.0, pytest.approx(10 / 3)]
+    (finding,) = exhibit.findings
+    assert finding.holds  # (10/3 - 2) / 2 is less than 1
+
+
+def test_searches_are_a_grid():
+    found = [
+        draft("bpd", "squad", 0, "1111", nodes=8),
+        draft("ngram:1:search=greedy", "squad", 0, "1111"),
+        draft("ngram:1", "squad", 0, "2121"),
+        draft("ngram:16", "squad", 0, "2121", nodes=40),
+        draft("ngram:64:search=best", "squad", 0, "4321"),
+        draft("markov:1", "squad", 0, "1111"),
+        draft("neural:16", "squad", 0, "3211"),
+    ]
+    exhibit = exhibit_of("searches", found)
+    grid, every = exhibit.tables
+    assert [column.label for column in grid.columns] == [
+        "greedy walk",
+        "exact 1-best",
+        "beam of P",
+        "exact P-best",
+        "tree of M",
+    ]
+    rows = values(grid)
+    assert rows["n-gram"] == [1.0, 2.0, None, 2.0, 4.0]
+    assert rows["Markov head"] == [None, 1.0, None, None, None]
+    assert rows["small LM"] == [None, None, 2.0, None, None]
+    checked = {row.label: row.cells[2].value for row in every.rows}
+    assert checked["BPD"] == 2.0
+    assert checked["NGRAM:16"] == 20.0
+    holds = {f.statement: f.holds for f in exhibit.findings}
+    assert holds["The exact best draft beats the greedy walk (n-gram)."] is True
+    assert holds["P drafts beat the single best (n-gram)."] is False
+    assert holds["Trained refiners beat those that need no training."] is False
+
+
+def test_a_comparison_names_the_tasks_that_speak_against_it():
+    run = run_of("table4", [])
+    finding = never_below(
+        run, "A.", {"squad": 2.0, "xsum": 1.0}, {"squad": 1, "xsum": 2}
+    )
+    assert finding.holds is False
+    assert finding.evidence == (
+        "On 1 of 2 tasks; mean difference +25.0 %. Not on XSum."
+    )
+    equal = {"squad": 1.0}
+    assert never_below(run, "A.", equal, equal).holds
+    assert not never_below(run, "A.", equal, equal, strictly=True).holds
+    assert never_below(run, "A.", {}, equal).holds is None
+
+
+def test_weak_tasks_gain_most_if_ranks_run_against_each_other():
+    base = {task: 1.0 + number for number, task in enumerate("abcdef")}
+    falling = {task: value + 1 for task, value in base.items()}  # by 100, 50, 33 … %
+    growing = {task: value**2 for task, value in base.items()}
+    assert weak_gain_most("W.", base, falling).holds is True
+    assert "-1.00" in weak_gain_most("W.", base, falling).evidence
+    assert weak_gain_most("W.", base, growing).holds is False
+    few = {task: base[task] for task in "abc"}
+    assert weak_gain_most("W.", few, falling).holds is None
+
+
+@pytest.mark.parametrize(
+    "study", ["table3", "table4", "table7", "table10", "figure7", "searches"]
+)
+def test_a_run_that_has_just_begun_is_shown(study):
+    """Of two tasks one, of the contenders one."""
+    exhibit = exhibit_of(study, [draft("bpd", "squad", 0, "211")])
+    assert exhibit.tables
+    assert not any(finding.holds for finding in exhibit.findings)

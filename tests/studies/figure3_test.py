@@ -1,0 +1,93 @@
+"""Figure 3 from records that are written out."""
+
+import pathlib
+
+import pytest
+
+from bpd_jax.reporting.exhibits import Exhibit
+from bpd_jax.studies.catalog import find_study
+from bpd_jax.studies.figure3 import mean_entropy
+from bpd_jax.studies.records import DraftRecord
+from bpd_jax.studies.run_files import StudyRun
+
+
+def drafts(task, accepted, entropy=(), contender="bpd", example=0):
+    zeros = "0" * len(accepted)
+    return DraftRecord(
+        task, example, "report", contender, accepted, zeros, zeros, zeros, 1, [*entropy]
+    )
+
+
+def exhibit(records, tasks):
+    facts = {"tasks": {task: task.upper() for task in tasks}}
+    run = StudyRun(pathlib.Path(), "figure3", facts, records)
+    found = find_study("figure3").exhibit(run)
+    assert Exhibit.from_json(found.to_json()) == found
+    return found
+
+
+def test_texts_count_by_their_tokens():
+    """One token with 1 and 2 nats, three with 5 and 4: (1 + 15) / 4, (2 + 12) / 4."""
+    records = [drafts("a", "1", (1.0, 2.0)), drafts("a", "111", (5.0, 4.0))]
+    assert mean_entropy(records) == [4.0, 3.5]
+    assert mean_entropy([drafts("a", "1")]) == []
+
+
+@pytest.fixture
+def found():
+    """h_max is 3, 2 and 1 with three heads, and tokens per call are 3, 2 and 1.
+
+    With two heads h_max is 2, 2 and 1, and tokens per call 2, 1 and 1.
+    """
+    records = [
+        drafts("lambada", "333", (1.0, 2.0, 3.0)),
+        drafts("squad", "222222", (1.0, 2.0, 1.5)),
+        drafts("qa", "111", (3.0, 2.0, 2.5)),
+        drafts("lambada", "2222", contender="bpd:heads=2"),
+        drafts("squad", "111", contender="bpd:heads=2"),
+        drafts("qa", "111", contender="bpd:heads=2"),
+        drafts("qa", "333", contender="bpd:lookup=4"),
+    ]
+    return exhibit(records, ["lambada", "squad", "qa", "rag"])
+
+
+def test_entropy_by_head(found):
+    table = found.tables[0]
+    cells = {row.label: [cell.value for cell in row.cells] for row in table.rows}
+    assert cells["SQUAD"] == [1.0, 2.0, 1.5, 2.0, 2.0]
+    assert cells["QA"] == [3.0, 2.0, 2.5, 1.0, 1.0]
+    assert cells["RAG"] == [None] * 5
+    assert table.rows[1].cells[-1].paper == 2.08
+    lines = found.charts[0].series
+    assert [line.label for line in lines] == ["LAMBADA", "SQUAD", "QA"]
+    assert (lines[0].x, lines[0].y) == ([1.0, 2.0, 3.0], [1.0, 2.0, 3.0])
+
+
+def test_both_readings_are_fitted(found):
+    """Tasks alone lie on a line. Of all six points, x is 2 3 2 2 1 1 and y 2 3 1 2 1 1:
+    means 11/6 and 10/6; Sxx = 17/6, Syy = 20/6, Sxy = 16/6."""
+    both, alone = (row.cells for row in found.tables[1].rows)
+    assert [both[0].value, alone[0].value] == [6, 3]
+    assert both[1].value == pytest.approx(16 / 17)
+    assert both[2].value == pytest.approx(10 / 6 - 16 / 17 * 11 / 6)
+    assert both[3].value == pytest.approx(16 / (17 * 20) ** 0.5)
+    assert (alone[1].value, alone[2].value) == pytest.approx((1, 0))
+    assert alone[3].value == pytest.approx(1)
+    assert alone[3].paper == 0.77
+    points, line = found.charts[1].series
+    assert points.names[0] == "LAMBADA, 2 heads"
+    assert line.dashed
+    assert line.x == [1.0, 3.0]
+
+
+def test_findings(found):
+    # Three tasks cannot tell whether block efficiency grows with h_max.
+    assert [finding.holds for finding in found.findings] == [True, True, None, None]
+    assert "2 of 3 tasks" in found.findings[1].evidence
+
+
+def test_nothing_measured():
+    found = exhibit([], ["lambada"])
+    assert found.charts == []
+    assert {finding.holds for finding in found.findings} == {None}
+    assert found.tables[0].rows[0].cells[-1].paper == 3.12

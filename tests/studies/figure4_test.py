@@ -1,0 +1,169 @@
+import pathlib
+
+import pytest
+
+from bpd_jax.studies.catalog import find_study
+from bpd_jax.studies.figure4 import blocks_of, refined_contender
+from bpd_jax.studies.records import Call, ExplorerRecord, Trace
+from bpd_jax.studies.run_files import StudyRun
+
+STUDY = find_study("figure4")
+A, B, C, D, X, Y = range(6)
+FACTS = {
+    "tasks": {"qa": "QA", "squad": "SQuAD"},
+    "labels": {"bpd": "BPD", "ngram:2@own": "2-best 2-gram"},
+}
+
+
+def trace(contender, *calls):
+    return Trace(contender, contender, [Call(*call) for call in calls])
+
+
+def text(task="squad", example=0, output=(A, B, C, D), second=(X, B), third=(C, Y)):
+    """Three heads; the two that draft offer the same candidates everywhere.
+
+    BPD drafts the first of both, after the certain token; the refined method the row
+    that its trace says.
+    """
+    heads = [list(second), list(third)]
+    drafted = [output[0], B, C]
+    right = sum(1 for _ in _agreeing(drafted, output))
+    return ExplorerRecord(
+        task=task,
+        example=example,
+        prompt="Once ",
+        pieces=["a", "b", "c", "d\n", "x", "y"],
+        output=list(output),
+        candidates=[heads] * len(output),
+        log_probs=[[[-0.5, -1.5], [-0.2, -2.0]]] * len(output),
+        traces=[
+            trace(
+                "bpd",
+                *(
+                    (at, *[[output[at], second[0], third[0]]] * 2, 1, 0)
+                    for at in (0, 1)
+                ),
+            ),
+            trace("ngram:2@own", (0, [output[0], X, C], drafted, right, 1)),
+            trace("oracle", (0, drafted, drafted, right, 0)),
+        ],
+    )
+
+
+def _agreeing(draft, text):
+    for mine, theirs in zip(draft, text, strict=False):
+        if mine != theirs:
+            return
+        yield mine
+
+
+def exhibit(*records, facts=FACTS):
+    return STUDY.exhibit(
+        StudyRun(pathlib.Path("runs"), "figure4", facts, list(records))
+    )
+
+
+def test_a_block_counts_what_greedy_decoding_writes():
+    # Text a b c d, candidates of the heads x b and c y: BPD drafts a x c, of which one
+    # token is right, the refined method a b c, of which all three are.
+    block = next(blocks_of(text(), "ngram:2@own"))
+    assert (block.best, block.refined, block.oracle) == (
+        [0, 0, 0],
+        [0, 1, 0],
+        [0, 1, 0],
+    )
+    assert block.accepted(block.best) == 1
+    assert block.accepted(block.refined) == 3
+    assert block.gain == 2
+    # The third head does not have d: the oracle falls back on its best candidate.
+    block = next(blocks_of(text(output=(A, B, D, C)), "ngram:2@own"))
+    assert block.oracle == [0, 1, 0]
+    assert block.accepted(block.oracle) == 2
+
+
+def test_the_end_of_the_text_ends_a_block():
+    block = next(blocks_of(text(output=(A, B)), "ngram:2@own"))
+    assert block.accepted(block.oracle) == 2
+    assert block.gain == 1
+
+
+def test_a_draft_is_followed_as_far_as_the_lattice_has_it():
+    # Nothing that was accepted may be missing: here the second head's b is.
+    assert list(blocks_of(text(second=(X, Y)), "ngram:2@own")) == []
+    # What was rejected may: the text is a b d c, and the draft's c was not kept.
+    cut = text(output=(A, B, D, C), third=(D, Y))
+    block = next(blocks_of(cut, "ngram:2@own"))
+    assert block.refined == [0, 1]
+    assert block.accepted(block.refined) == 2
+
+
+def test_the_refined_contender_with_the_fewest_calls_is_shown():
+    record = text()
+    record.traces.append(trace("neural:1", *[(at, [A], [A], 1, 0) for at in range(4)]))
+    assert refined_contender([record]) == "ngram:2@own"
+    # The oracle is none, and one that did not decode every text does not count.
+    assert refined_contender([text(), record]) == "ngram:2@own"
+    record.traces[:] = [t for t in record.traces if t.contender != "ngram:2@own"]
+    assert refined_contender([text(), record]) is None
+
+
+def test_blocks_are_chosen_by_gain_then_by_the_order_of_tasks():
+    shown = exhibit(
+        text("squad", 7),
+        text("squad", 4),
+        text("qa", 1, output=(A, B, D, C)),
+    )
+    # SQuAD gains two tokens, in example 4 first; QA's best gains one.
+    assert shown.notes[-1] == (
+        "The lattices are of: SQuAD, example 4, token 1; QA, example 1, token 1."
+    )
+    picture = shown.lattices[0]
+    assert picture.prompt_tail == "Once "
+    assert picture.greedy == ["a", "b", "c"]
+    assert [[c.piece for c in column] for column in picture.positions] == [
+        ["a"],
+        ["x", "b"],
+        ["c", "y"],
+    ]
+    assert [(p.label, p.candidates, p.accepted) for p in picture.paths] == [
+        ("BPD", [0, 0, 0], 1),
+        ("2-best 2-gram", [0, 1, 0], 3),
+        ("Oracle", [0, 1, 0], 3),
+    ]
+
+
+def test_steps_show_accepted_and_rejected_tokens():
+    table = exhibit(text(output=(A, B, D, C))).tables[0]
+    assert [(c.label, c.group) for c in table.columns] == [
+        ("Tokens", "BPD"),
+        ("Draft", "BPD"),
+        ("Tokens", "2-best 2-gram"),
+        ("Draft", "2-best 2-gram"),
+    ]
+    rows = [[cell.text or cell.value for cell in row.cells] for row in table.rows]
+    assert rows == [
+        [1, "a⟦xc⟧", 2, "ab⟦c⟧"],
+        [1, "b⟦xc⟧", "done", None],
+        [2, "in 2 calls", 2, "in 1 calls"],
+    ]
+
+
+def test_findings_count_calls():
+    # BPD's draft of the second text is right already; the refined one of the third
+    # has a token that was not kept, and is right further nevertheless.
+    bounded, further = exhibit(
+        text(), text(example=1, second=(B, X)), text(example=2, second=(X, Y))
+    ).findings
+    assert bounded.holds is True
+    assert "2 of the 2 calls" in bounded.evidence
+    assert "of 3 in all" in bounded.evidence
+    assert further.holds is True
+    assert "3 calls: further in 2, as far in 1, less far in 0" in further.evidence
+
+
+@pytest.mark.parametrize("records", [[], [text(second=(B, X))]])
+def test_nothing_to_show_is_no_crash(records):
+    shown = exhibit(*records)
+    assert shown.tables == []
+    assert shown.lattices == []
+    assert len(shown.notes) >= 1

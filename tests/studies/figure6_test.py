@@ -1,0 +1,109 @@
+"""Figure 6 from records that are written out."""
+
+import pathlib
+
+import pytest
+
+from bpd_jax.reporting.exhibits import Exhibit
+from bpd_jax.studies.catalog import find_study
+from bpd_jax.studies.records import DraftRecord, OracleRecord
+from bpd_jax.studies.run_files import StudyRun
+
+
+def oracle(task, tokens, calls, example=0):
+    return OracleRecord(task, example, "report", tokens, calls)
+
+
+def drafts(task, contender, accepted, example=0):
+    zeros = "0" * len(accepted)
+    return DraftRecord(
+        task, example, "report", contender, accepted, zeros, zeros, zeros, 1
+    )
+
+
+def exhibit(records, tasks=("squad", "qa", "rag")):
+    facts = {"tasks": {task: task.upper() for task in tasks}}
+    run = StudyRun(pathlib.Path(), "figure6", facts, records)
+    found = find_study("figure6").exhibit(run)
+    assert Exhibit.from_json(found.to_json()) == found
+    return found
+
+
+@pytest.fixture
+def records():
+    """Two and three heads, k = 1 … 3."""
+    return [
+        oracle("squad", 12, [[12, 8, 7], [6, 4, 4]]),
+        oracle("squad", 12, [[12, 8, 7], [6, 4, 2]], example=1),
+        oracle("qa", 12, [[12, 10, 9], [12, 4, 3]]),
+        drafts("squad", "bpd", "222222222222"),
+        drafts("squad", "bpd", "222222222222", example=1),
+        drafts("squad", "zero_gram:16", "222222333333"),
+    ]
+
+
+def test_block_efficiency_over_candidates(records):
+    """SQuAD: 24 / 12, 24 / 8, 24 / 6; all: 36 / 24, 36 / 12, 36 / 9."""
+    found = exhibit(records)
+    table, heads = found.tables
+    cells = {row.label: row.cells for row in table.rows}
+    assert [column.label for column in table.columns] == [
+        "k = 1",
+        "k = 2",
+        "k = 2 over BPD",
+    ]
+    assert [cell.value for cell in cells["SQUAD"]] == [2, 3, 50]
+    assert [cell.paper for cell in cells["SQUAD"]] == [2.08, 2.16, None]
+    assert [cell.value for cell in cells["All"]] == [1.5, 3, 100]
+    assert cells["RAG"][0].text == "not measured"
+    by_heads = {row.label: [cell.value for cell in row.cells] for row in heads.rows}
+    assert by_heads["SQUAD"] == [24 / 14, 4]
+    panels = {chart.name: chart.series for chart in found.charts}
+    assert list(panels) == ["figure6_squad", "figure6_qa", "figure6_all"]
+    two, three = panels["figure6_all"]
+    assert (two.label, three.label) == ("2 heads", "3 heads")
+    assert three.y == [1.5, 3.0, 4.0]
+    assert two.x == [1.0, 2.0, 3.0]
+
+
+def test_findings(records):
+    one, grows, falling, weak, heads, bounds = exhibit(records).findings
+    assert (one.holds, one.evidence) == (True, "The same on 2 of 2 texts.")
+    assert grows.holds is True
+    # From 1.5 over 3 to 4 tokens a call.
+    assert falling.holds is True
+    assert "+1.500 tokens per call" in falling.evidence
+    assert "+1.000" in falling.evidence
+    assert weak.holds is None
+    assert heads.holds is True
+    # 16-best takes 3 + 2 calls where the oracle takes 4; BPD 12 where it takes 6.
+    assert bounds.holds is True
+    assert "Of 2 methods, zero_gram:16 comes nearest: it takes 1.25" in bounds.evidence
+
+
+def test_a_broken_bound_is_seen(records):
+    """A text of BPD that takes fewer calls than the oracle with one candidate."""
+    records[3] = drafts("squad", "bpd", "444444444444")
+    records[4] = drafts("squad", "bpd", "666666666666", example=1)
+    found = exhibit(records).findings
+    assert found[0].holds is False
+    assert found[-1].holds is False
+
+
+def test_weak_tasks_have_most_to_gain():
+    records = [
+        oracle("squad", 12, [[12, 12], [4, 3]]),
+        oracle("qa", 12, [[12, 12], [6, 4]]),
+        oracle("rag", 12, [[12, 12], [12, 6]]),
+    ]
+    weak = exhibit(records).findings[3]
+    assert weak.holds is None  # three tasks cannot tell
+    assert "-1.00 (p = 0.3" in weak.evidence
+    assert "over 3 tasks, with gains from 33 to 100 %" in weak.evidence
+
+
+def test_nothing_measured():
+    found = exhibit([])
+    assert found.charts == []
+    assert {finding.holds for finding in found.findings} == {None}
+    assert found.tables[0].rows[0].cells[-2].paper == 2.45

@@ -1,0 +1,60 @@
+"""The key figures, of two texts computed by hand."""
+
+import pathlib
+
+import pytest
+
+from bpd_jax.studies.highlights import highlights
+from bpd_jax.studies.records import REPORT, DraftRecord
+from bpd_jax.studies.run_files import StudyRun
+
+
+def draft(contender, example, accepted):
+    ones = "1" * len(accepted)
+    return DraftRecord(
+        "squad", example, REPORT, contender, accepted, ones, ones, ones, 1
+    )
+
+
+def run(study, records):
+    facts = {"tasks": {"squad": "SQuAD"}, "labels": {"ngram:4": "4-best 4-gram"}}
+    return StudyRun(pathlib.Path(study), study, facts, records)
+
+
+# 8 tokens in all: BPD calls 4 + 2 times, the n-grams 2 + 2, the oracle 1 + 1.
+RECORDS = [
+    draft("bpd", 0, "1111"),
+    draft("bpd", 1, "2121"),
+    draft("ngram:4", 0, "2121"),
+    draft("ngram:4", 1, "2121"),
+    draft("zero_gram:4", 0, "4321"),
+    draft("oracle", 0, "4321"),
+    draft("oracle", 1, "4321"),
+]
+
+
+def test_the_best_on_all_texts_is_compared_with_bpd_and_the_oracle():
+    figures = {f.name: f for f in highlights([run("table4", RECORDS)])}
+    assert figures["BPD"].value == f"{8 / 6:.2f}"
+    assert "2 texts of 1 task" in figures["BPD"].note
+    # The 0-gram did better on its one text, but lacks the other.
+    assert figures["Best method"].value == "2.00"
+    assert figures["Best method"].note.startswith("4-best 4-gram: +50.0 % (")
+    assert figures["Oracle"].value == "4.00"
+    # (2 - 4/3) / (4 - 4/3) = 1/4
+    assert figures["Headroom taken"].value == "25 %"
+
+
+@pytest.mark.parametrize(
+    "kept, names",
+    [(2, ["BPD"]), (4, ["BPD", "Best method"]), (0, [])],
+)
+def test_a_run_that_was_stopped_has_fewer(kept, names):
+    figures = highlights([run("table4", RECORDS[:kept])])
+    assert [figure.name for figure in figures] == names
+
+
+def test_table_4_comes_before_other_studies():
+    other = run("table3", [draft("bpd", 0, "4321")])
+    assert highlights([other, run("table4", RECORDS)])[0].value == "1.33"
+    assert highlights([other])[0].value == "4.00"

@@ -1,0 +1,87 @@
+import numpy as np
+import pytest
+
+from bpd_jax.errors import UserError
+from bpd_jax.ngrams.counting.counts import count_ngrams
+from bpd_jax.ngrams.katz import estimate_katz
+from bpd_jax.studies import measure_latency
+from bpd_jax.studies.measure_latency import (
+    SHAPES,
+    Lattices,
+    key_of,
+    latency_records,
+    make_rescorer,
+    refine_milliseconds,
+)
+
+VOCAB = 300
+
+
+def ngram_model(seen):
+    rng = np.random.default_rng(0)
+    texts = [rng.integers(1, seen, 400).astype(np.int32) for _ in range(10)]
+    counts = count_ngrams(texts, order=3, vocab_size=VOCAB, end_of_text=0)
+    return estimate_katz(counts)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return ngram_model(VOCAB)
+
+
+def test_both_tables_have_the_paper_s_cells():
+    assert len(set(SHAPES)) == 5 + 12 - 1  # One cell stands in both.
+    assert {(8, 16, 16), (4, 2, 1), (16, 16, 1)} <= set(SHAPES)
+
+
+def test_lattices_are_what_decoding_hands_over(model):
+    lattice, context = Lattices(model, seed=3).make(2, 5, 4)
+    assert lattice.tokens.shape == (2, 5, 4)
+    assert context.shape == (2, 1)  # A trigram looks back at it and the certain token.
+    for row in lattice.tokens:
+        assert len(set(row[0])) == 1
+        assert all(len(set(column)) == 4 for column in row[1:])
+    assert (np.diff(lattice.log_probs[:, 1:]) <= 0).all()
+    again, _ = Lattices(model, seed=3).make(2, 5, 4)
+    np.testing.assert_array_equal(lattice.tokens, again.tokens)
+
+
+def test_every_engine_times_every_cell_once(model, monkeypatch):
+    pytest.importorskip("pynini")
+    pytest.importorskip("numba")
+    monkeypatch.setattr(measure_latency, "SHAPES", [(2, 2, 1), (2, 2, 3)])
+    sizes = {"runs": 3, "lattices": 2}
+    records = list(latency_records(model, ["fst", "viterbi"], **sizes))
+    assert [key_of(record) for record in records] == [
+        ("fst", 2, 2, 1),
+        ("fst", 2, 2, 3),
+        ("viterbi", 2, 2, 1),
+        ("viterbi", 2, 2, 3),
+    ]
+    assert all(len(record.milliseconds) == 3 for record in records)
+    assert all(ms > 0 for record in records for ms in record.milliseconds)
+    done = {key_of(record) for record in records[:3]}
+    rest = latency_records(model, ["fst", "viterbi"], done=done, **sizes)
+    assert [key_of(record) for record in rest] == [("viterbi", 2, 2, 3)]
+
+
+def test_a_run_is_the_median_of_its_lattices(model, monkeypatch):
+    monkeypatch.setattr(measure_latency, "SHAPES", [(2, 2, 1)])
+    times = np.array([1.0, 90.0, 2.0, 4.0, 6.0, 5.0])
+    monkeypatch.setattr(measure_latency, "refine_milliseconds", lambda *_: times)
+    records = latency_records(model, ["device"], runs=2, lattices=3)
+    assert [record.milliseconds for record in records] == [[2.0, 5.0]]
+
+
+def test_batches_share_their_time(model):
+    made = Lattices(model).make(5, 3, 2)
+    rescorer = make_rescorer("device", model)
+    # Five lattices are two calls of two; the fifth is left over.
+    assert refine_milliseconds(rescorer, *made, batch=2).shape == (2,)
+
+
+def test_what_cannot_be_done_is_told(model):
+    with pytest.raises(UserError, match="unknown n-gram engine 'openfst'"):
+        next(latency_records(model, ["openfst"]))
+    with pytest.raises(UserError, match="fewer than 100"):
+        next(latency_records(ngram_model(50), ["device"]))

@@ -1,0 +1,134 @@
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from bpd_jax.decoding import generate
+from bpd_jax.decoding.assets import Assets
+from bpd_jax.decoding.decoder import Decoder
+from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.errors import UserError
+from bpd_jax.models.blockwise import parameter_shapes
+from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
+from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.ngrams.counting.counts import count_ngrams
+from bpd_jax.ngrams.katz import estimate_katz
+from bpd_jax.studies.measure_timing import key_of, timing_records
+from bpd_jax.studies.refinements import method_of
+from bpd_jax.studies.tasks import StudyExample
+
+VOCAB = 13
+
+
+class TinyBench:
+    """Random parameters, random prompts of two tasks, a trigram model."""
+
+    def __init__(self):
+        config = BlockwiseConfig(
+            TransformerConfig(VOCAB, 1, 16, 32, num_heads=2, max_length=64),
+            BlockHeadsConfig(4, hidden=8),
+        )
+        rng = np.random.default_rng(0)
+        params = jax.tree.map(
+            lambda leaf: rng.normal(0, 0.3, leaf.shape).astype(leaf.dtype),
+            parameter_shapes(config),
+            is_leaf=lambda leaf: hasattr(leaf, "shape"),
+        )
+        texts = [rng.integers(0, VOCAB, 60).astype(np.int32) for _ in range(10)]
+        ngram = estimate_katz(
+            count_ngrams(texts, order=3, vocab_size=VOCAB, end_of_text=0)
+        )
+        self._decoder = Decoder(
+            ModelFunctions(config), params, width=6, assets=Assets(ngram=ngram)
+        )
+
+    def examples(self, task):
+        rng = np.random.default_rng(len(task))
+        parts = ("tune", "report", "report", "report")
+        return [
+            StudyExample(
+                index, part, "", rng.integers(0, VOCAB, 5 + index).astype(np.int32), ()
+            )
+            for index, part in enumerate(parts)
+        ]
+
+    def options(self, task):
+        return DecodeOptions(max_new_tokens=6, end_of_text=0, batch_size=2)
+
+    def contender(self, name, task):
+        return self._decoder, method_of(name)
+
+
+@pytest.fixture(scope="module")
+def bench():
+    return TinyBench()
+
+
+def test_contenders_take_turns_and_write_the_same_text(bench, monkeypatch):
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(
+        listen := lambda event, *_, **__: "compile" in event and compiled.append(event)
+    )
+    at_ticks = []
+
+    def tick():
+        at_ticks.append(len(compiled))
+        return float(len(at_ticks))
+
+    monkeypatch.setattr(generate, "time", types.SimpleNamespace(perf_counter=tick))
+    parts = list(
+        timing_records(
+            bench,
+            ["qa"],
+            ["ngram:2", "greedy"],
+            [0.7],
+            rounds=2,
+            examples_per_task=2,
+            speculative=["bpd"],
+        )
+    )
+    jax.monitoring.unregister_event_duration_listener(listen)
+    assert [key_of(part[0]) for part in parts] == [
+        ("qa", name, 0.7, turn)
+        for turn in (0, 1)
+        for name in ("greedy", "ngram:2", "bpd (speculative)")
+    ]
+    # Held-out examples only, as many as were asked for, one at a time.
+    assert all([record.example for record in part] == [1, 2] for part in parts)
+    assert all(record.seconds == 1.0 for part in parts for record in part)
+    # Code was compiled, but not while the clock ran.
+    assert compiled
+    assert at_ticks[0::2] == at_ticks[1::2]
+
+    for part in parts:
+        drawn = part[0].contender == "bpd (speculative)"
+        assert all(r.identical is (None if drawn else True) for r in part)
+        if part[0].contender == "greedy":
+            plain = part
+            assert all(record.calls == record.tokens for record in part)
+        elif not drawn:
+            assert [r.tokens for r in part] == [r.tokens for r in plain]
+            assert all(1 <= r.calls <= r.tokens for r in part)
+
+
+def test_what_is_finished_is_left_out(bench):
+    def measure(done):
+        return timing_records(
+            bench, ["qa"], ["bpd"], [0.0], 1, 1, done, speculative=["bpd"]
+        )
+
+    first = next(measure(done=()))
+    assert first[0].contender == "greedy"
+    # Greedy decoding draws nothing, so that speculative sampling has nothing to do.
+    rest = list(measure(done={key_of(first[0])}))
+    assert [part[0].contender for part in rest] == ["bpd"]
+    assert rest[0][0].identical
+    done = {key_of(part[0]) for part in (first, *rest)}
+    assert not list(measure(done))
+
+
+def test_what_cannot_be_done_is_told_before_anything_is_timed(bench):
+    records = timing_records(bench, ["qa"], ["bpd", "draft_model:4"], [0.0], 1, 1)
+    with pytest.raises(UserError, match="draft_model"):
+        next(records)

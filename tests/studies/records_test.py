@@ -1,0 +1,151 @@
+"""Records go to a file and come back, whatever happened to the file."""
+
+import gzip
+
+import numpy as np
+import pytest
+
+from bpd_jax.errors import UserError
+from bpd_jax.studies import run_files
+from bpd_jax.studies.records import (
+    DraftRecord,
+    LatencyRecord,
+    call_positions,
+    from_digits,
+    to_digits,
+)
+from bpd_jax.studies.summary import (
+    drafts_of,
+    efficiency,
+    gain_cell,
+    repetition_of,
+    sums,
+)
+
+
+def draft(accepted="21321", example=0, contender="bpd", part="report", **given):
+    fields = {
+        "task": "squad",
+        "length": "33333",
+        "equal": "01002",
+        "longest": "12113",
+        "nodes": 9,
+    }
+    return DraftRecord(
+        example=example,
+        part=part,
+        contender=contender,
+        accepted=accepted,
+        **{**fields, **given},
+    )
+
+
+def test_digits_come_back():
+    values = [0, 1, 9, 10, 35]
+    assert to_digits(values) == "019az"
+    assert from_digits(to_digits(np.array(values))).tolist() == values
+
+
+def test_calls_go_from_yield_to_yield():
+    """At 0 two tokens, at 2 three: the calls of five tokens are two."""
+    assert call_positions(np.array([2, 1, 3, 2, 1])).tolist() == [0, 2]
+    assert draft().calls == 2
+    assert draft().tokens == 5
+
+
+def test_efficiency_is_a_ratio_of_sums():
+    records = [draft(), draft("1111")]
+    tokens, calls = sums(records)
+    assert tokens.tolist() == [5, 4]
+    assert calls.tolist() == [2, 4]
+    assert efficiency(records) == 9 / 6
+    assert efficiency([]) is None
+
+
+def test_a_gain_is_in_percent():
+    """9 tokens in 6 calls against 9 in 9."""
+    base = [draft("11111"), draft("1111")]
+    cell = gain_cell([draft(), draft("1111")], base, paper=7.0)
+    assert cell.value == pytest.approx(50.0)
+    assert cell.paper == 7.0
+    low, high = cell.interval
+    assert low == 0.0  # only the second example drawn
+    assert high == pytest.approx(150.0)  # only the first
+
+
+def test_repetition_is_that_of_the_calls():
+    """Calls at 0 and 2: no equal neighbours of 2 + 2, longest runs of 1 and 1."""
+    assert repetition_of([draft()]) == (0.0, 1.0)
+    # Calls at 0, 1, 2, …: 0 + 1 + 0 + 0 + 2 of 5 · 2 pairs, runs 1, 2, 1, 1, 3.
+    assert repetition_of([draft("11111")]) == (0.3, 1.6)
+    # A draft of one token has no neighbours.
+    assert repetition_of([draft("11111", length="13311", longest="12111")]) == (
+        3 / 4,
+        1.5,
+    )
+    assert repetition_of([draft("11", length="11")]) == (None, None)
+
+
+def test_records_come_back_in_their_order(tmp_path):
+    run_files.write_header(tmp_path, "table4", {"tasks": {"xsum": "X", "squad": "S"}})
+    latency = LatencyRecord("fst", 8, 16, 1, [1.5, 2.0])
+    run_files.append_records(tmp_path, [draft(example=1), draft(part="tune")])
+    run_files.append_records(tmp_path, [draft(), draft(task="xsum"), latency])
+    run = run_files.open_run(tmp_path)
+    assert run.study == "table4"
+    assert run.of(LatencyRecord) == [latency]
+    assert drafts_of(run, "bpd") == [draft(task="xsum"), draft(), draft(example=1)]
+    assert drafts_of(run, "bpd", "squad", "tune") == [draft(part="tune")]
+    assert run.task_label("squad") == "S"
+    assert run.label("bpd") == "bpd"
+
+
+def test_a_line_that_was_never_finished_is_dropped(tmp_path):
+    run_files.write_header(tmp_path, "table4", {})
+    run_files.append_records(tmp_path, [draft()])
+    path = tmp_path / run_files.RECORDS
+    path.write_bytes(path.read_bytes() + b'{"kind":"dra')
+    assert run_files.open_run(tmp_path).records == [draft()]
+    run_files.append_records(tmp_path, [draft(example=1)])
+    assert run_files.open_run(tmp_path).records == [draft(), draft(example=1)]
+
+
+def test_shards_are_read_together_and_published_alike(tmp_path):
+    """The published bytes do not depend on who wrote what when."""
+    published = []
+    for number, files in enumerate([("records-0-of-2.jsonl",), ("records.jsonl",)]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        run_files.write_header(folder, "table4", {"size": "tiny"})
+        run_files.append_records(folder, [draft(example=2)], files[0])
+        run_files.append_records(folder, [draft(example=1)], "records-1-of-2.jsonl")
+        run = run_files.open_run(folder)
+        assert len(run.records) == 2
+        output = tmp_path / f"published{number}"
+        run_files.publish(run, output)
+        published.append((output / "records.jsonl.gz").read_bytes())
+        assert run_files.open_run(output).facts == {"size": "tiny"}
+    assert published[0] == published[1]
+    assert gzip.decompress(published[0]).count(b"\n") == 2
+
+
+@pytest.mark.parametrize(
+    "line", ["{}", "[]", '{"kind": "none"}', '{"kind": "draft", "task": 3}', "\xff"]
+)
+def test_what_is_no_record_is_named(line, tmp_path):
+    run_files.write_header(tmp_path, "table4", {})
+    (tmp_path / run_files.RECORDS).write_text(line + "\n")
+    with pytest.raises(UserError, match=r"records\.jsonl:1 is no record"):
+        run_files.open_run(tmp_path)
+
+
+def test_what_is_no_result_is_refused(tmp_path):
+    with pytest.raises(UserError, match="holds no results of a study"):
+        run_files.open_run(tmp_path)
+    (tmp_path / run_files.HEADER).write_text("[1]")
+    with pytest.raises(UserError, match="cannot read"):
+        run_files.open_run(tmp_path)
+    run_files.write_header(tmp_path, "table4", {})
+    (tmp_path / "records.jsonl.gz").write_bytes(b"no gzip")
+    with pytest.raises(UserError, match=r"cannot read .*records\.jsonl\.gz"):
+        run_files.open_run(tmp_path)

@@ -1,0 +1,96 @@
+"""Table 1 from records that are written out."""
+
+import math
+import pathlib
+
+import pytest
+
+from bpd_jax.reporting.exhibits import Cell, Exhibit
+from bpd_jax.studies import printed
+from bpd_jax.studies.catalog import find_study
+from bpd_jax.studies.records import DraftRecord, QualityRecord
+from bpd_jax.studies.run_files import StudyRun
+
+
+def quality(task, example, part="report", **scores):
+    return QualityRecord(task, example, part, "", [], scores)
+
+
+def drafts(task, accepted, contender="bpd", example=0):
+    ones = "1" * len(accepted)
+    return DraftRecord(
+        task, example, "report", contender, accepted, ones, ones, ones, 1
+    )
+
+
+def exhibit(records, tasks):
+    facts = {"tasks": {task: task.upper() for task in tasks}}
+    run = StudyRun(pathlib.Path(), "table1", facts, records)
+    found = find_study("table1").exhibit(run)
+    assert Exhibit.from_json(found.to_json()) == found
+    return found
+
+
+def rows(table):
+    return {row.label: row.cells for row in table.rows}
+
+
+def test_scores_and_efficiency_of_each_task():
+    """LAMBADA: 4 tokens of 1/2 and 2 of 1/4 are exp(8 ln 2 / 6) = 2^(4/3) a token.
+
+    Calls at positions 0 and 3 of `3113` yield 3 + 1 tokens: 2 a call.
+    """
+    whole = {"last_word": 1.0, "last_word_log_prob": -1.0, "last_word_tokens": 1.0}
+    records = [
+        quality("lambada", 0, log_prob=4 * math.log(1 / 2), tokens=4.0, **whole),
+        quality("lambada", 1, log_prob=2 * math.log(1 / 4), tokens=2.0, **whole),
+        quality("squad", 0, exact_match=0.0, f1=0.5),
+        quality("squad", 1, exact_match=1.0, f1=1.0),
+        quality("squad", 2, "tune", exact_match=1.0, f1=1.0),
+        drafts("lambada", "3111"),
+        drafts("lambada", "2111", "bpd:heads=3"),
+        drafts("lambada", "1111", "ngram:16"),
+    ]
+    found = exhibit(records, ["lambada", "squad", "qa"])
+    table, everything = found.tables
+    assert [column.label for column in table.columns] == [
+        "metric",
+        "score",
+        "examples",
+        "3 heads",
+        "BPD",
+    ]
+    by_task = rows(table)
+    metric, score, examples, three, bpd = by_task["LAMBADA"]
+    assert metric.text == "Perplexity"
+    assert score.value == pytest.approx(2 ** (4 / 3))
+    assert score.interval == pytest.approx((2, 4))
+    assert (score.paper, examples.value) == (7.88, 2)
+    assert three == Cell(4 / 3, 1.79)
+    assert bpd == Cell(2.0, 3.12)
+    metric, score, _, _, bpd = by_task["SQUAD"]
+    assert (metric.text, score) == ("Exact match, %", Cell(50.0, 57.6, (0.0, 100.0)))
+    assert bpd == Cell(paper=2.08, text="not measured")
+    assert by_task["QA"][0].text == "none"
+    scores = rows(everything)
+    assert scores["SQUAD: F1, %"][0] == Cell(75.0, None, (50.0, 100.0))
+    assert scores["LAMBADA: Last words right, %"][0].value == 100
+    assert scores["LAMBADA: Perplexity of last words"][0].value == pytest.approx(math.e)
+    assert scores["SQUAD: Exact match, %"][0].paper == 57.6
+
+
+def test_nothing_measured_is_nothing_claimed():
+    found = exhibit([], ["xsum"])
+    [table] = found.tables
+    assert rows(table)["XSUM"][1] == Cell(paper=52.15, text="not measured")
+    assert [finding.holds for finding in found.findings] == [None]
+
+
+@pytest.mark.parametrize("best, holds", [("lambada", True), ("xsum", False)])
+def test_the_order_of_tasks_is_compared_with_the_papers(best, holds):
+    yields = {best: "3111", "newsroom": "1111"}
+    records = [drafts(task, yields.get(task, "2111")) for task in printed.TASKS]
+    [finding] = exhibit(records, printed.TASKS).findings
+    assert finding.holds is holds
+    assert f"{best.upper()} 2.00" in finding.evidence
+    assert exhibit(records[:3], printed.TASKS).findings[0].holds is None

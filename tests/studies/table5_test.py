@@ -1,0 +1,97 @@
+"""Table 5 from records that are written out."""
+
+import pathlib
+
+import pytest
+
+from bpd_jax.reporting.exhibits import Exhibit
+from bpd_jax.studies import printed
+from bpd_jax.studies.catalog import find_study
+from bpd_jax.studies.records import DraftRecord
+from bpd_jax.studies.run_files import StudyRun
+
+
+def drafts(task, contender, accepted, equal, example=0, part="report"):
+    length = "3" * len(accepted)
+    return DraftRecord(
+        task, example, part, contender, accepted, length, equal, length, 1
+    )
+
+
+def exhibit(records, tasks=("squad", "qa")):
+    facts = {"tasks": {task: task.upper() for task in tasks}}
+    run = StudyRun(pathlib.Path(), "table5", facts, records)
+    found = find_study("table5").exhibit(run)
+    assert Exhibit.from_json(found.to_json()) == found
+    return found
+
+
+def test_wins_and_losses_of_two_tasks():
+    """SQuAD: a win that repairs, a win that introduces, a tie, a loss; then a win.
+
+    QA: one loss that repairs, and two ties. The tuning example counts for nothing.
+    """
+    records = [
+        drafts("squad", "bpd", "1121", "2010"),
+        drafts("squad", "ngram:1", "3211", "0110"),
+        drafts("squad", "bpd", "1", "0", example=1),
+        drafts("squad", "ngram:1", "2", "0", example=1),
+        drafts("qa", "bpd", "211", "200"),
+        drafts("qa", "ngram:1", "111", "000"),
+        drafts("qa", "bpd", "1", "1", 7, "tune"),
+        drafts("qa", "ngram:1", "2", "0", 7, "tune"),
+    ]
+    found = exhibit(records)
+    [table] = found.tables
+    rows = {row.label: [cell.value for cell in row.cells] for row in table.rows}
+    # One win in each half of SQuAD: margins 2 - 1 and 1, so p = 2 / 4 before Holm's 3.
+    assert rows["SQUAD"] == [
+        1,
+        3,
+        pytest.approx(100 / 3),
+        pytest.approx(100 / 3),
+        1,
+        0,
+        0,
+        1,
+    ]
+    assert rows["QA"] == [2, 0, None, None, 1, 100, 0, 1]
+    assert rows["All"][:2] == [3, 3]
+    assert rows["All"][4:7] == [2, 50, 0]
+    assert table.rows[0].cells[2].paper == printed.TABLE5["squad"]["wins_repair"]
+    [chart] = found.charts
+    assert chart.categories == ["SQUAD", "QA"]
+    assert chart.series[0].y == [60, 0]
+    assert chart.series[1].y == [20, pytest.approx(100 / 3)]
+    repairs, introduces, weak = found.findings
+    # A third of the wins repairs, and half of the losses; a third introduces.
+    assert (repairs.holds, introduces.holds, weak.holds) == (False, False, None)
+
+
+def test_weak_tasks_win():
+    """BPD yields 1, 2 and 3 tokens a call; margins of 3, 0 and -3 of 3 positions."""
+    records = []
+    for task, base, refined in [
+        ("a", "111", "222"),
+        ("b", "222", "222"),
+        ("c", "333", "111"),
+    ]:
+        records += [
+            drafts(task, "bpd", base, "000"),
+            drafts(task, "ngram:1", refined, "000"),
+        ]
+    weak = exhibit(records, ("a", "b", "c")).findings[-1]
+    assert weak.holds is None  # three tasks cannot tell
+    assert "-1.00 (p = 0.3" in weak.evidence
+    assert "over 3 tasks, of which 1" in weak.evidence
+
+
+def test_what_was_not_measured_is_said():
+    found = exhibit([drafts("qa", "bpd", "1", "0"), drafts("qa", "neural:1", "1", "0")])
+    [table] = found.tables
+    squad, qa = table.rows[:2]
+    assert squad.cells[0].text == "not measured"
+    assert squad.cells[0].paper is None  # another refinement than the paper's
+    assert qa.cells[2].text == "none"
+    assert [finding.holds for finding in found.findings] == [None] * 3
+    assert exhibit([]).tables == []

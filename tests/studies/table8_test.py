@@ -1,0 +1,100 @@
+"""Table 8 from records that are written out."""
+
+import pathlib
+
+import pytest
+
+from bpd_jax.reporting.exhibits import Exhibit
+from bpd_jax.studies.catalog import find_study
+from bpd_jax.studies.records import DraftRecord
+from bpd_jax.studies.run_files import StudyRun
+
+TEN = {5: "2222222222", 10: "1111111111", 2: "5555555555", 4: "3333333333"}
+"""What calls yield at each of ten positions if decoding takes so many calls."""
+
+
+def drafts(task, contender, calls, part="report", example=0):
+    zeros = "0" * 10
+    accepted = TEN[calls]
+    return DraftRecord(task, example, part, contender, accepted, zeros, zeros, zeros, 1)
+
+
+def exhibit(records, tasks=("squad", "qa"), **facts):
+    facts = {"tasks": {task: task.upper() for task in tasks}, **facts}
+    run = StudyRun(pathlib.Path(), "table8", facts, records)
+    found = find_study("table8").exhibit(run)
+    assert Exhibit.from_json(found.to_json()) == found
+    return found
+
+
+def rows(table):
+    return {row.label: row.cells for row in table.rows}
+
+
+def test_alpha_is_chosen_on_tuning_examples_and_reported_on_others():
+    """alpha = 2 needs 2 calls to tune on, alpha = 1 needs 4; reported it is 5 and 4."""
+    family = {0.0: (10, 10), 1.0: (4, 4), 2.0: (2, 5)}
+    records = [drafts("squad", "bpd", 10), drafts("squad", "oracle", 2)]
+    for alpha, (tune, report) in family.items():
+        name = f"ngram:1:alpha={alpha:g}@own"
+        records += [drafts("squad", name, tune, "tune"), drafts("squad", name, report)]
+    # Of no family: no weight, and no other weight beside it.
+    records += [
+        drafts("squad", "ngram:1@own", 5),
+        drafts("squad", "neural:1:alpha=1", 5),
+    ]
+    found = exhibit(records, labels={"ngram:1:alpha=0@own": "1-best (k 4, alpha 0.0)"})
+    [table] = found.tables
+    assert table.title == "The weight alpha: 1-best (k 4)"
+    squad = rows(table)["SQUAD"]
+    assert (squad[0].value, squad[0].paper) == (2.0, 0.75)
+    assert squad[1].value == 2.0
+    assert squad[2].value == pytest.approx(100)
+    assert squad[3].value == 1.0
+    # 2 tokens a call, of 1 by BPD and 5 by the oracle: a quarter of the way.
+    assert squad[4].value == 25
+    assert squad[5].value == 10 / 4
+    assert (squad[6].value, squad[7].value) == (1.0, 2.5)
+    assert rows(table)["QA"][0].text == "not measured"
+    assert [c.value for c in rows(table)["All, one alpha"]] == [c.value for c in squad]
+    [chart] = found.charts
+    assert [line.label for line in chart.series] == ["SQUAD", "All"]
+    assert (chart.series[0].x, chart.series[0].y) == ([1.0, 2.0], [2.5, 2.0])
+    _, flattery = found.findings
+    assert flattery.holds is False
+    assert flattery.evidence.startswith("25.00 % on average over 1 tasks")
+
+
+def test_little_weight_where_bpd_does_well():
+    """BPD takes 10, 5 and 4 calls; alphas 2, 1 and 0.5 are best."""
+    records = []
+    best = {"a": (10, 2.0), "b": (5, 1.0), "c": (4, 0.5)}
+    for task, (base, right) in best.items():
+        records.append(drafts(task, "bpd", base))
+        for alpha in (0.5, 1.0, 2.0):
+            for part in ("tune", "report"):
+                calls = 2 if alpha == right else 4
+                records.append(drafts(task, f"neural:1:alpha={alpha:g}", calls, part))
+    small, flattery = exhibit(records, tuple(best)).findings
+    assert small.holds is None  # three tasks cannot tell
+    assert "-1.00 (p = 0.3" in small.evidence
+    assert "over 3 tasks: -1.00" in small.evidence
+    assert flattery.holds is True
+
+
+def test_no_family_no_table():
+    found = exhibit([drafts("squad", "ngram:1:alpha=1", 4)])
+    assert (found.tables, found.charts, found.findings) == ([], [], [])
+
+
+def test_only_common_examples_count():
+    """Example 1 was recorded for one alpha alone, before the run was stopped."""
+    records = [
+        drafts("squad", f"ngram:1:alpha={alpha}", calls, part, example)
+        for alpha, calls, example in [(1, 4, 0), (2, 5, 0), (2, 2, 1)]
+        for part in ("tune", "report")
+    ]
+    [table] = exhibit(records).tables
+    squad = rows(table)["SQUAD"]
+    assert (squad[0].value, squad[1].value) == (1.0, 2.5)
+    assert squad[2].text == squad[3].text == squad[4].text == "not measured"

@@ -1,0 +1,141 @@
+import dataclasses
+import pathlib
+
+import pytest
+
+from bpd_jax.studies.catalog import find_study
+from bpd_jax.studies.records import TimingRecord
+from bpd_jax.studies.run_files import StudyRun
+
+STUDY = find_study("table_e")
+LABELS = {
+    "medusa:8": "Medusa",
+    "ngram:1@general_2": "1-best 2-gram",
+    "bpd": "BPD",
+    "lookahead:4": "Lookahead",
+    "medusa_ngram:8": "Medusa, 2-gram",
+}
+
+
+def record(contender, task="qa", example=0, *, calls, seconds, **fields):
+    """Twelve tokens, greedily unless something else is asked for."""
+    plain = {"temperature": 0.0, "round": 0, "tokens": 12, "identical": True}
+    return TimingRecord(
+        task=task,
+        example=example,
+        contender=contender,
+        calls=calls,
+        seconds=seconds,
+        **{**plain, **fields},
+    )
+
+
+def exhibit(*records):
+    facts = {"labels": LABELS, "tasks": {"math": "Math", "qa": "QA", "rag": "RAG"}}
+    run = StudyRun(pathlib.Path("runs"), "table_e", facts, list(records))
+    return STUDY.exhibit(run)
+
+
+def cells(table, label):
+    return next(row.cells for row in table.rows if row.label == label)
+
+
+def test_speedups_are_ratios_of_sums_over_the_same_prompts_and_rounds():
+    table = exhibit(
+        record("greedy", calls=12, seconds=4.0),
+        record("greedy", example=1, calls=12, seconds=2.0),
+        record("greedy", round=1, calls=12, seconds=6.0),
+        record("bpd", calls=6, seconds=2.0),
+        record("bpd", example=1, calls=4, seconds=1.0),
+        # Of a round in which plain decoding was not timed: no speed, only calls.
+        record("bpd", round=2, calls=6, seconds=99.0),
+        record("greedy", "math", calls=12, seconds=1.0),
+    ).tables[0]
+    assert [(column.label, column.group) for column in table.columns] == [
+        (label, group)
+        for group in ("Math", "QA", "All")
+        for label in ("Tokens per call", "Speedup")
+    ]
+    math_tokens, math_speed, tokens, speed, all_tokens, all_speed = cells(table, "BPD")
+    assert math_tokens.text == math_speed.text == "not measured"
+    # 36 tokens in 6 + 4 + 6 calls; 4 + 2 seconds against 2 + 1.
+    assert tokens.value == 36 / 16
+    assert speed.value == pytest.approx((4 + 2) / (2 + 1))
+    # Each prompt alone is as fast: 4 / 2 and 2 / 1.
+    assert speed.interval == pytest.approx((2, 2))
+    # One category is missing, so that nothing can be said of all.
+    assert all_tokens.text == all_speed.text == "not measured"
+    greedy = cells(table, "Greedy")
+    assert [cell.value for cell in greedy] == [1.0] * 6
+
+
+def test_texts_of_other_lengths_are_compared_by_the_token():
+    table = exhibit(
+        record("greedy", temperature=1.0, calls=12, seconds=6.0),
+        record(
+            "bpd (speculative)",
+            temperature=1.0,
+            tokens=24,
+            calls=8,
+            seconds=4.0,
+            identical=None,
+        ),
+    ).tables[0]
+    assert table.name == "table_e_t1"
+    tokens, speed, *_ = cells(table, "BPD, speculative sampling")
+    assert tokens.value == 24 / 8
+    assert speed.value == pytest.approx((6 / 12) / (4 / 24))
+
+
+def test_refined_methods_stand_below_what_they_refine():
+    shown = exhibit(
+        *(
+            record(name, calls=calls, seconds=seconds)
+            for name, calls, seconds in (
+                ("ngram:1@general_2", 5, 4.0),
+                ("medusa_ngram:8", 4, 1.5),
+                ("lookahead:4", 10, 3.0),
+                ("greedy", 12, 6.0),
+                ("medusa:8", 5, 2.0),
+                ("bpd", 6, 3.0),
+            )
+        )
+    )
+    table, refinement = shown.tables
+    assert [row.label for row in table.rows] == [
+        "Greedy",
+        "Medusa",
+        "Medusa, 2-gram",
+        "BPD",
+        "1-best 2-gram",
+        "Lookahead",
+    ]
+    assert [row.label for row in refinement.rows] == [
+        "Medusa → Medusa, 2-gram",
+        "BPD → 1-best 2-gram",
+    ]
+    # Calls fall from 5 to 4 and from 6 to 5; seconds from 2 to 1.5 and rise to 4.
+    found = [cell.value for row in refinement.rows for cell in row.cells]
+    assert found == pytest.approx([25, 2 / 1.5, 20, 3 / 4])
+    lossless, *findings = shown.findings
+    assert lossless.holds is True
+    assert [finding.holds for finding in findings] == [True, True, True, False]
+    assert findings[0].evidence == "+25.0 % at T = 0."
+    chart = shown.charts[0]
+    assert chart.categories[0] == "Medusa"
+    assert chart.series[0].y[:2] == pytest.approx([6 / 2, 6 / 1.5])
+
+
+def test_texts_that_differ_are_told():
+    same = record("bpd", calls=6, seconds=1.0)
+    other = dataclasses.replace(same, example=1, identical=False)
+    finding = exhibit(same, other).findings[0]
+    assert finding.holds is False
+    assert finding.evidence == "1 of 2 texts are the same; others are of BPD."
+
+
+def test_nothing_measured_is_no_crash():
+    shown = exhibit()
+    assert shown.tables == []
+    assert shown.charts == []
+    assert [finding.holds for finding in shown.findings] == [None]

@@ -1,0 +1,143 @@
+"""Examples of studies: whole prompts, cut documents, always the same draw."""
+
+import gzip
+import json
+import types
+
+import pytest
+
+from bpd_jax.errors import UserError
+from bpd_jax.studies.tasks import LABELS, draw_examples, read_sources, rest_of
+
+
+class Words:
+    """A tokenizer whose tokens are words."""
+
+    def __init__(self):
+        self.words = []
+
+    def encode(self, text):
+        for word in text.split(" "):
+            if word not in self.words:
+                self.words.append(word)
+        return [self.words.index(word) for word in text.split(" ")]
+
+    def decode(self, tokens):
+        return " ".join(self.words[token] for token in tokens)
+
+
+@pytest.fixture
+def loaded():
+    """A model that continues texts, of which only the tokenizer matters."""
+    tokenizer = Words()
+    plain = types.SimpleNamespace(
+        tokenizer=tokenizer, chat=None, encode_prompt=tokenizer.encode
+    )
+    plain.without_chat = lambda: plain
+    return plain
+
+
+def write(folder, name, split, records):
+    (folder / name).mkdir(parents=True, exist_ok=True)
+    with gzip.open(folder / name / f"{split}.jsonl.gz", "wt") as stream:
+        stream.writelines(json.dumps(record) + "\n" for record in records)
+
+
+def squad(number):
+    return {
+        "question": f"who {number}?",
+        "context": f"it {number} was a long time ago that {{this}} happened",
+        "answers": {"text": [f"he {number}", "she"], "answer_start": [0, 1]},
+    }
+
+
+def test_a_prompt_holds_question_and_context_and_all_answers(tmp_path, loaded):
+    write(tmp_path, "squad", "validation", [squad(0), {**squad(1), "context": ""}])
+    sources = read_sources(tmp_path, "squad")
+    assert len(sources) == 1  # the other has nothing to read
+    (example,) = draw_examples(
+        sources, loaded, examples=5, tune=0, longest=99, longest_whole=99
+    )
+    assert example.prompt == (
+        "question: who 0? context: it 0 was a long time ago that {this} happened\n"
+    )
+    assert example.references == ("he 0", "she")
+    assert loaded.tokenizer.decode(example.input_ids) == example.prompt
+
+
+def test_a_document_is_cut_to_fit_and_its_prompt_is_not(tmp_path, loaded):
+    record = {"dialogue": "a b c d e f g h", "summary": "s"}
+    write(tmp_path, "samsum", "test", [record])
+    sources = read_sources(tmp_path, "samsum")
+    (example,) = draw_examples(
+        sources, loaded, examples=1, tune=0, longest=12, longest_whole=1
+    )
+    assert example.prompt == "Here is a dialogue: a b c d e\nWrite a short summary!\n"
+    assert len(example.input_ids) <= 12
+    assert not draw_examples(
+        sources, loaded, examples=1, tune=0, longest=3, longest_whole=99
+    )
+
+
+def test_the_draw_is_always_the_same_and_parts_are_apart(tmp_path, loaded):
+    write(tmp_path, "squad", "validation", [squad(n) for n in range(20)])
+    sources = read_sources(tmp_path, "squad")
+    draws = [
+        draw_examples(sources, loaded, examples=6, tune=3, longest=99, longest_whole=9)
+        for _ in range(2)
+    ]
+    assert [e.prompt for e in draws[0]] == [e.prompt for e in draws[1]]
+    assert [e.part for e in draws[0]] == ["tune"] * 3 + ["report"] * 6
+    assert len({e.prompt for e in draws[0]}) == 9
+    rest = rest_of(sources, draws[0], 100)
+    assert len(rest) == 11
+    assert not any(text.split("\n")[0] in e.prompt for text in rest for e in draws[0])
+    assert rest_of(sources, draws[0], 2) == rest[:2]
+
+
+def test_one_document_is_drawn_once(tmp_path, loaded):
+    """Two questions on one context are one document."""
+    again = {**squad(0), "question": "what?"}
+    write(tmp_path, "squad", "validation", [squad(0), again])
+    sources = read_sources(tmp_path, "squad")
+    assert len(sources) == 2
+    drawn = draw_examples(
+        sources, loaded, examples=2, tune=0, longest=99, longest_whole=9
+    )
+    assert len(drawn) == 1
+
+
+def test_spec_bench_has_six_categories(tmp_path, loaded):
+    records = [
+        {"category": "rag", "turns": ["facts question?"], "reference": ["r"]},
+        {"category": "roleplay", "turns": ["be a cat", "now a dog"]},
+        {"category": "summarization", "turns": ["Summarize: a b c d"]},
+    ]
+    write(tmp_path, "spec_bench", "test", records)
+    (rag,) = read_sources(tmp_path, "rag")
+    assert (rag.document, rag.before, rag.references) == ("", "facts question?", ("r",))
+    (talk,) = read_sources(tmp_path, "mt_bench")
+    assert talk.before == "be a cat"
+    (article,) = read_sources(tmp_path, "summarization")
+    assert (article.document, article.before) == ("a b c d", "Summarize: ")
+
+
+def test_a_passage_is_continued_as_it_is(tmp_path, loaded):
+    write(tmp_path, "lambada", "test", [{"passage": "once upon a time"}])
+    sources = read_sources(tmp_path, "lambada")
+    (example,) = draw_examples(
+        sources, loaded, examples=1, tune=0, longest=9, longest_whole=9
+    )
+    assert example.prompt == "once upon a time"
+
+
+def test_what_is_missing_is_named(tmp_path):
+    with pytest.raises(UserError, match="there is no task 'squat': use lambada"):
+        read_sources(tmp_path, "squat")
+    with pytest.raises(UserError, match=r"xsum has none of test\.jsonl\.gz"):
+        read_sources(tmp_path, "xsum")
+    (tmp_path / "xsum").mkdir()
+    (tmp_path / "xsum" / "test.jsonl").write_text("nothing\n")
+    with pytest.raises(UserError, match=r"test\.jsonl:1 is no JSON"):
+        read_sources(tmp_path, "xsum")
+    assert "held_out" in LABELS
