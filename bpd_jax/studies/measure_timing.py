@@ -87,9 +87,10 @@ def timing_records(
     }
     keys = [
         (task, name, float(temperature), turn)
-        for task in tasks
+        # A run that is stopped has whole temperatures and rounds.
         for temperature in temperatures
         for turn in range(rounds)
+        for task in tasks
         for name in [
             *contenders,
             *(map(speculative_name, speculative) if temperature > 0 else ()),

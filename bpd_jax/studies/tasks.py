@@ -133,15 +133,18 @@ def _spec_bench(data: pathlib.Path) -> Iterator[Source]:
         category = str(record.get("category"))
         # The eight kinds of MT-Bench questions are one of the six categories.
         name = category if category in SPEC_BENCH else "mt_bench"
-        turns, right = _texts(record, "turns"), _texts(record, "reference")
+        turns = _texts(record, "turns")
         if not turns:
             continue
+        # Of the first turn: one text, or a list of answers that are all right.
+        right = record.get("reference") or [None]
+        references = tuple(_texts({"first": right[0]}, "first"))
         # An article may be cut; what ends with its question may not.
         before, found, article = turns[0].partition("Summarize: ")
         if name == "summarization" and found and not before:
-            yield Source(name, article, found, "", tuple(right[:1]))
+            yield Source(name, article, found, "", references)
         else:
-            yield Source(name, "", turns[0], "", tuple(right[:1]))
+            yield Source(name, "", turns[0], "", references)
 
 
 def _records(folder: pathlib.Path) -> Iterator[dict[str, Any]]:

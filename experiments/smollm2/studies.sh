@@ -27,7 +27,7 @@ done
     --min_counts=1,1,2,4 --vocabulary=bpd_jax/shipped/smollm2/rescorer \
     --output="$run/general_4"
 "$python" -m bpd_jax.train_refiner --model=smollm2 --kind=markov --data="$run/states" \
-    --steps=700 --batch_size=1024 --learning_rate=2e-3 --output="$run/refiners/markov"
+    --steps=300 --batch_size=512 --learning_rate=2e-3 --output="$run/refiners/markov"
 "$python" -m bpd_jax.train --gin_file=experiments/smollm2/rescorer.gin \
     --gin_file=gin_configs/models/rescorer_smollm2_narrow.gin \
     --workdir="$run/rescorer_narrow"

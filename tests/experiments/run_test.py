@@ -1,5 +1,6 @@
 """`python -m experiments.run` on a model that takes seconds to train."""
 
+import itertools
 import json
 import pathlib
 
@@ -8,10 +9,13 @@ import pytest
 from bpd_jax import configuration
 from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.decoding.methods import parse_method
+from bpd_jax.ngrams.formats.load import load_model
 from bpd_jax.studies.bench import Bench
 from bpd_jax.studies.catalog import NAMES
 from bpd_jax.studies.config import StudyConfig
+from bpd_jax.studies.in_domain import build_in_domain
 from bpd_jax.studies.measure import draft_records, oracle_records
+from bpd_jax.studies.measure_explorer import explorer_records
 from bpd_jax.studies.records import DraftRecord
 from bpd_jax.studies.run_files import open_run
 
@@ -106,6 +110,82 @@ def test_the_oracle_grid_is_the_oracle(bench):
     prompts = [example.input_ids for example in bench.examples("held_out")]
     real = decoder.decode(parse_method("oracle"), prompts, bench.options("held_out"))
     assert [record.calls[-1][-1] for record in found] == [g.serial_calls for g in real]
+
+
+@pytest.mark.slow
+def test_the_explorer_has_all_that_was_drafted(bench):
+    """Its calls follow each other through the text, with what each could choose."""
+    (record, *_) = records = explorer_records(bench, "held_out", ["bpd", "oracle"], 1)
+    assert len(records) == 1
+    example = bench.examples("held_out")[record.example]
+    assert example.part == "report"
+    text = bench.texts("held_out")[record.example]
+    tokenizer = bench.loaded("held_out").tokenizer
+    pieces = [tokenizer.piece(token) for token in text.output_ids]
+    assert [record.pieces[number] for number in record.output] == pieces
+    assert len(record.candidates) == len(record.log_probs) == len(pieces)
+    for trace in record.traces:
+        position = 0
+        for call in trace.calls:
+            assert call.at == position
+            accepted = call.winner[: call.accepted]
+            assert accepted == record.output[position : position + call.accepted]
+            position += call.accepted
+        assert position == len(pieces)
+    bpd = record.traces[0].calls[0]
+    assert bpd.draft[1:] == [head[0] for head in record.candidates[0]]
+
+
+@pytest.mark.slow
+def test_in_domain_models_are_counted_from_other_texts(trained, tmp_path):
+    """Of ten dialogues four are drawn; the n-grams are those of the other six."""
+    (tmp_path / "samsum").mkdir()
+    lines = [
+        json.dumps({"dialogue": f"{n} times {n}?", "summary": f"is {n * n}."})
+        for n in range(10)
+    ]
+    (tmp_path / "samsum" / "test.jsonl").write_text("".join(f"{x}\n" for x in lines))
+    config = StudyConfig(
+        study="table7",
+        model=str(trained / "run"),
+        data=str(tmp_path),
+        tasks=["samsum"],
+        contenders=["ngram:1@in_domain"],
+        assets={"in_domain": {"ngram": f"{tmp_path}/in_domain/{{task}}"}},
+        examples=3,
+        tune=1,
+        max_new_tokens=8,
+        longest_prompt=60,
+        lattice_width=4,
+        in_domain=100,
+    )
+    bench = Bench(config, tmp_path)
+    folder = build_in_domain(bench, "samsum")
+    drawn = [example.prompt for example in bench.examples("samsum")]
+    assert len(drawn) == 4
+    model = load_model(str(folder), vocab_size=bench.loaded("samsum").vocab_size)
+    rest = [n for n in range(10) if not any(f"{n} times" in one for one in drawn)]
+    assert len(rest) == 6
+    tokenizer = bench.loaded("samsum").tokenizer
+    counted = {
+        pair
+        for n in rest
+        for ids in [tokenizer.encode(f"{n} times {n}?\nis {n * n}.")]
+        for pair in itertools.pairwise(ids)
+    }
+    # Beside them stand those with the ends of texts.
+    inner = [
+        key
+        for key in model.ngrams(2)
+        if all(token < tokenizer.vocab_size for token in key)
+    ]
+    assert counted <= {tuple(key) for key in inner}
+    assert bench.depends_on_task("ngram:1@in_domain")
+    (found,) = draft_records(bench, "ngram:1@in_domain", ["samsum"])
+    assert [record.part for record in found] == ["tune"] + ["report"] * 3
+    before = (folder / "in_domain.json").stat().st_mtime_ns
+    assert build_in_domain(bench, "samsum") == folder
+    assert (folder / "in_domain.json").stat().st_mtime_ns == before
 
 
 @pytest.mark.slow

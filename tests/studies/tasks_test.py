@@ -109,17 +109,26 @@ def test_one_document_is_drawn_once(tmp_path, loaded):
 
 def test_spec_bench_has_six_categories(tmp_path, loaded):
     records = [
-        {"category": "rag", "turns": ["facts question?"], "reference": ["r"]},
+        {"category": "rag", "turns": ["facts question?"], "reference": [["r", "s"]]},
         {"category": "roleplay", "turns": ["be a cat", "now a dog"]},
-        {"category": "summarization", "turns": ["Summarize: a b c d"]},
+        {
+            "category": "summarization",
+            "turns": ["Summarize: a b c d"],
+            "reference": ["a c", "never asked"],
+        },
     ]
     write(tmp_path, "spec_bench", "test", records)
     (rag,) = read_sources(tmp_path, "rag")
-    assert (rag.document, rag.before, rag.references) == ("", "facts question?", ("r",))
+    assert (rag.document, rag.before, rag.references) == (
+        "",
+        "facts question?",
+        ("r", "s"),
+    )
     (talk,) = read_sources(tmp_path, "mt_bench")
     assert talk.before == "be a cat"
     (article,) = read_sources(tmp_path, "summarization")
     assert (article.document, article.before) == ("a b c d", "Summarize: ")
+    assert article.references == ("a c",)
 
 
 def test_a_passage_is_continued_as_it_is(tmp_path, loaded):
