@@ -1,10 +1,11 @@
-# Everything runs in .venv, which the first command makes; those of TPUs have their own.
+# Everything runs in .venv, which the first command makes; TPUs and docs have their own.
 SHELL := /bin/bash
 BIN := .venv/bin
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo train-demo tpu-compile tpu-test test test-all lint format clean
+.PHONY: help env demo train-demo docs docs-serve tpu-compile tpu-test test test-all \
+  lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -17,6 +18,16 @@ demo: env ## SmolLM2 answers prompts by several methods; table, drafts, report
 
 train-demo: env ## train a small model from scratch, n-grams too, decode, write a report
 	@bash experiments/demo/run.sh
+
+# mkdocs-material announces a new program of its makers at every start.
+MKDOCS := NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs
+docs: ## the site of docs/ into site/, in .venv-docs; open site/index.html
+	@PYTHON="$(PYTHON)" bash scripts/docs_env.sh
+	$(MKDOCS) build --strict --quiet
+
+docs-serve: ## the same on localhost:8000, built again whenever a page changes
+	@PYTHON="$(PYTHON)" bash scripts/docs_env.sh
+	$(MKDOCS) serve --watch bpd_jax
 
 TOPOLOGY ?= v4:4x4x4
 MESH ?= v4_128
@@ -47,6 +58,6 @@ format: env ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-clean: ## delete caches and build products, not .venv, .venv-tpu and runs/
-	rm -rf build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+clean: ## delete caches and build products, not environments and runs/
+	rm -rf build dist site *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -path "./.venv*" -prune -o -name __pycache__ -type d -exec rm -rf {} +

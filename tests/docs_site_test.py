@@ -1,0 +1,277 @@
+"""The pages of docs/ hang together, and what they name exists.
+
+Pages are read as text, so that none of this needs what builds the site; the last test
+builds it where mkdocs is installed.
+"""
+
+import ast
+import functools
+import importlib.util
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from bpd_jax.decoding.methods import Method, parse_method
+from bpd_jax.errors import UserError
+from bpd_jax.studies.catalog import NAMES
+
+ROOT = pathlib.Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+TEXTS = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+SITE = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+# Commands with a parser of their own.
+OWN_PARSER = {"bpd_jax.lm_eval", "pytest", "pip", "venv"}
+GIN_FILES = [*ROOT.glob("gin_configs/**/*.gin"), *ROOT.glob("experiments/**/*.gin")]
+
+
+def _load(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+HOOKS = _load("hooks")
+
+
+def name_of(page: pathlib.Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def in_nav(entries: Any) -> Iterator[str]:
+    for entry in entries:
+        for value in entry.values():
+            yield from [value] if isinstance(value, str) else in_nav(value)
+
+
+def prose(text: str) -> str:
+    """Without code blocks and comments."""
+    text = re.sub(r"^(`{3,})[^\n]*\n.*?^\1[^\n]*$", "", text, flags=re.M | re.S)
+    return re.sub(r"<!--.*?-->", "", text, flags=re.S)
+
+
+def shell_blocks(text: str) -> list[str]:
+    """The code blocks that may hold commands."""
+    blocks = re.findall(r"^```(\w*)[^\n]*\n(.*?)^```", text, re.M | re.S)
+    return [code for language, code in blocks if language in ("", "bash", "text")]
+
+
+def anchors(page: pathlib.Path) -> set[str]:
+    """The ids of headings, as the site has them."""
+    found: set[str] = set()
+    for heading in re.findall(r"^#+ (.+)$", prose(page.read_text()), re.M):
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
+        plain = words.encode("ascii", "ignore").decode()
+        plain = re.sub(r"[^\w\s-]", "", plain).strip().lower()
+        found.add(re.sub(r"[-\s]+", "-", plain))
+    return found
+
+
+def test_every_page_is_in_the_nav_once() -> None:
+    listed = list(in_nav(SITE["nav"]))
+    pages = [str(page.relative_to(DOCS)) for page in PAGES]
+    assert sorted(listed) == sorted([*pages, HOOKS.COMMANDS_PAGE])
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=name_of)
+def test_links_and_anchors_resolve(page: pathlib.Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(page.read_text())):
+        if re.match(r"https?:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if target == DOCS / HOOKS.COMMANDS_PAGE:  # made when the site is built
+            continue
+        # Results of studies are committed when they have been measured.
+        open_results = "results" in target.parts and "experiments" in target.parts
+        assert target.exists() or open_results, link
+        if anchor:
+            assert anchor in anchors(target), link
+
+
+@functools.cache
+def flags_of(module: str) -> dict[str, bool]:
+    return {flag.name: flag.is_bool for flag in HOOKS.flags_of(module)}
+
+
+def commands(page: pathlib.Path) -> list[list[str]]:
+    """Every `python -m …` of a page, in blocks and in running text, as words."""
+    text = page.read_text()
+    blocks = shell_blocks(text)
+    spans = re.findall(r"`([^`]*python -m [^`]*)`", prose(text))
+    found = []
+    for code in [*blocks, *spans]:
+        for line in code.replace("\\\n", " ").splitlines():
+            _, marker, rest = line.partition("python -m ")
+            if marker:
+                # `…` stands for anything, and so does a Unicode dash.
+                rest = rest.replace("…", "").partition(" #")[0].partition(" > ")[0]
+                found.append(shlex.split(rest.replace("$'\\n\\n'", "STOP")))
+    return found
+
+
+COMMANDS = [
+    pytest.param(page, words, id=f"{name_of(page)}: {' '.join(words)[:90]}")
+    for page in TEXTS
+    for words in commands(page)
+    if words and re.fullmatch(r"(bpd_jax|experiments|benchmarks)\..*", words[0])
+]
+
+
+@pytest.mark.parametrize("page, words", COMMANDS)
+def test_commands_exist_with_their_flags(page: pathlib.Path, words: list[str]) -> None:
+    module, *arguments = words
+    assert HOOKS.module_file(module).is_file(), module
+    if module in OWN_PARSER:
+        return
+    for word in arguments:
+        if not word.startswith("--"):
+            continue
+        flag, _, value = word[2:].partition("=")
+        if flag.startswith("gin."):
+            check_gin_name(flag[4:], page)
+            continue
+        known = flags_of(module)
+        negated = flag.startswith("no") and known.get(flag[2:], False)
+        # `cli` defines these for every command.
+        assert flag in known or negated or flag == "help", flag
+        if flag == "gin_file" and not re.search(r"NAME|FILE", value):
+            task_of_page = f'title="{value}"' in page.read_text()
+            assert (ROOT / value).is_file() or task_of_page, value
+        if flag in ("method", "methods"):
+            check_methods(value, page)
+
+
+def check_methods(value: str, page: pathlib.Path) -> None:
+    if value == "help" or "$" in value or "…" in value:
+        return
+    for name in value.split(","):
+        # The tutorial that adds a method may use it.
+        added = f'+            "{name.partition(":")[0]}",' in page.read_text()
+        assert added or isinstance(parse_method(name), Method)
+
+
+@functools.cache
+def macros() -> set[str]:
+    text = "\n".join(path.read_text() for path in GIN_FILES)
+    return set(re.findall(r"^([A-Z][A-Z_]*) =", text, re.M))
+
+
+@functools.cache
+def parameters() -> dict[str, set[str]]:
+    """Fields of classes, and parameters of functions, by name."""
+    found: dict[str, set[str]] = {}
+    for path in (ROOT / "bpd_jax").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                fields = {
+                    item.target.id
+                    for item in node.body
+                    if isinstance(item, ast.AnnAssign)
+                    and isinstance(item.target, ast.Name)
+                }
+                found.setdefault(node.name, set()).update(fields)
+            elif isinstance(node, ast.FunctionDef):
+                names = {a.arg for a in [*node.args.args, *node.args.kwonlyargs]}
+                found.setdefault(node.name, set()).update(names)
+    return found
+
+
+def check_gin_name(name: str, page: pathlib.Path) -> None:
+    owner, dot, parameter = name.partition(".")
+    if not dot:
+        assert owner in macros() or owner == "NAME", name
+    else:
+        assert parameter in parameters().get(owner, set()), name
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=name_of)
+def test_files_and_targets_that_are_named_exist(page: pathlib.Path) -> None:
+    text = page.read_text()
+    targets = set(
+        re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.M)
+    )
+    code = re.findall(r"`([^`\n]+)`", prose(text))
+    code += shell_blocks(text)
+    for block in code:
+        for target in re.findall(r"^(?:\$ )?make ([a-z-]+)", block, re.M):
+            assert target in targets, target
+        for path in re.findall(
+            r"(?<![\w/{-])(?:gin_configs|experiments|benchmarks)/[\w/.]+\.\w+", block
+        ):
+            made_here = f'title="{path}"' in text
+            assert (ROOT / path).is_file() or made_here, path
+
+
+def test_the_page_of_what_is_reproduced_names_every_study() -> None:
+    text = (DOCS / "reproduction.md").read_text()
+    section = text.partition("<!-- findings")[2].partition("<!-- end of findings")[0]
+    assert sorted(re.findall(r"^- \*\*(\w+)\*\*: \S", section, re.M)) == sorted(NAMES)
+    rows = re.findall(r"^\| [^|]+ \| `(\w+)` \|.*\| \[smollm2\]", text, re.M)
+    assert sorted(rows) == sorted(NAMES)
+
+
+def test_every_package_is_in_the_reference() -> None:
+    shown = {
+        name
+        for page in (DOCS / "reference").glob("*.md")
+        for name in re.findall(r"^::: bpd_jax\.(\w+)$", page.read_text(), re.M)
+    }
+    packages = {path.parent.name for path in (ROOT / "bpd_jax").glob("*/__init__.py")}
+    assert packages <= shown
+    for name in shown - packages:
+        assert (ROOT / "bpd_jax" / f"{name}.py").is_file()
+
+
+def test_every_command_is_in_the_reference() -> None:
+    entry_points = {
+        f"bpd_jax.{path.stem}"
+        for path in (ROOT / "bpd_jax").glob("*.py")
+        if "cli.run(" in path.read_text() and path.stem != "cli"
+    }
+    assert entry_points <= set(HOOKS.COMMANDS)
+    page = HOOKS.commands_page()
+    assert "| `--prompts_file` | " in page.partition("## bpd_jax.decode")[2]
+
+
+def test_flags_are_those_of_the_module_and_of_what_it_shares() -> None:
+    tune = flags_of("bpd_jax.tune")
+    assert {"batch_sizes", "model", "max_new_tokens", "gin_file"} <= set(tune)
+    assert "workdir" not in tune
+    assert flags_of("bpd_jax.train")["dry_run"]
+
+
+def test_a_wrong_method_is_noticed() -> None:
+    with pytest.raises(UserError):
+        check_methods("bigram_walk:8", DOCS / "index.md")
+
+
+@pytest.mark.slow
+def test_the_site_builds(tmp_path: pathlib.Path) -> None:
+    own = ROOT / ".venv-docs" / "bin" / "python"
+    python = str(own) if own.is_file() else sys.executable
+    if python == sys.executable and importlib.util.find_spec("mkdocs") is None:
+        pytest.skip("what builds the site is not installed: make docs installs it")
+    done = subprocess.run(
+        [python, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path / "site")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    built = tmp_path / "site"
+    shown = (built / "reference" / "drafting.html").read_text()
+    assert 'id="bpd_jax.drafting.tree.DraftTree"' in shown
+    for page in built.rglob("*.html"):
+        assert not re.search(r'<(?:script|link)[^>]*"https?://', page.read_text()), page
