@@ -42,6 +42,15 @@ def test_bad_flags_are_one_sentence(argument, message, monkeypatch, capsys):
     assert captured.out == ""
 
 
+def test_what_is_no_flag_is_passed_on_where_it_is_asked_for(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["program", "one", "two"])
+    given = []
+    with pytest.raises(SystemExit) as ended:
+        cli.run(given.append, positional=True)
+    assert not ended.value.code
+    assert given == [["one", "two"]]
+
+
 def test_a_missing_flag_is_named(monkeypatch):
     values = flags.FlagValues()
     flags.DEFINE_string("model", None, "a run folder.", flag_values=values)

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
+from bpd_jax.reporting.axes import ticks
 from bpd_jax.reporting.records import Report
 from bpd_jax.reporting.wording import escaped
 
@@ -74,8 +75,8 @@ def draw(title: str, series: Series) -> str:
     xs = [x for points in series.values() for x, _ in points]
     ys = [y for points in lines.values() for _, y in points]
     # The y axis begins and ends on a tick; the x axis with the data.
-    y_ticks = _ticks(min(ys), max(ys))
-    x_ticks = [tick for tick in _ticks(min(xs), max(xs)) if min(xs) <= tick <= max(xs)]
+    y_ticks = ticks(min(ys), max(ys))
+    x_ticks = [tick for tick in ticks(min(xs), max(xs)) if min(xs) <= tick <= max(xs)]
 
     def place(x: float, y: float) -> tuple[float, float]:
         across = _share(x, min(xs), max(xs)) * (_WIDTH - _LEFT - _RIGHT)
@@ -161,15 +162,6 @@ def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
         (sum(x for x, _ in run) / len(run), sum(y for _, y in run) / len(run))
         for run in runs
     ]
-
-
-def _ticks(low: float, high: float) -> list[float]:
-    """Returns about five round numbers whose first is ≤ low and last ≥ high."""
-    raw = (high - low or abs(high) or 1.0) / 5
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(power * unit for unit in (1, 2, 5, 10) if power * unit >= raw)
-    first, last = math.floor(low / step), math.ceil(high / step)
-    return [round(step * index, 12) for index in range(first, max(last, first + 1) + 1)]
 
 
 def _apart(heights: dict[str, float]) -> dict[str, float]:

@@ -26,8 +26,14 @@ def section(report: Report) -> str:
         "stronger its colour, the more probable the candidate. The grey band is what "
         "greedy decoding emits; each path is one method’s draft, solid as far as it "
         "is accepted and dotted from there on, with its letter where acceptance "
-        "ends.</p>"
-        f'<pre class="tail" tabindex="0" aria-label="End of the text before the block">'
+        "ends.</p>" + figure(picture)
+    )
+
+
+def figure(picture: LatticePicture) -> str:
+    """Returns the end of the text before the block, and the lattice with its legend."""
+    return (
+        '<pre class="tail" tabindex="0" aria-label="End of the text before the block">'
         f"{escaped(picture.prompt_tail)}</pre>"
         f'<figure class="card lattice">{_legend(picture)}'
         '<div class="scroll" role="region" aria-label="Lattice, scrolls sideways" '

@@ -76,13 +76,6 @@ def test_long_runs_are_thinned():
     assert len(svg.find(".//polyline").get("points").split()) <= 200
 
 
-@pytest.mark.parametrize("low, high", [(1.9, 8.2), (0, 3000), (-3, 1e-4), (7, 7)])
-def test_ticks_are_round_and_cover_the_data(low, high):
-    ticks = curves._ticks(low, high)
-    assert ticks[0] <= low <= high <= ticks[-1]
-    assert 2 <= len(ticks) <= 8
-
-
 def test_no_curves_no_section(report):
     assert curves.section(dataclasses.replace(report, curves=[])) == ""
     assert curves.section(dataclasses.replace(report, curves=[{"step": 1}])) == ""

@@ -1,0 +1,159 @@
+"""Makes one page of the results of studies, and their tables and charts as files.
+
+    python -m bpd_jax.report experiments --output=report.html
+
+Give folders of results (`study.json` with its records), or folders that hold such. The
+page needs nothing but itself: it can be read without a network, and on a phone.
+"""
+
+import pathlib
+from collections import Counter
+from collections.abc import Sequence
+
+from absl import flags
+
+from bpd_jax import cli, files
+from bpd_jax.errors import UserError
+from bpd_jax.reporting import build
+from bpd_jax.reporting.charts import standalone
+from bpd_jax.reporting.csv_tables import table_csv
+from bpd_jax.reporting.explorer import ExplorerText, title_of
+from bpd_jax.reporting.latex import table_latex
+from bpd_jax.reporting.paper_page import PaperReport, Part, write_page
+from bpd_jax.studies.catalog import NAMES, find_study
+from bpd_jax.studies.highlights import highlights
+from bpd_jax.studies.records import ExplorerRecord
+from bpd_jax.studies.run_files import HEADER, StudyRun, open_run
+
+OUTPUT = flags.DEFINE_string("output", "report.html", "the page to write.")
+LATEX = flags.DEFINE_string("latex", None, "folder for one .tex file per table.")
+CSV = flags.DEFINE_string("csv", None, "folder for one .csv file per table.")
+SVG = flags.DEFINE_string("svg", None, "folder for one .svg file per chart.")
+TITLE = flags.DEFINE_string(
+    "title", "Drafts in blockwise parallel decoding", "of the page."
+)
+
+_DEPTH = 3
+
+
+def main(folders: Sequence[str]) -> None:
+    """Reads the flags, draws every study's exhibit, writes page and files."""
+    if not folders:
+        raise UserError(
+            "name folders of results: python -m bpd_jax.report experiments "
+            "--output=report.html."
+        )
+    files.check_writable(OUTPUT.value)
+    runs = _runs(folders)
+    parts = _parts(runs)
+    report = PaperReport(
+        title=TITLE.value,
+        created=build.today(),
+        parts=parts,
+        figures=highlights(runs),
+        texts=_texts(runs),
+    )
+    write_page(report, OUTPUT.value)
+    print(f"report: {OUTPUT.value} ({len(parts)} studies)")
+    _write_files(parts)
+
+
+def _runs(folders: Sequence[str]) -> list[StudyRun]:
+    """All runs below some folders, in the order of the catalog."""
+    found: dict[pathlib.Path, None] = {}
+    for folder in folders:
+        path = pathlib.Path(folder)
+        if not path.is_dir():
+            raise UserError(f"{folder} is no folder.")
+        below = {
+            found.parent.resolve()
+            for depth in range(_DEPTH + 1)
+            for found in path.glob("*/" * depth + HEADER)
+            if not any(name.startswith(".") for name in found.relative_to(path).parts)
+        }
+        if not below:
+            raise UserError(
+                f"{folder} holds no results of a study (a {HEADER}), nor does any "
+                f"folder up to {_DEPTH} levels below it."
+            )
+        found |= dict.fromkeys(sorted(below))
+    runs = [open_run(folder) for folder in found]
+    for run in runs:
+        find_study(run.study)
+    return sorted(runs, key=lambda run: NAMES.index(run.study))
+
+
+def _parts(runs: Sequence[StudyRun]) -> list[Part]:
+    """The exhibits; several of one study are told apart by size, then by number."""
+    alike = Counter(run.study for run in runs)
+    parts: list[Part] = []
+    for run in runs:
+        size = _size(run) if alike[run.study] > 1 else ""
+        key = wanted = f"{run.study}_{size}" if size else run.study
+        again = 1
+        while key in {part.key for part in parts}:
+            again += 1
+            key = f"{wanted}_{again}"
+        if again > 1:
+            size = f"{size} ({again})"
+        parts.append(Part(key, find_study(run.study).exhibit(run), size))
+    return parts
+
+
+def _size(run: StudyRun) -> str:
+    return str(run.facts.get("size") or run.folder.name)
+
+
+def _texts(runs: Sequence[StudyRun]) -> list[ExplorerText]:
+    """Texts of the explorer by task, each once; of several sizes, each by its own."""
+    holding = [(run, found) for run in runs if (found := run.of(ExplorerRecord))]
+    several = len({_size(run) for run, _ in holding}) > 1
+    texts: dict[str, ExplorerText] = {}
+    for run, records in holding:
+        order = list(run.facts.get("tasks", {}))
+        places = {name: index for index, name in enumerate(order)}
+        for record in sorted(
+            records, key=lambda r: (places.get(r.task, len(places)), r.example)
+        ):
+            key, group = f"{record.task}/{record.example}", run.task_label(record.task)
+            if several:
+                key, group = f"{_size(run)}/{key}", f"{group} · {_size(run)}"
+            fields = record.to_json()
+            del fields["task"], fields["example"]
+            fields["traces"] = [t for t in fields["traces"] if t["calls"]]
+            if not fields["traces"]:
+                continue
+            texts.setdefault(
+                key,
+                ExplorerText(
+                    key=key,
+                    group=group,
+                    title=title_of(record.prompt, record.example + 1),
+                    **fields,
+                ),
+            )
+    return list(texts.values())
+
+
+def _write_files(parts: Sequence[Part]) -> None:
+    """Writes tables and charts where the flags say; other files there are left."""
+    for part in parts:
+        suffix = part.key.removeprefix(part.exhibit.name)
+        for table in part.exhibit.tables:
+            name = table.name + suffix
+            _write(LATEX.value, f"{name}.tex", table_latex(table, name))
+            _write(CSV.value, f"{name}.csv", table_csv(table))
+        for chart in part.exhibit.charts:
+            _write(SVG.value, f"{chart.name}{suffix}.svg", standalone(chart))
+    for folder in filter(None, (LATEX.value, CSV.value, SVG.value)):
+        print(f"files: {folder}")
+
+
+def _write(folder: str | None, name: str, text: str) -> None:
+    if folder:
+        with files.replacing_file(pathlib.Path(folder) / name) as temporary:
+            temporary.write_text(text, encoding="utf-8", newline="\n")
+
+
+if __name__ == "__main__":
+    cli.run(main, positional=True)

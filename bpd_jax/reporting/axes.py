@@ -1,0 +1,103 @@
+"""Axes of charts: from values to pixels, and where the ticks stand."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+_NARROW, _WIDE = frozenset("iljtfrI.,:;'|!()[]-· "), frozenset("mwMW@%—→")
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """One axis of a chart.
+
+    Attributes:
+      first, last: values at its two ends.
+      start, end: pixels of its two ends; of a y axis, `start` is the bottom.
+      ticks: values that are marked.
+      logarithmic: whether equal factors have equal lengths.
+    """
+
+    first: float
+    last: float
+    start: float
+    end: float
+    ticks: list[float]
+    logarithmic: bool = False
+
+    def place(self, value: float) -> float:
+        """The pixel of a value; the middle if the axis has but one value."""
+        value, first, last = map(self._warped, (value, self.first, self.last))
+        share = (value - first) / (last - first) if last > first else 0.5
+        return round(self.start + share * (self.end - self.start), 2)
+
+    def _warped(self, value: float) -> float:
+        return math.log(value) if self.logarithmic else value
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Returns about five round numbers whose first is ≤ low and last ≥ high."""
+    raw = (high - low or abs(high) or 1.0) / 5
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * unit for unit in (1, 2, 5, 10) if power * unit >= raw * 0.9999)
+    # A quotient such as 0.3 / 0.1 is a little less than whole.
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(step * index, 12) for index in range(first, max(last, first + 1) + 1)]
+
+
+def ticks_inside(values: Sequence[float]) -> list[float]:
+    """Ticks between the least and the greatest value.
+
+    A few whole numbers are ticks themselves, as numbers of heads are.
+    """
+    found = sorted(set(values))
+    if len(found) <= 16 and all(value == int(value) for value in found):
+        return found
+    return [t for t in ticks(found[0], found[-1]) if found[0] <= t <= found[-1]]
+
+
+def log_ticks(values: Sequence[float]) -> list[float]:
+    """Ticks of a logarithmic axis: few values themselves, else 1, 2, 5, 10, 20, …"""
+    found = sorted(set(values))
+    if len(found) <= 8:
+        return found
+    lowest, highest = math.floor(math.log10(found[0])), math.ceil(math.log10(found[-1]))
+    return [
+        round(unit * 10.0**power, 12)
+        for power in range(lowest, highest + 1)
+        for unit in (1, 2, 5)
+        if found[0] <= unit * 10.0**power <= found[-1]
+    ]
+
+
+def tick_text(value: float) -> str:
+    """Returns a tick's number.
+
+    >>> tick_text(-0.5), tick_text(20000)
+    ('−0.5', '20,000')
+    """
+    return f"{value:,.10g}".replace("-", "−")
+
+
+def text_width(text: str, size: float = 12) -> float:
+    """Pixels that a text of that font size takes at most, nearly.
+
+    An SVG drawn here cannot ask the browser for them.
+    """
+    return size * sum(
+        0.38
+        if character in _NARROW
+        else 0.95
+        if character in _WIDE or ord(character) > 0x2E7F
+        else 0.66
+        for character in text
+    )
+
+
+def shortened(text: str, width: float, size: float = 12) -> str:
+    """Returns a text that fits, its end replaced by … if it does not."""
+    if text_width(text, size) <= width:
+        return text
+    while text and text_width(f"{text}…", size) > width:
+        text = text[:-1]
+    return f"{text}…"

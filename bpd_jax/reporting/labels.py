@@ -1,0 +1,90 @@
+"""Names beside the points of a chart, where they hide one another least."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from bpd_jax.reporting.axes import text_width
+
+SIZE = 11.0
+_POINT = 6.0
+_HIDDEN = 0.2
+# Offsets of the text's anchor from its point, by preference.
+_PLACES = [
+    (9, 4, "start"),
+    (-9, 4, "end"),
+    (0, -9, "middle"),
+    (0, 17, "middle"),
+    (7, -6, "start"),
+    (7, 14, "start"),
+    (-7, -6, "end"),
+    (-7, 14, "end"),
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Box:
+    """A rectangle; y grows downwards."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def shared(self, other: "Box") -> float:
+        """Area that both cover."""
+        width = min(self.right, other.right) - max(self.left, other.left)
+        height = min(self.bottom, other.bottom) - max(self.top, other.top)
+        return max(width, 0) * max(height, 0)
+
+    @property
+    def area(self) -> float:
+        """Of the whole."""
+        return (self.right - self.left) * (self.bottom - self.top)
+
+
+@dataclasses.dataclass(frozen=True)
+class Label:
+    """A text at its place; `anchor` is SVG's `text-anchor`."""
+
+    text: str
+    x: float
+    y: float
+    anchor: str
+
+    @property
+    def box(self) -> Box:
+        """What the text covers."""
+        width = text_width(self.text, SIZE)
+        left = self.x - {"start": 0.0, "middle": width / 2, "end": width}[self.anchor]
+        return Box(left, self.y - 0.8 * SIZE, left + width, self.y + 0.25 * SIZE)
+
+
+def place(
+    points: Sequence[tuple[float, float, str]], frame: Box, taken: Sequence[Box] = ()
+) -> list[Label]:
+    """Chooses a place for every name, one after another.
+
+    Args:
+      points: x, y and name; an empty name gets no label, nor does one that would be
+        hidden nowhere less than `_HIDDEN`: in a crowd only some names can be read.
+      frame: that labels should not leave.
+      taken: what they should not cover besides the points.
+    """
+    covered = list(taken) + [
+        Box(x - _POINT, y - _POINT, x + _POINT, y + _POINT) for x, y, _ in points
+    ]
+    labels = []
+    for x, y, name in points:
+        if not name:
+            continue
+        choices = [Label(name, x + dx, y + dy, anchor) for dx, dy, anchor in _PLACES]
+        lost = [
+            4 * (box.area - box.shared(frame)) + sum(map(box.shared, covered))
+            for box in (choice.box for choice in choices)
+        ]
+        best = choices[lost.index(min(lost))]
+        if min(lost) > _HIDDEN * best.box.area:
+            continue
+        labels.append(best)
+        covered.append(best.box)
+    return labels

@@ -1,0 +1,84 @@
+"""Entries of an exhibit's tables as text, the same on pages and in LaTeX."""
+
+import math
+
+from bpd_jax.reporting.exhibits import Cell, Column, Table
+from bpd_jax.reporting.wording import MISSING
+
+
+def number(value: float, column: Column, *, sign: bool = False) -> str:
+    """Returns a value with the column's decimal places, without its unit.
+
+    >>> number(-0.004, Column("gain")), number(1234.5, Column("ms", digits=1))
+    ('0.00', '1,234.5')
+
+    Args:
+      value: to be shown.
+      column: that it stands in.
+      sign: whether a positive value gets one; columns of unit `+…` always do.
+    """
+    text = f"{abs(value):,.{column.digits}f}"
+    if not any(digit in text for digit in "123456789"):
+        return text
+    if value < 0:
+        return f"−{text}"
+    return f"+{text}" if sign or column.unit.startswith("+") else text
+
+
+def measured(cell: Cell, column: Column) -> str:
+    """Returns what was measured, with its unit; a dash where nothing is to be said.
+
+    >>> measured(Cell(12.34), Column("gain", digits=1, unit="+%"))
+    '+12.3 %'
+    """
+    if cell.value is None or not math.isfinite(cell.value):
+        return cell.text or MISSING
+    unit = column.unit.removeprefix("+")
+    text = number(cell.value, column) + (f" {unit}" if unit else "")
+    return f"{text} {cell.text}" if cell.text else text
+
+
+def interval(cell: Cell, column: Column) -> str:
+    """Returns the interval of a value, or nothing if it has none.
+
+    >>> interval(Cell(1.5, interval=(1.4, 1.6)), Column("efficiency"))
+    '1.40–1.60'
+    """
+    if cell.value is None or cell.interval is None:
+        return ""
+    low, high = (number(bound, column) for bound in cell.interval)
+    # A dash between two numbers with signs would read as one more sign.
+    return f"{low} … {high}" if "−" in low + high or "+" in low else f"{low}–{high}"
+
+
+def printed(cell: Cell, column: Column) -> str:
+    """Returns the paper's number, or nothing if it prints none."""
+    return "" if cell.paper is None else number(cell.paper, column)
+
+
+def has_intervals(table: Table) -> bool:
+    """Whether any entry has an interval."""
+    return any(
+        cell.value is not None and cell.interval is not None
+        for row in table.rows
+        for cell in row.cells
+    )
+
+
+def has_printed(table: Table) -> bool:
+    """Whether the paper prints any of the entries."""
+    return any(cell.paper is not None for row in table.rows for cell in row.cells)
+
+
+def groups(table: Table) -> list[tuple[str, int]]:
+    """Headings above the columns' own: text, and over how many columns.
+
+    Neighbours of one group share it; none have any, and the list is empty.
+    """
+    spans: list[tuple[str, int]] = []
+    for column in table.columns:
+        if spans and spans[-1][0] == column.group:
+            spans[-1] = (column.group, spans[-1][1] + 1)
+        else:
+            spans.append((column.group, 1))
+    return spans if any(group for group, _ in spans) else []

@@ -1,0 +1,180 @@
+"""The report of results, as a user calls it."""
+
+import csv
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from bpd_jax.studies.records import (
+    REPORT,
+    Call,
+    DraftRecord,
+    ExplorerRecord,
+    OracleRecord,
+    Trace,
+)
+from bpd_jax.studies.run_files import append_records, write_header
+
+ROOT = pathlib.Path(__file__).parent.parent
+TASKS = {"squad": "SQuAD", "xsum": "XSum"}
+
+
+def call(folder, *arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "bpd_jax.report", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def drafts(contender, accepted):
+    """One text of each task; every draft has 4 tokens, no two equal."""
+    return [
+        DraftRecord(
+            task, 0, REPORT, contender, accepted, "4" * 8, "0" * 8, "1" * 8, 8,
+            [0.5, 1.0, 1.5, 2.0] if contender == "bpd" else [],
+        )
+        for task in TASKS
+    ]  # fmt: skip
+
+
+def explored():
+    """Four tokens `a b c d` and heads that see two of them right."""
+    block = [[1, 2], [2, 3], [3, 0]]
+    return ExplorerRecord(
+        task="squad",
+        example=7,
+        prompt="What? </script>",
+        pieces=["a", " b", "<c>", "d"],
+        output=[0, 1, 2, 3],
+        candidates=[block] * 4,
+        log_probs=[[[-0.5, -1.5]] * 3] * 4,
+        traces=[
+            Trace("bpd", "BPD", [Call(0, [0, 1, 2, 3], [0, 1, 2, 3], 4, 0)]),
+            Trace("ngram:4", "4-best", [Call(0, [0, 2, 2, 3], [0, 1, 2, 3], 4, 1)]),
+            Trace("lookahead", "Lookahead", []),
+        ],
+    )
+
+
+def write(folder, study, size, records):
+    folder.mkdir(parents=True)
+    facts = {
+        "size": size,
+        "command": f"python -m experiments.run {study} --size={size}",
+        "date": "2025-01-31",
+        "device": "cpu × 1",
+        "versions": {"jax": "0.10.2"},
+        "model": "SmolLM2",
+        "labels": {"bpd": "BPD", "ngram:4": "4-best 4-gram", "oracle": "Oracle"},
+        "tasks": TASKS,
+    }
+    write_header(folder, study, facts)
+    append_records(folder, records)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("results")
+    records = [
+        *drafts("bpd", "21212121"),
+        *drafts("ngram:4", "43214321"),
+        *drafts("oracle", "43214321"),
+    ]
+    oracle = [
+        OracleRecord(task, 0, REPORT, 8, [[8, 6], [5, 3], [4, 2]]) for task in TASKS
+    ]
+    write(folder / "figure6" / "results" / "tiny", "figure6", "tiny", oracle)
+    write(folder / "figure4" / "results" / "tiny", "figure4", "tiny", [explored()])
+    for size in ("tiny", "smollm2"):
+        write(folder / "table4" / "results" / size, "table4", size, records)
+    (folder / "table4" / ".old").mkdir()
+    (folder / "table4" / ".old" / "study.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def written(results, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("written")
+    result = call(
+        folder,
+        str(results),
+        str(results / "table4"),
+        "--output=page/report.html",
+        "--latex=tex",
+        "--csv=csv",
+        "--svg=svg",
+        "--title=Of <two> tasks",
+    )
+    assert result.returncode == 0, result.stderr
+    assert "report: page/report.html (4 studies)" in result.stdout
+    return folder
+
+
+def test_the_page_has_every_run_once_in_the_order_of_the_catalog(written):
+    page = (written / "page" / "report.html").read_text(encoding="utf-8")
+    assert re.findall(r'<h2 id="([^"]+)"', page) == [
+        "summary",
+        "table4_smollm2",
+        "table4_tiny",
+        "figure4",
+        "figure6",
+        "explorer-title",
+    ]
+    assert "<h1>Of &lt;two&gt; tasks</h1>" in page
+    assert " · smollm2</h2>" in page
+    # 16 tokens in 8 calls without, in 4 with n-grams.
+    assert "<dt>BPD</dt><dd>2.00</dd>" in page
+    assert "<dt>Best method</dt><dd>4.00</dd>" in page
+
+
+def test_the_explorer_has_the_records(written):
+    page = (written / "page" / "report.html").read_text(encoding="utf-8")
+    data = re.search(r'<script type="application/json"[^>]*>(.*?)</script>', page)[1]
+    [text] = json.loads(data)
+    assert (text["key"], text["group"]) == ("squad/7", "SQuAD")
+    assert text["title"] == "8 · What? </script>"
+    assert text["pieces"] == ["a", " b", "<c>", "d"]
+    # A contender without a call is nothing to step through.
+    assert [trace["contender"] for trace in text["traces"]] == ["bpd", "ngram:4"]
+
+
+def test_tables_and_charts_are_files(written):
+    for size in ("tiny", "smollm2"):
+        with (written / "csv" / f"table4_{size}.csv").open(newline="") as stream:
+            rows = {row["task"]: row for row in csv.DictReader(stream)}
+        assert float(rows["SQuAD"]["BPD"]) == 8 / 4
+        text = (written / "tex" / f"table4_{size}.tex").read_text(encoding="utf-8")
+        assert "SQuAD & 2.00" in text
+        assert rf"\label{{tab:table4_{size}}}" in text
+    charts = sorted((written / "svg").iterdir())
+    assert charts
+    for chart in charts:
+        ElementTree.fromstring(chart.read_text(encoding="utf-8"))
+
+
+def test_what_cannot_be_read_is_said_in_a_sentence(results, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "unknown").mkdir()
+    write_header(tmp_path / "unknown", "table44", {})
+    for arguments, message in [
+        ([], "name folders of results"),
+        (["nowhere"], "nowhere is no folder"),
+        (["empty"], "empty holds no results of a study"),
+        (["unknown"], "there is no study 'table44': did you mean table4?"),
+        ([str(results), "--output=empty"], "cannot write empty: it is a folder"),
+    ]:
+        result = call(tmp_path, *arguments)
+        assert result.returncode == 1
+        assert "Traceback" not in result.stderr
+        assert message in result.stderr
+    assert not (tmp_path / "report.html").exists()

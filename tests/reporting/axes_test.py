@@ -1,0 +1,43 @@
+"""Axes: ticks, pixels, and how much room a text takes."""
+
+import pytest
+
+from bpd_jax.reporting import axes
+from bpd_jax.reporting.axes import Axis
+
+
+@pytest.mark.parametrize(
+    "low, high", [(1.9, 8.2), (0, 3000), (-3, 1e-4), (7, 7), (0.1, 0.3)]
+)
+def test_ticks_are_round_and_cover_the_data(low, high):
+    ticks = axes.ticks(low, high)
+    assert ticks[0] <= low <= high <= ticks[-1]
+    assert 2 <= len(ticks) <= 8
+
+
+def test_ticks_end_where_round_data_end():
+    assert axes.ticks(0.1, 0.3) == [0.1, 0.15, 0.2, 0.25, 0.3]
+    assert axes.ticks(0, 50) == [0, 10, 20, 30, 40, 50]
+
+
+def test_few_whole_numbers_are_ticks_themselves():
+    assert axes.ticks_inside([9, 3, 6, 3]) == [3, 6, 9]
+    assert axes.ticks_inside([0.5, 2.25]) == [0.5, 1, 1.5, 2]
+    assert axes.log_ticks([1, 2, 4, 8, 16]) == [1, 2, 4, 8, 16]
+    assert axes.log_ticks(list(range(3, 130))) == [5, 10, 20, 50, 100]
+
+
+def test_an_axis_places_values_between_its_ends():
+    linear = Axis(2, 4, 100, 20, [])
+    assert [linear.place(value) for value in (2, 2.5, 4)] == [100, 80, 20]
+    # Equal factors have equal lengths: 4 is half-way from 1 to 16.
+    assert Axis(1, 16, 0, 60, [], logarithmic=True).place(4) == 30
+    assert Axis(3, 3, 0, 60, []).place(3) == 30
+
+
+def test_texts_are_shortened_until_they_fit():
+    assert axes.shortened("SQuAD", 100) == "SQuAD"
+    text = axes.shortened("Retrieval-augmented generation", 90)
+    assert text.endswith("…")
+    assert text[:-1] in "Retrieval-augmented generation"
+    assert axes.text_width(text) <= 90

@@ -1,0 +1,163 @@
+"""Charts: a number lands where the axes say, and nothing leaves the drawing."""
+
+import dataclasses
+import math
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from bpd_jax.reporting import charts, marks
+from bpd_jax.reporting.exhibits import BARS, LINES, POINTS, Chart, Series
+
+TASKS = ["SQuAD", "Retrieval-augmented generation & <more>"]
+
+
+def chart(kind, *series, **fields):
+    return Chart("name", "A title", kind, "heads", "efficiency", [*series], **fields)
+
+
+def drawn(shown):
+    return ElementTree.fromstring(charts.draw(shown))
+
+
+def of(svg, style):
+    return [e for e in svg.iter() if style in (e.get("class") or "").split()]
+
+
+def corners(element):
+    return [tuple(map(float, c.split(","))) for c in element.get("points").split()]
+
+
+def test_a_point_stands_where_its_ticks_cross():
+    svg = drawn(chart(LINES, Series("BPD", [3, 6, 9], [1.0, 1.5, 2.0])))
+    rows = {
+        text.text: float(text.get("y")) - 4
+        for text in of(svg, "tick")
+        if text.get("text-anchor") == "end"
+    }
+    columns = {
+        text.text: float(text.get("x"))
+        for text in of(svg, "tick")
+        if text.get("text-anchor") == "middle"
+    }
+    [line] = of(svg, "line")
+    places = corners(line)
+    assert places[0] == pytest.approx((columns["3"], rows["1"]))
+    assert places[2] == pytest.approx((columns["9"], rows["2"]))
+    # Half-way between both, in both directions.
+    assert places[1] == pytest.approx(
+        ((places[0][0] + places[2][0]) / 2, (places[0][1] + places[2][1]) / 2), abs=0.01
+    )
+    circles = [(float(c.get("cx")), float(c.get("cy"))) for c in svg.iter("circle")]
+    assert circles == places
+
+
+def test_the_frame_is_computed_by_hand():
+    """Ticks 0 … 10 by 2; the widest, `10`, takes 2 digits of 0.66 · 11.5 pixels."""
+    frame = charts.frame_of(chart(POINTS, Series("a", [0, 10], [0, 10])), top=10)
+    left = 32 + 2 * 0.66 * 11.5
+    assert (frame.x.start, frame.x.end) == pytest.approx((left, 400 - 14))
+    assert (frame.y.start, frame.y.end) == (10 + 204, 10)
+    assert frame.y.place(5) == 112
+    assert frame.x.place(2.5) == pytest.approx(left + (386 - left) / 4, abs=0.01)
+
+
+def test_a_band_goes_there_above_and_back_below():
+    series = Series("BPD", [1, 2], [2, 3], [1, 2], [3, 4])
+    svg = drawn(chart(LINES, series))
+    frame = charts.frame_of(chart(LINES, series), top=12)
+    [band] = of(svg, "band")
+    expected = [(1, 3), (2, 4), (2, 2), (1, 1)]
+    assert corners(band) == [(frame.x.place(x), frame.y.place(y)) for x, y in expected]
+
+
+def test_a_logarithmic_axis_has_equal_steps():
+    svg = drawn(chart(LINES, Series("p", [1, 4, 16], [1, 2, 3]), logarithmic=True))
+    xs = [x for x, _ in corners(of(svg, "line")[0])]
+    assert xs[1] - xs[0] == pytest.approx(xs[2] - xs[1], abs=0.02)
+
+
+def test_bars_start_at_zero_and_go_both_ways():
+    shown = chart(
+        BARS,
+        Series("ours", [0, 1], [10, -5], [8, -7], [12, -3]),
+        Series("ours, paper", [0, 1], [20, 5], dashed=True),
+        categories=TASKS,
+    )
+    svg = drawn(shown)
+    swatches, bars = of(svg, "bar-mark")[:2], of(svg, "bar-mark")[2:]
+    assert len(swatches) == 2
+    tops = [float(bar.get("y")) for bar in bars]
+    heights = [float(bar.get("height")) for bar in bars]
+    zero = tops[0] + heights[0]
+    assert tops[1] == pytest.approx(zero, abs=0.01)
+    assert heights[0] == pytest.approx(2 * heights[1], abs=0.02)
+    assert heights[2] == pytest.approx(2 * heights[0], abs=0.02)
+    assert ["hollow" in bar.get("class") for bar in bars] == [False] * 2 + [True] * 2
+    assert len(of(svg, "whisker")) == 2
+    titles = [bar.find("title").text for bar in bars]
+    assert titles[0] == "ours, SQuAD: 10 (8 to 12)"
+    assert titles[1] == f"ours, {TASKS[1]}: −5 (−7 to −3)"
+
+
+def test_names_and_a_fitted_line():
+    svg = drawn(
+        chart(
+            POINTS,
+            Series("tasks", [1, 2], [1, 2], names=["<b>", "SQuAD"]),
+            Series("R = 0.97", [1, 2], [1, 2], dashed=True),
+        )
+    )
+    assert {text.text for text in of(svg, "label")} == {"<b>", "SQuAD"}
+    legend, line = of(svg, "dashed")
+    assert (legend.tag, line.tag) == ("path", "polyline")
+    assert [text.text for text in of(svg, "key")] == ["tasks", "R = 0.97"]
+
+
+def test_a_dashed_series_has_the_colour_of_what_it_belongs_to():
+    series = [
+        Series("BPD", [1], [1]),
+        Series("BPD, refined", [1], [1]),
+        Series("BPD, refined, paper", [1], [1], dashed=True),
+    ]
+    styles = marks.styles_of(series)
+    assert styles[2].colour == styles[1].colour != styles[0].colour
+    alone = marks.styles_of([series[0], Series("fit", [1], [1], dashed=True)])
+    assert alone[1].colour == "var(--soft)"
+
+
+def test_what_has_no_place_is_left_out():
+    series = Series("p", [0, 1, 2, 4], [1, 2, math.nan, 3], names=["a", "b", "c", "d"])
+    [kept] = charts.drawable(chart(LINES, series, logarithmic=True)).series
+    assert (kept.x, kept.y, kept.names) == ([1, 4], [2, 3], ["b", "d"])
+    nothing = dataclasses.replace(series, y=[math.nan] * 4)
+    assert of(drawn(chart(LINES, nothing)), "mark") == []
+
+
+@pytest.mark.parametrize("kind", [LINES, POINTS, BARS])
+def test_nothing_leaves_the_drawing(kind):
+    names = [f"A rather long name, number {index}" for index in range(12)]
+    series = [
+        Series(name, list(range(12)), [1e5 * (i - 6) for i in range(12)], names=names)
+        for name in names[:6]
+    ]
+    svg = drawn(chart(kind, *series, categories=names))
+    width, height = map(float, svg.get("viewBox").split()[2:])
+    for element in svg.iter():
+        for name, most in (("x", width), ("cx", width), ("y", height), ("cy", height)):
+            assert 0 <= float(element.get(name, 0)) <= most
+        if element.get("points"):
+            for x, y in corners(element):
+                assert 0 <= x <= width
+                assert 0 <= y <= height
+
+
+def test_a_file_of_its_own_needs_nothing_else():
+    text = charts.standalone(chart(LINES, Series("a & b", [1, 2], [1, 2], dashed=True)))
+    svg = ElementTree.fromstring(text)
+    assert svg.tag == "{http://www.w3.org/2000/svg}svg"
+    assert "var(" not in text
+    assert re.search(r"stroke:#[0-9a-f]{6}", text)
+    assert "A title" in "".join(svg.itertext())
+    assert not re.search(r"@media|url\(|@import", text)
