@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from bpd_jax.decoding.methods import NODES, Method
 from bpd_jax.reporting.exhibits import Cell, Column, Exhibit, Finding, Row, Table
 from bpd_jax.studies.config import BPD, parse_contender
-from bpd_jax.studies.efficiency_table import headroom_table
-from bpd_jax.studies.pairing import contenders_of
+from bpd_jax.studies.efficiency_table import MISSING, headroom_table
+from bpd_jax.studies.pairing import contenders_of, paired
 from bpd_jax.studies.run_files import StudyRun
 from bpd_jax.studies.study import Study
 from bpd_jax.studies.summary import (
@@ -135,19 +135,15 @@ def _grid_table(
 
 
 def _list_table(run: StudyRun, contenders: Sequence[str]) -> Table:
-    base = drafts_of(run, BPD)
     rows = []
     for name in [BPD, *contenders]:
-        records = drafts_of(run, name)
+        # A run that was stopped has some contenders on fewer texts.
+        records, base = paired(run, [name, BPD])
         calls = sum(record.calls for record in records)
-        checked = (
-            Cell(sum(record.nodes for record in records) / calls)
-            if calls
-            else Cell(text="not measured")
-        )
-        gain = Cell(text="–") if name == BPD else gain_cell(records, base)
-        if len(records) != len(base):
-            gain = Cell(text="not measured")
+        checked, gain = MISSING, MISSING
+        if calls:
+            checked = Cell(sum(record.nodes for record in records) / calls)
+            gain = Cell(text="–") if name == BPD else gain_cell(records, base)
         rows.append(Row(run.label(name), [efficiency_cell(records), gain, checked]))
     return Table(
         "searches_list",

@@ -212,7 +212,10 @@ def test_weak_tasks_gain_most_if_ranks_run_against_each_other():
     "study", ["table3", "table4", "table7", "table10", "figure7", "searches"]
 )
 def test_a_run_that_has_just_begun_is_shown(study):
-    """Of two tasks one, of the contenders one."""
-    exhibit = exhibit_of(study, [draft("bpd", "squad", 0, "211")])
+    """Of two tasks one, of the contenders one; then another on half of the texts."""
+    found = [draft("bpd", "squad", number, "211") for number in range(4)]
+    exhibit = exhibit_of(study, found)
     assert exhibit.tables
     assert not any(finding.holds for finding in exhibit.findings)
+    found += [draft("ngram:4", "squad", number, "211") for number in (1, 3)]
+    assert exhibit_of(study, found).tables
