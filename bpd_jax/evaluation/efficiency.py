@@ -1,4 +1,4 @@
-"""Block efficiency over many prompts, with bootstrap intervals."""
+"""Block efficiency and shares over many prompts, with bootstrap intervals."""
 
 from collections.abc import Sequence
 
@@ -89,6 +89,43 @@ def gain_interval(
         for t, c in ((tokens, calls), (base_tokens, base_calls))
     )
     return _percentiles(mine / np.maximum(theirs, 1e-9) - 1, level)
+
+
+def difference_interval(
+    events: np.ndarray,
+    cases: np.ndarray,
+    base_events: np.ndarray,
+    base_cases: np.ndarray,
+    *,
+    level: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> tuple[float, float] | None:
+    """Percentile interval of a difference of shares, resampling examples.
+
+    That is Σ events / Σ cases - Σ base events / Σ base cases; every resample draws the
+    same examples for both shares. One without a case of either is left out.
+
+    Args:
+      events, cases: of every example, how many cases there are and of how many the
+        event is seen, `[n]`.
+      base_events, base_cases: of the other share, in the same order.
+      level, resamples, seed: as in `ratio_interval`.
+
+    Returns:
+      None if no resample has cases of both.
+    """
+    if not len(cases):
+        return None
+    drawn = _drawn(len(cases), resamples, seed)
+    seen, all_, base_seen, base_all = (
+        values[drawn].sum(1) for values in (events, cases, base_events, base_cases)
+    )
+    both = (all_ > 0) & (base_all > 0)
+    if not both.any():
+        return None
+    shares, base_shares = seen[both] / all_[both], base_seen[both] / base_all[both]
+    return _percentiles(shares - base_shares, level)
 
 
 def _drawn(count: int, resamples: int, seed: int) -> np.ndarray:

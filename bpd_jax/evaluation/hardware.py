@@ -2,7 +2,8 @@
 
 Two models of the same three quantities per decoded token: reads of parameters, traffic
 of the key-value cache, and FLOPs. `printed_cost` is the arithmetic behind the paper's
-Table 11, decoded from its cells; `cost` is ours. The paper's differs in this:
+Table 11, decoded from its cells, with FLOPs of autoregressive decoding taken over as
+printed; `cost` is ours. The paper's differs in this:
 
 - It takes the width of the feed-forward layer for that of keys and values: its cache
   traffic is 12288 / 1536 = 8 times too large. (For the rescorer it takes 1536, which is
@@ -192,8 +193,10 @@ def printed_cost(
         cache        2 · 18 · 12288 · 2 · (S + 9 p)  + 2 · 12 · 1536 · 2 · (S + 9)
         FLOPs        0.931e12 · (1 + 9 p / 1000)
 
-    over BE, in bytes, with the right-hand terms for neural rescoring alone. The FLOPs
-    of that row cannot be reproduced: 0.155e12 are missing from what comes out here.
+    over BE, in bytes, with the right-hand terms for neural rescoring alone. 0.931e12 is
+    the table's own entry for autoregressive decoding, and follows from no printed size.
+    Nor can the FLOPs of the neural row be reproduced: 0.155e12 are missing from what
+    comes out here.
 
     Args:
       efficiency: mean block efficiency over the seven tasks; 1 for autoregressive.

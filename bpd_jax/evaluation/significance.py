@@ -4,7 +4,7 @@ Both tests ask how often a difference at least as large as the one seen arises i
 every example by itself, it is a coin's toss which of two results belongs to which
 method. Up to `EXACT` examples all tosses are counted; above, tosses are drawn, and
 p = (1 + hits) / (1 + draws), which is never 0 and keeps the test valid (Phipson and
-Smyth 2010).
+Smyth 2010). What intervals say, and several comparisons together, is told here too.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 
 EXACT = 12
+
+FEWEST = 6
+"""Examples below which nothing is told at 5 %: even if five all point one way, each by
+the toss of a coin, that has a probability of 2 / 2⁵ = 0.06."""
 
 
 def sign_flip_test(
@@ -82,6 +86,30 @@ def holm(p_values: Sequence[float]) -> list[float]:
         largest = max(largest, (len(p_values) - rank) * p_values[index])
         adjusted[index] = min(1.0, largest)
     return adjusted
+
+
+def side(interval: tuple[float, float], value: float = 0.0) -> bool | None:
+    """Whether an interval lies above a value, or below; None where it holds it.
+
+    >>> side((0.1, 0.3)), side((-0.3, -0.1)), side((-0.1, 0.3))
+    (True, False, None)
+    """
+    low, high = interval
+    return True if low > value else False if high < value else None
+
+
+def together(verdicts: Sequence[bool | None]) -> bool | None:
+    """Whether several comparisons bear out that all are so.
+
+    >>> together([True, True]), together([True, None]), together([None, False])
+    (True, None, False)
+
+    Returns:
+      False if one speaks against it; None of none, or if one cannot tell.
+    """
+    if False in verdicts:
+        return False
+    return True if verdicts and None not in verdicts else None
 
 
 def _swaps(count: int, resamples: int, seed: int) -> tuple[np.ndarray, bool]:

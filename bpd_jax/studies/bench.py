@@ -7,18 +7,14 @@ Texts are decoded greedily once per task and kept with what the model said along
 import functools
 import hashlib
 import json
-import os
 import pathlib
-import zipfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
-from bpd_jax import files
+from bpd_jax import progress
 from bpd_jax.data.prompts import read_prompts_file
 from bpd_jax.data.row_sources import WHOLE, Shard
-from bpd_jax.decoding.asset_files import load_assets
+from bpd_jax.decoding.asset_files import OWN_ASSETS, load_assets
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.loading import LoadedModel, load_model
 from bpd_jax.decoding.methods import Method
@@ -30,8 +26,10 @@ from bpd_jax.studies import tasks
 from bpd_jax.studies.config import TASK_FIELD, StudyConfig, parse_contender
 from bpd_jax.studies.records import REPORT, TUNE
 from bpd_jax.studies.tasks import StudyExample
+from bpd_jax.studies.text_files import content_digest, load_texts, save_texts
 
-_FIELDS = ("candidates", "log_probs", "entropies", "hidden")
+# Texts that are kept as soon as all of them are there.
+_KEPT_TOGETHER = 128
 
 
 class Bench:
@@ -52,6 +50,7 @@ class Bench:
         self._texts: dict[str, list[RecordedText]] = {}
         self._decoders: dict[tuple[str, str | None], Decoder] = {}
         self._models: dict[str, LoadedModel] = {}
+        self._made_with: dict[str | None, str] = {}
 
     def model_name(self, task: str) -> str:
         """The model that decodes a task."""
@@ -61,7 +60,8 @@ class Bench:
         """The model of a task; of all tasks, where they share one."""
         name = self.model_name(task)
         if name not in self._models:
-            self._models[name] = load_model(name)
+            # Large models of several tasks would not fit together.
+            self._models, self._decoders = {name: load_model(name)}, {}
         return self._models[name]
 
     def options(self, task: str) -> DecodeOptions:
@@ -85,14 +85,27 @@ class Bench:
         return [
             source
             for source in tasks.read_sources(pathlib.Path(self.config.data), task)
-            if source.beginning not in self._trained or not self._trained
+            if not self._trained or source.beginning not in self._trained
         ]
 
     def examples(self, task: str) -> list[StudyExample]:
         """The examples of a task: always the same ones."""
+        return self.whole_draw(task)[self.shard.index :: self.shard.count]
+
+    def whole_draw(self, task: str) -> list[StudyExample]:
+        """The examples of all shards.
+
+        Raises:
+          UserError: none is left to report on.
+        """
         if task not in self._examples:
-            index, count = self.shard.index, self.shard.count
-            self._examples[task] = self._draw(task)[index::count]
+            found = self._draw(task)
+            if not any(example.part == REPORT for example in found):
+                raise UserError(
+                    f"{task} has no example to report on: {len(found)} of the records "
+                    f"fit, and {self.config.tune} are to be tuned on."
+                )
+            self._examples[task] = found
         return self._examples[task]
 
     def _draw(self, task: str) -> list[StudyExample]:
@@ -138,6 +151,25 @@ class Bench:
             )
         return self._decoders[key], found.method
 
+    def made_with(self, name: str) -> str:
+        """Tells the models that a contender drafts with by what is in their files."""
+        assets = parse_contender(name).assets
+        if assets not in self._made_with:
+            self._made_with[assets] = self._made(name)
+        return self._made_with[assets]
+
+    def _made(self, name: str) -> str:
+        given = self.config.assets.get(parse_contender(name).assets or "", {})
+        digest = hashlib.sha256()
+        for task in self.config.tasks if self.depends_on_task(name) else [""]:
+            for kind in OWN_ASSETS:
+                loaded = self.loaded(task or self.config.tasks[0])
+                folder = given.get(kind, "").replace(TASK_FIELD, task)
+                path = pathlib.Path(folder) if folder else loaded.own(OWN_ASSETS[kind])
+                if path is not None:
+                    digest.update(f"{task} {kind} {content_digest(path)}\n".encode())
+        return digest.hexdigest()
+
     def depends_on_task(self, name: str) -> bool:
         """Whether a contender's models differ from task to task."""
         assets = self.config.assets.get(parse_contender(name).assets or "", {})
@@ -152,24 +184,31 @@ class Bench:
         assets = parse_contender(name).assets
         return label if assets is None else f"{label}, {assets.replace('_', ' ')}"
 
-    def texts(
-        self, task: str, advance: Callable[[int], object] = lambda tokens: None
-    ) -> list[RecordedText]:
+    def texts(self, task: str) -> list[RecordedText]:
         """What the model decodes of each example, with what it says along it.
 
-        Args:
-          task: its name.
-          advance: called with a number of tokens that were decoded or recorded.
+        Decodes what is not there yet, with a progress bar; what was decoded is kept
+        every `_KEPT_TOGETHER` texts.
         """
         if task not in self._texts:
-            path = self.workdir / "texts" / f"{task}{self.shard_suffix}.npz"
-            digest = self._digest(task)
-            found = _load(path, digest)
-            if found is None:
-                found = self._decode(task, advance)
-                _save(path, digest, found)
+            found: list[RecordedText] = []
+            for part, examples in enumerate(self._parts(task)):
+                name = f"{task}{self.shard_suffix}{f'-part-{part}' * (part > 0)}.npz"
+                path = self.workdir / "texts" / name
+                digest = self.digest(task, examples)
+                texts = load_texts(path, digest)
+                if texts is None:
+                    texts = self._decode(task, examples)
+                    save_texts(path, digest, texts)
+                found += texts
             self._texts[task] = found
         return self._texts[task]
+
+    def _parts(self, task: str) -> list[list[StudyExample]]:
+        """Examples whose texts lie in one file."""
+        examples = self.examples(task)
+        starts = range(0, len(examples), _KEPT_TOGETHER)
+        return [examples[start : start + _KEPT_TOGETHER] for start in starts]
 
     @property
     def shard_suffix(self) -> str:
@@ -178,8 +217,8 @@ class Bench:
             return ""
         return f"-{self.shard.index}-of-{self.shard.count}"
 
-    def _digest(self, task: str) -> str:
-        """What the texts depend on."""
+    def digest(self, task: str, examples: Sequence[StudyExample]) -> str:
+        """Tells what texts depend on: model, heads, prompts, lengths."""
         loaded, config = self.loaded(task), self.config
         facts: list[Any] = [
             fingerprint(loaded.functions.config, loaded.params),
@@ -187,15 +226,27 @@ class Bench:
             config.max_new_tokens,
             config.lattice_width,
             loaded.end_of_text,
-            [example.input_ids.tolist() for example in self.examples(task)],
+            [example.input_ids.tolist() for example in examples],
         ]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
     def _decode(
-        self, task: str, advance: Callable[[int], object]
+        self, task: str, examples: Sequence[StudyExample]
     ) -> list[RecordedText]:
+        total = 2 * len(examples) * self.config.max_new_tokens
+        with progress.bar(label="decoding", total=total, unit=" tokens") as bar:
+            bar.set_postfix_str(task, refresh=False)
+            return self._recorded(task, examples, bar.update)
+
+    def _recorded(
+        self,
+        task: str,
+        examples: Sequence[StudyExample],
+        advance: Callable[[int], object],
+    ) -> list[RecordedText]:
+        """Decodes, then records; `advance` is called with tokens of either."""
         decoder, _ = self.contender("greedy", task)
-        options, examples = self.options(task), self.examples(task)
+        options = self.options(task)
         # The longest first, so that what is compiled for them fits the others.
         order = sorted(range(len(examples)), key=lambda i: -len(examples[i].input_ids))
         prompts = [examples[index].input_ids for index in order]
@@ -209,30 +260,3 @@ class Bench:
             )
             advance(len(text.output_ids))
         return [found[index] for index in range(len(examples))]
-
-
-def _save(path: pathlib.Path, digest: str, texts: Sequence[RecordedText]) -> None:
-    arrays: dict[str, Any] = {}
-    for name in ("input_ids", "output_ids", *_FIELDS):
-        parts = [getattr(text, name) for text in texts]
-        arrays[name] = np.concatenate(parts)
-        arrays[f"{name}_lengths"] = np.array([len(part) for part in parts])
-    with files.replacing_file(path) as temporary, temporary.open("wb") as stream:
-        np.savez(stream, digest=digest, **arrays)
-
-
-def _load(path: str | os.PathLike[str], digest: str) -> list[RecordedText] | None:
-    """The texts, or None if there are none that are up to date."""
-    try:
-        with np.load(path) as arrays:
-            if str(arrays["digest"]) != digest:
-                return None
-            columns = [
-                np.split(arrays[name], np.cumsum(arrays[f"{name}_lengths"])[:-1])
-                for name in ("input_ids", "output_ids", *_FIELDS)
-            ]
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise UserError(f"cannot read {path} ({error}): remove it.") from error
-    return [RecordedText(*fields) for fields in zip(*columns, strict=True)]

@@ -19,6 +19,7 @@ def never_below(
     lower: Mapping[str, float],
     *,
     strictly: bool = False,
+    mostly: bool = False,
 ) -> Finding:
     """Whether values of `upper` are at least those of `lower` on every task.
 
@@ -27,21 +28,27 @@ def never_below(
       statement: of the paper.
       upper, lower: values by task.
       strictly: whether equal ones speak against it.
+      mostly: whether it is enough that it is so on more than half of the tasks.
     """
     tasks = [task for task in upper if task in lower]
     if not tasks:
         return Finding(statement, None, "Not measured.")
     margins = {task: upper[task] - lower[task] for task in tasks}
-    least = _EQUAL if strictly else -_EQUAL
-    against = [run.task_label(task) for task in tasks if margins[task] < least]
-    evidence = f"On {len(tasks) - len(against)} of {len(tasks)} tasks"
+    higher = [task for task in tasks if margins[task] > _EQUAL]
+    equal = [task for task in tasks if abs(margins[task]) <= _EQUAL]
+    holding = higher if strictly else [*higher, *equal]
+    against = [run.task_label(task) for task in tasks if task not in holding]
+    evidence = f"Higher on {len(higher)} of {len(tasks)} tasks"
+    if equal:
+        evidence += f", equal on {len(equal)}"
     ratios = [upper[task] / lower[task] for task in tasks if lower[task]]
     if ratios:
         evidence += f"; mean difference {100 * (np.mean(ratios) - 1):+.1f} %"
     evidence += "."
     if against:
         evidence += f" Not on {', '.join(against)}."
-    return Finding(statement, not against, evidence)
+    holds = 2 * len(holding) > len(tasks) if mostly else not against
+    return Finding(statement, holds, evidence)
 
 
 def weak_gain_most(

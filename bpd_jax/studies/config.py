@@ -12,13 +12,15 @@ from bpd_jax.errors import UserError
 
 BPD = "bpd"
 
-# Settings that may change without making earlier records of a study wrong ...
+# Settings that may change without making earlier records of a study wrong; data and
+# models are known by what is in them (`Bench.digest`, `Bench.made_with`) ...
 _OPEN = (
     "assets",
     "batch_size",
     "contenders",
     "data",
     "labels",
+    "notes",
     "printed",
     "rounds",
     "shown",
@@ -86,6 +88,7 @@ class StudyConfig:
       labels: of contenders, for people, where the method's own does not do.
       printed: contender → name of the column of the paper's table that it stands
         beside; see `bpd_jax.studies.printed`.
+      notes: sentences that every reader should know, shown with the results.
       examples, tune: of each task, to report on and to tune on; never the same.
       max_new_tokens: decoded of each example.
       longest_prompt: in tokens; longer documents are cut.
@@ -96,7 +99,7 @@ class StudyConfig:
       in_domain: texts of each task that are neither reported nor tuned on, of which
         in-domain n-gram models are counted (Table 7); 0 makes none.
       shown: examples of each task that the draft explorer shows.
-      batch_size: texts decoded or replayed together.
+      batch_size: texts decoded together.
       temperatures, rounds: of the studies with a clock.
     """
 
@@ -109,6 +112,7 @@ class StudyConfig:
     assets: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     printed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    notes: Sequence[str] = ()
     examples: int = 24
     tune: int = 12
     max_new_tokens: int = 64
@@ -167,19 +171,9 @@ class StudyConfig:
         found: dict[str, Any] = json.loads(json.dumps(kept))
         return found
 
-    def drafts_alike(self, facts: Mapping[str, Any], contender: str) -> bool:
-        """Whether a contender drafts in another study as in this one.
-
-        Args:
-          facts: of the other study: `settings` and `assets`.
-          contender: its name.
-        """
+    def texts_alike(self, facts: Mapping[str, Any]) -> bool:
+        """Whether the settings of another study's facts give the same texts."""
         mine, theirs = self.settings, facts.get("settings", {})
-        chosen = parse_contender(contender).assets
-        if chosen is not None:
-            known = facts.get("assets", {}).get(chosen)
-            if known != dict(self.assets.get(chosen, {})):
-                return False
         return all(name in theirs and theirs[name] == mine[name] for name in _DECISIVE)
 
     @property

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from bpd_jax.reporting import wording
 from bpd_jax.reporting.exhibits import Cell, Column, Exhibit, Finding, Row, Table
 from bpd_jax.reporting.records import Candidate, LatticePicture, Path
+from bpd_jax.studies.phrases import counted
 from bpd_jax.studies.records import Call, ExplorerRecord, Trace
-from bpd_jax.studies.refinements import BPD, REFINES, method_of
+from bpd_jax.studies.refinements import BPD, MEDUSA, REFINES, method_of
 from bpd_jax.studies.run_files import StudyRun
 from bpd_jax.studies.study import EXPLORER, Study
 from bpd_jax.studies.summary import tasks_of
@@ -22,6 +23,10 @@ _CALLS = 8
 # Candidates of each head that are drawn at least, and characters before the block.
 _ROWS = 5
 _TAIL = 160
+
+ORACLE = "oracle"
+# Kinds whose drafts are ways through the heads' lattice.
+_IN_LATTICE = {BPD, "zero_gram", MEDUSA, *REFINES}
 
 
 def accepted(record: ExplorerRecord, at: int, rows: Sequence[int]) -> int:
@@ -188,7 +193,8 @@ def steps_table(run: StudyRun, record: ExplorerRecord, contender: str) -> Table:
     totals = []
     for trace in traces:
         tokens = sum(call.accepted for call in trace.calls)
-        totals += [Cell(tokens), Cell(text=f"in {len(trace.calls)} calls")]
+        calls = counted(len(trace.calls), "call")
+        totals += [Cell(tokens), Cell(text=f"in {calls}")]
     rows.append(Row("Whole text", totals, strong=True))
     columns = [
         column
@@ -263,46 +269,63 @@ def present(study: Study, run: StudyRun) -> Exhibit:
         question=study.question,
         tables=tables,
         lattices=lattices,
-        findings=_findings(run, records, contender),
+        findings=[_bounded(records), _further(run, records, contender)],
         notes=notes,
         facts=run.facts,
     )
 
 
-def _findings(
-    run: StudyRun, records: Sequence[ExplorerRecord], contender: str | None
-) -> list[Finding]:
-    bounded = "No draft from the lattice is right further than the oracle’s path."
-    further = "Refined drafts are more often right further than BPD’s than less far."
-    if contender is None:
-        return [Finding(each, None, "Not measured.") for each in (bounded, further)]
-    blocks: list[Block] = []
-    gains: list[int] = []
+def _bounded(records: Sequence[ExplorerRecord]) -> Finding:
+    """The oracle's recorded calls against those of the others in its lattice."""
+    statement = (
+        "Where the oracle and another way through the lattice begin at one token, the "
+        "oracle is right at least as far."
+    )
+    margins: list[int] = []
+    others: set[str] = set()
     for record in records:
-        blocks += blocks_of(record, contender)
+        bounds = {call.at: call.accepted for call in _trace(record, ORACLE).calls}
+        for trace in record.traces:
+            method = method_of(trace.contender)
+            if method.kind not in _IN_LATTICE or method.lookup:
+                continue
+            found = [
+                bounds[call.at] - call.accepted
+                for call in trace.calls
+                if call.at in bounds
+            ]
+            margins += found
+            others |= {trace.contender} if found else set()
+    if not margins:
+        return Finding(statement, None, "Not measured.")
+    further, less = (sum(sign * margin > 0 for margin in margins) for sign in (1, -1))
+    return Finding(
+        statement,
+        not less,
+        f"{counted(len(margins), 'call')} of {counted(len(others), 'method')} beside "
+        f"the recorded calls of the oracle: it is further in {further:,}, as far in "
+        f"{len(margins) - further - less:,}, less far in {less:,}.",
+    )
+
+
+def _further(
+    run: StudyRun, records: Sequence[ExplorerRecord], contender: str | None
+) -> Finding:
+    statement = "Refined drafts are more often right further than BPD’s than less far."
+    if contender is None:
+        return Finding(statement, None, "Not measured.")
+    gains = []
+    for record in records:
         for call in _trace(record, contender).calls:
             best = [0] * (1 + len(record.candidates[call.at]))
             gains.append(call.accepted - accepted(record, call.at, best))
-    within = sum(
-        max(block.accepted(block.refined), block.accepted(block.best))
-        <= block.accepted(block.oracle)
-        for block in blocks
-    )
     wins, losses = (sum(sign * gain > 0 for gain in gains) for sign in (1, -1))
-    return [
-        Finding(
-            bounded,
-            within == len(blocks) if blocks else None,
-            f"True of {within} of the {len(blocks)} calls whose accepted tokens are "
-            f"among the candidates that were kept, of {len(gains)} in all.",
-        ),
-        Finding(
-            further,
-            wins > losses,
-            f"{run.label(contender)}, {len(gains)} calls: further in {wins}, as far "
-            f"in {len(gains) - wins - losses}, less far in {losses}.",
-        ),
-    ]
+    return Finding(
+        statement,
+        wins > losses,
+        f"{run.label(contender)}, {counted(len(gains), 'call')}: further in {wins:,}, "
+        f"as far in {len(gains) - wins - losses:,}, less far in {losses:,}.",
+    )
 
 
 STUDY = Study(

@@ -3,7 +3,7 @@
 import itertools
 
 from bpd_jax.reporting.exhibits import Chart, Exhibit, Finding, Series
-from bpd_jax.studies.efficiency_table import ALL, efficiency_table
+from bpd_jax.studies.efficiency_table import ALL, efficiency_table, headroom_table
 from bpd_jax.studies.pairing import contenders_of
 from bpd_jax.studies.refinements import method_of
 from bpd_jax.studies.run_files import StudyRun
@@ -26,9 +26,12 @@ def present(study: Study, run: StudyRun) -> Exhibit:
         study.title,
         study.paper,
         study.question,
-        tables=[efficiency_table(run, "figure7", contenders, {})],
+        tables=[
+            efficiency_table(run, "figure7", contenders, {}),
+            *headroom_table(run, "figure7_headroom", contenders),
+        ],
         charts=[_chart(run, families, task) for task in tasks],
-        findings=[_falling(run, kind, family) for kind, family in families.items()],
+        findings=[_falling(run, family) for family in families.values()],
         notes=NOTES,
         facts=run.facts,
     )
@@ -47,6 +50,12 @@ def _families(run: StudyRun) -> dict[str, list[str]]:
     return families
 
 
+def _family_label(run: StudyRun, family: list[str]) -> str:
+    """The label without the number of drafts."""
+    best = f"{method_of(family[0]).count}-best "
+    return run.label(family[0]).removeprefix(best)
+
+
 def _chart(run: StudyRun, families: dict[str, list[str]], task: str | None) -> Chart:
     series = []
     for family in families.values():
@@ -55,18 +64,16 @@ def _chart(run: StudyRun, families: dict[str, list[str]], task: str | None) -> C
             for name in family
         ]
         shown = [(p, cell) for p, cell in points if cell.value is not None]
-        label = run.label(family[0])
-        best = f"{method_of(family[0]).count}-best "
         series.append(
             Series(
-                label.removeprefix(best),
+                _family_label(run, family),
                 [float(p) for p, _ in shown],
                 [cell.value or 0.0 for _, cell in shown],
                 low=[cell.interval[0] for _, cell in shown if cell.interval],
                 high=[cell.interval[1] for _, cell in shown if cell.interval],
             )
         )
-    title = "all tasks" if task is ALL else run.task_label(task)
+    title = f"Drafts: {'all tasks' if task is ALL else run.task_label(task)}"
     name = "figure7" if task is ALL else f"figure7_{task}"
     return Chart(
         name,
@@ -79,8 +86,10 @@ def _chart(run: StudyRun, families: dict[str, list[str]], task: str | None) -> C
     )
 
 
-def _falling(run: StudyRun, kind: str, family: list[str]) -> Finding:
-    statement = f"Block efficiency grows with p, less and less ({kind})."
+def _falling(run: StudyRun, family: list[str]) -> Finding:
+    statement = (
+        f"Block efficiency grows with p, less and less ({_family_label(run, family)})."
+    )
     points = [
         (method_of(name).count, found)
         for name in family
@@ -93,7 +102,8 @@ def _falling(run: StudyRun, kind: str, family: list[str]) -> Finding:
         for before, after in itertools.pairwise(points)
     ]
     words = ", ".join(f"{value:.3f} at p = {p}" for p, value in points)
-    holds = slopes[-1] >= 0 and min(slopes) >= 0 and slopes[-1] < slopes[0]
+    falling = all(b < a for a, b in itertools.pairwise(slopes))
+    holds = min(slopes) >= 0 and falling
     return Finding(statement, holds, f"Over all tasks {words}.")
 
 

@@ -48,7 +48,7 @@ def _figures(run: StudyRun) -> list[KeyFigure]:
     low, high = gain_interval(*sums(best), *sums(base))
     figures.append(
         KeyFigure(
-            "Best method",
+            "Best of Table 4" if run.study == _MAIN else "Best method",
             f"{refined:.2f}",
             f"{label}: {_percent(refined / plain - 1)} "
             f"({_percent(low)} … {_percent(high)})",

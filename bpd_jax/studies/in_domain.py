@@ -1,42 +1,61 @@
 """n-gram models of each task's own texts (paper appendix D, Table 7)."""
 
+import hashlib
 import json
 import pathlib
 import tempfile
+from typing import Any
 
 from bpd_jax import files
+from bpd_jax.errors import UserError
 from bpd_jax.ngrams.build import Settings, build
 from bpd_jax.studies.bench import Bench
-from bpd_jax.studies.tasks import rest_of
+from bpd_jax.studies.tasks import has_split, read_sources, rest_of
 
 # The paper adds words that a task never uses as unigrams of this log-probability.
 _UNSEEN_LOG_PROB = -1000.0
 _ORDER = 2
+_TRAIN = "train"
 
 
-def build_in_domain(bench: Bench, task: str) -> pathlib.Path:
+def build_in_domain(bench: Bench, task: str) -> dict[str, Any]:
     """Builds a 2-gram model of texts that are neither reported nor tuned on, once.
 
+    They come from the task's training split first, if there is one, and then from what
+    was not drawn of the split that is reported on, whatever the shard. The model is in
+    `WORKDIR/in_domain/TASK`.
+
     Returns:
-      Its folder, `WORKDIR/in_domain/TASK`.
+      `texts`, how many it was counted from, and `digest` of what it depends on.
+
+    Raises:
+      UserError: every text was drawn.
     """
     output = bench.workdir / "in_domain" / task
-    facts = {"texts": bench.config.in_domain, "order": _ORDER}
+    loaded, sources = bench.loaded(task), bench.sources(task)
+    data = pathlib.Path(bench.config.data or "")
+    if has_split(data, task, _TRAIN):
+        sources = [*read_sources(data, task, [_TRAIN]), *sources]
+    texts = rest_of(sources, bench.whole_draw(task), bench.config.in_domain)
+    if not texts:
+        raise UserError(
+            f"{task} has no text left to count in-domain n-grams of: give it a split "
+            f"{_TRAIN}, or report on fewer examples."
+        )
+    tokens = [loaded.tokenizer.encode(text) for text in texts]
+    digest = hashlib.sha256(json.dumps([tokens, _ORDER]).encode()).hexdigest()
+    facts = {"texts": len(texts), "digest": digest}
     header = output / "in_domain.json"
-    if header.is_file() and json.loads(header.read_text()) == facts:
-        return output
-    texts = rest_of(bench.sources(task), bench.examples(task), bench.config.in_domain)
-    loaded = bench.loaded(task)
+    if header.is_file() and json.loads(header.read_text(encoding="utf-8")) == facts:
+        return facts
     with tempfile.TemporaryDirectory(prefix="bpd_jax") as folder:
-        tokens = pathlib.Path(folder) / "tokens.txt"
-        with tokens.open("w", encoding="utf-8") as stream:
-            for text in texts:
-                ids = loaded.tokenizer.encode(text)
-                stream.write(" ".join(map(str, ids)) + "\n")
+        path = pathlib.Path(folder) / "tokens.txt"
+        lines = [" ".join(map(str, ids)) + "\n" for ids in tokens]
+        path.write_text("".join(lines), encoding="utf-8")
         build(
             Settings(
                 output=str(output),
-                tokens=str(tokens),
+                tokens=str(path),
                 order=_ORDER,
                 vocab_size=loaded.vocab_size,
                 end_of_text=loaded.tokenizer.end_of_text,
@@ -45,4 +64,4 @@ def build_in_domain(bench: Bench, task: str) -> pathlib.Path:
         )
     with files.replacing_file(header) as temporary:
         temporary.write_text(json.dumps(facts), encoding="utf-8")
-    return output
+    return facts

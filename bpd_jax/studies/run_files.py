@@ -73,6 +73,8 @@ def append_records(
       name: of the file; several programs that share the work have one each, with a
         name that begins as the usual one does.
     """
+    if not records:
+        return
     path = folder / name
     lines = [_line(record) for record in records]
     try:
@@ -91,8 +93,16 @@ def _line(record: Record) -> str:
 
 
 def _whole(path: pathlib.Path) -> int:
-    """Bytes up to the end of the last finished line."""
-    return path.read_bytes().rfind(b"\n") + 1
+    """Bytes up to the end of the last finished line, read from the end."""
+    size, block = path.stat().st_size, 1 << 16
+    with path.open("rb") as stream:
+        while True:
+            start = max(0, size - block)
+            stream.seek(start)
+            found = stream.read(size - start).rfind(b"\n")
+            if found >= 0 or start == 0:
+                return start + found + 1 if found >= 0 else 0
+            block *= 4
 
 
 def read_records(folder: pathlib.Path) -> list[Record]:

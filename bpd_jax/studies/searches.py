@@ -7,6 +7,7 @@ from bpd_jax.reporting.exhibits import Cell, Column, Exhibit, Finding, Row, Tabl
 from bpd_jax.studies.config import BPD, parse_contender
 from bpd_jax.studies.efficiency_table import MISSING, headroom_table
 from bpd_jax.studies.pairing import contenders_of, paired
+from bpd_jax.studies.records import DraftRecord
 from bpd_jax.studies.run_files import StudyRun
 from bpd_jax.studies.study import Study
 from bpd_jax.studies.summary import (
@@ -104,7 +105,7 @@ def present(study: Study, run: StudyRun) -> Exhibit:
             _list_table(run, contenders),
             *headroom_table(run, "searches_headroom", contenders),
         ],
-        findings=[*_searches(run, grid), _trained(run, contenders)],
+        findings=[*_searches(run, grid), *_trained(run, contenders)],
         notes=NOTES,
         facts=run.facts,
     )
@@ -142,7 +143,7 @@ def _list_table(run: StudyRun, contenders: Sequence[str]) -> Table:
         calls = sum(record.calls for record in records)
         checked, gain = MISSING, MISSING
         if calls:
-            checked = Cell(sum(record.nodes for record in records) / calls)
+            checked = Cell(_checked(records))
             gain = Cell(text="–") if name == BPD else gain_cell(records, base)
         rows.append(Row(run.label(name), [efficiency_cell(records), gain, checked]))
     return Table(
@@ -167,39 +168,61 @@ def _searches(run: StudyRun, grid: dict[str, dict[str, str]]) -> list[Finding]:
         (TREE, SEVERAL, "A tree of M nodes beats P drafts"),
         (TREE, BEAM, "A tree of M nodes beats a beam"),
     ):
-        for score, row in grid.items():
-            if better not in row or worse not in row:
-                continue
-            words = f"{statement} ({score})."
-            first, second = (
-                efficiency(drafts_of(run, row[search])) for search in (better, worse)
-            )
-            if first is None or second is None:
-                findings.append(Finding(words, None, "Not measured."))
-                continue
-            evidence = f"{first:.3f} against {second:.3f} tokens per call."
-            findings.append(Finding(words, first > second, evidence))
+        findings += [
+            _beats(run, f"{statement} ({score}).", row[better], row[worse])
+            for score, row in grid.items()
+            if better in row and worse in row
+        ]
     return findings
 
 
-def _trained(run: StudyRun, contenders: Sequence[str]) -> Finding:
-    """Whether what needs training beats what does not."""
-    statement = "Trained refiners beat those that need no training."
-    best: dict[bool, tuple[float, str]] = {}
-    for name in contenders:
-        value = efficiency(drafts_of(run, name))
-        trained = parse_contender(name).method.kind in TRAINED
-        if value is not None:
-            found = (value, run.label(name))
-            best[trained] = max(best.get(trained, found), found)
-    if len(best) < 2:
+def _beats(run: StudyRun, statement: str, first: str, second: str) -> Finding:
+    """Whether one beats the other; None where the interval of the gain holds 0."""
+    mine, theirs = paired(run, [first, second])
+    if not mine:
         return Finding(statement, None, "Not measured.")
+    cell = gain_cell(mine, theirs)
+    low, high = cell.interval or (0.0, 0.0)
+    holds = True if low > 0 else False if high < 0 else None
     return Finding(
         statement,
-        best[True][0] > best[False][0],
-        f"The best of each: {best[True][1]} {best[True][0]:.3f}, {best[False][1]} "
-        f"{best[False][0]:.3f} tokens per call.",
+        holds,
+        f"{efficiency(mine):.3f} against {efficiency(theirs):.3f} tokens per call, "
+        f"{cell.value:+.1f} % ({low:+.1f} … {high:+.1f}), checking "
+        f"{_checked(mine):.1f} against {_checked(theirs):.1f} draft tokens.",
     )
+
+
+def _checked(records: Sequence[DraftRecord]) -> float:
+    calls = sum(record.calls for record in records)
+    return sum(record.nodes for record in records) / calls
+
+
+def _trained(run: StudyRun, contenders: Sequence[str]) -> list[Finding]:
+    """Under each search, the best trained score against the best untrained one."""
+    findings = []
+    for search in SEARCHES:
+        best: dict[bool, tuple[float, str]] = {}
+        for name in contenders:
+            method = parse_contender(name).method
+            value = efficiency(drafts_of(run, name))
+            if value is None or _search_like(method) != search:
+                continue
+            key = method.kind in TRAINED
+            best[key] = max(best.get(key, (value, name)), (value, name))
+        if len(best) == 2:
+            statement = (
+                f"Trained refiners beat those that need no training ({search}: "
+                f"{run.label(best[True][1])} against {run.label(best[False][1])})."
+            )
+            findings.append(_beats(run, statement, best[True][1], best[False][1]))
+    return findings
+
+
+def _search_like(method: Method) -> str:
+    """The search, those that yield one draft as one and those that yield P as one."""
+    search = search_of(method)
+    return {WALK: EXACT, BEAM: SEVERAL}.get(search, search)
 
 
 STUDY = Study(

@@ -40,4 +40,6 @@ class Study:
 
     def exhibit(self, run: StudyRun) -> Exhibit:
         """The exhibit of a run."""
-        return self.present(self, run)
+        found = self.present(self, run)
+        notes = [*found.notes, *run.facts.get("notes", [])]
+        return dataclasses.replace(found, notes=notes)

@@ -74,8 +74,11 @@ def gain_cell(
     mine, theirs = efficiency(records), efficiency(base)
     if mine is None or theirs is None:
         return Cell(paper=paper, text="not measured")
+    gain = 100 * (mine / theirs - 1)
+    if len(records) == 1:
+        return Cell(gain, paper)
     low, high = gain_interval(*sums(records), *sums(base))
-    return Cell(100 * (mine / theirs - 1), paper, (100 * low, 100 * high))
+    return Cell(gain, paper, (100 * low, 100 * high))
 
 
 def repetition_of(

@@ -105,6 +105,7 @@ def _paths_table(engines: dict[str, Times]) -> Table:
         ],
         rows=rows,
         caption="Medians over the runs, with the fastest and the slowest.",
+        intervals="range of runs",
     )
 
 
@@ -128,6 +129,7 @@ def _shapes_table(engines: dict[str, Times]) -> Table:
         ],
         rows=rows,
         caption="Medians over the runs, with the fastest and the slowest.",
+        intervals="range of runs",
     )
 
 

@@ -76,7 +76,11 @@ def _findings(run: StudyRun, contenders: list[str]) -> list[Finding]:
             zero,
         ),
         never_below(
-            run, "The p best n-gram drafts beat the single best.", ngram, single
+            run,
+            "The p best n-gram drafts beat the single best.",
+            ngram,
+            single,
+            strictly=True,
         ),
         weak_gain_most("Tasks where BPD does badly gain most.", base, ngram),
     ]

@@ -3,7 +3,12 @@
 from bpd_jax.reporting.exhibits import Exhibit, Finding
 from bpd_jax.studies.comparisons import never_below
 from bpd_jax.studies.config import parse_contender
-from bpd_jax.studies.efficiency_table import by_task, efficiency_table, gain_table
+from bpd_jax.studies.efficiency_table import (
+    by_task,
+    efficiency_table,
+    gain_table,
+    headroom_table,
+)
 from bpd_jax.studies.pairing import contenders_of
 from bpd_jax.studies.printed import TABLE7
 from bpd_jax.studies.run_files import StudyRun
@@ -15,6 +20,8 @@ NOTES = [
     "tuned on, as many as the setting `in_domain` says and the samples hold; tokens "
     "that never occur in them are unigrams of log-probability -1000, as in the paper's "
     "appendix D. The paper's are counted from whole training sets.",
+    "Of the paper's table only the n-gram half is here: no small language model was "
+    "trained on a task's texts.",
 ]
 
 
@@ -29,10 +36,20 @@ def present(study: Study, run: StudyRun) -> Exhibit:
         tables=[
             efficiency_table(run, "table7", contenders, TABLE7),
             gain_table(run, "table7_gain", contenders, {}),
+            *headroom_table(run, "table7_headroom", contenders),
         ],
         findings=_findings(run, contenders),
-        notes=NOTES,
+        notes=[*NOTES, *_counted(run)],
         facts=run.facts,
+    )
+
+
+def _counted(run: StudyRun) -> list[str]:
+    """How many texts each in-domain model was counted from."""
+    texts = run.facts.get("in_domain", {})
+    listed = ", ".join(f"{run.task_label(task)} {n:,}" for task, n in texts.items())
+    return (
+        [f"Texts that in-domain models were counted from: {listed}."] if texts else []
     )
 
 
@@ -51,10 +68,11 @@ def _findings(run: StudyRun, contenders: list[str]) -> list[Finding]:
             findings.append(
                 never_below(
                     run,
-                    "A general model does at least as well as one of the task's own "
-                    f"texts ({run.label(other)} against {run.label(name)}).",
+                    "On most tasks a general model does at least as well as one of the "
+                    f"task's own texts ({run.label(other)} against {run.label(name)}).",
                     by_task(run, other),
                     by_task(run, name),
+                    mostly=True,
                 )
             )
     return findings

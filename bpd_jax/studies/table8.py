@@ -21,6 +21,7 @@ from bpd_jax.reporting.exhibits import (
 from bpd_jax.studies import printed
 from bpd_jax.studies.config import BPD, parse_contender
 from bpd_jax.studies.pairing import contenders_of, oracle_of, paired
+from bpd_jax.studies.phrases import counted, decimal
 from bpd_jax.studies.records import REPORT, TUNE, DraftRecord
 from bpd_jax.studies.run_files import StudyRun
 from bpd_jax.studies.study import Study
@@ -56,6 +57,8 @@ _COLUMNS = [
     Column("BE", "tuned on what is reported"),
 ]
 
+_PAPER_EXAMPLES = 100
+
 Family = Mapping[float, str]
 """Contenders that differ in nothing but alpha, by it, in ascending order."""
 
@@ -64,9 +67,17 @@ Drafts = dict[float, list[DraftRecord]]
 
 @dataclasses.dataclass(frozen=True)
 class _Choice:
-    """One row: what was tuned, and the reported drafts it stands for."""
+    """One row: what was tuned, and the reported drafts it stands for.
+
+    Attributes:
+      tuned: the weights that are best.
+      examples: that were tuned on.
+      report: reported drafts, by weight.
+      base, oracle: those of BPD and of the oracle on the same examples.
+    """
 
     tuned: Tuned
+    examples: int
     report: Drafts
     base: list[DraftRecord]
     oracle: list[DraftRecord]
@@ -147,7 +158,9 @@ def _choice(run: StudyRun, family: Family, task: str | None) -> _Choice | None:
     if not all(tune.values()) or not all(report.values()):
         return None
     tuned = tune_alpha(_sums(tune), _sums(report))
-    return _Choice(tuned, report, beside.get(BPD, []), beside.get(oracle or "", []))
+    examples = len(tune[min(family)])
+    base, bound = beside.get(BPD, []), beside.get(oracle or "", [])
+    return _Choice(tuned, examples, report, base, bound)
 
 
 def _sums(drafts: Drafts) -> dict[float, tuple[int, int]]:
@@ -181,6 +194,19 @@ def _table(
             )
             for task, choice in rows.items()
         ],
+        _tuned_on([choice.examples for task, choice in measured.items() if task]),
+    )
+
+
+def _tuned_on(examples: list[int]) -> str:
+    """How many examples of each task were tuned on."""
+    if not examples:
+        return ""
+    fewest, most = min(examples), max(examples)
+    few = "" if fewest == most else f"{fewest} to "
+    return (
+        f"Tuned on {few}{counted(most, 'held-out example')} of each task; the paper "
+        f"tunes on {_PAPER_EXAMPLES}."
     )
 
 
@@ -254,7 +280,7 @@ def _small_where_useless(label: str, rows: dict[str | None, _Choice | None]) -> 
         statement,
         fit.falls(),
         f"Rank correlation of alpha with BPD's block efficiency over {len(points)} "
-        f"tasks: {fit.rank_correlation:.2f} (p = {fit.p_value:.2g}). In the paper, "
+        f"tasks: {decimal(fit.rank_correlation)} (p = {fit.p_value:.2g}). In the paper "
         f"{_paper_correlation()}.",
     )
 
@@ -266,7 +292,7 @@ def _paper_correlation() -> str:
         alphas = printed.column(printed.TABLE8, column)
         fit = fit_line([base[task] for task in alphas], [*alphas.values()])
         assert fit is not None
-        found.append(f"{fit.rank_correlation:.2f} for {words}")
+        found.append(f"{decimal(fit.rank_correlation)} for {words}")
     return " and ".join(found)
 
 
@@ -284,7 +310,9 @@ def _flattery(label: str, rows: dict[str | None, _Choice | None]) -> Finding:
     return Finding(
         statement,
         mean < 1,
-        f"{mean:.2f} % on average over {len(costs)} tasks, at most {max(costs):.2f} %.",
+        f"{decimal(mean)} % on average over {counted(len(costs), 'task')}, at most "
+        f"{decimal(max(costs))} %. A question of ours: the paper names two "
+        "kinds of examples that it tunes on.",
     )
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.evaluation.efficiency import gain_interval, ratio_interval
+from bpd_jax.evaluation.significance import FEWEST, side, together
 from bpd_jax.reporting.exhibits import (
     Cell,
     Chart,
@@ -19,6 +20,7 @@ from bpd_jax.reporting.exhibits import (
     Table,
 )
 from bpd_jax.studies.measure_timing import plain_name, speculative_name
+from bpd_jax.studies.phrases import counted, decimal
 from bpd_jax.studies.records import TimingRecord
 from bpd_jax.studies.refinements import unrefined
 from bpd_jax.studies.run_files import StudyRun
@@ -82,6 +84,17 @@ class Timings:
         label = self.run.label(plain_name(name))
         drawn = name != plain_name(name)
         return f"{label}, speculative sampling" if drawn else label
+
+    def prompts(self, task: str, temperature: float) -> int:
+        """How many prompts of a task any contender decoded."""
+        return len(
+            {
+                turn[:2]
+                for (_, at), turns in self._records.items()
+                for turn in turns
+                if at == temperature and turn[0] == task
+            }
+        )
 
     def covers(self, name: str, other: str, temperature: float) -> bool:
         """Whether a contender was measured in every task in which another was."""
@@ -167,7 +180,9 @@ _NOTES = (
     "continued, not while code is compiled. Prompts of a category are padded to one "
     "length for every contender. Contenders take turns: a speedup is plain decoding’s "
     "time per token over the contender’s, of the same prompts in the same rounds. "
-    "Intervals resample prompts.",
+    "Intervals resample prompts. What is said of refinement holds or fails where they "
+    f"leave out no gain at every temperature, and cannot be told of fewer than "
+    f"{FEWEST} prompts.",
     "Above temperature 0, exact acceptance draws every token with noise that depends "
     "on prompt and position alone, so that all contenders write the same text; "
     "speculative sampling keeps only its distribution.",
@@ -198,7 +213,12 @@ def _table(timings: Timings, temperature: float) -> Table:
         heading="Method",
         columns=columns,
         rows=rows,
-        caption="Refined methods stand below what they refine.",
+        caption="Refined methods stand below what they refine. Prompts: "
+        + ", ".join(
+            f"{timings.run.task_label(task)} {timings.prompts(task, temperature)}"
+            for task in timings.tasks
+        )
+        + ".",
     )
 
 
@@ -345,7 +365,8 @@ def _lossless(run: StudyRun) -> Finding:
     if not checked:
         return Finding(statement, None, "Not measured.")
     apart = [record for record in checked if not record.identical]
-    evidence = f"{len(checked) - len(apart)} of {len(checked)} texts are the same"
+    same = len(checked) - len(apart)
+    evidence = f"The same: {same:,} of {counted(len(checked), 'text')}"
     if apart:
         names = dict.fromkeys(run.label(record.contender) for record in apart)
         evidence += f"; others are of {', '.join(names)}"
@@ -358,23 +379,56 @@ def _refinement_findings(timings: Timings) -> list[Finding]:
         pair = f"{timings.label(base)} refined: {timings.label(name)}"
         gains = {t: _gain_cell(timings, name, base, t) for t in temperatures}
         speeds = {t: _speed_cell(timings, name, base, t, None) for t in temperatures}
-        for what, cells, threshold, words in (
-            ("yields more tokens per call", gains, 0.0, "{:+.1f} %"),
-            ("is faster", speeds, 1.0, "{:.2f} times as fast"),
-        ):
-            found = {t: c.value for t, c in cells.items() if c.value is not None}
-            evidence = ", ".join(
-                f"{words.format(value)} at T = {t:g}".replace("-", "−")
-                for t, value in found.items()
-            )
-            findings.append(
-                Finding(
-                    f"{pair} {what} at every temperature.",
-                    min(found.values()) > threshold if found else None,
-                    f"{evidence or 'Not measured'}.",
-                )
-            )
+        prompts = {
+            t: len(found[0].tokens)
+            for t in temperatures
+            if (found := timings.sums([name, base], t)) is not None
+        }
+        findings += [
+            _above(f"{pair} yields more tokens per call", gains, prompts, percent=True),
+            _above(f"{pair} is faster", speeds, prompts, percent=False),
+        ]
     return findings
+
+
+def _above(
+    statement: str,
+    cells: dict[float, Cell],
+    prompts: dict[float, int],
+    *,
+    percent: bool,
+) -> Finding:
+    """Whether what was measured is a gain, by its intervals.
+
+    Args:
+      statement: without temperatures and full stop.
+      cells: by temperature; those that were not measured do not count.
+      prompts: by temperature.
+      percent: whether cells hold gains in percent, or ratios.
+    """
+    digits, unit, nothing = (1, " %", 0.0) if percent else (2, "×", 1.0)
+    verdicts, parts = [], []
+    for temperature, cell in cells.items():
+        if cell.value is None:
+            continue
+        words = f"{decimal(cell.value, digits, sign=percent)}{unit}"
+        few = prompts[temperature] < FEWEST
+        verdict = None
+        if cell.interval is not None:
+            verdict = None if few else side(cell.interval, nothing)
+            low, high = (decimal(end, digits, sign=percent) for end in cell.interval)
+            words += f" ({low} … {high})"
+        verdicts.append(verdict)
+        parts.append(
+            f"{words} at T = {temperature:g}, "
+            f"{counted(prompts[temperature], 'prompt')}{', too few' * few}"
+        )
+    everywhere = " at every temperature" if len(parts) > 1 else ""
+    return Finding(
+        f"{statement}{everywhere}.",
+        together(verdicts),
+        f"{'; '.join(parts) or 'Not measured'}.",
+    )
 
 
 STUDY = Study(

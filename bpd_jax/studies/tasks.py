@@ -6,7 +6,6 @@ All come from JSON Lines with the field names of TensorFlow Datasets, in
 """
 
 import dataclasses
-import itertools
 import json
 import pathlib
 import random
@@ -83,6 +82,7 @@ class StudyExample:
       prompt: its text.
       input_ids: the prompt as the model reads it, int32.
       references: right answers, if there are any.
+      beginning: of its document; see `Source.beginning`.
     """
 
     index: int
@@ -90,10 +90,18 @@ class StudyExample:
     prompt: str
     input_ids: np.ndarray
     references: tuple[str, ...]
+    beginning: str = ""
 
 
-def read_sources(data: pathlib.Path, task: str) -> list[Source]:
+def read_sources(
+    data: pathlib.Path, task: str, splits: Sequence[str] = _SPLITS
+) -> list[Source]:
     """All records of a task that have a document.
+
+    Args:
+      data: folder of JSON Lines.
+      task: its name.
+      splits: of which the first that there is is read.
 
     Raises:
       UserError: there is no such task, no file of it, or a record is damaged.
@@ -104,12 +112,13 @@ def read_sources(data: pathlib.Path, task: str) -> list[Source]:
         raise UserError(f"there is no task {task!r}: use {', '.join(LABELS)}.")
     about = DATASETS[task]
     found = []
-    for record in _records(data / task):
+    for record in _records(data / task, splits):
         document = _texts(record, about.topic)
         if not document or not document[0]:
             continue
         if about.prompt is None:
-            found.append(Source(task, document[0], "", "", ()))
+            # Cut, a passage would end with another last word.
+            found.append(Source(task, "", document[0], "", ()))
             continue
         # What stands before the document, and after it.
         before = after = ""
@@ -129,7 +138,7 @@ def read_sources(data: pathlib.Path, task: str) -> list[Source]:
 
 
 def _spec_bench(data: pathlib.Path) -> Iterator[Source]:
-    for record in _records(data / "spec_bench"):
+    for record in _records(data / "spec_bench", _SPLITS):
         category = str(record.get("category"))
         # The eight kinds of MT-Bench questions are one of the six categories.
         name = category if category in SPEC_BENCH else "mt_bench"
@@ -147,9 +156,9 @@ def _spec_bench(data: pathlib.Path) -> Iterator[Source]:
             yield Source(name, "", turns[0], "", references)
 
 
-def _records(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
+def _records(folder: pathlib.Path, splits: Sequence[str]) -> Iterator[dict[str, Any]]:
     """The records of the first split that there is, in order."""
-    for split in _SPLITS:
+    for split in splits:
         for ending in ("jsonl.gz", "jsonl"):
             path = folder / f"{split}.{ending}"
             if not path.is_file():
@@ -164,7 +173,7 @@ def _records(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
                 yield record
             return
     raise UserError(
-        f"{folder} has none of {', '.join(f'{name}.jsonl.gz' for name in _SPLITS)}: "
+        f"{folder} has none of {', '.join(f'{name}.jsonl.gz' for name in splits)}: "
         "give a folder of JSON Lines with --data."
     )
 
@@ -213,20 +222,30 @@ def draw_examples(
             continue
         seen.add(source.beginning)
         part = TUNE if len(found) < tune else REPORT
-        found.append(StudyExample(len(found), part, *fitted, source.references))
+        found.append(
+            StudyExample(len(found), part, *fitted, source.references, source.beginning)
+        )
     return found
 
 
+def has_split(data: pathlib.Path, task: str, split: str) -> bool:
+    """Whether there is a file of that split."""
+    names = (f"{split}.jsonl.gz", f"{split}.jsonl")
+    return any((data / task / name).is_file() for name in names)
+
+
 def rest_of(
-    sources: Sequence[Source], examples: Sequence[StudyExample], count: int
+    sources: Sequence[Source], drawn: Sequence[StudyExample], count: int
 ) -> list[str]:
-    """Texts of up to `count` records of which no document was drawn."""
-    drawn = "\n".join(example.prompt for example in examples)
-    left = (source for source in sources if source.beginning not in drawn)
-    return [
-        "\n".join([source.document or source.before, *source.references[:1]])
-        for source in itertools.islice(left, count)
-    ]
+    """Texts of up to `count` records of which no document was drawn, once each."""
+    seen = {example.beginning for example in drawn}
+    found: list[str] = []
+    for source in sources:
+        if len(found) < count and source.beginning not in seen:
+            seen.add(source.beginning)
+            text = source.document or source.before
+            found.append("\n".join([text, *source.references[:1]]))
+    return found
 
 
 def _fitted(

@@ -1,10 +1,11 @@
 """What makes each kind of record: only what a run lacks, kept once it is there."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from bpd_jax import progress
 from bpd_jax.decoding.asset_files import OWN_ASSETS
 from bpd_jax.errors import UserError
+from bpd_jax.evaluation.metrics.catalog import metric_of
 from bpd_jax.reporting.records import Record
 from bpd_jax.studies import study
 from bpd_jax.studies.bench import Bench
@@ -21,7 +22,7 @@ from bpd_jax.studies.records import (
     QualityRecord,
     TimingRecord,
 )
-from bpd_jax.studies.run_files import HEADER, StudyRun, open_run
+from bpd_jax.studies.run_files import HEADER, StudyRun, open_run, read_header
 
 Keep = Callable[[Iterable[Record]], None]
 _LAMBADA = "lambada"
@@ -77,61 +78,99 @@ def _of_other_studies(bench: Bench, run: StudyRun) -> Iterator[DraftRecord]:
     for header in sorted(bench.workdir.glob(f"*/{HEADER}")):
         if header.parent == run.folder:
             continue
+        facts = read_header(header.parent)
+        if not config.texts_alike(facts):
+            continue
+        made_with, texts = facts.get("made_with", {}), facts.get("texts", {})
+        alike = [c for c in config.contenders if made_with.get(c) == bench.made_with(c)]
+        same = {
+            task
+            for task in config.tasks
+            if texts.get(task) == bench.digest(task, bench.whole_draw(task))
+        }
         other = open_run(header.parent)
-        alike = [c for c in config.contenders if config.drafts_alike(other.facts, c)]
         for record in other.of(DraftRecord):
             key = (record.contender, record.task, record.example)
-            if record.contender in alike and key[1:] in wanted and key not in seen:
+            mine = record.task in same and record.contender in alike
+            if mine and key[1:] in wanted and key not in seen:
                 seen.add(key)
                 yield record
 
 
 def measure_oracle(bench: Bench, run: StudyRun, keep: Keep) -> None:
     """The oracle of every width and number of heads."""
-    done = {record.task for record in run.of(OracleRecord)}
-    for task in bench.config.tasks:
-        if task not in done:
-            keep(oracle_records(bench, task))
+    done = {(record.task, record.example) for record in run.of(OracleRecord)}
+    for task in _unfinished(bench, done):
+        keep(r for r in oracle_records(bench, task) if (r.task, r.example) not in done)
 
 
 def measure_explorer(bench: Bench, run: StudyRun, keep: Keep) -> None:
     """Texts for the draft explorer."""
-    done = {record.task for record in run.of(ExplorerRecord)}
-    tasks = [task for task in bench.config.tasks if task not in done]
+    contenders, shown = bench.config.contenders, bench.config.shown
+    done = {
+        (record.task, record.example)
+        for record in run.of(ExplorerRecord)
+        if {trace.contender for trace in record.traces} >= set(contenders)
+    }
+    tasks = [
+        task
+        for task in bench.config.tasks
+        if len([place for place in done if place[0] == task]) < shown
+    ]
     for task in progress.bar(tasks, label="exploring", unit=" tasks"):
-        contenders = bench.config.contenders
-        keep(explorer_records(bench, task, contenders, bench.config.shown))
+        found = explorer_records(bench, task, contenders, shown)
+        keep(r for r in found if (r.task, r.example) not in done)
 
 
 def measure_quality(bench: Bench, run: StudyRun, keep: Keep) -> None:
     """How good the texts are, where a task has a metric."""
-    done = {record.task for record in run.of(QualityRecord)}
-    tasks = [task for task in bench.config.tasks if task not in done]
+    done = {(record.task, record.example) for record in run.of(QualityRecord)}
+    tasks = [
+        task
+        for task in _unfinished(bench, done)
+        if task == _LAMBADA or metric_of(task) is not None
+    ]
     for task in progress.bar(tasks, label="scoring", unit=" tasks"):
-        loaded, examples = bench.loaded(task), bench.examples(task)
-        if task == _LAMBADA:
-            passages = [example.prompt for example in examples]
-            keep(
-                passage_records(
-                    task,
-                    examples,
-                    passages,
-                    loaded.functions,
-                    loaded.params,
-                    loaded.tokenizer.encode,
-                    begin_of_text=loaded.begin_of_text,
-                    batch_size=bench.config.batch_size,
-                )
-            )
-            continue
-        outputs = [text.output_ids for text in bench.texts(task)]
-        decode = loaded.tokenizer.decode
-        keep(quality_records(task, examples, outputs, decode, loaded.end_tokens))
+        found = _quality(bench, task)
+        keep(r for r in found if (r.task, r.example) not in done)
+
+
+def _unfinished(bench: Bench, done: Collection[tuple[str, int]]) -> list[str]:
+    """Tasks with examples that are not done."""
+    return [
+        task
+        for task in bench.config.tasks
+        if any((task, example.index) not in done for example in bench.examples(task))
+    ]
+
+
+def _quality(bench: Bench, task: str) -> list[QualityRecord]:
+    loaded, examples = bench.loaded(task), bench.examples(task)
+    if task == _LAMBADA:
+        return passage_records(
+            task,
+            examples,
+            [example.prompt for example in examples],
+            loaded.functions,
+            loaded.params,
+            loaded.tokenizer.encode,
+            begin_of_text=loaded.begin_of_text,
+            batch_size=bench.config.batch_size,
+        )
+    outputs = [text.output_ids for text in bench.texts(task)]
+    decode = loaded.tokenizer.decode
+    return quality_records(task, examples, outputs, decode, loaded.end_tokens)
 
 
 def measure_timing(bench: Bench, run: StudyRun, keep: Keep) -> None:
-    """Decodes with a clock."""
+    """Decodes with a clock.
+
+    Raises:
+      UserError: earlier records are of another device.
+    """
     config = bench.config
+    _same_device(run, run.of(TimingRecord))
+    done = {key_of(record) for record in run.of(TimingRecord)}
     for found in timing_records(
         bench,
         config.tasks,
@@ -139,9 +178,19 @@ def measure_timing(bench: Bench, run: StudyRun, keep: Keep) -> None:
         config.temperatures,
         config.rounds,
         config.examples,
-        {key_of(record) for record in run.of(TimingRecord)},
+        done,
     ):
         keep(found)
+
+
+def _same_device(run: StudyRun, records: Collection[Record]) -> None:
+    """Raises a `UserError` if times of two machines would be mixed."""
+    devices = {session["device"] for session in run.facts.get("sessions", [])}
+    if records and len(devices) > 1:
+        raise UserError(
+            f"{run.folder} has times of another device ({', '.join(sorted(devices))}): "
+            "name another --workdir."
+        )
 
 
 def measure_latency(bench: Bench, run: StudyRun, keep: Keep) -> None:
@@ -152,6 +201,7 @@ def measure_latency(bench: Bench, run: StudyRun, keep: Keep) -> None:
             f"{bench.config.contenders[0]} has no n-gram model to measure: name one in "
             f"assets ({', '.join(OWN_ASSETS)})."
         )
+    _same_device(run, run.of(LatencyRecord))
     done = {(r.engine, r.steps, r.width, r.paths) for r in run.of(LatencyRecord)}
     for record in latency_records(decoder.ngram, ENGINES[:3], done=done):
         keep([record])

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What studies of SmolLM2 compare besides what is shipped: n-gram models of the model's own
-# texts and of a corpus, rescorers of other shapes, trained refiners.
+# texts and of a corpus, a Markov refiner.
 #
 #   bash experiments/smollm2/studies.sh CORPUS
 #
@@ -8,9 +8,9 @@
 # there are left out of a study.
 #
 #   needs    runs/smollm2/{texts,states}, which recipe.sh makes
-#   makes    runs/smollm2/{own_2,own_3,general_2,general_4,rescorer_narrow},
+#   makes    runs/smollm2/{own_2,own_3,general_2,general_4},
 #            runs/smollm2/refiners/markov
-#   takes    n-grams five minutes on two busy cores, the others ten each
+#   takes    n-grams five minutes on two busy cores, the refiner twelve
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 python="${PYTHON_BIN:-.venv/bin/python}"
@@ -28,6 +28,3 @@ done
     --output="$run/general_4"
 "$python" -m bpd_jax.train_refiner --model=smollm2 --kind=markov --data="$run/states" \
     --steps=300 --batch_size=512 --learning_rate=2e-3 --output="$run/refiners/markov"
-"$python" -m bpd_jax.train --gin_file=experiments/smollm2/rescorer.gin \
-    --gin_file=gin_configs/models/rescorer_smollm2_narrow.gin \
-    --workdir="$run/rescorer_narrow"

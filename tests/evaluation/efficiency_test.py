@@ -4,6 +4,7 @@ import pytest
 from bpd_jax.evaluation.efficiency import (
     block_efficiency,
     bootstrap_interval,
+    difference_interval,
     paired_interval,
 )
 
@@ -42,3 +43,30 @@ def test_pairs_are_narrower_than_either_method_alone(texts):
     (low_m, high_m), (low_b, high_b) = map(bootstrap_interval, (method, base))
     assert high - low < 0.2 * (high_m / low_b - low_m / high_b)
     assert paired_interval(method, base, level=0.5)[0] > low
+
+
+def test_difference_of_shares_of_two_examples():
+    """1 of 2 and 0 of 1 cases, against 0 of 1 and 1 of 1.
+
+    The first example twice gives 2 / 4 - 0 / 2 = 1/2, both 1 / 3 - 1 / 2 = -1/6, the
+    second twice 0 / 2 - 2 / 2 = -1; half of the resamples are of both.
+    """
+    shares = [np.array(values) for values in ([1, 0], [2, 1], [0, 1], [1, 1])]
+    assert difference_interval(*shares) == (-1, 0.5)
+    low, high = difference_interval(*shares, level=0.1)
+    assert low == high == pytest.approx(-1 / 6)
+
+
+def test_resamples_without_cases_are_left_out():
+    """The second example alone has no case of the first share."""
+    shares = [np.array(values) for values in ([1, 0], [2, 0], [0, 1], [1, 1])]
+    assert difference_interval(*shares) == (0, 0.5)
+    nothing = np.zeros(2)
+    assert difference_interval(nothing, nothing, *shares[2:]) is None
+    assert difference_interval(*[np.zeros(0)] * 4) is None
+
+
+def test_a_share_is_no_larger_than_itself():
+    rng = np.random.default_rng(0)
+    events, cases = rng.integers(0, 3, 20), rng.integers(3, 9, 20)
+    assert difference_interval(events, cases, events, cases) == (0, 0)

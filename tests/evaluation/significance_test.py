@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from bpd_jax.evaluation.significance import efficiency_test, holm, sign_flip_test
+from bpd_jax.evaluation.significance import (
+    FEWEST,
+    efficiency_test,
+    holm,
+    side,
+    sign_flip_test,
+    together,
+)
 
 
 def test_three_examples_have_eight_signs():
@@ -59,6 +66,24 @@ def test_efficiency_of_many_examples():
     noise = calls + rng.integers(-1, 2, 60)
     assert efficiency_test(tokens, calls, tokens, noise) > 0.02
     assert efficiency_test(*[np.zeros(0)] * 4) == 1.0
+
+
+def test_fewer_examples_cannot_tell_at_5_percent():
+    """All pointing one way: 2 / 2⁵ = 0.0625 and 2 / 2⁶ = 0.03125."""
+    assert sign_flip_test(np.ones(FEWEST - 1)) == 2 / 2**5 > 0.05
+    assert sign_flip_test(np.ones(FEWEST)) == 2 / 2**6 < 0.05
+
+
+def test_an_interval_lies_on_a_side_or_on_none():
+    assert side((0.1, 0.3)) is True
+    assert side((0.9, 0.95), 1.0) is False
+    assert side((0.0, 0.3)) is side((-0.3, 0.0)) is None
+
+
+def test_verdicts_together():
+    assert together([True, True]) is True
+    assert together([True, None]) is together([]) is None
+    assert together([True, None, False]) is False
 
 
 def test_holm_by_hand():

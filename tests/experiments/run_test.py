@@ -3,21 +3,28 @@
 import itertools
 import json
 import pathlib
+import shutil
 
 import pytest
 
 from bpd_jax import configuration
+from bpd_jax.data.row_sources import Shard
 from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.decoding.methods import parse_method
+from bpd_jax.errors import UserError
 from bpd_jax.ngrams.formats.load import load_model
+from bpd_jax.studies import run_files
 from bpd_jax.studies.bench import Bench
 from bpd_jax.studies.catalog import NAMES
 from bpd_jax.studies.config import StudyConfig
+from bpd_jax.studies.facts import check_header, facts_of
 from bpd_jax.studies.in_domain import build_in_domain
 from bpd_jax.studies.measure import draft_records, oracle_records
 from bpd_jax.studies.measure_explorer import explorer_records
-from bpd_jax.studies.records import DraftRecord
+from bpd_jax.studies.records import DraftRecord, ExplorerRecord, OracleRecord
 from bpd_jax.studies.run_files import open_run
+from bpd_jax.studies.text_files import content_digest
+from bpd_jax.studies.work import WORK
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 SIZES = ("tiny", "smollm2", "paper")
@@ -160,12 +167,13 @@ def test_in_domain_models_are_counted_from_other_texts(trained, tmp_path):
         in_domain=100,
     )
     bench = Bench(config, tmp_path)
-    folder = build_in_domain(bench, "samsum")
+    folder = tmp_path / "in_domain" / "samsum"
+    facts = build_in_domain(Bench(config, tmp_path, Shard(1, 2)), "samsum")
     drawn = [example.prompt for example in bench.examples("samsum")]
     assert len(drawn) == 4
     model = load_model(str(folder), vocab_size=bench.loaded("samsum").vocab_size)
     rest = [n for n in range(10) if not any(f"{n} times" in one for one in drawn)]
-    assert len(rest) == 6
+    assert len(rest) == facts["texts"] == 6  # whatever the shard
     tokenizer = bench.loaded("samsum").tokenizer
     counted = {
         pair
@@ -184,8 +192,61 @@ def test_in_domain_models_are_counted_from_other_texts(trained, tmp_path):
     (found,) = draft_records(bench, "ngram:1@in_domain", ["samsum"])
     assert [record.part for record in found] == ["tune"] + ["report"] * 3
     before = (folder / "in_domain.json").stat().st_mtime_ns
-    assert build_in_domain(bench, "samsum") == folder
+    assert build_in_domain(bench, "samsum") == facts
     assert (folder / "in_domain.json").stat().st_mtime_ns == before
+
+
+@pytest.mark.slow
+def test_shards_make_all_records_of_every_kind(trained, tmp_path):
+    """A shard that comes second finds its own examples missing; a third has none."""
+    config = StudyConfig(
+        study="figure6",
+        model=str(trained / "run"),
+        tasks=["held_out"],
+        contenders=["bpd"],
+        examples=2,
+        tune=1,
+        max_new_tokens=6,
+        longest_prompt=16,
+        lattice_width=4,
+        shown=2,
+    )
+    run_files.write_header(tmp_path, "figure6", {})
+    for shard in (Shard(0, 2), Shard(1, 2), Shard(0, 1)):
+        bench = Bench(config, tmp_path, shard)
+
+        def keep(records, bench=bench):
+            name = f"records{bench.shard_suffix}.jsonl"
+            run_files.append_records(tmp_path, list(records), name)
+
+        for kind in ("oracle", "drafts", "explorer"):
+            WORK[kind](bench, open_run(tmp_path), keep)
+    found = open_run(tmp_path).records
+    for kind, examples in ((OracleRecord, 3), (DraftRecord, 3), (ExplorerRecord, 2)):
+        assert sum(isinstance(record, kind) for record in found) == examples
+    assert not (tmp_path / "texts" / "held_out.npz").exists()  # none was needed
+
+
+@pytest.mark.slow
+def test_a_header_tells_other_texts_and_other_models(bench, trained, tmp_path):
+    facts = facts_of(bench)
+    run_files.write_header(tmp_path, "table4", facts)
+    assert check_header(tmp_path, bench)["size"] == ""
+    changes = {
+        "texts": {"held_out": "other"},
+        "made_with": {"ngram:2": "other"},
+        "settings": {**facts["settings"], "max_new_tokens": 99},
+    }
+    for name, value in changes.items():
+        run_files.write_header(tmp_path, "table4", {**facts, name: value})
+        with pytest.raises(UserError, match="name another --workdir, or remove it"):
+            check_header(tmp_path, bench)
+    copied = tmp_path / "copy"
+    shutil.copytree(trained / "run" / "ngram", copied)
+    assert content_digest(copied) == content_digest(trained / "run" / "ngram")
+    path = next(copied.glob("log_probs_1.npy"))
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    assert content_digest(copied) != content_digest(trained / "run" / "ngram")
 
 
 @pytest.mark.slow
@@ -202,6 +263,7 @@ def test_a_study_runs_goes_on_and_is_published(dry_run, trained, tmp_path):
         "error: table4 has no size 'big': there is paper, smollm2, tiny." in done[3].err
     )
     run = open_run(tmp_path / "table4")
+    assert len(run.facts["sessions"]) == 2  # the third made nothing
     assert sorted(path.name for path in (tmp_path / "table4").iterdir()) == [
         "records-0-of-2.jsonl",
         "records-1-of-2.jsonl",

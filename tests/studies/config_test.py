@@ -19,21 +19,13 @@ def test_a_contender_is_a_method_with_its_models():
     assert parse_contender("bpd").assets is None
 
 
-def test_drafts_are_alike_where_what_decides_them_is():
-    """Other contenders, tasks or labels change no draft; other models do."""
-    models = {"own": {"ngram": "runs/a"}}
-    mine = config(assets=models, contenders=["ngram:1@own"])
-    other = config(assets=models, contenders=["bpd"], tasks=["squad"], shown=3)
-    facts = {"settings": other.settings, "assets": models}
-    facts = json.loads(json.dumps(facts))
-    assert mine.drafts_alike(facts, "ngram:1@own")
-    assert mine.drafts_alike(facts, "bpd")
-    moved = {**facts, "assets": {"own": {"ngram": "runs/b"}}}
-    assert not mine.drafts_alike(moved, "ngram:1@own")
-    assert mine.drafts_alike(moved, "bpd")
-    longer = config(max_new_tokens=99)
-    assert not mine.drafts_alike({"settings": longer.settings}, "bpd")
-    assert not mine.drafts_alike({}, "bpd")
+def test_texts_are_alike_where_what_decides_them_is():
+    """Other contenders, tasks or labels change no text; lengths do."""
+    mine = config(contenders=["ngram:1"])
+    other = config(contenders=["bpd"], tasks=["squad"], shown=3)
+    assert mine.texts_alike(json.loads(json.dumps({"settings": other.settings})))
+    assert not mine.texts_alike({"settings": config(max_new_tokens=99).settings})
+    assert not mine.texts_alike({})
 
 
 @pytest.mark.parametrize(

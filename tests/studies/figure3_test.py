@@ -81,9 +81,51 @@ def test_both_readings_are_fitted(found):
 
 
 def test_findings(found):
-    # Three tasks cannot tell whether block efficiency grows with h_max.
-    assert [finding.holds for finding in found.findings] == [True, True, None, None]
-    assert "2 of 3 tasks" in found.findings[1].evidence
+    # Three heads cannot tell whether entropy grows, nor three tasks whether block
+    # efficiency grows with h_max.
+    verdicts = [finding.holds for finding in found.findings]
+    assert verdicts == [None, True, True, None, None]
+    assert "On 2 of 2 tasks" in found.findings[2].evidence
+
+
+# Squares of rank differences are 2, 238 and 100 in all: correlations of 1 - 6 · 2 / 720,
+# its reverse and 1 - 600 / 720.
+RISING = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 7.0, 9.0)
+FALLING = RISING[::-1]
+MIXED = (5.0, 1.0, 9.0, 2.0, 8.0, 3.0, 7.0, 4.0, 6.0)
+
+
+@pytest.mark.parametrize(
+    "entropies, holds",
+    [
+        ([RISING, RISING, MIXED], True),
+        ([RISING, MIXED, MIXED], None),
+        ([RISING, RISING, FALLING], False),
+    ],
+)
+def test_entropy_grows_by_ranks_on_most_tasks(entropies, holds):
+    tasks = ["lambada", "squad", "qa"]
+    records = [drafts(t, "11", e) for t, e in zip(tasks, entropies, strict=True)]
+    grows, strictly, *_ = exhibit(records, tasks).findings
+    assert grows.holds is holds
+    assert strictly.holds is False
+    assert "first fall comes after head 7 of 9" in strictly.evidence
+    if holds is None:
+        assert "grows on 1 of 3 tasks and falls on 0" in grows.evidence
+        assert "lowest is 0.17, of SQUAD" in grows.evidence
+
+
+@pytest.mark.parametrize(
+    "facts, words",
+    [
+        ({}, "draft vocabulary, if it has one"),
+        ({"vocabulary": 49152, "draft_vocabulary": 8192}, "draft vocabulary of 8,192"),
+        ({"vocabulary": 64, "draft_vocabulary": 64}, "All heads choose from the whole"),
+    ],
+)
+def test_vocabularies_are_told(facts, words):
+    run = StudyRun(pathlib.Path(), "figure3", facts, [])
+    assert words in find_study("figure3").exhibit(run).notes[-1]
 
 
 def test_nothing_measured():

@@ -144,21 +144,47 @@ def test_steps_show_accepted_and_rejected_tokens():
     assert rows == [
         [1, "a⟦xc⟧", 2, "ab⟦c⟧"],
         [1, "b⟦xc⟧", "done", None],
-        [2, "in 2 calls", 2, "in 1 calls"],
+        [2, "in 2 calls", 2, "in 1 call"],
     ]
 
 
 def test_findings_count_calls():
     # BPD's draft of the second text is right already; the refined one of the third
     # has a token that was not kept, and is right further nevertheless.
-    bounded, further = exhibit(
+    _, further = exhibit(
         text(), text(example=1, second=(B, X)), text(example=2, second=(X, Y))
     ).findings
-    assert bounded.holds is True
-    assert "2 of the 2 calls" in bounded.evidence
-    assert "of 3 in all" in bounded.evidence
     assert further.holds is True
     assert "3 calls: further in 2, as far in 1, less far in 0" in further.evidence
+
+
+def test_the_recorded_oracle_is_compared_where_others_call_too():
+    # At 0 BPD yields 1 token, the refined method and the oracle 3; BPD also calls at
+    # 1, where the oracle does not.
+    record = text()
+    assert [call.accepted for t in record.traces for call in t.calls] == [1, 1, 3, 3]
+    bounded = exhibit(record).findings[0]
+    assert bounded.holds is True
+    assert bounded.evidence == (
+        "2 calls of 2 methods beside the recorded calls of the oracle: it is further "
+        "in 1, as far in 1, less far in 0."
+    )
+    # An oracle that missed a token would be found out.
+    worse = text()
+    worse.traces[2] = trace("oracle", (0, [A, B], [A, B], 2, 0))
+    bounded = exhibit(record, worse).findings[0]
+    assert bounded.holds is False
+    assert "less far in 1" in bounded.evidence
+    # Drafts from elsewhere are not bounded, nor are those of fewer heads a bound.
+    free = text()
+    free.traces[1:] = [
+        trace("bpd:lookup=4", (0, [A, B, C, D], [A, B, C, D], 4, 0)),
+        trace("prompt_lookup:4", (0, [A, B, C, D], [A, B, C, D], 4, 0)),
+        trace("oracle", (0, [A, B, C], [A, B, C], 3, 0)),
+    ]
+    assert exhibit(free).findings[0].evidence.startswith("1 call of 1 method ")
+    free.traces[-1] = trace("oracle:heads=2", (0, [A, B], [A, B], 2, 0))
+    assert exhibit(free).findings[0].holds is None
 
 
 @pytest.mark.parametrize("records", [[], [text(second=(B, X))]])

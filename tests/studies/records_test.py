@@ -108,6 +108,14 @@ def test_a_line_that_was_never_finished_is_dropped(tmp_path):
     assert run_files.open_run(tmp_path).records == [draft()]
     run_files.append_records(tmp_path, [draft(example=1)])
     assert run_files.open_run(tmp_path).records == [draft(), draft(example=1)]
+    # One that is longer than what is looked at first.
+    path.write_bytes(path.read_bytes() + b"x" * 200_000)
+    run_files.append_records(tmp_path, [draft(example=2)])
+    examples = [record.example for record in run_files.open_run(tmp_path).records]
+    assert examples == [0, 1, 2]
+    path.write_bytes(b"x" * 200_000)
+    run_files.append_records(tmp_path, [draft()])
+    assert run_files.open_run(tmp_path).records == [draft()]
 
 
 def test_shards_are_read_together_and_published_alike(tmp_path):

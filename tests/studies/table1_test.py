@@ -93,4 +93,5 @@ def test_the_order_of_tasks_is_compared_with_the_papers(best, holds):
     [finding] = exhibit(records, printed.TASKS).findings
     assert finding.holds is holds
     assert f"{best.upper()} 2.00" in finding.evidence
+    assert "In the paper 3.12 and 1.08" in finding.evidence
     assert exhibit(records[:3], printed.TASKS).findings[0].holds is None

@@ -64,8 +64,60 @@ def test_wins_and_losses_of_two_tasks():
     assert chart.series[0].y == [60, 0]
     assert chart.series[1].y == [20, pytest.approx(100 / 3)]
     repairs, introduces, weak = found.findings
-    # A third of the wins repairs, and half of the losses; a third introduces.
-    assert (repairs.holds, introduces.holds, weak.holds) == (False, False, None)
+    # A third of the wins repairs, and half of the losses; a third introduces. Three
+    # texts cannot tell.
+    assert (repairs.holds, introduces.holds, weak.holds) == (None, None, None)
+    assert repairs.evidence.startswith(
+        "ngram:1: 33.3 % of wins repair, 50.0 % of losses, −16.7 points (3 texts: too "
+        "few), more on 1 of 1 task. "
+    )
+    assert "so on 6 of 7 tasks" in repairs.evidence
+
+
+def texts_of(contender, repaired_wins, repaired_losses):
+    """Eight texts of two wins and two losses, of which so many repair in each."""
+    marks = {count: "0" * count + "1" * (2 - count) for count in range(3)}
+    return [
+        drafts(
+            "qa",
+            contender,
+            "2211",
+            marks[repaired_wins] + marks[repaired_losses],
+            example,
+        )
+        for example in range(8)
+    ]
+
+
+@pytest.mark.parametrize(
+    "first, second, repairs, introduces",
+    [
+        ((2, 0), (1, 0), True, True),  # 100 and 50 % of wins, no loss
+        ((2, 0), (1, 1), None, True),  # the second repairs as often in both
+        ((2, 0), (0, 1), False, None),  # the second repairs in losses alone
+        ((0, 0), (0, 0), None, None),
+    ],
+)
+def test_shares_are_told_apart_for_all_refinements(first, second, repairs, introduces):
+    """All texts are alike, so that no resample differs from the whole."""
+    records = [drafts("qa", "bpd", "1122", "1111", example) for example in range(8)]
+    records += texts_of("ngram:1", *first) + texts_of("neural:1", *second)
+    found = exhibit(records, ("qa",)).findings
+    assert [finding.holds for finding in found] == [repairs, introduces, None]
+    points = 100 * (first[0] - first[1]) / 2
+    words = f"+{points:.1f}" if points else "0.0"
+    assert f"{words} points ({words} … {words})" in found[0].evidence
+
+
+def test_texts_that_disagree_cannot_tell():
+    """Seven texts whose wins repair nothing and one whose wins do: 1/8 more, but many
+    resamples are without it."""
+    records = [drafts("qa", "bpd", "1122", "1111", example) for example in range(8)]
+    records += [texts_of("ngram:1", 2, 0)[0], *texts_of("ngram:1", 0, 0)[1:]]
+    repairs, *_ = exhibit(records, ("qa",)).findings
+    assert repairs.holds is None
+    assert "+12.5 points (0.0 … " in repairs.evidence
+    assert "more on 1 of 1 task." in repairs.evidence
 
 
 def test_weak_tasks_win():
@@ -82,8 +134,11 @@ def test_weak_tasks_win():
         ]
     weak = exhibit(records, ("a", "b", "c")).findings[-1]
     assert weak.holds is None  # three tasks cannot tell
-    assert "-1.00 (p = 0.3" in weak.evidence
-    assert "over 3 tasks, of which 1" in weak.evidence
+    assert "correlation −1.00 (p = 0.3" in weak.evidence
+    assert "more wins than losses on 1 of 3 tasks" in weak.evidence
+    # The four tasks on which BPD is weakest, and no other.
+    assert "The paper's tables: rank correlation −0.86" in weak.evidence
+    assert "more wins than losses on 4 of 7 tasks." in weak.evidence
 
 
 def test_what_was_not_measured_is_said():

@@ -62,7 +62,8 @@ def test_alpha_is_chosen_on_tuning_examples_and_reported_on_others():
     assert (chart.series[0].x, chart.series[0].y) == ([1.0, 2.0], [2.5, 2.0])
     _, flattery = found.findings
     assert flattery.holds is False
-    assert flattery.evidence.startswith("25.00 % on average over 1 tasks")
+    assert flattery.evidence.startswith("25.00 % on average over 1 task,")
+    assert table.caption.startswith("Tuned on 1 held-out example of each task; the")
 
 
 def test_little_weight_where_bpd_does_well():
@@ -77,14 +78,28 @@ def test_little_weight_where_bpd_does_well():
                 records.append(drafts(task, f"neural:1:alpha={alpha:g}", calls, part))
     small, flattery = exhibit(records, tuple(best)).findings
     assert small.holds is None  # three tasks cannot tell
-    assert "-1.00 (p = 0.3" in small.evidence
-    assert "over 3 tasks: -1.00" in small.evidence
+    assert "over 3 tasks: −1.00 (p = 0.3" in small.evidence
     assert flattery.holds is True
 
 
 def test_no_family_no_table():
     found = exhibit([drafts("squad", "ngram:1:alpha=1", 4)])
     assert (found.tables, found.charts, found.findings) == ([], [], [])
+
+
+def test_how_many_examples_were_tuned_on():
+    """Three of SQuAD and one of QA; reported ones do not count."""
+    records = [
+        drafts(task, f"ngram:1:alpha={alpha}", 4, part, example)
+        for task, tune in [("squad", 3), ("qa", 1)]
+        for alpha in (1, 2)
+        for part, count in [("tune", tune), ("report", 5)]
+        for example in range(count)
+    ]
+    caption = exhibit(records).tables[0].caption
+    assert caption == (
+        "Tuned on 1 to 3 held-out examples of each task; the paper tunes on 100."
+    )
 
 
 def test_only_common_examples_count():

@@ -119,11 +119,48 @@ def test_refined_methods_stand_below_what_they_refine():
     assert found == pytest.approx([25, 2 / 1.5, 20, 3 / 4])
     lossless, *findings = shown.findings
     assert lossless.holds is True
-    assert [finding.holds for finding in findings] == [True, True, True, False]
-    assert findings[0].evidence == "+25.0 % at T = 0."
+    # One prompt cannot tell.
+    assert [finding.holds for finding in findings] == [None] * 4
+    assert findings[0].statement.endswith("Medusa, 2-gram yields more tokens per call.")
+    assert findings[0].evidence == "+25.0 % at T = 0, 1 prompt, too few."
+    assert table.caption.endswith("Prompts: QA 1.")
     chart = shown.charts[0]
     assert chart.categories[0] == "Medusa"
     assert chart.series[0].y[:2] == pytest.approx([6 / 2, 6 / 1.5])
+
+
+def pairs(seconds, temperature=0.0, calls=5):
+    """BPD in 6 calls and 3 seconds a prompt, its refinement in these seconds."""
+    return [
+        record(name, example=example, temperature=temperature, calls=n, seconds=time)
+        for example, refined in enumerate(seconds)
+        for name, n, time in [("bpd", 6, 3.0), ("ngram:1@general_2", calls, refined)]
+    ]
+
+
+def test_faster_is_what_the_interval_says():
+    # Twelve tokens of 3 seconds in 2: half as fast again on every one of 6 prompts.
+    tokens, speed = exhibit(*pairs([2.0] * 6)).findings[1:]
+    assert (tokens.holds, speed.holds) == (True, True)
+    assert tokens.evidence == "+20.0 % (+20.0 … +20.0) at T = 0, 6 prompts."
+    assert speed.evidence == "1.50× (1.50 … 1.50) at T = 0, 6 prompts."
+    assert speed.statement == "BPD refined: 1-best 2-gram is faster."
+    # Faster as a whole, 18 seconds against 17, by one prompt alone.
+    tokens, speed = exhibit(*pairs([3.2] * 5 + [1.0], calls=6)).findings[1:]
+    assert (tokens.holds, speed.holds) == (None, None)
+    assert speed.evidence.startswith("1.06× (0.9")
+    # As clear as the first, but of five prompts.
+    assert exhibit(*pairs([2.0] * 5)).findings[2].holds is None
+
+
+def test_what_holds_at_every_temperature():
+    fast, slow, same = [2.0] * 6, [4.0] * 6, [3.0] * 6
+    for seconds, holds in ((fast, True), (same, None), (slow, False)):
+        shown = exhibit(*pairs(fast), *pairs(seconds, temperature=0.7))
+        speed = shown.findings[2]
+        assert speed.holds is holds
+        assert speed.statement.endswith("is faster at every temperature.")
+        assert "; " in speed.evidence
 
 
 def test_texts_that_differ_are_told():
@@ -131,7 +168,7 @@ def test_texts_that_differ_are_told():
     other = dataclasses.replace(same, example=1, identical=False)
     finding = exhibit(same, other).findings[0]
     assert finding.holds is False
-    assert finding.evidence == "1 of 2 texts are the same; others are of BPD."
+    assert finding.evidence == "The same: 1 of 2 texts; others are of BPD."
 
 
 def test_nothing_measured_is_no_crash():

@@ -1,0 +1,101 @@
+"""What a study's header says of its run, and whether another run may go on with it."""
+
+import dataclasses
+import pathlib
+
+from bpd_jax.errors import UserError
+from bpd_jax.evaluation.hardware import model_size
+from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.reporting.records import Facts
+from bpd_jax.studies.bench import Bench
+from bpd_jax.studies.run_files import HEADER, read_header
+from bpd_jax.studies.tasks import LABELS
+
+SESSION = ("command", "date", "device", "versions")
+"""Facts of one start of the program; `sessions` lists those that made records."""
+
+
+def facts_of(bench: Bench) -> Facts:
+    """Facts of model, examples and contenders."""
+    config = bench.config
+    loaded = bench.loaded(config.tasks[0])
+    model = loaded.functions.config
+    trunk = model.trunk
+    return {
+        "size": config.size,
+        "model": config.model,
+        "model_sizes": _sizes(bench),
+        "trunk": f"{trunk.num_layers} layers, {trunk.d_model} / {trunk.d_ff} wide",
+        "heads": loaded.functions.block_size,
+        "vocabulary": trunk.vocab_size,
+        "draft_vocabulary": model.draft_vocab_size,
+        "examples": {
+            task: {
+                part: sum(example.part == part for example in bench.whole_draw(task))
+                for part in ("report", "tune")
+            }
+            for task in config.tasks
+        },
+        "settings": config.settings,
+        "assets": {name: dict(models) for name, models in config.assets.items()},
+        "tasks": {task: LABELS[task] for task in config.tasks},
+        "labels": {name: bench.label(name) for name in config.contenders},
+        "printed": dict(config.printed),
+        "notes": list(config.notes),
+        "texts": {
+            task: bench.digest(task, bench.whole_draw(task)) for task in config.tasks
+        },
+        "made_with": {name: bench.made_with(name) for name in config.contenders},
+    }
+
+
+def check_header(folder: pathlib.Path, bench: Bench) -> Facts:
+    """The facts that the folder has so far, none if it is new.
+
+    Raises:
+      UserError: it holds results of other settings, texts or models.
+    """
+    if not (folder / HEADER).is_file():
+        return {}
+    before = read_header(folder)
+    remedy = "name another --workdir, or remove it"
+    known = before.get("settings", {})
+    for name, value in bench.config.settings.items():
+        if known.get(name) != value:
+            raise UserError(
+                f"{folder} holds results with {name} = {known.get(name)!r}, not "
+                f"{value!r}: {remedy}."
+            )
+    for task, digest in before.get("texts", {}).items():
+        if task not in bench.config.tasks:
+            continue
+        if bench.digest(task, bench.whole_draw(task)) != digest:
+            raise UserError(
+                f"{folder} holds results of other texts of {task}: the model, its "
+                f"heads or the data have changed; {remedy}."
+            )
+    for name, digest in before.get("made_with", {}).items():
+        if name in bench.config.contenders and bench.made_with(name) != digest:
+            raise UserError(
+                f"{folder} holds results of {name} with other models than there are "
+                f"now: {remedy}."
+            )
+    return before
+
+
+def _sizes(bench: Bench) -> Facts:
+    """Sizes of the models, for the analytical model of Table 11."""
+    task = bench.config.tasks[0]
+    rescorers, ngrams = {}, {}
+    for contender in bench.config.parsed:
+        assets = bench.contender(contender.name, task)[0].assets
+        if assets.rescorer is not None:
+            rescorers[contender.assets or ""] = _size(assets.rescorer.functions.config)
+        if assets.ngram is not None:
+            ngrams[contender.assets or ""] = sum(assets.ngram.sizes)
+    model = _size(bench.loaded(task).functions.config)
+    return {"model": model, "rescorers": rescorers, "ngrams": ngrams}
+
+
+def _size(config: BlockwiseConfig) -> Facts:
+    return dataclasses.asdict(model_size(config))

@@ -1,0 +1,57 @@
+"""Recorded texts on disk, and what tells files of models apart."""
+
+import hashlib
+import os
+import pathlib
+import zipfile
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bpd_jax import files
+from bpd_jax.decoding.recording import RecordedText
+from bpd_jax.errors import UserError
+
+_FIELDS = ("candidates", "log_probs", "entropies", "hidden")
+# So much of each file tells models apart: what is trained differs from the beginning.
+_BYTES_READ = 1 << 20
+
+
+def content_digest(path: pathlib.Path) -> str:
+    """Tells files by their names, sizes and first bytes; large ones are not read."""
+    files_ = sorted(path.rglob("*")) if path.is_dir() else [path]
+    digest = hashlib.sha256()
+    for file in files_:
+        if file.is_file():
+            with file.open("rb") as stream:
+                digest.update(f"{file.name} {file.stat().st_size} ".encode())
+                digest.update(stream.read(_BYTES_READ))
+    return digest.hexdigest()
+
+
+def save_texts(path: pathlib.Path, digest: str, texts: Sequence[RecordedText]) -> None:
+    arrays: dict[str, Any] = {}
+    for name in ("input_ids", "output_ids", *_FIELDS):
+        parts = [getattr(text, name) for text in texts]
+        arrays[name] = np.concatenate(parts)
+        arrays[f"{name}_lengths"] = np.array([len(part) for part in parts])
+    with files.replacing_file(path) as temporary, temporary.open("wb") as stream:
+        np.savez(stream, digest=digest, **arrays)
+
+
+def load_texts(path: str | os.PathLike[str], digest: str) -> list[RecordedText] | None:
+    """The texts, or None if there are none that are up to date."""
+    try:
+        with np.load(path) as arrays:
+            if str(arrays["digest"]) != digest:
+                return None
+            columns = [
+                np.split(arrays[name], np.cumsum(arrays[f"{name}_lengths"])[:-1])
+                for name in ("input_ids", "output_ids", *_FIELDS)
+            ]
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise UserError(f"cannot read {path} ({error}): remove it.") from error
+    return [RecordedText(*fields) for fields in zip(*columns, strict=True)]

@@ -1,0 +1,12 @@
+from bpd_jax.studies.phrases import counted, decimal
+
+
+def test_things_are_counted_in_singular_and_plural():
+    found = [counted(number, "task") for number in (0, 1, 2, 2016)]
+    assert found == ["0 tasks", "1 task", "2 tasks", "2,016 tasks"]
+
+
+def test_decimals_have_a_real_minus_and_thousands():
+    assert decimal(-0.821) == "−0.82"
+    assert decimal(1128.44, 1, sign=True) == "+1,128.4"
+    assert decimal(0.001, sign=True) == "0.00"
