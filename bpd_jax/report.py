@@ -44,6 +44,8 @@ def main(folders: Sequence[str]) -> None:
             "--output=report.html."
         )
     files.check_writable(OUTPUT.value)
+    for folder in _folders():
+        files.check_writable(folder, folder=True)
     runs = _runs(folders)
     parts = _parts(runs)
     report = PaperReport(
@@ -128,7 +130,7 @@ def _texts(runs: Sequence[StudyRun]) -> list[ExplorerText]:
                 ExplorerText(
                     key=key,
                     group=group,
-                    title=title_of(record.prompt, record.example + 1),
+                    title=title_of(record.prompt, record.example),
                     **fields,
                 ),
             )
@@ -145,8 +147,13 @@ def _write_files(parts: Sequence[Part]) -> None:
             _write(CSV.value, f"{name}.csv", table_csv(table))
         for chart in part.exhibit.charts:
             _write(SVG.value, f"{chart.name}{suffix}.svg", standalone(chart))
-    for folder in filter(None, (LATEX.value, CSV.value, SVG.value)):
+    for folder in _folders():
         print(f"files: {folder}")
+
+
+def _folders() -> list[str]:
+    """Those that flags name for tables and charts."""
+    return [folder for folder in (LATEX.value, CSV.value, SVG.value) if folder]
 
 
 def _write(folder: str | None, name: str, text: str) -> None:

@@ -134,7 +134,7 @@ def test_the_page_has_every_run_once_in_the_order_of_the_catalog(written):
     assert " · smollm2</h2>" in page
     # 16 tokens in 8 calls without, in 4 with n-grams.
     assert "<dt>BPD</dt><dd>2.00</dd>" in page
-    assert "<dt>Best method</dt><dd>4.00</dd>" in page
+    assert "<dt>Best of Table 4</dt><dd>4.00</dd>" in page
 
 
 def test_the_explorer_has_the_records(written):
@@ -142,7 +142,7 @@ def test_the_explorer_has_the_records(written):
     data = re.search(r'<script type="application/json"[^>]*>(.*?)</script>', page)[1]
     [text] = json.loads(data)
     assert (text["key"], text["group"]) == ("squad/7", "SQuAD")
-    assert text["title"] == "8 · What? </script>"
+    assert text["title"] == "example 7 · What? </script>"
     assert text["pieces"] == ["a", " b", "<c>", "d"]
     # A contender without a call is nothing to step through.
     assert [trace["contender"] for trace in text["traces"]] == ["bpd", "ngram:4"]
@@ -178,3 +178,15 @@ def test_what_cannot_be_read_is_said_in_a_sentence(results, tmp_path):
         assert "Traceback" not in result.stderr
         assert message in result.stderr
     assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize("flag", ["latex", "csv", "svg"])
+def test_nothing_is_written_if_a_folder_cannot_be(results, tmp_path, flag):
+    (tmp_path / "taken").write_text("mine")
+    flags = [f"--{name}=files/{name}" for name in ("latex", "csv", "svg")]
+    result = call(tmp_path, str(results), *flags, f"--{flag}=taken")
+    assert result.returncode == 1
+    assert "cannot write taken: it is a file; name a folder." in result.stderr
+    assert not any(path.is_file() for path in (tmp_path / "files").rglob("*"))
+    assert not (tmp_path / "report.html").exists()
+    assert (tmp_path / "taken").read_text() == "mine"

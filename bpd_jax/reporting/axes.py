@@ -94,6 +94,24 @@ def text_width(text: str, size: float = 12) -> float:
     )
 
 
+def wrapped(text: str, width: float, size: float = 12) -> list[str]:
+    """Returns a text as lines that fit, broken between words where it can be."""
+    lines = [""]
+    for word in text.split():
+        line = f"{lines[-1]} {word}".strip()
+        if text_width(line, size) > width and lines[-1]:
+            lines.append("")
+            line = word
+        while text_width(line, size) > width and len(line) > 1:
+            fitting = len(line) - 1
+            while fitting > 1 and text_width(line[:fitting], size) > width:
+                fitting -= 1
+            lines[-1], line = line[:fitting], line[fitting:]
+            lines.append("")
+        lines[-1] = line
+    return lines
+
+
 def shortened(text: str, width: float, size: float = 12) -> str:
     """Returns a text that fits, its end replaced by … if it does not."""
     if text_width(text, size) <= width:

@@ -17,6 +17,8 @@ _WIDTH, _PLOT, _RIGHT = 400, 204, 14
 _LEGEND_ROW, _SWATCH = 20, 26
 _BAR, _GAP = 12, 16
 _SLOPE = math.radians(35)
+# The title of a file of its own: its font, which is bold, and its lines.
+_TITLE, _TITLE_ROW = 14 * 1.08, 19
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,16 +68,24 @@ def standalone(chart: Chart) -> str:
         light = text[: text.index("}")]
         variables |= dict(re.findall(r"(--[\w-]+):\s*([^;]+);", light))
     style = (folder / "charts.css").read_text(encoding="utf-8").partition("/* Marks")[2]
-    title = f'<text class="title" x="8" y="-12">{escaped(chart.title)}</text>'
     svg = draw(chart)
-    width, height = re.findall(r'viewBox="0 0 (\S+) (\S+)"', svg)[0]
+    width, height = map(float, re.findall(r'viewBox="0 0 (\S+) (\S+)"', svg)[0])
+    lines = axes.wrapped(chart.title, width - 16, _TITLE)
+    above = 13 + _TITLE_ROW * len(lines)
+    title = "".join(
+        f'<text class="title" x="8" y="{_TITLE_ROW * (1 + number) - above:g}">'
+        f"{escaped(line)}</text>"
+        for number, line in enumerate(lines)
+    )
     head, body = svg.split(">", 1)
     head = head.replace(
-        f'viewBox="0 0 {width} {height}"',
-        f'xmlns="http://www.w3.org/2000/svg" viewBox="0 -32 {width} '
-        f'{float(height) + 32:g}" height="{float(height) + 32:g}"',
+        f'viewBox="0 0 {width:g} {height:g}"',
+        f'xmlns="http://www.w3.org/2000/svg" viewBox="0 {-above} {width:g} '
+        f'{height + above:g}" height="{height + above:g}"',
     )
-    white = f'<rect x="0" y="-32" width="100%" height="100%" style="fill:{"#fff"}"/>'
+    white = (
+        f'<rect x="0" y="{-above}" width="100%" height="100%" style="fill:{"#fff"}"/>'
+    )
     text = f"{head}><style>/* Marks{style}</style>{white}{title}{body}\n"
     return re.sub(r"var\((--[\w-]+)\)", lambda m: variables.get(m[1], m[0]), text)
 

@@ -1,5 +1,6 @@
 """One study as a section of the page: question, findings, tables, charts, facts."""
 
+import re
 from collections.abc import Sequence
 
 from bpd_jax.reporting import charts, lattice, numbers
@@ -7,8 +8,8 @@ from bpd_jax.reporting.exhibits import Cell, Chart, Column, Exhibit, Finding, Ta
 from bpd_jax.reporting.records import Facts
 from bpd_jax.reporting.wording import escaped, fact
 
-# Of a run, but for programs: how it names things.
-_NAMES = frozenset({"labels", "tasks", "printed"})
+# Of a run, but for programs: how it names things; and what stands in the notes.
+_NAMES = frozenset({"labels", "tasks", "printed", "left_out"})
 # Longer groups of facts get a line for each.
 _LINE = 90
 # Characters of a cell's text that make its column one of words.
@@ -32,7 +33,7 @@ def section(key: str, title: str, exhibit: Exhibit) -> str:
         *(table(f"{key}-{each.name}", each) for each in exhibit.tables),
         _charts(exhibit.charts),
         *map(lattice.figure, exhibit.lattices),
-        _notes(exhibit.notes),
+        _notes(exhibit.remarks),
         facts(exhibit.facts),
     ]
     paper = exhibit.paper or "Beyond the paper"
@@ -56,11 +57,16 @@ def sign(holds: bool | None) -> str:
     return f'<i class="verdict {_STYLES[holds]}">{_SIGNS[holds]}</i>'
 
 
+def evidence(finding: Finding) -> str:
+    """Returns the numbers of a finding; a minus before one is a sign, no hyphen."""
+    return escaped(re.sub(r"(?<![\w-])-(?=\d)", "−", finding.evidence))
+
+
 def findings(found: Sequence[Finding]) -> str:
     """Returns the list of what was checked, or nothing if nothing was."""
     items = "".join(
         f"<li>{verdict(finding.holds)}<div><b>{escaped(finding.statement)}</b>"
-        f"<p>{escaped(finding.evidence)}</p></div></li>"
+        f"<p>{evidence(finding)}</p></div></li>"
         for finding in found
     )
     return f'<ul class="findings">{items}</ul>' if items else ""
@@ -73,7 +79,7 @@ def table(key: str, shown: Table) -> str:
       key: for the id of its title, which names it.
       shown: the table.
     """
-    of_words = _columns_of_words(shown)
+    of_words = numbers.columns_of_words(shown, _WORDS_FROM)
     return (
         f'<div class="sheet card"><h3 id="{escaped(key)}">{escaped(shown.title)}</h3>'
         f'<div class="scroll" role="region" aria-labelledby="{escaped(key)}" '
@@ -97,7 +103,7 @@ def table(key: str, shown: Table) -> str:
 def _head(shown: Table) -> str:
     groups = numbers.groups(shown)
     rows = 2 if groups else 1
-    of_words = _columns_of_words(shown)
+    of_words = numbers.columns_of_words(shown, _WORDS_FROM)
     corner = (
         f'<th scope="col" class="name" rowspan="{rows}">{escaped(shown.heading)}</th>'
     )
@@ -114,17 +120,6 @@ def _head(shown: Table) -> str:
         for group, span in groups
     )
     return f"<thead><tr>{corner}{spans}</tr><tr>{labels}</tr></thead>"
-
-
-def _columns_of_words(shown: Table) -> list[bool]:
-    """Which columns hold sentences and no number."""
-    columns = zip(*(row.cells for row in shown.rows), strict=True)
-    found = [
-        all(cell.value is None and cell.paper is None for cell in cells)
-        and max(len(cell.text) for cell in cells) > _WORDS_FROM
-        for cells in columns
-    ]
-    return found or [False] * len(shown.columns)
 
 
 def _entry(cell: Cell, column: Column, *, words: bool) -> str:
@@ -146,7 +141,10 @@ def _caption(shown: Table) -> str:
     """The sentences below a table, and what its small numbers are."""
     keys = ""
     if numbers.has_intervals(shown):
-        keys += '<li><small class="interval">1.40–1.60</small> interval</li>'
+        keys += (
+            '<li><small class="interval">1.40–1.60</small> '
+            f"{escaped(shown.intervals)}</li>"
+        )
     if numbers.has_printed(shown):
         keys += '<li><small class="printed">1.50</small> printed in the paper</li>'
     legend = f'<ul class="keys" aria-label="Legend">{keys}</ul>' if keys else ""

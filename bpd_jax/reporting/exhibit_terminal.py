@@ -30,7 +30,7 @@ def print_exhibit(exhibit: Exhibit, console: Console | None = None) -> None:
                 (f"{mark} ", style), f"{finding.statement} {finding.evidence}"
             )
         )
-    for note in exhibit.notes:
+    for note in exhibit.remarks:
         console.print(Text(f"Note: {note}", style="dim"))
 
 

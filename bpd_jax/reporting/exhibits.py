@@ -64,6 +64,7 @@ class Table(Record):
       heading: of the column of row labels.
       columns, rows: every row has a cell for every column.
       caption: sentences below it.
+      intervals: what the intervals of its cells are.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Table(Record):
     columns: list[Column]
     rows: list[Row]
     caption: str = ""
+    intervals: str = "95 % bootstrap interval over examples"
 
     def __post_init__(self) -> None:
         for row in self.rows:
@@ -175,3 +177,11 @@ class Exhibit(Record):
     findings: list[Finding] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
     facts: Facts = dataclasses.field(default_factory=dict)
+
+    @property
+    def remarks(self) -> list[str]:
+        """The notes, then which contenders the run left out, each with the reason."""
+        left_out = self.facts.get("left_out") or {}
+        return self.notes + [
+            f"Left out: {name}: {reason}" for name, reason in left_out.items()
+        ]

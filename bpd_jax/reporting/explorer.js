@@ -207,8 +207,10 @@
     const calls = trace.calls.length;
     slider.max = String(calls);
     slider.value = String(state.step + 1);
-    byId("first").disabled = byId("previous").disabled = state.step === 0;
-    byId("last").disabled = byId("next").disabled = state.step === calls - 1;
+    // A button that is `disabled` would lose the focus, and arrow keys with it.
+    const end = (name, reached) => byId(name).setAttribute("aria-disabled", String(reached));
+    for (const name of ["first", "previous"]) end(name, state.step === 0);
+    for (const name of ["last", "next"]) end(name, state.step === calls - 1);
     const tokens = trace.calls.reduce((sum, { accepted }) => sum + accepted, 0);
     byId("where").replaceChildren(
       html("b", {}, `Call ${state.step + 1} of ${calls}`),
@@ -318,13 +320,15 @@
       if (state.step === current().trace.calls.length - 1) stop();
     }, 900);
   });
-  // Arrow keys step wherever they have nothing else to do, while the explorer is seen.
+  // Arrow keys step while the explorer is seen: wherever they have nothing else to do,
+  // and in its lists of texts and of methods, which the other two arrows walk along.
   document.addEventListener("keydown", (event) => {
     const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (!by || event.altKey || event.ctrlKey || event.metaKey || event.shiftKey) return;
-    if (event.target.closest("input, select, textarea, .scroll, summary")) return;
+    const listed = event.target.closest("#text, #contenders");
+    if (!listed && event.target.closest("input, select, textarea, .scroll, summary")) return;
     const { top, bottom } = byId("explorer").getBoundingClientRect();
-    if (bottom < 0 || top > innerHeight) return;
+    if (!listed && (bottom < 0 || top > innerHeight)) return;
     event.preventDefault();
     move(state.step + by);
   });

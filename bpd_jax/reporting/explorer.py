@@ -15,9 +15,9 @@ from bpd_jax.reporting.wording import escaped, readable, visible
 _TITLE = 56
 _HELP = (
     "Pick a text and a method, and step through its serial calls with the buttons or "
-    "the arrow keys. Green tokens of a draft were accepted, struck ones rejected; the "
-    "first is the model’s own and certain. The lattice has what every head proposed at "
-    "that position."
+    "the left and right arrow keys. Green tokens of a draft were accepted, struck ones "
+    "rejected; the first is the model’s own and certain. The lattice has what every "
+    "head proposed at that position."
 )
 
 
@@ -51,10 +51,16 @@ class ExplorerText:
 
 
 def title_of(prompt: str, number: int) -> str:
-    """Returns the first words of a prompt that say something, with a number."""
+    """Returns the first words of a prompt that say something, after its number.
+
+    Args:
+      prompt: text whose beginning is shown.
+      number: of the example, as tables and addresses have it.
+    """
     lines = [line.strip() for line in prompt.splitlines() if line.strip()]
     line = visible(lines[0]) if lines else "(empty)"
-    return f"{number} · {line if len(line) <= _TITLE else line[: _TITLE - 1] + '…'}"
+    words = line if len(line) <= _TITLE else f"{line[: _TITLE - 1]}…"
+    return f"example {number} · {words}"
 
 
 def section(texts: Sequence[ExplorerText]) -> str:

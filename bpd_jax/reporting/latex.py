@@ -1,7 +1,10 @@
-"""An exhibit's tables as LaTeX, for a document that uses booktabs."""
+"""An exhibit's tables as LaTeX that pdflatex reads, whatever a model has written."""
+
+import re
 
 from bpd_jax.reporting import numbers
 from bpd_jax.reporting.exhibits import Cell, Column, Row, Table
+from bpd_jax.reporting.wording import readable
 
 _SPECIAL = {
     "\\": r"\textbackslash{}",
@@ -17,11 +20,23 @@ _SPECIAL = {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
+    '"': r"\textquotedbl{}",
+    "`": r"\textasciigrave{}",
     "−": "$-$",
     "–": "--",
     "—": "---",
     "…": r"\dots{}",
+    "‘": "`",
     "’": "'",
+    "“": "``",
+    "”": "''",
+    "•": r"\textbullet{}",
+    "€": r"\texteuro{}",
+    "⟦": r"$[\![$",
+    "⟧": r"$]\!]$",
+    "∅": r"$\emptyset$",
+    "⏎": r"$\hookleftarrow$",
+    "⇥": r"$\mapsto$",
     "×": r"$\times$",
     "·": r"$\cdot$",
     "→": r"$\to$",
@@ -33,12 +48,24 @@ _SPECIAL = {
     "Σ": r"$\Sigma$",
     "√": r"$\surd$",
     "²": r"$^2$",
+    "⁸": r"$^8$",
     "\n": " ",
 }
+_PACKAGES = (
+    "% Needs a LaTeX of 2020 or later and these packages:\n"
+    "%   \\usepackage[T1]{fontenc}\n"
+    "%   \\usepackage{booktabs}\n"
+    "%   \\usepackage{graphicx}\n"
+    "% \\codepoint stands for a character that pdflatex lacks. xelatex and lualatex\n"
+    "% show it, by a font that has it, after this in the preamble:\n"
+    '%   \\newcommand{\\codepoint}[1]{\\char"#1 }'
+)
 _COMMANDS = (
     r"\providecommand{\interval}[1]{{\scriptsize [#1]}}"
     "\n"
     r"\providecommand{\printed}[1]{{\scriptsize\itshape (#1)}}"
+    "\n"
+    r"\providecommand{\codepoint}[1]{{\scriptsize U+#1}}"
 )
 
 
@@ -48,37 +75,53 @@ def escape(text: str) -> str:
     >>> escape("50 % of a_b")
     '50 \\% of a\\_b'
     """
-    return "".join(_SPECIAL.get(character, character) for character in text)
+    # Hyphens side by side would become a dash.
+    return re.sub(r"-+|[^-]", _shown, readable(text))
+
+
+def _shown(found: re.Match[str]) -> str:
+    """A run of hyphens, or one character: beyond Latin-1 by its number."""
+    text = found[0]
+    if text.startswith("-"):
+        return "{}".join(text)
+    if text not in _SPECIAL and ord(text) > 0xFF:
+        return rf"\codepoint{{{ord(text):04X}}}"
+    return _SPECIAL.get(text, text)
 
 
 def table_latex(table: Table, label: str) -> str:
     r"""Returns a `table` environment.
 
     Intervals and the paper's numbers are smaller, by the commands `\interval` and
-    `\printed`, which a document may define in its own way.
+    `\printed`, which a document may define in its own way. A table that is wider than
+    the text is made to fit.
 
     Args:
       table: to be written.
       label: that the document refers to it by, after `tab:`.
     """
     caption = f"{table.title}. {table.caption}".strip()
+    if numbers.has_intervals(table):
+        caption += f" In brackets: {table.intervals}."
     if numbers.has_printed(table):
         caption += " In italics: printed in the paper."
+    places = "".join("l" if words else "r" for words in numbers.columns_of_words(table))
     return "\n".join(
         [
-            "% Needs \\usepackage{booktabs}.",
+            _PACKAGES,
             _COMMANDS,
             r"\begin{table}[t]",
             r"  \centering",
             rf"  \caption{{{escape(caption)}}}",
             rf"  \label{{tab:{label}}}",
-            rf"  \begin{{tabular}}{{l{'r' * len(table.columns)}}}",
+            r"  \resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
+            rf"  \begin{{tabular}}{{l{places}}}",
             r"    \toprule",
             *(f"    {line}" for line in _heading(table)),
             r"    \midrule",
             *(f"    {line}" for row in table.rows for line in _row(row, table)),
             r"    \bottomrule",
-            r"  \end{tabular}",
+            r"  \end{tabular}}",
             r"\end{table}",
             "",
         ]
@@ -105,6 +148,9 @@ def _row(row: Row, table: Table) -> list[str]:
         for cell, column in zip(row.cells, table.columns, strict=True)
     ]
     label = _bold(escape(row.label), row.strong)
+    if label.startswith(("[", "*")):
+        # After the end of a row these would be its arguments.
+        label = f"{{}}{label}"
     line = " & ".join([label, *entries]) + r" \\"
     return [r"\midrule", line] if row.strong and row is not table.rows[0] else [line]
 

@@ -70,6 +70,21 @@ def has_printed(table: Table) -> bool:
     return any(cell.paper is not None for row in table.rows for cell in row.cells)
 
 
+def columns_of_words(table: Table, longer_than: int = 0) -> list[bool]:
+    """Which columns hold words alone, and no number of ours or of the paper's.
+
+    Args:
+      table: whose columns are meant.
+      longer_than: characters that some cell of such a column has to exceed.
+    """
+    return [
+        all(cell.value is None and cell.paper is None for cell in cells)
+        and any(len(cell.text) > longer_than for cell in cells)
+        for number in range(len(table.columns))
+        for cells in [[row.cells[number] for row in table.rows]]
+    ]
+
+
 def groups(table: Table) -> list[tuple[str, int]]:
     """Headings above the columns' own: text, and over how many columns.
 

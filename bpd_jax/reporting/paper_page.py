@@ -13,10 +13,11 @@ import string
 from collections.abc import Iterable, Sequence
 
 from bpd_jax import files
-from bpd_jax.reporting import exhibit_html, explorer
+from bpd_jax.reporting import exhibit_html, explorer, setting
 from bpd_jax.reporting.exhibits import Exhibit
 from bpd_jax.reporting.explorer import ExplorerText
 from bpd_jax.reporting.records import Facts
+from bpd_jax.reporting.terms import TERMS
 from bpd_jax.reporting.wording import escaped
 
 SUMMARY, EXPLORER = "summary", "explorer-title"
@@ -108,6 +109,7 @@ def render(report: PaperReport) -> str:
         meta=escaped(" · ".join(_run_words(report))),
         summary=escaped(summary_sentence(report)),
         tiles=_tiles(report.figures),
+        terms=_terms(),
         contents=_contents(report),
         sections="\n".join(sections),
         footer=f"Written by bpd_jax on {escaped(report.created)}.",
@@ -159,6 +161,17 @@ def _tiles(figures: Sequence[KeyFigure]) -> str:
     return f'<dl class="tiles card">{tiles}</dl>' if tiles else ""
 
 
+def _terms() -> str:
+    pairs = "".join(
+        f"<dt>{escaped(term)}</dt><dd>{escaped(words)}</dd>"
+        for term, words in TERMS.items()
+    )
+    return (
+        '<details class="terms card"><summary>What the words mean</summary>'
+        f'<dl class="pairs definitions">{pairs}</dl></details>'
+    )
+
+
 def _contents(report: PaperReport) -> str:
     entries = [(SUMMARY, "Summary", "")]
     entries += [
@@ -193,7 +206,7 @@ def _statements(part: Part, *, opened: bool) -> str:
     rows = "".join(
         f'<tr><th scope="row">{escaped(finding.statement)}</th>'
         f"<td>{exhibit_html.verdict(finding.holds)}</td>"
-        f"<td>{escaped(finding.evidence)}</td></tr>"
+        f"<td>{exhibit_html.evidence(finding)}</td></tr>"
         for finding in found
     )
     holding = sum(finding.holds is True for finding in found)
@@ -220,6 +233,14 @@ def _setting(report: PaperReport) -> str:
         for name, values in known.items()
         if values
     )
-    if not pairs:
+    exhibits = [part.exhibit for part in report.parts]
+    runs = "".join(
+        f"<li>{escaped(words)}</li>" for words in setting.sentences(exhibits)
+    )
+    if not pairs and not runs:
         return ""
-    return f'<h3 class="spaced">What was run</h3><dl class="pairs">{pairs}</dl>'
+    return (
+        '<h3 class="spaced">What was run</h3>'
+        + (f'<ul class="notes runs">{runs}</ul>' if runs else "")
+        + f'<dl class="pairs">{pairs}</dl>' * bool(pairs)
+    )

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from bpd_jax.reporting import charts, marks
+from bpd_jax.reporting import axes, charts, marks
 from bpd_jax.reporting.exhibits import BARS, LINES, POINTS, Chart, Series
 
 TASKS = ["SQuAD", "Retrieval-augmented generation & <more>"]
@@ -161,3 +161,27 @@ def test_a_file_of_its_own_needs_nothing_else():
     assert re.search(r"stroke:#[0-9a-f]{6}", text)
     assert "A title" in "".join(svg.itertext())
     assert not re.search(r"@media|url\(|@import", text)
+
+
+def test_a_long_title_fits_into_a_file_of_its_own():
+    words = "Latency of p-best search by the number of drafts, of steps and candidates"
+    title = f"{words}, {'unbroken' * 12}"
+    shown = dataclasses.replace(chart(LINES, Series("a", [1, 2], [1, 2])), title=title)
+    svg = ElementTree.fromstring(charts.standalone(shown))
+    left, top, width, height = map(float, svg.get("viewBox").split())
+    lines = of(svg, "title")
+    assert len(lines) > 2
+    assert "".join("".join(line.text.split()) for line in lines) == (
+        "".join(title.split())
+    )
+    rows = [float(line.get("y")) for line in lines]
+    assert rows == sorted(rows)
+    # The font is 14 pixels high; nothing of the chart begins above 0.
+    assert top + 14 < rows[0]
+    assert rows[-1] < 0
+    for line in lines:
+        start = float(line.get("x"))
+        assert left < start
+        assert start + axes.text_width(line.text, 14) < left + width
+    frame = of(ElementTree.fromstring(charts.draw(shown)), "plot")
+    assert height == float(frame[0].get("viewBox").split()[3]) - top

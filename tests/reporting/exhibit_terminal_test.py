@@ -26,6 +26,7 @@ def test_numbers_findings_and_notes_are_printed():
             Finding("It stays.", None, "Too few."),
         ],
         notes=["Not the paper's model."],
+        facts={"left_out": {"neural:1": "there is no such model."}},
     )
     out = io.StringIO()
     print_exhibit(exhibit, Console(file=out, width=100, color_system=None))
@@ -38,3 +39,4 @@ def test_numbers_findings_and_notes_are_printed():
     assert "✗ It falls. On none." in lines
     assert "? It stays. Too few." in lines
     assert "Note: Not the paper's model." in lines
+    assert "Note: Left out: neural:1: there is no such model." in lines

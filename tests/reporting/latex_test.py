@@ -1,9 +1,11 @@
 """LaTeX and CSV, read back."""
 
 import csv
+import dataclasses
 import io
 import re
 
+from bpd_jax.reporting import numbers
 from bpd_jax.reporting.csv_tables import table_csv
 from bpd_jax.reporting.exhibits import Cell, Column, Row, Table
 from bpd_jax.reporting.latex import escape, table_latex
@@ -65,7 +67,7 @@ def test_latex_has_every_number_in_its_cell():
     text = table_latex(TABLE, "table4_smollm2")
     squad, mean = cells_of(text)
     assert squad == [
-        r'SQuAD, "v1" \& 50 \% of a\_b',
+        r"SQuAD, \textquotedbl{}v1\textquotedbl{} \& 50 \% of a\_b",
         r"1.57 \interval{1.49--1.66} \printed{2.08}",
         r"1.60 \printed{2.09}",
         r"not measured \printed{2.07}",
@@ -98,7 +100,71 @@ def test_environments_and_braces_are_closed():
     assert plain.count("{") == plain.count("}")
 
 
+def test_what_a_model_wrote_is_within_latin_1():
+    """Every character that is left is one that T1 and its companion have."""
+    wrote = "⟦a⏎⇥b·∅⟧ “ça” 日 😀 ł\u202e\x1b\tπ"
+    table = Table(
+        "table2",
+        wrote,
+        wrote,
+        [Column(wrote, wrote)],
+        [Row(wrote, [Cell(text=wrote)])],
+        wrote,
+    )
+    text = table_latex(table, "table2")
+    assert all((c.isprintable() and ord(c) < 256) or c in "\n\t" for c in text)
+    assert escape(wrote) == (
+        r"$[\![$a$\hookleftarrow$$\mapsto$b$\cdot$$\emptyset$$]\!]$ ``ça'' "
+        r"\codepoint{65E5} \codepoint{1F600} \codepoint{0142}"
+        r"\textbackslash{}u202e\textbackslash{}x1b"
+        "\t" + r"\codepoint{03C0}"
+    )
+
+
+def test_every_command_has_its_package():
+    text = table_latex(TABLE, "table4")
+    packages = {"resizebox": "graphicx", "toprule": "booktabs", "textquotedbl": "T1"}
+    for command, package in packages.items():
+        assert rf"\{command}" in text
+        assert re.search(rf"^% .*{package}", text, re.MULTILINE)
+    for command in ("interval", "printed", "codepoint"):
+        assert text.index(rf"\providecommand{{\{command}}}") < text.index(r"\begin")
+
+
+def test_columns_of_words_begin_at_their_left():
+    words = Table(
+        "table2",
+        "Drafts",
+        "Call",
+        [Column("Tokens", digits=0), Column("Draft"), Column("Printed")],
+        [
+            Row("1", [Cell(3), Cell(text="a b c"), Cell(paper=2)]),
+            Row("2", [Cell(text="done"), Cell(), Cell()]),
+        ],
+    )
+    assert numbers.columns_of_words(words) == [False, True, False]
+    assert numbers.columns_of_words(words, 5) == [False] * 3
+    assert r"\begin{tabular}{lrlr}" in table_latex(words, "table2")
+
+
+def test_a_table_is_made_to_fit_and_says_what_its_brackets_are():
+    text = table_latex(TABLE, "table4")
+    assert re.search(
+        r"\\resizebox\{[^}]*\\linewidth.*\{!\}\{%\n  \\begin\{tabular", text
+    )
+    assert "In brackets: 95 \\% bootstrap interval over examples." in text
+    runs = dataclasses.replace(TABLE, intervals="range of runs")
+    assert "In brackets: range of runs." in table_latex(runs, "table12")
+
+
+def test_a_label_is_no_argument_of_the_row_before():
+    rows = [Row(label, [Cell(1.0)]) for label in ("BPD", "[INST]", "*")]
+    text = table_latex(Table("t", "T", "task", [Column("BE")], rows), "t")
+    assert [row[0] for row in cells_of(text)] == ["BPD", "{}[INST]", "{}*"]
+
+
 def test_special_characters_are_themselves():
+    assert escape("--flag a-b") == "-{}-flag a-b"
     assert escape(r"\x{y}~^") == (
         r"\textbackslash{}x\{y\}\textasciitilde{}\textasciicircum{}"
     )

@@ -39,6 +39,7 @@ FLAGS = [
     "--remote-debugging-pipe",
 ]
 SECONDS = 60
+KEYS = {"ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
 
 
 class Browser:
@@ -151,7 +152,7 @@ class Browser:
                 type=kind,
                 key=key,
                 code=key,
-                windowsVirtualKeyCode={"ArrowLeft": 37, "ArrowRight": 39}[key],
+                windowsVirtualKeyCode=KEYS[key],
             )
 
     def screenshot(self, path):
@@ -269,7 +270,7 @@ def test_the_explorer_is_stepped_through(browser, page, paper_report):
     assert_call(browser, first, 0, 2)
     browser.click("#last")
     assert_call(browser, first, 0, len(first.traces[0]["calls"]) - 1)
-    assert browser.run("document.getElementById('next').disabled")
+    assert browser.run("document.getElementById('next').ariaDisabled") == "true"
     browser.press("ArrowRight")
     assert_call(browser, first, 0, len(first.traces[0]["calls"]) - 1)
     browser.click("#first")
@@ -293,6 +294,45 @@ def test_the_explorer_is_stepped_through(browser, page, paper_report):
     assert_call(browser, second, 1, 2)
     # No token has become an element.
     assert browser.run("document.querySelectorAll('img').length") == 0
+
+
+def test_arrow_keys_step_from_the_lists_too(browser, page, paper_report):
+    """Pick a text and a method, and step, in that order."""
+    browser.open(page)
+    first, second = paper_report.texts[:2]
+    focus = "document.activeElement.{}"
+    browser.run("document.getElementById('text').focus({preventScroll: true})")
+    browser.press("ArrowRight")
+    assert_call(browser, first, 0, 1)
+    browser.press("ArrowDown")
+    assert_call(browser, second, 0, 0)
+    browser.press("ArrowRight")
+    browser.press("ArrowRight")
+    browser.press("ArrowLeft")
+    assert_call(browser, second, 0, 1)
+    assert browser.run(focus.format("id")) == "text"
+    browser.click("#contenders label:nth-child(2)")
+    at = browser.run("Number(document.getElementById('step').value)") - 1
+    browser.press("ArrowRight")
+    assert_call(browser, second, 1, at + 1)
+    browser.press("ArrowLeft")
+    assert_call(browser, second, 1, at)
+    browser.press("ArrowDown")
+    assert browser.run("document.querySelector('#contenders :checked').value") == "2"
+    assert browser.run(focus.format("name")) == "contender"
+
+
+def test_the_focus_stays_where_a_text_ends(browser, page, paper_report):
+    browser.open(page)
+    [first, *_] = paper_report.texts
+    last = len(first.traces[0]["calls"]) - 1
+    browser.click("#last")
+    browser.click("#next")
+    assert_call(browser, first, 0, last)
+    assert browser.run("document.activeElement.id") == "next"
+    browser.press("ArrowLeft")
+    assert_call(browser, first, 0, last - 1)
+    assert browser.run("document.getElementById('next').ariaDisabled") == "false"
 
 
 def test_an_address_opens_a_call(browser, page, paper_report):

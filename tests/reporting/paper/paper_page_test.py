@@ -12,6 +12,7 @@ import pytest
 from bpd_jax.reporting import numbers
 from bpd_jax.reporting.exhibits import Cell, Column, Exhibit, Finding, Row, Table
 from bpd_jax.reporting.paper_page import PaperReport, Part, render, summary_sentence
+from bpd_jax.reporting.terms import TERMS
 
 VOID = {"meta", "input"}
 NASTY = '</script><img src=x onerror=alert(1)><!-- " & \u202e'
@@ -81,7 +82,7 @@ def test_findings_notes_facts_and_figures_are_there(paper_report, page):
         for finding in exhibit.findings:
             # In the summary and in its section.
             assert page.text.count(finding.statement) == 2
-            assert page.text.count(finding.evidence) == 2
+            assert page.text.count(finding.evidence.replace(" -", " −")) == 2
         for chart in exhibit.charts:
             assert chart.title in page.text
     for figure in paper_report.figures:
@@ -89,6 +90,40 @@ def test_findings_notes_facts_and_figures_are_there(paper_report, page):
     assert "python -m experiments.run table4 --size=smollm2 --limit=50" in page.text
     assert "Study.examples = 50" in page.text
     assert "bpd_jax 0.7.0, jax 0.10.2" in page.text
+
+
+def test_a_minus_is_a_sign_and_a_hyphen_stays(page):
+    assert page.text.count("changes by −0.06 with 2-grams of SmolLM2-135M.") == 2
+
+
+def test_intervals_are_named_and_what_was_left_out_is_said(paper_report, page):
+    assert "95 % bootstrap interval over examples" in page.text
+    note = "Left out: neural:1@narrow: there is no model 'narrow'."
+    assert page.text.count(note) == 2
+    [part, *_] = paper_report.parts
+    table = dataclasses.replace(part.exhibit.tables[0], intervals="range of runs")
+    exhibit = dataclasses.replace(part.exhibit, tables=[table])
+    other = Page(render(PaperReport("Other", "2025-01-31", [Part("table4", exhibit)])))
+    assert "1.40–1.60 range of runs" in other.text
+    assert "bootstrap interval over" not in other.text
+
+
+def test_words_are_explained_above_the_first_section(page):
+    summaries = [a.get("class") for tag, a in page.elements if tag == "details"]
+    assert summaries[1] == "terms card"
+    text = page.text
+    for term, words in TERMS.items():
+        assert text.index(term) < text.index(words) < text.index("What was run")
+
+
+def test_what_was_run_is_a_sentence(page):
+    assert (
+        "SmolLM2-135M-Instruct, 8 heads: 30 layers, 576 / 1536 wide, 8 heads; 39 texts "
+        "reported (15 to 24 of each of 2 tasks), 21 others to tune on; drawn by a "
+        "fixed shuffle; up to 64 tokens decoded of each; 16 candidates of every head; "
+        "documents cut so that a prompt has at most 384 tokens, prompts without a "
+        "document at most 768."
+    ) in page.text
 
 
 def test_the_summary_counts_statements(paper_report):
