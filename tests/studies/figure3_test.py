@@ -88,8 +88,8 @@ def test_findings(found):
     assert "On 2 of 2 tasks" in found.findings[2].evidence
 
 
-# Squares of rank differences are 2, 238 and 100 in all: correlations of 1 - 6 · 2 / 720,
-# its reverse and 1 - 600 / 720.
+# Ranks and heads differ by 2 and 100 in all, squared: 1 - 6 · 2 / 720 is 0.98, and
+# 1 - 6 · 100 / 720 is 0.17.
 RISING = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 7.0, 9.0)
 FALLING = RISING[::-1]
 MIXED = (5.0, 1.0, 9.0, 2.0, 8.0, 3.0, 7.0, 4.0, 6.0)
