@@ -166,7 +166,7 @@ def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
             text = pathlib.Path(config.docs_dir, file.src_uri).read_text()
             for link in _LINK.finditer(text):
                 target = _target(file.src_uri, link[2])
-                if target is not None and not _is_open(target):
+                if target is not None:
                     targets.add(target)
     for target in sorted(targets):
         for path, content in _source_pages(target):
@@ -181,11 +181,6 @@ def _target(page: str, link: str) -> str | None:
     path = os.path.normpath(os.path.join("docs", os.path.dirname(page), link))
     inside = path == "docs" or path.startswith("docs/")
     return None if inside or path.startswith("..") else path
-
-
-def _is_open(target: str) -> bool:
-    """Whether it is a folder of results of a study that has none yet."""
-    return "/results/" in target and not (ROOT / target).exists()
 
 
 def _source_pages(target: str) -> list[tuple[str, str]]:
@@ -241,8 +236,6 @@ def on_page_markdown(markdown: str, page: "Page", **unused: Any) -> str:
         target = _target(source, link[2])
         if target is None:
             return link[0]
-        if _is_open(target):
-            return "none yet"
         is_file = (ROOT / target).is_file()
         shown = f"source/{target}.md" if is_file else f"source/{target}/index.md"
         return f"[{link[1]}]({os.path.relpath(shown, os.path.dirname(source) or '.')})"

@@ -28,6 +28,9 @@ from bpd_jax.studies.records import REPORT, TUNE
 from bpd_jax.studies.tasks import StudyExample
 from bpd_jax.studies.text_files import content_digest, load_texts, save_texts
 
+# Models by the word in the kinds of methods that draft with them.
+_DRAFTS_WITH = {kind: kind for kind in OWN_ASSETS} | {"rescorer": "neural"}
+
 # Texts that are kept as soon as all of them are there.
 _KEPT_TOGETHER = 128
 
@@ -50,7 +53,7 @@ class Bench:
         self._texts: dict[str, list[RecordedText]] = {}
         self._decoders: dict[tuple[str, str | None], Decoder] = {}
         self._models: dict[str, LoadedModel] = {}
-        self._made_with: dict[str | None, str] = {}
+        self._made_with: dict[tuple[str | None, tuple[str, ...]], str] = {}
 
     def model_name(self, task: str) -> str:
         """The model that decodes a task."""
@@ -153,16 +156,20 @@ class Bench:
 
     def made_with(self, name: str) -> str:
         """Tells the models that a contender drafts with by what is in their files."""
-        assets = parse_contender(name).assets
-        if assets not in self._made_with:
-            self._made_with[assets] = self._made(name)
-        return self._made_with[assets]
+        found = parse_contender(name)
+        kinds = tuple(
+            k for k, word in _DRAFTS_WITH.items() if word in found.method.kind
+        )
+        key = (found.assets, kinds)
+        if key not in self._made_with:
+            self._made_with[key] = self._made(name, kinds)
+        return self._made_with[key]
 
-    def _made(self, name: str) -> str:
+    def _made(self, name: str, kinds: Sequence[str]) -> str:
         given = self.config.assets.get(parse_contender(name).assets or "", {})
         digest = hashlib.sha256()
         for task in self.config.tasks if self.depends_on_task(name) else [""]:
-            for kind in OWN_ASSETS:
+            for kind in kinds:
                 loaded = self.loaded(task or self.config.tasks[0])
                 folder = given.get(kind, "").replace(TASK_FIELD, task)
                 path = pathlib.Path(folder) if folder else loaded.own(OWN_ASSETS[kind])

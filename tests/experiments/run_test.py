@@ -241,6 +241,10 @@ def test_a_header_tells_other_texts_and_other_models(bench, trained, tmp_path):
         run_files.write_header(tmp_path, "table4", {**facts, name: value})
         with pytest.raises(UserError, match="name another --workdir, or remove it"):
             check_header(tmp_path, bench)
+    # Plain BPD drafts with no model but the one that decodes.
+    assert bench.made_with("bpd") == bench.made_with("medusa:4")
+    assert bench.made_with("ngram:2") == bench.made_with("medusa_ngram:4")
+    assert len({bench.made_with(name) for name in ("bpd", "ngram:2")}) == 2
     copied = tmp_path / "copy"
     shutil.copytree(trained / "run" / "ngram", copied)
     assert content_digest(copied) == content_digest(trained / "run" / "ngram")
