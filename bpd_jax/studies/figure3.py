@@ -53,11 +53,8 @@ def present(study: Study, run: StudyRun) -> Exhibit:
     charts = [_entropy_chart(run, entropies)]
     for number, (reading, points) in enumerate(readings.items()):
         charts.append(_fit_chart(number, reading, points, fits[reading]))
-    return Exhibit(
-        study.name,
-        study.title,
-        study.paper,
-        study.question,
+    return study.show(
+        run,
         tables=[_entropy_table(run, entropies), _fit_table(readings, fits)],
         charts=[chart for chart in charts if chart.series],
         findings=[
@@ -67,7 +64,6 @@ def present(study: Study, run: StudyRun) -> Exhibit:
             *(_correlates(reading, fits[reading]) for reading in readings),
         ],
         notes=[*NOTES, _vocabularies(run)],
-        facts=run.facts,
     )
 
 

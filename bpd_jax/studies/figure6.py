@@ -17,6 +17,7 @@ from bpd_jax.reporting.exhibits import (
 from bpd_jax.studies import printed
 from bpd_jax.studies.config import BPD, parse_contender
 from bpd_jax.studies.pairing import contenders_of
+from bpd_jax.studies.phrases import counted
 from bpd_jax.studies.records import REPORT, DraftRecord, OracleRecord
 from bpd_jax.studies.run_files import StudyRun
 from bpd_jax.studies.study import DRAFTS, ORACLE, Study
@@ -41,11 +42,8 @@ def present(study: Study, run: StudyRun) -> Exhibit:
     """Draws a panel for every task, and one for all together."""
     tasks: list[str | None] = [*tasks_of(run), None]
     grids = {task: found for task in tasks if (found := _records(run, task))}
-    return Exhibit(
-        study.name,
-        study.title,
-        study.paper,
-        study.question,
+    return study.show(
+        run,
         tables=[_widths_table(run, grids), *_heads_table(run, grids)],
         charts=[_chart(run, task, found) for task, found in grids.items()],
         findings=[
@@ -57,7 +55,6 @@ def present(study: Study, run: StudyRun) -> Exhibit:
             _bounds_all(run),
         ],
         notes=NOTES,
-        facts=run.facts,
     )
 
 
@@ -272,7 +269,7 @@ def _bounds_all(run: StudyRun) -> Finding:
     return Finding(
         statement,
         gaps[name, task] >= 1,
-        f"Of {len(names)} methods on each task, {run.label(name)} on "
+        f"Of {counted(len(names), 'method')} on each task, {run.label(name)} on "
         f"{run.task_label(task)} comes nearest: it takes {gaps[name, task]:.2f} times "
         "the oracle's calls.",
     )

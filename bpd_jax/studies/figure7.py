@@ -21,11 +21,8 @@ def present(study: Study, run: StudyRun) -> Exhibit:
     families = _families(run)
     tasks: list[str | None] = [ALL, *tasks_of(run)]
     contenders = [name for family in families.values() for name in family]
-    return Exhibit(
-        study.name,
-        study.title,
-        study.paper,
-        study.question,
+    return study.show(
+        run,
         tables=[
             efficiency_table(run, "figure7", contenders, {}),
             *headroom_table(run, "figure7_headroom", contenders),
@@ -33,7 +30,6 @@ def present(study: Study, run: StudyRun) -> Exhibit:
         charts=[_chart(run, families, task) for task in tasks],
         findings=[_falling(run, family) for family in families.values()],
         notes=NOTES,
-        facts=run.facts,
     )
 
 

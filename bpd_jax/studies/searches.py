@@ -95,11 +95,8 @@ def present(study: Study, run: StudyRun) -> Exhibit:
     used = [
         search for search in SEARCHES if any(search in row for row in grid.values())
     ]
-    return Exhibit(
-        study.name,
-        study.title,
-        study.paper,
-        study.question,
+    return study.show(
+        run,
         tables=[
             _grid_table(run, grid, used),
             _list_table(run, contenders),
@@ -107,7 +104,6 @@ def present(study: Study, run: StudyRun) -> Exhibit:
         ],
         findings=[*_searches(run, grid), *_trained(run, contenders)],
         notes=NOTES,
-        facts=run.facts,
     )
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 from bpd_jax.reporting.exhibits import Exhibit
 from bpd_jax.studies.run_files import StudyRun
@@ -37,6 +38,11 @@ class Study:
     question: str
     present: Callable[["Study", StudyRun], Exhibit]
     measures: tuple[str, ...] = (DRAFTS,)
+
+    def show(self, run: StudyRun, **contents: Any) -> Exhibit:
+        """An exhibit of this study with the given tables, charts, findings …."""
+        titles = (self.name, self.title, self.paper, self.question)
+        return Exhibit(*titles, **contents, facts=run.facts)
 
     def exhibit(self, run: StudyRun) -> Exhibit:
         """The exhibit of a run."""

@@ -34,15 +34,11 @@ NOTES = [
 def present(study: Study, run: StudyRun) -> Exhibit:
     """Draws Table 1 from records of quality and of BPD's drafts."""
     scores = {task: _scores(run, task) for task in tasks_of(run)}
-    return Exhibit(
-        study.name,
-        study.title,
-        study.paper,
-        study.question,
+    return study.show(
+        run,
         tables=[_table(run, scores), *_all_scores(run, scores)],
         findings=_findings(run),
         notes=NOTES,
-        facts=run.facts,
     )
 
 

@@ -26,18 +26,14 @@ NOTES = [
 def present(study: Study, run: StudyRun) -> Exhibit:
     """Draws block efficiencies of every method by number of heads."""
     contenders = contenders_of(run)
-    return Exhibit(
-        study.name,
-        study.title,
-        study.paper,
-        study.question,
+    return study.show(
+        run,
         tables=[
             efficiency_table(run, "table10", contenders, TABLE10),
             *headroom_table(run, "table10_headroom", contenders),
         ],
         findings=_findings(run, contenders),
         notes=NOTES,
-        facts=run.facts,
     )
 
 

@@ -71,16 +71,12 @@ REFINED = "16-best 4-gram"
 def present(study: Study, run: StudyRun) -> Exhibit:
     """Draws the paper's table, the right one, and that of the run's own model."""
     ours = costs_of(run)
-    return Exhibit(
-        study.name,
-        study.title,
-        study.paper,
-        study.question,
+    return study.show(
+        run,
         tables=[_printed_table(), _right_table(), *_our_table(run, ours), _changes()],
         charts=[_chart()],
         findings=[_reproduced(), *_trade_off(ours)],
         notes=NOTES,
-        facts=run.facts,
     )
 
 

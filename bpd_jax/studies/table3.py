@@ -30,16 +30,12 @@ def present(study: Study, run: StudyRun) -> Exhibit:
     contenders = [BPD, *(name for name in contenders_of(run) if name != BPD)]
     refined = contenders[1:]
     shares = {name: _shares(run, name) for name in contenders}
-    return Exhibit(
-        study.name,
-        study.title,
-        study.paper,
-        study.question,
+    return study.show(
+        run,
         tables=[_table(run, contenders)],
         charts=[_chart(run, contenders, shares)],
         findings=[_falls(run, shares[BPD], shares[name], name) for name in refined],
         notes=NOTES,
-        facts=run.facts,
     )
 
 

@@ -27,11 +27,8 @@ NOTES = [
 def present(study: Study, run: StudyRun) -> Exhibit:
     """Draws block efficiencies, gains and shares of the headroom."""
     contenders = contenders_of(run)
-    return Exhibit(
-        study.name,
-        study.title,
-        study.paper,
-        study.question,
+    return study.show(
+        run,
         tables=[
             efficiency_table(run, "table4", contenders, TABLE4),
             gain_table(run, "table4_gain", contenders, TABLE4),
@@ -39,7 +36,6 @@ def present(study: Study, run: StudyRun) -> Exhibit:
         ],
         findings=_findings(run, contenders),
         notes=NOTES,
-        facts=run.facts,
     )
 
 

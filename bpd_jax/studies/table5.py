@@ -101,16 +101,12 @@ def present(study: Study, run: StudyRun) -> Exhibit:
         tables.append(_table(run, name, contender, counts))
         charts.append(_chart(run, name, contender, counts))
         compared[run.label(contender)] = counts
-    return Exhibit(
-        study.name,
-        study.title,
-        study.paper,
-        study.question,
+    return study.show(
+        run,
         tables=tables,
         charts=charts,
         findings=_findings(run, compared),
         notes=NOTES,
-        facts=run.facts,
     )
 
 

@@ -28,11 +28,8 @@ NOTES = [
 def present(study: Study, run: StudyRun) -> Exhibit:
     """Draws block efficiencies and gains."""
     contenders = contenders_of(run)
-    return Exhibit(
-        study.name,
-        study.title,
-        study.paper,
-        study.question,
+    return study.show(
+        run,
         tables=[
             efficiency_table(run, "table7", contenders, TABLE7),
             gain_table(run, "table7_gain", contenders, {}),
@@ -40,7 +37,6 @@ def present(study: Study, run: StudyRun) -> Exhibit:
         ],
         findings=_findings(run, contenders),
         notes=[*NOTES, *_counted(run)],
-        facts=run.facts,
     )
 
 

@@ -104,16 +104,12 @@ def present(study: Study, run: StudyRun) -> Exhibit:
         )
         charts.append(_chart(run, name, label, rows))
         findings += [_small_where_useless(label, rows), _flattery(label, rows)]
-    return Exhibit(
-        study.name,
-        study.title,
-        study.paper,
-        study.question,
+    return study.show(
+        run,
         tables=tables,
         charts=charts,
         findings=findings,
         notes=NOTES,
-        facts=run.facts,
     )
 
 
