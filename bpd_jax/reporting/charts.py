@@ -140,6 +140,11 @@ def frame_of(chart: Chart, top: float = 10) -> Frame:
     return Frame(width, bottom + below, _x_axis(chart, left, width - _RIGHT), y)
 
 
+def is_wide(chart: Chart) -> bool:
+    """Whether it needs more than the least width, so that it gets a row of its own."""
+    return frame_of(chart).width > _WIDTH
+
+
 def sloping(chart: Chart, width: float) -> bool:
     """Whether the names of bars are too long to stand side by side."""
     names = _categories(chart)

@@ -9,7 +9,9 @@ from bpd_jax.reporting.records import Facts
 from bpd_jax.reporting.wording import escaped, fact
 
 # Of a run, but for programs: how it names things; and what stands in the notes.
-_NAMES = frozenset({"labels", "tasks", "printed", "left_out"})
+_NAMES = frozenset(
+    {"labels", "tasks", "printed", "left_out", "notes", "texts", "made_with"}
+)
 # Longer groups of facts get a line for each.
 _LINE = 90
 # Characters of a cell's text that make its column one of words.
@@ -154,7 +156,8 @@ def _caption(shown: Table) -> str:
 
 def _charts(shown: Sequence[Chart]) -> str:
     figures = "".join(
-        f'<figure class="card chart"><h3>{escaped(chart.title)}</h3>'
+        f'<figure class="card chart{" wide" * charts.is_wide(chart)}">'
+        f"<h3>{escaped(chart.title)}</h3>"
         f'<div class="scroll" role="region" aria-label="{escaped(chart.title)}" '
         f'tabindex="0">{charts.draw(chart)}</div></figure>'
         for chart in shown
