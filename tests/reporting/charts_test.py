@@ -185,3 +185,15 @@ def test_a_long_title_fits_into_a_file_of_its_own():
         assert start + axes.text_width(line.text, 14) < left + width
     frame = of(ElementTree.fromstring(charts.draw(shown)), "plot")
     assert height == float(frame[0].get("viewBox").split()[3]) - top
+
+
+def test_many_bars_get_a_row_of_their_own():
+    names = [f"task {number}" for number in range(13)]
+    places = [float(number) for number in range(13)]
+    series = [Series(label, places, places) for label in "abcd"]
+    many = Chart("c", "C", "bars", "task", "%", series, categories=names)
+    one = [Series("a", places[:3], places[:3])]
+    few = Chart("c", "C", "bars", "task", "%", one, categories=names[:3])
+    assert charts.is_wide(many)
+    assert not charts.is_wide(Chart("c", "C", "lines", "p", "%", series))
+    assert not charts.is_wide(few)
