@@ -13,6 +13,7 @@ from bpd_jax.decoding.options import DecodeConfig
 from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
+from bpd_jax.studies.config import StudyConfig
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.head_schedule import HeadSchedule
 from bpd_jax.training.heads.settings import HeadsTrainConfig
@@ -187,6 +188,8 @@ def surroundings(name: str) -> tuple[type, list[str]]:
         return BlockwiseConfig, [name]
     if "DecodeConfig:" in FILES[name]:
         return DecodeConfig, [name]
+    if "StudyConfig:" in FILES[name]:
+        return StudyConfig, [name]
     if name.endswith("/heads.gin"):
         return HeadsTrainConfig, [name]
     if folder == "tasks":
@@ -205,13 +208,14 @@ def test_every_file_builds_its_objects(name, monkeypatch):
     monkeypatch.chdir(ROOT)
     kind, paths = surroundings(name)
     text = "\n" + "".join(map(whole, paths))
-    bindings = [
+    bindings = ["StudyConfig.study = 'table4'"] if kind is StudyConfig else []
+    bindings += [
         f"{macro} = {value}"
         for macro, value in GIVEN.items()
         # Required by one file, and set by none.
         if set(re.findall(rf"\n{macro} = (.*)", text)) == {"%gin.REQUIRED"}
     ]
-    if "vocab_size" in text or kind is not DecodeConfig:
+    if "vocab_size" in text or kind not in (DecodeConfig, StudyConfig):
         bindings.append("TransformerConfig.vocab_size = 2048")
     value = parse(paths, bindings, kind).value
     assert isinstance(value, kind)

@@ -227,7 +227,7 @@ def _record(
     chunks = hidden.reshape(-1, _CHUNK, hidden.shape[-1])
     found = jax.lax.map(some, chunks)
     candidates, log_probs, entropies = (
-        array.reshape(-1, *array.shape[2:]) for array in found
+        array.reshape(count, *array.shape[2:]) for array in found
     )
     return candidates, log_probs, entropies, hidden
 

@@ -100,6 +100,17 @@ def test_a_replay_of_larger_sizes_is_the_same(decoder, greedy, replay):
         assert a.accepted.tolist() == b.accepted.tolist()
 
 
+def test_a_model_without_heads_is_replayed(make_model, make_prompts):
+    decoder = Decoder(*make_model(4, 1), width=5)
+    texts = decoder.decode(GREEDY, make_prompts([3, 17]), OPTIONS)
+    method = parse_method("prompt_lookup:4")
+    real = decoder.decode(method, [text.input_ids for text in texts], OPTIONS)
+    replayed = record(decoder, texts, OPTIONS).decode(method)
+    for a, b in zip(real, replayed, strict=True):
+        assert a.accepted.tolist() == b.accepted.tolist()
+        assert a.proposed.tolist() == b.proposed.tolist()
+
+
 def test_accuracies_are_those_of_the_heads(decoder, greedy, replay):
     """Counted here from the first candidates of BPD's own calls at every position."""
     found = np.array(replay.accuracies(ranks=5))
