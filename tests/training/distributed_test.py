@@ -133,8 +133,9 @@ def test_two_processes_equal_one(config, alone, tmp_path):
     # One of them speaks for both.
     assert "tokens on 8 cpu of 2 processes" in printed[0][0]
     assert "finished" in printed[0][0]
+    # But Gloo's threads, which may write two lines and then two ends of lines.
     said = [line for line in printed[1][0].splitlines() if "[Gloo]" not in line]
-    assert said == []
+    assert not any(line.strip() for line in said), said
     assert "training" not in printed[1][1]
 
 

