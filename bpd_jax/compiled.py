@@ -1,5 +1,6 @@
-"""Compiled programs, kept on disk: the second command of a kind starts at once."""
+"""Compiled programs: kept on disk for the next command, and forgotten in good time."""
 
+import gc
 import hashlib
 import os
 import pathlib
@@ -23,6 +24,18 @@ def keep_compiled() -> None:
     folder = cache / "bpd_jax" / "compiled" / processor()
     jax.config.update("jax_compilation_cache_dir", os.fspath(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _LEAST_SECONDS)
+
+
+def forget_compiled() -> None:
+    """Frees all programs that this process compiled, for it compiles many more.
+
+    On a CPU each takes a dozen memory mappings, of which Linux allows a process 65,530:
+    past them the compiler dies.
+    """
+    jax = sys.modules.get("jax")
+    if jax is not None:
+        jax.clear_caches()
+        gc.collect()
 
 
 def processor() -> str:

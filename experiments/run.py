@@ -34,7 +34,7 @@ from bpd_jax.studies import run_files
 from bpd_jax.studies.bench import Bench
 from bpd_jax.studies.catalog import NAMES, find_study
 from bpd_jax.studies.config import StudyConfig
-from bpd_jax.studies.facts import check_header, facts_of
+from bpd_jax.studies.facts import check_header, continued, facts_of
 from bpd_jax.studies.in_domain import build_in_domain
 from bpd_jax.studies.tasks import HELD_OUT
 from bpd_jax.studies.work import WORK
@@ -160,11 +160,16 @@ def _measure(name: str, config: StudyConfig, shard: Shard, text: str) -> None:
         "versions": build.versions(),
     }
     sessions = list(before.get("sessions", []))
-    facts = {**facts_of(bench), "left_out": left_out, "gin": text}
+    facts = {**continued(before, facts_of(bench)), "left_out": left_out, "gin": text}
     if in_domain:
         facts["in_domain"] = in_domain
 
     def write() -> None:
+        if (folder / run_files.HEADER).is_file():
+            # Programs that share the work write it too.
+            for known in run_files.read_header(folder).get("sessions", []):
+                if known not in sessions:
+                    sessions.append(known)
         latest = sessions[-1] if sessions else now
         run_files.write_header(folder, name, {**latest, **facts, "sessions": sessions})
 

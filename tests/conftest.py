@@ -3,13 +3,13 @@
 The devices are set before jax is imported.
 """
 
-import gc
 import os
 import pathlib
-import sys
 from collections.abc import Iterator
 
 import pytest
+
+from bpd_jax.compiled import forget_compiled
 
 # Tests compile far longer than they compute, so code is compiled quickly, not well.
 _XLA_FLAGS = (
@@ -24,15 +24,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 @pytest.fixture(scope="module", autouse=True)
 def _forget_compiled_code() -> Iterator[None]:
-    """Frees the programs that a file compiled.
-
-    Each takes a dozen memory mappings, of which Linux allows a process 65,530: past
-    them the compiler dies.
-    """
+    """Frees the programs that a file compiled: all files compile too many."""
     yield
-    if "jax" in sys.modules:
-        sys.modules["jax"].clear_caches()
-        gc.collect()
+    forget_compiled()
 
 
 @pytest.fixture(scope="session")

@@ -24,6 +24,7 @@ _OPEN = (
     "printed",
     "rounds",
     "shown",
+    "speculative",
     "study",
 )
 # ... and those on which alone the drafts along one text depend.
@@ -101,6 +102,8 @@ class StudyConfig:
       shown: examples of each task that the draft explorer shows.
       batch_size: texts decoded together.
       temperatures, rounds: of the studies with a clock.
+      speculative: contenders that a study with a clock times, above temperature 0, with
+        speculative sampling too.
     """
 
     study: str
@@ -125,6 +128,7 @@ class StudyConfig:
     batch_size: int = 12
     temperatures: Sequence[float] = (0.0,)
     rounds: int = 1
+    speculative: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -140,7 +144,7 @@ class StudyConfig:
             ("rounds", 1),
         ):
             check_whole_number(name, getattr(self, name), least)
-        for name in ("tasks", "contenders"):
+        for name in ("tasks", "contenders", "speculative"):
             if isinstance(getattr(self, name), str):
                 raise UserError(
                     f"{name} is {getattr(self, name)!r}: give a list of names."
@@ -156,6 +160,8 @@ class StudyConfig:
                         f"assets[{name!r}] has the unknown kind {kind!r}: there is "
                         f"{', '.join(OWN_ASSETS)}."
                     )
+        for name in set(self.speculative) - set(self.contenders):
+            raise UserError(f"speculative names {name!r}, which is no contender.")
         for contender in self.parsed:
             if contender.assets is not None and contender.assets not in self.assets:
                 raise UserError(

@@ -49,6 +49,19 @@ def facts_of(bench: Bench) -> Facts:
     }
 
 
+def continued(before: Facts, now: Facts) -> Facts:
+    """The facts of a start, with what is known of contenders that it left out.
+
+    Their records are still there, and must be told from those of other models.
+    """
+    kept = {
+        name: {**now[name], **{k: v for k, v in found.items() if k not in now[name]}}
+        for name in ("labels", "made_with")
+        if isinstance(found := before.get(name), dict)
+    }
+    return {**now, **kept}
+
+
 def check_header(folder: pathlib.Path, bench: Bench) -> Facts:
     """The facts that the folder has so far, none if it is new.
 

@@ -16,7 +16,7 @@ from bpd_jax.reporting.exhibits import (
 )
 from bpd_jax.studies import printed
 from bpd_jax.studies.config import BPD, parse_contender
-from bpd_jax.studies.pairing import contenders_of
+from bpd_jax.studies.pairing import contenders_of, drafts_from_lattice
 from bpd_jax.studies.phrases import counted
 from bpd_jax.studies.records import REPORT, DraftRecord, OracleRecord
 from bpd_jax.studies.run_files import StudyRun
@@ -25,9 +25,6 @@ from bpd_jax.studies.summary import tasks_of
 
 WIDTHS = (1, 2, 4, 8, 16)
 """Columns of the table, as far as so many candidates were recorded."""
-
-# Kinds of methods whose drafts lie in the heads' lattice.
-_BOUNDED = ("bpd", "zero_gram", "ngram", "neural", "medusa")
 
 NOTES = [
     "The oracle drafts the longest prefix of the text that lies in the lattice. At no "
@@ -277,8 +274,7 @@ def _bounds_all(run: StudyRun) -> Finding:
 
 def _is_bounded(contender: str, oracle: OracleRecord) -> bool:
     method = parse_contender(contender).method
-    inside = (method.k or 0) <= len(oracle.calls[0]) and method.lookup is None
-    return inside and method.kind.startswith(_BOUNDED)
+    return drafts_from_lattice(method) and (method.k or 0) <= len(oracle.calls[0])
 
 
 STUDY = Study(

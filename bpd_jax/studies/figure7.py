@@ -65,8 +65,9 @@ def _chart(run: StudyRun, families: dict[str, list[str]], task: str | None) -> C
                 _family_label(run, family),
                 [float(p) for p, _ in shown],
                 [cell.value or 0.0 for _, cell in shown],
-                low=[cell.interval[0] for _, cell in shown if cell.interval],
-                high=[cell.interval[1] for _, cell in shown if cell.interval],
+                # A single text has no interval.
+                low=[(cell.interval or [cell.value or 0.0])[0] for _, cell in shown],
+                high=[(cell.interval or [cell.value or 0.0])[-1] for _, cell in shown],
             )
         )
     title = f"Drafts: {'all tasks' if task is ALL else run.task_label(task)}"

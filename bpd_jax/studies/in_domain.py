@@ -1,9 +1,10 @@
-"""n-gram models of each task's own texts (paper appendix D, Table 7)."""
+"""Each task's own texts and n-gram models of them (paper appendix D, Table 7)."""
 
 import hashlib
 import json
 import pathlib
 import tempfile
+from collections.abc import Sequence
 from typing import Any
 
 from bpd_jax import files
@@ -23,7 +24,8 @@ def build_in_domain(bench: Bench, task: str) -> dict[str, Any]:
 
     They come from the task's training split first, if there is one, and then from what
     was not drawn of the split that is reported on, whatever the shard. The model is in
-    `WORKDIR/in_domain/TASK`.
+    `WORKDIR/in_domain/TASK`, the texts in `WORKDIR/in_domain_texts/TASK.jsonl`, for
+    a rescorer to be trained on.
 
     Returns:
       `texts`, how many it was counted from, and `digest` of what it depends on.
@@ -42,6 +44,7 @@ def build_in_domain(bench: Bench, task: str) -> dict[str, Any]:
             f"{task} has no text left to count in-domain n-grams of: give it a split "
             f"{_TRAIN}, or report on fewer examples."
         )
+    _write_texts(bench.workdir / "in_domain_texts" / f"{task}.jsonl", texts)
     tokens = [loaded.tokenizer.encode(text) for text in texts]
     digest = hashlib.sha256(json.dumps([tokens, _ORDER]).encode()).hexdigest()
     facts = {"texts": len(texts), "digest": digest}
@@ -65,3 +68,13 @@ def build_in_domain(bench: Bench, task: str) -> dict[str, Any]:
     with files.replacing_file(header) as temporary:
         temporary.write_text(json.dumps(facts), encoding="utf-8")
     return facts
+
+
+def _write_texts(path: pathlib.Path, texts: Sequence[str]) -> None:
+    """Writes texts as JSON Lines, unless they are there already."""
+    written = "".join(f"{json.dumps({'text': text})}\n" for text in texts)
+    if path.is_file() and path.read_text(encoding="utf-8") == written:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with files.replacing_file(path) as temporary:
+        temporary.write_text(written, encoding="utf-8")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bpd_jax import progress
+from bpd_jax.compiled import forget_compiled
 from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.options import EXACT, SPECULATIVE, DecodeOptions
@@ -112,6 +113,8 @@ def timing_records(
             bar.set_postfix_str(f"{task}, {name}", refresh=False)
             plain = (task, GREEDY.name, temperature, turn)
             if plain not in texts:
+                # Other prompts, another length: nothing compiled serves any longer.
+                forget_compiled()
                 texts = {plain: _decode(bench, plain, examples[task])}
             found = texts[plain]
             if key != plain:

@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 
+from bpd_jax.decoding.methods import Method
 from bpd_jax.studies.config import parse_contender
 from bpd_jax.studies.records import REPORT, DraftRecord
 from bpd_jax.studies.run_files import StudyRun
 from bpd_jax.studies.summary import drafts_of
+
+_IN_LATTICE = ("bpd", "zero_gram", "ngram", "neural", "medusa")
 
 
 def contenders_of(run: StudyRun) -> list[str]:
@@ -28,6 +31,11 @@ def oracle_of(run: StudyRun) -> str | None:
     ]
     widest = max(oracles, key=lambda c: c.method.k or float("inf"), default=None)
     return None if widest is None else widest.name
+
+
+def drafts_from_lattice(method: Method) -> bool:
+    """Whether all that a method drafts lies in the heads' lattice, which bounds it."""
+    return method.kind.startswith(_IN_LATTICE) and method.lookup is None
 
 
 def paired(

@@ -15,24 +15,35 @@ from bpd_jax.reporting.records import Record
 TUNE, REPORT = PARTS = ("tune", "report")
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+# Larger numbers, of which there are few, are the characters from here on.
+_BEYOND = 0x100
 
 
 def to_digits(values: Sequence[int] | np.ndarray) -> str:
     """Writes small numbers as one character each.
 
-    >>> to_digits([1, 9, 10])
-    '19a'
+    >>> to_digits([1, 9, 10, 35, 36])
+    '19azĤ'
     """
-    return "".join(_DIGITS[value] for value in values)
+    return "".join(
+        _DIGITS[value] if value < len(_DIGITS) else chr(_BEYOND + value)
+        for value in values
+    )
 
 
 def from_digits(digits: str) -> np.ndarray:
     """Reads what `to_digits` wrote.
 
-    >>> from_digits("19a")
-    array([ 1,  9, 10])
+    >>> from_digits("19azĤ")
+    array([ 1,  9, 10, 35, 36])
     """
-    return np.array([_DIGITS.index(digit) for digit in digits], int)
+    return np.array(
+        [
+            _DIGITS.index(digit) if ord(digit) < _BEYOND else ord(digit) - _BEYOND
+            for digit in digits
+        ],
+        int,
+    )
 
 
 def call_positions(accepted: np.ndarray) -> np.ndarray:

@@ -31,7 +31,7 @@ LABELS = {
     FST: "OpenFst (the paper’s engine)",
     FST_EXACT: "OpenFst, exact back-off",
     VITERBI: "Dynamic programming on the host",
-    DEVICE: "Inside the accelerator’s loop",
+    DEVICE: "Inside the compiled loop",
 }
 """What people read in place of engines, in the order of the tables."""
 

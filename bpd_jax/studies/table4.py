@@ -9,7 +9,7 @@ from bpd_jax.studies.efficiency_table import (
     gain_table,
     headroom_table,
 )
-from bpd_jax.studies.pairing import contenders_of, oracle_of
+from bpd_jax.studies.pairing import contenders_of, drafts_from_lattice, oracle_of
 from bpd_jax.studies.printed import TABLE4
 from bpd_jax.studies.refinements import method_of
 from bpd_jax.studies.run_files import StudyRun
@@ -43,21 +43,14 @@ def _findings(run: StudyRun, contenders: list[str]) -> list[Finding]:
     values = {name: by_task(run, name) for name in contenders}
     base = values.get(BPD, {})
     several = {
-        kind: next(
-            (
-                name
-                for name in contenders
-                if method_of(name).kind == kind and method_of(name).count > 1
-            ),
-            "",
-        )
-        for kind in ("zero_gram", "ngram")
+        kind: _of_several(run, contenders, kind) for kind in ("zero_gram", "ngram")
     }
     zero = values.get(several["zero_gram"], {})
     ngram = values.get(several["ngram"], {})
     single = values.get(
         several["ngram"].replace(f":{_drafts(several['ngram'])}", ":1", 1), {}
     )
+    chosen = f" ({run.label(several['ngram'])})" if several["ngram"] else ""
     findings = [
         never_below(
             run,
@@ -67,35 +60,47 @@ def _findings(run: StudyRun, contenders: list[str]) -> list[Finding]:
         ),
         never_below(
             run,
-            "The p best n-gram drafts yield at least what 0-gram ones do.",
+            f"The p best n-gram drafts yield at least what 0-gram ones do{chosen}.",
             ngram,
             zero,
         ),
         never_below(
             run,
-            "The p best n-gram drafts beat the single best.",
+            f"The p best n-gram drafts beat the single best{chosen}.",
             ngram,
             single,
             strictly=True,
         ),
-        weak_gain_most("Tasks where BPD does badly gain most.", base, ngram),
+        weak_gain_most(f"Tasks where BPD does badly gain most{chosen}.", base, ngram),
     ]
     oracle = oracle_of(run)
     if oracle is not None:
         bound = values[oracle]
+        inside = [
+            value
+            for name, value in values.items()
+            if name != oracle and drafts_from_lattice(method_of(name))
+        ]
         best = {
-            task: max(
-                value[task]
-                for name, value in values.items()
-                if name != oracle and task in value
-            )
+            task: max(found)
             for task in bound
-            if len(values) > 1
+            if (found := [value[task] for value in inside if task in value])
         }
         findings.append(
             never_below(run, "The oracle bounds every choice of drafts.", bound, best)
         )
     return findings
+
+
+def _of_several(run: StudyRun, contenders: list[str], kind: str) -> str:
+    """A contender of several drafts; first of all one that the paper has too."""
+    found = [
+        name
+        for name in contenders
+        if method_of(name).kind == kind and method_of(name).count > 1
+    ]
+    printed = run.facts.get("printed", {})
+    return next((name for name in found if name in printed), [*found, ""][0])
 
 
 def _drafts(contender: str) -> int:

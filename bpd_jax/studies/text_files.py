@@ -14,19 +14,23 @@ from bpd_jax.decoding.recording import RecordedText
 from bpd_jax.errors import UserError
 
 _FIELDS = ("candidates", "log_probs", "entropies", "hidden")
-# So much of each file tells models apart: what is trained differs from the beginning.
+# So much of the beginning and of the end of each file tells models apart: a header may
+# be the same in all.
 _BYTES_READ = 1 << 20
 
 
 def content_digest(path: pathlib.Path) -> str:
-    """Tells files by their names, sizes and first bytes; large ones are not read."""
+    """Tells files by names, sizes, first and last bytes; large ones are not read."""
     files_ = sorted(path.rglob("*")) if path.is_dir() else [path]
     digest = hashlib.sha256()
     for file in files_:
         if file.is_file():
+            size = file.stat().st_size
             with file.open("rb") as stream:
-                digest.update(f"{file.name} {file.stat().st_size} ".encode())
+                digest.update(f"{file.name} {size} ".encode())
                 digest.update(stream.read(_BYTES_READ))
+                stream.seek(max(stream.tell(), size - _BYTES_READ))
+                digest.update(stream.read())
     return digest.hexdigest()
 
 

@@ -6,6 +6,7 @@ from bpd_jax import progress
 from bpd_jax.decoding.asset_files import OWN_ASSETS
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.metrics.catalog import metric_of
+from bpd_jax.reporting import build
 from bpd_jax.reporting.records import Record
 from bpd_jax.studies import study
 from bpd_jax.studies.bench import Bench
@@ -179,17 +180,18 @@ def measure_timing(bench: Bench, run: StudyRun, keep: Keep) -> None:
         config.rounds,
         config.examples,
         done,
+        speculative=config.speculative,
     ):
         keep(found)
 
 
 def _same_device(run: StudyRun, records: Collection[Record]) -> None:
     """Raises a `UserError` if times of two machines would be mixed."""
-    devices = {session["device"] for session in run.facts.get("sessions", [])}
-    if records and len(devices) > 1:
+    known = {session["device"] for session in run.facts.get("sessions", [])}
+    if records and known - {build.device()}:
         raise UserError(
-            f"{run.folder} has times of another device ({', '.join(sorted(devices))}): "
-            "name another --workdir."
+            f"{run.folder} has times of another device ({', '.join(sorted(known))}) "
+            f"than this one ({build.device()}): name another --workdir."
         )
 
 

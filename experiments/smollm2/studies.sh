@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What studies of SmolLM2 compare besides what is shipped: n-gram models of the model's own
-# texts and of a corpus, a Markov refiner.
+# texts and of a corpus, a Markov refiner, rescorers.
 #
 #   bash experiments/smollm2/studies.sh CORPUS
 #
@@ -9,8 +9,9 @@
 #
 #   needs    runs/smollm2/{texts,states}, which recipe.sh makes
 #   makes    runs/smollm2/{own_2,own_3,general_2,general_4},
-#            runs/smollm2/refiners/markov
-#   takes    n-grams five minutes on two busy cores, the refiner twelve
+#            runs/smollm2/refiners/markov, runs/smollm2/rescorer_{narrow,deep} and, if
+#            table7 has run before, runs/smollm2/in_domain/TASK
+#   takes    n-grams five minutes on two busy cores, the refiner twelve, TODO
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 python="${PYTHON_BIN:-.venv/bin/python}"
@@ -28,3 +29,17 @@ done
     --output="$run/general_4"
 "$python" -m bpd_jax.train_refiner --model=smollm2 --kind=markov --data="$run/states" \
     --steps=300 --batch_size=512 --learning_rate=2e-3 --output="$run/refiners/markov"
+for shape in narrow deep; do
+    "$python" -m bpd_jax.train --gin_file=experiments/smollm2/rescorer.gin \
+        --gin_file="gin_configs/models/rescorer_smollm2_$shape.gin" \
+        --workdir="$run/rescorer_$shape"
+done
+for texts in runs/paper/smollm2/in_domain_texts/*.jsonl; do
+    [ -e "$texts" ] || break
+    task=$(basename "$texts" .jsonl)
+    # MultiNews has four texts.
+    heldout=$([ "$task" = multi_news ] && echo 0.5 || echo 0.1)
+    "$python" -m bpd_jax.train --gin_file=experiments/smollm2/in_domain.gin \
+        --gin.TEXT_FILES="'$texts'" --gin.TextTask.validation_fraction="$heldout" \
+        --workdir="$run/in_domain/$task"
+done

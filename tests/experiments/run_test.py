@@ -17,11 +17,16 @@ from bpd_jax.studies import run_files
 from bpd_jax.studies.bench import Bench
 from bpd_jax.studies.catalog import NAMES
 from bpd_jax.studies.config import StudyConfig
-from bpd_jax.studies.facts import check_header, facts_of
+from bpd_jax.studies.facts import check_header, continued, facts_of
 from bpd_jax.studies.in_domain import build_in_domain
 from bpd_jax.studies.measure import draft_records, oracle_records
 from bpd_jax.studies.measure_explorer import explorer_records
-from bpd_jax.studies.records import DraftRecord, ExplorerRecord, OracleRecord
+from bpd_jax.studies.records import (
+    DraftRecord,
+    ExplorerRecord,
+    OracleRecord,
+    TimingRecord,
+)
 from bpd_jax.studies.run_files import open_run
 from bpd_jax.studies.text_files import content_digest
 from bpd_jax.studies.work import WORK
@@ -251,6 +256,35 @@ def test_a_header_tells_other_texts_and_other_models(bench, trained, tmp_path):
     path = next(copied.glob("log_probs_1.npy"))
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     assert content_digest(copied) != content_digest(trained / "run" / "ngram")
+    # Of large files the beginning and the end are read.
+    large = tmp_path / "large"
+    large.write_bytes(bytes(5 << 20))
+    before = content_digest(large)
+    large.write_bytes(bytes((5 << 20) - 1) + b"x")
+    assert content_digest(large) != before
+
+
+@pytest.mark.slow
+def test_what_a_start_leaves_out_is_not_forgotten(bench, tmp_path):
+    """Records of a contender remain, and are refused if it is another one later."""
+    made = {"markov:1": "first", "bpd": bench.made_with("bpd")}
+    before = {**facts_of(bench), "made_with": made, "labels": {"markov:1": "Markov"}}
+    now = continued(before, facts_of(bench))
+    assert now["made_with"]["markov:1"] == "first"
+    assert now["labels"]["markov:1"] == "Markov"
+    assert now["made_with"]["bpd"] == bench.made_with("bpd")
+    assert continued({}, facts_of(bench)) == facts_of(bench)
+
+
+def test_times_of_two_machines_are_refused(tmp_path):
+    record = TimingRecord("qa", 0, "bpd", 0.0, 0, 8, 4, 1.0, True)
+    config = StudyConfig("table_e", model="m", tasks=["qa"], contenders=["bpd"])
+    bench = Bench(config, tmp_path)
+    session = {"device": "another", "command": "", "date": "", "versions": {}}
+    run_files.write_header(tmp_path, "table_e", {"sessions": [session]})
+    run_files.append_records(tmp_path, [record])
+    with pytest.raises(UserError, match="another device"):
+        WORK["timing"](bench, open_run(tmp_path), lambda records: None)
 
 
 @pytest.mark.slow

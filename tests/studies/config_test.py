@@ -37,6 +37,7 @@ def test_texts_are_alike_where_what_decides_them_is():
         ({"contenders": ["ngram:1@own"]}, "asks for the models 'own'"),
         ({"contenders": ["nothing"]}, "unknown method"),
         ({"assets": {"own": {"ngrams": "a"}}}, "unknown kind 'ngrams'"),
+        ({"speculative": ["bpd"]}, "speculative names 'bpd'"),
         ({"examples": 0}, "examples is 0"),
         ({"tune": -1}, "tune is -1"),
     ],

@@ -128,6 +128,16 @@ def test_what_is_finished_is_left_out(bench):
     assert not list(measure(done))
 
 
+def test_what_was_compiled_is_freed_before_the_next_task(bench):
+    """A long study compiles more programs than a process may hold."""
+    probe = jax.jit(lambda x: x + 1)
+    sizes = []
+    for _ in timing_records(bench, ["qa", "rag"], ["bpd"], [0.0], 1, 1):
+        sizes.append(probe._cache_size())
+        probe(0)
+    assert sizes == [0, 1, 0, 1]
+
+
 def test_what_cannot_be_done_is_told_before_anything_is_timed(bench):
     records = timing_records(bench, ["qa"], ["bpd", "draft_model:4"], [0.0], 1, 1)
     with pytest.raises(UserError, match="draft_model"):
