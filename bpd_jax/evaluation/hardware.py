@@ -15,6 +15,7 @@ printed; `cost` is ours. The paper's differs in this:
 - FLOPs of autoregressive decoding are 0.931 T per token, not 2 · 1.5e9: as if each call
   ran about 1,000 tokens through the plain 0.93e9-parameter trunk again, at one FLOP per
   multiply-add. The neural row has another 0.155 T that follows from no printed size.
+  The 1,000 is read off rounded cells: Figure 2's bar of FLOPs asks for 983.
 - Autoregressive decoding is charged for the block heads' parameters too.
 
 Right in it, and kept: the prefix is read once for all drafts of a call, as attention
@@ -141,14 +142,16 @@ def cost(
     drafting: bool = True,
     rescorer: ModelSize | None = None,
     passes: int = 0,
+    rescored: int = 0,
     batch: int = 1,
 ) -> Cost:
     """What a decoded token costs.
 
     One serial call runs the `nodes` tokens of its drafts through the trunk and, on one
     state, the block heads; it reads the cache of the prefix and writes that of the
-    nodes. A rescorer reads itself and its cache `passes` times, and runs L tokens in
-    all. A call yields `efficiency` tokens.
+    nodes. A rescorer reads itself and its cache `passes` times, and runs what the last
+    call yielded, which it must catch up with, and draft tokens. A call yields
+    `efficiency` tokens.
 
     Args:
       model: that decodes.
@@ -159,6 +162,8 @@ def cost(
       rescorer: a small model that refines drafts, if any.
       passes: of the rescorer per call: L - 1 for Algorithm 2, 1 for its parallel
         variant.
+      rescored: draft tokens that the rescorer runs per call: L - 2 along one draft,
+        whose first token is certain, and whose last nothing follows.
       batch: sequences decoded together, which share the reads of parameters.
     """
     # A token of a draft sees the prefix and, on average, half of the draft.
@@ -171,8 +176,9 @@ def cost(
         flops += 2 * model.head_weights
     if rescorer is not None:
         parameters += passes * rescorer.value_bytes * rescorer.trunk_parameters
-        kv += rescorer.kv_bytes * (passes * context + model.block_size)
-        flops += model.block_size * _token_flops(rescorer, context + depth)
+        tokens = efficiency + rescored
+        kv += rescorer.kv_bytes * (passes * context + tokens)
+        flops += tokens * _token_flops(rescorer, context + depth)
     return Cost(parameters / (batch * efficiency), kv / efficiency, flops / efficiency)
 
 
@@ -183,31 +189,31 @@ def _token_flops(model: ModelSize, seen: float) -> float:
 
 
 def printed_cost(
-    efficiency: float, context: int, *, drafts: int = 0, neural: bool = False
+    efficiency: float, context: int, *, drafts: int = 0, passes: int = 0
 ) -> Cost:
     """The arithmetic of Table 11 for the paper's 1.5B model and 61M rescorer.
 
     Per token, with S the context, p the drafts and BE the block efficiency:
 
-        parameters   2 · 1.5e9                       + 2 · 61e6
-        cache        2 · 18 · 12288 · 2 · (S + 9 p)  + 2 · 12 · 1536 · 2 · (S + 9)
+        parameters   2 · 1.5e9                       + 2 · 61e6 · n
+        cache        2 · 18 · 12288 · 2 · (S + 9 p)  + 2 · 12 · 1536 · 2 · (S n + 9)
         FLOPs        0.931e12 · (1 + 9 p / 1000)
 
-    over BE, in bytes, with the right-hand terms for neural rescoring alone. 0.931e12 is
-    the table's own entry for autoregressive decoding, and follows from no printed size.
-    Nor can the FLOPs of the neural row be reproduced: 0.155e12 are missing from what
-    comes out here.
+    over BE, in bytes, with the right-hand terms for neural rescoring alone, where the
+    table has n = 1. 0.931e12 is the table's own entry for autoregressive decoding, and
+    follows from no printed size. Nor can the FLOPs of the neural row be reproduced:
+    0.155e12 are missing from what comes out here.
 
     Args:
       efficiency: mean block efficiency over the seven tasks; 1 for autoregressive.
       context: S, in tokens.
       drafts: p; 0 for autoregressive decoding.
-      neural: whether a rescorer is read.
+      passes: n, how often a call reads the rescorer; 0 without one.
     """
     parameters = 2 * 1.5e9
     kv = 2 * 18 * 12288 * 2.0 * (context + 9 * drafts)
-    if neural:
-        parameters += 2 * 61e6
-        kv += 2 * 12 * 1536 * 2.0 * (context + 9)
+    if passes:
+        parameters += 2 * 61e6 * passes
+        kv += 2 * 12 * 1536 * 2.0 * (context * passes + 9)
     flops = 0.931e12 * (1 + 9 * drafts / 1000)
     return Cost(parameters / efficiency, kv / efficiency, flops / efficiency)

@@ -35,10 +35,13 @@ def method_of(contender: str) -> Method:
 def unrefined(contender: str, others: Sequence[str]) -> str | None:
     """The contender that does the same without refinement.
 
-    A tree is compared with the tree of as many nodes, drafts with those of BPD.
+    A tree is compared with the tree of as many nodes that the same search finds, drafts
+    with those of BPD; both with as much of prompt lookup, whose gain is its own.
 
     >>> unrefined("medusa_ngram:8@general_2", ["bpd", "medusa:32", "medusa:8"])
     'medusa:8'
+    >>> unrefined("medusa_ngram:8:lookup=8", ["medusa:8", "medusa:8:lookup=8"])
+    'medusa:8:lookup=8'
 
     Args:
       contender: its name.
@@ -50,11 +53,15 @@ def unrefined(contender: str, others: Sequence[str]) -> str | None:
     method = method_of(contender)
     for other in others:
         base = method_of(other)
-        alike = base.kind == BPD or base.count == method.count
         if (
             REFINES.get(method.kind) == base.kind
-            and method.heads == base.heads
-            and alike
+            and (base.heads, base.lookup) == (method.heads, method.lookup)
+            and (base.kind == BPD or _tree(base) == _tree(method))
         ):
             return other
     return None
+
+
+def _tree(method: Method) -> tuple[int, str, int | None]:
+    """Nodes, search and candidates per head of a method that drafts a Medusa tree."""
+    return method.count, method.search or "static", method.k

@@ -8,23 +8,31 @@ where SIZE is `dataclasses.asdict(hardware.model_size(config))`, COUNT that of n
 and SET the name of a contender's models, `""` for the model's own.
 """
 
+from bpd_jax.decoding.methods import PARALLEL, Method
+from bpd_jax.drafting.searches.chains import most_prefixes
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.hardware import CONTEXTS, Cost, ModelSize, cost
-from bpd_jax.studies.config import Contender, parse_contender
+from bpd_jax.studies.config import BPD, parse_contender
 from bpd_jax.studies.pairing import contenders_of
-from bpd_jax.studies.records import DraftRecord
 from bpd_jax.studies.run_files import StudyRun
 from bpd_jax.studies.summary import drafts_of, efficiency, tasks_of
 
 RunCosts = dict[str, tuple[float, dict[int, Cost]]]
 """By contender: mean block efficiency over tasks, and costs by context."""
 
+Pair = tuple[tuple[float, Cost], tuple[float, Cost]]
+"""Block efficiency and cost of BPD, and of its refinement."""
+
+PLAIN = "Autoregressive"
+
 
 def costs_of(run: StudyRun) -> RunCosts:
-    """Costs of the contenders that the formula covers; none without `model_sizes`.
+    """Costs of plain decoding (`PLAIN`) and of the contenders that the formula covers.
+
+    Nothing without `model_sizes`.
 
     Raises:
-      UserError: `model_sizes` is of another form.
+      UserError: `model_sizes` is of another form, or `settings` lack a width.
     """
     sizes = run.facts.get("model_sizes")
     if not sizes:
@@ -34,17 +42,21 @@ def costs_of(run: StudyRun) -> RunCosts:
         rescorers = {
             name: ModelSize(**size) for name, size in sizes.get("rescorers", {}).items()
         }
+        width: int = run.facts["settings"]["lattice_width"]
     except (KeyError, TypeError) as error:
         raise UserError(
-            f"model_sizes in {run.folder}/study.json do not fit ({error}): run the "
-            "study again."
+            f"model_sizes or settings in {run.folder}/study.json do not fit ({error}): "
+            "run the study again."
         ) from error
-    found: RunCosts = {}
+    plain = {context: cost(model, context, drafting=False) for context in CONTEXTS}
+    found: RunCosts = {PLAIN: (1.0, plain)}
     for name in contenders_of(run):
         contender = parse_contender(name)
         rescorer = rescorers.get(contender.assets or "")
-        if not _is_counted(contender, rescorer):
+        rescoring = _rescoring(contender.method, model.block_size, width)
+        if rescoring is None or (rescoring[0] and rescorer is None):
             continue
+        passes, rescored = rescoring
         records = drafts_of(run, name)
         means = [
             value
@@ -53,47 +65,64 @@ def costs_of(run: StudyRun) -> RunCosts:
         ]
         if means:
             mean = sum(means) / len(means)
-            nodes = _nodes_per_call(records)
-            found[name] = (
-                mean,
-                {
-                    context: _cost(model, contender, rescorer, context, mean, nodes)
-                    for context in CONTEXTS
-                },
-            )
+            nodes = sum(r.nodes for r in records) / sum(r.calls for r in records)
+            costs = {
+                context: cost(
+                    model,
+                    context,
+                    efficiency=mean,
+                    nodes=nodes,
+                    rescorer=rescorer if passes else None,
+                    passes=passes,
+                    rescored=rescored,
+                )
+                for context in CONTEXTS
+            }
+            found[name] = (mean, costs)
     return found
 
 
-def _is_counted(contender: Contender, rescorer: ModelSize | None) -> bool:
-    """Whether the formula knows all that a method reads and does."""
-    kind = contender.method.kind
+def pair_of(costs: RunCosts) -> Pair | None:
+    """BPD and the best that stands for the paper's 16-best 4-gram, at 2048 tokens."""
+    refined = [
+        found
+        for name, found in costs.items()
+        if name.startswith("ngram") and parse_contender(name).method.count == 16
+    ]
+    if not refined or BPD not in costs:
+        return None
+    (before, base), (after, best) = costs[BPD], max(refined, key=lambda pair: pair[0])
+    return (before, base[CONTEXTS[-1]]), (after, best[CONTEXTS[-1]])
+
+
+def _rescoring(method: Method, block_size: int, width: int) -> tuple[int, int] | None:
+    """Passes of the rescorer in a serial call, and the draft tokens that it runs.
+
+    In parallel it reads the draft of the heads' best tokens, whatever a search then
+    makes of the lattice. Else it reads on along every path that the search keeps, at
+    all positions but the last. Worked example (P = 2, L = 4): one pass over the certain
+    token, then one over 2 tokens at each of the positions 1 and 2, in all 3 passes and
+    4 draft tokens.
+
+    Args:
+      method: of a contender.
+      block_size: L.
+      width: candidates per head, where the method names none.
+
+    Returns:
+      Zeros without a rescorer; None where the formula does not know all that the method
+      reads and does.
+    """
+    kind = method.kind
     known = kind.startswith(("bpd", "zero_gram", "ngram", "medusa", "neural"))
-    return (
-        known
-        and contender.method.heads is None
-        and ("neural" not in kind or rescorer is not None)
-    )
-
-
-def _nodes_per_call(records: list[DraftRecord]) -> float:
-    return sum(r.nodes for r in records) / sum(r.calls for r in records)
-
-
-def _cost(
-    model: ModelSize,
-    contender: Contender,
-    rescorer: ModelSize | None,
-    context: int,
-    efficiency: float,
-    nodes: float,
-) -> Cost:
-    neural = "neural" in contender.method.kind
-    parallel = contender.method.mode == "parallel"
-    return cost(
-        model,
-        context,
-        efficiency=efficiency,
-        nodes=nodes,
-        rescorer=rescorer if neural else None,
-        passes=1 if parallel else model.block_size - 1,
-    )
+    if not known or method.heads is not None:
+        return None
+    if "neural" not in kind:
+        return 0, 0
+    if method.mode == PARALLEL:
+        return 1, block_size - 2
+    tree = "static" if kind.startswith("medusa") else "beam"
+    if (method.search or tree) == "static":  # The shape of the tree is not recorded.
+        return None
+    prefixes = most_prefixes(block_size - 1, method.k or width, method.count)
+    return block_size - 1, prefixes - 1

@@ -1,8 +1,10 @@
 """Scores × searches: what finds good drafts under the same scores."""
 
+import itertools
 from collections.abc import Sequence
 
 from bpd_jax.decoding.methods import NODES, Method
+from bpd_jax.evaluation.significance import FEWEST, side
 from bpd_jax.reporting.exhibits import Cell, Column, Exhibit, Finding, Row, Table
 from bpd_jax.studies.config import BPD, parse_contender
 from bpd_jax.studies.efficiency_table import MISSING, headroom_table
@@ -17,16 +19,22 @@ from bpd_jax.studies.summary import (
     gain_cell,
 )
 
-WALK, EXACT, BEAM, SEVERAL, TREE = SEARCHES = (
+WALK, EXACT, BEAM, SEVERAL, STATIC, TREE = SEARCHES = (
     "greedy walk",
     "exact 1-best",
-    "beam of P",
-    "exact P-best",
-    "tree of M",
+    "beam of {}",
+    "exact {}-best",
+    "static tree of {}",
+    "tree of {}",
 )
+Place = tuple[str, int]
+"""One of `SEARCHES`, and how many paths or nodes it finds."""
+Grid = dict[str, dict[Place, str]]
+"""Contenders by score and place."""
+HEADS_ALONE = "0-gram"
 NAMES = {
-    "zero_gram": "0-gram",
-    "medusa": "0-gram",
+    "zero_gram": HEADS_ALONE,
+    "medusa": HEADS_ALONE,
     "ngram": "n-gram",
     "markov": "Markov head",
     "recurrent": "recurrent head",
@@ -41,7 +49,11 @@ NOTES = [
     "except that Hydra heads make candidates of their own.",
     "Drafts of a path are checked as one tree. `checked` is what a serial call checks: "
     "trees and P drafts are to be compared at like numbers.",
+    "Scores are compared under the same search for as many drafts or nodes. Of the "
+    "heads alone, whose scores do not depend on earlier tokens of a draft, the greedy "
+    "walk is the best draft, and a beam of P holds the P best.",
 ]
+_WORDED = ("search", "adaptive", "normalise", "mode")
 
 
 def search_of(method: Method) -> str:
@@ -51,13 +63,23 @@ def search_of(method: Method) -> str:
     are those of a beam.
     """
     if method.counts == NODES:
-        return TREE
+        return TREE if method.search == "best" else STATIC
     if method.search == "greedy":
         return WALK
     beam = method.search == "beam" or method.kind in ("neural", "recurrent", "hydra")
     if method.count > 1:
         return BEAM if beam else SEVERAL
     return WALK if beam else EXACT
+
+
+def place_of(contender: str) -> Place:
+    """The search of a contender, and for how many drafts or nodes.
+
+    >>> place_of("ngram:64:search=best@c4_4")
+    ('tree of {}', 64)
+    """
+    method = parse_contender(contender).method
+    return search_of(method), method.count
 
 
 def score_of(contender: str) -> str:
@@ -75,6 +97,7 @@ def score_of(contender: str) -> str:
         )
         if given
     ]
+    words += [f"{key} {value}" for key, value in method.settings if key not in _WORDED]
     if found.assets is not None:
         words.insert(0, found.assets.replace("_", " "))
     return f"{name}, {', '.join(words)}" if words else name
@@ -87,37 +110,40 @@ def present(study: Study, run: StudyRun) -> Exhibit:
         for name in contenders_of(run)
         if name != BPD and not name.startswith("oracle")
     ]
-    grid: dict[str, dict[str, str]] = {}
-    for name in contenders:
-        grid.setdefault(score_of(name), {})[search_of(parse_contender(name).method)] = (
-            name
-        )
-    used = [
-        search for search in SEARCHES if any(search in row for row in grid.values())
-    ]
+    ordered = sorted(contenders, key=_order)
+    grid: Grid = {score_of(name): {} for name in contenders}
+    for name in ordered:
+        grid[score_of(name)][place_of(name)] = name
     return study.show(
         run,
         tables=[
-            _grid_table(run, grid, used),
+            _grid_table(run, grid, list(dict.fromkeys(map(place_of, ordered)))),
             _list_table(run, contenders),
             *headroom_table(run, "searches_headroom", contenders),
         ],
-        findings=[*_searches(run, grid), *_trained(run, contenders)],
+        findings=[
+            *_searches(run, grid),
+            *_refined(run, ordered),
+            *_trained(run, ordered),
+        ],
         notes=NOTES,
     )
 
 
-def _grid_table(
-    run: StudyRun, grid: dict[str, dict[str, str]], used: Sequence[str]
-) -> Table:
+def _order(contender: str) -> tuple[int, int]:
+    search, count = place_of(contender)
+    return SEARCHES.index(search), count
+
+
+def _grid_table(run: StudyRun, grid: Grid, used: Sequence[Place]) -> Table:
     rows = [
         Row(
             score,
             [
-                efficiency_cell(drafts_of(run, row[search]))
-                if search in row
+                efficiency_cell(drafts_of(run, row[place]))
+                if place in row
                 else Cell(text="–")
-                for search in used
+                for place in used
             ],
         )
         for score, row in grid.items()
@@ -126,7 +152,7 @@ def _grid_table(
         "searches",
         "Block efficiency over all tasks",
         "scores",
-        [Column(search) for search in used],
+        [Column(search.format(count)) for search, count in used],
         rows,
     )
 
@@ -155,37 +181,105 @@ def _list_table(run: StudyRun, contenders: Sequence[str]) -> Table:
     )
 
 
-def _searches(run: StudyRun, grid: dict[str, dict[str, str]]) -> list[Finding]:
+def _searches(run: StudyRun, grid: Grid) -> list[Finding]:
+    """Under each score, one search against another."""
     findings = []
     for better, worse, statement in (
         (EXACT, WALK, "The exact best draft beats the greedy walk"),
-        (SEVERAL, EXACT, "P drafts beat the single best"),
-        (SEVERAL, BEAM, "P exact drafts beat those of a beam"),
-        (TREE, SEVERAL, "A tree of M nodes beats P drafts"),
-        (TREE, BEAM, "A tree of M nodes beats a beam"),
+        (SEVERAL, EXACT, "{} drafts beat the single best"),
+        (SEVERAL, BEAM, "{} exact drafts beat those of a beam"),
+        (TREE, SEVERAL, "A tree of {} nodes beats {} drafts"),
+        (TREE, BEAM, "A tree of {} nodes beats a beam of {}"),
     ):
-        findings += [
-            _beats(run, f"{statement} ({score}).", row[better], row[worse])
-            for score, row in grid.items()
-            if better in row and worse in row
-        ]
+        for score, row in grid.items():
+            for (first, mine), (second, theirs) in itertools.product(row, row):
+                unlike = worse == BEAM and better == SEVERAL and mine != theirs
+                if (first, second) != (better, worse) or unlike:
+                    continue
+                words = f"{statement.format(mine, theirs)} ({score})."
+                names = row[first, mine], row[second, theirs]
+                findings.append(_beats(run, words, *names))
+    return findings
+
+
+def _refined(run: StudyRun, contenders: Sequence[str]) -> list[Finding]:
+    """Under each search, each score against those of the heads alone."""
+    findings = []
+    for name in contenders:
+        base = _heads_alone(name, contenders)
+        if base is not None:
+            search, count = place_of(name)
+            statement = (
+                "Refined drafts beat those of the heads alone "
+                f"({search.format(count)}, {score_of(name)})."
+            )
+            findings.append(_beats(run, statement, name, base))
+    return findings
+
+
+def _heads_alone(contender: str, others: Sequence[str]) -> str | None:
+    """The contender that finds as many drafts or nodes, but under no other score."""
+    method = parse_contender(contender).method
+    if NAMES.get(method.kind) == HEADS_ALONE:
+        return None
+    search, count = place_of(contender)
+    place = {WALK: EXACT, BEAM: SEVERAL}.get(search, search), count
+    for other in others:
+        base = parse_contender(other).method
+        if (
+            NAMES.get(base.kind) == HEADS_ALONE
+            and place_of(other) == place
+            and (base.k, base.heads, base.lookup)
+            == (method.k, method.heads, method.lookup)
+        ):
+            return other
+    return None
+
+
+def _trained(run: StudyRun, contenders: Sequence[str]) -> list[Finding]:
+    """Under each search, the best trained score against the best untrained one."""
+    findings = []
+    for place in dict.fromkeys(map(place_of, contenders)):
+        names = [name for name in contenders if place_of(name) == place]
+        # A run that was stopped has some contenders on fewer texts.
+        values = {
+            name: efficiency(records) or 0.0
+            for name, records in zip(names, paired(run, names), strict=True)
+        }
+        trained = [n for n in names if parse_contender(n).method.kind in TRAINED]
+        untrained = [name for name in names if name not in trained]
+        if trained and untrained:
+            best, other = (max(t, key=values.__getitem__) for t in (trained, untrained))
+            search, count = place
+            statement = (
+                "Trained refiners beat those that need no training "
+                f"({search.format(count)}: {run.label(best)} against "
+                f"{run.label(other)})."
+            )
+            findings.append(_beats(run, statement, best, other))
     return findings
 
 
 def _beats(run: StudyRun, statement: str, first: str, second: str) -> Finding:
-    """Whether one beats the other; None where the interval of the gain holds 0."""
+    """Whether one beats the other.
+
+    That is None where the interval of the gain holds 0, or of too few texts.
+    """
     mine, theirs = paired(run, [first, second])
     if not mine:
         return Finding(statement, None, "Not measured.")
     cell = gain_cell(mine, theirs)
-    low, high = cell.interval or (0.0, 0.0)
-    holds = True if low > 0 else False if high < 0 else None
+    holds, interval = None, ""
+    if cell.interval is not None:
+        low, high = cell.interval
+        interval = f" ({low:+.1f} … {high:+.1f})"
+        holds = side(cell.interval) if len(mine) >= FEWEST else None
     return Finding(
         statement,
         holds,
         f"{efficiency(mine):.3f} against {efficiency(theirs):.3f} tokens per call, "
-        f"{cell.value:+.1f} % ({low:+.1f} … {high:+.1f}), checking "
-        f"{_checked(mine):.1f} against {_checked(theirs):.1f} draft tokens.",
+        f"{cell.value:+.1f} %{interval}, checking {_checked(mine):.1f} against "
+        f"{_checked(theirs):.1f} draft tokens.",
     )
 
 
@@ -194,38 +288,11 @@ def _checked(records: Sequence[DraftRecord]) -> float:
     return sum(record.nodes for record in records) / calls
 
 
-def _trained(run: StudyRun, contenders: Sequence[str]) -> list[Finding]:
-    """Under each search, the best trained score against the best untrained one."""
-    findings = []
-    for search in SEARCHES:
-        best: dict[bool, tuple[float, str]] = {}
-        for name in contenders:
-            method = parse_contender(name).method
-            value = efficiency(drafts_of(run, name))
-            if value is None or _search_like(method) != search:
-                continue
-            key = method.kind in TRAINED
-            best[key] = max(best.get(key, (value, name)), (value, name))
-        if len(best) == 2:
-            statement = (
-                f"Trained refiners beat those that need no training ({search}: "
-                f"{run.label(best[True][1])} against {run.label(best[False][1])})."
-            )
-            findings.append(_beats(run, statement, best[True][1], best[False][1]))
-    return findings
-
-
-def _search_like(method: Method) -> str:
-    """The search, those that yield one draft as one and those that yield P as one."""
-    search = search_of(method)
-    return {WALK: EXACT, BEAM: SEVERAL}.get(search, search)
-
-
 STUDY = Study(
     "searches",
     "Scores and searches",
     "",
     "Refinement is a score and a search. What does a better search bring under the "
-    "same score, and a trained score under the same search?",
+    "same score, and a better score, trained or not, under the same search?",
     present,
 )

@@ -59,6 +59,7 @@ class Timings:
         known = [task for task in tasks_of(run) if task in measured]
         self.tasks = [*known, *sorted(measured - set(known))]
         self.temperatures = sorted({temperature for _, temperature in self._records})
+        self.drawn = any(name != plain_name(name) for name, _ in self._records)
 
     def contenders(self, temperature: float) -> list[str]:
         """Plain decoding, then the others as the run has them.
@@ -152,19 +153,15 @@ def base_of(name: str, others: Iterable[str]) -> str | None:
 def present(study: Study, run: StudyRun) -> Exhibit:
     """Draws one table per temperature, and one of what refinement adds."""
     timings = Timings(run)
-    return Exhibit(
-        name=study.name,
-        title=study.title,
-        paper=study.paper,
-        question=study.question,
+    return study.show(
+        run,
         tables=[
             *(_table(timings, temperature) for temperature in timings.temperatures),
             *_refinement_table(timings),
         ],
         charts=[_chart(timings)] if timings.tasks else [],
         findings=[_lossless(run), *_refinement_findings(timings)],
-        notes=list(_NOTES),
-        facts=run.facts,
+        notes=[*_NOTES, *([_DRAWN] if timings.drawn else [])],
     )
 
 
@@ -174,8 +171,9 @@ _NOTES = (
     "GSM8K, RAG and CNN/DailyMail: here mt_bench, qa, math_reasoning, rag and "
     "summarization of Spec-Bench.",
     "Draft model, lookahead and prompt lookup draft no lattice, so that there is "
-    "nothing to refine; with lookup, what prompt lookup drafts stands in the same tree "
-    "as refined drafts.",
+    "nothing to refine. With lookup, what prompt lookup drafts stands in the same tree "
+    "as refined drafts: what refinement adds is told only of trees that otherwise have "
+    "the same nodes, search and lookup.",
     "One prompt at a time. The clock runs while the prompt is read and while it is "
     "continued, not while code is compiled. Prompts of a category are padded to one "
     "length for every contender. Contenders take turns: a speedup is plain decoding’s "
@@ -184,9 +182,9 @@ _NOTES = (
     f"leave out no gain at every temperature, and cannot be told of fewer than "
     f"{FEWEST} prompts.",
     "Above temperature 0, exact acceptance draws every token with noise that depends "
-    "on prompt and position alone, so that all contenders write the same text; "
-    "speculative sampling keeps only its distribution.",
+    "on prompt and position alone, so that all contenders write the same text.",
 )
+_DRAWN = "Speculative sampling writes other texts, of the same distribution."
 
 
 def _table(timings: Timings, temperature: float) -> Table:

@@ -170,55 +170,6 @@ def test_figure7_grows_less_and_less():
     assert finding.holds  # (10/3 - 2) / 2 is less than 1
 
 
-def test_searches_are_a_grid():
-    found = [
-        draft("bpd", "squad", 0, "1111", nodes=8),
-        draft("ngram:1:search=greedy", "squad", 0, "1111"),
-        draft("ngram:1", "squad", 0, "2121"),
-        draft("ngram:16", "squad", 0, "2121", nodes=40),
-        draft("ngram:64:search=best", "squad", 0, "4321"),
-        draft("markov:1", "squad", 0, "1111"),
-        draft("neural:16", "squad", 0, "3211"),
-    ]
-    exhibit = exhibit_of("searches", found)
-    grid, every = exhibit.tables
-    assert [column.label for column in grid.columns] == [
-        "greedy walk",
-        "exact 1-best",
-        "beam of P",
-        "exact P-best",
-        "tree of M",
-    ]
-    rows = values(grid)
-    assert rows["n-gram"] == [1.0, 2.0, None, 2.0, 4.0]
-    assert rows["Markov head"] == [None, 1.0, None, None, None]
-    assert rows["small LM"] == [None, None, 2.0, None, None]
-    checked = {row.label: row.cells[2].value for row in every.rows}
-    assert checked["BPD"] == 2.0
-    assert checked["NGRAM:16"] == 20.0
-    told = {f.statement: (f.holds, f.evidence) for f in exhibit.findings}
-    # Of one text there is no interval, so nothing is said.
-    walk = told["The exact best draft beats the greedy walk (n-gram)."]
-    assert walk[0] is None
-    assert walk[1].startswith("2.000 against 1.000 tokens per call, +100.0 %")
-
-
-def test_searches_are_compared_by_their_intervals():
-    found = [draft("bpd", "squad", n, "1111") for n in range(8)]
-    found += [draft("ngram:1", "squad", n, "2121") for n in range(8)]
-    found += [draft("markov:1", "squad", n, "1111") for n in range(8)]
-    found += [draft("ngram:16", "squad", n, "21" * (1 + n % 2)) for n in range(8)]
-    told = {f.statement: f.holds for f in exhibit_of("searches", found).findings}
-    assert told["P drafts beat the single best (n-gram)."] is None  # always 2 a call
-    assert (
-        told[
-            "Trained refiners beat those that need no training (exact 1-best: MARKOV:1 "
-            "against NGRAM:1)."
-        ]
-        is False
-    )
-
-
 def test_a_comparison_names_the_tasks_that_speak_against_it():
     run = run_of("table4", [])
     finding = never_below(

@@ -11,7 +11,8 @@ OTHERS = ["greedy", "bpd:heads=4", "bpd", "medusa:32", "medusa:8", "prompt_looku
         ("ngram:16@general_2", "bpd"),
         ("neural:1", "bpd"),
         ("ngram:1:heads=4", "bpd:heads=4"),
-        ("medusa_ngram:8:lookup=8@own", "medusa:8"),
+        ("medusa_ngram:8@own", "medusa:8"),
+        ("medusa_ngram:8:search=static", "medusa:8"),
         ("medusa_neural:16", None),  # No tree of 16 nodes was measured.
         ("zero_gram:16", None),
         ("prompt_lookup:8", None),
@@ -21,3 +22,24 @@ OTHERS = ["greedy", "bpd:heads=4", "bpd", "medusa:32", "medusa:8", "prompt_looku
 )
 def test_every_refined_method_knows_what_it_refines(contender, base):
     assert unrefined(contender, OTHERS) == base
+
+
+LOOKUP = "medusa_ngram:8:search=best:lookup=8"
+
+
+@pytest.mark.parametrize(
+    "contender, others, base",
+    [
+        ("medusa_ngram:8:lookup=8", ["medusa:8", "medusa:8:lookup=8"], 1),
+        ("medusa_ngram:8:lookup=8", ["medusa:8", "medusa:8:lookup=4"], None),
+        ("medusa_ngram:8", ["medusa:8:lookup=8"], None),
+        ("ngram:1:lookup=8", ["bpd", "bpd:lookup=8"], 1),
+        ("ngram:1:lookup=8", ["bpd"], None),
+        # Nor is what another search, or more candidates, finds a gain of refinement.
+        (LOOKUP, ["medusa:8:lookup=8", "medusa:8:search=best:lookup=8"], 1),
+        (LOOKUP, ["medusa:8", "medusa:8:search=best", "medusa:8:lookup=8"], None),
+        ("medusa_ngram:8:k=4", ["medusa:8", "medusa:8:k=4"], 1),
+    ],
+)
+def test_what_is_added_besides_refinement_stands_on_both_sides(contender, others, base):
+    assert unrefined(contender, others) == (None if base is None else others[base])

@@ -129,6 +129,26 @@ def test_refined_methods_stand_below_what_they_refine():
     assert chart.series[0].y[:2] == pytest.approx([6 / 2, 6 / 1.5])
 
 
+def test_gains_of_prompt_lookup_are_not_told_as_those_of_refinement():
+    names = ("greedy", "medusa:8", "medusa_ngram:8:lookup=8", "medusa:8:lookup=8")
+    records = [record(name, calls=12 - n, seconds=1.0) for n, name in enumerate(names)]
+    shown = exhibit(*records[:3])
+    (table,) = shown.tables  # without one of what refinement adds
+    assert len(table.rows) == 3
+    assert len(shown.findings) == 1
+    _, refinement = exhibit(*records).tables
+    (row,) = refinement.rows
+    assert row.cells[0].value == pytest.approx(100 * (9 / 10 - 1))
+
+
+def test_speculative_sampling_is_explained_where_it_was_measured():
+    exact = [record(name, temperature=1.0, calls=6, seconds=1) for name in LABELS]
+    drawn = dataclasses.replace(exact[0], contender="medusa:8 (speculative)")
+    for records, told in ((exact, False), ([*exact, drawn], True)):
+        words = " ".join(exhibit(*records).notes)
+        assert ("Speculative sampling" in words) is told
+
+
 def pairs(seconds, temperature=0.0, calls=5):
     """BPD in 6 calls and 3 seconds a prompt, its refinement in these seconds."""
     return [

@@ -1,0 +1,194 @@
+"""Scores and searches from hand-made records, with every answer counted here."""
+
+import pathlib
+
+import pytest
+
+from bpd_jax.studies.catalog import find_study
+from bpd_jax.studies.records import REPORT, DraftRecord
+from bpd_jax.studies.run_files import StudyRun
+
+ONE, TWO, FOUR = "1111", "2121", "4321"
+"""Tokens along a text that a draft from there has right: 1, 2 or 4 per call."""
+
+
+def draft(contender, accepted, example=0, nodes=10):
+    """A text of which every draft has three tokens."""
+    return DraftRecord(
+        task="squad",
+        example=example,
+        part=REPORT,
+        contender=contender,
+        accepted=accepted,
+        length="3" * len(accepted),
+        equal="0" * len(accepted),
+        longest="1" * len(accepted),
+        nodes=nodes,
+    )
+
+
+def exhibit_of(records):
+    labels = {record.contender: record.contender.upper() for record in records}
+    facts = {"tasks": {"squad": "SQuAD"}, "labels": labels}
+    run = StudyRun(pathlib.Path("run"), "searches", facts, records)
+    return find_study("searches").exhibit(run)
+
+
+def told_of(accepted, texts=8):
+    """Findings by statement, of contenders that do the same on every text."""
+    found = [
+        draft(name, each, example)
+        for name, each in accepted.items()
+        for example in range(texts)
+    ]
+    return {finding.statement: finding for finding in exhibit_of(found).findings}
+
+
+def test_searches_are_a_grid():
+    found = [
+        draft("bpd", "1111", nodes=8),
+        draft("hydra:64:search=best", FOUR),
+        draft("ngram:1:search=greedy", ONE),
+        draft("ngram:1", TWO),
+        draft("ngram:16", TWO, nodes=40),
+        draft("ngram:64:search=best", FOUR),
+        draft("markov:1", ONE),
+        draft("neural:16", "3211"),
+        draft("hydra:16:search=best", TWO),
+        draft("medusa:64", ONE),
+        draft("ngram:16:k=4", ONE),
+    ]
+    grid, every = exhibit_of(found).tables
+    assert [column.label for column in grid.columns] == [
+        "greedy walk",
+        "exact 1-best",
+        "beam of 16",
+        "exact 16-best",
+        "static tree of 64",
+        "tree of 16",
+        "tree of 64",
+    ]
+    assert {row.label: [cell.value for cell in row.cells] for row in grid.rows} == {
+        "Hydra heads": [None, None, None, None, None, 2.0, 4.0],
+        "n-gram": [1.0, 2.0, None, 2.0, None, None, 4.0],
+        "Markov head": [None, 1.0, None, None, None, None, None],
+        "small LM": [None, None, 2.0, None, None, None, None],
+        "0-gram": [None, None, None, None, 1.0, None, None],
+        "n-gram, k 4": [None, None, None, 1.0, None, None, None],
+    }
+    checked = {row.label: row.cells[2].value for row in every.rows}
+    assert checked["BPD"] == 2.0
+    assert checked["NGRAM:16"] == 20.0
+
+
+def test_of_a_few_texts_nothing_is_told():
+    # Ten nodes a text are 5 in each of two calls, or 2.5 in each of four.
+    for texts, interval, holds in (
+        (1, "", None),
+        (5, " (+100.0 … +100.0)", None),
+        (6, " (+100.0 … +100.0)", True),
+    ):
+        told = told_of({"ngram:1:search=greedy": ONE, "ngram:1": TWO}, texts)
+        walk = told["The exact best draft beats the greedy walk (n-gram)."]
+        assert walk.holds is holds
+        assert walk.evidence == (
+            f"2.000 against 1.000 tokens per call, +100.0 %{interval}, checking 5.0 "
+            "against 2.5 draft tokens."
+        )
+
+
+def test_searches_are_compared_by_their_intervals():
+    found = [draft("ngram:1", TWO, n) for n in range(8)]
+    found += [draft("ngram:16", "21" * (1 + n % 2), n) for n in range(8)]
+    told = {f.statement: f.holds for f in exhibit_of(found).findings}
+    assert told["16 drafts beat the single best (n-gram)."] is None  # always 2 a call
+
+
+def test_searches_are_compared_for_as_many_drafts():
+    told = told_of(
+        {
+            "ngram:16": TWO,
+            "ngram:8:search=beam": ONE,
+            "ngram:16:search=beam": FOUR,
+            "ngram:64:search=best": TWO,
+            "hydra:16": ONE,
+            "hydra:16:search=best": TWO,
+            "hydra:64:search=best": FOUR,
+        }
+    )
+    beams = {each: told[each].holds for each in told if "exact drafts" in each}
+    assert beams == {"16 exact drafts beat those of a beam (n-gram).": False}
+    # Nodes are no drafts: every tree has a sentence, and what both check stands there.
+    assert told["A tree of 16 nodes beats a beam of 16 (Hydra heads)."].holds
+    assert told["A tree of 64 nodes beats a beam of 16 (Hydra heads)."].holds
+    assert told["A tree of 64 nodes beats 16 drafts (n-gram)."].holds is None
+
+
+def test_every_score_is_compared_with_the_heads_alone():
+    told = told_of(
+        {
+            "zero_gram:1": ONE,
+            "zero_gram:16": TWO,
+            "zero_gram:64:search=best": TWO,
+            "ngram:1:search=greedy": TWO,
+            "ngram:16:search=beam": ONE,
+            "ngram:16": TWO,
+            "ngram:64:search=best": ONE,
+            "ngram:64:search=best:adaptive=1": FOUR,
+            "ngram:64:search=best:k=4": FOUR,
+            "hydra:16:search=best": FOUR,
+        }
+    )
+    start = "Refined drafts beat those of the heads alone "
+    found = {each.removeprefix(start): told[each] for each in told if start in each}
+    # The tree of 16 nodes has none of as many beside it; k=4 none of 4 candidates.
+    assert {each: finding.holds for each, finding in found.items()} == {
+        "(greedy walk, n-gram).": True,
+        "(beam of 16, n-gram).": False,
+        "(exact 16-best, n-gram).": None,
+        "(tree of 64, n-gram).": False,
+        "(tree of 64, n-gram, with the text's own bigrams).": True,
+    }
+    evidence = found["(tree of 64, n-gram)."].evidence
+    assert evidence.startswith(
+        "1.000 against 2.000 tokens per call, -50.0 % (-50.0 … -50.0), checking"
+    )
+
+
+@pytest.mark.parametrize("hydra", [None, ONE, FOUR])
+def test_trained_scores_are_compared_under_the_same_search_of_as_many_nodes(hydra):
+    accepted = {
+        "ngram:1": TWO,
+        "markov:1": ONE,
+        "hydra:1": FOUR,  # a greedy walk, of which there is no untrained one
+        "zero_gram:64:search=best": ONE,
+        "ngram:64:search=best": TWO,
+        "markov:64:search=best": TWO,
+        "hydra:16:search=best": FOUR,
+    }
+    if hydra is not None:
+        accepted["hydra:64:search=best"] = hydra
+    told = told_of(accepted)
+    first = "HYDRA" if hydra == FOUR else "MARKOV"
+    start = "Trained refiners beat those that need no training "
+    found = {
+        each.removeprefix(start): told[each].holds for each in told if start in each
+    }
+    assert found == {
+        "(exact 1-best: MARKOV:1 against NGRAM:1).": False,
+        f"(tree of 64: {first}:64:SEARCH=BEST against NGRAM:64:SEARCH=BEST).": (
+            True if hydra == FOUR else None
+        ),
+    }
+
+
+def test_the_best_of_each_is_chosen_on_texts_that_all_have():
+    """On all its texts the 4-gram is behind; on the first six, it is ahead."""
+    found = [draft("ngram:1", FOUR, n) for n in range(6)]
+    found += [draft("markov:1", FOUR, n) for n in range(6)]
+    found += [draft("zero_gram:1", TWO, n) for n in range(6)]
+    found += [draft("ngram:1", ONE, n) for n in range(6, 12)]
+    found += [draft("zero_gram:1", TWO, n) for n in range(6, 12)]
+    (told,) = [f for f in exhibit_of(found).findings if f.statement.startswith("Train")]
+    assert "MARKOV:1 against NGRAM:1" in told.statement
+    assert told.holds is None
