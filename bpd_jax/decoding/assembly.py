@@ -295,6 +295,11 @@ class Assembly:
             count, default = method.drafts or 1, "static"
             nodes = 1 + count * method.count
         search = method.search or default
+        if search in ("best", "static") and method.normalise is not None:
+            raise UserError(
+                f"{method.name}: trees grow by normalised scores anyway, so that "
+                "normalise changes nothing: leave it out."
+            )
         if search == "greedy":
             return Beam(1)
         if search == "beam":

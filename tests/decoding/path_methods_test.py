@@ -119,6 +119,8 @@ def test_a_draft_model_equal_to_the_model_is_always_right(
         ("draft_model:4:k=14", "13 tokens"),
         ("neural:2:search=exact", "search=beam"),
         ("neural:2:mode=parallel:normalise=1", "normalise changes nothing"),
+        ("ngram:8:search=best:normalise=1", "normalise changes nothing"),
+        ("medusa_ngram:8:normalise=0", "normalise changes nothing"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(decoder, name, words):
