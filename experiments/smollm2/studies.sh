@@ -11,7 +11,8 @@
 #   makes    runs/smollm2/{own_2,own_3,general_2,general_4},
 #            runs/smollm2/refiners/markov, runs/smollm2/rescorer_{narrow,deep} and, if
 #            table7 has run before, runs/smollm2/in_domain/TASK
-#   takes    n-grams five minutes on two busy cores, the refiner twelve, TODO
+#   takes    n-grams five minutes on two busy cores, the refiner twelve,
+#            rescorers an hour
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 python="${PYTHON_BIN:-.venv/bin/python}"
@@ -37,9 +38,6 @@ done
 for texts in runs/paper/smollm2/in_domain_texts/*.jsonl; do
     [ -e "$texts" ] || break
     task=$(basename "$texts" .jsonl)
-    # MultiNews has four texts.
-    heldout=$([ "$task" = multi_news ] && echo 0.5 || echo 0.1)
     "$python" -m bpd_jax.train --gin_file=experiments/smollm2/in_domain.gin \
-        --gin.TEXT_FILES="'$texts'" --gin.TextTask.validation_fraction="$heldout" \
-        --workdir="$run/in_domain/$task"
+        --gin.TEXT_FILES="'$texts'" --workdir="$run/in_domain/$task"
 done
