@@ -16,22 +16,23 @@ from bpd_jax.studies.study import Study
 
 IN_DOMAIN, GENERAL = "in_domain", "general"
 NOTES = [
-    "In-domain models are counted from texts of the task that are neither reported nor "
-    "tuned on, as many as the setting `in_domain` says and the samples hold; tokens "
-    "that never occur in them are unigrams of log-probability -1000, as in the paper's "
-    "appendix D. The paper's are counted from whole training sets.",
+    "In-domain models learn from texts of the task that are neither reported nor tuned "
+    "on, as many as the setting in_domain says and the samples hold, the paper's from "
+    "whole training sets. Tokens that never occur in them are unigrams of "
+    "log-probability -1000, as in the paper's appendix D.",
 ]
 _NO_NEURAL = (
     "Of the paper's table only the n-gram half is here: no small language model of a "
     "task's texts is among what was compared."
 )
+_NEURAL = "Rescorers of a task go on from the general one with the task's texts."
 
 
 def present(study: Study, run: StudyRun) -> Exhibit:
     """Draws block efficiencies and gains."""
     contenders = contenders_of(run)
     kinds = {parse_contender(name).method.kind for name in contenders}
-    notes = [*NOTES, *([] if "neural" in kinds else [_NO_NEURAL])]
+    notes = [*NOTES, _NEURAL if "neural" in kinds else _NO_NEURAL]
     return study.show(
         run,
         tables=[
@@ -48,9 +49,7 @@ def _counted(run: StudyRun) -> list[str]:
     """How many texts each in-domain model was counted from."""
     texts = run.facts.get("in_domain", {})
     listed = ", ".join(f"{run.task_label(task)} {n:,}" for task, n in texts.items())
-    return (
-        [f"Texts that in-domain models were counted from: {listed}."] if texts else []
-    )
+    return [f"Texts that in-domain models learnt from: {listed}."] if texts else []
 
 
 def _findings(run: StudyRun, contenders: list[str]) -> list[Finding]:

@@ -139,10 +139,18 @@ def test_table7_sets_general_models_against_in_domain_ones():
     general, own = "ngram:1@general_2", "ngram:1@in_domain"
     found = [draft(general, "squad", 0, "2121"), draft(own, "squad", 0, "1111")]
     found += [draft(general, "xsum", 0, "1111"), draft(own, "xsum", 0, "2121")]
-    (finding,) = exhibit_of("table7", found).findings
+    exhibit = exhibit_of("table7", found)
+    (finding,) = exhibit.findings
     assert finding.holds is False  # one of two is not most
     assert "Higher on 1 of 2 tasks" in finding.evidence
     assert "Not on XSum." in finding.evidence
+    assert any("only the n-gram half" in note for note in exhibit.notes)
+    # Rescorers are set against rescorers.
+    found += [draft("neural:1@general_neural", task, 0, "2121") for task in TASKS]
+    found += [draft("neural:1@in_domain_neural", task, 0, "1111") for task in TASKS]
+    exhibit = exhibit_of("table7", found)
+    assert [finding.holds for finding in exhibit.findings] == [False, True]
+    assert not any("only the n-gram half" in note for note in exhibit.notes)
 
 
 def test_table10_orders_heads():
