@@ -55,19 +55,21 @@ def _family_label(run: StudyRun, family: list[str]) -> str:
 def _chart(run: StudyRun, families: dict[str, list[str]], task: str | None) -> Chart:
     series = []
     for family in families.values():
-        points = [
-            (method_of(name).count, efficiency_cell(drafts_of(run, name, task)))
-            for name in family
-        ]
-        shown = [(p, cell) for p, cell in points if cell.value is not None]
+        x, y, bounds = [], [], []
+        for name in family:
+            cell = efficiency_cell(drafts_of(run, name, task))
+            if cell.value is not None:
+                x.append(float(method_of(name).count))
+                y.append(cell.value)
+                # A single text has no interval.
+                bounds.append(cell.interval or (cell.value, cell.value))
         series.append(
             Series(
                 _family_label(run, family),
-                [float(p) for p, _ in shown],
-                [cell.value or 0.0 for _, cell in shown],
-                # A single text has no interval.
-                low=[(cell.interval or [cell.value or 0.0])[0] for _, cell in shown],
-                high=[(cell.interval or [cell.value or 0.0])[-1] for _, cell in shown],
+                x,
+                y,
+                low=[low for low, _ in bounds],
+                high=[high for _, high in bounds],
             )
         )
     title = f"Drafts: {'all tasks' if task is ALL else run.task_label(task)}"
