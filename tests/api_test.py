@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from bpd_jax import api
 from bpd_jax.data.spec import SMALLEST_VOCABULARY
 from bpd_jax.data.tokenizer import train_bpe
-from bpd_jax.decoding.assets import Assets
 from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.drafting.assets import Assets
 from bpd_jax.errors import UserError
 
 PROMPTS = ["3 times 4 is", "7", "2 times"]

@@ -28,9 +28,6 @@ from bpd_jax.studies.records import REPORT, TUNE
 from bpd_jax.studies.tasks import StudyExample
 from bpd_jax.studies.text_files import content_digest, load_texts, save_texts
 
-# Models by the word in the kinds of methods that draft with them.
-_DRAFTS_WITH = {kind: kind for kind in OWN_ASSETS} | {"rescorer": "neural"}
-
 # Texts that are kept as soon as all of them are there.
 _KEPT_TOGETHER = 128
 
@@ -157,9 +154,7 @@ class Bench:
     def made_with(self, name: str) -> str:
         """Tells the models that a contender drafts with by what is in their files."""
         found = parse_contender(name)
-        kinds = tuple(
-            k for k, word in _DRAFTS_WITH.items() if word in found.method.kind
-        )
+        kinds = tuple(kind for kind in OWN_ASSETS if kind in found.method.needs)
         key = (found.assets, kinds)
         if key not in self._made_with:
             self._made_with[key] = self._made(name, kinds)

@@ -74,7 +74,7 @@ def replay(
                 decoder,
                 texts,
                 bench.options(task),
-                keep_hidden=method.kind in ("hydra", "recurrent"),
+                keep_hidden=method.needs_hidden,
                 sizes=sizes,
                 padded=padded,
             )
