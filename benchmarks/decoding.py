@@ -92,7 +92,7 @@ def measure(
                 bar.update(1)
     found = {}
     plain = statistics.median(seconds[GREEDY])
-    bpd = Method("bpd")
+    bpd = parse_method("bpd")
     base = texts[bpd if bpd in texts else GREEDY]
     batch = min(options.batch_size, len(prompts))
     for method in methods:
