@@ -1,7 +1,7 @@
 """What bpd_jax needs to be installed; requirements.txt has the tested versions.
 
-`python -m build` makes an sdist and a wheel. A wheel holds a copy of gin_configs/ in the
-package; an editable install (`pip install -e .`) reads the one of the checkout.
+`python -m build` makes an sdist and a wheel. A wheel holds a copy of gin_configs/;
+an editable install (`pip install -e .`) reads the one of the checkout.
 """
 
 import pathlib
