@@ -50,7 +50,7 @@ def test_a_full_pipe_blocks_nothing(tmp_path, pipe):
     _, write = pipe
     flags = fcntl.fcntl(write, fcntl.F_GETFL)
     fcntl.fcntl(write, fcntl.F_SETFL, flags | os.O_NONBLOCK)
-    with pytest.raises(BlockingIOError):
+    with contextlib.suppress(BlockingIOError):
         while True:
             os.write(write, b"x" * 512)
     fcntl.fcntl(write, fcntl.F_SETFL, flags)
