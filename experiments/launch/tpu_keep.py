@@ -16,6 +16,10 @@ from experiments.launch.tpu_state import Condition, Status
 WINDOW = 6 * 3600.0
 
 
+class NoSlicesError(UserError):
+    """There are no slices to be had, whatever is to be trained on them."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Patience:
     """When to give up.
@@ -71,8 +75,8 @@ class Keeper:
           name: ID of the run; a number is added for every attempt.
 
         Raises:
-          UserError: there is no slice to be had, training fails by itself, or it was
-            stopped on request.
+          NoSlicesError: there is no slice to be had.
+          UserError: training fails by itself, or was stopped on request.
         """
         attempt = 0
         failures: list[float] = []
@@ -149,23 +153,23 @@ class Keeper:
         create = self.tpu.create()
         code = self.run(create)
         if code:
-            raise UserError(
+            raise NoSlicesError(
                 f"could not {create.about}: gcloud ended with status {code}."
             )
         if (now := self.status()).condition is Condition.REFUSED:
-            raise UserError(f"{now.detail}: {self.tpu.describe().line} says why.")
+            raise NoSlicesError(f"{now.detail}: {self.tpu.describe().line} says why.")
 
     def _obtain(self) -> None:
         """Waits for slices that are on their way, replaces those that are lost.
 
         Raises:
-          UserError: they do not come back, or requests are refused again and again.
+          NoSlicesError: they do not come back, or requests are refused again and again.
         """
         refused = 0
         shown = ""
         while (now := self.status()).condition is not Condition.READY:
             if now.condition is Condition.STUCK:
-                raise UserError(
+                raise NoSlicesError(
                     f"{now.detail} and does not come back by itself: start it, or give "
                     f"it back with {self.tpu.delete().line}; the same command then "
                     "resumes."
@@ -181,7 +185,7 @@ class Keeper:
             if code or now.condition is Condition.REFUSED:
                 refused += 1
                 if refused >= self.patience.requests:
-                    raise UserError(
+                    raise NoSlicesError(
                         f"{refused} requests for {self.tpu.name} were refused: "
                         "gcloud's output above says why; the same command resumes."
                     )

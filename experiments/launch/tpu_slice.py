@@ -221,20 +221,36 @@ class TpuSlice:
         program = shlex.join(["bash", "-c", f"cd bpd_jax && exec {shlex.join(words)}"])
         return self._ssh(
             "start training on every worker",
-            f"{_MOUNTED} && {_DETACHED} start {attempt} {program}",
+            f"{_MOUNTED} && {_DETACHED} start {shlex.quote(attempt)} {program}",
         )
 
     def follow(self, attempt: str = "") -> Command:
         """Prints the log of the first worker until the run ends."""
         return self._ssh(
             "follow the log of the first worker",
-            f"{_DETACHED} follow {attempt}".strip(),
+            f"{_DETACHED} follow {shlex.quote(attempt) if attempt else ''}".strip(),
             worker="0",
         )
 
     def report(self) -> Command:
         """Prints the end of the log of every worker whose run failed."""
         return self._ssh("the logs of workers that failed", f"{_DETACHED} report")
+
+    def fetch(self, folder: str) -> Command:
+        """Prints an archive of what the runs in a folder of the share have measured.
+
+        Args:
+          folder: holds run folders. Of each the archive has the configuration and the
+            metrics, and of its checkpoints the names.
+        """
+        names = ("config.gin", "metrics.jsonl", "checkpoints/*")
+        paths = " -o ".join(f"-path './*/{name}'" for name in names)
+        return self._ssh(
+            "fetch what the runs have measured",
+            f"cd {shlex.quote(f'{SHARE}/{folder}')} && find . -maxdepth 3 "
+            f"\\( {paths} \\) -print0 | tar --null --no-recursion -czT - | base64",
+            worker="0",
+        )
 
     def stop(self) -> Command:
         """Tells the run to save and end."""
