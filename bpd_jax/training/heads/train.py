@@ -82,7 +82,7 @@ def train_heads(
     folder = pathlib.Path(workdir)
     files.check_writable(folder / HEADS, folder=True)
     plan = make_plan(config, model, params)
-    print(describe(config, model, plan), flush=True)
+    progress.say(describe(config, model, plan))
     heads = init_heads(
         model, params, config.heads, jax.random.key(config.seed), plan.vocabulary
     )
@@ -142,9 +142,9 @@ def train_heads(
             bar.update()
         if step < plan.steps:
             save(step, (trained, opt_state))
-            print(
+            progress.say(
                 f"stopped: {folder} is saved at step {step:,} of {plan.steps:,}; run "
-                "the same command again to go on."
+                "the same command again to resume."
             )
             sys.exit(128 + stop[0])
         heads = {**trained, **fixed}
@@ -161,8 +161,8 @@ def train_heads(
         facts=_facts(config, plan, held_out, time.perf_counter() - start),
         dtype=config.heads_dtype,
     )
-    print(f"accuracy on held-out texts:\n{held_out.table()}")
-    print(f"finished: the heads are in {folder / HEADS}")
+    progress.say(f"accuracy on held-out texts:\n{held_out.table()}")
+    progress.say(f"finished: the heads are in {folder / HEADS}")
     return held_out
 
 
