@@ -247,6 +247,16 @@ def trunk_from_fields(fields: dict[str, Any]) -> TransformerConfig:
     )
 
 
+def check_feature_layers(layers: tuple[int, ...], num_layers: int) -> None:
+    """Raises a `UserError` unless `layers` are different layers of a trunk."""
+    inside = all(type(n) is int and 0 <= n < num_layers for n in layers)
+    if not inside or len(set(layers)) != len(layers):
+        raise UserError(
+            f"the layers {list(layers)} must be different integers from 0 to "
+            f"{num_layers - 1}: the model has {num_layers} layers."
+        )
+
+
 def _check_positive(owner: str, name: str, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise UserError(f"{owner}.{name} must be a positive integer, not {value!r}.")
