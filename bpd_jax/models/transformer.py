@@ -246,6 +246,28 @@ class Block(nn.Module):
         return x, KeyValues(keys, values)
 
 
+def block_parts(
+    config: TransformerConfig,
+    place: Callable[[str], dict[str, Any]],
+    implementation: str = "auto",
+    mesh: Mesh | None = None,
+) -> tuple[nn.Module, Attention, nn.Module, FeedForward]:
+    """The modules of a `Block`.
+
+    Args:
+      config: of the transformer.
+      place: gives `name` or `parent` of the module of a part; see `norm`.
+      implementation: see `ComputeConfig.attention`.
+      mesh: devices that split rows and heads.
+    """
+    return (
+        norm(config, **place("attention_norm")),
+        Attention(config, implementation, mesh, **place("attention")),
+        norm(config, **place("mlp_norm")),
+        FeedForward(config, **place("mlp")),
+    )
+
+
 def remat_block(remat: str, *, in_scan: bool) -> Any:
     """`Block`, keeping for its gradient what `ComputeConfig.remat` says."""
     if remat == "none":
@@ -314,13 +336,7 @@ class Transformer(nn.Module):
     def _parts(
         self, place: Callable[[str], dict[str, Any]]
     ) -> tuple[nn.Module, Attention, nn.Module, FeedForward]:
-        config, implementation = self.config, self.compute.attention
-        return (
-            norm(config, **place("attention_norm")),
-            Attention(config, implementation, self.mesh, **place("attention")),
-            norm(config, **place("mlp_norm")),
-            FeedForward(config, **place("mlp")),
-        )
+        return block_parts(self.config, place, self.compute.attention, self.mesh)
 
     def __call__(
         self,

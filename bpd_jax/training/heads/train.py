@@ -257,7 +257,7 @@ def _batches(
 def _read_states(plan: Plan, base: Base) -> np.ndarray:
     """States of the held-out positions, computed now and kept in memory."""
     positions, texts = plan.positions, plan.texts
-    found = np.empty((len(plan.held_out), base.d_model), base.dtype)
+    found = np.empty((len(plan.held_out), base.width), base.dtype)
     rows = np.unique(positions.rows[plan.held_out])
     for number, states in base.states([texts[row] for row in rows]):
         mine = np.flatnonzero(positions.rows[plan.held_out] == rows[number])
