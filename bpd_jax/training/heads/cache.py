@@ -69,6 +69,11 @@ class States:
         width = self._shards[0].shape[1]
         return width if self._columns is None else len(self._columns)
 
+    @property
+    def dtype(self) -> np.dtype:
+        """Of the numbers."""
+        return self._shards[0].dtype
+
     def read(self, indices: np.ndarray) -> np.ndarray:
         """States `[n, C]` of some positions."""
         if self._stored is not None:
