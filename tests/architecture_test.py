@@ -17,7 +17,16 @@ FILES = sorted((ROOT / "bpd_jax").rglob("*.py"))
 MOST_LINES = 500
 
 # From the bottom up: a layer imports itself and what stands before it.
-BASE = ["errors", "typing", "files", "progress", "cli", "compiled"]
+BASE = [
+    "errors",
+    "typing",
+    "temporaries",
+    "files",
+    "folders",
+    "progress",
+    "cli",
+    "compiled",
+]
 LAYERS = [
     "models",
     "data",

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bpd_jax import files
+from bpd_jax import folders
 from bpd_jax.errors import UserError
 
 _VERSION = 1
@@ -38,6 +38,17 @@ _KINDS = {
 }
 HEADER = _KINDS["model"].header
 COUNTS_HEADER = _KINDS["counts"].header
+# A model also has the files that other programs read, see `bpd_jax.ngrams.build`.
+_OTHERS = {"model": ("model.arpa.gz", "model.fst", "symbols.txt"), "counts": ()}
+KINDS = {
+    name: folders.FolderKind(
+        kind.title,
+        kind.header,
+        ("*_[0-9].npy", "*_[0-9][0-9].npy", *_OTHERS[name]),
+        kind.magic,
+    )
+    for name, kind in _KINDS.items()
+}
 
 
 def write_folder(
@@ -55,7 +66,7 @@ def write_folder(
       settings: what JSON can hold.
       kind: `model` or `counts`; the one is not read as the other.
     """
-    with files.replacing_folder(folder) as temporary:
+    with folders.replacing_folder(folder, KINDS[kind]) as temporary:
         write_arrays(temporary, arrays, settings, kind=kind)
 
 
