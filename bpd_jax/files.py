@@ -1,17 +1,22 @@
-"""Writing files so that a kill leaves either the old file or the new one.
+"""Writing files so that a kill leaves either the old file or the new one; reading JSON.
 
 Folders are written through `bpd_jax.folders`.
 """
 
 import contextlib
+import json
+import math
 import os
 import pathlib
 import stat
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 from bpd_jax import temporaries
 from bpd_jax.errors import UserError
+
+_MOST_JSON = 1 << 30  # bytes
 
 
 def check_writable(path: str | os.PathLike[str], *, folder: bool = False) -> None:
@@ -110,3 +115,43 @@ def telling(path: str | os.PathLike[str]) -> Iterator[None]:
         if "null byte" not in str(error):
             raise
         raise UserError(f"cannot write {str(path)!r}: {error}.") from error
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """Reads a JSON file.
+
+    Raises:
+      OSError: it cannot be read.
+      ValueError: it is too large, no UTF-8 or no JSON; see `parse_json`.
+    """
+    with pathlib.Path(path).open("rb") as stream:
+        data = stream.read(_MOST_JSON + 1)
+    if len(data) > _MOST_JSON:
+        raise ValueError(f"it has more than {_MOST_JSON:,} bytes")
+    return parse_json(data)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parses JSON, in which every number is finite.
+
+    Raises:
+      ValueError: it is no UTF-8, no JSON, is nested too deeply, or holds NaN, an
+        infinity or a number beyond float64.
+    """
+    try:
+        if isinstance(text, bytes):
+            text = text.decode("utf-8")
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:40]} is no finite number")
+    return value

@@ -23,6 +23,7 @@ BASE = [
     "temporaries",
     "files",
     "folders",
+    "array_files",
     "progress",
     "cli",
     "compiled",
