@@ -23,7 +23,7 @@ from collections.abc import Iterable
 
 from absl import flags
 
-from bpd_jax import cli, configuration, files
+from bpd_jax import cli, configuration, folders
 from bpd_jax.configuration import Parsed
 from bpd_jax.data.row_sources import WHOLE, Shard
 from bpd_jax.errors import UserError
@@ -141,7 +141,7 @@ def _shard() -> Shard:
 def _measure(name: str, config: StudyConfig, shard: Shard, text: str) -> None:
     """Makes what is missing of a study's records."""
     folder = _workdir() / name
-    files.check_writable(folder, folder=True)
+    folders.check_folder(folder, run_files.KIND)
     folder.mkdir(parents=True, exist_ok=True)
     bench = Bench(config, _workdir(), shard)
     in_domain = {

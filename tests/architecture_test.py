@@ -17,7 +17,18 @@ FILES = sorted((ROOT / "bpd_jax").rglob("*.py"))
 MOST_LINES = 500
 
 # From the bottom up: a layer imports itself and what stands before it.
-BASE = ["errors", "typing", "settings", "files", "progress", "cli", "compiled"]
+BASE = [
+    "errors",
+    "typing",
+    "settings",
+    "temporaries",
+    "files",
+    "folders",
+    "array_files",
+    "progress",
+    "cli",
+    "compiled",
+]
 LAYERS = [
     "models",
     "data",
