@@ -59,8 +59,8 @@ def _notes() -> list[str]:
         "rescorer, which is right only if its attention heads are 128 wide.)",
         "The paper's FLOPs multiply the weights by one token per call, and compute the "
         "attention of all 2,048 + 9 p positions again, at twice its cost. With a "
-        "cache, a token takes 2 FLOPs per weight and attends to the positions before it: "
-        "0.003 T, not 0.931 T. By the right formula 129 draft tokens in place of 9 "
+        "cache, a token takes 2 FLOPs per weight and attends to the positions before "
+        "it: 0.003 T, not 0.931 T. By the right formula 129 draft tokens in place of 9 "
         "cost about 12 times as much per decoded token.",
         "The paper reads the rescorer once per call. Algorithm 2 as written reads it "
         f"once per head: {decimal(steps, 3)} GB of parameters per token, more than BPD "

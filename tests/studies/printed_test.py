@@ -52,8 +52,5 @@ def test_table_e_contradicts_the_gains_that_its_text_promises():
     ]
     assert min(gains) == pytest.approx(-0.5, abs=0.05)
     assert max(gains) == pytest.approx(10.5, abs=0.05)
-    fastest = max(
-        max(row.values()) for t in printed.TABLE_E.values() for row in t.values()
-    )
-    # PLD on summaries is fastest of all; of the heads' methods it is rescored Medusa.
-    assert fastest == 2.707
+    rescored = [table["medusa_rescored"] for table in printed.TABLE_E.values()]
+    assert max(max(row.values()) for row in rescored) == 2.519
