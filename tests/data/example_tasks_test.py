@@ -153,6 +153,19 @@ def test_a_limit_is_a_slice_of_tensorflow_datasets():
     assert source.tfds_dataset._map_split("validation") == "validation[:7]"
 
 
+def test_validation_is_the_end_of_train():
+    source = example_tasks.TfdsSource(
+        ExampleTask("squad", validation_from="train", validation_fraction=0.05)
+    )
+    splits = [source.tfds_dataset._map_split(s) for s in ("train", "validation")]
+    assert splits == ["train[:95%]", "train[95%:]"]
+    few = example_tasks.TfdsSource(
+        ExampleTask("squad", validation_from="train", max_examples=7)
+    )
+    splits = [few.tfds_dataset._map_split(s) for s in ("train", "validation")]
+    assert splits == ["train[:7]", "train[-7:]"]
+
+
 def test_bad_input_passes_through_tensorflow(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"document": "x"}\n')
     task = tasks.get_task(ExampleTask("xsum", files=str(tmp_path / "a.jsonl")))
@@ -209,6 +222,9 @@ def test_a_data_set_that_is_on_disk(tmp_path, monkeypatch):
         assert all(parts)
         together = [str(example) for part in parts for example in part]
         assert sorted(together) == sorted(map(str, found))
+    assert sorted(map(str, example_tasks.tfds_records(on_disk, "validation"))) == (
+        sorted(map(str, lines))
+    )
     few = tasks.get_task(dataclasses.replace(on_disk, max_examples=5))
     assert len(read(few, "validation")) == few.source.num_input_examples("validation")
     assert len(read(few, "validation")) == 5

@@ -50,8 +50,10 @@ class Weight:
     """The weight α of a second opinion at each head.
 
     α_j = max(0, level + slope · H_j), with H_j the entropy of head j + 1 in nats: where
-    a head is unsure, the second opinion may count for more (the paper's section 9 asks
-    for it). A slope of 0 is the paper's constant α.
+    a head is unsure, the second opinion may count for more. The paper names this as
+    future work (appendix B.2: the entropies of the heads may "inform how a rescoring LM
+    should be interpolated with the block lattice weights"). A slope of 0 is the paper's
+    constant α.
     """
 
     level: Float[Array, ""]
