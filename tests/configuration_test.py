@@ -255,8 +255,7 @@ def test_finetuning_is_the_paper_s(monkeypatch):
     assert (config.batch_size, config.length, config.steps) == (2, 2048, 100_000)
     assert config.optimizer.learning_rate == 1e-4
     assert config.optimizer.schedule == "cosine"
-    # Two examples, each in a row of its own; checkpoints are chosen on others than those
-    # of the split that is reported.
+    # Two examples, each in a row of its own; none chooses a checkpoint and is reported.
     squad = ExampleTask("squad", validation_from="train", packed=False)
     assert (config.start, config.task) == ("base", squad)
     assert config.patience is not None
