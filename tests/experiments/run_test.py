@@ -185,7 +185,12 @@ def test_in_domain_models_are_counted_from_other_texts(trained, tmp_path):
     counted = {
         pair
         for n in rest
-        for ids in [tokenizer.encode(f"{n} times {n}?\nis {n * n}.")]
+        for ids in [
+            tokenizer.encode(
+                f"Here is a dialogue: {n} times {n}?\nWrite a short summary!\n"
+                f"is {n * n}."
+            )
+        ]
         for pair in itertools.pairwise(ids)
     }
     # Beside them stand those with the ends of texts.
