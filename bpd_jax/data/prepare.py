@@ -147,8 +147,13 @@ def _identity(task: Task, split: str) -> dict[str, Any]:
         "files": task.files is not None,
         "max_examples": task.max_examples,
     }
-    if task.files is not None and not task.has_split_files:
+    by_hash = task.files is not None and not task.has_split_files
+    if by_hash or task.divides_train:
         identity["validation_fraction"] = task.validation_fraction
+    if task.divides_train:
+        identity["validation_from"] = task.validation_from
+    if not task.packed:
+        identity["packed"] = False
     return identity
 
 

@@ -101,8 +101,8 @@ class Weight:
     """The weight α of a refiner at each head.
 
     α_j = max(0, level + slope · H_j), with H_j the entropy of head j + 1 in nats: a
-    refiner may count for more where a head is uncertain. A slope of 0 is the paper's
-    constant α.
+    refiner may count for more where a head is uncertain. The paper names this as future
+    work (appendix B.2). A slope of 0 is the paper's constant α.
     """
 
     level: Float[Array, ""]
