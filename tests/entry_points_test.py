@@ -270,9 +270,7 @@ def test_bad_settings_are_refused_in_one_sentence(folder):
     base = ["--model=run", "--prompt=3 times", "--max_new_tokens=8"]
     refused = {
         "alpha is -1": ["--alpha=-1"],
-        "alpha must be a finite number of at least 0": [
-            "--method=ngram:alpha=-1"
-        ],
+        "alpha must be a finite number of at least 0": ["--method=ngram:alpha=-1"],
         "lattice_width is 271: it must lie between 1 and the": ["--lattice_width=271"],
         "asks for 300 candidates, but there are only 270": [
             "--method=zero_gram:4:k=300"

@@ -128,6 +128,9 @@ class Method:
 
         `lookup` is the number of tokens of a prompt lookup beside the method.
         """
+        written = dict(() if self.alias is None else self.alias.settings)
+        if name in written:
+            return written[name]
         if name == "lookup":
             return getattr(self.beside, "tokens", None)
         for part in self.all_parts:
@@ -152,6 +155,25 @@ class Method:
             search=reset(self.search),
             alias=None if self.alias is None else self.alias.without(name),
         )
+
+    def with_setting(self, name: str, value: Any) -> "Method":
+        """The same method with one more setting, of the alias or of the first part.
+
+        Raises:
+          UserError: it has no such setting, or the value is not allowed.
+        """
+        if self.alias is not None:
+            return parse_method(f"{self.alias.without(name).text}:{name}={value}")
+        owner = next((p for p in self.all_parts if name in fields_of(p)), None)
+        if owner is not None:
+            changed: Any = dataclasses.replace(owner, **{name: value})
+            return dataclasses.replace(
+                self,
+                source=changed if owner is self.source else self.source,
+                refiners=tuple(changed if p is owner else p for p in self.refiners),
+                search=changed if owner is self.search else self.search,
+            )
+        raise UserError(f"{self.name} has no setting {name!r}.")
 
     @property
     def source_name(self) -> str:

@@ -4,7 +4,6 @@ Texts are decoded greedily once per task and kept with what the model said along
 (`WORKDIR/texts/TASK.npz`); studies of the same model, tasks and lengths share them.
 """
 
-import dataclasses
 import functools
 import hashlib
 import json
@@ -174,12 +173,12 @@ class Bench:
         method = found.method
         tuned = self._tuned(method)
         if tuned:
-            method = dataclasses.replace(method, alpha=tuned[task])
+            method = method.with_setting("alpha", tuned[task])
         return self._decoders[key], method
 
     def _tuned(self, method: Method) -> dict[str, float]:
         """Tuned weights of a method by task; none where it names one itself."""
-        if method.alpha is not None:
+        if method.setting("alpha") is not None:
             return {}
         return self.alphas.get(class_of(method) or "", {})
 

@@ -210,7 +210,7 @@ class StudyConfig:
                     f"tuners[{kind!r}] is {name!r}: use a contender of that class, and "
                     f"as a class one of {', '.join(CLASSES)}."
                 )
-            if parse_contender(name).method.alpha is not None:
+            if parse_contender(name).method.setting("alpha") is not None:
                 raise UserError(f"tuners[{kind!r}] is {name!r}: leave its alpha out.")
         if self.tuners and (
             not self.alphas or any(not 0 <= alpha < 1e6 for alpha in self.alphas)

@@ -58,7 +58,7 @@ def _weights(run: StudyRun) -> list[str]:
     kinds = {
         class_of(contender.method)
         for contender in map(parse_contender, run.facts.get("labels", {}))
-        if contender.method.alpha is None
+        if contender.method.setting("alpha") is None
     }
     notes = []
     for kind, label in (("ngram", "N-gram"), ("neural", "Neural")):

@@ -123,7 +123,7 @@ def _printed_table(timings: Timings, model: str) -> Table:
             for name in greedy
             if name != GREEDY.name
             and method_of(name).kind == _KINDS[method]
-            and method_of(name).lookup is None
+            and method_of(name).beside is None
         ]
         cells = []
         for task in printed.TABLE_E_TASKS:

@@ -37,7 +37,9 @@ def tune(bench: Bench) -> None:
     another has been faster.
     """
     config = bench.config
-    needed = {class_of(c.method) for c in config.parsed if c.method.alpha is None}
+    needed = {
+        class_of(c.method) for c in config.parsed if c.method.setting("alpha") is None
+    }
     tuners = {kind: t for kind, t in config.tuners.items() if kind in needed}
     if not tuners or not config.tune:
         return
@@ -94,7 +96,7 @@ def _tune_task(bench: Bench, tuner: str, task: str) -> dict[str, Any]:
     sums: dict[float, tuple[int, int]] = {}
     examples = 0
     for alpha in map(float, bench.config.alphas):
-        name = f"{dataclasses.replace(contender.method, alpha=alpha).name}{suffix}"
+        name = f"{contender.method.with_setting('alpha', alpha).name}{suffix}"
         tokens = calls = examples = 0
         for group, found in replay(
             bench, name, [task], every_position=False, part=TUNE
