@@ -1,0 +1,123 @@
+"""A block drafter as a source: all positions in parallel, from states of the model."""
+
+import dataclasses
+from typing import ClassVar
+
+from bpd_jax.drafting.assets import AttachedDrafter
+from bpd_jax.drafting.interface import Outcome, Prompts, View
+from bpd_jax.drafting.lattice import Lattice, build_lattice
+from bpd_jax.drafting.parts import (
+    COUNT,
+    BuildContext,
+    SearchPart,
+    SourcePart,
+    register,
+)
+from bpd_jax.drafting.sources.heads import LatticeSource, check_paths, lattice_width
+from bpd_jax.errors import UserError
+from bpd_jax.models.cache import KVCache
+from bpd_jax.models.drafter_functions import DrafterFunctions
+from bpd_jax.settings import setting
+from bpd_jax.typing import Params
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockSource(LatticeSource):
+    """The W best tokens of each position of a block drafter (DFlash, DSpark).
+
+    Its memory is a cache of the accepted tokens: keys and values that the drafter makes
+    of the model's states there.
+
+    Attributes:
+      block_size: L, at most that of the drafter.
+      width: W.
+      functions: of the drafter.
+      feature_layers: layers of the model whose states it reads.
+      arrays: its parameters.
+    """
+
+    block_size: int
+    width: int
+    functions: DrafterFunctions
+    feature_layers: tuple[int, ...] = dataclasses.field()
+    arrays: Params = dataclasses.field(compare=False)
+
+    def remember(self, arrays: Params, prompts: Prompts) -> KVCache:
+        """Reads the prompts."""
+        assert prompts.features is not None
+        length = prompts.tokens.shape[1]
+        return self.functions.prefill(arrays, prompts.features, prompts.lengths, length)
+
+    def learn(self, arrays: Params, memory: KVCache, outcome: Outcome) -> KVCache:
+        """Reads the accepted tokens."""
+        assert outcome.features is not None
+        return self.functions.append(arrays, memory, outcome.features, outcome.count)
+
+    def build_lattice(
+        self, view: View, arrays: Params, memory: KVCache
+    ) -> tuple[Lattice, KVCache]:
+        """Drafts what may follow the certain token."""
+        anchors = view.model.embed(view.next_token)
+        tokens, log_probs, entropies = self.functions.candidates(
+            arrays, memory, anchors, self.width
+        )
+        drafted = slice(self.block_size - 1)
+        lattice = build_lattice(
+            view.next_token,
+            tokens[:, drafted],
+            log_probs[:, drafted],
+            entropies[:, drafted],
+        )
+        return lattice, memory
+
+
+@register
+@dataclasses.dataclass(frozen=True)
+class Block(SourcePart):
+    """Settings of the source `block`."""
+
+    name: ClassVar[str] = "block"
+    help: ClassVar[str] = "a block drafter that reads the model's states"
+    reference: ClassVar[str] = "DFlash 2026; DSpark 2026"
+    number: ClassVar[str] = "length"
+    needs: ClassVar[tuple[str, ...]] = ("drafter",)
+    offers_lattice: ClassVar[bool] = True
+
+    length: int | None = setting(
+        None, "tokens of the block used, the certain one included", COUNT.or_none()
+    )
+    k: int | None = setting(
+        None, "candidates per position; default lattice_width", COUNT.or_none()
+    )
+
+    def build(self, context: BuildContext, search: SearchPart) -> BlockSource:
+        """Makes the source.
+
+        Raises:
+          UserError: there is no block drafter, or not one of such sizes.
+        """
+        drafter: AttachedDrafter = context.need("drafter")
+        config = drafter.functions.config
+        if self.length is not None and not 2 <= self.length <= config.block_size:
+            raise UserError(
+                f"{context.method} asks for blocks of {self.length} tokens: give 2 to "
+                f"{config.block_size}."
+            )
+        if config.window is not None and context.reach > config.window:
+            raise UserError(
+                f"{context.method} may accept {context.reach} tokens in one serial "
+                f"call, more than the block drafter's window of {config.window}: look "
+                "up fewer tokens."
+            )
+        length = self.length or config.block_size
+        choices = config.draft_vocabulary or context.vocab_size
+        width = lattice_width(context, self.k, choices)
+        check_paths(context, length, width, search)
+        return BlockSource(
+            length, width, drafter.functions, config.feature_layers, drafter.params
+        )
+
+    def label(self, order: int | None = None) -> str:
+        """What people read in tables."""
+        del order
+        return "block drafter"
