@@ -19,7 +19,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from bpd_jax import files
+from bpd_jax import folders
 from bpd_jax.errors import UserError
 from bpd_jax.models.config import BlockwiseConfig, TransformerConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
@@ -39,6 +39,8 @@ from bpd_jax.typing import Params
 FORMAT = 1
 HEADER, TENSORS = "drafter.json", "drafter.safetensors"
 VOCABULARY = "vocabulary"
+
+KIND = folders.FolderKind("a block drafter", HEADER, (TENSORS,), '"base_name"')
 
 _REMEDY = "train it again, or get the folder again"
 
@@ -120,7 +122,7 @@ def save_drafter(
         else:
             array = np.asarray(value, np.float32)
             tensors |= packed(name, array, dtype, _inputs(name, array.ndim))
-    with files.replacing_folder(folder) as temporary:
+    with folders.replacing_folder(folder, KIND) as temporary:
         save_file(tensors, temporary / TENSORS)
         text = json.dumps(about, indent=2) + "\n"
         (temporary / HEADER).write_text(text, encoding="utf-8")

@@ -19,7 +19,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from bpd_jax import files
+from bpd_jax import folders
 from bpd_jax.errors import UserError
 from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.heads import head_shapes, is_trained, softmax_rows
@@ -27,6 +27,7 @@ from bpd_jax.typing import Params
 
 FORMAT = 1
 HEADER, TENSORS = "heads.json", "heads.safetensors"
+KIND = folders.FolderKind("block heads", HEADER, (TENSORS,), '"base_name"')
 DTYPES = ("bfloat16", "float32", "int8")
 
 _REMEDY = "train them again, or get the folder again"
@@ -152,7 +153,7 @@ def save_heads(
             tensors[name] = np.asarray(value, np.int32)
         elif is_trained(config, name):
             tensors |= packed(name, np.asarray(value, np.float32), dtype)
-    with files.replacing_folder(folder) as temporary:
+    with folders.replacing_folder(folder, KIND) as temporary:
         save_file(tensors, temporary / TENSORS)
         text = json.dumps(about, indent=2) + "\n"
         (temporary / HEADER).write_text(text, encoding="utf-8")

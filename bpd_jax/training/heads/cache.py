@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from bpd_jax import files, progress
+from bpd_jax import files, folders, progress
 from bpd_jax.data.generations import Generations
 from bpd_jax.errors import UserError
 from bpd_jax.training.heads.base import Base, states_dtype
@@ -30,6 +30,7 @@ from bpd_jax.training.heads.positions import (
 
 FORMAT = 1
 HEADER, TEXTS = "states.json", "texts.npz"
+KIND = folders.FolderKind("cached states", HEADER, in_place=True)
 
 # What reading a file of ours can raise.
 _DAMAGE = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error)
@@ -134,6 +135,7 @@ def cached_states(
         "dtype": base.dtype.name,
         "include_prompts": include_prompts,
     }
+    folders.check_folder(folder, KIND)
     _check_header(folder, header)
     earlier = _earlier_shards(folder, texts, header)
     counts = position_counts(texts.lengths, texts.prompt_lengths, include_prompts)

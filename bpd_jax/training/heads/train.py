@@ -77,7 +77,7 @@ def train_heads(
     output = folder / output_name(config)
     files.check_writable(output, folder=True)
     plan = make_plan(config, model, params)
-    print(describe(config, model, plan), flush=True)
+    progress.say(describe(config, model, plan))
     trained, frozen = objective.init(params, plan, jax.random.key(config.seed))
     optimizer = make_optimizer(config.optimizer, plan.steps)
     schedule = learning_rate_schedule(config.optimizer, plan.steps)
@@ -125,7 +125,7 @@ def train_heads(
             bar.update()
         if step < plan.steps:
             save(step, (trained, opt_state))
-            print(
+            progress.say(
                 f"stopped: {folder} is saved at step {step:,} of {plan.steps:,}; run "
                 "the same command again to resume."
             )
@@ -143,8 +143,8 @@ def train_heads(
         base_name=_name(config.model),
         facts=_facts(config, plan, held_out, learnt, time.perf_counter() - start),
     )
-    print(f"accuracy on held-out texts:\n{held_out.table()}")
-    print(f"finished: {output} holds what was trained")
+    progress.say(f"accuracy on held-out texts:\n{held_out.table()}")
+    progress.say(f"finished: {output} holds what was trained")
     return held_out
 
 
