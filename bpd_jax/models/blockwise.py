@@ -75,12 +75,17 @@ class BlockwiseLM(nn.Module):
         """As `__call__`, and the outputs of some layers; see `Transformer`."""
         return self.trunk.with_features(tokens, positions, mask, cache, earlier, layers)
 
-    def head_states(self, hidden: Float[Array, "... D"]) -> Float[Array, "... L D"]:
-        """The input of the softmax of every head."""
+    def head_states(
+        self,
+        hidden: Float[Array, "... D"],
+        embedded: Float[Array, "... D"] | None = None,
+        features: Float[Array, "... F"] | None = None,
+    ) -> Float[Array, "... L D"]:
+        """The input of the softmax of every head; see `BlockHeads`."""
         heads = self.config.heads
         if heads is None or not heads.num_ffns:
             return hidden[..., None, :]
-        return self.heads(hidden)
+        return self.heads(hidden, embedded, features)
 
     def draft_logits(
         self, states: Float[Array, "... D"], level: int | Int[Array, ""] | None = None
@@ -112,12 +117,17 @@ class BlockwiseLM(nn.Module):
             return indices
         return self.heads.vocabulary[indices]
 
-    def head_logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... L V"]:
+    def head_logits(
+        self,
+        hidden: Float[Array, "... D"],
+        embedded: Float[Array, "... D"] | None = None,
+        features: Float[Array, "... F"] | None = None,
+    ) -> Float[Array, "... L V"]:
         """Logits of every head, float32: meant for one position at a time.
 
         Heads 2 … L have -inf at tokens outside the draft vocabulary.
         """
-        states = self.head_states(hidden)
+        states = self.head_states(hidden, embedded, features)
         first = self.trunk.logits(states[..., :1, :])
         if self.config.block_size == 1:
             return first
@@ -146,8 +156,17 @@ class BlockwiseLM(nn.Module):
         positions: Int[Array, "B T"],
         mask: Bool[Array, "B T T"],
     ) -> Float[Array, "B T L V"]:
-        """Every head at every position: for initialisation, tests and small models."""
-        return self.head_logits(self.trunk(tokens, positions, mask)[0])
+        """Every head at every position: for initialisation, tests and small models.
+
+        Conditioned heads read y_0, the model's own best next token, at each.
+        """
+        heads = self.config.heads
+        layers = () if heads is None else heads.feature_layers
+        hidden, _, features = self.with_features(tokens, positions, mask, layers=layers)
+        if heads is None or not heads.is_conditioned:
+            return self.head_logits(hidden)
+        anchors = jnp.argmax(self.trunk.logits(hidden), axis=-1)
+        return self.head_logits(hidden, self.embed(anchors), features)
 
 
 def init_boxed(

@@ -145,6 +145,14 @@ class BlockHeadsConfig:
       draft_vocabulary: V', number of tokens that heads 2 … L choose from, as in FR-Spec
         (Zhao et al. 2025) and EAGLE-3; None for the whole vocabulary. Their
         probabilities are over these tokens. Head 1 always has the whole vocabulary.
+      reads_anchor: whether heads 2 … L also read the embedding of y_0, the certain
+        token that the model itself says next. This and `feature_layers` are for
+        feed-forward heads of a model that has been trained already; the paper's heads
+        read the final hidden state alone.
+      feature_layers: layers of the model, counted from 0, whose outputs heads 2 … L
+        also read.
+      condition: width that y_0 and the layers are projected to, together and once for
+        all heads; None for the model's width.
     """
 
     num_heads: int
@@ -156,8 +164,13 @@ class BlockHeadsConfig:
     layers: int = 1
     own_softmax: bool = False
     draft_vocabulary: int | None = None
+    reads_anchor: bool = False
+    feature_layers: tuple[int, ...] = ()
+    condition: int | None = None
 
     def __post_init__(self) -> None:
+        # gin and JSON have lists.
+        object.__setattr__(self, "feature_layers", tuple(self.feature_layers))
         check_choice("BlockHeadsConfig.kind", self.kind, HEAD_KINDS)
         for name in ("num_heads", "layers"):
             check_positive("BlockHeadsConfig", name, getattr(self, name))
@@ -175,6 +188,20 @@ class BlockHeadsConfig:
                 f"kind {self.kind!r}: leave it out."
             )
         check_choice("BlockHeadsConfig.activation", self.activation, ACTIVATIONS)
+        if self.condition is not None:
+            check_positive("BlockHeadsConfig", "condition", self.condition)
+        if self.is_conditioned and (
+            self.kind != "feed_forward" or self.first_has_ffn or self.own_softmax
+        ):
+            raise UserError(
+                "BlockHeadsConfig.reads_anchor and feature_layers are for feed-forward "
+                "heads with the model's softmax, without first_has_ffn."
+            )
+
+    @property
+    def is_conditioned(self) -> bool:
+        """Whether heads 2 … L read more than the final hidden state."""
+        return self.reads_anchor or bool(self.feature_layers)
 
     @property
     def num_ffns(self) -> int:
@@ -200,6 +227,9 @@ class BlockwiseConfig:
                 f"BlockHeadsConfig.draft_vocabulary = {self.draft_vocab_size} exceeds "
                 f"the {self.trunk.vocab_size} tokens of the vocabulary: lower it."
             )
+        if self.heads is not None:
+            layers = self.heads.feature_layers
+            check_feature_layers(layers, self.trunk.num_layers)
 
     @property
     def block_size(self) -> int:

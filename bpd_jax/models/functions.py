@@ -128,15 +128,26 @@ class ModelFunctions:
         hidden: Float[Array, "B D"],
         block_size: int,
         width: int,
+        anchors: Int[Array, " B"] | None = None,
+        features: Float[Array, "B F"] | None = None,
     ) -> tuple[Int[Array, "B L-1 W"], Float[Array, "B L-1 W"], Float[Array, "B L-1"]]:
         """The best tokens of heads 2 … `block_size`.
+
+        Args:
+          params: of the model.
+          hidden: final hidden states of the last accepted tokens.
+          block_size: heads to use, head 1 included.
+          width: W.
+          anchors: the certain tokens y_0, for heads with `reads_anchor`.
+          features: outputs of the heads' `feature_layers` at the last accepted tokens.
 
         Returns:
           Tokens, best first; their log-probabilities over the draft vocabulary,
           float32; and the entropies of the heads, in nats.
         """
+        embedded = None if anchors is None else self.embed(params, anchors)
         states = BlockwiseLM(self.config).apply(
-            {"params": params}, hidden, method="head_states"
+            {"params": params}, hidden, embedded, features, method="head_states"
         )
         logits = self.draft_logits(params, states[:, 1:block_size])
         places, log_probs, entropies = top_candidates(logits, width)

@@ -4,6 +4,8 @@ Parameters, under `params["heads"]`, by name:
 
 - of the layers, stacked over the heads that have them: `kernel_in`, `bias_in`,
   `kernel_out`, `bias_out` of feed-forward heads, `kernel` and `bias` of medusa ones;
+- `kernel_side` `[L-1, C, hidden]` and `kernel_condition` `[·, C]` of conditioned heads,
+  which also read y_0 and outputs of layers; the latter is common to all heads;
 - `softmax`: with a draft vocabulary its rows `[V', D]` of the model's own softmax,
   gathered once and not trained; with `own_softmax` a trained matrix for each of heads
   2 … L, `[L-1, V', D]`;
@@ -18,8 +20,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from bpd_jax.errors import UserError
 from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.partitioning import BLOCK_HEAD, EMBED, MLP, VOCAB, unbox
+from bpd_jax.models.refiners import unit_rms
 from bpd_jax.models.transformer import ACTIVATIONS, named_normal, named_zeros
 from bpd_jax.typing import AnyArray, Array, Float, Params
 
@@ -28,6 +32,8 @@ _AXES: dict[str, tuple[str | None, ...]] = {
     "bias_in": (BLOCK_HEAD, MLP),
     "kernel_out": (BLOCK_HEAD, MLP, EMBED),
     "bias_out": (BLOCK_HEAD, EMBED),
+    "kernel_side": (BLOCK_HEAD, EMBED, MLP),
+    "kernel_condition": (MLP, EMBED),
     "kernel": (BLOCK_HEAD, None, EMBED, MLP),
     "bias": (BLOCK_HEAD, None, EMBED),
 }
@@ -42,12 +48,16 @@ def layer_shapes(config: BlockHeadsConfig, d_model: int) -> dict[str, tuple[int,
             "bias": (count, layers, d_model),
         }
     assert config.hidden is not None
-    return {
+    shapes: dict[str, tuple[int, ...]] = {
         "kernel_in": (count, d_model, config.hidden),
         "bias_in": (count, config.hidden),
         "kernel_out": (count, config.hidden, d_model),
         "bias_out": (count, d_model),
     }
+    if config.is_conditioned:
+        width = config.condition or d_model
+        shapes["kernel_side"] = (count, width, config.hidden)
+    return shapes
 
 
 def head_shapes(
@@ -55,6 +65,9 @@ def head_shapes(
 ) -> dict[str, tuple[int, ...]]:
     """Shapes of all parameters under `params["heads"]`."""
     shapes = layer_shapes(config, d_model)
+    if config.is_conditioned:
+        parts = config.reads_anchor + len(config.feature_layers)
+        shapes["kernel_condition"] = (parts * d_model, config.condition or d_model)
     rows = config.draft_vocabulary or vocab_size
     if config.own_softmax:
         shapes["softmax"] = (config.num_heads - 1, rows, d_model)
@@ -88,8 +101,11 @@ class BlockHeads(nn.Module):
     softmax_rows: Callable[[], Array]
 
     def setup(self) -> None:
+        shapes = head_shapes(self.config, self.d_model, self.vocab_size)
         inits: dict[str, Callable[..., Any]] = {
-            "kernel_in": functools.partial(named_normal, stddev=self.d_model**-0.5)
+            name: functools.partial(named_normal, stddev=shapes[name][-2] ** -0.5)
+            for name in ("kernel_in", "kernel_side", "kernel_condition")
+            if name in shapes
         }
         # All else is zero, so that a new head starts as the model's own softmax.
         self.layers = {
@@ -101,7 +117,10 @@ class BlockHeads(nn.Module):
             )
             for name, shape in layer_shapes(self.config, self.d_model).items()
         }
-        shapes = head_shapes(self.config, self.d_model, self.vocab_size)
+        if "kernel_condition" in shapes:
+            name = "kernel_condition"
+            init, shape = inits[name](_AXES[name]), shapes[name]
+            self.kernel_condition = self.param(name, init, shape, self.param_dtype)
         if "vocabulary" in shapes:
             self.vocabulary = self.param("vocabulary", _first, shapes["vocabulary"])
         if "softmax" in shapes:
@@ -115,10 +134,27 @@ class BlockHeads(nn.Module):
         del key
         return jnp.broadcast_to(self.softmax_rows()[: shape[-2]], shape)
 
-    def __call__(self, hidden: Float[Array, "... D"]) -> Float[Array, "... L D"]:
-        """The state of every head, to be fed to its softmax."""
+    def __call__(
+        self,
+        hidden: Float[Array, "... D"],
+        embedded: Float[Array, "... D"] | None = None,
+        features: Float[Array, "... F"] | None = None,
+    ) -> Float[Array, "... L D"]:
+        """The state of every head, to be fed to its softmax.
+
+        Args:
+          hidden: final hidden states.
+          embedded: embeddings of y_0, for heads that read it.
+          features: outputs of `feature_layers`, concatenated, likewise.
+        """
+        side = None
+        if self.config.is_conditioned:
+            kernel = self.kernel_condition.astype(self.dtype)
+            side = condition(self.config, kernel, embedded, features)
         apply = functools.partial(apply_head, self.config, dtype=self.dtype)
-        states = jax.vmap(apply, in_axes=(0, None), out_axes=-2)(self.layers, hidden)
+        states = jax.vmap(apply, in_axes=(0, None, None), out_axes=-2)(
+            self.layers, hidden, side
+        )
         if self.config.first_has_ffn:
             return states
         return jnp.concatenate([hidden[..., None, :], states], axis=-2)
@@ -130,14 +166,59 @@ def _first(key: Array, shape: tuple[int, ...]) -> Array:
     return jnp.arange(shape[0], dtype=jnp.int32)
 
 
+def condition(
+    config: BlockHeadsConfig,
+    kernel: Float[Array, "I C"],
+    embedded: Float[Array, "... D"] | None,
+    features: Float[Array, "... F"] | None,
+) -> Float[Array, "... C"]:
+    """What conditioned heads read besides the final hidden state.
+
+    Every vector is scaled to root mean square 1 first: embeddings that are tied to the
+    softmax are many times smaller than outputs of layers.
+
+    Args:
+      config: of the heads.
+      kernel: `kernel_condition`.
+      embedded: embeddings of y_0; any without `reads_anchor`.
+      features: outputs of `feature_layers`; any without these.
+
+    Raises:
+      UserError: something that the heads read is not given.
+    """
+    parts = []
+    if config.reads_anchor:
+        parts.append(embedded)
+    if config.feature_layers and features is not None:
+        parts += jnp.split(features, len(config.feature_layers), axis=-1)
+    elif config.feature_layers:
+        parts.append(None)
+    inputs = [unit_rms(part).astype(kernel.dtype) for part in parts if part is not None]
+    if len(inputs) < len(parts):
+        raise UserError(
+            "these block heads read the certain token and outputs of layers: draft "
+            "with a source that provides them."
+        )
+    return jnp.concatenate(inputs, axis=-1) @ kernel
+
+
 def apply_head(
     config: BlockHeadsConfig,
     weights: Params,
     hidden: Float[Array, "... D"],
+    side: Float[Array, "... C"] | None = None,
     *,
     dtype: str,
 ) -> Float[Array, "... D"]:
-    """One head's layers, with that head's slice of their stacked parameters."""
+    """One head's layers, with that head's slice of their stacked parameters.
+
+    Args:
+      config: of the heads.
+      weights: that slice.
+      hidden: final hidden states.
+      side: see `condition`; None for heads that are not conditioned.
+      dtype: of the products.
+    """
     w = {name: value.astype(dtype) for name, value in weights.items()}
     activation = ACTIVATIONS[config.activation]
 
@@ -148,7 +229,10 @@ def apply_head(
         for kernel, bias in zip(w["kernel"], w["bias"], strict=True):
             hidden = joined(hidden, activation(hidden @ kernel + bias))
         return hidden
-    inner = activation(hidden @ w["kernel_in"] + w["bias_in"])
+    inner = hidden @ w["kernel_in"] + w["bias_in"]
+    if side is not None:
+        inner += side @ w["kernel_side"]
+    inner = activation(inner)
     return joined(hidden, inner @ w["kernel_out"] + w["bias_out"])
 
 

@@ -194,7 +194,7 @@ def recurrent_start(
     params: Params, hidden: Float[Array, "... D"]
 ) -> Float[Array, "... R"]:
     """s_0, which has read no token of the block yet."""
-    hidden = _unit(hidden.astype(jnp.float32))
+    hidden = unit_rms(hidden.astype(jnp.float32))
     return jnp.tanh(hidden @ params["kernel_start"] + params["bias_start"])
 
 
@@ -278,8 +278,8 @@ def hydra_states(
     assert embedded.shape[2] == level
     weights = params[f"level_{level}"]
     w = {name: value.astype(hidden.dtype) for name, value in weights.items()}
-    inner = (_unit(hidden) @ w["kernel_in"][0] + w["bias_in"])[:, None]
-    inner += jnp.einsum("BnlD,lDF->BnF", _unit(embedded), w["kernel_in"][1:])
+    inner = (unit_rms(hidden) @ w["kernel_in"][0] + w["bias_in"])[:, None]
+    inner += jnp.einsum("BnlD,lDF->BnF", unit_rms(embedded), w["kernel_in"][1:])
     return hidden[:, None] + jax.nn.silu(inner) @ w["kernel_out"] + w["bias_out"]
 
 
@@ -294,7 +294,7 @@ def _kernel(rng: Array, inputs: int, outputs: int) -> Float[Array, "inputs outpu
     return inputs**-0.5 * jax.random.normal(rng, (inputs, outputs))
 
 
-def _unit(vectors: Float[Array, "... D"]) -> Float[Array, "... D"]:
+def unit_rms(vectors: Float[Array, "... D"]) -> Float[Array, "... D"]:
     """Vectors of root mean square 1: models differ in the size of theirs.
 
     Embeddings tied to the softmax are many times smaller than a hidden state, so that

@@ -171,11 +171,12 @@ class TrainConfig:
                 f"TransformerConfig.max_length = {self.model.trunk.max_length}: lower "
                 "the one or raise the other."
             )
-        if self.model.heads is not None and self.model.heads.has_softmax:
+        heads = self.model.heads
+        if heads is not None and (heads.has_softmax or heads.is_conditioned):
             raise UserError(
-                "BlockHeadsConfig.draft_vocabulary and own_softmax are for heads of a "
-                "model that has been trained already (HeadsTrainConfig): leave them "
-                "out."
+                "BlockHeadsConfig.draft_vocabulary, own_softmax, reads_anchor and "
+                "feature_layers are for heads of a model that has been trained already "
+                "(HeadsTrainConfig): leave them out."
             )
         if self.head_weights is not None:
             weights = self.head_weights

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from bpd_jax.errors import UserError
-from bpd_jax.models.blockwise import count_parameters, parameter_shapes
+from bpd_jax.models.attention import causal_mask
+from bpd_jax.models.blockwise import BlockwiseLM, count_parameters, parameter_shapes
 from bpd_jax.models.config import (
     BlockHeadsConfig,
     BlockwiseConfig,
@@ -179,3 +180,47 @@ def test_a_draft_vocabulary_fits_the_vocabulary(tmp_path):
     config = BlockwiseConfig(TRUNK, HEADS["medusa"])
     save_config(config, tmp_path / "model.json")
     assert load_config(tmp_path / "model.json") == config
+
+
+def test_conditioned_heads_draft_from_the_anchor_and_layers():
+    """The candidates of one call are the logits at that position of the whole text."""
+    trunk = TransformerConfig(17, 2, 8, 12, 2, max_length=16)
+    heads = BlockHeadsConfig(3, 6, reads_anchor=True, feature_layers=(1, 0))
+    config = BlockwiseConfig(trunk, heads)
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda leaf: jnp.asarray(rng.normal(0, 0.5, leaf.shape), leaf.dtype),
+        parameter_shapes(config),
+    )
+    assert params["heads"]["kernel_condition"].shape == (24, 8)
+    tokens, positions = jnp.array([[3, 9, 1, 4]]), jnp.arange(4)[None]
+    mask = causal_mask(jnp.ones((1, 4), int))
+    variables = {"params": params}
+    logits = BlockwiseLM(config).apply(
+        variables, tokens, positions, mask, method="all_logits"
+    )
+    functions = ModelFunctions(config)
+    hidden, _, features = functions.forward_with_features(
+        params, tokens, positions, mask, layers=heads.feature_layers
+    )
+    anchors = functions.greedy_tokens(params, hidden[:, 2])
+    found, log_probs, _ = functions.block_candidates(
+        params, hidden[:, 2], 3, 17, anchors, features[:, 2]
+    )
+    expected = np.asarray(jax.nn.log_softmax(logits[:, 2, 1:]))
+    np.testing.assert_allclose(
+        log_probs, np.take_along_axis(expected, np.asarray(found), -1), rtol=1e-3
+    )
+    other = functions.block_candidates(
+        params, hidden[:, 2], 3, 17, anchors + 1, features[:, 2]
+    )
+    assert not np.array_equal(other[0], found)
+    with pytest.raises(UserError, match="certain token"):
+        functions.block_candidates(params, hidden[:, 2], 3, 17)
+
+
+@pytest.mark.parametrize("choice", [{"kind": "medusa"}, {"own_softmax": True}])
+def test_only_feed_forward_heads_are_conditioned(choice):
+    hidden = None if "kind" in choice else 4
+    with pytest.raises(UserError, match="feed-forward"):
+        BlockHeadsConfig(3, hidden, reads_anchor=True, **choice)

@@ -65,9 +65,11 @@ class DrafterObjective:
 
     def init(self, params: Params, plan: Plan, rng: Array) -> tuple[Params, Params]:
         """A new drafter; frozen are softmax, vocabulary and the model's embedding."""
-        trained = jax.tree.map(
-            lambda x: x.astype(jnp.float32), self.functions.init(rng)
-        )
+        trained = self.functions.init(rng)
+        if self.model.trunk.norm == "rms":
+            # The frozen softmax expects states of the size that the model's norm gives.
+            scale = params["trunk"]["final_norm"]["scale"]
+            trained["final_norm"]["scale"] = jnp.array(scale, jnp.float32)
         softmax = softmax_rows(self.model, params, None)
         frozen = {
             name: value

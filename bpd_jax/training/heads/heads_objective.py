@@ -1,15 +1,17 @@
 """Block heads as an objective: every position is an example of its own."""
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
-from bpd_jax.models.heads import init_heads, is_trained, softmax_rows
+from bpd_jax.models.heads import condition, init_heads, is_trained, softmax_rows
 from bpd_jax.models.heads_files import save_heads
 from bpd_jax.training.heads.base import Base
 from bpd_jax.training.heads.batches import (
@@ -31,7 +33,7 @@ from bpd_jax.training.heads.objective import STATES, training_sample
 from bpd_jax.training.heads.plan import Plan
 from bpd_jax.training.heads.ring import Ring
 from bpd_jax.training.heads.settings import HeadsTrainConfig
-from bpd_jax.typing import Array, Params
+from bpd_jax.typing import AnyArray, Array, Float, Params
 
 # Texts that a ring reads at a time.
 _GROUP = 32
@@ -57,8 +59,8 @@ class HeadsObjective:
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """None: heads start from final hidden states."""
-        return ()
+        """Those that conditioned heads read."""
+        return self.heads.feature_layers
 
     def init(self, params: Params, plan: Plan, rng: Array) -> tuple[Params, Params]:
         """New heads; frozen are `matrix`, their common softmax, and `vocabulary`."""
@@ -68,6 +70,8 @@ class HeadsObjective:
         if not self.heads.own_softmax:
             rows = heads.get("softmax", softmax_rows(self.model, params, None))
             frozen["matrix"] = jnp.asarray(rows, self.config.products)
+        if self.heads.reads_anchor:
+            frozen["embedding"] = params["trunk"]["embedding"]
         return trained, frozen
 
     def loss_and_gradients(
@@ -75,28 +79,56 @@ class HeadsObjective:
     ) -> tuple[Array, LevelSums, Params]:
         """Of a batch of positions."""
         config = self.config
-        return loss_and_gradients(
+        side, pull = None, None
+        if self.heads.is_conditioned:
+            read = functools.partial(self._side, frozen=frozen, batch=batch)
+            side, pull = jax.vjp(read, trained["kernel_condition"])
+        later = None if batch.later is None else jnp.moveaxis(batch.later, 1, 0)
+        loss, sums, gradients, by_side = loss_and_gradients(
             self.heads,
             trained,
             frozen.get("matrix"),
-            jnp.asarray(batch.states),
+            self._hidden(batch.states),
             self._targets(frozen, batch),
             config.lambdas,
-            later=None if batch.later is None else jnp.moveaxis(batch.later, 1, 0),
+            side=side,
+            later=None if later is None else self._hidden(later),
             soft_targets=config.soft_targets,
             products=config.products,
         )
+        if pull is not None and side is not None and by_side is not None:
+            (gradients["kernel_condition"],) = pull(by_side.astype(side.dtype))
+        return loss, sums, gradients
+
+    def _hidden(self, states: AnyArray) -> Float[Array, "... D"]:
+        """The final hidden states, which come first in cached states."""
+        return jnp.asarray(states)[..., : self.model.trunk.d_model]
+
+    def _side(
+        self, kernel: Float[Array, "I C"], *, frozen: Params, batch: PositionBatch
+    ) -> Float[Array, "n C"]:
+        """What conditioned heads read; see `models.heads.condition`."""
+        embedded = None
+        if self.heads.reads_anchor:
+            embedded = frozen["embedding"][jnp.asarray(batch.tokens)[:, 0]]
+        features = jnp.asarray(batch.states)[:, self.model.trunk.d_model :]
+        kernel = kernel.astype(self.config.products)
+        return condition(self.heads, kernel, embedded, features)
 
     def held_out_sums(
         self, trained: Params, frozen: Params, batch: PositionBatch
     ) -> HeldOut:
         """Of a batch of positions."""
+        side = None
+        if self.heads.is_conditioned:
+            side = self._side(trained["kernel_condition"], frozen=frozen, batch=batch)
         return head_sums(
             self.heads,
             trained,
             frozen.get("matrix"),
-            jnp.asarray(batch.states),
+            self._hidden(batch.states),
             self._targets(frozen, batch),
+            side=side,
             products=self.config.products,
         )
 

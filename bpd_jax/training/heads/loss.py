@@ -91,11 +91,12 @@ def loss_and_gradients(
     targets: Targets,
     lambdas: tuple[float, ...],
     *,
+    side: Float[Array, "n C"] | None = None,
     later: Float[Array, "levels n D"] | None = None,
     soft_targets: float = 0.0,
     products: str = "float32",
     chunk: int | None = None,
-) -> tuple[Float[Array, ""], LevelSums, Params]:
+) -> tuple[Float[Array, ""], LevelSums, Params, Float[Array, "n C"] | None]:
     """Σ_h λ_h loss_h, where loss_h is the mean of −log p_h over scored positions.
 
     Args:
@@ -105,60 +106,74 @@ def loss_and_gradients(
       states: of the frozen model.
       targets: see `Targets`.
       lambdas: λ of heads 2 … L.
+      side: what conditioned heads read besides; see `models.heads.condition`.
       later: states with which the model itself predicts the targets; for soft ones.
       soft_targets: share of the targets that is the model's own distribution.
       products: precision of products.
       chunk: positions whose logits exist at a time; None for `chunk_size`.
 
     Returns:
-      The loss, the sums that metrics are made of, and gradients like `trained`.
+      The loss, the sums that metrics are made of, gradients like `trained` of the
+      layers and softmaxes of the heads, and the gradient of `side`.
     """
     own = matrix is None
     rows = trained["softmax"].shape[1] if matrix is None else matrix.shape[0]
     chunk = chunk_size(len(states), rows) if chunk is None else chunk
     shared = None if matrix is None else matrix.astype(products)
     names = layer_shapes(config, states.shape[-1])
-    chunks = states.astype(products).reshape(-1, chunk, states.shape[-1])
+
+    def split(x: Array | None) -> Array | None:
+        return None if x is None else x.reshape(-1, chunk, *x.shape[1:])
 
     def chunk_loss(
         weights: Params,
         softmax: Array,
+        extra: Array | None,
         state: Array,
         places: Array,
         scored: Array,
         after: Array | None,
     ) -> tuple[Array, Array]:
-        found = apply_head(config, weights, state, dtype=products)
+        found = apply_head(config, weights, state, extra, dtype=products)
         teacher = None if after is None else Teacher(after, jnp.float32(soft_targets))
-        weights = scored.astype(jnp.float32)
-        total, _, hits = softmax_loss(found, softmax, places, weights, teacher, own)
+        counts = scored.astype(jnp.float32)
+        total, _, hits = softmax_loss(found, softmax, places, counts, teacher, own)
         return total, jnp.sum(hits & scored, dtype=jnp.float32)
 
-    differentiate = jax.value_and_grad(
-        chunk_loss, (0, 1) if own else (0,), has_aux=True
-    )
+    arguments = (0, 1) if own else (0,) if side is None else (0, 2)
+    differentiate = jax.value_and_grad(chunk_loss, arguments, has_aux=True)
+    state_chunks = split(states.astype(products))
+    side_chunks = split(None if side is None else side.astype(products))
 
-    def add_level(carry: Array, level: Any) -> tuple[Array, Any]:
+    def add_level(carry: Any, level: Any) -> tuple[Any, Any]:
+        total, by_side = carry
         weights, softmax, target, scale, after = level
         softmax = shared if softmax is None else softmax.astype(products)
 
-        def add_chunk(sums: Any, part: Any) -> tuple[Any, None]:
+        def add_chunk(sums: Any, part: Any) -> tuple[Any, Any]:
             (loss, correct), found = differentiate(weights, softmax, *part)
-            return jax.tree.map(jnp.add, sums, (loss, correct, found)), None
+            by_extra = None
+            if side is not None:
+                *found, by_extra = found
+            found = (loss, correct, tuple(found))
+            return jax.tree.map(jnp.add, sums, found), by_extra
 
         # Chunks add up in float32 whatever the precision of products.
         shapes = (weights, softmax) if own else (weights,)
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), shapes)
         start = (jnp.float32(0), jnp.float32(0), zeros)
         parts = (
-            chunks,
-            target.places.reshape(-1, chunk),
-            target.scored.reshape(-1, chunk),
-            None if after is None else after.reshape(chunks.shape),
+            side_chunks,
+            state_chunks,
+            split(target.places),
+            split(target.scored),
+            split(after),
         )
-        (loss, correct, found), _ = jax.lax.scan(add_chunk, start, parts)
+        (loss, correct, found), by_extra = jax.lax.scan(add_chunk, start, parts)
         found = jax.tree.map(lambda x: scale * x, found)
-        return carry + scale * loss, (loss, correct, found)
+        if by_extra is not None:
+            by_side += scale * by_extra.reshape(by_side.shape).astype(jnp.float32)
+        return (total + scale * loss, by_side), (loss, correct, found)
 
     scored = targets.scored.sum(1, dtype=jnp.float32)
     valid = targets.valid.sum(1, dtype=jnp.float32)
@@ -166,10 +181,11 @@ def loss_and_gradients(
     layers = {name: trained[name] for name in names}
     softmaxes = trained["softmax"] if own else None
     every_level = (layers, softmaxes, targets, scale, later)
-    total, (losses, correct, found) = jax.lax.scan(
-        add_level, jnp.float32(0), every_level
+    nothing = None if side is None else jnp.zeros(side.shape, jnp.float32)
+    (total, by_side), (losses, correct, found) = jax.lax.scan(
+        add_level, (jnp.float32(0), nothing), every_level
     )
     gradients = dict(found[0])
     if own:
         gradients["softmax"] = found[1]
-    return total, LevelSums(losses, correct, scored, valid), gradients
+    return total, LevelSums(losses, correct, scored, valid), gradients, by_side

@@ -20,10 +20,12 @@ def head_sums(
     states: Float[Array, "n D"],
     targets: Targets,
     *,
+    side: Float[Array, "n C"] | None = None,
     products: str = "float32",
 ) -> HeldOut:
     """Sums over some positions; see `loss_and_gradients` for the arguments."""
     states = states.astype(products)
+    side = None if side is None else side.astype(products)
     width = states.shape[-1]
     rows = heads["softmax"].shape[1] if matrix is None else matrix.shape[0]
     chunk = chunk_size(len(states), rows)
@@ -33,8 +35,8 @@ def head_sums(
         softmax = jnp.asarray(matrix if own is None else own, products)
 
         def look(part: Any) -> tuple[Array, Array]:
-            state, places, scored = part
-            state = apply_head(config, weights, state, dtype=products)
+            extra, state, places, scored = part
+            state = apply_head(config, weights, state, extra, dtype=products)
             logits = jnp.einsum(
                 "nD,VD->nV", state, softmax, preferred_element_type=jnp.float32
             )
@@ -43,6 +45,7 @@ def head_sums(
             return jnp.sum(losses, where=scored), jnp.sum(logits > found, 1)
 
         parts = (
+            None if side is None else side.reshape(-1, chunk, side.shape[-1]),
             states.reshape(-1, chunk, width),
             target.places.reshape(-1, chunk),
             target.scored.reshape(-1, chunk),

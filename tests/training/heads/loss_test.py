@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bpd_jax.models.config import BlockHeadsConfig
-from bpd_jax.models.heads import apply_head, head_shapes, is_trained
+from bpd_jax.models.heads import apply_head, condition, head_shapes, is_trained
 from bpd_jax.training.heads.loss import (
     Targets,
     chunk_size,
@@ -59,7 +59,7 @@ def plain_loss(config, trained, matrix, states, targets):
 def test_loss_and_gradients_equal_those_of_the_plain_loss(name, chunk):
     config = CONFIGS[name]
     trained, matrix, states, targets = arrays(config)
-    loss, sums, gradients = loss_and_gradients(
+    loss, sums, gradients, _ = loss_and_gradients(
         config, trained, matrix, states, targets, LAMBDAS, chunk=chunk
     )
     want, want_gradients = jax.value_and_grad(plain_loss, 1)(
@@ -96,7 +96,7 @@ def test_soft_targets_are_the_models_own_expectations(share, chunk):
             total += LAMBDAS[level] * mean
         return total
 
-    loss, _, gradients = loss_and_gradients(
+    loss, _, gradients, _ = loss_and_gradients(
         config,
         trained,
         matrix,
@@ -123,13 +123,58 @@ def test_a_head_without_targets_contributes_nothing():
         jnp.stack([targets.scored[0], nothing]),
         jnp.stack([targets.valid[0], nothing]),
     )
-    loss, sums, gradients = loss_and_gradients(
+    loss, sums, gradients, _ = loss_and_gradients(
         config, trained, matrix, states, some, LAMBDAS
     )
     assert float(sums.loss[1]) == float(sums.valid[1]) == 0
     np.testing.assert_allclose(loss, sums.loss[0] / sums.scored[0], rtol=1e-6)
     assert float(jnp.abs(gradients["kernel_out"][0]).max()) > 0
     assert float(jnp.abs(gradients["kernel_out"][1]).max()) == 0
+
+
+@pytest.mark.parametrize("chunk", [None, 4])
+def test_gradients_of_conditioned_heads(chunk):
+    config = BlockHeadsConfig(
+        3, 7, draft_vocabulary=13, feature_layers=(2, 0), reads_anchor=True, condition=5
+    )
+    trained, matrix, states, targets = arrays(config)
+    rng = np.random.default_rng(4)
+    embedded = jnp.asarray(rng.normal(0, 0.01, (N, WIDTH)), jnp.float32)
+    features = jnp.asarray(rng.normal(0, 20, (N, 2 * WIDTH)), jnp.float32)
+
+    def plain(trained):
+        side = condition(config, trained["kernel_condition"], embedded, features)
+        total = 0.0
+        for level, weight in enumerate(LAMBDAS):
+            w = {k: v[level] for k, v in trained.items() if k != "kernel_condition"}
+            inner = states @ w["kernel_in"] + side @ w["kernel_side"] + w["bias_in"]
+            state = states + jax.nn.silu(inner) @ w["kernel_out"] + w["bias_out"]
+            log_probs = jax.nn.log_softmax(state @ matrix.T)
+            found = log_probs[jnp.arange(N), targets.places[level]]
+            count = targets.scored[level].sum()
+            total -= weight * jnp.sum(found, where=targets.scored[level]) / count
+        return total
+
+    want, want_gradients = jax.value_and_grad(plain)(trained)
+    side, pull = jax.vjp(
+        lambda kernel: condition(config, kernel, embedded, features),
+        trained["kernel_condition"],
+    )
+    # All inputs count alike, however large they are.
+    expected = [embedded, *jnp.split(features, 2, -1)]
+    expected = [x / np.sqrt(np.mean(x**2, -1, keepdims=True)) for x in expected]
+    np.testing.assert_allclose(
+        side, np.concatenate(expected, -1) @ trained["kernel_condition"], rtol=1e-3
+    )
+    loss, _, gradients, by_side = loss_and_gradients(
+        config, trained, matrix, states, targets, LAMBDAS, side=side, chunk=chunk
+    )
+    gradients["kernel_condition"] = pull(by_side)[0]
+    np.testing.assert_allclose(loss, want, rtol=1e-5)
+    assert gradients.keys() == want_gradients.keys()
+    for key, gradient in want_gradients.items():
+        assert float(jnp.abs(gradient).max()) > 1e-3
+        np.testing.assert_allclose(gradients[key], gradient, atol=1e-5, err_msg=key)
 
 
 def test_bfloat16_products_are_close():
@@ -141,7 +186,7 @@ def test_bfloat16_products_are_close():
         )
         for products in ("float32", "bfloat16")
     ]
-    (loss, _, exact), (rough_loss, _, rough) = both
+    (loss, _, exact, _), (rough_loss, _, rough, _) = both
     np.testing.assert_allclose(rough_loss, loss, rtol=2e-2)
     for key, gradient in exact.items():
         assert rough[key].dtype == jnp.float32

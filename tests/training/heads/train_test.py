@@ -125,8 +125,9 @@ def test_a_finished_run_again_keeps_what_it_took(tmp_path, config, model, params
     [
         BlockHeadsConfig(3, kind="medusa", layers=2),
         BlockHeadsConfig(3, 16, own_softmax=True, draft_vocabulary=12),
+        BlockHeadsConfig(3, 16, reads_anchor=True, feature_layers=(0,)),
     ],
-    ids=["medusa", "own softmax"],
+    ids=["medusa", "own softmax", "conditioned"],
 )
 def test_other_heads_train_too(tmp_path, config, heads, model, params):
     config = dataclasses.replace(config, heads=heads, epochs=12, products="bfloat16")

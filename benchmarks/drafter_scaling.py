@@ -1,0 +1,168 @@
+"""Accepted tokens against the amount of training: a table and a chart of finished runs.
+
+    python -m benchmarks.drafter_scaling --runs=runs/scaling
+
+Reads `heads/heads.json` and `drafter/drafter.json` of every folder in `--runs`, which
+tell what was measured at the end of each training (`training.heads.held_out`): accuracy
+by position on held-out texts and on texts of the training, and the expected tokens per
+call with one draft. Writes one JSON file, a table in Markdown and a chart beside it.
+"""
+
+import json
+import pathlib
+import sys
+from typing import Any
+
+from absl import flags
+
+from bpd_jax import cli, files
+from bpd_jax.errors import UserError
+from bpd_jax.reporting import build, charts
+from bpd_jax.reporting.exhibits import LINES, Chart, Series
+
+RUNS = flags.DEFINE_string("runs", None, "folder of the folders of runs.")
+OUTPUT = flags.DEFINE_string(
+    "output", "benchmarks/results/drafter_scaling.json", "file of the results."
+)
+
+_HEADERS = ("heads/heads.json", "drafter/drafter.json")
+
+
+def main() -> None:
+    """Reads, prints, writes."""
+    rows = read_runs(pathlib.Path(cli.required("runs")))
+    output = pathlib.Path(OUTPUT.value)
+    result = {
+        "command": " ".join(["python -m benchmarks.drafter_scaling", *sys.argv[1:]]),
+        "date": build.today(),
+        "versions": build.versions(),
+        "runs": rows,
+    }
+    text = table(rows)
+    _write(output, json.dumps(result, indent=2) + "\n")
+    _write(output.with_suffix(".md"), text)
+    _write(output.with_suffix(".svg"), charts.standalone(chart(rows)))
+    print(text)
+    print(f"written to {output}")
+
+
+def read_runs(folder: pathlib.Path) -> list[dict[str, Any]]:
+    """One row for each finished run, by arm and number of positions.
+
+    Raises:
+      UserError: there is none, or the header of one cannot be read.
+    """
+    paths = [path for name in _HEADERS for path in folder.glob(f"*/{name}")]
+    if not paths:
+        raise UserError(f"{folder} holds no finished run of heads or block drafters.")
+    rows = [_row(path) for path in paths]
+    return sorted(rows, key=lambda row: (row["arm"], row["positions"], row["run"]))
+
+
+def _row(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+        facts = about["facts"]
+        return {
+            "run": path.parent.parent.name,
+            "arm": arm_of(about["config"]),
+            "positions": facts["positions"],
+            "steps": facts["steps"],
+            "batch_size": facts["settings"]["batch_size"],
+            "epochs": facts["steps"]
+            * facts["settings"]["batch_size"]
+            / facts["positions"],
+            "megabytes": round(
+                sum(f.stat().st_size for f in path.parent.iterdir()) / 1e6, 2
+            ),
+            "seconds": facts["seconds"],
+            "held_out": _measured(facts),
+            "train": None if facts["train"] is None else _measured(facts["train"]),
+            "versions": facts["versions"],
+        }
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"cannot read the measurements in {path} ({error!r}): train it again."
+        ) from error
+
+
+def _measured(facts: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "tokens_per_call": facts["tokens_per_call"],
+        "top_1": facts["top"]["1"],
+        "top_16": facts["top"]["16"],
+        "chain": facts["chain"],
+    }
+
+
+def arm_of(config: dict[str, Any]) -> str:
+    """The kind of drafter that a header describes."""
+    if "block_size" in config:
+        markov = " with a Markov head" if config["markov_rank"] else ""
+        return f"block drafter of {config['num_layers']} layers{markov}"
+    if config.get("reads_anchor") or config.get("feature_layers"):
+        return "conditioned heads"
+    return "heads"
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Markdown: a line for each run."""
+    lines = [
+        "| arm | positions | tokens per call, held out (training) "
+        "| top-1 of positions 1, 2, 3, 5, held out (training) | top-16 | MB |",
+        "|---|--:|--:|---|---|--:|",
+    ]
+    for row in rows:
+        held_out, train = row["held_out"], row["train"]
+        learnt = f" ({train['tokens_per_call']:.2f})" if train else ""
+        top = _positions(held_out["top_1"])
+        top += f" ({_positions(train['top_1'])})" if train else ""
+        lines.append(
+            f"| {row['arm']} | {row['positions']:,} "
+            f"| {held_out['tokens_per_call']:.2f}{learnt} | {top} "
+            f"| {_positions(held_out['top_16'])} | {row['megabytes']:.1f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _positions(values: list[float]) -> str:
+    """Percentages of positions 1, 2, 3 and 5, as far as there are that many."""
+    picked = [values[j - 1] for j in (1, 2, 3, 5) if j <= len(values)]
+    return " / ".join(f"{100 * value:.0f}" for value in picked) + " %"
+
+
+def chart(rows: list[dict[str, Any]]) -> Chart:
+    """Tokens per call over positions; a line for each arm, dashed on training texts."""
+    series = []
+    for arm in dict.fromkeys(row["arm"] for row in rows):
+        mine = [row for row in rows if row["arm"] == arm]
+        for part, dashed in (("held_out", False), ("train", True)):
+            points = [row for row in mine if row[part] is not None]
+            if not points:
+                continue
+            series.append(
+                Series(
+                    f"{arm}, {'texts of the training' if dashed else 'held-out texts'}",
+                    [float(row["positions"]) for row in points],
+                    [row[part]["tokens_per_call"] for row in points],
+                    dashed=dashed,
+                )
+            )
+    return Chart(
+        "drafter_scaling",
+        "Accepted tokens per call with one draft",
+        LINES,
+        "positions of the training",
+        "tokens per call",
+        series,
+        logarithmic=True,
+    )
+
+
+def _write(path: pathlib.Path, text: str) -> None:
+    with files.replacing_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    cli.run(main)

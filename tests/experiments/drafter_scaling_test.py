@@ -1,0 +1,73 @@
+"""The scaling table is made of the headers of finished runs."""
+
+import json
+
+import pytest
+
+from benchmarks import drafter_scaling
+from bpd_jax.errors import UserError
+from bpd_jax.reporting import charts
+
+
+def write_run(folder, kind, config, positions, tokens):
+    measured = {
+        "tokens_per_call": tokens,
+        "top": {"1": [0.5, 0.25, 0.125], "16": [0.9, 0.8, 0.7]},
+        "chain": [0.5, 0.2, 0.1],
+    }
+    facts = {
+        **measured,
+        "train": measured | {"tokens_per_call": tokens + 1},
+        "positions": positions,
+        "steps": positions // 50,
+        "seconds": 3.0,
+        "settings": {"batch_size": 100},
+        "versions": {},
+    }
+    path = folder / f"{kind}_{positions}" / kind
+    path.mkdir(parents=True)
+    about = json.dumps({"config": config, "facts": facts})
+    (path / f"{kind}.json").write_text(about)
+
+
+@pytest.fixture
+def runs(tmp_path):
+    drafter = {"block_size": 4, "num_layers": 2, "markov_rank": 0}
+    write_run(tmp_path, "drafter", drafter, 4000, 1.9)
+    write_run(tmp_path, "drafter", drafter, 1000, 1.5)
+    write_run(tmp_path, "heads", {"num_heads": 4}, 1000, 1.25)
+    (tmp_path / "unfinished").mkdir()
+    return tmp_path
+
+
+def test_finished_runs_make_a_table_and_a_chart(runs):
+    rows = drafter_scaling.read_runs(runs)
+    assert [(row["arm"], row["positions"]) for row in rows] == [
+        ("block drafter of 2 layers", 1000),
+        ("block drafter of 2 layers", 4000),
+        ("heads", 1000),
+    ]
+    assert rows[1]["epochs"] == 2
+    lines = drafter_scaling.table(rows).splitlines()
+    assert len(lines) == 2 + 3
+    assert "1.90 (2.90)" in lines[3]
+    assert "50 / 25 / 12 % (50 / 25 / 12 %)" in lines[3]
+    chart = drafter_scaling.chart(rows)
+    assert [series.y for series in chart.series] == [
+        [1.5, 1.9],
+        [2.5, 2.9],
+        [1.25],
+        [2.25],
+    ]
+    assert charts.standalone(chart).startswith("<svg")
+
+
+def test_runs_that_cannot_be_compared_are_told(runs):
+    with pytest.raises(UserError, match="no finished run"):
+        drafter_scaling.read_runs(runs / "unfinished")
+    path = runs / "heads_1000" / "heads" / "heads.json"
+    about = json.loads(path.read_text())
+    del about["facts"]["tokens_per_call"]
+    path.write_text(json.dumps(about))
+    with pytest.raises(UserError, match="train it again"):
+        drafter_scaling.read_runs(runs)
