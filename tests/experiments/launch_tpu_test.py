@@ -54,9 +54,11 @@ def test_tpu_dry_run(dry_run):
         [*OF_SLICE, "--topology=v4:4x4x4", PRETRAIN, "--workdir=/x", "--dry_run"],
         [*OF_SLICE, "--topology=v5e:2x4", *FINETUNE, "--dry_run"],
     )
-    assert good.status == 0, good.err
+    assert good.returncode == 0, good.stderr
     commands = [
-        shlex.split(line) for line in good.out.splitlines() if line[:1] not in ("", "#")
+        shlex.split(line)
+        for line in good.stdout.splitlines()
+        if line[:1] not in ("", "#")
     ]
     verbs = [
         words[4] if words[0] == "gcloud" else " ".join(words[:2]) for words in commands
@@ -96,9 +98,9 @@ def test_tpu_dry_run(dry_run):
         ],
         strict=True,
     ):
-        assert done.status == 1
-        assert words in done.err
-        assert done.err.count("\n") == 1
+        assert done.returncode == 1
+        assert words in done.stderr
+        assert done.stderr.count("\n") == 1
 
 
 def test_a_v4_chip_is_one_device_or_two():
