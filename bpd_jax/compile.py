@@ -31,14 +31,17 @@ from bpd_jax.compilation.programs import (
 from bpd_jax.compilation.topology import find_slice
 from bpd_jax.errors import UserError
 from bpd_jax.files import check_writable, replacing_file
-from bpd_jax.models.partitioning import make_mesh
 from bpd_jax.training.config import TrainConfig
+from bpd_jax.training.slices import make_mesh
 
 _PROGRAMS = ("train", "decode")
 _SHAPES = DecodeShapes()
 
 _TOPOLOGY = flags.DEFINE_string(
     "topology", None, "The slice: a chip and its sides, as v4:4x4x4 or v5e:4x4."
+)
+_SLICES = flags.DEFINE_integer(
+    "slices", 1, "Slices that work together, joined by the data centre's network."
 )
 _PROGRAM = flags.DEFINE_list(
     "program", ["train"], "What to compile: train, decode, or train,decode."
@@ -79,7 +82,7 @@ def main() -> None:
     if _HLO.value:
         for name in _PROGRAM.value:
             check_writable(pathlib.Path(_HLO.value, f"{name}.txt"))
-    where = find_slice(cli.required("topology"))
+    where = find_slice(cli.required("topology"), _SLICES.value)
     config = configuration.parse_flags(TrainConfig).value
     mesh = make_mesh(config.mesh, where.devices)
     makers = {

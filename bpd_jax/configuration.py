@@ -32,6 +32,7 @@ from bpd_jax.models.config import (
     BlockwiseConfig,
     TransformerConfig,
 )
+from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.partitioning import MeshConfig
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.studies.config import StudyConfig
@@ -41,7 +42,9 @@ from bpd_jax.training.heads.settings import HeadsTrainConfig
 
 T = TypeVar("T")
 
-_ROOT = pathlib.Path(__file__).resolve().parent.parent
+_PACKAGE = pathlib.Path(__file__).resolve().parent
+# Holds gin_configs/: a wheel has them inside the package, a checkout beside it.
+_ROOT = _PACKAGE if (_PACKAGE / "gin_configs").is_dir() else _PACKAGE.parent
 _COMMAND_LINE = "the command line"
 _REQUIRED = "gin.REQUIRED"
 # The macro that the files of gin_configs/tasks/ define.
@@ -82,6 +85,7 @@ def register(configurable: Callable[..., Any]) -> None:
 
 
 for _configurable in (
+    BlockDrafterConfig,
     BlockHeadsConfig,
     BlockwiseConfig,
     ComputeConfig,
@@ -177,7 +181,7 @@ def parse_flags(kind: type[T], *others: type[T]) -> Parsed[T]:
     if not _GIN_FILE.value:
         raise UserError(
             "--gin_file is missing: give a configuration file, such as "
-            "--gin_file=experiments/demo/demo.gin."
+            "--gin_file=runs/pretrain.gin."
         )
     return parse(_GIN_FILE.value, _GIN_BINDINGS.value, kind, *others)
 
@@ -196,8 +200,10 @@ def parse(
 ) -> Parsed[T]:
     """Reads files, then single settings, and builds a `kind` from them.
 
-    Files are looked up from the working directory, then from the folder that holds
-    `gin_configs/`. gin's own state is as clean afterwards as before.
+    A file is looked up in the working directory, in the folder that holds
+    `gin_configs/`, and in `gin_configs/` itself, so that `runs/pretrain.gin` and
+    `gin_configs/runs/pretrain.gin` name the same file. gin's own state is as clean
+    afterwards as before.
 
     Args:
       paths: configuration files; later settings override earlier ones.
@@ -240,17 +246,12 @@ class _Reader:
 
     def read_file(self, name: str, place: str) -> None:
         """Reads a file that is mentioned at `place`."""
-        found = [path for path in (pathlib.Path(name), _ROOT / name) if path.is_file()]
-        if not found:
-            raise UserError(
-                f"{place} names the configuration file {name}, which does not exist "
-                f"here or in {_ROOT}."
-            )
+        name, path = _find_file(name, place)
         if self.files.count(name) > 1:
             raise UserError(f"{place} includes {name}, which includes itself.")
         self.files.append(name)
         try:
-            with found[0].open(encoding="utf-8") as stream:
+            with path.open(encoding="utf-8") as stream:
                 self._read(config_parser.ConfigParser(stream, ParserDelegate()), name)
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read {name}: {error}.") from error
@@ -366,6 +367,26 @@ class _Reader:
                     f"{setting.place}: nothing uses {setting.name}"
                     f"{_suggest(setting.name, sorted(used - {_REQUIRED}))}."
                 )
+
+
+def _find_file(name: str, place: str) -> tuple[str, pathlib.Path]:
+    """The full name of a configuration file that is mentioned at `place`, its path.
+
+    Raises:
+      UserError: there is no such file.
+    """
+    full = f"gin_configs/{name}"
+    for each, path in (
+        (name, pathlib.Path(name)),
+        (name, _ROOT / name),
+        (full, _ROOT / full),
+    ):
+        if path.is_file():
+            return each, path
+    raise UserError(
+        f"{place} names the configuration file {name}, which does not exist in this "
+        f"folder, in {_ROOT} or in {_ROOT / 'gin_configs'}."
+    )
 
 
 def _macros(value: object) -> Iterator[str]:

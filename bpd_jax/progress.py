@@ -1,8 +1,14 @@
-"""Progress bars: live in a terminal, a line now and then in a log file."""
+"""Progress bars: live in a terminal, a line now and then in a log file.
 
+What is shown never ends or blocks the work: output that nobody can read any more, of a
+terminal that was closed or a pipe that is full, is dropped.
+"""
+
+import os
+import select
 import sys
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 from tqdm import tqdm
 
@@ -43,6 +49,59 @@ def bar(
         dynamic_ncols=live,
         ncols=None if live else 88,
         ascii=None if live else " -",
-        file=sys.stderr,
+        file=_Forgiving(sys.stderr),
         **kwargs,
     )
+
+
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Prints a line, to standard output unless told otherwise, if it can be read."""
+    _Forgiving(sys.stdout if stream is None else stream).write(f"{text}\n")
+
+
+class _Forgiving:
+    """A text stream whose writes are dropped where the original's fail or block."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        """Writes and flushes, or drops the text."""
+        try:
+            if not self._stream.closed and _accepts(self._stream):
+                self._stream.write(text)
+                self._stream.flush()
+        except OSError:
+            _discard(self._stream)
+
+    def flush(self) -> None:
+        """Does nothing: `write` flushes."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _accepts(stream: TextIO) -> bool:
+    """Whether a write would not block; False for a pipe that is full."""
+    try:
+        descriptor = stream.fileno()
+    except (OSError, ValueError):  # Not a file, such as a StringIO.
+        return True
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    return bool(poll.poll(0))
+
+
+def _discard(stream: TextIO) -> None:
+    """Sends all further output of a stream to nowhere.
+
+    What its buffer still holds would otherwise fail when the process exits, and change
+    its exit status.
+    """
+    try:
+        descriptor = stream.fileno()
+    except (OSError, ValueError):
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)

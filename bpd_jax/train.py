@@ -30,11 +30,11 @@ from bpd_jax import cli, configuration
 from bpd_jax.configuration import Parsed
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.errors import UserError
-from bpd_jax.models.partitioning import make_mesh
 from bpd_jax.training import distributed, plan, trainer
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.heads import train as heads
 from bpd_jax.training.heads.settings import HeadsTrainConfig
+from bpd_jax.training.slices import make_mesh
 from bpd_jax.typing import Params
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")

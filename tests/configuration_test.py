@@ -56,6 +56,22 @@ def test_builds_the_objects_from_any_working_directory(write):
     assert config.optimizer.learning_rate == 1e-3
 
 
+def test_a_short_name_means_the_same_file(write):
+    write(RUN.replace("gin_configs/", ""))
+    short = parse(["run.gin"], [], TrainConfig)
+    full = parse([write(RUN, "full.gin")], [], TrainConfig)
+    assert short.value == full.value
+    assert short.files[1:] == full.files[1:]
+    assert short.files[1] == "gin_configs/models/tiny.gin"
+
+
+def test_a_file_of_the_working_directory_comes_first(write, tmp_path):
+    (tmp_path / "runs").mkdir()
+    write("include 'gin_configs/runs/train.gin'\nSTEPS = 5\n", "runs/train.gin")
+    write(RUN.replace("gin_configs/runs/", "runs/").replace("STEPS = 7\n", ""))
+    assert parse(["run.gin"], [], TrainConfig).value.steps == 5
+
+
 def test_every_statement_remembers_its_place(write):
     parsed = parse([write(RUN)], ["STEPS = 9"], TrainConfig)
     assert parsed.files == (
@@ -255,7 +271,9 @@ def test_finetuning_is_the_paper_s(monkeypatch):
     assert (config.batch_size, config.length, config.steps) == (2, 2048, 100_000)
     assert config.optimizer.learning_rate == 1e-4
     assert config.optimizer.schedule == "cosine"
-    assert (config.start, config.task) == ("base", ExampleTask("squad"))
+    # Two examples, each in a row of its own; none chooses a checkpoint and is reported.
+    squad = ExampleTask("squad", validation_from="train", packed=False)
+    assert (config.start, config.task) == ("base", squad)
     assert config.patience is not None
     assert config.batch_size % config.mesh.fsdp == 0
 

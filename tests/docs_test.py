@@ -10,8 +10,9 @@ import sys
 
 import pytest
 
-from bpd_jax.decoding.methods import KINDS, SEARCHES
+from bpd_jax.decoding.aliases import ALIASES
 from bpd_jax.decoding.options import ACCEPTANCES, VERIFICATIONS
+from bpd_jax.drafting.parts import RefinerPart, SourcePart, StandalonePart, parts
 from tests.commands import call
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -67,16 +68,13 @@ def test_the_tour_of_decoding_runs(trained: pathlib.Path, tmp_path: pathlib.Path
 def test_the_tour_of_decoding_names_everything() -> None:
     text = DECODING.read_text()
     _, methods, rest = re.split(r"^## 3\..*|^## 4\..*", text, flags=re.MULTILINE)
-    rows = {
-        row.split("`")[1].partition(":")[0]: row
-        for row in methods.splitlines()
-        if row.startswith("| `")
-    }
-    assert list(rows) == list(KINDS)
-    for kind in KINDS.values():
-        assert f" | {kind.summary} | " in rows[kind.name]
-        assert rows[kind.name].endswith(f" | {kind.reference} |")
-    for name in (*SEARCHES, *ACCEPTANCES):
+    rows = re.findall(r"^\| `(\w+)[:`]", methods, re.MULTILINE)
+    engines = {"ngram_viterbi", "ngram_fst"}  # They share a row.
+    assert set(rows) == {*parts(), *ALIASES, "auto"} - engines
+    for part in parts().values():
+        if issubclass(part, (SourcePart, StandalonePart, RefinerPart)):
+            assert part.reference in methods
+    for name in ACCEPTANCES:
         assert f"\n| `{name}` | " in rest
     for layout in VERIFICATIONS:
         assert f'"{layout}"' in rest

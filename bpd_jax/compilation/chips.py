@@ -13,7 +13,8 @@ class Chip:
     documentation for FLOPs, HBM and the shape of the network, and the table of chapter
     2 of "How to Scale Your Model" (Austin et al. 2025) for one link in one direction.
     `usable` is what the compiler says it has, in the message with which it refuses a
-    program that needs more.
+    program that needs more. `network` is an even share of the figure of a pod of 256
+    chips on the page "TPU v6e", which has those of v5e too.
 
     Attributes:
       name: as a topology begins, such as `v4`.
@@ -25,6 +26,8 @@ class Chip:
       link: bytes per second of one link in one direction.
       dimensions: of the torus that joins the chips.
       wraps: a side of a slice closes to a ring if its length is a multiple of this.
+      network: bytes per second that a chip can send to other slices; None where no
+        public figure is known.
     """
 
     name: str
@@ -35,6 +38,7 @@ class Chip:
     link: float
     dimensions: int
     wraps: int
+    network: float | None = None
 
 
 def _gib(size: float) -> int:
@@ -46,9 +50,9 @@ CHIPS = {
     for chip in (
         Chip("v4", 2, 275e12, 1.228e12, _gib(15.25), 4.5e10, 3, 4),
         Chip("v4-megacore", 1, 275e12, 1.228e12, _gib(30.75), 4.5e10, 3, 4),
-        Chip("v5e", 1, 197e12, 8.19e11, _gib(15.75), 4.5e10, 2, 16),
+        Chip("v5e", 1, 197e12, 8.19e11, _gib(15.75), 4.5e10, 2, 16, 6.4e12 / 8 / 256),
         Chip("v5p", 1, 459e12, 2.765e12, _gib(95.74), 9e10, 3, 4),
-        Chip("v6e", 1, 918e12, 1.638e12, _gib(31.25), 9e10, 2, 16),
+        Chip("v6e", 1, 918e12, 1.638e12, _gib(31.25), 9e10, 2, 16, 25.6e12 / 8 / 256),
     )
 }
 

@@ -50,6 +50,10 @@ _FREE_CALLS = frozenset(
 )
 
 
+# Carries data from one slice to another, by way of the hosts.
+_MEGASCALE = "xla_megascale_runtime"
+
+
 @dataclasses.dataclass(frozen=True)
 class Costs:
     """Of one device.
@@ -62,6 +66,8 @@ class Costs:
       collectives: how often each runs.
       kernels: how often each custom call runs, by name.
       open_loops: loops whose turns are not known; one of each is counted.
+      network: bytes handed over for other TPU slices, by the kind of exchange, such as
+        `ALL_REDUCE`.
     """
 
     flops: float = 0.0
@@ -69,6 +75,7 @@ class Costs:
     collectives: Counter[Collective] = dataclasses.field(default_factory=Counter)
     kernels: Counter[str] = dataclasses.field(default_factory=Counter)
     open_loops: int = 0
+    network: Counter[str] = dataclasses.field(default_factory=Counter)
 
     @property
     def hbm_bytes(self) -> float:
@@ -83,6 +90,7 @@ class Costs:
             self.collectives + other.collectives,
             self.kernels + other.kernels,
             self.open_loops + other.open_loops,
+            self.network + other.network,
         )
 
     def times(self, count: int) -> "Costs":
@@ -93,6 +101,7 @@ class Costs:
             Counter({key: count * n for key, n in self.collectives.items()}),
             Counter({key: count * n for key, n in self.kernels.items()}),
             self.open_loops,
+            Counter({key: count * n for key, n in self.network.items()}),
         )
 
 
@@ -155,7 +164,12 @@ def _one(
         found = collective_of(computation, instruction, devices)
         return Costs(collectives=Counter({found: 1}))
     own = Costs()
-    if opcode == "fusion":
+    if opcode == "send" and _MEGASCALE in instruction.attributes:
+        # The runtime on the host sends it on.
+        kind = instruction.word("_xla_megascale_transfer_type").strip('"')
+        nbytes = computation.operands(instruction)[0].nbytes
+        own = Costs(network=Counter({kind: nbytes}))
+    elif opcode == "fusion":
         own = of(instruction.called[0], True)
     elif opcode == "custom-call":
         target = instruction.word("custom_call_target")

@@ -11,7 +11,12 @@ from jax.sharding import Mesh
 from bpd_jax.compilation.costs import Costs, costs_of
 from bpd_jax.compilation.hlo import parse
 from bpd_jax.compilation.programs import Program
-from bpd_jax.compilation.roofline import Roofline, link_bytes, roofline
+from bpd_jax.compilation.roofline import (
+    Roofline,
+    link_bytes,
+    network_bytes,
+    roofline,
+)
 from bpd_jax.compilation.topology import Slice
 from bpd_jax.errors import UserError
 from bpd_jax.files import replacing_file
@@ -60,7 +65,8 @@ class Measured:
       memory: see `Memory`.
       xla_flops: the compiler's own count, in which the body of a loop counts once.
       costs: with loops; see `costs`.
-      link_bytes: sent to other chips.
+      link_bytes: sent to other chips of the slice.
+      network_bytes: sent to other slices.
       times: the roofline.
       peak_flops: of one core.
     """
@@ -72,6 +78,7 @@ class Measured:
     xla_flops: float
     costs: Costs
     link_bytes: float
+    network_bytes: float
     times: Roofline
     peak_flops: float
 
@@ -120,8 +127,10 @@ def compile_for(
     if folder is not None:
         with replacing_file(pathlib.Path(folder) / f"{program.name}.txt") as path:
             path.write_text(text, encoding="utf-8")
-    costs = costs_of(parse(text), mesh.size)
-    places = [device.coords for device in mesh.devices.flat]
+    # One program for a slice; its partitions are the devices of the first one.
+    partitions = mesh.size // where.slices
+    costs = costs_of(parse(text), partitions)
+    places = [device.coords for device in mesh.devices.flat[:partitions]]
     return Measured(
         program=program,
         cores=mesh.size,
@@ -137,7 +146,8 @@ def compile_for(
         xla_flops=counted["flops"],
         costs=costs,
         link_bytes=link_bytes(costs, places),
-        times=roofline(costs, chip, where.sides, places),
+        network_bytes=network_bytes(costs, where.slices),
+        times=roofline(costs, chip, where.sides, places, where.slices),
         peak_flops=chip.flops / chip.cores,
     )
 

@@ -58,10 +58,17 @@ def table(where: Slice, mesh: dict[str, int], found: Sequence[Measured]) -> Tabl
     )
     row("bytes, HBM", *(f"{one.costs.hbm_bytes / 1e9:,.2f} GB" for one in found))
     row("bytes, links", *(f"{one.link_bytes / 1e9:,.3f} GB" for one in found))
+    several = where.slices > 1
+    if several:
+        row("bytes, network", *(f"{one.network_bytes / 1e9:,.3f} GB" for one in found))
     row("loops counted as one turn", *(f"{one.costs.open_loops}" for one in found))
     made.add_section()
     for name in ("compute", "memory", "links"):
         row(f"least time, {name}", *(_ms(getattr(one.times, name)) for one in found))
+    if several and chip.network is None:
+        row("least time, network", *("not known" for _ in found))
+    elif several:
+        row("least time, network", *(_ms(one.times.network) for one in found))
     row(
         "roofline",
         *(f"{_ms(one.times.seconds)} ({one.times.bound})" for one in found),
@@ -107,6 +114,7 @@ def as_json(
     return {
         "topology": where.name,
         "cores": len(where.devices),
+        "slices": where.slices,
         "mesh": dict(mesh),
         "chip": dataclasses.asdict(where.chip),
         "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
@@ -127,6 +135,7 @@ def _figures(one: Measured) -> dict[str, Any]:
         },
         "hbm_bytes_per_core": one.costs.hbm_bytes,
         "link_bytes_per_core": one.link_bytes,
+        "network_bytes_per_core": one.network_bytes,
         "collectives": [
             dict(zip(("kind", "group", "times", "bytes_sent"), row, strict=True))
             for row in summed_collectives(one)

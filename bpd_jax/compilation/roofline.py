@@ -15,22 +15,28 @@ class Roofline:
     compute: float
     memory: float
     links: float
+    network: float = 0.0
 
     @property
     def seconds(self) -> float:
         """The longest: no program takes less, however well they overlap."""
-        return max(self.compute, self.memory, self.links)
+        return max(self.compute, self.memory, self.links, self.network)
 
     @property
     def bound(self) -> str:
         """Which of them it is."""
-        return max(("compute", "memory", "links"), key=lambda name: getattr(self, name))
+        names = ("compute", "memory", "links", "network")
+        return max(names, key=lambda name: getattr(self, name))
 
 
 def roofline(
-    costs: Costs, chip: Chip, sides: Sequence[int], places: Sequence[Sequence[int]]
+    costs: Costs,
+    chip: Chip,
+    sides: Sequence[int],
+    places: Sequence[Sequence[int]],
+    slices: int = 1,
 ) -> Roofline:
-    """The roofline of one device.
+    """The roofline of one device; without the network if its speed is not known.
 
     Args:
       costs: of one device.
@@ -38,7 +44,9 @@ def roofline(
       sides: chips along each side of the slice.
       places: coordinates of the chip of each device, in the order of the program's
         partitions.
+      slices: that take part.
     """
+    sent = network_bytes(costs, slices)
     return Roofline(
         compute=costs.flops / (chip.flops / chip.cores),
         memory=costs.hbm_bytes / (chip.hbm / chip.cores),
@@ -46,6 +54,7 @@ def roofline(
             count * link_seconds(collective, chip, sides, places)
             for collective, count in costs.collectives.items()
         ),
+        network=sent / (chip.network / chip.cores) if chip.network else 0.0,
     )
 
 
@@ -85,3 +94,18 @@ def link_bytes(costs: Costs, places: Sequence[Sequence[int]]) -> float:
         if len({tuple(places[device]) for device in collective.groups[0]}) > 1:
             total += count * collective.sent
     return total
+
+
+def network_bytes(costs: Costs, slices: int) -> float:
+    """Bytes that one device sends to other slices, at least.
+
+    Of n bytes that each of s slices has: 2 n (s-1) / s for an all-reduce, n (s-1) / s
+    for a reduce-scatter and an all-to-all, n (s-1) for an all-gather; else n.
+    """
+    shares = {
+        "ALL_REDUCE": 2 * (slices - 1) / slices,
+        "REDUCE_SCATTER": (slices - 1) / slices,
+        "ALL_TO_ALL": (slices - 1) / slices,
+        "ALL_GATHER": slices - 1,
+    }
+    return sum(shares.get(kind, 1) * nbytes for kind, nbytes in costs.network.items())

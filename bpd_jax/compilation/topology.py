@@ -1,4 +1,4 @@
-"""A slice of TPUs that is not there, described by the compiler's own library."""
+"""Slices of TPUs that are not there, described by the compiler's own library."""
 
 import dataclasses
 import importlib.util
@@ -29,31 +29,37 @@ _MEGACORE = "-megacore"
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """Chips joined by links.
+    """Chips joined by links, or several such slices, joined by a network.
 
     Attributes:
-      name: such as `v4:4x4x4`.
+      name: such as `v4:4x4x4`, or `2 × v4:4x4x4`.
       chip: what each of them can do.
-      sides: chips along each side.
-      devices: what jax sees; of a v4 each of the two cores of a chip is one.
+      sides: chips along each side of a slice.
+      devices: what jax sees, of all slices; of a v4 each of the two cores of a chip is
+        one.
+      slices: how many.
     """
 
     name: str
     chip: Chip
     sides: tuple[int, ...]
     devices: tuple[jax.Device, ...]
+    slices: int = 1
 
 
-def find_slice(topology: str) -> Slice:
-    """Describes a slice; needs libtpu, but neither a TPU nor a network.
+def find_slice(topology: str, slices: int = 1) -> Slice:
+    """Describes a slice, or several; needs libtpu, but neither a TPU nor a network.
 
     Args:
-      topology: a chip and the sides of the slice, such as `v5e:4x4`.
+      topology: a chip and the sides of a slice, such as `v5e:4x4`.
+      slices: how many.
 
     Raises:
       UserError: there is no libtpu, or no such slice.
     """
     chip = chip_of(topology)
+    if slices < 1:
+        raise UserError(f"--slices={slices} must be 1 or more.")
     text = topology.partition(":")[2]
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text):
         raise UserError(
@@ -82,10 +88,12 @@ def find_slice(topology: str) -> Slice:
             platform="tpu",
             topology_name=topology.replace(_MEGACORE, ""),
             **({"chip_config_name": "megacore"} if _MEGACORE in topology else {}),
+            **({"num_slices": slices} if slices > 1 else {}),
         )
     except jax.errors.JaxRuntimeError as error:
         reason = str(error).partition("\n")[0].partition(": ")[2].rstrip(".")
         raise UserError(
             f"--topology={topology} is no slice that the TPU compiler knows: {reason}."
         ) from error
-    return Slice(topology, chip, sides, tuple(found.devices))
+    name = topology if slices == 1 else f"{slices} × {topology}"
+    return Slice(name, chip, sides, tuple(found.devices), slices)

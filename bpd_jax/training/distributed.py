@@ -21,6 +21,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from bpd_jax import progress
 from bpd_jax.errors import UserError
 from bpd_jax.models.partitioning import BATCH_SPEC, replicated
 from bpd_jax.typing import Array
@@ -175,7 +176,7 @@ def first(work: Callable[[], T]) -> T | None:
 def say(text: str) -> None:
     """Prints, in the first process only."""
     if is_first():
-        print(text, flush=True)
+        progress.say(text)
 
 
 def batch_part(mesh: Mesh) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self, TextIO
 
-from bpd_jax import files
+from bpd_jax import files, progress
 
 FILE_NAME = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
@@ -70,10 +70,10 @@ class MetricsWriter:
             yield
         except OSError as error:
             if not self._told:
-                print(
+                progress.say(
                     f"warning: cannot write {self._file.name}: "
-                    f"{error.strerror or error}; training goes on",
-                    file=sys.stderr,
+                    f"{error.strerror or error}; training continues",
+                    sys.stderr,
                 )
             self._told = True
 

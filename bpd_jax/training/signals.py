@@ -8,7 +8,11 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def noted_signals() -> Iterator[list[int]]:
-    """Yields a list that receives the first SIGTERM or SIGINT; a second one acts."""
+    """Yields a list that receives the first SIGTERM, SIGINT or SIGHUP.
+
+    A second one acts. SIGHUP, which a closed terminal sends, stays ignored where it is,
+    as under `nohup`.
+    """
     received: list[int] = []
     # Only the main thread may set handlers.
     if threading.current_thread() is not threading.main_thread():
@@ -17,7 +21,8 @@ def noted_signals() -> Iterator[list[int]]:
     # None: a handler that a library set, which Python cannot set again.
     before = {
         kind: signal.getsignal(kind) or signal.SIG_DFL
-        for kind in (signal.SIGTERM, signal.SIGINT)
+        for kind in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        if kind != signal.SIGHUP or signal.getsignal(kind) != signal.SIG_IGN
     }
 
     def receive(number: int, _: object) -> None:

@@ -12,7 +12,6 @@ from jax.sharding import Mesh
 from bpd_jax import progress
 from bpd_jax.data.rows import RowIterator
 from bpd_jax.errors import UserError
-from bpd_jax.models.partitioning import make_mesh
 from bpd_jax.training import distributed, run_folder
 from bpd_jax.training.checkpoint_files import whole_steps
 from bpd_jax.training.checkpoints import FOLDER as CHECKPOINTS
@@ -30,6 +29,7 @@ from bpd_jax.training.run_lock import locked
 from bpd_jax.training.run_rows import make_run_rows, open_run_rows
 from bpd_jax.training.selection import Selection
 from bpd_jax.training.signals import noted_signals
+from bpd_jax.training.slices import make_mesh
 from bpd_jax.training.space import check_space
 from bpd_jax.training.state import abstract_state, init_state, with_parameters
 from bpd_jax.training.step import make_train_step, put_batch

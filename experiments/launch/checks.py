@@ -12,7 +12,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def check_run(
-    gin_files: Sequence[str], bindings: Sequence[str], devices: Collection[int]
+    gin_files: Sequence[str],
+    bindings: Sequence[str],
+    devices: Collection[int],
+    slices: int = 1,
 ) -> configuration.Parsed[TrainConfig]:
     """Builds the run's configuration, and shares its batch out over the devices.
 
@@ -20,6 +23,7 @@ def check_run(
       gin_files: in order.
       bindings: statements such as `STEPS = 10`.
       devices: every number of devices that jax may see.
+      slices: TPU slices that hold them, in equal parts.
 
     Raises:
       UserError: a file or setting is wrong, or the mesh or the batch does not fit.
@@ -39,6 +43,12 @@ def check_run(
                 f"MeshConfig asks for data × fsdp × model = {mesh.data} × {mesh.fsdp} "
                 f"× {mesh.model}, but there are {count} devices: make the product "
                 "equal, or give another file of gin_configs/meshes/."
+            )
+        if data % slices:
+            raise UserError(
+                f"MeshConfig.data = {data} is not a multiple of {slices} slices: only "
+                "the data axis may cross from one slice to another; make fsdp × model "
+                f"divide the {count // slices} devices of a slice."
             )
         if config.batch_size % (data * mesh.fsdp * parts):
             raise UserError(

@@ -5,6 +5,8 @@ import shlex
 import subprocess
 from collections.abc import Callable, Sequence
 
+from bpd_jax import progress
+
 
 @dataclasses.dataclass(frozen=True)
 class Command:
@@ -18,8 +20,13 @@ class Command:
     about: str
     words: tuple[str, ...]
 
+    @property
+    def line(self) -> str:
+        """As it is typed into a shell."""
+        return shlex.join(self.words)
+
     def __str__(self) -> str:
-        return f"# {self.about}\n{shlex.join(self.words)}"
+        return f"# {self.about}\n{self.line}"
 
 
 # Runs a command and returns its exit status.
@@ -28,7 +35,7 @@ Runner = Callable[[Command], int]
 
 def run(command: Command) -> int:
     """Shows a command and runs it; its output goes where this program's goes."""
-    print(command, flush=True)
+    progress.say(str(command))
     return subprocess.run(command.words, check=False).returncode
 
 

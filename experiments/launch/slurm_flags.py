@@ -5,9 +5,9 @@ import subprocess
 from absl import flags
 
 from bpd_jax.errors import UserError
+from experiments.launch.name_flag import NAME
 from experiments.launch.slurm_script import PER, SlurmJob
 
-NAME = flags.DEFINE_string("name", "bpd_jax", "Name of the job.")
 NODES = flags.DEFINE_integer("nodes", 1, "Machines.")
 GPUS = flags.DEFINE_integer("gpus", 8, "GPUs of each machine.")
 PROCESSES = flags.DEFINE_enum("per", "gpu", PER, "One process for each GPU or node.")
@@ -21,7 +21,7 @@ PYTHON = flags.DEFINE_string("python", ".venv/bin/python", "Interpreter on the n
 def job() -> SlurmJob:
     """What the flags say."""
     return SlurmJob(
-        NAME.value,
+        NAME.value or "bpd_jax",
         NODES.value,
         GPUS.value,
         PROCESSES.value,

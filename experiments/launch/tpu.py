@@ -1,4 +1,4 @@
-"""Trains on a slice of Cloud TPU VMs, and goes on where Cloud takes the slice back.
+"""Trains on slices of Cloud TPU VMs, and resumes where Cloud takes them back.
 
     python -m experiments.launch.tpu --name=paper --zone=us-central2-b \\
         --topology=v4:4x4x4 --spot --share=10.0.0.2:/runs --data=gs://BUCKET/c4_rows \\
@@ -6,139 +6,87 @@
         --gin_file=gin_configs/meshes/v4_128.gin --workdir=blockwise_1b5 --dry_run
 
 Without --dry_run the commands that it prints are run, by a gcloud that is logged in.
-Leave it running, in tmux or on a small machine in the same zone. Stopped and started
-again it goes on; training that is still at work on the slice is waited for. The slice
-is kept at the end: --delete gives it back.
+The run does not depend on this program: it continues when the connection breaks, the
+terminal is closed or Ctrl-C ends the launcher, and the same command follows it again.
+Only a launcher that is running, in tmux or on a small machine in the same zone, can
+request another slice where Cloud takes one back. --stop saves and ends the run. The
+slices are kept at the end: --delete gives them back.
 
 Workers see the share as ../share: a run that training starts from is named as in
 --gin.START="'../share/blockwise_1b5'".
 """
 
 import functools
-import subprocess
-import sys
 import time
 
 from absl import flags
 
-from bpd_jax import cli
+from bpd_jax import cli, progress
 from bpd_jax.errors import UserError
-from experiments.launch.checks import ROOT, check_run, check_travels, git_folder
-from experiments.launch.commands import Command, run, train_words
-from experiments.launch.tpu_keep import keep_training
-from experiments.launch.tpu_slice import SHARE, TpuSlice
+from experiments.launch import tpu_flags
+from experiments.launch.checks import check_run, check_travels
+from experiments.launch.commands import run, train_words
+from experiments.launch.tpu_keep import Keeper
+from experiments.launch.tpu_slice import SHARE
+from experiments.launch.tpu_state import read_status
 
-NAME = flags.DEFINE_string("name", None, "Name of the slice.")
-ZONE = flags.DEFINE_string("zone", None, "Zone, such as us-central2-b.")
-PROJECT = flags.DEFINE_string("project", None, "Project; default: gcloud's own.")
-TOPOLOGY = flags.DEFINE_string("topology", None, "Chip and sides, such as v4:4x4x4.")
-SPOT = flags.DEFINE_bool("spot", False, "A cheaper slice that Cloud may take back.")
-SHARED = flags.DEFINE_string(
-    "share", None, "Folder that all workers mount, such as 10.0.0.2:/runs."
-)
 DATA = flags.DEFINE_string(
     "data", None, "Bucket folder of rows that bpd_jax.prepare made, to copy to the run."
 )
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run, within the share.")
-RETRIES = flags.DEFINE_integer(
-    "retries", 3, "Restarts, in six hours, after errors on a slice that is still there."
-)
-REQUESTS = flags.DEFINE_integer(
-    "requests", 288, "Requests for another slice, one every --pause, before giving up."
-)
-PAUSE = flags.DEFINE_float("pause", 300, "Seconds between two attempts.")
-DELETE = flags.DEFINE_bool("delete", False, "Give the slice back at the end.")
+STOP = flags.DEFINE_bool("stop", False, "Save and end the run, and do nothing else.")
+DELETE = flags.DEFINE_bool("delete", False, "Give the slices back at the end.")
 DRY_RUN = flags.DEFINE_bool("dry_run", False, "Check everything, print, run nothing.")
-
-# Times that a state is asked for before giving up.
-_QUESTIONS = 5
 
 
 def main() -> None:
     """Checks, then runs or prints."""
-    tpu = TpuSlice(
-        cli.required("name"),
-        cli.required("zone"),
-        cli.required("topology"),
-        cli.required("share"),
-        PROJECT.value,
-        SPOT.value,
-    )
+    tpu = tpu_flags.tpu_slice()
+    if STOP.value:
+        if DRY_RUN.value:
+            print(tpu.stop())
+        elif run(tpu.stop()):
+            raise UserError(f"could not {tpu.stop().about}: see gcloud's output above.")
+        return
     workdir = cli.required("workdir")
-    if workdir.startswith("/") or ".." in workdir.split("/"):
-        raise UserError(
-            f"--workdir={workdir} must be a folder within the share, such as runs/base."
-        )
+    tpu_flags.check_within_share("workdir", workdir)
     gin_files, bindings = flags.FLAGS.gin_file, flags.FLAGS.gin_bindings
-    parsed = check_run(gin_files, bindings, tpu.devices)
-    _check_start(parsed.value.start)
-    words = train_words(
-        ".venv/bin/python", gin_files, bindings, f"../{SHARE}/{workdir}"
-    )
-    # Within git's own folder, where it is no file of the checkout.
-    bundle = f"{git_folder()}/bpd_jax_{tpu.name}.bundle"
-    pack = Command(
-        "pack what is committed",
-        ("git", "-C", str(ROOT), "bundle", "create", bundle, "HEAD"),
-    )
-    commands = tpu.prepare(bundle)
+    parsed = check_run(gin_files, bindings, tpu.devices, tpu.slices)
+    tpu_flags.check_start(parsed.value.start)
+    folder = f"../{SHARE}/{workdir}"
+    words = train_words(".venv/bin/python", gin_files, bindings, folder)
+    words = (*words, "--distributed")
+    # Once: after a restart the run resumes with the source that it began with.
+    bundle, pack = tpu_flags.source_bundle()
+    prepare = tpu.prepare(bundle)
     if DATA.value:
-        commands.append(tpu.copy_data(DATA.value, workdir))
-    commands.append(tpu.train((*words, "--distributed")))
+        prepare.append(tpu.copy_data(DATA.value, workdir))
+    name = time.strftime("%Y%m%d-%H%M%S")
     if DRY_RUN.value:
-        print(*[pack, tpu.create(), *commands], sep="\n\n", end="\n\n")
-        print(
-            "# if Cloud takes the slice back: this, then all from the second on again"
-        )
+        attempt = f"{name}-1"
+        states = [tpu.describe(), *map(tpu.describe_node, tpu.nodes)]
+        shown = [pack, tpu.create(), *states, *prepare, tpu.start(words, attempt)]
+        print(*shown, tpu.follow(attempt), sep="\n\n", end="\n\n")
+        print("# if training fails: this, then again from the sending of the source")
+        print(tpu.report(), end="\n\n")
+        print("# if Cloud takes slices back: this, then all again from the request")
         print(tpu.delete())
         return
     check_travels(parsed.files)
-
-    # Once: after a restart the run goes on with the source that it began with.
     if run(pack):
-        raise UserError(f"could not {pack.about}: see what git printed.")
-    keep_training(
-        tpu,
-        commands,
-        run,
-        functools.partial(_state, tpu),
-        retries=RETRIES.value,
-        requests=REQUESTS.value,
-        pause=PAUSE.value,
-    )
+        raise UserError(f"could not {pack.about}: see git's output above.")
+    patience = tpu_flags.patience()
+    status = functools.partial(read_status, tpu, pause=patience.pause)
+    try:
+        Keeper(tpu, run, status, patience).train(prepare, words, name)
+    except KeyboardInterrupt:
+        progress.say(
+            f"# a run on {tpu.name} continues: the same command follows it, --stop "
+            "ends it"
+        )
+        raise
     if DELETE.value:
         run(tpu.delete())
-
-
-def _check_start(start: str | None) -> None:
-    """Raises UserError if a run starts from a folder that the workers cannot see."""
-    if start and "/" in start and not start.startswith(f"../{SHARE}/"):
-        raise UserError(
-            f"TrainConfig.start = {start!r} is no folder of the workers: put it on the "
-            f"share and name it as they see it, such as ../{SHARE}/blockwise_1b5."
-        )
-
-
-def _state(tpu: TpuSlice) -> str:
-    """The slice's state, "" if there is none.
-
-    Raises:
-      UserError: gcloud cannot tell, which is no reason to give the slice up.
-    """
-    for _ in range(_QUESTIONS):
-        found = subprocess.run(
-            tpu.describe().words, capture_output=True, text=True, check=False
-        )
-        if found.returncode == 0:
-            return found.stdout.strip()
-        if "NOT_FOUND" in found.stderr:
-            return ""
-        print(found.stderr, file=sys.stderr, flush=True)
-        time.sleep(PAUSE.value)
-    raise UserError(
-        f"gcloud cannot tell the state of {tpu.name}: see above; the same command goes "
-        "on."
-    )
 
 
 if __name__ == "__main__":

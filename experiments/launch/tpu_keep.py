@@ -1,110 +1,192 @@
-"""Keeps training going on a TPU slice, whatever becomes of the slice."""
+"""Keeps training going on TPU slices, whatever becomes of slices and connections."""
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 
+from bpd_jax import progress
 from bpd_jax.errors import UserError
 from experiments.launch.commands import Command, Runner
-from experiments.launch.tpu_slice import BUSY, TpuSlice
+from experiments.launch.detached import BUSY, FAILED, STOPPED, UNKNOWN
+from experiments.launch.tpu_slice import TpuSlice
+from experiments.launch.tpu_state import Condition, Status
 
-# States of a slice that does not come back. Of the others, such as CREATING, RESTARTING
-# and REPAIRING, it does.
-_GONE = ("PREEMPTED", "TERMINATED")
 # Errors count together if they happen within so many seconds: a run of days may break
 # off now and then.
 WINDOW = 6 * 3600.0
 
 
-def keep_training(
-    tpu: TpuSlice,
-    commands: Sequence[Command],
-    run: Runner,
-    state: Callable[[], str],
-    *,
-    retries: int,
-    requests: int,
-    pause: float,
-    sleep: Callable[[float], object] = time.sleep,
-    clock: Callable[[], float] = time.monotonic,
-) -> None:
-    """Trains to the end, on as many slices as it takes.
+class NoSlicesError(UserError):
+    """There are no slices to be had, whatever is to be trained on them."""
 
-    A slice that Cloud has taken back is replaced, however often. On one that is still
-    there, a command that ends with an error is tried again after a pause, and all of
-    them from the first: training goes on from its newest checkpoint. A run that is
-    still at work from an earlier time is waited for.
 
-    Args:
-      tpu: the slice.
-      commands: what prepares a slice, which may be done again, and at last what trains.
-      run: runs a command and returns its exit status.
-      state: the slice's state now, "" if there is no such slice.
-      retries: errors on a slice that is there, within `WINDOW`, before giving up at the
+@dataclasses.dataclass(frozen=True)
+class Patience:
+    """When to give up.
+
+    Attributes:
+      retries: errors on slices that are there, within `WINDOW`, before giving up at the
         next one.
-      requests: requests for another slice, one every `pause`, before giving up.
+      requests: refused requests, or broken connections one after another, before giving
+        up; one every `pause`.
       pause: seconds. Cloud tells the state of a slice that it takes back only after
         a while.
+    """
+
+    retries: int = 3
+    requests: int = 288
+    pause: float = 300.0
+
+
+@dataclasses.dataclass
+class Keeper:
+    """Trains to the end, on as many slices as it takes.
+
+    Slices that Cloud has taken back are requested again, however often. On slices that
+    are there, what ends with an error is tried again after a pause, from the first
+    command on: training resumes from its newest checkpoint. The run does not depend on
+    this program: it is followed again after a broken connection, and a run that is at
+    work from an earlier time is waited for.
+
+    Attributes:
+      tpu: the slices.
+      run: shows and runs a command, and returns its exit status.
+      status: what has become of the slices.
+      patience: when to give up.
       sleep: waits for so many seconds.
       clock: seconds since some moment.
-
-    Raises:
-      UserError: there is no slice to be had, or a command fails by itself.
     """
-    found = state()
-    if not found:
-        status = run(tpu.create())
-        if status:
-            raise UserError(
-                f"could not {tpu.create().about}: gcloud ended with status {status}."
-            )
-        found = state()
-    failures: list[float] = []
-    while True:
-        _obtain(tpu, found, run, state, requests, pause, sleep)
-        for command in commands:
-            status = run(command)
-            if status:
-                break
-        else:
-            return
-        if status == BUSY:
-            print(f"# a run is still at work on {tpu.name}: waiting for it", flush=True)
-        sleep(pause)
-        found = state()
-        if found != "READY" or status == BUSY:
-            continue
-        now = clock()
-        failures = [*(then for then in failures if now - then < WINDOW), now]
-        if len(failures) > retries:
-            raise UserError(
-                f"{tpu.name} is there, but an attempt ended with an error "
-                f"{len(failures)} times, at last with status {status} "
-                f"({command.about}): what it printed tells why; the same command "
-                "goes on."
-            )
 
+    tpu: TpuSlice
+    run: Runner
+    status: Callable[[], Status]
+    patience: Patience = Patience()
+    sleep: Callable[[float], object] = time.sleep
+    clock: Callable[[], float] = time.monotonic
 
-def _obtain(
-    tpu: TpuSlice,
-    found: str,
-    run: Runner,
-    state: Callable[[], str],
-    requests: int,
-    pause: float,
-    sleep: Callable[[float], object],
-) -> None:
-    """Waits for a slice that is on its way, replaces one that does not come back."""
-    refused = 0
-    while found != "READY":
-        if found and found not in _GONE:
-            print(f"# {tpu.name} is {found}: waiting", flush=True)
-            sleep(pause)
-        elif run(tpu.delete() if found else tpu.create()):
-            refused += 1
-            if refused >= requests:
+    def train(
+        self, prepare: Sequence[Command], words: tuple[str, ...], name: str
+    ) -> None:
+        """Trains to the end.
+
+        Args:
+          prepare: commands that prepare slices, which may be done again.
+          words: the command that trains.
+          name: ID of the run; a number is added for every attempt.
+
+        Raises:
+          NoSlicesError: there is no slice to be had.
+          UserError: training fails by itself, or was stopped on request.
+        """
+        attempt = 0
+        failures: list[float] = []
+        self._request_first()
+        while True:
+            self._obtain()
+            attempt += 1
+            commands = [*prepare, self.tpu.start(words, f"{name}-{attempt}")]
+            about, code = self._do(commands)
+            if code == BUSY:
+                progress.say(f"# a run is still at work on {self.tpu.name}")
+                self.run(self.tpu.follow())
+                self.sleep(self.patience.pause)
+                continue
+            if code == 0:
+                about = "training"
+                code = self._follow(f"{name}-{attempt}")
+            if code == 0:
+                return
+            self.sleep(self.patience.pause)
+            if self.status().condition is not Condition.READY:
+                continue
+            if code in (FAILED, UNKNOWN):
+                self.run(self.tpu.report())
+            now = self.clock()
+            failures = [*(then for then in failures if now - then < WINDOW), now]
+            if len(failures) > self.patience.retries:
                 raise UserError(
-                    f"there was no new slice {tpu.name} in {refused} requests: what "
-                    "gcloud printed tells why; the same command goes on."
+                    f"{self.tpu.name} is there, but {len(failures)} attempts failed, "
+                    f"the last with status {code} ({about}): its output above says "
+                    "why; the same command resumes."
                 )
-            sleep(pause)
-        found = state()
+
+    def _do(self, commands: Sequence[Command]) -> tuple[str, int]:
+        """Runs commands until one fails; what that one is for, and its status."""
+        for command in commands:
+            code = self.run(command)
+            if code:
+                return command.about, code
+        return "", 0
+
+    def _follow(self, attempt: str) -> int:
+        """Follows a run to its end, over as many connections as it takes.
+
+        Returns:
+          0, FAILED, UNKNOWN, or the status of a connection that broke for good.
+        """
+        broken = 0
+        while True:
+            code = self.run(self.tpu.follow(attempt))
+            if code in (0, FAILED, UNKNOWN):
+                return code
+            if code == STOPPED:
+                raise UserError(
+                    f"the run on {self.tpu.name} was stopped; the same command "
+                    "resumes it."
+                )
+            broken += 1
+            if broken > self.patience.requests:
+                raise UserError(
+                    f"{self.tpu.name} could not be reached {broken} times, the last "
+                    f"with status {code}: the run continues there, and the same "
+                    "command follows it."
+                )
+            progress.say(f"# no connection to {self.tpu.name}: the run continues")
+            self.sleep(self.patience.pause)
+            if self.status().condition is not Condition.READY:
+                return code
+
+    def _request_first(self) -> None:
+        """Requests slices if there are none; an error is the user's to mend."""
+        if self.status().condition is not Condition.ABSENT:
+            return
+        create = self.tpu.create()
+        code = self.run(create)
+        if code:
+            raise NoSlicesError(
+                f"could not {create.about}: gcloud ended with status {code}."
+            )
+        if (now := self.status()).condition is Condition.REFUSED:
+            raise NoSlicesError(f"{now.detail}: {self.tpu.describe().line} says why.")
+
+    def _obtain(self) -> None:
+        """Waits for slices that are on their way, replaces those that are lost.
+
+        Raises:
+          NoSlicesError: they do not come back, or requests are refused again and again.
+        """
+        refused = 0
+        shown = ""
+        while (now := self.status()).condition is not Condition.READY:
+            if now.condition is Condition.STUCK:
+                raise NoSlicesError(
+                    f"{now.detail} and does not come back by itself: start it, or give "
+                    f"it back with {self.tpu.delete().line}; the same command then "
+                    "resumes."
+                )
+            if now.condition is Condition.COMING:
+                if now.detail != shown:
+                    progress.say(f"# {now.detail}: waiting")
+                shown = now.detail
+                self.sleep(self.patience.pause)
+                continue
+            absent = now.condition is Condition.ABSENT
+            code = self.run(self.tpu.create() if absent else self.tpu.delete())
+            if code or now.condition is Condition.REFUSED:
+                refused += 1
+                if refused >= self.patience.requests:
+                    raise NoSlicesError(
+                        f"{refused} requests for {self.tpu.name} were refused: "
+                        "gcloud's output above says why; the same command resumes."
+                    )
+                self.sleep(self.patience.pause)

@@ -1,11 +1,13 @@
-"""A slice of Cloud TPU VMs: the commands that make, prepare, use and delete it.
+"""Slices of Cloud TPU VMs: the commands that request, prepare, use and delete them.
 
-Every worker gets the same commands (`--worker=all`); jax finds the others by itself.
-The run's folder lies on a share that all workers mount (Filestore, or any NFS), because
-all of them write checkpoints, which are renamed when they are whole.
+Slices are requested as a *queued resource*, one request for one slice or for several
+(multislice). Every worker gets the same commands; jax finds the others by itself. The
+run's folder lies on a share that all workers mount (Filestore, or any NFS), because all
+of them write checkpoints. The source, the log and the lock of a run lie on each worker.
 """
 
 import dataclasses
+import itertools
 import math
 import re
 import shlex
@@ -13,15 +15,18 @@ import shlex
 from bpd_jax.compilation.chips import chip_of
 from bpd_jax.errors import UserError
 from experiments.launch.commands import Command
+from experiments.launch.detached import BUSY
 
-# Cloud's name of a chip, its newest image, and the devices that jax may see on one: the
-# two cores of a v4 or v5p chip act as one unless the compiler is told otherwise.
+# Cloud's names of a chip and of its image, what the number in an accelerator type
+# counts for each chip, and the devices that jax may see on one: the two cores of a v4
+# or v5p chip act as one unless the compiler is told otherwise. gcloud takes a v4 by its
+# topology, and all others by an accelerator type such as v5litepod-256 (--type).
 KINDS = {
-    "v4": ("v4", "tpu-ubuntu2204-base", (1, 2)),
-    "v4-megacore": ("v4", "tpu-ubuntu2204-base", (1,)),
-    "v5e": ("v5litepod", "v2-alpha-tpuv5-lite", (1,)),
-    "v5p": ("v5p", "v2-alpha-tpuv5", (1, 2)),
-    "v6e": ("v6e", "v2-alpha-tpuv6e", (1,)),
+    "v4": ("v4", "tpu-ubuntu2204-base", 0, (1, 2)),
+    "v4-megacore": ("v4", "tpu-ubuntu2204-base", 0, (1,)),
+    "v5e": ("v5litepod", "v2-alpha-tpuv5-lite", 1, (1,)),
+    "v5p": ("v5p", "v2-alpha-tpuv5", 2, (1, 2)),
+    "v6e": ("v6e", "v2-alpha-tpuv6e", 1, (1,)),
 }
 # Slices that Cloud gives, by the number of sides: the pages "TPU v4", "TPU v5p", "TPU
 # v5e" and "TPU v6e" of its documentation. Those of three sides go on with multiples of
@@ -32,13 +37,11 @@ _SLICES = {
 }
 
 SHARE = "share"  # where it is mounted, in the home folder
-# Exit status of a command that found an earlier one still at work on the slice.
-BUSY = 75
-# Seconds for which a command waits for the earlier one: few, because a command whose
-# connection broke waits on and then starts, with nobody left to see what it prints.
-WAIT = 600
-_LOCK = "bpd_jax.lock"
+# Seconds for which the set-up waits for an earlier one before it ends with BUSY.
+WAIT = 10
 _BUNDLE = "bpd_jax.bundle"
+_RUN = "bpd_jax_run"  # holds the lock and the log of a run
+_DETACHED = f"python3 bpd_jax/experiments/launch/detached.py {_RUN}"
 # A VM that was started anew has no share until it is prepared again, and what is
 # written to the empty folder in its place is lost.
 _MOUNTED = f"mountpoint -q {SHARE}"
@@ -46,66 +49,131 @@ _MOUNTED = f"mountpoint -q {SHARE}"
 
 @dataclasses.dataclass(frozen=True)
 class TpuSlice:
-    """Which slice, and what its workers need.
+    """Which slices, and what their workers need.
 
     Attributes:
-      name: of the slice.
+      name: of the request, and of the slice; several are called NAME-0, NAME-1, ….
       zone: such as `us-central2-b`.
-      topology: chip and sides, such as `v4:4x4x4`.
+      topology: chip and sides of a slice, such as `v4:4x4x4`.
       share: what workers mount, such as `10.0.0.2:/runs`.
+      slices: how many; more than one are joined by the data centre's network.
       project: None for the one that gcloud is set to.
-      spot: whether Cloud may take it back at any time, at a lower price.
+      spot: whether Cloud may take them back at any time, at a lower price.
+      reserved: whether they come from a reservation of the project.
+      network: of the VMs; None for the project's default.
+      subnetwork: likewise.
+      internal_ips: whether the VMs have no addresses outside that network.
+      iap: whether to connect through Identity-Aware Proxy, which reaches such VMs from
+        anywhere.
+      service_account: of the VMs; None for the project's default.
+      labels: such as `team=nlp`.
     """
 
     name: str
     zone: str
     topology: str
     share: str
+    slices: int = 1
     project: str | None = None
     spot: bool = False
+    reserved: bool = False
+    network: str | None = None
+    subnetwork: str | None = None
+    internal_ips: bool = False
+    iap: bool = False
+    service_account: str | None = None
+    labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_topology(self.topology)
+        if not re.fullmatch(r"[a-z]([a-z0-9-]{0,58}[a-z0-9])?", self.name):
+            raise UserError(
+                f"--name={self.name} must be lower-case letters, digits and hyphens, "
+                "at most 60, the first of them a letter."
+            )
         if not re.fullmatch(r"[^:\s]+:/\S*", self.share):
             raise UserError(
                 f"--share={self.share} is not HOST:/FOLDER, as mount takes it."
             )
+        if self.slices < 1:
+            raise UserError(f"--slices={self.slices} must be 1 or more.")
+        if self.spot and self.reserved:
+            raise UserError(
+                "--spot and --reserved exclude each other: a reservation is paid for "
+                "and not taken back."
+            )
+        for label in self.labels:
+            if not re.fullmatch(r"[a-z][a-z0-9_-]{0,62}=[a-z0-9_-]{0,63}", label):
+                raise UserError(
+                    f"--labels={label} must be KEY=VALUE in lower-case letters, "
+                    "digits, _ and -."
+                )
 
     @property
     def devices(self) -> tuple[int, ...]:
-        """The numbers of devices that jax may see."""
+        """The numbers of devices that jax may see, of all slices together."""
         chip, _, sides = self.topology.partition(":")
         chips = math.prod(int(side) for side in sides.split("x"))
-        return tuple(chips * cores for cores in KINDS[chip][2])
+        return tuple(self.slices * chips * cores for cores in KINDS[chip][3])
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Cloud's names of the slices."""
+        if self.slices == 1:
+            return (self.name,)
+        return tuple(f"{self.name}-{number}" for number in range(self.slices))
 
     def create(self) -> Command:
-        """Asks Cloud for the slice."""
-        chip, _, sides = self.topology.partition(":")
-        kind, image, _ = KINDS[chip]
-        return self._command(
-            "ask for the slice",
+        """Requests the slices; Cloud provides them when it has some."""
+        chip = self.topology.partition(":")[0]
+        return self._queued(
+            "request the slice" if self.slices == 1 else "request the slices",
             "create",
             self.name,
-            f"--type={kind}",
-            f"--topology={sides}",
-            f"--version={image}",
+            *_accelerator(self.topology),
+            f"--runtime-version={KINDS[chip][1]}",
+            *self._node_flags(),
             *(["--spot"] if self.spot else []),
+            *(["--reserved"] if self.reserved else []),
+            *([f"--network={self.network}"] if self.network else []),
+            *([f"--subnetwork={self.subnetwork}"] if self.subnetwork else []),
+            *(["--internal-ips"] if self.internal_ips else []),
+            *(
+                [f"--service-account={self.service_account}"]
+                if self.service_account
+                else []
+            ),
+            *([f"--labels={','.join(self.labels)}"] if self.labels else []),
         )
+
+    def _node_flags(self) -> list[str]:
+        if self.slices == 1:
+            return [f"--node-id={self.name}"]
+        return [f"--node-count={self.slices}", f"--node-prefix={self.name}"]
 
     def delete(self) -> Command:
-        """Gives the slice back, or what is left of it."""
-        return self._command("give the slice back", "delete", self.name, "--quiet")
+        """Withdraws the request and gives back what it provided."""
+        return self._queued("give everything back", "delete", self.name, "--force")
 
     def describe(self) -> Command:
-        """Prints the slice's state, such as READY or PREEMPTED."""
-        return self._command(
-            "its state", "describe", self.name, "--format=value(state)"
+        """Prints the request's state, such as WAITING_FOR_RESOURCES or ACTIVE."""
+        return self._queued(
+            "the state of the request",
+            "describe",
+            self.name,
+            "--format=value(state.state)",
         )
+
+    def describe_node(self, node: str) -> Command:
+        """Prints a slice's state, such as READY or PREEMPTED."""
+        about = "the state of a slice"
+        words = ("tpu-vm", "describe", node, "--format=value(state)")
+        return self._command(about, *words)
 
     def prepare(self, bundle: str) -> list[Command]:
         """What the workers need: source, Python, packages, the share.
 
-        Done again it changes nothing. It waits for training that is still at work.
+        It may be done again. While a run is at work it ends with BUSY.
 
         Args:
           bundle: a git bundle of the source, here.
@@ -115,17 +183,20 @@ class TpuSlice:
             "git -C bpd_jax checkout -q --detach FETCH_HEAD && "
             f"bash bpd_jax/experiments/launch/tpu_setup.sh {shlex.quote(self.share)}"
         )
+        lock = ["flock", "-w", str(WAIT), "-E", str(BUSY), f"{_RUN}/lock"]
         return [
-            self._command(
+            self._queued(
                 "send the source to every worker",
                 "scp",
                 bundle,
                 f"{self.name}:{_BUNDLE}",
+                "--node=all",
                 "--worker=all",
+                *self._route(),
             ),
             self._ssh(
-                "Python, packages and the share, on every worker",
-                _alone(_LOCK, "bash", "-c", setup),
+                "set up Python, packages and the share on every worker",
+                f"mkdir -p {_RUN} && {shlex.join([*lock, 'bash', '-c', setup])}",
             ),
         ]
 
@@ -134,33 +205,91 @@ class TpuSlice:
         folder = shlex.quote(f"{SHARE}/{workdir}/data")
         source = shlex.quote(bucket)
         return self._ssh(
-            "prepared rows into the run's folder",
+            "copy prepared rows into the run's folder",
             f"{_MOUNTED} && mkdir -p {folder} && "
             f"gcloud storage rsync -r {source} {folder}",
             worker="0",
         )
 
-    def train(self, words: tuple[str, ...]) -> Command:
-        """Trains on every worker until it ends; a second one beside it waits."""
+    def start(self, words: tuple[str, ...], attempt: str) -> Command:
+        """Starts a run on every worker, apart from this connection.
+
+        Args:
+          words: the command, as typed in the checkout.
+          attempt: ID of the run; the same one starts nothing twice.
+        """
+        program = shlex.join(["bash", "-c", f"cd bpd_jax && exec {shlex.join(words)}"])
         return self._ssh(
-            "train, on every worker",
-            f"{_MOUNTED} && cd bpd_jax && {_alone(f'../{_LOCK}', *words)}",
+            "start training on every worker",
+            f"{_MOUNTED} && {_DETACHED} start {shlex.quote(attempt)} {program}",
         )
 
-    def _ssh(self, about: str, script: str, worker: str = "all") -> Command:
-        return self._command(
-            about, "ssh", self.name, f"--worker={worker}", f"--command={script}"
+    def follow(self, attempt: str = "") -> Command:
+        """Prints the log of the first worker until the run ends."""
+        return self._ssh(
+            "follow the log of the first worker",
+            f"{_DETACHED} follow {shlex.quote(attempt) if attempt else ''}".strip(),
+            worker="0",
         )
+
+    def report(self) -> Command:
+        """Prints the end of the log of every worker whose run failed."""
+        return self._ssh("the logs of workers that failed", f"{_DETACHED} report")
+
+    def fetch(self, folder: str) -> Command:
+        """Prints an archive of what the runs in a folder of the share have measured.
+
+        Args:
+          folder: holds run folders. Of each the archive has the configuration and the
+            metrics, and of its checkpoints the names.
+        """
+        names = ("config.gin", "metrics.jsonl", "checkpoints/*")
+        paths = " -o ".join(f"-path './*/{name}'" for name in names)
+        return self._ssh(
+            "fetch what the runs have measured",
+            f"cd {shlex.quote(f'{SHARE}/{folder}')} && find . -maxdepth 3 "
+            f"\\( {paths} \\) -print0 | tar --null --no-recursion -czT - | base64",
+            worker="0",
+        )
+
+    def stop(self) -> Command:
+        """Tells the run to save and end."""
+        return self._ssh("stop the run on every worker", f"{_DETACHED} stop")
+
+    def _ssh(self, about: str, script: str, worker: str = "all") -> Command:
+        node = "all" if worker == "all" else "0"
+        return self._queued(
+            about,
+            "ssh",
+            self.name,
+            f"--node={node}",
+            f"--worker={worker}",
+            f"--command={script}",
+            *self._route(),
+        )
+
+    def _route(self) -> list[str]:
+        if self.iap:
+            return ["--tunnel-through-iap"]
+        return ["--internal-ip"] if self.internal_ips else []
+
+    def _queued(self, about: str, *words: str) -> Command:
+        return self._command(about, "queued-resources", *words)
 
     def _command(self, about: str, *words: str) -> Command:
         project = [] if self.project is None else [f"--project={self.project}"]
-        place = [f"--zone={self.zone}", *project]
-        return Command(about, ("gcloud", "compute", "tpus", "tpu-vm", *words, *place))
+        place = [f"--zone={self.zone}", *project, "--quiet"]
+        return Command(about, ("gcloud", "compute", "tpus", *words, *place))
 
 
-def _alone(lock: str, *words: str) -> str:
-    """A command that waits until no other one holds the lock, or ends with BUSY."""
-    return shlex.join(["flock", "-w", str(WAIT), "-E", str(BUSY), lock, *words])
+def _accelerator(topology: str) -> list[str]:
+    """How gcloud is told of chip and sides."""
+    chip, _, sides = topology.partition(":")
+    kind, _, per_chip, _ = KINDS[chip]
+    if not per_chip:
+        return [f"--type={kind}", f"--topology={sides}"]
+    count = per_chip * math.prod(int(side) for side in sides.split("x"))
+    return [f"--accelerator-type={kind}-{count}"]
 
 
 def _check_topology(topology: str) -> None:
@@ -168,13 +297,23 @@ def _check_topology(topology: str) -> None:
     chip = chip_of(topology)
     text = topology.partition(":")[2]
     known = _SLICES[chip.dimensions]
-    if text in known or (chip.dimensions == 3 and _is_of_cubes(text)):
-        return
-    more = ", and multiples of 4 in rising order" if chip.dimensions == 3 else ""
-    raise UserError(
-        f"--topology={topology} is no slice that Cloud gives: of {chip.name} there are "
-        f"{', '.join(known)}{more}."
-    )
+    if text not in known and not (chip.dimensions == 3 and _is_of_cubes(text)):
+        more = ", and multiples of 4 in rising order" if chip.dimensions == 3 else ""
+        raise UserError(
+            f"--topology={topology} is no slice that Cloud gives: of {chip.name} there "
+            f"are {', '.join(known)}{more}."
+        )
+    # An accelerator type names a number of chips; of several shapes Cloud takes the one
+    # that is nearest to a cube.
+    if KINDS[chip.name][2] and text not in known:
+        sides = [int(side) for side in text.split("x")]
+        best = _nearest_cube(math.prod(sides))
+        if sides != best:
+            shape = "x".join(map(str, best))
+            raise UserError(
+                f"--topology={topology} cannot be requested: Cloud gives "
+                f"{math.prod(sides)} chips of {chip.name} as {shape}."
+            )
 
 
 def _is_of_cubes(text: str) -> bool:
@@ -183,3 +322,14 @@ def _is_of_cubes(text: str) -> bool:
         return False
     sides = [int(side) for side in text.split("x")]
     return sides == sorted(sides) and not any(side % 4 for side in sides)
+
+
+def _nearest_cube(chips: int) -> list[int]:
+    """The sides of the most cubic slice of cubes of 4 × 4 × 4 chips, rising."""
+    cubes = chips // 64
+    shapes = (
+        (a, b, cubes // (a * b))
+        for a, b in itertools.product(range(1, cubes + 1), repeat=2)
+        if cubes % (a * b) == 0 and a <= b <= cubes // (a * b)
+    )
+    return [4 * side for side in min(shapes, key=sum)]

@@ -6,29 +6,40 @@
     python -m experiments.sweeps.run --sweep=decay --launcher=slurm --gpus=8 \\
         --gin_file=gin_configs/meshes/gpu_8.gin
 
+    python -m experiments.sweeps.run --sweep=heads --launcher=tpu --requested=2 \\
+        --name=sweep --zone=us-east5-b --topology=v6e:16x16 --spot \\
+        --share=10.0.0.2:/runs --gin_file=gin_configs/meshes/v6e_256.gin
+
 --dry_run prints one command for each point, after building its configuration. Finished
-points are skipped and others go on where they stopped, so that the same command resumes
-a sweep. `--launcher=slurm` makes a job array of the points that are left; the same
-command with `--table` collects what it gave. Further gin files and settings are those
-of all points, and come last.
+points are skipped and others resume where they stopped, so the same command resumes a
+sweep. `--launcher=slurm` makes a job array of the points that are left; the same
+command with `--table` collects what it gave. `--launcher=tpu` trains point after point
+on as many requests for TPU slices as --requested says, in the folder --output of the
+share, and copies what was measured to --output here. Further gin files and settings are
+those of all points, and come last.
 """
 
+import functools
 import json
 import os
 import pathlib
 import shlex
 import sys
+import time
 from typing import Any
 
 from absl import flags
 
 from bpd_jax import cli, files
 from bpd_jax.errors import UserError
-from experiments.launch import slurm_flags
-from experiments.launch.checks import ROOT, check_run
+from experiments.launch import slurm_flags, tpu_flags
+from experiments.launch.checks import ROOT, check_run, check_travels
 from experiments.launch.commands import Command, run, train_words
 from experiments.launch.slurm_script import batch_script
+from experiments.launch.tpu_slice import SHARE
+from experiments.launch.tpu_state import ask, read_status
 from experiments.sweeps.catalog import PAPER, Arguments, find_points, find_sweep
+from experiments.sweeps.on_tpu import Fleet, fetch
 from experiments.sweeps.points import Point, make_point
 
 SWEEP = flags.DEFINE_string("sweep", None, "Its name; a wrong one lists all.")
@@ -36,7 +47,13 @@ SIZE = flags.DEFINE_string("size", PAPER, "paper, or tiny for a laptop.")
 POINT = flags.DEFINE_multi_string("point", [], "Only these points; default: all.")
 OUTPUT = flags.DEFINE_string("output", "runs/sweeps", "Folder of folders of sweeps.")
 LAUNCHER = flags.DEFINE_enum(
-    "launcher", "local", ["local", "slurm"], "One after another here, or a job array."
+    "launcher",
+    "local",
+    ["local", "slurm", "tpu"],
+    "One after another here, a job array, or a queue for TPU slices.",
+)
+REQUESTED = flags.DEFINE_integer(
+    "requested", 1, "Requests for TPU slices; each trains one point after another."
 )
 TABLE = flags.DEFINE_bool("table", False, "Train nothing, print what there is.")
 DRY_RUN = flags.DEFINE_bool("dry_run", False, "Check everything, print, run nothing.")
@@ -63,17 +80,32 @@ def main() -> None:
     if LAUNCHER.value == "slurm" and not TABLE.value:
         _submit(left)
         return
+    if LAUNCHER.value == "tpu" and not TABLE.value:
+        failed = _train_on_tpus(points, folder)
+        if not DRY_RUN.value:
+            _finish(folder, points, sweep.columns, failed)
+        return
     if DRY_RUN.value:
         for point in left:
             print(_command(point, "python"))
         print(f"# {len(points) - len(left)} of {len(points)} points are finished")
         return
     failed = [] if TABLE.value else _run(left)
-    _report(folder, points, sweep.columns)
+    _finish(folder, points, sweep.columns, failed)
+
+
+def _finish(
+    folder: pathlib.Path,
+    points: list[Point],
+    columns: tuple[str, ...],
+    failed: list[str],
+) -> None:
+    """Prints the table; raises UserError if points ended with an error."""
+    _report(folder, points, columns)
     if failed:
         raise UserError(
             f"{', '.join(failed)} ended with an error: what it printed above tells "
-            "why; the same command goes on with what is left."
+            "why; the same command resumes what is left."
         )
 
 
@@ -119,6 +151,52 @@ def _submit(points: list[Point]) -> None:
     commands = [_words(point, slurm_flags.PYTHON.value) for point in points]
     script = batch_script(job, os.fspath(ROOT), commands)
     slurm_flags.submit(script, dry_run=DRY_RUN.value)
+
+
+def _train_on_tpus(points: list[Point], folder: pathlib.Path) -> list[str]:
+    """Trains what is left on TPU slices; the names of points that were not trained."""
+    tpu_flags.check_within_share("output", OUTPUT.value)
+    if REQUESTED.value < 1:
+        raise UserError(f"--requested={REQUESTED.value} must be 1 or more.")
+    several = range(REQUESTED.value) if REQUESTED.value > 1 else ()
+    suffixes = [f"-{number}" for number in several] or [""]
+    tpus = [tpu_flags.tpu_slice(suffix) for suffix in suffixes]
+    for point in points:
+        check_run(point.gin_files, point.bindings, tpus[0].devices, tpus[0].slices)
+        tpu_flags.check_start(point.parsed.value.start)
+    bundle, pack = tpu_flags.source_bundle()
+    words = {point.name: _tpu_words(point) for point in points}
+    if DRY_RUN.value:
+        left = [point for point in points if not point.is_finished()]
+        shown = [pack, *(tpu.create() for tpu in tpus), *tpus[0].prepare(bundle)]
+        shown += [tpus[0].start(words[point.name], point.name) for point in left]
+        print(*shown, tpus[0].fetch(os.fspath(folder)), sep="\n\n")
+        print(f"# {len(points) - len(left)} of {len(points)} points are finished")
+        return []
+    for point in points:
+        check_travels(point.parsed.files)
+    if run(pack):
+        raise UserError(f"could not {pack.about}: see git's output above.")
+    patience = tpu_flags.patience()
+    fleet = Fleet(
+        tpus,
+        {tpu.name: tpu.prepare(bundle) for tpu in tpus},
+        run,
+        functools.partial(read_status, pause=patience.pause),
+        functools.partial(fetch, folder=folder, asker=ask),
+        patience,
+    )
+    fleet.wait_for_earlier_runs()
+    left = [point.name for point in points if not point.is_finished()]
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    return fleet.train({name: words[name] for name in left}, stamp)
+
+
+def _tpu_words(point: Point) -> tuple[str, ...]:
+    workdir = f"../{SHARE}/{os.fspath(point.folder)}"
+    python = ".venv/bin/python"
+    words = train_words(python, point.gin_files, point.bindings, workdir)
+    return (*words, "--distributed")
 
 
 def _report(

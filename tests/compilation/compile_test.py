@@ -50,6 +50,8 @@ def test_bad_flags_are_refused():
     assert_refused(run("--topology=v9:2x2"), "--topology=v9:2x2 is not known")
     refused = run("--topology=v5e:2x2", "--program=serve")
     assert_refused(refused, "--program=serve: give train, decode, or both")
+    refused = run("--topology=v5e:2x2", "--slices=0")
+    assert_refused(refused, "--slices=0 must be 1 or more")
 
 
 def test_folders_that_cannot_be_written_are_refused_first(tmp_path):
@@ -100,3 +102,18 @@ def test_what_does_not_fit_is_refused_with_the_compilers_numbers():
     )
     assert_refused(refused, "the train step does not fit v5e:2x2: it needs ")
     assert " GiB of the 15.75 GiB of a core; share the parameters " in refused.stderr
+
+
+@NEEDS_LIBTPU
+def test_a_step_is_compiled_for_two_slices(tmp_path):
+    output = tmp_path / "figures.json"
+    flags = ["--topology=v5e:2x2", "--slices=2", "--gin.MeshConfig.fsdp=2"]
+    result = run(*flags, f"--output={output}")
+    assert result.returncode == 0, result.stderr
+    assert "2 × v5e:2x2: 8 cores, data 4 × fsdp 2 × model 1" in result.stdout
+    train = json.loads(output.read_text())["programs"]["train"]
+    # The gradients of a slice, each core its share of what fsdp and data split.
+    assert 0 < train["network_bytes_per_core"] < train["memory_per_core"]["arguments"]
+    assert train["roofline"]["network"] > 0
+    refused = run("--topology=v5e:2x2", "--slices=2", "--gin.MeshConfig.fsdp=8")
+    assert_refused(refused, "data = 1 is not a multiple of the 2 TPU slices")

@@ -276,3 +276,27 @@ def test_a_rare_way_out_does_not_count():
 
     text = jax.jit(f).lower(jnp.ones((64, 64)), True).compile().as_text()
     assert costs_of(parse(text), 1).flops == 0
+
+
+def test_bytes_for_other_slices():
+    """As the TPU compiler writes an all-reduce among slices, inside a loop or not."""
+    found = costs(
+        """ENTRY %main (a: f32[4,8]) -> f32[4,8] {
+  %a = f32[4,8]{1,0} parameter(0)
+  %t = token[] after-all()
+  %send = (f32[4,8]{1,0}, u32[], token[]) send(%a, %t), channel_id=2, \
+is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name=\
+"xla_megascale_runtime",_xla_megascale_transfer_type="ALL_REDUCE"}
+  %recv = (f32[4,8]{1,0}, u32[], token[]) recv(%t), channel_id=1, \
+is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name=\
+"xla_megascale_runtime",_xla_megascale_transfer_type="ALL_REDUCE"}
+  %send-done = token[] send-done(%send), channel_id=2, is_host_transfer=true
+  %recv-done = (f32[4,8]{1,0}, token[]) recv-done(%recv), channel_id=1
+  ROOT %r = f32[4,8]{1,0} get-tuple-element(%recv-done), index=0
+}
+"""
+    )
+    assert found.network == {"ALL_REDUCE": 4 * 8 * 4}
+    assert found.times(3).network == {"ALL_REDUCE": 3 * 4 * 8 * 4}
+    assert (found + found).network == {"ALL_REDUCE": 2 * 4 * 8 * 4}
+    assert not found.collectives

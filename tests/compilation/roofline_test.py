@@ -1,3 +1,4 @@
+import dataclasses
 from collections import Counter
 
 import pytest
@@ -5,7 +6,12 @@ import pytest
 from bpd_jax.compilation.chips import Chip
 from bpd_jax.compilation.collectives import Collective
 from bpd_jax.compilation.costs import Costs
-from bpd_jax.compilation.roofline import link_bytes, link_seconds, roofline
+from bpd_jax.compilation.roofline import (
+    link_bytes,
+    link_seconds,
+    network_bytes,
+    roofline,
+)
 
 # Two cores a chip; 4 × 4 chips; sides of 4 close to rings, those of 2 do not.
 CHIP = Chip("x", 2, flops=200.0, hbm=20.0, usable=1, link=1.0, dimensions=2, wraps=4)
@@ -48,3 +54,24 @@ def test_the_longest_of_the_three_binds():
     assert (found.seconds, found.bound) == (24, "links")
     assert link_bytes(costs, PLACES) == 3 * 8
     assert roofline(costs, CHIP, SIDES, [(0, 0, 0)] * 32).bound == "compute"
+
+
+@pytest.mark.parametrize(
+    "kind, sent",
+    [
+        ("ALL_REDUCE", 2 * 100 * 3 / 4),
+        ("REDUCE_SCATTER", 100 * 3 / 4),
+        ("ALL_GATHER", 100 * 3),
+        ("ONE_TO_ONE", 100),
+    ],
+)
+def test_the_network_between_slices(kind, sent):
+    costs = Costs(flops=600, network=Counter({kind: 100}))
+    assert network_bytes(costs, 4) == sent
+    # Two cores share what a chip can send.
+    chip = dataclasses.replace(CHIP, network=4.0)
+    found = roofline(costs, chip, SIDES, PLACES, 4)
+    assert found.network == sent / 2
+    assert (found.seconds, found.bound) == (sent / 2, "network")
+    # Where its speed is not known it does not count.
+    assert roofline(costs, CHIP, SIDES, PLACES, 4).network == 0

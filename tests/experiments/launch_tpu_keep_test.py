@@ -1,13 +1,23 @@
-"""Training on TPU slices that come and go."""
+"""Training on TPU slices that come and go, over connections that break."""
 
 import pytest
 
 from bpd_jax.errors import UserError
 from experiments.launch.commands import train_words
-from experiments.launch.tpu_keep import WINDOW, keep_training
-from experiments.launch.tpu_slice import BUSY, TpuSlice
+from experiments.launch.detached import BUSY, FAILED, STOPPED, UNKNOWN
+from experiments.launch.tpu_keep import WINDOW, Keeper, Patience
+from experiments.launch.tpu_slice import TpuSlice
+from experiments.launch.tpu_state import Condition, Status, read_status
 
 SLICE = TpuSlice("paper", "us-central2-b", "v4:4x4x4", "10.0.0.2:/runs", spot=True)
+ABSENT, READY, COMING, LOST, REFUSED, STUCK = (
+    Condition.ABSENT,
+    Condition.READY,
+    Condition.COMING,
+    Condition.LOST,
+    Condition.REFUSED,
+    Condition.STUCK,
+)
 
 
 class Cloud:
@@ -16,126 +26,220 @@ class Cloud:
     A verb ends with the statuses that are given for it, one after another, then with 0.
     """
 
-    def __init__(self, *states, hours=0.0, **statuses):
-        self.states = list(states)
+    def __init__(self, *conditions, hours=0.0, **statuses):
+        self.conditions = list(conditions)
         self.statuses = {verb: list(each) for verb, each in statuses.items()}
-        self.hours = hours  # that training takes
+        self.hours = hours  # that a run takes
         self.asked = []
         self.now = 0.0
 
     def run(self, command):
         verb = command.words[4]
-        verb = "train" if "bpd_jax.train" in str(command) else verb
+        if verb == "ssh":
+            verb = next(
+                (
+                    word
+                    for word in ("start", "follow", "report")
+                    if f"bpd_jax_run {word}" in str(command)
+                ),
+                "setup",
+            )
         self.asked.append(verb)
-        self.now += 3600 * self.hours * (verb == "train")
+        self.now += 3600 * self.hours * (verb == "follow")
         return self.statuses[verb].pop(0) if self.statuses.get(verb) else 0
 
-    def state(self):
-        self.asked.append("state")
-        return self.states.pop(0)
+    def status(self):
+        condition = self.conditions.pop(0)
+        return Status(condition, f"paper is {condition.name}")
 
     def sleep(self, seconds):
         self.asked.append("sleep")
         self.now += seconds
 
-    def keep(self, retries=1, requests=3):
-        words = train_words("python", ["a.gin"], [], "w")
-        keep_training(
+    def train(self, retries=1, requests=3):
+        keeper = Keeper(
             SLICE,
-            [*SLICE.prepare("x.bundle"), SLICE.train(words)],
             self.run,
-            self.state,
-            retries=retries,
-            requests=requests,
-            pause=5,
-            sleep=self.sleep,
-            clock=lambda: self.now,
+            self.status,
+            Patience(retries, requests, 5),
+            self.sleep,
+            lambda: self.now,
         )
-        assert self.states == []
+        words = train_words("python", ["a.gin"], [], "w")
+        keeper.train(SLICE.prepare("x.bundle"), words, "name")
+        assert self.conditions == []
         return self.asked
 
 
-ROUND = ["scp", "ssh", "train"]
-AGAIN = ["delete", "state", "create", "state"]
+ROUND = ["scp", "setup", "start", "follow"]
 
 
-def test_trains_on_a_new_slice_to_the_end():
-    assert Cloud("", "READY").keep() == ["state", "create", "state", *ROUND]
+def test_trains_on_new_slices_to_the_end():
+    assert Cloud(ABSENT, READY, READY).train() == ["create", *ROUND]
 
 
-def test_goes_on_with_a_slice_that_is_there():
-    assert Cloud("READY").keep() == ["state", *ROUND]
+def test_uses_slices_that_are_there():
+    assert Cloud(READY, READY).train() == ROUND
 
 
-def test_replaces_a_slice_that_was_taken_back_however_often():
-    taken = ["PREEMPTED", "", "READY"]
-    cloud = Cloud("READY", *taken, *taken, train=[1, 1])
-    lost = ["sleep", "state", *AGAIN, *ROUND]
-    assert cloud.keep(retries=0) == ["state", *ROUND, *lost, *lost]
+def test_replaces_slices_that_are_taken_back_however_often():
+    taken = [LOST, LOST, ABSENT, READY]
+    cloud = Cloud(READY, READY, *taken, *taken, follow=[FAILED, FAILED])
+    again = ["sleep", "delete", "create", *ROUND]
+    assert cloud.train(retries=0) == [*ROUND, *again, *again]
 
 
-def test_a_slice_that_was_taken_back_before_is_replaced_first():
-    cloud = Cloud("TERMINATED", "", "READY")
-    assert cloud.keep() == ["state", *AGAIN, *ROUND]
+def test_slices_that_are_on_their_way_are_waited_for():
+    asked = Cloud(COMING, COMING, COMING, READY).train(requests=1)
+    assert asked == ["sleep", "sleep", *ROUND]
 
 
-@pytest.mark.parametrize("state", ["CREATING", "RESTARTING", "REPAIRING", "STARTING"])
-def test_a_slice_that_comes_back_is_waited_for(state):
-    cloud = Cloud(state, state, "READY")
-    assert cloud.keep() == ["state", *["sleep", "state"] * 2, *ROUND]
+def test_slices_that_do_not_come_back_end_the_launcher_in_one_sentence():
+    with pytest.raises(UserError, match="STUCK and does not come back") as error:
+        Cloud(READY, READY, LOST, STUCK, follow=[FAILED]).train()
+    assert "queued-resources delete paper" in str(error.value)
 
 
-def test_asks_again_for_a_slice_while_there_is_none():
-    cloud = Cloud("READY", "", "", "READY", train=[1], create=[1])
-    asked = cloud.keep()
-    assert asked[4:] == [
-        *("sleep", "state", "create"),
-        *("sleep", "state", "create", "state", *ROUND),
-    ]
+def test_requests_are_not_repeated_forever():
+    cloud = Cloud(READY, *[ABSENT] * 9, create=[1] * 9)
+    with pytest.raises(UserError, match="3 requests for paper were refused"):
+        cloud.train(requests=3)
+    assert cloud.asked.count("create") == 3
+    # A request that fails later is withdrawn, and counts too.
+    cloud = Cloud(READY, *[REFUSED, ABSENT] * 9)
+    with pytest.raises(UserError, match="3 requests for paper were refused"):
+        cloud.train(requests=3)
+    assert cloud.asked == [*["delete", "sleep", "create"] * 2, "delete"]
 
 
-@pytest.mark.parametrize("verb, state", [("delete", "PREEMPTED"), ("create", "")])
-def test_does_not_ask_for_a_slice_forever(verb, state):
-    cloud = Cloud("READY", *[state] * 9, train=[1], **{verb: [1] * 9})
-    with pytest.raises(UserError, match="no new slice paper in 3 requests"):
-        cloud.keep(requests=3)
-    assert cloud.asked.count(verb) == 3
+def test_a_first_request_that_fails_is_the_users_to_mend():
+    with pytest.raises(UserError, match="could not request the slice: gcloud ended"):
+        Cloud(ABSENT, create=[1]).train()
+    with pytest.raises(UserError, match=r"paper is REFUSED: gcloud .* describe"):
+        Cloud(ABSENT, REFUSED).train()
 
 
-def test_a_slice_that_is_taken_back_while_it_is_prepared_is_replaced():
-    cloud = Cloud("READY", "PREEMPTED", "", "READY", ssh=[1])
-    assert cloud.keep(retries=0) == [
-        *("state", "scp", "ssh", "sleep", "state"),
-        *AGAIN,
-        *ROUND,
-    ]
+def test_a_connection_that_breaks_ends_nothing():
+    """The run continues; it is not started again, and no error counts."""
+    cloud = Cloud(READY, READY, *[READY] * 5, follow=[255, 255, 1, 255, 255])
+    assert cloud.train(retries=0, requests=5) == [*ROUND, *["sleep", "follow"] * 5]
 
 
-def test_prepares_again_after_a_pause():
-    cloud = Cloud("READY", "READY", train=[255])
-    assert cloud.keep() == ["state", *ROUND, "sleep", "state", *ROUND]
+def test_a_host_out_of_reach_ends_the_launcher_at_last():
+    with pytest.raises(UserError, match="could not be reached 3 times"):
+        Cloud(*[READY] * 9, follow=[255] * 9).train(requests=2)
+
+
+def test_a_connection_that_breaks_because_the_slice_is_gone():
+    cloud = Cloud(READY, READY, LOST, LOST, LOST, ABSENT, READY, follow=[255])
+    asked = cloud.train(retries=0)
+    assert asked == [*ROUND, "sleep", "sleep", "delete", "create", *ROUND]
+
+
+@pytest.mark.parametrize("status", [FAILED, UNKNOWN])
+def test_a_run_that_fails_is_started_again_after_a_report(status):
+    cloud = Cloud(*[READY] * 4, follow=[status])
+    assert cloud.train() == [*ROUND, "sleep", "report", *ROUND]
 
 
 def test_gives_up_on_training_that_fails_by_itself():
-    cloud = Cloud("READY", "READY", "READY", train=[1, 1])
-    with pytest.raises(
-        UserError, match=r"error 2 times, .* 1 \(train, on every worker"
-    ):
-        cloud.keep(retries=1)
-    assert cloud.asked.count("train") == 2
+    cloud = Cloud(*[READY] * 9, follow=[FAILED, FAILED])
+    with pytest.raises(UserError, match="2 attempts failed, the last with status 76"):
+        cloud.train(retries=1)
+    assert cloud.asked.count("start") == 2
+
+
+@pytest.mark.parametrize("verb", ["scp", "setup", "start"])
+def test_prepares_again_after_a_pause(verb):
+    cloud = Cloud(*[READY] * 4, **{verb: [255]})
+    so_far = ROUND[: ROUND.index(verb) + 1]
+    assert cloud.train() == [*so_far, "sleep", *ROUND]
 
 
 def test_errors_of_long_ago_do_not_count():
     hours = WINDOW / 3600
-    Cloud(*["READY"] * 9, train=[1] * 8, hours=hours).keep(retries=1)
-    with pytest.raises(UserError, match="ended with an error 2 times"):
-        Cloud(*["READY"] * 9, train=[1] * 8, hours=hours / 2).keep(retries=1)
+    conditions = [READY] * 18
+    Cloud(*conditions, follow=[FAILED] * 8, hours=hours).train(retries=1)
+    with pytest.raises(UserError, match="2 attempts failed"):
+        Cloud(*conditions, follow=[FAILED] * 8, hours=hours / 2).train(retries=1)
 
 
-def test_a_run_that_is_still_at_work_is_waited_for():
-    Cloud(*["READY"] * 9, ssh=[BUSY] * 7, train=[BUSY]).keep(retries=0)
+def test_a_run_of_an_earlier_launcher_is_followed_to_its_end():
+    cloud = Cloud(*[READY] * 4, setup=[BUSY], start=[BUSY])
+    asked = cloud.train(retries=0)
+    busy = ["follow", "sleep"]
+    assert asked == ["scp", "setup", *busy, "scp", "setup", "start", *busy, *ROUND]
 
 
-def test_says_what_it_could_not_do():
-    with pytest.raises(UserError, match="could not ask for the slice: gcloud ended"):
-        Cloud("", create=[1]).keep()
+def test_a_run_that_is_stopped_is_not_started_again():
+    with pytest.raises(UserError, match="was stopped; the same command resumes"):
+        Cloud(READY, READY, follow=[STOPPED]).train()
+
+
+class Api:
+    """Plays back the answers of gcloud to `describe`."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+
+    def ask(self, command):
+        assert "describe" in command.words
+        answer = self.answers.pop(0)
+        if isinstance(answer, int):
+            return answer, "", "ERROR: the network is unreachable"
+        if answer == "":
+            return 1, "", "ERROR: NOT_FOUND: Resource 'paper' was not found"
+        return 0, answer, ""
+
+    def read(self, tpu):
+        status = read_status(tpu, self.ask, sleep=lambda _: None)
+        assert self.answers == []
+        return status.condition
+
+
+@pytest.mark.parametrize(
+    "answers, condition",
+    [
+        ([""], ABSENT),
+        (["CREATING"], COMING),
+        (["ACCEPTED"], COMING),
+        (["WAITING_FOR_RESOURCES"], COMING),
+        (["PROVISIONING"], COMING),
+        (["SUSPENDING"], COMING),
+        (["DELETING"], COMING),
+        (["FAILED"], REFUSED),
+        (["SUSPENDED"], LOST),
+        (["A_NEW_STATE"], STUCK),
+        (["ACTIVE", "READY"], READY),
+        (["ACTIVE", "REPAIRING"], COMING),
+        (["ACTIVE", "RESTARTING"], COMING),
+        (["ACTIVE", "PREEMPTED"], LOST),
+        (["ACTIVE", "TERMINATED"], LOST),
+        (["ACTIVE", ""], LOST),
+        (["ACTIVE", "STOPPED"], STUCK),
+        (["ACTIVE", "STOPPING"], STUCK),
+        (["ACTIVE", "SUSPENDED"], STUCK),
+        (["ACTIVE", "HIDDEN"], STUCK),
+        ([1, 1, "ACTIVE", 1, "READY"], READY),
+    ],
+)
+def test_states(answers, condition):
+    assert Api(*answers).read(SLICE) is condition
+
+
+def test_a_request_that_is_not_spot_is_suspended_by_somebody():
+    tpu = TpuSlice("paper", "zone", "v4:4x4x4", "h:/r", reserved=True)
+    assert Api("SUSPENDED").read(tpu) is STUCK
+
+
+def test_of_several_slices_the_worst_counts():
+    tpu = TpuSlice("paper", "zone", "v5e:4x4", "h:/r", slices=3)
+    assert Api("ACTIVE", "READY", "READY", "READY").read(tpu) is READY
+    assert Api("ACTIVE", "REPAIRING", "READY", "READY").read(tpu) is COMING
+    assert Api("ACTIVE", "REPAIRING", "PREEMPTED", "READY").read(tpu) is LOST
+    assert Api("ACTIVE", "PREEMPTED", "STOPPED", "CREATING").read(tpu) is STUCK
+
+
+def test_an_answer_that_does_not_come_is_no_reason_to_give_slices_up():
+    with pytest.raises(UserError, match="gcloud cannot tell the state of the request"):
+        Api(*[1] * 5).read(SLICE)

@@ -1,6 +1,6 @@
-"""Launches on TPU slices: what would be run, and that it goes on whatever happens."""
+"""Launches on TPU slices: what gcloud is told, and what is run on the workers."""
 
-import fcntl
+import json
 import os
 import pathlib
 import shlex
@@ -11,8 +11,7 @@ import pytest
 
 from bpd_jax.compilation import chips
 from bpd_jax.errors import UserError
-from experiments.launch import tpu_slice
-from experiments.launch.tpu_slice import BUSY, KINDS, TpuSlice
+from experiments.launch.tpu_slice import KINDS, TpuSlice
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 PRETRAIN = "--gin_file=gin_configs/runs/pretrain.gin"
@@ -32,8 +31,15 @@ FINETUNE = [
 ]
 
 
+def commands_of(text):
+    """The words of every command that a dry run prints."""
+    return [
+        shlex.split(line) for line in text.splitlines() if line[:1] not in ("", "#")
+    ]
+
+
 def test_tpu_dry_run(dry_run):
-    good, *bad = dry_run(
+    good, network, *bad = dry_run(
         "experiments.launch.tpu",
         [
             *OF_SLICE,
@@ -45,6 +51,21 @@ def test_tpu_dry_run(dry_run):
             "--gin.SEED=3",
             "--dry_run",
         ],
+        [
+            *OF_SLICE,
+            "--topology=v5e:16x16",
+            "--slices=2",
+            "--reserved",
+            "--project=p",
+            "--network=n",
+            "--subnetwork=s",
+            "--internal_ips",
+            "--service_account=a@b",
+            "--labels=team=nlp,run=base",
+            PRETRAIN,
+            "--gin_file=meshes/v5e_256.gin",
+            "--dry_run",
+        ],
         [*OF_SLICE, "--topology=v9:4x4", PRETRAIN, "--dry_run"],
         [*OF_SLICE, "--topology=v5e:4x4x4", PRETRAIN, "--dry_run"],
         [*OF_SLICE, "--topology=v5e:4x4", PRETRAIN, V4, "--dry_run"],
@@ -53,27 +74,38 @@ def test_tpu_dry_run(dry_run):
         ["--topology=v4:4x4x4", PRETRAIN, "--dry_run"],
         [*OF_SLICE, "--topology=v4:4x4x4", PRETRAIN, "--workdir=/x", "--dry_run"],
         [*OF_SLICE, "--topology=v5e:2x4", *FINETUNE, "--dry_run"],
+        [*OF_SLICE, "--topology=v5e:4x8", "--slices=3", PRETRAIN, V4, "--dry_run"],
     )
     assert good.returncode == 0, good.stderr
-    commands = [
-        shlex.split(line)
-        for line in good.stdout.splitlines()
-        if line[:1] not in ("", "#")
-    ]
+    commands = commands_of(good.stdout)
     verbs = [
         words[4] if words[0] == "gcloud" else " ".join(words[:2]) for words in commands
     ]
-    assert verbs == ["git -C", "create", "scp", "ssh", "ssh", "ssh", "delete"]
+    states = ["describe", "describe"]
+    ends = ["ssh", "delete"]
+    assert verbs == ["git -C", "create", *states, "scp", *["ssh"] * 4, *ends]
     assert {"--type=v4", "--topology=4x4x4", "--spot"} <= set(commands[1])
-    remote = [words[-2].partition("=")[2] for words in commands[3:6]]
+    assert "--node-id=paper" in commands[1]
+    remote = {
+        word.partition("=")[2]: words
+        for words in commands
+        for word in words
+        if word.startswith("--command=")
+    }
+    setup, data, start, follow, _ = remote
     assert commands[0][2:5] == [str(ROOT), "bundle", "create"]
-    assert commands[0][5] == commands[2][5]
-    assert "tpu_setup.sh 10.0.0.2:/runs" in remote[0]
-    assert "rsync -r gs://bucket/rows share/blockwise_1b5/data" in remote[1]
-    assert "--worker=0" in commands[4]
-    assert "--worker=all" in commands[5]
+    assert commands[0][5] in commands[4]
+    assert "tpu_setup.sh 10.0.0.2:/runs" in setup
+    assert "rsync -r gs://bucket/rows share/blockwise_1b5/data" in data
+    assert {"--node=0", "--worker=0"} <= set(remote[data]) & set(remote[follow])
+    # Never more than a moment: gcloud connects to 64 workers at a time.
+    assert {"--node=all", "--worker=all"} <= set(remote[start]) & set(remote[setup])
     # What the shell of a worker makes of it.
-    trained = shlex.split(remote[2].partition("bpd_jax.lock ")[2])
+    program = shlex.split(start.partition("detached.py ")[2])
+    assert program[:2] == ["bpd_jax_run", "start"]
+    assert program[3:5] == ["bash", "-c"]
+    assert program[2] in follow
+    trained = shlex.split(program[5].removeprefix("cd bpd_jax && exec "))
     assert trained == [
         ".venv/bin/python",
         "-m",
@@ -84,6 +116,22 @@ def test_tpu_dry_run(dry_run):
         "--workdir=../share/blockwise_1b5",
         "--distributed",
     ]
+    assert network.returncode == 0, network.stderr
+    commands = commands_of(network.stdout)
+    assert {
+        "--accelerator-type=v5litepod-256",
+        "--node-count=2",
+        "--node-prefix=paper",
+        "--reserved",
+        "--network=n",
+        "--subnetwork=s",
+        "--internal-ips",
+        "--service-account=a@b",
+        "--labels=team=nlp,run=base",
+        "--project=p",
+    } <= set(commands[1])
+    assert [words[5] for words in commands[3:5]] == ["paper-0", "paper-1"]
+    assert all("--internal-ip" in words for words in commands if words[4:5] == ["ssh"])
     for done, words in zip(
         bad,
         [
@@ -94,7 +142,8 @@ def test_tpu_dry_run(dry_run):
             "--gin_file is missing",
             "--name is missing",
             "--workdir=/x must be a folder within the share",
-            "TrainConfig.start = 'runs/base' is no folder of the workers: put it on",
+            "TrainConfig.start = 'runs/base' is not a folder of the workers",
+            "but there are 96 devices",
         ],
         strict=True,
     ):
@@ -103,10 +152,53 @@ def test_tpu_dry_run(dry_run):
         assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("gcloud") is None, reason="no gcloud here")
+def test_gcloud_itself_knows_every_command(tmp_path):
+    """gcloud checks commands without running them, or logging in."""
+    everything = TpuSlice(
+        "paper",
+        "us-east5-a",
+        "v5p:4x4x8",
+        "h:/r",
+        slices=2,
+        project="p",
+        spot=True,
+        network="n",
+        subnetwork="s",
+        internal_ips=True,
+        service_account="a@b",
+        labels=("team=nlp", "run=base"),
+    )
+    slices = [everything, SLICE, TpuSlice("a", "b", "v6e:4x4", "h:/r", iap=True)]
+    commands = [
+        *(tpu.create() for tpu in slices),
+        *(tpu.start(("python", "-m", "x y"), "1") for tpu in slices),
+        *everything.prepare("x.bundle"),
+        everything.copy_data("gs://b/rows", "w"),
+        everything.follow("1"),
+        everything.report(),
+        everything.stop(),
+        everything.describe(),
+        everything.describe_node("paper-0"),
+        everything.delete(),
+    ]
+    file = tmp_path / "commands.json"
+    file.write_text(json.dumps([{"command_string": c.line} for c in commands]))
+    words = ["gcloud", "meta", "lint-gcloud-commands", f"--commands-file={file}"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if not done.stdout.startswith("["):
+        pytest.skip("this gcloud does not check commands")
+    checked = json.loads(done.stdout)
+    assert len(checked) == len(commands)
+    assert [end["error_message"] for end in checked if not end["success"]] == []
+
+
 def test_a_v4_chip_is_one_device_or_two():
     assert SLICE.devices == (64, 128)
     assert TpuSlice("a", "b", "v4-megacore:4x4x8", "h:/r").devices == (128,)
     assert TpuSlice("a", "b", "v5e:16x16", "h:/r").devices == (256,)
+    assert TpuSlice("a", "b", "v6e:4x4", "h:/r", slices=3).devices == (48,)
     assert KINDS.keys() == chips.CHIPS.keys()
 
 
@@ -128,79 +220,48 @@ def test_slices_that_cloud_does_not_give_are_refused(topology):
         TpuSlice("a", "b", topology, "h:/r")
 
 
-@pytest.mark.parametrize("topology", ["v4:2x2x1", "v4:8x8x12", "v5p:4x4x8", "v6e:1x1"])
-def test_slices_that_cloud_gives(topology):
-    assert TpuSlice("a", "b", topology, "h:/r").topology == topology
+@pytest.mark.parametrize(
+    "topology, flags",
+    [
+        ("v4:2x2x1", ["--type=v4", "--topology=2x2x1"]),
+        ("v4:8x8x12", ["--type=v4", "--topology=8x8x12"]),
+        ("v4:4x4x16", ["--type=v4", "--topology=4x4x16"]),
+        ("v4-megacore:4x4x4", ["--type=v4", "--topology=4x4x4"]),
+        ("v5p:2x2x1", ["--accelerator-type=v5p-8"]),
+        ("v5p:4x4x8", ["--accelerator-type=v5p-256"]),
+        ("v5p:8x8x12", ["--accelerator-type=v5p-1536"]),
+        ("v5e:2x4", ["--accelerator-type=v5litepod-8"]),
+        ("v6e:1x1", ["--accelerator-type=v6e-1"]),
+    ],
+)
+def test_slices_that_cloud_gives(topology, flags):
+    words = TpuSlice("a", "b", topology, "h:/r").create().words
+    assert list(words[6:8])[: len(flags)] == flags
 
 
-@pytest.fixture
-def worker(tmp_path, monkeypatch):
-    """A worker's home folder, and a function that runs a command's script there."""
-    home, tools, source = tmp_path / "home", tmp_path / "tools", tmp_path / "source"
-    setup = source / "experiments" / "launch" / "tpu_setup.sh"
-    setup.parent.mkdir(parents=True)
-    setup.write_text(f'echo "set up $1" >> "{home}/log"\n')
-    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(source)]
-    (home / "share").mkdir(parents=True)
-    bundle = str(home / "bpd_jax.bundle")
-    for words in (
-        ["init", "-q"],
-        ["add", "."],
-        ["commit", "-qm", "one"],
-        ["bundle", "create", "-q", bundle, "HEAD"],
-    ):
-        subprocess.run([*git, *words], check=True)
-    tools.mkdir()
-    mountpoint = tools / "mountpoint"
-    mountpoint.write_text(f'#!/bin/sh\ntest "$2" = share && test -e "{home}/mounted"\n')
-    mountpoint.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tools), prepend=os.pathsep)
+def test_a_number_of_chips_has_one_shape():
+    """gcloud takes a v5p by its number of cores alone."""
+    with pytest.raises(UserError, match="gives 256 chips of v5p as 4x8x8"):
+        TpuSlice("a", "b", "v5p:4x4x16", "h:/r")
 
-    def run(command):
-        script = next(
-            word.removeprefix("--command=")
-            for word in command.words
-            if word.startswith("--command=")
+
+@pytest.mark.parametrize(
+    "fields, words",
+    [
+        ({"name": "My_slice"}, "--name=My_slice must be lower-case"),
+        ({"share": "/runs"}, "--share=/runs is not HOST:/FOLDER"),
+        ({"slices": 0}, "--slices=0 must be 1 or more"),
+        ({"spot": True, "reserved": True}, "exclude each other"),
+        ({"labels": ("Team=nlp",)}, "--labels=Team=nlp must be KEY=VALUE"),
+    ],
+)
+def test_requests_that_cannot_be(fields, words):
+    with pytest.raises(UserError, match=words):
+        TpuSlice(
+            **{"name": "a", "zone": "b", "topology": "v4:4x4x4"}
+            | {"share": "h:/r"}
+            | fields
         )
-        return subprocess.run(["bash", "-c", script], cwd=home, check=False).returncode
-
-    return home, run
-
-
-TRAIN = SLICE.train(("bash", "-c", "echo trained >> ../log"))
-
-
-@pytest.mark.skipif(shutil.which("flock") is None, reason="no flock here")
-def test_both_set_up_and_training_wait_for_a_run_that_is_at_work(worker, monkeypatch):
-    home, run = worker
-    setup = SLICE.prepare("x.bundle")[1]
-    for command in (setup, TRAIN):
-        works = "echo held; sleep 1; echo done >> log"
-        with subprocess.Popen(
-            ["flock", "bpd_jax.lock", "-c", works], cwd=home, stdout=subprocess.PIPE
-        ) as run_before:
-            assert run_before.stdout.readline() == b"held\n"
-            assert run(command) == 0
-        (home / "mounted").touch()
-    done = ["done", "set up 10.0.0.2:/runs", "done", "trained"]
-    assert (home / "log").read_text().splitlines() == done
-    # It is not waited for forever.
-    monkeypatch.setattr(tpu_slice, "WAIT", 0)
-    with (home / "bpd_jax.lock").open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert run(SLICE.prepare("x.bundle")[1]) == BUSY
-
-
-@pytest.mark.skipif(shutil.which("flock") is None, reason="no flock here")
-def test_nothing_is_written_beside_the_share(worker):
-    home, run = worker
-    assert run(SLICE.prepare("x.bundle")[1]) == 0
-    assert run(TRAIN) != 0
-    assert run(SLICE.copy_data("gs://bucket/rows", "w")) != 0
-    assert list((home / "share").iterdir()) == []
-    (home / "mounted").touch()
-    assert run(TRAIN) == 0
-    assert (home / "log").read_text() == "set up 10.0.0.2:/runs\ntrained\n"
 
 
 def test_a_worker_is_set_up(tmp_path):

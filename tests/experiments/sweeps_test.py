@@ -12,6 +12,15 @@ from experiments.sweeps.points import make_point
 ROOT = pathlib.Path(__file__).parent.parent.parent
 SIZES = [(name, size) for name, sweep in SWEEPS.items() for size in sweep.grids]
 SLURM = ["--launcher=slurm", "--gin_file=gin_configs/meshes/gpu_8.gin"]
+TPU = [
+    "--launcher=tpu",
+    "--requested=2",
+    "--name=sweep",
+    "--zone=us-east5-b",
+    "--topology=v6e:16x16",
+    "--share=10.0.0.2:/runs",
+    "--gin_file=gin_configs/meshes/v6e_256.gin",
+]
 TINY = ["--gin_file=experiments/sweeps/tiny.gin", "--gin.STEPS=40"]
 
 
@@ -51,6 +60,7 @@ def test_every_sweep_by_dry_run(dry_run):
             for name, size in SIZES
         ),
         ["--sweep=heads", *SLURM, "--gpus=8", "--dry_run"],
+        ["--sweep=heads", *TPU, "--dry_run"],
         ["--sweep=heads", *SLURM, "--gpus=7", "--dry_run"],
         ["--sweep=heads", *SLURM, "--gpus=8", "--dry_run", "--point=heads=6"],
         ["--sweep=heads", "--point=heads=7", "--dry_run"],
@@ -63,8 +73,11 @@ def test_every_sweep_by_dry_run(dry_run):
         assert len(lines) == len(find_points(name, size)) + 1
         assert all(line.startswith("python -m bpd_jax.train ") for line in lines[:-1])
         assert lines[-1].startswith("# 0 of ")
-    array, seven, single, *bad = done[len(SIZES) :]
+    array, tpu, seven, single, *bad = done[len(SIZES) :]
     bad = [seven, *bad]
+    assert tpu.returncode == 0, tpu.stderr
+    assert tpu.stdout.count(" queued-resources create sweep-") == 2
+    assert tpu.stdout.count("--workdir=../share/runs/sweeps/heads_paper/heads=") == 3
     assert "--array" not in single.stdout
     assert "HEADS = 6" in single.stdout
     assert "#SBATCH --array=0-2\n" in array.stdout

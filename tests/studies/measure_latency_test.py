@@ -77,7 +77,7 @@ def test_batches_share_their_time(model):
     made = Lattices(model).make(5, 3, 2)
     rescorer = make_rescorer("device", model)
     # Five lattices are two calls of two; the fifth is left over.
-    assert refine_milliseconds(rescorer, *made, batch=2).shape == (2,)
+    assert refine_milliseconds(rescorer, 1, *made, batch=2).shape == (2,)
 
 
 def test_what_cannot_be_done_is_told(model):

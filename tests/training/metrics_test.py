@@ -66,7 +66,7 @@ def test_a_full_disk_costs_rows_but_not_the_run(tmp_path, monkeypatch, capsys):
     assert [row["step"] for row in read_rows(tmp_path / FILE_NAME)] == [1, 4]
     assert capsys.readouterr().err == (
         f"warning: cannot write {tmp_path / FILE_NAME}: No space left on device; "
-        "training goes on\n"
+        "training continues\n"
     )
 
 

@@ -1,0 +1,65 @@
+"""The command `bpd`: `bpd decode --model=smollm2` is `python -m bpd_jax.decode …`.
+
+bpd                   # lists the commands
+bpd decode --help     # lists the flags of one
+"""
+
+import ast
+import difflib
+import importlib.util
+import pkgutil
+import runpy
+import sys
+from collections.abc import Iterator
+
+import bpd_jax
+
+
+def main() -> None:
+    """Runs the command that the first argument names, or lists all of them."""
+    name, *arguments = sys.argv[1:] or ["help"]
+    name = name.replace("-", "_") if not name.startswith("-") else name
+    if name in ("help", "-h", "--help"):
+        print(_usage())
+    elif name in ("--version", "version"):
+        print(f"bpd_jax {bpd_jax.__version__}")
+    elif name in (names := [known for known, _ in commands()]):
+        sys.argv[1:] = arguments
+        runpy.run_module(f"bpd_jax.{name}", run_name="__main__", alter_sys=True)
+    else:
+        close = difflib.get_close_matches(name, names, n=1)
+        hint = f"did you mean {close[0]}" if close else "bpd help lists all"
+        sys.exit(f"error: bpd has no command {name!r}: {hint}.")
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """Name and first line of every command; imports none of them."""
+    for module in pkgutil.iter_modules(bpd_jax.__path__):
+        if module.ispkg or module.name == "__main__":
+            continue
+        spec = importlib.util.find_spec(f"bpd_jax.{module.name}")
+        # Modules of the package are files, whose loader has their source.
+        source = spec.loader.get_source(spec.name)  # type: ignore[union-attr]
+        if '\nif __name__ == "__main__":\n' in source:
+            about = ast.get_docstring(ast.parse(source)) or ""
+            yield module.name, about.partition("\n")[0]
+
+
+def _usage() -> str:
+    width = max(len(name) for name, _ in commands())
+    lines = [f"  {name:<{width}}  {about}" for name, about in commands()]
+    return "\n".join(
+        [
+            f"bpd_jax {bpd_jax.__version__}: blockwise parallel decoding in JAX.",
+            "",
+            "usage: bpd COMMAND [--flag=value …]",
+            "",
+            *lines,
+            "",
+            "bpd COMMAND --help lists the flags of a command.",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Meshes over several TPU slices, which only the data centre's network joins.
+
+Within a slice fast links join all chips. From one slice to another only the `data` axis
+crosses: of a training step that is one sum of gradients.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+from bpd_jax.errors import UserError
+from bpd_jax.models import partitioning
+from bpd_jax.models.partitioning import MeshConfig
+
+
+def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """Builds the mesh over devices, slice by slice along its first axis, `data`.
+
+    Worked example: `data = 4`, `fsdp = 2` over two slices of four chips lays rows 0 and
+    1 of the mesh over the first slice, rows 2 and 3 over the second.
+
+    Args:
+      config: sizes of the axes over all slices together.
+      devices: those to use, which may be of a topology that is not at hand; None for
+        all that there are.
+
+    Raises:
+      UserError: the axes do not multiply to the number of devices, or `data` is not a
+        multiple of the number of slices.
+    """
+    devices = jax.devices() if devices is None else devices
+    slices = collections.defaultdict(list)
+    for device in devices:
+        slices[slice_of(device)].append(device)
+    inner = config.fsdp * config.model
+    data = len(devices) // inner if config.data == -1 else config.data
+    if len(slices) == 1 or data * inner != len(devices):
+        return partitioning.make_mesh(config, devices)
+    if data % len(slices):
+        raise UserError(
+            f"MeshConfig.data = {data} is not a multiple of the {len(slices)} TPU "
+            "slices: only the data axis may cross from one slice to another; make "
+            f"fsdp × model divide the {len(devices) // len(slices)} devices of a slice."
+        )
+    each = dataclasses.replace(config, data=data // len(slices))
+    meshes = [partitioning.make_mesh(each, slices[index]) for index in sorted(slices)]
+    laid_out = np.concatenate([mesh.devices for mesh in meshes])
+    names = meshes[0].axis_names
+    return Mesh(laid_out, names, axis_types=(AxisType.Auto,) * len(names))
+
+
+def slice_of(device: jax.Device) -> int:
+    """The number of a TPU's slice; 0 for every other device.
+
+    GPUs have numbers too, of the machines that hold them, but one fast network.
+    """
+    return int(getattr(device, "slice_index", 0)) if device.platform == "tpu" else 0

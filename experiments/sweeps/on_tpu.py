@@ -1,0 +1,112 @@
+"""Points of a sweep, queued onto TPU slices."""
+
+import base64
+import binascii
+import dataclasses
+import io
+import pathlib
+import queue
+import tarfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+from bpd_jax import progress
+from bpd_jax.errors import UserError
+from experiments.launch.commands import Command, Runner
+from experiments.launch.tpu_keep import Keeper, NoSlicesError, Patience
+from experiments.launch.tpu_slice import TpuSlice
+from experiments.launch.tpu_state import Asker, Condition, Status
+
+
+@dataclasses.dataclass(frozen=True)
+class Fleet:
+    """Slices that share the points of a sweep.
+
+    Attributes:
+      tpus: the requests for slices, each with a name of its own.
+      prepare: by that name, the commands that prepare the slices.
+      run: shows and runs a command, and returns its exit status.
+      status: what has become of slices.
+      fetch: brings what was measured so far to this machine.
+      patience: when to give up.
+    """
+
+    tpus: Sequence[TpuSlice]
+    prepare: Mapping[str, Sequence[Command]]
+    run: Runner
+    status: Callable[[TpuSlice], Status]
+    fetch: Callable[[TpuSlice], None]
+    patience: Patience
+
+    def wait_for_earlier_runs(self) -> None:
+        """Follows what an earlier launcher left running, lest a point runs twice."""
+        for tpu in self.tpus:
+            if self.status(tpu).condition is Condition.READY:
+                self.run(tpu.follow())
+                self.fetch(tpu)
+
+    def train(self, points: Mapping[str, tuple[str, ...]], stamp: str) -> list[str]:
+        """Trains every point; each slice takes the next one when it is free.
+
+        Args:
+          points: name -> the command that trains it.
+          stamp: begins the IDs of the runs.
+
+        Returns:
+          The names of points that were not trained to their end, in order.
+        """
+        waiting: queue.SimpleQueue[tuple[str, tuple[str, ...]]] = queue.SimpleQueue()
+        for point in points.items():
+            waiting.put(point)
+        trained: set[str] = set()
+        fetching = threading.Lock()
+
+        def work(tpu: TpuSlice) -> None:
+            while True:
+                try:
+                    name, words = waiting.get_nowait()
+                except queue.Empty:
+                    return
+                progress.say(f"# {tpu.name} trains {name}")
+                keeper = Keeper(tpu, self.run, lambda: self.status(tpu), self.patience)
+                try:
+                    number = list(points).index(name)
+                    keeper.train(self.prepare[tpu.name], words, f"{stamp}-{number}")
+                    trained.add(name)
+                except NoSlicesError as error:
+                    waiting.put((name, words))  # for another slice
+                    progress.say(f"error: {error}")
+                    return
+                except UserError as error:
+                    progress.say(f"error: {name}: {error}")
+                with fetching:
+                    self.fetch(tpu)
+
+        threads = [
+            threading.Thread(target=work, args=(tpu,), daemon=True) for tpu in self.tpus
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return [name for name in points if name not in trained]
+
+
+def fetch(tpu: TpuSlice, folder: pathlib.Path, asker: Asker) -> None:
+    """Copies what the runs in a folder of the share have measured to the same one here.
+
+    Args:
+      tpu: slices that mount the share.
+      folder: relative to the share, and to the working directory.
+      asker: runs a command.
+    """
+    status, out, err = asker(tpu.fetch(str(folder)))
+    try:
+        if status:
+            raise OSError(err.rpartition("\n")[2] or f"status {status}")
+        archive = io.BytesIO(base64.b64decode(out))
+        folder.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(fileobj=archive) as members:
+            members.extractall(folder, filter="data")
+    except (OSError, tarfile.TarError, binascii.Error) as error:
+        progress.say(f"warning: could not fetch results from {tpu.name}: {error}")

@@ -1,0 +1,248 @@
+"""The launcher against a gcloud that plays back states and failures.
+
+The commands that it sends to workers are run in a folder that stands for a worker's
+home: the source arrives there as a git bundle, and what trains is a small program.
+"""
+
+import fcntl
+import functools
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from bpd_jax.errors import UserError
+from experiments.launch import tpu_slice
+from experiments.launch.commands import run
+from experiments.launch.detached import BUSY
+from experiments.launch.tpu_keep import Keeper, Patience
+from experiments.launch.tpu_slice import TpuSlice
+from experiments.launch.tpu_state import read_status
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+SLICE = TpuSlice("paper", "zone", "v5e:4x4", "10.0.0.2:/runs", spot=True)
+
+# Answers `describe` by the next line of `states`, and runs what is sent to workers in
+# `home`. An exit status in the file of a verb, if there is one, comes first.
+GCLOUD = """#!{python}
+import pathlib, shutil, subprocess, sys
+cloud = pathlib.Path({cloud!r})
+words = sys.argv[1:]
+verb = words[3]
+command = next((w[10:] for w in words if w.startswith("--command=")), "")
+about = verb if verb != "ssh" else next(
+    (n for n in ("start", "follow", "report", "stop") if "bpd_jax_run " + n in command),
+    "setup")
+with (cloud / "log").open("a") as log:
+    log.write(about + "\\n")
+def next_line(name):
+    file = cloud / name
+    lines = file.read_text().splitlines() if file.exists() else []
+    if lines:
+        file.write_text("\\n".join(lines[1:]))
+        return lines[0]
+if verb == "describe":
+    state = next_line("states") or "READY"
+    if state == "NOT_FOUND":
+        sys.exit("ERROR: NOT_FOUND: no such resource")
+    print("ACTIVE" if state == "READY" and words[2] == "queued-resources" else state)
+    sys.exit(0)
+trouble = int(next_line(about) or 0)
+if trouble == 255 and about == "follow":
+    # The connection breaks while the log is followed.
+    process = subprocess.Popen(["bash", "-c", command], cwd=cloud / "home")
+    try:
+        process.wait(1)
+    except subprocess.TimeoutExpired:
+        process.kill()
+    sys.exit(255)
+if trouble:
+    sys.exit(trouble)
+if verb == "scp":
+    shutil.copy(words[4], cloud / "home" / words[5].partition(":")[2])
+elif verb == "ssh":
+    sys.exit(subprocess.run(["bash", "-c", command], cwd=cloud / "home").returncode)
+"""
+
+# "Trains" one step, as soon as nothing tells it to wait.
+TRAIN = """
+import pathlib, sys, time
+home = pathlib.Path.home()
+print("training", flush=True)
+while (home / "wait").exists():
+    time.sleep(0.02)
+with (home / "share" / "steps").open("a") as steps:
+    steps.write("step\\n")
+sys.exit(1 if (home / "fails").exists() else 0)
+"""
+
+
+@pytest.fixture
+def cloud(tmp_path, monkeypatch):
+    """A folder with `home`, `log`, and the files that say what gcloud answers."""
+    if shutil.which("flock") is None:
+        pytest.skip("no flock here")
+    home, tools, source = tmp_path / "home", tmp_path / "tools", tmp_path / "source"
+    launch = source / "experiments" / "launch"
+    launch.mkdir(parents=True)
+    shutil.copy(ROOT / "experiments" / "launch" / "detached.py", launch)
+    (launch / "tpu_setup.sh").write_text(f'touch "{home}/mounted"\n')
+    (source / "train.py").write_text(TRAIN)
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(source)]
+    bundle = str(tmp_path / "x.bundle")
+    for words in (
+        ["init", "-q"],
+        ["add", "."],
+        ["commit", "-qm", "one"],
+        ["bundle", "create", "-q", bundle, "HEAD"],
+    ):
+        subprocess.run([*git, *words], check=True)
+    (home / "share").mkdir(parents=True)
+    tools.mkdir()
+    gcloud = GCLOUD.format(python=sys.executable, cloud=str(tmp_path))
+    mountpoint = f'#!/bin/sh\ntest "$2" = share && test -e "{home}/mounted"\n'
+    for name, text in {"gcloud": gcloud, "mountpoint": mountpoint}.items():
+        (tools / name).write_text(text)
+        (tools / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tools), prepend=os.pathsep)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setattr(tpu_slice, "WAIT", 0)
+    yield tmp_path
+    (home / "wait").unlink(missing_ok=True)
+    if (home / "bpd_jax").exists():
+        run(SLICE.stop())
+        run(SLICE.follow())
+
+
+def keep(cloud, retries=0, requests=3, name="run"):
+    patience = Patience(retries, requests, pause=0.05)
+    status = functools.partial(read_status, SLICE)
+    keeper = Keeper(SLICE, run, status, patience)
+    prepare = SLICE.prepare(str(cloud / "x.bundle"))
+    keeper.train(prepare, (sys.executable, "train.py"), name)
+
+
+def asked(cloud):
+    return [line for line in (cloud / "log").read_text().split() if line != "describe"]
+
+
+def steps(cloud):
+    return (cloud / "home" / "share" / "steps").read_text().count("step")
+
+
+ROUND = ["scp", "setup", "start", "follow"]
+
+
+def test_a_request_waits_in_the_queue_and_then_trains(cloud):
+    states = ["NOT_FOUND", "ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING"]
+    (cloud / "states").write_text("\n".join([*states, "ACTIVE", "CREATING"]))
+    keep(cloud)
+    assert asked(cloud) == ["create", *ROUND]
+    assert steps(cloud) == 1
+    log = next((cloud / "home" / "bpd_jax_run").glob("run-1.log"))
+    assert log.read_text() == "training\n"
+
+
+def test_a_broken_connection_ends_neither_run_nor_launcher(cloud):
+    (cloud / "home" / "wait").touch()
+    (cloud / "follow").write_text("255\n255")
+    timer = threading.Timer(2.5, (cloud / "home" / "wait").unlink)
+    timer.start()
+    keep(cloud)
+    timer.join()
+    assert asked(cloud) == [*ROUND, "follow", "follow"]
+    assert steps(cloud) == 1
+
+
+def test_a_launcher_that_was_killed_is_replaced_by_another(cloud):
+    (cloud / "home" / "wait").touch()
+    (cloud / "follow").write_text("255")
+    # The first one starts the run, loses the connection, and gives up at once.
+    with pytest.raises(UserError, match="could not be reached"):
+        keep(cloud, requests=0, name="first")
+    timer = threading.Timer(1.0, (cloud / "home" / "wait").unlink)
+    timer.start()
+    keep(cloud, name="second")
+    timer.join()
+    # It waited for that run, then started its own, which finds little left to do.
+    assert asked(cloud)[4:] == ["scp", "setup", "follow", *ROUND]
+    assert steps(cloud) == 2
+
+
+@pytest.mark.parametrize("state", ["PREEMPTED", "TERMINATED"])
+def test_a_slice_that_is_taken_back_is_requested_again(cloud, state):
+    (cloud / "states").write_text(
+        "\n".join(["ACTIVE", state] * 2 + ["NOT_FOUND", "ACTIVE", "READY"])
+    )
+    keep(cloud)
+    assert asked(cloud)[:2] == ["delete", "create"]
+    assert steps(cloud) == 1
+
+
+def test_a_suspended_spot_request_is_made_again(cloud):
+    (cloud / "states").write_text("SUSPENDED\nSUSPENDED\nNOT_FOUND\nACTIVE\nREADY")
+    keep(cloud)
+    assert asked(cloud) == ["delete", "create", *ROUND]
+
+
+@pytest.mark.parametrize("state", ["STOPPED", "SUSPENDED"])
+def test_a_vm_that_is_stopped_is_not_waited_for(cloud, state):
+    (cloud / "states").write_text(f"ACTIVE\n{state}\nACTIVE\n{state}")
+    with pytest.raises(UserError, match=f"paper is {state} and does not come back"):
+        keep(cloud)
+    assert not (cloud / "home" / "share" / "steps").exists()
+
+
+def test_refused_requests_end_in_one_sentence(cloud):
+    (cloud / "states").write_text("NOT_FOUND\nCREATING\nFAILED\nNOT_FOUND\nFAILED")
+    with pytest.raises(UserError, match="2 requests for paper were refused"):
+        keep(cloud, requests=2)
+    assert asked(cloud) == ["create", "delete", "create", "delete"]
+
+
+def test_training_that_fails_is_reported(cloud, capfd):
+    (cloud / "home" / "fails").touch()
+    with pytest.raises(UserError, match="2 attempts failed"):
+        keep(cloud, retries=1)
+    assert asked(cloud) == [*ROUND, "report", *ROUND, "report"]
+    assert "status 1" in capfd.readouterr().out
+
+
+def test_a_run_is_stopped_by_another_command(cloud):
+    (cloud / "home" / "wait").touch()
+    started = cloud / "home" / "bpd_jax_run" / "pid"
+
+    def stop():
+        while not started.exists():
+            time.sleep(0.02)
+        run(SLICE.stop())
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    with pytest.raises(UserError, match="was stopped"):
+        keep(cloud)
+    thread.join()
+    assert not (cloud / "home" / "share" / "steps").exists()
+
+
+def test_set_up_does_not_disturb_a_run(cloud):
+    (cloud / "home" / "bpd_jax_run").mkdir()
+    [_, setup] = SLICE.prepare(str(cloud / "x.bundle"))
+    with (cloud / "home" / "bpd_jax_run" / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert run(setup) == BUSY
+    assert not (cloud / "home" / "mounted").exists()
+
+
+def test_nothing_is_written_beside_the_share(cloud):
+    for command in SLICE.prepare(str(cloud / "x.bundle")):
+        assert run(command) == 0
+    (cloud / "home" / "mounted").unlink()
+    assert run(SLICE.start(("true",), "1")) != 0
+    assert run(SLICE.copy_data("gs://bucket/rows", "w")) != 0
+    assert list((cloud / "home" / "share").iterdir()) == []

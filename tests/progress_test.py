@@ -1,0 +1,82 @@
+"""Progress bars, and what becomes of output that nobody can read."""
+
+import contextlib
+import fcntl
+import io
+import os
+import subprocess
+import sys
+
+import pytest
+
+from bpd_jax import progress
+
+WORK = """
+import sys
+from bpd_jax import progress
+progress.say("begins")
+for number in progress.bar(range(3), label="counting"):
+    progress.say(f"number {number}")
+open(sys.argv[1], "w").write("done")
+"""
+
+
+def work(file, out, err):
+    """Runs `WORK` with these streams; its exit status."""
+    words = [sys.executable, "-c", WORK, str(file)]
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    return subprocess.run(
+        words, stdout=out, stderr=err, env=environment, timeout=120, check=False
+    ).returncode
+
+
+@pytest.fixture
+def pipe():
+    read, write = os.pipe()
+    yield read, write
+    for end in (read, write):
+        with contextlib.suppress(OSError):
+            os.close(end)
+
+
+def test_a_reader_that_has_gone_ends_nothing(tmp_path, pipe):
+    read, write = pipe
+    os.close(read)
+    assert work(tmp_path / "file", write, write) == 0
+    assert (tmp_path / "file").read_text() == "done"
+
+
+def test_a_full_pipe_blocks_nothing(tmp_path, pipe):
+    _, write = pipe
+    flags = fcntl.fcntl(write, fcntl.F_GETFL)
+    fcntl.fcntl(write, fcntl.F_SETFL, flags | os.O_NONBLOCK)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(write, b"x" * 512)
+    fcntl.fcntl(write, fcntl.F_SETFL, flags)
+    assert work(tmp_path / "file", write, write) == 0
+    assert (tmp_path / "file").read_text() == "done"
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="no terminals here")
+def test_a_closed_terminal_ends_nothing(tmp_path):
+    ours, theirs = os.openpty()
+    os.close(ours)
+    assert work(tmp_path / "file", theirs, theirs) == 0
+    os.close(theirs)
+    assert (tmp_path / "file").read_text() == "done"
+
+
+def test_what_can_be_read_is_written(tmp_path):
+    with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
+        assert work(tmp_path / "file", out, err) == 0
+    said = ["begins", "number 0", "number 1", "number 2"]
+    assert (tmp_path / "out").read_text().splitlines() == said
+    assert "counting" in (tmp_path / "err").read_text()
+    assert "3/3" in (tmp_path / "err").read_text()
+
+
+def test_a_stream_need_not_be_a_file():
+    stream = io.StringIO()
+    progress.say("text", stream)
+    assert stream.getvalue() == "text\n"

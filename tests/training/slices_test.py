@@ -1,0 +1,60 @@
+"""Meshes over several TPU slices; eight CPU devices stand for the chips."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from bpd_jax.errors import UserError
+from bpd_jax.models import partitioning
+from bpd_jax.models.partitioning import MeshConfig
+from bpd_jax.training import slices
+
+
+@pytest.fixture
+def two_slices(monkeypatch):
+    """Devices with odd numbers are of another slice than those with even ones."""
+    monkeypatch.setattr(slices, "slice_of", lambda device: device.id % 2)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        MeshConfig(),
+        MeshConfig(data=-1, fsdp=4),
+        MeshConfig(data=2, fsdp=2, model=2),
+        MeshConfig(data=4, model=2),
+    ],
+)
+def test_only_the_data_axis_crosses_slices(two_slices, config):
+    mesh = slices.make_mesh(config)
+    assert mesh.axis_names == ("data", "fsdp", "model")
+    numbers = np.vectorize(lambda device: device.id % 2)(mesh.devices)
+    half = mesh.shape["data"] // 2
+    assert (numbers[:half] == 0).all()
+    assert (numbers[half:] == 1).all()
+    assert {device.id for device in mesh.devices.flat} == set(range(8))
+
+
+def test_one_slice_is_laid_out_as_ever():
+    config = MeshConfig(data=2, fsdp=2, model=2)
+    ours, plain = slices.make_mesh(config), partitioning.make_mesh(config)
+    assert (ours.devices == plain.devices).all()
+
+
+def test_parameters_may_not_be_shared_among_slices(two_slices):
+    with pytest.raises(UserError, match=r"data = 1 is not a multiple of the 2 TPU sli"):
+        slices.make_mesh(MeshConfig(data=-1, fsdp=8))
+    with pytest.raises(UserError, match="there are 8 devices"):
+        slices.make_mesh(MeshConfig(data=3, fsdp=2))
+
+
+def test_a_sum_over_slices_is_the_sum(two_slices):
+    mesh = slices.make_mesh(MeshConfig(data=-1, fsdp=2))
+    rows = jnp.arange(32.0).reshape(8, 4)
+    sharded = jax.device_put(rows, NamedSharding(mesh, partitioning.BATCH_SPEC))
+    total = jax.jit(
+        lambda x: x.sum(0), out_shardings=NamedSharding(mesh, PartitionSpec())
+    )(sharded)
+    np.testing.assert_array_equal(total, rows.sum(0))
