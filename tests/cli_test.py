@@ -55,7 +55,8 @@ def test_every_command_is_a_program():
     assert len(files) > 10
     for file in files:
         end = file.read_text().rpartition('if __name__ == "__main__":\n')[2]
-        main = "main()" if file.stem == "lm_eval" else "cli.run(main)"
+        special = file.stem in ("__main__", "lm_eval")
+        main = "main()" if special else "cli.run(main)"
         assert end.strip() == main, file
 
 
