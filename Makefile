@@ -46,7 +46,7 @@ tpu-test: ## the tests that need the TPU compiler, in .venv-tpu
 test: lint ## lint, then the tests on JOBS=2 processes
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not exhaustive"
 
-test-all: lint ## the same with every method × layout × batch size × number of devices
+test-all: lint ## the same with the slow proofs and every case of each matrix
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 lint: env ## ruff (rules and format) and mypy
