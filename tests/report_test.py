@@ -2,11 +2,7 @@
 
 import csv
 import json
-import os
-import pathlib
 import re
-import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 
 import pytest
@@ -20,20 +16,14 @@ from bpd_jax.studies.records import (
     Trace,
 )
 from bpd_jax.studies.run_files import append_records, write_header
+from tests.commands import start
 
-ROOT = pathlib.Path(__file__).parent.parent
 TASKS = {"squad": "SQuAD", "xsum": "XSum"}
 
 
 def call(folder, *arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "bpd_jax.report", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    [done] = start("bpd_jax.report", list(arguments), folder=folder)
+    return done
 
 
 def drafts(contender, accepted):

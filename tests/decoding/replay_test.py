@@ -17,7 +17,7 @@ REST = pytest.mark.exhaustive
 METHODS = [
     "bpd",
     pytest.param("bpd:heads=3", marks=REST),
-    "zero_gram:5",
+    pytest.param("zero_gram:5", marks=REST),
     pytest.param("zero_gram:2:k=3", marks=REST),
     pytest.param("ngram_device:4", marks=REST),
     pytest.param("ngram:1:search=greedy:alpha=0.5", marks=REST),
@@ -71,7 +71,10 @@ def test_replay_takes_the_steps_of_the_loop(name, decoder, greedy, replay):
         assert a.block_efficiency == b.block_efficiency
 
 
-@pytest.mark.parametrize("name", ["bpd", "ngram:4:adaptive=1", "neural:2", "oracle"])
+@pytest.mark.parametrize(
+    "name",
+    ["bpd", "ngram:4:adaptive=1", pytest.param("neural:2", marks=REST), "oracle"],
+)
 def test_drafts_at_every_position_hold_those_of_decoding(name, replay):
     """Going from call to call by what each yields, one finds the calls of decoding."""
     method = parse_method(name)
