@@ -98,9 +98,10 @@ def _load_asset(
     config = loaded.functions.config
     if name == "drafter":
         drafter = load_drafter(path)
-        return AttachedDrafter(
-            *attach_drafter(config, loaded.params, drafter, name=loaded.name)
+        functions, params = attach_drafter(
+            config, loaded.params, drafter, name=loaded.name
         )
+        return AttachedDrafter(functions, params, functions.config.feature_layers)
     if name in ("markov", "recurrent", "hydra"):
         refiner = load_refiner(path)
         if refiner.kind != name:

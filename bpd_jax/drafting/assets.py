@@ -21,10 +21,17 @@ class SmallModel:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AttachedDrafter:
-    """A block drafter, ready to draft for the model that it was trained on."""
+    """A block drafter, ready to draft for the model that it was trained on.
+
+    Attributes:
+      functions: of the drafter, or an object with the same methods.
+      params: its parameters.
+      feature_layers: layers of the model whose outputs it reads.
+    """
 
     functions: DrafterFunctions
     params: Params
+    feature_layers: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -1,5 +1,7 @@
 """The block drafter in the loop drafts what it drafts from whole texts."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,9 +10,13 @@ import pytest
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import BATCHED, TREE, DecodeOptions
+from bpd_jax.decoding.replay import record
 from bpd_jax.drafting.assets import Assets
 from bpd_jax.errors import UserError
 from bpd_jax.models.attention import causal_mask
+from bpd_jax.models.blockwise import parameter_shapes
+from bpd_jax.models.config import BlockHeadsConfig
+from bpd_jax.models.functions import ModelFunctions
 
 LAYERS = (0, 1)
 
@@ -80,3 +86,43 @@ def test_the_loop_stays_on_the_device(decoder, make_prompts):
     with jax.transfer_guard("disallow"):
         state = jax.block_until_ready(task.run(state))
     assert state.done.all()
+
+
+def test_conditioned_heads_read_the_last_accepted_token(make_model, make_prompts):
+    """Heads that read the certain token and a layer draft what they draft alone."""
+    plain, params = make_model(1, block_size=1)
+    config = dataclasses.replace(
+        plain.config,
+        heads=BlockHeadsConfig(3, hidden=8, reads_anchor=True, feature_layers=(0,)),
+    )
+    functions = ModelFunctions(config)
+    rng = np.random.default_rng(0)
+    heads = jax.tree.map(
+        lambda leaf: jnp.asarray(rng.normal(0, 0.5, leaf.shape), jnp.float32),
+        parameter_shapes(config)["heads"],
+    )
+    params = {**params, "heads": heads}
+    decoder = Decoder(functions, params, width=3)
+    options = DecodeOptions(max_new_tokens=10, batch_size=2)
+    prompts = make_prompts([4, 9])
+    greedy = decoder.decode(parse_method("greedy"), prompts, options)
+    drafted = decoder.decode(parse_method("bpd"), prompts, options)
+    for want, text in zip(greedy, drafted, strict=True):
+        assert text.output_ids.tolist() == want.output_ids.tolist()
+        whole = [*text.input_ids.tolist(), *text.output_ids.tolist()]
+        end = len(text.input_ids)
+        for draft, accepted in zip(text.proposed, text.accepted, strict=True):
+            tokens = jnp.asarray(whole[:end])[None]
+            mask = causal_mask(jnp.ones_like(tokens))
+            hidden, _, features = functions.forward_with_features(
+                params, tokens, jnp.arange(end)[None], mask, layers=(0,)
+            )
+            found = functions.block_candidates(
+                params, hidden[:, -1], 3, 1, draft[:1], features[:, -1]
+            )
+            assert draft[1:].tolist() == found[0][0, :, 0].tolist()
+            end += int(accepted)
+    replayed = record(decoder, greedy, options).decode(parse_method("bpd"))
+    for one, other in zip(drafted, replayed, strict=True):
+        assert one.accepted.tolist() == other.accepted.tolist()
+        assert one.proposed.tolist() == other.proposed.tolist()

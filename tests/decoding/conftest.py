@@ -58,7 +58,9 @@ class ScriptedModel:
     def greedy_tokens(self, params, hidden):
         return self._script(hidden[..., 0].astype(jnp.int32))
 
-    def block_candidates(self, params, hidden, block_size, width):
+    head_features = ()
+
+    def block_candidates(self, params, hidden, block_size, width, *conditions):
         position = hidden[..., 0].astype(jnp.int32)
         heads = []
         for ahead, divisor in enumerate(self.right, start=1):
@@ -118,7 +120,8 @@ def random_drafter(model, *, feature_layers=(0,), seed=3, **config):
         lambda leaf: jnp.asarray(rng.normal(0, 0.5, leaf.shape), jnp.float32), shapes
     )
     softmax = np.asarray(params["trunk"]["embedding"])
-    return AttachedDrafter(drafter, with_softmax(trained, softmax, vocabulary))
+    params = with_softmax(trained, softmax, vocabulary)
+    return AttachedDrafter(drafter, params, feature_layers)
 
 
 def random_prompts(lengths, vocab_size=13, seed=0):

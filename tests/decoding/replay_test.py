@@ -31,16 +31,25 @@ METHODS = [
     pytest.param("prompt_lookup:4", marks=REST),
     "zero_gram:3:lookup=4",
     "oracle",
+    "block/greedy",
+    "block:4+ngram/tree:6+lookup:3",
+    "block/oracle",
 ]
 OPTIONS = DecodeOptions(max_new_tokens=24, end_of_text=0, batch_size=2)
 
 
 @pytest.fixture(scope="module")
-def decoder(make_model, make_ngram):
+def decoder(make_model, make_ngram, make_drafter):
+    model = make_model(3)
     small = SmallModel(*make_model(4, 1, num_layers=1))
-    assets = Assets(ngram=make_ngram(), rescorer=small, draft_model=small)
+    assets = Assets(
+        ngram=make_ngram(),
+        rescorer=small,
+        draft_model=small,
+        drafter=make_drafter(model),
+    )
     texts = [bytes([97 + token]) for token in range(13)]
-    return Decoder(*make_model(3), width=5, assets=assets, token_bytes=lambda: texts)
+    return Decoder(*model, width=5, assets=assets, token_bytes=lambda: texts)
 
 
 @pytest.fixture(scope="module")

@@ -44,20 +44,21 @@ class BlockSource(LatticeSource):
 
     def remember(self, arrays: Params, prompts: Prompts) -> KVCache:
         """Reads the prompts."""
-        assert prompts.features is not None
         length = prompts.tokens.shape[1]
         return self.functions.prefill(arrays, prompts.features, prompts.lengths, length)
 
     def learn(self, arrays: Params, memory: KVCache, outcome: Outcome) -> KVCache:
         """Reads the accepted tokens."""
-        assert outcome.features is not None
         return self.functions.append(arrays, memory, outcome.features, outcome.count)
 
     def build_lattice(
         self, view: View, arrays: Params, memory: KVCache
     ) -> tuple[Lattice, KVCache]:
         """Drafts what may follow the certain token."""
-        anchors = view.model.embed(view.next_token)
+        # A recorded drafter knows its drafts, and a recording has no embeddings.
+        anchors = view.next_token
+        if self.feature_layers:
+            anchors = view.model.embed(view.next_token)
         tokens, log_probs, entropies = self.functions.candidates(
             arrays, memory, anchors, self.width
         )
@@ -114,7 +115,7 @@ class Block(SourcePart):
         width = lattice_width(context, self.k, choices)
         check_paths(context, length, width, search)
         return BlockSource(
-            length, width, drafter.functions, config.feature_layers, drafter.params
+            length, width, drafter.functions, drafter.feature_layers, drafter.params
         )
 
     def label(self, order: int | None = None) -> str:

@@ -59,7 +59,9 @@ class TableModel:
     def next_token_logits(self, params, hidden):
         return params[0][hidden[..., 0].astype(jnp.int32)]
 
-    def block_candidates(self, params, hidden, block_size, width):
+    head_features = ()
+
+    def block_candidates(self, params, hidden, block_size, width, *conditions):
         token = hidden[..., 0].astype(jnp.int32)
         logits = jnp.stack([table[token] for table in params[1:block_size]], axis=-2)
         return top_candidates(logits, width)
