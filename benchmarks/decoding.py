@@ -25,7 +25,6 @@ import numpy as np
 from absl import flags
 
 from bpd_jax import cli, configuration, decode_flags, files, progress
-from bpd_jax.decoding.assets import Assets
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.generate import Generation, Task
 from bpd_jax.decoding.loop import decode_on_device
@@ -34,6 +33,7 @@ from bpd_jax.decoding.options import VERIFICATIONS, DecodeConfig, DecodeOptions
 from bpd_jax.decoding.payoff import measure_drafting, measure_passes
 from bpd_jax.decoding.state import DecodeState
 from bpd_jax.decoding.verification import laid_out
+from bpd_jax.drafting.assets import Assets
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.efficiency import block_efficiency, paired_interval
 from bpd_jax.evaluation.equality import differences
@@ -92,7 +92,7 @@ def measure(
                 bar.update(1)
     found = {}
     plain = statistics.median(seconds[GREEDY])
-    bpd = Method("bpd")
+    bpd = parse_method("bpd")
     base = texts[bpd if bpd in texts else GREEDY]
     batch = min(options.batch_size, len(prompts))
     for method in methods:
@@ -146,7 +146,7 @@ def prefill_state(
     greedy: list[Generation],
 ) -> tuple[Task, DecodeState]:
     """The first batch before its first serial call."""
-    task = decoder.task(method, options, greedy if method.kind == "oracle" else None)
+    task = decoder.task(method, options, greedy if method.is_oracle else None)
     batch = min(options.batch_size, len(prompts))
     state = task.prefill(
         prompts, range(batch), task.rows(batch), options.max_new_tokens

@@ -20,9 +20,9 @@ from rich.table import Table
 
 from benchmarks.synthetic_ngrams import synthetic_model
 from bpd_jax import cli, files, progress
-from bpd_jax.drafting.interface import Rescorer
+from bpd_jax.drafting.engines.host import HostEngine
 from bpd_jax.drafting.lattice import Lattice
-from bpd_jax.drafting.rescorers.device import DeviceRescorer
+from bpd_jax.drafting.refiners.ngram import NGramRefiner
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams.formats.load import load_model
 from bpd_jax.ngrams.model import NGramModel
@@ -54,11 +54,16 @@ PAPER_SHAPES = {
 
 
 def milliseconds(
-    engine: str, rescorer: Rescorer, lattice: Lattice, context: np.ndarray
+    engine: str,
+    rescorer: NGramRefiner | HostEngine,
+    paths: int,
+    lattice: Lattice,
+    context: np.ndarray,
 ) -> float:
     """Median time per lattice."""
     batch = min(BATCH.value, len(context)) if engine == DEVICE else 1
-    return float(np.median(refine_milliseconds(rescorer, lattice, context, batch)))
+    times = refine_milliseconds(rescorer, paths, lattice, context, batch)
+    return float(np.median(times))
 
 
 def measure(engine: str, model: NGramModel) -> dict[str, object]:
@@ -67,7 +72,7 @@ def measure(engine: str, model: NGramModel) -> dict[str, object]:
     begin = time.perf_counter()
     rescorer = make_rescorer(engine, model)
     result: dict[str, object] = {"seconds_to_build": time.perf_counter() - begin}
-    if isinstance(rescorer, DeviceRescorer):
+    if isinstance(rescorer, NGramRefiner):
         table = rescorer.arrays.table
         result["bytes_per_ngram"] = table.nbytes / sum(model.sizes)
     cells = [*PAPER_PATHS, *PAPER_SHAPES]
@@ -75,9 +80,7 @@ def measure(engine: str, model: NGramModel) -> dict[str, object]:
     for length, width, paths in progress.bar(cells, label=engine, unit=" cells"):
         lattice, context = lattices.make(LATTICES.value, length, width)
         name = f"{length}x{width}, {paths} paths"
-        times[name] = milliseconds(
-            engine, rescorer.with_drafts(paths), lattice, context
-        )
+        times[name] = milliseconds(engine, rescorer, paths, lattice, context)
     return {**result, "milliseconds": times}
 
 

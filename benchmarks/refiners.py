@@ -76,7 +76,7 @@ def main() -> None:
         together = dataclasses.replace(options, batch_size=len(group))
         with decode_flags.token_bar("decoding", len(group), config) as bar:
             texts += decoder.decode(GREEDY, group, together, on_progress=bar.update)
-    width = max([decoder.width, *(method.k or 1 for method in methods)])
+    width = max([decoder.width, *(method.setting("k") or 1 for method in methods)])
     replay = record(decoder, texts, options, width=width, keep_hidden=True)
     replayer = replay.decoder(width=decoder.width, alpha=decoder.alpha)
     result = {

@@ -9,7 +9,6 @@ from jax.sharding import Mesh
 
 from bpd_jax.data.prompts import check_not_empty
 from bpd_jax.decoding.asset_files import OWN_ASSETS, load_assets
-from bpd_jax.decoding.assets import Assets
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import Generation, check_prompts
 from bpd_jax.decoding.loading import LoadedModel, Message, load_model
@@ -17,6 +16,7 @@ from bpd_jax.decoding.methods import Method, parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.payoff import choose_method
 from bpd_jax.decoding.stopping import cut_at_stop
+from bpd_jax.drafting.assets import Assets
 from bpd_jax.errors import UserError
 
 # A text, token ids, or a conversation.

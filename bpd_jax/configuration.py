@@ -32,6 +32,7 @@ from bpd_jax.models.config import (
     BlockwiseConfig,
     TransformerConfig,
 )
+from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.partitioning import MeshConfig
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.studies.config import StudyConfig
@@ -84,6 +85,7 @@ def register(configurable: Callable[..., Any]) -> None:
 
 
 for _configurable in (
+    BlockDrafterConfig,
     BlockHeadsConfig,
     BlockwiseConfig,
     ComputeConfig,

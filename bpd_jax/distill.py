@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from bpd_jax import cli, decode_flags, files, progress
-from bpd_jax.data.generations import HEADER, read_header, shard_name, write_header
+from bpd_jax import cli, decode_flags, files, folders, progress
+from bpd_jax.data.generations import HEADER, KIND, read_header, shard_name, write_header
 from bpd_jax.data.tokenizer import FILE_NAME as TOKENIZER
 from bpd_jax.decoding import distillation
 from bpd_jax.decoding.decoder import GREEDY, Decoder
@@ -49,7 +49,7 @@ def main() -> None:
     """Reads the flags, makes up prompts, decodes, writes shards."""
     output = pathlib.Path(cli.required("output"))
     method = parse_method(METHOD.value)
-    files.check_writable(output, folder=True)
+    folders.check_folder(output, KIND)
     texts = decode_flags.prompt_texts()
     if not texts and MADE_UP.value < 1:
         raise UserError(

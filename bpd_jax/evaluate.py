@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from bpd_jax import cli, decode_flags, files
+from bpd_jax import cli, decode_flags, folders
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.loading import LoadedModel
 from bpd_jax.decoding.methods import Method, parse_method
@@ -48,6 +48,9 @@ OUTPUT = flags.DEFINE_string(
 )
 TITLE = flags.DEFINE_string("title", "Blockwise parallel decoding", "of the report.")
 
+_KIND = folders.FolderKind(
+    "a report of evaluate", "report.json", ("report.html", "records.jsonl"), '"methods"'
+)
 # Prompts that the report shows step by step; records.jsonl holds all.
 _SHOWN_PROMPTS = 12
 
@@ -58,10 +61,10 @@ def main() -> None:
     config = decode_flags.config()
     _check(methods, config.options)
     if OUTPUT.value:
-        files.check_writable(OUTPUT.value, folder=True)
+        folders.check_folder(OUTPUT.value, _KIND)
     loaded, decoder, config = decode_flags.load(config)
     output = pathlib.Path(OUTPUT.value or loaded.folder / "evaluation")
-    files.check_writable(output, folder=True)
+    folders.check_folder(output, _KIND)
     options = config.options
     for method in methods:
         decoder.drafter(method)
@@ -150,7 +153,7 @@ def _write(
         lattice=picture,
         curves=build.training_curves(loaded.folder / "metrics.jsonl"),
     )
-    with files.replacing_folder(output) as folder:
+    with folders.replacing_folder(output, _KIND) as folder:
         save_report(report, folder / "report.json")
         write_html(report, folder / "report.html")
         lines = [json.dumps(record.to_json()) for record in records]

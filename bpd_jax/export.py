@@ -11,10 +11,10 @@ the layouts.
 
 from absl import flags
 
-from bpd_jax import cli, files
+from bpd_jax import cli, folders
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.models.config import BlockHeadsConfig
-from bpd_jax.pretrained.medusa_export import DTYPES, export_heads, vllm_command
+from bpd_jax.pretrained.medusa_export import DTYPES, KIND, export_heads, vllm_command
 from bpd_jax.pretrained.medusa_layout import CONFIG, LAYOUTS, VLLM
 
 _MODEL = flags.DEFINE_string(
@@ -43,9 +43,7 @@ _OUTPUT = flags.DEFINE_string("output", None, "folder to write.")
 def main() -> None:
     """Reads the flags, loads base and heads, writes the folder, says how to run it."""
     output = cli.required("output")
-    files.check_replaceable(
-        output, {CONFIG, *(layout.file for layout in LAYOUTS.values())}
-    )
+    folders.check_folder(output, KIND)
     loaded = load_model(cli.required("model"), _HEADS.value)
     base = _BASE.value or cli.required("model")
     config = loaded.functions.config

@@ -1,119 +1,157 @@
-"""Writing files and folders so that a kill leaves either the old or the new."""
+"""Writing files so that a kill leaves either the old file or the new one; reading JSON.
+
+Folders are written through `bpd_jax.folders`.
+"""
 
 import contextlib
+import json
+import math
 import os
 import pathlib
-import shutil
+import stat
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
+from typing import Any
 
+from bpd_jax import temporaries
 from bpd_jax.errors import UserError
+
+_MOST_JSON = 1 << 30  # bytes
 
 
 def check_writable(path: str | os.PathLike[str], *, folder: bool = False) -> None:
     """Tells before long work that its result could not be written.
 
     Args:
-      path: of the result; the folder that it is to lie in is made.
+      path: of the result; the folder that it is to lie in is made. Links are followed.
       folder: whether the result is a folder.
 
     Raises:
       UserError: the path cannot be written, or is a folder where a file is to be, or
         the other way round.
     """
-    path = pathlib.Path(path)
-    if path.exists() and path.is_dir() != folder:
+    if not folder and is_stream(path):
+        return
+    target = resolved(path)
+    if target.exists() and target.is_dir() != folder:
         found, wanted = ("file", "folder") if folder else ("folder", "file")
         raise UserError(f"cannot write {path}: it is a {found}; name a {wanted}.")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
+    with telling(path):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=target.parent):
             pass
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
-
-
-def check_replaceable(path: str | os.PathLike[str], names: Collection[str]) -> None:
-    """Tells before a folder is replaced that more than an older result would be lost.
-
-    Args:
-      path: of the folder, which may not exist yet.
-      names: of all files that an older result may have.
-
-    Raises:
-      UserError: it cannot be written, or holds something else.
-    """
-    check_writable(path, folder=True)
-    if pathlib.Path(path).is_dir():
-        for found in sorted(os.listdir(path)):
-            if found not in names:
-                raise UserError(
-                    f"{path} is not replaced, because it holds {found}, which is not "
-                    "of an earlier result: name a new folder."
-                )
 
 
 @contextlib.contextmanager
 def replacing_file(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     """Yields a temporary path that becomes `path` when the block succeeds.
 
-    The temporary file lies in the same folder, so the last step is one rename.
-    If the block raises, the temporary file is removed and `path` is untouched.
+    The temporary file lies in the same folder and is on the disk before one rename
+    makes it the result. If the block raises, it is removed and `path` is untouched. A
+    link stays, and the file that it names is replaced. A device, a pipe or a socket is
+    no file to replace: then `path` itself is yielded, to be written directly.
 
     Raises:
       UserError: the folder cannot be written, or the disk is full.
     """
-    path = pathlib.Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    if is_stream(path):
+        with telling(path):
+            yield pathlib.Path(path)
+        return
+    target = resolved(path)
+    with telling(path):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporaries.remove_remainders(target.parent, target.name)
+        with temporaries.part_file(target) as temporary:
+            yield temporary
+            temporaries.sync(temporary)
+            os.replace(temporary, target)
+            temporaries.sync_folder(target.parent)
+
+
+def is_stream(path: str | os.PathLike[str]) -> bool:
+    """Whether a path names what is written directly: a device, a pipe, an open file.
+
+    What `/dev/stdout` and `/proc/self/fd/1` name is written directly even where it is
+    a regular file: the shell that opened it would not see one put in its place.
+    """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield temporary
-        os.replace(temporary, path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        # Missing, or its folder is: either way there is nothing left to remove.
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            temporary.unlink()
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return False
+    if stat.S_ISREG(mode):
+        parent = os.path.realpath(os.path.dirname(os.path.abspath(path)))
+        return parent == "/dev" or parent.startswith("/proc/")
+    return not stat.S_ISDIR(mode)
+
+
+def resolved(path: str | os.PathLike[str]) -> pathlib.Path:
+    """The path that is written: absolute, with all links followed.
+
+    Raises:
+      UserError: it has no name, or its links go round in a circle.
+    """
+    with telling(path):
+        target = pathlib.Path(os.path.realpath(path))
+        if target.is_symlink():
+            raise UserError(f"cannot write {path}: its links go round in a circle.")
+    if not target.name:
+        raise UserError(f"cannot write {path}: give it a name.")
+    return target
 
 
 @contextlib.contextmanager
-def replacing_folder(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
-    """Yields an empty temporary folder that becomes `path` when the block succeeds.
+def telling(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turns what the system says about writing `path` into a `UserError`."""
+    try:
+        yield
+    except FileExistsError as error:  # Of a file that is to be a folder above.
+        raise UserError(
+            f"cannot write {path}: {error.filename} is no folder."
+        ) from error
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        if "null byte" not in str(error):
+            raise
+        raise UserError(f"cannot write {str(path)!r}: {error}.") from error
 
-    An older folder of that name is replaced as a whole, and only then removed. (Two
-    renames: a kill exactly between them leaves the old one beside it as `.NAME.*.old`.)
-    If the block raises, the temporary folder is removed and `path` is untouched.
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """Reads a JSON file.
 
     Raises:
-      UserError: the parent folder cannot be written, or the disk is full.
+      OSError: it cannot be read.
+      ValueError: it is too large, no UTF-8 or no JSON; see `parse_json`.
     """
-    path = pathlib.Path(path)
+    with pathlib.Path(path).open("rb") as stream:
+        data = stream.read(_MOST_JSON + 1)
+    if len(data) > _MOST_JSON:
+        raise ValueError(f"it has more than {_MOST_JSON:,} bytes")
+    return parse_json(data)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parses JSON, in which every number is finite.
+
+    Raises:
+      ValueError: it is no UTF-8, no JSON, is nested too deeply, or holds NaN, an
+        infinity or a number beyond float64.
+    """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = pathlib.Path(
-            tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-        )
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
-    try:
-        yield temporary
-        # mkdtemp makes a private folder; the result gets the usual permissions.
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o777 & ~umask)
-        if path.exists():
-            old = temporary.with_suffix(".old")
-            os.replace(path, old)
-            try:
-                os.replace(temporary, path)
-            except OSError:
-                os.replace(old, path)
-                raise
-            shutil.rmtree(old)
-        else:
-            os.replace(temporary, path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(text, bytes):
+            text = text.decode("utf-8")
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:40]} is no finite number")
+    return value

@@ -12,10 +12,10 @@ import pathlib
 
 from absl import flags
 
-from bpd_jax import cli, files
+from bpd_jax import cli, folders
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.errors import UserError
-from bpd_jax.models.heads_files import DTYPES, HEADER, TENSORS, fingerprint, save_heads
+from bpd_jax.models.heads_files import DTYPES, KIND, fingerprint, save_heads
 from bpd_jax.pretrained.medusa_import import import_heads
 
 MODEL = flags.DEFINE_string(
@@ -36,7 +36,7 @@ def main() -> None:
     """Reads the flags, loads the base, reads the heads, writes them as ours."""
     name, folder = cli.required("model"), pathlib.Path(cli.required("medusa"))
     output = cli.required("output")
-    files.check_replaceable(output, {HEADER, TENSORS})
+    folders.check_folder(output, KIND)
     loaded = load_model(name)
     if loaded.task is not None:
         raise UserError(

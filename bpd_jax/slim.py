@@ -8,8 +8,8 @@ The folder it writes is used like the run folder itself: `--model=`, `--rescorer
 
 from absl import flags
 
-from bpd_jax import cli, files
-from bpd_jax.training.slim import DTYPES, write_slim
+from bpd_jax import cli, folders
+from bpd_jax.training.slim import DTYPES, KIND, write_slim
 
 _MODEL = flags.DEFINE_string("model", None, "Run folder.")
 _OUTPUT = flags.DEFINE_string("output", None, "Folder to write.")
@@ -21,7 +21,7 @@ _DTYPE = flags.DEFINE_string(
 def main() -> None:
     """Writes the folder and prints its size."""
     run, output = cli.required("model"), cli.required("output")
-    files.check_writable(output, folder=True)
+    folders.check_folder(output, KIND)
     size = write_slim(run, output, _DTYPE.value)
     print(f"{output}: {size:,} bytes of parameters")
 

@@ -66,7 +66,7 @@ def main() -> None:
     options = dataclasses.replace(config.options, batch_size=len(prompts))
     with decode_flags.token_bar("decoding", len(prompts), config) as bar:
         texts = decoder.decode(GREEDY, prompts, options, on_progress=bar.update)
-    widths = [_RANKS, decoder.width, *(method.k or 1 for method in methods)]
+    widths = [_RANKS, decoder.width, *(method.setting("k") or 1 for method in methods)]
     replay = record(decoder, texts, options, width=max(widths), keep_hidden=True)
     total = len({GREEDY, *methods})
     with progress.bar(label="predicting", total=total, unit=" methods") as bar:

@@ -10,6 +10,9 @@ model and task and kept; methods are replayed on them. Results go to
 records of every example (`records.jsonl`), from which `bpd_jax.report WORKDIR` draws
 everything. A run that is stopped goes on with the same command.
 
+The weight α of each class of rescorers is tuned first, for every task, on examples that
+are not reported (`bpd_jax.studies.tuning`); `--gin.StudyConfig.tuners={}` leaves it 1.
+
 `--shard=I/N` does every N-th example, so that N programs, one per device or host, share
 the work on one WORKDIR. `--publish` writes the results to `experiments/STUDY/results/`.
 """
@@ -23,7 +26,7 @@ from collections.abc import Iterable
 
 from absl import flags
 
-from bpd_jax import cli, configuration, files
+from bpd_jax import cli, configuration, folders
 from bpd_jax.configuration import Parsed
 from bpd_jax.data.row_sources import WHOLE, Shard
 from bpd_jax.errors import UserError
@@ -37,11 +40,14 @@ from bpd_jax.studies.config import StudyConfig
 from bpd_jax.studies.facts import check_header, continued, facts_of
 from bpd_jax.studies.in_domain import build_in_domain
 from bpd_jax.studies.tasks import HELD_OUT
+from bpd_jax.studies.tuning import tune
 from bpd_jax.studies.work import WORK
 
 SIZE = flags.DEFINE_string("size", "tiny", "tiny, smollm2 or paper: which gin file.")
 DATA = flags.DEFINE_string(
-    "data", None, "Folder of the tasks as JSON Lines: NAME/SPLIT.jsonl.gz."
+    "data",
+    None,
+    "Folder of the tasks: JSON Lines (NAME/SPLIT.jsonl.gz) or TensorFlow Datasets.",
 )
 WORKDIR = flags.DEFINE_string(
     "workdir", None, "Folder of the results; default: runs/paper/SIZE."
@@ -141,7 +147,7 @@ def _shard() -> Shard:
 def _measure(name: str, config: StudyConfig, shard: Shard, text: str) -> None:
     """Makes what is missing of a study's records."""
     folder = _workdir() / name
-    files.check_writable(folder, folder=True)
+    folders.check_folder(folder, run_files.KIND)
     folder.mkdir(parents=True, exist_ok=True)
     bench = Bench(config, _workdir(), shard)
     in_domain = {
@@ -152,6 +158,7 @@ def _measure(name: str, config: StudyConfig, shard: Shard, text: str) -> None:
     left_out = _unavailable(bench)
     kept = [c for c in config.contenders if c not in left_out]
     bench = Bench(dataclasses.replace(config, contenders=kept), _workdir(), shard)
+    tune(bench)
     before = check_header(folder, bench)
     now = {
         "command": _command(),

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from bpd_jax import api
 from bpd_jax.data.spec import SMALLEST_VOCABULARY
 from bpd_jax.data.tokenizer import train_bpe
-from bpd_jax.decoding.assets import Assets
-from bpd_jax.decoding.methods import Method
+from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.drafting.assets import Assets
 from bpd_jax.errors import UserError
 
 PROMPTS = ["3 times 4 is", "7", "2 times"]
@@ -37,7 +37,7 @@ def test_every_method_completes_texts_alike(lm):
     assert [c.block_efficiency for c in plain] == [1.0] * 3
     for completion in drafted:
         generation = completion.generation
-        assert completion.method == Method("medusa", 8)
+        assert completion.method == parse_method("medusa:8")
         tokens, calls = len(generation.output_ids), generation.serial_calls
         assert completion.block_efficiency == tokens / calls
         ids = [t for t in generation.output_ids if t != lm.loaded.tokenizer.end_of_text]

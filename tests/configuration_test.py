@@ -271,7 +271,9 @@ def test_finetuning_is_the_paper_s(monkeypatch):
     assert (config.batch_size, config.length, config.steps) == (2, 2048, 100_000)
     assert config.optimizer.learning_rate == 1e-4
     assert config.optimizer.schedule == "cosine"
-    assert (config.start, config.task) == ("base", ExampleTask("squad"))
+    # Two examples, each in a row of its own; none chooses a checkpoint and is reported.
+    squad = ExampleTask("squad", validation_from="train", packed=False)
+    assert (config.start, config.task) == ("base", squad)
     assert config.patience is not None
     assert config.batch_size % config.mesh.fsdp == 0
 

@@ -270,9 +270,7 @@ def test_bad_settings_are_refused_in_one_sentence(folder):
     base = ["--model=run", "--prompt=3 times", "--max_new_tokens=8"]
     refused = {
         "alpha is -1": ["--alpha=-1"],
-        "alpha=-1 is not allowed; it is weight of the second opinion": [
-            "--method=ngram:alpha=-1"
-        ],
+        "alpha must be a finite number of at least 0": ["--method=ngram:alpha=-1"],
         "lattice_width is 271: it must lie between 1 and the": ["--lattice_width=271"],
         "asks for 300 candidates, but there are only 270": [
             "--method=zero_gram:4:k=300"
@@ -280,7 +278,7 @@ def test_bad_settings_are_refused_in_one_sentence(folder):
         "asks for 9 drafts, but the lattice of 4 heads and 2 candidates has 8 paths": [
             "--method=zero_gram:9:k=2"
         ],
-        "'p=3' is no setting of ngram, which takes k": ["--method=ngram:p=3"],
+        "'p=3' is not a setting of ngram, which takes k": ["--method=ngram:p=3"],
         "needs a small language model": ["--method=neural"],
         "typical acceptance samples: give a temperature": ["--acceptance=typical"],
         "a stop text is empty": ["--stop="],

@@ -1,30 +1,29 @@
+import os
+import pathlib
+import stat
+import subprocess
+import sys
+import threading
+
 import pytest
 
-from bpd_jax import files
+from bpd_jax import files, temporaries
 from bpd_jax.errors import UserError
+
+
+def write(path, text):
+    with files.replacing_file(path) as temporary:
+        temporary.write_text(text)
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
     path = tmp_path / "new" / "a.txt"
-    with files.replacing_file(path) as temporary:
-        temporary.write_text("one")
+    write(path, "one")
     assert path.read_text() == "one"
     with pytest.raises(ZeroDivisionError), files.replacing_file(path) as temporary:
         temporary.write_text(str(1 / 0))
     assert path.read_text() == "one"
     assert [p.name for p in path.parent.iterdir()] == ["a.txt"]
-
-
-def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path):
-    path = tmp_path / "f"
-    for content in ("one", "two"):
-        with files.replacing_folder(path) as temporary:
-            (temporary / content).write_text(content)
-        assert [p.name for p in path.iterdir()] == [content]
-    with pytest.raises(ZeroDivisionError), files.replacing_folder(path) as temporary:
-        (temporary / "half").write_text(str(1 / 0))
-    assert [p.name for p in path.iterdir()] == ["two"]
-    assert [p.name for p in tmp_path.iterdir()] == ["f"]
 
 
 def test_whether_a_result_can_be_written_is_told_beforehand(tmp_path):
@@ -35,6 +34,7 @@ def test_whether_a_result_can_be_written_is_told_beforehand(tmp_path):
         ("file", True, "it is a file; name a folder"),
         ("", False, "it is a folder; name a file"),
         ("file/a", False, "cannot write"),
+        ("\0", False, "cannot write"),
     ]:
         with pytest.raises(UserError, match=message):
             files.check_writable(tmp_path / path, folder=folder)
@@ -43,20 +43,135 @@ def test_whether_a_result_can_be_written_is_told_beforehand(tmp_path):
     assert not list((tmp_path / "new").iterdir())
 
 
-def test_what_cannot_be_written_is_said(tmp_path):
-    (tmp_path / "file").write_text("")
-    with (
-        pytest.raises(UserError, match="cannot write"),
-        files.replacing_folder(tmp_path / "file" / "f"),
-    ):
-        pass
+def test_a_link_stays_and_its_file_is_replaced(tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to("there/file")  # Which does not exist yet.
+    for text in ("one", "two"):
+        files.check_writable(link)
+        write(link, text)
+        assert link.is_symlink()
+        assert (tmp_path / "there" / "file").read_text() == text
+    link.unlink()
+    link.symlink_to("link")
+    with pytest.raises(UserError, match="circle"):
+        write(link, "three")
 
 
-def test_a_folder_with_something_else_is_not_replaced(tmp_path):
-    files.check_replaceable(tmp_path / "new", {"a"})
-    assert not (tmp_path / "new").exists()
-    (tmp_path / "a").touch()
-    files.check_replaceable(tmp_path, {"a", "b"})
-    (tmp_path / "c").touch()
-    with pytest.raises(UserError, match="it holds c, which is not of an earlier"):
-        files.check_replaceable(tmp_path, {"a", "b"})
+def test_a_device_is_written_and_stays_one():
+    before = os.stat("/dev/null")
+    files.check_writable("/dev/null")
+    write("/dev/null", "gone")
+    assert stat.S_ISCHR(before.st_mode)
+    assert os.path.samestat(os.stat("/dev/null"), before)
+    with pytest.raises(UserError, match="No space left"):
+        write("/dev/full", "much")
+
+
+def test_a_pipe_is_written_and_stays_one(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    received = []
+    reader = threading.Thread(target=lambda: received.append(pipe.read_text()))
+    reader.start()
+    files.check_writable(pipe)
+    write(pipe, "text")
+    reader.join()
+    assert received == ["text"]
+    assert pipe.is_fifo()
+
+
+def test_what_the_shell_redirects_is_written(tmp_path):
+    program = (
+        "from bpd_jax import files\n"
+        "with files.replacing_file('/dev/stdout') as path: path.write_text('text')"
+    )
+    with (tmp_path / "out").open("wb") as out:
+        subprocess.run([sys.executable, "-c", program], stdout=out, check=True)
+        assert os.path.samestat(os.fstat(out.fileno()), os.stat(tmp_path / "out"))
+    assert (tmp_path / "out").read_text() == "text"
+
+
+def test_a_planted_link_is_not_followed(tmp_path, monkeypatch):
+    """The names of temporary files differ each time, and none that exists is opened."""
+    seen = []
+    for text in ("one", "two"):
+        with files.replacing_file(tmp_path / "a") as temporary:
+            seen.append(temporary.name)
+            assert not temporary.is_symlink()
+            temporary.write_text(text)
+    assert seen[0] != seen[1]
+    (tmp_path / "victim").write_text("precious")
+    candidates = iter(["planted", "free"])
+    names = type("Names", (), {"__next__": lambda _: next(candidates)})()
+    monkeypatch.setattr("tempfile._get_candidate_names", lambda: names)
+    (tmp_path / seen[0].replace(seen[0].split(".")[-2], "planted")).symlink_to("victim")
+    with files.replacing_file(tmp_path / "a") as temporary:
+        assert ".free." in temporary.name
+        temporary.write_text("three")
+    assert (tmp_path / "victim").read_text() == "precious"
+    assert (tmp_path / "a").read_text() == "three"
+
+
+def test_permissions_are_those_of_the_file_before(tmp_path):
+    path = tmp_path / "a"
+    umask = os.umask(0o027)
+    try:
+        write(path, "one")
+    finally:
+        os.umask(umask)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    path.chmod(0o600)
+    write(path, "two")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_result_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    steps = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr("os.fsync", lambda fd: (steps.append("sync"), fsync(fd)))
+    monkeypatch.setattr("os.replace", lambda *a: (steps.append("name"), replace(*a)))
+    write(tmp_path / "a", "one")
+    assert steps == ["sync", "name", "sync"]  # The file, its name, the folder.
+
+
+KILLED = """
+import os, pathlib, signal, sys
+from bpd_jax import files, folders
+path = pathlib.Path(sys.argv[1])
+kind = folders.FolderKind("a test", "marker")
+with files.replacing_file(path / "a") as file, files.replacing_file(path / "b"):
+    with folders.replacing_folder(path / "f", kind) as folder:
+        file.write_text("half")
+        (folder / "half").write_text("half")
+        print("ready", flush=True)
+        if sys.argv[2] == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("how", ["kill", "wait"])
+def test_what_a_dead_process_left_is_removed_by_the_next_writer(tmp_path, how):
+    child = subprocess.Popen(
+        [sys.executable, "-c", KILLED, os.fspath(tmp_path), how],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=pathlib.Path(__file__).parent.parent,
+    )
+    assert child.stdout.readline() == "ready\n"
+    if how == "kill":
+        child.wait()
+
+    def left():
+        return sorted(p.name.split(".")[1] for p in tmp_path.glob(".*.part"))
+
+    assert left() == ["a", "b", "f"]
+    write(tmp_path / "a", "whole")
+    # What lives is left alone, and so is what another result was to be.
+    assert left() == (["b", "f"] if how == "kill" else ["a", "b", "f"])
+    temporaries.remove_remainders(tmp_path)
+    assert left() == ([] if how == "kill" else ["a", "b", "f"])
+    child.communicate("")
+    assert left() == []
+    assert (tmp_path / "a").read_text() == ("whole" if how == "kill" else "half")

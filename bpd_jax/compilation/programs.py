@@ -14,10 +14,12 @@ from bpd_jax.data.rows import Batch
 from bpd_jax.decoding.choice import row_keys
 from bpd_jax.decoding.loop import Weights, decode_on_device, prefill
 from bpd_jax.decoding.options import StepOptions
-from bpd_jax.drafting.drafters.blockwise import BlockwiseDrafter
-from bpd_jax.drafting.rescorers.device import DeviceRescorer
-from bpd_jax.drafting.transitions.interface import Weight
-from bpd_jax.drafting.transitions.ngram import NGramArrays
+from bpd_jax.drafting.path_drafter import PathDrafter
+from bpd_jax.drafting.paths import Paths
+from bpd_jax.drafting.refiners.ngram import NGramArrays, NGramRefiner
+from bpd_jax.drafting.refiners.transitions import Weight
+from bpd_jax.drafting.searches.best import ExactBest
+from bpd_jax.drafting.sources.heads import HeadsSource
 from bpd_jax.errors import UserError
 from bpd_jax.models.cache import KVCache
 from bpd_jax.models.config import BlockwiseConfig
@@ -156,13 +158,9 @@ def decode_program(model: BlockwiseConfig, shapes: DecodeShapes, mesh: Mesh) -> 
             "lattice for the n-gram search: compile --program=train alone."
         )
     functions = ModelFunctions(model)
-    drafter = BlockwiseDrafter(
-        DeviceRescorer(
-            shapes.drafts, max(shapes.order - 2, 0), ngram_shapes(model, shapes, mesh)
-        ),
-        model.block_size,
-        shapes.width,
-    )
+    refiner = NGramRefiner(ngram_shapes(model, shapes, mesh), max(shapes.order - 2, 0))
+    source = HeadsSource(model.block_size, shapes.width)
+    drafter = PathDrafter(Paths(source, (refiner,)), ExactBest(shapes.drafts))
     options = StepOptions()
 
     def lower() -> jax.stages.Lowered:

@@ -14,7 +14,7 @@ import pathlib
 import re
 from collections.abc import Iterator, Sequence
 
-from bpd_jax import files
+from bpd_jax import folders
 from bpd_jax.data import caching, tasks
 from bpd_jax.data.example_spec import Task
 from bpd_jax.data.quiet import seqio, tf
@@ -33,6 +33,7 @@ except ModuleNotFoundError as error:
 
 # The first file in a folder of another file system: what lies beside it is ours.
 _BEGUN = "BEGUN"
+_KIND = folders.FolderKind("a cache of a task", caching.COMPLETED)
 
 
 def cache_task(
@@ -93,7 +94,7 @@ def _output(folder: str) -> Iterator[str]:
         return
     if pathlib.Path(folder).exists():
         raise _taken(folder)
-    with files.replacing_folder(folder) as temporary:
+    with folders.replacing_folder(folder, _KIND) as temporary:
         yield str(temporary)
 
 

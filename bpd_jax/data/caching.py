@@ -65,7 +65,10 @@ def about(task: Task) -> dict[str, Any]:
     else:
         sources = {"all": corpora.source_digest(task)}
     fields = dataclasses.asdict(task)
-    fields.pop("data_dir", None)
+    for name in ("data_dir", "packed"):  # Tokens do not depend on them.
+        fields.pop(name, None)
+    if fields.get("validation_from") == "validation":
+        fields.pop("validation_from")  # As in caches from before it could be chosen.
     return {
         **fields,
         "vocabulary": tokenizer.vocabulary_key(task),

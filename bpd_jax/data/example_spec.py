@@ -129,10 +129,17 @@ class ExampleTask:
         `validation` and `test`; without it, the records are split into train and
         validation by hashes of what they are about.
       vocabulary: as `TextTask.vocabulary`.
-      validation_fraction: share of the records kept for validation where `files` has
-        no `{split}`.
+      validation_fraction: share of the records kept for validation where they are
+        taken from the records to train on: `files` has no `{split}`, or
+        `validation_from` is `train`.
+      validation_from: split that validation records are taken from: `validation`, or
+        `train`, where the task has no other one or where its validation split is what
+        is reported, as of SQuAD. Of JSON Lines they are chosen by hashes of what they
+        are about, of TensorFlow Datasets they are the last ones.
       max_examples: how many examples of each split to take, from its beginning; None
         for all.
+      packed: whether several examples share a row. Without it every example has a row
+        of its own, so that a batch of B rows is one of B examples.
     """
 
     name: str
@@ -141,6 +148,8 @@ class ExampleTask:
     vocabulary: str = "gpt3"
     validation_fraction: float = 0.02
     max_examples: int | None = None
+    validation_from: str = "validation"
+    packed: bool = True
 
     def __post_init__(self) -> None:
         check_texts(
@@ -164,6 +173,13 @@ class ExampleTask:
         check_vocabulary(self.vocabulary)
         check_fraction(self.validation_fraction)
         check_count("max_examples", self.max_examples)
+        if self.validation_from not in SPLITS:
+            raise UserError(
+                f"validation_from is {self.validation_from!r}: use "
+                f"{' or '.join(SPLITS)}."
+            )
+        if not isinstance(self.packed, bool):
+            raise UserError(f"packed is {self.packed!r}: use True or False.")
 
     @property
     def dataset(self) -> Dataset:
@@ -179,6 +195,15 @@ class ExampleTask:
     def has_split_files(self) -> bool:
         """Whether `files` says which files are of which split."""
         return self.files is not None and SPLIT in self.files
+
+    @property
+    def divides_train(self) -> bool:
+        """Whether validation records are taken from the split `train`."""
+        return self.validation_from == "train"
+
+    def source_split(self, split: str) -> str:
+        """The split of the source that the records of `split` are taken from."""
+        return self.validation_from if split == "validation" else split
 
     @property
     def splits(self) -> tuple[str, ...]:

@@ -42,7 +42,8 @@ def example_files(task: ExampleTask, split: str) -> list[SourceFile]:
     """
     task.check_split(split)
     assert task.files is not None
-    found = corpora.matched_files(task.files.replace(SPLIT, split), "files")
+    source = task.source_split(split)
+    found = corpora.matched_files(task.files.replace(SPLIT, source), "files")
     for file in found:
         if not readers.is_json_lines(file.path):
             raise UserError(
@@ -113,7 +114,7 @@ def _records(
     task: ExampleTask, split: str, files: Iterable[SourceFile]
 ) -> Iterator[Record]:
     about = task.dataset
-    by_hash = not task.has_split_files
+    by_hash = not task.has_split_files or (task.divides_train and split in SPLITS)
     for name, path in files:
         for number, texts in readers.read_json_fields(
             path, about.fields, may_be_empty=about.target

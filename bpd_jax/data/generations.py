@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from bpd_jax import files
+from bpd_jax import files, folders
 from bpd_jax.errors import UserError
 
 FORMAT = 1
 HEADER = "distill.json"
+KIND = folders.FolderKind("texts of a model", HEADER, text='"base"', in_place=True)
 _REMEDY = "generate it again with python -m bpd_jax.distill"
 
 

@@ -52,6 +52,14 @@ def pack(
         yield _row(row, length)
 
 
+def pad(
+    pieces: Iterable[np.ndarray], length: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Gives every piece a row of its own; arguments and results are those of `pack`."""
+    for piece in pieces:
+        yield _row([piece], length)
+
+
 def _row(pieces: list[np.ndarray], length: int) -> tuple[np.ndarray, np.ndarray]:
     tokens = np.zeros((length, *pieces[0].shape[1:]), np.int32)
     segment_ids = np.zeros(length, np.int32)

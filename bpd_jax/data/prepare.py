@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bpd_jax import files
+from bpd_jax import folders
 from bpd_jax.data import corpora, examples, row_sources, tokenizer
 from bpd_jax.data.example_spec import ExampleTask, Task
 from bpd_jax.data.row_sources import WHOLE, Shard
@@ -21,6 +21,11 @@ from bpd_jax.errors import UserError
 
 # Segment ids are stored as uint16, and a row may hold as many segments as tokens.
 _LONGEST_ROW = 65535
+KIND = folders.FolderKind(
+    "token files",
+    "rows.json",
+    ("tokens.npy", "segment_ids.npy", LOSS_MASK, tokenizer.FILE_NAME),
+)
 
 
 def prepare_rows(
@@ -90,6 +95,7 @@ def prepare_rows(
             f"{folder} holds shards of other rows: {name} is {found.get(name)!r} there "
             f"and {fingerprint[name]!r} here; name another folder, or remove it."
         )
+    folders.check_folder(folder, KIND)
     _make_rows(task, split, length, folder, fingerprint, shard, cache_dir)
     return open_rows(folder)
 
@@ -141,8 +147,13 @@ def _identity(task: Task, split: str) -> dict[str, Any]:
         "files": task.files is not None,
         "max_examples": task.max_examples,
     }
-    if task.files is not None and not task.has_split_files:
+    by_hash = task.files is not None and not task.has_split_files
+    if by_hash or task.divides_train:
         identity["validation_fraction"] = task.validation_fraction
+    if task.divides_train:
+        identity["validation_from"] = task.validation_from
+    if not task.packed:
+        identity["packed"] = False
     return identity
 
 
@@ -158,13 +169,6 @@ def _find_rows(folder: pathlib.Path) -> dict[str, Any] | None:
         return None
     if folder.is_dir() and shard_folders(folder):
         return open_rows(folder).fingerprint
-    if not (folder / "rows.json").exists() and (
-        not folder.is_dir() or any(folder.iterdir())
-    ):
-        raise UserError(
-            f"{folder} exists and holds no token files: name another folder, or "
-            "remove it."
-        )
     try:
         return open_rows(folder).fingerprint
     except UserError:
@@ -184,7 +188,7 @@ def _make_rows(
     source = row_sources.open_source(task, split, length, vocabulary, shard, cache_dir)
     dtype = "<u2" if source.vocab_size <= 2**16 else "<i4"
     num_tokens = 0
-    with files.replacing_folder(folder) as temporary:
+    with folders.replacing_folder(folder, KIND) as temporary:
         with contextlib.ExitStack() as stack:
 
             def write(name: str, dtype: str) -> _NpyWriter:

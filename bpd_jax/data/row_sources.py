@@ -11,7 +11,7 @@ from bpd_jax.data.example_spec import SEPARATOR, ExampleTask, Task
 from bpd_jax.data.generated import cut_texts, end_token, split_texts
 from bpd_jax.data.generations import open_generations
 from bpd_jax.data.joining import Cut, cut_documents, join_examples
-from bpd_jax.data.packing import pack
+from bpd_jax.data.packing import pack, pad
 from bpd_jax.data.spec import GENERATIONS, TextTask
 from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.errors import UserError
@@ -125,20 +125,21 @@ def _seqio_rows(
 
     rows: Iterator[Row]
     has_inputs = isinstance(task, ExampleTask) and task.has_inputs
+    fill = pad if isinstance(task, ExampleTask) and not task.packed else pack
     if has_inputs:
         cut = Cut()
         separator = len(vocabulary.encode(SEPARATOR))
         pieces = join_examples(count(), length, separator, cut)
         rows = (
             Row(row[:, 0], segment_ids, row[:, 1])
-            for row, segment_ids in pack(pieces, length)
+            for row, segment_ids in fill(pieces, length)
         )
     else:
         cut = None
         documents = (example["targets"] for example in count())
         rows = (
             Row(row, segment_ids, segment_ids != 0)
-            for row, segment_ids in pack(cut_documents(documents, length), length)
+            for row, segment_ids in fill(cut_documents(documents, length), length)
         )
     return RowSource(
         rows=rows,

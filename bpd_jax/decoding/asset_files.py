@@ -6,8 +6,8 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from bpd_jax.decoding.assets import Assets, SmallModel
 from bpd_jax.decoding.loading import LoadedModel, load_model
+from bpd_jax.drafting.assets import Assets, SmallModel
 from bpd_jax.errors import UserError
 from bpd_jax.models.heads_files import fingerprint
 from bpd_jax.models.refiner_files import LoadedRefiner, check_fits, load_refiner

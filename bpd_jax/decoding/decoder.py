@@ -1,15 +1,12 @@
 """A model with what its drafting methods need; decodes by any of them."""
 
-import importlib.util
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from bpd_jax.decoding.assembly import Assembly
-from bpd_jax.decoding.assets import Assets
 from bpd_jax.decoding.generate import (
     Generation,
     Task,
@@ -18,7 +15,7 @@ from bpd_jax.decoding.generate import (
     generate,
     stream,
 )
-from bpd_jax.decoding.methods import Method
+from bpd_jax.decoding.methods import Method, parse_method
 from bpd_jax.decoding.options import (
     EXACT,
     SPECULATIVE,
@@ -26,21 +23,17 @@ from bpd_jax.decoding.options import (
     check_whole_number,
 )
 from bpd_jax.decoding.stopping import StopTable
-from bpd_jax.drafting.drafters.oracle import Reference
+from bpd_jax.drafting.assets import Assets, SmallModel
 from bpd_jax.drafting.interface import Drafter
+from bpd_jax.drafting.parts import BuildContext
+from bpd_jax.drafting.searches.oracle import Reference
 from bpd_jax.errors import UserError
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.search.finite import check_alpha
 from bpd_jax.typing import Params, PyTree
 
-GREEDY = Method("greedy")
-
-
-def default_engine() -> str:
-    """The fastest exact n-gram engine here: in the loop, or on the host's processor."""
-    on_host = jax.default_backend() == "cpu" and importlib.util.find_spec("numba")
-    return "ngram_viterbi" if on_host else "ngram_device"
+GREEDY = parse_method("greedy")
 
 
 class Decoder:
@@ -86,9 +79,7 @@ class Decoder:
         self.assets = assets or Assets()
         self.assets.check(vocab_size)
         self.token_bytes = token_bytes
-        self._assembly = Assembly(
-            model, self.assets, width=width, alpha=alpha, engine=default_engine()
-        )
+        self._context = BuildContext(model, self.assets, width, alpha)
         self._drafters: dict[tuple[Method, float | None], Drafter] = {}
         self._stops: dict[tuple[str, ...], StopTable] = {}
 
@@ -111,7 +102,9 @@ class Decoder:
         drawn = options is not None and options.acceptance == SPECULATIVE
         key = (method, options.temperature if drawn and options else None)
         if key not in self._drafters:
-            self._drafters[key] = self._assembly.drafter(*key)
+            temperature = key[1]
+            context = dataclasses.replace(self._context, temperature=temperature)
+            self._drafters[key] = method.build(context)
         return self._drafters[key]
 
     def task(
@@ -156,15 +149,16 @@ class Decoder:
             noise by which they are accepted.
         """
         check_prompts(self.model, prompts, options)
-        if method.kind == "oracle" and options.acceptance != EXACT:
+        if method.is_oracle and options.acceptance != EXACT:
             raise UserError(
                 f"the oracle drafts a text that {options.acceptance} acceptance would "
                 "not decode: use acceptance=exact."
             )
         self.task(method, options)
-        small = self._assembly.small_model(method)
-        if small is not None:
-            check_prompts(small.functions, prompts, options, "small model")
+        for name in sorted(method.needs):
+            small = self.assets.get(name)
+            if isinstance(small, SmallModel):
+                check_prompts(small.functions, prompts, options, "small model")
 
     def prepare(
         self,
@@ -179,7 +173,7 @@ class Decoder:
         Takes the arguments of `decode`.
         """
         self.check(method, prompts, options)
-        if method.kind != "oracle":
+        if not method.is_oracle:
             return self.task(method, options)
         if reference is None:
             reference = self.decode(GREEDY, prompts, options)

@@ -20,7 +20,7 @@ from bpd_jax.decoding.options import StepOptions
 from bpd_jax.decoding.state import DecodeState, History, empty_history
 from bpd_jax.decoding.stopping import StopTable
 from bpd_jax.decoding.verification import Verified, verify
-from bpd_jax.drafting.interface import BoundModel, Drafter, Outcome, View
+from bpd_jax.drafting.interface import BoundModel, Drafter, Outcome, Prompts, View
 from bpd_jax.drafting.tree import DraftTree, take
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.cache import KeyValues, commit, write_rows
@@ -96,7 +96,7 @@ def prefill(
         done=lengths >= limits,
         calls=jnp.zeros((batch,), jnp.int32),
         stop_states=jnp.zeros((batch,), jnp.int32),
-        memory=drafter.start(weights.drafter, tokens, lengths, given),
+        memory=drafter.start(weights.drafter, Prompts(tokens, lengths, given=given)),
         history=empty_history(max_calls, batch, drafter.max_depth),
     )
 
@@ -170,7 +170,7 @@ def serial_call(
     def unless_done(new: Array, old: Array) -> Array:
         return jnp.where(done.reshape(-1, *[1] * (new.ndim - 1)), old, new)
 
-    memory = drafter.learn(state.memory, Outcome(tree, choices, count))
+    memory = drafter.learn(weights.drafter, state.memory, Outcome(tree, choices, count))
     return dataclasses.replace(
         state,
         tokens=write_rows(state.tokens, tokens, state.lengths),
@@ -324,7 +324,8 @@ def decode_with_host(
         if max_turns is not None and turns >= max_turns:
             break
         seen, memory, entropies = _look(model, weights, drafter, state)
-        tree = drafter.propose(jax.device_get(seen), None)
+        arrays = weights.drafter if drafter.on_device else None
+        tree = drafter.propose(jax.device_get(seen), arrays)
         state = dataclasses.replace(state, memory=memory)
         state = _serial_call(
             model, weights, drafter, state, tree, entropies, options=options

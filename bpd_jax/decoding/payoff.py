@@ -26,14 +26,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bpd_jax.decoding.assets import SmallModel
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.loop import Weights, look
-from bpd_jax.decoding.methods import DRAFTS, KINDS, Method, parse_method
+from bpd_jax.decoding.methods import Method, parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.replay import Replay, check_replayable, record
 from bpd_jax.decoding.state import DecodeState
 from bpd_jax.decoding.verification import laid_out
+from bpd_jax.drafting.assets import SmallModel
 from bpd_jax.errors import UserError
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.cache import KVCache
@@ -143,7 +143,7 @@ def measure_drafting(
     """Seconds that drafting takes before one serial call of `batch_size` rows."""
     options = DecodeOptions(max_new_tokens=1, batch_size=batch_size)
     prompts, reference = [prompt] * batch_size, None
-    if method.kind == "oracle":
+    if method.is_oracle:
         reference = decoder.decode(GREEDY, prompts, options)
     task = decoder.task(method, options, reference)
     drafter = task.drafter
@@ -216,8 +216,8 @@ def predict(
     bounded = [method for method in methods if _within_lattice(method)]
     bound: list[int] = []
     if bounded:
-        widest = max(method.k or decoder.width for method in bounded)
-        bound = replayed(Method("oracle", k=widest))
+        widest = max(method.setting("k") or decoder.width for method in bounded)
+        bound = replayed(parse_method(f"oracle:k={widest}"))
     best = dict.fromkeys(batch_sizes, 1.0)
     found: dict[int, list[Prediction]] = {b: [] for b in batch_sizes}
     for method in drafters:
@@ -233,7 +233,7 @@ def predict(
             if drafting is None and tried and speedup(b, method, calls, 0.0) > 1:
                 drafting = measure_drafting(decoder, method, prompt, b)
             gain = speedup(b, method, calls, drafting or 0.0)
-            if drafting is not None and method.kind != "oracle":
+            if drafting is not None and not method.is_oracle:
                 best[b] = max(best[b], gain)
             found[b].append(
                 Prediction(
@@ -268,9 +268,7 @@ def _within_lattice(method: Method) -> bool:
     Then the oracle's calls are a bound. (Not a strict one: where heads far from the
     end are wrong, shorter drafts may happen to end at better places; this is rare.)
     """
-    other = method.kind in ("hydra", "oracle") or method.lookup is not None
-    settings = KINDS[method.kind].settings
-    return not other and "heads" in settings
+    return method.within_lattice and not method.is_oracle
 
 
 def candidate_methods(
@@ -318,9 +316,9 @@ def candidate_methods(
 
     def fits(method: Method) -> bool:
         """A lattice may have fewer paths, or candidates, than a method asks for."""
-        drafts = method.count if method.counts == DRAFTS else 1
-        narrower = method.k is None or method.k < width
-        return narrower and drafts <= (method.k or width) ** (block - 1)
+        k = method.setting("k")
+        drafts = 1 if method.search is None else method.search.drafts
+        return (k is None or k < width) and drafts <= (k or width) ** (block - 1)
 
     return [method for method in map(parse_method, names) if fits(method)]
 
@@ -352,7 +350,11 @@ class Choice:
     def _best(self) -> Prediction | None:
         """The fastest besides plain decoding and the oracle, which is but a bound."""
         return next(
-            (p for p in self.predictions if p.method.kind not in ("greedy", "oracle")),
+            (
+                p
+                for p in self.predictions
+                if p.method != GREEDY and not p.method.is_oracle
+            ),
             None,
         )
 
@@ -412,8 +414,8 @@ def choose_method(
     batch_size = min(options.batch_size, len(prompts))
     sample = list(prompts[: max(batch_size, _TRIAL_TEXTS)])
     texts = decoder.decode(GREEDY, sample, trial)
-    keep_hidden = any(method.kind in ("hydra", "recurrent") for method in methods)
-    width = max([decoder.width, *(method.k or 1 for method in methods)])
+    keep_hidden = any(method.needs_hidden for method in methods)
+    width = max([decoder.width, *(method.setting("k") or 1 for method in methods)])
     replay = record(decoder, texts, trial, width=width, keep_hidden=keep_hidden)
     found = predict(decoder, replay, methods, [batch_size], on_progress=on_progress)
     note = "Predicted for greedy decoding." if options.temperature else ""

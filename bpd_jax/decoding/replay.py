@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from bpd_jax.decoding.assets import Assets
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import Generation, generate
 from bpd_jax.decoding.methods import Method
@@ -25,6 +24,7 @@ from bpd_jax.decoding.recording import (
     padded_sizes,
     record_text,
 )
+from bpd_jax.drafting.assets import Assets
 from bpd_jax.errors import UserError
 from bpd_jax.typing import PyTree
 
@@ -94,12 +94,13 @@ class Replay:
             would draft and yield.
         """
         check_replayable(method)
-        if method.k is not None and method.k > self.model.width:
+        k = method.setting("k") or 0
+        if k > self.model.width:
             raise UserError(
-                f"{method.name} asks for {method.k} candidates per head, but "
+                f"{method.name} asks for {k} candidates per head, but "
                 f"{self.model.width} were recorded."
             )
-        if method.kind in ("hydra", "recurrent") and self.recording.hidden is None:
+        if method.needs_hidden and self.recording.hidden is None:
             raise UserError(f"{method.name} needs a recording with hidden states.")
         decoder = decoder or self.decoder(width=self.model.width)
         prompts = [text.input_ids for text in self.texts]
@@ -141,7 +142,7 @@ class Replay:
 
 def check_replayable(method: Method) -> None:
     """Raises a `UserError` for lookahead."""
-    if method.kind == "lookahead":
+    if method.needs_model:
         raise UserError("lookahead cannot be replayed: it asks the model itself.")
 
 

@@ -80,3 +80,14 @@ def best_drafts(lattice: Lattice, count: int) -> Drafts:
         token = jnp.take_along_axis(lattice.tokens[:, position], candidate, axis=1)
         tokens = tokens.at[:, :, position].set(token)
     return Drafts(tokens, scores)
+
+
+def distinct_scores(lattice: Lattice) -> Float[Array, "B L W"]:
+    """The lattice's scores; of a token that a position has twice, the better counts."""
+    width = lattice.tokens.shape[-1]
+    better = lattice.log_probs[..., None, :] > lattice.log_probs[..., None]
+    same = lattice.tokens[..., None, :] == lattice.tokens[..., None]
+    equal = lattice.log_probs[..., None, :] == lattice.log_probs[..., None]
+    earlier = jnp.arange(width) < jnp.arange(width)[:, None]
+    repeated = (same & (better | (equal & earlier))).any(axis=-1)
+    return jnp.where(repeated, -jnp.inf, lattice.log_probs)

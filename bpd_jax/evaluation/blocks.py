@@ -75,7 +75,7 @@ def telling_block(
     if not texts:
         return None
     options = DecodeOptions(max_new_tokens=size)
-    width = refined.method.k or decoder.width
+    width = refined.method.setting("k") or decoder.width
     replay = record(decoder, texts, options, width=width)
     # A text with fewer calls than others repeats its last one.
     most = max(map(len, ends))

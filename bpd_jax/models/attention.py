@@ -25,7 +25,7 @@ def attention(
     mask: Bool[Array, "B T U"] | Bool[Array, "B G T/G U/G"],
     prefix_keys: Float[Array, "B K H S"] | None = None,
     prefix_values: Float[Array, "B K S H"] | None = None,
-    prefix_lengths: Int[Array, " B"] | None = None,
+    prefix_lengths: Int[Array, " B"] | Bool[Array, "B T S"] | None = None,
 ) -> Float[Array, "B T N H"]:
     """Scaled dot-product attention with grouped queries; softmax in float32.
 
@@ -35,7 +35,8 @@ def attention(
     mask with a fourth axis says that tokens are G groups of equal size, which do not
     see each other: P drafts side by side, at P times the cost of one. Every new token
     sees the first `prefix_lengths[b]` slots of the prefix, which is laid out as the
-    cache is (see `KVCache`). Each token must see itself, so that no row is empty.
+    cache is (see `KVCache`); instead of lengths, a mask may say which slots each new
+    token sees. Each token must see itself, so that no row is empty.
     """
     batch, length, num_heads, width = queries.shape
     kv_heads = keys.shape[2]
@@ -69,9 +70,13 @@ def attention(
         # Two score blocks under one softmax: the cache is never copied.
         assert prefix_values is not None
         assert prefix_lengths is not None
-        visible = jnp.arange(prefix_values.shape[2]) < prefix_lengths[:, None]
+        if prefix_lengths.ndim == 1:
+            visible = jnp.arange(prefix_values.shape[2]) < prefix_lengths[:, None]
+            visible = visible[:, None, None]
+        else:
+            visible = jnp.repeat(prefix_lengths, group, axis=1)[:, None]
         prefix = (folded @ prefix_keys).astype(jnp.float32)
-        prefix = jnp.where(visible[:, None, None], prefix, -jnp.inf)
+        prefix = jnp.where(visible, prefix, -jnp.inf)
         peak = jnp.maximum(joined(peak), prefix.max(-1, keepdims=True))
         weights = joined(jnp.exp(scores - split(peak)))
         prefix_weights = jnp.exp(prefix - peak)

@@ -63,6 +63,18 @@ class BlockwiseLM(nn.Module):
         """Final hidden states and new keys and values; see `Transformer`."""
         return self.trunk(tokens, positions, mask, cache, earlier)
 
+    def with_features(
+        self,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "B T"],
+        mask: Bool[Array, "B T U"] | Segments,
+        cache: KVCache | None = None,
+        earlier: KeyValues | None = None,
+        layers: tuple[int, ...] = (),
+    ) -> tuple[Float[Array, "B T D"], KeyValues, Float[Array, "B T F"]]:
+        """As `__call__`, and the outputs of some layers; see `Transformer`."""
+        return self.trunk.with_features(tokens, positions, mask, cache, earlier, layers)
+
     def head_states(self, hidden: Float[Array, "... D"]) -> Float[Array, "... L D"]:
         """The input of the softmax of every head."""
         heads = self.config.heads

@@ -80,10 +80,10 @@ class TransformerConfig:
             "num_heads",
             "max_length",
         ):
-            _check_positive("TransformerConfig", name, getattr(self, name))
+            check_positive("TransformerConfig", name, getattr(self, name))
         for name in ("num_kv_heads", "head_dim"):
             if getattr(self, name) is not None:
-                _check_positive("TransformerConfig", name, getattr(self, name))
+                check_positive("TransformerConfig", name, getattr(self, name))
         if not 0 < self.norm_epsilon < math.inf:
             raise UserError(
                 f"TransformerConfig.norm_epsilon must be above 0, not "
@@ -104,10 +104,10 @@ class TransformerConfig:
                 f"TransformerConfig.head_dim = {self.head_width} is odd: rotary "
                 "positions turn pairs."
             )
-        _check_choice("TransformerConfig.activation", self.activation, ACTIVATIONS)
-        _check_choice("TransformerConfig.norm", self.norm, NORMS)
-        _check_choice("TransformerConfig.dtype", self.dtype, DTYPES)
-        _check_choice("TransformerConfig.param_dtype", self.param_dtype, DTYPES)
+        check_choice("TransformerConfig.activation", self.activation, ACTIVATIONS)
+        check_choice("TransformerConfig.norm", self.norm, NORMS)
+        check_choice("TransformerConfig.dtype", self.dtype, DTYPES)
+        check_choice("TransformerConfig.param_dtype", self.param_dtype, DTYPES)
 
     @property
     def kv_heads(self) -> int:
@@ -158,13 +158,13 @@ class BlockHeadsConfig:
     draft_vocabulary: int | None = None
 
     def __post_init__(self) -> None:
-        _check_choice("BlockHeadsConfig.kind", self.kind, HEAD_KINDS)
+        check_choice("BlockHeadsConfig.kind", self.kind, HEAD_KINDS)
         for name in ("num_heads", "layers"):
-            _check_positive("BlockHeadsConfig", name, getattr(self, name))
+            check_positive("BlockHeadsConfig", name, getattr(self, name))
         if self.kind == "feed_forward":
-            _check_positive("BlockHeadsConfig", "hidden", self.hidden)
+            check_positive("BlockHeadsConfig", "hidden", self.hidden)
         if self.draft_vocabulary is not None:
-            _check_positive(
+            check_positive(
                 "BlockHeadsConfig", "draft_vocabulary", self.draft_vocabulary
             )
         pointless = {"feed_forward": ("layers", 1), "medusa": ("hidden", None)}
@@ -174,7 +174,7 @@ class BlockHeadsConfig:
                 f"BlockHeadsConfig.{name} = {getattr(self, name)} has no meaning with "
                 f"kind {self.kind!r}: leave it out."
             )
-        _check_choice("BlockHeadsConfig.activation", self.activation, ACTIVATIONS)
+        check_choice("BlockHeadsConfig.activation", self.activation, ACTIVATIONS)
 
     @property
     def num_ffns(self) -> int:
@@ -247,11 +247,23 @@ def trunk_from_fields(fields: dict[str, Any]) -> TransformerConfig:
     )
 
 
-def _check_positive(owner: str, name: str, value: object) -> None:
+def check_feature_layers(layers: tuple[int, ...], num_layers: int) -> None:
+    """Raises a `UserError` unless `layers` are different layers of a trunk."""
+    inside = all(type(n) is int and 0 <= n < num_layers for n in layers)
+    if not inside or len(set(layers)) != len(layers):
+        raise UserError(
+            f"the layers {list(layers)} must be different integers from 0 to "
+            f"{num_layers - 1}: the model has {num_layers} layers."
+        )
+
+
+def check_positive(owner: str, name: str, value: object) -> None:
+    """Raises a `UserError` unless `value` is a positive integer."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise UserError(f"{owner}.{name} must be a positive integer, not {value!r}.")
 
 
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raises a `UserError` unless `value` is one of `choices`."""
     if value not in choices:
         raise UserError(f"{name} must be one of {', '.join(choices)}, not {value!r}.")

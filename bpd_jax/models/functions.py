@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.cache import KeyValues, KVCache, empty_cache
-from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.config import BlockwiseConfig, check_feature_layers
 from bpd_jax.typing import Array, Bool, Float, Int, Params
 
 
@@ -45,6 +45,34 @@ class ModelFunctions:
         """
         return BlockwiseLM(self.config).apply(
             {"params": params}, tokens, positions, mask, cache, earlier
+        )
+
+    def forward_with_features(
+        self,
+        params: Params,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "B T"],
+        mask: Bool[Array, "B T U"],
+        cache: KVCache | None = None,
+        earlier: KeyValues | None = None,
+        *,
+        layers: tuple[int, ...] = (),
+    ) -> tuple[Float[Array, "B T D"], KeyValues, Float[Array, "B T F"]]:
+        """As `forward`, and the outputs of `layers`, concatenated.
+
+        F = len(layers) · D; without layers F is 0, and the call costs what `forward`
+        costs. See `Transformer.with_features`.
+        """
+        check_feature_layers(layers, self.config.trunk.num_layers)
+        return BlockwiseLM(self.config).apply(
+            {"params": params},
+            tokens,
+            positions,
+            mask,
+            cache,
+            earlier,
+            layers,
+            method="with_features",
         )
 
     def next_token_logits(

@@ -19,7 +19,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from bpd_jax import files
+from bpd_jax import folders
 from bpd_jax.errors import UserError
 from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.heads import head_shapes, is_trained, softmax_rows
@@ -27,10 +27,11 @@ from bpd_jax.typing import Params
 
 FORMAT = 1
 HEADER, TENSORS = "heads.json", "heads.safetensors"
+KIND = folders.FolderKind("block heads", HEADER, (TENSORS,), '"base_name"')
 DTYPES = ("bfloat16", "float32", "int8")
 
 _REMEDY = "train them again, or get the folder again"
-_SCALE = ".scale"
+SCALE = ".scale"
 _SAMPLE = 32
 
 
@@ -151,8 +152,8 @@ def save_heads(
         if name == "vocabulary":
             tensors[name] = np.asarray(value, np.int32)
         elif is_trained(config, name):
-            tensors |= _packed(name, np.asarray(value, np.float32), dtype)
-    with files.replacing_folder(folder) as temporary:
+            tensors |= packed(name, np.asarray(value, np.float32), dtype)
+    with folders.replacing_folder(folder, KIND) as temporary:
         save_file(tensors, temporary / TENSORS)
         text = json.dumps(about, indent=2) + "\n"
         (temporary / HEADER).write_text(text, encoding="utf-8")
@@ -182,9 +183,9 @@ def load_heads(folder: str | os.PathLike[str]) -> LoadedHeads:
         if name == "vocabulary" or is_trained(config, name)
     }
     params = {
-        name: tensor if name == "vocabulary" else _unpacked(name, stored)
+        name: tensor if name == "vocabulary" else unpacked(name, stored)
         for name, tensor in stored.items()
-        if not name.endswith(_SCALE)
+        if not name.endswith(SCALE)
     }
     for name in sorted(shapes.keys() | params.keys()):
         found = params[name].shape if name in params else "missing"
@@ -194,7 +195,7 @@ def load_heads(folder: str | os.PathLike[str]) -> LoadedHeads:
                 f"{shapes.get(name, 'known')}: {_REMEDY}."
             )
     if "vocabulary" in params:
-        _check_vocabulary(path, params["vocabulary"], about["vocab_size"])
+        check_vocabulary(path, params["vocabulary"], about["vocab_size"])
     return LoadedHeads(**about, params=params, folder=folder, identity=identity)
 
 
@@ -255,26 +256,45 @@ def _check_first(config: BlockHeadsConfig) -> None:
         )
 
 
-def _packed(name: str, value: np.ndarray, dtype: str) -> dict[str, np.ndarray]:
-    """The tensors that hold one parameter."""
+def packed(
+    name: str,
+    value: np.ndarray,
+    dtype: str,
+    inputs: tuple[int, ...] | None = None,
+) -> dict[str, np.ndarray]:
+    """The tensors that hold one parameter in a precision of `DTYPES`.
+
+    Args:
+      name: of the parameter.
+      value: float32.
+      dtype: to store it in.
+      inputs: axes that a product sums over; None for those of a parameter of heads.
+    """
     if dtype == "float32":
         return {name: value}
-    if dtype == "bfloat16" or name.startswith("bias"):
+    if dtype == "bfloat16" or name.startswith("bias") or value.ndim < 2:
         return {name: value.astype(ml_dtypes.bfloat16)}
-    scale = np.abs(value).max(_inputs(name), keepdims=True) / 127
+    axes = (_inputs(name),) if inputs is None else inputs
+    scale = np.abs(value).max(axes, keepdims=True) / 127
     scale = np.where(scale == 0, 1, scale).astype(np.float32)
-    return {name: np.rint(value / scale).astype(np.int8), name + _SCALE: scale}
+    return {name: np.rint(value / scale).astype(np.int8), name + SCALE: scale}
 
 
-def _unpacked(name: str, stored: Mapping[str, np.ndarray]) -> np.ndarray:
+def unpacked(
+    name: str,
+    stored: Mapping[str, np.ndarray],
+    inputs: tuple[int, ...] | None = None,
+) -> np.ndarray:
+    """The inverse of `packed`, float32, up to rounding."""
     value = stored[name].astype(np.float32)
-    if name + _SCALE not in stored:
+    if name + SCALE not in stored:
         return value
-    scale = stored[name + _SCALE]
+    scale = stored[name + SCALE]
     if value.ndim < 2:
         raise UserError(f"{name} is no matrix and has scales: {_REMEDY}.")
     wanted = list(value.shape)
-    wanted[_inputs(name)] = 1
+    for axis in (_inputs(name),) if inputs is None else inputs:
+        wanted[axis] = 1
     if list(scale.shape) != wanted:
         raise UserError(
             f"the scales of {name} are {list(scale.shape)} and not {wanted}: {_REMEDY}."
@@ -314,7 +334,8 @@ def _read_header(path: pathlib.Path) -> dict[str, Any]:
         raise UserError(f"{path} describes no heads ({error}): {_REMEDY}.") from error
 
 
-def _check_vocabulary(path: pathlib.Path, ids: np.ndarray, vocab_size: int) -> None:
+def check_vocabulary(path: pathlib.Path, ids: np.ndarray, vocab_size: int) -> None:
+    """Raises a `UserError` unless `ids` are different tokens of a vocabulary."""
     inside = 0 <= ids.min() <= ids.max() < vocab_size
     if ids.dtype != np.int32 or not inside or len(np.unique(ids)) != len(ids):
         raise UserError(

@@ -14,13 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bpd_jax import files
+from bpd_jax import folders
 from bpd_jax.errors import UserError
 from bpd_jax.models.refiners import KINDS, RefinerConfig, init_refiner
 from bpd_jax.typing import Params
 
 FORMAT = 1
 HEADER, PARAMETERS = "refiner.json", "params.npz"
+KIND = folders.FolderKind("a refiner", HEADER, (PARAMETERS,), '"config"')
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -70,7 +71,7 @@ def save_refiner(
         "facts": dict(facts),
     }
     arrays: dict[str, Any] = jax.device_get(_named(params))
-    with files.replacing_folder(folder) as temporary:
+    with folders.replacing_folder(folder, KIND) as temporary:
         np.savez(temporary / PARAMETERS, **arrays)
         text = json.dumps(about, indent=2) + "\n"
         (temporary / HEADER).write_text(text, encoding="utf-8")

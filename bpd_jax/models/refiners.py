@@ -44,6 +44,8 @@ class RefinerConfig:
 
     def __post_init__(self) -> None:
         for name, value in dataclasses.asdict(self).items():
+            if name == "level_scale" or (name == "outputs" and value is None):
+                continue
             least = 2 if name == "num_heads" else 1
             if type(value) is not int or value < least:
                 raise UserError(
@@ -63,9 +65,14 @@ class MarkovConfig(RefinerConfig):
 
     Attributes:
       rank: R, width of E and U, which all levels share, and of each level's s_j.
+      outputs: rows of U: V' if they stand for the tokens of a draft vocabulary, as in
+        the Markov head of a block drafter; None for V.
+      level_scale: whether there is an s_j; DSpark's Markov head has none.
     """
 
     rank: int = 64
+    outputs: int | None = None
+    level_scale: bool = True
 
     kind = "markov"
 
@@ -125,12 +132,14 @@ def init_refiner(config: RefinerConfig, rng: Array) -> Params:
 
 
 def _init_markov(config: MarkovConfig, rng: Array) -> Params:
-    table = (config.vocab_size, config.rank)
-    return {
-        "embedding": jax.random.normal(rng, table),
-        "scale": jnp.ones((config.num_heads - 1, config.rank)),
-        "output": jnp.zeros(table),
+    rank = config.rank
+    params = {
+        "embedding": jax.random.normal(rng, (config.vocab_size, rank)),
+        "output": jnp.zeros((config.outputs or config.vocab_size, rank)),
     }
+    if config.level_scale:
+        params["scale"] = jnp.ones((config.num_heads - 1, rank))
+    return params
 
 
 def markov_queries(
@@ -143,7 +152,8 @@ def markov_queries(
       previous: y_{j-1}.
       level: j.
     """
-    return params["embedding"][previous] * params["scale"][level - 1]
+    embedded = params["embedding"][previous]
+    return embedded * params["scale"][level - 1] if "scale" in params else embedded
 
 
 def markov_scores(

@@ -112,7 +112,46 @@ class Attention(nn.Module):
     implementation: str = "auto"
     mesh: Mesh | None = None
 
-    @nn.compact
+    def setup(self) -> None:
+        config = self.config
+        width = config.head_width
+
+        def projection(heads: int) -> Projection:
+            return Projection(
+                (config.d_model, heads, width),
+                (EMBED, HEADS, KV),
+                (HEADS, KV),
+                config,
+                use_bias=config.qkv_bias,
+            )
+
+        self.query = projection(config.num_heads)
+        self.key = projection(config.kv_heads)
+        self.value = projection(config.kv_heads)
+        if config.query_key_norm:
+            self.query_norm = norm(config, KV)
+            self.key_norm = norm(config, KV)
+        self.output = Projection(
+            (config.num_heads, width, config.d_model),
+            (HEADS, KV, EMBED),
+            (EMBED,),
+            config,
+            # Residual branches start small, so that depth does not add variance.
+            gain=(2 * config.num_layers) ** -0.5,
+            use_bias=config.output_bias,
+        )
+
+    def keys_values(
+        self, x: Float[Array, "B T D"], positions: Int[Array, "B T"]
+    ) -> tuple[Float[Array, "B T K H"], Float[Array, "B T K H"]]:
+        """Keys, with rotary positions applied, and values of some tokens."""
+        keys, values = self.key(x), self.value(x)
+        if self.config.query_key_norm:
+            keys = self.key_norm(keys)
+        if self.config.rotary is not None:
+            keys = rotate(keys, positions, self.config.rotary)
+        return keys, values
+
     def __call__(
         self,
         x: Float[Array, "B T D"],
@@ -122,29 +161,12 @@ class Attention(nn.Module):
         layer: int = 0,
         earlier: KeyValues | None = None,
     ) -> tuple[Float[Array, "B T D"], Array, Array]:
-        config = self.config
-        width = config.head_width
-
-        def project(name: str, heads: int) -> Array:
-            return Projection(
-                (config.d_model, heads, width),
-                (EMBED, HEADS, KV),
-                (HEADS, KV),
-                config,
-                use_bias=config.qkv_bias,
-                name=name,
-            )(x)
-
-        queries = project("query", config.num_heads)
-        keys = project("key", config.kv_heads)
-        values = project("value", config.kv_heads)
-        if config.query_key_norm:
-            queries = norm(config, KV, name="query_norm")(queries)
-            keys = norm(config, KV, name="key_norm")(keys)
-        if config.rotary is not None:
-            queries, keys = (
-                rotate(x, positions, config.rotary) for x in (queries, keys)
-            )
+        queries = self.query(x)
+        if self.config.query_key_norm:
+            queries = self.query_norm(queries)
+        if self.config.rotary is not None:
+            queries = rotate(queries, positions, self.config.rotary)
+        keys, values = self.keys_values(x, positions)
         all_keys, all_values = keys, values
         if earlier is not None:
             all_keys = jnp.concatenate([earlier.keys[layer], keys], axis=1)
@@ -167,17 +189,7 @@ class Attention(nn.Module):
                 cache.values[layer],
                 cache.lengths,
             )
-        output = Projection(
-            (config.num_heads, width, config.d_model),
-            (HEADS, KV, EMBED),
-            (EMBED,),
-            config,
-            # Residual branches start small, so that depth does not add variance.
-            gain=(2 * config.num_layers) ** -0.5,
-            use_bias=config.output_bias,
-            name="output",
-        )(mixed)
-        return output, keys, values
+        return self.output(mixed), keys, values
 
 
 class FeedForward(nn.Module):
@@ -232,6 +244,28 @@ class Block(nn.Module):
         x += update
         x += self.mlp(self.mlp_norm(x))
         return x, KeyValues(keys, values)
+
+
+def block_parts(
+    config: TransformerConfig,
+    place: Callable[[str], dict[str, Any]],
+    implementation: str = "auto",
+    mesh: Mesh | None = None,
+) -> tuple[nn.Module, Attention, nn.Module, FeedForward]:
+    """The modules of a `Block`.
+
+    Args:
+      config: of the transformer.
+      place: gives `name` or `parent` of the module of a part; see `norm`.
+      implementation: see `ComputeConfig.attention`.
+      mesh: devices that split rows and heads.
+    """
+    return (
+        norm(config, **place("attention_norm")),
+        Attention(config, implementation, mesh, **place("attention")),
+        norm(config, **place("mlp_norm")),
+        FeedForward(config, **place("mlp")),
+    )
 
 
 def remat_block(remat: str, *, in_scan: bool) -> Any:
@@ -302,13 +336,7 @@ class Transformer(nn.Module):
     def _parts(
         self, place: Callable[[str], dict[str, Any]]
     ) -> tuple[nn.Module, Attention, nn.Module, FeedForward]:
-        config, implementation = self.config, self.compute.attention
-        return (
-            norm(config, **place("attention_norm")),
-            Attention(config, implementation, self.mesh, **place("attention")),
-            norm(config, **place("mlp_norm")),
-            FeedForward(config, **place("mlp")),
-        )
+        return block_parts(self.config, place, self.compute.attention, self.mesh)
 
     def __call__(
         self,
@@ -332,6 +360,31 @@ class Transformer(nn.Module):
           The final hidden states, and the new tokens' keys and values, which
           `commit` appends to the cache.
         """
+        return self.with_features(tokens, positions, mask, cache, earlier)[:2]
+
+    def with_features(
+        self,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "B T"],
+        mask: Bool[Array, "B T U"] | Segments,
+        cache: KVCache | None = None,
+        earlier: KeyValues | None = None,
+        layers: tuple[int, ...] = (),
+    ) -> tuple[Float[Array, "B T D"], KeyValues, Float[Array, "B T F"]]:
+        """As `__call__`, and the residual stream after some layers.
+
+        Args:
+          tokens: see `__call__`, like `positions`, `mask`, `cache` and `earlier`.
+          positions: likewise.
+          mask: likewise.
+          cache: likewise.
+          earlier: likewise.
+          layers: whose outputs to return, counted from 0; static.
+
+        Returns:
+          Final hidden states, keys and values, and the outputs of `layers` in this
+          order, concatenated: F = len(layers) · D, without a norm.
+        """
         dtype = self.config.dtype
         # Rows are cast, not the table: their gradients add up in its precision.
         x = self.embedding[tokens].astype(dtype)
@@ -341,14 +394,17 @@ class Transformer(nn.Module):
             # Stacked parameters are for training, which has no cache.
             assert cache is None
             assert earlier is None
+            assert not layers
             x, new = self.layers(x, positions, mask)
-            return self.final_norm(x), new
-        by_layer = []
+            return self.final_norm(x), new, x[..., :0]
+        by_layer, outputs = [], []
         for block in self.blocks:
             x, new = block(x, positions, mask, cache, earlier)
             by_layer.append(new)
+            outputs.append(x)
         new = jax.tree.map(lambda *layers: jnp.stack(layers), *by_layer)
-        return self.final_norm(x), new
+        features = [outputs[layer] for layer in layers] or [x[..., :0]]
+        return self.final_norm(x), new, jnp.concatenate(features, axis=-1)
 
     @property
     def softmax_matrix(self) -> Float[Array, "V D"]:

@@ -2,14 +2,12 @@
 
 import contextlib
 import dataclasses
-import os
 import pathlib
-import shutil
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from bpd_jax import files
+from bpd_jax import folders
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams import storage
 from bpd_jax.ngrams.counting import bounded, counts_text, runs, sources
@@ -97,7 +95,7 @@ def build(settings: Settings) -> Report:
       UserError: the input or a setting is at fault.
     """
     output = pathlib.Path(settings.output)
-    _check_output(output)
+    folders.check_folder(output, storage.KINDS["model"])
     work = output.with_name(f"{output.name}.work")
     report = Report()
     # Whatever can be at fault is looked at before the long work.
@@ -141,40 +139,19 @@ def build(settings: Settings) -> Report:
     del whole
     if settings.unseen_log_prob is not None:
         model = model.with_unseen_tokens(settings.unseen_log_prob)
-    with report.stage("write"), files.replacing_folder(output) as temporary:
+    with (
+        report.stage("write"),
+        folders.replacing_folder(output, storage.KINDS["model"]) as temporary,
+    ):
         model.save_into(temporary)
         fst.write_fst(model, temporary / FST_FILE, symbols)
         arpa.write_arpa(model, temporary / ARPA_FILE, symbols)
         if symbols is not None:
             write_symbols(symbols, temporary / SYMBOLS_FILE)
-    if (work / runs.MANIFEST).exists():
-        shutil.rmtree(work)
+    with contextlib.suppress(UserError):  # The model is there, whatever lies in it.
+        folders.remove_folder(work, runs.KIND)
     report.written = {path: path.stat().st_size for path in sorted(output.iterdir())}
     return report
-
-
-def _check_output(output: pathlib.Path) -> None:
-    """Refuses to replace anything but an older model, and what cannot be written."""
-    if output.name in ("", ".."):
-        raise UserError(
-            f"--output={output} has no name that a new folder can get: give a path "
-            "such as books_4gram."
-        )
-    above = next(path for path in output.absolute().parents if os.path.exists(path))
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        raise UserError(
-            f"--output={output} cannot be made: {above} is no folder that can be "
-            "written to."
-        )
-    if not output.exists():
-        return
-    if not output.is_dir():
-        raise UserError(f"--output={output} is a file: give a folder.")
-    if any(output.iterdir()) and not (output / storage.HEADER).exists():
-        raise UserError(
-            f"--output={output} holds other files than an n-gram model: give a new "
-            "folder."
-        )
 
 
 def _source(settings: Settings) -> sources.Source | None:

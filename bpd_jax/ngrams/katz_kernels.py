@@ -8,10 +8,10 @@ from bpd_jax.ngrams.trie_kernels import FLOATS, FLOATS_OUT, INTS, INTS_OUT, RANG
 
 @numba.njit(numba.void(INTS, INTS_OUT), cache=True, nogil=True)
 def count_counts(counts: np.ndarray, numbers: np.ndarray) -> None:
-    """Writes how many counts are 0, 1, 2, ...; those beyond the end are left out."""
+    """Writes how many counts are 0, 1, 2, ...; those outside are left out."""
     numbers[:] = 0
     for count in counts:
-        if count < numbers.size:
+        if 0 <= count < numbers.size:
             numbers[count] += 1
 
 
@@ -47,5 +47,5 @@ def fill_probs(
         total = followed[history]
         for place in range(offsets[history], offsets[history + 1]):
             count = counts[place]
-            stored = table[count] if count < table.size else probs[place]
-            probs[place] = stored * factors[min(count, highest)] / total
+            stored = table[count] if 0 <= count < table.size else probs[place]
+            probs[place] = stored * factors[max(0, min(count, highest))] / total

@@ -7,6 +7,7 @@ keys_1.npy ...       one file per array, in numpy's own format
 Counts are kept in the same way, under a header `ngram_counts.json`.
 """
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -16,8 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bpd_jax import files
+from bpd_jax import array_files, files, folders
 from bpd_jax.errors import UserError
+from bpd_jax.ngrams import trie
 
 _VERSION = 1
 
@@ -36,8 +38,32 @@ _KINDS = {
     "model": _Kind("ngram_model.json", "an n-gram model", "build the model again"),
     "counts": _Kind("ngram_counts.json", "n-gram counts", "count again"),
 }
+# The arrays of each kind: for how many of the highest orders there is none.
+_GROUPS = {
+    "model": {"keys": 0, "log_probs": 0, "log_backoffs": 1},
+    "counts": {"keys": 0, "counts": 0, "followed": 1},
+}
+_FLOATS = array_files.ArraySpec(("<f8",), (None,))
+_VALUES = {
+    # Rounding may leave a probability a little above 1; that of `<s>` is 0.
+    "log_probs": dataclasses.replace(_FLOATS, high=0.01, finite=False),
+    "log_backoffs": _FLOATS,
+    "counts": array_files.ArraySpec(("<i8",), (None,), low=1),
+    "followed": dataclasses.replace(_FLOATS, low=0),
+}
 HEADER = _KINDS["model"].header
 COUNTS_HEADER = _KINDS["counts"].header
+# A model also has the files that other programs read, see `bpd_jax.ngrams.build`.
+_OTHERS = {"model": ("model.arpa.gz", "model.fst", "symbols.txt"), "counts": ()}
+KINDS = {
+    name: folders.FolderKind(
+        kind.title,
+        kind.header,
+        ("*_[0-9].npy", "*_[0-9][0-9].npy", *_OTHERS[name]),
+        kind.magic,
+    )
+    for name, kind in _KINDS.items()
+}
 
 
 def write_folder(
@@ -55,7 +81,7 @@ def write_folder(
       settings: what JSON can hold.
       kind: `model` or `counts`; the one is not read as the other.
     """
-    with files.replacing_folder(folder) as temporary:
+    with folders.replacing_folder(folder, KINDS[kind]) as temporary:
         write_arrays(temporary, arrays, settings, kind=kind)
 
 
@@ -105,30 +131,89 @@ def read_folder(
     folder = pathlib.Path(folder)
     header_path, remedy = folder / _KINDS[kind].header, _KINDS[kind].remedy
     header = _read_header(header_path, _KINDS[kind])
-    arrays = {}
-    for name, about in header["arrays"].items():
-        path = folder / f"{name}.npy"
+    settings, described = header["settings"], header["arrays"]
+    try:
+        _check_settings(settings, described)
+        array_files.check_names(described, _names(kind, settings["order"]))
+    except ValueError as error:
+        raise UserError(f"{header_path} is damaged ({error}): {remedy}.") from error
+    arrays: dict[str, np.ndarray] = {}
+    for name in _names(kind, settings["order"]):
+        about, path = described[name], folder / f"{name}.npy"
         try:
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
+            array = array_files.open_npy(path)
         except (OSError, ValueError) as error:
             raise UserError(
                 f"{path} is missing, cut short or not an array ({error}): {remedy}."
             ) from error
-        same = array.dtype.str == about["dtype"] and list(array.shape) == about["shape"]
+        same = isinstance(about, dict) and (
+            array.dtype.str == about.get("dtype")
+            and list(array.shape) == about.get("shape")
+        )
         if same and verify and array.size:
-            same = zlib.crc32(array.data) == about["crc32"]
+            same = zlib.crc32(np.ascontiguousarray(array).data) == about.get("crc32")
         if not same:
             raise UserError(
                 f"{path} is not the array that {header_path} describes: {remedy}."
             )
+        spec = _spec(name, settings["vocab_size"], arrays)
+        try:
+            spec.check_header(array.dtype, array.shape)
+            if verify:
+                spec.check(array)
+        except ValueError as error:
+            raise UserError(f"{path} cannot be used: {error}; {remedy}.") from error
         # Still the mapped file, without the slow indexing of the class np.memmap.
         arrays[name] = np.asarray(array)
-    return arrays, header["settings"]
+    return arrays, settings
+
+
+def _check_settings(settings: Any, described: Any) -> None:
+    """Raises a `ValueError` unless the settings can be those of a trie."""
+    if not isinstance(settings, dict) or not isinstance(described, dict):
+        raise ValueError("its settings or its arrays are missing")
+    limits = {
+        "order": (1, len(described)),
+        "vocab_size": (1, trie.MOST_TOKENS),
+        "end_of_text": (0, trie.MOST_TOKENS),
+    }
+    for name, (low, high) in limits.items():
+        value = settings.get(name)
+        if name == "end_of_text" and value is None:
+            continue
+        if type(value) is not int or not low <= value <= high:
+            raise ValueError(f"{name} is {str(value)[:40]}")
+    seen = settings.get("seen", [])
+    if not isinstance(seen, list) or any(type(n) is not int or n < 0 for n in seen):
+        raise ValueError("seen is no list of numbers")
+
+
+def _names(kind: str, order: int) -> list[str]:
+    """The arrays of a folder, keys first and low orders first."""
+    return [
+        f"{group}_{number}"
+        for group, fewer in _GROUPS[kind].items()
+        for number in range(1, order + 1 - fewer)
+    ]
+
+
+def _spec(
+    name: str, vocab_size: int, arrays: Mapping[str, np.ndarray]
+) -> array_files.ArraySpec:
+    """What an array must be like beside those that were read before it."""
+    group, _, order = name.rpartition("_")
+    if group != "keys":
+        return dataclasses.replace(
+            _VALUES[group], shape=(arrays[f"keys_{order}"].size,)
+        )
+    histories = arrays[f"keys_{int(order) - 1}"].size if int(order) > 1 else 1
+    highest = histories * trie.symbol_width(vocab_size) - 1
+    return array_files.ArraySpec(("<i8",), (None,), 0, highest, increasing=True)
 
 
 def _read_header(path: pathlib.Path, kind: _Kind) -> dict[str, Any]:
     try:
-        header = json.loads(path.read_text(encoding="utf-8"))
+        header = files.read_json(path)
     except OSError as error:
         raise UserError(
             f"cannot read {path} ({error.strerror or error}): give a folder that holds "

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
-from bpd_jax import files
+from bpd_jax import folders
 from bpd_jax.errors import UserError
 from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.heads import softmax_rows
@@ -30,6 +30,12 @@ _DTYPES: dict[str, Any] = {
     "float32": np.float32,
 }
 DTYPES = tuple(_DTYPES)
+KIND = folders.FolderKind(
+    "exported Medusa heads",
+    CONFIG,
+    tuple(layout.file for layout in LAYOUTS.values()),
+    '"medusa',
+)
 
 
 def export_heads(
@@ -70,7 +76,7 @@ def export_heads(
             else _medusa_settings(model.heads)
         ),
     }
-    with files.replacing_folder(folder) as temporary:
+    with folders.replacing_folder(folder, KIND) as temporary:
         # Readers of transformers' files ask for this note.
         save_file(tensors, temporary / place.file, metadata={"format": "pt"})
         text = json.dumps(settings, indent=2) + "\n"

@@ -101,7 +101,7 @@ def summaries(results: Sequence[MethodResult]) -> list[MethodSummary]:
                 differing=len(result.differences),
                 near_ties=len(result.differences) - len(result.errors),
                 interval=bootstrap_interval(result.generations),
-                upper_bound=result.method.kind == "oracle",
+                upper_bound=result.method.is_oracle,
             )
         )
     return rows

@@ -23,20 +23,28 @@ from bpd_jax.decoding.recording import RecordedText, padded_sizes, record_text
 from bpd_jax.errors import UserError
 from bpd_jax.models.heads_files import fingerprint
 from bpd_jax.studies import tasks
-from bpd_jax.studies.config import TASK_FIELD, StudyConfig, parse_contender
+from bpd_jax.studies.config import (
+    TASK_FIELD,
+    StudyConfig,
+    class_of,
+    parse_contender,
+)
 from bpd_jax.studies.records import REPORT, TUNE
 from bpd_jax.studies.tasks import StudyExample
 from bpd_jax.studies.text_files import content_digest, load_texts, save_texts
-
-# Models by the word in the kinds of methods that draft with them.
-_DRAFTS_WITH = {kind: kind for kind in OWN_ASSETS} | {"rescorer": "neural"}
 
 # Texts that are kept as soon as all of them are there.
 _KEPT_TOGETHER = 128
 
 
 class Bench:
-    """Model, examples and texts of one study; everything is made when it is asked."""
+    """Model, examples and texts of one study; everything is made when it is asked.
+
+    Attributes:
+      config, workdir, shard: as given.
+      alphas: class of rescorers → task → tuned weight; see `bpd_jax.studies.tuning`.
+        Contenders of a class that is not in it have α = 1.
+    """
 
     def __init__(
         self, config: StudyConfig, workdir: pathlib.Path, shard: Shard = WHOLE
@@ -54,6 +62,7 @@ class Bench:
         self._decoders: dict[tuple[str, str | None], Decoder] = {}
         self._models: dict[str, LoadedModel] = {}
         self._made_with: dict[tuple[str | None, tuple[str, ...]], str] = {}
+        self.alphas: dict[str, dict[str, float]] = {}
 
     def model_name(self, task: str) -> str:
         """The model that decodes a task."""
@@ -70,7 +79,7 @@ class Bench:
     def options(self, task: str) -> DecodeOptions:
         """Greedy decoding of a task."""
         return DecodeOptions(
-            max_new_tokens=self.config.max_new_tokens,
+            max_new_tokens=self.config.new_tokens(task),
             end_of_text=self.loaded(task).end_of_text,
             batch_size=self.config.batch_size,
         )
@@ -84,7 +93,7 @@ class Bench:
     def sources(self, task: str) -> list[tasks.Source]:
         """All records of a task that heads were not trained on."""
         if self.config.data is None:
-            raise UserError(f"the task {task} needs --data: a folder of JSON Lines.")
+            raise UserError(f"the task {task} needs --data, the folder that holds it.")
         return [
             source
             for source in tasks.read_sources(pathlib.Path(self.config.data), task)
@@ -113,7 +122,16 @@ class Bench:
 
     def _draw(self, task: str) -> list[StudyExample]:
         config, loaded = self.config, self.loaded(task)
-        longest = config.longest_prompt
+        # A block may begin at the last token that is decoded.
+        functions = loaded.functions
+        room = functions.config.trunk.max_length - functions.block_size
+        room -= config.new_tokens(task)
+        longest = min(config.longest_prompt, room)
+        if longest < 1:
+            raise UserError(
+                f"the model of {task} has no positions left for a prompt beside "
+                f"{config.new_tokens(task)} tokens to decode: decode fewer."
+            )
         if task != tasks.HELD_OUT:
             return tasks.draw_examples(
                 self.sources(task),
@@ -121,7 +139,7 @@ class Bench:
                 examples=config.examples,
                 tune=config.tune,
                 longest=longest,
-                longest_whole=config.longest_whole,
+                longest_whole=min(config.longest_whole, room),
             )
         prompts = loaded.held_out(config.tune + config.examples, longest)
         return [
@@ -152,23 +170,36 @@ class Bench:
                 assets=load_assets(loaded, given),
                 token_bytes=loaded.token_bytes,
             )
-        return self._decoders[key], found.method
+        method = found.method
+        tuned = self._tuned(method)
+        if tuned:
+            method = method.with_setting("alpha", tuned[task])
+        return self._decoders[key], method
+
+    def _tuned(self, method: Method) -> dict[str, float]:
+        """Tuned weights of a method by task; none where it names one itself."""
+        if method.setting("alpha") is not None:
+            return {}
+        return self.alphas.get(class_of(method) or "", {})
 
     def made_with(self, name: str) -> str:
         """Tells the models that a contender drafts with by what is in their files."""
         found = parse_contender(name)
-        kinds = tuple(
-            k for k, word in _DRAFTS_WITH.items() if word in found.method.kind
-        )
+        kinds = tuple(kind for kind in OWN_ASSETS if kind in found.method.needs)
         key = (found.assets, kinds)
         if key not in self._made_with:
             self._made_with[key] = self._made(name, kinds)
-        return self._made_with[key]
+        tuned = self._tuned(found.method)
+        if not tuned:
+            return self._made_with[key]
+        alphas = {task: tuned[task] for task in self.config.tasks}
+        text = f"{self._made_with[key]} {json.dumps(alphas, sort_keys=True)}"
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def _made(self, name: str, kinds: Sequence[str]) -> str:
         given = self.config.assets.get(parse_contender(name).assets or "", {})
         digest = hashlib.sha256()
-        for task in self.config.tasks if self.depends_on_task(name) else [""]:
+        for task in self.config.tasks if self._models_differ(name) else [""]:
             for kind in kinds:
                 loaded = self.loaded(task or self.config.tasks[0])
                 folder = given.get(kind, "").replace(TASK_FIELD, task)
@@ -178,7 +209,13 @@ class Bench:
         return digest.hexdigest()
 
     def depends_on_task(self, name: str) -> bool:
-        """Whether a contender's models differ from task to task."""
+        """Whether a contender's models or its weight differ from task to task."""
+        tuned = self._tuned(parse_contender(name).method)
+        if len({tuned[task] for task in self.config.tasks if task in tuned}) > 1:
+            return True
+        return self._models_differ(name)
+
+    def _models_differ(self, name: str) -> bool:
         assets = self.config.assets.get(parse_contender(name).assets or "", {})
         return TASK_FIELD in "".join([self.config.model, *assets.values()])
 
@@ -186,9 +223,10 @@ class Bench:
         """What people read in place of a contender's name."""
         if name in self.config.labels:
             return self.config.labels[name]
-        decoder, method = self.contender(name, self.config.tasks[0])
-        label = decoder.label(method)
-        assets = parse_contender(name).assets
+        decoder, _ = self.contender(name, self.config.tasks[0])
+        # Not with a tuned weight, which is that of one task.
+        found = parse_contender(name)
+        label, assets = decoder.label(found.method), found.assets
         return label if assets is None else f"{label}, {assets.replace('_', ' ')}"
 
     def texts(self, task: str) -> list[RecordedText]:
@@ -230,7 +268,7 @@ class Bench:
         facts: list[Any] = [
             fingerprint(loaded.functions.config, loaded.params),
             loaded.heads_identity,
-            config.max_new_tokens,
+            config.new_tokens(task),
             config.lattice_width,
             loaded.end_of_text,
             [example.input_ids.tolist() for example in examples],
@@ -240,7 +278,7 @@ class Bench:
     def _decode(
         self, task: str, examples: Sequence[StudyExample]
     ) -> list[RecordedText]:
-        total = 2 * len(examples) * self.config.max_new_tokens
+        total = 2 * len(examples) * self.config.new_tokens(task)
         with progress.bar(label="decoding", total=total, unit=" tokens") as bar:
             bar.set_postfix_str(task, refresh=False)
             return self._recorded(task, examples, bar.update)

@@ -9,6 +9,7 @@ from bpd_jax.decoding.asset_files import OWN_ASSETS
 from bpd_jax.decoding.methods import Method, parse_method
 from bpd_jax.decoding.options import check_whole_number
 from bpd_jax.errors import UserError
+from bpd_jax.studies.printed import ALPHAS
 
 BPD = "bpd"
 
@@ -26,6 +27,9 @@ _OPEN = (
     "shown",
     "speculative",
     "study",
+    # Contenders are known by their α (`Bench.made_with`).
+    "alphas",
+    "tuners",
 )
 # ... and those on which alone the drafts along one text depend.
 _DECISIVE = (
@@ -33,11 +37,14 @@ _DECISIVE = (
     "examples",
     "tune",
     "max_new_tokens",
+    "decode_lengths",
     "longest_prompt",
     "longest_whole",
     "lattice_width",
     "trained_prompts",
 )
+# Settings that records of earlier versions lack; these had their defaults.
+_ADDED = ("decode_lengths",)
 TASK_FIELD = "{task}"
 
 
@@ -70,6 +77,20 @@ def parse_contender(name: str) -> Contender:
     return Contender(name, parse_method(method), assets if at else None)
 
 
+CLASSES = ("ngram", "neural")
+"""Classes of rescorers that share a weight α."""
+
+
+def class_of(method: Method) -> str | None:
+    """The class of the rescorer of a method; None without one, and with several.
+
+    >>> class_of(parse_contender("medusa_ngram:8").method)
+    'ngram'
+    """
+    found = [name for name in CLASSES if name in method.kind]
+    return found[0] if len(found) == 1 else None
+
+
 @dataclasses.dataclass(frozen=True)
 class StudyConfig:
     """One study at one size.
@@ -79,8 +100,8 @@ class StudyConfig:
       size: what the gin file calls its size, for people.
       model: run folder, checkpoint or known name; `{task}` in it stands for the task,
         where every task has a finetuned model.
-      data: folder of the tasks' JSON Lines, `NAME/SPLIT.jsonl.gz`; None for tasks of
-        the model's own held-out text alone.
+      data: folder of the tasks: JSON Lines, `NAME/SPLIT.jsonl.gz`, or what TensorFlow
+        Datasets has prepared; None for the model's own held-out text alone.
       tasks: names; see `bpd_jax.studies.tasks`.
       contenders: methods to replay, each with `@SET` where it needs other models than
         the model's own.
@@ -92,9 +113,16 @@ class StudyConfig:
       notes: sentences that every reader should know, shown with the results.
       examples, tune: of each task, to report on and to tune on; never the same.
       max_new_tokens: decoded of each example.
-      longest_prompt: in tokens; longer documents are cut.
-      longest_whole: of a prompt that has no document to cut; longer ones are left out.
+      decode_lengths: by task, in place of `max_new_tokens`.
+      longest_prompt: in tokens; longer documents are cut. It is less where the model
+        has too few positions for the prompt and what is decoded.
+      longest_whole: the same of a prompt that has no document to cut; longer ones are
+        left out.
       lattice_width: k where a contender names none.
+      tuners: class of rescorers (`ngram`, `neural`) → the contender on which its weight
+        α is tuned, for each task, on the `tune` examples. All contenders of the class
+        that name no α take the result (paper, appendix E). {} leaves α = 1.
+      alphas: the weights that are tried.
       trained_prompts: file of prompts that block heads were trained on; examples whose
         text begins one of them are left out.
       in_domain: texts of each task that are neither reported nor tuned on, of which
@@ -119,9 +147,12 @@ class StudyConfig:
     examples: int = 24
     tune: int = 12
     max_new_tokens: int = 64
+    decode_lengths: Mapping[str, int] = dataclasses.field(default_factory=dict)
     longest_prompt: int = 384
     longest_whole: int = 768
     lattice_width: int = 16
+    tuners: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    alphas: Sequence[float] = (0.0, *ALPHAS)
     trained_prompts: str | None = None
     in_domain: int = 0
     shown: int = 0
@@ -153,6 +184,9 @@ class StudyConfig:
                 raise UserError(f"{name} names one twice: {getattr(self, name)}.")
         if not self.tasks:
             raise UserError("tasks is empty: name at least one.")
+        for task, length in self.decode_lengths.items():
+            check_whole_number(f"decode_lengths[{task!r}]", length, 1)
+        self._check_tuners()
         for name, found in self.assets.items():
             for kind in found:
                 if kind not in OWN_ASSETS:
@@ -162,12 +196,26 @@ class StudyConfig:
                     )
         for name in set(self.speculative) - set(self.contenders):
             raise UserError(f"speculative names {name!r}, which is no contender.")
-        for contender in self.parsed:
+        for contender in [*self.parsed, *map(parse_contender, self.tuners.values())]:
             if contender.assets is not None and contender.assets not in self.assets:
                 raise UserError(
                     f"{contender.name} asks for the models {contender.assets!r}, but "
                     f"assets has {', '.join(self.assets) or 'none'}."
                 )
+
+    def _check_tuners(self) -> None:
+        for kind, name in self.tuners.items():
+            if class_of(parse_contender(name).method) != kind:
+                raise UserError(
+                    f"tuners[{kind!r}] is {name!r}: use a contender of that class, and "
+                    f"as a class one of {', '.join(CLASSES)}."
+                )
+            if parse_contender(name).method.setting("alpha") is not None:
+                raise UserError(f"tuners[{kind!r}] is {name!r}: leave its alpha out.")
+        if self.tuners and (
+            not self.alphas or any(not 0 <= alpha < 1e6 for alpha in self.alphas)
+        ):
+            raise UserError(f"alphas is {self.alphas}: give numbers of 0 or more.")
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -177,10 +225,24 @@ class StudyConfig:
         found: dict[str, Any] = json.loads(json.dumps(kept))
         return found
 
+    def differing(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of other settings that differ from these, by name.
+
+        Args:
+          settings: of an earlier run, perhaps of an earlier version.
+        """
+        mine = self.settings
+        theirs = {**{name: {} for name in _ADDED}, **settings}
+        return {n: theirs.get(n) for n in mine if theirs.get(n) != mine[n]}
+
     def texts_alike(self, facts: Mapping[str, Any]) -> bool:
         """Whether the settings of another study's facts give the same texts."""
-        mine, theirs = self.settings, facts.get("settings", {})
-        return all(name in theirs and theirs[name] == mine[name] for name in _DECISIVE)
+        settings = facts.get("settings") or {}
+        return bool(settings) and not set(self.differing(settings)) & set(_DECISIVE)
+
+    def new_tokens(self, task: str) -> int:
+        """How many tokens are decoded of an example, at most."""
+        return self.decode_lengths.get(task, self.max_new_tokens)
 
     @property
     def parsed(self) -> list[Contender]:

@@ -40,6 +40,10 @@ def facts_of(bench: Bench) -> Facts:
         "assets": {name: dict(models) for name, models in config.assets.items()},
         "tasks": {task: LABELS[task] for task in config.tasks},
         "labels": {name: bench.label(name) for name in config.contenders},
+        "alphas": {
+            name: {task: bench.alphas[name][task] for task in config.tasks}
+            for name in bench.alphas
+        },
         "printed": dict(config.printed),
         "notes": list(config.notes),
         "texts": {
@@ -72,13 +76,12 @@ def check_header(folder: pathlib.Path, bench: Bench) -> Facts:
         return {}
     before = read_header(folder)
     remedy = "name another --workdir, or remove it"
-    known = before.get("settings", {})
-    for name, value in bench.config.settings.items():
-        if known.get(name) != value:
-            raise UserError(
-                f"{folder} holds results with {name} = {known.get(name)!r}, not "
-                f"{value!r}: {remedy}."
-            )
+    settings = bench.config.settings
+    for name, value in bench.config.differing(before.get("settings", {})).items():
+        raise UserError(
+            f"{folder} holds results with {name} = {value!r}, not "
+            f"{settings[name]!r}: {remedy}."
+        )
     for task, digest in before.get("texts", {}).items():
         if task not in bench.config.tasks:
             continue

@@ -87,7 +87,7 @@ def _numbers_of_heads(
     for name in contenders_of(run):
         method = parse_contender(name).method
         if method.kind == BPD and set(dict(method.settings)) <= {"heads"}:
-            found[method.heads or longest] = name
+            found[method.setting("heads") or longest] = name
     return {heads: found[heads] for heads in sorted(found) if heads <= longest}
 
 

@@ -287,7 +287,7 @@ def _bounded(records: Sequence[ExplorerRecord]) -> Finding:
         bounds = {call.at: call.accepted for call in _trace(record, ORACLE).calls}
         for trace in record.traces:
             method = method_of(trace.contender)
-            if method.kind not in _IN_LATTICE or method.lookup:
+            if method.kind not in _IN_LATTICE or method.beside:
                 continue
             found = [
                 bounds[call.at] - call.accepted

@@ -274,7 +274,9 @@ def _bounds_all(run: StudyRun) -> Finding:
 
 def _is_bounded(contender: str, oracle: OracleRecord) -> bool:
     method = parse_contender(contender).method
-    return drafts_from_lattice(method) and (method.k or 0) <= len(oracle.calls[0])
+    return drafts_from_lattice(method) and (method.setting("k") or 0) <= len(
+        oracle.calls[0]
+    )
 
 
 STUDY = Study(

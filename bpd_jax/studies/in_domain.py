@@ -11,7 +11,7 @@ from bpd_jax import files
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams.build import Settings, build
 from bpd_jax.studies.bench import Bench
-from bpd_jax.studies.tasks import has_split, read_sources, rest_of
+from bpd_jax.studies.tasks import has_train, read_sources, rest_of
 
 # The paper adds words that a task never uses as unigrams of this log-probability.
 _UNSEEN_LOG_PROB = -1000.0
@@ -36,7 +36,7 @@ def build_in_domain(bench: Bench, task: str) -> dict[str, Any]:
     output = bench.workdir / "in_domain" / task
     loaded, sources = bench.loaded(task), bench.sources(task)
     data = pathlib.Path(bench.config.data or "")
-    if has_split(data, task, _TRAIN):
+    if has_train(data, task):
         sources = [*read_sources(data, task, [_TRAIN]), *sources]
     texts = rest_of(sources, bench.whole_draw(task), bench.config.in_domain)
     if not texts:

@@ -44,19 +44,34 @@ def draft_records(
 
 
 def replay(
-    bench: Bench, contender: str, tasks: Sequence[str], *, every_position: bool
+    bench: Bench,
+    contender: str,
+    tasks: Sequence[str],
+    *,
+    every_position: bool,
+    part: str | None = None,
 ) -> Iterator[tuple[list[Place], list[Generation]]]:
     """Replays a contender on texts of some tasks.
 
     Texts of all tasks go together if the contender's models are the same for all, and
     in groups of one size, so that each contender is compiled once.
+
+    Args:
+      bench: model, examples, texts.
+      contender: its name.
+      tasks: whose texts are meant.
+      every_position: whether drafts are made at every position of a text, or only at
+        those where decoding calls the model.
+      part: of the examples; None for all.
     """
     places = [
         Place(task, example, text)
         for task in tasks
         for example, text in zip(bench.examples(task), bench.texts(task), strict=True)
-        if len(text.output_ids)
+        if len(text.output_ids) and part in (None, example.part)
     ]
+    if not places:
+        return
     apart = bench.depends_on_task(contender)
     sizes = padded_sizes([place.text for place in places])
     padded = sizes[0] - sizes[1]
@@ -74,7 +89,7 @@ def replay(
                 decoder,
                 texts,
                 bench.options(task),
-                keep_hidden=method.kind in ("hydra", "recurrent"),
+                keep_hidden=method.needs_hidden,
                 sizes=sizes,
                 padded=padded,
             )

@@ -9,17 +9,18 @@ neighbours are bigrams: harder than what a language model's heads propose.
 import functools
 import operator
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import jax
 import numpy as np
 
 from bpd_jax import progress
-from bpd_jax.drafting.interface import Rescorer
+from bpd_jax.drafting.engines.fst import FstEngine
+from bpd_jax.drafting.engines.host import HostEngine
+from bpd_jax.drafting.engines.viterbi import ViterbiEngine
 from bpd_jax.drafting.lattice import Lattice
-from bpd_jax.drafting.rescorers.device import DeviceRescorer
-from bpd_jax.drafting.rescorers.fst import FstRescorer
-from bpd_jax.drafting.rescorers.viterbi import ViterbiRescorer
+from bpd_jax.drafting.refiners.ngram import NGramRefiner
+from bpd_jax.drafting.searches.best import best_under_ngram
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.model import NGramModel
@@ -119,29 +120,32 @@ def check_engine(engine: str) -> None:
         )
 
 
-def make_rescorer(
-    engine: str, model: NGramModel
-) -> DeviceRescorer | ViterbiRescorer | FstRescorer:
-    """The rescorer of an engine; others of more paths share what it is made of.
+def make_rescorer(engine: str, model: NGramModel) -> NGramRefiner | HostEngine:
+    """The n-gram search of an engine, for any number of paths.
 
     Raises:
       UserError: there is no such engine, or it needs a package that is missing.
     """
     check_engine(engine)
     if engine == DEVICE:
-        return DeviceRescorer.from_model(model, 1)
+        return NGramRefiner.from_model(model)
     if engine == VITERBI:
-        return ViterbiRescorer(model, 1)
-    return FstRescorer(model, 1, exact=engine == FST_EXACT)
+        return ViterbiEngine(model)
+    return FstEngine(model, exact=engine == FST_EXACT)
 
 
 def refine_milliseconds(
-    rescorer: Rescorer, lattice: Lattice, context: np.ndarray, batch: int = 1
+    rescorer: NGramRefiner | HostEngine,
+    paths: int,
+    lattice: Lattice,
+    context: np.ndarray,
+    batch: int = 1,
 ) -> np.ndarray:
-    """Times `refine` as the decode loop calls it; compilation is left out.
+    """Times the search as the decode loop calls it, without compilation.
 
     Args:
-      rescorer: an engine.
+      rescorer: from `make_rescorer`.
+      paths: P.
       lattice: `[n, L, W]`.
       context: the text before it, `[n, C]`.
       batch: lattices in one call, at most n; what is left over is not timed.
@@ -149,25 +153,31 @@ def refine_milliseconds(
     Returns:
       Milliseconds per lattice of every call, `[n // batch]`.
     """
-    refine: Callable = rescorer.refine
-    if rescorer.on_device:
-        compiled = jax.jit(rescorer.refine)
+    on_device = isinstance(rescorer, NGramRefiner)
+    if isinstance(rescorer, NGramRefiner):
+        arrays = rescorer.arrays
+        compiled = jax.jit(
+            functools.partial(best_under_ngram, rescorer, num_drafts=paths)
+        )
 
-        def refine(*arguments: object) -> object:
-            return jax.block_until_ready(compiled(*arguments))
+        def refine(rows: Lattice, text: np.ndarray) -> object:
+            return jax.block_until_ready(compiled(rows, text, arrays=arrays))
+
+    else:
+        refine = functools.partial(rescorer.refine, num_drafts=paths)
 
     parts = []
     for begin in range(0, len(context) - batch + 1, batch):
         part = slice(begin, begin + batch)
         rows = jax.tree.map(operator.itemgetter(part), lattice)
         parts.append((rows, context[part]))
-        if rescorer.on_device:
+        if on_device:
             parts[-1] = jax.device_put(parts[-1])
-    refine(*parts[-1], rescorer.arrays)  # Compiles.
+    refine(*parts[-1])  # Compiles.
     times = []
     for rows, text in parts:
         begin_time = time.perf_counter()
-        refine(rows, text, rescorer.arrays)
+        refine(rows, text)
         times.append((time.perf_counter() - begin_time) * 1e3 / batch)
     return np.array(times)
 
@@ -211,8 +221,9 @@ def latency_records(
     ):
         # The certain token in front is no step: nothing is chosen there.
         made = Lattices(model, seed).make(runs * lattices, 1 + steps, width)
-        rescorer = rescorer_of(engine, model).with_drafts(paths)
-        times = refine_milliseconds(rescorer, *made).reshape(runs, lattices)
+        times = refine_milliseconds(rescorer_of(engine, model), paths, *made).reshape(
+            runs, lattices
+        )
         milliseconds = np.median(times, axis=1).round(6).tolist()
         yield LatencyRecord(engine, steps, width, paths, milliseconds)
 

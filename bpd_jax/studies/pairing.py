@@ -8,8 +8,6 @@ from bpd_jax.studies.records import REPORT, DraftRecord
 from bpd_jax.studies.run_files import StudyRun
 from bpd_jax.studies.summary import drafts_of
 
-_IN_LATTICE = ("bpd", "zero_gram", "ngram", "neural", "medusa")
-
 
 def contenders_of(run: StudyRun) -> list[str]:
     """The contenders with records of drafts, in the order of the configuration."""
@@ -27,15 +25,17 @@ def oracle_of(run: StudyRun) -> str | None:
     oracles = [
         contender
         for contender in parsed
-        if contender.method.kind == "oracle" and contender.method.heads is None
+        if contender.method.is_oracle and contender.method.setting("heads") is None
     ]
-    widest = max(oracles, key=lambda c: c.method.k or float("inf"), default=None)
+    widest = max(
+        oracles, key=lambda c: c.method.setting("k") or float("inf"), default=None
+    )
     return None if widest is None else widest.name
 
 
 def drafts_from_lattice(method: Method) -> bool:
     """Whether all that a method drafts lies in the heads' lattice, which bounds it."""
-    return method.kind.startswith(_IN_LATTICE) and method.lookup is None
+    return method.within_lattice and not method.is_oracle
 
 
 def paired(

@@ -12,7 +12,6 @@ REFINES = {
     "ngram_device": BPD,
     "ngram_viterbi": BPD,
     "ngram_fst": BPD,
-    "ngram_fst_exact": BPD,
     "neural": BPD,
     "neural_ngram": BPD,
     "markov": BPD,
@@ -55,7 +54,7 @@ def unrefined(contender: str, others: Sequence[str]) -> str | None:
         base = method_of(other)
         if (
             REFINES.get(method.kind) == base.kind
-            and (base.heads, base.lookup) == (method.heads, method.lookup)
+            and all(base.setting(x) == method.setting(x) for x in ("heads", "lookup"))
             and (base.kind == BPD or _tree(base) == _tree(method))
         ):
             return other
@@ -64,4 +63,4 @@ def unrefined(contender: str, others: Sequence[str]) -> str | None:
 
 def _tree(method: Method) -> tuple[int, str, int | None]:
     """Nodes, search and candidates per head of a method that drafts a Medusa tree."""
-    return method.count, method.search or "static", method.k
+    return method.count, method.search_name, method.setting("k")

@@ -8,7 +8,8 @@ where SIZE is `dataclasses.asdict(hardware.model_size(config))`, COUNT that of n
 and SET the name of a contender's models, `""` for the model's own.
 """
 
-from bpd_jax.decoding.methods import PARALLEL, Method
+from bpd_jax.decoding.methods import Method
+from bpd_jax.drafting.refiners.neural import PARALLEL
 from bpd_jax.drafting.searches.chains import most_prefixes
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.hardware import CONTEXTS, Cost, ModelSize, cost
@@ -115,14 +116,13 @@ def _rescoring(method: Method, block_size: int, width: int) -> tuple[int, int] |
     """
     kind = method.kind
     known = kind.startswith(("bpd", "zero_gram", "ngram", "medusa", "neural"))
-    if not known or method.heads is not None:
+    if not known or method.setting("heads") is not None:
         return None
     if "neural" not in kind:
         return 0, 0
-    if method.mode == PARALLEL:
+    if method.setting("mode") == PARALLEL:
         return 1, block_size - 2
-    tree = "static" if kind.startswith("medusa") else "beam"
-    if (method.search or tree) == "static":  # The shape of the tree is not recorded.
+    if method.search_name == "static":  # The shape of the tree is not recorded.
         return None
-    prefixes = most_prefixes(block_size - 1, method.k or width, method.count)
+    prefixes = most_prefixes(block_size - 1, method.setting("k") or width, method.count)
     return block_size - 1, prefixes - 1

@@ -14,12 +14,17 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
-from bpd_jax import files
+from bpd_jax import files, folders
 from bpd_jax.errors import UserError
 from bpd_jax.reporting.records import Facts, Record
 from bpd_jax.studies.records import KINDS
 
 HEADER, RECORDS = "study.json", "records.jsonl"
+# Programs that share the work have a file of records each.
+_RECORD_FILES = ("records*.jsonl", "records*.jsonl.gz")
+PUBLISHED = folders.FolderKind("results of a study", HEADER, _RECORD_FILES, '"study"')
+# Where results are being made, other files may lie beside them.
+KIND = dataclasses.replace(PUBLISHED, in_place=True)
 _NAMES = {kind: name for name, kind in KINDS.items()}
 
 T = TypeVar("T", bound=Record)
@@ -111,9 +116,7 @@ def read_records(folder: pathlib.Path) -> list[Record]:
     Raises:
       UserError: a line is no record.
     """
-    paths = sorted(folder.glob("records*.jsonl")) + sorted(
-        folder.glob("records*.jsonl.gz")
-    )
+    paths = [path for names in _RECORD_FILES for path in sorted(folder.glob(names))]
     return [record for path in paths for record in _read_file(path)]
 
 
@@ -172,7 +175,7 @@ def open_run(folder: str | os.PathLike[str]) -> StudyRun:
 def publish(run: StudyRun, folder: pathlib.Path) -> None:
     """Writes a run as a folder to be kept: records sorted, compressed, with no date."""
     lines = sorted(_line(record) for record in run.records)
-    with files.replacing_folder(folder) as temporary:
+    with folders.replacing_folder(folder, PUBLISHED) as temporary:
         write_header(temporary, run.study, run.facts)
         packed = gzip.compress("".join(lines).encode("utf-8"), mtime=0)
         (temporary / f"{RECORDS}.gz").write_bytes(packed)

@@ -54,6 +54,8 @@ NOTES = [
     "walk is the best draft, and a beam of P holds the P best.",
 ]
 _WORDED = ("search", "adaptive", "normalise", "mode")
+_WITHOUT_EXACT = ("neural", "recurrent", "hydra")
+_SOURCE_SETTINGS = ("k", "heads", "lookup")
 
 
 def search_of(method: Method) -> str:
@@ -63,10 +65,10 @@ def search_of(method: Method) -> str:
     are those of a beam.
     """
     if method.counts == NODES:
-        return TREE if method.search == "best" else STATIC
-    if method.search == "greedy":
+        return TREE if method.search_name == "tree" else STATIC
+    if method.search_name == "greedy":
         return WALK
-    beam = method.search == "beam" or method.kind in ("neural", "recurrent", "hydra")
+    beam = method.search_name == "beam" or method.kind in _WITHOUT_EXACT
     if method.count > 1:
         return BEAM if beam else SEVERAL
     return WALK if beam else EXACT
@@ -90,10 +92,10 @@ def score_of(contender: str) -> str:
     words = [
         word
         for word, given in (
-            ("with the text's own bigrams", method.adaptive),
-            ("normalised", method.normalise),
-            ("not normalised", method.normalise == 0),
-            ("parallel", method.mode == "parallel"),
+            ("with the text's own bigrams", method.setting("adaptive")),
+            ("normalised", method.setting("normalise")),
+            ("not normalised", method.setting("normalise") == 0),
+            ("parallel", method.setting("mode") == "parallel"),
         )
         if given
     ]
@@ -229,8 +231,7 @@ def _heads_alone(contender: str, others: Sequence[str]) -> str | None:
         if (
             NAMES.get(base.kind) == HEADS_ALONE
             and place_of(other) == place
-            and (base.k, base.heads, base.lookup)
-            == (method.k, method.heads, method.lookup)
+            and all(base.setting(x) == method.setting(x) for x in _SOURCE_SETTINGS)
         ):
             return other
     return None

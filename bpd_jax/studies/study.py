@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bpd_jax.reporting.exhibits import Exhibit
+from bpd_jax.studies.config import class_of, parse_contender
 from bpd_jax.studies.run_files import StudyRun
 
 DRAFTS, ORACLE, EXPLORER, QUALITY, TIMING, LATENCY = MEASURES = (
@@ -47,5 +48,27 @@ class Study:
     def exhibit(self, run: StudyRun) -> Exhibit:
         """The exhibit of a run."""
         found = self.present(self, run)
-        notes = [*found.notes, *run.facts.get("notes", [])]
+        weights = _weights(run) if {DRAFTS, EXPLORER, TIMING} & {*self.measures} else []
+        notes = [*found.notes, *weights, *run.facts.get("notes", [])]
         return dataclasses.replace(found, notes=notes)
+
+
+def _weights(run: StudyRun) -> list[str]:
+    """A note on the weight α of the contenders that name none, if there are any."""
+    kinds = {
+        class_of(contender.method)
+        for contender in map(parse_contender, run.facts.get("labels", {}))
+        if contender.method.setting("alpha") is None
+    }
+    notes = []
+    for kind, label in (("ngram", "N-gram"), ("neural", "Neural")):
+        if kind not in kinds:
+            continue
+        tuned = run.facts.get("alphas", {}).get(kind)
+        words = "α = 1, which was not tuned"
+        if tuned:
+            words = "α tuned on examples that are not reported: " + ", ".join(
+                f"{run.task_label(task)} {alpha:g}" for task, alpha in tuned.items()
+            )
+        notes.append(f"{label} rescorers that name no α have {words}.")
+    return notes

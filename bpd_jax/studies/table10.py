@@ -43,12 +43,14 @@ def _findings(run: StudyRun, contenders: list[str]) -> list[Finding]:
     families: dict[tuple[str, int], list[str]] = {}
     for name in contenders:
         method = method_of(name)
-        if method.kind == "oracle":
+        if method.is_oracle:
             continue
         families.setdefault((method.kind, method.count), []).append(name)
     for family in families.values():
         # Without a number it is all heads.
-        order = sorted(family, key=lambda n: method_of(n).heads or float("inf"))
+        order = sorted(
+            family, key=lambda n: method_of(n).setting("heads") or float("inf")
+        )
         values = [by_task(run, name) for name in order]
         steps = itertools.pairwise(zip(order, values, strict=True))
         for (few, less), (many, more) in steps:

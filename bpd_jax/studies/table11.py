@@ -22,20 +22,19 @@ from bpd_jax.studies.study import Study
 LONGEST = CONTEXTS[-1]
 
 _ROWS = {
-    "Autoregressive": ("", 0, 0),
+    "Autoregressive": ("autoregressive", 0, 0),
     "BPD": ("bpd", 1, 0),
-    "61M, sequential": ("61M", 1, 8),
+    "1-best 4-gram": ("4g", 1, 0),
     "61M, parallel": ("61M", 1, 1),
+    "61M, sequential": ("61M", 1, 8),
     "16-best 0-gram": ("16x0g", 16, 0),
     "16-best 4-gram": ("16x4g", 16, 0),
 }
-"""Rows with the column of Table 4 whose mean is their block efficiency, the drafts of a
-call, and the passes of a rescorer."""
+"""Rows with their names in the paper's Tables 4 and 11, the drafts of a call, and the
+passes of a rescorer. The paper prints one row of the 61M rescorer, the parallel one."""
 
+_SEQUENTIAL = "61M, sequential"
 REFINED = "16-best 4-gram"
-
-CLOSE = 0.03
-"""How far a formula may be off a printed number that it is said to reproduce."""
 
 
 def present(study: Study, run: StudyRun) -> Exhibit:
@@ -45,34 +44,29 @@ def present(study: Study, run: StudyRun) -> Exhibit:
         run,
         tables=[_printed_table(), _right_table(), *_our_table(run, ours), _changes()],
         charts=[_chart()],
-        findings=[_parameters(), *map(_bar, _QUANTITIES), *_trade_off(ours)],
+        findings=[_cells_follow(), *map(_bar, _QUANTITIES), *_trade_off(ours)],
         notes=_notes(),
     )
 
 
 def _notes() -> list[str]:
-    steps = _costs("61M, sequential")[LONGEST].parameter_bytes / 1e9
+    steps = _costs(_SEQUENTIAL)[LONGEST].parameter_bytes / 1e9
     return [
-        "The paper's table as its formulas give it, decoded from its printed cells; "
-        "what our sources quote of it stands beside. The FLOPs of plain decoding, "
-        f"{printed.TABLE11['autoregressive_teraflops']} T, are not derived but taken "
-        "over: the other FLOPs are multiples of them. The neural row's FLOPs are "
-        f"printed {printed.TABLE11_NEURAL_EXTRA_TERAFLOPS} T above what the formula "
-        "gives, for which no printed size accounts.",
+        "The paper prints no formulas. Those used here were recovered from the printed "
+        "cells and give all of them; they stand in bpd_jax.evaluation.hardware.",
         "The paper's cache traffic is 8 times too large: it takes the feed-forward "
         "width 12288 for the width 1536 of keys and values. (It takes 1536 for the "
-        "rescorer, right only if its attention heads are 128 wide.)",
-        "The paper's FLOPs, 0.931 T per token of plain decoding, are as if every call "
-        "ran some 1,000 tokens again, beside which the drafts hardly count. With a "
-        "cache a token takes 2 FLOPs per weight, 0.003 T, and 129 draft tokens in "
-        "place of 9 cost about 12 times as much per token that is decoded.",
+        "rescorer, which is right only if its attention heads are 128 wide.)",
+        "The paper's FLOPs multiply the weights by one token per call, and compute the "
+        "attention of all 2,048 + 9 p positions again, at twice its cost. With a "
+        "cache, a token takes 2 FLOPs per weight and attends to the positions before "
+        "it: 0.003 T, not 0.931 T. By the right formula 129 draft tokens in place of 9 "
+        "cost about 12 times as much per decoded token.",
         "The paper reads the rescorer once per call. Algorithm 2 as written reads it "
         f"once per head: {decimal(steps, 3)} GB of parameters per token, more than BPD "
         "without rescoring.",
         "The paper's Figure 2 sets NewsRoom's gain in block efficiency beside changes "
-        "of means over seven tasks. Rounded block efficiencies explain one of the two "
-        "other bars at most: both costs fall with the same gain, but FLOPs are printed "
-        "above what follows, cache traffic below.",
+        "of means over seven tasks.",
         "Our formula: values of 2 bytes; the prefix is read once per call for all "
         "drafts, and every draft token's keys and values are written once. Drafts of "
         "the paper share nothing but their certain token; ours are counted as the "
@@ -81,15 +75,9 @@ def _notes() -> list[str]:
     ]
 
 
-def _mean_efficiency(row: str) -> float:
-    """Of the paper's seven tasks, with Table 4's value for LAMBADA's 61M."""
-    column = _ROWS[row][0]
-    if not column:
-        return 1.0
-    values = printed.column(printed.TABLE4, column)
-    if column == "61M":
-        values[printed.LAMBADA] = printed.LAMBADA_61M_TABLE4
-    return printed.mean(values)
+def _efficiency(row: str) -> float:
+    """The mean over seven tasks, as Table 11 prints it."""
+    return printed.TABLE11[_ROWS[row][0]]["efficiency"]
 
 
 def _printed_cost(row: str, context: int, efficiency: float) -> Cost:
@@ -117,12 +105,12 @@ def _costs(
     row: str, formula: Callable[[str, int, float], Cost] = _printed_cost
 ) -> dict[int, Cost]:
     """By context, for the mean over seven tasks."""
-    return {c: formula(row, c, _mean_efficiency(row)) for c in CONTEXTS}
+    return {c: formula(row, c, _efficiency(row)) for c in CONTEXTS}
 
 
 def _columns(flops_digits: int, kv_digits: int) -> list[Column]:
     return [
-        Column("BE"),
+        Column("BE", digits=3),
         Column("parameters", "GB per token", 3),
         *(
             Column(f"cache, {context} tokens", "GB per token", kv_digits)
@@ -132,39 +120,45 @@ def _columns(flops_digits: int, kv_digits: int) -> list[Column]:
     ]
 
 
-def _cells(
-    efficiency: float, costs: Mapping[int, Cost], quoted: float | None = None
-) -> list[Cell]:
+def _values(efficiency: float, costs: Mapping[int, Cost]) -> list[float]:
+    """In the order of the columns."""
     last = costs[LONGEST]
     return [
-        Cell(efficiency),
-        Cell(last.parameter_bytes / 1e9, quoted),
-        *(Cell(costs[context].kv_bytes / 1e9) for context in CONTEXTS),
-        Cell(last.flops / 1e12),
+        efficiency,
+        last.parameter_bytes / 1e9,
+        *(costs[context].kv_bytes / 1e9 for context in CONTEXTS),
+        last.flops / 1e12,
     ]
+
+
+def _compared(row: str) -> list[Cell]:
+    """A row of Table 11, from Table 4 and the formulas, beside what is printed."""
+    name = _ROWS[row][0]
+    mean = 1.0
+    if name != "autoregressive":
+        by_task = printed.column(printed.TABLE4, name)
+        if name == "61M":
+            by_task[printed.LAMBADA] = printed.LAMBADA_61M_TABLE4
+        mean = printed.mean(by_task)
+    cells = printed.TABLE11[name].values()
+    return [Cell(*pair) for pair in zip(_values(mean, _costs(row)), cells, strict=True)]
 
 
 def _printed_table() -> Table:
-    quoted = {"BPD": printed.TABLE11["bpd_parameter_gigabytes"]}
-    rows = [
-        Row(row, _cells(_mean_efficiency(row), _costs(row), quoted.get(row)))
-        for row in _ROWS
-        if row != "61M, sequential"
-    ]
     return Table(
         "table11",
-        "The paper's table by its own formulas",
+        "The paper's table, computed again from its own formulas",
         "method",
-        _columns(flops_digits=3, kv_digits=4),
-        rows,
-        "Block efficiency is the mean over the seven tasks. FLOPs of autoregressive "
-        "decoding are taken over from the paper, where the formulas start.",
+        _columns(flops_digits=3, kv_digits=3),
+        [Row(row, _compared(row)) for row in _ROWS if row != _SEQUENTIAL],
+        "Block efficiency is the mean of Table 4 over the seven tasks. The costs are "
+        "divided by the block efficiency that Table 11 prints.",
     )
 
 
 def _right_table() -> Table:
     rows = [
-        Row(row, _cells(_mean_efficiency(row), _costs(row, _right_cost)))
+        Row(row, [*map(Cell, _values(_efficiency(row), _costs(row, _right_cost)))])
         for row in _ROWS
     ]
     model, rescorer = paper_sizes()
@@ -196,14 +190,14 @@ def _changes() -> Table:
         Row(
             label,
             [
-                Cell(_mixed(key), printed.FIGURE2[key]),
+                Cell(_printed_change(key)[1], printed.FIGURE2[key]),
                 *(Cell(_change(pair, key)) for pair in pairs),
             ],
         )
         for label, key in _QUANTITIES.items()
     ]
     columns = [
-        Column("as printed", digits=1, unit="+%"),
+        Column("as printed", "from printed tables", digits=2, unit="+%"),
         *(
             Column(label, group, digits=1, unit="+%")
             for group in ("by the paper's formulas", "by the right formulas")
@@ -216,29 +210,40 @@ def _changes() -> Table:
         "quantity",
         columns,
         rows,
-        f"Cache and FLOPs at {LONGEST} tokens. The first column takes NewsRoom's block "
-        "efficiency and means over tasks for the rest, as the paper does.",
+        f"Cache and FLOPs at {LONGEST} tokens. The first column is of printed cells: "
+        "NewsRoom's in Table 4 for block efficiency, as Figure 2 has it, and those of "
+        "Table 11 for the rest.",
     )
 
 
-def _pair(*, means: bool, right: bool, gain: float = 0.0) -> Pair:
-    """The paper's model, over seven tasks or on NewsRoom, by one of the formulas.
-
-    `gain` is taken from BPD's block efficiency and added to that of its refinement.
-    """
+def _pair(*, means: bool, right: bool) -> Pair:
+    """The paper's model, over seven tasks or on NewsRoom, by one of the formulas."""
     formula = _right_cost if right else _printed_cost
     newsroom = printed.TABLE4[printed.NEWSROOM]
-    found = []
-    for row, more in (("BPD", -gain), (REFINED, gain)):
-        efficiency = _mean_efficiency(row) if means else newsroom[_ROWS[row][0]]
-        efficiency += more
-        found.append((efficiency, formula(row, LONGEST, efficiency)))
-    return found[0], found[1]
+    pairs = []
+    for row in ("BPD", REFINED):
+        efficiency = _efficiency(row) if means else newsroom[_ROWS[row][0]]
+        pairs.append((efficiency, formula(row, LONGEST, efficiency)))
+    return pairs[0], pairs[1]
 
 
-def _mixed(key: str, gain: float = 0.0) -> float:
-    """As Figure 2 is made: one quantity is NewsRoom's."""
-    return _change(_pair(means=key != "block_efficiency", right=False, gain=gain), key)
+def _printed_change(key: str) -> tuple[float, float, float]:
+    """A bar of Figure 2 from printed cells: at least, as they stand, at most.
+
+    The bounds take half of the last printed digit from one cell and add it to the
+    other.
+    """
+    if key == "block_efficiency":
+        cells, half = printed.TABLE4[printed.NEWSROOM], 0.005
+        before, after = cells["bpd"], cells["16x4g"]
+    else:
+        column, half = {"flops": "flops", "kv_cache": f"kv_{LONGEST}"}[key], 0.0005
+        before, after = (printed.TABLE11[row][column] for row in ("bpd", "16x4g"))
+    low, middle, high = (
+        100 * ((after + sign * half) / (before - sign * half) - 1)
+        for sign in (-1, 0, 1)
+    )
+    return low, middle, high
 
 
 def _change(pair: Pair, key: str) -> float:
@@ -255,7 +260,10 @@ def _change(pair: Pair, key: str) -> float:
 def _our_table(run: StudyRun, ours: RunCosts) -> list[Table]:
     if not ours:
         return []
-    rows = [Row(run.label(name), _cells(*found)) for name, found in ours.items()]
+    rows = [
+        Row(run.label(name), [*map(Cell, _values(*found))])
+        for name, found in ours.items()
+    ]
     ngrams = [
         f"{name or 'own'}: {count:,} n-grams"
         for name, count in run.facts["model_sizes"].get("ngrams", {}).items()
@@ -295,54 +303,37 @@ def _chart() -> Chart:
     )
 
 
-def _parameters() -> Finding:
-    """The quoted cell against the formula."""
-    mine = _costs("BPD")[LONGEST].parameter_bytes / 1e9
-    paper = printed.TABLE11["bpd_parameter_gigabytes"]
+def _cells_follow() -> Finding:
+    """All printed cells against Table 4 and the formulas."""
+    cells = [cell for row in _printed_table().rows for cell in row.cells]
+    off = [
+        abs(cell.value - cell.paper)
+        for cell in cells
+        if cell.value is not None and cell.paper is not None
+    ]
+    same = sum(error < 5.01e-4 for error in off)
     return Finding(
-        "Table 11: BPD's reads of parameters follow from the decoded formula to within "
-        f"{CLOSE * 100:.0f} %.",
-        abs(mine / paper - 1) <= CLOSE,
-        f"{decimal(mine, 3)} for {decimal(paper, 3)} GB. Not tested: FLOPs of plain "
-        "decoding, which are taken over, and of the neural row, which do not follow "
-        "(see the notes).",
+        "Table 11: all cells follow from Table 4 and from the printed sizes of the "
+        "models.",
+        same == len(cells),
+        f"{same} of {len(cells)} cells are the same to the last of three decimals; the "
+        f"largest difference is {decimal(max(off), 4)}. That they follow does not make "
+        "the formulas right: see the notes.",
     )
 
 
 def _bar(label: str) -> Finding:
-    """A bar of Figure 2 against the formulas, and why it is off."""
+    """A bar of Figure 2 against the tables that it is made from."""
     key = _QUANTITIES[label]
-    mine, paper = _mixed(key), printed.FIGURE2[key]
-    off = mine / paper - 1
-    # A bar is a small difference of large numbers: it moves far with the block
-    # efficiencies of Table 4, which may be off by half of their last digit.
-    low, high = sorted(_mixed(key, gain) for gain in (-0.005, 0.005))
-    evidence = (
-        f"{decimal(mine, sign=True)} for {decimal(paper, sign=True)} %: "
-        f"{decimal(100 * abs(off), 1)} % off. Block efficiencies are printed with two "
-        f"decimals, which alone leaves {decimal(low, sign=True)} to "
-        f"{decimal(high, sign=True)} %."
-    )
-    if key == "flops":
-        # (n + 9 · 16) / (n + 9) over the gain in block efficiency is 1 + bar.
-        (before, _), (after, _) = _pair(means=True, right=False)
-        ratio = (1 + paper / 100) * after / before
-        again = (9 * 16 - 9 * ratio) / (ratio - 1)
-        evidence += (
-            f" The bar follows if a call runs {again:.0f} tokens again, where the "
-            "formula, decoded from rounded cells, has 1,000."
-        )
-    if key == "kv_cache":
-        table = printed.FIGURE2_KV_CACHE_BY_TABLE11
-        evidence += (
-            f" The paper's own table gives {decimal(table)} %, from which this is "
-            f"{decimal(100 * abs(mine / table - 1), 1)} % off: the bar contradicts it."
-        )
+    low, middle, high = _printed_change(key)
+    paper = printed.FIGURE2[key]
+    source = "Table 4" if key == "block_efficiency" else "Table 11"
     return Finding(
-        f"Figure 2: the bar of {label} follows from the decoded formulas to within "
-        f"{CLOSE * 100:.0f} %.",
-        abs(off) <= CLOSE,
-        evidence,
+        f"Figure 2: the bar of {label} follows from {source}.",
+        low <= paper <= high,
+        f"{decimal(middle, sign=True)} for {decimal(paper, sign=True)} %. The digits "
+        f"that {source} prints leave {decimal(low, sign=True)} to "
+        f"{decimal(high, sign=True)} %.",
     )
 
 

@@ -122,9 +122,9 @@ def families(run: StudyRun) -> dict[str, Family]:
     found: dict[str, dict[float, str]] = {}
     for name in contenders_of(run):
         contender = parse_contender(name)
-        alpha = contender.method.alpha
+        alpha = contender.method.setting("alpha")
         if alpha is not None:
-            rest = dataclasses.replace(contender.method, alpha=None).name
+            rest = contender.method.without("alpha").name
             suffix = "" if contender.assets is None else f"@{contender.assets}"
             found.setdefault(f"{rest}{suffix}", {})[alpha] = name
     return {

@@ -1,8 +1,10 @@
 """The examples that studies decode: the paper's seven tasks, and Spec-Bench's six.
 
-All come from JSON Lines with the field names of TensorFlow Datasets, in
-`FOLDER/NAME/SPLIT.jsonl.gz`; the paper's prompts are those of `bpd_jax.data`. The task
-`held_out` needs none: it is beginnings of held-out documents of the model's own text.
+The paper's tasks come from where training reads them: JSON Lines with the field names
+of TensorFlow Datasets in `FOLDER/NAME/SPLIT.jsonl.gz`, or data sets that TensorFlow
+Datasets has prepared in FOLDER (its `data_dir`). Prompts are those of `bpd_jax.data`.
+Spec-Bench is `FOLDER/spec_bench/test.jsonl.gz`. The task `held_out` needs no FOLDER: it
+is beginnings of held-out documents of the model's own text.
 """
 
 import dataclasses
@@ -15,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from bpd_jax.data import readers
-from bpd_jax.data.example_spec import DATASETS, SEPARATOR
+from bpd_jax.data.example_spec import DATASETS, SEPARATOR, ExampleTask
 from bpd_jax.decoding.loading import LoadedModel
 from bpd_jax.errors import UserError
 from bpd_jax.studies.records import REPORT, TUNE
@@ -43,6 +45,7 @@ LABELS = {**PAPER_TASKS, **SPEC_BENCH, HELD_OUT: "held-out text"}
 
 # The first that there is: what the paper reports on, or what comes nearest.
 _SPLITS = ("test", "validation", "sample")
+_TRAIN = "train"
 # A text to be continued, whoever the model is.
 _PLAIN = "lambada"
 # So much of a document tells it from others.
@@ -99,9 +102,9 @@ def read_sources(
     """All records of a task that have a document.
 
     Args:
-      data: folder of JSON Lines.
+      data: folder of JSON Lines, or of TensorFlow Datasets.
       task: its name.
-      splits: of which the first that there is is read.
+      splits: the first of them that exists is read.
 
     Raises:
       UserError: there is no such task, no file of it, or a record is damaged.
@@ -112,7 +115,7 @@ def read_sources(
         raise UserError(f"there is no task {task!r}: use {', '.join(LABELS)}.")
     about = DATASETS[task]
     found = []
-    for record in _records(data / task, splits):
+    for record in _task_records(data, task, splits):
         document = _texts(record, about.topic)
         if not document or not document[0]:
             continue
@@ -156,6 +159,32 @@ def _spec_bench(data: pathlib.Path) -> Iterator[Source]:
             yield Source(name, "", turns[0], "", references)
 
 
+def _prepared_splits(data: pathlib.Path, task: str) -> list[str]:
+    """Splits of a task that TensorFlow Datasets has prepared in a folder."""
+    folder = data / DATASETS[task].tfds.replace(":", "/")
+    try:
+        about = json.loads((folder / "dataset_info.json").read_text(encoding="utf-8"))
+        return [split["name"] for split in about["splits"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def _task_records(
+    data: pathlib.Path, task: str, splits: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """The records of the first split that there is, of either kind."""
+    lines = any(has_split(data, task, split) for split in (*splits, _TRAIN))
+    prepared = [] if lines else _prepared_splits(data, task)
+    split = next((split for split in splits if split in prepared), None)
+    if split is None:
+        yield from _records(data / task, splits)
+        return
+    # TensorFlow takes seconds to import, and JSON Lines need none.
+    from bpd_jax.data.example_tasks import tfds_records
+
+    yield from tfds_records(ExampleTask(task, data_dir=str(data)), split)
+
+
 def _records(folder: pathlib.Path, splits: Sequence[str]) -> Iterator[dict[str, Any]]:
     """The records of the first split that there is, in order."""
     for split in splits:
@@ -173,8 +202,9 @@ def _records(folder: pathlib.Path, splits: Sequence[str]) -> Iterator[dict[str, 
                 yield record
             return
     raise UserError(
-        f"{folder} has none of {', '.join(f'{name}.jsonl.gz' for name in splits)}: "
-        "give a folder of JSON Lines with --data."
+        f"{folder} has none of {', '.join(f'{name}.jsonl.gz' for name in splits)}, and "
+        f"{folder.parent} holds no data set of TensorFlow Datasets of that name: give "
+        "a folder of either with --data."
     )
 
 
@@ -229,22 +259,31 @@ def draw_examples(
 
 
 def has_split(data: pathlib.Path, task: str, split: str) -> bool:
-    """Whether there is a file of that split."""
+    """Whether there is a file of JSON Lines of that split."""
     names = (f"{split}.jsonl.gz", f"{split}.jsonl")
     return any((data / task / name).is_file() for name in names)
+
+
+def has_train(data: pathlib.Path, task: str) -> bool:
+    """Whether the task has a training split, of either kind."""
+    return has_split(data, task, _TRAIN) or _TRAIN in _prepared_splits(data, task)
 
 
 def rest_of(
     sources: Sequence[Source], drawn: Sequence[StudyExample], count: int
 ) -> list[str]:
-    """Texts of up to `count` records of which no document was drawn, once each."""
+    """Texts of up to `count` records of which no document was drawn, once each.
+
+    A text is what a model is finetuned on: the task's prompt with all its fields, as
+    SQuAD's question, and the first right answer on a line of its own.
+    """
     seen = {example.beginning for example in drawn}
     found: list[str] = []
     for source in sources:
         if len(found) < count and source.beginning not in seen:
             seen.add(source.beginning)
-            text = source.document or source.before
-            found.append("\n".join([text, *source.references[:1]]))
+            prompt = source.before + source.document + source.after
+            found.append(SEPARATOR.join([prompt, *source.references[:1]]))
     return found
 
 

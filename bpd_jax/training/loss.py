@@ -88,6 +88,14 @@ def blockwise_loss(
 ) -> tuple[Float[Array, ""], HeadSums]:
     """Σ_h λ_h loss_h, where loss_h is the mean of −log p_h over valid positions.
 
+    The paper's loss_h is the sum of −log p_h over positions (appendix C.1). Divided by
+    their number, the loss and its gradient have a scale that depends neither on the
+    batch nor on how much of it is padding or prompt. Heads are weighted by λ_h alike;
+    by a sum, head h would count a little less than head 1, since h - 1 more positions
+    at the end of each document have no target. A constant factor changes nothing under
+    AdamW but what clipping by norm does; what remains is that every batch counts alike
+    here, however many targets it has.
+
     A head without any valid position in the batch contributes 0.
 
     Args:

@@ -19,9 +19,9 @@ from bpd_jax.models.heads_files import fingerprint
 from bpd_jax.training.heads.batches import cached_batches, measured_batches
 from bpd_jax.training.heads.cache import HEADER as STATES_HEADER
 from bpd_jax.training.heads.cache import open_states
+from bpd_jax.training.heads.objective import STATES
 from bpd_jax.training.heads.positions import split_texts
 from bpd_jax.training.heads.settings import HeadsTrainConfig
-from bpd_jax.training.heads.train import STATES
 from bpd_jax.training.refiner_loss import Frozen, freeze_rows, freeze_states
 from bpd_jax.training.refiner_settings import RefinerSettings
 from bpd_jax.training.run_folder import DATA

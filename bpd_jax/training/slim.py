@@ -20,7 +20,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from bpd_jax import files
+from bpd_jax import folders
 from bpd_jax.data import tokenizer
 from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise import parameter_shapes
@@ -33,6 +33,7 @@ HEADER, TENSORS = "slim.json", "parameters.safetensors"
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 
 _KEPT = (run_folder.MODEL, run_folder.TASK, tokenizer.FILE_NAME)
+KIND = folders.FolderKind("a slim model", HEADER, (*_KEPT, TENSORS), '"sha256"')
 _REMEDY = "make it again with python -m bpd_jax.slim"
 
 
@@ -60,8 +61,7 @@ def write_slim(
         raise UserError(
             f"parameters are stored in one of {', '.join(DTYPES)}, not in {dtype!r}."
         )
-    if output.exists() and not (output / HEADER).exists():
-        raise UserError(f"{output} exists and is no slim folder: choose another one.")
+    folders.check_folder(output, KIND)
     for name in _KEPT:
         if not (run / name).is_file():
             raise UserError(f"{run / name} does not exist: is this a run folder?")
@@ -72,7 +72,7 @@ def write_slim(
         name: value.astype(DTYPES[dtype]) if _is_float(value.dtype) else value
         for name, value in _by_name(params).items()
     }
-    with files.replacing_folder(output) as temporary:
+    with folders.replacing_folder(output, KIND) as temporary:
         for name in _KEPT:
             shutil.copyfile(run / name, temporary / name)
         path = temporary / TENSORS

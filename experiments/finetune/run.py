@@ -94,7 +94,12 @@ def main() -> None:
     for task in TASKS.value:
         parsed = _train(
             [f"{_HERE}/finetune.gin", f"gin_configs/tasks/{task}.gin"],
-            [f"START = {str(base)!r}", _files(f"{data}/{task}/{{split}}.jsonl.gz")],
+            [
+                f"START = {str(base)!r}",
+                _files(f"{data}/{task}/{{split}}.jsonl.gz"),
+                # Rows of it choose the checkpoint, others are measured.
+                "ExampleTask.validation_from = 'validation'",
+            ],
             runs / task,
         )
         figures = _compare(parsed.value, base, runs / task)

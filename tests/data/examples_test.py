@@ -76,6 +76,29 @@ def test_one_file_is_split_by_what_records_are_about(tmp_path, squad_task):
         next(read_examples(task, "test"))
 
 
+def test_validation_records_may_be_taken_from_those_to_train_on(squad_task):
+    """Both parts together are the split `train`; no paragraph is in both."""
+    divided = dataclasses.replace(
+        squad_task, validation_from="train", validation_fraction=0.3
+    )
+    train, held_out = (
+        {e.id: e for e in read_examples(divided, split)}
+        for split in ("train", "validation")
+    )
+    whole = {e.id: e for e in read_examples(squad_task, "train")}
+    assert train | held_out == whole
+    assert train
+    assert held_out
+    assert not set(train) & set(held_out)
+    about = [
+        {e.inputs.partition("context: ")[2] for e in part.values()}
+        for part in (train, held_out)
+    ]
+    assert not about[0] & about[1]
+    with pytest.raises(UserError, match="validation_from is 'test'"):
+        dataclasses.replace(squad_task, validation_from="test")
+
+
 def test_limit_takes_the_first_of_each_split(squad_task):
     task = dataclasses.replace(squad_task, max_examples=25)
     assert (

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bpd_jax.data import packing
-from bpd_jax.data.packing import pack
+from bpd_jax.data.packing import pack, pad
 
 
 def segments(tokens, segment_ids):
@@ -44,3 +44,9 @@ def test_numbers_that_belong_to_a_token_stay_with_it():
     [(row, segment_ids)] = pack(pieces, 4)
     assert row.tolist() == [[1, 10], [2, 20], [3, 30], [0, 0]]
     assert segment_ids.tolist() == [1, 1, 2, 0]
+
+
+def test_rows_of_one_piece_each():
+    rows = [*pad([np.array([7, 8]), np.array([9, 5, 6])], 3)]
+    assert [tokens.tolist() for tokens, _ in rows] == [[7, 8, 0], [9, 5, 6]]
+    assert [ids.tolist() for _, ids in rows] == [[1, 1, 0], [1, 1, 1]]

@@ -55,6 +55,16 @@ def test_only_targets_are_learnt_and_none_is_lost(squad_task, tmp_path, length, 
     assert about["task"] == dataclasses.asdict(squad_task)
 
 
+def test_every_example_has_a_row_of_its_own(squad_task, tmp_path):
+    """The same examples as in packed rows, and as many rows as examples."""
+    packed = prepare_rows(squad_task, "train", 256, tmp_path / "packed")
+    alone = dataclasses.replace(squad_task, packed=False)
+    rows = prepare_rows(alone, "train", 256, tmp_path / "rows")
+    assert segments(rows) == segments(packed)
+    assert len(rows) == rows.num_documents > len(packed)
+    assert rows.batch(slice(None)).segment_ids.max() == 1
+
+
 def test_targets_are_cut_only_where_they_alone_are_too_long(squad_task, tmp_path):
     rows = prepare_rows(squad_task, "validation", 6, tmp_path / "rows")
     assert 0 < rows.cut["targets"] < rows.cut["inputs"] <= 12

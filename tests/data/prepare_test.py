@@ -138,10 +138,10 @@ def test_failure_leaves_the_old_rows(text_task, tmp_path):
 
 def test_other_folders_are_not_touched(text_task, tmp_path):
     (tmp_path / "precious.txt").write_text("keep")
-    with pytest.raises(UserError, match="holds no token files"):
+    with pytest.raises(UserError, match="not part of token files"):
         prepare_rows(text_task, "train", LENGTH, tmp_path)
     assert contents(tmp_path) == {"precious.txt": b"keep"}
-    with pytest.raises(UserError, match="holds no token files"):
+    with pytest.raises(UserError, match="name a folder"):
         prepare_rows(text_task, "train", LENGTH, tmp_path / "precious.txt")
 
 

@@ -15,16 +15,20 @@ from bpd_jax.decoding.loop import (
     prefill,
 )
 from bpd_jax.decoding.options import StepOptions
-from bpd_jax.drafting.drafters.blockwise import BlockwiseDrafter
-from bpd_jax.drafting.drafters.paths import PathDrafter
-from bpd_jax.drafting.paths.lattice import LatticePaths
-from bpd_jax.drafting.rescorers.device import DeviceRescorer
-from bpd_jax.drafting.searches.exact import ExactBest
+from bpd_jax.drafting.path_drafter import PathDrafter
+from bpd_jax.drafting.paths import Paths
+from bpd_jax.drafting.refiners.ngram import NGramRefiner
+from bpd_jax.drafting.searches.best import ExactBest
+from bpd_jax.drafting.sources.heads import HeadsSource
 from bpd_jax.models.blockwise import init_boxed
 from bpd_jax.models.partitioning import MeshConfig, make_mesh, parameter_shardings
 
 OPTIONS = StepOptions(end_of_text=0)
-DRAFTER = PathDrafter(LatticePaths(4, 4), ExactBest(3))
+DRAFTER = PathDrafter(Paths(HeadsSource(4, 4)), ExactBest(3))
+
+
+def bound(params):
+    return Weights(params, DRAFTER.arrays)
 
 
 def start(model, rows=4, sharding=None, drafter=DRAFTER):
@@ -72,9 +76,9 @@ def assert_same(a, b, atol=0.0):
 def test_device_loop_equals_the_python_loop(make_model):
     functions, params = make_model(0)
     state = start((functions, params))
-    device = decode_on_device(functions, Weights(params), DRAFTER, state, OPTIONS)
+    device = decode_on_device(functions, bound(params), DRAFTER, state, OPTIONS)
     state = start((functions, params))
-    python = decode_with_host(functions, Weights(params), DRAFTER, state, OPTIONS)
+    python = decode_with_host(functions, bound(params), DRAFTER, state, OPTIONS)
     assert_same(device, python, atol=1e-5)
     assert device.calls.tolist() == python.calls.tolist()
 
@@ -85,7 +89,7 @@ def test_finished_rows_are_frozen(make_model):
     assert state.done.tolist() == [False, False, True, False]
     before = visible(state)
     end = decode_on_device(
-        model.functions, Weights(model.params), DRAFTER, state, OPTIONS
+        model.functions, bound(model.params), DRAFTER, state, OPTIONS
     )
     assert end.calls[2] == 0
     assert visible(end)[2][0] == before[2][0]
@@ -97,7 +101,7 @@ def test_cache_always_holds_the_keys_of_the_text(make_model):
     """What block decoding left in the cache is what one pass over the text gives."""
     model = make_model(1)
     functions, params = model
-    end = decode_on_device(functions, Weights(params), DRAFTER, start(model), OPTIONS)
+    end = decode_on_device(functions, bound(params), DRAFTER, start(model), OPTIONS)
     for row, (text, *_, values) in enumerate(visible(end)):
         tokens = jnp.asarray([text])
         mask = jnp.tril(jnp.ones((1, len(text), len(text)), bool))
@@ -112,13 +116,13 @@ def test_loop_donates_its_state_and_never_leaves_the_device(make_model):
     functions, params = make_model(0)
     state = start((functions, params))
     compiled = decode_on_device.lower(
-        functions, Weights(params), DRAFTER, state, OPTIONS
+        functions, bound(params), DRAFTER, state, OPTIONS
     ).compile()
     cache_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state.cache))
     assert compiled.memory_analysis().alias_size_in_bytes >= cache_bytes
     assert "callback" not in compiled.as_text()
     with jax.transfer_guard("disallow"):
-        end = decode_on_device(functions, Weights(params), DRAFTER, state, OPTIONS)
+        end = decode_on_device(functions, bound(params), DRAFTER, state, OPTIONS)
         jax.block_until_ready(end)
     assert end.done.all()
 
@@ -126,14 +130,14 @@ def test_loop_donates_its_state_and_never_leaves_the_device(make_model):
 def test_sharded_decoding_gives_the_same_texts(make_model):
     functions, params = make_model(0, vocab_size=14)
     one = start((functions, params), rows=8)
-    want = decode_on_device(functions, Weights(params), DRAFTER, one, OPTIONS)
+    want = decode_on_device(functions, bound(params), DRAFTER, one, OPTIONS)
 
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, model=2))
     boxed = jax.eval_shape(lambda: init_boxed(functions.config, jax.random.key(0)))
     split = jax.device_put(params, parameter_shardings(boxed, mesh))
     rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
     state = start((functions, split), rows=8, sharding=rows)
-    loop = decode_on_device.lower(functions, Weights(split), DRAFTER, state, OPTIONS)
+    loop = decode_on_device.lower(functions, bound(split), DRAFTER, state, OPTIONS)
     # The cache never leaves its devices: nothing as long as its rows goes around.
     assert state.cache.values[0].sharding.spec[0] == ("data", "fsdp")
     collectives = [
@@ -144,14 +148,14 @@ def test_sharded_decoding_gives_the_same_texts(make_model):
     assert collectives
     slots = state.cache.slots
     assert not [c for c in collectives if re.search(rf"f32\[[^]]*\b{slots}\b", c)]
-    got = decode_on_device(functions, Weights(split), DRAFTER, state, OPTIONS)
+    got = decode_on_device(functions, bound(split), DRAFTER, state, OPTIONS)
     assert_same(got, want, atol=1e-4)
 
 
 def test_ngram_refinement_stays_on_the_device(make_model, make_ngram):
     model = make_model(0)
-    rescorer = DeviceRescorer.from_model(make_ngram(), 3)
-    drafter = BlockwiseDrafter(rescorer, block_size=4, width=4)
+    paths = Paths(HeadsSource(4, 4), (NGramRefiner.from_model(make_ngram()),))
+    drafter = PathDrafter(paths, ExactBest(3))
     state = start(model, drafter=drafter)
     weights = Weights(jax.device_put(model.params), drafter.arrays)
     with jax.transfer_guard("disallow"):

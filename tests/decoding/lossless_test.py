@@ -14,11 +14,13 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from bpd_jax.decoding import generate
-from bpd_jax.decoding.assets import Assets, SmallModel
+from bpd_jax.decoding.aliases import ALIASES
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.loop import decode_loop
-from bpd_jax.decoding.methods import KINDS, parse_method
+from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import BATCHED, SPECULATIVE, TREE, DecodeOptions
+from bpd_jax.drafting.assets import Assets, SmallModel
+from bpd_jax.drafting.parts import parts
 from bpd_jax.evaluation.equality import differences, first_difference
 from bpd_jax.models.blockwise import init_boxed
 from bpd_jax.models.partitioning import MeshConfig, make_mesh, parameter_shardings
@@ -37,7 +39,6 @@ METHODS = [
     "ngram_device:2:slope=0.5",
     "ngram_viterbi:4",
     "ngram_fst:2",
-    "ngram_fst_exact:2",
     "medusa:8",
     "medusa_ngram:6:search=static",
     "neural:2",
@@ -49,6 +50,10 @@ METHODS = [
     "draft_model:3",
     "draft_model:2:drafts=2",
     "oracle",
+    "heads+ngram+neural:mode=parallel/best:3",
+    "heads:3:k=2+neural+ngram:adaptive=1/beam:2+lookup:3",
+    "draft_model:3+neural/tree:7",
+    "heads+ngram/chains:2",
 ]
 # Made by a training run, with tests of their own.
 TRAINED = {"markov", "recurrent", "hydra"}
@@ -58,7 +63,6 @@ ALIKE = {
     "ngram:3",
     "ngram:1:search=greedy",
     "ngram_device:2:slope=0.5",
-    "ngram_fst_exact:2",
     "medusa_ngram:6:search=static",
     "neural:2:mode=parallel",
     "neural_ngram:2",
@@ -74,9 +78,11 @@ def often(names):
     return [n if n in names else pytest.param(n, marks=rest) for n in METHODS]
 
 
-def test_every_kind_of_method_is_here():
-    kinds = {parse_method(name).kind for name in METHODS}
-    assert kinds | TRAINED | {"greedy", "auto"} == set(KINDS)
+def test_every_part_and_alias_is_here():
+    methods = [parse_method(name) for name in [*METHODS, "greedy"]]
+    named = {part.name for method in methods for part in method.all_parts}
+    assert named | TRAINED == set(parts())
+    assert {method.kind for method in methods} | TRAINED >= set(ALIASES)
 
 
 @pytest.fixture(scope="module")

@@ -1,102 +1,143 @@
 import pytest
 
-from bpd_jax.decoding.assets import Assets, SmallModel
+from bpd_jax.decoding.aliases import ALIASES
 from bpd_jax.decoding.decoder import Decoder
-from bpd_jax.decoding.methods import KINDS, Method, describe_methods, parse_method
+from bpd_jax.decoding.methods import describe_methods, parse_method
 from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.drafting.assets import Assets, SmallModel
+from bpd_jax.drafting.parts import parts
 from bpd_jax.errors import UserError
+from bpd_jax.settings import fields_of
 
 
 @pytest.mark.parametrize(
-    "text, method, label",
+    "text, composed, label",
     [
-        ("greedy", Method("greedy"), "Greedy"),
-        ("bpd", Method("bpd"), "BPD"),
-        ("zero_gram:16", Method("zero_gram", 16), "16-best 0-gram"),
-        ("ngram:1", Method("ngram", 1), "1-best 3-gram"),
-        ("ngram_fst:4", Method("ngram_fst", 4), "4-best 3-gram (fst)"),
+        ("greedy", "none", "Greedy"),
+        ("bpd", "heads/greedy", "BPD"),
+        ("bpd:heads=2", "heads:2/greedy", "BPD (heads 2)"),
+        ("zero_gram:16", "heads/best:16", "16-best 0-gram"),
+        ("ngram:1", "heads+ngram/best:1", "1-best 3-gram"),
+        ("ngram_fst:4", "heads+ngram/best:4:engine=fst", "4-best 3-gram (fst)"),
         (
             "ngram:4:k=8:alpha=0.5",
-            Method("ngram", 4, k=8, alpha=0.5),
+            "heads:k=8+ngram:alpha=0.5/best:4",
             "4-best 3-gram (k 8, alpha 0.5)",
         ),
         (
             "ngram:32:search=best:adaptive=1",
-            Method("ngram", 32, search="best", adaptive=1),
+            "heads+ngram:adaptive=1/tree:32",
             "Tree of 32, 3-gram (adaptive)",
         ),
-        (
-            "zero_gram:8:search=static",
-            Method("zero_gram", 8, search="static"),
-            "Tree of 8, 0-gram (search static)",
-        ),
-        (
-            "ngram:1:search=greedy",
-            Method("ngram", 1, search="greedy"),
-            "Greedy walk, 3-gram",
-        ),
+        ("ngram:1:search=greedy", "heads+ngram/greedy", "Greedy walk, 3-gram"),
         (
             "ngram:16:search=beam",
-            Method("ngram", 16, search="beam"),
+            "heads+ngram/beam:16",
             "16-best 3-gram (search beam)",
         ),
-        ("medusa:32", Method("medusa", 32), "Medusa tree of 32"),
-        ("oracle", Method("oracle"), "Oracle"),
+        (
+            "neural_ngram:2:alpha=0.7:beta=0.3",
+            "heads+ngram:alpha=0.3+neural:alpha=0.7/best:2",
+            "2-best neural + 3-gram (alpha 0.7, beta 0.3)",
+        ),
+        (
+            "medusa:32:lookup=8",
+            "heads/static:32+lookup:8",
+            "Medusa tree of 32 (lookup 8)",
+        ),
+        ("hydra:6:search=best", "hydra/tree:6", "Tree of 6, Hydra"),
+        ("prompt_lookup:4:match=2", "lookup:4:match=2", "Prompt lookup of 4 (match 2)"),
+        ("draft_model:3:drafts=2", "draft_model:3/chains:2", "Draft model, 3 tokens"),
+        ("draft_model:3:search=best", "draft_model:3/tree:4", "Tree of 4, Draft model"),
+        ("oracle", "heads/oracle", "Oracle"),
     ],
 )
-def test_names(text, method, label):
-    assert parse_method(text) == method
-    assert parse_method(method.name) == method
+def test_aliases(text, composed, label):
+    method = parse_method(text)
     assert method.name == text
-    assert method.label(3) == label
+    assert method.composed == composed
+    assert method == parse_method(composed)
+    assert parse_method(composed).name == composed
+    assert method.label(3).startswith(label)
 
 
-def test_a_size_may_be_left_to_the_method():
+@pytest.mark.parametrize("text", ["heads+markov+ngram:alpha=0.5/tree:32+lookup:8"])
+def test_parts_compose(text):
+    method = parse_method(text)
+    assert method.name == text
+    assert [part.name for part in method.all_parts] == [
+        "heads",
+        "markov",
+        "ngram",
+        "tree",
+        "lookup",
+    ]
+    assert (method.count, method.counts) == (32, "nodes")
+    assert method.setting("alpha") == 0.5
+    assert method.setting("lookup") == 8
+    assert method.needs == {"markov", "ngram"}
+    assert method.label(4) == "Tree of 32, Markov head + 4-gram (alpha 0.5, " + (
+        "Prompt lookup of 8)"
+    )
+    assert method.without("alpha").composed == "heads+markov+ngram/tree:32+lookup:8"
+
+
+def test_numbers_and_searches_have_defaults():
     assert parse_method("ngram").name == "ngram:1"
     assert parse_method("medusa").count == 32
+    assert parse_method("heads+ngram") == parse_method("ngram:1:search=greedy")
+    assert parse_method("draft_model").composed == "draft_model:5/chains:1"
 
 
 @pytest.mark.parametrize(
-    "text, message",
+    "text, words",
     [
-        ("", "unknown method ''"),
-        ("BPD", "unknown method 'BPD': did you mean bpd|unknown method 'BPD'"),
+        ("", "unknown method"),
+        ("BPD", "unknown method"),
         ("medusa_ngrams", "did you mean medusa_ngram"),
-        ("ngram:0", "'0' is no number of drafts P between 1 and 1024"),
-        ("ngram:", "'' is no number"),
-        ("ngram:5000", "between 1 and 1024"),
-        ("bpd:4", "method bpd takes no number"),
-        ("ngram:4:p=3", "'p=3' is no setting of ngram, which takes k, heads, alpha"),
-        ("ngram:4:k", "'k' is no setting"),
-        ("ngram:4:k=3:k=4", "'k=4' is no setting of ngram.* each once"),
-        ("ngram:4:k=0", "k=0 is not allowed; it is candidates per head"),
-        ("ngram:4:k=many", "k=many is not allowed; it is candidates per head"),
-        (
-            "ngram:4:alpha=-1",
-            "alpha=-1 is not allowed; it is weight",
-        ),
-        ("ngram:4:alpha=nan", "alpha=nan is not allowed; it is weight"),
-        ("ngram:4:search=greedy", "search=greedy drafts one path: leave the number"),
-        ("draft_model:4:drafts=2:search=greedy", "search=greedy drafts one path"),
-        ("medusa:8:search=beam", "medusa drafts a tree, so that search is static or"),
-        (
-            "ngram:4:search=fast",
-            "search=fast is not allowed; it is how drafts are",
-        ),
+        ("heads+ngarm/best:4", "no refiner 'ngarm'.*did you mean ngram"),
+        ("heads+ngram/bset:4", "no search 'bset'.*did you mean best"),
+        ("ngram:0", "1 to 1024"),
+        ("ngram:", "not a number"),
+        ("ngram:5000", "1 to 1024"),
+        ("bpd:4", "takes no number"),
+        ("ngram:4:p=3", "'p=3' is not a setting of ngram"),
+        ("ngram:4:k", "'k' is not a setting"),
+        ("ngram:4:k=3:k=4", "each once"),
+        ("heads:k=3:k=4/best:2", "each once"),
+        ("ngram:4:k=0", "k must be an integer"),
+        ("ngram:4:k=many", "k must be an integer"),
+        ("ngram:4:alpha=-1", "alpha must be a finite number of at least 0"),
+        ("ngram:4:alpha=nan", "alpha must be a finite number"),
+        ("ngram:4:search=greedy", "one path"),
+        ("draft_model:4:drafts=2:search=greedy", "one path"),
+        ("medusa:8:search=beam", "static or best"),
+        ("ngram:4:search=fast", "search must be one of"),
+        ("ngram:4:search=best:normalise=1", "normalise changes nothing"),
+        ("heads+ngram+ngram/best:2", "once only"),
+        ("heads/best:4+heads", "no source 'heads'"),
+        ("heads+lookup:4/best:4", "after the search"),
+        ("heads/best:4+lookahead:3", "only one lookup"),
+        ("lookup:4/best:4", "drafts by itself"),
+        ("none+ngram", "drafts by itself"),
+        ("ngram/best:4", "no method or source 'ngram'"),
     ],
 )
-def test_unknown_methods_are_refused(text, message):
-    with pytest.raises(UserError, match=message):
+def test_unknown_methods_are_refused(text, words):
+    with pytest.raises(UserError, match=words):
         parse_method(text)
 
 
-def test_help_names_every_method_and_setting():
+def test_help_names_every_part_setting_and_alias():
     text = describe_methods()
-    for kind in KINDS.values():
-        assert f"\n{kind.name}" in text
-        assert kind.summary in text
-        assert kind.reference in text
-    assert "alpha               weight of the second opinion" in text
+    for name, part in parts().items():
+        assert f"\n  {name}" in text
+        assert part.help in text
+        assert part.reference in text
+        for field in fields_of(part).values():
+            assert field.metadata["help"] in text
+    for name in ALIASES:
+        assert f"\n  {name}" in text
 
 
 @pytest.mark.parametrize(
@@ -111,7 +152,10 @@ def test_help_names_every_method_and_setting():
         ("zero_gram:65", "asks for 65 drafts, but the lattice of 4 heads and 4"),
         ("zero_gram:4:k=14", "asks for 14 candidates, but there are only 13"),
         ("bpd:heads=5", "asks for 5 heads: give 2 to 4"),
-        ("auto", "auto is no method of its own here: name the methods"),
+        ("auto", "auto is not a method by itself"),
+        ("hydra+ngram/best:2", "needs a trained hydra"),
+        ("draft_model+ngram/best:2", "needs a smaller"),
+        ("heads+ngram/oracle", "refiners change nothing"),
     ],
 )
 def test_a_method_must_suit_what_there_is(make_model, name, message):

@@ -7,7 +7,6 @@ import jax
 import pytest
 
 from bpd_jax.decoding import payoff
-from bpd_jax.decoding.assets import Assets, SmallModel
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import BATCHED, DecodeOptions
@@ -23,6 +22,7 @@ from bpd_jax.decoding.payoff import (
     tuned_choice,
 )
 from bpd_jax.decoding.replay import record
+from bpd_jax.drafting.assets import Assets, SmallModel
 from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise import init_boxed
 from bpd_jax.models.partitioning import MeshConfig, make_mesh, parameter_shardings

@@ -5,12 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from bpd_jax.decoding.assets import Assets, SmallModel
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.recording import padded_sizes, record_text
 from bpd_jax.decoding.replay import record, replay_of
+from bpd_jax.drafting.assets import Assets, SmallModel
 from bpd_jax.errors import UserError
 
 REST = pytest.mark.exhaustive

@@ -13,9 +13,10 @@ from bpd_jax.decoding.generate import Task, generate
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.stopping import StopTable, cut_at_stop
-from bpd_jax.drafting.drafters.paths import PathDrafter
-from bpd_jax.drafting.paths.lattice import LatticePaths
-from bpd_jax.drafting.searches.exact import ExactBest
+from bpd_jax.drafting.path_drafter import PathDrafter
+from bpd_jax.drafting.paths import Paths
+from bpd_jax.drafting.searches.best import ExactBest
+from bpd_jax.drafting.sources.heads import HeadsSource
 from bpd_jax.errors import UserError
 
 # Few different bytes, so that stop texts overlap, repeat and hide in each other.
@@ -111,7 +112,7 @@ def test_rows_end_at_their_own_stop_texts(make_model, make_prompts, name):
 def test_a_stop_text_must_not_begin_in_the_prompt(scripted_model):
     # The text is `b c a b c`, after a prompt that ends in `a`.
     model = scripted_model((1, 2, 0, 1, 2, 0, 1, 2), right=(1, 1), vocab_size=3)
-    drafter = PathDrafter(LatticePaths(3, 1), ExactBest(1))
+    drafter = PathDrafter(Paths(HeadsSource(3, 1)), ExactBest(1))
     stops = StopTable.of([b"abc"], [b"a", b"b", b"c"])
     options = DecodeOptions(max_new_tokens=8, stop=("abc",))
     task = Task(model, {}, drafter, options, stops)

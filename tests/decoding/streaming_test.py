@@ -4,11 +4,11 @@ import jax
 import numpy as np
 import pytest
 
-from bpd_jax.decoding.assets import Assets
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import stream
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.drafting.assets import Assets
 from bpd_jax.errors import UserError
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from bpd_jax.decoding.assets import Assets
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import Task, generate
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import BATCHED, TREE, DecodeOptions
-from bpd_jax.drafting.drafters.lookahead import LookaheadDrafter
-from bpd_jax.drafting.drafters.prompt_lookup import PromptLookup
+from bpd_jax.drafting.assets import Assets
+from bpd_jax.drafting.sources.lookahead import LookaheadDrafter
+from bpd_jax.drafting.sources.lookup import PromptLookup
 from bpd_jax.errors import UserError
 
 ALONE = ["prompt_lookup:6", "lookahead:4", "lookahead:3:order=2:guesses=2"]
@@ -143,16 +143,16 @@ def test_lookahead_on_a_script(scripted_model):
     [
         (
             "prompt_lookup:4:match=33",
-            "match=33 is not allowed; it is the most tokens",
+            "match must be an integer from 1 to 32",
         ),
         (
             "lookahead:4:order=1",
-            "order=1 is not allowed; it is length of",
+            "order must be an integer from 2 to 32",
         ),
-        ("prompt_lookup:4:k=2", "'k=2' is no setting of prompt_lookup, which takes m"),
+        ("prompt_lookup:4:k=2", "'k=2' is not a setting of prompt_lookup"),
         (
             "bpd:lookup=0",
-            "lookup=0 is not allowed; it is draft tokens",
+            "must be an integer from 1 to 1024",
         ),
     ],
 )
@@ -163,10 +163,10 @@ def test_odd_settings_are_refused(name, message):
 
 def test_what_cannot_be_made_is_refused(make_model):
     decoder = Decoder(*make_model(0), width=4)
-    with pytest.raises(UserError, match="checks 1200 tokens in every serial call"):
+    with pytest.raises(UserError, match="verifies 1200 tokens in every serial call"):
         decoder.drafter(parse_method("lookahead:200"))
     speculative = DecodeOptions(temperature=1.0, acceptance="speculative")
-    with pytest.raises(UserError, match="cannot share a tree with prompt lookup"):
+    with pytest.raises(UserError, match="cannot share a tree"):
         decoder.drafter(parse_method("medusa:8:lookup=4"), speculative)
     # Drafts that are chosen without chance can.
     decoder.drafter(parse_method("zero_gram:2:lookup=4"), speculative)

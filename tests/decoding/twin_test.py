@@ -13,11 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bpd_jax.decoding.assembly import typical_accuracies
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import BATCHED, TREE, DecodeOptions
-from bpd_jax.drafting.searches.topology import expected_tree
+from bpd_jax.drafting.searches.static import expected_tree, typical_accuracies
 
 BLOCK, WIDTH, NEW_TOKENS, END = 4, 3, 20, 0
 

@@ -7,16 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bpd_jax.decoding.assets import Assets
 from bpd_jax.decoding.choice import row_keys
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.loop import Weights, decode_with_host, prefill
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import BATCHED, TREE, DecodeOptions, StepOptions
 from bpd_jax.decoding.verification import verify
-from bpd_jax.drafting.drafters.blockwise import BlockwiseDrafter
+from bpd_jax.drafting.assets import Assets
+from bpd_jax.drafting.engines.viterbi import ViterbiEngine
 from bpd_jax.drafting.lattice import Drafts
-from bpd_jax.drafting.rescorers.viterbi import ViterbiRescorer
+from bpd_jax.drafting.searches.host_drafter import HostDrafter
+from bpd_jax.drafting.sources.heads import HeadsSource
 from bpd_jax.drafting.tree import from_drafts
 
 
@@ -66,10 +67,11 @@ def test_every_node_is_read_after_its_own_prefix(make_model):
     tree = from_drafts(Drafts(jnp.asarray(drafts, jnp.int32), jnp.asarray(scores)))
     prompts = jnp.asarray(rng.integers(0, 13, (2, 8)), jnp.int32)
     lengths = jnp.array([5, 8])
+    drafter = Decoder(functions, params, width=3).drafter(parse_method("bpd"))
     start = prefill(
         functions,
-        Weights(params),
-        Decoder(functions, params, width=3).drafter(parse_method("bpd")),
+        Weights(params, drafter.arrays),
+        drafter,
         prompts,
         lengths,
         lengths + 4,
@@ -115,10 +117,10 @@ def test_every_node_is_read_after_its_own_prefix(make_model):
 
 
 @dataclasses.dataclass(frozen=True)
-class Watched(BlockwiseDrafter):
+class Watched(HostDrafter):
     """Keeps the prefixes of what it proposed, for every row of every call."""
 
-    seen: list = dataclasses.field(default_factory=list, compare=False)
+    proposed: list = dataclasses.field(default_factory=list, compare=False)
 
     def propose(self, seen, arrays):
         tree = super().propose(seen, arrays)
@@ -129,14 +131,14 @@ class Watched(BlockwiseDrafter):
                 above = paths[int(tree.parents[row, node])]
                 paths[node] = (*above, int(tree.tokens[row, node]))
             rows.append({paths[n] for n in np.flatnonzero(tree.valid[row])})
-        self.seen.append(rows)
+        self.proposed.append(rows)
         return tree
 
 
 def test_nodes_are_the_different_prefixes(make_model, make_ngram):
     pytest.importorskip("numba")
     functions, params = make_model(8, num_layers=1)
-    drafter = Watched(ViterbiRescorer(make_ngram(), 5), 4, 3)
+    drafter = Watched(HeadsSource(4, 3), 5, 1, ViterbiEngine(make_ngram()))
     lengths = jnp.array([3, 6, 1])
     state = prefill(
         functions,
@@ -152,6 +154,6 @@ def test_nodes_are_the_different_prefixes(make_model, make_ngram):
     end = decode_with_host(functions, Weights(params), drafter, state, StepOptions())
     calls, nodes = np.asarray(end.calls), np.asarray(end.history.nodes)
     assert calls.tolist()[2] == 0
-    for call, rows in enumerate(drafter.seen):
+    for call, rows in enumerate(drafter.proposed):
         for row in range(3):
             assert nodes[call, row] == (len(rows[row]) if call < calls[row] else 0)

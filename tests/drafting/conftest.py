@@ -1,8 +1,10 @@
-"""Small n-gram models, random lattices, and what the definitions make of them."""
+"""Small models, random lattices, and searches done the slow way."""
 
+import dataclasses
 import functools
 import itertools
 import types
+import typing
 from collections.abc import Callable
 
 import jax
@@ -10,8 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bpd_jax.drafting.interface import View
+from bpd_jax.drafting.interface import BoundModel, Prompts, View
 from bpd_jax.drafting.lattice import Lattice
+from bpd_jax.drafting.searches.beam import BeamSearch
+from bpd_jax.drafting.searches.static import StaticTree, Topology
+from bpd_jax.drafting.searches.tree import BestFirst
+from bpd_jax.models.blockwise import parameter_shapes
+from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
+from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.katz import estimate_katz
 from bpd_jax.ngrams.model import NGramModel
@@ -131,3 +139,210 @@ def _naive_steps(
 def naive_steps() -> Callable[..., Callable[[tuple[int, ...]], np.ndarray]]:
     """The definition: scores of what may follow a path, under both opinions."""
     return _naive_steps
+
+
+TOKENS, LENGTH, WIDTH = 13, 4, 3
+TOPOLOGY = Topology.of([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 0)])
+NODES = 9
+
+
+class RandomModel(typing.NamedTuple):
+    functions: ModelFunctions
+    params: dict
+
+
+@functools.cache
+def random_model(seed: int, block_size: int = 1, num_layers: int = 1) -> RandomModel:
+    config = BlockwiseConfig(
+        TransformerConfig(
+            TOKENS,
+            num_layers=num_layers,
+            d_model=16,
+            d_ff=32,
+            num_heads=2,
+            max_length=64,
+        ),
+        BlockHeadsConfig(block_size, hidden=8) if block_size > 1 else None,
+    )
+    rng = np.random.default_rng(seed)
+
+    def fill(shapes):
+        return {
+            name: fill(leaf)
+            if isinstance(leaf, dict)
+            else jnp.asarray(rng.normal(0, 0.3, leaf.shape), leaf.dtype)
+            for name, leaf in sorted(shapes.items())
+        }
+
+    return RandomModel(ModelFunctions(config), fill(parameter_shapes(config)))
+
+
+@functools.partial(jax.jit, static_argnames="functions")
+def _read(functions, params, tokens):
+    size = tokens.shape[0]
+    mask = jnp.tril(jnp.ones((1, size, size), bool))
+    positions = jnp.arange(size)[None]
+    hidden, new = functions.forward(params, tokens[None], positions, mask)
+    logits = functions.next_token_logits(params, hidden[0])
+    return jax.nn.log_softmax(logits), new.values[:, 0].swapaxes(1, 2)
+
+
+def read(model: RandomModel, text) -> tuple[np.ndarray, np.ndarray]:
+    """One pass over a whole text, from scratch.
+
+    Returns:
+      log p of the next token `[V]`, and the text's values `[layer, K, T, H]`.
+    """
+    tokens = np.zeros(48, np.int32)
+    tokens[: len(text)] = text
+    log_probs, values = _read(*model, tokens)
+    return np.asarray(log_probs)[len(text) - 1], np.asarray(values)[:, :, : len(text)]
+
+
+def model_view(model: RandomModel, lengths=(5, 2, 9), slots=32, seed=0) -> View:
+    """Rows of random text; what stands past their ends must not matter."""
+    rng = np.random.default_rng(seed)
+    batch = len(lengths)
+    return View(
+        tokens=jnp.asarray(rng.integers(0, TOKENS, (batch, slots)), jnp.int32),
+        lengths=jnp.asarray(lengths, jnp.int32),
+        next_token=jnp.asarray(rng.integers(0, TOKENS, batch), jnp.int32),
+        hidden=jnp.asarray(rng.normal(size=(batch, 16)), jnp.float32),
+        keys=jax.random.split(jax.random.key(0), batch),
+        model=BoundModel(*model),
+    )
+
+
+def text_of(view: View, row: int) -> list[int]:
+    """The text and the certain token."""
+    text = view.tokens[row, : view.lengths[row]].tolist()
+    return [*text, int(view.next_token[row])]
+
+
+def _normalised(scores):
+    return scores - np.logaddexp.reduce(scores)
+
+
+def _naive_prefixes(offer, row):
+    """Summed scores of every prefix: plain ones, and normalised after each path."""
+    plain, normal, ranked = {(): 0.0}, {(): 0.0}, {}
+    frontier = [()]
+    for _ in range(1, LENGTH):
+        longer = []
+        for path in frontier:
+            tokens, scores = offer(row, path)
+            ranked[path] = [int(tokens[i]) for i in np.argsort(-scores)]
+            steps = zip(tokens, scores, _normalised(scores), strict=True)
+            for token, score, share in steps:
+                new = (*path, int(token))
+                plain[new] = plain[path] + score
+                normal[new] = normal[path] + share
+                longer.append(new)
+        frontier = longer
+    return plain, normal, ranked
+
+
+def _naive_beam(plain, beam):
+    kept = [()]
+    for level in range(1, LENGTH):
+        longer = [path for path in plain if len(path) == level and path[:-1] in kept]
+        kept = sorted(longer, key=lambda path: -plain[path])[:beam]
+    return kept
+
+
+def _naive_tree(ranked):
+    tokens = {(): ()}
+    for node in TOPOLOGY.choices:
+        path = tokens[node[:-1]]
+        tokens[node] = (*path, ranked[path][node[-1]])
+    return [path[-1] for path in tokens.values() if path]
+
+
+@functools.partial(jax.jit, static_argnames=("paths", "searches", "functions"))
+def _grow(paths, searches, functions, arrays, fields):
+    model = BoundModel(functions, fields["params"])
+    view = View(
+        **{name: value for name, value in fields.items() if name != "params"},
+        model=model,
+    )
+    memory = paths.remember(arrays, Prompts(view.tokens, view.lengths))
+    state, _ = paths.start(view, arrays, memory)
+    return [search.grow(paths, arrays, state, view.next_token) for search in searches]
+
+
+def grow(paths, view: View, *searches):
+    """The drafts of some searches, from a fresh memory."""
+    fields = {
+        field.name: getattr(view, field.name) for field in dataclasses.fields(view)
+    }
+    model = fields.pop("model")
+    fields["params"] = model.params
+    return _grow(paths, searches, model.functions, paths.arrays, fields)
+
+
+def check_searches(paths, view: View, offer) -> None:
+    """Every search finds what naive ones find over `offer`.
+
+    Args:
+      paths: the path model.
+      view: what it sees.
+      offer: tells tokens and scores that may follow the tokens of a path of a row.
+    """
+    assert (paths.block_size, paths.width) == (LENGTH, WIDTH)
+    searches = BeamSearch(1), BeamSearch(3), StaticTree(TOPOLOGY), BestFirst(NODES)
+    greedy, beam, static, best = grow(paths, view, *searches)
+    for row, first in enumerate(view.next_token.tolist()):
+        plain, normal, ranked = _naive_prefixes(offer, row)
+        assert greedy.tokens[row].tolist() == [first, *_naive_beam(plain, 1)[0]]
+        chains = [[first, *path] for path in _naive_beam(plain, 3)]
+        assert beam.tokens[row].reshape(3, LENGTH).tolist() == chains
+        assert static.tokens[row].tolist() == [first, *_naive_tree(ranked)]
+        prefixes = {-1: (), 0: ()}
+        for node in range(1, NODES):
+            parent = int(best.parents[row, node])
+            prefixes[node] = (*prefixes[parent], int(best.tokens[row, node]))
+        want = sorted(normal, key=lambda path: -normal[path])[:NODES]
+        assert set(prefixes.values()) == set(want)
+        assert bool(best.valid[row].all())
+
+
+@pytest.fixture(scope="session")
+def make_model():
+    """The function `random_model`."""
+    return random_model
+
+
+@pytest.fixture(scope="session")
+def make_view():
+    """The function `model_view`."""
+    return model_view
+
+
+@pytest.fixture(scope="session")
+def slow_values():
+    """A text's values `[layer, K, T, H]`, by one pass over all of it."""
+    return lambda model, text: read(model, text)[1]
+
+
+@pytest.fixture(scope="session")
+def slow_read():
+    """log p of the next token `[V]`, by one pass over the whole text."""
+    return lambda model, text: read(model, text)[0]
+
+
+@pytest.fixture(scope="session")
+def whole_text():
+    """The function `text_of`."""
+    return text_of
+
+
+@pytest.fixture(scope="session")
+def grow_drafts():
+    """The function `grow`."""
+    return grow
+
+
+@pytest.fixture(scope="session")
+def check_every_search():
+    """The function `check_searches`."""
+    return check_searches

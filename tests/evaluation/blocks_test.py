@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from bpd_jax.decoding.methods import Method
+from bpd_jax.decoding.methods import parse_method
 from bpd_jax.evaluation.blocks import telling_block
 
 
@@ -46,7 +46,7 @@ def test_a_block_is_a_serial_call_of_bpd(decoder, results, refined, label):
 
 def test_there_is_no_block_without_bpd_or_in_short_texts(decoder, results):
     assert telling_block(decoder, [results["greedy"]]) is None
-    limited = dataclasses.replace(results["bpd"], method=Method("bpd", heads=2))
+    limited = dataclasses.replace(results["bpd"], method=parse_method("bpd:heads=2"))
     assert telling_block(decoder, [limited]) is None
     texts = [
         dataclasses.replace(g, output_ids=g.output_ids[:3], accepted=np.array([3]))

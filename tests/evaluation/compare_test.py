@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bpd_jax.decoding.decoder import Decoder
-from bpd_jax.decoding.methods import Method, parse_method
+from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.compare import compare, fail_on_errors
@@ -53,7 +53,7 @@ def test_a_wrong_method_is_found_and_fails_loudly(
         return generations
 
     monkeypatch.setattr(decoder, "decode", decode)
-    methods = [Method("zero_gram", 3), Method("bpd")]
+    methods = [parse_method("zero_gram:3"), parse_method("bpd")]
     _, zero_gram, bpd = found = compare(
         decoder, methods, prompts, DecodeOptions(max_new_tokens=16)
     )
@@ -68,4 +68,6 @@ def test_an_unusable_method_is_told_before_any_work(decoder, prompts, monkeypatc
     plain = Decoder(decoder.model, decoder.params, width=6)
     monkeypatch.setattr(plain, "decode", lambda *args, **kwargs: pytest.fail("decoded"))
     with pytest.raises(UserError, match="ngram:2 needs an n-gram model"):
-        compare(plain, [Method("ngram", 2)], prompts, DecodeOptions(max_new_tokens=4))
+        compare(
+            plain, [parse_method("ngram:2")], prompts, DecodeOptions(max_new_tokens=4)
+        )

@@ -4,11 +4,11 @@ import jax
 import numpy as np
 import pytest
 
-from bpd_jax.decoding.assets import Assets
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.drafting.assets import Assets
 from bpd_jax.evaluation.compare import compare
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig

@@ -4,7 +4,7 @@ import types
 import numpy as np
 import pytest
 
-from bpd_jax.decoding.methods import Method
+from bpd_jax.decoding.methods import parse_method
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.compare import MethodResult, fail_on_errors
 from bpd_jax.evaluation.equality import (
@@ -61,7 +61,7 @@ def test_a_difference_is_found_and_a_near_tie_told_apart(
     assert (found.prompt_index, found.position) == (1, 1)
     assert found.gap == pytest.approx(gap)
     assert found.near_tie is near
-    result = MethodResult(Method("bpd"), "BPD", other, [found])
+    result = MethodResult(parse_method("bpd"), "BPD", other, [found])
     assert result.errors == ([] if near else [found])
 
 
@@ -99,7 +99,7 @@ def test_divergence_sums_up_differences():
 def test_an_error_ends_the_run_loudly(make_generation, tmp_path):
     def result(gap, near_tie):
         found = [Difference(0, 3, gap, near_tie)]
-        return MethodResult(Method("bpd"), "BPD", [make_generation([1])], found)
+        return MethodResult(parse_method("bpd"), "BPD", [make_generation([1])], found)
 
     with pytest.raises(UserError, match=r"NOT LOSSLESS: BPD .* prompt 1 at token 4"):
         fail_on_errors([result(0.7, False)], tmp_path)

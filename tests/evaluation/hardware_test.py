@@ -14,6 +14,7 @@ from bpd_jax.evaluation.hardware import (
     printed_cost,
 )
 from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
+from bpd_jax.studies.printed import TABLE11
 
 # Keys and values of a token take 2 · 3 · 5 · 2 = 60 bytes.
 SMALL = ModelSize(
@@ -82,11 +83,38 @@ def test_sizes_of_a_small_model():
     assert model_size(untied).trunk_parameters == found.trunk_parameters
 
 
-def test_the_printed_parameters_come_out():
-    """BPD's cell, and what it would be beside a rescorer that is read once per step:
-    (3 + 8 · 0.122) / 1.7243 = 2.306 GB."""
-    bpd = printed_cost(11.52 / 7, 2048, drafts=1)
-    assert bpd.parameter_bytes / 1e9 == pytest.approx(1.823, abs=5e-4)
+@pytest.mark.parametrize(
+    ("row", "drafts", "passes"),
+    [
+        ("autoregressive", 0, 0),
+        ("bpd", 1, 0),
+        ("4g", 1, 0),
+        ("61M", 1, 1),
+        ("16x0g", 16, 0),
+        ("16x4g", 16, 0),
+    ],
+)
+def test_the_formulas_give_every_printed_cell(row, drafts, passes):
+    """Parameters, cache traffic and FLOPs to the last of three decimals."""
+    cells = TABLE11[row]
+    costs = {
+        context: printed_cost(
+            cells["efficiency"], context, drafts=drafts, passes=passes
+        )
+        for context in CONTEXTS
+    }
+    mine = {
+        "parameters": costs[2048].parameter_bytes / 1e9,
+        **{f"kv_{context}": costs[context].kv_bytes / 1e9 for context in CONTEXTS},
+        "flops": costs[2048].flops / 1e12,
+    }
+    assert {name: round(value, 3) for name, value in mine.items()} == {
+        name: value for name, value in cells.items() if name != "efficiency"
+    }
+
+
+def test_reading_the_rescorer_at_every_step():
+    """(3 + 8 · 0.122) / 1.7243 = 2.306 GB."""
     steps = printed_cost(12.07 / 7, 2048, drafts=1, passes=8)
     assert steps.parameter_bytes / 1e9 == pytest.approx(2.306, abs=5e-4)
 
@@ -100,7 +128,9 @@ def test_a_rescorer_in_the_paper_s_formula():
     assert once.kv_bytes - plain.kv_bytes == 73_728 * 109 / 2
     assert twice.parameter_bytes - plain.parameter_bytes == 2 * 61e6
     assert twice.kv_bytes - plain.kv_bytes == 73_728 * 209 / 2
-    assert plain.flops == once.flops == twice.flops
+    more = 2 * 61e6 + 8 * 12 * 384 * 109**2
+    assert once.flops - plain.flops == more / 2
+    assert twice.flops - plain.flops == more
 
 
 def test_the_paper_counts_keys_and_values_eight_times():

@@ -1,5 +1,6 @@
 """`python -m experiments.run` on a model that takes seconds to train."""
 
+import dataclasses
 import itertools
 import json
 import pathlib
@@ -29,6 +30,7 @@ from bpd_jax.studies.records import (
 )
 from bpd_jax.studies.run_files import open_run
 from bpd_jax.studies.text_files import content_digest
+from bpd_jax.studies.tuning import tune
 from bpd_jax.studies.work import WORK
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -183,7 +185,12 @@ def test_in_domain_models_are_counted_from_other_texts(trained, tmp_path):
     counted = {
         pair
         for n in rest
-        for ids in [tokenizer.encode(f"{n} times {n}?\nis {n * n}.")]
+        for ids in [
+            tokenizer.encode(
+                f"Here is a dialogue: {n} times {n}?\nWrite a short summary!\n"
+                f"is {n * n}."
+            )
+        ]
         for pair in itertools.pairwise(ids)
     }
     # Beside them stand those with the ends of texts.
@@ -199,6 +206,71 @@ def test_in_domain_models_are_counted_from_other_texts(trained, tmp_path):
     before = (folder / "in_domain.json").stat().st_mtime_ns
     assert build_in_domain(bench, "samsum") == facts
     assert (folder / "in_domain.json").stat().st_mtime_ns == before
+
+
+@pytest.mark.slow
+def test_weights_are_tuned_by_task(bench, tmp_path, trained):
+    """By the text to tune on alone, and for all contenders that name no weight."""
+    config = dataclasses.replace(
+        bench.config,
+        contenders=["bpd", "ngram:2", "ngram:1:alpha=1"],
+        tuners={"ngram": "ngram:1", "neural": "neural:1"},
+        alphas=(0, 1, 20),
+    )
+    assert config.texts_alike({"settings": bench.config.settings})
+    mine = Bench(config, tmp_path)
+    plain = mine.made_with("ngram:2")
+    tune(mine)
+    calls = {}
+    for alpha in (0, 1, 20):
+        (found,) = draft_records(mine, f"ngram:1:alpha={alpha}", ["held_out"])
+        calls[alpha] = sum(r.calls for r in found if r.part == "tune")
+    best = min(calls, key=lambda alpha: (calls[alpha], abs(alpha - 1)))
+    assert mine.alphas == {"ngram": {"held_out": best}}  # there is no neural rescorer
+    assert mine.contender("ngram:2", "held_out")[1].alpha == best
+    assert mine.contender("ngram:1:alpha=1", "held_out")[1].alpha == 1
+    assert mine.contender("medusa:4", "held_out")[1].alpha is None
+    assert mine.made_with("ngram:2") != plain
+    assert "alpha" not in mine.label("ngram:2").lower()
+    assert facts_of(mine)["alphas"] == mine.alphas
+    # Another study, or a shard of one, finds what was tuned.
+    (path,) = (tmp_path / "alphas").iterdir()
+    written = json.loads(path.read_text())
+    assert (written["examples"], written["alpha"]) == (1, best)
+    path.write_text(json.dumps({**written, "alpha": 7}))
+    for shard in (Shard(0, 1), Shard(1, 2)):
+        other = Bench(dataclasses.replace(config, examples=1), tmp_path, shard)
+        tune(other)
+        assert other.alphas == {"ngram": {"held_out": 7}}
+    # Other weights are another question.
+    more = Bench(dataclasses.replace(config, alphas=(1,)), tmp_path)
+    tune(more)
+    assert more.alphas == {"ngram": {"held_out": 1}}
+
+
+@pytest.mark.slow
+def test_lengths_by_task_and_positions_that_the_model_has(trained, tmp_path):
+    config = StudyConfig(
+        study="table4",
+        model=str(trained / "run"),
+        tasks=["held_out"],
+        contenders=["bpd"],
+        examples=1,
+        tune=0,
+        max_new_tokens=5,
+        decode_lengths={"held_out": 9, "squad": 3},
+        longest_prompt=100_000,
+    )
+    bench = Bench(config, tmp_path)
+    functions = bench.loaded("held_out").functions
+    (example,) = bench.examples("held_out")
+    (text,) = bench.texts("held_out")
+    assert len(text.output_ids) == 9
+    positions = functions.config.trunk.max_length
+    assert len(example.input_ids) <= positions - 9 - functions.block_size
+    long = dataclasses.replace(config, decode_lengths={"held_out": positions})
+    with pytest.raises(UserError, match="no positions left for a prompt"):
+        Bench(long, tmp_path / "long").examples("held_out")
 
 
 @pytest.mark.slow

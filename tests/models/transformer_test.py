@@ -235,3 +235,63 @@ def test_values_do_not_depend_on_the_mesh(tmp_path):
 def test_bad_choices_are_refused(change, message):
     with pytest.raises(UserError, match=message):
         dataclasses.replace(TRUNK, **change)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def forward_with_features(config, layers, *arguments):
+    functions = ModelFunctions(config)
+    return functions.forward_with_features(*arguments, layers=layers)
+
+
+def test_features_are_the_outputs_of_layers():
+    params = parameters(LLAMA)
+    rng = np.random.default_rng(1)
+    tokens = jnp.asarray(rng.integers(0, TRUNK.vocab_size, (2, 7)))
+    positions = jnp.broadcast_to(jnp.arange(7), (2, 7))
+    arguments = (params, tokens, positions, causal_mask(jnp.ones((2, 7), int)))
+    plain = forward(LLAMA, *arguments)
+    hidden, new, features = forward_with_features(LLAMA, (1, 0), *arguments)
+    # What decoding compares must not change by a bit.
+    jax.tree.map(np.testing.assert_array_equal, (hidden, new), plain)
+    # The last layer's output is what the final norm normalises.
+    last, first = np.split(np.asarray(features), 2, axis=-1)
+    scale = params["trunk"]["final_norm"]["scale"]
+    variance = np.square(last).mean(-1, keepdims=True) + TRUNK.norm_epsilon
+    np.testing.assert_allclose(last * variance**-0.5 * scale, hidden, rtol=1e-4)
+    # A model of the first layer alone ends in its output.
+    config = dataclasses.replace(LLAMA, trunk=dataclasses.replace(TRUNK, num_layers=1))
+    kept = {name: x for name, x in params["trunk"].items() if not name.endswith("_1")}
+    features = forward_with_features(
+        config, (0,), {**params, "trunk": kept}, *arguments[1:]
+    )[2]
+    np.testing.assert_array_equal(features, first)
+
+
+def test_features_of_a_cached_text_are_those_of_the_whole():
+    params = parameters(LLAMA)
+    tokens = jnp.asarray([[3, 1, 4, 1, 5, 9]])
+    positions = jnp.arange(6)[None]
+    mask = causal_mask(jnp.ones((1, 6), int))
+    whole = forward_with_features(LLAMA, (0, 1), params, tokens, positions, mask)[2]
+    cache = ModelFunctions(LLAMA).empty_cache(1, 8)
+    _, new = forward(LLAMA, params, tokens[:, :4], positions[:, :4], mask[:, :4, :4])
+    cache = commit(cache, new, jnp.array([4]))
+    rest = (tokens[:, 4:], positions[:, 4:], mask[:, 4:, 4:], cache)
+    features = forward_with_features(LLAMA, (0, 1), params, *rest)[2]
+    np.testing.assert_allclose(features, whole[:, 4:], rtol=1e-4, atol=1e-5)
+
+
+def test_without_layers_features_are_empty():
+    tokens = jnp.zeros((1, 2), int)
+    mask = causal_mask(tokens)
+    arguments = (parameters(LLAMA), tokens, jnp.arange(2)[None], mask)
+    assert forward_with_features(LLAMA, (), *arguments)[2].shape == (1, 2, 0)
+
+
+@pytest.mark.parametrize("layers", [(2,), (-1,), (0, 0), (0.0,)])
+def test_rejects_layers_that_a_model_lacks(layers):
+    tokens = jnp.zeros((1, 2), int)
+    mask = causal_mask(tokens)
+    arguments = (parameters(LLAMA), tokens, jnp.arange(2)[None], mask)
+    with pytest.raises(UserError, match="2 layers"):
+        forward_with_features(LLAMA, layers, *arguments)

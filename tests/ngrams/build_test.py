@@ -267,7 +267,7 @@ def test_outputs_that_cannot_be_are_refused(
     output: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=f"--output={output} "):
+    with pytest.raises(UserError, match=r"not written to|cannot write"):
         build(Settings(output, tokens=tokens))
 
 
@@ -349,7 +349,7 @@ def test_an_older_model_is_replaced_and_nothing_else(
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "thesis.txt").write_text("years of work")
-    with pytest.raises(UserError, match="holds other files"):
+    with pytest.raises(UserError, match=r"holds thesis\.txt"):
         build(Settings(output=str(precious), tokens=tokens))
     assert (precious / "thesis.txt").exists()
     with pytest.raises(UserError, match="is a file"):

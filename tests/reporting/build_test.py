@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bpd_jax.decoding.generate import Generation
-from bpd_jax.decoding.methods import Method
+from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.blocks import BlockPath, BlockView
@@ -48,14 +48,14 @@ def result(method, accepted, differences=()):
 def test_summaries_sum_over_prompts_and_compare_with_bpd():
     plain, bpd, ngram, oracle = build.summaries(
         [
-            result(Method("greedy"), [[1, 1, 1, 1], [1, 1]]),
-            result(Method("bpd"), [[2, 2], [1, 1]]),
+            result(parse_method("greedy"), [[1, 1, 1, 1], [1, 1]]),
+            result(parse_method("bpd"), [[2, 2], [1, 1]]),
             result(
-                Method("ngram", 4),
+                parse_method("ngram:4"),
                 [[2, 2], [2]],
                 [Difference(0, 1, 0.0, True), Difference(1, 3, 0.5, False)],
             ),
-            result(Method("oracle"), [[2, 2], [2]]),
+            result(parse_method("oracle"), [[2, 2], [2]]),
         ]
     )
     assert (plain.name, plain.label) == ("greedy", "GREEDY")
@@ -77,13 +77,13 @@ def test_summaries_sum_over_prompts_and_compare_with_bpd():
 
 
 def test_there_is_no_gain_without_bpd():
-    [row] = build.summaries([result(Method("ngram", 4), [[2, 2]])])
+    [row] = build.summaries([result(parse_method("ngram:4"), [[2, 2]])])
     assert row.gain is None
 
 
 def test_records_hold_every_step_and_no_end_marks():
     [record] = build.decode_records(
-        result(Method("ngram", 4), [[2, 3]]),
+        result(parse_method("ngram:4"), [[2, 3]]),
         decode,
         PIECES.__getitem__,
         DecodeOptions(end_of_text=0),
@@ -100,7 +100,7 @@ def test_records_hold_every_step_and_no_end_marks():
 def test_a_record_shows_the_prompt_that_was_typed():
     typed = ["as it was typed"]
     [record] = build.decode_records(
-        result(Method("ngram", 4), [[2, 3]]),
+        result(parse_method("ngram:4"), [[2, 3]]),
         decode,
         PIECES.__getitem__,
         DecodeOptions(),
@@ -111,7 +111,7 @@ def test_a_record_shows_the_prompt_that_was_typed():
 
 def test_the_text_of_a_record_ends_before_a_stop_text():
     [record] = build.decode_records(
-        result(Method("ngram", 4), [[2, 3]]),
+        result(parse_method("ngram:4"), [[2, 3]]),
         decode,
         PIECES.__getitem__,
         DecodeOptions(end_of_text=(0, 9), stop=("ca",)),

@@ -26,6 +26,13 @@ def test_texts_are_alike_where_what_decides_them_is():
     assert mine.texts_alike(json.loads(json.dumps({"settings": other.settings})))
     assert not mine.texts_alike({"settings": config(max_new_tokens=99).settings})
     assert not mine.texts_alike({})
+    # Records of earlier versions have no lengths by task.
+    earlier = {k: v for k, v in other.settings.items() if k != "decode_lengths"}
+    assert mine.texts_alike({"settings": earlier})
+    longer = config(decode_lengths={"held_out": 9})
+    assert longer.new_tokens("held_out") == 9
+    assert longer.new_tokens("squad") == mine.max_new_tokens
+    assert not longer.texts_alike({"settings": earlier})
 
 
 @pytest.mark.parametrize(
@@ -40,6 +47,12 @@ def test_texts_are_alike_where_what_decides_them_is():
         ({"speculative": ["bpd"]}, "speculative names 'bpd'"),
         ({"examples": 0}, "examples is 0"),
         ({"tune": -1}, "tune is -1"),
+        ({"decode_lengths": {"squad": 0}}, r"decode_lengths\['squad'\] is 0"),
+        ({"tuners": {"ngram": "neural:1"}}, "use a contender of that class"),
+        ({"tuners": {"trees": "medusa:4"}}, "one of ngram, neural"),
+        ({"tuners": {"ngram": "ngram:1:alpha=2"}}, "leave its alpha out"),
+        ({"tuners": {"ngram": "ngram:1@own"}}, "asks for the models 'own'"),
+        ({"tuners": {"ngram": "ngram:1"}, "alphas": [-1.0]}, "numbers of 0 or more"),
     ],
 )
 def test_what_cannot_be_is_refused(given, message):

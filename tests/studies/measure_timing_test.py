@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from bpd_jax.decoding import generate
-from bpd_jax.decoding.assets import Assets
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.drafting.assets import Assets
 from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig

@@ -33,13 +33,13 @@ def test_wins_and_losses_of_two_tasks():
     """
     records = [
         drafts("squad", "bpd", "1121", "2010"),
-        drafts("squad", "ngram:1", "3211", "0110"),
+        drafts("squad", "neural:1", "3211", "0110"),
         drafts("squad", "bpd", "1", "0", example=1),
-        drafts("squad", "ngram:1", "2", "0", example=1),
+        drafts("squad", "neural:1", "2", "0", example=1),
         drafts("qa", "bpd", "211", "200"),
-        drafts("qa", "ngram:1", "111", "000"),
+        drafts("qa", "neural:1", "111", "000"),
         drafts("qa", "bpd", "1", "1", 7, "tune"),
-        drafts("qa", "ngram:1", "2", "0", 7, "tune"),
+        drafts("qa", "neural:1", "2", "0", 7, "tune"),
     ]
     found = exhibit(records)
     [table] = found.tables
@@ -68,7 +68,7 @@ def test_wins_and_losses_of_two_tasks():
     # texts cannot tell.
     assert (repairs.holds, introduces.holds, weak.holds) == (None, None, None)
     assert repairs.evidence.startswith(
-        "ngram:1: 33.3 % of wins repair, 50.0 % of losses, −16.7 points (3 texts: too "
+        "neural:1: 33.3 % of wins repair, 50.0 % of losses, −16.7 points (3 texts: too "
         "few), more on 1 of 1 task. "
     )
     assert "so on 6 of 7 tasks" in repairs.evidence
@@ -142,7 +142,7 @@ def test_weak_tasks_win():
 
 
 def test_what_was_not_measured_is_said():
-    found = exhibit([drafts("qa", "bpd", "1", "0"), drafts("qa", "neural:1", "1", "0")])
+    found = exhibit([drafts("qa", "bpd", "1", "0"), drafts("qa", "ngram:1", "1", "0")])
     [table] = found.tables
     squad, qa = table.rows[:2]
     assert squad.cells[0].text == "not measured"

@@ -1,19 +1,28 @@
-"""Greedy walks and beams: the paths as chains."""
+"""Greedy walks and beams: paths that are grown level by level."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax.numpy as jnp
 
 from bpd_jax.drafting.lattice import Drafts
-from bpd_jax.drafting.paths.interface import PathModel
-from bpd_jax.drafting.searches.chains import Chains
+from bpd_jax.drafting.parts import (
+    COUNT,
+    DRAFTS,
+    BuildContext,
+    SearchPart,
+    register,
+)
+from bpd_jax.drafting.paths import Paths
+from bpd_jax.drafting.searches.chains import ChainSearch
 from bpd_jax.drafting.searches.growth import grow_best
 from bpd_jax.drafting.tree import DraftTree, from_drafts, take
+from bpd_jax.settings import SWITCH, setting
 from bpd_jax.typing import Array, Int, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
-class Beam(Chains):
+class BeamSearch(ChainSearch):
     """The P best paths that a beam of P finds; P = 1 walks greedily.
 
     Attributes:
@@ -25,7 +34,7 @@ class Beam(Chains):
 
     def grow(
         self,
-        model: PathModel,
+        paths: Paths,
         arrays: PyTree,
         state: PyTree,
         first: Int[Array, " B"],
@@ -33,8 +42,8 @@ class Beam(Chains):
     ) -> DraftTree:
         """Returns the paths as chains, best first."""
         del key
-        count = self.max_drafts(model.block_size, model.width)
-        levels = grow_best(model, arrays, state, first, count, normalise=self.normalise)
+        count = self.max_drafts(paths.block_size, paths.width)
+        levels = grow_best(paths, arrays, state, first, count, normalise=self.normalise)
         at = jnp.broadcast_to(jnp.arange(count), (first.shape[0], count))
         tokens = []
         for level in reversed(levels):
@@ -42,3 +51,60 @@ class Beam(Chains):
             at = take(level.parents, at)
         drafts = Drafts(jnp.stack(tokens[::-1], axis=-1), levels[-1].scores)
         return from_drafts(drafts)
+
+
+@register
+@dataclasses.dataclass(frozen=True)
+class Greedy(SearchPart):
+    """The search `greedy`."""
+
+    name: ClassVar[str] = "greedy"
+    help: ClassVar[str] = "one path: the best candidate at every position"
+    reference: ClassVar[str] = "Kim et al. 2024, Algorithm 2"
+
+    def build(self, context: BuildContext, paths: Paths, normalise: bool) -> BeamSearch:
+        """Makes the search."""
+        del context, paths, normalise  # Normalising leaves the best candidate best.
+        return BeamSearch(1)
+
+    def label(self, order: int | None = None) -> str:
+        """What people read in tables."""
+        del order
+        return "Greedy walk"
+
+
+NORMALISE = (
+    "1 normalises scores among the candidates after every path, 0 does not; default 1 "
+    "with trained refiners"
+)
+
+
+@register
+@dataclasses.dataclass(frozen=True)
+class Beam(SearchPart):
+    """Settings of the search `beam`."""
+
+    name: ClassVar[str] = "beam"
+    help: ClassVar[str] = "the P best paths that a beam of P finds"
+    number: ClassVar[str] = "paths"
+    counts: ClassVar[str] = DRAFTS
+
+    paths: int = setting(1, "paths P", COUNT)
+    normalise: int | None = setting(None, NORMALISE, SWITCH.or_none())
+
+    @property
+    def drafts(self) -> int:
+        """P."""
+        return self.paths
+
+    def build(self, context: BuildContext, paths: Paths, normalise: bool) -> BeamSearch:
+        """Makes the search."""
+        del context
+        if self.normalise is not None:
+            normalise = bool(self.normalise)
+        return BeamSearch(self.paths, normalise)
+
+    def label(self, order: int | None = None) -> str:
+        """What people read in tables."""
+        del order
+        return f"{self.paths}-best"

@@ -1,10 +1,10 @@
-"""What the searches that propose P whole paths have in common."""
+"""Base of the searches that propose P whole paths, and their sizes."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
-class Chains:
+class ChainSearch:
     """A search whose drafts are P paths, each a chain.
 
     Attributes:

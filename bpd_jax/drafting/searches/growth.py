@@ -4,7 +4,8 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from bpd_jax.drafting.paths.interface import Candidates, Extension, PathModel
+from bpd_jax.drafting.interface import Candidates, Extension
+from bpd_jax.drafting.paths import Paths
 from bpd_jax.drafting.tree import take
 from bpd_jax.typing import Array, Float, Int, PyTree
 
@@ -36,7 +37,7 @@ def normalised(candidates: Candidates) -> Float[Array, "B n W"]:
 
 
 def grow_best(
-    model: PathModel,
+    paths: Paths,
     arrays: PyTree,
     state: PyTree,
     first: Int[Array, " B"],
@@ -51,7 +52,7 @@ def grow_best(
     greedily (paper, Algorithm 2).
 
     Args:
-      model: of the paths.
+      paths: source and refiners.
       arrays: its arrays.
       state: its first state.
       first: the certain token.
@@ -66,9 +67,9 @@ def grow_best(
             scores=jnp.zeros((batch, 1)),
         )
     ]
-    for position in range(1, model.block_size):
+    for position in range(1, paths.block_size):
         before = levels[-1]
-        candidates = model.candidates(arrays, state, position)
+        candidates = paths.candidates(arrays, state, position)
         steps = normalised(candidates) if normalise else candidates.log_probs
         totals = (before.scores[:, :, None] + steps).reshape(batch, -1)
         width = candidates.tokens.shape[-1]
@@ -76,7 +77,7 @@ def grow_best(
         parents, picks = jnp.divmod(chosen, width)
         tokens = take(candidates.tokens.reshape(batch, -1), chosen)
         levels.append(Level(parents, tokens, scores))
-        if position + 1 < model.block_size:
+        if position + 1 < paths.block_size:
             extension = Extension(parents, picks, tokens)
-            state = model.extend(arrays, state, position, extension)
+            state = paths.extend(arrays, state, position, extension)
     return levels

@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from bpd_jax import folders
 from bpd_jax.errors import UserError
-from bpd_jax.ngrams import parallel, trie
+from bpd_jax.ngrams import parallel, storage, trie
 from bpd_jax.ngrams.counting import bounded, windows
 from bpd_jax.ngrams.counting.counts import NGramCounts, check_min_counts, check_order
 from bpd_jax.ngrams.counting.sources import Source
@@ -81,7 +82,7 @@ def count_with_beam(
     if min_counts is not None:
         check_min_counts(min_counts, order)
     output = pathlib.Path(output)
-    bounded.check_output(output)
+    folders.check_folder(output, storage.KINDS["counts"])
     folder = shared_folder or f"{output}.work"
     if FileSystems.exists(folder):
         raise UserError(

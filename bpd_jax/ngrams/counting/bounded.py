@@ -3,13 +3,12 @@
 import contextlib
 import os
 import pathlib
-import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from bpd_jax import progress
+from bpd_jax import folders, progress
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams import storage
 from bpd_jax.ngrams.counting import levels, runs, windows
@@ -237,29 +236,11 @@ def count_to_folder(
       UserError: as `count`; or `output` is there and holds something else.
     """
     output = pathlib.Path(output)
-    check_output(output)
+    folders.check_folder(output, storage.KINDS["counts"])
     work = output.with_name(f"{output.name}.work")
     counts = count(
         source, order=order, min_counts=min_counts, memory=memory, work_folder=work
     )
     counts.save(output)
-    if (work / runs.MANIFEST).exists():
-        # Half a work folder under its own name would be in the way of the next count.
-        old = tempfile.mkdtemp(prefix=f".{work.name}.", suffix=".old", dir=work.parent)
-        os.replace(work, old)
-        shutil.rmtree(old)
+    folders.remove_folder(work, runs.KIND)
     return NGramCounts.load(output, verify=False)
-
-
-def check_output(output: pathlib.Path) -> None:
-    """Raises a `UserError` if `output` is there and is no older counts."""
-    if output.is_file():
-        raise UserError(f"output={output} is a file: give a folder.")
-    if (
-        output.exists()
-        and any(output.iterdir())
-        and not (output / storage.COUNTS_HEADER).exists()
-    ):
-        raise UserError(
-            f"output={output} holds other files than n-gram counts: give a new folder."
-        )

@@ -13,27 +13,30 @@ killed count goes on after the last one.
 """
 
 import bisect
+import contextlib
+import dataclasses
 import json
 import os
 import pathlib
-import re
-import shutil
 import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from bpd_jax import files
+from bpd_jax import files, folders, temporaries
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams import parallel
 from bpd_jax.ngrams.counting.windows import Counted, SortedWindows, merged
 
 MANIFEST = "manifest.json"
-# What `files.replacing_file` leaves of a file here if it is killed.
-_HALF_WRITTEN = re.compile(r"\.(manifest\.json|run_\d+\.(windows|counts))\.\d+\.part")
 _MAGIC = "bpd_jax n-gram runs"
 _VERSION = 1
+# The columns are those of `levels.assemble`.
+_COLUMNS = ("keys_*.bin", "counts_*.bin", "followed_*.bin")
+KIND = folders.FolderKind(
+    "runs of a count", MANIFEST, ("run_*.windows", "run_*.counts", *_COLUMNS), _MAGIC
+)
 # A run's counts are kept in 32 bits, so it is made of fewer windows than this.
 MOST_WINDOWS = 2**32 - 1
 # What merging takes at once: windows of all runs, copies, and their merger.
@@ -80,19 +83,11 @@ class RunFolder:
         self._settings = dict(settings)
         self._runs: list[_Run] = []
         manifest = self.folder / MANIFEST
+        # `_read` says more about a manifest that is damaged.
+        folders.check_folder(self.folder, dataclasses.replace(KIND, text=""))
+        temporaries.remove_remainders(self.folder)
         if manifest.exists():
             self._read(manifest)
-        elif self.folder.exists() and (
-            not self.folder.is_dir()
-            or not all(map(_half_written, self.folder.iterdir()))
-        ):
-            raise UserError(
-                f"{self.folder} is there and holds no runs of a count: give a new "
-                "folder to work in."
-            )
-        if self.folder.is_dir():
-            for path in filter(_half_written, self.folder.iterdir()):
-                path.unlink()
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -135,7 +130,8 @@ class RunFolder:
             self._write([*self._runs, run], complete=False)
         except UserError as error:
             if not self._runs:
-                shutil.rmtree(self.folder, ignore_errors=True)
+                with contextlib.suppress(UserError):
+                    folders.remove_folder(self.folder, KIND)
                 raise
             raise UserError(
                 f"{error}; what was counted before is kept, in {len(self._runs)} runs: "
@@ -244,10 +240,6 @@ class RunFolder:
         self._runs, self.complete = runs, complete
         for run in runs:
             self._verify(run)
-
-
-def _half_written(path: pathlib.Path) -> bool:
-    return _HALF_WRITTEN.fullmatch(path.name) is not None
 
 
 def _run(name: str, windows: int, sequences: int, crc32: Iterable[int]) -> _Run:

@@ -31,7 +31,7 @@ from bpd_jax.ngrams.model import NGramModel
 _LOG10 = math.log(10)
 _NO_PROBABILITY = -99.0
 _ROWS = 1 << 16  # n-grams formatted at once
-_NUMBER_BYTES = 24  # A formatted number is shorter.
+_SMALLEST = 1e-12  # Smaller numbers are written as 0.
 _LEVEL = 6  # of compression
 
 
@@ -127,16 +127,38 @@ class _Writer:
             weights[chosen] = model.log_backoffs[order - 1][part][chosen]
             if not np.isfinite(weights[chosen]).all():
                 raise UserError(f"a back-off weight of the {order}-grams is no number.")
-        line = 2 * _NUMBER_BYTES + order * (self._longest + 1)
-        text = np.empty(len(rows) * line, np.uint8)
-        length = arpa_kernels.format_ngrams(
-            rows, scores, weights / _LOG10, self._names, text
-        )
+        numbers, others = format_numbers(scores), format_numbers(weights / _LOG10)
+        letters = numbers[0].size + others[0].size
+        # A line has a name and a blank or tab per symbol, a second tab and its end.
+        line = order * (self._longest + 1) + 2
+        text = np.empty(letters + len(rows) * line, np.uint8)
+        length = arpa_kernels.join_lines(rows, numbers, others, self._names, text)
+        assert length >= 0
         return self._pack(text[:length].tobytes())
 
     def _pack(self, block: bytes) -> bytes:
         # No name and no time in the header: equal models give equal bytes.
         return gzip.compress(block, _LEVEL, mtime=0) if self._packed else block
+
+
+def format_numbers(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Formats numbers to seven significant digits, as C's `%.7g`.
+
+    Args:
+      values: float64, `[n]`; of those that are NaN nothing is written.
+
+    Returns:
+      The characters of all of them, uint8, and where each begins, `[n + 1]`.
+    """
+    present = ~np.isnan(values)
+    # Without the sign of a zero.
+    shown = np.where(np.abs(values) < _SMALLEST, 0.0, values)[present]
+    text = ("%.7g\n" * shown.size) % tuple(shown.tolist())
+    letters = np.frombuffer(text.encode("ascii"), np.uint8)
+    ends = letters == ord("\n")
+    lengths = np.zeros(values.size, np.int64)
+    lengths[present] = np.diff(np.flatnonzero(ends), prepend=-1) - 1
+    return letters[~ends], np.concatenate([[0], np.cumsum(lengths)])
 
 
 def read_arpa(

@@ -1,13 +1,12 @@
-"""Compiled loops that format and parse the lines of ARPA files."""
+"""Compiled loops that join and parse the lines of ARPA files."""
 
-import math
 from typing import Any
 
 import numba
 import numpy as np
 from numba import types
 
-from bpd_jax.ngrams.trie_kernels import FLOATS, FLOATS_OUT, INTS, INTS_OUT
+from bpd_jax.ngrams.trie_kernels import FLOATS_OUT, INTS, INTS_OUT
 
 _BYTES = types.Array(types.uint8, 1, "C", readonly=True)
 _BYTES_OUT = types.uint8[::1]
@@ -15,8 +14,6 @@ _BYTES_OUT = types.uint8[::1]
 _NAMES = types.Tuple((_BYTES, INTS))
 _TABLE = types.Array(types.int32, 1, "C", readonly=True)
 
-DIGITS = 7
-_SMALLEST = 1e-12  # Smaller numbers are written as 0.
 _MOST_DIGITS = 15  # An integer of this many, times a power of ten, is read exactly.
 _MOST_POWER = 22
 _POWERS = 10.0 ** np.arange(_MOST_POWER + 1)
@@ -29,74 +26,62 @@ _ZERO = np.int64(48)
 _EXPONENT = (69, 101)  # E, e
 
 
-@numba.njit(types.int64(types.float64, _BYTES_OUT, types.int64), cache=True, nogil=True)
-def put_number(value: float, text: np.ndarray, at: int) -> int:
-    """Writes a number to seven significant digits; returns where it ends."""
-    if value < 0:
-        value = -value
-        if value >= _SMALLEST:
-            text[at] = _MINUS
-            at += 1
-    if value < _SMALLEST:
-        text[at] = _ZERO
-        return at + 1
-    exponent = math.floor(math.log10(value))
-    digits = int(np.rint(value * 10.0 ** (DIGITS - 1 - exponent)))
-    if digits >= 10**DIGITS:  # Rounded up, or the logarithm was a little short.
-        exponent += 1
-        digits = int(np.rint(value * 10.0 ** (DIGITS - 1 - exponent)))
-    number = DIGITS
-    while digits % 10 == 0 and number > 1:
-        digits //= 10
-        number -= 1
-    places = max(number - 1 - exponent, 0)  # after the point
-    digits *= 10 ** max(exponent + 1 - number, 0)
-    width = max(number, exponent + 1, places + 1) + (places > 0)
-    for place in range(width):
-        position = at + width - 1 - place
-        if place == places and places > 0:
-            text[position] = _POINT
-        else:
-            text[position] = _ZERO + digits % 10
-            digits //= 10
-    return at + width
+@numba.njit(
+    types.int64(_NAMES, types.int64, _BYTES_OUT, types.int64), cache=True, nogil=True
+)
+def _put(
+    words: tuple[np.ndarray, np.ndarray], number: int, text: np.ndarray, at: int
+) -> int:
+    """Copies one of the words; returns where it ends."""
+    letters, begins = words
+    for letter in range(begins[number], begins[number + 1]):
+        text[at] = letters[letter]
+        at += 1
+    return at
 
 
 @numba.njit(
-    types.int64(types.int32[:, ::1], FLOATS, FLOATS, _NAMES, _BYTES_OUT),
+    types.int64(types.int32[:, ::1], _NAMES, _NAMES, _NAMES, _BYTES_OUT),
     cache=True,
     nogil=True,
 )
-def format_ngrams(
+def join_lines(
     rows: np.ndarray,
-    scores: np.ndarray,
-    weights: np.ndarray,
+    scores: tuple[np.ndarray, np.ndarray],
+    weights: tuple[np.ndarray, np.ndarray],
     names: tuple[np.ndarray, np.ndarray],
     text: np.ndarray,
 ) -> int:
-    """Writes one line per n-gram; returns the length of the text.
+    """Writes one line per n-gram, unless there is no room for all of them.
 
     Args:
-      rows: the symbols, `[n, order]`.
-      scores: their log-probabilities, `[n]`.
-      weights: their back-off weights, `[n]`, or NaN for none.
+      rows: the symbols, `[n, order]`, each one of `names`.
+      scores: their log-probabilities as text, and where each begins, `[n + 1]`.
+      weights: their back-off weights likewise; an empty one is left out with its tab.
       names: what stands for each symbol.
       text: room for the result.
+
+    Returns:
+      The length of the result; -1 if the room is too small.
     """
-    letters, begins = names
+    needed = scores[0].size + weights[0].size
+    for ngram in range(rows.shape[0]):
+        needed += weights[1][ngram + 1] > weights[1][ngram]
+        for place in range(rows.shape[1]):
+            symbol = rows[ngram, place]
+            needed += names[1][symbol + 1] - names[1][symbol] + 1
+        needed += 1
+    if needed > text.size:
+        return -1
     at = 0
     for ngram in range(rows.shape[0]):
-        at = put_number(scores[ngram], text, at)
+        at = _put(scores, ngram, text, at)
         for place in range(rows.shape[1]):
             text[at] = _BLANK if place else _TAB
-            at += 1
-            symbol = rows[ngram, place]
-            for letter in range(begins[symbol], begins[symbol + 1]):
-                text[at] = letters[letter]
-                at += 1
-        if not math.isnan(weights[ngram]):
+            at = _put(names, rows[ngram, place], text, at + 1)
+        if weights[1][ngram + 1] > weights[1][ngram]:
             text[at] = _TAB
-            at = put_number(weights[ngram], text, at + 1)
+            at = _put(weights, ngram, text, at + 1)
         text[at] = _LINE
         at += 1
     return at

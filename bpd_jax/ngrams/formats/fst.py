@@ -160,7 +160,7 @@ def automaton_of(
         parents, arc_symbols = np.divmod(model.keys[order - 1], model.width)
         source = table.numbers[order - 1][parents]
         target = table.reached[order]
-        cost = -model.log_probs[order - 1].astype(np.float32)
+        cost = _costs(model.log_probs[order - 1])
         is_end = arc_symbols == model.eos
         if not continuous:
             finals[source[is_end]] = cost[is_end]
@@ -175,7 +175,7 @@ def automaton_of(
     # Every state but the first has one epsilon arc.
     sources.append(np.arange(1, table.num_states, dtype=np.int32))
     labels.append(np.zeros(table.num_states - 1, np.int32))
-    weights.append(-table.backoff_weights[1:].astype(np.float32))
+    weights.append(_costs(table.backoff_weights[1:]))
     targets.append(table.backoff_states[1:])
 
     source, label = np.concatenate(sources), np.concatenate(labels)
@@ -189,3 +189,20 @@ def automaton_of(
         weights=np.concatenate(weights)[by_source],
         targets=np.concatenate(targets)[by_source],
     )
+
+
+def _costs(logarithms: np.ndarray) -> np.ndarray:
+    """Returns weights in float32; beyond its range a cost is infinite, which is never.
+
+    Raises:
+      UserError: a logarithm is no number, or so high that no weight can be.
+    """
+    with np.errstate(over="ignore"):
+        costs = -logarithms.astype(np.float32)
+    if np.isnan(costs).any() or np.isneginf(costs).any():
+        raise UserError(
+            "a log-probability or back-off weight is no number, or too large for an "
+            f"automaton, whose weights end at {np.finfo(np.float32).max:.2g}: write "
+            "the model as an ARPA file."
+        )
+    return costs

@@ -1,4 +1,4 @@
-"""The frozen model's final hidden states along texts, computed in batches."""
+"""The frozen model's states along texts, computed in batches."""
 
 import functools
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ import numpy as np
 
 from bpd_jax.errors import UserError
 from bpd_jax.models.attention import causal_mask
-from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.config import BlockwiseConfig, check_feature_layers
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.typing import Array, Float, Int, Params
 
@@ -21,28 +21,46 @@ class Base:
     """A frozen model that reads texts."""
 
     def __init__(
-        self, model: BlockwiseConfig, params: Params, batch_tokens: int, dtype: str
+        self,
+        model: BlockwiseConfig,
+        params: Params,
+        batch_tokens: int,
+        dtype: str,
+        layers: tuple[int, ...] = (),
     ) -> None:
         """Takes the model.
 
         Args:
           model: sizes; heads that it has do not matter.
           params: parameters.
-          batch_tokens: tokens read at once, filling included.
+          batch_tokens: tokens read at once, padding included.
           dtype: of the states that come back, float16 or bfloat16.
+          layers: whose outputs are part of a state, besides the final hidden state.
         """
+        check_feature_layers(layers, model.trunk.num_layers)
         self.d_model = model.trunk.d_model
         self.max_length = model.trunk.max_length
         self.dtype = states_dtype(dtype)
+        self.layers = layers
+        self._arguments = (model, params, batch_tokens, dtype)
         self._params = {"trunk": params["trunk"]}
         self._batch_tokens = batch_tokens
-        trunk = BlockwiseConfig(model.trunk)
-        self._run = functools.partial(_run, ModelFunctions(trunk), jnp.dtype(dtype))
+        functions = ModelFunctions(BlockwiseConfig(model.trunk))
+        self._run = functools.partial(_run, functions, jnp.dtype(dtype), layers)
+
+    @property
+    def width(self) -> int:
+        """C, numbers of a state: the final hidden state, then the layers in order."""
+        return self.d_model * (1 + len(self.layers))
+
+    def with_layers(self, layers: tuple[int, ...]) -> "Base":
+        """The same model with other layers in its states."""
+        return Base(*self._arguments, layers)
 
     def states(
         self, texts: Sequence[np.ndarray]
-    ) -> Iterator[tuple[int, Float[np.ndarray, "n D"]]]:
-        """The number of a text in `texts` and its states `[n, D]`, the longest first.
+    ) -> Iterator[tuple[int, Float[np.ndarray, "n C"]]]:
+        """The number of a text in `texts` and its states `[n, C]`, the longest first.
 
         Raises:
           UserError: a text is longer than the model reads, or a state too large for
@@ -87,15 +105,19 @@ def _padded(length: int) -> int:
     return -(-length // step) * step
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _run(
     functions: ModelFunctions,
     dtype: jnp.dtype,
+    layers: tuple[int, ...],
     params: Params,
     tokens: Int[Array, "B T"],
-) -> Float[Array, "B T D"]:
+) -> Float[Array, "B T C"]:
     """States in the precision that they are kept in."""
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     # Nothing sees what a shorter text is filled up with: it comes after it.
     mask = causal_mask(jnp.ones_like(tokens))
-    return functions.forward(params, tokens, positions, mask)[0].astype(dtype)
+    hidden, _, features = functions.forward_with_features(
+        params, tokens, positions, mask, layers=layers
+    )
+    return jnp.concatenate([hidden, features], axis=-1).astype(dtype)

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from bpd_jax import files, progress
+from bpd_jax import files, folders, progress
 from bpd_jax.data.generations import Generations
 from bpd_jax.errors import UserError
 from bpd_jax.training.heads.base import Base, states_dtype
@@ -30,6 +30,7 @@ from bpd_jax.training.heads.positions import (
 
 FORMAT = 1
 HEADER, TEXTS = "states.json", "texts.npz"
+KIND = folders.FolderKind("cached states", HEADER, in_place=True)
 
 # What reading a file of ours can raise.
 _DAMAGE = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error)
@@ -41,31 +42,60 @@ _SHARD_BYTES = 2**26
 class States:
     """The states of all positions, read from disk as they are needed."""
 
-    def __init__(self, positions: Positions, shards: Sequence[np.ndarray]) -> None:
-        """Takes the positions and their states, in the same order."""
+    def __init__(
+        self,
+        positions: Positions,
+        shards: Sequence[np.ndarray],
+        stored: np.ndarray | None = None,
+        columns: np.ndarray | None = None,
+    ) -> None:
+        """Takes the positions and their states.
+
+        Args:
+          positions: whose states are read.
+          shards: stored states, in order.
+          stored: `[P]`, where the state of every position is stored; None if the
+            stored states are those of the positions, in the same order.
+          columns: numbers of a stored state that are read; None for all.
+        """
         self.positions = positions
         self._shards = shards
         self._bounds = np.cumsum([0, *map(len, shards)])
-        assert self._bounds[-1] == len(positions)
+        self._stored, self._columns = stored, columns
+        assert self._bounds[-1] == len(positions) or stored is not None
+
+    @property
+    def width(self) -> int:
+        """Numbers of a state."""
+        width = self._shards[0].shape[1]
+        return width if self._columns is None else len(self._columns)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of the numbers."""
+        return self._shards[0].dtype
 
     def read(self, indices: np.ndarray) -> np.ndarray:
-        """States `[n, D]` of some positions."""
-        found = np.empty(
-            (len(indices), self._shards[0].shape[1]), self._shards[0].dtype
-        )
+        """States `[n, C]` of some positions."""
+        if self._stored is not None:
+            indices = self._stored[indices]
+        found = np.empty((len(indices), self.width), self._shards[0].dtype)
         where = np.searchsorted(self._bounds, indices, side="right") - 1
         for number in np.unique(where):
             here = where == number
             places = indices[here] - self._bounds[number]
             # In ascending order neighbours on disk are read together.
             order = np.argsort(places)
-            found[np.flatnonzero(here)[order]] = self._shards[number][places[order]]
+            rows = self._shards[number][places[order]]
+            if self._columns is not None:
+                rows = rows[:, self._columns]
+            found[np.flatnonzero(here)[order]] = rows
         return found
 
 
-def cache_bytes(positions: int, d_model: int) -> int:
+def cache_bytes(positions: int, width: int) -> int:
     """Bytes that states take, on disk or in a ring: two for each number."""
-    return 2 * positions * d_model
+    return 2 * positions * width
 
 
 def cached_states(
@@ -78,10 +108,12 @@ def cached_states(
 ) -> States:
     """Opens the states of some texts, after computing those that are missing.
 
+    A folder that holds more (more layers, prompts too) serves as well.
+
     Args:
       folder: of the cache; it is made if need be.
       texts: generated texts.
-      base: the model.
+      base: the model, with the layers whose outputs are wanted.
       fingerprint: of the model.
       include_prompts: whether positions in prompts count as well.
 
@@ -90,17 +122,24 @@ def cached_states(
         disk lacks room.
     """
     folder = pathlib.Path(folder)
+    layers, wanted_prompts = base.layers, include_prompts
+    stored = _stored(folder)
+    if stored and set(layers) <= set(stored["layers"]):
+        base = base.with_layers(tuple(stored["layers"]))
+    include_prompts = include_prompts or stored.get("include_prompts") is True
     header: dict[str, Any] = {
         "format": FORMAT,
         "base": fingerprint,
         "d_model": base.d_model,
+        "layers": list(base.layers),
         "dtype": base.dtype.name,
         "include_prompts": include_prompts,
     }
+    folders.check_folder(folder, KIND)
     _check_header(folder, header)
     earlier = _earlier_shards(folder, texts, header)
     counts = position_counts(texts.lengths, texts.prompt_lengths, include_prompts)
-    width = base.d_model
+    width = base.width
     shards = _shards(folder, texts, counts, width)
     sizes = [int(counts[rows.start : rows.stop].sum()) for rows, _ in shards]
     missing = [
@@ -135,7 +174,30 @@ def cached_states(
             prompt_lengths=texts.prompt_lengths,
         )
     arrays = [_mapped(path, base.dtype) for _, path in shards]
-    return States(positions_of(texts, include_prompts), arrays)
+    positions = positions_of(texts, wanted_prompts)
+    places = None
+    if wanted_prompts != include_prompts:
+        # The stored positions of a text are all of its tokens but the last.
+        places = positions.places - positions.rows
+    return States(positions, arrays, places, _columns(base, layers))
+
+
+def _columns(base: Base, layers: tuple[int, ...]) -> np.ndarray | None:
+    """Where the final hidden state and some layers stand in the states of `base`."""
+    if layers == base.layers:
+        return None
+    blocks = [0, *(1 + base.layers.index(layer) for layer in layers)]
+    width = base.d_model
+    return (np.array(blocks)[:, None] * width + np.arange(width)).ravel()
+
+
+def _stored(folder: pathlib.Path) -> dict[str, Any]:
+    """The header of a cache; empty if there is none or it cannot be read."""
+    try:
+        about = json.loads((folder / HEADER).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {"layers": [], **about} if isinstance(about, dict) else {}
 
 
 def _check_header(folder: pathlib.Path, mine: dict[str, Any]) -> None:
@@ -148,6 +210,8 @@ def _check_header(folder: pathlib.Path, mine: dict[str, Any]) -> None:
         raise UserError(f"cannot read {path} ({error}): remove {folder}.") from error
     for name, value in mine.items():
         found = theirs.get(name) if isinstance(theirs, dict) else None
+        if name == "layers":
+            found = found or []
         if found != value:
             raise UserError(
                 f"{folder} holds states of {name} {found!r}, and this training needs "
@@ -182,7 +246,8 @@ def _earlier_shards(
             "choose another folder with HeadsTrainConfig.states, or remove this one."
         )
     counts = position_counts(old.lengths, old.prompt_lengths, header["include_prompts"])
-    return {path for _, path in _shards(folder, old, counts, header["d_model"])}
+    width = header["d_model"] * (1 + len(header["layers"]))
+    return {path for _, path in _shards(folder, old, counts, width)}
 
 
 def _shards(
@@ -249,7 +314,7 @@ def _read(
 ) -> np.ndarray:
     """The states of all positions of some texts."""
     starts = np.concatenate([[0], np.cumsum(counts[rows.start : rows.stop])])
-    states = np.empty((starts[-1], base.d_model), base.dtype)
+    states = np.empty((starts[-1], base.width), base.dtype)
     for number, found in base.states([texts[row] for row in rows]):
         first, last = starts[number], starts[number + 1]
         # The state of the last token has nothing to guess.
@@ -264,7 +329,7 @@ def _save(path: pathlib.Path, states: np.ndarray) -> None:
 
 
 def open_states(folder: str | os.PathLike[str], fingerprint: str) -> States:
-    """Opens a complete cache without the texts that it was made from.
+    """Opens the final hidden states of a cache without its texts' folder.
 
     Raises:
       UserError: it is missing, incomplete, or of another model than `fingerprint`.
@@ -273,7 +338,8 @@ def open_states(folder: str | os.PathLike[str], fingerprint: str) -> States:
     _check_header(folder, {"format": FORMAT, "base": fingerprint})
     try:
         header = json.loads((folder / HEADER).read_text(encoding="utf-8"))
-        dtype, width = states_dtype(header["dtype"]), int(header["d_model"])
+        dtype, d_model = states_dtype(header["dtype"]), int(header["d_model"])
+        width = d_model * (1 + len(header.get("layers", ())))
         include_prompts = bool(header["include_prompts"])
         texts = _read_texts(folder, fingerprint)
     except (*_DAMAGE, TypeError) as error:
@@ -289,7 +355,8 @@ def open_states(folder: str | os.PathLike[str], fingerprint: str) -> States:
         if not _is_whole(path, (size, width)):
             raise UserError(f"{path} is missing or damaged: train the heads again.")
         shards.append(_mapped(path, dtype))
-    return States(positions, shards)
+    columns = None if width == d_model else np.arange(d_model)
+    return States(positions, shards, columns=columns)
 
 
 def _read_texts(folder: pathlib.Path, base: str) -> Generations:

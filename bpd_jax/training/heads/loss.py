@@ -5,7 +5,6 @@ positions × vocabulary lives longer than one chunk of positions, none is kept f
 backward, and nothing is computed twice.
 """
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -13,10 +12,8 @@ import jax.numpy as jnp
 
 from bpd_jax.models.config import BlockHeadsConfig
 from bpd_jax.models.heads import apply_head, layer_shapes
+from bpd_jax.training.heads.cross_entropy import Teacher, chunk_size, softmax_loss
 from bpd_jax.typing import Array, Bool, Float, Int, Params
-
-# Logits of a chunk: 32 MB in float32. Smaller ones cost time for adding up gradients.
-_CHUNK_LOGITS = 2**23
 
 
 class Targets(NamedTuple):
@@ -86,102 +83,6 @@ def draft_places(
     return jnp.maximum(found, 0), found >= 0
 
 
-class Teacher(NamedTuple):
-    """What the model itself expects where a head guesses.
-
-    Attributes:
-      states: of the model after the tokens before the target.
-      share: of the targets that is the model's distribution, 0 to 1.
-    """
-
-    states: Float[Array, "n D"]
-    share: Float[Array, ""]
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def softmax_loss(
-    state: Float[Array, "n D"],
-    matrix: Float[Array, "draft D"],
-    places: Int[Array, " n"],
-    scored: Bool[Array, " n"],
-    teacher: Teacher | None,
-    trains_matrix: bool,
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Summed −log softmax(state · matrixᵀ)[places], and the number ranked first.
-
-    Only the first result has a gradient, with respect to `state` and, if it is trained,
-    to `matrix`. Products are of the matrix's precision with sums in float32.
-
-    With a teacher, of share μ, the target is 1 - μ of the token at `places` and μ of
-    q = softmax(teacher.states · matrixᵀ), and the loss is the cross-entropy with that.
-    """
-    return _softmax_forward(state, matrix, places, scored, teacher, trains_matrix)[0]
-
-
-def _softmax_forward(
-    state: Array,
-    matrix: Array,
-    places: Array,
-    scored: Array,
-    teacher: Teacher | None,
-    trains_matrix: bool,
-) -> tuple[tuple[Array, Array], tuple[Array, Array | None]]:
-    """`softmax_loss`, and its gradients as residuals."""
-    rounded = state.astype(matrix.dtype)
-    product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
-    logits = product("nD,VD->nV", rounded, matrix)
-    found = jnp.take_along_axis(logits, places[:, None], 1)[:, 0]
-    top = logits.max(1)
-    weights = jnp.exp(logits - top[:, None])
-    total = weights.sum(1)
-    losses = jnp.log(total) + top - found
-    correct = jnp.sum((found == top) & scored, dtype=jnp.float32)
-    # d loss / d state = Σ_v p_v matrix_v − matrix_place, likewise for the matrix.
-    scale = scored / total
-    own = jnp.float32(1)
-    if teacher is not None:
-        assert not trains_matrix
-        theirs = product("nD,VD->nV", teacher.states.astype(matrix.dtype), matrix)
-        likely = jax.nn.softmax(theirs)
-        own = 1 - teacher.share
-        # −Σ_v q_v log p_v, in place of that of the token at the place.
-        soft = jnp.log(total) + top - jnp.sum(likely * logits, axis=1)
-        losses = own * losses + teacher.share * soft
-        weights -= teacher.share * total[:, None] * likely
-    rounded_weights = weights.astype(matrix.dtype)
-    expected = product("nV,VD->nD", rounded_weights, matrix)
-    by_state = scale[:, None] * expected - own * scored[:, None] * matrix[places]
-    by_matrix = None
-    if trains_matrix:
-        scaled = (scale[:, None] * state).astype(matrix.dtype)
-        by_matrix = product("nV,nD->VD", rounded_weights, scaled)
-        by_matrix = by_matrix.at[places].add(-(scored[:, None] * state))
-        by_matrix = by_matrix.astype(matrix.dtype)
-    result = jnp.sum(losses, where=scored), correct
-    return result, (by_state.astype(state.dtype), by_matrix)
-
-
-def _softmax_backward(
-    trains_matrix: bool,
-    gradients: tuple[Array, Array | None],
-    cotangents: tuple[Array, Array],
-) -> tuple[Any, ...]:
-    del trains_matrix
-    by_state, by_matrix = jax.tree.map(
-        lambda x: (cotangents[0] * x).astype(x.dtype), gradients
-    )
-    return by_state, by_matrix, None, None, None
-
-
-softmax_loss.defvjp(_softmax_forward, _softmax_backward)
-
-
-def chunk_size(positions: int, vocabulary: int) -> int:
-    """Positions of a chunk: the largest divisor whose logits stay in 32 MB."""
-    most = max(1, _CHUNK_LOGITS // vocabulary)
-    return max(d for d in range(1, min(most, positions) + 1) if positions % d == 0)
-
-
 def loss_and_gradients(
     config: BlockHeadsConfig,
     trained: Params,
@@ -229,7 +130,9 @@ def loss_and_gradients(
     ) -> tuple[Array, Array]:
         found = apply_head(config, weights, state, dtype=products)
         teacher = None if after is None else Teacher(after, jnp.float32(soft_targets))
-        return softmax_loss(found, softmax, places, scored, teacher, own)
+        weights = scored.astype(jnp.float32)
+        total, _, hits = softmax_loss(found, softmax, places, weights, teacher, own)
+        return total, jnp.sum(hits & scored, dtype=jnp.float32)
 
     differentiate = jax.value_and_grad(
         chunk_loss, (0, 1) if own else (0,), has_aux=True

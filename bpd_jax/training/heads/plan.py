@@ -11,6 +11,8 @@ import numpy as np
 from bpd_jax.data.generations import Generations, open_generations
 from bpd_jax.errors import UserError
 from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.drafter_config import BlockDrafterConfig
+from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.heads import init_heads, is_trained
 from bpd_jax.models.heads_files import fingerprint
 from bpd_jax.training.heads.cache import cache_bytes
@@ -64,7 +66,11 @@ def make_plan(config: HeadsTrainConfig, model: BlockwiseConfig, params: Params) 
         )
     positions = positions_of(texts, config.include_prompts)
     train, held_out = split_texts(
-        positions, config.held_out, config.held_out_positions, config.seed
+        positions,
+        config.held_out,
+        config.held_out_positions,
+        config.seed,
+        config.train_texts,
     )
     if not len(train) or not len(held_out):
         raise UserError(
@@ -73,10 +79,9 @@ def make_plan(config: HeadsTrainConfig, model: BlockwiseConfig, params: Params) 
         )
     written = texts.tokens[positions.places[train] + 1]
     counts = np.bincount(written, minlength=texts.vocab_size)
+    _check_fits(config, model)
     size, vocabulary = config.heads.draft_vocabulary, None
     if size is not None:
-        # Checks that it is not larger than the vocabulary.
-        dataclasses.replace(model, heads=config.heads)
         vocabulary = draft_vocabulary(counts, size)
     return Plan(
         texts=texts,
@@ -90,32 +95,40 @@ def make_plan(config: HeadsTrainConfig, model: BlockwiseConfig, params: Params) 
     )
 
 
+def _check_fits(config: HeadsTrainConfig, model: BlockwiseConfig) -> None:
+    """Raises a `UserError` unless what is to be trained fits the model."""
+    if isinstance(config.heads, BlockDrafterConfig):
+        config.heads.resolve(model.trunk)
+    else:
+        dataclasses.replace(model, heads=config.heads)
+
+
 def describe(config: HeadsTrainConfig, model: BlockwiseConfig, plan: Plan) -> str:
     """A few lines to print before the work."""
-    trunk, heads = model.trunk, config.heads
-    shapes = jax.eval_shape(
-        lambda: init_heads(
-            model, _abstract_trunk(model), heads, jax.random.key(0), plan.vocabulary
-        )
-    )
-    count = sum(x.size for name, x in shapes.items() if is_trained(heads, name))
+    trunk = model.trunk
+    title, shapes = _shapes(config, model, plan)
     kept = len(plan.positions)
     if config.mode == "ring":
         kept = min(kept, config.ring_positions)
-    size = cache_bytes(kept, trunk.d_model) / 1e6
+    width = trunk.d_model
+    if isinstance(config.heads, BlockDrafterConfig):
+        # The states of prompts too, but not of the last token of a text.
+        kept = len(plan.texts.tokens) - len(plan.texts)
+        width *= 1 + len(config.heads.feature_layers)
+    size = cache_bytes(kept, width) / 1e6
     where = "in memory" if config.mode == "ring" else "on disk"
     lines = [
         f"base: {config.model} ({plan.base}), width {trunk.d_model}, "
         f"{trunk.vocab_size:,} tokens",
-        f"heads: {config.levels} of kind {heads.kind} to train, {count:,} parameters",
+        title,
         *(
             f"  {name}: {x.dtype}{list(x.shape)}"
-            + ("" if is_trained(heads, name) else " (not trained)")
-            for name, x in shapes.items()
+            + ("" if trained else " (not trained)")
+            for name, (x, trained) in shapes.items()
         ),
         f"data: {len(plan.texts):,} texts, {len(plan.train):,} positions to train at, "
         f"{len(plan.held_out):,} held-out ones to measure at",
-        f"states: {kept:,} of {trunk.d_model} {config.states_dtype} numbers, "
+        f"states: {kept:,} of {width} {config.states_dtype} numbers, "
         f"{size:,.0f} MB {where}",
         f"run: {plan.steps:,} steps of {config.batch_size:,} positions",
     ]
@@ -132,8 +145,37 @@ def describe(config: HeadsTrainConfig, model: BlockwiseConfig, plan: Plan) -> st
     return "\n".join(lines)
 
 
+def _shapes(
+    config: HeadsTrainConfig, model: BlockwiseConfig, plan: Plan
+) -> tuple[str, dict[str, tuple[jax.ShapeDtypeStruct, bool]]]:
+    """A title, and by name all parameters and whether they are trained."""
+    heads = config.heads
+    if isinstance(heads, BlockDrafterConfig):
+        functions = DrafterFunctions(heads, model.trunk)
+        tree = jax.eval_shape(functions.init, jax.random.key(0))
+        leaves = jax.tree_util.tree_leaves_with_path(tree)
+        shapes = {
+            "/".join(entry.key for entry in path): (leaf, True) for path, leaf in leaves
+        }
+        layers = ", ".join(map(str, heads.feature_layers))
+        title = (
+            f"block drafter: {heads.num_layers} layers that read layers {layers}, "
+            f"{config.levels} guesses"
+        )
+    else:
+        tree = jax.eval_shape(
+            lambda: init_heads(
+                model, _abstract_trunk(model), heads, jax.random.key(0), plan.vocabulary
+            )
+        )
+        shapes = {name: (x, is_trained(heads, name)) for name, x in tree.items()}
+        title = f"heads: {config.levels} of kind {heads.kind} to train"
+    count = sum(x.size for x, trained in shapes.values() if trained)
+    return f"{title}, {count:,} parameters", shapes
+
+
 def identity(config: HeadsTrainConfig, plan: Plan) -> str:
-    """A hash that is equal for two runs that end with the same heads."""
+    """A hash that is equal for two runs with the same result."""
     fields = dataclasses.asdict(config)
     for name in ("model", "data", "states", "log_every", "evaluate_every"):
         del fields[name]

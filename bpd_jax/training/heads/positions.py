@@ -35,6 +35,7 @@ class Positions:
       ends: `[P]` int64, where its text ends.
       rows: `[P]` int64, the number of its text.
       starts: `[R+1]` int64: the positions of text r are `starts[r]` … `starts[r+1]`.
+      offsets: `[R]` int64, where each text begins in `tokens`.
     """
 
     tokens: np.ndarray
@@ -42,6 +43,7 @@ class Positions:
     ends: np.ndarray
     rows: np.ndarray
     starts: np.ndarray
+    offsets: np.ndarray
 
     def __len__(self) -> int:
         return len(self.places)
@@ -69,7 +71,7 @@ def positions_of(texts: Generations, include_prompts: bool) -> Positions:
     # The last position of a text is its last token but one.
     ends = texts.offsets[1:][rows]
     places = ends - 1 - (starts[1:][rows] - np.arange(len(rows)))
-    return Positions(texts.tokens, places, ends, rows, starts)
+    return Positions(texts.tokens, places, ends, rows, starts, texts.offsets[:-1])
 
 
 def position_counts(
@@ -81,7 +83,11 @@ def position_counts(
 
 
 def split_texts(
-    positions: Positions, share: float, limit: int, seed: int
+    positions: Positions,
+    share: float,
+    limit: int,
+    seed: int,
+    train_texts: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Positions to train at, and those of held-out texts to measure at.
 
@@ -90,19 +96,29 @@ def split_texts(
       share: of the texts that are held out, at least one text.
       limit: positions of held-out texts that are measured, at most, spread evenly.
       seed: of the choice.
+      train_texts: texts to train on, at most; of two numbers the smaller one names
+        some of the texts of the larger one.
 
     Returns:
       Two arrays of indices into `positions`, both ascending.
     """
     count = len(positions.starts) - 1
-    picked = np.zeros(count, bool)
     order = np.random.default_rng((seed, 1)).permutation(count)
-    picked[order[: max(1, round(share * count))]] = True
-    held_out = picked[positions.rows]
-    measured = np.flatnonzero(held_out)
-    kept = min(limit, len(measured))
-    measured = measured[np.arange(kept) * len(measured) // max(kept, 1)]
-    return np.flatnonzero(~held_out), measured
+    held_out, rest = np.split(order, [max(1, round(share * count))])
+
+    def positions_in(texts: np.ndarray) -> np.ndarray:
+        picked = np.zeros(count, bool)
+        picked[texts] = True
+        return np.flatnonzero(picked[positions.rows])
+
+    measured = spread(positions_in(held_out), limit)
+    return positions_in(rest[:train_texts]), measured
+
+
+def spread(indices: np.ndarray, limit: int) -> np.ndarray:
+    """At most `limit` of some indices, spread evenly."""
+    kept = min(limit, len(indices))
+    return indices[np.arange(kept) * len(indices) // max(kept, 1)]
 
 
 def draft_vocabulary(frequencies: np.ndarray, size: int) -> np.ndarray:

@@ -44,7 +44,7 @@ class Ring:
         self._counts, self._group = counts, group
         self._rng = np.random.default_rng((seed, 3))
         self._rows = self._endless(rows)
-        self._states = np.empty((capacity, base.d_model), base.dtype)
+        self._states = np.empty((capacity, base.width), base.dtype)
         self._indices = np.empty(capacity, np.int64)
         self._next = 0
         self.added = 0

@@ -1,15 +1,18 @@
-"""What training block heads on a frozen model is, as one frozen dataclass."""
+"""The settings of training heads or a block drafter on a frozen model."""
 
 import dataclasses
+import math
 
 from bpd_jax.errors import UserError
 from bpd_jax.models.config import BlockHeadsConfig
+from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.heads_files import DTYPES
 from bpd_jax.training.config import OptimizerConfig
 
 MODES = ("cache", "ring")
 STATES_DTYPES = ("float16", "bfloat16")
 PRODUCTS = ("float32", "bfloat16")
+POSITION_WEIGHTS = ("equal", "decay", "dpace")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,13 +22,23 @@ class HeadsTrainConfig:
     Attributes:
       model: name or folder of the pretrained model, which stays as it is.
       data: folder of texts that it wrote itself; see `data.generations`.
-      heads: L heads, of which 2 … L are trained. A draft vocabulary holds the tokens
-        that the model wrote most often.
-      optimizer: of the heads.
-      batch_size: positions of a step.
+      heads: what is trained: L heads, of which 2 … L are trained, or a block drafter.
+        A draft vocabulary holds the tokens that the model wrote most often.
+      optimizer: of what is trained.
+      batch_size: positions of a step; of a block drafter, anchors.
       epochs: passes over all positions, if `steps` is None.
       steps: of the whole run.
-      head_weights: λ of heads 2 … L in the loss; None for 1 each.
+      head_weights: λ of heads 2 … L in the loss; None for those of `position_weights`.
+      position_weights: λ of head j + 1, or of the guess j tokens ahead: `equal`, 1;
+        `decay`, exp(-(j - 1) / position_decay), as DFlash; `dpace` (block drafters),
+        see `drafter_objective.dpace_weights`. None is `decay` for a block drafter and
+        `equal` for heads.
+      position_decay: see `position_weights`.
+      dpace_smoothing: α of D-PACE.
+      anchors_per_row: A, anchors of a block drafter that share the states of a text.
+      row_tokens: T, tokens of a row of a block drafter, at most; see `blocks`.
+      train_texts: texts to train on, at most; the held-out ones stay the same. None
+        for all.
       soft_targets: share, 0 to 1, of the targets that is what the model itself held
         for likely after the tokens before (Hydra's teacher loss); the rest is the
         token that it wrote. What is learnt from few texts holds better for others, at
@@ -58,6 +71,12 @@ class HeadsTrainConfig:
     epochs: float = 4.0
     steps: int | None = None
     head_weights: tuple[float, ...] | None = None
+    position_weights: str | None = None
+    position_decay: float = 4.0
+    dpace_smoothing: float = 0.5
+    anchors_per_row: int = 32
+    row_tokens: int = 512
+    train_texts: int | None = None
     soft_targets: float = 0.0
     mode: str = "cache"
     states: str | None = None
@@ -76,28 +95,36 @@ class HeadsTrainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, kind in {
-            "heads": BlockHeadsConfig,
-            "optimizer": OptimizerConfig,
+        for name, kinds in {
+            "heads": (BlockHeadsConfig, BlockDrafterConfig),
+            "optimizer": (OptimizerConfig,),
         }.items():
-            if not isinstance(getattr(self, name), kind):
+            if not isinstance(getattr(self, name), kinds):
+                names = " or ".join(f"@{kind.__name__}()" for kind in kinds)
                 raise UserError(
-                    f"HeadsTrainConfig.{name} must be @{kind.__name__}(), not "
+                    f"HeadsTrainConfig.{name} must be {names}, not "
                     f"{getattr(self, name)!r}."
                 )
+        drafter = isinstance(self.heads, BlockDrafterConfig)
+        if self.position_weights is None:
+            weights = "decay" if drafter else "equal"
+            object.__setattr__(self, "position_weights", weights)
         for name in (
             "batch_size",
             "ring_positions",
             "forward_tokens",
             "held_out_positions",
+            "anchors_per_row",
+            "row_tokens",
             "log_every",
             "evaluate_every",
             "checkpoint_every",
         ):
             _check_count(name, getattr(self, name))
-        if self.steps is not None:
-            _check_count("steps", self.steps)
-        for name in ("epochs", "ring_uses"):
+        for name in ("steps", "train_texts"):
+            if getattr(self, name) is not None:
+                _check_count(name, getattr(self, name))
+        for name in ("epochs", "ring_uses", "position_decay"):
             if not getattr(self, name) > 0:
                 raise UserError(f"HeadsTrainConfig.{name} must be above 0.")
         if not 0 < self.held_out < 1:
@@ -115,6 +142,7 @@ class HeadsTrainConfig:
             "states_dtype": STATES_DTYPES,
             "products": PRODUCTS,
             "heads_dtype": DTYPES,
+            "position_weights": POSITION_WEIGHTS,
         }.items():
             if getattr(self, name) not in choices:
                 raise UserError(
@@ -126,21 +154,23 @@ class HeadsTrainConfig:
                 f"HeadsTrainConfig.soft_targets = {self.soft_targets} must be a share "
                 "of the targets, 0 to 1."
             )
-        if self.soft_targets and (self.mode != "cache" or self.heads.own_softmax):
+        if not 0 <= self.dpace_smoothing <= 1:
             raise UserError(
-                "HeadsTrainConfig.soft_targets needs mode = 'cache', for the states of "
-                "neighbouring positions, and heads without a softmax of their own."
+                f"HeadsTrainConfig.dpace_smoothing = {self.dpace_smoothing} must be "
+                "from 0 to 1."
             )
-        if self.heads.num_heads < 2:
+        if self.position_weights == "dpace" and not drafter:
             raise UserError(
-                "BlockHeadsConfig.num_heads = 1 leaves no head to train: head 1 is the "
-                "model itself; give 2 or more."
+                "HeadsTrainConfig.position_weights = 'dpace' is for block drafters: "
+                "set 'equal' or 'decay' for heads."
             )
-        if self.heads.first_has_ffn:
+        if drafter and self.mode != "cache":
             raise UserError(
-                "BlockHeadsConfig.first_has_ffn would change what the frozen model "
-                "says: leave it out."
+                "HeadsTrainConfig.mode must be 'cache' for a block drafter, which "
+                "reads the states of whole texts."
             )
+        if isinstance(self.heads, BlockHeadsConfig):
+            self._check_heads(self.heads)
         if self.head_weights is not None:
             object.__setattr__(self, "head_weights", tuple(self.head_weights))
             if len(self.lambdas) != self.levels or min(self.lambdas) < 0:
@@ -149,17 +179,43 @@ class HeadsTrainConfig:
                     f"{self.levels} numbers, one per trained head, none negative."
                 )
 
+    def _check_heads(self, heads: BlockHeadsConfig) -> None:
+        if self.soft_targets and (self.mode != "cache" or heads.own_softmax):
+            raise UserError(
+                "HeadsTrainConfig.soft_targets needs mode = 'cache', for the states of "
+                "neighbouring positions, and heads without a softmax of their own."
+            )
+        if heads.num_heads < 2:
+            raise UserError(
+                "BlockHeadsConfig.num_heads = 1 leaves no head to train: head 1 is the "
+                "model itself; give 2 or more."
+            )
+        if heads.first_has_ffn:
+            raise UserError(
+                "BlockHeadsConfig.first_has_ffn would change the output of the frozen "
+                "model: leave it out."
+            )
+
+    @property
+    def block_size(self) -> int:
+        """L, tokens of a block."""
+        if isinstance(self.heads, BlockDrafterConfig):
+            return self.heads.block_size
+        return self.heads.num_heads
+
     @property
     def levels(self) -> int:
-        """Number of trained heads, L - 1."""
-        return self.heads.num_heads - 1
+        """Number of guesses of a block, L - 1."""
+        return self.block_size - 1
 
     @property
     def lambdas(self) -> tuple[float, ...]:
-        """λ of heads 2 … L."""
-        if self.head_weights is None:
+        """λ of heads 2 … L, or of guesses 1 … L-1."""
+        if self.head_weights is not None:
+            return self.head_weights
+        if self.position_weights != "decay":
             return (1.0,) * self.levels
-        return self.head_weights
+        return tuple(math.exp(-j / self.position_decay) for j in range(self.levels))
 
     def steps_for(self, positions: int) -> int:
         """Steps of the whole run, given the number of positions of one pass."""

@@ -1,8 +1,9 @@
-"""Training block heads on a frozen model, from its states along texts it wrote.
+"""Training block heads or a block drafter on a frozen model, from texts it wrote.
 
 The model reads every text once; the states are the expensive part and are kept (see
 `cache`). The folder of a run holds `states/`, `checkpoint.npz`, `metrics.jsonl`, the
-configuration, and at the end `heads/`, which `models.heads_files` reads.
+configuration, and at the end `heads/`, which `models.heads_files` reads, or `drafter/`,
+which `models.drafter_files` reads. What is trained is an `Objective`.
 """
 
 import contextlib
@@ -12,7 +13,7 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -23,32 +24,22 @@ import optax
 from bpd_jax import files, progress
 from bpd_jax.errors import UserError
 from bpd_jax.models.config import BlockwiseConfig
-from bpd_jax.models.heads import init_heads, is_trained, softmax_rows
-from bpd_jax.models.heads_files import save_heads
+from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.training import run_folder
 from bpd_jax.training.heads.base import Base
-from bpd_jax.training.heads.batches import (
-    PositionBatch,
-    cached_batches,
-    measured_batches,
-    ring_batches,
-)
-from bpd_jax.training.heads.cache import cached_states
 from bpd_jax.training.heads.checkpoint import load_checkpoint, save_checkpoint
-from bpd_jax.training.heads.loss import draft_targets, loss_and_gradients
-from bpd_jax.training.heads.measure import HeldOut, measure
+from bpd_jax.training.heads.drafter_objective import DrafterObjective
+from bpd_jax.training.heads.heads_objective import HeadsObjective
+from bpd_jax.training.heads.held_out import HeldOut, add_up
+from bpd_jax.training.heads.objective import Objective
 from bpd_jax.training.heads.plan import Plan, describe, identity, make_plan
-from bpd_jax.training.heads.ring import Ring
 from bpd_jax.training.heads.settings import HeadsTrainConfig
 from bpd_jax.training.metrics import MetricsWriter
 from bpd_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from bpd_jax.training.signals import noted_signals
 from bpd_jax.typing import Array, Params, PyTree
 
-HEADS, STATES, CHECKPOINT = "heads", "states", "checkpoint.npz"
-
-# Texts that a ring reads at a time.
-_GROUP = 32
+HEADS, DRAFTER, CHECKPOINT = "heads", "drafter", "checkpoint.npz"
 
 
 def train_heads(
@@ -59,7 +50,9 @@ def train_heads(
     text: str = "",
     operative: str = "",
 ) -> HeldOut:
-    """Trains heads, or goes on with the run in `workdir`, and writes `heads/` there.
+    """Trains heads or a block drafter, or resumes the run in `workdir`.
+
+    The result is in `heads/` or `drafter/` there.
 
     SIGTERM and Ctrl-C end it after the current step with a checkpoint.
 
@@ -80,18 +73,12 @@ def train_heads(
       SystemExit: with 128 + the signal's number, if one ended the run.
     """
     folder = pathlib.Path(workdir)
-    files.check_writable(folder / HEADS, folder=True)
+    objective = make_objective(config, model)
+    output = folder / output_name(config)
+    files.check_writable(output, folder=True)
     plan = make_plan(config, model, params)
     progress.say(describe(config, model, plan))
-    heads = init_heads(
-        model, params, config.heads, jax.random.key(config.seed), plan.vocabulary
-    )
-    trained = {k: v for k, v in heads.items() if is_trained(config.heads, k)}
-    fixed = {k: v for k, v in heads.items() if k not in trained}
-    matrix = None
-    if not config.heads.own_softmax:
-        matrix = fixed.get("softmax", softmax_rows(model, params, None))
-        matrix = jnp.asarray(matrix, config.products)
+    trained, frozen = objective.init(params, plan, jax.random.key(config.seed))
     optimizer = make_optimizer(config.optimizer, plan.steps)
     schedule = learning_rate_schedule(config.optimizer, plan.steps)
     key = identity(config, plan)
@@ -100,17 +87,12 @@ def train_heads(
     )
     # What another training left in the folder stays as it is.
     _write_configuration(folder, text, operative)
-    source, measured = _batches(config, model, params, plan, folder, step)
-    step_fn = make_step(config, model.trunk.vocab_size, optimizer)
-    measure_now = functools.partial(
-        measure,
-        config.heads,
-        matrix=matrix,
-        vocab_size=model.trunk.vocab_size,
-        batches=measured,
-        products=config.products,
+    base = Base(
+        model, params, config.forward_tokens, config.states_dtype, objective.layers
     )
-    vocabulary = fixed.get("vocabulary")
+    source, measured, sample = objective.batches(base, plan, folder, step)
+    step_fn = make_step(objective, optimizer)
+    measure_now = functools.partial(measure, objective, frozen=frozen)
     start = time.perf_counter() - seconds
 
     def save(step: int, state: PyTree) -> None:
@@ -126,7 +108,7 @@ def train_heads(
         waiting: list[dict[str, Array]] = []
         while step < plan.steps and not stop:
             trained, opt_state, metrics = step_fn(
-                trained, opt_state, matrix, vocabulary, next(source)
+                trained, opt_state, frozen, next(source)
             )
             waiting.append(metrics)
             step += 1
@@ -136,7 +118,8 @@ def train_heads(
                 top = np.mean([v for k, v in row.items() if k.startswith("accuracy")])
                 bar.set_postfix_str(f"loss {row['loss']:.3f}, top-1 {top:.1%}", False)
             if step % config.evaluate_every == 0 and step < plan.steps:
-                writer.write(step, measure_now({**trained, **fixed}).metrics())
+                found = measure_now(trained, batches=measured)
+                writer.write(step, found.metrics())
             if step % config.checkpoint_every == 0 or step == plan.steps:
                 save(step, (trained, opt_state))
             bar.update()
@@ -147,29 +130,40 @@ def train_heads(
                 "the same command again to resume."
             )
             sys.exit(128 + stop[0])
-        heads = {**trained, **fixed}
-        held_out = measure_now(heads)
+        held_out = measure_now(trained, batches=measured)
         writer.write(step, held_out.metrics())
-    save_heads(
-        folder / HEADS,
-        config.heads,
-        heads,
+        learnt = measure_now(trained, batches=sample) if sample else None
+        if learnt is not None:
+            writer.write(step, learnt.metrics("train"))
+    objective.save(
+        output,
+        trained,
+        frozen,
         base=plan.base,
         base_name=_name(config.model),
-        d_model=model.trunk.d_model,
-        vocab_size=model.trunk.vocab_size,
-        facts=_facts(config, plan, held_out, time.perf_counter() - start),
-        dtype=config.heads_dtype,
+        facts=_facts(config, plan, held_out, learnt, time.perf_counter() - start),
     )
     progress.say(f"accuracy on held-out texts:\n{held_out.table()}")
-    progress.say(f"finished: the heads are in {folder / HEADS}")
+    progress.say(f"finished: {output} holds what was trained")
     return held_out
 
 
+def make_objective(config: HeadsTrainConfig, model: BlockwiseConfig) -> Objective:
+    """Heads or a block drafter, whichever `config.heads` describes."""
+    if isinstance(config.heads, BlockDrafterConfig):
+        return DrafterObjective(config, model)
+    return HeadsObjective(config, model)
+
+
+def output_name(config: HeadsTrainConfig) -> str:
+    """The folder of the result in that of a run."""
+    return DRAFTER if isinstance(config.heads, BlockDrafterConfig) else HEADS
+
+
 def make_step(
-    config: HeadsTrainConfig, vocab_size: int, optimizer: optax.GradientTransformation
+    objective: Objective, optimizer: optax.GradientTransformation
 ) -> Callable[..., tuple[Params, Any, dict[str, Array]]]:
-    """Builds `(trained, opt_state, matrix, vocabulary, batch) → (…, …, metrics)`.
+    """Builds `(trained, opt_state, frozen, batch) → (…, …, metrics)`.
 
     The metrics are `loss`, `gradient_norm`, and per head `losses` and `accuracies`. The
     first two arguments are consumed.
@@ -177,25 +171,9 @@ def make_step(
 
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     def step(
-        trained: Params,
-        opt_state: Any,
-        matrix: Array | None,
-        vocabulary: Array | None,
-        batch: PositionBatch,
+        trained: Params, opt_state: Any, frozen: Params, batch: PyTree
     ) -> tuple[Params, Any, dict[str, Array]]:
-        tokens, valid = (jnp.asarray(x)[:, 1:] for x in (batch.tokens, batch.valid))
-        targets = draft_targets(tokens, valid, vocabulary, vocab_size)
-        loss, sums, gradients = loss_and_gradients(
-            config.heads,
-            trained,
-            matrix,
-            jnp.asarray(batch.states),
-            targets,
-            config.lambdas,
-            later=None if batch.later is None else jnp.moveaxis(batch.later, 1, 0),
-            soft_targets=config.soft_targets,
-            products=config.products,
-        )
+        loss, sums, gradients = objective.loss_and_gradients(trained, frozen, batch)
         updates, opt_state = optimizer.update(gradients, opt_state, trained)
         metrics = {
             "loss": loss,
@@ -208,62 +186,19 @@ def make_step(
     return step
 
 
-def _batches(
-    config: HeadsTrainConfig,
-    model: BlockwiseConfig,
-    params: Params,
-    plan: Plan,
-    folder: pathlib.Path,
-    step: int,
-) -> tuple[Iterator[PositionBatch], list[PositionBatch]]:
-    """Batches to train on from `step` on, and those to measure on."""
-    base = Base(model, params, config.forward_tokens, config.states_dtype)
-    size, block = config.batch_size, config.heads.num_heads
-    positions = plan.positions
-    if config.mode == "cache":
-        states = cached_states(
-            config.states or folder / STATES,
-            plan.texts,
-            base,
-            plan.base,
-            include_prompts=config.include_prompts,
-        )
-        found = states.read(plan.held_out)
-        source = cached_batches(
-            states,
-            plan.train,
-            size,
-            block,
-            config.seed,
-            step,
-            later=config.soft_targets > 0,
-        )
-    else:
-        found = _read_states(plan, base)
-        ring = Ring(
-            plan.texts,
-            positions,
-            np.unique(positions.rows[plan.train]),
-            base,
-            capacity=config.ring_positions,
-            group=_GROUP,
-            # A run that goes on reads the texts in another order.
-            seed=config.seed + step,
-        )
-        source = ring_batches(ring, positions, size, block, config.ring_uses)
-    return source, measured_batches(positions, plan.held_out, found, size, block)
+def measure(
+    objective: Objective, trained: Params, *, frozen: Params, batches: list[PyTree]
+) -> HeldOut:
+    """Sums over some batches of equal size."""
+    parts = (_sums(objective, trained, frozen, batch) for batch in batches)
+    return add_up([jax.device_get(part) for part in parts])
 
 
-def _read_states(plan: Plan, base: Base) -> np.ndarray:
-    """States of the held-out positions, computed now and kept in memory."""
-    positions, texts = plan.positions, plan.texts
-    found = np.empty((len(plan.held_out), base.d_model), base.dtype)
-    rows = np.unique(positions.rows[plan.held_out])
-    for number, states in base.states([texts[row] for row in rows]):
-        mine = np.flatnonzero(positions.rows[plan.held_out] == rows[number])
-        places = positions.places[plan.held_out[mine]] - texts.offsets[rows[number]]
-        found[mine] = states[places]
-    return found
+@functools.partial(jax.jit, static_argnums=0)
+def _sums(
+    objective: Objective, trained: Params, frozen: Params, batch: PyTree
+) -> HeldOut:
+    return objective.held_out_sums(trained, frozen, batch)
 
 
 def _means(waiting: list[dict[str, Array]], step: int) -> dict[str, float]:
@@ -283,17 +218,19 @@ def _means(waiting: list[dict[str, Array]], step: int) -> dict[str, float]:
 
 
 def _facts(
-    config: HeadsTrainConfig, plan: Plan, held_out: HeldOut, seconds: float
+    config: HeadsTrainConfig,
+    plan: Plan,
+    held_out: HeldOut,
+    learnt: HeldOut | None,
+    seconds: float,
 ) -> dict[str, Any]:
-    """What `heads.json` tells of the training; no folders of this machine."""
+    """What the header of the result tells of the training; no folders."""
     settings = dataclasses.asdict(config)
     for name in ("model", "data", "states"):
         del settings[name]
     return {
-        "accuracies": held_out.accuracies,
-        "top": held_out.tops(),
-        "loss": held_out.losses,
-        "coverage": held_out.coverage,
+        **held_out.facts(),
+        "train": None if learnt is None else learnt.facts(),
         "texts": len(plan.texts),
         "positions": len(plan.train),
         "held_out_positions": len(plan.held_out),

@@ -16,12 +16,13 @@ from scipy.stats import chi2
 from bpd_jax.decoding.choice import row_keys
 from bpd_jax.decoding.loop import Weights, decode_on_device, prefill
 from bpd_jax.decoding.options import SPECULATIVE, TYPICAL, StepOptions
-from bpd_jax.drafting.drafters.paths import PathDrafter
-from bpd_jax.drafting.paths.draft_model import DraftModelPaths
-from bpd_jax.drafting.paths.lattice import LatticePaths
-from bpd_jax.drafting.paths.small_lm import SmallLM
-from bpd_jax.drafting.searches.exact import ExactBest
-from bpd_jax.drafting.searches.topology import StaticTree, Topology
+from bpd_jax.drafting.path_drafter import PathDrafter
+from bpd_jax.drafting.paths import Paths
+from bpd_jax.drafting.searches.best import ExactBest
+from bpd_jax.drafting.searches.static import StaticTree, Topology
+from bpd_jax.drafting.small_lm import SmallLM
+from bpd_jax.drafting.sources.draft_model import DraftModelSource
+from bpd_jax.drafting.sources.heads import HeadsSource
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.functions import top_candidates
 
@@ -70,15 +71,15 @@ def tables(count=4, seed=0):
 
 
 def lattice_drafter(search):
-    return PathDrafter(LatticePaths(4, 5), search)
+    return PathDrafter(Paths(HeadsSource(4, 5)), search)
 
 
 def draft_model_drafter(temperature):
     """A draft model that says much the same as the model, cut to 6 tokens."""
     params = tables()[:1] + 0.8 * tables(1, seed=1)
     reader = SmallLM(TableModel(1), reach=4)
-    paths = DraftModelPaths(4, 6, reader, params)
-    return PathDrafter(paths, StaticTree(TREE, temperature))
+    source = DraftModelSource(4, 6, reader, params)
+    return PathDrafter(Paths(source), StaticTree(TREE, temperature))
 
 
 def count_texts(drafter, options, params=None):
@@ -193,7 +194,7 @@ class Boastful(PathDrafter):
 @pytest.mark.parametrize(
     "drafter, acceptance",
     [
-        (Boastful(LatticePaths(4, 5), StaticTree(CHAIN, 1.0)), SPECULATIVE),
+        (Boastful(Paths(HeadsSource(4, 5)), StaticTree(CHAIN, 1.0)), SPECULATIVE),
         (lattice_drafter(StaticTree(CHAIN)), TYPICAL),
     ],
     ids=["wrong source", "typical acceptance"],

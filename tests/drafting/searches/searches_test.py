@@ -6,11 +6,13 @@ import jax
 import numpy as np
 import pytest
 
-from bpd_jax.drafting.paths.lattice import LatticePaths
-from bpd_jax.drafting.searches.beam import Beam
-from bpd_jax.drafting.searches.best_first import BestFirst
-from bpd_jax.drafting.searches.exact import ExactBest
-from bpd_jax.drafting.transitions.ngram import NGramScorer, ngram_arrays
+from bpd_jax.drafting.interface import Prompts
+from bpd_jax.drafting.paths import Paths
+from bpd_jax.drafting.refiners.ngram import NGramRefiner
+from bpd_jax.drafting.searches.beam import BeamSearch
+from bpd_jax.drafting.searches.best import ExactBest
+from bpd_jax.drafting.searches.tree import BestFirst
+from bpd_jax.drafting.sources.heads import HeadsSource
 
 LENGTH, WIDTH = 4, 3
 ORDERS = [None, 1, 3]
@@ -22,15 +24,16 @@ def scene(request, random_lattice, random_view, naive_steps, ngram_model):
     seed = request.param or 0
     lattice = random_lattice(seed, batch=3, length=LENGTH, width=WIDTH)
     view = random_view(lattice, seed)
-    model, scorer = None, None
+    model, refiners = None, ()
     if request.param is not None:
         model = ngram_model(request.param)
-        scorer = NGramScorer(ngram_arrays(model, 0.7))
-    paths = LatticePaths(LENGTH, WIDTH, scorer)
+        refiners = (NGramRefiner.from_model(model, 0.7),)
+    paths = Paths(HeadsSource(LENGTH, WIDTH), refiners)
 
     def grow(search):
         def run(arrays):
-            state, _ = paths.start(view, arrays, None)
+            memory = paths.remember(arrays, Prompts(view.tokens, view.lengths))
+            state, _ = paths.start(view, arrays, memory)
             return search.grow(paths, arrays, state, view.next_token)
 
         return jax.device_get(jax.jit(run)(paths.arrays))
@@ -77,13 +80,13 @@ def beam(steps, count):
 @pytest.mark.parametrize("count", [1, 4])
 def test_a_beam_is_a_beam(scene, count):
     lattice, grow, steps = scene
-    tree = grow(Beam(count))
+    tree = grow(BeamSearch(count))
     for row in range(3):
         want = [spelt(lattice, row, picks) for picks, _ in beam(steps[row], count)]
         assert chains_of(tree, row) == want
 
 
-@pytest.mark.parametrize("search", [Beam(40), ExactBest(40)])
+@pytest.mark.parametrize("search", [BeamSearch(40), ExactBest(40)])
 def test_with_room_for_all_both_order_all_paths(scene, search):
     lattice, grow, steps = scene
     tree = grow(search)
@@ -145,14 +148,16 @@ def test_repeated_and_impossible_candidates_are_left_out(random_lattice, random_
     log_probs[0, 2, 1] = -np.inf
     lattice = type(lattice)(tokens, log_probs, lattice.entropies)
     view = random_view(lattice)
-    paths = LatticePaths(3, 3)
-    state, _ = paths.start(view, None, None)
+    paths = Paths(HeadsSource(3, 3))
+    arrays = paths.arrays
+    memory = paths.remember(arrays, Prompts(view.tokens, view.lengths))
+    state, _ = paths.start(view, arrays, memory)
 
     def grow(search):
-        return search.grow(paths, None, state, view.next_token)
+        return search.grow(paths, arrays, state, view.next_token)
 
     tree = jax.jit(lambda: grow(BestFirst(13)))()
     # The certain token, two after it, and two after each of these.
     assert int(tree.valid.sum()) == 1 + 2 + 4
-    chains = jax.jit(lambda: grow(Beam(9)))()
+    chains = jax.jit(lambda: grow(BeamSearch(9)))()
     assert int(chains.valid.sum()) == 4 * 3

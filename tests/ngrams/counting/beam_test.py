@@ -170,5 +170,5 @@ def test_bad_input_leaves_nothing(tmp_path: pathlib.Path, token_files: str) -> N
         count_with_beam(source, output, order=2, options=IN_PROCESS)
     output.mkdir()
     (output / "thesis.txt").write_text("years of work")
-    with pytest.raises(UserError, match="holds other files"):
+    with pytest.raises(UserError, match="not part of n-gram counts"):
         count_with_beam(source, output, order=2, options=IN_PROCESS)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from bpd_jax import files
+from bpd_jax import files, temporaries
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams.counting import bounded, levels, runs
 from bpd_jax.ngrams.counting.counts import NGramCounts, count_ngrams, with_min_counts
@@ -156,7 +156,9 @@ def test_a_count_killed_in_its_first_run_begins_anew(
         if path.name == last:
             for name in (path.name, "run_00000.windows", "run_00000.counts"):
                 path.parent.mkdir(exist_ok=True)
-                (path.parent / f".{name}.123.part").write_bytes(b"half")
+                (path.parent / f".{name}.{temporaries._HOST}.x.part").write_bytes(
+                    b"half"
+                )
             raise KeyboardInterrupt
         return real(path)
 
@@ -285,8 +287,7 @@ def test_a_kill_while_runs_are_removed_is_not_in_the_way(
     real = shutil.rmtree
 
     def kill(folder: str, ignore_errors: bool = False) -> None:
-        manifest = pathlib.Path(folder, runs.MANIFEST)
-        if manifest.exists():
+        for manifest in pathlib.Path(folder).rglob(runs.MANIFEST):
             manifest.unlink()
             raise KeyboardInterrupt
         real(folder, ignore_errors)
@@ -311,7 +312,7 @@ def test_other_peoples_folders_are_left_alone(
         lambda: bounded.count(Batches(text), order=2, work_folder=tmp_path),
         lambda: bounded.count_to_folder(Batches(text), thesis, order=2),
     ):
-        with pytest.raises(UserError, match=r"new folder|give a folder"):
+        with pytest.raises(UserError, match=r"new folder|name a folder"):
             function()
     assert list(tmp_path.iterdir()) == [thesis]
 

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from bpd_jax.errors import UserError
+from bpd_jax.ngrams.formats import fst_format
 from bpd_jax.ngrams.formats.arpa import read_arpa, write_arpa
+from bpd_jax.ngrams.formats.fst import fst_bytes
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.prune import prune
 
@@ -407,3 +409,38 @@ def test_an_empty_middle_order_is_refused(tmp_path: pathlib.Path) -> None:
     )
     with pytest.raises(UserError, match="has no 2-grams, but longer ones"):
         read_text(tmp_path, text, symbols=["a", "b", "c"])
+
+
+@pytest.mark.parametrize("score", ["-1e300", "-3e38", "-1e22", "-1e-300"])
+@pytest.mark.parametrize("weight", ["1e300", "-1e300", "-3e38", "1e22", "1e-300"])
+def test_numbers_of_any_size_come_back(
+    tmp_path: pathlib.Path, score: str, weight: str
+) -> None:
+    path = tmp_path / "model.arpa"
+    path.write_text(
+        SMALL.replace("-0.2\n", f"{weight}\n").replace("-0.6\t", f"{score}\t")
+    )
+    model = read_arpa(path)
+    assert model.log_probs[0][1] == float(score) * np.log(10)
+    assert model.log_backoffs[0][3] == float(weight) * np.log(10)
+    again = tmp_path / "again.arpa"
+    write_arpa(model, again)
+    assert same(model, read_arpa(again))
+
+
+@pytest.mark.parametrize("weight, fails", [("-1e300", False), ("3e38", True)])
+def test_an_automaton_has_no_weights_beyond_float32(
+    tmp_path: pathlib.Path, weight: str, fails: bool
+) -> None:
+    path = tmp_path / "model.arpa"
+    path.write_text(
+        SMALL.replace("-0.2\n", f"{weight}\n").replace("-0.6\t", "-1e300\t")
+    )
+    model = read_arpa(path)
+    if fails:
+        with pytest.raises(UserError, match="too large for an automaton"):
+            fst_bytes(model)
+        return
+    automaton = fst_format.decode(fst_bytes(model), "a test")
+    assert np.isposinf(automaton.weights).sum() == 2
+    assert not np.isneginf(automaton.weights).any()

@@ -1,0 +1,89 @@
+"""What drafting methods need besides the model, and how to make it where it lacks."""
+
+import dataclasses
+from typing import Any
+
+from bpd_jax.errors import UserError
+from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.refiner_files import LoadedRefiner
+from bpd_jax.ngrams.model import NGramModel
+from bpd_jax.typing import Params
+
+
+@dataclasses.dataclass(frozen=True)
+class SmallModel:
+    """A language model that helps another one: a rescorer or a draft model."""
+
+    functions: ModelFunctions
+    params: Params
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Assets:
+    """What there is to draft with; None is not there.
+
+    Attributes:
+      ngram: an n-gram model over the model's tokens.
+      rescorer: a small LM over the same tokens, for the method neural.
+      draft_model: likewise, for the method draft_model.
+      markov, recurrent, hydra: trained refiners of this very model.
+      accuracies: `accuracies[j][r]`: how often the candidate of rank r of head j + 2
+        is right, for trees chosen from it.
+    """
+
+    ngram: NGramModel | None = None
+    rescorer: SmallModel | None = None
+    draft_model: SmallModel | None = None
+    markov: LoadedRefiner | None = None
+    recurrent: LoadedRefiner | None = None
+    hydra: LoadedRefiner | None = None
+    accuracies: tuple[tuple[float, ...], ...] | None = None
+
+    def check(self, vocab_size: int) -> None:
+        """Raises a `UserError` where vocabularies differ."""
+        if self.ngram is not None and self.ngram.vocab_size != vocab_size:
+            raise UserError(
+                f"the n-gram model has {self.ngram.vocab_size} tokens and the language "
+                f"model {vocab_size}: build the n-gram model with the language model's "
+                "tokenizer (build_ngram --vocabulary=RUN_FOLDER)."
+            )
+        for name in ("rescorer", "draft_model"):
+            small: SmallModel | None = getattr(self, name)
+            if small is None:
+                continue
+            found = small.functions.config.trunk.vocab_size
+            if found != vocab_size:
+                raise UserError(
+                    f"the {name.replace('_', ' ')} has {found} tokens and the language "
+                    f"model {vocab_size}: train it with the same tokenizer."
+                )
+
+    def get(self, name: str) -> Any:
+        """An asset by name; None if it is not there."""
+        return getattr(self, name)
+
+    def need(self, name: str, method: str) -> Any:
+        """Returns what a method cannot do without.
+
+        Raises:
+          UserError: it is not there; the message says how to make it.
+        """
+        found = getattr(self, name)
+        if found is None:
+            raise UserError(f"method {method} needs {_HOW_TO_MAKE[name]}")
+        return found
+
+
+_HOW_TO_MAKE = {
+    "ngram": "an n-gram model: build one with python -m bpd_jax.build_ngram and pass "
+    "its folder as --ngram.",
+    "rescorer": "a small language model: train one on the same tokens with python -m "
+    "bpd_jax.train and pass its run folder as --rescorer.",
+    "draft_model": "a smaller language model: train one on the same tokens with python "
+    "-m bpd_jax.train and pass its run folder as --draft_model.",
+    **{
+        kind: f"a trained {kind} refiner: train one with python -m "
+        f"bpd_jax.train_refiner --kind={kind} and pass its folder as --{kind}."
+        for kind in ("markov", "recurrent", "hydra")
+    },
+}

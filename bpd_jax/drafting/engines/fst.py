@@ -1,0 +1,219 @@
+"""n-gram refinement by OpenFst: lattice ∘ n-gram automaton, then shortest paths.
+
+The paper's engine (section 7.2). It composes with back-off as an arc without label,
+which any path may take: scores are upper bounds of the exact ones (see
+`bpd_jax.ngrams.formats.fst`). The exact form gives that arc its meaning of a failure
+arc while composing, for which OpenFst's Python package has no matcher: one state after
+the other of lattice and automaton together, then the same shortest paths. Verification
+makes the decoded text exact with either.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+import numpy as np
+
+from bpd_jax.drafting.engines.host import HostEngine
+from bpd_jax.errors import UserError
+from bpd_jax.ngrams.formats import fst_format
+from bpd_jax.ngrams.formats.fst import automaton_of
+from bpd_jax.ngrams.model import NGramModel
+from bpd_jax.ngrams.search.failure import FailureAutomaton
+from bpd_jax.ngrams.search.finite import with_finite_scores
+from bpd_jax.ngrams.states import StateTable
+
+if TYPE_CHECKING:
+    import pynini
+
+
+class _Path(NamedTuple):
+    score: float
+    tokens: tuple[int, ...]
+
+
+class FstEngine(HostEngine):
+    """The search by OpenFst."""
+
+    def __init__(
+        self,
+        model: NGramModel,
+        alpha: float = 1.0,
+        *,
+        exact: bool = False,
+    ) -> None:
+        """Builds the automaton once.
+
+        Args:
+          model: a back-off n-gram model over the same token ids; what it has no
+            probability for gets log-probability -1000 (`with_finite_scores`).
+          alpha: weight of the n-gram's log-probability, above 0.
+          exact: take the back-off only where the n-gram is missing: a reference for
+            the other engines, which no method uses because they are faster.
+
+        Raises:
+          UserError: pynini is not installed, or alpha is not above 0.
+        """
+        super().__init__(model.order, alpha)
+        _check_above_zero(alpha)
+        try:
+            import pynini
+        except ImportError as error:
+            raise UserError(
+                "the engine fst needs the package pynini: pip install pynini, or use "
+                "the engine device."
+            ) from error
+        model = with_finite_scores(model)
+        self._states = StateTable(model)
+        automaton = automaton_of(model, continuous=True)
+        self._compose: Callable[[np.ndarray, np.ndarray, int], pynini.Fst]
+        if exact:
+            self._failure = FailureAutomaton(automaton)
+            self._compose = self._compose_exactly
+        else:
+            self._ngram = pynini.Fst.read_from_string(fst_format.encode(automaton))
+            self._compose = self._compose_with_epsilon
+
+    def with_weight(self, alpha: float, alpha_slope: float = 0.0) -> Self:
+        """Returns an engine with another weight that shares the automaton.
+
+        Raises:
+          UserError: alpha is not above 0, or depends on entropies.
+        """
+        _check_above_zero(alpha)
+        if alpha_slope:
+            raise UserError(
+                "the engine fst needs a constant weight: leave out slope, or use the "
+                "engine device or viterbi."
+            )
+        return super().with_weight(alpha)
+
+    def _best_paths(
+        self,
+        tokens: np.ndarray,
+        log_probs: np.ndarray,
+        history: np.ndarray,
+        alphas: np.ndarray,
+        num_drafts: int,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        del alphas  # Constant: an arc of the automaton stands for every position.
+        # Costs are divided by α here, and scores multiplied by it below: the automaton
+        # of the n-gram model is then the same for every α.
+        state = self._states.of_history(history.tolist())
+        composed = self._compose(tokens, -log_probs / self.alpha, state)
+        paths = best_paths(composed, num_drafts)
+        found = np.array([path.tokens for path in paths], np.int32)
+        scores = self.alpha * np.array([path.score for path in paths])
+        return found.reshape(len(paths), len(tokens)), scores
+
+    def _compose_with_epsilon(
+        self, tokens: np.ndarray, costs: np.ndarray, state: int
+    ) -> "pynini.Fst":
+        import pynini
+
+        lattice = _fst(_sausage(tokens, costs))
+        self._ngram.set_start(state)
+        paths = pynini.compose(lattice, self._ngram)
+        # Only the end of the lattice is final. A back-off there predicts nothing, but
+        # a back-off weight above 1 would make it pay.
+        zero = pynini.Weight.zero(paths.weight_type())
+        for node in paths.states():
+            if paths.final(node) != zero:
+                paths.delete_arcs(node)
+        return paths
+
+    def _compose_exactly(
+        self, tokens: np.ndarray, costs: np.ndarray, state: int
+    ) -> "pynini.Fst":
+        counts, labels, weights, targets = [], [], [], []
+        states, first = np.array([state]), 0
+        for column, cost in zip(tokens, costs, strict=True):
+            label, cost = _sorted_arcs(column, cost)
+            steps, after = self._failure.step(states, label)
+            first += states.size
+            number = states.size
+            states, place = np.unique(after, return_inverse=True)
+            counts.append(np.full(number, label.size))
+            labels.append(np.tile(label, number))
+            weights.append((steps + cost).ravel())
+            targets.append(first + place.ravel())
+        finals = np.full(first + states.size, np.inf, np.float32)
+        finals[first:] = 0
+        return _fst(
+            fst_format.Automaton(
+                start=0,
+                finals=finals,
+                arc_counts=np.concatenate([*counts, np.zeros(states.size, np.int64)]),
+                labels=np.concatenate(labels).astype(np.int32),
+                weights=np.concatenate(weights).astype(np.float32),
+                targets=np.concatenate(targets).astype(np.int32),
+            )
+        )
+
+
+def _check_above_zero(alpha: float) -> None:
+    if alpha == 0:
+        raise UserError(f"alpha is {alpha}: it must be above 0 (0-gram is α = 0).")
+
+
+def best_paths(paths: "pynini.Fst", count: int) -> list[_Path]:
+    """The `count` best distinct strings of an acyclic acceptor, or all if fewer.
+
+    One string may have many paths, one per way to back off. Its best path comes first,
+    so the first distinct strings of enough best paths are the best strings; OpenFst's
+    own `unique` determinises everything first, which is far slower.
+    """
+    import pynini
+
+    asked = count if count == 1 else 2 * count
+    while True:
+        strings = _strings(pynini.shortestpath(paths, nshortest=asked))
+        best: dict[tuple[int, ...], float] = {}
+        for path in strings:
+            best.setdefault(path.tokens, path.score)
+        if len(best) >= count or len(strings) < asked:
+            found = [_Path(score, tokens) for tokens, score in best.items()]
+            return found[:count]
+        asked *= 4
+
+
+def _strings(fst: "pynini.Fst") -> list[_Path]:
+    """Tokens and score of every path of an acyclic acceptor, best first."""
+    iterator = fst.paths()
+    found = []
+    while not iterator.done():
+        tokens = tuple(label - 1 for label in iterator.ilabels() if label)
+        found.append(_Path(-float(iterator.weight()), tokens))
+        iterator.next()
+    return sorted(found, key=lambda path: (-path.score, path.tokens))
+
+
+def _sausage(tokens: np.ndarray, costs: np.ndarray) -> fst_format.Automaton:
+    """The acceptor of all paths of a lattice `[J, W]`: one state per position."""
+    arcs = [_sorted_arcs(*column) for column in zip(tokens, costs, strict=True)]
+    counts = np.array([labels.size for labels, _ in arcs] + [0])
+    finals = np.full(len(arcs) + 1, np.inf, np.float32)
+    finals[-1] = 0
+    return fst_format.Automaton(
+        start=0,
+        finals=finals,
+        arc_counts=counts,
+        labels=np.concatenate([labels for labels, _ in arcs]).astype(np.int32),
+        weights=np.concatenate([cost for _, cost in arcs]).astype(np.float32),
+        targets=np.repeat(np.arange(1, len(arcs) + 1), counts[:-1]).astype(np.int32),
+    )
+
+
+def _sorted_arcs(
+    tokens: Sequence[int] | np.ndarray, costs: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Labels and costs of one position; of a token that is there twice, the better."""
+    by_cost = np.argsort(costs, kind="stable")
+    labels, first = np.unique(np.asarray(tokens)[by_cost] + 1, return_index=True)
+    costs = costs[by_cost][first]
+    return labels[np.isfinite(costs)], costs[np.isfinite(costs)]
+
+
+def _fst(automaton: fst_format.Automaton) -> "pynini.Fst":
+    import pynini
+
+    return pynini.Fst.read_from_string(fst_format.encode(automaton))

@@ -1,0 +1,88 @@
+"""A trained low-rank bigram that corrects the heads (the Markov head of DSpark)."""
+
+import dataclasses
+from typing import ClassVar
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from bpd_jax.drafting.interface import Source
+from bpd_jax.drafting.lattice import Lattice
+from bpd_jax.drafting.parts import BuildContext, RefinerPart, register
+from bpd_jax.drafting.refiners.trained import need_refiner
+from bpd_jax.drafting.refiners.transitions import (
+    InputFree,
+    Transitions,
+    Weight,
+    between_candidates,
+)
+from bpd_jax.drafting.refiners.weights import ALPHA, SLOPE, TRAINED_ALPHA
+from bpd_jax.models.refiners import markov_scores
+from bpd_jax.settings import setting
+from bpd_jax.typing import Params
+
+
+@flax.struct.dataclass
+class MarkovArrays:
+    """What the refiner reads on the device."""
+
+    alpha: Weight
+    params: Params
+
+
+@dataclasses.dataclass(frozen=True)
+class MarkovRefiner(InputFree):
+    """α times the corrections of the heads' logits; sees one candidate back.
+
+    Attributes:
+      arrays: weight and parameters.
+    """
+
+    arrays: MarkovArrays = dataclasses.field(compare=False)
+
+    def transitions(
+        self,
+        arrays: MarkovArrays,
+        lattice: Lattice,
+        inputs: None,
+        *,
+        by_candidate: bool = True,
+        all_room: bool = False,
+    ) -> Transitions:
+        """Scores all W × W pairs of candidates at each position."""
+        del inputs, by_candidate, all_room
+        tokens = lattice.tokens
+        levels = jnp.arange(1, tokens.shape[1])
+        score = jax.vmap(markov_scores, in_axes=(None, 1, 1, 0), out_axes=1)
+        scores = score(arrays.params, tokens[:, :-1], tokens[:, 1:, None], levels)
+        alpha = arrays.alpha.at(lattice.entropies)[:, :, None, None]
+        return between_candidates(alpha * scores)
+
+
+@register
+@dataclasses.dataclass(frozen=True)
+class Markov(RefinerPart):
+    """Settings of the refiner `markov`."""
+
+    name: ClassVar[str] = "markov"
+    help: ClassVar[str] = "a trained low-rank bigram"
+    reference: ClassVar[str] = "DSpark 2026"
+    needs: ClassVar[tuple[str, ...]] = ("markov",)
+    finite: ClassVar[bool] = True
+    normalised: ClassVar[bool] = True
+
+    alpha: float = setting(TRAINED_ALPHA, *ALPHA)
+    slope: float = setting(0.0, *SLOPE)
+
+    def build(self, context: BuildContext, source: Source) -> MarkovRefiner:
+        """Makes the refiner."""
+        del source
+        refiner = need_refiner(context, self.name)
+        weight = Weight.of(self.alpha, self.slope)
+        return MarkovRefiner(MarkovArrays(weight, refiner.params))
+
+    def label(self, order: int | None = None) -> str:
+        """What people read in tables."""
+        del order
+        return "Markov head"

@@ -1,0 +1,109 @@
+"""A trained recurrent network that corrects the heads along the draft (Domino)."""
+
+import dataclasses
+from typing import ClassVar
+
+import flax.struct
+
+from bpd_jax.drafting.interface import Extension, Prompts, Source, View
+from bpd_jax.drafting.lattice import Lattice
+from bpd_jax.drafting.parts import BuildContext, RefinerPart, register
+from bpd_jax.drafting.refiners.trained import need_refiner
+from bpd_jax.drafting.refiners.transitions import Weight
+from bpd_jax.drafting.refiners.weights import ALPHA, SLOPE, TRAINED_ALPHA
+from bpd_jax.drafting.tree import take
+from bpd_jax.models.refiners import recurrent_scores, recurrent_start, recurrent_step
+from bpd_jax.settings import setting
+from bpd_jax.typing import Array, Float, Int, Params
+
+
+@flax.struct.dataclass
+class RecurrentArrays:
+    """What the refiner reads on the device."""
+
+    alpha: Weight
+    params: Params
+
+
+@flax.struct.dataclass
+class RecurrentState:
+    """The state of n paths, and the weight of each head's corrections."""
+
+    states: Float[Array, "B n R"]
+    alpha: Float[Array, "B L-1"]
+
+
+@dataclasses.dataclass(frozen=True)
+class RecurrentRefiner:
+    """α times corrections of the heads' logits that have read the path.
+
+    Attributes:
+      arrays: weight and parameters.
+    """
+
+    arrays: RecurrentArrays = dataclasses.field(compare=False)
+
+    def remember(self, arrays: RecurrentArrays, prompts: Prompts) -> None:
+        """Nothing: the hidden state is all that it reads of the text."""
+        del arrays, prompts
+
+    def start(
+        self, view: View, lattice: Lattice | None, arrays: RecurrentArrays, memory: None
+    ) -> tuple[RecurrentState, None]:
+        """Reads the hidden state and the certain token."""
+        assert lattice is not None
+        state = recurrent_start(arrays.params, view.model.states(view.hidden))
+        states = recurrent_step(arrays.params, state, view.next_token)[:, None]
+        return RecurrentState(states, arrays.alpha.at(lattice.entropies)), memory
+
+    def scores(
+        self,
+        arrays: RecurrentArrays,
+        state: RecurrentState,
+        level: int,
+        tokens: Int[Array, "B n W"],
+    ) -> Float[Array, "B n W"]:
+        """Weighted corrections of the logits."""
+        alpha = state.alpha[:, level - 1, None, None]
+        return alpha * recurrent_scores(arrays.params, state.states, tokens, level)
+
+    def extend(
+        self,
+        arrays: RecurrentArrays,
+        state: RecurrentState,
+        level: int,
+        extension: Extension,
+    ) -> RecurrentState:
+        """Reads the last tokens of the new paths."""
+        del level
+        before = take(state.states, extension.parents)
+        states = recurrent_step(arrays.params, before, extension.tokens)
+        return dataclasses.replace(state, states=states)
+
+
+@register
+@dataclasses.dataclass(frozen=True)
+class Recurrent(RefinerPart):
+    """Settings of the refiner `recurrent`."""
+
+    name: ClassVar[str] = "recurrent"
+    help: ClassVar[str] = "a trained recurrent network along the draft"
+    reference: ClassVar[str] = "Domino 2026"
+    needs: ClassVar[tuple[str, ...]] = ("recurrent",)
+    needs_hidden: ClassVar[bool] = True
+    normalised: ClassVar[bool] = True
+
+    alpha: float = setting(TRAINED_ALPHA, *ALPHA)
+    slope: float = setting(0.0, *SLOPE)
+
+    def build(self, context: BuildContext, source: Source) -> RecurrentRefiner:
+        """Makes the refiner."""
+        del source
+        refiner = need_refiner(context, self.name)
+        weight = Weight.of(self.alpha, self.slope)
+        return RecurrentRefiner(RecurrentArrays(weight, refiner.params))
+
+    def label(self, order: int | None = None) -> str:
+        """What people read in tables."""
+        del order
+        return "recurrent head"

@@ -1,0 +1,214 @@
+"""The P best paths: exactly where paths have finitely many states, else by a beam."""
+
+import dataclasses
+import functools
+import importlib.util
+from typing import ClassVar
+
+import jax
+from jax.sharding import Mesh, PartitionSpec
+
+from bpd_jax.drafting.engines.host import HostEngine
+from bpd_jax.drafting.interface import Drafter, Search, Source
+from bpd_jax.drafting.lattice import Drafts, Lattice, best_drafts
+from bpd_jax.drafting.parts import (
+    COUNT,
+    DRAFTS,
+    BuildContext,
+    RefinerPart,
+    SearchPart,
+    register,
+)
+from bpd_jax.drafting.paths import PathArrays, Paths, PathState
+from bpd_jax.drafting.refiners.ngram import (
+    NGram,
+    NGramArrays,
+    NGramInputs,
+    NGramRefiner,
+)
+from bpd_jax.drafting.refiners.transitions import Transitions, over_lattice
+from bpd_jax.drafting.searches.beam import NORMALISE, BeamSearch
+from bpd_jax.drafting.searches.chains import ChainSearch
+from bpd_jax.drafting.searches.finite import best_paths, normalised_transitions
+from bpd_jax.drafting.searches.host_drafter import HostDrafter
+from bpd_jax.drafting.tree import DraftTree, from_drafts
+from bpd_jax.errors import UserError
+from bpd_jax.settings import SWITCH, choice, setting
+from bpd_jax.typing import AnyArray, Array, Int
+
+AUTO, DEVICE, VITERBI, FST = ENGINES = ("auto", "device", "viterbi", "fst")
+
+
+@dataclasses.dataclass(frozen=True)
+class ExactBest(ChainSearch):
+    """The P best of all paths of a lattice (paper section 7.2), inside the loop.
+
+    Attributes:
+      normalise: whether scores are normalised among the candidates after every node, so
+        that the score of a path is its probability.
+    """
+
+    normalise: bool = False
+
+    def grow(
+        self,
+        paths: Paths,
+        arrays: PathArrays,
+        state: PathState,
+        first: Int[Array, " B"],
+        key: Array | None = None,
+    ) -> DraftTree:
+        """Returns the paths as chains, best first."""
+        del first, key
+        count = self.max_drafts(paths.block_size, paths.width)
+        search = functools.partial(_search, count=count, normalise=self.normalise)
+        return from_drafts(paths.over_lattice(arrays, state, search))
+
+
+def _search(
+    lattice: Lattice,
+    transitions: Transitions | None,
+    *,
+    count: int,
+    normalise: bool = False,
+) -> Drafts:
+    if transitions is None:
+        return best_drafts(lattice, count)
+    if normalise:
+        transitions = normalised_transitions(lattice, transitions)
+    return best_paths(lattice, transitions, count)
+
+
+def best_under_ngram(
+    refiner: NGramRefiner,
+    lattice: Lattice,
+    context: Int[AnyArray, "B C"],
+    num_drafts: int,
+    *,
+    arrays: NGramArrays | None = None,
+    mesh: Mesh | None = None,
+) -> Drafts:
+    """The P best distinct drafts under Σ log p_head + α · log p_ngram (section 7.2).
+
+    Args:
+      refiner: an n-gram model, not adaptive.
+      lattice: candidates of the block.
+      context: the last `refiner.context_length` tokens of the text before it.
+      num_drafts: P.
+      arrays: the refiner's, if jitted code passes them as an argument.
+      mesh: the devices over which the model is cut, if it is.
+    """
+    arrays = refiner.arrays if arrays is None else arrays
+    search = functools.partial(_search, count=num_drafts)
+    if lattice.tokens.shape[1] == 1:  # Nothing but the certain token.
+        return best_drafts(lattice, num_drafts)
+
+    def run(arrays: NGramArrays, lattice: Lattice, context: AnyArray) -> Drafts:
+        inputs = (NGramInputs(context),)
+        return over_lattice((refiner,), (arrays,), lattice, inputs, search)
+
+    if arrays.table.shard_axis is None:
+        return run(arrays, lattice, context)
+    cut = jax.tree.map(lambda _: PartitionSpec(arrays.table.shard_axis), arrays)
+    whole = PartitionSpec()
+    sharded = jax.shard_map(
+        run,
+        mesh=mesh,
+        in_specs=(dataclasses.replace(cut, alpha=whole), whole, whole),
+        out_specs=whole,
+        check_vma=False,
+    )
+    return sharded(arrays, lattice, context)
+
+
+@register
+@dataclasses.dataclass(frozen=True)
+class Best(SearchPart):
+    """Settings of the search `best`."""
+
+    name: ClassVar[str] = "best"
+    help: ClassVar[str] = "the P best paths, exactly where refiners allow it"
+    reference: ClassVar[str] = "Kim et al. 2024, section 7.2"
+    number: ClassVar[str] = "paths"
+    counts: ClassVar[str] = DRAFTS
+
+    paths: int = setting(1, "paths P", COUNT)
+    engine: str = setting(
+        AUTO,
+        "of the n-gram search: device (inside the loop), viterbi (on the host) or fst "
+        "(OpenFst on the host, with back-off as an epsilon arc as in the paper)",
+        choice(*ENGINES),
+    )
+    normalise: int | None = setting(None, NORMALISE, SWITCH.or_none())
+
+    @property
+    def drafts(self) -> int:
+        """P."""
+        return self.paths
+
+    def drafter(
+        self, context: BuildContext, source: Source, refiners: tuple[RefinerPart, ...]
+    ) -> Drafter:
+        """Joins source, refiners and search, or an engine on the host.
+
+        Raises:
+          UserError: the engine cannot do what the other parts ask for.
+        """
+        host = self._host_engine(context, source, refiners)
+        if host is None:
+            return super().drafter(context, source, refiners)
+        return HostDrafter(source, self.paths, host.context_length, host)
+
+    def _host_engine(
+        self, context: BuildContext, source: Source, refiners: tuple[RefinerPart, ...]
+    ) -> HostEngine | None:
+        ngram = refiners[0] if len(refiners) == 1 else None
+        alone = isinstance(ngram, NGram) and not ngram.adaptive and not self.normalise
+        engine = self.engine
+        if engine == AUTO:
+            engine = default_engine() if alone else DEVICE
+        if engine == DEVICE:
+            return None
+        if not alone or not isinstance(ngram, NGram):
+            raise UserError(
+                f"{context.method}: engine={engine} searches under one n-gram model as "
+                "it is; use engine=device, or leave it out."
+            )
+        return host_engine(engine, ngram, context)
+
+    def build(self, context: BuildContext, paths: Paths, normalise: bool) -> Search:
+        """Makes the search."""
+        if self.normalise is not None:
+            normalise = bool(self.normalise)
+        if paths.others or not paths.source.offers_lattice:
+            return BeamSearch(self.paths, normalise)
+        return ExactBest(self.paths, normalise)
+
+    def label(self, order: int | None = None) -> str:
+        """What people read in tables."""
+        del order
+        return f"{self.paths}-best"
+
+
+def default_engine() -> str:
+    """The fastest exact n-gram search here: in the loop, or on the host's processor."""
+    on_host = jax.default_backend() == "cpu" and importlib.util.find_spec("numba")
+    return VITERBI if on_host else DEVICE
+
+
+def host_engine(engine: str, ngram: NGram, context: BuildContext) -> HostEngine:
+    """Makes an engine; those of the same model share its tables.
+
+    Raises:
+      UserError: a package is missing, or the weight does not suit the engine.
+    """
+    model, alpha = context.need("ngram"), ngram.weight(context)
+    if engine == VITERBI:
+        from bpd_jax.drafting.engines.viterbi import ViterbiEngine
+
+        made: HostEngine = context.share(VITERBI, lambda: ViterbiEngine(model))
+    else:
+        from bpd_jax.drafting.engines.fst import FstEngine
+
+        made = context.share(FST, lambda: FstEngine(model))
+    return made.with_weight(alpha, ngram.slope)

@@ -1,0 +1,137 @@
+"""A smaller model that writes the draft (Leviathan et al. 2023; Chen et al. 2023)."""
+
+import dataclasses
+from typing import ClassVar
+
+from bpd_jax.drafting.interface import (
+    Candidates,
+    Extension,
+    Outcome,
+    Prompts,
+    View,
+)
+from bpd_jax.drafting.parts import (
+    COUNT,
+    MOST_DRAFTS,
+    BuildContext,
+    SearchPart,
+    SourcePart,
+    register,
+)
+from bpd_jax.drafting.small_lm import Reading, SmallLM
+from bpd_jax.drafting.sources.heads import lattice_width
+from bpd_jax.errors import UserError
+from bpd_jax.models.cache import KVCache
+from bpd_jax.models.functions import top_candidates
+from bpd_jax.settings import setting
+from bpd_jax.typing import Params
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftModelSource:
+    """Candidates are the draft model's own best next tokens after each path.
+
+    Attributes:
+      block_size: L, the draft tokens and the certain one.
+      width: W, tokens kept of each of its distributions.
+      small: the draft model.
+      params: its parameters.
+    """
+
+    block_size: int
+    width: int
+    small: SmallLM
+    params: Params = dataclasses.field(compare=False)
+    offers_lattice: bool = dataclasses.field(default=False, init=False)
+    feature_layers: tuple[int, ...] = dataclasses.field(default=(), init=False)
+
+    @property
+    def arrays(self) -> Params:
+        """The parameters."""
+        return self.params
+
+    def remember(self, arrays: Params, prompts: Prompts) -> KVCache:
+        """Reads the prompts."""
+        return self.small.prefill(arrays, prompts.tokens, prompts.lengths)
+
+    def learn(self, arrays: Params, memory: KVCache, outcome: Outcome) -> KVCache:
+        """Nothing yet: it reads the accepted tokens when it starts."""
+        del arrays, outcome
+        return memory
+
+    def start(
+        self, view: View, arrays: Params, memory: KVCache
+    ) -> tuple[Reading, KVCache]:
+        """Catches up with the text."""
+        reading = self.small.start(arrays, memory, view)
+        return reading, reading.cache
+
+    def candidates(self, arrays: Params, state: Reading, level: int) -> Candidates:
+        """The best tokens, with their log-probabilities."""
+        del level
+        logits = self.small.logits(arrays, state.hidden)
+        tokens, log_probs, _ = top_candidates(logits, self.width)
+        return Candidates(tokens, log_probs)
+
+    def extend(
+        self, arrays: Params, state: Reading, level: int, extension: Extension
+    ) -> Reading:
+        """Reads on along the new paths."""
+        return self.small.extend(arrays, state, level, extension)
+
+    def lattice(self, state: Reading) -> None:
+        """None: candidates depend on the path."""
+        del state
+
+
+# Tokens kept of the draft model's distributions where a method does not say.
+_WIDTH = 16
+
+
+@register
+@dataclasses.dataclass(frozen=True)
+class DraftModel(SourcePart):
+    """Settings of the source `draft_model`."""
+
+    name: ClassVar[str] = "draft_model"
+    help: ClassVar[str] = "a smaller model writes the draft"
+    reference: ClassVar[str] = "Leviathan et al. 2023; Chen et al. 2023"
+    number: ClassVar[str] = "tokens"
+    needs: ClassVar[tuple[str, ...]] = ("draft_model",)
+    default_search: ClassVar[str] = "chains"
+
+    tokens: int = setting(5, "draft tokens", COUNT)
+    k: int | None = setting(
+        None, f"candidates kept after every path; default {_WIDTH}", COUNT.or_none()
+    )
+
+    def build(self, context: BuildContext, search: SearchPart) -> DraftModelSource:
+        """Makes the source.
+
+        Raises:
+          UserError: there is no draft model, or drafts would be too many.
+        """
+        width = min(_WIDTH, context.vocab_size)
+        narrow = dataclasses.replace(context, width=width)
+        width = lattice_width(narrow, self.k, context.vocab_size)
+        if search.drafts > width:
+            raise UserError(
+                f"{context.method} asks for {search.drafts} drafts that begin "
+                f"differently, but keeps only {width} candidates: give a larger k or "
+                "fewer drafts."
+            )
+        if search.drafts * self.tokens > MOST_DRAFTS:
+            raise UserError(
+                f"{context.method} drafts {search.drafts * self.tokens} tokens in "
+                f"every serial call, more than {MOST_DRAFTS}: give fewer drafts or "
+                "draft tokens."
+            )
+        small = context.need("draft_model")
+        block = self.tokens + 1
+        reader = SmallLM(small.functions, max(block, context.reach))
+        return DraftModelSource(block, width, reader, small.params)
+
+    def label(self, order: int | None = None) -> str:
+        """What people read in tables."""
+        del order
+        return f"Draft model, {self.tokens} tokens"

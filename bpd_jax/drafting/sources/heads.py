@@ -1,0 +1,195 @@
+"""The block heads as a source: heads 2 … L guess independently of each other."""
+
+import dataclasses
+from typing import ClassVar
+
+import flax.struct
+import jax.numpy as jnp
+
+from bpd_jax.drafting.interface import (
+    Candidates,
+    Extension,
+    Outcome,
+    Prompts,
+    View,
+)
+from bpd_jax.drafting.lattice import Lattice, distinct_scores
+from bpd_jax.drafting.parts import (
+    COUNT,
+    BuildContext,
+    SearchPart,
+    SourcePart,
+    register,
+)
+from bpd_jax.errors import UserError
+from bpd_jax.settings import setting
+from bpd_jax.typing import Array, Float, PyTree
+
+
+@flax.struct.dataclass
+class LatticeState:
+    """The lattice, and how many paths there are.
+
+    Attributes:
+      lattice: the candidates.
+      scores: of the candidates, with repeated ones at -inf.
+      num_paths: n.
+    """
+
+    lattice: Lattice
+    scores: Float[Array, "B L W"]
+    num_paths: int = flax.struct.field(pytree_node=False, default=1)
+
+
+class LatticeSource:
+    """What lattice sources have in common; they define `build_lattice`."""
+
+    offers_lattice: bool = True
+    feature_layers: tuple[int, ...] = ()
+    arrays: PyTree = None
+
+    def build_lattice(
+        self, view: View, arrays: PyTree, memory: PyTree
+    ) -> tuple[Lattice, PyTree]:
+        """The candidates of the block, and the memory."""
+        raise NotImplementedError
+
+    def remember(self, arrays: PyTree, prompts: Prompts) -> PyTree:
+        """Keeps nothing."""
+        del arrays, prompts
+
+    def learn(self, arrays: PyTree, memory: PyTree, outcome: Outcome) -> PyTree:
+        """Keeps nothing."""
+        del arrays, outcome
+        return memory
+
+    def start(
+        self, view: View, arrays: PyTree, memory: PyTree
+    ) -> tuple[LatticeState, PyTree]:
+        """Builds the lattice."""
+        lattice, memory = self.build_lattice(view, arrays, memory)
+        return LatticeState(lattice, distinct_scores(lattice)), memory
+
+    def lattice(self, state: LatticeState) -> Lattice:
+        """The lattice."""
+        return state.lattice
+
+    def candidates(self, arrays: PyTree, state: LatticeState, level: int) -> Candidates:
+        """The same candidates after every path."""
+        del arrays
+        tokens, scores = state.lattice.tokens[:, level], state.scores[:, level]
+        shape = (tokens.shape[0], state.num_paths, tokens.shape[1])
+        return Candidates(
+            jnp.broadcast_to(tokens[:, None], shape),
+            jnp.broadcast_to(scores[:, None], shape),
+        )
+
+    def extend(
+        self, arrays: PyTree, state: LatticeState, level: int, extension: Extension
+    ) -> LatticeState:
+        """Only the number of paths changes."""
+        del arrays, level
+        return dataclasses.replace(state, num_paths=extension.parents.shape[1])
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadsSource(LatticeSource):
+    """The W best tokens of each of heads 2 … L (Stern et al. 2018).
+
+    Attributes:
+      block_size: L, the number of heads used.
+      width: W, candidates per head (the paper's k).
+    """
+
+    block_size: int
+    width: int
+
+    def build_lattice(
+        self, view: View, arrays: PyTree, memory: PyTree
+    ) -> tuple[Lattice, PyTree]:
+        """Evaluates the heads on the hidden state of the last token."""
+        del arrays
+        lattice = view.model.lattice(
+            view.hidden, view.next_token, self.block_size, self.width
+        )
+        return lattice, memory
+
+
+@register
+@dataclasses.dataclass(frozen=True)
+class Heads(SourcePart):
+    """Settings of the source `heads`."""
+
+    name: ClassVar[str] = "heads"
+    help: ClassVar[str] = "the model's block heads"
+    reference: ClassVar[str] = "Stern et al. 2018"
+    number: ClassVar[str] = "heads"
+    offers_lattice: ClassVar[bool] = True
+
+    heads: int | None = setting(
+        None, "block heads used, head 1 included; default all", COUNT.or_none()
+    )
+    k: int | None = setting(
+        None, "candidates per head; default lattice_width", COUNT.or_none()
+    )
+
+    def build(self, context: BuildContext, search: SearchPart) -> HeadsSource:
+        """Makes the source.
+
+        Raises:
+          UserError: the model has no such heads, or the vocabulary not so many tokens.
+        """
+        available = context.model.block_size
+        if available == 1:
+            raise UserError(
+                f"the model has no block heads, so method {context.method} has no "
+                "lattice to draft from: train heads (BlockHeadsConfig), or use greedy, "
+                "prompt_lookup, lookahead or draft_model."
+            )
+        if self.heads is not None and not 2 <= self.heads <= available:
+            raise UserError(
+                f"{context.method} asks for {self.heads} heads: give 2 to {available}."
+            )
+        block = self.heads or available
+        choices = context.model.config.draft_vocab_size
+        width = lattice_width(context, self.k, choices)
+        check_paths(context, block, width, search)
+        return HeadsSource(block, width)
+
+
+def lattice_width(context: BuildContext, k: int | None, choices: int) -> int:
+    """W of a lattice source.
+
+    Args:
+      context: of the method.
+      k: its setting.
+      choices: tokens that a position can have.
+
+    Raises:
+      UserError: there are not so many tokens.
+    """
+    if k is not None and k > choices:
+        raise UserError(
+            f"{context.method} asks for {k} candidates, but there are only {choices} "
+            "tokens to choose from."
+        )
+    width = k or context.width
+    if width > choices:
+        raise UserError(
+            f"{context.method} would keep lattice_width = {width} candidates, but "
+            f"there are only {choices} tokens to choose from: lower it, or give the "
+            f"method k={choices} or less."
+        )
+    return width
+
+
+def check_paths(
+    context: BuildContext, block: int, width: int, search: SearchPart
+) -> None:
+    """Raises a `UserError` if the lattice has fewer paths than the search returns."""
+    paths = width ** (block - 1)
+    if search.drafts > paths:
+        raise UserError(
+            f"{context.method} asks for {search.drafts} drafts, but the lattice of "
+            f"{block} heads and {width} candidates has {paths} paths."
+        )

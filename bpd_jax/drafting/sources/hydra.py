@@ -1,0 +1,145 @@
+"""Sequential heads: each takes the draft's earlier tokens as input (Hydra)."""
+
+import dataclasses
+from typing import ClassVar
+
+import flax.struct
+import jax.numpy as jnp
+
+from bpd_jax.drafting.interface import (
+    BoundModel,
+    Candidates,
+    Extension,
+    Outcome,
+    Prompts,
+    View,
+)
+from bpd_jax.drafting.parts import (
+    COUNT,
+    BuildContext,
+    SearchPart,
+    SourcePart,
+    register,
+)
+from bpd_jax.drafting.refiners.trained import need_refiner
+from bpd_jax.drafting.sources.heads import Heads
+from bpd_jax.drafting.tree import take
+from bpd_jax.models.functions import top_candidates
+from bpd_jax.models.refiners import HydraConfig, hydra_states
+from bpd_jax.settings import setting
+from bpd_jax.typing import Array, Float, Params
+
+
+@flax.struct.dataclass
+class HydraState:
+    """What the heads read at the ends of n paths of l tokens.
+
+    Attributes:
+      model: whose embeddings they read, and whose softmax reads them.
+      hidden: final hidden state of the text's last token.
+      embedded: embeddings of the tokens of each path.
+    """
+
+    model: BoundModel
+    hidden: Float[Array, "B D"]
+    embedded: Float[Array, "B n l D"]
+
+
+@dataclasses.dataclass(frozen=True)
+class HydraSource:
+    """Candidates are the best tokens of a Hydra head (Ankner et al. 2024).
+
+    Attributes:
+      block_size: L, at most the number of heads trained.
+      width: W, tokens kept of each distribution.
+      config: sizes of the heads.
+      params: their parameters.
+    """
+
+    block_size: int
+    width: int
+    config: HydraConfig
+    params: Params = dataclasses.field(compare=False)
+    offers_lattice: bool = dataclasses.field(default=False, init=False)
+    feature_layers: tuple[int, ...] = dataclasses.field(default=(), init=False)
+
+    @property
+    def arrays(self) -> Params:
+        """The parameters."""
+        return self.params
+
+    def remember(self, arrays: Params, prompts: Prompts) -> None:
+        """Nothing: the hidden state is all that the heads read of the text."""
+        del arrays, prompts
+
+    def learn(self, arrays: Params, memory: None, outcome: Outcome) -> None:
+        """Keeps nothing."""
+        del arrays, memory, outcome
+
+    def start(
+        self, view: View, arrays: Params, memory: None
+    ) -> tuple[HydraState, None]:
+        """Embeds the certain token."""
+        del arrays
+        embedded = view.model.embed(view.next_token)[:, None, None]
+        hidden = view.model.states(view.hidden)
+        return HydraState(view.model, hidden, embedded), memory
+
+    def candidates(self, arrays: Params, state: HydraState, level: int) -> Candidates:
+        """The best tokens, with their log-probabilities."""
+        states = hydra_states(self.config, arrays, state.hidden, state.embedded, level)
+        logits = state.model.draft_logits(states, level)
+        places, log_probs, _ = top_candidates(logits, self.width)
+        return Candidates(state.model.draft_tokens(places), log_probs)
+
+    def extend(
+        self, arrays: Params, state: HydraState, level: int, extension: Extension
+    ) -> HydraState:
+        """Appends the embeddings of the new paths' last tokens."""
+        del arrays, level
+        last = state.model.embed(extension.tokens)[:, :, None]
+        before = take(state.embedded, extension.parents)
+        embedded = jnp.concatenate([before, last], axis=2)
+        return dataclasses.replace(state, embedded=embedded)
+
+    def lattice(self, state: HydraState) -> None:
+        """None: candidates depend on the path."""
+        del state
+
+
+@register
+@dataclasses.dataclass(frozen=True)
+class Hydra(SourcePart):
+    """Settings of the source `hydra`."""
+
+    name: ClassVar[str] = "hydra"
+    help: ClassVar[str] = "heads that see the earlier tokens of the draft"
+    reference: ClassVar[str] = "Ankner et al. 2024"
+    number: ClassVar[str] = "heads"
+    needs: ClassVar[tuple[str, ...]] = ("hydra",)
+    needs_hidden: ClassVar[bool] = True
+
+    heads: int | None = setting(
+        None, "block heads used, head 1 included; default all", COUNT.or_none()
+    )
+    k: int | None = setting(
+        None, "candidates per head; default lattice_width", COUNT.or_none()
+    )
+
+    def build(self, context: BuildContext, search: SearchPart) -> HydraSource:
+        """Makes the source; it has as many heads as the model.
+
+        Raises:
+          UserError: there are no Hydra heads, or not of this model.
+        """
+        sizes = Heads(self.heads, self.k).build(context, search)
+        refiner = need_refiner(context, self.name)
+        assert isinstance(refiner.config, HydraConfig)
+        return HydraSource(
+            sizes.block_size, sizes.width, refiner.config, refiner.params
+        )
+
+    def label(self, order: int | None = None) -> str:
+        """What people read in tables."""
+        del order
+        return "Hydra"

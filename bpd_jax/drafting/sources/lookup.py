@@ -1,0 +1,123 @@
+"""Prompt lookup: the text's own past as the draft (Saxena 2023). Needs no heads."""
+
+import dataclasses
+from typing import ClassVar
+
+import flax.struct
+import jax.numpy as jnp
+
+from bpd_jax.drafting.interface import Stateless, View
+from bpd_jax.drafting.lattice import Drafts
+from bpd_jax.drafting.parts import (
+    COUNT,
+    BuildContext,
+    StandalonePart,
+    register,
+)
+from bpd_jax.drafting.tree import DraftTree, from_drafts
+from bpd_jax.settings import integer, setting
+from bpd_jax.typing import Array, Bool, Int, PyTree
+
+
+@flax.struct.dataclass
+class Copy:
+    """What was found.
+
+    Attributes:
+      tokens: the certain token, then what is copied.
+      found: whether there was anything to copy.
+    """
+
+    tokens: Int[Array, "B T+1"]
+    found: Bool[Array, " B"]
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptLookup(Stateless):
+    """Drafts what followed the last place where the text ran as it does now.
+
+    The last n tokens, the certain one included, are sought earlier in the text, with n
+    from `match` down to 1; of the places found for the largest n the latest counts.
+
+    A copy that comes to the end of the text goes on with what it has copied, as a text
+    that repeats itself would. Worked example (the certain token is the last `b`):
+
+        text   a b x a b        match 2: `a b` stands at 0, copied from `x` on
+        draft            x a b x a b
+
+    Attributes:
+      num_tokens: T, tokens drafted after the certain one.
+      match: the most tokens that are sought.
+    """
+
+    num_tokens: int
+    match: int = 3
+    on_device: bool = dataclasses.field(default=True, init=False)
+    max_drafts: int = dataclasses.field(default=1, init=False)
+
+    @property
+    def max_depth(self) -> int:
+        """T and the certain token."""
+        return self.num_tokens + 1
+
+    @property
+    def max_nodes(self) -> int:
+        """One draft."""
+        return self.max_depth
+
+    def look(self, view: View, arrays: None, memory: None) -> tuple[Copy, None]:
+        """Searches the text."""
+        del arrays
+        places = jnp.arange(view.tokens.shape[1])
+        last = view.lengths[:, None]
+        text = jnp.where(places == last, view.next_token[:, None], view.tokens)
+        # How many of the last tokens stand right up to each place.
+        matched = jnp.zeros_like(text)
+        agree = places < last
+        for back in range(self.match):
+            ending = jnp.take_along_axis(text, jnp.maximum(last - back, 0), axis=1)
+            earlier = jnp.roll(text, back, axis=1)
+            agree &= (earlier == ending) & (places >= back)
+            matched += agree
+        best = matched.max(axis=1, keepdims=True)
+        end = jnp.where(matched == best, places, -1).max(axis=1, keepdims=True)
+        period = jnp.maximum(last - end, 1)
+        copied = end + 1 + jnp.arange(self.num_tokens) % period
+        draft = jnp.take_along_axis(text, copied, axis=1, mode="clip")
+        tokens = jnp.concatenate([view.next_token[:, None], draft], axis=1)
+        return Copy(tokens, best[:, 0] > 0), memory
+
+    def propose(self, seen: Copy, arrays: PyTree) -> DraftTree:
+        """Returns one chain per row; without a match only its root is valid."""
+        del arrays
+        scores = jnp.zeros((len(seen.found), 1), jnp.float32)
+        chain = from_drafts(Drafts(seen.tokens[:, None], scores))
+        valid = (chain.depths == 0) | seen.found[:, None]
+        return dataclasses.replace(chain, valid=valid)
+
+
+@register
+@dataclasses.dataclass(frozen=True)
+class Lookup(StandalonePart):
+    """Settings of the source `lookup`."""
+
+    name: ClassVar[str] = "lookup"
+    help: ClassVar[str] = (
+        "what followed the last occurrence of the end of the text; also beside another "
+        "source, as in heads/tree:32+lookup:8"
+    )
+    reference: ClassVar[str] = "Saxena 2023"
+    number: ClassVar[str] = "tokens"
+
+    tokens: int = setting(8, "draft tokens", COUNT)
+    match: int = setting(3, "longest suffix that is searched for", integer(1, 32))
+
+    def build(self, context: BuildContext) -> PromptLookup:
+        """Makes the drafter."""
+        del context
+        return PromptLookup(self.tokens, self.match)
+
+    def label(self, order: int | None = None) -> str:
+        """What people read in tables."""
+        del order
+        return f"Prompt lookup of {self.tokens}"

@@ -1,0 +1,55 @@
+"""No draft: the model's own next token, one per serial call (plain decoding)."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax.numpy as jnp
+
+from bpd_jax.drafting.interface import Stateless, View
+from bpd_jax.drafting.lattice import Drafts
+from bpd_jax.drafting.parts import BuildContext, StandalonePart, register
+from bpd_jax.drafting.tree import DraftTree, from_drafts
+from bpd_jax.typing import Array, Int, PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class PlainDrafter(Stateless):
+    """Plain decoding: the reference that every other method must reproduce."""
+
+    on_device: bool = dataclasses.field(default=True, init=False)
+    max_depth: int = dataclasses.field(default=1, init=False)
+    max_nodes: int = dataclasses.field(default=1, init=False)
+    max_drafts: int = dataclasses.field(default=1, init=False)
+
+    def look(
+        self, view: View, arrays: None, memory: None
+    ) -> tuple[Int[Array, " B"], None]:
+        """Returns the certain token."""
+        del arrays
+        return view.next_token, memory
+
+    def propose(self, seen: Int[Array, " B"], arrays: PyTree) -> DraftTree:
+        """Returns a tree of one node per row."""
+        del arrays
+        scores = jnp.zeros((seen.shape[0], 1), jnp.float32)
+        return from_drafts(Drafts(seen[:, None, None], scores))
+
+
+@register
+@dataclasses.dataclass(frozen=True)
+class Nothing(StandalonePart):
+    """The source `none`: plain decoding."""
+
+    name: ClassVar[str] = "none"
+    help: ClassVar[str] = "no draft: one token per serial call"
+    reference: ClassVar[str] = "plain decoding"
+
+    def build(self, context: BuildContext) -> PlainDrafter:
+        """Makes the drafter."""
+        del context
+        return PlainDrafter()
+
+    def label(self, order: int | None = None) -> str:
+        """What people read in tables."""
+        del order
+        return "Greedy"

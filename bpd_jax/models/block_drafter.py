@@ -1,0 +1,164 @@
+"""The block drafter: a few transformer layers that read the target's own states.
+
+One pass proposes a whole block (DFlash, arXiv 2602.06036; DSpark, arXiv 2607.05147).
+y_0, the anchor, is certain: the target's next token. The block drafter guesses
+y_1 … y_{L-1} in parallel. Its queries are the target's embedding of y_0 and a learned
+mask embedding for the rest; the keys and values of each layer are projections of
+
+- the context: states of chosen layers of the target at the accepted tokens,
+  concatenated, projected to width D and normalised ("fused"), the same for all layers;
+- the block itself, every query of it, not causal.
+
+Layers are those of a Llama with normalised queries and keys (Qwen3). Rotary positions
+go on from the context: y_0 stands at position n after n accepted tokens. The softmax is
+the target's, frozen, over a draft vocabulary if there is one.
+
+Parameters, by name, with the tensors of published checkpoints that they correspond to:
+
+    fusion/kernel [F, D]                     fc
+    fusion_norm/scale [D]                    hidden_norm
+    mask_embedding [D]                       embed_tokens[mask_token_id]
+    attention_norm_i, mlp_norm_i /scale [D]  layers.i.input_layernorm, post_attention_…
+    attention_i/{query,key,value,output}/kernel, /query_norm, /key_norm
+                                             layers.i.self_attn.{q,k,v,o}_proj, …_norm
+    mlp_i/{input,gate,output}/kernel         layers.i.mlp.{gate,up,down}_proj
+    final_norm/scale [D]                     norm
+    markov/embedding [V, R], output [V', R]  markov_head.markov_w1, markov_w2
+    confidence/kernel [D + R, 1], bias [1]   confidence_head.proj
+    softmax [V', D], vocabulary [V']         lm_head, d2t; both frozen
+"""
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from bpd_jax.models.cache import KeyValues, KVCache
+from bpd_jax.models.config import TransformerConfig
+from bpd_jax.models.context_cache import cache_of_slots
+from bpd_jax.models.drafter_config import BlockDrafterConfig
+from bpd_jax.models.partitioning import EMBED, MLP
+from bpd_jax.models.transformer import (
+    Block,
+    Projection,
+    block_parts,
+    named_normal,
+    norm,
+)
+from bpd_jax.typing import Array, Float, Int
+
+
+class BlockDrafter(nn.Module):
+    """The layers of a block drafter.
+
+    Attributes:
+      config: sizes, resolved for the target.
+      layers: `config.transformer(target)`, in the precision of the computation.
+    """
+
+    config: BlockDrafterConfig
+    layers: TransformerConfig
+
+    def setup(self) -> None:
+        config, layers = self.config, self.layers
+        width = layers.d_model
+        self.fusion = Projection(
+            (len(config.feature_layers) * width, width),
+            (MLP, EMBED),
+            (EMBED,),
+            layers,
+            use_bias=False,
+        )
+        self.fusion_norm = norm(layers)
+        self.mask_embedding = self.param(
+            "mask_embedding",
+            named_normal((EMBED,), width**-0.5),
+            (width,),
+            layers.param_dtype,
+        )
+        self.blocks = [self._block(layer) for layer in range(config.num_layers)]
+        self.final_norm = norm(layers)
+        if config.confidence:
+            self.confidence = Projection(
+                (
+                    width
+                    + (config.markov_rank if config.confidence_reads_markov else 0),
+                    1,
+                ),
+                (EMBED, MLP),
+                (MLP,),
+                layers,
+                use_bias=True,
+            )
+
+    def _block(self, layer: int) -> Block:
+        parts = block_parts(self.layers, lambda part: {"name": f"{part}_{layer}"})
+        return Block(*parts, layer)
+
+    def context(
+        self, features: Float[Array, "B T F"], positions: Int[Array, "B T"]
+    ) -> KeyValues:
+        """Keys and values of accepted tokens in every layer.
+
+        Args:
+          features: outputs of `config.feature_layers` of the target, concatenated.
+          positions: of the tokens in the text.
+        """
+        fused = self.fusion_norm(self.fusion(features.astype(self.layers.dtype)))
+        pairs = [block.attention.keys_values(fused, positions) for block in self.blocks]
+        keys, values = zip(*pairs, strict=True)
+        return KeyValues(jnp.stack(keys), jnp.stack(values))
+
+    def __call__(
+        self,
+        anchors: Float[Array, "B A D"],
+        positions: Int[Array, "B A"],
+        context: KVCache,
+    ) -> Float[Array, "B A L-1 D"]:
+        """The states of the drafted tokens, to be fed to the softmax.
+
+        Args:
+          anchors: the target's embeddings of A certain tokens per row; each starts a
+            block of its own, and blocks do not see each other.
+          positions: of the certain tokens in the text.
+          context: what the blocks see of the text, as `attention` takes it: `lengths`
+            counts visible slots, or is a mask `[B, A·Q, S]`, Q = `config.queries`.
+        """
+        batch, blocks, width = anchors.shape
+        queries = self.config.queries
+        dtype = self.layers.dtype
+        masks = jnp.broadcast_to(
+            self.mask_embedding.astype(dtype), (batch, blocks, queries - 1, width)
+        )
+        x = jnp.concatenate([anchors[:, :, None].astype(dtype), masks], axis=2)
+        x = x.reshape(batch, blocks * queries, width)
+        places = (positions[..., None] + jnp.arange(queries)).reshape(batch, -1)
+        mask = jnp.ones((batch, blocks, queries, queries), bool)
+        for block in self.blocks:
+            x, _ = block(x, places, mask, context)
+        x = self.final_norm(x).reshape(batch, blocks, queries, width)
+        return x[:, :, queries - (self.config.block_size - 1) :]
+
+    def confidence_logits(
+        self, states: Float[Array, "... D"], previous: Float[Array, "... R"] | None
+    ) -> Float[Array, "..."]:
+        """Logits of the probability that a drafted token is accepted, float32.
+
+        Args:
+          states: of the drafted tokens.
+          previous: Markov embeddings of the tokens before, if the head reads them.
+        """
+        if self.config.confidence_reads_markov:
+            assert previous is not None
+            states = jnp.concatenate([states, previous.astype(states.dtype)], axis=-1)
+        return self.confidence(states)[..., 0].astype(jnp.float32)
+
+    def initialize(self, features: Float[Array, "B T F"]) -> None:
+        """Touches every parameter once."""
+        positions = jnp.zeros(features.shape[:2], jnp.int32)
+        new = self.context(features, positions)
+        cache = cache_of_slots(new, jnp.ones(len(features), jnp.int32))
+        width = self.layers.d_model
+        states = self(jnp.zeros((len(features), 1, width)), positions[:, :1], cache)
+        if self.config.confidence:
+            self.confidence_logits(
+                states, jnp.zeros((*states.shape[:-1], self.config.markov_rank))
+            )

@@ -1,0 +1,85 @@
+"""The cache of a block drafter: keys and values of the last S accepted tokens of a row.
+
+It is a `KVCache` used as a ring: the token at position p of the text lies in slot
+p mod S, and `lengths` counts all accepted tokens, which may be more than S. Keys carry
+their rotary positions, so the order of the slots does not matter to attention, and what
+is visible is always a prefix of the slots: the first min(lengths, S).
+
+Worked example (one row, 4 slots; `e f g` are new, of which two are accepted):
+
+    slots   a b c d    length 4
+    new     e f g      counts 2
+    after   e f c d    length 6; the context is c d e f
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from bpd_jax.models.cache import KeyValues, KVCache
+from bpd_jax.typing import Array, Bool, Float, Int
+
+
+def visible_part(cache: KVCache) -> KVCache:
+    """The cache as attention reads it: `lengths` are numbers of visible slots."""
+    lengths = jnp.minimum(cache.lengths, cache.slots)
+    return dataclasses.replace(cache, lengths=lengths)
+
+
+def slot_positions(lengths: Int[Array, " B"], slots: int) -> Int[Array, "B S"]:
+    """The position in the text of the token in every slot; 0 for empty slots.
+
+    >>> slot_positions(jnp.array([6, 3]), 4).tolist()
+    [[4, 5, 2, 3], [0, 1, 2, 0]]
+    """
+    slot = jnp.arange(slots)
+    last = lengths[:, None] - 1
+    return jnp.where(slot <= last, slot + (last - slot) // slots * slots, 0)
+
+
+def cache_of_slots(new: KeyValues, lengths: Int[Array, " B"]) -> KVCache:
+    """The cache whose slots hold the keys and values of `new`, in this order."""
+    keys, values = new.keys.transpose(0, 1, 3, 4, 2), new.values.swapaxes(2, 3)
+    return KVCache(keys=tuple(keys), values=tuple(values), lengths=lengths)
+
+
+def append(cache: KVCache, new: KeyValues, counts: Int[Array, " B"]) -> KVCache:
+    """Appends the first `counts[b]` of T ≤ S new tokens to row b.
+
+    Tokens that are not appended change nothing: their slots may hold visible tokens.
+    """
+    length = new.keys.shape[2]
+    assert length <= cache.slots
+    offsets = jnp.arange(length)
+    slots = (cache.lengths[:, None] + offsets) % cache.slots
+    kept = offsets < counts[:, None]
+    added = cache_of_slots(new, cache.lengths + counts)
+
+    def write(
+        old: tuple[Array, ...], rows: tuple[Array, ...], axis: int
+    ) -> tuple[Array, ...]:
+        return tuple(
+            jax.vmap(_write_row, in_axes=(0, 0, 0, 0, None))(*pair, slots, kept, axis)
+            for pair in zip(old, rows, strict=True)
+        )
+
+    return dataclasses.replace(
+        added,
+        keys=write(cache.keys, added.keys, 2),
+        values=write(cache.values, added.values, 1),
+    )
+
+
+def _write_row(
+    row: Float[Array, "..."],
+    new: Float[Array, "..."],
+    slots: Int[Array, " T"],
+    kept: Bool[Array, " T"],
+    axis: int,
+) -> Float[Array, "..."]:
+    """Replaces the slots of one row whose tokens are kept."""
+    row, new = jnp.moveaxis(row, axis, 0), jnp.moveaxis(new, axis, 0)
+    marks = kept.reshape(-1, *[1] * (row.ndim - 1))
+    row = row.at[slots].set(jnp.where(marks, new.astype(row.dtype), row[slots]))
+    return jnp.moveaxis(row, 0, axis)

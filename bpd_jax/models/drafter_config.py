@@ -1,0 +1,176 @@
+"""Sizes and choices of a block drafter, as a frozen dataclass."""
+
+import dataclasses
+from typing import Any
+
+from bpd_jax.errors import UserError
+from bpd_jax.models.config import (
+    ACTIVATIONS,
+    TransformerConfig,
+    check_choice,
+    check_feature_layers,
+    check_positive,
+)
+from bpd_jax.models.refiners import MarkovConfig
+from bpd_jax.models.rotary import RotaryConfig
+
+_LIKE_TARGET = (
+    "d_ff",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "norm_epsilon",
+    "rotary",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockDrafterConfig:
+    """A block drafter (see `block_drafter`); None means as in the target.
+
+    Its width is the target's, whose embeddings and softmax it uses.
+
+    Attributes:
+      feature_layers: layers of the target whose outputs it reads, counted from 0.
+      block_size: L, tokens of a block; the first is certain, L - 1 are drafted.
+      num_layers: transformer layers, 1 to 3 for a small target.
+      d_ff: inner width of the feed-forward layers.
+      num_heads: N, query heads.
+      num_kv_heads: K, key-value heads.
+      head_dim: H, width of one head.
+      norm_epsilon: added to the variance in its norms.
+      rotary: how positions turn queries and keys; None is the target's, or the default
+        rotary positions if the target has a table of positions.
+      activation: of the gated feed-forward layers.
+      query_key_norm: whether queries and keys are normalised per head (Qwen3).
+      qkv_bias: whether the projections of attention have biases.
+      window: accepted tokens that a block sees, the last ones; None for all. A small
+        window keeps the cost of a draft the same for long texts.
+      draft_vocabulary: V', number of tokens that it chooses from; None for all.
+      guess_at_anchor: whether the query of the certain token guesses y_1 (DSpark: L - 1
+        queries) or only informs the others (DFlash: L queries).
+      markov_rank: R of a low-rank bigram that corrects the logits (DSpark's Markov
+        head, a Markov refiner that is trained along); 0 for none.
+      confidence: whether it predicts the probability that each guess is right.
+      confidence_reads_markov: whether that also reads the Markov embedding of the
+        token before.
+    """
+
+    feature_layers: tuple[int, ...]
+    block_size: int = 9
+    num_layers: int = 2
+    d_ff: int | None = None
+    num_heads: int | None = None
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    norm_epsilon: float | None = None
+    rotary: RotaryConfig | None = None
+    activation: str = "silu"
+    query_key_norm: bool = True
+    qkv_bias: bool = False
+    window: int | None = 256
+    draft_vocabulary: int | None = None
+    guess_at_anchor: bool = True
+    markov_rank: int = 0
+    confidence: bool = False
+    confidence_reads_markov: bool = False
+
+    def __post_init__(self) -> None:
+        # gin and JSON have lists.
+        object.__setattr__(self, "feature_layers", tuple(self.feature_layers))
+        for name in ("block_size", "num_layers"):
+            check_positive("BlockDrafterConfig", name, getattr(self, name))
+        for name in (
+            "d_ff",
+            "num_heads",
+            "num_kv_heads",
+            "head_dim",
+            "window",
+            "draft_vocabulary",
+        ):
+            if getattr(self, name) is not None:
+                check_positive("BlockDrafterConfig", name, getattr(self, name))
+        check_choice("BlockDrafterConfig.activation", self.activation, ACTIVATIONS)
+        if not self.feature_layers:
+            raise UserError(
+                "BlockDrafterConfig.feature_layers is empty: name the layers of the "
+                "model whose states the drafter reads, such as (9, 19, 28)."
+            )
+        if self.block_size < 2:
+            raise UserError(
+                "BlockDrafterConfig.block_size = 1 leaves nothing to draft: the first "
+                "token of a block is certain; give 2 or more."
+            )
+        if self.window is not None and self.window < self.block_size:
+            raise UserError(
+                f"BlockDrafterConfig.window = {self.window} is smaller than block_size "
+                f"= {self.block_size}, the tokens that one call may accept: raise it."
+            )
+        if type(self.markov_rank) is not int or self.markov_rank < 0:
+            raise UserError(
+                "BlockDrafterConfig.markov_rank must be 0 or a positive integer, not "
+                f"{self.markov_rank!r}."
+            )
+        if self.confidence_reads_markov and not (self.confidence and self.markov_rank):
+            raise UserError(
+                "BlockDrafterConfig.confidence_reads_markov needs confidence and a "
+                "markov_rank above 0."
+            )
+
+    @property
+    def queries(self) -> int:
+        """Q, queries of a block."""
+        return self.block_size - self.guess_at_anchor
+
+    def resolve(self, target: TransformerConfig) -> "BlockDrafterConfig":
+        """The same drafter without a None that means "as in the target".
+
+        Raises:
+          UserError: it does not fit the target.
+        """
+        check_feature_layers(self.feature_layers, target.num_layers)
+        if (self.draft_vocabulary or 0) > target.vocab_size:
+            raise UserError(
+                f"a draft vocabulary of {self.draft_vocabulary} tokens is more "
+                f"than the {target.vocab_size} tokens of the vocabulary: lower "
+                "BlockDrafterConfig.draft_vocabulary."
+            )
+        theirs: dict[str, Any] = {name: getattr(target, name) for name in _LIKE_TARGET}
+        theirs["rotary"] = target.rotary or RotaryConfig()
+        theirs["num_kv_heads"] = target.kv_heads
+        theirs["head_dim"] = target.head_width
+        missing = [name for name in _LIKE_TARGET if getattr(self, name) is None]
+        return dataclasses.replace(self, **{name: theirs[name] for name in missing})
+
+    def transformer(self, target: TransformerConfig) -> TransformerConfig:
+        """The layers as those of a transformer of the target's width and precision."""
+        resolved = self.resolve(target)
+        return TransformerConfig(
+            vocab_size=target.vocab_size,
+            num_layers=self.num_layers,
+            d_model=target.d_model,
+            max_length=target.max_length,
+            activation=self.activation,
+            gated=True,
+            use_bias=False,
+            qkv_bias=self.qkv_bias,
+            output_bias=self.qkv_bias,
+            query_key_norm=self.query_key_norm,
+            norm="rms",
+            dtype=target.dtype,
+            param_dtype=target.param_dtype,
+            **{name: getattr(resolved, name) for name in _LIKE_TARGET},
+        )
+
+    def markov(self, target: TransformerConfig) -> MarkovConfig | None:
+        """The Markov head as a refiner."""
+        if not self.markov_rank:
+            return None
+        return MarkovConfig(
+            vocab_size=target.vocab_size,
+            d_model=target.d_model,
+            num_heads=self.block_size,
+            rank=self.markov_rank,
+            outputs=self.draft_vocabulary,
+            level_scale=False,
+        )

@@ -1,0 +1,290 @@
+"""The block drafter as plain functions of parameters: what decoding and training call.
+
+In decoding a row has n accepted tokens, whose keys and values are in the cache, and the
+certain token y_0 at position n:
+
+    cache = functions.prefill(params, features, lengths, slots)
+    tokens, log_probs, entropies = functions.candidates(params, cache, embedded, width)
+    cache = functions.append(params, cache, features_of_accepted_tokens, counts)
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from bpd_jax.errors import UserError
+from bpd_jax.models.block_drafter import BlockDrafter
+from bpd_jax.models.cache import KeyValues, KVCache, empty_cache
+from bpd_jax.models.config import TransformerConfig
+from bpd_jax.models.context_cache import (
+    append,
+    cache_of_slots,
+    slot_positions,
+    visible_part,
+)
+from bpd_jax.models.drafter_config import BlockDrafterConfig
+from bpd_jax.models.functions import top_candidates
+from bpd_jax.models.partitioning import unbox
+from bpd_jax.models.refiners import MarkovConfig, init_refiner
+from bpd_jax.typing import AnyArray, Array, Bool, Float, Int, Params
+
+FROZEN = ("softmax", "vocabulary")
+
+
+@dataclasses.dataclass(frozen=True)
+class DrafterFunctions:
+    """A block drafter without its parameters; hashable, hence jit-static.
+
+    Attributes:
+      config: sizes; None in it means as in the target.
+      target: the trunk whose states it reads. Its `dtype` is that of the computation.
+    """
+
+    config: BlockDrafterConfig
+    target: TransformerConfig
+
+    @property
+    def layers(self) -> TransformerConfig:
+        """The layers of the drafter, as those of a transformer."""
+        return self.config.transformer(self.target)
+
+    @property
+    def module(self) -> BlockDrafter:
+        """The Linen module."""
+        return BlockDrafter(self.config.resolve(self.target), self.layers)
+
+    def init(self, rng: Array) -> Params:
+        """New trained parameters: all but those in `FROZEN`."""
+        layers, markov = jax.random.split(rng)
+        width = len(self.config.feature_layers) * self.target.d_model
+        features = jnp.zeros((1, 1, width))
+        variables = self.module.init(layers, features, method="initialize")
+        params = unbox(variables["params"])
+        config = self.config.markov(self.target)
+        if config is not None:
+            params["markov"] = init_refiner(config, markov)
+        return params
+
+    def slots(self, length: int) -> int:
+        """S, slots of the cache for texts of up to `length` tokens.
+
+        At least L, so that the tokens of one call have different slots.
+        """
+        window = self.config.window or length
+        return max(self.config.block_size, min(window, length))
+
+    def empty_cache(self, batch: int, length: int) -> KVCache:
+        """An empty cache for texts of up to `length` tokens; see `context_cache`."""
+        return empty_cache(self.layers, batch, self.slots(length))
+
+    def context_keys_values(
+        self,
+        params: Params,
+        features: Float[Array, "B T F"],
+        positions: Int[Array, "B T"],
+    ) -> KeyValues:
+        """Keys and values of accepted tokens; see `BlockDrafter.context`."""
+        return self.module.apply(
+            {"params": params}, features, positions, method="context"
+        )
+
+    def prefill(
+        self,
+        params: Params,
+        features: Float[Array, "B T F"],
+        lengths: Int[Array, " B"],
+        length: int,
+    ) -> KVCache:
+        """The cache of prompts, of which only the last S tokens are projected.
+
+        Args:
+          params: of the drafter.
+          features: of the padded prompts.
+          lengths: of the prompts.
+          length: tokens of the longest text that is to be written.
+        """
+        positions = slot_positions(lengths, self.slots(length))
+        # Empty slots, and rows of fewer tokens than slots, read some token.
+        kept = jnp.take_along_axis(features, positions[..., None], axis=1, mode="clip")
+        return cache_of_slots(
+            self.context_keys_values(params, kept, positions), lengths
+        )
+
+    def append(
+        self,
+        params: Params,
+        cache: KVCache,
+        features: Float[Array, "B L F"],
+        counts: Int[Array, " B"],
+    ) -> KVCache:
+        """Appends the first `counts[b]` of L accepted tokens to row b."""
+        positions = cache.lengths[:, None] + jnp.arange(features.shape[1])
+        new = self.context_keys_values(params, features, positions)
+        return append(cache, new, counts)
+
+    def states(
+        self, params: Params, cache: KVCache, anchors: Float[Array, "B D"]
+    ) -> Float[Array, "B L-1 D"]:
+        """States of the drafted tokens.
+
+        Args:
+          params: of the drafter.
+          cache: the accepted tokens.
+          anchors: the target's embeddings of the certain tokens, at positions
+            `cache.lengths`.
+        """
+        states = self.module.apply(
+            {"params": params},
+            anchors[:, None],
+            cache.lengths[:, None],
+            visible_part(cache),
+        )
+        return states[:, 0]
+
+    def logits(
+        self, params: Params, states: Float[Array, "... D"]
+    ) -> Float[Array, "... draft"]:
+        """Logits over the draft vocabulary, float32, without a Markov correction."""
+        matrix = params["softmax"].astype(self.target.dtype)
+        return jnp.einsum("...D,VD->...V", states, matrix).astype(jnp.float32)
+
+    def candidates(
+        self,
+        params: Params,
+        cache: KVCache,
+        anchors: Float[Array, "B D"],
+        width: int,
+    ) -> tuple[Int[Array, "B L-1 W"], Float[Array, "B L-1 W"], Float[Array, "B L-1"]]:
+        """The best tokens of positions 1 … L-1, as `ModelFunctions.block_candidates`.
+
+        Args:
+          params: of the drafter.
+          cache: the accepted tokens.
+          anchors: see `states`.
+          width: W.
+
+        Returns:
+          Tokens, best first; their log-probabilities over the draft vocabulary,
+          float32; and the entropies of the positions, in nats.
+        """
+        logits = self.logits(params, self.states(params, cache, anchors))
+        places, log_probs, entropies = top_candidates(logits, width)
+        return draft_tokens(params, places), log_probs, entropies
+
+    def confidences(
+        self,
+        params: Params,
+        states: Float[Array, "... D"],
+        previous: Int[Array, "..."] | None = None,
+    ) -> Float[Array, "..."]:
+        """Probabilities that guesses are right if those before them are, float32.
+
+        Args:
+          params: of the drafter.
+          states: of the drafted tokens.
+          previous: the token before each; needed if `confidence_reads_markov`.
+        """
+        return jax.nn.sigmoid(self.confidence_logits(params, states, previous))
+
+    def confidence_logits(
+        self,
+        params: Params,
+        states: Float[Array, "... D"],
+        previous: Int[Array, "..."] | None = None,
+    ) -> Float[Array, "..."]:
+        """Logits of `confidences`."""
+        if not self.config.confidence:
+            raise UserError("the block drafter has no confidence head: train it anew.")
+        embedded = None
+        if self.config.confidence_reads_markov:
+            assert previous is not None
+            embedded = params["markov"]["embedding"][previous]
+        return self.module.apply(
+            {"params": params}, states, embedded, method="confidence_logits"
+        )
+
+    def teacher_forced_states(
+        self,
+        params: Params,
+        features: Float[Array, "B T F"],
+        offsets: Int[Array, " B"],
+        anchors: Float[Array, "B A D"],
+        anchor_indices: Int[Array, "B A"],
+    ) -> Float[Array, "B A L-1 D"]:
+        """States of the blocks after A places of each of B pieces of text.
+
+        What `states` gives when the cache holds the tokens before each anchor, for all
+        of them at once. An anchor sees no more than the T tokens that it is given.
+
+        Args:
+          params: of the drafter.
+          features: of T tokens of every text.
+          offsets: position in its text of the first of them.
+          anchors: the target's embeddings of the certain tokens.
+          anchor_indices: where these stand, 1 … T, counted from the first of the T.
+        """
+        length = features.shape[1]
+        positions = offsets[:, None] + jnp.arange(length)
+        context = cache_of_slots(
+            self.context_keys_values(params, features, positions), offsets
+        )
+        visible = self._visible(anchor_indices, length)
+        visible = jnp.repeat(visible, self.config.queries, axis=1)
+        return self.module.apply(
+            {"params": params},
+            anchors,
+            offsets[:, None] + anchor_indices,
+            dataclasses.replace(context, lengths=visible),
+        )
+
+    def _visible(
+        self, anchor_indices: Int[Array, "B A"], length: int
+    ) -> Bool[Array, "B A T"]:
+        """What the block of each anchor sees: the last tokens before it."""
+        tokens, ends = jnp.arange(length), anchor_indices[..., None]
+        visible = tokens < ends
+        if self.config.window is not None:
+            visible &= tokens >= ends - self.config.window
+        return visible
+
+
+def draft_tokens(params: Params, places: Int[Array, "..."]) -> Int[Array, "..."]:
+    """Token ids of places in the draft vocabulary."""
+    return params["vocabulary"][places] if "vocabulary" in params else places
+
+
+def with_softmax(
+    params: Params, softmax: Float[AnyArray, "V D"], vocabulary: AnyArray | None
+) -> Params:
+    """Adds the frozen softmax of the target to the trained parameters.
+
+    Args:
+      params: trained parameters.
+      softmax: of the target; shared, not copied, without a draft vocabulary.
+      vocabulary: `[V']` int32, ids of the draft vocabulary, if there is one.
+    """
+    if vocabulary is None:
+        return {**params, "softmax": softmax}
+    return {
+        **params,
+        "softmax": jnp.asarray(softmax)[vocabulary],
+        "vocabulary": jnp.asarray(vocabulary, jnp.int32),
+    }
+
+
+def markov_refiner(
+    functions: DrafterFunctions, params: Params
+) -> tuple[MarkovConfig, Params]:
+    """The Markov head as a refiner of lattices, whose tokens are ids of the target.
+
+    Tokens outside the draft vocabulary are never candidates; their rows are zero.
+    """
+    config = functions.config.markov(functions.target)
+    if config is None:
+        raise UserError("the block drafter has no Markov head: train it anew.")
+    head = params["markov"]
+    if "vocabulary" in params:
+        rows = jnp.zeros((config.vocab_size, config.rank), head["output"].dtype)
+        head = {**head, "output": rows.at[params["vocabulary"]].set(head["output"])}
+    return dataclasses.replace(config, outputs=None), head

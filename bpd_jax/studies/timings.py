@@ -1,0 +1,189 @@
+"""What contenders did against a clock: sums, block efficiencies and speed-ups."""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from bpd_jax.decoding.decoder import GREEDY
+from bpd_jax.evaluation.efficiency import gain_interval, ratio_interval
+from bpd_jax.reporting.exhibits import Cell
+from bpd_jax.studies.measure_timing import plain_name, speculative_name
+from bpd_jax.studies.records import TimingRecord
+from bpd_jax.studies.refinements import unrefined
+from bpd_jax.studies.run_files import StudyRun
+from bpd_jax.studies.summary import tasks_of
+
+Turn = tuple[str, int, int]
+"""Task, example, round."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sums:
+    """What one contender did on some prompts, rounds added up.
+
+    Attributes:
+      tokens, calls: `[prompts]`.
+      milliseconds: `[prompts]`.
+    """
+
+    tokens: np.ndarray
+    calls: np.ndarray
+    milliseconds: np.ndarray
+
+
+class Timings:
+    """The records of a run, by what they were measured with."""
+
+    def __init__(self, run: StudyRun) -> None:
+        """Sorts them."""
+        self.run = run
+        self._records: dict[tuple[str, float], dict[Turn, TimingRecord]] = {}
+        for record in run.of(TimingRecord):
+            turns = self._records.setdefault((record.contender, record.temperature), {})
+            turns[record.task, record.example, record.round] = record
+        measured = {task for turns in self._records.values() for task, *_ in turns}
+        known = [task for task in tasks_of(run) if task in measured]
+        self.tasks = [*known, *sorted(measured - set(known))]
+        self.temperatures = sorted({temperature for _, temperature in self._records})
+        self.drawn = any(name != plain_name(name) for name, _ in self._records)
+
+    def contenders(self, temperature: float) -> list[str]:
+        """Plain decoding, then the others as the run has them.
+
+        Refined ones stand after what they refine.
+        """
+        found = [name for name, at in self._records if at == temperature]
+        labels = self.run.facts.get("labels", {})
+        place = {name: number for number, name in enumerate([GREEDY.name, *labels])}
+        found.sort(key=lambda name: place.get(plain_name(name), len(place)))
+        bases = {name: base_of(name, found) for name in found}
+        return [
+            name
+            for first in found
+            if bases[first] is None
+            for name in (first, *(n for n in found if bases[n] == first))
+        ]
+
+    def label(self, name: str) -> str:
+        """What people read."""
+        if name == GREEDY.name:
+            return GREEDY.label()
+        label = self.run.label(plain_name(name))
+        drawn = name != plain_name(name)
+        return f"{label}, speculative sampling" if drawn else label
+
+    def prompts(self, task: str, temperature: float) -> int:
+        """How many prompts of a task any contender decoded."""
+        return len(
+            {
+                turn[:2]
+                for (_, at), turns in self._records.items()
+                for turn in turns
+                if at == temperature and turn[0] == task
+            }
+        )
+
+    def covers(self, name: str, other: str, temperature: float) -> bool:
+        """Whether a contender was measured in every task in which another was."""
+        mine, theirs = (
+            {task for task, *_ in self._records.get((who, temperature), {})}
+            for who in (name, other)
+        )
+        return bool(mine) and mine >= theirs
+
+    def sums(
+        self, names: Sequence[str], temperature: float, task: str | None = None
+    ) -> list[Sums] | None:
+        """What contenders did on the prompts that all of them decoded in a round.
+
+        Args:
+          names: of the contenders.
+          temperature: of sampling.
+          task: one; None for all.
+
+        Returns:
+          None if there is no such prompt.
+        """
+        turns = [self._records.get((name, temperature), {}) for name in names]
+        shared = sorted(
+            turn
+            for turn in set.intersection(*(set(turn) for turn in turns))
+            if task in (None, turn[0])
+        )
+        if not shared:
+            return None
+        prompts = {turn[:2]: None for turn in shared}
+        place = {prompt: number for number, prompt in enumerate(prompts)}
+        found = []
+        for records in turns:
+            columns = np.zeros((3, len(place)))
+            for turn in shared:
+                record = records[turn]
+                columns[:, place[turn[:2]]] += (
+                    record.tokens,
+                    record.calls,
+                    1e3 * record.seconds,
+                )
+            found.append(Sums(*columns))
+        return found
+
+
+def base_of(name: str, others: Iterable[str]) -> str | None:
+    """What a contender refines, with drafts accepted in the same way."""
+    drawn = name != plain_name(name)
+    alike = [plain_name(o) for o in others if (o != plain_name(o)) == drawn]
+    base = unrefined(plain_name(name), alike)
+    return speculative_name(base) if drawn and base is not None else base
+
+
+def efficiency_cell(
+    timings: Timings, name: str, temperature: float, task: str | None
+) -> Cell:
+    """Tokens per serial call, with the interval over prompts."""
+    found = timings.sums([name], temperature, task)
+    partial = task is None and not timings.covers(name, GREEDY.name, temperature)
+    if found is None or partial:
+        return Cell(text="not measured")
+    mine = found[0]
+    interval = None
+    if len(mine.tokens) > 1:
+        interval = ratio_interval(mine.tokens, mine.calls)
+    return Cell(float(mine.tokens.sum() / mine.calls.sum()), interval=interval)
+
+
+def speed_cell(
+    timings: Timings, name: str, base: str, temperature: float, task: str | None
+) -> Cell:
+    """How many times as fast as another contender, in tokens per second."""
+    found = timings.sums([name, base], temperature, task)
+    partial = task is None and not timings.covers(name, base, temperature)
+    if found is None or partial:
+        return Cell(text="not measured")
+    mine, theirs = found
+    speed = _speed(mine) / _speed(theirs)
+    if name == base or len(mine.tokens) < 2:
+        return Cell(speed)
+    low, high = gain_interval(
+        mine.tokens, mine.milliseconds, theirs.tokens, theirs.milliseconds
+    )
+    return Cell(speed, interval=(1 + low, 1 + high))
+
+
+def gain_cell(timings: Timings, name: str, base: str, temperature: float) -> Cell:
+    """Gain in block efficiency in percent, over all tasks."""
+    found = timings.sums([name, base], temperature)
+    if found is None or not timings.covers(name, base, temperature):
+        return Cell(text="not measured")
+    mine, theirs = found
+    gain = mine.tokens.sum() / mine.calls.sum()
+    gain /= theirs.tokens.sum() / theirs.calls.sum()
+    if len(mine.tokens) < 2:
+        return Cell(100 * (float(gain) - 1))
+    low, high = gain_interval(mine.tokens, mine.calls, theirs.tokens, theirs.calls)
+    return Cell(100 * (float(gain) - 1), interval=(100 * low, 100 * high))
+
+
+def _speed(sums: Sums) -> float:
+    """Tokens per millisecond."""
+    return float(sums.tokens.sum() / sums.milliseconds.sum())

@@ -1,0 +1,125 @@
+"""The weight α of rescorers, tuned for each task before anything is compared.
+
+As in the paper (appendices C.2 and E): one model of each class of rescorers is tried
+with all weights of a grid, on examples that are not reported, and the weight of the
+highest block efficiency is that of the whole class on this task. The texts are decoded
+once, and every weight is replayed on them.
+"""
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+from typing import Any
+
+from bpd_jax import files, progress
+from bpd_jax.data.row_sources import WHOLE
+from bpd_jax.errors import UserError
+from bpd_jax.evaluation.alpha import best_alpha
+from bpd_jax.studies.bench import Bench
+from bpd_jax.studies.config import class_of, parse_contender
+from bpd_jax.studies.measure import replay
+from bpd_jax.studies.records import TUNE
+
+FOLDER = "alphas"
+
+
+def tune(bench: Bench) -> None:
+    """Gives a bench the weights of its classes, by task.
+
+    They are kept as `WORKDIR/alphas/CLASS-TASK-DIGEST.json`, with the block efficiency
+    of every weight, for all studies that would tune on the same texts with the same
+    models. Only classes of which a contender names no weight are tuned, and nothing
+    without `tuners` or without examples to tune on. A class whose tuner lacks its model
+    keeps α = 1; the reason is printed.
+
+    Each shard needs all examples to tune on: it decodes them itself, once, unless
+    another has been faster.
+    """
+    config = bench.config
+    needed = {
+        class_of(c.method) for c in config.parsed if c.method.setting("alpha") is None
+    }
+    tuners = {kind: t for kind, t in config.tuners.items() if kind in needed}
+    if not tuners or not config.tune:
+        return
+    whole = bench
+    if bench.shard != WHOLE:
+        alone = dataclasses.replace(config, examples=1)
+        whole = Bench(alone, bench.workdir / "tuning")
+    folder = bench.workdir / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    alphas: dict[str, dict[str, float]] = {}
+    for kind, tuner in tuners.items():
+        if (reason := _unavailable(whole, tuner)) is not None:
+            print(f"α of {kind} rescorers is not tuned, and 1: {reason}")
+            continue
+        alphas[kind] = {}
+        for task in progress.bar(config.tasks, label="tuning", unit=" tasks"):
+            path = folder / _name(whole, kind, tuner, task)
+            if not path.is_file():
+                found = json.dumps(_tune_task(whole, tuner, task), indent=1)
+                with files.replacing_file(path) as temporary:
+                    temporary.write_text(found + "\n", encoding="utf-8")
+            alphas[kind][task] = _read(path)
+    bench.alphas = alphas
+
+
+def _unavailable(bench: Bench, contender: str) -> str | None:
+    """Why a contender cannot draft; None if it can."""
+    for task in bench.config.tasks if bench.depends_on_task(contender) else [""]:
+        try:
+            decoder, method = bench.contender(contender, task or bench.config.tasks[0])
+            decoder.drafter(method)
+        except UserError as error:
+            return str(error)
+    return None
+
+
+def _name(bench: Bench, kind: str, tuner: str, task: str) -> str:
+    """The file of a result, named after all that it depends on."""
+    examples = [e for e in bench.whole_draw(task) if e.part == TUNE]
+    facts = [
+        bench.digest(task, examples),
+        tuner,
+        bench.made_with(tuner),
+        list(map(float, bench.config.alphas)),
+    ]
+    digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+    return f"{kind}-{task}-{digest[:12]}.json"
+
+
+def _tune_task(bench: Bench, tuner: str, task: str) -> dict[str, Any]:
+    """Replays every weight on the texts to tune on."""
+    contender = parse_contender(tuner)
+    suffix = "" if contender.assets is None else f"@{contender.assets}"
+    sums: dict[float, tuple[int, int]] = {}
+    examples = 0
+    for alpha in map(float, bench.config.alphas):
+        name = f"{contender.method.with_setting('alpha', alpha).name}{suffix}"
+        tokens = calls = examples = 0
+        for group, found in replay(
+            bench, name, [task], every_position=False, part=TUNE
+        ):
+            examples += len(group)
+            tokens += sum(len(text.output_ids) for text in found)
+            calls += sum(text.serial_calls for text in found)
+        sums[alpha] = tokens, calls
+    if not examples:
+        raise UserError(f"{task} has no text to tune α on: give it more records.")
+    return {
+        "contender": tuner,
+        "task": task,
+        "examples": examples,
+        "alpha": best_alpha(sums),
+        "block_efficiency": {
+            f"{alpha:g}": tokens / calls for alpha, (tokens, calls) in sums.items()
+        },
+    }
+
+
+def _read(path: pathlib.Path) -> float:
+    try:
+        return float(json.loads(path.read_text(encoding="utf-8"))["alpha"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"cannot read {path} ({error}): remove it.") from error

@@ -1,0 +1,337 @@
+"""A block drafter as an objective: texts with their states, and random anchors."""
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.drafter_config import BlockDrafterConfig
+from bpd_jax.models.drafter_files import save_drafter
+from bpd_jax.models.drafter_functions import FROZEN, DrafterFunctions, with_softmax
+from bpd_jax.models.heads import softmax_rows
+from bpd_jax.training.heads.base import Base
+from bpd_jax.training.heads.blocks import BlockBatch, BlockSource
+from bpd_jax.training.heads.cache import cached_states
+from bpd_jax.training.heads.cross_entropy import (
+    Teacher,
+    Weigh,
+    chunk_size,
+    softmax_loss,
+)
+from bpd_jax.training.heads.held_out import HeldOut
+from bpd_jax.training.heads.loss import LevelSums, Targets, draft_targets
+from bpd_jax.training.heads.measure import held_out_of
+from bpd_jax.training.heads.objective import STATES, training_sample
+from bpd_jax.training.heads.plan import Plan
+from bpd_jax.training.heads.settings import HeadsTrainConfig
+from bpd_jax.typing import Array, Float, Int, Params
+
+
+@dataclasses.dataclass(frozen=True)
+class DrafterObjective:
+    """See `Objective`.
+
+    Attributes:
+      config: of the training.
+      model: the frozen model.
+    """
+
+    config: HeadsTrainConfig
+    model: BlockwiseConfig
+
+    @property
+    def drafter(self) -> BlockDrafterConfig:
+        """Sizes of the block drafter."""
+        assert isinstance(self.config.heads, BlockDrafterConfig)
+        return self.config.heads
+
+    @property
+    def functions(self) -> DrafterFunctions:
+        """The block drafter in the precision of training."""
+        trunk = dataclasses.replace(
+            self.model.trunk, dtype=self.config.products, param_dtype="float32"
+        )
+        return DrafterFunctions(self.drafter.resolve(self.model.trunk), trunk)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Those whose outputs the drafter reads."""
+        return self.drafter.feature_layers
+
+    def init(self, params: Params, plan: Plan, rng: Array) -> tuple[Params, Params]:
+        """A new drafter; frozen are softmax, vocabulary and the model's embedding."""
+        trained = jax.tree.map(
+            lambda x: x.astype(jnp.float32), self.functions.init(rng)
+        )
+        softmax = softmax_rows(self.model, params, None)
+        frozen = {
+            name: value
+            for name, value in with_softmax({}, softmax, plan.vocabulary).items()
+            if name in FROZEN
+        }
+        frozen["softmax"] = jnp.asarray(frozen["softmax"], self.config.products)
+        return trained, {**frozen, "embedding": params["trunk"]["embedding"]}
+
+    def loss_and_gradients(
+        self, trained: Params, frozen: Params, batch: BlockBatch
+    ) -> tuple[Array, LevelSums, Params]:
+        """Of a batch of anchors.
+
+        The loss is Σ_j λ_j loss_j, where loss_j is the mean over the anchors that have
+        a target at level j, and λ sums to 1; D-PACE puts weights of its own in place of
+        the λ_j.
+        """
+        targets = self._targets(frozen, batch)
+        (loss, sums), gradients = jax.value_and_grad(self._loss, has_aux=True)(
+            trained, frozen, batch, targets
+        )
+        return loss, sums, gradients
+
+    def _loss(
+        self, trained: Params, frozen: Params, batch: BlockBatch, targets: Targets
+    ) -> tuple[Array, LevelSums]:
+        config = self.config
+        states = self._states(trained, frozen, batch)
+        levels = states.shape[1]
+        scored = targets.scored.T.astype(jnp.float32)
+        weights = jnp.asarray(config.lambdas, jnp.float32) / sum(config.lambdas)
+        # Means over anchors, level by level.
+        weights = scored * weights / jnp.maximum(scored.sum(0), 1)
+        weigh: Weigh | None = None
+        if config.position_weights == "dpace":
+            weights = scored / jnp.maximum(scored.sum(), 1)
+            weigh = functools.partial(dpace_weights, levels, config.dpace_smoothing)
+        inputs, matrix = self._softmax_inputs(trained, frozen, batch, states)
+        count, rows = len(states), matrix.shape[0]
+        chunk = max(1, chunk_size(count * levels, rows) // levels)
+        chunk = next(size for size in range(chunk, 0, -1) if count % size == 0)
+
+        def split(x: Array) -> Array:
+            return x.reshape(count // chunk, chunk * levels, *x.shape[2:])
+
+        teacher = self._teacher_states(batch) if config.soft_targets else None
+        markov = self.drafter.markov_rank > 0
+
+        def chunk_loss(part: Any) -> tuple[Array, Array, Array]:
+            state, places, weight, later = part
+            taught = None
+            if later is not None:
+                taught = Teacher(later, jnp.float32(config.soft_targets))
+            return softmax_loss(state, matrix, places, weight, taught, markov, weigh)
+
+        parts = (
+            split(inputs),
+            split(targets.places.T),
+            split(weights),
+            None if teacher is None else split(teacher),
+        )
+        totals, losses, hits = jax.lax.map(chunk_loss, parts)
+        total = totals.sum()
+        losses, hits = (x.reshape(count, levels) for x in (losses, hits))
+        if self.drafter.confidence:
+            total += self._confidence_loss(trained, batch, states, hits, scored)
+        found = scored > 0
+        sums = LevelSums(
+            jnp.sum(losses, axis=0, where=found),
+            jnp.sum(hits & found, axis=0, dtype=jnp.float32),
+            scored.sum(0),
+            targets.valid.sum(1, dtype=jnp.float32),
+        )
+        return total, jax.lax.stop_gradient(sums)
+
+    def _confidence_loss(
+        self,
+        trained: Params,
+        batch: BlockBatch,
+        states: Float[Array, "n levels D"],
+        hits: Array,
+        scored: Float[Array, "n levels"],
+    ) -> Array:
+        """Cross-entropy with whether the first guess is right; the rest has no part."""
+        head = jax.lax.stop_gradient(trained) | {"confidence": trained["confidence"]}
+        logits = self.functions.confidence_logits(
+            head, jax.lax.stop_gradient(states), _previous(batch)
+        )
+        # log(1 + e^x) - x · target.
+        losses = jax.nn.softplus(logits) - logits * hits
+        return jnp.sum(losses * scored) / jnp.maximum(scored.sum(), 1)
+
+    def held_out_sums(
+        self, trained: Params, frozen: Params, batch: BlockBatch
+    ) -> HeldOut:
+        """Of a batch of anchors, given the true tokens to a Markov head."""
+        targets = self._targets(frozen, batch)
+        states = self._states(trained, frozen, batch)
+        inputs, matrix = self._softmax_inputs(trained, frozen, batch, states)
+        count, levels = states.shape[:2]
+        chunk = chunk_size(count, matrix.shape[0] * levels)
+        places = targets.places.T
+
+        def look(part: tuple[Array, Array]) -> tuple[Array, Array]:
+            state, place = part
+            logits = jnp.einsum(
+                "nlD,VD->nlV",
+                state.astype(matrix.dtype),
+                matrix,
+                preferred_element_type=jnp.float32,
+            )
+            found = jnp.take_along_axis(logits, place[..., None], -1)
+            losses = jax.nn.logsumexp(logits, -1) - found[..., 0]
+            return losses, jnp.sum(logits > found, -1)
+
+        losses, ranks = jax.lax.map(
+            look,
+            (
+                inputs.reshape(count // chunk, chunk, levels, -1),
+                places.reshape(count // chunk, chunk, levels),
+            ),
+        )
+        losses, ranks = (x.reshape(count, levels).T for x in (losses, ranks))
+        return held_out_of(
+            jnp.sum(losses, axis=1, where=targets.scored), ranks, targets
+        )
+
+    def batches(
+        self, base: Base, plan: Plan, folder: pathlib.Path, step: int
+    ) -> tuple[Iterator[BlockBatch], list[BlockBatch], list[BlockBatch]]:
+        """From the cache, which holds the states of prompts too."""
+        config = self.config
+        states = cached_states(
+            config.states or folder / STATES,
+            plan.texts,
+            base,
+            plan.base,
+            include_prompts=True,
+        )
+        source = BlockSource(
+            states,
+            plan.positions,
+            config.block_size,
+            config.anchors_per_row,
+            max(1, config.batch_size // config.anchors_per_row),
+            self.drafter.window,
+            config.row_tokens,
+        )
+        sample = training_sample(plan.train, plan.held_out)
+        return (
+            source.batches(plan.train, config.seed, step),
+            source.measured(plan.held_out),
+            source.measured(sample),
+        )
+
+    def save(
+        self,
+        folder: pathlib.Path,
+        trained: Params,
+        frozen: Params,
+        *,
+        base: str,
+        base_name: str,
+        facts: Mapping[str, Any],
+    ) -> None:
+        """Writes a folder of a block drafter; see `drafter_files`."""
+        vocabulary = {k: v for k, v in frozen.items() if k == "vocabulary"}
+        save_drafter(
+            folder,
+            self.functions.config,
+            {**trained, **vocabulary},
+            base=base,
+            base_name=base_name,
+            d_model=self.model.trunk.d_model,
+            vocab_size=self.model.trunk.vocab_size,
+            facts=facts,
+            dtype=self.config.heads_dtype,
+        )
+
+    def _states(
+        self, trained: Params, frozen: Params, batch: BlockBatch
+    ) -> Float[Array, "n levels D"]:
+        """States of all blocks of a batch."""
+        tokens = jnp.asarray(batch.tokens)
+        states = self.functions.teacher_forced_states(
+            trained,
+            jnp.asarray(batch.states)[..., self.model.trunk.d_model :],
+            jnp.asarray(batch.offsets),
+            frozen["embedding"][tokens[..., 0]],
+            jnp.asarray(batch.anchors),
+        )
+        return states.reshape(-1, *states.shape[2:])
+
+    def _softmax_inputs(
+        self,
+        trained: Params,
+        frozen: Params,
+        batch: BlockBatch,
+        states: Float[Array, "n levels D"],
+    ) -> tuple[Float[Array, "n levels R"], Float[Array, "draft R"]]:
+        """Vectors and matrix whose products are the logits.
+
+        A Markov head adds columns: [state, E[y_{j-1}]] · [softmax, U]ᵀ.
+        """
+        matrix = frozen["softmax"]
+        if not self.drafter.markov_rank:
+            return states, matrix
+        head = trained["markov"]
+        embedded = head["embedding"][_previous(batch)].astype(states.dtype)
+        output = head["output"].astype(matrix.dtype)
+        return (
+            jnp.concatenate([states, embedded], axis=-1),
+            jnp.concatenate([matrix, output], axis=-1),
+        )
+
+    def _targets(self, frozen: Params, batch: BlockBatch) -> Targets:
+        tokens, valid = (
+            jnp.asarray(x).reshape(-1, self.config.block_size)[:, 1:]
+            for x in (batch.tokens, batch.valid)
+        )
+        vocab_size = self.model.trunk.vocab_size
+        return draft_targets(tokens, valid, frozen.get("vocabulary"), vocab_size)
+
+    def _teacher_states(self, batch: BlockBatch) -> Float[Array, "n levels D"]:
+        """The model's final states after y_0 … y_{L-2}; any past the end of a text."""
+        hidden = jnp.asarray(batch.states)[..., : self.model.trunk.d_model]
+        places = jnp.asarray(batch.anchors)[..., None] + jnp.arange(self.config.levels)
+        rows, count = hidden.shape[0], places.shape[1] * self.config.levels
+        found = jnp.take_along_axis(
+            hidden, places.reshape(rows, count)[..., None], axis=1, mode="clip"
+        )
+        return found.reshape(-1, self.config.levels, hidden.shape[-1])
+
+
+def dpace_weights(
+    levels: int,
+    smoothing: float,
+    probabilities: Float[Array, " n"],
+    weights: Float[Array, " n"],
+) -> Float[Array, " n"]:
+    """D-PACE (arXiv 2605.18810): a level counts by how many later ones depend on it.
+
+    With q_i = (1 - α) p_i + α and P_j = Π_{i≤j} q_i, the weight of level j is
+    Σ_{i≥j} P_i: the expected number of accepted levels that need it.
+
+    >>> probabilities, ones = jnp.array([1.0, 0.5]), jnp.ones(2)
+    >>> dpace_weights(2, 0.0, probabilities, ones).tolist()
+    [1.5, 0.5]
+
+    Args:
+      levels: L - 1; positions are blocks of as many levels, one after the other.
+      smoothing: α, so that no weight vanishes at the start.
+      probabilities: of the targets.
+      weights: which are multiplied; 0 where there is no target.
+    """
+    present = (weights > 0).reshape(-1, levels)
+    smooth = (1 - smoothing) * probabilities.reshape(-1, levels) + smoothing
+    prefix = jnp.cumprod(jnp.where(present, smooth, 1.0), axis=1) * present
+    later = jnp.cumsum(prefix[:, ::-1], axis=1)[:, ::-1]
+    return (later * weights.reshape(-1, levels)).ravel()
+
+
+def _previous(batch: BlockBatch) -> Int[Array, "n levels"]:
+    """y_0 … y_{L-2}, the tokens before the guessed ones."""
+    tokens = jnp.asarray(batch.tokens)[..., :-1]
+    return tokens.reshape(-1, tokens.shape[-1])

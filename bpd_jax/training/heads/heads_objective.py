@@ -1,0 +1,192 @@
+"""Block heads as an objective: every position is an example of its own."""
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
+from bpd_jax.models.heads import init_heads, is_trained, softmax_rows
+from bpd_jax.models.heads_files import save_heads
+from bpd_jax.training.heads.base import Base
+from bpd_jax.training.heads.batches import (
+    PositionBatch,
+    cached_batches,
+    measured_batches,
+    ring_batches,
+)
+from bpd_jax.training.heads.cache import cached_states
+from bpd_jax.training.heads.held_out import HeldOut
+from bpd_jax.training.heads.loss import (
+    LevelSums,
+    Targets,
+    draft_targets,
+    loss_and_gradients,
+)
+from bpd_jax.training.heads.measure import head_sums
+from bpd_jax.training.heads.objective import STATES, training_sample
+from bpd_jax.training.heads.plan import Plan
+from bpd_jax.training.heads.ring import Ring
+from bpd_jax.training.heads.settings import HeadsTrainConfig
+from bpd_jax.typing import Array, Params
+
+# Texts that a ring reads at a time.
+_GROUP = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadsObjective:
+    """See `Objective`.
+
+    Attributes:
+      config: of the training.
+      model: the frozen model.
+    """
+
+    config: HeadsTrainConfig
+    model: BlockwiseConfig
+
+    @property
+    def heads(self) -> BlockHeadsConfig:
+        """Sizes of the heads."""
+        assert isinstance(self.config.heads, BlockHeadsConfig)
+        return self.config.heads
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """None: heads start from final hidden states."""
+        return ()
+
+    def init(self, params: Params, plan: Plan, rng: Array) -> tuple[Params, Params]:
+        """New heads; frozen are `matrix`, their common softmax, and `vocabulary`."""
+        heads = init_heads(self.model, params, self.heads, rng, plan.vocabulary)
+        trained = {k: v for k, v in heads.items() if is_trained(self.heads, k)}
+        frozen = {k: v for k, v in heads.items() if k == "vocabulary"}
+        if not self.heads.own_softmax:
+            rows = heads.get("softmax", softmax_rows(self.model, params, None))
+            frozen["matrix"] = jnp.asarray(rows, self.config.products)
+        return trained, frozen
+
+    def loss_and_gradients(
+        self, trained: Params, frozen: Params, batch: PositionBatch
+    ) -> tuple[Array, LevelSums, Params]:
+        """Of a batch of positions."""
+        config = self.config
+        return loss_and_gradients(
+            self.heads,
+            trained,
+            frozen.get("matrix"),
+            jnp.asarray(batch.states),
+            self._targets(frozen, batch),
+            config.lambdas,
+            later=None if batch.later is None else jnp.moveaxis(batch.later, 1, 0),
+            soft_targets=config.soft_targets,
+            products=config.products,
+        )
+
+    def held_out_sums(
+        self, trained: Params, frozen: Params, batch: PositionBatch
+    ) -> HeldOut:
+        """Of a batch of positions."""
+        return head_sums(
+            self.heads,
+            trained,
+            frozen.get("matrix"),
+            jnp.asarray(batch.states),
+            self._targets(frozen, batch),
+            products=self.config.products,
+        )
+
+    def batches(
+        self, base: Base, plan: Plan, folder: pathlib.Path, step: int
+    ) -> tuple[Iterator[PositionBatch], list[PositionBatch], list[PositionBatch]]:
+        """From the cache, or from a ring of states."""
+        config, positions = self.config, plan.positions
+        size, block = config.batch_size, config.block_size
+
+        def measured(indices: np.ndarray, states: np.ndarray) -> list[PositionBatch]:
+            return measured_batches(positions, indices, states, size, block)
+
+        if config.mode == "cache":
+            states = cached_states(
+                config.states or folder / STATES,
+                plan.texts,
+                base,
+                plan.base,
+                include_prompts=config.include_prompts,
+            )
+            source = cached_batches(
+                states,
+                plan.train,
+                size,
+                block,
+                config.seed,
+                step,
+                later=config.soft_targets > 0,
+            )
+            sample = training_sample(plan.train, plan.held_out)
+            return (
+                source,
+                measured(plan.held_out, states.read(plan.held_out)),
+                measured(sample, states.read(sample)),
+            )
+        held_out = measured(plan.held_out, _read_states(plan, base))
+        ring = Ring(
+            plan.texts,
+            positions,
+            np.unique(positions.rows[plan.train]),
+            base,
+            capacity=config.ring_positions,
+            group=_GROUP,
+            # A run that resumes reads the texts in another order.
+            seed=config.seed + step,
+        )
+        return (
+            ring_batches(ring, positions, size, block, config.ring_uses),
+            held_out,
+            [],
+        )
+
+    def save(
+        self,
+        folder: pathlib.Path,
+        trained: Params,
+        frozen: Params,
+        *,
+        base: str,
+        base_name: str,
+        facts: Mapping[str, Any],
+    ) -> None:
+        """Writes a folder of heads; see `heads_files`."""
+        vocabulary = {k: v for k, v in frozen.items() if k == "vocabulary"}
+        save_heads(
+            folder,
+            self.heads,
+            {**trained, **vocabulary},
+            base=base,
+            base_name=base_name,
+            d_model=self.model.trunk.d_model,
+            vocab_size=self.model.trunk.vocab_size,
+            facts=facts,
+            dtype=self.config.heads_dtype,
+        )
+
+    def _targets(self, frozen: Params, batch: PositionBatch) -> Targets:
+        tokens, valid = (jnp.asarray(x)[:, 1:] for x in (batch.tokens, batch.valid))
+        vocab_size = self.model.trunk.vocab_size
+        return draft_targets(tokens, valid, frozen.get("vocabulary"), vocab_size)
+
+
+def _read_states(plan: Plan, base: Base) -> np.ndarray:
+    """States of the held-out positions, computed now and kept in memory."""
+    positions, texts = plan.positions, plan.texts
+    found = np.empty((len(plan.held_out), base.width), base.dtype)
+    rows = np.unique(positions.rows[plan.held_out])
+    for number, states in base.states([texts[row] for row in rows]):
+        mine = np.flatnonzero(positions.rows[plan.held_out] == rows[number])
+        places = positions.places[plan.held_out[mine]] - texts.offsets[rows[number]]
+        found[mine] = states[places]
+    return found

@@ -1,0 +1,110 @@
+import functools
+import itertools
+
+import numpy as np
+import pytest
+
+from bpd_jax.errors import UserError
+
+pytest.importorskip("pynini")
+from bpd_jax.drafting.engines.fst import FstEngine
+
+END = 0
+
+
+def best_with_free_backoff(model, history, tokens):
+    """Best log-probability if every step may back off although it need not.
+
+    Follows histories through the arrays of the model: a history is kept down to what
+    the model extends, and each step takes any suffix of it, paying its weights.
+    """
+    ngrams = {}
+    backoffs = {(): 0.0}
+    for order in range(1, model.order + 1):
+        for i, gram in enumerate(model.ngrams(order).tolist()):
+            ngrams[tuple(gram)] = model.log_probs[order - 1][i]
+            if order < model.order:
+                backoffs[tuple(gram)] = model.log_backoffs[order - 1][i]
+    histories = {gram[:-1] for gram in ngrams} | {(model.bos,)}
+
+    def reduce(history):
+        history = history[len(history) - min(len(history), model.order - 1) :]
+        while history not in histories:
+            history = history[1:]
+        return history
+
+    @functools.cache
+    def best(history, rest):
+        if not rest:
+            return 0.0
+        symbol = model.eos if rest[0] == END else rest[0]
+        options = []
+        paid, suffix = 0.0, history
+        while True:
+            gram = (*suffix, symbol)
+            if gram in ngrams:
+                ended = symbol == model.eos
+                after = reduce((model.bos,) if ended else gram)
+                options.append(paid + ngrams[gram] + best(after, rest[1:]))
+            if not suffix:
+                return max(options)
+            paid += backoffs[suffix]
+            suffix = reduce(suffix[1:])
+
+    symbols = tuple(model.bos if token == END else token for token in history)
+    return best(reduce(symbols), tuple(tokens))
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 4])
+@pytest.mark.parametrize("alpha", [0.5, 1.0, 2.0])
+def test_best_drafts_equal_brute_force(order, alpha, ngram_model, random_lattice):
+    model = ngram_model(order).with_unseen_tokens()
+    lattice = random_lattice(order)
+    context = np.array([[-1, END, 3], [2, 1, 1]], np.int32)
+    rescorer = FstEngine(model, alpha)
+    drafts = rescorer.refine(lattice, context, 5)
+    for row in range(2):
+        history = [t for t in context[row].tolist() if t >= 0]
+        history.append(int(lattice.tokens[row, 0, 0]))
+        want = []
+        for choice in itertools.product(range(3), repeat=3):
+            path = [int(lattice.tokens[row, i + 1, c]) for i, c in enumerate(choice)]
+            heads = sum(lattice.log_probs[row, i + 1, c] for i, c in enumerate(choice))
+            score = heads + alpha * best_with_free_backoff(model, history, path)
+            want.append((score, path))
+        want.sort(key=lambda pair: -pair[0])
+        np.testing.assert_allclose(
+            drafts.scores[row], [score for score, _ in want[:5]], atol=1e-3
+        )
+        assert (drafts.tokens[row, :, 0] == lattice.tokens[row, 0, 0]).all()
+        assert len({tuple(d) for d in drafts.tokens[row].tolist()}) == 5
+        scores = {tuple(path): score for score, path in want}
+        for score, draft in zip(drafts.scores[row], drafts.tokens[row], strict=True):
+            assert scores[tuple(draft[1:].tolist())] == pytest.approx(score, abs=1e-3)
+
+
+def test_scores_are_never_below_the_models_own(ngram_model, random_lattice):
+    model = ngram_model(3).with_unseen_tokens()
+    lattice = random_lattice(9)
+    context = np.array([[3, 1], [END, 2]], np.int32)
+    drafts = FstEngine(model).refine(lattice, context, 27)
+    for row in range(2):
+        for score, draft in zip(drafts.scores[row], drafts.tokens[row], strict=True):
+            text = [*context[row].tolist(), *draft.tolist()]
+            exact = 0.0
+            for i, token in enumerate(draft.tolist()[1:], start=1):
+                column = lattice.tokens[row, i].tolist()
+                exact += lattice.log_probs[row, i, column.index(token)]
+                exact += model.log_prob(text[: 2 + i], token)
+            assert score >= exact - 1e-3
+
+
+def test_fewer_paths_than_drafts_leave_the_rest_unused(ngram_model, random_lattice):
+    lattice = random_lattice(1, batch=1, length=2)
+    drafts = FstEngine(ngram_model(2)).refine(lattice, np.array([[1]]), 5)
+    assert np.isfinite(drafts.scores).tolist() == [[True] * 3 + [False] * 2]
+
+
+def test_alpha_must_be_positive(ngram_model):
+    with pytest.raises(UserError, match="alpha is 0"):
+        FstEngine(ngram_model(2), alpha=0)

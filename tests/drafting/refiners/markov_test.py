@@ -1,0 +1,61 @@
+"""The Markov head's exact p-best against all paths, one by one."""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bpd_jax.drafting.refiners.markov import MarkovArrays, MarkovRefiner
+from bpd_jax.drafting.refiners.transitions import Weight
+from bpd_jax.drafting.searches.finite import best_paths
+
+VOCAB, LENGTH, WIDTH, RANK = 8, 5, 3, 4
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.5])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_p_best_are_the_best_of_all_paths(random_lattice, seed, slope):
+    rng = np.random.default_rng(seed)
+    lattice = dataclasses.replace(
+        random_lattice(seed, length=LENGTH, width=WIDTH),
+        entropies=rng.exponential(1, (2, LENGTH)).astype(np.float32),
+    )
+    params = {
+        "embedding": rng.normal(size=(VOCAB, RANK)),
+        "scale": rng.normal(size=(LENGTH - 1, RANK)),
+        "output": rng.normal(size=(VOCAB, RANK)),
+    }
+
+    def score(row, picks):
+        total, before = 0.0, lattice.tokens[row, 0, 0]
+        for j, pick in enumerate(picks, start=1):
+            token = lattice.tokens[row, j, pick]
+            bigram = params["output"][token] @ (
+                params["scale"][j - 1] * params["embedding"][before]
+            )
+            alpha = 0.8 + slope * lattice.entropies[row, j]
+            total += lattice.log_probs[row, j, pick] + alpha * bigram
+            before = token
+        return total
+
+    arrays = jax.tree.map(lambda array: jnp.asarray(array, jnp.float32), params)
+    scorer = MarkovRefiner(MarkovArrays(Weight.of(0.8, slope), arrays))
+    on_device = jax.tree.map(jnp.asarray, lattice)
+    transitions = scorer.transitions(scorer.arrays, on_device, None)
+    drafts = best_paths(on_device, transitions, 7)
+    for row in range(2):
+        every = list(itertools.product(range(WIDTH), repeat=LENGTH - 1))
+        best = sorted(every, key=lambda picks: -score(row, picks))[:7]
+        want = [
+            [
+                lattice.tokens[row, 0, 0],
+                *(lattice.tokens[row, j, pick] for j, pick in enumerate(picks, 1)),
+            ]
+            for picks in best
+        ]
+        assert drafts.tokens[row].tolist() == want
+        scores = [score(row, picks) for picks in best]
+        np.testing.assert_allclose(drafts.scores[row], scores, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,319 @@
+"""The exact engines against brute force over all paths, and against each other."""
+
+import dataclasses
+import functools
+import itertools
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bpd_jax.drafting.engines.fst import FstEngine
+from bpd_jax.drafting.engines.viterbi import ViterbiEngine
+from bpd_jax.drafting.lattice import Drafts, Lattice
+from bpd_jax.drafting.refiners.lattice_graph import Room
+from bpd_jax.drafting.refiners.ngram import NGramInputs, NGramRefiner
+from bpd_jax.drafting.searches.best import best_under_ngram
+from bpd_jax.errors import UserError
+from bpd_jax.ngrams.counting.counts import count_ngrams
+from bpd_jax.ngrams.formats.arpa import read_arpa
+from bpd_jax.ngrams.formats.fst import fst_bytes, model_from_fst
+from bpd_jax.ngrams.katz import estimate_katz
+from bpd_jax.ngrams.search.finite import with_finite_scores
+
+VOCAB = 8
+
+
+def refine(engine, model, num_drafts, alpha, lattice, context) -> Drafts:
+    if engine == "fst_exact":
+        pytest.importorskip("pynini")
+        searcher = FstEngine(model, alpha, exact=True)
+    elif engine == "viterbi":
+        pytest.importorskip("numba")
+        searcher = ViterbiEngine(model, alpha)
+    else:
+        drafts = on_device(NGramRefiner.from_model(model, alpha), num_drafts)
+        return jax.device_get(drafts(lattice, context))
+    return jax.device_get(searcher.refine(lattice, context, num_drafts))
+
+
+def on_device(refiner, num_drafts, mesh=None):
+    """The compiled search under an n-gram model."""
+    search = functools.partial(best_under_ngram, refiner, num_drafts=num_drafts)
+    compiled = jax.jit(functools.partial(search, mesh=mesh))
+    return functools.partial(compiled, arrays=refiner.arrays)
+
+
+def every_path(model, alpha, lattice: Lattice, context: np.ndarray, row: int):
+    """All paths of a row with the score of the definition, best first."""
+    tokens, log_probs = lattice.tokens[row], lattice.log_probs[row]
+    length, width = tokens.shape
+    known = with_finite_scores(model)
+    history = [int(token) for token in context[row] if token >= 0]
+    scores: dict[tuple[int, ...], float] = {}
+    for choice in itertools.product(range(width), repeat=length - 1):
+        path = [int(tokens[j + 1, w]) for j, w in enumerate(choice)]
+        score = sum(float(log_probs[j + 1, w]) for j, w in enumerate(choice))
+        text = [*history, int(tokens[0, 0])]
+        for token in path:
+            score += alpha * known.log_prob(text, token)
+            text.append(token)
+        scores[tuple(path)] = max(score, scores.get(tuple(path), -np.inf))
+    found = [(score, path) for path, score in scores.items() if score > -np.inf]
+    return sorted(found, reverse=True)
+
+
+def assert_best(drafts: Drafts, model, alpha, lattice, context) -> None:
+    count = drafts.scores.shape[1]
+    for row in range(len(lattice.tokens)):
+        want = every_path(model, alpha, lattice, context, row)
+        scores = {path: score for score, path in want}
+        want = [score for score, _ in want[:count]]
+        used = np.isfinite(drafts.scores[row])
+        assert used.tolist() == [True] * len(want) + [False] * (count - len(want))
+        np.testing.assert_allclose(drafts.scores[row][used], want, rtol=1e-5, atol=1e-4)
+        found = [tuple(draft) for draft in drafts.tokens[row][used].tolist()]
+        assert len(set(found)) == len(found)
+        assert all(draft[0] == lattice.tokens[row, 0, 0] for draft in found)
+        # Ties may come in any order, but every draft has the score it claims.
+        for draft, score in zip(found, drafts.scores[row][used], strict=True):
+            assert scores[draft[1:]] == pytest.approx(score, rel=1e-5, abs=1e-4)
+
+
+def context_of(rng, order, batch):
+    context = rng.integers(0, VOCAB, (batch, max(order - 2, 0))).astype(np.int32)
+    context[0, : max(order - 3, 0)] = -1  # The first text has just begun.
+    return context
+
+
+@pytest.mark.parametrize("engine", ["viterbi", "device", "fst_exact"])
+@pytest.mark.parametrize(
+    "order, end_of_text", [(1, 0), (2, 0), (3, None), (4, 0), (5, 0)]
+)
+def test_best_drafts_equal_brute_force(
+    engine, order, end_of_text, ngram_model, random_lattice
+):
+    model = ngram_model(order, end_of_text)
+    lattice = random_lattice(order, length=5)
+    context = context_of(np.random.default_rng(order), order, 2)
+    drafts = refine(engine, model, 7, 0.4, lattice, context)
+    assert_best(drafts, model, 0.4, lattice, context)
+
+
+@settings(max_examples=6, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 10_000),
+    order=st.integers(2, 4),
+    length=st.integers(2, 5),
+    width=st.integers(1, 5),
+    alpha=st.sampled_from([0.1, 1.0, 5.0]),
+)
+def test_the_exact_engines_agree(
+    seed, order, length, width, alpha, ngram_model, random_lattice
+):
+    model = ngram_model(order, seed=seed % 3)
+    lattice = random_lattice(seed, batch=1, length=length, width=width)
+    context = context_of(np.random.default_rng(seed), order, 1)
+    found = [
+        refine(engine, model, 4, alpha, lattice, context)
+        for engine in ("viterbi", "device", "fst_exact")
+    ]
+    for drafts in found:
+        assert_best(drafts, model, alpha, lattice, context)
+    for other in found[1:]:
+        np.testing.assert_allclose(found[0].scores, other.scores, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("engine", ["viterbi", "device", "fst_exact"])
+def test_repeated_and_impossible_candidates(engine, ngram_model, random_lattice):
+    model = ngram_model(3)
+    lattice = random_lattice(5, length=4)
+    tokens, log_probs = lattice.tokens.copy(), lattice.log_probs.copy()
+    tokens[0, 1, 2] = tokens[0, 1, 0]
+    # Of the copies, the better one may come second.
+    tokens[1, 1, 2] = tokens[1, 1, 0]
+    log_probs[1, 1] = log_probs[1, 1, ::-1]
+    log_probs[:, 2, 1] = -np.inf
+    lattice = Lattice(tokens, log_probs, np.zeros(tokens.shape[:2]))
+    context = context_of(np.random.default_rng(5), 3, 2)
+    drafts = refine(engine, model, 30, 1.0, lattice, context)
+    assert_best(drafts, model, 1.0, lattice, context)
+    assert np.isfinite(drafts.scores).sum(1).tolist() == [12, 12]
+
+
+def test_too_few_slots_cost_time_and_nothing_else(ngram_model, random_lattice):
+    model = ngram_model(4)
+    lattice = random_lattice(4, length=5, width=4)
+    context = context_of(np.random.default_rng(4), 4, 2)
+    refiner = dataclasses.replace(
+        NGramRefiner.from_model(model), room=Room(trigrams=8, histories=3, longer=5)
+    )
+    inputs = NGramInputs(context)
+    transitions = refiner.transitions(refiner.arrays, lattice, inputs)
+    assert transitions.overflow.any()
+    drafts = jax.device_get(on_device(refiner, 5)(lattice, context))
+    assert_best(drafts, model, 1.0, lattice, context)
+
+
+def test_a_table_cut_over_devices_finds_the_same(ngram_model, random_lattice):
+    model = ngram_model(4)
+    lattice = random_lattice(3, length=5, width=4)
+    context = context_of(np.random.default_rng(3), 4, 2)
+    whole = NGramRefiner.from_model(model)
+    mesh = jax.make_mesh((4,), ("data",))
+    cut = NGramRefiner.from_model(model, mesh=mesh)
+    shards = cut.arrays.table.log_probs[2].addressable_shards
+    assert len({shard.device for shard in shards}) == 4
+    assert len(shards[0].data) == -(-model.sizes[2] // 4)
+    want = on_device(whole, 6)(lattice, context)
+    found = on_device(cut, 6, mesh)(lattice, context)
+    np.testing.assert_array_equal(found.tokens, want.tokens)
+    np.testing.assert_allclose(found.scores, want.scores, rtol=1e-6)
+
+
+def test_the_search_makes_room_for_large_lattices(ngram_model, monkeypatch):
+    search = pytest.importorskip("bpd_jax.ngrams.search.host")
+    monkeypatch.setattr(search, "_ROOM", 2)
+    model = ngram_model(4)
+    found = search.PathSearch(model.with_unseen_tokens()).best_paths(
+        np.tile(np.arange(1, 7), (6, 1)), np.zeros((6, 6)), np.array([1, 2, 3]), 3
+    )
+    fresh = search.PathSearch(model.with_unseen_tokens())
+    monkeypatch.setattr(search, "_ROOM", 4096)
+    want = fresh.best_paths(
+        np.tile(np.arange(1, 7), (6, 1)), np.zeros((6, 6)), np.array([1, 2, 3]), 3
+    )
+    np.testing.assert_array_equal(found.choices, want.choices)
+    np.testing.assert_array_equal(found.scores, want.scores)
+
+
+def test_a_table_says_how_large_it_is(ngram_model):
+    model = ngram_model(4)
+    table = NGramRefiner.from_model(model).arrays.table
+    assert table.nbytes == sum(leaf.nbytes for leaf in jax.tree.leaves(table))
+    middle, highest = model.sizes[1] + model.sizes[2], model.sizes[3]
+    unigrams = table.nbytes - 14 * middle - 6 * highest
+    # Three arrays over all symbols, and three ends of `first_child`.
+    assert unigrams == 12 * model.width + 3 * 4
+
+
+def test_the_device_engine_needs_nothing_but_jax(ngram_model, tmp_path):
+    ngram_model(3).save(tmp_path / "model")
+    program = f"""
+import sys
+sys.modules.update(dict.fromkeys(["numba", "pynini", "tensorflow"]))
+import numpy as np
+from bpd_jax.drafting.lattice import Lattice
+from bpd_jax.drafting.refiners.ngram import NGramRefiner
+from bpd_jax.drafting.searches.best import best_under_ngram
+from bpd_jax.ngrams.formats.load import load_model
+refiner = NGramRefiner.from_model(load_model({str(tmp_path / "model")!r}))
+tokens = np.array([[[1, 1], [2, 3], [3, 4]]], np.int32)
+log_probs = np.array([[[0, -np.inf], [-1, -2], [-1, -2]]], np.float32)
+lattice = Lattice(tokens, log_probs, np.zeros((1, 3)))
+print(best_under_ngram(refiner, lattice, np.array([[2]]), 2).scores.shape)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "(1, 2)\n", done.stderr
+
+
+ENGINES = ["viterbi", "device", "fst_exact"]
+ZERO_ALPHA = [("viterbi", 0.0), ("device", 0.0)]
+
+# Weights where nothing follows (`2`, `0 1`), a bigram that never comes, no </s>.
+ODD_ARPA = r"""\\data\\
+ngram 1=4
+ngram 2=4
+ngram 3=1
+
+\\1-grams:
+-99 <s> -0.3
+-0.5 0 -0.2
+-0.4 1 -0.1
+-0.9 2 -1.5
+
+\\2-grams:
+-0.2 <s> 0 0.4
+-0.3 0 1 0.6
+-inf 1 0
+-0.7 1 1
+
+\\3-grams:
+-0.1 <s> 0 1
+
+\\end\\
+""".replace("\\\\", "\\")
+
+
+# OpenFst takes no alpha of 0: scores are divided by it.
+@pytest.mark.parametrize(
+    "engine, alpha", [*((engine, 1.0) for engine in ENGINES), *ZERO_ALPHA]
+)
+def test_odd_models_of_other_programs(engine, alpha, tmp_path):
+    (tmp_path / "odd.arpa").write_text(ODD_ARPA)
+    model = read_arpa(tmp_path / "odd.arpa", vocab_size=5, end_of_text=4)
+    tokens = np.array([[[2, 2, 2], [0, 1, 4], [1, 4, 0], [3, 0, 2]]], np.int32)
+    log_probs = np.log([[[1, 0.5, 0.5], [0.5, 0.3, 0.2], [0.4, 0.4, 0.2], [0.3] * 3]])
+    lattice = Lattice(tokens, log_probs.astype(np.float32), np.zeros(tokens.shape[:2]))
+    for context in ([-1], [4], [0]):
+        context = np.array([context], np.int32)
+        drafts = refine(engine, model, 30, alpha, lattice, context)
+        assert_best(drafts, model, alpha, lattice, context)
+
+
+def test_an_automaton_keeps_weights_where_nothing_follows(tmp_path):
+    pynini = pytest.importorskip("pynini")
+    (tmp_path / "odd.arpa").write_text(ODD_ARPA.replace("-inf", "-2"))
+    model = read_arpa(tmp_path / "odd.arpa", vocab_size=5)
+    again = model_from_fst(pynini.Fst.read_from_string(fst_bytes(model)), vocab_size=5)
+    for context, token in (([2], 0), ([2], 1), ([0, 1], 0), ([0, 1], 2)):
+        want = model.log_prob(context, token)
+        assert again.log_prob(context, token) == pytest.approx(want, abs=1e-5)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_histories_with_many_extensions(engine):
+    rng = np.random.default_rng(4)
+    texts = [rng.integers(1, 40, 2000).astype(np.int32) for _ in range(3)]
+    counts = count_ngrams(texts, order=3, vocab_size=40, end_of_text=0)
+    model = estimate_katz(counts)
+    assert np.bincount(model.keys[1] // model.width).max() > 30
+    tokens = np.stack([rng.permutation(40)[:6] for _ in range(4)])[None].astype(
+        np.int32
+    )
+    log_probs = -np.sort(rng.exponential(2, tokens.shape)).astype(np.float32)
+    log_probs[:, 0], tokens[:, 0] = [0, *[-np.inf] * 5], tokens[:, 0, :1]
+    lattice, context = (
+        Lattice(tokens, log_probs, np.zeros(tokens.shape[:2])),
+        np.array([[7]], np.int32),
+    )
+    drafts = refine(engine, model, 20, 1.0, lattice, context)
+    assert_best(drafts, model, 1.0, lattice, context)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("length, width", [(1, 3), (4, 1)])
+def test_the_smallest_lattices(engine, length, width, ngram_model, random_lattice):
+    model = ngram_model(4)
+    lattice = random_lattice(3, length=length, width=width)
+    context = context_of(np.random.default_rng(3), 4, 2)
+    drafts = refine(engine, model, 3, 1.0, lattice, context)
+    assert np.isfinite(drafts.scores).tolist() == [[True, False, False]] * 2
+    assert_best(drafts, model, 1.0, lattice, context)
+
+
+def test_what_cannot_be_searched_is_refused(ngram_model, random_lattice):
+    engine = ViterbiEngine(ngram_model(3))
+    lattice = random_lattice(1)
+    outside = dataclasses.replace(lattice, tokens=lattice.tokens + 5)
+    with pytest.raises(UserError, match=r"outside the vocabulary 0 \.\.\. 7"):
+        engine.refine(outside, np.ones((2, 1)), 2)
+    for make in (ViterbiEngine, FstEngine, NGramRefiner.from_model):
+        with pytest.raises(UserError, match="alpha is -1"):
+            make(ngram_model(3), -1)

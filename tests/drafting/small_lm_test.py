@@ -1,0 +1,122 @@
+"""What a small LM has read after many calls is what one pass over the text reads."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bpd_jax.drafting import small_lm
+from bpd_jax.drafting.interface import Extension
+from bpd_jax.drafting.small_lm import SmallLM
+
+REACH = 4
+
+
+@pytest.fixture(scope="module")
+def model(make_model):
+    return make_model(3, num_layers=2)
+
+
+@pytest.fixture(scope="module")
+def assert_read(model, slow_values):
+    """Checks what a row of a cache holds of a text."""
+
+    def check(cache, row, text, length=None):
+        assert int(cache.lengths[row]) == (length or len(text))
+        values = np.stack([layer[row, :, : len(text)] for layer in cache.values])
+        np.testing.assert_allclose(values, slow_values(model, text), atol=1e-5)
+
+    return check
+
+
+def test_prompts_are_read_in_pieces(model, make_view, assert_read, monkeypatch):
+    view = make_view(model, lengths=(5, 1, 17, 8), slots=20)
+    for chunk in (4, 128):
+        monkeypatch.setattr(small_lm, "_CHUNK", chunk)
+        reader = SmallLM(model.functions, REACH)
+        cache = jax.jit(reader.prefill)(model.params, view.tokens, view.lengths)
+        for row, length in enumerate(view.lengths.tolist()):
+            assert_read(cache, row, view.tokens[row, :length].tolist())
+
+
+def test_memory_keeps_up_with_rows_of_different_speed(
+    model, make_view, assert_read, slow_read, whole_text
+):
+    """Rows accept 1 … 4 tokens per call; the last one is finished after its first."""
+    functions, params = model
+    reader = SmallLM(functions, REACH)
+    # The last row ends as full as a row can be.
+    view = make_view(model, lengths=(5, 1, 9, 15), slots=22)
+    accepted = np.array([[1, 4, 2, 3], [4, 1, 3, 0], [1, 1, 4, 0], [4, 4, 1, 0]])
+
+    @jax.jit
+    def look(cache, tokens, lengths, next_token):
+        seen = dataclasses.replace(
+            view, tokens=tokens, lengths=lengths, next_token=next_token
+        )
+        reading = reader.start(params, cache, seen)
+        return reading.cache, reader.logits(params, reading.hidden[:, 0])
+
+    cache = jax.jit(reader.prefill)(params, view.tokens, view.lengths)
+    for call, counts in enumerate([*accepted, [0] * 4]):
+        cache, logits = look(cache, view.tokens, view.lengths, view.next_token)
+        for row in range(4):
+            text = whole_text(view, row)
+            if call > 1 and row == 3:
+                assert_read(cache, row, text[:-1], len(text))
+                continue
+            assert_read(cache, row, text)
+            want = slow_read(model, text)
+            np.testing.assert_allclose(jax.nn.log_softmax(logits[row]), want, atol=1e-4)
+        # What is accepted begins with the certain token; the rest stands there already.
+        tokens, lengths = np.array(view.tokens), np.array(view.lengths)
+        going = np.flatnonzero(counts)
+        tokens[going, lengths[going]] = view.next_token[going]
+        lengths += counts
+        following = np.where(counts, tokens[np.arange(4), lengths], view.next_token)
+        view = dataclasses.replace(
+            view,
+            tokens=jnp.asarray(tokens),
+            lengths=jnp.asarray(lengths),
+            next_token=jnp.asarray(following),
+        )
+
+
+def test_paths_see_the_text_and_themselves(model, make_view, slow_read, whole_text):
+    """Three levels of a tree whose paths fork, die out and change places."""
+    functions, params = model
+    view = make_view(model)
+    reader = SmallLM(functions, REACH)
+    steps = [
+        ([[0, 0, 0]] * 3, [[1, 2, 3], [4, 5, 6], [7, 8, 9]]),
+        ([[2, 0, 2, 2]] * 3, [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]]),
+        ([[3, 1]] * 3, [[5, 5], [6, 6], [7, 7]]),
+    ]
+    extend = jax.jit(reader.extend, static_argnames="level")
+    scores_of = jax.jit(reader.scores)
+
+    @jax.jit
+    def start():
+        cache = reader.prefill(params, view.tokens, view.lengths)
+        return reader.start(params, cache, view)
+
+    reading = start()
+    paths = [[()], [()], [()]]
+    for level, (parents, tokens) in enumerate(steps, start=1):
+        parents, tokens = jnp.asarray(parents), jnp.asarray(tokens)
+        extension = Extension(parents, jnp.zeros_like(parents), tokens)
+        reading = extend(params, reading, level=level, extension=extension)
+        offered = jnp.broadcast_to(jnp.arange(13), (*tokens.shape, 13))
+        scores = scores_of(params, reading.hidden, offered)
+        for row in range(3):
+            paths[row] = [
+                (*paths[row][parent], token)
+                for parent, token in zip(
+                    parents[row].tolist(), tokens[row].tolist(), strict=True
+                )
+            ]
+            for index, path in enumerate(paths[row]):
+                want = slow_read(model, [*whole_text(view, row), *path])
+                np.testing.assert_allclose(scores[row, index], want, atol=1e-4)

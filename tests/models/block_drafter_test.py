@@ -1,0 +1,320 @@
+"""The block drafter against a reference in numpy, and its cache against whole texts."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bpd_jax.errors import UserError
+from bpd_jax.models.cache import KeyValues
+from bpd_jax.models.config import TransformerConfig
+from bpd_jax.models.context_cache import append, cache_of_slots, slot_positions
+from bpd_jax.models.drafter_config import BlockDrafterConfig
+from bpd_jax.models.drafter_functions import (
+    DrafterFunctions,
+    markov_refiner,
+    with_softmax,
+)
+from bpd_jax.models.refiners import markov_scores
+from bpd_jax.models.rotary import RotaryConfig
+
+TARGET = TransformerConfig(
+    vocab_size=23,
+    num_layers=4,
+    d_model=12,
+    d_ff=20,
+    num_heads=6,
+    num_kv_heads=3,
+    head_dim=4,
+    max_length=64,
+    rotary=RotaryConfig(100.0),
+    norm_epsilon=1e-3,
+)
+CONFIG = BlockDrafterConfig(
+    feature_layers=(0, 2),
+    block_size=4,
+    num_heads=4,
+    num_kv_heads=2,
+    window=6,
+    draft_vocabulary=9,
+)
+VOCABULARY = np.array([1, 2, 5, 6, 8, 13, 17, 20, 22])
+
+
+@functools.cache
+def drafter(**changes):
+    """Functions and random parameters."""
+    config = dataclasses.replace(CONFIG, **changes)
+    functions = DrafterFunctions(config, TARGET)
+    rng = np.random.default_rng(3)
+    shapes = jax.eval_shape(functions.init, jax.random.key(0))
+    params = jax.tree.map(
+        lambda leaf: jnp.asarray(rng.normal(0, 0.5, leaf.shape), jnp.float32), shapes
+    )
+    softmax = rng.normal(0, 1, (23, 12)).astype(np.float32)
+    vocabulary = None if config.draft_vocabulary is None else VOCABULARY
+    return functions, with_softmax(params, softmax, vocabulary)
+
+
+def texts(lengths, seed=0, width=24):
+    rng = np.random.default_rng(seed)
+    longest = max(lengths) + 1
+    features = rng.normal(0, 1, (len(lengths), longest, width)).astype(np.float32)
+    return jnp.asarray(features), jnp.asarray(lengths, jnp.int32)
+
+
+def anchors_of(batch, seed=5):
+    rng = np.random.default_rng(seed)
+    return jnp.asarray(rng.normal(0, 1, (batch, 12)), jnp.float32)
+
+
+def rms(x, scale, epsilon=1e-3):
+    return x / np.sqrt(np.mean(x**2, -1, keepdims=True) + epsilon) * scale
+
+
+def turn(vector, position, base=100.0):
+    """Rotary positions of one head, pair by pair."""
+    half = len(vector) // 2
+    turned = np.empty_like(vector)
+    for i in range(half):
+        angle = position * base ** (-i / half)
+        first, second = vector[i], vector[i + half]
+        turned[i] = first * np.cos(angle) - second * np.sin(angle)
+        turned[i + half] = second * np.cos(angle) + first * np.sin(angle)
+    return turned
+
+
+def reference_states(config, params, features, anchor):
+    """States of one block after all of `features` `[n, F]`: no cache, no masks."""
+    p = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+    length, queries = len(features), config.queries
+    window = config.window or length
+    fused = rms(features @ p["fusion"]["kernel"], p["fusion_norm"]["scale"])
+    x = np.stack([anchor] + [p["mask_embedding"]] * (queries - 1))
+    seen = range(max(0, length - window), length)
+    for layer in range(config.num_layers):
+        w = p[f"attention_{layer}"]
+
+        def project(part, vectors, places, w=w):
+            heads = np.einsum("tD,DNH->tNH", vectors, w[part]["kernel"])
+            if part == "value":
+                return heads
+            heads = rms(heads, w[f"{part}_norm"]["scale"])
+            return np.array(
+                [
+                    [turn(head, place) for head in token]
+                    for token, place in zip(heads, places, strict=True)
+                ]
+            )
+
+        normal = rms(x, p[f"attention_norm_{layer}"]["scale"])
+        own = range(length, length + queries)
+        q = project("query", normal, own)
+        k, v = (
+            np.concatenate(
+                [project(part, fused[list(seen)], seen), project(part, normal, own)]
+            )
+            for part in ("key", "value")
+        )
+        mixed = np.empty_like(q)
+        for head in range(q.shape[1]):
+            shared = head // (q.shape[1] // k.shape[1])
+            scores = q[:, head] @ k[:, shared].T / np.sqrt(q.shape[-1])
+            weights = np.exp(scores - scores.max(-1, keepdims=True))
+            weights /= weights.sum(-1, keepdims=True)
+            mixed[:, head] = weights @ v[:, shared]
+        x = x + np.einsum("tNH,NHD->tD", mixed, w["output"]["kernel"])
+        normal = rms(x, p[f"mlp_norm_{layer}"]["scale"])
+        m = p[f"mlp_{layer}"]
+        inner = normal @ m["input"]["kernel"]
+        inner = inner / (1 + np.exp(-inner)) * (normal @ m["gate"]["kernel"])
+        x = x + inner @ m["output"]["kernel"]
+    x = rms(x, p["final_norm"]["scale"])
+    return x[queries - (config.block_size - 1) :]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"window": None, "guess_at_anchor": False},
+        {"num_layers": 1, "block_size": 2, "window": 2},
+        {"num_layers": 3, "head_dim": 6, "d_ff": 8, "block_size": 5},
+    ],
+    ids=str,
+)
+def test_states_are_those_of_the_reference(changes):
+    functions, params = drafter(**changes)
+    lengths = [1, 5, 11]
+    features, counts = texts(lengths)
+    anchors = anchors_of(3)
+    cache = functions.prefill(params, features, counts, 16)
+    states = functions.states(params, cache, anchors)
+    trained = {k: v for k, v in params.items() if k != "vocabulary"}
+    for row, length in enumerate(lengths):
+        expected = reference_states(
+            functions.config, trained, np.asarray(features[row, :length]), anchors[row]
+        )
+        np.testing.assert_allclose(states[row], expected, rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("window", [4, 6, None])
+@pytest.mark.parametrize("seed", range(3))
+def test_accepted_tokens_one_call_at_a_time_are_a_prefilled_text(window, seed):
+    """Random prompts and numbers of accepted tokens, 0 included."""
+    functions, params = drafter(window=window)
+    rng = np.random.default_rng(seed)
+    counts = rng.integers(0, CONFIG.block_size + 1, (5, 4))
+    prompts = rng.integers(1, 9, 5)
+    lengths = prompts + counts.sum(1)
+    features, _ = texts([40] * 5, seed)
+    prefill = jax.jit(functions.prefill, static_argnums=3)
+    append_features = jax.jit(functions.append)
+    # What stands after the prompt is padding, and does not get into the cache.
+    cache = prefill(params, features[:, :9], jnp.asarray(prompts), 32)
+    for call in range(4):
+        places = np.asarray(cache.lengths)[:, None] + np.arange(CONFIG.block_size)
+        new = jnp.take_along_axis(features, places[..., None], axis=1)
+        cache = append_features(params, cache, new, jnp.asarray(counts[:, call]))
+    np.testing.assert_array_equal(cache.lengths, lengths)
+    whole = prefill(params, features, jnp.asarray(lengths), 32)
+    visible = np.minimum(lengths, cache.slots)
+    for row in range(5):
+        for grown, at_once in zip(cache.keys, whole.keys, strict=True):
+            np.testing.assert_allclose(
+                grown[row, ..., : visible[row]],
+                at_once[row, ..., : visible[row]],
+                atol=1e-5,
+            )
+        for grown, at_once in zip(cache.values, whole.values, strict=True):
+            np.testing.assert_allclose(
+                grown[row, :, : visible[row]],
+                at_once[row, :, : visible[row]],
+                atol=1e-5,
+            )
+
+
+def test_the_cache_holds_the_last_tokens_of_every_row():
+    """Against lists: token n of row r has the key 100 r + n."""
+    slots, rng = 5, np.random.default_rng(2)
+    lengths, kept = np.zeros(3, int), [[], [], []]
+    empty = jnp.zeros((1, 3, slots, 1, 1))
+    cache = cache_of_slots(KeyValues(empty, empty), jnp.zeros(3, int))
+    for _ in range(12):
+        counts = rng.integers(0, 5, 3)
+        names = 100 * np.arange(3)[:, None] + lengths[:, None] + np.arange(4) + 1.0
+        new = jnp.asarray(names)[None, :, :, None, None]
+        cache = append(cache, KeyValues(new, -new), jnp.asarray(counts))
+        for row in range(3):
+            kept[row] += names[row, : counts[row]].tolist()
+        lengths += counts
+        places = np.asarray(slot_positions(cache.lengths, slots))
+        for row in range(3):
+            full = min(len(kept[row]), slots)
+            slot_keys = np.asarray(cache.keys[0][row, 0, 0, :full])
+            assert sorted(slot_keys) == sorted(kept[row][-slots:])
+            expected = [kept[row][place] for place in places[row, :full]]
+            assert slot_keys.tolist() == expected
+            np.testing.assert_array_equal(cache.values[0][row, 0, :full, 0], -slot_keys)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"window": None, "guess_at_anchor": False}], ids=str
+)
+def test_training_sees_what_decoding_sees(changes):
+    """All anchors of a text at once, also in a piece of it from the middle on."""
+    functions, params = drafter(**changes)
+    features, _ = texts([20, 20])
+    # The second row begins at position 7, and its anchors see 6 tokens back at most.
+    offsets = jnp.array([0, 7 if functions.config.window else 0])
+    indices = jnp.array([[1, 3, 9], [6, 11, 12]])
+    anchors = anchors_of(6).reshape(2, 3, 12)
+    pieces = jnp.stack([features[b, o : o + 13] for b, o in enumerate(offsets)])
+    states = functions.teacher_forced_states(params, pieces, offsets, anchors, indices)
+    for block in range(3):
+        lengths = offsets + indices[:, block]
+        cache = functions.prefill(params, features, lengths, 24)
+        expected = functions.states(params, cache, anchors[:, block])
+        np.testing.assert_allclose(states[:, block], expected, rtol=1e-3, atol=1e-4)
+
+
+def test_candidates_are_the_best_tokens_of_the_draft_vocabulary():
+    functions, params = drafter()
+    features, lengths = texts([3, 8])
+    cache = functions.prefill(params, features, lengths, 16)
+    tokens, log_probs, entropies = functions.candidates(params, cache, anchors_of(2), 9)
+    assert tokens.shape == log_probs.shape == (2, 3, 9)
+    logits = functions.states(params, cache, anchors_of(2)) @ params["softmax"].T
+    expected = jax.nn.log_softmax(logits)
+    order = np.argsort(-expected, axis=-1)
+    np.testing.assert_array_equal(tokens, VOCABULARY[order])
+    np.testing.assert_allclose(
+        log_probs, np.take_along_axis(np.asarray(expected), order, -1), rtol=1e-4
+    )
+    entropy = -np.sum(np.exp(expected) * expected, -1)
+    np.testing.assert_allclose(entropies, entropy, rtol=1e-4)
+
+
+def test_the_markov_head_is_a_refiner():
+    functions, params = drafter(markov_rank=3)
+    config, refiner = markov_refiner(functions, params)
+    assert config.level_scale is False
+    tokens = jnp.asarray(VOCABULARY)[None, None]
+    scores = markov_scores(refiner, jnp.array([[7]]), tokens, 2)
+    head = params["markov"]
+    expected = head["output"] @ head["embedding"][7]
+    np.testing.assert_allclose(scores[0, 0], expected, rtol=1e-5)
+    with pytest.raises(UserError, match="no Markov head"):
+        markov_refiner(*drafter())
+
+
+@pytest.mark.parametrize("reads_markov", [False, True])
+def test_confidences_are_a_logistic_regression(reads_markov):
+    functions, params = drafter(
+        markov_rank=3, confidence=True, confidence_reads_markov=reads_markov
+    )
+    states, previous = anchors_of(2), jnp.array([4, 9])
+    found = functions.confidences(params, states, previous)
+    inputs = np.asarray(states)
+    if reads_markov:
+        inputs = np.concatenate([inputs, params["markov"]["embedding"][previous]], -1)
+    weights = params["confidence"]
+    logits = inputs @ weights["kernel"][:, 0] + weights["bias"][0]
+    np.testing.assert_allclose(found, 1 / (1 + np.exp(-logits)), rtol=1e-4)
+
+
+def test_sizes_default_to_those_of_the_target():
+    config = BlockDrafterConfig(feature_layers=[1])
+    resolved = config.resolve(TARGET)
+    assert (resolved.d_ff, resolved.num_heads, resolved.num_kv_heads) == (20, 6, 3)
+    assert (resolved.head_dim, resolved.rotary) == (4, TARGET.rotary)
+    wider = dataclasses.replace(TARGET, num_heads=12, d_ff=24)
+    assert resolved.resolve(wider) == resolved
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"feature_layers": ()}, "feature_layers is empty"),
+        ({"block_size": 1}, "nothing to draft"),
+        ({"window": 3}, "smaller than block_size"),
+        ({"num_layers": 0}, "positive integer"),
+        ({"markov_rank": -1}, "markov_rank"),
+        ({"activation": "tanh"}, "activation"),
+        ({"confidence_reads_markov": True}, "markov_rank above 0"),
+    ],
+)
+def test_rejects_drafters_that_cannot_be(changes, words):
+    with pytest.raises(UserError, match=words):
+        dataclasses.replace(CONFIG, **changes)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"feature_layers": (4,)}, {"draft_vocabulary": 24}], ids=str
+)
+def test_rejects_drafters_of_another_target(changes):
+    with pytest.raises(UserError, match=r"the model has|vocabulary"):
+        dataclasses.replace(CONFIG, **changes).resolve(TARGET)

@@ -1,0 +1,46 @@
+"""Readings of the sizes that the paper prints in its Table 6."""
+
+import pytest
+
+from bpd_jax.models.blockwise import count_parameters
+from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
+from bpd_jax.studies.printed import TABLE6
+
+NAMED = {"1.5B": 1.5e9, "32M": 32e6, "61M": 61e6, "94M": 94e6}
+
+
+def deviations(*, gated: bool, head_dim: int | None) -> dict[str, float]:
+    """Parameters over those that the names of the models say, minus 1, in percent."""
+    found = {}
+    for name, sizes in TABLE6.items():
+        trunk = TransformerConfig(
+            50257,
+            int(sizes["layers"]),
+            int(sizes["embedding"]),
+            int(sizes["hidden"]),
+            num_heads=12,
+            head_dim=head_dim,
+            gated=gated,
+        )
+        heads = None
+        if name == "1.5B":
+            heads = BlockHeadsConfig(9, hidden=trunk.d_ff)
+        count = count_parameters(BlockwiseConfig(trunk, heads))["total"]
+        found[name] = 100 * (count / NAMED[name] - 1)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("gated", "head_dim", "percent"),
+    [
+        (False, None, {"1.5B": -17.8, "32M": -26.1, "61M": -32.2, "94M": -12.0}),
+        (False, 128, {"1.5B": -17.8, "32M": -15.1, "61M": 2.7, "94M": 3.1}),
+        (True, None, {"1.5B": 4.8, "32M": -22.4, "61M": -20.5, "94M": 3.1}),
+        (True, 128, {"1.5B": 4.8, "32M": -11.4, "61M": 14.3, "94M": 18.1}),
+    ],
+)
+def test_no_reading_fits_all_models(gated, head_dim, percent):
+    """Hence the large model is read with a gate, and rescorers without one."""
+    found = deviations(gated=gated, head_dim=head_dim)
+    assert found == pytest.approx(percent, abs=0.06)
+    assert max(map(abs, found.values())) > 10

@@ -1,0 +1,224 @@
+"""Every number of `printed.py` against the text of the paper and of its rebuttal.
+
+The two documents are not part of the project. The tests run where a folder above the
+checkout holds them in `shared/seeds/`, and are skipped elsewhere.
+"""
+
+import functools
+import pathlib
+import re
+
+import pytest
+
+from bpd_jax.studies import printed
+
+PAPER, REBUTTAL = "002_paper.txt", "003_reviews_and_rebuttal.txt"
+NAMES = {
+    "lambada": "LAMBADA",
+    "squad": "SQuAD",
+    "cnn_dailymail": "CNN/Daily",
+    "samsum": "SAMS",
+    "multi_news": "MultiNews",
+    "xsum": "XSUM",
+    "newsroom": "NewsRoom",
+}
+
+
+def _folder() -> pathlib.Path | None:
+    for folder in pathlib.Path(__file__).resolve().parents:
+        if (folder / "shared" / "seeds" / PAPER).is_file():
+            return folder / "shared" / "seeds"
+    return None
+
+
+SEEDS = _folder()
+pytestmark = pytest.mark.skipif(SEEDS is None, reason="needs ../shared/seeds")
+
+
+@functools.cache
+def text_of(name: str) -> str:
+    assert SEEDS is not None
+    return (SEEDS / name).read_text(encoding="utf-8")
+
+
+def lines_between(begin: str, end: str, name: str = PAPER) -> list[str]:
+    text = text_of(name)
+    start = text.index(begin)
+    return text[start : text.index(end, start)].splitlines()
+
+
+def values(text: str) -> list[float]:
+    """Numbers outside brackets; K and M stand for thousands and millions."""
+    text = re.sub(r"\[\d+\]|\(\D*[\d.]+\D*\)|SQuAD V1|\\[a-z]+|</?[a-zA-Z]>", " ", text)
+    found = re.findall(r"(?<![\w-])(\d[\d,]*(?:\.\d+)?)([KM]?)(?!\w)", text)
+    scale = {"": 1, "K": 1e3, "M": 1e6}
+    return [float(number.replace(",", "")) * scale[unit] for number, unit in found]
+
+
+def percentages(text: str) -> list[float]:
+    """Relative gains, which stand in parentheses."""
+    text = re.sub(r"</?b>|\s|\\", "", text)
+    return [float(found) for found in re.findall(r"\(([+-]?[\d.]+)%\)", text)]
+
+
+def rows_of(lines: list[str]) -> list[tuple[list[str], str]]:
+    """Lines of a table, each with its tasks: one, or the several of a group."""
+    rows = []
+    for line in lines:
+        tasks = [task for task, name in NAMES.items() if name in line]
+        tasks.sort(key=lambda task: line.index(NAMES[task]))
+        if tasks and "\t" in line and values(line):
+            rows.append((tasks, line))
+    return rows
+
+
+# Numbers of the printed table, where it begins and ends in the text, its columns.
+TABLES = {
+    "1": ("TABLE1", "Table 1: Per-task", "Table 2:", ("quality", "bpd")),
+    "3": (
+        "TABLE3",
+        "Table 3: Consecutive",
+        "#### 6.2",
+        ("repeated_before", "repeated_after", "run_before", "run_after"),
+    ),
+    "5": (
+        "TABLE5",
+        "Table 5: Wins",
+        "Note that in the tasks",
+        (
+            "ties",
+            "wins",
+            "wins_repair",
+            "wins_regress",
+            "losses",
+            "losses_repair",
+            "losses_regress",
+        ),
+    ),
+    "7": (
+        "TABLE7",
+        "In-domain\tC4",
+        "Table 7: Block",
+        ("ngram_general", "ngram_in_domain", "neural_general", "neural_in_domain"),
+    ),
+    "8": ("TABLE8", "Table 8: Tuned", "# F Local", ("neural", "ngram")),
+    "9": (
+        "TABLE4",
+        "Table 9: Block",
+        "k=16). While",
+        ("bpd", "2g", "3g", "4g", "32M", "61M", "94M", "oracle2", "oracle16"),
+    ),
+}
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_tables_of_tasks(table):
+    name, begin, end, columns = TABLES[table]
+    numbers = getattr(printed, name)
+    seen = []
+    for tasks, line in rows_of(lines_between(begin, end)):
+        seen += tasks
+        # Lines of a group go column by column.
+        expected = [numbers[task][column] for column in columns for task in tasks]
+        assert values(line) == pytest.approx(expected), line
+    assert sorted(seen) == sorted(numbers)
+
+
+def test_table_4():
+    columns = ("bpd", "61M", "4g", "16x0g", "16x4g", "oracle16")
+    seen = []
+    for tasks, line in rows_of(lines_between("Table 4: Block", "#### 7.1")):
+        seen += tasks
+        cells = {(t, c): printed.TABLE4[t][c] for t in tasks for c in columns}
+        if "lambada" in tasks:
+            cells["lambada", "61M"] = printed.LAMBADA_61M_TABLE4
+        # The columns of groups are in no order.
+        assert sorted(values(line)) == pytest.approx(sorted(cells.values())), line
+        gains = [
+            100 * (value / cells[task, "bpd"] - 1)
+            for (task, column), value in cells.items()
+            if column not in ("bpd", "oracle16")
+        ]
+        # Some gains were computed before block efficiencies were rounded.
+        shown = sorted(percentages(line))
+        assert shown == pytest.approx(sorted(gains), abs=0.3), line
+    assert sorted(seen) == sorted(printed.TASKS)
+
+
+def test_table_10():
+    seen = []
+    for tasks, line in rows_of(lines_between("Table 10: Test", "# H Practical")):
+        seen += tasks
+        expected = [printed.TABLE1[task]["quality"] for task in tasks]
+        expected += [printed.TABLE10[t][heads] for heads in "369" for t in tasks]
+        assert values(line) == pytest.approx(expected), line
+    assert sorted(seen) == sorted(printed.TASKS)
+
+
+def test_table_6():
+    rows = lines_between("Table 6: Architecture", "Each neural rescoring")
+    [large] = [line for line in rows if line.startswith("Blockwise Parallel Decoder")]
+    [small] = [line for line in rows if line.startswith("Autoregressive Decoder")]
+    columns = ("layers", "embedding", "hidden")
+    assert values(large)[-3:] == [printed.TABLE6["1.5B"][c] for c in columns]
+    assert values(small)[-9:] == [
+        printed.TABLE6[model][column]
+        for column in columns
+        for model in ("32M", "61M", "94M")
+    ]
+
+
+def test_table_11():
+    lines = lines_between("Component\tAuto", "**Memory bandwidth and compute")
+    lines = [line for line in lines[1:] if line.strip()]
+    columns = list(next(iter(printed.TABLE11.values())))
+    assert len(lines) == len(columns) == 7
+    for line, column in zip(lines, columns, strict=True):
+        expected = [cells[column] for cells in printed.TABLE11.values()]
+        assert values(line.partition("\t")[2]) == expected
+
+
+def test_tables_12_and_13():
+    found = {
+        tuple(values(line)[:-1]): values(line)[-1]
+        for line in lines_between("# Shortest Paths", "The benchmarks highlight")
+        if re.match(r"\d+\t", line)
+    }
+    expected = {(n,): value for n, value in printed.TABLE12.items()}
+    expected |= {
+        (steps, k): value
+        for steps, row in printed.TABLE13.items()
+        for k, value in row.items()
+    }
+    assert found == expected
+
+
+def test_figures_and_alphas():
+    text = text_of(PAPER)
+    for value in ("+21.30%", "-2.54%", "+4.04%", "R-value of 0.77"):
+        assert value in text
+    assert printed.FIGURE2 == {
+        "block_efficiency": 21.30,
+        "flops": 4.04,
+        "kv_cache": -2.54,
+    }
+    assert printed.FIGURE3_CORRELATION == 0.77
+    grid = re.search(r"alpha \\in \\{(.*?)\\}", text)
+    assert grid is not None
+    assert tuple(values(grid[1])) == printed.ALPHAS
+
+
+def test_table_e():
+    lines = lines_between("NVIDIA A100 GPU", "References", REBUTTAL)
+    names = ("Sps", "Lookahead", "PLD", "BPD", "+ Our", "Medusa", "+ Our")
+    rows = [line for line in lines if line.startswith(names)]
+    for method, name, line in zip(printed.TABLE_E_METHODS, names, rows, strict=True):
+        # Columns run into each other, each a digit, a point and three digits.
+        label = re.escape(name) + r"[a-z ]*(\[\d\])?"
+        shown = re.findall(r"\d\.\d{3}", re.sub(label, "", line, count=1))
+        expected = [
+            table[method][task]
+            for table in printed.TABLE_E.values()
+            for task in printed.TABLE_E_TASKS
+        ]
+        assert [*map(float, shown)] == expected

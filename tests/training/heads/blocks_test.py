@@ -1,0 +1,100 @@
+"""Anchors in texts: every position once per epoch, and what their blocks see."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from bpd_jax.errors import UserError
+from bpd_jax.training.heads.blocks import BlockSource
+from bpd_jax.training.heads.cache import States
+from bpd_jax.training.heads.positions import positions_of
+
+
+@pytest.fixture
+def source(texts):
+    """States that name their place: text number, place in the text, token."""
+    whole = positions_of(texts, True)
+    places = whole.places - whole.offsets[whole.rows]
+    states = np.stack([whole.rows, places, whole.tokens[whole.places]], 1)
+    return BlockSource(
+        States(whole, [states.astype(np.float32)]),
+        positions_of(texts, False),
+        block_size=4,
+        anchors=6,
+        rows=5,
+        window=4,
+        row_tokens=64,
+    )
+
+
+@pytest.mark.parametrize("row_tokens", [64, 16])
+def test_an_epoch_uses_every_position_once(source, row_tokens):
+    source = dataclasses.replace(source, row_tokens=row_tokens)
+    indices = np.arange(len(source.positions))[::3]
+    for seed in range(3):
+        groups = source.epoch(indices, np.random.default_rng(seed))
+        used = groups.positions[groups.positions >= 0]
+        assert sorted(used) == indices.tolist()
+        for positions in groups.positions:
+            rows = source.positions.rows[positions[positions >= 0]]
+            assert len(set(rows.tolist())) == 1
+
+
+@pytest.mark.parametrize("row_tokens", [64, 16])
+def test_rows_hold_what_anchors_see(texts, source, row_tokens):
+    """Compared with the texts themselves, also where texts are cut into spans."""
+    source = dataclasses.replace(source, row_tokens=row_tokens)
+    anchors = cut = 0
+    batches = source.batches(np.arange(len(source.positions)), seed=0)
+    for _ in range(12):
+        batch = next(batches)
+        assert batch.states.shape[:2] == (5, source.length)
+        for row in range(5):
+            number, offset = int(batch.states[row, 0, 0]), int(batch.offsets[row])
+            text = texts[number]
+            cut += offset > 0
+            for anchor in np.flatnonzero(batch.valid[row].any(1)):
+                place = int(batch.anchors[row, anchor])
+                seen = batch.states[row, max(0, place - source.window) : place]
+                first = max(0, offset + place - source.window)
+                # The window is whole, but for the beginning of the text.
+                assert seen[:, 1].tolist() == list(range(first, offset + place))
+                assert seen[:, 2].tolist() == text[first : offset + place].tolist()
+                after = text[offset + place :][: source.block_size]
+                valid = batch.valid[row, anchor]
+                assert valid.tolist() == [j < len(after) for j in range(4)]
+                assert batch.tokens[row, anchor][valid].tolist() == after.tolist()
+                # Anchors stand after the last token of the prompt at the earliest.
+                assert offset + place >= texts.prompt_lengths[number]
+                anchors += 1
+    assert anchors > 100
+    assert (cut > 0) == (row_tokens == 16)
+
+
+def test_batches_resume_anywhere(source):
+    indices = np.arange(len(source.positions))
+    batches = source.batches(indices, seed=3)
+    groups = source.epoch(indices, np.random.default_rng(0))
+    skipped = len(groups.starts) // source.rows + 2
+    for _ in range(skipped):
+        next(batches)
+    resumed = source.batches(indices, seed=3, step=skipped)
+    for _ in range(3):
+        for mine, theirs in zip(next(resumed), next(batches), strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+    other = next(source.batches(indices, seed=4, step=skipped))
+    assert not np.array_equal(other.tokens, next(batches).tokens)
+
+
+def test_all_held_out_positions_are_measured(source):
+    indices = np.arange(len(source.positions))[5:40]
+    batches = source.measured(indices)
+    assert {len(batch.tokens) for batch in batches} == {len(batches[0].tokens)}
+    assert sum(batch.valid[..., 0].sum() for batch in batches) == len(indices)
+
+
+@pytest.mark.parametrize("window", [None, 16])
+def test_long_texts_need_a_window_that_fits(source, window):
+    with pytest.raises(UserError, match="row_tokens = 16"):
+        dataclasses.replace(source, row_tokens=16, window=window)

@@ -1,0 +1,229 @@
+"""Training a block drafter: its loss against JAX's own gradients, and whole runs."""
+
+import dataclasses
+import signal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bpd_jax.errors import UserError
+from bpd_jax.models.attention import causal_mask
+from bpd_jax.models.drafter_config import BlockDrafterConfig
+from bpd_jax.models.drafter_files import attach_drafter, load_drafter
+from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.training.config import OptimizerConfig
+from bpd_jax.training.heads import train as module
+from bpd_jax.training.heads.blocks import BlockBatch
+from bpd_jax.training.heads.drafter_objective import DrafterObjective, dpace_weights
+from bpd_jax.training.heads.settings import HeadsTrainConfig
+from bpd_jax.training.heads.train import train_heads
+
+DRAFTER = BlockDrafterConfig(
+    feature_layers=(0,), block_size=4, num_layers=1, window=8, draft_vocabulary=20
+)
+
+
+@pytest.fixture
+def config(data):
+    return HeadsTrainConfig(
+        model="some/folder/tiny",
+        data=str(data),
+        heads=DRAFTER,
+        optimizer=OptimizerConfig(1e-2, warmup_steps=5),
+        batch_size=64,
+        epochs=12,
+        held_out=0.1,
+        anchors_per_row=8,
+        evaluate_every=40,
+        checkpoint_every=50,
+    )
+
+
+def batch_of(d_model=24, layers=1):
+    rng = np.random.default_rng(1)
+    valid = np.ones((3, 5, 4), bool)
+    valid[0, 4] = False
+    valid[2, 1, 2:] = False
+    return BlockBatch(
+        rng.normal(0, 1, (3, 16, d_model * (1 + layers))).astype(np.float16),
+        np.array([0, 4, 0], np.int32),
+        rng.integers(8, 13, (3, 5)).astype(np.int32),
+        rng.integers(0, 61, (3, 5, 4)).astype(np.int32),
+        valid,
+    )
+
+
+def plain_loss(trained, objective, frozen, batch):
+    """The same with all logits at once, differentiated by JAX."""
+    config, functions = objective.config, objective.functions
+    anchors = frozen["embedding"][batch.tokens[..., 0]]
+    states = functions.teacher_forced_states(
+        trained,
+        jnp.asarray(batch.states[..., 24:]),
+        batch.offsets,
+        anchors,
+        batch.anchors,
+    )
+    logits = states @ frozen["softmax"].T
+    if "markov" in trained:
+        head = trained["markov"]
+        logits += head["embedding"][batch.tokens[..., :-1]] @ head["output"].T
+    log_probs = jax.nn.log_softmax(logits)
+    places = np.full(61, -1)
+    places[np.asarray(frozen["vocabulary"])] = np.arange(20)
+    wanted = places[batch.tokens[..., 1:]]
+    scored = (wanted >= 0) & batch.valid[..., 1:]
+    found = jnp.take_along_axis(log_probs, np.maximum(wanted, 0)[..., None], -1)[..., 0]
+    losses = -found
+    if config.soft_targets:
+        share = config.soft_targets
+        for row, anchor, level in np.ndindex(3, 5, 3):
+            later = batch.states[row, batch.anchors[row, anchor] + level, :24]
+            likely = jax.nn.softmax(frozen["softmax"] @ later.astype(np.float32))
+            soft = -likely @ log_probs[row, anchor, level]
+            hard = losses[row, anchor, level]
+            mixed = (1 - share) * hard + share * soft
+            losses = losses.at[row, anchor, level].set(mixed)
+    if config.position_weights == "dpace":
+        q = 0.5 * jnp.exp(jax.lax.stop_gradient(found)) + 0.5
+        prefix = jnp.cumprod(jnp.where(scored, q, 1), -1) * scored
+        weights = jnp.stack([prefix[..., j:].sum(-1) for j in range(3)], -1)
+        return jnp.sum(weights * losses, where=scored) / scored.sum()
+    lambdas = np.array(config.lambdas)
+    means = [
+        jnp.sum(losses[..., j], where=scored[..., j]) / scored[..., j].sum()
+        for j in range(3)
+    ]
+    return sum(w * mean for w, mean in zip(lambdas / lambdas.sum(), means, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("settings", "sizes"),
+    [
+        ({}, {}),
+        ({"position_weights": "dpace"}, {}),
+        ({"soft_targets": 0.7, "position_decay": 2.0}, {"markov_rank": 3}),
+    ],
+    ids=str,
+)
+def test_loss_and_gradients_equal_those_of_the_plain_loss(
+    config, model, params, settings, sizes
+):
+    drafter = dataclasses.replace(DRAFTER, **sizes)
+    config = dataclasses.replace(config, heads=drafter, **settings)
+    objective = DrafterObjective(config, model)
+    plan = module.make_plan(config, model, params)
+    trained, frozen = objective.init(params, plan, jax.random.key(0))
+    rng = np.random.default_rng(0)
+    trained = jax.tree.map(
+        lambda x: jnp.asarray(rng.normal(0, 0.3, x.shape), jnp.float32), trained
+    )
+    batch = batch_of()
+    loss, sums, gradients = jax.jit(objective.loss_and_gradients)(
+        trained, frozen, batch
+    )
+    expected, wanted = jax.value_and_grad(plain_loss)(trained, objective, frozen, batch)
+    np.testing.assert_allclose(loss, expected, rtol=1e-4)
+    for mine, theirs in zip(
+        jax.tree.leaves(gradients), jax.tree.leaves(wanted), strict=True
+    ):
+        np.testing.assert_allclose(mine, theirs, rtol=2e-3, atol=2e-5)
+    assert sums.valid.tolist() == batch.valid[..., 1:].sum((0, 1)).tolist()
+
+
+def test_dpace_weights_count_the_levels_that_depend_on_each():
+    rng = np.random.default_rng(0)
+    probabilities, weights = rng.random(12), np.repeat([0.5, 0.0, 0.5, 0.5], 3)
+    found = dpace_weights(3, 0.25, jnp.asarray(probabilities), jnp.asarray(weights))
+    for block in range(4):
+        smooth = 0.75 * probabilities[3 * block :][:3] + 0.25
+        for level in range(3):
+            expected = sum(smooth[: i + 1].prod() for i in range(level, 3))
+            expected *= weights[3 * block + level]
+            np.testing.assert_allclose(found[3 * block + level], expected, rtol=1e-6)
+
+
+def test_training_teaches_a_drafter_what_follows(
+    tmp_path, config, model, params, base_key
+):
+    """The walk has two ways to go; the context tells nothing, the anchor much."""
+    drafter = dataclasses.replace(
+        DRAFTER, markov_rank=4, confidence=True, confidence_reads_markov=True
+    )
+    config = dataclasses.replace(config, heads=drafter)
+    held_out = train_heads(config, model, params, tmp_path)
+    top, coverage = held_out.tops(), held_out.coverage
+    # Heads, which do not know the anchor, have four tokens to choose from here.
+    assert top[2][0] > 0.8 * coverage[0]
+    assert top[8][1] > 0.7 * coverage[1]
+    assert held_out.chains[0] == top[1][0] > held_out.chains[2] > 0
+    found = load_drafter(tmp_path / "drafter")
+    assert (found.base, found.base_name) == (base_key, "tiny")
+    assert found.facts["tokens_per_call"] == held_out.tokens_per_call
+    assert found.facts["train"]["top"]["1"][0] > 0.3
+    functions, drafter_params = attach_drafter(model, params, found)
+    # What was measured is what decoding drafts: the state cache is the model's own.
+    text = np.array([[3, 21, 28, 16, 22, 4, 28, 17, 29, 23]])
+    positions = jnp.arange(10)[None]
+    _, _, features = ModelFunctions(model).forward_with_features(
+        params, text, positions, causal_mask(jnp.ones_like(text)), layers=(0,)
+    )
+    cache = functions.prefill(drafter_params, features, jnp.array([9]), 32)
+    embedded = params["trunk"]["embedding"][text[:, 9]]
+    tokens, _, _ = functions.candidates(drafter_params, cache, embedded, 2)
+    # After 23 come 7 · 23 mod 30 and the next one.
+    inside = set(np.asarray(drafter_params["vocabulary"]).tolist())
+    assert set(tokens[0, 0].tolist()) & {11, 12} or not inside & {11, 12}
+
+
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(
+    tmp_path, config, monkeypatch, model, params
+):
+    config = dataclasses.replace(config, epochs=2, checkpoint_every=1000)
+    train_heads(config, model, params, tmp_path / "whole")
+    make_step = module.make_step
+    seen = []
+
+    def stopping(*arguments):
+        step = make_step(*arguments)
+
+        def counted(*state):
+            seen.append(None)
+            if len(seen) == 7:
+                signal.raise_signal(signal.SIGTERM)
+            return step(*state)
+
+        return counted
+
+    monkeypatch.setattr(module, "make_step", stopping)
+    with pytest.raises(SystemExit):
+        train_heads(config, model, params, tmp_path / "stopped")
+    train_heads(config, model, params, tmp_path / "stopped")
+    want, got = (
+        load_drafter(tmp_path / name / "drafter") for name in ("whole", "stopped")
+    )
+    assert len(seen) == want.facts["steps"] > 7
+    jax.tree.map(np.testing.assert_array_equal, got.tensors, want.tensors)
+
+
+def test_bad_settings_are_told(config, tmp_path, model, params):
+    for field, value, words in (
+        ("mode", "ring", "must be 'cache'"),
+        ("position_weights", "linear", "position_weights must be one of"),
+        ("anchors_per_row", 0, "positive"),
+        ("head_weights", (1.0,), "must hold 3 numbers"),
+    ):
+        with pytest.raises(UserError, match=words):
+            dataclasses.replace(config, **{field: value})
+    for sizes, words in (
+        ({"feature_layers": (1,)}, "1 layers"),
+        ({"draft_vocabulary": 62}, "more than the 61"),
+    ):
+        drafter = dataclasses.replace(DRAFTER, **sizes)
+        with pytest.raises(UserError, match=words):
+            train_heads(
+                dataclasses.replace(config, heads=drafter), model, params, tmp_path
+            )
+    assert list(tmp_path.iterdir()) == []
