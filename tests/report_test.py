@@ -180,3 +180,15 @@ def test_nothing_is_written_if_a_folder_cannot_be(results, tmp_path, flag):
     assert not any(path.is_file() for path in (tmp_path / "files").rglob("*"))
     assert not (tmp_path / "report.html").exists()
     assert (tmp_path / "taken").read_text() == "mine"
+
+
+def test_the_picture_of_the_documentation_is_of_the_committed_records(tmp_path):
+    picture = tmp_path / "drafts.svg"
+    figure = str(ROOT / "experiments" / "figure4")
+    result = call(tmp_path, figure, f"--picture={picture}")
+    assert result.returncode == 0, result.stderr
+    committed = ROOT / "docs" / "images" / "drafts.svg"
+    assert picture.read_text() == committed.read_text()
+    refused = call(tmp_path, figure, f"--picture={picture}", "--picture_of=bpd")
+    assert refused.returncode == 1
+    assert "--picture_of=bpd must name two methods" in refused.stderr
