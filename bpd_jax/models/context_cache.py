@@ -45,12 +45,19 @@ def cache_of_slots(new: KeyValues, lengths: Int[Array, " B"]) -> KVCache:
 
 
 def append(cache: KVCache, new: KeyValues, counts: Int[Array, " B"]) -> KVCache:
-    """Appends the first `counts[b]` of T ≤ S new tokens to row b.
+    """Appends the first `counts[b]` of T new tokens to row b.
 
     Tokens that are not appended change nothing: their slots may hold visible tokens.
     """
     length = new.keys.shape[2]
-    assert length <= cache.slots
+    if length > cache.slots:
+        # In parts whose tokens all have different slots.
+        first, rest = (
+            jax.tree.map(lambda x, part=part: x[:, :, part], new)
+            for part in (slice(cache.slots), slice(cache.slots, None))
+        )
+        cache = append(cache, first, jnp.minimum(counts, cache.slots))
+        return append(cache, rest, jnp.maximum(counts - cache.slots, 0))
     offsets = jnp.arange(length)
     slots = (cache.lengths[:, None] + offsets) % cache.slots
     kept = offsets < counts[:, None]

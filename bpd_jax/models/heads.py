@@ -279,7 +279,8 @@ def init_heads(
         softmax_rows=lambda: rows,
     )
     state = jnp.zeros((1, trunk.d_model))
-    heads = unbox(module.init(rng, state)["params"])
+    features = jnp.zeros((1, len(config.feature_layers) * trunk.d_model))
+    heads = unbox(module.init(rng, state, state, features)["params"])
     if vocabulary is not None:
         heads["vocabulary"] = jnp.asarray(vocabulary, jnp.int32)
     return heads

@@ -197,9 +197,10 @@ def test_accepted_tokens_one_call_at_a_time_are_a_prefilled_text(window, seed):
             )
 
 
-def test_the_cache_holds_the_last_tokens_of_every_row():
+@pytest.mark.parametrize("slots", [3, 5])
+def test_the_cache_holds_the_last_tokens_of_every_row(slots):
     """Against lists: token n of row r has the key 100 r + n."""
-    slots, rng = 5, np.random.default_rng(2)
+    rng = np.random.default_rng(2)
     lengths, kept = np.zeros(3, int), [[], [], []]
     empty = jnp.zeros((1, 3, slots, 1, 1))
     cache = cache_of_slots(KeyValues(empty, empty), jnp.zeros(3, int))
