@@ -45,7 +45,9 @@ def drafted_from(decoder, text, certain):
 
 
 @pytest.mark.parametrize("verification", [TREE, BATCHED])
-@pytest.mark.parametrize("method", ["block/greedy", "block/best:3"])
+@pytest.mark.parametrize(
+    "method", ["block/greedy", "block/best:3", "block/tree:4+lookup:12"]
+)
 def test_drafts_equal_those_from_whole_texts(
     decoder, make_prompts, method, verification
 ):
@@ -66,7 +68,6 @@ def test_drafts_equal_those_from_whole_texts(
 def test_sizes_that_do_not_fit_are_refused(decoder, make_model):
     for method, words in (
         ("block:9/greedy", "2 to 5"),
-        ("block/best:3+lookup:12", "window of 8"),
         ("block:k=10/best:2", "only 9 tokens"),
         ("block+markov/best:2", "needs a trained markov"),
     ):

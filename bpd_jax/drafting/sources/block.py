@@ -104,12 +104,6 @@ class Block(SourcePart):
                 f"{context.method} asks for blocks of {self.length} tokens: give 2 to "
                 f"{config.block_size}."
             )
-        if config.window is not None and context.reach > config.window:
-            raise UserError(
-                f"{context.method} may accept {context.reach} tokens in one serial "
-                f"call, more than the block drafter's window of {config.window}: look "
-                "up fewer tokens."
-            )
         length = self.length or config.block_size
         choices = config.draft_vocabulary or context.vocab_size
         width = lattice_width(context, self.k, choices)
