@@ -60,7 +60,10 @@ def test_drafts_equal_those_from_whole_texts(
         end = len(text.input_ids)
         for draft, accepted in zip(text.proposed, text.accepted, strict=True):
             certain = int(draft[0])
-            assert draft.tolist() == drafted_from(decoder, whole[:end], certain)
+            drafted = draft[draft >= 0].tolist()  # A tree may be less deep.
+            want = drafted_from(decoder, whole[:end], certain)
+            assert drafted == want[: len(drafted)]
+            assert len(drafted) == len(want) or "tree" in method
             end += int(accepted)
         assert end == len(whole)
 
