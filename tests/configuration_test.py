@@ -206,8 +206,11 @@ def surroundings(name: str) -> tuple[type, list[str]]:
         return DecodeConfig, [name]
     if "StudyConfig:" in FILES[name]:
         return StudyConfig, [name]
-    if name.endswith("/heads.gin"):
-        return HeadsTrainConfig, [name]
+    if name.endswith(("heads.gin", "drafter.gin")) and "/heads/" not in name:
+        # Which layers a drafter reads depends on the model.
+        needs_layers = name == "gin_configs/runs/drafter.gin"
+        rest = ["experiments/smollm2/drafter.gin"] if needs_layers else []
+        return HeadsTrainConfig, [name, *rest]
     if folder == "tasks":
         return TrainConfig, [TINY[0], TRAIN, name]
     if folder in ("meshes", "heads") and name.startswith("gin_configs/"):
