@@ -4,6 +4,7 @@ Folders are written through `bpd_jax.folders`.
 """
 
 import contextlib
+import io
 import json
 import math
 import os
@@ -11,7 +12,7 @@ import pathlib
 import stat
 import tempfile
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import Any, BinaryIO
 
 from bpd_jax import temporaries
 from bpd_jax.errors import UserError
@@ -158,7 +159,9 @@ def _finite(text: str) -> float:
     return value
 
 
-def bounded_lines(stream: IO[bytes], path: str | os.PathLike[str]) -> Iterator[bytes]:
+def bounded_lines(
+    stream: BinaryIO | io.BufferedIOBase, path: str | os.PathLike[str]
+) -> Iterator[bytes]:
     """Yields the lines of a file, none of which fills the memory.
 
     A few megabytes of gzip can be one line of many gigabytes.

@@ -131,7 +131,8 @@ def read_folder(
     folder = pathlib.Path(folder)
     header_path, remedy = folder / _KINDS[kind].header, _KINDS[kind].remedy
     header = _read_header(header_path, _KINDS[kind])
-    settings, described = header.get("settings"), header.get("arrays")
+    settings: dict[str, Any] = header.get("settings", {})
+    described: dict[str, Any] = header.get("arrays", {})
     try:
         _check_settings(settings, described)
         array_files.check_names(described, _names(kind, settings["order"]))

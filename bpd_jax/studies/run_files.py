@@ -131,22 +131,24 @@ def read_records(folder: pathlib.Path) -> list[Record]:
 
 
 def _read_file(path: pathlib.Path) -> Iterator[Record]:
+    opened = gzip.open if path.suffix == ".gz" else open
     try:
-        data = path.read_bytes()
-        if path.suffix == ".gz":
-            data = gzip.decompress(data)
+        with opened(path, "rb") as stream:
+            for number, line in enumerate(files.bounded_lines(stream, path), start=1):
+                # What follows the last line break was never finished.
+                if line.endswith(b"\n"):
+                    yield _record(line, f"{path}:{number}")
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"cannot read {path}: {error}.") from error
-    # What follows the last line break was never finished.
-    for number, line in enumerate(data.split(b"\n")[:-1], start=1):
-        try:
-            fields: dict[str, Any] = files.parse_json(line)
-            kind = KINDS[fields.pop("kind")]
-            yield kind.from_json(fields)
-        except (ValueError, KeyError, AttributeError, TypeError, UserError) as error:
-            raise UserError(f"{path}:{number} is no record of a study: {error}.") from (
-                error
-            )
+
+
+def _record(line: bytes, place: str) -> Record:
+    try:
+        fields: dict[str, Any] = files.parse_json(line)
+        kind = KINDS[fields.pop("kind")]
+        return kind.from_json(fields)
+    except (ValueError, KeyError, AttributeError, TypeError, UserError) as error:
+        raise UserError(f"{place} is no record of a study: {error}.") from error
 
 
 def read_header(folder: pathlib.Path) -> Facts:
