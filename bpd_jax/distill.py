@@ -201,7 +201,7 @@ def _made_up(
 def _read_made_up(path: pathlib.Path) -> list[str]:
     remedy = "remove it to make the prompts up again, and the shards with it"
     try:
-        texts = json.loads(path.read_text(encoding="utf-8"))
+        texts = files.read_json(path)
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path} ({error}): {remedy}.") from error
     whole = isinstance(texts, list) and len(texts) == MADE_UP.value

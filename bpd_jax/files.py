@@ -4,6 +4,7 @@ Folders are written through `bpd_jax.folders`.
 """
 
 import contextlib
+import io
 import json
 import math
 import os
@@ -11,12 +12,13 @@ import pathlib
 import stat
 import tempfile
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, BinaryIO
 
 from bpd_jax import temporaries
 from bpd_jax.errors import UserError
 
 _MOST_JSON = 1 << 30  # bytes
+MOST_LINE = 1 << 28  # bytes
 
 
 def check_writable(path: str | os.PathLike[str], *, folder: bool = False) -> None:
@@ -155,3 +157,24 @@ def _finite(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"{text[:40]} is no finite number")
     return value
+
+
+def bounded_lines(
+    stream: BinaryIO | io.BufferedIOBase, path: str | os.PathLike[str]
+) -> Iterator[bytes]:
+    """Yields the lines of a file, none of which fills the memory.
+
+    A few megabytes of gzip can be one line of many gigabytes.
+
+    Raises:
+      UserError: a line is longer than `MOST_LINE` bytes.
+    """
+    number = 1
+    while line := stream.readline(MOST_LINE + 1):
+        if len(line) > MOST_LINE:
+            raise UserError(
+                f"{path}, line {number}, has more than {MOST_LINE:,} bytes: is this a "
+                "file of lines?"
+            )
+        yield line
+        number += 1

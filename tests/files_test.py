@@ -1,3 +1,4 @@
+import gzip
 import os
 import pathlib
 import stat
@@ -8,7 +9,9 @@ import threading
 import pytest
 
 from bpd_jax import files, temporaries
+from bpd_jax.data import readers
 from bpd_jax.errors import UserError
+from bpd_jax.ngrams import text_lines
 
 
 def write(path, text):
@@ -175,3 +178,15 @@ def test_what_a_dead_process_left_is_removed_by_the_next_writer(tmp_path, how):
     child.communicate("")
     assert left() == []
     assert (tmp_path / "a").read_text() == ("whole" if how == "kill" else "half")
+
+
+def test_no_line_fills_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "MOST_LINE", 10)
+    path = tmp_path / "lines.gz"
+    with gzip.open(path, "wb") as stream:
+        stream.write(b"123456789\n" * 3 + b"1234567890\n")
+    for read in (readers.read_lines, text_lines.numbered_lines):
+        lines = read(path)
+        assert [next(lines)[0] for _ in range(3)] == [1, 2, 3]
+        with pytest.raises(UserError, match="line 4, has more than 10 bytes"):
+            next(lines)

@@ -10,14 +10,12 @@ import dataclasses
 import json
 import os
 import pathlib
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from bpd_jax import files, folders
+from bpd_jax import array_files, files, folders
 from bpd_jax.errors import UserError
 
 FORMAT = 1
@@ -166,7 +164,7 @@ def read_header(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """
     path = pathlib.Path(folder) / HEADER
     try:
-        about = json.loads(path.read_text(encoding="utf-8"))
+        about = files.read_json(path)
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(
             f"{folder} holds no generated texts: {path} is missing; {_REMEDY}."
@@ -184,32 +182,35 @@ def read_header(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 def _read_shard(path: pathlib.Path, vocab_size: int) -> dict[str, np.ndarray]:
     try:
-        # Reading a whole member of the archive compares its checksum.
-        with np.load(path, allow_pickle=False) as archive:
-            names = ("tokens", "offsets", "prompt_lengths")
-            shard = {name: archive[name] for name in names}
-    except (
-        OSError,
-        ValueError,
-        EOFError,
-        KeyError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
+        shard = array_files.read_npz(path, specs_of_texts(vocab_size))
+    except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path} ({error}): {_REMEDY}.") from error
-    tokens, offsets, prompts = shard.values()
-    lengths = np.diff(offsets)
-    fits = (
-        len(offsets) == len(prompts) + 1
+    if not fit_together(**shard):
+        raise UserError(f"{path}: its texts do not fit their offsets: {_REMEDY}.")
+    return shard
+
+
+def specs_of_texts(vocab_size: int | None) -> dict[str, array_files.ArraySpec]:
+    """What the arrays of texts must be like; see `Generations`.
+
+    Args:
+      vocab_size: V; None if it is not known.
+    """
+    most = np.iinfo(np.int32).max if vocab_size is None else vocab_size - 1
+    return {
+        "tokens": array_files.ArraySpec(("<i4",), (None,), 0, most),
+        "offsets": array_files.ArraySpec(("<i8",), (None,), 0),
+        "prompt_lengths": array_files.ArraySpec(("<i4",), (None,), 0),
+    }
+
+
+def fit_together(
+    tokens: np.ndarray, offsets: np.ndarray, prompt_lengths: np.ndarray
+) -> bool:
+    """Whether the texts are all the tokens, each as long as its prompt or longer."""
+    return bool(
+        len(offsets) == len(prompt_lengths) + 1
         and offsets[0] == 0
         and offsets[-1] == len(tokens)
-        and (lengths >= prompts).all()
-        and (prompts >= 0).all()
+        and (np.diff(offsets) >= prompt_lengths).all()
     )
-    if not fits:
-        raise UserError(f"{path}: its texts do not fit their offsets: {_REMEDY}.")
-    if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocab_size:
-        raise UserError(
-            f"{path} has a token outside the {vocab_size} of its vocabulary: {_REMEDY}."
-        )
-    return shard

@@ -8,6 +8,7 @@ import pathlib
 import zlib
 from collections.abc import Iterator, Sequence
 
+from bpd_jax import files
 from bpd_jax.errors import UserError
 
 Path = str | os.PathLike[str]
@@ -42,7 +43,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     offset = 0
     try:
         with opened(path, "rb") as file:
-            for number, line in enumerate(file, start=1):
+            for number, line in enumerate(files.bounded_lines(file, path), start=1):
                 yield number, _decode(line, path, offset).rstrip("\r\n")
                 offset += len(line)
     except (OSError, EOFError, zlib.error) as error:

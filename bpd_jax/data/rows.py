@@ -9,7 +9,6 @@ context only, `loss_mask.npy`, of bool, marks the others. Or it holds such folde
 
 import collections
 import dataclasses
-import json
 import os
 import pathlib
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bpd_jax import array_files, files
 from bpd_jax.data.permutation import Permutation
 from bpd_jax.data.shards import ShardedArray, shard_folders
 from bpd_jax.errors import UserError
@@ -134,7 +134,7 @@ def open_rows(folder: str | os.PathLike[str]) -> PackedRows:
         return _joined(folder, shards)
     described = folder / "rows.json"
     try:
-        about = json.loads(described.read_text(encoding="utf-8"))
+        about = files.read_json(described)
     except FileNotFoundError as error:
         raise UserError(
             f"{folder} holds no token files: {described} is missing."
@@ -227,8 +227,8 @@ def _open_array(
     path: pathlib.Path, shape: tuple[int, int], dtypes: tuple[type, ...]
 ) -> np.ndarray:
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        array = array_files.open_npy(path)
+    except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path}: {error}; {_REMEDY}") from error
     if array.shape != shape or array.dtype not in dtypes:
         raise UserError(

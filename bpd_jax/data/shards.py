@@ -10,6 +10,7 @@ import re
 
 import numpy as np
 
+from bpd_jax import array_files
 from bpd_jax.errors import UserError
 
 # A mapped file keeps a file descriptor, of which a process may have 1,024.
@@ -91,7 +92,7 @@ class ShardedArray:
     def _array(self, shard: int) -> np.ndarray:
         if shard not in self._open:
             path = self._paths[shard]
-            self._open[shard] = np.load(path, mmap_mode="r", allow_pickle=False)
+            self._open[shard] = array_files.open_npy(path)
             if len(self._open) > _OPEN_FILES:
                 self._open.popitem(last=False)
         self._open.move_to_end(shard)

@@ -1,11 +1,11 @@
 """What drafting methods need besides the model, from folders."""
 
-import json
 import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from bpd_jax import files
 from bpd_jax.decoding.loading import LoadedModel, load_model
 from bpd_jax.drafting.assets import KINDS, Assets, AttachedDrafter, SmallModel
 from bpd_jax.errors import UserError
@@ -67,7 +67,7 @@ def own_tuning(loaded: LoadedModel) -> pathlib.Path | None:
     for shelf in loaded.shelves:
         path = shelf / TUNING
         try:
-            facts = json.loads(path.read_text(encoding="utf-8"))
+            facts = files.read_json(path)
             if facts.get("heads") == loaded.heads_identity:
                 return path
         except (FileNotFoundError, NotADirectoryError):
@@ -127,14 +127,13 @@ def load_accuracies(
 ) -> tuple[tuple[float, ...], ...] | None:
     """Reads how often each head's candidates are right; None if nobody measured it."""
     try:
-        text = pathlib.Path(path).read_text(encoding="utf-8")
         return tuple(
             tuple(float(chance) for chance in head)
-            for head in json.loads(text)["accuracies"]
+            for head in files.read_json(path)["accuracies"]
         )
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(
             f"{path} does not hold head accuracies: {error}; run bpd_jax.tune again."
         ) from error

@@ -1,13 +1,13 @@
 """From a name on the command line to a model that decodes."""
 
 import dataclasses
-import json
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from bpd_jax import files
 from bpd_jax.data.example_spec import Task, task_from_json
 from bpd_jax.data.prompts import held_out_prompts
 from bpd_jax.data.tokenizer import Tokenizer
@@ -278,9 +278,9 @@ def _accuracies(heads: LoadedHeads) -> tuple[tuple[float, ...], ...] | None:
 def load_task(path: str | os.PathLike[str]) -> Task:
     """Reads the task that a run folder keeps as JSON."""
     try:
-        fields = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+        fields = files.read_json(path)
         return task_from_json(fields)
     except FileNotFoundError:
         raise UserError(f"{path} does not exist: is this a run folder?") from None
-    except (ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(f"{path} does not describe a task: {error}.") from error

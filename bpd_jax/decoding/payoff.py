@@ -15,9 +15,7 @@ over a single token until the batch is large; on a CPU it takes many times longe
 
 import dataclasses
 import functools
-import json
 import os
-import pathlib
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bpd_jax import files
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.loop import Weights, look
 from bpd_jax.decoding.methods import Method, parse_method
@@ -449,14 +448,14 @@ def tuned_choice(
       UserError: the file is damaged.
     """
     try:
-        facts = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+        facts = files.read_json(path)
         name = facts["choices"].get(str(batch_size))
         if name is None or facts["device"] != device:
             return None
         return parse_method(name)
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(
             f"{path} does not hold choices of methods: {error}; run bpd_jax.tune again."
         ) from error

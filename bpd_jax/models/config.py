@@ -7,6 +7,7 @@ import os
 import pathlib
 from typing import Any
 
+from bpd_jax import files
 from bpd_jax.errors import UserError
 from bpd_jax.models.rotary import RotaryConfig
 
@@ -257,14 +258,12 @@ def load_config(path: str | os.PathLike[str]) -> BlockwiseConfig:
       UserError: the file is missing or does not describe a model.
     """
     try:
-        fields: dict[str, Any] = json.loads(
-            pathlib.Path(path).read_text(encoding="utf-8")
-        )
+        fields: dict[str, Any] = files.read_json(path)
         trunk = trunk_from_fields(fields["trunk"])
         heads = fields["heads"] and BlockHeadsConfig(**fields["heads"])
     except FileNotFoundError:
         raise UserError(f"{path} does not exist: is this a run folder?") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} does not describe a model: {error}.") from error
     return BlockwiseConfig(trunk, heads or None)
 

@@ -19,7 +19,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from bpd_jax import folders
+from bpd_jax import files, folders
 from bpd_jax.errors import UserError
 from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.heads import head_shapes, is_trained, softmax_rows
@@ -310,7 +310,7 @@ def _inputs(name: str) -> int:
 def _read_header(path: pathlib.Path) -> dict[str, Any]:
     """The fields of a `LoadedHeads`, `params` aside."""
     try:
-        about = json.loads(path.read_text(encoding="utf-8"))
+        about = files.read_json(path)
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(
             f"{path.parent} holds no block heads: {path} is missing."

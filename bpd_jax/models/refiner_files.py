@@ -5,8 +5,6 @@ import functools
 import json
 import os
 import pathlib
-import zipfile
-import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bpd_jax import folders
+from bpd_jax import array_files, files, folders
 from bpd_jax.errors import UserError
 from bpd_jax.models.refiners import KINDS, RefinerConfig, init_refiner
 from bpd_jax.typing import Params
@@ -87,22 +85,15 @@ def load_refiner(folder: str | os.PathLike[str]) -> LoadedRefiner:
     config, facts, base = _read_header(folder / HEADER)
     abstract = jax.eval_shape(functools.partial(init_refiner, config), _KEY)
     path = folder / PARAMETERS
+    wanted = _named(abstract)
+    specs = {name: array_files.spec_like(leaf) for name, leaf in wanted.items()}
     try:
-        # Reading a whole member of the archive compares its checksum.
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise UserError(f"cannot read {path} ({error}): {_REMEDY}.") from error
-    shapes = {name: leaf.shape for name, leaf in _named(abstract).items()}
-    found = {name: array.shape for name, array in arrays.items()}
-    for name in sorted(shapes.keys() | found.keys()):
-        if shapes.get(name) != found.get(name):
-            raise UserError(
-                f"{path} does not fit {HEADER}: {name} is "
-                f"{found.get(name, 'missing')} and not {shapes.get(name, 'known')}: "
-                f"{_REMEDY}."
-            )
-    leaves = [jnp.asarray(arrays[name]) for name in shapes]
+        arrays = array_files.read_npz(path, specs)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"cannot read {path}, or it does not fit {HEADER} ({error}): {_REMEDY}."
+        ) from error
+    leaves = [jnp.asarray(arrays[name]) for name in wanted]
     params = jax.tree.unflatten(jax.tree.structure(abstract), leaves)
     return LoadedRefiner(config, params, facts, base)
 
@@ -134,7 +125,7 @@ def _read_header(
 ) -> tuple[RefinerConfig, dict[str, Any], str | None]:
     """Sizes, facts and base of a refiner."""
     try:
-        about = json.loads(path.read_text(encoding="utf-8"))
+        about = files.read_json(path)
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(
             f"{path.parent} holds no refiner: {path} is missing; train one with python "

@@ -131,7 +131,8 @@ def read_folder(
     folder = pathlib.Path(folder)
     header_path, remedy = folder / _KINDS[kind].header, _KINDS[kind].remedy
     header = _read_header(header_path, _KINDS[kind])
-    settings, described = header["settings"], header["arrays"]
+    settings: dict[str, Any] = header.get("settings", {})
+    described: dict[str, Any] = header.get("arrays", {})
     try:
         _check_settings(settings, described)
         array_files.check_names(described, _names(kind, settings["order"]))
@@ -178,7 +179,7 @@ def _check_settings(settings: Any, described: Any) -> None:
         "end_of_text": (0, trie.MOST_TOKENS),
     }
     for name, (low, high) in limits.items():
-        value = settings.get(name)
+        value = settings.get(name, "missing")
         if name == "end_of_text" and value is None:
             continue
         if type(value) is not int or not low <= value <= high:

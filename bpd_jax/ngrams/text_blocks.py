@@ -7,6 +7,7 @@ from collections.abc import Generator
 
 import numpy as np
 
+from bpd_jax import files
 from bpd_jax.errors import UserError
 
 _BLOCK = 1 << 24
@@ -67,6 +68,12 @@ class TextBlocks:
                         yield b"".join([*begun, data[:end]])
                         begun = []
                     begun.append(data[end:])
+                    if len(begun) * _BLOCK > files.MOST_LINE:
+                        raise UserError(
+                            f"{self._path} has a line of more than "
+                            f"{files.MOST_LINE:,} bytes after line {self.number}: is "
+                            "this a file of lines?"
+                        )
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise UserError(
                 f"{self._path} is cut short or damaged after line {self.number}: "

@@ -5,6 +5,7 @@ import pathlib
 import zlib
 from collections.abc import Generator
 
+from bpd_jax import files
 from bpd_jax.errors import UserError
 
 
@@ -22,7 +23,8 @@ def numbered_lines(path: pathlib.Path) -> Generator[tuple[int, bytes], None, Non
         with open(path, "rb") as raw:
             packed = raw.peek(2)[:2] == b"\x1f\x8b"
             stream = gzip.GzipFile(fileobj=raw) if packed else raw
-            for number, line in enumerate(stream, start=1):
+            lines = files.bounded_lines(stream, path)
+            for number, line in enumerate(lines, start=1):
                 yield number, line
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UserError(

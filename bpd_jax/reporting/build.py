@@ -1,7 +1,6 @@
 """From results of an evaluation to a report's records."""
 
 import datetime
-import json
 import os
 import pathlib
 import platform
@@ -12,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from bpd_jax import files
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.stopping import cut_at_stop
 from bpd_jax.errors import UserError
@@ -187,9 +187,11 @@ def training_curves(path: pathlib.Path) -> list[dict[str, Any]]:
     """The rows of a run's metrics.jsonl; none if the run kept no metrics."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path}: {error}.") from error
     try:
-        return [json.loads(line) for line in lines if line.strip()]
+        return [files.parse_json(line) for line in lines if line.strip()]
     except ValueError as error:
         raise UserError(f"{path} is damaged: {error}.") from error

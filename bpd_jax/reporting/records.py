@@ -8,7 +8,6 @@ what is wrong with a file that does not fit.
 import dataclasses
 import json
 import os
-import pathlib
 import types
 import typing
 from typing import Any, Literal, Self
@@ -269,7 +268,7 @@ def load_report(path: str | os.PathLike[str]) -> Report:
       UserError: the file is missing, no JSON, or no report.
     """
     try:
-        data = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+        data = files.read_json(path)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     except ValueError as error:

@@ -49,7 +49,7 @@ def build_in_domain(bench: Bench, task: str) -> dict[str, Any]:
     digest = hashlib.sha256(json.dumps([tokens, _ORDER]).encode()).hexdigest()
     facts = {"texts": len(texts), "digest": digest}
     header = output / "in_domain.json"
-    if header.is_file() and json.loads(header.read_text(encoding="utf-8")) == facts:
+    if header.is_file() and files.read_json(header) == facts:
         return facts
     with tempfile.TemporaryDirectory(prefix="bpd_jax") as folder:
         path = pathlib.Path(folder) / "tokens.txt"

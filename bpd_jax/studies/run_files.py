@@ -27,6 +27,16 @@ PUBLISHED = folders.FolderKind("results of a study", HEADER, _RECORD_FILES, '"st
 KIND = dataclasses.replace(PUBLISHED, in_place=True)
 _NAMES = {kind: name for name, kind in KINDS.items()}
 
+# Facts that programs look into: what each is, and what all values in it are.
+_TYPES: dict[str, tuple[type, type]] = {
+    **dict.fromkeys(("labels", "tasks", "left_out", "texts", "made_with"), (dict, str)),
+    **dict.fromkeys(("examples", "assets", "model_sizes"), (dict, dict)),
+    **dict.fromkeys(("settings", "printed", "in_domain"), (dict, object)),
+    "notes": (list, str),
+    "sessions": (list, dict),
+    "size": (str, object),
+}
+
 T = TypeVar("T", bound=Record)
 
 
@@ -121,22 +131,24 @@ def read_records(folder: pathlib.Path) -> list[Record]:
 
 
 def _read_file(path: pathlib.Path) -> Iterator[Record]:
+    opened = gzip.open if path.suffix == ".gz" else open
     try:
-        data = path.read_bytes()
-        if path.suffix == ".gz":
-            data = gzip.decompress(data)
+        with opened(path, "rb") as stream:
+            for number, line in enumerate(files.bounded_lines(stream, path), start=1):
+                # What follows the last line break was never finished.
+                if line.endswith(b"\n"):
+                    yield _record(line, f"{path}:{number}")
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"cannot read {path}: {error}.") from error
-    # What follows the last line break was never finished.
-    for number, line in enumerate(data.split(b"\n")[:-1], start=1):
-        try:
-            fields: dict[str, Any] = json.loads(line)
-            kind = KINDS[fields.pop("kind")]
-            yield kind.from_json(fields)
-        except (ValueError, KeyError, AttributeError, TypeError, UserError) as error:
-            raise UserError(f"{path}:{number} is no record of a study: {error}.") from (
-                error
-            )
+
+
+def _record(line: bytes, place: str) -> Record:
+    try:
+        fields: dict[str, Any] = files.parse_json(line)
+        kind = KINDS[fields.pop("kind")]
+        return kind.from_json(fields)
+    except (ValueError, KeyError, AttributeError, TypeError, UserError) as error:
+        raise UserError(f"{place} is no record of a study: {error}.") from error
 
 
 def read_header(folder: pathlib.Path) -> Facts:
@@ -147,9 +159,10 @@ def read_header(folder: pathlib.Path) -> Facts:
     """
     path = folder / HEADER
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
+        facts = files.read_json(path)
         if not isinstance(facts["study"], str):
             raise TypeError("its study has no name")
+        _check_types(facts)
     except FileNotFoundError:
         raise UserError(
             f"{path} does not exist: {folder} holds no results of a study; "
@@ -158,6 +171,15 @@ def read_header(folder: pathlib.Path) -> Facts:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"cannot read {path}: {error}.") from error
     return facts
+
+
+def _check_types(facts: Facts) -> None:
+    """Raises a `TypeError` if a fact is not of the type that it is used as."""
+    for name, (kind, inner) in _TYPES.items():
+        fact = facts.get(name, kind())
+        values = fact.values() if isinstance(fact, dict) else fact
+        if not isinstance(fact, kind) or not all(isinstance(v, inner) for v in values):
+            raise TypeError(f"{name} is {str(fact)[:60]}")
 
 
 def open_run(folder: str | os.PathLike[str]) -> StudyRun:

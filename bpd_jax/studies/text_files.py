@@ -4,13 +4,12 @@ import dataclasses
 import hashlib
 import os
 import pathlib
-import zipfile
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from bpd_jax import files
+from bpd_jax import array_files, files
 from bpd_jax.decoding.recording import RecordedText
 from bpd_jax.errors import UserError
 
@@ -54,17 +53,17 @@ def save_texts(path: pathlib.Path, digest: str, texts: Sequence[RecordedText]) -
 def load_texts(path: str | os.PathLike[str], digest: str) -> list[RecordedText] | None:
     """The texts, or None if there are none that are up to date."""
     try:
-        with np.load(path) as arrays:
-            if str(arrays["digest"]) != digest:
-                return None
-            columns = {
-                name: np.split(arrays[name], np.cumsum(arrays[f"{name}_lengths"])[:-1])
-                for name in (*_FIELDS, *_DRAFTER)
-                if name in arrays
-            }
+        arrays = array_files.read_npz(path)
+        if str(arrays["digest"]) != digest:
+            return None
+        columns = {
+            name: np.split(arrays[name], np.cumsum(arrays[f"{name}_lengths"])[:-1])
+            for name in (*_FIELDS, *_DRAFTER)
+            if name in arrays
+        }
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"cannot read {path} ({error}): remove it.") from error
     drafts = [columns.pop(name) for name in _DRAFTER if name in columns]
     texts = [RecordedText(*fields) for fields in zip(*columns.values(), strict=True)]

@@ -1,6 +1,14 @@
-"""The files of a checkpoint: opening a folder of them and reading one item."""
+"""The files of a checkpoint: opening a folder of them and reading one item.
 
+Neither Orbax nor tensorstore compares checksums of arrays, so a flipped bit would load
+as another weight. Therefore every checkpoint holds the SHA-256 of its files in
+`digests.json`, written before the checkpoint gets its name.
+"""
+
+import concurrent.futures
 import contextlib
+import hashlib
+import json
 import os
 import pathlib
 import re
@@ -10,13 +18,31 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
+from bpd_jax import files
 from bpd_jax.errors import UserError
 from bpd_jax.models.stacking import is_stacked
+from bpd_jax.training.distributed import first
 from bpd_jax.training.quiet_saves import quiet_saves
 from bpd_jax.typing import PyTree
 
 # In the names that Orbax gives to checkpoints while it writes them.
 TORN = "orbax-checkpoint-tmp"
+DIGESTS = "digests.json"
+_READERS = 4  # files hashed at once
+
+# What Orbax and tensorstore raise for files that are missing, torn or changed.
+_DAMAGE = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    IndexError,
+    EOFError,
+    RecursionError,
+    NotImplementedError,
+)
 
 
 def whole_steps(folder: pathlib.Path) -> list[int]:
@@ -80,6 +106,7 @@ def read_item(
       UserError: it is broken, or of other shapes.
     """
     place = folder / str(step) / item
+    first(lambda: _check_digests(place))
     with _reading(place):
         if abstract is None:
             how = ocp.args.JsonRestore()
@@ -97,13 +124,57 @@ def _description(manager: ocp.CheckpointManager, step: int, item: str) -> PyTree
     return saved.tree
 
 
+def write_digests(checkpoint: pathlib.Path) -> None:
+    """Writes the digests of all files of a checkpoint into it.
+
+    Raises:
+      OSError: a file cannot be read, or that of the digests not written.
+    """
+    digests = _digests(checkpoint, checkpoint)
+    text = json.dumps({"sha256": digests}, indent=1) + "\n"
+    (checkpoint / DIGESTS).write_text(text, encoding="utf-8")
+
+
+def _check_digests(place: pathlib.Path) -> None:
+    """Raises a `UserError` unless the files of an item are those that were saved.
+
+    A checkpoint of an earlier version has no digests and is not checked.
+    """
+    checkpoint = place.parent
+    if not (checkpoint / DIGESTS).exists():
+        return
+    with _reading(place):
+        saved = files.read_json(checkpoint / DIGESTS)["sha256"]
+        prefix = f"{place.name}/"
+        wanted = {name: saved[name] for name in saved if name.startswith(prefix)}
+        present = _digests(place, checkpoint)
+        for name in sorted(wanted.keys() | present.keys()):
+            if name not in present:
+                raise ValueError(f"{name} is missing")
+            if wanted.get(name) != present[name]:
+                raise ValueError(f"{name} is not what was saved")
+
+
+def _digests(top: pathlib.Path, checkpoint: pathlib.Path) -> dict[str, str]:
+    """SHA-256 of the files below `top`, by their paths within the checkpoint."""
+    paths = sorted(path for path in top.rglob("*") if path.is_file())
+    with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
+        found = list(pool.map(_sha256, paths))
+    names = (path.relative_to(checkpoint).as_posix() for path in paths)
+    return dict(zip(names, found, strict=True))
+
+
+def _sha256(path: pathlib.Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
 @contextlib.contextmanager
 def _reading(place: pathlib.Path) -> Iterator[None]:
     """Names the item of a checkpoint that cannot be read."""
     try:
         yield
-    # What Orbax and tensorstore raise for files that are missing or torn.
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except _DAMAGE as error:
         raise UserError(
             f"cannot read the checkpoint {place}: {reason(error)}; remove the folder "
             f"{place.parent} to go back to the checkpoint before it."

@@ -25,13 +25,15 @@ from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.stacking import unstack_layers
 from bpd_jax.training.checkpoint_files import (
+    TORN,
     layers_are_stacked,
     open_folder,
     read_item,
     reason,
     whole_steps,
+    write_digests,
 )
-from bpd_jax.training.distributed import agree
+from bpd_jax.training.distributed import agree, is_first
 from bpd_jax.training.state import TrainState, abstract_parameters
 from bpd_jax.typing import Params
 
@@ -69,7 +71,9 @@ class Checkpoints:
                 self._folder,
                 preservation_policy=self._policy,
                 cleanup_tmp_directories=True,
+                async_options=ocp.AsyncOptions(post_finalization_callback=self._seal),
             )
+        self._step = 0  # of the newest save
         # One process may see an older state of a shared folder than another.
         self._newest = agree(self._manager.latest_step())
         if self._newest != self._manager.latest_step():
@@ -106,7 +110,7 @@ class Checkpoints:
         """
         if step == self.latest_step:
             return
-        self._policy.best = best
+        self._policy.best, self._step = best, step
         rest = {"step": state.step, "opt_state": state.opt_state}
         with self._saving():
             self._manager.save(
@@ -118,6 +122,12 @@ class Checkpoints:
                 ),
             )
         self._newest = step
+
+    def _seal(self) -> None:
+        """Adds digests to the checkpoint whose files are all written."""
+        if is_first():
+            for path in self._folder.glob(f"{self._step}.*{TORN}*"):
+                write_digests(path)
 
     def wait(self) -> None:
         """Waits for a save that is under way; raises as `save` does."""

@@ -71,7 +71,7 @@ def check_usable(folder: pathlib.Path, config: TrainConfig) -> None:
         folder, MODEL, dataclasses.asdict(saved), dataclasses.asdict(config.model)
     )
     try:
-        task = json.loads((folder / TASK).read_text(encoding="utf-8"))
+        task = files.read_json(folder / TASK)
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {folder / TASK}: {error}.") from error
     _check_same(folder, TASK, task, dataclasses.asdict(config.task))
@@ -91,7 +91,7 @@ def begun_rows(folder: pathlib.Path) -> dict[str, dict[str, Any]] | None:
         return None
     path = folder / ROWS
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return files.read_json(path)
     except FileNotFoundError:
         pass  # A slim folder that is trained anew, or one of an earlier version.
     except (OSError, ValueError) as error:

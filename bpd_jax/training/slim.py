@@ -20,7 +20,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from bpd_jax import folders
+from bpd_jax import files, folders
 from bpd_jax.data import tokenizer
 from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise import parameter_shapes
@@ -133,7 +133,7 @@ def load_run_parameters(
 def _load_slim(folder: pathlib.Path, model: BlockwiseConfig) -> Params:
     path = folder / TENSORS
     try:
-        about = json.loads((folder / HEADER).read_text(encoding="utf-8"))
+        about = files.read_json(folder / HEADER)
         if about["format"] != FORMAT or about["sha256"] != _digest(path):
             raise ValueError(f"it is not what {HEADER} describes")
         stored = load_file(path)

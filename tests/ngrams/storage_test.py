@@ -3,12 +3,16 @@
 import json
 import pathlib
 import resource
+import zlib
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams import storage
+from bpd_jax.ngrams.counting.counts import count_ngrams
+from bpd_jax.ngrams.katz import estimate_katz
 from bpd_jax.ngrams.model import NGramModel
 
 
@@ -83,3 +87,51 @@ def test_a_foreign_header_is_refused(
         header.write_text(json.dumps(json.loads(header.read_text()) | change))
     with pytest.raises(UserError, match=message):
         NGramModel.load(tmp_path / "model")
+
+
+def forge(folder: pathlib.Path, name: str, array: np.ndarray) -> None:
+    """Puts an array in the place of another, with checksums that fit."""
+    np.save(folder / f"{name}.npy", array)
+    path = next(folder.glob("ngram_*.json"))
+    header = json.loads(path.read_text())
+    header["arrays"][name] = {
+        "dtype": array.dtype.str,
+        "shape": list(array.shape),
+        "crc32": zlib.crc32(np.ascontiguousarray(array).data) if array.size else 0,
+    }
+    header["crc32"] = storage._content_checksum(header)
+    path.write_text(json.dumps(header))
+
+
+@pytest.mark.parametrize(
+    "kind, name, change",
+    [
+        ("model", "keys_1", lambda a: a[::-1].copy()),
+        ("model", "keys_2", lambda a: np.append(a, 10**15)),
+        ("model", "keys_2", lambda a: np.insert(a, 0, -5)),
+        ("model", "keys_2", lambda a: a.astype(np.int32)),
+        ("model", "keys_2", lambda a: a[:, None]),
+        ("model", "log_probs_2", lambda a: a[:-1]),
+        ("model", "log_probs_1", lambda a: a + 5),
+        ("model", "log_probs_1", lambda a: a * np.nan),
+        ("model", "log_backoffs_1", lambda a: a - np.inf),
+        ("model", "log_backoffs_9", lambda _: np.zeros(3)),
+        ("counts", "counts_2", lambda a: -a),
+        ("counts", "counts_1", lambda a: a * 0),
+        ("counts", "counts_2", lambda a: a.astype(float)),
+        ("counts", "followed_1", lambda a: -a - 1),
+        ("counts", "keys_2", lambda a: a[[0] * a.size]),
+    ],
+)
+def test_forged_arrays_are_told(
+    tmp_path: pathlib.Path, kind: str, name: str, change: Callable
+) -> None:
+    """Whoever forges an array makes its checksums fit."""
+    counts = count_ngrams([[0, 1, 2], [0, 1]], order=2, vocab_size=3)
+    made = counts if kind == "counts" else estimate_katz(counts)
+    made.save(tmp_path / "made")
+    type(made).load(tmp_path / "made")
+    path = tmp_path / "made" / f"{name}.npy"
+    forge(tmp_path / "made", name, change(np.load(path) if path.exists() else None))
+    with pytest.raises(UserError, match=f"{name}"):
+        type(made).load(tmp_path / "made")

@@ -1,6 +1,7 @@
 import contextlib
 import dataclasses
 import errno
+import functools
 import resource
 import shutil
 
@@ -11,7 +12,7 @@ import pytest
 
 from bpd_jax.errors import UserError
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
-from bpd_jax.training.checkpoint_files import whole_steps
+from bpd_jax.training.checkpoint_files import DIGESTS, whole_steps
 from bpd_jax.training.checkpoints import Checkpoints, best_step, load_parameters
 from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.optimizer import make_optimizer
@@ -115,6 +116,29 @@ def test_torn_files_are_named(saved, model, tmp_path):
             path.write_bytes(b"torn")
     with pytest.raises(UserError, match=r"cannot read the checkpoint .*7/params"):
         load_parameters(folder, model)
+
+
+def test_a_flipped_bit_is_noticed(saved, model, tmp_path):
+    """Neither Orbax nor tensorstore would: other weights would load in silence."""
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(saved[0], folder)
+    read = functools.partial(load_parameters, folder, model, step=7)
+    for path in sorted((folder / "7" / "params").rglob("*")):
+        if path.is_file() and path.stat().st_size:
+            whole = path.read_bytes()
+            place = len(whole) // 2
+            flipped = bytes([whole[place] ^ 16])
+            path.write_bytes(whole[:place] + flipped + whole[place + 1 :])
+            with pytest.raises(UserError, match="cannot read the checkpoint"):
+                read()
+            path.write_bytes(whole)
+    assert_equal(read(), saved[1].params)
+    (folder / "7" / DIGESTS).write_text("[]")
+    with pytest.raises(UserError, match="cannot read the checkpoint"):
+        read()
+    # As checkpoints of earlier versions are.
+    (folder / "7" / DIGESTS).unlink()
+    assert_equal(read(), saved[1].params)
 
 
 def names(folder):

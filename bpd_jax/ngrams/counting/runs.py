@@ -217,7 +217,7 @@ class RunFolder:
 
     def _read(self, path: pathlib.Path) -> None:
         try:
-            content = json.loads(path.read_text("utf-8"))
+            content = files.read_json(path)
             found = (content["magic"], content["version"])
             settings, complete = {**content["settings"]}, bool(content["complete"])
             runs = [_run(**run) for run in content["runs"]]

@@ -11,15 +11,13 @@ import json
 import os
 import pathlib
 import shutil
-import zipfile
-import zlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from bpd_jax import files, folders, progress
-from bpd_jax.data.generations import Generations
+from bpd_jax import array_files, files, folders, progress
+from bpd_jax.data.generations import Generations, fit_together, specs_of_texts
 from bpd_jax.errors import UserError
 from bpd_jax.training.heads.base import Base, states_dtype
 from bpd_jax.training.heads.positions import (
@@ -33,7 +31,7 @@ HEADER, TEXTS = "states.json", "texts.npz"
 KIND = folders.FolderKind("cached states", HEADER, in_place=True)
 
 # What reading a file of ours can raise.
-_DAMAGE = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error)
+_DAMAGE = (OSError, ValueError, KeyError)
 
 # Bytes of a shard, and so what making one keeps in memory.
 _SHARD_BYTES = 2**26
@@ -203,7 +201,7 @@ def _stored(folder: pathlib.Path) -> dict[str, Any]:
 def _check_header(folder: pathlib.Path, mine: dict[str, Any]) -> None:
     path = folder / HEADER
     try:
-        theirs = json.loads(path.read_text(encoding="utf-8"))
+        theirs = files.read_json(path)
     except FileNotFoundError:
         return
     except (OSError, ValueError) as error:
@@ -285,15 +283,15 @@ def _hash(texts: Generations, rows: range) -> str:
 
 def _is_whole(path: pathlib.Path, shape: tuple[int, int]) -> bool:
     try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError):
+        found = array_files.open_npy(path)
+    except (OSError, ValueError):
         return False
     return found.shape == shape and found.dtype == np.uint16
 
 
 def _mapped(path: pathlib.Path, dtype: np.dtype) -> np.ndarray:
     # numpy's files know no bfloat16: both types are stored as their bits.
-    return np.load(path, mmap_mode="r", allow_pickle=False).view(dtype)
+    return array_files.open_npy(path).view(dtype)
 
 
 def _check_room(folder: pathlib.Path, needed: int) -> None:
@@ -337,7 +335,7 @@ def open_states(folder: str | os.PathLike[str], fingerprint: str) -> States:
     folder = pathlib.Path(folder)
     _check_header(folder, {"format": FORMAT, "base": fingerprint})
     try:
-        header = json.loads((folder / HEADER).read_text(encoding="utf-8"))
+        header = files.read_json(folder / HEADER)
         dtype, d_model = states_dtype(header["dtype"]), int(header["d_model"])
         width = d_model * (1 + len(header.get("layers", ())))
         include_prompts = bool(header["include_prompts"])
@@ -361,8 +359,7 @@ def open_states(folder: str | os.PathLike[str], fingerprint: str) -> States:
 
 def _read_texts(folder: pathlib.Path, base: str) -> Generations:
     """The texts of a complete cache; raises one of `_DAMAGE` if there are none."""
-    # Reading a whole member of the archive compares its checksum.
-    with np.load(folder / TEXTS, allow_pickle=False) as archive:
-        names = ("tokens", "offsets", "prompt_lengths")
-        arrays = {name: archive[name] for name in names}
+    arrays = array_files.read_npz(folder / TEXTS, specs_of_texts(None))
+    if not fit_together(**arrays):
+        raise ValueError(f"the texts of {TEXTS} do not fit their offsets")
     return Generations(folder, **arrays, base=base, vocab_size=0, facts={})

@@ -1,14 +1,12 @@
 """Checkpoints of a training of heads: one small file, replaced as a whole."""
 
 import pathlib
-import zipfile
-import zlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bpd_jax import files
+from bpd_jax import array_files, files
 from bpd_jax.errors import UserError
 from bpd_jax.typing import PyTree
 
@@ -43,20 +41,19 @@ def load_checkpoint(
       UserError: the file is damaged, or of another training.
     """
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            theirs, step = str(archive["key"]), int(archive["step"])
-            seconds = float(archive["seconds"])
-            arrays = [archive[str(n)] for n in range(len(archive.files) - 3)]
+        arrays = array_files.read_npz(path)
+        theirs, step = str(arrays.pop("key")), int(arrays.pop("step"))
+        seconds = float(arrays.pop("seconds"))
+        if theirs == key:
+            leaves = jax.tree.leaves(state)
+            specs = {
+                str(number): array_files.spec_like(leaf)
+                for number, leaf in enumerate(leaves)
+            }
+            array_files.check_arrays(arrays, specs)
     except FileNotFoundError:
         return 0, 0.0, state
-    except (
-        OSError,
-        ValueError,
-        EOFError,
-        KeyError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"cannot read {path} ({error}): remove it to train from the beginning; "
             "the states are kept."
@@ -66,5 +63,5 @@ def load_checkpoint(
             f"{path} is of a training with other settings, texts or model: remove it "
             "to train anew (the states are kept), or choose another --workdir."
         )
-    leaves = [jnp.asarray(array) for array in arrays]
+    leaves = [jnp.asarray(arrays[str(number)]) for number in range(len(arrays))]
     return step, seconds, jax.tree.unflatten(jax.tree.structure(state), leaves)

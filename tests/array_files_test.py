@@ -1,0 +1,132 @@
+import zipfile
+
+import numpy as np
+import pytest
+
+from bpd_jax.array_files import ArraySpec, check_arrays, open_npy, read_npz
+
+INTS = ArraySpec(("<i8",), (None,), 0, 9)
+FLOATS = ArraySpec(("<f8",), (2, None))
+
+
+@pytest.mark.parametrize(
+    "spec, values",
+    [
+        (INTS, np.array([3, 0, 9])),
+        (INTS, np.array([], np.int64)),
+        (ArraySpec(("<i8",), (None,), increasing=True), np.arange(3_000_000)),
+        (FLOATS, np.array([[1.5], [-2.0]])),
+        (ArraySpec(("<f8",), (1,), high=0, finite=False), np.array([-np.inf])),
+    ],
+)
+def test_what_is_declared_passes(spec, values):
+    spec.check(values)
+
+
+@pytest.mark.parametrize(
+    "spec, values, reason",
+    [
+        (INTS, np.array([3, 10]), "above 9"),
+        (INTS, np.array([-1, 3]), "below 0"),
+        (INTS, np.array([3], np.int32), "int32"),
+        (INTS, np.array([[3]]), "shape"),
+        (FLOATS, np.zeros((3, 1)), "shape"),
+        (FLOATS, np.array([[np.nan], [0]]), "NaN"),
+        (FLOATS, np.array([[np.inf], [0]]), "infinite"),
+        (ArraySpec(("<f8",), (1,), finite=False), np.array([np.nan]), "NaN"),
+        (ArraySpec(("<i8",), (None,), increasing=True), np.array([1, 1]), "increase"),
+    ],
+)
+def test_what_is_not_declared_is_told(spec, values, reason):
+    with pytest.raises(ValueError, match=reason):
+        spec.check(values)
+
+
+@pytest.mark.parametrize("place", [1, 1 << 20, (1 << 20) + 1, 2_999_999])
+def test_order_is_compared_across_blocks(place):
+    values = np.arange(3_000_000)
+    values[place] = values[place - 1]
+    with pytest.raises(ValueError, match="increase"):
+        ArraySpec(("<i8",), (None,), increasing=True).check(values)
+
+
+def test_names_are_compared():
+    check_arrays({"a": np.array([1])}, {"a": INTS})
+    with pytest.raises(ValueError, match="'b' is missing"):
+        check_arrays({"a": np.array([1])}, {"a": INTS, "b": INTS})
+    with pytest.raises(ValueError, match="'c' is not known"):
+        check_arrays({"a": np.array([1]), "c": np.array([1])}, {"a": INTS})
+
+
+def save(path):
+    np.savez(path, ints=np.arange(9), floats=np.ones((2, 3)), key=np.str_("abc"))
+
+
+def test_archives_come_back(tmp_path):
+    save(tmp_path / "a.npz")
+    arrays = read_npz(tmp_path / "a.npz")
+    assert arrays["ints"].tolist() == list(range(9))
+    assert arrays["floats"].shape == (2, 3)
+    assert str(arrays["key"]) == "abc"
+    arrays["ints"][0] = 5  # They can be written to.
+
+
+def test_any_flipped_bit_and_any_cut_is_told(tmp_path):
+    """Bits of an archive that mean nothing aside: then the arrays are the same."""
+    path = tmp_path / "a.npz"
+    save(path)
+    whole, expected = path.read_bytes(), read_npz(path)
+    told = 0
+    for place in range(0, len(whole), 3):
+        for data in (
+            whole[:place],
+            whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :],
+        ):
+            path.write_bytes(data)
+            try:
+                arrays = read_npz(path)
+            except (OSError, ValueError):
+                told += 1
+            else:
+                for name in arrays.keys() & expected.keys():
+                    np.testing.assert_array_equal(arrays[name], expected[name])
+    assert told > len(whole) // 3
+
+
+def test_damaged_arrays_are_told(tmp_path):
+    path = tmp_path / "a.npy"
+    np.save(path, np.arange(20))
+    whole = path.read_bytes()
+    for place in range(128):
+        for data in (whole[:place], whole[:place] + b"(" + whole[place + 1 :]):
+            path.write_bytes(data)
+            try:
+                array = open_npy(path)
+            except (OSError, ValueError):
+                continue
+            assert array.size <= 20  # Never more than the file has.
+
+
+def test_no_more_is_allocated_than_the_file_has(tmp_path):
+    path = tmp_path / "a.npz"
+    header = str({"descr": "<f8", "fortran_order": False, "shape": (1 << 40,)})
+    data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("huge.npy", data)
+    with pytest.raises(ValueError, match="does not fit its size"):
+        read_npz(path)
+    # Zeros, of which a small file would hold very many.
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("huge.npy", bytes(10_000_000))
+    assert path.stat().st_size < 20_000
+    with pytest.raises(ValueError, match="compressed"):
+        read_npz(path)
+
+
+def test_python_objects_are_refused(tmp_path):
+    np.save(tmp_path / "a.npy", np.array([{}]))
+    with pytest.raises(ValueError, match=r"[Oo]bject"):
+        open_npy(tmp_path / "a.npy")
+    np.savez(tmp_path / "a.npz", a=np.array([{}]))
+    with pytest.raises(ValueError, match="objects"):
+        read_npz(tmp_path / "a.npz")
