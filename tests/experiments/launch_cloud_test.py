@@ -135,6 +135,19 @@ def steps(cloud):
     return (cloud / "home" / "share" / "steps").read_text().count("step")
 
 
+def finish_after(cloud, follows):
+    """Lets the run end once its log has been followed so many times."""
+
+    def watch():
+        while asked(cloud).count("follow") < follows:
+            time.sleep(0.02)
+        (cloud / "home" / "wait").unlink()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    return thread
+
+
 ROUND = ["scp", "setup", "start", "follow"]
 
 
@@ -151,10 +164,10 @@ def test_a_request_waits_in_the_queue_and_then_trains(cloud):
 def test_a_broken_connection_ends_neither_run_nor_launcher(cloud):
     (cloud / "home" / "wait").touch()
     (cloud / "follow").write_text("255\n255")
-    timer = threading.Timer(2.5, (cloud / "home" / "wait").unlink)
-    timer.start()
+    (cloud / "log").touch()
+    watching = finish_after(cloud, 3)
     keep(cloud)
-    timer.join()
+    watching.join()
     assert asked(cloud) == [*ROUND, "follow", "follow"]
     assert steps(cloud) == 1
 
@@ -165,10 +178,9 @@ def test_a_launcher_that_was_killed_is_replaced_by_another(cloud):
     # The first one starts the run, loses the connection, and gives up at once.
     with pytest.raises(UserError, match="could not be reached"):
         keep(cloud, requests=0, name="first")
-    timer = threading.Timer(1.0, (cloud / "home" / "wait").unlink)
-    timer.start()
+    watching = finish_after(cloud, 2)
     keep(cloud, name="second")
-    timer.join()
+    watching.join()
     # It waited for that run, then started its own, which finds little left to do.
     assert asked(cloud)[4:] == ["scp", "setup", "follow", *ROUND]
     assert steps(cloud) == 2

@@ -242,5 +242,8 @@ def test_a_batch_must_divide(monkeypatch):
     monkeypatch.chdir(ROOT)
     files = ["gin_configs/runs/pretrain.gin", "gin_configs/meshes/v4_128.gin"]
     assert check_run(files, [], (64, 128)).value.mesh.fsdp == 64
+    with pytest.raises(UserError, match="only the data axis may cross"):
+        check_run(files, [], (64,), slices=2)
+    assert check_run(files, [], (128,), slices=2).value.mesh.fsdp == 64
     with pytest.raises(UserError, match="batch_size = 2050 is not a multiple"):
         check_run(files, ["BATCH_SIZE = 2050"], (64, 128))
