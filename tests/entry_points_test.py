@@ -287,7 +287,7 @@ def test_bad_settings_are_refused_in_one_sentence(folder):
             "--gin_file=gin_configs/runs/decode.gin",
             "--gin.DecodeOptions.max_tokens=3",
         ],
-        "method bpd:heads=2 has nothing to draft from: train heads": [
+        "the model has no block heads": [
             "--model=plain",
             "--method=bpd:heads=2",
         ],
