@@ -217,7 +217,7 @@ def test_settings_that_cannot_be_met_are_refused(settings, message):
         ({"ngrams": "x"}, "no model argument 'ngrams': give model, method, heads"),
         ({"model": ""}, "'model' is missing: give model=NAME"),
         ({"model": "nowhere"}, "there is no model 'nowhere'"),
-        ({"method": "medusas"}, "unknown method 'medusas': did you mean medusa"),
+        ({"method": "medusas"}, "did you mean medusa"),
         ({"method": "neural"}, "needs a small language model"),
         ({"batch_size": "auto"}, "batch_size is 'auto': it must be a whole number"),
         ({"batch_size": 0}, "batch_size is 0"),
