@@ -44,10 +44,10 @@ tpu-test: ## the tests that need the TPU compiler, in .venv-tpu
 	.venv-tpu/bin/python -m pytest tests/compilation
 
 test: lint ## lint, then the tests on JOBS=2 processes
-	$(BIN)/python -m pytest -n $(JOBS) -m "not exhaustive"
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not exhaustive"
 
-test-all: lint ## the same with every method × layout × batch size × number of devices
-	$(BIN)/python -m pytest -n $(JOBS)
+test-all: lint ## the same with the slow proofs and every case of each matrix
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 lint: env ## ruff (rules and format) and mypy
 	$(BIN)/ruff check .

@@ -14,6 +14,7 @@ from bpd_jax.decoding.asset_files import load_assets
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.loading import LoadedModel, load_model
 from bpd_jax.decoding.options import ACCEPTANCES, VERIFICATIONS, DecodeConfig
+from bpd_jax.drafting.assets import KINDS
 from bpd_jax.models.config import DTYPES
 
 MODEL = flags.DEFINE_string(
@@ -79,20 +80,7 @@ _CONFIG = {
     )
 }
 _ASSETS = {
-    flag.name: flag
-    for flag in (
-        flags.DEFINE_string(
-            "ngram",
-            None,
-            "folder of an n-gram model, or a file of one: ARPA with token ids, or "
-            "OpenFst (.fst). This and the following: default, that of the run folder.",
-        ),
-        flags.DEFINE_string("rescorer", None, "run folder of a small LM, for neural."),
-        flags.DEFINE_string("draft_model", None, "run folder, for draft_model."),
-        flags.DEFINE_string("markov", None, "folder of a Markov refiner."),
-        flags.DEFINE_string("recurrent", None, "folder of a recurrent refiner."),
-        flags.DEFINE_string("hydra", None, "folder of trained Hydra heads."),
-    )
+    name: flags.DEFINE_string(name, None, kind.help) for name, kind in KINDS.items()
 }
 
 

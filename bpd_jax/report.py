@@ -4,6 +4,10 @@
 
 Give folders of results (`study.json` with its records), or folders that hold such. The
 page needs nothing but itself: it can be read without a network, and on a phone.
+
+    python -m bpd_jax.report experiments --picture=docs/images/drafts.svg
+
+--picture draws the block in which a refined draft gains most over the plain one.
 """
 
 import pathlib
@@ -14,7 +18,7 @@ from absl import flags
 
 from bpd_jax import cli, files
 from bpd_jax.errors import UserError
-from bpd_jax.reporting import build
+from bpd_jax.reporting import build, draft_picture
 from bpd_jax.reporting.charts import standalone
 from bpd_jax.reporting.csv_tables import table_csv
 from bpd_jax.reporting.explorer import ExplorerText, title_of
@@ -29,6 +33,12 @@ OUTPUT = flags.DEFINE_string("output", "report.html", "the page to write.")
 LATEX = flags.DEFINE_string("latex", None, "folder for one .tex file per table.")
 CSV = flags.DEFINE_string("csv", None, "folder for one .csv file per table.")
 SVG = flags.DEFINE_string("svg", None, "folder for one .svg file per chart.")
+PICTURE = flags.DEFINE_string(
+    "picture", None, "SVG file of one block, its plain and its refined draft."
+)
+DRAFTS = flags.DEFINE_list(
+    "picture_of", ["bpd", "ngram:16"], "plain and refined method of --picture."
+)
 TITLE = flags.DEFINE_string(
     "title", "Drafts in blockwise parallel decoding", "of the page."
 )
@@ -46,6 +56,12 @@ def main(folders: Sequence[str]) -> None:
     files.check_writable(OUTPUT.value)
     for folder in _folders():
         files.check_writable(folder, folder=True)
+    if PICTURE.value:
+        files.check_writable(PICTURE.value)
+        if len(DRAFTS.value) != 2:
+            raise UserError(
+                f"--picture_of={','.join(DRAFTS.value)} must name two methods."
+            )
     runs = _runs(folders)
     parts = _parts(runs)
     report = PaperReport(
@@ -58,6 +74,11 @@ def main(folders: Sequence[str]) -> None:
     write_page(report, OUTPUT.value)
     print(f"report: {OUTPUT.value} ({len(parts)} studies)")
     _write_files(parts)
+    if PICTURE.value:
+        picture = draft_picture.largest_gain(report.texts, *DRAFTS.value)
+        with files.replacing_file(PICTURE.value) as path:
+            path.write_text(draft_picture.svg(picture), encoding="utf-8", newline="\n")
+        print(f"picture: {PICTURE.value} ({picture.text.key}, token {picture.at})")
 
 
 def _runs(folders: Sequence[str]) -> list[StudyRun]:

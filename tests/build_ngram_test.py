@@ -1,18 +1,16 @@
 """Tests of bpd_jax.build_ngram as a program."""
 
 import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from bpd_jax.ngrams.model import NGramModel
+from tests.commands import Done, call
 
 
-def run(*flags: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "bpd_jax.build_ngram", *flags]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+def run(*flags: str) -> Done:
+    return call("bpd_jax.build_ngram", *flags)
 
 
 def test_token_file_to_model(tmp_path: pathlib.Path) -> None:

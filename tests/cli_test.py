@@ -1,3 +1,4 @@
+import pathlib
 import sys
 
 import pytest
@@ -6,6 +7,8 @@ from absl import flags
 from bpd_jax import cli
 from bpd_jax.cli import rewrite_gin_arguments
 from bpd_jax.errors import UserError
+
+ROOT = pathlib.Path(__file__).parent.parent
 
 
 def test_gin_arguments_become_bindings():
@@ -40,6 +43,21 @@ def test_bad_flags_are_one_sentence(argument, message, monkeypatch, capsys):
     assert captured.err.startswith(message)
     assert captured.err.count("\n") == 1
     assert captured.out == ""
+
+
+def test_every_command_is_a_program():
+    """Most tests call `cli.run(main)` themselves: so must `python -m bpd_jax.NAME`."""
+    files = [
+        file
+        for file in (ROOT / "bpd_jax").glob("*.py")
+        if "\ndef main() -> None:" in file.read_text()
+    ]
+    assert len(files) > 10
+    for file in files:
+        end = file.read_text().rpartition('if __name__ == "__main__":\n')[2]
+        special = file.stem in ("__main__", "lm_eval")
+        main = "main()" if special else "cli.run(main)"
+        assert end.strip() == main, file
 
 
 def test_what_is_no_flag_is_passed_on_where_it_is_asked_for(monkeypatch):

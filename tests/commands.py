@@ -1,54 +1,163 @@
-"""Entry points as a user calls them, each started once for many command lines."""
+"""Runs entry points as a user does, without importing every library each time.
 
-import json
+A server process imports the libraries once; every call forks from it, imports the
+command and runs it there. What must be tested with a new interpreter uses subprocess.
+"""
+
+import contextlib
+import importlib
+import inspect
+import io
+import multiprocessing
 import os
 import pathlib
-import subprocess
+import runpy
 import sys
-from typing import NamedTuple
+import traceback
+from typing import Any, NamedTuple
 
 ROOT = pathlib.Path(__file__).parent.parent
 
-# Importing takes longer than what tests ask for.
-_SEVERAL = """
-import contextlib, importlib, inspect, io, json, sys
-from absl import flags
-from bpd_jax import cli
-main = importlib.import_module(sys.argv[1]).main
-positional = bool(inspect.signature(main).parameters)
-done = []
-for arguments in json.loads(sys.argv[2]):
-    for name in flags.FLAGS:
-        flags.FLAGS[name].unparse()
-    sys.argv = ["command", *arguments]
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            cli.run(main, positional=positional)
-        except SystemExit as end:
-            status = end.code or 0
-    done.append([status, out.getvalue(), err.getvalue()])
-print(json.dumps(done))
-"""
+_PROCESSES = multiprocessing.get_context("forkserver")
+_PROCESSES.set_forkserver_preload(
+    [
+        "flax.linen",
+        "gin",
+        "numba",
+        "optax",
+        "orbax.checkpoint",
+        "rich.console",
+        "seqio",
+        "tests.commands",
+        "tokenizers",
+    ]
+)
 
 
 class Done(NamedTuple):
     """How a command ended."""
 
-    status: int
-    out: str
-    err: str
+    returncode: int
+    stdout: str
+    stderr: str
 
 
-def start(module: str, *commands: list[str], folder: pathlib.Path = ROOT) -> list[Done]:
-    """Runs an entry point with each list of arguments, in a folder."""
-    process = subprocess.run(
-        [sys.executable, "-c", _SEVERAL, module, json.dumps(commands)],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
+def start(
+    module: str, *commands: list[str], folder: str | os.PathLike[str] = ROOT
+) -> list[Done]:
+    """Runs an entry point with each list of arguments, in one process, in a folder."""
+    receiver, sender = _PROCESSES.Pipe(duplex=False)
+    process = _PROCESSES.Process(
+        target=_run,
+        args=(sender, module, commands, os.fspath(folder), dict(os.environ)),
     )
-    assert process.returncode == 0, process.stderr
-    return [Done(*end) for end in json.loads(process.stdout.splitlines()[-1])]
+    process.start()
+    sender.close()
+    try:
+        done = receiver.recv()
+    except EOFError:
+        process.join()
+        raise AssertionError(f"{module} ended with {process.exitcode}") from None
+    process.join()
+    assert isinstance(done, list), done
+    return [Done(*end) for end in done]
+
+
+def call(module: str, *arguments: str, folder: str | os.PathLike[str] = ROOT) -> Done:
+    """Runs an entry point with these arguments, in a folder."""
+    [done] = start(module, list(arguments), folder=folder)
+    return done
+
+
+class Script:
+    """A Python file that runs in a process of its own, with these arguments.
+
+    Args:
+      path: the file; it runs as `__main__`.
+      arguments: what follows its name in `sys.argv`.
+      folder: receives what it prints.
+      environment: variables that differ from this process's.
+    """
+
+    def __init__(
+        self,
+        path: pathlib.Path,
+        *arguments: str,
+        folder: pathlib.Path,
+        environment: dict[str, str],
+    ) -> None:
+        self._files = [folder / f"{id(self)}.{name}" for name in ("out", "err")]
+        variables = {**os.environ, **environment}
+        self._process = _PROCESSES.Process(
+            target=_run_script,
+            args=([os.fspath(path), *arguments], *self._files, variables),
+        )
+        self._process.start()
+
+    def wait(self, timeout: float) -> Done:
+        """Waits for its end; kills it after so many seconds."""
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            self._process.kill()
+            self._process.join()
+        out, err = (path.read_text(encoding="utf-8") for path in self._files)
+        status = self._process.exitcode
+        assert status is not None
+        return Done(status, out, err)
+
+
+def _run_script(
+    arguments: list[str],
+    out: pathlib.Path,
+    err: pathlib.Path,
+    environment: dict[str, str],
+) -> None:
+    for path, descriptor in ((out, 1), (err, 2)):
+        with path.open("wb") as stream:
+            os.dup2(stream.fileno(), descriptor)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = arguments
+    runpy.run_path(arguments[0], run_name="__main__")
+
+
+def _run(
+    sender: Any,
+    module: str,
+    commands: tuple[list[str], ...],
+    folder: str,
+    environment: dict[str, str],
+) -> None:
+    """Runs in the new process; sends the ends of the commands, or a traceback."""
+    try:
+        os.environ.clear()
+        os.environ.update(environment)
+        os.chdir(folder)
+        sender.send(_ends(module, commands))
+    except BaseException:
+        sender.send(traceback.format_exc())
+
+
+def _ends(module: str, commands: tuple[list[str], ...]) -> list[tuple[int, str, str]]:
+    from absl import flags
+
+    from bpd_jax import cli
+
+    main = importlib.import_module(module).main
+    positional = bool(inspect.signature(main).parameters)
+    ends = []
+    for arguments in commands:
+        for name in flags.FLAGS:
+            flags.FLAGS[name].unparse()
+        sys.argv = ["command", *arguments]
+        out, err, status = io.StringIO(), io.StringIO(), 0
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                cli.run(main, positional=positional)
+            except SystemExit as end:
+                status = end.code or 0
+            except Exception:
+                status = 1
+                traceback.print_exc()
+        ends.append((status, out.getvalue(), err.getvalue()))
+    return ends

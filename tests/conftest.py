@@ -1,12 +1,14 @@
 """Eight virtual CPU devices for every test, and a trained model for those that decode.
 
-The devices are set before jax is imported.
+The devices and the cache of compiled programs are set before jax is imported.
 """
 
 import contextlib
+import fcntl
 import os
 import pathlib
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -30,6 +32,20 @@ os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_XLA_FLAGS
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+# All workers, the processes that they start and later runs share what is compiled.
+_COMPILED = pathlib.Path(__file__).parent.parent / ".pytest_cache" / "compiled"
+_MOST_COMPILED = 50_000
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_COMPILED))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Deletes compiled programs when there are many: most are of old code."""
+    if hasattr(session.config, "workerinput") or not _COMPILED.is_dir():
+        return
+    if len(os.listdir(_COMPILED)) > _MOST_COMPILED:
+        shutil.rmtree(_COMPILED)
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _forget_compiled_code() -> Iterator[None]:
@@ -41,13 +57,43 @@ def _forget_compiled_code() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def made_once(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[str, Callable[[pathlib.Path], None]], pathlib.Path]:
+    """A function that returns a folder which the first worker that asks has filled.
+
+    All workers of a session share the folder, so nobody may write into it.
+    """
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent
+
+    def make(name: str, fill: Callable[[pathlib.Path], None]) -> pathlib.Path:
+        folder, complete = base / f"shared-{name}", base / f"shared-{name}.complete"
+        with (base / f"shared-{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not complete.exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+                fill(folder)
+                complete.touch()
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def trained(made_once: Callable[..., pathlib.Path]) -> pathlib.Path:
     """A folder with `run`, a small trained model with its n-gram model.
 
     Nobody may write into it. `texts` is what it was trained on, and `plain` is a run
     folder of a model without block heads.
     """
     pytest.importorskip("seqio")
+    return made_once("trained", _train)
+
+
+def _train(folder: pathlib.Path) -> None:
     from bpd_jax.data.spec import TextTask
     from bpd_jax.models.config import (
         BlockHeadsConfig,
@@ -58,7 +104,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     from bpd_jax.training.config import OptimizerConfig, TrainConfig
     from bpd_jax.training.trainer import train
 
-    folder = tmp_path_factory.mktemp("trained")
     (folder / "texts").mkdir()
     for number in range(12):
         lines = [f"{number} times {k} is {number * k}." for k in range(20)]
@@ -86,4 +131,3 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
             vocabulary=str(folder / "run"),
         )
     )
-    return folder

@@ -8,20 +8,13 @@ import sys
 import pytest
 
 from bpd_jax.ngrams.counting.counts import NGramCounts, count_ngrams
+from tests.commands import ROOT, Done, call
 
-ROOT = pathlib.Path(__file__).parent.parent
 SEQUENCES = [[0, 1, 2, 0, 1], [1, 2, 0, 1, 2]] * 5
 
 
-def run(folder: pathlib.Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "bpd_jax.count_ngrams", *flags],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def run(folder: pathlib.Path, *flags: str) -> Done:
+    return call("bpd_jax.count_ngrams", *flags, folder=folder)
 
 
 @pytest.fixture
@@ -45,16 +38,22 @@ def test_token_files_to_counts(folder: pathlib.Path) -> None:
     assert counts.sizes[2] == (expected.counts[2] >= 6).sum() > 0
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_beam_workers_count_the_same(folder: pathlib.Path) -> None:
     pytest.importorskip("apache_beam")
     assert run(folder, "--tokens=*.txt", "--output=one").returncode == 0
-    done = run(
-        folder,
-        "--tokens=*.txt",
-        "--output=beam",
-        "--beam_runner=DirectRunner",
-        "--beam_options=--direct_num_workers=2 --direct_running_mode=multi_processing",
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "bpd_jax.count_ngrams", "--tokens=*.txt"),
+            *("--output=beam", "--beam_runner=DirectRunner"),
+            "--beam_options=--direct_num_workers=2 "
+            "--direct_running_mode=multi_processing",
+        ],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     for path in (folder / "one").iterdir():

@@ -3,8 +3,6 @@
 import json
 import pathlib
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -13,6 +11,7 @@ from bpd_jax.data.generations import open_generations, shard_paths
 from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.models.heads_files import fingerprint
+from tests.commands import Done, call
 
 GOLDEN = pathlib.Path(__file__).parent / "pretrained" / "golden" / "llama"
 
@@ -22,14 +21,9 @@ def rarely(arguments: list[str], message: str):
     return pytest.param(arguments, message, marks=pytest.mark.exhaustive)
 
 
-def distill(folder: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def distill(folder: pathlib.Path, *arguments: str) -> Done:
     """Runs the command in a folder."""
-    return subprocess.run(
-        [sys.executable, "-m", "bpd_jax.distill", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-    )
+    return call("bpd_jax.distill", *arguments, folder=folder)
 
 
 @pytest.fixture(scope="module")

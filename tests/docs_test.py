@@ -13,6 +13,7 @@ import pytest
 from bpd_jax.decoding.aliases import ALIASES
 from bpd_jax.decoding.options import ACCEPTANCES, VERIFICATIONS
 from bpd_jax.drafting.parts import RefinerPart, SourcePart, StandalonePart, parts
+from tests.commands import call
 
 ROOT = pathlib.Path(__file__).parent.parent
 NGRAMS, DECODING = ROOT / "docs" / "ngrams.md", ROOT / "docs" / "decoding.md"
@@ -35,13 +36,15 @@ def run(folder: pathlib.Path, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_tour_of_ngrams_runs(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("tensorflow")
     (command,) = blocks(NGRAMS, "bash")
     words = shlex.split(command.replace("\\\n", "").partition("\npython ")[2])
-    built = run(tmp_path, *words)
-    assert "before pruning" in built
+    assert words[:2] == ["-m", "bpd_jax.build_ngram"]
+    built = call("bpd_jax.build_ngram", *words[2:], folder=tmp_path)
+    assert built.returncode == 0, built.stderr
+    assert "before pruning" in built.stdout
     printed = run(tmp_path, "-c", "\n".join(blocks(NGRAMS, "python")))
     scores = [float(found) for found in re.findall(r"^refined +(\S+)", printed, re.M)]
     assert len(scores) == 3

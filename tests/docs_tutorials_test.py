@@ -3,6 +3,7 @@
 Their files are written, their patches applied, their code and commands run in order.
 """
 
+import ast
 import os
 import pathlib
 import re
@@ -27,15 +28,21 @@ class Reader:
         shutil.copytree(ROOT / "bpd_jax", folder / "bpd_jax", ignore=ignore)
         shutil.copytree(ROOT / "gin_configs", folder / "gin_configs")
 
+    def write(self, language: str, title: str, code: str) -> bool:
+        """Writes a file or applies a patch; returns False for any other block."""
+        if title:
+            (self.folder / title).write_text(code)
+        elif language == "diff":
+            self._run(["git", "apply", "-"], code)
+        return bool(title) or language == "diff"
+
     def follow(self) -> str:
         """Everything in its order; returns what was printed."""
         printed, script = "", ""
         for language, title, code in BLOCK.findall(self.text):
-            if title:
-                (self.folder / title).write_text(code)
-            elif language == "diff":
-                self._run(["git", "apply", "-"], code)
-            elif language == "python":
+            if self.write(language, title, code):
+                continue
+            if language == "python":
                 script += code
             elif language == "bash":
                 printed += self._python(script)
@@ -61,7 +68,20 @@ class Reader:
         return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("page", ["add_method", "add_task"])
+def test_patches_apply_and_code_compiles(page: str, tmp_path: pathlib.Path) -> None:
+    reader = Reader(TUTORIALS / f"{page}.md", tmp_path)
+    blocks = BLOCK.findall(reader.text)
+    assert any(language == "diff" or title for language, title, _ in blocks)
+    for language, title, code in blocks:
+        reader.write(language, title, code)
+        if language == "python":
+            ast.parse(code)
+    for file in tmp_path.rglob("*.py"):
+        ast.parse(file.read_text())
+
+
+@pytest.mark.exhaustive
 def test_a_method_is_added(trained: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """On a model that takes seconds to train, in the place of SmolLM2."""
     reader = Reader(TUTORIALS / "add_method.md", tmp_path)
@@ -82,7 +102,7 @@ def test_a_method_is_added(trained: pathlib.Path, tmp_path: pathlib.Path) -> Non
     assert re.search(r"Bigram walk of 8 .*identical", printed)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_task_is_added(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("tensorflow")
     printed = Reader(TUTORIALS / "add_task.md", tmp_path).follow()

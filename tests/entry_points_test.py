@@ -2,7 +2,6 @@
 
 import json
 import os
-import pathlib
 import re
 import shutil
 import subprocess
@@ -11,9 +10,7 @@ import sys
 import pytest
 
 from bpd_jax.decoding.methods import describe_methods
-from tests.commands import start
-
-ROOT = pathlib.Path(__file__).parent.parent
+from tests.commands import ROOT, start
 
 FIELDS = [
     "prompt",
@@ -38,23 +35,13 @@ def folder(trained, tmp_path_factory):
 
 
 def call(folder, module, *arguments):
-    return subprocess.run(
-        [sys.executable, "-m", f"bpd_jax.{module}", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    [done] = start(f"bpd_jax.{module}", list(arguments), folder=folder)
+    return done
 
 
 def decode(folder, *commands):
     """Results of `decode` with each list of arguments."""
-    done = start("bpd_jax.decode", *commands, folder=folder)
-    return [
-        subprocess.CompletedProcess(command, *result)
-        for command, result in zip(commands, done, strict=True)
-    ]
+    return start("bpd_jax.decode", *commands, folder=folder)
 
 
 def assert_refused(result, message):
@@ -184,7 +171,14 @@ def test_bad_input_is_refused_and_leaves_nothing(folder):
 
 
 def test_help_lists_the_methods_without_a_model(folder):
-    result = call(folder, "decode", "--method=help")
+    result = subprocess.run(
+        [sys.executable, "-m", "bpd_jax.decode", "--method=help"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip() == describe_methods()
 

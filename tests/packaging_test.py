@@ -24,6 +24,7 @@ BUILT = [
     "MANIFEST.in",
     "README.md",
     "CHANGELOG.md",
+    "SECURITY.md",
     "LICENSE",
     "requirements.txt",
     "bpd_jax",
@@ -111,7 +112,7 @@ def test_an_sdist_holds_all_that_is_built_from(built):
     sdist, _ = built
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"setup.py", "pyproject.toml", "CHANGELOG.md", "LICENSE"} <= names
+    assert {"setup.py", "pyproject.toml", "CHANGELOG.md", "SECURITY.md"} <= names
     files = [str(path.relative_to(ROOT)) for path in ROOT.glob("gin_configs/**/*.gin")]
     assert files
     assert set(files) <= names

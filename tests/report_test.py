@@ -2,11 +2,7 @@
 
 import csv
 import json
-import os
-import pathlib
 import re
-import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 
 import pytest
@@ -20,20 +16,14 @@ from bpd_jax.studies.records import (
     Trace,
 )
 from bpd_jax.studies.run_files import append_records, write_header
+from tests.commands import start
 
-ROOT = pathlib.Path(__file__).parent.parent
 TASKS = {"squad": "SQuAD", "xsum": "XSum"}
 
 
 def call(folder, *arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "bpd_jax.report", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    [done] = start("bpd_jax.report", list(arguments), folder=folder)
+    return done
 
 
 def drafts(contender, accepted):
@@ -190,3 +180,15 @@ def test_nothing_is_written_if_a_folder_cannot_be(results, tmp_path, flag):
     assert not any(path.is_file() for path in (tmp_path / "files").rglob("*"))
     assert not (tmp_path / "report.html").exists()
     assert (tmp_path / "taken").read_text() == "mine"
+
+
+def test_the_picture_of_the_documentation_is_of_the_committed_records(tmp_path):
+    picture = tmp_path / "drafts.svg"
+    figure = str(ROOT / "experiments" / "figure4")
+    result = call(tmp_path, figure, f"--picture={picture}")
+    assert result.returncode == 0, result.stderr
+    committed = ROOT / "docs" / "images" / "drafts.svg"
+    assert picture.read_text() == committed.read_text()
+    refused = call(tmp_path, figure, f"--picture={picture}", "--picture_of=bpd")
+    assert refused.returncode == 1
+    assert "--picture_of=bpd must name two methods" in refused.stderr

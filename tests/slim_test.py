@@ -1,32 +1,17 @@
 """bpd_jax.slim as a program: what it writes decodes as the run does."""
 
-import os
-import pathlib
-import subprocess
-import sys
-
 import jax
 import jax.numpy as jnp
 
 from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.decoding.asset_files import load_assets
 from bpd_jax.decoding.loading import load_model
-
-ROOT = pathlib.Path(__file__).parent.parent
-
-
-def run(*flags: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "bpd_jax.slim", *flags],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+from tests.commands import call
 
 
 def test_a_slim_model_is_used_as_the_run_is(trained, tmp_path):
-    done = run(f"--model={trained / 'run'}", f"--output={tmp_path / 'slim'}")
+    flags = f"--model={trained / 'run'}", f"--output={tmp_path / 'slim'}"
+    done = call("bpd_jax.slim", *flags)
     assert done.returncode == 0, done.stderr
     assert "bytes of parameters" in done.stdout
     whole, slim = (
@@ -49,7 +34,7 @@ def test_bad_flags_end_in_one_sentence(trained, tmp_path):
         (["--output=x"], "error: --model is missing"),
         ([f"--model={tmp_path / 'no'}", f"--output={tmp_path / 'x'}"], "is this a run"),
     ):
-        done = run(*flags)
+        done = call("bpd_jax.slim", *flags)
         assert done.returncode == 1
         assert message in done.stderr
         assert "Traceback" not in done.stderr

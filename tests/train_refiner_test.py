@@ -2,49 +2,27 @@
 
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
 
 import pytest
 
-from bpd_jax.data.spec import TextTask
 from bpd_jax.errors import UserError
-from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
 from bpd_jax.models.refiner_files import check_fits, load_refiner
-from bpd_jax.training.config import OptimizerConfig, TrainConfig
 from bpd_jax.training.refiner_sources import default_data
-from bpd_jax.training.trainer import train
+from tests.commands import call
 
 pytest.importorskip("seqio")
 ROOT = pathlib.Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(trained, tmp_path_factory):
     """A folder with `run`, the run folder of a small model."""
     folder = tmp_path_factory.mktemp("refiner")
-    (folder / "texts").mkdir()
-    for number in range(12):
-        lines = [f"{number} times {k} is {number * k}." for k in range(20)]
-        (folder / "texts" / f"{number}.txt").write_text("\n".join(lines))
-    config = TrainConfig(
-        model=BlockwiseConfig(
-            TransformerConfig(270, 1, 16, 32, num_heads=2, max_length=48),
-            BlockHeadsConfig(4, hidden=8),
-        ),
-        task=TextTask(
-            "text_files",
-            str(folder / "texts" / "*.txt"),
-            "bpe:270",
-            validation_fraction=0.25,
-        ),
-        optimizer=OptimizerConfig(learning_rate=1e-2),
-        batch_size=8,
-        length=32,
-        steps=20,
-    )
-    train(config, folder / "run")
+    shutil.copytree(trained / "run", folder / "run")
     return folder
 
 
@@ -59,15 +37,11 @@ def start(folder, *arguments):
     )
 
 
-def call(folder, *arguments):
-    process = start(folder, *arguments)
-    stdout, stderr = process.communicate()
-    return process.returncode, stdout, stderr
-
-
 def test_trains_into_the_run_folder(folder):
     status, stdout, stderr = call(
-        folder, "--model=run", "--kind=recurrent", "--steps=25", "--rank=8"
+        "bpd_jax.train_refiner",
+        *("--model=run", "--kind=recurrent", "--steps=25", "--rank=8"),
+        folder=folder,
     )
     assert status == 0, stderr
     assert "model: plain" in stdout
@@ -101,7 +75,7 @@ def test_bad_input_is_one_sentence_and_writes_nothing(folder):
         (["--model=run", "--kind=hydra", "--output=run"], "run exists and is no"),
         (["--model=run", "--kind=hydra", "--heads=x"], "--heads is for pretrained"),
     ):
-        status, _, stderr = call(folder, *arguments)
+        status, _, stderr = call("bpd_jax.train_refiner", *arguments, folder=folder)
         errors = [line for line in stderr.splitlines() if "error: " in line]
         assert status == 1
         assert len(errors) == 1

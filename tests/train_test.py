@@ -1,10 +1,6 @@
-"""The entry point as a user calls it, in processes of its own."""
+"""The entry point as a user calls it, in a process of its own."""
 
 import importlib.util
-import os
-import pathlib
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -12,8 +8,7 @@ import pytest
 
 from bpd_jax.models.config import load_config
 from bpd_jax.training.checkpoints import load_parameters
-
-ROOT = pathlib.Path(__file__).parent.parent
+from tests.commands import call
 
 MODEL = """
 include 'gin_configs/tasks/text_files.gin'
@@ -40,14 +35,7 @@ VOCABULARY = 'bpe:270'
 
 
 def run(folder, *arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "bpd_jax.train", "--gin_file=run.gin", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return call("bpd_jax.train", "--gin_file=run.gin", *arguments, folder=folder)
 
 
 @pytest.fixture

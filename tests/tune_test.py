@@ -1,11 +1,8 @@
 """tune on a small model that others made, with random heads, as a user calls it."""
 
 import json
-import os
 import pathlib
 import shutil
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -17,6 +14,7 @@ from bpd_jax.models.config import BlockHeadsConfig
 from bpd_jax.models.heads import init_heads
 from bpd_jax.models.heads_files import fingerprint, save_heads
 from bpd_jax.reporting import build
+from tests.commands import call
 
 ROOT = pathlib.Path(__file__).parent.parent
 HEADS = BlockHeadsConfig(num_heads=3, hidden=8)
@@ -45,15 +43,10 @@ def test_what_was_measured_is_for_the_heads_it_was_measured_with(tmp_path, monke
     write_heads(plain, "other", 1)
     pathlib.Path("prompts.txt").write_text("w5 w6 w7\nw8 w9\nw10\nw11\n")
     command = (
-        "-m bpd_jax.tune --model=tiny --prompts_file=prompts.txt --methods=bpd "
+        "--model=tiny --prompts_file=prompts.txt --methods=bpd "
         "--lattice_width=4 --max_new_tokens=24"
     )
-    done = subprocess.run(
-        [sys.executable, *command.split()],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
+    done = call("bpd_jax.tune", *command.split(), folder=tmp_path)
     assert done.returncode == 0, done.stderr
     loaded, given = load_model("tiny"), load_model("tiny", "other")
     path = own_tuning(loaded)

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from bpd_jax.decoding.loading import LoadedModel, load_model
-from bpd_jax.drafting.assets import Assets, SmallModel
+from bpd_jax.drafting.assets import KINDS, Assets, AttachedDrafter, SmallModel
 from bpd_jax.errors import UserError
+from bpd_jax.models.drafter_files import attach_drafter, load_drafter
 from bpd_jax.models.heads_files import fingerprint
 from bpd_jax.models.refiner_files import LoadedRefiner, check_fits, load_refiner
 from bpd_jax.ngrams.formats import load as ngram_files
@@ -18,14 +19,7 @@ from bpd_jax.ngrams.model import NGramModel
 TUNING = "drafting.json"
 
 # What a model's folder may hold for its own drafting, by the name of the asset.
-OWN_ASSETS = {
-    "ngram": "ngram",
-    "rescorer": "rescorer",
-    "draft_model": "draft_model",
-    "markov": "refiners/markov",
-    "recurrent": "refiners/recurrent",
-    "hydra": "refiners/hydra",
-}
+OWN_ASSETS = {name: kind.folder for name, kind in KINDS.items()}
 
 
 def load_assets(
@@ -102,6 +96,12 @@ def _load_asset(
             end_of_text=loaded.tokenizer.end_of_text,
         )
     config = loaded.functions.config
+    if name == "drafter":
+        drafter = load_drafter(path)
+        functions, params = attach_drafter(
+            config, loaded.params, drafter, name=loaded.name
+        )
+        return AttachedDrafter(functions, params, functions.config.feature_layers)
     if name in ("markov", "recurrent", "hydra"):
         refiner = load_refiner(path)
         if refiner.kind != name:

@@ -19,7 +19,7 @@ from bpd_jax.decoding.choice import DRAFTS, stream_keys
 from bpd_jax.decoding.options import StepOptions
 from bpd_jax.decoding.state import DecodeState, History, empty_history
 from bpd_jax.decoding.stopping import StopTable
-from bpd_jax.decoding.verification import Verified, verify
+from bpd_jax.decoding.verification import Verified, forward, verify
 from bpd_jax.drafting.interface import BoundModel, Drafter, Outcome, Prompts, View
 from bpd_jax.drafting.tree import DraftTree, take
 from bpd_jax.models.attention import causal_mask
@@ -77,8 +77,13 @@ def prefill(
     batch, padded = prompts.shape
     positions = jnp.broadcast_to(jnp.arange(padded), prompts.shape)
     segments = (positions < lengths[:, None]).astype(jnp.int32)
-    hidden, new = model.forward(
-        weights.model, prompts, positions, causal_mask(segments)
+    hidden, new, features = forward(
+        model,
+        weights.model,
+        drafter.feature_layers,
+        prompts,
+        positions,
+        causal_mask(segments),
     )
     # A commit writes a whole block, so a full row needs one more block of slots.
     slots = padded + max_calls + drafter.max_depth
@@ -96,7 +101,9 @@ def prefill(
         done=lengths >= limits,
         calls=jnp.zeros((batch,), jnp.int32),
         stop_states=jnp.zeros((batch,), jnp.int32),
-        memory=drafter.start(weights.drafter, Prompts(tokens, lengths, given=given)),
+        memory=drafter.start(
+            weights.drafter, Prompts(tokens, lengths, features, given)
+        ),
         history=empty_history(max_calls, batch, drafter.max_depth),
     )
 
@@ -170,7 +177,11 @@ def serial_call(
     def unless_done(new: Array, old: Array) -> Array:
         return jnp.where(done.reshape(-1, *[1] * (new.ndim - 1)), old, new)
 
-    memory = drafter.learn(weights.drafter, state.memory, Outcome(tree, choices, count))
+    features = verified.features
+    if features is not None:
+        features = jnp.take_along_axis(features, path[:, :, None], axis=1)
+    outcome = Outcome(tree, choices, count, features)
+    memory = drafter.learn(weights.drafter, state.memory, outcome)
     return dataclasses.replace(
         state,
         tokens=write_rows(state.tokens, tokens, state.lengths),

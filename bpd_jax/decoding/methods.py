@@ -91,7 +91,7 @@ class Method:
         if source is not None and source.number == "tokens":
             return source
         for part in (self.search, source):
-            if part is not None and part.number not in ("", "heads"):
+            if part is not None and part.number not in ("", "heads", "length"):
                 return part
         return None
 

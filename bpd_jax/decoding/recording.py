@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import flax.struct
 import jax
@@ -11,6 +12,8 @@ import numpy as np
 
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import Generation
+from bpd_jax.decoding.recorded_drafter import record_drafter
+from bpd_jax.decoding.verification import forward
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.config import BlockwiseConfig
@@ -35,6 +38,8 @@ class RecordedText:
       log_probs: theirs, in nats `[n, L-1, W]` float32.
       entropies: of heads 1 … L, in nats `[n, L]` float32.
       hidden: final hidden states `[n, D]`.
+      drafter: candidates, log-probabilities and entropies of a block drafter at the
+        same columns, of its positions 1 … L-1; None without one.
     """
 
     input_ids: np.ndarray
@@ -43,6 +48,7 @@ class RecordedText:
     log_probs: np.ndarray
     entropies: np.ndarray
     hidden: np.ndarray
+    drafter: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 
 
 @flax.struct.dataclass
@@ -95,6 +101,11 @@ class RecordedModel:
         """L."""
         return self.config.block_size
 
+    @property
+    def head_features(self) -> tuple[int, ...]:
+        """None: candidates were recorded."""
+        return ()
+
     def empty_cache(self, batch: int, slots: int) -> KVCache:
         """A cache of no layers."""
         del slots
@@ -125,9 +136,15 @@ class RecordedModel:
         return params.tokens[row, jnp.minimum(place + 1, params.tokens.shape[1] - 1)]
 
     def block_candidates(
-        self, params: Recording, hidden: Int[Array, "B 2"], block_size: int, width: int
+        self,
+        params: Recording,
+        hidden: Int[Array, "B 2"],
+        block_size: int,
+        width: int,
+        *conditions: Any,
     ) -> tuple[Array, Array, Array]:
-        """What was recorded there."""
+        """The candidates that were recorded there, whatever the heads read."""
+        del conditions
         row, column = params.places(hidden)
         heads = block_size - 1
         return (
@@ -177,9 +194,18 @@ def record_text(
         width,
         positions,
     )
+    drafts = None
+    if decoder.assets.drafter is not None:
+        start = len(prompt) - 1
+        every = record_drafter(decoder, jnp.asarray(tokens), start, width, positions)
+        candidates, log_probs, entropies = (array[: len(output)] for array in every)
+        drafts = candidates, log_probs, entropies
     # On the host: a replay runs on one device, wherever the model was.
-    arrays = (np.asarray(array)[: len(output)] for array in jax.device_get(found))
-    return RecordedText(np.asarray(prompt, np.int32), output, *arrays)
+    arrays = [np.asarray(array)[: len(output)] for array in jax.device_get(found)]
+    shown, scores, spread, hidden = arrays
+    return RecordedText(
+        np.asarray(prompt, np.int32), output, shown, scores, spread, hidden, drafts
+    )
 
 
 def padded_sizes(texts: Sequence[Generation | RecordedText]) -> tuple[int, int]:
@@ -208,23 +234,31 @@ def _record(
     """What the model says after `count` tokens from `start` on; see `RecordedText`."""
     positions = jnp.arange(tokens.shape[0])[None]
     mask = causal_mask(jnp.ones_like(positions))
-    states = model.forward(params, tokens[None], positions, mask)[0][0]
-    hidden = jax.lax.dynamic_slice_in_dim(states, start, count)
+    states, _, features = forward(
+        model, params, model.head_features, tokens[None], positions, mask
+    )
+    hidden = jax.lax.dynamic_slice_in_dim(states[0], start, count)
+    if features is not None:
+        features = jax.lax.dynamic_slice_in_dim(features[0], start, count)
 
-    def some(states: Float[Array, "chunk D"]) -> tuple[Array, Array, Array]:
-        own = jax.nn.log_softmax(
-            model.next_token_logits(params, states).astype(jnp.float32)
-        )
+    def some(
+        inputs: tuple[Float[Array, "chunk D"], Float[Array, "chunk F"] | None],
+    ) -> tuple[Array, Array, Array]:
+        states, features = inputs
+        logits = model.next_token_logits(params, states).astype(jnp.float32)
+        own = jax.nn.log_softmax(logits)
         first = entropy(own)[:, None]
         if model.block_size == 1:
             nothing = jnp.zeros((states.shape[0], 0, width))
             return nothing.astype(jnp.int32), nothing, first
         candidates, log_probs, entropies = model.block_candidates(
-            params, states, model.block_size, width
+            params, states, model.block_size, width, logits.argmax(-1), features
         )
         return candidates, log_probs, jnp.concatenate([first, entropies], axis=1)
 
-    chunks = hidden.reshape(-1, _CHUNK, hidden.shape[-1])
+    chunks = jax.tree.map(
+        lambda array: array.reshape(-1, _CHUNK, array.shape[-1]), (hidden, features)
+    )
     found = jax.lax.map(some, chunks)
     candidates, log_probs, entropies = (
         array.reshape(count, *array.shape[2:]) for array in found

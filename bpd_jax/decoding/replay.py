@@ -16,6 +16,7 @@ from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import Generation, generate
 from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.decoding.recorded_drafter import recorded_drafter
 from bpd_jax.decoding.recording import (
     RecordedModel,
     RecordedText,
@@ -203,8 +204,21 @@ def replay_of(
         tuple(texts),
         recording,
         RecordedModel(decoder.model.config, width),
-        decoder.assets,
+        _recorded_assets(decoder.assets, texts, recording),
         dataclasses.replace(options, batch_size=len(texts)),
         decoder.token_bytes,
         padded,
     )
+
+
+def _recorded_assets(
+    assets: Assets, texts: Sequence[RecordedText], recording: Recording
+) -> Assets:
+    """Assets in which a block drafter, if there is one, answers from the recording."""
+    drafts = [text.drafter for text in texts if text.drafter is not None]
+    if assets.drafter is None or len(drafts) < len(texts):
+        return dataclasses.replace(assets, drafter=None)
+    starts = [len(text.input_ids) - 1 for text in texts]
+    positions = recording.candidates.shape[1]
+    drafter = recorded_drafter(assets.drafter, starts, drafts, positions)
+    return dataclasses.replace(assets, drafter=drafter)

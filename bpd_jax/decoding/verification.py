@@ -6,6 +6,8 @@ see each other. Both compute the same numbers for the same prefix, up to the ord
 which sums are rounded.
 """
 
+from typing import Any
+
 import flax.struct
 import jax.numpy as jnp
 
@@ -26,11 +28,32 @@ class Verified:
       tree: the drafts, merged if they were.
       hidden: final hidden states.
       new: keys and values.
+      features: states of the layers that the drafter reads, or None.
     """
 
     tree: DraftTree
     hidden: Float[Array, "B M D"]
     new: KeyValues
+    features: Float[Array, "B M F"] | None = None
+
+
+def forward(
+    model: ModelFunctions,
+    params: Params,
+    layers: tuple[int, ...],
+    *inputs: Any,
+) -> tuple[Float[Array, "B T D"], KeyValues, Float[Array, "B T F"] | None]:
+    """Runs the model, and returns the states of some layers if there are any.
+
+    Args:
+      model: functions of the model.
+      params: its parameters.
+      layers: whose states are returned, concatenated; () for none.
+      *inputs: tokens, positions, mask and perhaps a cache.
+    """
+    if layers:
+        return model.forward_with_features(params, *inputs, layers=layers)
+    return *model.forward(params, *inputs), None
 
 
 def laid_out(drafter: Drafter, verification: str) -> int:
@@ -74,7 +97,8 @@ def verify(
     if tree.num_chains == 1 or not _in_chains(drafter, verification):
         positions = cache.lengths[:, None] + tree.depths
         mask = ancestor_mask(tree.parents, depth)
-        run = model.forward(params, tree.tokens, positions, mask, cache)
+        inputs = (tree.tokens, positions, mask, cache)
+        run = forward(model, params, drafter.feature_layers, *inputs)
         return Verified(tree, *run)
     chains = unroll(tree, drafter.max_drafts, depth)
     # What stands past the end of a chain sees itself, so that no row is empty.
@@ -83,8 +107,10 @@ def verify(
     mask = causal & (real[:, :, None] | jnp.eye(depth, dtype=bool))
     depths = jnp.broadcast_to(jnp.arange(depth), chains.nodes.shape)
     places = chains.nodes.reshape(batch, -1)
-    hidden, new = model.forward(
+    hidden, new, features = forward(
+        model,
         params,
+        drafter.feature_layers,
         take(tree.tokens, places),
         cache.lengths[:, None] + depths.reshape(batch, -1),
         mask,
@@ -98,4 +124,5 @@ def verify(
             keys=jnp.take_along_axis(new.keys, home, axis=2),
             values=jnp.take_along_axis(new.values, home, axis=2),
         ),
+        features=None if features is None else take(features, chains.homes),
     )

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from bpd_jax.errors import UserError
+from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.refiner_files import LoadedRefiner
 from bpd_jax.ngrams.model import NGramModel
@@ -19,6 +20,21 @@ class SmallModel:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class AttachedDrafter:
+    """A block drafter, ready to draft for the model that it was trained on.
+
+    Attributes:
+      functions: of the drafter, or an object with the same methods.
+      params: its parameters.
+      feature_layers: layers of the model whose outputs it reads.
+    """
+
+    functions: DrafterFunctions
+    params: Params
+    feature_layers: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Assets:
     """What there is to draft with; None is not there.
 
@@ -27,6 +43,7 @@ class Assets:
       rescorer: a small LM over the same tokens, for the method neural.
       draft_model: likewise, for the method draft_model.
       markov, recurrent, hydra: trained refiners of this very model.
+      drafter: a block drafter of this very model.
       accuracies: `accuracies[j][r]`: how often the candidate of rank r of head j + 2
         is right, for trees chosen from it.
     """
@@ -37,6 +54,7 @@ class Assets:
     markov: LoadedRefiner | None = None
     recurrent: LoadedRefiner | None = None
     hydra: LoadedRefiner | None = None
+    drafter: AttachedDrafter | None = None
     accuracies: tuple[tuple[float, ...], ...] | None = None
 
     def check(self, vocab_size: int) -> None:
@@ -70,20 +88,62 @@ class Assets:
         """
         found = getattr(self, name)
         if found is None:
-            raise UserError(f"method {method} needs {_HOW_TO_MAKE[name]}")
+            raise UserError(f"method {method} needs {KINDS[name].how_to_make}")
         return found
 
 
-_HOW_TO_MAKE = {
-    "ngram": "an n-gram model: build one with python -m bpd_jax.build_ngram and pass "
-    "its folder as --ngram.",
-    "rescorer": "a small language model: train one on the same tokens with python -m "
-    "bpd_jax.train and pass its run folder as --rescorer.",
-    "draft_model": "a smaller language model: train one on the same tokens with python "
-    "-m bpd_jax.train and pass its run folder as --draft_model.",
-    **{
-        kind: f"a trained {kind} refiner: train one with python -m "
-        f"bpd_jax.train_refiner --kind={kind} and pass its folder as --{kind}."
-        for kind in ("markov", "recurrent", "hydra")
-    },
+@dataclasses.dataclass(frozen=True)
+class AssetKind:
+    """What a kind of asset is called and where it comes from.
+
+    Attributes:
+      folder: in a model's own folder.
+      help: of the flag that names another folder.
+      how_to_make: completes the sentence "method … needs".
+    """
+
+    folder: str
+    help: str
+    how_to_make: str
+
+
+def _refiner(kind: str) -> AssetKind:
+    return AssetKind(
+        f"refiners/{kind}",
+        f"folder of a trained {kind} refiner.",
+        f"a trained {kind} refiner: train one with python -m bpd_jax.train_refiner "
+        f"--kind={kind} and pass its folder as --{kind}.",
+    )
+
+
+KINDS = {
+    "ngram": AssetKind(
+        "ngram",
+        "folder of an n-gram model, or a file of one: ARPA with token ids, or OpenFst "
+        "(.fst). Default of this and the following flags: that of the model's folder.",
+        "an n-gram model: build one with python -m bpd_jax.build_ngram and pass its "
+        "folder as --ngram.",
+    ),
+    "rescorer": AssetKind(
+        "rescorer",
+        "run folder of a small language model, for the refiner neural.",
+        "a small language model: train one on the same tokens with python -m "
+        "bpd_jax.train and pass its run folder as --rescorer.",
+    ),
+    "draft_model": AssetKind(
+        "draft_model",
+        "run folder of a smaller language model, for the source draft_model.",
+        "a smaller language model: train one on the same tokens with python -m "
+        "bpd_jax.train and pass its run folder as --draft_model.",
+    ),
+    "markov": _refiner("markov"),
+    "recurrent": _refiner("recurrent"),
+    "hydra": _refiner("hydra"),
+    "drafter": AssetKind(
+        "drafter",
+        "folder of a block drafter, for the source block.",
+        "a block drafter: train one with python -m bpd_jax.train and a drafter's gin "
+        "file (docs/pretrained.md), and pass its folder as --drafter.",
+    ),
 }
+"""The assets by name; each is a flag of the commands that decode."""

@@ -43,10 +43,19 @@ class BoundModel:
         next_token: Int[Array, " B"],
         block_size: int,
         width: int,
+        features: Float[Array, "B F"] | None = None,
     ) -> Lattice:
-        """The `width` best tokens of heads 2 … `block_size`."""
+        """The `width` best tokens of heads 2 … `block_size`.
+
+        Args:
+          hidden: final hidden states of the last accepted tokens.
+          next_token: the certain tokens.
+          block_size: heads to use, head 1 included.
+          width: W.
+          features: outputs of `head_features` at the last accepted tokens.
+        """
         candidates = self.functions.block_candidates(
-            self.params, hidden, block_size, width
+            self.params, hidden, block_size, width, next_token, features
         )
         return build_lattice(next_token, *candidates)
 

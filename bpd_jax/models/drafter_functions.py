@@ -92,7 +92,7 @@ class DrafterFunctions:
     def prefill(
         self,
         params: Params,
-        features: Float[Array, "B T F"],
+        features: Float[Array, "B T F"] | None,
         lengths: Int[Array, " B"],
         length: int,
     ) -> KVCache:
@@ -104,6 +104,7 @@ class DrafterFunctions:
           lengths: of the prompts.
           length: tokens of the longest text that is to be written.
         """
+        assert features is not None
         positions = slot_positions(lengths, self.slots(length))
         # Empty slots, and rows of fewer tokens than slots, read some token.
         kept = jnp.take_along_axis(features, positions[..., None], axis=1, mode="clip")
@@ -115,10 +116,11 @@ class DrafterFunctions:
         self,
         params: Params,
         cache: KVCache,
-        features: Float[Array, "B L F"],
+        features: Float[Array, "B L F"] | None,
         counts: Int[Array, " B"],
     ) -> KVCache:
         """Appends the first `counts[b]` of L accepted tokens to row b."""
+        assert features is not None
         positions = cache.lengths[:, None] + jnp.arange(features.shape[1])
         new = self.context_keys_values(params, features, positions)
         return append(cache, new, counts)

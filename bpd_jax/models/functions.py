@@ -26,6 +26,12 @@ class ModelFunctions:
         """L, the number of heads."""
         return self.config.block_size
 
+    @property
+    def head_features(self) -> tuple[int, ...]:
+        """Layers whose outputs the block heads read; see `BlockHeadsConfig`."""
+        heads = self.config.heads
+        return () if heads is None else heads.feature_layers
+
     def empty_cache(self, batch: int, slots: int) -> KVCache:
         """An empty cache of `slots` tokens per row."""
         return empty_cache(self.config.trunk, batch, slots)

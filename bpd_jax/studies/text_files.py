@@ -1,5 +1,6 @@
 """Recorded texts on disk, and what tells files of models apart."""
 
+import dataclasses
 import hashlib
 import os
 import pathlib
@@ -13,7 +14,9 @@ from bpd_jax import files
 from bpd_jax.decoding.recording import RecordedText
 from bpd_jax.errors import UserError
 
-_FIELDS = ("candidates", "log_probs", "entropies", "hidden")
+_FIELDS = ("input_ids", "output_ids", "candidates", "log_probs", "entropies", "hidden")
+# Of a block drafter, in texts that were recorded with one.
+_DRAFTER = ("drafter_candidates", "drafter_log_probs", "drafter_entropies")
 # So much of the beginning and of the end of each file tells models apart: a header may
 # be the same in all.
 _BYTES_READ = 1 << 20
@@ -35,9 +38,13 @@ def content_digest(path: pathlib.Path) -> str:
 
 
 def save_texts(path: pathlib.Path, digest: str, texts: Sequence[RecordedText]) -> None:
+    """Writes recorded texts, of which all or none have a block drafter's drafts."""
     arrays: dict[str, Any] = {}
-    for name in ("input_ids", "output_ids", *_FIELDS):
-        parts = [getattr(text, name) for text in texts]
+    columns = {name: [getattr(text, name) for text in texts] for name in _FIELDS}
+    drafts = [text.drafter for text in texts if text.drafter is not None]
+    if drafts:
+        columns |= dict(zip(_DRAFTER, zip(*drafts, strict=True), strict=True))
+    for name, parts in columns.items():
         arrays[name] = np.concatenate(parts)
         arrays[f"{name}_lengths"] = np.array([len(part) for part in parts])
     with files.replacing_file(path) as temporary, temporary.open("wb") as stream:
@@ -50,12 +57,20 @@ def load_texts(path: str | os.PathLike[str], digest: str) -> list[RecordedText] 
         with np.load(path) as arrays:
             if str(arrays["digest"]) != digest:
                 return None
-            columns = [
-                np.split(arrays[name], np.cumsum(arrays[f"{name}_lengths"])[:-1])
-                for name in ("input_ids", "output_ids", *_FIELDS)
-            ]
+            columns = {
+                name: np.split(arrays[name], np.cumsum(arrays[f"{name}_lengths"])[:-1])
+                for name in (*_FIELDS, *_DRAFTER)
+                if name in arrays
+            }
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise UserError(f"cannot read {path} ({error}): remove it.") from error
-    return [RecordedText(*fields) for fields in zip(*columns, strict=True)]
+    drafts = [columns.pop(name) for name in _DRAFTER if name in columns]
+    texts = [RecordedText(*fields) for fields in zip(*columns.values(), strict=True)]
+    if not drafts:
+        return texts
+    return [
+        dataclasses.replace(text, drafter=every)
+        for text, every in zip(texts, zip(*drafts, strict=True), strict=True)
+    ]

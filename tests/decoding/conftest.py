@@ -4,13 +4,17 @@ import dataclasses
 import types
 import typing
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bpd_jax.drafting.assets import AttachedDrafter
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
+from bpd_jax.models.drafter_config import BlockDrafterConfig
+from bpd_jax.models.drafter_functions import DrafterFunctions, with_softmax
 from bpd_jax.models.functions import ModelFunctions, top_candidates
 from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.katz import estimate_katz
@@ -54,7 +58,9 @@ class ScriptedModel:
     def greedy_tokens(self, params, hidden):
         return self._script(hidden[..., 0].astype(jnp.int32))
 
-    def block_candidates(self, params, hidden, block_size, width):
+    head_features = ()
+
+    def block_candidates(self, params, hidden, block_size, width, *conditions):
         position = hidden[..., 0].astype(jnp.int32)
         heads = []
         for ahead, divisor in enumerate(self.right, start=1):
@@ -97,6 +103,27 @@ def random_model(seed=0, block_size=4, vocab_size=13, **trunk):
     return RandomModel(ModelFunctions(config), params)
 
 
+def random_drafter(model, *, feature_layers=(0,), seed=3, **config):
+    """A block drafter with random parameters that knows 9 of the model's tokens."""
+    functions, params = model
+    trunk = functions.config.trunk
+    vocabulary = np.sort(
+        np.random.default_rng(seed).permutation(trunk.vocab_size)[:9].astype(np.int32)
+    )
+    sizes = {"block_size": 5, "num_layers": 1, "window": 8, "draft_vocabulary": 9}
+    drafter = DrafterFunctions(
+        BlockDrafterConfig(feature_layers, **{**sizes, **config}), trunk
+    )
+    shapes = jax.eval_shape(drafter.init, jax.random.key(0))
+    rng = np.random.default_rng(seed)
+    trained = jax.tree.map(
+        lambda leaf: jnp.asarray(rng.normal(0, 0.5, leaf.shape), jnp.float32), shapes
+    )
+    softmax = np.asarray(params["trunk"]["embedding"])
+    params = with_softmax(trained, softmax, vocabulary)
+    return AttachedDrafter(drafter, params, feature_layers)
+
+
 def random_prompts(lengths, vocab_size=13, seed=0):
     rng = np.random.default_rng(seed)
     return [rng.integers(0, vocab_size, n).astype(np.int32) for n in lengths]
@@ -112,6 +139,12 @@ def scripted_model():
 def make_model():
     """The function `random_model`."""
     return random_model
+
+
+@pytest.fixture(scope="session")
+def make_drafter():
+    """The function `random_drafter`."""
+    return random_drafter
 
 
 @pytest.fixture(scope="session")

@@ -54,6 +54,11 @@ METHODS = [
     "heads:3:k=2+neural+ngram:adaptive=1/beam:2+lookup:3",
     "draft_model:3+neural/tree:7",
     "heads+ngram/chains:2",
+    "block/greedy",
+    "block+ngram/best:3",
+    "block:3+neural/tree:6+lookup:4",
+    "block+ngram/best:2:engine=viterbi",
+    "block/oracle",
 ]
 # Made by a training run, with tests of their own.
 TRAINED = {"markov", "recurrent", "hydra"}
@@ -86,7 +91,7 @@ def test_every_part_and_alias_is_here():
 
 
 @pytest.fixture(scope="module")
-def make_decoder(make_model, make_ngram):
+def make_decoder(make_model, make_ngram, make_drafter):
     """A function that binds a random model to all that methods draft with."""
 
     ngram = make_ngram(14)
@@ -102,7 +107,10 @@ def make_decoder(make_model, make_ngram):
             params = jax.device_put(params, parameter_shardings(boxed, mesh))
         small = make_model(seed, 1, 14, num_layers=1, max_length=80)
         assets = Assets(
-            ngram=ngram, rescorer=SmallModel(*small), draft_model=SmallModel(*small)
+            ngram=ngram,
+            rescorer=SmallModel(*small),
+            draft_model=SmallModel(*small),
+            drafter=make_drafter((functions, params)),
         )
         return Decoder(functions, params, width=3, assets=assets, mesh=mesh)
 

@@ -74,8 +74,6 @@ def test_a_folder_decodes_without_and_with_heads(folder):
         (plain, None),
         (headed, "greedy"),
         (headed, None),
-        (headed, "zero_gram:4"),
-        (headed, "medusa:8"),
     ):
         drafted = api.generate(lm, prompts, method, **options)
         expected = method or lm.loaded.default_method

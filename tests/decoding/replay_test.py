@@ -17,7 +17,7 @@ REST = pytest.mark.exhaustive
 METHODS = [
     "bpd",
     pytest.param("bpd:heads=3", marks=REST),
-    "zero_gram:5",
+    pytest.param("zero_gram:5", marks=REST),
     pytest.param("zero_gram:2:k=3", marks=REST),
     pytest.param("ngram_device:4", marks=REST),
     pytest.param("ngram:1:search=greedy:alpha=0.5", marks=REST),
@@ -31,16 +31,25 @@ METHODS = [
     pytest.param("prompt_lookup:4", marks=REST),
     "zero_gram:3:lookup=4",
     "oracle",
+    "block/greedy",
+    "block:4+ngram/tree:6+lookup:3",
+    "block/oracle",
 ]
 OPTIONS = DecodeOptions(max_new_tokens=24, end_of_text=0, batch_size=2)
 
 
 @pytest.fixture(scope="module")
-def decoder(make_model, make_ngram):
+def decoder(make_model, make_ngram, make_drafter):
+    model = make_model(3)
     small = SmallModel(*make_model(4, 1, num_layers=1))
-    assets = Assets(ngram=make_ngram(), rescorer=small, draft_model=small)
+    assets = Assets(
+        ngram=make_ngram(),
+        rescorer=small,
+        draft_model=small,
+        drafter=make_drafter(model),
+    )
     texts = [bytes([97 + token]) for token in range(13)]
-    return Decoder(*make_model(3), width=5, assets=assets, token_bytes=lambda: texts)
+    return Decoder(*model, width=5, assets=assets, token_bytes=lambda: texts)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +80,10 @@ def test_replay_takes_the_steps_of_the_loop(name, decoder, greedy, replay):
         assert a.block_efficiency == b.block_efficiency
 
 
-@pytest.mark.parametrize("name", ["bpd", "ngram:4:adaptive=1", "neural:2", "oracle"])
+@pytest.mark.parametrize(
+    "name",
+    ["bpd", "ngram:4:adaptive=1", pytest.param("neural:2", marks=REST), "oracle"],
+)
 def test_drafts_at_every_position_hold_those_of_decoding(name, replay):
     """Going from call to call by what each yields, one finds the calls of decoding."""
     method = parse_method(name)

@@ -15,7 +15,15 @@ from bpd_jax.models.partitioning import MeshConfig, make_mesh
 PROMPT = np.array([3, 1, 4, 1, 5], np.int32)
 
 
-@pytest.mark.parametrize("name", ["greedy", "medusa:8", "ngram_viterbi:3", "oracle"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("greedy", marks=pytest.mark.exhaustive),
+        "medusa:8",
+        "ngram_viterbi:3",
+        pytest.param("oracle", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_pieces_are_those_of_the_serial_calls(make_model, make_ngram, name):
     if "viterbi" in name:
         pytest.importorskip("numba")

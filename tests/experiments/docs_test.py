@@ -41,7 +41,7 @@ def test_launches_and_sweeps_are_sound(module, dry_run):
         if words[0] == module
     ]
     for done in dry_run(module, *commands):
-        assert done.status == 0, done.err
+        assert done.returncode == 0, done.stderr
 
 
 def test_the_table_of_sweeps_is_whole():

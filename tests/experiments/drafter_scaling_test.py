@@ -1,12 +1,10 @@
 """The scaling table is made of the headers of finished runs."""
 
 import json
+import subprocess
+import sys
 
 import pytest
-
-from benchmarks import drafter_scaling
-from bpd_jax.errors import UserError
-from bpd_jax.reporting import charts
 
 
 def write_run(folder, kind, config, positions, tokens):
@@ -40,34 +38,44 @@ def runs(tmp_path):
     return tmp_path
 
 
+def run(runs):
+    output = runs / "results" / "scaling.json"
+    arguments = ["-m", "benchmarks.drafter_scaling", f"--runs={runs}"]
+    done = subprocess.run(
+        [sys.executable, *arguments, f"--output={output}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done, output
+
+
 def test_finished_runs_make_a_table_and_a_chart(runs):
-    rows = drafter_scaling.read_runs(runs)
+    (runs / "results").mkdir()
+    done, output = run(runs)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(output.read_text())["runs"]
     assert [(row["arm"], row["positions"]) for row in rows] == [
         ("block drafter of 2 layers", 1000),
         ("block drafter of 2 layers", 4000),
         ("heads", 1000),
     ]
     assert rows[1]["epochs"] == 2
-    lines = drafter_scaling.table(rows).splitlines()
+    lines = output.with_suffix(".md").read_text().splitlines()
     assert len(lines) == 2 + 3
     assert "1.90 (2.90)" in lines[3]
     assert "50 / 25 / 12 % (50 / 25 / 12 %)" in lines[3]
-    chart = drafter_scaling.chart(rows)
-    assert [series.y for series in chart.series] == [
-        [1.5, 1.9],
-        [2.5, 2.9],
-        [1.25],
-        [2.25],
-    ]
-    assert charts.standalone(chart).startswith("<svg")
+    assert output.with_suffix(".svg").read_text().startswith("<svg")
 
 
 def test_runs_that_cannot_be_compared_are_told(runs):
-    with pytest.raises(UserError, match="no finished run"):
-        drafter_scaling.read_runs(runs / "unfinished")
+    done, _ = run(runs / "unfinished")
+    assert done.returncode
+    assert "no finished run" in done.stderr
     path = runs / "heads_1000" / "heads" / "heads.json"
     about = json.loads(path.read_text())
     del about["facts"]["tokens_per_call"]
     path.write_text(json.dumps(about))
-    with pytest.raises(UserError, match="train it again"):
-        drafter_scaling.read_runs(runs)
+    done, _ = run(runs)
+    assert done.returncode
+    assert "train it again" in done.stderr

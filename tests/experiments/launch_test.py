@@ -21,9 +21,9 @@ PRETRAIN = "--gin_file=gin_configs/runs/pretrain.gin"
 
 
 def assert_refused(done, words):
-    assert done.status == 1
-    assert words in done.err
-    assert done.err.count("\n") == 1
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_slurm_dry_run(dry_run):
@@ -37,9 +37,9 @@ def test_slurm_dry_run(dry_run):
         [PRETRAIN, mesh, "--workdir=/w", "--name=a b", "--dry_run"],
         [PRETRAIN, mesh, "--dry_run"],
     )
-    assert good.status == 0, good.err
-    assert "#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=8\n" in good.out
-    assert "#SBATCH -p long\n" in good.out
+    assert good.returncode == 0, good.stderr
+    assert "#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=8\n" in good.stdout
+    assert "#SBATCH -p long\n" in good.stdout
     for done, words in zip(
         bad,
         [

@@ -76,8 +76,8 @@ def test_tpu_dry_run(dry_run):
         [*OF_SLICE, "--topology=v5e:2x4", *FINETUNE, "--dry_run"],
         [*OF_SLICE, "--topology=v5e:4x8", "--slices=3", PRETRAIN, V4, "--dry_run"],
     )
-    assert good.status == 0, good.err
-    commands = commands_of(good.out)
+    assert good.returncode == 0, good.stderr
+    commands = commands_of(good.stdout)
     verbs = [
         words[4] if words[0] == "gcloud" else " ".join(words[:2]) for words in commands
     ]
@@ -116,8 +116,8 @@ def test_tpu_dry_run(dry_run):
         "--workdir=../share/blockwise_1b5",
         "--distributed",
     ]
-    assert network.status == 0, network.err
-    commands = commands_of(network.out)
+    assert network.returncode == 0, network.stderr
+    commands = commands_of(network.stdout)
     assert {
         "--accelerator-type=v5litepod-256",
         "--node-count=2",
@@ -147,9 +147,9 @@ def test_tpu_dry_run(dry_run):
         ],
         strict=True,
     ):
-        assert done.status == 1
-        assert words in done.err
-        assert done.err.count("\n") == 1
+        assert done.returncode == 1
+        assert words in done.stderr
+        assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.slow

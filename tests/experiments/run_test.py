@@ -366,12 +366,10 @@ def test_a_study_runs_goes_on_and_is_published(dry_run, trained, tmp_path):
     command = ["table4", "--size=tiny", "--limit=2", workdir, *bindings(trained)]
     shards = [[*command, f"--shard={index}/2"] for index in range(2)]
     done = dry_run("experiments.run", *shards, command, ["table4", "--size=big"])
-    assert [end.status for end in done] == [0, 0, 0, 1], done
-    assert "left out: neural:1:" in done[2].out
-    assert "Block efficiency" in done[2].out
-    assert (
-        "error: table4 has no size 'big': there is paper, smollm2, tiny." in done[3].err
-    )
+    assert [end.returncode for end in done] == [0, 0, 0, 1], done
+    assert "left out: neural:1:" in done[2].stdout
+    assert "Block efficiency" in done[2].stdout
+    assert "error: table4 has no size 'big'" in done[3].stderr
     run = open_run(tmp_path / "table4")
     assert len(run.facts["sessions"]) == 2  # the third made nothing
     assert sorted(path.name for path in (tmp_path / "table4").iterdir()) == [
@@ -401,9 +399,9 @@ def test_results_of_other_settings_are_not_mixed(dry_run, trained, tmp_path):
         ["tabel4", "--size=tiny"],
         [*command, "--shard=2/2"],
     )
-    assert end.status == 1
-    assert "name another --workdir, or remove it" in end.err
-    assert [one.status for one in wrong] == [1, 1, 1]
-    assert "name a study: table1" in wrong[0].err
-    assert "did you mean table4?" in wrong[1].err
-    assert "--shard=2/2 is not I/N" in wrong[2].err
+    assert end.returncode == 1
+    assert "name another --workdir, or remove it" in end.stderr
+    assert [one.returncode for one in wrong] == [1, 1, 1]
+    assert "name a study: table1" in wrong[0].stderr
+    assert "did you mean table4?" in wrong[1].stderr
+    assert "--shard=2/2 is not I/N" in wrong[2].stderr

@@ -68,20 +68,20 @@ def test_every_sweep_by_dry_run(dry_run):
         ["--sweep=heads", "--size=huge", "--dry_run"],
     )
     for (name, size), end in zip(SIZES, done, strict=False):
-        assert end.status == 0, end.err
-        lines = end.out.splitlines()
+        assert end.returncode == 0, end.stderr
+        lines = end.stdout.splitlines()
         assert len(lines) == len(find_points(name, size)) + 1
         assert all(line.startswith("python -m bpd_jax.train ") for line in lines[:-1])
         assert lines[-1].startswith("# 0 of ")
     array, tpu, seven, single, *bad = done[len(SIZES) :]
     bad = [seven, *bad]
-    assert tpu.status == 0, tpu.err
-    assert tpu.out.count(" queued-resources create sweep-") == 2
-    assert tpu.out.count("--workdir=../share/runs/sweeps/heads_paper/heads=") == 3
-    assert "--array" not in single.out
-    assert "HEADS = 6" in single.out
-    assert "#SBATCH --array=0-2\n" in array.out
-    assert array.out.count("bpd_jax.train") == 3
+    assert tpu.returncode == 0, tpu.stderr
+    assert tpu.stdout.count(" queued-resources create sweep-") == 2
+    assert tpu.stdout.count("--workdir=../share/runs/sweeps/heads_paper/heads=") == 3
+    assert "--array" not in single.stdout
+    assert "HEADS = 6" in single.stdout
+    assert "#SBATCH --array=0-2\n" in array.stdout
+    assert array.stdout.count("bpd_jax.train") == 3
     for end, words in zip(
         bad,
         [
@@ -92,8 +92,8 @@ def test_every_sweep_by_dry_run(dry_run):
         ],
         strict=True,
     ):
-        assert end.status == 1
-        assert words in end.err
+        assert end.returncode == 1
+        assert words in end.stderr
 
 
 @pytest.fixture
@@ -172,12 +172,12 @@ def test_a_sweep_trains_is_resumed_and_makes_a_table(dry_run, tmp_path):
         "--gin.WARMUP_STEPS=0",
     ]
     first, again = dry_run("experiments.sweeps.run", command, [*command, "--dry_run"])
-    assert first.status == 0, first.err
-    assert again.out == "# 2 of 2 points are finished\n"
+    assert first.returncode == 0, first.stderr
+    assert again.stdout == "# 2 of 2 points are finished\n"
     path = tmp_path / "sweeps" / "rescorers_tiny" / "results.json"
     results = json.loads(path.read_text())
     assert list(results) == NAMES
     for name, result in results.items():
         assert result["finished"]
-        assert f"{result['best']['validation_loss']:.4f}" in first.out
-        assert name in first.out
+        assert f"{result['best']['validation_loss']:.4f}" in first.stdout
+        assert name in first.stdout

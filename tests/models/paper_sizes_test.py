@@ -1,11 +1,15 @@
 """Readings of the sizes that the paper prints in its Table 6."""
 
+import pathlib
+import re
+
 import pytest
 
 from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
 from bpd_jax.studies.printed import TABLE6
 
+ROOT = pathlib.Path(__file__).parent.parent.parent
 NAMED = {"1.5B": 1.5e9, "32M": 32e6, "61M": 61e6, "94M": 94e6}
 
 
@@ -44,3 +48,10 @@ def test_no_reading_fits_all_models(gated, head_dim, percent):
     found = deviations(gated=gated, head_dim=head_dim)
     assert found == pytest.approx(percent, abs=0.06)
     assert max(map(abs, found.values())) > 10
+    # The page on training has the same numbers in its table.
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    reading = f"| {'gated' if gated else 'plain'} | {head_dim or 'width / 12'} |"
+    (row,) = [line for line in page.splitlines() if line.startswith(reading)]
+    shown = re.findall(r"\(([+−][\d.]+) %\)", row)
+    order = ("1.5B", "94M", "61M", "32M")
+    assert shown == [f"{found[name]:+.1f}".replace("-", "−") for name in order]

@@ -48,7 +48,7 @@ def cells(table, label):
 
 
 def test_speedups_are_ratios_of_sums_over_the_same_prompts_and_rounds():
-    table = exhibit(
+    shown = exhibit(
         record("greedy", calls=12, seconds=4.0),
         record("greedy", example=1, calls=12, seconds=2.0),
         record("greedy", round=1, calls=12, seconds=6.0),
@@ -57,7 +57,8 @@ def test_speedups_are_ratios_of_sums_over_the_same_prompts_and_rounds():
         # Of a round in which plain decoding was not timed: no speed, only calls.
         record("bpd", round=2, calls=6, seconds=99.0),
         record("greedy", "math", calls=12, seconds=1.0),
-    ).tables[0]
+    )
+    table = measured(shown)[0][0]
     assert [(column.label, column.group) for column in table.columns] == [
         (label, group)
         for group in ("Math", "QA", "All")
@@ -77,7 +78,7 @@ def test_speedups_are_ratios_of_sums_over_the_same_prompts_and_rounds():
 
 
 def test_texts_of_other_lengths_are_compared_by_the_token():
-    table = exhibit(
+    shown = exhibit(
         record("greedy", temperature=1.0, calls=12, seconds=6.0),
         record(
             "bpd (speculative)",
@@ -87,7 +88,8 @@ def test_texts_of_other_lengths_are_compared_by_the_token():
             seconds=4.0,
             identical=None,
         ),
-    ).tables[0]
+    )
+    table = measured(shown)[0][0]
     assert table.name == "table_e_t1"
     tokens, speed, *_ = cells(table, "BPD, speculative sampling")
     assert tokens.value == 24 / 8
@@ -219,12 +221,12 @@ def test_the_printed_table_e_stands_beside_ours():
     assert [column.label for column in small.columns][2] == "QA"
     rows = {row.label: row.cells for row in small.rows}
     assert len(rows) == 7
-    assert (rows["BPD: BPD"][2].value, rows["BPD: BPD"][2].paper) == (2.0, 1.489)
-    assert rows["Medusa: Medusa"][2].value == 3.0
+    assert (rows["BPD"][2].value, rows["BPD"][2].paper) == (2.0, 1.489)
+    assert rows["Medusa"][2].value == 3.0
     assert rows["BPD, local rescoring: neural:1"][2].value == 1.5
     lookahead = rows["Lookahead"][2]
     assert (lookahead.value, lookahead.paper) == (None, 1.503)
-    assert rows["BPD: BPD"][0].text == "not measured"
+    assert rows["BPD"][0].text == "not measured"
     assert large.rows[-1].cells[3].paper == 2.519
 
 

@@ -1,7 +1,7 @@
 """A tiny model, a batch with two documents and padding, and a small corpus."""
 
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,21 +17,6 @@ from bpd_jax.training.config import OptimizerConfig, TrainConfig
 from bpd_jax.typing import Params
 
 VOCAB = 280
-
-
-@pytest.fixture(scope="session", autouse=True)
-def compile_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keeps compiled programs: resumed runs compile what an earlier one did."""
-    options = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
-        "jax_persistent_cache_min_compile_time_secs": 0,
-    }
-    before = {name: getattr(jax.config, name) for name in options}
-    for name, value in options.items():
-        jax.config.update(name, value)
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
 
 
 def tiny_model(heads: int | None = 3, **kwargs: Any) -> BlockwiseConfig:

@@ -5,8 +5,6 @@ import pathlib
 import pickle
 import signal
 import socket
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -21,8 +19,8 @@ from bpd_jax.training import distributed
 from bpd_jax.training.checkpoints import load_parameters
 from bpd_jax.training.metrics import read_rows
 from bpd_jax.training.trainer import train
+from tests.commands import Script
 
-ROOT = pathlib.Path(__file__).parents[2]
 CHILD = pathlib.Path(__file__).with_name("train_process.py")
 
 needs_seqio = pytest.mark.skipif(
@@ -46,32 +44,19 @@ def train_on_two(config, run, folder, stop=0):
     pickled.write_bytes(pickle.dumps(config))
     address = f"127.0.0.1:{free_port()}"
     flags = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=4")
-    cache = jax.config.jax_compilation_cache_dir
     children = [
-        subprocess.Popen(
-            [
-                *(sys.executable, str(CHILD), str(pickled), str(run)),
-                *(str(folder / f"{index}.npy"), address, "2", str(index)),
-                str(stop if index == 1 else 0),
-            ],
-            env={
-                **os.environ,
-                "PYTHONPATH": str(ROOT),
-                "XLA_FLAGS": flags,
-                "JAX_COMPILATION_CACHE_DIR": str(cache),
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+        Script(
+            CHILD,
+            *(str(pickled), str(run), str(folder / f"{index}.npy")),
+            *(address, "2", str(index), str(stop if index == 1 else 0)),
+            folder=folder,
+            environment={"XLA_FLAGS": flags},
         )
         for index in range(2)
     ]
-    try:
-        printed = [child.communicate(timeout=240) for child in children]
-    finally:
-        for child in children:
-            child.kill()
-    statuses = [child.returncode for child in children]
+    ends = [child.wait(timeout=240) for child in children]
+    statuses = [end.returncode for end in ends]
+    printed = [(end.stdout, end.stderr) for end in ends]
     assert all((folder / f"{index}.npy").exists() for index in range(2)), printed
     rows = [np.load(folder / f"{index}.npy") for index in range(2)]
     return statuses, printed, rows

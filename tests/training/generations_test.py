@@ -53,6 +53,8 @@ def test_it_learns_what_the_model_wrote_and_resumes(config, tmp_path):
     rows = open_rows(tmp_path / "run" / "data" / "validation")
     batch = rows.batch(slice(0, 8))
     params = load_run_parameters(tmp_path / "run", model)
-    _, sums = jax.device_get(blockwise_loss(model, params, batch, (1.0,)))
+    _, sums = jax.jit(blockwise_loss, static_argnums=(0, 3))(
+        model, params, batch, (1.0,)
+    )
     # Each text has 10 tokens to learn.
     assert sums.valid.tolist() == [10 * batch.segment_ids.max(1).sum()]

@@ -44,7 +44,7 @@ def check(found, count):
     assert found["compared"] == {"parameters and optimizer": True, "metrics": True}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_killed_twice_it_ends_as_if_never(tmp_path):
     found = kill(tmp_path, 2, 400)
     check(found, 2)

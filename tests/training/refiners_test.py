@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import itertools
 import json
 
@@ -118,8 +119,9 @@ def test_held_out_sums_equal_a_walk_with_the_functions_of_decoding(
     batch = make_batch(rows.tokens[picked], rows.segment_ids[picked])
     lm, variables = BlockwiseLM(model), {"params": params}
     mask = causal_mask(jnp.asarray(batch.segment_ids))
-    hidden, _ = lm.apply(variables, batch.tokens, batch.positions, mask)
-    plain = np.asarray(lm.apply(variables, hidden, method="head_logits"))
+    hidden, _ = jax.jit(lm.apply)(variables, batch.tokens, batch.positions, mask)
+    head_logits = jax.jit(functools.partial(lm.apply, method="head_logits"))
+    plain = np.asarray(head_logits(variables, hidden))
     levels = config.num_heads - 1
     want = {name: np.zeros((4, levels)) for name in found._fields}
     for row, i in np.ndindex(3, 10):

@@ -1,15 +1,18 @@
-"""A block drafter as a source: the candidates of a whole block in one pass.
-
-Its memory is a cache of the accepted tokens (`models.context_cache`), which takes the
-states of the model's layers along the accepted path after every call.
-"""
+"""A block drafter as a source: all positions in parallel, from states of the model."""
 
 import dataclasses
 from typing import ClassVar
 
+from bpd_jax.drafting.assets import AttachedDrafter
 from bpd_jax.drafting.interface import Outcome, Prompts, View
 from bpd_jax.drafting.lattice import Lattice, build_lattice
-from bpd_jax.drafting.parts import COUNT, BuildContext, SearchPart, SourcePart
+from bpd_jax.drafting.parts import (
+    COUNT,
+    BuildContext,
+    SearchPart,
+    SourcePart,
+    register,
+)
 from bpd_jax.drafting.sources.heads import LatticeSource, check_paths, lattice_width
 from bpd_jax.errors import UserError
 from bpd_jax.models.cache import KVCache
@@ -20,62 +23,69 @@ from bpd_jax.typing import Params
 
 @dataclasses.dataclass(frozen=True)
 class BlockSource(LatticeSource):
-    """The W best tokens of positions 1 … L-1 (DFlash, DSpark).
+    """The W best tokens of each position of a block drafter (DFlash, DSpark).
+
+    Its memory is a cache of the accepted tokens: keys and values that the drafter makes
+    of the model's states there.
 
     Attributes:
-      functions: of the block drafter.
-      block_size: L, the positions that are used.
-      width: W, candidates per position.
-      arrays: parameters of the block drafter, with the softmax.
+      block_size: L, at most that of the drafter.
+      width: W.
+      functions: of the drafter.
+      feature_layers: layers of the model whose states it reads.
+      arrays: its parameters.
     """
 
-    functions: DrafterFunctions
     block_size: int
     width: int
+    functions: DrafterFunctions
+    feature_layers: tuple[int, ...] = dataclasses.field()
     arrays: Params = dataclasses.field(compare=False)
 
-    @property
-    def feature_layers(self) -> tuple[int, ...]:  # type: ignore[override]
-        """Layers of the model that the block drafter reads."""
-        return self.functions.config.feature_layers
-
     def remember(self, arrays: Params, prompts: Prompts) -> KVCache:
-        """Projects the prompts, as far as the window reaches back."""
-        assert prompts.features is not None
+        """Reads the prompts."""
         length = prompts.tokens.shape[1]
         return self.functions.prefill(arrays, prompts.features, prompts.lengths, length)
+
+    def learn(self, arrays: Params, memory: KVCache, outcome: Outcome) -> KVCache:
+        """Reads the accepted tokens."""
+        return self.functions.append(arrays, memory, outcome.features, outcome.count)
 
     def build_lattice(
         self, view: View, arrays: Params, memory: KVCache
     ) -> tuple[Lattice, KVCache]:
-        """Runs the block drafter on the certain token and its context."""
-        anchors = view.model.embed(view.next_token)
-        candidates = self.functions.candidates(arrays, memory, anchors, self.width)
-        used = (part[:, : self.block_size - 1] for part in candidates)
-        return build_lattice(view.next_token, *used), memory
+        """Drafts what may follow the certain token."""
+        # A recorded drafter knows its drafts, and a recording has no embeddings.
+        anchors = view.next_token
+        if self.feature_layers:
+            anchors = view.model.embed(view.next_token)
+        tokens, log_probs, entropies = self.functions.candidates(
+            arrays, memory, anchors, self.width
+        )
+        drafted = slice(self.block_size - 1)
+        lattice = build_lattice(
+            view.next_token,
+            tokens[:, drafted],
+            log_probs[:, drafted],
+            entropies[:, drafted],
+        )
+        return lattice, memory
 
-    def learn(self, arrays: Params, memory: KVCache, outcome: Outcome) -> KVCache:
-        """Appends the accepted tokens."""
-        assert outcome.features is not None
-        return self.functions.append(arrays, memory, outcome.features, outcome.count)
 
-
+@register
 @dataclasses.dataclass(frozen=True)
 class Block(SourcePart):
     """Settings of the source `block`."""
 
     name: ClassVar[str] = "block"
-    help: ClassVar[str] = "a block drafter, which reads the states of several layers"
-    reference: ClassVar[str] = "DFlash, arXiv 2602.06036"
-    number: ClassVar[str] = "tokens"
+    help: ClassVar[str] = "a block drafter that reads the model's states"
+    reference: ClassVar[str] = "DFlash 2026; DSpark 2026"
+    number: ClassVar[str] = "length"
     needs: ClassVar[tuple[str, ...]] = ("drafter",)
-    needs_hidden: ClassVar[bool] = True
     offers_lattice: ClassVar[bool] = True
 
-    tokens: int | None = setting(
-        None,
-        "tokens of a block, the certain one included; default all",
-        COUNT.or_none(),
+    length: int | None = setting(
+        None, "tokens of the block used, the certain one included", COUNT.or_none()
     )
     k: int | None = setting(
         None, "candidates per position; default lattice_width", COUNT.or_none()
@@ -85,22 +95,24 @@ class Block(SourcePart):
         """Makes the source.
 
         Raises:
-          UserError: there is no block drafter, its block is shorter, or its vocabulary
-            smaller.
+          UserError: there is no block drafter, or not one of such sizes.
         """
-        functions, params = context.need("drafter")
-        available = functions.config.block_size
-        if self.tokens is not None and not 2 <= self.tokens <= available:
+        drafter: AttachedDrafter = context.need("drafter")
+        config = drafter.functions.config
+        if self.length is not None and not 2 <= self.length <= config.block_size:
             raise UserError(
-                f"{context.method} asks for blocks of {self.tokens} tokens: give 2 to "
-                f"{available}."
+                f"{context.method} asks for blocks of {self.length} tokens: give 2 to "
+                f"{config.block_size}."
             )
-        block = self.tokens or available
-        width = lattice_width(context, self.k, len(params["softmax"]))
-        check_paths(context, block, width, search)
-        return BlockSource(functions, block, width, params)
+        length = self.length or config.block_size
+        choices = config.draft_vocabulary or context.vocab_size
+        width = lattice_width(context, self.k, choices)
+        check_paths(context, length, width, search)
+        return BlockSource(
+            length, width, drafter.functions, drafter.feature_layers, drafter.params
+        )
 
     def label(self, order: int | None = None) -> str:
         """What people read in tables."""
         del order
-        return "Block drafter"
+        return "block drafter"

@@ -21,6 +21,7 @@ from bpd_jax.drafting.parts import (
     SourcePart,
     register,
 )
+from bpd_jax.drafting.tree import take
 from bpd_jax.errors import UserError
 from bpd_jax.settings import setting
 from bpd_jax.typing import Array, Float, PyTree
@@ -96,13 +97,35 @@ class LatticeSource:
 class HeadsSource(LatticeSource):
     """The W best tokens of each of heads 2 … L (Stern et al. 2018).
 
+    Heads that are conditioned on outputs of layers (`BlockHeadsConfig.feature_layers`)
+    read those of the last accepted token, which are the source's memory.
+
     Attributes:
       block_size: L, the number of heads used.
       width: W, candidates per head (the paper's k).
+      feature_layers: layers whose outputs the heads read.
     """
 
     block_size: int
     width: int
+    feature_layers: tuple[int, ...] = ()
+
+    def remember(self, arrays: PyTree, prompts: Prompts) -> Float[Array, "B F"] | None:
+        """The outputs at the last token of each prompt."""
+        del arrays
+        if prompts.features is None:
+            return None
+        return take(prompts.features, prompts.lengths[:, None] - 1)[:, 0]
+
+    def learn(
+        self, arrays: PyTree, memory: PyTree, outcome: Outcome
+    ) -> Float[Array, "B F"] | None:
+        """The outputs at the last accepted token."""
+        del arrays
+        if outcome.features is None:
+            return None
+        last = take(outcome.features, outcome.count[:, None] - 1)[:, 0]
+        return jnp.where((outcome.count > 0)[:, None], last, memory)
 
     def build_lattice(
         self, view: View, arrays: PyTree, memory: PyTree
@@ -110,7 +133,7 @@ class HeadsSource(LatticeSource):
         """Evaluates the heads on the hidden state of the last token."""
         del arrays
         lattice = view.model.lattice(
-            view.hidden, view.next_token, self.block_size, self.width
+            view.hidden, view.next_token, self.block_size, self.width, memory
         )
         return lattice, memory
 
@@ -154,7 +177,7 @@ class Heads(SourcePart):
         choices = context.model.config.draft_vocab_size
         width = lattice_width(context, self.k, choices)
         check_paths(context, block, width, search)
-        return HeadsSource(block, width)
+        return HeadsSource(block, width, context.model.head_features)
 
 
 def lattice_width(context: BuildContext, k: int | None, choices: int) -> int:

@@ -54,17 +54,23 @@ def plain_loss(config, trained, matrix, states, targets):
     return total
 
 
+PLAIN = jax.jit(jax.value_and_grad(plain_loss, 1), static_argnums=0)
+COMPILED = jax.jit(
+    loss_and_gradients,
+    static_argnums=(0, 5),
+    static_argnames=("soft_targets", "products", "chunk"),
+)
+
+
 @pytest.mark.parametrize("chunk", [None, 4, 1])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_loss_and_gradients_equal_those_of_the_plain_loss(name, chunk):
     config = CONFIGS[name]
     trained, matrix, states, targets = arrays(config)
-    loss, sums, gradients, _ = loss_and_gradients(
+    loss, sums, gradients, _ = COMPILED(
         config, trained, matrix, states, targets, LAMBDAS, chunk=chunk
     )
-    want, want_gradients = jax.value_and_grad(plain_loss, 1)(
-        config, trained, matrix, states, targets
-    )
+    want, want_gradients = PLAIN(config, trained, matrix, states, targets)
     np.testing.assert_allclose(loss, want, rtol=1e-5)
     np.testing.assert_array_equal(sums.scored, targets.scored.sum(1))
     np.testing.assert_array_equal(sums.valid, targets.valid.sum(1))
@@ -96,7 +102,7 @@ def test_soft_targets_are_the_models_own_expectations(share, chunk):
             total += LAMBDAS[level] * mean
         return total
 
-    loss, _, gradients, _ = loss_and_gradients(
+    loss, _, gradients, _ = COMPILED(
         config,
         trained,
         matrix,
@@ -107,7 +113,7 @@ def test_soft_targets_are_the_models_own_expectations(share, chunk):
         soft_targets=share,
         chunk=chunk,
     )
-    want, want_gradients = jax.value_and_grad(plain)(trained)
+    want, want_gradients = jax.jit(jax.value_and_grad(plain))(trained)
     np.testing.assert_allclose(loss, want, rtol=1e-5)
     for key, gradient in want_gradients.items():
         assert float(jnp.abs(gradient).max()) > 1e-3

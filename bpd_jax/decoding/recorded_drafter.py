@@ -1,0 +1,168 @@
+"""A block drafter's drafts along known texts, and a stand-in that answers from there.
+
+Replay has no states of the model's layers. It records what the drafter proposes at
+every position of the texts instead, and puts `RecordedDrafter` in its place.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bpd_jax.decoding.decoder import Decoder
+from bpd_jax.drafting.assets import AttachedDrafter
+from bpd_jax.models.attention import causal_mask
+from bpd_jax.models.drafter_config import BlockDrafterConfig
+from bpd_jax.models.drafter_functions import DrafterFunctions
+from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.typing import Array, Float, Int, Params
+
+Drafts = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+@flax.struct.dataclass
+class RecordedDrafts:
+    """Candidates along R texts, with room for N positions of each.
+
+    Attributes:
+      starts: position of each prompt's last token: column 0 is what is drafted there.
+      candidates, log_probs, entropies: see `DrafterFunctions.candidates`.
+    """
+
+    starts: Int[Array, " R"]
+    candidates: Int[Array, "R N L-1 W"]
+    log_probs: Float[Array, "R N L-1 W"]
+    entropies: Float[Array, "R N L-1"]
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedDrafter:
+    """Answers in the place of `DrafterFunctions`; its cache is the rows' lengths.
+
+    Attributes:
+      config: of the drafter, without the layers that it reads.
+    """
+
+    config: BlockDrafterConfig
+
+    def prefill(
+        self, params: RecordedDrafts, features: None, lengths: Array, length: int
+    ) -> Int[Array, " B"]:
+        """The lengths of the prompts."""
+        del params, features, length
+        return lengths
+
+    def append(
+        self, params: RecordedDrafts, cache: Array, features: None, counts: Array
+    ) -> Int[Array, " B"]:
+        """The lengths of the texts."""
+        del params, features
+        return cache + counts
+
+    def candidates(
+        self, params: RecordedDrafts, cache: Array, anchors: Array, width: int
+    ) -> tuple[Array, Array, Array]:
+        """The recorded candidates behind each row's last token."""
+        del anchors
+        rows = jnp.arange(cache.shape[0])
+        last = params.candidates.shape[1] - 1
+        columns = jnp.clip(cache - 1 - params.starts, 0, last)
+        return (
+            params.candidates[rows, columns, :, :width],
+            params.log_probs[rows, columns, :, :width],
+            params.entropies[rows, columns],
+        )
+
+
+def record_drafter(
+    decoder: Decoder, tokens: Int[Array, " S"], start: int, width: int, count: int
+) -> Drafts:
+    """Drafts of the decoder's block drafter along one text.
+
+    Args:
+      decoder: the model and the drafter.
+      tokens: prompt and text, padded.
+      start: position of the prompt's last token.
+      width: W, candidates kept.
+      count: N, positions from `start` on.
+
+    Returns:
+      Tokens `[N, L-1, W]`, log-probabilities and entropies `[N, L-1]`.
+    """
+    drafter = decoder.assets.drafter
+    assert drafter is not None
+    vocab_size = decoder.model.config.trunk.vocab_size
+    choices = drafter.functions.config.draft_vocabulary or vocab_size
+    drafts = _record(
+        decoder.model,
+        decoder.params,
+        drafter.functions,
+        drafter.params,
+        tokens,
+        jnp.int32(start),
+        min(width, choices),
+        count,
+    )
+    candidates, log_probs, entropies = map(np.asarray, jax.device_get(drafts))
+    return candidates, log_probs, entropies
+
+
+@functools.partial(jax.jit, static_argnames=("model", "functions", "width", "count"))
+def _record(
+    model: ModelFunctions,
+    params: Params,
+    functions: DrafterFunctions,
+    drafter: Params,
+    tokens: Int[Array, " S"],
+    start: Int[Array, ""],
+    width: int,
+    count: int,
+) -> tuple[Array, Array, Array]:
+    positions = jnp.arange(tokens.shape[0])[None]
+    mask = causal_mask(jnp.ones_like(positions))
+    layers = functions.config.feature_layers
+    hidden, _, features = model.forward_with_features(
+        params, tokens[None], positions, mask, layers=layers
+    )
+    certain = model.greedy_tokens(params, hidden[0])
+
+    def drafts_at(position: Int[Array, ""]) -> tuple[Array, Array, Array]:
+        lengths = position[None] + 1
+        cache = functions.prefill(drafter, features, lengths, tokens.shape[0])
+        anchor = model.embed(params, certain[position][None])
+        found = functions.candidates(drafter, cache, anchor, width)
+        return jax.tree.map(lambda array: array[0], found)
+
+    return jax.lax.map(drafts_at, start + jnp.arange(count))
+
+
+def recorded_drafter(
+    drafter: AttachedDrafter,
+    starts: Sequence[int],
+    drafts: Sequence[Drafts],
+    positions: int,
+) -> AttachedDrafter:
+    """The stand-in for a drafter on recorded texts.
+
+    Args:
+      drafter: that was recorded.
+      starts: see `RecordedDrafts`.
+      drafts: of each text.
+      positions: N, to which they are padded.
+    """
+
+    def padded(index: int) -> Array:
+        parts = [text[index] for text in drafts]
+        shape = (len(parts), positions, *parts[0].shape[1:])
+        together = np.zeros(shape, parts[0].dtype)
+        for row, part in enumerate(parts):
+            together[row, : len(part)] = part
+        return jnp.asarray(together)
+
+    arrays = RecordedDrafts(jnp.asarray(starts, jnp.int32), *map(padded, range(3)))
+    functions: DrafterFunctions = RecordedDrafter(drafter.functions.config)  # type: ignore[assignment]
+    return AttachedDrafter(functions, arrays, feature_layers=())

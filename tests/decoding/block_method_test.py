@@ -1,0 +1,132 @@
+"""The block drafter in the loop drafts what it drafts from whole texts."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bpd_jax.decoding.decoder import Decoder
+from bpd_jax.decoding.methods import parse_method
+from bpd_jax.decoding.options import BATCHED, TREE, DecodeOptions
+from bpd_jax.decoding.replay import record
+from bpd_jax.drafting.assets import Assets
+from bpd_jax.errors import UserError
+from bpd_jax.models.attention import causal_mask
+from bpd_jax.models.blockwise import parameter_shapes
+from bpd_jax.models.config import BlockHeadsConfig
+from bpd_jax.models.functions import ModelFunctions
+
+LAYERS = (0, 1)
+
+
+@pytest.fixture(scope="module")
+def decoder(make_model, make_drafter):
+    model = make_model(0, block_size=1)
+    drafter = make_drafter(model, feature_layers=LAYERS)
+    return Decoder(*model, width=3, assets=Assets(drafter=drafter))
+
+
+def drafted_from(decoder, text, certain):
+    """The best tokens behind the certain one, from a pass over the whole text."""
+    tokens = jnp.asarray(text)[None]
+    positions = jnp.arange(len(text))[None]
+    mask = causal_mask(jnp.ones_like(tokens))
+    _, _, features = decoder.model.forward_with_features(
+        decoder.params, tokens, positions, mask, layers=LAYERS
+    )
+    drafter = decoder.assets.drafter
+    length = jnp.array([len(text)])
+    cache = drafter.functions.prefill(drafter.params, features, length, 64)
+    anchor = decoder.model.embed(decoder.params, jnp.array([certain]))
+    candidates = drafter.functions.candidates(drafter.params, cache, anchor, 1)
+    return [certain, *np.asarray(candidates[0])[0, :, 0].tolist()]
+
+
+@pytest.mark.parametrize("verification", [TREE, BATCHED])
+@pytest.mark.parametrize(
+    "method", ["block/greedy", "block/best:3", "block/tree:4+lookup:12"]
+)
+def test_drafts_equal_those_from_whole_texts(
+    decoder, make_prompts, method, verification
+):
+    """Rows of different lengths, some longer than the drafter's window of 8 tokens."""
+    options = DecodeOptions(max_new_tokens=14, batch_size=3, verification=verification)
+    prompts = make_prompts([3, 1, 19])
+    texts = decoder.decode(parse_method(method), prompts, options)
+    for text in texts:
+        whole = [*text.input_ids.tolist(), *text.output_ids.tolist()]
+        end = len(text.input_ids)
+        for draft, accepted in zip(text.proposed, text.accepted, strict=True):
+            certain = int(draft[0])
+            drafted = draft[draft >= 0].tolist()  # A tree may be less deep.
+            want = drafted_from(decoder, whole[:end], certain)
+            assert drafted == want[: len(drafted)]
+            assert len(drafted) == len(want) or "tree" in method
+            end += int(accepted)
+        assert end == len(whole)
+
+
+def test_sizes_that_do_not_fit_are_refused(decoder, make_model):
+    for method, words in (
+        ("block:9/greedy", "2 to 5"),
+        ("block:k=10/best:2", "only 9 tokens"),
+        ("block+markov/best:2", "needs a trained markov"),
+    ):
+        with pytest.raises(UserError, match=words):
+            decoder.drafter(parse_method(method))
+    without = Decoder(*make_model(0), width=3)
+    with pytest.raises(UserError, match="needs a block drafter"):
+        without.drafter(parse_method("block/greedy"))
+
+
+def test_the_loop_stays_on_the_device(decoder, make_prompts):
+    options = DecodeOptions(max_new_tokens=8, batch_size=2)
+    prompts = make_prompts([4, 7])
+    task = decoder.task(parse_method("block/tree:6"), options)
+    jax.block_until_ready(task.run(task.prefill(prompts, range(2), 2, 8)))
+    state = task.prefill(prompts, range(2), 2, 8)
+    with jax.transfer_guard("disallow"):
+        state = jax.block_until_ready(task.run(state))
+    assert state.done.all()
+
+
+def test_conditioned_heads_read_the_last_accepted_token(make_model, make_prompts):
+    """Heads that read the certain token and a layer draft what they draft alone."""
+    plain, params = make_model(1, block_size=1)
+    config = dataclasses.replace(
+        plain.config,
+        heads=BlockHeadsConfig(3, hidden=8, reads_anchor=True, feature_layers=(0,)),
+    )
+    functions = ModelFunctions(config)
+    rng = np.random.default_rng(0)
+    heads = jax.tree.map(
+        lambda leaf: jnp.asarray(rng.normal(0, 0.5, leaf.shape), jnp.float32),
+        parameter_shapes(config)["heads"],
+    )
+    params = {**params, "heads": heads}
+    decoder = Decoder(functions, params, width=3)
+    options = DecodeOptions(max_new_tokens=10, batch_size=2)
+    prompts = make_prompts([4, 9])
+    greedy = decoder.decode(parse_method("greedy"), prompts, options)
+    drafted = decoder.decode(parse_method("bpd"), prompts, options)
+    for want, text in zip(greedy, drafted, strict=True):
+        assert text.output_ids.tolist() == want.output_ids.tolist()
+        whole = [*text.input_ids.tolist(), *text.output_ids.tolist()]
+        end = len(text.input_ids)
+        for draft, accepted in zip(text.proposed, text.accepted, strict=True):
+            tokens = jnp.asarray(whole[:end])[None]
+            mask = causal_mask(jnp.ones_like(tokens))
+            hidden, _, features = functions.forward_with_features(
+                params, tokens, jnp.arange(end)[None], mask, layers=(0,)
+            )
+            found = functions.block_candidates(
+                params, hidden[:, -1], 3, 1, draft[:1], features[:, -1]
+            )
+            assert draft[1:].tolist() == found[0][0, :, 0].tolist()
+            end += int(accepted)
+    replayed = record(decoder, greedy, options).decode(parse_method("bpd"))
+    for one, other in zip(drafted, replayed, strict=True):
+        assert one.accepted.tolist() == other.accepted.tolist()
+        assert one.proposed.tolist() == other.proposed.tolist()

@@ -1,0 +1,61 @@
+"""The picture of one block, a plain draft and a refined one."""
+
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from bpd_jax.errors import UserError
+from bpd_jax.reporting.draft_picture import largest_gain, svg
+from bpd_jax.reporting.explorer import ExplorerText
+
+PIECES = ["<a>", " b", " b", "\n", "d", " e"]
+# Of heads 2 and 3, for the blocks at 0 and at 2.
+LATTICE = [[[1, 2], [3, 4]]] * 3
+
+
+def text(key, plain, refined, at=0):
+    calls = [("bpd", [0, 1, 3], plain, 0), ("bpd", [0, 1, 3], 1, 2)]
+    calls.append(("ngram:16", [0, 2, 5], refined, at))
+    traces = [
+        {
+            "contender": name,
+            "label": name.upper(),
+            "calls": [
+                {"at": at, "draft": tokens, "winner": tokens, "accepted": accepted}
+                for other, tokens, accepted, at in calls
+                if other == name
+            ],
+        }
+        for name in ("bpd", "ngram:16")
+    ]
+    return ExplorerText(key, "group", key, "", PIECES, [0], LATTICE, [], traces)
+
+
+def test_the_block_of_the_largest_gain_is_chosen():
+    picture = largest_gain([text("x", 2, 1), text("y", 1, 3), text("z", 1, 2, at=2)])
+    assert (picture.text.key, picture.at, picture.blocks) == ("y", 0, 3)
+    assert (picture.plain.accepted, picture.refined.accepted) == (1, 3)
+    # A position counts that both drafted from, be the text the same or not.
+    assert largest_gain([text("z", 1, 2, at=2)]).at == 2
+
+
+def test_without_a_block_of_both_methods_it_says_so():
+    with pytest.raises(UserError, match="no block that both bpd and oracle drafted"):
+        largest_gain([text("x", 1, 2)], refined="oracle")
+
+
+def test_what_is_drawn():
+    root = ElementTree.fromstring(svg(largest_gain([text("x", 1, 3)])))
+    space = "{http://www.w3.org/2000/svg}"
+    words = root.findall(f"{space}text")
+    shown = [word.text for word in words]
+    # Markup in a token stays text; a token that is only invisible has a sign.
+    assert shown.count("<a>") == 1 + 2
+    assert "⏎" in shown
+    struck = [word.text for word in words if word.get("text-decoration")]
+    assert struck == ["b", "⏎"]
+    # The refined draft's last token was not among the candidates of its head.
+    assert shown.count("e") == 2
+    assert len(root.findall(f"{space}polyline")) == 2
+    assert "BPD 1, NGRAM:16 3 of 3 tokens" in shown[-1]
+    assert "(3 tokens accepted)" in root.get("aria-label")
