@@ -18,6 +18,7 @@ from bpd_jax.models.attention import Segments, attention
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.config import TransformerConfig
+from bpd_jax.models.mixed_products import product
 from bpd_jax.models.partitioning import (
     EMBED,
     HEADS,
@@ -74,7 +75,7 @@ class Projection(nn.Module):
         init = named_normal(self.axes, self.gain * fan_in**-0.5)
         kernel = self.param("kernel", init, self.shape, param_dtype)
         summed = len(self.axes) - len(self.bias_axes)
-        y = jnp.tensordot(x, kernel.astype(dtype), axes=summed)
+        y = product(x, kernel.astype(dtype), summed)
         use_bias = self.config.use_bias if self.use_bias is None else self.use_bias
         if use_bias:
             init = named_zeros(self.bias_axes)

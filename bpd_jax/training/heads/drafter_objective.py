@@ -14,6 +14,7 @@ from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_files import save_drafter
 from bpd_jax.models.drafter_functions import FROZEN, DrafterFunctions, with_softmax
 from bpd_jax.models.heads import softmax_rows
+from bpd_jax.models.mixed_products import float32_sums
 from bpd_jax.training.heads.base import Base
 from bpd_jax.training.heads.blocks import BlockBatch, BlockSource
 from bpd_jax.training.heads.cache import cached_states
@@ -255,13 +256,14 @@ class DrafterObjective:
     ) -> Float[Array, "n levels D"]:
         """States of all blocks of a batch."""
         tokens = jnp.asarray(batch.tokens)
-        states = self.functions.teacher_forced_states(
-            trained,
-            jnp.asarray(batch.states)[..., self.model.trunk.d_model :],
-            jnp.asarray(batch.offsets),
-            frozen["embedding"][tokens[..., 0]],
-            jnp.asarray(batch.anchors),
-        )
+        with float32_sums():
+            states = self.functions.teacher_forced_states(
+                trained,
+                jnp.asarray(batch.states)[..., self.model.trunk.d_model :],
+                jnp.asarray(batch.offsets),
+                frozen["embedding"][tokens[..., 0]],
+                jnp.asarray(batch.anchors),
+            )
         return states.reshape(-1, *states.shape[2:])
 
     def _softmax_inputs(

@@ -152,7 +152,7 @@ def test_training_teaches_a_drafter_what_follows(
     drafter = dataclasses.replace(
         DRAFTER, markov_rank=4, confidence=True, confidence_reads_markov=True
     )
-    config = dataclasses.replace(config, heads=drafter)
+    config = dataclasses.replace(config, heads=drafter, products="bfloat16")
     held_out = train_heads(config, model, params, tmp_path)
     top, coverage = held_out.tops(), held_out.coverage
     # Heads, which do not know the anchor, have four tokens to choose from here.
