@@ -1,4 +1,4 @@
-"""Builds a back-off n-gram model and writes it in three forms.
+"""Builds a back-off n-gram model and writes it in three formats.
 
 From text or tokens: counts, Katz estimate, pruning.
 
@@ -8,7 +8,7 @@ From text or tokens: counts, Katz estimate, pruning.
     python -m bpd_jax.build_ngram --generations=runs/smollm2/texts \\
         --heldout_split=validation --output=runs/smollm2/ngram
 
-From counts of `bpd_jax.count_ngrams`, or from models: to prune, to convert, to mix.
+From counts of `bpd_jax.count_ngrams`, or from models, to prune, convert or mix them.
 
     python -m bpd_jax.build_ngram --counts=books_counts --theta=1e-8 --output=books
     python -m bpd_jax.build_ngram --model=other.arpa.gz --output=other

@@ -1,15 +1,15 @@
-"""Compiles a training step and a decode step for TPUs that are not there.
+"""Compiles a training step and a decode step for TPUs, without a TPU.
 
     python -m bpd_jax.compile --topology=v4:4x4x4 \\
         --gin_file=gin_configs/runs/pretrain.gin \\
         --gin_file=gin_configs/meshes/v4_128.gin
 
-The real TPU compiler, libtpu, says what a core must hold and what it must do; the
-chip's peak figures say how long that takes at least. It needs neither a TPU nor a
-network: `make tpu-compile` sets up an environment and runs the paper's setting.
-docs/tpu.md tells how to read the table.
+The real TPU compiler, libtpu, gives the memory, FLOPs and traffic of a core; the chip's
+peak figures give a lower bound for the time. It needs neither a TPU nor a network:
+`make tpu-compile` sets up an environment and runs the paper's setting. docs/tpu.md
+explains the table.
 
-A configuration that does not fit ends with the compiler's own numbers.
+If a configuration does not fit, the error message contains the compiler's numbers.
 """
 
 import json

@@ -1,12 +1,12 @@
-"""Counts n-grams of text of any size: one machine, or a Beam pipeline.
+"""Counts n-grams of text of any size, on one machine or with a Beam pipeline.
 
     python -m bpd_jax.count_ngrams --text='books/**/*.txt' --output=books_counts
     python -m bpd_jax.count_ngrams --tokens='ids-*.npy' --end_of_text=0 --order=5 \\
         --min_counts=1,1,2,4,4 --memory=16GB --output=ids_counts
     python -m bpd_jax.build_ngram --counts=ids_counts --output=ids_5gram
 
-The same command again goes on where a killed one stopped. Only Beam begins anew: what a
-killed pipeline leaves, OUTPUT.work, must be removed first.
+The same command resumes an interrupted count. A Beam pipeline is not resumed: remove
+the folder OUTPUT.work of an interrupted pipeline before starting again.
 """
 
 import time

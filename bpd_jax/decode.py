@@ -5,7 +5,7 @@
     python -m bpd_jax.decode --model=runs/demo --prompts_file=prompts.jsonl \\
         --method=ngram:16 --gin_file=gin_configs/runs/decode.gin --output=out.jsonl
 
-One prompt is answered as its tokens come; several are decoded in batches.
+The answer to a single prompt is streamed; several prompts are decoded in batches.
 """
 
 import json

@@ -1,11 +1,12 @@
-"""Writes a model's own continuations of prompts: what block heads are trained on.
+"""Generates a model's own continuations of prompts, to train block heads on.
 
     python -m bpd_jax.distill --model=smollm2 --made_up_prompts=1000 \\
         --prompts_file=questions.jsonl --output=runs/smollm2/texts
 
-Prompts come from files; a model that converses can also make them up itself. They are
-decoded in batches of like length, greedily or by sampling; every batch becomes a shard
-on disk as soon as it is done. A run that is stopped goes on with the same command.
+Prompts are read from files; a model with a chat template can also generate them. They
+are decoded in batches of similar length, greedily or by sampling; every batch is
+written to disk as a shard as soon as it is complete. The same command resumes an
+interrupted run.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Compares decoding methods on held-out text, and proves that they agree.
+"""Compares decoding methods on held-out text and verifies that their texts agree.
 
     python -m bpd_jax.evaluate --model=runs/demo --methods=bpd,ngram:16,oracle
 

@@ -1,12 +1,12 @@
-"""Writes trained block heads for another engine.
+"""Exports trained block heads to another engine.
 
     python -m bpd_jax.export --model=smollm2 --heads=bpd_jax/shipped/smollm2/medusa \\
         --format=vllm --base=HuggingFaceTB/SmolLM2-135M-Instruct --output=exported
 
 Only Medusa heads can be exported; those that smollm2 drafts with by default are
-feed-forward, and are refused. The heads alone are written. The base stays as it is, and
-so does an n-gram model, which no other engine refines drafts with. docs/export.md has
-the layouts.
+feed-forward heads, which are refused. Only the heads are written: the base model stays
+unchanged, and n-gram models are not exported, because no other engine refines drafts
+with them. docs/export.md describes the layouts.
 """
 
 from absl import flags

@@ -1,11 +1,11 @@
-"""Reads Medusa heads that others trained, as block heads of a pretrained model.
+"""Imports published Medusa heads as block heads of a pretrained model.
 
     python -m bpd_jax.import_heads --model=models/vicuna-7b \\
         --medusa=models/medusa-vicuna-7b --output=runs/vicuna-7b/heads
 
-The folder may have the layout of vLLM or that of FasterDecoding, and may hold the heads
-alone or a whole model with them. `--model` must be the very model that they were
-trained on: nothing in a file of heads tells. docs/export.md has the layouts.
+The folder may have the layout of vLLM or that of FasterDecoding, and may contain the
+heads alone or a complete model with heads. `--model` must be the model that they were
+trained on, which the files do not record. docs/export.md describes the layouts.
 """
 
 import pathlib

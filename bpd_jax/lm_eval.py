@@ -1,10 +1,10 @@
-"""EleutherAI's Evaluation Harness with one model more, `bpd_jax`.
+"""Runs EleutherAI's Evaluation Harness with the model type `bpd_jax`.
 
     python -m bpd_jax.lm_eval --model bpd_jax \\
         --model_args model=demo,method=ngram:16 --tasks lambada_openai
 
-Everything else is as with the harness's own command, `lm_eval`. `--model_args` are the
-arguments of `bpd_jax.harness.HarnessModel`.
+All other options are those of the harness's own command, `lm_eval`. `--model_args` are
+the arguments of `bpd_jax.harness.HarnessModel`.
 """
 
 import os

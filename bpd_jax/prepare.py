@@ -1,4 +1,4 @@
-"""Makes token files of a task, for hosts without TensorFlow; or caches its tokens.
+"""Prepares token files of a task for hosts without TensorFlow, or caches tokens.
 
     python -m bpd_jax.prepare --task=squad --files='squad/{split}.jsonl.gz' \\
         --split=train --length=2048 --output=runs/squad/data/train
@@ -8,10 +8,10 @@
         --num_shards=1024 --shard=3 --output=runs/c4/data/train
 
 A run in `--workdir=runs/squad` finds the rows of a split in `runs/squad/data/SPLIT`.
-The same command again does nothing; every shard can be made on another machine.
+Finished rows are not made again. Shards can be made on different machines.
 
-With --cache_dir and without --output, all splits are tokenized by a Beam pipeline into
-seqio's cache; with both, the rows are made from that cache:
+With --cache_dir and without --output, a Beam pipeline tokenizes all splits into seqio's
+cache; with both, the rows are made from that cache:
 
     python -m bpd_jax.prepare --task=squad --cache_dir=cache \\
         --beam_options='--runner=DirectRunner --direct_num_workers=2'

@@ -1,13 +1,13 @@
-"""Makes one page of the results of studies, and their tables and charts as files.
+"""Makes one page from the results of studies; exports their tables and charts.
 
     python -m bpd_jax.report experiments --output=report.html
 
-Give folders of results (`study.json` with its records), or folders that hold such. The
-page needs nothing but itself: it can be read without a network, and on a phone.
+The arguments are folders of results (`study.json` with its records), or folders that
+contain such folders. The page is self-contained and works offline and on a phone.
 
     python -m bpd_jax.report experiments --picture=docs/images/drafts.svg
 
---picture draws the block in which a refined draft gains most over the plain one.
+--picture draws the block in which a refined draft gains most over the unrefined one.
 """
 
 import pathlib

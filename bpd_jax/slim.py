@@ -1,8 +1,8 @@
-"""Takes from a run what only training needs, so that the model is small to hand on.
+"""Exports a run without its training state, so that the model is small to distribute.
 
     python -m bpd_jax.slim --model=runs/smollm2/rescorer --output=slim/rescorer
 
-The folder it writes is used like the run folder itself: `--model=`, `--rescorer=`,
+The output folder can be used like the run folder itself: `--model=`, `--rescorer=`,
 `--draft_model=`.
 """
 

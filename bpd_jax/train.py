@@ -1,20 +1,20 @@
-"""Trains a blockwise language model; the same command again goes on where it stopped.
+"""Trains a blockwise language model; the same command resumes an interrupted run.
 
     python -m bpd_jax.train --gin_file=experiments/demo/demo.gin --workdir=runs/demo
     python -m bpd_jax.train --gin_file=experiments/demo/demo.gin --workdir=runs/demo \\
         --gin.STEPS=50 --dry_run
 
-With a gin file of a HeadsTrainConfig it trains block heads on a model that has been
-trained already, from texts that the model wrote, and leaves the model as it is:
+With a gin file for HeadsTrainConfig it trains block heads or a block drafter for an
+existing model, on texts that the model generated, and leaves the model unchanged:
 
     python -m bpd_jax.train --gin_file=gin_configs/runs/heads.gin \\
         --workdir=runs/heads --gin.MODEL="'runs/base'" --gin.DATA="'runs/texts'"
 
-With TrainConfig.start the run begins with a trained model: its trunk, and its heads too
-if they are of the same sizes (gin_configs/runs/finetune.gin, joint.gin).
+With TrainConfig.start the run is initialised from a trained model: from its trunk, and
+from its heads if their sizes match (gin_configs/runs/finetune.gin, joint.gin).
 
-Several processes train one model where SLURM's `srun` started them, with --distributed
-on every worker of a TPU slice, and with these anywhere else:
+Several processes train one model together if SLURM's `srun` started them, with
+--distributed on every worker of a TPU slice, and elsewhere with these flags:
 
     python -m bpd_jax.train … --coordinator_address=HOST:PORT --num_processes=2 \\
         --process_id=0

@@ -1,4 +1,4 @@
-"""Trains a refiner: a small module through which heads see the draft before them.
+"""Trains a refiner, a small module that conditions the heads on the preceding draft.
 
     python -m bpd_jax.train_refiner --model=runs/demo --kind=markov
     python -m bpd_jax.train_refiner --model=runs/demo --kind=recurrent --rank=32 \\
@@ -6,7 +6,8 @@
     python -m bpd_jax.train_refiner --model=smollm2 --kind=hydra \\
         --data=runs/smollm2/states
 
-The model stays as it is. It takes minutes and does not resume: Ctrl-C leaves nothing.
+The model stays unchanged. Training takes minutes and cannot be resumed: after Ctrl-C
+nothing is written.
 """
 
 import pathlib

@@ -1,11 +1,12 @@
-"""Will drafting pay? Measures a model on this device and predicts every method's speed.
+"""Measures a model on this device and predicts the speed of every decoding method.
 
     python -m bpd_jax.tune --model=runs/demo --batch_sizes=1,8
 
-Decodes some held-out prompts plainly, replays all methods on them without the model,
-times passes over 1 … 128 draft tokens, and prints the predicted speed-ups. How often
-each head's candidates are right is kept in the run folder (`drafting.json`), where the
-Medusa trees of `decode` and `evaluate` find it, and the choice for every batch size.
+Decodes some held-out prompts with plain decoding, replays all methods on them without
+the model, times passes over 1 … 128 draft tokens, and prints the predicted speed-ups.
+The accuracies of each head's candidates, from which `decode` and `evaluate` compute the
+shape of Medusa trees, and the fastest method for every batch size are saved in the run
+folder (`drafting.json`).
 """
 
 import dataclasses
