@@ -256,4 +256,7 @@ def _import_parts() -> None:
 def parts(base: type[Part] = Part) -> dict[str, type[Part]]:
     """All registered parts of a kind, by name."""
     _import_parts()
-    return {name: part for name, part in _PARTS.items() if issubclass(part, base)}
+    # By name, because the order of imports depends on the program.
+    return {
+        name: part for name, part in sorted(_PARTS.items()) if issubclass(part, base)
+    }
