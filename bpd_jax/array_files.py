@@ -133,13 +133,16 @@ def open_npy(path: str | os.PathLike[str]) -> np.ndarray:
 
 
 def read_npz(
-    path: str | os.PathLike[str], specs: Mapping[str, ArraySpec] | None = None
+    path: str | os.PathLike[str],
+    specs: Mapping[str, ArraySpec] | None = None,
+    optional: Collection[str] = (),
 ) -> dict[str, np.ndarray]:
     """Reads an uncompressed .npz file, which is what `np.savez` writes.
 
     Args:
       path: the file.
       specs: what it must hold; None to take whatever arrays there are.
+      optional: names in `specs` of arrays that may be missing.
 
     Returns:
       The arrays by name. Their checksums fit.
@@ -156,7 +159,7 @@ def read_npz(
         if len(members) != len(archive.filelist):
             raise ValueError("two arrays have the same name")
         if specs is not None:
-            check_names(members, specs)
+            check_names({*members, *optional}, specs)
         for name, info in members.items():
             if info.compress_type != zipfile.ZIP_STORED:
                 raise ValueError(f"the array {name[:80]!r} is compressed")

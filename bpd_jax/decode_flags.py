@@ -112,7 +112,7 @@ def load(config: DecodeConfig) -> tuple[LoadedModel, Decoder, DecodeConfig]:
     options = dataclasses.replace(config.options, end_of_text=loaded.end_of_text)
     decoder = Decoder(
         loaded.functions,
-        loaded.params,
+        loaded.params_for_decoding(),
         width=config.lattice_width,
         alpha=config.alpha,
         assets=assets,

@@ -4,9 +4,9 @@
         --prompts_file=questions.jsonl --output=runs/smollm2/texts
 
 Prompts are read from files; a model with a chat template can also generate them. They
-are decoded in batches of similar length, greedily or by sampling; every batch is
-written to disk as a shard as soon as it is complete. The same command resumes an
-interrupted run.
+are decoded greedily or by sampling, in a batch whose rows are refilled as they finish,
+and written in shards of 256 texts. The same command resumes an interrupted run, which
+loses at most the texts of the current shard.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ import numpy as np
 from absl import flags
 
 from bpd_jax import cli, decode_flags, files, folders, progress
-from bpd_jax.data.generations import HEADER, KIND, read_header, shard_name, write_header
+from bpd_jax.data.generations import HEADER, KIND, read_header, write_header
 from bpd_jax.data.tokenizer import FILE_NAME as TOKENIZER
 from bpd_jax.decoding import distillation
 from bpd_jax.decoding.decoder import GREEDY, Decoder
@@ -40,6 +40,11 @@ MADE_UP_TOKENS = flags.DEFINE_integer(
 METHOD = flags.DEFINE_string("method", GREEDY.name, "how to draft: any lossless one.")
 LONGEST = flags.DEFINE_integer(
     "longest_prompt", 512, "longer prompts, in tokens, are left out."
+)
+ANSWERED = flags.DEFINE_multi_string(
+    "answered",
+    [],
+    "another folder of texts, whose prompts are left out; may be repeated.",
 )
 
 _PROMPTS = "prompts.json"
@@ -89,15 +94,21 @@ def main() -> None:
     # Nothing is written earlier: what a refused command left behind would refuse the
     # corrected one.
     _write_beginning(output, loaded, facts, made_up)
-    chunks = distillation.chunks_of(kept, options.batch_size, options.seed)
-    done = sum((output / shard_name(chunk.shard)).exists() for chunk in chunks)
+    done = distillation.answered(kept, output)
     if done:
-        print(f"{done} of {len(chunks)} shards are there already.")
-    waiting = sum(len(chunk.indices) for chunk in chunks[done:])
-    with decode_flags.token_bar("writing", waiting, config) as bar:
+        print(f"{len(done)} of {len(kept)} texts are there already.")
+    elsewhere: set[int] = set()
+    for folder in ANSWERED.value:
+        elsewhere |= distillation.answered(kept, folder, same_prompts=False)
+    if elsewhere - done:
+        print(f"{len(elsewhere - done)} texts are answered in other folders.")
+    finished = done | elsewhere
+    order = distillation.order_of(kept, options.seed)
+    waiting = [index for index in order if index not in finished]
+    with decode_flags.token_bar("writing", len(waiting), config) as bar:
         task = decoder.task(method, options)
-        distillation.distill(task, kept, chunks, options.batch_size, output, bar.update)
-    print(f"{len(kept)} texts in {len(chunks)} shards: {output}")
+        distillation.distill(task, kept, waiting, output, on_progress=bar.update)
+    print(f"{len(distillation.answered(kept, output))} texts: {output}")
 
 
 def _not_too_long(prompts: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -112,6 +123,8 @@ def _facts(
     for prompt in given:
         digest.update(np.int64(len(prompt)).tobytes())
         digest.update(np.asarray(prompt, np.int32).tobytes())
+    told = json.loads(json.dumps(dataclasses.asdict(options)))
+    del told["batch_size"]
     return {
         "prompts_files": list(decode_flags.PROMPTS_FILE.value),
         "prompts_blake2b": digest.hexdigest(),
@@ -120,7 +133,7 @@ def _facts(
         "longest_prompt": LONGEST.value,
         "chat": decode_flags.CHAT.value,
         "precision": loaded.functions.config.trunk.dtype,
-        "options": json.loads(json.dumps(dataclasses.asdict(options))),
+        "options": told,
     }
 
 
@@ -133,6 +146,9 @@ def _check_same(output: pathlib.Path, loaded: LoadedModel, facts: dict) -> None:
         raise UserError(f"{output} holds texts of another model: choose another one.")
     for name, value in facts.items():
         found = about["facts"].get(name)
+        if name == "options" and isinstance(found, dict):
+            # It changes the speed alone; earlier versions wrote it down.
+            found = {k: v for k, v in found.items() if k != "batch_size"}
         # The same prompts may have come from a file of another name.
         if name == "prompts_files" or found == value:
             continue

@@ -44,7 +44,7 @@ def written(tmp_path_factory):
     ]
     run = distill(folder, *arguments)
     assert run.returncode == 0, run.stderr
-    assert "5 texts in 3 shards: texts" in run.stdout
+    assert "5 texts: texts" in run.stdout
     return folder, arguments
 
 
@@ -66,17 +66,34 @@ def test_texts_begin_with_their_prompts(written):
     assert (texts.lengths - texts.prompt_lengths <= 6).all()
 
 
-def test_the_same_command_goes_on(written):
+def test_the_same_command_goes_on_in_whatever_batches(written):
     folder, arguments = written
-    before = [
-        np.load(path)["tokens"].tolist() for path in shard_paths(folder / "texts")
-    ]
-    shard_paths(folder / "texts")[1].unlink()
-    run = distill(folder, *arguments)
+
+    def texts(name="texts"):
+        found = open_generations(folder / name)
+        return sorted(
+            (int(found.indices[row]), found[row].tolist()) for row in range(len(found))
+        )
+
+    before = texts()
+    shutil.copytree(folder / "texts", folder / "again")
+    [path] = shard_paths(folder / "again")
+    with np.load(path) as shard:
+        kept = int(shard["offsets"][4])
+        short = {
+            "tokens": shard["tokens"][:kept],
+            "offsets": shard["offsets"][:5],
+            "prompt_lengths": shard["prompt_lengths"][:4],
+        }
+    # As an earlier version wrote it, four texts and no indices.
+    np.savez(path, **short)
+    run = distill(folder, *arguments, "--output=again", "--batch_size=3")
     assert run.returncode == 0, run.stderr
-    assert "2 of 3 shards are there already." in run.stdout
-    after = [np.load(path)["tokens"].tolist() for path in shard_paths(folder / "texts")]
-    assert after == before
+    assert "4 of 5 texts are there already." in run.stdout
+    assert sorted(text for _, text in texts("again")) == sorted(t for _, t in before)
+    run = distill(folder, *arguments, "--output=other", "--answered=texts")
+    assert "5 texts are answered in other folders" in run.stdout
+    assert not shard_paths(folder / "other")
 
 
 @pytest.mark.parametrize(
@@ -114,7 +131,7 @@ def test_the_contents_of_prompts_files_count_and_not_their_names(written):
     renamed = [word.replace("prompts.jsonl", "renamed.jsonl") for word in arguments]
     run = distill(folder, *renamed)
     assert run.returncode == 0, run.stderr
-    assert "3 of 3 shards are there already." in run.stdout
+    assert "5 of 5 texts are there already." in run.stdout
     (folder / "renamed.jsonl").write_text(lines.replace("c c c", "w5 c c"))
     run = distill(folder, *renamed)
     assert run.returncode == 1

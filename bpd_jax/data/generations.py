@@ -3,7 +3,9 @@
 A folder holds `distill.json`, which describes them, and shards `shard-00000.npz`, ….
 Every shard has `tokens` `[N]` int32, all its texts joined; `offsets` `[R+1]` int64,
 where text r is `tokens[offsets[r]:offsets[r+1]]`; and `prompt_lengths` `[R]` int32: the
-first tokens of each text that are its prompt, and not the model's. Needs only numpy.
+first tokens of each text that are its prompt, and not the model's; and `indices` `[R]`
+int64: the index of each prompt among all (shards of earlier versions lack it). Needs
+only numpy.
 """
 
 import dataclasses
@@ -36,6 +38,7 @@ class Generations:
       base: fingerprint of the model that wrote them (`models.heads_files`).
       vocab_size: V of that model.
       facts: how they came about: what JSON can hold.
+      indices: `[R]` int64, of the prompts among all; -1 where it is not known.
     """
 
     folder: pathlib.Path
@@ -45,6 +48,7 @@ class Generations:
     base: str
     vocab_size: int
     facts: dict[str, Any]
+    indices: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.prompt_lengths)
@@ -82,6 +86,7 @@ def write_shard(
     index: int,
     texts: Sequence[np.ndarray],
     prompt_lengths: Sequence[int],
+    indices: Sequence[int] | None = None,
 ) -> pathlib.Path:
     """Writes texts as shard `index`, whole or not at all.
 
@@ -90,6 +95,7 @@ def write_shard(
       index: number of the shard, from 0; an older one of that number is replaced.
       texts: tokens of each text, its prompt first.
       prompt_lengths: tokens of each prompt.
+      indices: of each prompt among all; None if it is not known.
 
     Returns:
       The path of the shard.
@@ -105,6 +111,9 @@ def write_shard(
             tokens=joined.astype(np.int32),
             offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
             prompt_lengths=np.asarray(prompt_lengths, np.int32),
+            indices=np.full(len(texts), -1)
+            if indices is None
+            else np.asarray(indices, np.int64),
         )
     return path
 
@@ -128,6 +137,12 @@ def shard_paths(folder: str | os.PathLike[str]) -> list[pathlib.Path]:
     return [path for _, path in sorted(numbered)]
 
 
+def next_shard(folder: str | os.PathLike[str]) -> int:
+    """The number after that of the last shard."""
+    paths = shard_paths(folder)
+    return int(paths[-1].stem.removeprefix("shard-")) + 1 if paths else 0
+
+
 def open_generations(folder: str | os.PathLike[str]) -> Generations:
     """Reads all texts of a folder: four bytes a token.
 
@@ -139,17 +154,19 @@ def open_generations(folder: str | os.PathLike[str]) -> Generations:
     paths = shard_paths(folder)
     if not paths:
         raise UserError(f"{folder} holds no texts (shard-00000.npz, …): {_REMEDY}.")
-    tokens, lengths, prompts = [], [np.zeros(1, np.int64)], []
+    tokens, lengths, prompts, indices = [], [np.zeros(1, np.int64)], [], []
     for path in paths:
         shard = _read_shard(path, about["vocab_size"])
         tokens.append(shard["tokens"])
         lengths.append(np.diff(shard["offsets"]))
         prompts.append(shard["prompt_lengths"])
+        indices.append(shard["indices"])
     return Generations(
         folder=folder,
         tokens=np.concatenate(tokens),
         offsets=np.cumsum(np.concatenate(lengths)),
         prompt_lengths=np.concatenate(prompts),
+        indices=np.concatenate(indices),
         base=about["base"],
         vocab_size=about["vocab_size"],
         facts=about["facts"],
@@ -182,9 +199,13 @@ def read_header(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 def _read_shard(path: pathlib.Path, vocab_size: int) -> dict[str, np.ndarray]:
     try:
-        shard = array_files.read_npz(path, specs_of_texts(vocab_size))
+        shard = array_files.read_npz(
+            path, specs_of_texts(vocab_size), optional=("indices",)
+        )
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path} ({error}): {_REMEDY}.") from error
+    unknown = np.full(len(shard["prompt_lengths"]), -1)
+    shard.setdefault("indices", unknown)
     if not fit_together(**shard):
         raise UserError(f"{path}: its texts do not fit their offsets: {_REMEDY}.")
     return shard
@@ -201,15 +222,20 @@ def specs_of_texts(vocab_size: int | None) -> dict[str, array_files.ArraySpec]:
         "tokens": array_files.ArraySpec(("<i4",), (None,), 0, most),
         "offsets": array_files.ArraySpec(("<i8",), (None,), 0),
         "prompt_lengths": array_files.ArraySpec(("<i4",), (None,), 0),
+        "indices": array_files.ArraySpec(("<i8",), (None,), -1),
     }
 
 
 def fit_together(
-    tokens: np.ndarray, offsets: np.ndarray, prompt_lengths: np.ndarray
+    tokens: np.ndarray,
+    offsets: np.ndarray,
+    prompt_lengths: np.ndarray,
+    indices: np.ndarray | None = None,
 ) -> bool:
     """Whether the texts are all the tokens, each as long as its prompt or longer."""
     return bool(
         len(offsets) == len(prompt_lengths) + 1
+        and (indices is None or len(indices) == len(prompt_lengths))
         and offsets[0] == 0
         and offsets[-1] == len(tokens)
         and (np.diff(offsets) >= prompt_lengths).all()

@@ -101,7 +101,7 @@ def _load_asset(
         functions, params = attach_drafter(
             config, loaded.params, drafter, name=loaded.name
         )
-        return AttachedDrafter(functions, params, functions.config.feature_layers)
+        return AttachedDrafter.of(functions, params)
     if name in ("markov", "recurrent", "hydra"):
         refiner = load_refiner(path)
         if refiner.kind != name:

@@ -7,22 +7,24 @@ beginning of a user's turn, writes what users ask (Xu et al. 2024, "Magpie").
 """
 
 import dataclasses
-import math
 import os
-import pathlib
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from bpd_jax.data.generations import shard_name, write_shard
+from bpd_jax.data.generations import (
+    next_shard,
+    open_generations,
+    shard_paths,
+    write_shard,
+)
 from bpd_jax.decoding.generate import Task
+from bpd_jax.decoding.refill import decode_refilled, padded_length
 from bpd_jax.errors import UserError
 
-# Prompts are padded to one of these, each half as long again as the one before: few
-# shapes are compiled, and few tokens are wasted.
-_SHORTEST, _STEP = 64, 32
+# A run that is stopped loses at most as many texts.
+TEXTS_PER_SHARD = 256
 
 # Of made-up prompts: more tokens than this, and batches in a row that may give none.
 _LEAST_WORDS, _MOST_BARREN = 4, 8
@@ -31,76 +33,85 @@ _LEAST_WORDS, _MOST_BARREN = 4, 8
 _SENTINEL = "\N{OBJECT REPLACEMENT CHARACTER}"
 
 
-class Chunk(NamedTuple):
-    """Prompts that are decoded together and become one shard.
+def order_of(prompts: Sequence[np.ndarray], seed: int) -> list[int]:
+    """The prompts in the order in which they are answered: a random one.
 
-    Attributes:
-      shard: its number.
-      indices: of its prompts among all: they choose the noise of sampling too.
-      padded: length to which they are padded.
+    Any first part of the texts is a fair sample, so a run may be stopped at any time.
     """
-
-    shard: int
-    indices: list[int]
-    padded: int
+    return np.random.default_rng(seed).permutation(len(prompts)).tolist()
 
 
-def chunks_of(prompts: Sequence[np.ndarray], batch_size: int, seed: int) -> list[Chunk]:
-    """Groups prompts of like length, in a random order of groups.
+def answered(
+    prompts: Sequence[np.ndarray],
+    folder: str | os.PathLike[str],
+    *,
+    same_prompts: bool = True,
+) -> set[int]:
+    """Indices of the prompts whose texts are in a folder.
 
-    Any first part of the result is a fair sample of the lengths, so that a run may be
-    stopped at any time. The same arguments give the same groups.
+    Args:
+      prompts: token ids of all.
+      folder: of texts; it may be empty.
+      same_prompts: whether the folder answers these prompts, so that the indices in
+        its shards are theirs. Otherwise, and in shards of earlier versions, which lack
+        indices, the tokens of the prompts are compared.
     """
-    by_length = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))
-    groups = [
-        by_length[start : start + batch_size]
-        for start in range(0, len(prompts), batch_size)
-    ]
-    order = np.random.default_rng(seed).permutation(len(groups))
-    return [
-        Chunk(index, groups[group], padded_length(len(prompts[groups[group][-1]])))
-        for index, group in enumerate(order)
-    ]
-
-
-def padded_length(length: int) -> int:
-    """The least padding that holds `length` tokens.
-
-    >>> [padded_length(n) for n in (1, 64, 65, 97, 150, 1000)]
-    [64, 64, 96, 160, 160, 1312]
-    """
-    size = _SHORTEST
-    while size < length:
-        size = math.floor(size * 1.5 / _STEP + 0.5) * _STEP
-    return size
+    done: set[int] = set()
+    if not shard_paths(folder):
+        return done
+    texts = open_generations(folder)
+    assert texts.indices is not None
+    places: dict[bytes, list[int]] = {}
+    for index, prompt in reversed(list(enumerate(prompts))):
+        places.setdefault(np.asarray(prompt, np.int32).tobytes(), []).append(index)
+    for row, index in enumerate(texts.indices.tolist()):
+        if same_prompts and index >= 0:
+            done.add(index)
+            continue
+        prompt = texts[row][: texts.prompt_lengths[row]]
+        if remaining := places.get(prompt.tobytes()):
+            done.add(remaining.pop())
+    return done
 
 
 def distill(
     task: Task,
     prompts: Sequence[np.ndarray],
-    chunks: Sequence[Chunk],
-    batch_size: int,
+    indices: Sequence[int],
     folder: str | os.PathLike[str],
+    *,
+    texts_per_shard: int = TEXTS_PER_SHARD,
     on_progress: Callable[[int], object] = lambda tokens: None,
 ) -> None:
-    """Writes the model's continuations of every chunk whose shard is not there yet.
+    """Writes the model's continuations of prompts into new shards of a folder.
 
     Args:
       task: model, method and options.
       prompts: token ids of all.
-      chunks: from `chunks_of` the prompts.
-      batch_size: rows of a batch, at least as many as a chunk has prompts.
+      indices: of those to continue, in the order in which they begin.
       folder: of the shards; see `bpd_jax.data.generations`.
-      on_progress: called after each chunk with the number of new tokens in it.
+      texts_per_shard: how many texts a shard holds; the last one may hold fewer.
+      on_progress: called after each text with the number of its new tokens.
     """
-    for chunk in chunks:
-        if not (pathlib.Path(folder) / shard_name(chunk.shard)).exists():
-            texts = continue_prompts(
-                task, prompts, chunk.indices, batch_size, chunk.padded
-            )
-            prompt_lengths = [len(prompts[index]) for index in chunk.indices]
-            write_shard(folder, chunk.shard, texts, prompt_lengths)
-            on_progress(sum(map(len, texts)) - sum(prompt_lengths))
+    texts: list[tuple[int, np.ndarray]] = []
+
+    def flush() -> None:
+        write_shard(
+            folder,
+            next_shard(folder),
+            [text for _, text in texts],
+            [len(prompts[index]) for index, _ in texts],
+            [index for index, _ in texts],
+        )
+        texts.clear()
+
+    for index, text in decode_refilled(task, prompts, indices):
+        texts.append((index, text))
+        on_progress(len(text) - len(prompts[index]))
+        if len(texts) == texts_per_shard:
+            flush()
+    if texts:
+        flush()
 
 
 def continue_prompts(

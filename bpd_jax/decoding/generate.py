@@ -127,6 +127,7 @@ class Task:
         batch: int,
         new_tokens: int,
         padded: int | None = None,
+        record: bool = True,
     ) -> DecodeState:
         """The state before the first serial call of some of the prompts.
 
@@ -136,6 +137,7 @@ class Task:
           batch: rows; those past the indices only fill up.
           new_tokens: at which each row stops.
           padded: to which prompts are padded; None for the least.
+          record: whether the state has a history.
         """
         if padded is None:
             longest = max(len(prompt) for prompt in prompts)
@@ -163,13 +165,25 @@ class Task:
             *arrays,
             options=self.options.step,
             max_calls=self.options.max_new_tokens,
+            record=record,
         )
 
-    def run(self, state: DecodeState, max_turns: int | None = None) -> DecodeState:
-        """Decodes until every row is done, or for some serial calls."""
+    def run(
+        self,
+        state: DecodeState,
+        max_turns: int | None = None,
+        enough: int | None = None,
+    ) -> DecodeState:
+        """Decodes until every row is done, or `enough` are, or for some calls."""
         loop = decode_loop(self.drafter)
         return loop(
-            self.model, self.weights, self.drafter, state, self.options.step, max_turns
+            self.model,
+            self.weights,
+            self.drafter,
+            state,
+            self.options.step,
+            max_turns,
+            enough,
         )
 
 

@@ -5,6 +5,8 @@ import os
 import pathlib
 from collections.abc import Mapping, Sequence
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from bpd_jax import files
@@ -22,11 +24,12 @@ from bpd_jax.models.heads_files import (
     attach_heads,
     load_heads,
 )
+from bpd_jax.models.products import transposed_kernels
 from bpd_jax.pretrained.checkpoint import Checkpoint
 from bpd_jax.pretrained.known import PACKAGED, find_packaged
 from bpd_jax.pretrained.weights import load_trunk
 from bpd_jax.training.slim import load_run_parameters, selected_step
-from bpd_jax.typing import Params
+from bpd_jax.typing import Array, Params
 
 # Models of our own that `--model` knows, and where `make` puts them.
 KNOWN_RUNS = {"demo": "runs/demo"}
@@ -102,11 +105,29 @@ class LoadedModel:
         return found + [b""] * (self.vocab_size - len(found))
 
     def in_precision(self, dtype: str) -> "LoadedModel":
-        """The same model with other activations and products; parameters stay."""
+        """The same model with activations, products and matrices of this dtype.
+
+        Matrices are cast here, once; every pass would cast them otherwise, with the
+        same result. Vectors, such as the scales of norms, keep their precision.
+        """
         config = self.functions.config
         trunk = dataclasses.replace(config.trunk, dtype=dtype)
         config = dataclasses.replace(config, trunk=trunk)
-        return dataclasses.replace(self, functions=ModelFunctions(config))
+        # On a CPU XLA converts a whole bfloat16 cache to float32 and back to write a
+        # few slots of it, and multiplies single rows no faster in bfloat16.
+        on_cpu = dtype == "bfloat16" and jax.default_backend() == "cpu"
+        return dataclasses.replace(
+            self,
+            functions=ModelFunctions(config, "float32" if on_cpu else None),
+            params=cast_matrices(self.params, dtype),
+        )
+
+    def params_for_decoding(self) -> Params:
+        """The parameters in the layout in which this device reads them fastest."""
+        bfloat16 = self.functions.config.trunk.dtype == "bfloat16"
+        if not bfloat16 or jax.default_backend() != "cpu":
+            return self.params
+        return {**self.params, "trunk": transposed_kernels(self.params["trunk"])}
 
     def held_out(self, count: int, length: int) -> list[np.ndarray]:
         """Held-out prompts: `count` beginnings of documents of `length` tokens each.
@@ -154,6 +175,16 @@ class LoadedModel:
     def without_chat(self) -> "LoadedModel":
         """The same model, continuing texts as they are."""
         return dataclasses.replace(self, chat=None)
+
+
+def cast_matrices(params: Params, dtype: str) -> Params:
+    """Parameters whose floating-point matrices have another dtype."""
+
+    def cast(leaf: Array) -> Array:
+        matrix = leaf.ndim > 1 and jnp.issubdtype(leaf.dtype, jnp.floating)
+        return leaf.astype(dtype) if matrix else leaf
+
+    return jax.tree.map(cast, params)
 
 
 def load_model(name: str, heads: str | None = None) -> LoadedModel:

@@ -44,7 +44,7 @@ class Weights:
 
 
 @functools.partial(
-    jax.jit, static_argnames=("model", "drafter", "options", "max_calls")
+    jax.jit, static_argnames=("model", "drafter", "options", "max_calls", "record")
 )
 def prefill(
     model: ModelFunctions,
@@ -58,6 +58,7 @@ def prefill(
     *,
     options: StepOptions,
     max_calls: int,
+    record: bool = True,
 ) -> DecodeState:
     """Runs the prompts and returns the state before the first serial call.
 
@@ -73,6 +74,7 @@ def prefill(
       given: what the drafter is given of these rows; see `Drafter.start`.
       options: how tokens are chosen.
       max_calls: columns of the history.
+      record: whether there is a history.
     """
     batch, padded = prompts.shape
     positions = jnp.broadcast_to(jnp.arange(padded), prompts.shape)
@@ -104,7 +106,7 @@ def prefill(
         memory=drafter.start(
             weights.drafter, Prompts(tokens, lengths, features, given)
         ),
-        history=empty_history(max_calls, batch, drafter.max_depth),
+        history=empty_history(max_calls, batch, drafter.max_depth) if record else None,
     )
 
 
@@ -193,6 +195,7 @@ def serial_call(
         stop_states=unless_done(stop_states, state.stop_states),
         memory=memory,
         history=_record(
+            state.history,
             state,
             tree,
             proposed=_first_path(tree, drafter.max_depth),
@@ -254,6 +257,7 @@ def _first_path(tree: DraftTree, max_depth: int) -> Int[Array, "B L"]:
 
 
 def _record(
+    history: History | None,
     state: DecodeState,
     tree: DraftTree,
     *,
@@ -262,11 +266,12 @@ def _record(
     count: Array,
     rank: Array,
     entropies: Array | None,
-) -> History:
+) -> History | None:
     """The history with one more column; finished rows have nothing in it."""
+    if history is None:
+        return None
     done, turn = state.done, state.calls.max()
     put = functools.partial(jax.lax.dynamic_update_index_in_dim, index=turn, axis=0)
-    history = state.history
     columns = {
         "proposed": jnp.where(done[:, None], -1, proposed),
         "drafts": jnp.where(done[:, None], -1, draft),
@@ -292,8 +297,12 @@ def decode_on_device(
     state: DecodeState,
     options: StepOptions,
     max_turns: Int[Array, ""] | None = None,
+    enough: Int[Array, ""] | None = None,
 ) -> DecodeState:
-    """Decodes on the device until every row is done, or for at most some turns."""
+    """Decodes on the device until every row is done.
+
+    Stops earlier after `max_turns` turns, or once `enough` rows are done.
+    """
 
     def turn(carry: tuple[DecodeState, Array]) -> tuple[DecodeState, Array]:
         state, turns = carry
@@ -307,7 +316,7 @@ def decode_on_device(
 
     def goes_on(carry: tuple[DecodeState, Array]) -> Array:
         state, turns = carry
-        running = ~state.done.all()
+        running = ~state.done.all() if enough is None else state.done.sum() < enough
         return running if max_turns is None else running & (turns < max_turns)
 
     return jax.lax.while_loop(goes_on, turn, (state, jnp.int32(0)))[0]
@@ -328,10 +337,11 @@ def decode_with_host(
     state: DecodeState,
     options: StepOptions,
     max_turns: int | None = None,
+    enough: int | None = None,
 ) -> DecodeState:
     """`decode_on_device` for drafters whose second half runs on the host."""
     turns = 0
-    while not np.asarray(state.done).all():
+    while np.asarray(state.done).sum() < (enough or len(state.done)):
         if max_turns is not None and turns >= max_turns:
             break
         seen, memory, entropies = _look(model, weights, drafter, state)

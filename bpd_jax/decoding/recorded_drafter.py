@@ -165,4 +165,4 @@ def recorded_drafter(
 
     arrays = RecordedDrafts(jnp.asarray(starts, jnp.int32), *map(padded, range(3)))
     functions: DrafterFunctions = RecordedDrafter(drafter.functions.config)  # type: ignore[assignment]
-    return AttachedDrafter(functions, arrays, feature_layers=())
+    return AttachedDrafter(functions, arrays, (), drafter.markov)

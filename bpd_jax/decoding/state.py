@@ -46,7 +46,7 @@ class DecodeState:
       calls: serial calls that each row has used.
       stop_states: how far each row is in a stop text; see `bpd_jax.decoding.stopping`.
       memory: the drafter's.
-      history: per call.
+      history: per call; None where nobody asks for it.
     """
 
     tokens: Int[Array, "B S"]
@@ -59,7 +59,7 @@ class DecodeState:
     calls: Int[Array, " B"]
     stop_states: Int[Array, " B"]
     memory: PyTree
-    history: History
+    history: History | None
 
     @property
     def lengths(self) -> Int[Array, " B"]:

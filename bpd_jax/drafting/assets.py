@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from bpd_jax.errors import UserError
-from bpd_jax.models.drafter_functions import DrafterFunctions
+from bpd_jax.models.drafter_functions import DrafterFunctions, markov_refiner
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.refiner_files import LoadedRefiner
 from bpd_jax.ngrams.model import NGramModel
@@ -27,11 +27,21 @@ class AttachedDrafter:
       functions: of the drafter, or an object with the same methods.
       params: its parameters.
       feature_layers: layers of the model whose outputs it reads.
+      markov: its Markov head as a refiner of lattices; None without one.
     """
 
     functions: DrafterFunctions
     params: Params
     feature_layers: tuple[int, ...]
+    markov: Params | None = None
+
+    @classmethod
+    def of(cls, functions: DrafterFunctions, params: Params) -> "AttachedDrafter":
+        """Takes what the functions tell."""
+        markov = None
+        if functions.config.markov_rank:
+            markov = markov_refiner(functions, params)[1]
+        return cls(functions, params, functions.config.feature_layers, markov)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -7,6 +7,7 @@ packages is imported when the registry is first read, so that adding a part mean
 one file; `register` may also be called on a class defined elsewhere.
 """
 
+import abc
 import dataclasses
 import functools
 import importlib
@@ -122,7 +123,7 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True)
-class SourcePart(Part):
+class SourcePart(Part, abc.ABC):
     """A source of candidates that a search grows drafts from.
 
     Class variables:
@@ -133,22 +134,22 @@ class SourcePart(Part):
     offers_lattice: ClassVar[bool] = False
     default_search: ClassVar[str] = "greedy"
 
+    @abc.abstractmethod
     def build(self, context: BuildContext, search: "SearchPart") -> Source:
         """Makes the source, for a search."""
-        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
-class StandalonePart(Part):
+class StandalonePart(Part, abc.ABC):
     """A source that is a complete drafter: it takes neither refiners nor a search."""
 
+    @abc.abstractmethod
     def build(self, context: BuildContext) -> Drafter:
         """Makes the drafter."""
-        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
-class RefinerPart(Part):
+class RefinerPart(Part, abc.ABC):
     """A refiner of a source's candidates.
 
     Class variables:
@@ -165,13 +166,13 @@ class RefinerPart(Part):
         """`finite`, where it depends on the settings too."""
         return self.finite
 
+    @abc.abstractmethod
     def build(self, context: BuildContext, source: Source) -> Refiner | FiniteRefiner:
         """Makes the refiner."""
-        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
-class SearchPart(Part):
+class SearchPart(Part, abc.ABC):
     """A search for the drafts.
 
     Class variables:
@@ -185,6 +186,21 @@ class SearchPart(Part):
         """Paths that the lattice must have."""
         return 1
 
+    @abc.abstractmethod
+    def drafter(
+        self,
+        context: BuildContext,
+        source: Source,
+        refiners: tuple[RefinerPart, ...],
+    ) -> Drafter:
+        """Joins source, refiners and search."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GrowingPart(SearchPart):
+    """A search that grows drafts from paths, inside the loop."""
+
+    @abc.abstractmethod
     def build(self, context: BuildContext, paths: Paths, normalise: bool) -> Search:
         """Makes the search.
 
@@ -193,7 +209,6 @@ class SearchPart(Part):
           paths: what it will grow drafts from.
           normalise: whether the refiners were trained as distributions.
         """
-        raise NotImplementedError
 
     def drafter(
         self,
@@ -241,4 +256,7 @@ def _import_parts() -> None:
 def parts(base: type[Part] = Part) -> dict[str, type[Part]]:
     """All registered parts of a kind, by name."""
     _import_parts()
-    return {name: part for name, part in _PARTS.items() if issubclass(part, base)}
+    # By name, because the order of imports depends on the program.
+    return {
+        name: part for name, part in sorted(_PARTS.items()) if issubclass(part, base)
+    }

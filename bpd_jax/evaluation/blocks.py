@@ -120,7 +120,9 @@ def _drafts(
         chosen = [call * len(rows) + row for row in rows]
         new_tokens = replay.options.max_new_tokens
         state = task.prefill(beginnings, chosen, len(rows), new_tokens)
-        found.append(np.asarray(task.run(state, 1).history.drafts[0]))
+        history = task.run(state, 1).history
+        assert history is not None
+        found.append(np.asarray(history.drafts[0]))
     return found
 
 

@@ -83,7 +83,9 @@ def attention(
         total = weights.sum(-1, keepdims=True) + prefix_weights.sum(-1, keepdims=True)
         weights = split(weights / total).astype(values.dtype)
         mixed = joined(weights @ values)
-        mixed += (prefix_weights / total).astype(values.dtype) @ prefix_values
+        prefix_weights = (prefix_weights / total).astype(prefix_values.dtype)
+        # A cache may be wider than the activations; see `ModelFunctions`.
+        mixed = (mixed + prefix_weights @ prefix_values).astype(values.dtype)
     mixed = mixed.reshape(batch, kv_heads, length, group, width).swapaxes(1, 2)
     return mixed.reshape(batch, length, num_heads, width)
 

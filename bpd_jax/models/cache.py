@@ -47,22 +47,39 @@ class KVCache:
         return self.values[0].shape[2]
 
 
-def empty_cache(config: TransformerConfig, batch: int, slots: int) -> KVCache:
-    """An empty cache.
+def empty_cache(
+    config: TransformerConfig, batch: int, slots: int, dtype: str | None = None
+) -> KVCache:
+    """An empty cache, in the dtype of activations or another.
 
     `slots` must leave room for one whole block past the longest text, because
     `commit` always writes a whole block.
     """
     heads, width = config.kv_heads, config.head_width
+    dtype = dtype or config.dtype
 
     def zeros(*shape: int) -> tuple[Array, ...]:
         layers = range(config.num_layers)
-        return tuple(jnp.zeros((batch, heads, *shape), config.dtype) for _ in layers)
+        return tuple(jnp.zeros((batch, heads, *shape), dtype) for _ in layers)
 
     return KVCache(
         keys=zeros(width, slots),
         values=zeros(slots, width),
         lengths=jnp.zeros((batch,), jnp.int32),
+    )
+
+
+def grow(cache: KVCache, slots: int) -> KVCache:
+    """The same text with `slots` more slots in every row."""
+    return KVCache(
+        keys=tuple(
+            jnp.pad(keys, [(0, 0), (0, 0), (0, 0), (0, slots)]) for keys in cache.keys
+        ),
+        values=tuple(
+            jnp.pad(values, [(0, 0), (0, 0), (0, slots), (0, 0)])
+            for values in cache.values
+        ),
+        lengths=cache.lengths,
     )
 
 

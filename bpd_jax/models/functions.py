@@ -17,9 +17,14 @@ class ModelFunctions:
 
     Decoding needs no more than these methods and `block_size`, so any object that has
     them can be decoded.
+
+    Attributes:
+      config: sizes.
+      cache_dtype: of the cache; None for that of activations.
     """
 
     config: BlockwiseConfig
+    cache_dtype: str | None = None
 
     @property
     def block_size(self) -> int:
@@ -34,7 +39,7 @@ class ModelFunctions:
 
     def empty_cache(self, batch: int, slots: int) -> KVCache:
         """An empty cache of `slots` tokens per row."""
-        return empty_cache(self.config.trunk, batch, slots)
+        return empty_cache(self.config.trunk, batch, slots, self.cache_dtype)
 
     def forward(
         self,

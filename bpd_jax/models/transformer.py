@@ -18,7 +18,6 @@ from bpd_jax.models.attention import Segments, attention
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.config import TransformerConfig
-from bpd_jax.models.mixed_products import product
 from bpd_jax.models.partitioning import (
     EMBED,
     HEADS,
@@ -27,6 +26,12 @@ from bpd_jax.models.partitioning import (
     MLP,
     POSITION,
     VOCAB,
+)
+from bpd_jax.models.products import (
+    TRANSPOSED,
+    product,
+    times_rows,
+    transposed_product,
 )
 from bpd_jax.models.rotary import rotate
 from bpd_jax.models.segment_attention import segment_attention
@@ -73,9 +78,14 @@ class Projection(nn.Module):
         bias_shape = tuple(sizes[axis] for axis in self.bias_axes)
         fan_in = math.prod(self.shape) / math.prod(bias_shape)
         init = named_normal(self.axes, self.gain * fan_in**-0.5)
-        kernel = self.param("kernel", init, self.shape, param_dtype)
         summed = len(self.axes) - len(self.bias_axes)
-        y = product(x, kernel.astype(dtype), summed)
+        if self.has_variable("params", TRANSPOSED):
+            kernel = self.get_variable("params", TRANSPOSED)
+            y = transposed_product(x, kernel, summed, dtype)
+            y = y.reshape(*y.shape[:-1], *bias_shape)
+        else:
+            kernel = self.param("kernel", init, self.shape, param_dtype)
+            y = product(x, kernel, summed, dtype)
         use_bias = self.config.use_bias if self.use_bias is None else self.use_bias
         if use_bias:
             init = named_zeros(self.bias_axes)
@@ -414,5 +424,5 @@ class Transformer(nn.Module):
 
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """The softmax, tied to the embedding or not; float32."""
-        matrix = self.softmax_matrix.astype(self.config.dtype)
-        return jnp.einsum("...D,VD->...V", hidden, matrix).astype(jnp.float32)
+        total = times_rows(hidden, self.softmax_matrix, self.config.dtype)
+        return total.astype(jnp.float32)

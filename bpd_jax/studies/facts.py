@@ -93,8 +93,8 @@ def check_header(folder: pathlib.Path, bench: Bench) -> Facts:
     for name, digest in before.get("made_with", {}).items():
         if name in bench.config.contenders and bench.made_with(name) != digest:
             raise UserError(
-                f"{folder} holds results of {name} with other models than there are "
-                f"now: {remedy}."
+                f"{folder} holds results of {name} with other models or weights α than "
+                f"there are now: {remedy}."
             )
     return before
 

@@ -16,6 +16,8 @@ DRAFTS, ORACLE, EXPLORER, QUALITY, TIMING, LATENCY = MEASURES = (
     "timing",
     "latency",
 )
+DRAFTING = frozenset((DRAFTS, EXPLORER, TIMING))
+"""Those for which contenders draft, so that their weights α matter."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Study:
     def exhibit(self, run: StudyRun) -> Exhibit:
         """The exhibit of a run."""
         found = self.present(self, run)
-        weights = _weights(run) if {DRAFTS, EXPLORER, TIMING} & {*self.measures} else []
+        weights = _weights(run) if DRAFTING & {*self.measures} else []
         notes = [*found.notes, *weights, *run.facts.get("notes", [])]
         return dataclasses.replace(found, notes=notes)
 

@@ -130,3 +130,19 @@ def test_conditioned_heads_read_the_last_accepted_token(make_model, make_prompts
     for one, other in zip(drafted, replayed, strict=True):
         assert one.accepted.tolist() == other.accepted.tolist()
         assert one.proposed.tolist() == other.proposed.tolist()
+
+
+def test_its_markov_head_refines_its_lattice(make_model, make_drafter, make_prompts):
+    model = make_model(0, block_size=1)
+    drafter = make_drafter(model, feature_layers=LAYERS, markov_rank=3)
+    decoder = Decoder(*model, width=3, assets=Assets(drafter=drafter))
+    options = DecodeOptions(max_new_tokens=12, batch_size=2)
+    prompts = make_prompts([4, 7])
+    greedy, plain, refined = (
+        decoder.decode(parse_method(name), prompts, options)
+        for name in ("greedy", "block/best:2", "block+markov:alpha=9/best:2")
+    )
+    for want, text in zip(greedy, refined, strict=True):
+        assert text.output_ids.tolist() == want.output_ids.tolist()
+    drafts = [[text.proposed.tolist() for text in texts] for texts in (plain, refined)]
+    assert drafts[0] != drafts[1]

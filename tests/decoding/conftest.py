@@ -121,7 +121,7 @@ def random_drafter(model, *, feature_layers=(0,), seed=3, **config):
     )
     softmax = np.asarray(params["trunk"]["embedding"])
     params = with_softmax(trained, softmax, vocabulary)
-    return AttachedDrafter(drafter, params, feature_layers)
+    return AttachedDrafter.of(drafter, params)
 
 
 def random_prompts(lengths, vocab_size=13, seed=0):

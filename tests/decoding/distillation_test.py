@@ -1,4 +1,4 @@
-"""A model's own texts: grouping, writing, going on, made-up prompts."""
+"""A model's own texts: order, shards, resuming, made-up prompts."""
 
 import dataclasses
 import itertools
@@ -6,18 +6,23 @@ import itertools
 import numpy as np
 import pytest
 
-from bpd_jax.data.generations import open_generations, shard_paths, write_header
+from bpd_jax.data.generations import (
+    open_generations,
+    shard_paths,
+    write_header,
+    write_shard,
+)
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.distillation import (
-    chunks_of,
+    answered,
     continue_prompts,
     distill,
     make_up_prompts,
     opening_of,
-    padded_length,
+    order_of,
 )
-from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.decoding.refill import padded_length
 from bpd_jax.errors import UserError
 
 OPTIONS = DecodeOptions(max_new_tokens=9, end_of_text=0, batch_size=3)
@@ -43,49 +48,72 @@ def test_padding_grows_by_halves_and_holds_the_length():
     assert len(shapes) < 14
 
 
-def test_chunks_hold_every_prompt_once_with_those_of_like_length(prompts):
-    chunks = chunks_of(prompts, 3, seed=1)
-    assert [chunk.shard for chunk in chunks] == [0, 1, 2]
-    lengths = [[LENGTHS[index] for index in chunk.indices] for chunk in chunks]
-    assert sorted(lengths) == [[2, 2, 3], [4, 5, 7], [9]]
-    indices = itertools.chain.from_iterable(chunk.indices for chunk in chunks)
-    assert sorted(indices) == list(range(7))
-    assert chunks_of(prompts, 3, seed=1) == chunks
+def test_the_order_is_a_drawn_one_of_all_prompts(prompts):
+    order = order_of(prompts, seed=1)
+    assert sorted(order) == list(range(7))
+    assert order_of(prompts, seed=1) == order != order_of(prompts, seed=2)
+
+
+def texts_of(folder):
+    found = open_generations(folder)
+    return {
+        int(index): (found[row][:length].tolist(), found[row][length:].tolist())
+        for row, (index, length) in enumerate(
+            zip(found.indices, found.prompt_lengths, strict=True)
+        )
+    }
 
 
 @pytest.mark.parametrize("temperature", [0, 1.5])
-@pytest.mark.parametrize("method", ["greedy", "bpd"])
-def test_shards_hold_what_decoding_says(model, prompts, tmp_path, method, temperature):
+def test_a_stopped_run_goes_on_with_the_prompts_that_are_left(
+    model, prompts, tmp_path, temperature
+):
     options = dataclasses.replace(OPTIONS, temperature=temperature)
     decoder = Decoder(model.functions, model.params, width=4)
     plain = decoder.decode(GREEDY, prompts, options)
-    texts = {(tuple(text.input_ids), tuple(text.output_ids)) for text in plain}
-    chunks = chunks_of(prompts, 3, seed=0)
+    task = decoder.task(GREEDY, options)
     write_header(tmp_path, base="b", vocab_size=13, facts={})
+
+    class Stopped(Exception):
+        pass
+
     told = []
-    task = decoder.task(parse_method(method), options)
-    distill(task, prompts, chunks, 3, tmp_path, told.append)
-    found = open_generations(tmp_path)
-    assert {
-        (tuple(found[row][:length]), tuple(found[row][length:]))
-        for row, length in enumerate(found.prompt_lengths)
-    } == texts
-    assert sum(told) == sum(len(text.output_ids) for text in plain)
+
+    def stop(tokens):
+        told.append(tokens)
+        if len(told) == 5:
+            raise Stopped
+
+    order = order_of(prompts, 0)
+    with pytest.raises(Stopped):
+        distill(task, prompts, order, tmp_path, texts_per_shard=2, on_progress=stop)
+    done = answered(prompts, tmp_path)
+    # The fifth text was in a shard that was not full.
+    assert len(done) == 4 == len(open_generations(tmp_path))
+    waiting = [index for index in order if index not in done]
+    distill(task, prompts, waiting, tmp_path, texts_per_shard=2)
+    assert len(shard_paths(tmp_path)) == 4
+    assert texts_of(tmp_path) == {
+        index: (text.input_ids.tolist(), text.output_ids.tolist())
+        for index, text in enumerate(plain)
+    }
+    assert sum(told[:4]) == sum(len(texts_of(tmp_path)[index][1]) for index in done)
 
 
-def test_a_run_goes_on_where_it_was_stopped(model, prompts, tmp_path):
-    chunks = chunks_of(prompts, 3, seed=0)
-    task = Decoder(model.functions, model.params, width=4).task(GREEDY, OPTIONS)
-    distill(task, prompts, chunks, 3, tmp_path)
-    whole = [path.read_bytes() for path in shard_paths(tmp_path)]
-    kept = shard_paths(tmp_path)[1].stat().st_mtime_ns
-    shard_paths(tmp_path)[2].unlink()
-    shard_paths(tmp_path)[0].unlink()
-    told = []
-    distill(task, prompts, chunks, 3, tmp_path, told.append)
-    assert len(told) == 2
-    assert [path.read_bytes() for path in shard_paths(tmp_path)] == whole
-    assert shard_paths(tmp_path)[1].stat().st_mtime_ns == kept
+def test_shards_without_indices_are_known_by_their_prompts(prompts, tmp_path):
+    write_header(tmp_path, base="b", vocab_size=13, facts={})
+    assert answered(prompts, tmp_path) == set()
+    write_shard(tmp_path, 0, [prompts[4], prompts[0]], [7, 5])
+    assert answered(prompts, tmp_path) == {0, 4}
+    # A prompt that stands there twice is answered as often as it is in the shards.
+    assert answered([prompts[4], *prompts], tmp_path) == {0, 1}
+
+
+def test_indices_of_other_prompts_do_not_count(prompts, tmp_path):
+    write_header(tmp_path, base="b", vocab_size=13, facts={})
+    write_shard(tmp_path, 0, [prompts[4], np.array([12, 12], np.int32)], [7, 2], [1, 2])
+    assert answered(prompts, tmp_path) == {1, 2}
+    assert answered(prompts, tmp_path, same_prompts=False) == {4}
 
 
 def test_made_up_prompts_differ_and_end_before_their_end_token(model):

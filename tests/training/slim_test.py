@@ -108,7 +108,7 @@ def test_damage_is_told(slim, model, make_model):
 
 def test_other_folders_are_not_replaced(run, tmp_path, model):
     folder, _ = run
-    with pytest.raises(UserError, match="is no slim folder: choose another"):
+    with pytest.raises(UserError, match="not part of a slim model"):
         write_slim(folder, folder)
     with pytest.raises(UserError, match="float8"):
         write_slim(folder, tmp_path / "slim", "float8")

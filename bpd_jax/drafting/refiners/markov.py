@@ -18,6 +18,7 @@ from bpd_jax.drafting.refiners.transitions import (
     between_candidates,
 )
 from bpd_jax.drafting.refiners.weights import ALPHA, SLOPE, TRAINED_ALPHA
+from bpd_jax.drafting.sources.block import BlockSource
 from bpd_jax.models.refiners import markov_scores
 from bpd_jax.settings import setting
 from bpd_jax.typing import Params
@@ -76,11 +77,13 @@ class Markov(RefinerPart):
     slope: float = setting(0.0, *SLOPE)
 
     def build(self, context: BuildContext, source: Source) -> MarkovRefiner:
-        """Makes the refiner."""
-        del source
-        refiner = need_refiner(context, self.name)
-        weight = Weight.of(self.alpha, self.slope)
-        return MarkovRefiner(MarkovArrays(weight, refiner.params))
+        """Makes the refiner; a block drafter that has a Markov head brings its own."""
+        drafter = context.assets.drafter
+        if isinstance(source, BlockSource) and drafter and drafter.markov is not None:
+            params = drafter.markov
+        else:
+            params = need_refiner(context, self.name).params
+        return MarkovRefiner(MarkovArrays(Weight.of(self.alpha, self.slope), params))
 
     def label(self, order: int | None = None) -> str:
         """What people read in tables."""

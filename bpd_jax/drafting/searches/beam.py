@@ -10,7 +10,7 @@ from bpd_jax.drafting.parts import (
     COUNT,
     DRAFTS,
     BuildContext,
-    SearchPart,
+    GrowingPart,
     register,
 )
 from bpd_jax.drafting.paths import Paths
@@ -55,7 +55,7 @@ class BeamSearch(ChainSearch):
 
 @register
 @dataclasses.dataclass(frozen=True)
-class Greedy(SearchPart):
+class Greedy(GrowingPart):
     """The search `greedy`."""
 
     name: ClassVar[str] = "greedy"
@@ -81,7 +81,7 @@ NORMALISE = (
 
 @register
 @dataclasses.dataclass(frozen=True)
-class Beam(SearchPart):
+class Beam(GrowingPart):
     """Settings of the search `beam`."""
 
     name: ClassVar[str] = "beam"

@@ -15,8 +15,8 @@ from bpd_jax.drafting.parts import (
     COUNT,
     DRAFTS,
     BuildContext,
+    GrowingPart,
     RefinerPart,
-    SearchPart,
     register,
 )
 from bpd_jax.drafting.paths import PathArrays, Paths, PathState
@@ -123,7 +123,7 @@ def best_under_ngram(
 
 @register
 @dataclasses.dataclass(frozen=True)
-class Best(SearchPart):
+class Best(GrowingPart):
     """Settings of the search `best`."""
 
     name: ClassVar[str] = "best"

@@ -16,7 +16,7 @@ from bpd_jax.drafting.parts import (
     DRAFTS,
     NODES,
     BuildContext,
-    SearchPart,
+    GrowingPart,
     register,
 )
 from bpd_jax.drafting.paths import Paths
@@ -269,7 +269,7 @@ def typical_accuracies(block_size: int) -> tuple[tuple[float, ...], ...]:
 
 @register
 @dataclasses.dataclass(frozen=True)
-class Static(SearchPart):
+class Static(GrowingPart):
     """Settings of the search `static`."""
 
     name: ClassVar[str] = "static"
@@ -295,7 +295,7 @@ class Static(SearchPart):
 
 @register
 @dataclasses.dataclass(frozen=True)
-class Chains(SearchPart):
+class Chains(GrowingPart):
     """Settings of the search `chains`."""
 
     name: ClassVar[str] = "chains"

@@ -11,7 +11,7 @@ from bpd_jax.drafting.parts import (
     COUNT,
     NODES,
     BuildContext,
-    SearchPart,
+    GrowingPart,
     register,
 )
 from bpd_jax.drafting.paths import Paths
@@ -97,7 +97,7 @@ class BestFirst:
 
 @register
 @dataclasses.dataclass(frozen=True)
-class Tree(SearchPart):
+class Tree(GrowingPart):
     """Settings of the search `tree`."""
 
     name: ClassVar[str] = "tree"

@@ -1,5 +1,6 @@
 """The block heads as a source: heads 2 … L guess independently of each other."""
 
+import abc
 import dataclasses
 from typing import ClassVar
 
@@ -42,18 +43,18 @@ class LatticeState:
     num_paths: int = flax.struct.field(pytree_node=False, default=1)
 
 
-class LatticeSource:
+class LatticeSource(abc.ABC):
     """What lattice sources have in common; they define `build_lattice`."""
 
     offers_lattice: bool = True
     feature_layers: tuple[int, ...] = ()
     arrays: PyTree = None
 
+    @abc.abstractmethod
     def build_lattice(
         self, view: View, arrays: PyTree, memory: PyTree
     ) -> tuple[Lattice, PyTree]:
         """The candidates of the block, and the memory."""
-        raise NotImplementedError
 
     def remember(self, arrays: PyTree, prompts: Prompts) -> PyTree:
         """Keeps nothing."""

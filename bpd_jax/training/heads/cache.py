@@ -359,7 +359,9 @@ def open_states(folder: str | os.PathLike[str], fingerprint: str) -> States:
 
 def _read_texts(folder: pathlib.Path, base: str) -> Generations:
     """The texts of a complete cache; raises one of `_DAMAGE` if there are none."""
-    arrays = array_files.read_npz(folder / TEXTS, specs_of_texts(None))
+    arrays = array_files.read_npz(
+        folder / TEXTS, specs_of_texts(None), optional=("indices",)
+    )
     if not fit_together(**arrays):
         raise ValueError(f"the texts of {TEXTS} do not fit their offsets")
     return Generations(folder, **arrays, base=base, vocab_size=0, facts={})

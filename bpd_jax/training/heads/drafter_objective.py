@@ -14,7 +14,7 @@ from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_files import save_drafter
 from bpd_jax.models.drafter_functions import FROZEN, DrafterFunctions, with_softmax
 from bpd_jax.models.heads import softmax_rows
-from bpd_jax.models.mixed_products import float32_sums
+from bpd_jax.models.products import float32_sums
 from bpd_jax.training.heads.base import Base
 from bpd_jax.training.heads.blocks import BlockBatch, BlockSource
 from bpd_jax.training.heads.cache import cached_states

@@ -1,0 +1,147 @@
+"""Products with bfloat16 matrices on a CPU.
+
+A matrix unit multiplies bfloat16 numbers and adds in float32. TPUs and GPUs do so in
+any case. On a CPU, XLA does so only if the result is asked for in float32; otherwise a
+product in bfloat16 takes longer than one in float32. It is fastest where the numbers
+that are summed lie side by side in both operands (`transposed_kernels`).
+
+Decoding uses this for parameters that are stored in bfloat16; training asks for it with
+`float32_sums`, whose products have a gradient of their own: differentiating a product
+with a float32 result gives products of float32 with bfloat16, which are slow again.
+Products of any other dtype, and on any other device, are not changed.
+"""
+
+import contextlib
+import contextvars
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bpd_jax.typing import Array
+
+# The name of a projection's kernel that `transposed_kernels` has transposed.
+TRANSPOSED = "kernel_transposed"
+
+_FLOAT32_SUMS = contextvars.ContextVar("float32_sums", default=False)
+
+
+@contextlib.contextmanager
+def float32_sums() -> Iterator[None]:
+    """Within it, `product` of bfloat16 operands adds in float32.
+
+    It acts when a function is traced, so it belongs inside of jitted functions.
+    """
+    token = _FLOAT32_SUMS.set(True)
+    try:
+        yield
+    finally:
+        _FLOAT32_SUMS.reset(token)
+
+
+def accumulator(x: Array, stored: Array) -> Any:
+    """What `preferred_element_type` of a product must be; None for the usual one.
+
+    Args:
+      x: activations.
+      stored: a parameter in the dtype in which it is stored.
+    """
+    bfloat16 = x.dtype == jnp.bfloat16 and stored.dtype == jnp.bfloat16
+    return jnp.float32 if bfloat16 and jax.default_backend() == "cpu" else None
+
+
+def product(x: Array, kernel: Array, axes: int, dtype: str) -> Array:
+    """`tensordot(x, kernel, axes)` in a precision.
+
+    Args:
+      x: `[..., I]`, where I stands for `axes` axes.
+      kernel: `[I, O]`, as it is stored.
+      axes: how many axes are summed.
+      dtype: to which the kernel is cast.
+    """
+    wider = accumulator(x, kernel)
+    kernel = kernel.astype(dtype)
+    if _FLOAT32_SUMS.get() and (x.dtype, kernel.dtype) == (jnp.bfloat16,) * 2:
+        size = math.prod(kernel.shape[:axes])
+        rows = _rows_times(x.reshape(-1, size), kernel.reshape(size, -1))
+        return rows.reshape(*x.shape[: x.ndim - axes], *kernel.shape[axes:])
+    total = jnp.tensordot(x, kernel, axes=axes, preferred_element_type=wider)
+    return total if wider is None else total.astype(dtype)
+
+
+def transposed_product(x: Array, kernel: Array, axes: int, dtype: str) -> Array:
+    """`product` with a kernel `[O, I]`, each of O and I one axis: `[..., O]`."""
+    x = x.reshape(*x.shape[: x.ndim - axes], -1)
+    total = times_rows(x, kernel, dtype)
+    return total if accumulator(x, kernel) is None else total.astype(dtype)
+
+
+def times_rows(x: Array, matrix: Array, dtype: str) -> Array:
+    """`[..., D]` times `[O, D]`: `[..., O]`, in float32 where that is the accumulator.
+
+    Args:
+      x: activations.
+      matrix: as it is stored.
+      dtype: to which the matrix is cast.
+    """
+    wider = accumulator(x, matrix)
+    matrix = matrix.astype(dtype)
+    if wider is None:
+        return jnp.einsum("...D,OD->...O", x, matrix)
+    # With more axes XLA would first write the matrix down transposed.
+    rows = x.reshape(-1, x.shape[-1])
+    sums = (((1,), (1,)), ((), ()))
+    total = jax.lax.dot_general(rows, matrix, sums, preferred_element_type=wider)
+    return total.reshape(*x.shape[:-1], matrix.shape[0])
+
+
+def transposed_kernels(params: Any) -> Any:
+    """A trunk's parameters in which every `kernel` `[I, O]` is transposed.
+
+    `kernel_transposed` `[O, I]` stands in its place: a product of 64 rows with it takes
+    half the time on a CPU. For decoding alone: nothing trains or saves such parameters.
+    """
+
+    def converted(tree: Any, name: str) -> Any:
+        if not isinstance(tree, dict):
+            return tree
+        if "kernel" not in tree:
+            return {key: converted(sub, key) for key, sub in tree.items()}
+        kernel = tree["kernel"]
+        # The output of attention sums over heads and over the features of each.
+        summed = 2 if name.startswith("output") and kernel.ndim == 3 else 1
+        matrix = kernel.reshape(math.prod(kernel.shape[:summed]), -1)
+        rest = {key: value for key, value in tree.items() if key != "kernel"}
+        return {**rest, TRANSPOSED: jnp.asarray(matrix.T)}
+
+    return converted(params, "")
+
+
+@jax.custom_vjp
+def _rows_times(rows: Array, matrix: Array) -> Array:
+    """`rows @ matrix` of two matrices in bfloat16."""
+    return _sum(rows, matrix, ((1,), (0,)))
+
+
+def _forward(rows: Array, matrix: Array) -> tuple[Array, tuple[Array, Array]]:
+    return _rows_times(rows, matrix), (rows, matrix)
+
+
+def _backward(operands: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+    rows, matrix = operands
+    return (
+        _sum(gradient, matrix, ((1,), (1,))),
+        _sum(rows, gradient, ((0,), (0,))),
+    )
+
+
+_rows_times.defvjp(_forward, _backward)
+
+
+def _sum(x: Array, y: Array, axes: tuple[tuple[int], tuple[int]]) -> Array:
+    total = jax.lax.dot_general(
+        x, y, (axes, ((), ())), preferred_element_type=jnp.float32
+    )
+    return total.astype(x.dtype)

@@ -1,0 +1,99 @@
+"""Rows refilled as they finish: every text as if its prompt were decoded alone."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from bpd_jax.decoding import refill
+from bpd_jax.decoding.decoder import GREEDY, Decoder
+from bpd_jax.decoding.methods import parse_method
+from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.decoding.refill import decode_refilled, rounds_of
+from bpd_jax.errors import UserError
+
+OPTIONS = DecodeOptions(max_new_tokens=9, end_of_text=0, batch_size=3)
+LENGTHS = [5, 2, 9, 2, 7, 14, 3, 13, 4]
+
+
+@pytest.fixture(scope="module")
+def model(make_model):
+    return make_model()
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    rng = np.random.default_rng(0)
+    return [rng.integers(1, 13, length).astype(np.int32) for length in LENGTHS]
+
+
+@pytest.fixture(autouse=True)
+def small_sizes(monkeypatch):
+    """Prompts are padded to 8 and 16: rows must grow once."""
+    monkeypatch.setattr(refill, "_SHORTEST", 8)
+    monkeypatch.setattr(refill, "_STEP", 8)
+
+
+@pytest.mark.parametrize(
+    "method, temperature, batch_size, round_size",
+    [
+        ("greedy", 0, 3, 100),
+        ("greedy", 1.5, 2, 5),
+        # Groups of two rows.
+        ("bpd", 0, 32, 100),
+        # Remembers bigrams of each row's text.
+        ("lookahead", 0, 3, 100),
+    ],
+)
+def test_texts_are_those_of_decoding(
+    model, prompts, method, temperature, batch_size, round_size
+):
+    options = dataclasses.replace(OPTIONS, temperature=temperature)
+    decoder = Decoder(model.functions, model.params, width=4)
+    plain = decoder.decode(GREEDY, prompts, options)
+    options = dataclasses.replace(options, batch_size=batch_size)
+    task = decoder.task(parse_method(method), options)
+    order = np.random.default_rng(1).permutation(len(prompts)).tolist()
+    texts = dict(decode_refilled(task, prompts, order, round_size=round_size))
+    assert sorted(texts) == list(range(len(prompts)))
+    for index, text in texts.items():
+        assert text.tolist() == [*plain[index].input_ids, *plain[index].output_ids]
+
+
+def test_rows_are_refilled_before_the_longest_text_ends(model, prompts, monkeypatch):
+    """Texts of 1 and of 9 tokens: a batch of two takes far fewer turns than two rows
+    that wait for each other."""
+    decoder = Decoder(model.functions, model.params, width=4)
+    task = decoder.task(GREEDY, dataclasses.replace(OPTIONS, batch_size=2))
+    plain = decoder.decode(GREEDY, prompts, OPTIONS)
+    tokens = sum(len(text.output_ids) for text in plain)
+    turns = []
+    run = type(task).run
+
+    def counted(self, state, max_turns=None, enough=None):
+        before = np.asarray(state.calls)
+        # A row's calls count from when it was filled, so the largest gain is the turns.
+        state = run(self, state, max_turns, enough)
+        turns.append(int((np.asarray(state.calls) - before).max()))
+        return state
+
+    monkeypatch.setattr(type(task), "run", counted)
+    texts = dict(decode_refilled(task, prompts, range(len(prompts))))
+    assert len(texts) == len(prompts)
+    # Two rows work at every turn but for the last text of the round.
+    assert sum(turns) <= tokens / 2 + OPTIONS.max_new_tokens
+
+
+def test_rounds_hold_every_prompt_once_sorted_by_padding(prompts):
+    rounds = list(rounds_of(prompts, range(9), size=5))
+    assert [len(chosen) for chosen in rounds] == [5, 4]
+    assert sorted(index for chosen in rounds for index in chosen) == list(range(9))
+    for chosen in rounds:
+        sizes = [refill.padded_length(LENGTHS[index]) for index in chosen]
+        assert sizes == sorted(sizes)
+
+
+def test_a_prompt_without_room_is_refused(model):
+    task = Decoder(model.functions, model.params, width=4).task(GREEDY, OPTIONS)
+    with pytest.raises(UserError, match="empty"):
+        list(decode_refilled(task, [np.zeros(0, np.int32)], [0]))
