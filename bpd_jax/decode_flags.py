@@ -79,9 +79,32 @@ _CONFIG = {
         flags.DEFINE_float("alpha", None, "weight of a refiner, unless trained for 1."),
     )
 }
+# One for each of `drafting.assets.KINDS`.
 _ASSETS = {
-    name: flags.DEFINE_string(name, None, kind.help) for name, kind in KINDS.items()
+    flag.name: flag
+    for flag in (
+        flags.DEFINE_string(
+            "ngram",
+            None,
+            "folder of an n-gram model, or a file of one: ARPA with token ids, or "
+            "OpenFst (.fst). Default of this and the following flags: that of the "
+            "model's folder.",
+        ),
+        flags.DEFINE_string(
+            "rescorer", None, "run folder of a small LM, for the refiner neural."
+        ),
+        flags.DEFINE_string(
+            "draft_model", None, "run folder of a smaller LM, for draft_model."
+        ),
+        flags.DEFINE_string("markov", None, "folder of a Markov refiner."),
+        flags.DEFINE_string("recurrent", None, "folder of a recurrent refiner."),
+        flags.DEFINE_string("hydra", None, "folder of trained Hydra heads."),
+        flags.DEFINE_string(
+            "drafter", None, "folder of a block drafter, for the source block."
+        ),
+    )
 }
+assert _ASSETS.keys() == KINDS.keys()
 
 
 def config() -> DecodeConfig:
