@@ -9,6 +9,11 @@ print(answer.text, answer.block_efficiency)
 
 from typing import Any
 
+from bpd_jax import startup
+
+if startup.is_program():
+    startup.begin()
+
 __version__ = "0.2.0"
 
 _API = ("Completion", "LanguageModel", "generate", "load", "stream")

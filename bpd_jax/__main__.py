@@ -13,23 +13,27 @@ import sys
 from collections.abc import Iterator
 
 import bpd_jax
+from bpd_jax import cli
+from bpd_jax.errors import UserError
 
 
 def main() -> None:
     """Runs the command that the first argument names, or lists all of them."""
     name, *arguments = sys.argv[1:] or ["help"]
     name = name.replace("-", "_") if not name.startswith("-") else name
-    if name in ("help", "-h", "--help"):
-        print(_usage())
-    elif name in ("--version", "version"):
-        print(f"bpd_jax {bpd_jax.__version__}")
-    elif name in (names := [known for known, _ in commands()]):
+    if name in (names := [known for known, _ in commands()]):
         sys.argv[1:] = arguments
         runpy.run_module(f"bpd_jax.{name}", run_name="__main__", alter_sys=True)
-    else:
-        close = difflib.get_close_matches(name, names, n=1)
-        hint = f"did you mean {close[0]}" if close else "bpd help lists all"
-        sys.exit(f"error: bpd has no command {name!r}: {hint}.")
+        return
+    with cli.telling_errors():
+        if name in ("help", "-h", "--help"):
+            print(_usage())
+        elif name in ("--version", "version"):
+            print(f"bpd_jax {bpd_jax.__version__}")
+        else:
+            close = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {close[0]}" if close else "bpd help lists all"
+            raise UserError(f"bpd has no command {name!r}: {hint}.")
 
 
 def commands() -> Iterator[tuple[str, str]]:

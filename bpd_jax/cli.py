@@ -5,6 +5,7 @@ Bad input ends with one sentence on standard error and exit status 1.
 """
 
 import contextlib
+import errno
 import os
 import re
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from absl import app, flags, logging
 
+from bpd_jax import startup
 from bpd_jax.compiled import keep_compiled
 from bpd_jax.errors import UserError
 
@@ -39,7 +41,8 @@ def rewrite_gin_arguments(arguments: Sequence[str]) -> list[str]:
 def run(main: Callable[..., None], *, positional: bool = False) -> None:
     """Parses flags and runs `main()`; a `UserError` is printed, not traced.
 
-    Exit status: 0, 1 for bad input, 130 for an interrupt from the keyboard.
+    Exit status: 0; 1 for bad input or output that cannot be written; 130 after Ctrl-C;
+    141 if nobody reads the output any more, as in `… | head`.
 
     Args:
       main: takes nothing, or a list of what is no flag if `positional`.
@@ -71,15 +74,65 @@ def run(main: Callable[..., None], *, positional: bool = False) -> None:
 @contextlib.contextmanager
 def telling_errors() -> Iterator[None]:
     """Ends the program in one sentence on bad input or an interrupt; see `run`."""
+    startup.print_any_text()
     try:
-        yield
+        with startup.interruptible(), _flushed_output():
+            yield
     except UserError as error:
-        sys.stdout.flush()
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+        _fail(str(error))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(startup.INTERRUPTED)
+    except BrokenPipeError:
+        if not startup.is_unread(sys.stdout):
+            raise
+        startup.discard(sys.stdout)
+        sys.exit(startup.UNREAD)
+    except (RuntimeError, AssertionError) as error:
+        if not _from_platform(error):
+            raise
+        platforms = os.environ.get("JAX_PLATFORMS", "")
+        named = f"that JAX_PLATFORMS={platforms} names" if platforms else "it found"
+        reason = f": {error}".rstrip(".") if str(error) else ""
+        _fail(f"JAX cannot start the platform {named}{reason}.")
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        name = f" {error.filename}" if error.filename else " the output"
+        startup.discard(sys.stdout)
+        _fail(f"cannot write{name}: {error.strerror}.")
+
+
+# What a disk or a device says that takes no more.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextlib.contextmanager
+def _flushed_output() -> Iterator[None]:
+    """Writes what is printed before the body ends, where an error can still be told."""
+    try:
+        yield
+    except SystemExit:
+        sys.stdout.flush()
+        raise
+    sys.stdout.flush()
+
+
+def _from_platform(error: BaseException) -> bool:
+    """Whether an exception is from where JAX starts its platforms."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return False
+    return trace.tb_frame.f_globals.get("__name__") == "jax._src.xla_bridge"
+
+
+def _fail(sentence: str) -> None:
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    print(f"error: {sentence}", file=sys.stderr)
+    sys.exit(1)
 
 
 def _show_in_help() -> None:

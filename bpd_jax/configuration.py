@@ -13,6 +13,7 @@ import os
 import pathlib
 import re
 import tokenize
+import typing
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -49,6 +50,17 @@ _COMMAND_LINE = "the command line"
 _REQUIRED = "gin.REQUIRED"
 # The macro that the files of gin_configs/tasks/ define.
 _TASK = "TASK"
+# What other languages call the constants of Python.
+_CONSTANTS = {
+    "true": "True",
+    "yes": "True",
+    "on": "True",
+    "false": "False",
+    "no": "False",
+    "off": "False",
+    "none": "None",
+    "null": "None",
+}
 # Tokens of GPT-2 and GPT-3, known on hosts that lack their tokenizer too.
 _GPT3_TOKENS = 50257
 
@@ -257,9 +269,7 @@ class _Reader:
             raise UserError(f"cannot read {name}: {error}.") from error
         except (SyntaxError, tokenize.TokenError) as error:
             line = getattr(error, "lineno", None) or error.args[1][0]
-            raise UserError(
-                f"{name}:{line}: {error.args[0]}.".replace("..", ".")
-            ) from (error)
+            raise UserError(f"{name}:{line}: {_syntax(error)}.") from error
 
     def read_binding(self, binding: str) -> None:
         """Reads one statement from the command line."""
@@ -268,9 +278,15 @@ class _Reader:
             self._read(parser, _COMMAND_LINE)
         except (SyntaxError, tokenize.TokenError) as error:
             name, _, value = (part.strip() for part in binding.partition("="))
+            constant = _CONSTANTS.get(value.lower())
+            advice = (
+                f"write --gin.{name}={constant}"
+                if constant
+                else "text needs quotes inside the quotes of the shell, as in "
+                f"--gin.{name}=\"'…'\""
+            )
             raise UserError(
-                f"--gin.{name}={value} is not a gin value: text needs quotes inside "
-                f"the quotes of the shell, as in --gin.{name}=\"'…'\"."
+                f"--gin.{name}={value} is not a gin value: {advice}."
             ) from error
 
     def _read(self, parser: config_parser.ConfigParser, source: str) -> None:
@@ -320,6 +336,7 @@ class _Reader:
                 f"{setting.place}: {selector} has no parameter {argument}"
                 f"{_suggest(argument, names)}."
             )
+        _check_nested(setting, known, argument, value)
         gin.bind_parameter((scope, selector, argument), value)
 
     @functools.cached_property
@@ -387,6 +404,34 @@ def _find_file(name: str, place: str) -> tuple[str, pathlib.Path]:
         f"{place} names the configuration file {name}, which does not exist in this "
         f"folder, in {_ROOT} or in {_ROOT / 'gin_configs'}."
     )
+
+
+def _check_nested(
+    setting: Setting, known: Callable[..., Any], argument: str, value: object
+) -> None:
+    """Raises if a value stands where another registered dataclass belongs."""
+    if value is None or isinstance(value, ConfigurableReference):
+        return
+    hint = typing.get_type_hints(known).get(argument)
+    for wanted in (hint, *typing.get_args(hint)):
+        if dataclasses.is_dataclass(wanted) and wanted in REGISTERED.values():
+            name = getattr(wanted, "__name__", "")
+            raise UserError(
+                f"{setting.place}: {setting.name} must be a {name}, not a value: write "
+                f"@{name}() and set its fields, as in {name}.FIELD = VALUE."
+            )
+
+
+def _syntax(error: Exception) -> str:
+    """What gin's parser objects to."""
+    text = str(error.args[0])
+    # gin quotes Python's parser, which prints the address of an object.
+    token = re.search(r"Failed to parse token '(.*)'", text, re.DOTALL)
+    if token is None:
+        return text.rstrip(".")
+    constant = _CONSTANTS.get(token[1].lower())
+    advice = f"write {constant}" if constant else "text needs quotes"
+    return f"{token[1]} is not a gin value: {advice}"
 
 
 def _macros(value: object) -> Iterator[str]:

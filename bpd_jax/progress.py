@@ -4,13 +4,14 @@ What is shown never ends or blocks the work: output that nobody can read any mor
 terminal that was closed or a pipe that is full, is dropped.
 """
 
-import os
 import select
 import sys
 from collections.abc import Iterable
 from typing import Any, TextIO, TypeVar
 
 from tqdm import tqdm
+
+from bpd_jax.startup import discard
 
 _T = TypeVar("_T")
 
@@ -72,7 +73,7 @@ class _Forgiving:
                 self._stream.write(text)
                 self._stream.flush()
         except OSError:
-            _discard(self._stream)
+            discard(self._stream)
 
     def flush(self) -> None:
         """Does nothing: `write` flushes."""
@@ -90,18 +91,3 @@ def _accepts(stream: TextIO) -> bool:
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
     return bool(poll.poll(0))
-
-
-def _discard(stream: TextIO) -> None:
-    """Sends all further output of a stream to nowhere.
-
-    What its buffer still holds would otherwise fail when the process exits, and change
-    its exit status.
-    """
-    try:
-        descriptor = stream.fileno()
-    except (OSError, ValueError):
-        return
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, descriptor)
-    os.close(nowhere)

@@ -21,6 +21,7 @@ BASE = [
     "errors",
     "typing",
     "settings",
+    "startup",
     "temporaries",
     "files",
     "folders",

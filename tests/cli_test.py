@@ -78,3 +78,29 @@ def test_a_missing_flag_is_named(monkeypatch):
         cli.required("model")
     values.model = "m"
     assert cli.required("model") == "m"
+
+
+def test_a_platform_that_cannot_start_is_one_sentence(monkeypatch, capsys):
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    source = "def start():\n    assert False, 'no GPU'\n"
+    bridge = {"__name__": "jax._src.xla_bridge"}
+    exec(source, bridge)
+    with pytest.raises(SystemExit) as ended, cli.telling_errors():
+        bridge["start"]()
+    assert ended.value.code == 1
+    error = capsys.readouterr().err
+    assert "JAX_PLATFORMS=cuda" in error
+    assert error.count("\n") == 1
+
+
+def test_other_failed_assertions_keep_their_traceback():
+    with pytest.raises(AssertionError), cli.telling_errors():
+        raise AssertionError
+
+
+def test_long_values_are_cut_in_messages():
+    text = str(UserError(f"--name={'x' * 5000} is wrong: {', '.join('ab' * 5000)}."))
+    assert text.startswith("--name=xxx")
+    assert "is wrong" in text
+    assert len(text) < 2000
+    assert str(UserError("short 'value'.")) == "short 'value'."

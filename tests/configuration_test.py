@@ -148,6 +148,12 @@ def test_bad_files_end_with_one_sentence(write, text, words):
             r"--gin.TextTask.corpus=stdlib is not a gin value",
         ),
         ("TrainConfig.stepz = 3", r"--gin.TrainConfig.stepz=3: TrainConfig has no"),
+        ("STEPS = true", r"--gin.STEPS=true .*: write --gin.STEPS=True"),
+        ("STEPS = " + "x" * 5000, r"--gin.STEPS=x+ … x+ is not a gin value"),
+        (
+            "BlockwiseConfig.heads = 5",
+            r"heads must be a BlockHeadsConfig.* @BlockHeadsConfig\(\)",
+        ),
         ("STEPS = -1", r"TrainConfig.steps must be a positive integer, not -1"),
         (
             "OptimizerConfig.schedule = 'sine'",
@@ -159,6 +165,17 @@ def test_bad_settings_end_with_one_sentence(write, binding, words):
     with pytest.raises(UserError, match=words) as error:
         parse([write(RUN)], [binding], TrainConfig)
     assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    "value, words",
+    [("true", "true is not a gin value: write True"), ("gelu", "text needs quotes")],
+)
+def test_words_without_quotes_in_files_are_explained(write, value, words):
+    with pytest.raises(UserError, match=words) as error:
+        parse([write(f"STEPS = {value}\n")], [], TrainConfig)
+    assert "ast." not in str(error.value)
 
 
 def test_a_macro_without_effect_is_an_error_on_the_command_line_only(write):

@@ -12,7 +12,7 @@ from bpd_jax import files
 from bpd_jax.data import corpora, examples
 from bpd_jax.data.example_spec import ExampleTask, Task
 from bpd_jax.data.spec import SMALLEST_VOCABULARY, TextTask
-from bpd_jax.errors import UserError
+from bpd_jax.errors import UserError, library_errors
 
 END_OF_TEXT = "<|endoftext|>"
 FILE_NAME = "tokenizer.json"
@@ -22,6 +22,9 @@ _END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "<eos>", "</s>")
 
 # A vocabulary trained on more text differs little; this much takes about a second.
 _TRAINING_BYTES = 4_000_000
+
+# Some tables have a row for every id, used or not.
+_MOST_TOKENS = 2**24
 
 
 class Tokenizer:
@@ -61,6 +64,11 @@ class Tokenizer:
         self.end_of_text: int = end_of_text
         # Published vocabularies may leave ids unused.
         self.vocab_size: int = max(vocabulary.values()) + 1
+        if self.vocab_size > _MOST_TOKENS:
+            raise UserError(
+                f"{name} has a token of id {self.vocab_size - 1:,}: ids must be below "
+                f"{_MOST_TOKENS:,}."
+            )
         # Without this, special tokens spelled out in a document become their ids.
         backend.encode_special_tokens = True
         # Settings that a tokenizer.json may carry and that would lose text.
@@ -159,12 +167,8 @@ class Tokenizer:
         except UnicodeDecodeError as error:
             raise UserError(f"{path} is not a tokenizer.json: not UTF-8.") from error
         backend = _import_tokenizers()
-        try:
+        with library_errors(f"{path} is not a tokenizer.json"):
             loaded = backend.Tokenizer.from_str(text)
-        # The library, written in Rust, reports every fault of the file as a bare
-        # Exception.
-        except Exception as error:
-            raise UserError(f"{path} is not a tokenizer.json: {error}.") from error
         return cls(loaded, name=str(path))
 
     @functools.cached_property

@@ -16,6 +16,25 @@ DTYPES = ("float32", "bfloat16", "float16")
 NORMS = ("layer", "rms")
 HEAD_KINDS = ("feed_forward", "medusa")
 
+MOST_TOKENS = 2**24
+"""The largest vocabulary."""
+
+# The highest value of a size: by name, or by owner and name.
+_HIGHEST = 2**20
+_LIMITS: dict[str | tuple[str, str], int] = {
+    "vocab_size": MOST_TOKENS,
+    "draft_vocabulary": MOST_TOKENS,
+    "outputs": MOST_TOKENS,
+    "max_length": 2**31 - 1,
+    "num_layers": 1000,
+    "layers": 1000,
+    "num_heads": 1024,
+    "rank": 2**16,
+    # Each of them is traced and compiled by itself.
+    ("BlockHeadsConfig", "num_heads"): 256,
+    ("BlockDrafterConfig", "num_layers"): 100,
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
@@ -286,10 +305,18 @@ def check_feature_layers(layers: tuple[int, ...], num_layers: int) -> None:
         )
 
 
-def check_positive(owner: str, name: str, value: object) -> None:
-    """Raises a `UserError` unless `value` is a positive integer."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UserError(f"{owner}.{name} must be a positive integer, not {value!r}.")
+def check_positive(owner: str, name: str, value: object, least: int = 1) -> None:
+    """Raises a `UserError` unless `value` is an integer from `least` to its limit.
+
+    The limits are far above those of published models. Beyond them compiling would not
+    end, or the memory of any machine would not do.
+    """
+    if type(value) is not int or value < least:
+        wanted = "a positive integer" if least == 1 else f"an integer from {least} up"
+        raise UserError(f"{owner}.{name} must be {wanted}, not {value!r}.")
+    most = _LIMITS.get((owner, name)) or _LIMITS.get(name, _HIGHEST)
+    if value > most:
+        raise UserError(f"{owner}.{name} must be at most {most:,}, not {value:,}.")
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

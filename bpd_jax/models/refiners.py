@@ -22,7 +22,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from bpd_jax.errors import UserError
+from bpd_jax.models.config import check_positive
 from bpd_jax.typing import Array, Float, Int, Params
 
 
@@ -47,11 +47,7 @@ class RefinerConfig:
             if name == "level_scale" or (name == "outputs" and value is None):
                 continue
             least = 2 if name == "num_heads" else 1
-            if type(value) is not int or value < least:
-                raise UserError(
-                    f"{name} of a {self.kind} refiner must be an integer of at least "
-                    f"{least}, not {value!r}."
-                )
+            check_positive(type(self).__name__, name, value, least)
 
     @property
     def levels(self) -> range:

@@ -5,6 +5,7 @@ import math
 
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams.counting.bounded import DEFAULT_MEMORY
+from bpd_jax.ngrams.counting.counts import MOST_ORDERS
 from bpd_jax.ngrams.katz import DEFAULT_BINS, MOST_BINS
 from bpd_jax.ngrams.model import HIGHEST_UNSEEN
 
@@ -127,6 +128,10 @@ class Settings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"--{name} is {value}: it must be 1 or more.")
+        if self.order is not None and self.order > MOST_ORDERS:
+            raise UserError(
+                f"--order is {self.order:,}: it must be at most {MOST_ORDERS}."
+            )
         order = self.order or (None if self.counts else DEFAULT_ORDER)
         if self.min_counts is not None and order not in (None, len(self.min_counts)):
             raise UserError(

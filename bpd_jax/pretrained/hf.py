@@ -5,7 +5,7 @@ import pathlib
 
 import tokenizers
 
-from bpd_jax.errors import UserError
+from bpd_jax.errors import UserError, library_errors
 from bpd_jax.models.config import TransformerConfig
 from bpd_jax.pretrained.checkpoint import Checkpoint
 from bpd_jax.pretrained.gpt2_layout import gpt2_layout
@@ -82,11 +82,12 @@ def _read_tokenizer(folder: pathlib.Path) -> tokenizers.Tokenizer:
             "vocab.json) are not read: load and save its tokenizer with transformers."
         )
     text = read_text(path)
-    try:
-        return tokenizers.Tokenizer.from_str(text)
-    # The library, written in Rust, reports every fault of the file as a bare Exception.
-    except Exception as error:
-        raise UserError(f"{path} is not a tokenizer.json: {error}.") from error
+    with library_errors(f"{path} is not a tokenizer.json"):
+        tokenizer = tokenizers.Tokenizer.from_str(text)
+        # Padding to a fixed length takes as much memory as the file asks for.
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+    return tokenizer
 
 
 def _tokenizer_settings(folder: pathlib.Path) -> Fields:
@@ -118,7 +119,8 @@ def _special_token(
 def _begin_of_text(settings: Fields, tokenizer: tokenizers.Tokenizer) -> int | None:
     token = _special_token(settings, "bos_token", tokenizer)
     # Where nothing is said, the tokenizer shows what it puts before a text.
-    shown = tokenizer.encode("").ids[:1] == [token]
+    with library_errors("the tokenizer cannot encode an empty text"):
+        shown = tokenizer.encode("").ids[:1] == [token]
     return token if settings.flag("add_bos_token", shown) else None
 
 
@@ -155,7 +157,7 @@ def _chat_template(folder: pathlib.Path, settings: Fields) -> str | None:
         return read_text(path)
     templates = settings.items("chat_template")
     named = {
-        template.get("name"): template.get("template")
+        str(template.get("name")): template.get("template")
         for template in templates
         if isinstance(template, dict)
     }

@@ -215,5 +215,9 @@ def _attention_factor(scaling: Fields, factor: float) -> float:
         return 0.1 * scale * math.log(factor) + 1 if factor > 1 else 1.0
 
     above, below = scaling.number("mscale", 0.0), scaling.number("mscale_all_dim", 0.0)
+    if growth(below) <= 0 or growth(above) <= 0:
+        raise UserError(
+            f"mscale and mscale_all_dim in {scaling.source} must not be so far below 0."
+        )
     default = growth(above) / growth(below) if above and below else growth(1.0)
     return scaling.number("attention_factor", default)

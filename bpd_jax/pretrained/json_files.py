@@ -44,6 +44,14 @@ def parse_object(text: str | bytes, source: str) -> dict[str, Any]:
         raise UserError(f"{source} is not valid JSON: {error}.") from error
     if not isinstance(value, dict):
         raise UserError(f"{source} is not a JSON object with named fields.")
+    # An escape such as \\ud800 stands for half a character, which nothing can print.
+    if ("\\u" if isinstance(text, str) else b"\\u") in text:  # type: ignore[operator]
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"{source} is not valid JSON: it holds a lone surrogate."
+            ) from error
     return value
 
 

@@ -20,6 +20,8 @@ from bpd_jax.pretrained.json_files import Fields, parse_object
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
+# Of a file, in bytes, where systems agree.
+_LONGEST_NAME = 255
 # The format's own limit.
 _LONGEST_HEADER = 100_000_000
 
@@ -95,7 +97,11 @@ def _find_files(folder: pathlib.Path) -> list[pathlib.Path]:
     names = set()
     for name in Fields.read(index).fields("weight_map").values.values():
         # Nothing outside the folder may be named.
-        if not isinstance(name, str) or pathlib.PurePath(name).name != (name or None):
+        if (
+            not isinstance(name, str)
+            or pathlib.PurePath(name).name != (name or None)
+            or len(os.fsencode(name)) > _LONGEST_NAME
+        ):
             raise UserError(f"{index} names {name!r}, which is no file beside it.")
         names.add(name)
     for name in sorted(names):
@@ -164,6 +170,9 @@ def _check_entry(
     # An exact product: Python's integers do not overflow.
     if math.prod(shape) * _DTYPES[kind].itemsize != last - first:
         raise _damaged(path, f"the shape and the size of {name!r} do not agree")
+    # NumPy has no array beyond either, even of no elements.
+    if len(shape) > 32 or math.prod(n for n in shape if n) >= 2**56:
+        raise _damaged(path, f"the shape of {name!r} is impossible")
     return _DTYPES[kind], tuple(shape), first
 
 

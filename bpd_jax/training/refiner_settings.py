@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 from bpd_jax.errors import UserError
-from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.config import BlockwiseConfig, check_positive
 from bpd_jax.models.refiners import KINDS, RefinerConfig
 
 TARGETS = ("model", "text")
@@ -52,6 +52,10 @@ class RefinerSettings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"--{name} must be 1 or more, not {value}.")
+        for name in ("rank", "width"):
+            value = getattr(self, name)
+            if value is not None:
+                check_positive(self.kind, name, value)
         if self.seed < 0:
             raise UserError(f"--seed must be 0 or more, not {self.seed}.")
         if not 0 < self.learning_rate < math.inf:

@@ -165,6 +165,11 @@ def test_bad_tokenizer_files(small, tmp_path):
         path.write_bytes(data)
         with pytest.raises(UserError, match=r"tokenizer\.json is not a tokenizer"):
             Tokenizer.load(path)
+    fields = json.loads(small.to_json())
+    fields["model"]["vocab"]["far"] = 4_000_000_000
+    path.write_text(json.dumps(fields))
+    with pytest.raises(UserError, match="token of id 4,000,000,000"):
+        Tokenizer.load(path)
     path.write_text(small.to_json().replace("<|endoftext|>", "<|nothing|>"))
     with pytest.raises(UserError, match=r"tokenizer\.json has no end-of-text token"):
         Tokenizer.load(path)

@@ -231,6 +231,9 @@ def test_config_round_trip_and_bad_files(tmp_path):
     [
         ({"num_heads": 3}, "not a multiple of num_heads"),
         ({"num_layers": 0}, "num_layers must be a positive integer"),
+        ({"num_layers": 1_000_000}, "num_layers must be at most"),
+        ({"num_heads": 3000}, "num_heads must be at most"),
+        ({"vocab_size": 4_000_000_000}, "vocab_size must be at most"),
         ({"num_layers": True}, "num_layers must be a positive integer, not True"),
         ({"activation": "tanh"}, "must be one of gelu, silu, relu"),
         ({"num_kv_heads": 3}, "num_kv_heads"),

@@ -163,9 +163,11 @@ def test_scores_never_hold_the_vocabulary():
 @pytest.mark.parametrize(
     "kind, sizes, words",
     [
-        (MarkovConfig, {"rank": 0}, "rank of a markov refiner must be an integer"),
-        (HydraConfig, {"width": 2.5}, "at least 1, not 2.5"),
-        (RecurrentConfig, {"num_heads": 1}, "num_heads of a recurrent refiner"),
+        (MarkovConfig, {"rank": 0}, "MarkovConfig.rank must be a positive integer"),
+        (MarkovConfig, {"rank": 10**9}, "rank must be at most"),
+        (MarkovConfig, {"num_heads": 1}, "num_heads must be an integer from 2"),
+        (HydraConfig, {"width": 2.5}, "positive integer, not 2.5"),
+        (RecurrentConfig, {"num_heads": 1}, "RecurrentConfig.num_heads"),
     ],
 )
 def test_impossible_sizes_are_refused(kind, sizes, words):

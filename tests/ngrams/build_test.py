@@ -390,6 +390,7 @@ def test_an_empty_file_is_refused(tmp_path: pathlib.Path, text: str) -> None:
         ),
         ({"task": "stdlib", "tokens": "x"}, "found --task and --tokens"),
         ({"tokens": "x", "order": 0}, "--order is 0"),
+        ({"tokens": "x", "order": 1_000_000}, "--order is 1,000,000: it must be at"),
         ({"tokens": "x", "min_counts": (1, 2)}, "--min_counts has 2 numbers"),
         ({"tokens": "x", "max_ngrams": 0}, "--max_ngrams is 0"),
         ({"tokens": "x", "vocab_size": 0}, "--vocab_size is 0"),

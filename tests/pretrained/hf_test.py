@@ -248,3 +248,65 @@ def test_tensors_of_integers_are_refused(folder):
     tensors["model.norm.weight"] = tensors["model.norm.weight"].astype(np.int8)
     save_file(tensors, path / "model.safetensors")
     refused(path, r"tensor model\.norm\.weight .* is stored as int8, not as floats")
+
+
+@pytest.mark.parametrize(
+    "file, changes, words",
+    [
+        (
+            "tokenizer_config.json",
+            {"chat_template": [{"name": ["default"], "template": ["x"]}]},
+            "chat_template in .* must be a text",
+        ),
+        ("tokenizer_config.json", {"bos_token": "\ud800"}, "lone surrogate"),
+        ("config.json", {"model_type": "\udfff"}, "lone surrogate"),
+        (
+            "config.json",
+            {
+                "rope_scaling": {
+                    "rope_type": "yarn",
+                    "factor": 2.718281828459045,
+                    "original_max_position_embeddings": 16,
+                    "mscale": 1.0,
+                    "mscale_all_dim": -10.0,
+                }
+            },
+            "mscale",
+        ),
+    ],
+)
+def test_odd_values_are_refused(folder, file, changes, words):
+    path = folder()
+    edit(path / file, **changes)
+    refused(path, words)
+
+
+def test_a_template_whose_name_is_a_list_is_one_without_a_name(folder):
+    path = folder()
+    (path / "chat_template.jinja").unlink(missing_ok=True)
+    templates = [{"name": ["a"], "template": "text"}]
+    edit(path / "tokenizer_config.json", chat_template=templates)
+    assert open_folder(path).chat_template == "text"
+
+
+def test_padding_of_a_tokenizer_is_ignored(folder):
+    """A fixed length of 2 billion would end the process."""
+    path = folder()
+    padding = {
+        "strategy": {"Fixed": 2_000_000_000},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": "x",
+    }
+    edit(path / "tokenizer.json", padding=padding)
+    assert len(open_folder(path).tokenizer.encode("").ids) <= 1
+
+
+def test_a_file_name_that_no_system_takes_is_refused(folder):
+    path = folder()
+    (path / "model.safetensors").unlink()
+    index = {"weight_map": {"x": "n" * 5000}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    refused(path, "no file beside it")

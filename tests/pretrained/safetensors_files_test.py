@@ -154,3 +154,11 @@ def test_pickles_are_not_read(tmp_path: pathlib.Path):
     (tmp_path / "pytorch_model-00001-of-00002.bin").write_bytes(b"\x80\x04.")
     with pytest.raises(UserError, match="can run code and are not read"):
         SafetensorsFolder(tmp_path)
+
+
+@pytest.mark.parametrize("shape", [[0, 10**30], [0, 2**47, 2**47], [0] + [1] * 64])
+def test_impossible_shapes_without_elements_are_told(shape, tmp_path):
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(file_of({"x": entry("F32", shape, (0, 0))}))
+    with pytest.raises(UserError, match="damaged"):
+        map_file(path)

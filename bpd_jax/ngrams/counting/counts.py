@@ -21,6 +21,9 @@ __all__ = [
     "with_min_counts",
 ]
 
+# Each order takes arrays of its own; models of more than a dozen are not known.
+MOST_ORDERS = 64
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class NGramCounts:
@@ -160,9 +163,9 @@ def count_ngrams(
 
 
 def check_order(order: int) -> None:
-    """Raises a `UserError` unless `order` is 1 or more."""
-    if order < 1:
-        raise UserError(f"order is {order}: it must be 1 or more.")
+    """Raises a `UserError` unless `order` is from 1 to 64."""
+    if not 1 <= order <= MOST_ORDERS:
+        raise UserError(f"order is {order}: it must be from 1 to {MOST_ORDERS}.")
 
 
 def from_levels(

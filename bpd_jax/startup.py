@@ -1,0 +1,153 @@
+"""What a program does first: handle Ctrl-C and repair its standard streams.
+
+Python raises `KeyboardInterrupt` for Ctrl-C. That is not enough here: importing the
+libraries takes seconds and would end in a traceback, and several of them (jax, absl and
+seqio among others) catch every exception in places, so that an interrupt disappears.
+A program therefore passes through two phases:
+
+- until its command begins, an interrupt ends the process at once: nothing has been
+  written yet;
+- in the command, an interrupt raises `KeyboardInterrupt`, so that temporary files are
+  removed; if the process has not ended a few seconds later, it is ended then.
+
+This module imports nothing outside the standard library, because it runs first.
+"""
+
+import contextlib
+import io
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from typing import TextIO
+
+# A command gets this many seconds to clean up after an interrupt.
+_GRACE_SECONDS = 3.0
+
+INTERRUPTED = 128 + signal.SIGINT
+"""Exit status after Ctrl-C, as shells define it."""
+
+UNREAD = 128 + signal.SIGPIPE
+"""Exit status of a program whose output nobody reads, as shells define it."""
+
+# Standard error, wherever the libraries send file descriptor 2 while they load.
+_messages = 2
+
+
+def is_program() -> bool:
+    """Whether this process was started as `bpd` or as `python -m bpd_jax.NAME`.
+
+    To be asked while the package is imported: `sys.argv` changes afterwards.
+    """
+    if sys.argv[:1] != ["-m"]:
+        return bool(sys.argv) and os.path.basename(sys.argv[0]) == "bpd"
+    words = sys.orig_argv
+    return "-m" in words[:-1] and (
+        words[words.index("-m") + 1].partition(".")[0] == "bpd_jax"
+    )
+
+
+def begin() -> None:
+    """Prepares this process; called once, before anything large is imported."""
+    global _messages
+    _open_streams()
+    _messages = os.dup(2)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _leave)
+
+
+def _leave(*_: object) -> None:
+    """Ends the process at once, whatever runs."""
+    with contextlib.suppress(OSError):
+        os.write(_messages, b"interrupted\n")
+    os._exit(INTERRUPTED)
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Lets Ctrl-C end the body by `KeyboardInterrupt`, even if a library catches it.
+
+    Raises:
+      KeyboardInterrupt: there was an interrupt, now or earlier in the body.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    main_thread = threading.current_thread() is threading.main_thread()
+    if not main_thread or before not in (_leave, signal.default_int_handler):
+        yield
+        return
+    process = os.getpid()
+    timer = threading.Timer(_GRACE_SECONDS, _leave)
+    timer.daemon = True
+    interrupted = False
+
+    def interrupt(*_: object) -> None:
+        nonlocal interrupted
+        if os.getpid() == process:
+            if interrupted:
+                _leave()
+            interrupted = True
+            timer.start()
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+        if interrupted:
+            raise KeyboardInterrupt
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if before is not _leave:  # The process goes on, as under pytest.
+            timer.cancel()
+
+
+def _open_streams() -> None:
+    """Opens /dev/null in place of standard streams that are closed.
+
+    Otherwise the next file that is opened would get the number of the stream, and what
+    a library prints would be written into it.
+    """
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    for descriptor, name in ((0, "stdin"), (1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            mode = "w" if descriptor else "r"
+            stream = open(descriptor, mode, encoding="utf-8", closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)
+
+
+def print_any_text() -> None:
+    """Lets every text be printed: what the encoding lacks is escaped (`\\u00e9`)."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def is_unread(stream: TextIO) -> bool:
+    """Whether a stream is a pipe whose reader is gone."""
+    try:
+        descriptor = stream.fileno()
+    except (OSError, ValueError):  # Not a file, such as a StringIO.
+        return False
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def discard(stream: TextIO) -> None:
+    """Sends all further output of a stream to nowhere.
+
+    What its buffer still holds would otherwise fail when the process exits, and change
+    its exit status.
+    """
+    try:
+        descriptor = stream.fileno()
+    except (OSError, ValueError):
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)

@@ -1,0 +1,169 @@
+"""Ctrl-C; streams that are closed, full or unread; encodings that lack characters."""
+
+import contextlib
+import io
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from bpd_jax import cli, startup
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+# Imports the package as `python -m bpd_jax.NAME` does, then runs BODY.
+_PROGRAM = """
+import os, signal, sys
+sys.argv[:1] = ["-m"]
+sys.orig_argv = ["python", "-m", "bpd_jax.evaluate"]
+import bpd_jax
+from bpd_jax import startup
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+def _program(body: str, **kwargs: object) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-c", _PROGRAM + body],
+        cwd=ROOT,
+        timeout=120,
+        capture_output="stdout" not in kwargs,
+        text=True,
+        **kwargs,
+    )
+
+
+def test_an_interrupt_while_libraries_are_imported_is_not_swallowed():
+    """Even if a library catches everything and file descriptor 2 goes elsewhere."""
+    done = _program(
+        "os.dup2(os.open(os.devnull, os.O_WRONLY), 2)\n"
+        "try:\n    interrupt()\nexcept:\n    pass\nprint('went on')\n"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+def test_a_command_that_does_not_end_after_an_interrupt_is_ended():
+    done = _program(
+        "import time\n"
+        "startup._GRACE_SECONDS = 0.1\n"
+        "with startup.interruptible():\n"
+        "    try:\n        interrupt()\n    except:\n        time.sleep(100)\n"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+def test_an_interrupt_that_a_library_swallows_still_ends_the_command(capsys):
+    before = signal.getsignal(signal.SIGINT)
+    cleaned = []
+
+    def swallow() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(10)
+        except BaseException:
+            cleaned.append(True)
+
+    with pytest.raises(SystemExit) as ended, cli.telling_errors():
+        swallow()
+    assert ended.value.code == 130
+    assert cleaned
+    assert capsys.readouterr().err == "interrupted\n"
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize(
+    "arguments, original, expected",
+    [
+        (["-m"], ["python", "-m", "bpd_jax.train"], True),
+        (["-m"], ["python", "-X", "dev", "-m", "bpd_jax"], True),
+        (["/bin/bpd", "train"], ["python", "/bin/bpd", "train"], True),
+        (["-m"], ["python", "-m", "other.module"], False),
+        (["script.py"], ["python", "script.py", "-m", "bpd_jax"], False),
+        ([""], ["python"], False),
+    ],
+)
+def test_only_programs_of_the_package_change_signals(
+    arguments, original, expected, monkeypatch
+):
+    monkeypatch.setattr(sys, "argv", arguments)
+    monkeypatch.setattr(sys, "orig_argv", original)
+    assert startup.is_program() == expected
+
+
+def test_closed_streams_are_not_taken_by_the_next_file():
+    done = _program(
+        "print('lost')\n"
+        "os._exit(os.open(os.devnull, os.O_RDONLY) > 2 and sys.stdin.read() == '')",
+        stdin=None,
+        preexec_fn=lambda: (os.close(0), os.close(1)),
+        stdout=None,
+        stderr=subprocess.PIPE,
+    )
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def _printing(stream: io.TextIOWrapper, text: str, monkeypatch) -> int | str | None:
+    """How a command ends that prints to a stream."""
+    monkeypatch.setattr(sys, "stdout", stream)
+    try:
+        with cli.telling_errors():
+            print(text)
+    except SystemExit as end:
+        return end.code
+    finally:
+        monkeypatch.undo()
+        with contextlib.closing(stream):
+            stream.flush()  # As Python does at exit.
+    return 0
+
+
+@pytest.mark.parametrize("text", ["short", "long" * 100_000])
+def test_a_reader_that_is_gone_ends_the_command_quietly(text, monkeypatch, capsys):
+    reader, writer = os.pipe()
+    os.close(reader)
+    stream = os.fdopen(writer, "w")
+    assert _printing(stream, text, monkeypatch) == 141
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("text", ["short", "long" * 100_000])
+def test_a_full_device_is_told(text, monkeypatch, capsys):
+    stream = os.fdopen(os.open("/dev/full", os.O_WRONLY), "w")
+    assert _printing(stream, text, monkeypatch) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: cannot write")
+    assert error.count("\n") == 1
+
+
+def test_other_broken_pipes_are_not_hidden():
+    with pytest.raises(BrokenPipeError), cli.telling_errors():
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_text_beyond_the_encoding_is_escaped(encoding, tmp_path, monkeypatch):
+    path = tmp_path / "out"
+    stream = path.open("w", encoding=encoding)
+    assert _printing(stream, "é→\udc80.", monkeypatch) == 0
+    text = path.read_bytes().decode(encoding).rstrip()
+    assert text.encode().decode("unicode_escape").endswith(".")
+    assert text.isascii() == (encoding == "ascii")
+
+
+def test_help_into_a_pipe_without_a_reader():
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as stream:
+        done = subprocess.run(
+            [sys.executable, "-m", "bpd_jax.slim", "--help"],
+            cwd=ROOT,
+            stdout=stream,
+            stderr=subprocess.PIPE,
+            timeout=300,
+        )
+    assert (done.returncode, done.stderr) == (141, b"")
