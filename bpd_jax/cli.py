@@ -88,13 +88,12 @@ def telling_errors() -> Iterator[None]:
             raise
         startup.discard(sys.stdout)
         sys.exit(startup.UNREAD)
-    except (RuntimeError, AssertionError) as error:
-        if not _from_platform(error):
+    except (RuntimeError, AssertionError):
+        reason = _platform_fault()
+        if reason is None:
             raise
-        platforms = os.environ.get("JAX_PLATFORMS", "")
-        named = f"that JAX_PLATFORMS={platforms} names" if platforms else "it found"
-        reason = f": {error}".rstrip(".") if str(error) else ""
-        _fail(f"JAX cannot start the platform {named}{reason}.")
+        platforms = os.environ["JAX_PLATFORMS"]
+        _fail(f"JAX cannot start what JAX_PLATFORMS={platforms} names{reason}.")
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise
@@ -118,14 +117,21 @@ def _flushed_output() -> Iterator[None]:
     sys.stdout.flush()
 
 
-def _from_platform(error: BaseException) -> bool:
-    """Whether an exception is from where JAX starts its platforms."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None:
-        return False
-    return trace.tb_frame.f_globals.get("__name__") == "jax._src.xla_bridge"
+def _platform_fault() -> str | None:
+    """Why JAX cannot start the platforms that the user named; None if it can.
+
+    The exception does not tell: JAX removes its own frames, and raises an assertion
+    without a message from the second call on.
+    """
+    jax = sys.modules.get("jax")
+    if jax is None or not os.environ.get("JAX_PLATFORMS"):
+        return None
+    try:
+        jax.devices()
+    except (RuntimeError, AssertionError) as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        return f": {reason}" if reason else ""
+    return None
 
 
 def _fail(sentence: str) -> None:
