@@ -35,9 +35,11 @@ def check_writable(path: str | os.PathLike[str], *, folder: bool = False) -> Non
     if not folder and is_stream(path):
         return
     target = resolved(path)
-    if target.exists() and target.is_dir() != folder:
-        found, wanted = ("file", "folder") if folder else ("folder", "file")
-        raise UserError(f"cannot write {path}: it is a {found}; name a {wanted}.")
+    with telling(path), contextlib.suppress(FileNotFoundError):
+        # One look, because another process may be replacing the folder.
+        if stat.S_ISDIR(target.stat().st_mode) != folder:
+            found, wanted = ("file", "folder") if folder else ("folder", "file")
+            raise UserError(f"cannot write {path}: it is a {found}; name a {wanted}.")
     with telling(path):
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=target.parent):

@@ -37,7 +37,7 @@ from bpd_jax.studies import run_files
 from bpd_jax.studies.bench import Bench
 from bpd_jax.studies.catalog import NAMES, find_study
 from bpd_jax.studies.config import StudyConfig
-from bpd_jax.studies.facts import check_header, continued, facts_of
+from bpd_jax.studies.facts import check_header, check_settings, continued, facts_of
 from bpd_jax.studies.in_domain import build_in_domain
 from bpd_jax.studies.study import DRAFTING
 from bpd_jax.studies.tasks import HELD_OUT
@@ -159,6 +159,7 @@ def _measure(name: str, config: StudyConfig, shard: Shard, text: str) -> None:
     left_out = _unavailable(bench)
     kept = [c for c in config.contenders if c not in left_out]
     bench = Bench(dataclasses.replace(config, contenders=kept), _workdir(), shard)
+    check_settings(folder, bench)  # Before tuning, which takes long.
     if DRAFTING & set(find_study(name).measures):
         tune(bench)
     before = check_header(folder, bench)

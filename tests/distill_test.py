@@ -193,7 +193,7 @@ def test_made_up_prompts_are_kept_and_must_be_whole(talking):
 
 def test_something_to_continue_must_be_given(written):
     folder, _ = written
-    run = distill(folder, "--model=tiny", "--output=other")
+    run = distill(folder, "--model=tiny", "--output=unwritten")
     assert run.returncode == 1
     assert "there is nothing to continue" in run.stderr
-    assert not (folder / "other").exists()
+    assert not (folder / "unwritten").exists()

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import pathlib
 import re
 import xml.etree.ElementTree as ElementTree
 
@@ -18,6 +19,7 @@ from bpd_jax.studies.records import (
 from bpd_jax.studies.run_files import append_records, write_header
 from tests.commands import start
 
+ROOT = pathlib.Path(__file__).parent.parent
 TASKS = {"squad": "SQuAD", "xsum": "XSum"}
 
 

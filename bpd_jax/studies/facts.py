@@ -66,35 +66,47 @@ def continued(before: Facts, now: Facts) -> Facts:
     return {**now, **kept}
 
 
-def check_header(folder: pathlib.Path, bench: Bench) -> Facts:
+_REMEDY = "name another --workdir, or remove it"
+
+
+def check_settings(folder: pathlib.Path, bench: Bench) -> Facts:
     """The facts that the folder has so far, none if it is new.
 
     Raises:
-      UserError: it holds results of other settings, texts or models.
+      UserError: it holds results of other settings.
     """
     if not (folder / HEADER).is_file():
         return {}
     before = read_header(folder)
-    remedy = "name another --workdir, or remove it"
     settings = bench.config.settings
     for name, value in bench.config.differing(before.get("settings", {})).items():
         raise UserError(
             f"{folder} holds results with {name} = {value!r}, not "
-            f"{settings[name]!r}: {remedy}."
+            f"{settings[name]!r}: {_REMEDY}."
         )
+    return before
+
+
+def check_header(folder: pathlib.Path, bench: Bench) -> Facts:
+    """As `check_settings`, and compares texts and models, which must be there.
+
+    Raises:
+      UserError: the folder holds results of other settings, texts or models.
+    """
+    before = check_settings(folder, bench)
     for task, digest in before.get("texts", {}).items():
         if task not in bench.config.tasks:
             continue
         if bench.digest(task, bench.whole_draw(task)) != digest:
             raise UserError(
                 f"{folder} holds results of other texts of {task}: the model, its "
-                f"heads or the data have changed; {remedy}."
+                f"heads or the data have changed; {_REMEDY}."
             )
     for name, digest in before.get("made_with", {}).items():
         if name in bench.config.contenders and bench.made_with(name) != digest:
             raise UserError(
                 f"{folder} holds results of {name} with other models or weights α than "
-                f"there are now: {remedy}."
+                f"there are now: {_REMEDY}."
             )
     return before
 

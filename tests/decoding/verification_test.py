@@ -55,6 +55,7 @@ class Sizes:
     max_depth: int
     max_nodes: int
     max_drafts: int
+    feature_layers: tuple[int, ...] = ()
 
 
 def test_every_node_is_read_after_its_own_prefix(make_model):

@@ -227,9 +227,9 @@ def test_weights_are_tuned_by_task(bench, tmp_path, trained):
         calls[alpha] = sum(r.calls for r in found if r.part == "tune")
     best = min(calls, key=lambda alpha: (calls[alpha], abs(alpha - 1)))
     assert mine.alphas == {"ngram": {"held_out": best}}  # there is no neural rescorer
-    assert mine.contender("ngram:2", "held_out")[1].alpha == best
-    assert mine.contender("ngram:1:alpha=1", "held_out")[1].alpha == 1
-    assert mine.contender("medusa:4", "held_out")[1].alpha is None
+    assert mine.contender("ngram:2", "held_out")[1].setting("alpha") == best
+    assert mine.contender("ngram:1:alpha=1", "held_out")[1].setting("alpha") == 1
+    assert mine.contender("medusa:4", "held_out")[1].setting("alpha") is None
     assert mine.made_with("ngram:2") != plain
     assert "alpha" not in mine.label("ngram:2").lower()
     assert facts_of(mine)["alphas"] == mine.alphas
