@@ -27,7 +27,7 @@ _XLA_FLAGS = (
 )
 # On a CPU each compiled program takes a dozen memory mappings, of which Linux allows
 # a process 65,530: past them the compiler dies.
-_MOST_MAPPINGS = 35_000
+_MOST_MAPPINGS = 20_000
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_XLA_FLAGS])
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
