@@ -17,6 +17,9 @@ from experiments.launch.tpu_keep import Keeper, NoSlicesError, Patience
 from experiments.launch.tpu_slice import TpuSlice
 from experiments.launch.tpu_state import Asker, Condition, Status
 
+# How often a slice without work looks whether there is any.
+_POLL_SECONDS = 0.1
+
 
 @dataclasses.dataclass(frozen=True)
 class Fleet:
@@ -59,14 +62,17 @@ class Fleet:
         for point in points.items():
             waiting.put(point)
         trained: set[str] = set()
+        failed: set[str] = set()
         fetching = threading.Lock()
 
         def work(tpu: TpuSlice) -> None:
             while True:
                 try:
-                    name, words = waiting.get_nowait()
+                    name, words = waiting.get(timeout=_POLL_SECONDS)
                 except queue.Empty:
-                    return
+                    if len(trained | failed) == len(points):
+                        return
+                    continue  # A point of a slice that is lost may come back.
                 progress.say(f"# {tpu.name} trains {name}")
                 keeper = Keeper(tpu, self.run, lambda: self.status(tpu), self.patience)
                 try:
@@ -78,7 +84,11 @@ class Fleet:
                     progress.say(f"error: {error}")
                     return
                 except UserError as error:
+                    failed.add(name)
                     progress.say(f"error: {name}: {error}")
+                except BaseException:
+                    failed.add(name)  # Otherwise the other slices would wait for it.
+                    raise
                 with fetching:
                     self.fetch(tpu)
 
