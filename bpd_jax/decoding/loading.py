@@ -6,7 +6,6 @@ import pathlib
 from collections.abc import Mapping, Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from bpd_jax import files
@@ -24,12 +23,12 @@ from bpd_jax.models.heads_files import (
     attach_heads,
     load_heads,
 )
-from bpd_jax.models.products import transposed_kernels
+from bpd_jax.models.products import cast_matrices, transposed_kernels
 from bpd_jax.pretrained.checkpoint import Checkpoint
 from bpd_jax.pretrained.known import PACKAGED, find_packaged
 from bpd_jax.pretrained.weights import load_trunk
 from bpd_jax.training.slim import load_run_parameters, selected_step
-from bpd_jax.typing import Array, Params
+from bpd_jax.typing import Params
 
 # Models of our own that `--model` knows, and where `make` puts them.
 KNOWN_RUNS = {"demo": "runs/demo"}
@@ -175,16 +174,6 @@ class LoadedModel:
     def without_chat(self) -> "LoadedModel":
         """The same model, continuing texts as they are."""
         return dataclasses.replace(self, chat=None)
-
-
-def cast_matrices(params: Params, dtype: str) -> Params:
-    """Parameters whose floating-point matrices have another dtype."""
-
-    def cast(leaf: Array) -> Array:
-        matrix = leaf.ndim > 1 and jnp.issubdtype(leaf.dtype, jnp.floating)
-        return leaf.astype(dtype) if matrix else leaf
-
-    return jax.tree.map(cast, params)
 
 
 def load_model(name: str, heads: str | None = None) -> LoadedModel:

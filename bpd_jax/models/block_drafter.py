@@ -9,6 +9,11 @@ mask embedding for the rest; the keys and values of each layer are projections o
   concatenated, projected to width D and normalised ("fused"), the same for all layers;
 - the block itself, every query of it, not causal.
 
+With `reads_last_token`, which published block drafters do not have, a linear function
+of the states of the last accepted token and of the embedding of y_0, one for each
+position of the block, is added to the queries. Without it, attention alone carries the
+target's states to the queries, which takes much more training to learn.
+
 Layers are those of a Llama with normalised queries and keys (Qwen3). Rotary positions
 go on from the context: y_0 stands at position n after n accepted tokens. The softmax is
 the target's, frozen, over a draft vocabulary if there is one.
@@ -18,6 +23,7 @@ Parameters, by name, with the tensors of published checkpoints that they corresp
     fusion/kernel [F, D]                     fc
     fusion_norm/scale [D]                    hidden_norm
     mask_embedding [D]                       embed_tokens[mask_token_id]
+    query_condition/kernel [F + D, Q·D]      none (`reads_last_token`)
     attention_norm_i, mlp_norm_i /scale [D]  layers.i.input_layernorm, post_attention_…
     attention_i/{query,key,value,output}/kernel, /query_norm, /key_norm
                                              layers.i.self_attn.{q,k,v,o}_proj, …_norm
@@ -29,6 +35,7 @@ Parameters, by name, with the tensors of published checkpoints that they corresp
 """
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 
 from bpd_jax.models.cache import KeyValues, KVCache
@@ -44,6 +51,9 @@ from bpd_jax.models.transformer import (
     norm,
 )
 from bpd_jax.typing import Array, Float, Int
+
+# Small at first, so that the embedding of y_0 and the context are seen beside it.
+_CONDITION_GAIN = 0.2
 
 
 class BlockDrafter(nn.Module):
@@ -74,6 +84,16 @@ class BlockDrafter(nn.Module):
             (width,),
             layers.param_dtype,
         )
+        if config.reads_last_token:
+            inputs = 1 + len(config.feature_layers)
+            self.query_condition = Projection(
+                (inputs * width, config.queries * width),
+                (EMBED, MLP),
+                (MLP,),
+                layers,
+                gain=_CONDITION_GAIN,
+                use_bias=False,
+            )
         self.blocks = [self._block(layer) for layer in range(config.num_layers)]
         self.final_norm = norm(layers)
         if config.confidence:
@@ -112,6 +132,7 @@ class BlockDrafter(nn.Module):
         anchors: Float[Array, "B A D"],
         positions: Int[Array, "B A"],
         context: KVCache,
+        last: Float[Array, "B A F"] | None = None,
     ) -> Float[Array, "B A L-1 D"]:
         """The states of the drafted tokens, to be fed to the softmax.
 
@@ -121,6 +142,8 @@ class BlockDrafter(nn.Module):
           positions: of the certain tokens in the text.
           context: what the blocks see of the text, as `attention` takes it: `lengths`
             counts visible slots, or is a mask `[B, A·Q, S]`, Q = `config.queries`.
+          last: outputs of `config.feature_layers` at the tokens before the certain
+            ones; needed if `config.reads_last_token`.
         """
         batch, blocks, width = anchors.shape
         queries = self.config.queries
@@ -129,6 +152,9 @@ class BlockDrafter(nn.Module):
             self.mask_embedding.astype(dtype), (batch, blocks, queries - 1, width)
         )
         x = jnp.concatenate([anchors[:, :, None].astype(dtype), masks], axis=2)
+        if self.config.reads_last_token:
+            assert last is not None
+            x += self._condition(anchors, last).reshape(x.shape)
         x = x.reshape(batch, blocks * queries, width)
         places = (positions[..., None] + jnp.arange(queries)).reshape(batch, -1)
         mask = jnp.ones((batch, blocks, queries, queries), bool)
@@ -136,6 +162,18 @@ class BlockDrafter(nn.Module):
             x, _ = block(x, places, mask, context)
         x = self.final_norm(x).reshape(batch, blocks, queries, width)
         return x[:, :, queries - (self.config.block_size - 1) :]
+
+    def _condition(
+        self, anchors: Float[Array, "B A D"], last: Float[Array, "B A F"]
+    ) -> Float[Array, "B A QD"]:
+        """What is added to the queries; each of its inputs has a mean square of 1."""
+        width = anchors.shape[-1]
+        inputs = jnp.concatenate([last, anchors.astype(last.dtype)], axis=-1)
+        parts = inputs.astype(jnp.float32).reshape(*inputs.shape[:-1], -1, width)
+        squares = jnp.mean(parts**2, axis=-1, keepdims=True)
+        parts *= jax.lax.rsqrt(squares + self.layers.norm_epsilon)
+        parts = parts.reshape(inputs.shape)
+        return self.query_condition(parts.astype(self.layers.dtype))
 
     def confidence_logits(
         self, states: Float[Array, "... D"], previous: Float[Array, "... R"] | None
@@ -157,7 +195,8 @@ class BlockDrafter(nn.Module):
         new = self.context(features, positions)
         cache = cache_of_slots(new, jnp.ones(len(features), jnp.int32))
         width = self.layers.d_model
-        states = self(jnp.zeros((len(features), 1, width)), positions[:, :1], cache)
+        anchors = jnp.zeros((len(features), 1, width))
+        states = self(anchors, positions[:, :1], cache, features[:, :1])
         if self.config.confidence:
             self.confidence_logits(
                 states, jnp.zeros((*states.shape[:-1], self.config.markov_rank))

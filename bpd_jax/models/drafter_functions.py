@@ -10,12 +10,13 @@ certain token y_0 at position n:
 
 import dataclasses
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 
 from bpd_jax.errors import UserError
 from bpd_jax.models.block_drafter import BlockDrafter
-from bpd_jax.models.cache import KeyValues, KVCache, empty_cache
+from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.config import TransformerConfig
 from bpd_jax.models.context_cache import (
     append,
@@ -30,6 +31,25 @@ from bpd_jax.models.refiners import MarkovConfig, init_refiner
 from bpd_jax.typing import AnyArray, Array, Bool, Float, Int, Params
 
 FROZEN = ("softmax", "vocabulary")
+
+
+@flax.struct.dataclass
+class DrafterCache:
+    """What a block drafter remembers of the accepted tokens.
+
+    Attributes:
+      context: keys and values of the last S of them; see `context_cache`.
+      last: outputs of `feature_layers` at the last one; None if it does not read them
+        (`BlockDrafterConfig.reads_last_token`).
+    """
+
+    context: KVCache
+    last: Float[Array, "B F"] | None = None
+
+    @property
+    def lengths(self) -> Int[Array, " B"]:
+        """Accepted tokens of each row, which may be more than S."""
+        return self.context.lengths
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,10 +94,6 @@ class DrafterFunctions:
         window = self.config.window or length
         return max(self.config.block_size, min(window, length))
 
-    def empty_cache(self, batch: int, length: int) -> KVCache:
-        """An empty cache for texts of up to `length` tokens; see `context_cache`."""
-        return empty_cache(self.layers, batch, self.slots(length))
-
     def context_keys_values(
         self,
         params: Params,
@@ -95,7 +111,7 @@ class DrafterFunctions:
         features: Float[Array, "B T F"] | None,
         lengths: Int[Array, " B"],
         length: int,
-    ) -> KVCache:
+    ) -> DrafterCache:
         """The cache of prompts, of which only the last S tokens are projected.
 
         Args:
@@ -108,25 +124,39 @@ class DrafterFunctions:
         positions = slot_positions(lengths, self.slots(length))
         # Empty slots, and rows of fewer tokens than slots, read some token.
         kept = jnp.take_along_axis(features, positions[..., None], axis=1, mode="clip")
-        return cache_of_slots(
+        context = cache_of_slots(
             self.context_keys_values(params, kept, positions), lengths
         )
+        return DrafterCache(context, self._last(features, lengths))
 
     def append(
         self,
         params: Params,
-        cache: KVCache,
+        cache: DrafterCache,
         features: Float[Array, "B L F"] | None,
         counts: Int[Array, " B"],
-    ) -> KVCache:
+    ) -> DrafterCache:
         """Appends the first `counts[b]` of L accepted tokens to row b."""
         assert features is not None
         positions = cache.lengths[:, None] + jnp.arange(features.shape[1])
         new = self.context_keys_values(params, features, positions)
-        return append(cache, new, counts)
+        last = self._last(features, counts)
+        if last is not None:
+            assert cache.last is not None
+            last = jnp.where((counts > 0)[:, None], last, cache.last)
+        return DrafterCache(append(cache.context, new, counts), last)
+
+    def _last(
+        self, features: Float[Array, "B T F"], lengths: Int[Array, " B"]
+    ) -> Float[Array, "B F"] | None:
+        """Those of the last token of each row, if the drafter reads them."""
+        if not self.config.reads_last_token:
+            return None
+        index = jnp.maximum(lengths - 1, 0)[:, None, None]
+        return jnp.take_along_axis(features, index, axis=1)[:, 0]
 
     def states(
-        self, params: Params, cache: KVCache, anchors: Float[Array, "B D"]
+        self, params: Params, cache: DrafterCache, anchors: Float[Array, "B D"]
     ) -> Float[Array, "B L-1 D"]:
         """States of the drafted tokens.
 
@@ -140,7 +170,8 @@ class DrafterFunctions:
             {"params": params},
             anchors[:, None],
             cache.lengths[:, None],
-            visible_part(cache),
+            visible_part(cache.context),
+            None if cache.last is None else cache.last[:, None],
         )
         return states[:, 0]
 
@@ -154,7 +185,7 @@ class DrafterFunctions:
     def candidates(
         self,
         params: Params,
-        cache: KVCache,
+        cache: DrafterCache,
         anchors: Float[Array, "B D"],
         width: int,
     ) -> tuple[Int[Array, "B L-1 W"], Float[Array, "B L-1 W"], Float[Array, "B L-1"]]:
@@ -238,6 +269,9 @@ class DrafterFunctions:
             anchors,
             offsets[:, None] + anchor_indices,
             dataclasses.replace(context, lengths=visible),
+            jnp.take_along_axis(features, anchor_indices[..., None] - 1, axis=1)
+            if self.config.reads_last_token
+            else None,
         )
 
     def _visible(

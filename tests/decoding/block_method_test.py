@@ -45,9 +45,7 @@ def drafted_from(decoder, text, certain):
 
 
 @pytest.mark.parametrize("verification", [TREE, BATCHED])
-@pytest.mark.parametrize(
-    "method", ["block/greedy", "block/best:3", "block/tree:4+lookup:12"]
-)
+@pytest.mark.parametrize("method", ["block/greedy", "block/best:3", "block/tree:4"])
 def test_drafts_equal_those_from_whole_texts(
     decoder, make_prompts, method, verification
 ):

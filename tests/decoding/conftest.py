@@ -111,6 +111,7 @@ def random_drafter(model, *, feature_layers=(0,), seed=3, **config):
         np.random.default_rng(seed).permutation(trunk.vocab_size)[:9].astype(np.int32)
     )
     sizes = {"block_size": 5, "num_layers": 1, "window": 8, "draft_vocabulary": 9}
+    sizes["reads_last_token"] = True
     drafter = DrafterFunctions(
         BlockDrafterConfig(feature_layers, **{**sizes, **config}), trunk
     )

@@ -94,6 +94,10 @@ def reference_states(config, params, features, anchor):
     window = config.window or length
     fused = rms(features @ p["fusion"]["kernel"], p["fusion_norm"]["scale"])
     x = np.stack([anchor] + [p["mask_embedding"]] * (queries - 1))
+    if config.reads_last_token:
+        states = np.split(np.asarray(features[-1]), len(config.feature_layers))
+        inputs = np.concatenate([rms(np.asarray(x), 1) for x in (*states, anchor)])
+        x = x + (inputs @ p["query_condition"]["kernel"]).reshape(x.shape)
     seen = range(max(0, length - window), length)
     for layer in range(config.num_layers):
         w = p[f"attention_{layer}"]
@@ -143,6 +147,8 @@ def reference_states(config, params, features, anchor):
         {"window": None, "guess_at_anchor": False},
         {"num_layers": 1, "block_size": 2, "window": 2},
         {"num_layers": 3, "head_dim": 6, "d_ff": 8, "block_size": 5},
+        {"reads_last_token": True},
+        {"reads_last_token": True, "guess_at_anchor": False},
     ],
     ids=str,
 )
@@ -165,7 +171,7 @@ def test_states_are_those_of_the_reference(changes):
 @pytest.mark.parametrize("seed", range(3))
 def test_accepted_tokens_one_call_at_a_time_are_a_prefilled_text(window, seed):
     """Random prompts and numbers of accepted tokens, 0 included."""
-    functions, params = drafter(window=window)
+    functions, params = drafter(window=window, reads_last_token=True)
     rng = np.random.default_rng(seed)
     counts = rng.integers(0, CONFIG.block_size + 1, (5, 4))
     prompts = rng.integers(1, 9, 5)
@@ -180,16 +186,19 @@ def test_accepted_tokens_one_call_at_a_time_are_a_prefilled_text(window, seed):
         new = jnp.take_along_axis(features, places[..., None], axis=1)
         cache = append_features(params, cache, new, jnp.asarray(counts[:, call]))
     np.testing.assert_array_equal(cache.lengths, lengths)
-    whole = prefill(params, features, jnp.asarray(lengths), 32)
-    visible = np.minimum(lengths, cache.slots)
+    last = jnp.take_along_axis(features, jnp.asarray(lengths)[:, None, None] - 1, 1)
+    np.testing.assert_array_equal(cache.last, last[:, 0])
+    whole = prefill(params, features, jnp.asarray(lengths), 32).context
+    context = cache.context
+    visible = np.minimum(lengths, context.slots)
     for row in range(5):
-        for grown, at_once in zip(cache.keys, whole.keys, strict=True):
+        for grown, at_once in zip(context.keys, whole.keys, strict=True):
             np.testing.assert_allclose(
                 grown[row, ..., : visible[row]],
                 at_once[row, ..., : visible[row]],
                 atol=1e-5,
             )
-        for grown, at_once in zip(cache.values, whole.values, strict=True):
+        for grown, at_once in zip(context.values, whole.values, strict=True):
             np.testing.assert_allclose(
                 grown[row, :, : visible[row]],
                 at_once[row, :, : visible[row]],
@@ -223,7 +232,9 @@ def test_the_cache_holds_the_last_tokens_of_every_row(slots):
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"window": None, "guess_at_anchor": False}], ids=str
+    "changes",
+    [{}, {"window": None, "guess_at_anchor": False}, {"reads_last_token": True}],
+    ids=str,
 )
 def test_training_sees_what_decoding_sees(changes):
     """All anchors of a text at once, also in a piece of it from the middle on."""

@@ -15,8 +15,7 @@ from bpd_jax.drafting.parts import (
 )
 from bpd_jax.drafting.sources.heads import LatticeSource, check_paths, lattice_width
 from bpd_jax.errors import UserError
-from bpd_jax.models.cache import KVCache
-from bpd_jax.models.drafter_functions import DrafterFunctions
+from bpd_jax.models.drafter_functions import DrafterCache, DrafterFunctions
 from bpd_jax.settings import setting
 from bpd_jax.typing import Params
 
@@ -25,8 +24,7 @@ from bpd_jax.typing import Params
 class BlockSource(LatticeSource):
     """The W best tokens of each position of a block drafter (DFlash, DSpark).
 
-    Its memory is a cache of the accepted tokens: keys and values that the drafter makes
-    of the model's states there.
+    Its memory is what the drafter keeps of the model's states at the accepted tokens.
 
     Attributes:
       block_size: L, at most that of the drafter.
@@ -42,18 +40,20 @@ class BlockSource(LatticeSource):
     feature_layers: tuple[int, ...] = dataclasses.field()
     arrays: Params = dataclasses.field(compare=False)
 
-    def remember(self, arrays: Params, prompts: Prompts) -> KVCache:
+    def remember(self, arrays: Params, prompts: Prompts) -> DrafterCache:
         """Reads the prompts."""
         length = prompts.tokens.shape[1]
         return self.functions.prefill(arrays, prompts.features, prompts.lengths, length)
 
-    def learn(self, arrays: Params, memory: KVCache, outcome: Outcome) -> KVCache:
+    def learn(
+        self, arrays: Params, memory: DrafterCache, outcome: Outcome
+    ) -> DrafterCache:
         """Reads the accepted tokens."""
         return self.functions.append(arrays, memory, outcome.features, outcome.count)
 
     def build_lattice(
-        self, view: View, arrays: Params, memory: KVCache
-    ) -> tuple[Lattice, KVCache]:
+        self, view: View, arrays: Params, memory: DrafterCache
+    ) -> tuple[Lattice, DrafterCache]:
         """Drafts what may follow the certain token."""
         # A recorded drafter knows its drafts, and a recording has no embeddings.
         anchors = view.next_token

@@ -88,7 +88,12 @@ def train_heads(
     # What another training left in the folder stays as it is.
     _write_configuration(folder, text, operative)
     base = Base(
-        model, params, config.forward_tokens, config.states_dtype, objective.layers
+        model,
+        params,
+        config.forward_tokens,
+        config.states_dtype,
+        objective.layers,
+        config.products,
     )
     source, measured, sample = objective.batches(base, plan, folder, step)
     step_fn = make_step(objective, optimizer)
