@@ -14,16 +14,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bpd_jax.decoding.acceptance.rules import accept, next_tokens
+from bpd_jax.decoding.acceptance.rules import next_tokens
 from bpd_jax.decoding.choice import DRAFTS, stream_keys
 from bpd_jax.decoding.options import StepOptions
 from bpd_jax.decoding.state import DecodeState, History, empty_history
 from bpd_jax.decoding.stopping import StopTable
-from bpd_jax.decoding.verification import Verified, forward, verify
+from bpd_jax.decoding.verification import forward, verify
 from bpd_jax.drafting.interface import BoundModel, Drafter, Outcome, Prompts, View
 from bpd_jax.drafting.tree import DraftTree, take
 from bpd_jax.models.attention import causal_mask
-from bpd_jax.models.cache import KeyValues, commit, write_rows
+from bpd_jax.models.cache import commit, write_rows
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.typing import Array, Float, Int, Params, PyTree
 
@@ -147,24 +147,17 @@ def serial_call(
     Two tokens are committed and `c` is the next certain token.
     """
     verified = verify(
-        model, weights.model, state.cache, tree, drafter, options.verification
-    )
-    tree = verified.tree
-    depths = state.lengths[:, None] + tree.depths
-    accepted, choices = accept(
         model,
         weights.model,
+        state.cache,
         tree,
-        verified.hidden,
-        depths + 1,
         state.next_token,
         state.keys,
+        drafter,
         options,
-        drafter.max_depth,
     )
-
-    path = jnp.maximum(accepted.path, 0)
-    tokens = jnp.take_along_axis(tree.tokens, path, axis=1)
+    tree, accepted = verified.tree, verified.accepted
+    tokens = take(tree.tokens, accepted.path)
     count, ended, stop_states = _stop(weights, state, tokens, accepted.count, options)
     emitted = count
     # Where the text ends, what would have followed is neither right nor wrong.
@@ -179,16 +172,13 @@ def serial_call(
     def unless_done(new: Array, old: Array) -> Array:
         return jnp.where(done.reshape(-1, *[1] * (new.ndim - 1)), old, new)
 
-    features = verified.features
-    if features is not None:
-        features = jnp.take_along_axis(features, path[:, :, None], axis=1)
-    outcome = Outcome(tree, choices, count, features)
+    outcome = Outcome(tree, verified.choices, count, verified.features)
     memory = drafter.learn(weights.drafter, state.memory, outcome)
     return dataclasses.replace(
         state,
         tokens=write_rows(state.tokens, tokens, state.lengths),
-        cache=commit(state.cache, _along(verified, path), count),
-        hidden=unless_done(_at(verified.hidden, _at(path, last)), state.hidden),
+        cache=commit(state.cache, verified.new, count),
+        hidden=unless_done(_at(verified.hidden, last), state.hidden),
         next_token=unless_done(_at(accepted.following, last), state.next_token),
         done=done | ended,
         calls=state.calls + ~done,
@@ -233,15 +223,6 @@ def _stop(
         count, ended = end_at(found, count, ended)
         stop_states = _at(states, jnp.maximum(count, 1) - 1)
     return jnp.where(state.done, 0, count), ended, stop_states
-
-
-def _along(verified: Verified, path: Int[Array, "B L"]) -> KeyValues:
-    """Keys and values of the nodes on a path."""
-    index = path[None, :, :, None, None]
-    return KeyValues(
-        keys=jnp.take_along_axis(verified.new.keys, index, axis=2),
-        values=jnp.take_along_axis(verified.new.values, index, axis=2),
-    )
 
 
 def _first_path(tree: DraftTree, max_depth: int) -> Int[Array, "B L"]:

@@ -5,7 +5,7 @@ import dataclasses
 import flax.struct
 import jax.numpy as jnp
 
-from bpd_jax.drafting.tree import DraftTree, take
+from bpd_jax.drafting.tree import DraftTree, take, usual_sizes
 from bpd_jax.typing import Array, Int
 
 
@@ -47,6 +47,7 @@ def merge_prefixes(tree: DraftTree, max_nodes: int, max_depth: int) -> DraftTree
         depths=take(tree.depths, kept),
         ranks=take(rank, kept),
         valid=take(keep, kept),
+        sizes=usual_sizes(max_nodes) if tree.num_chains > 1 else tree.sizes,
     )
 
 
@@ -110,4 +111,6 @@ def union(first: DraftTree, second: DraftTree) -> DraftTree:
         depths=joined("depths"),
         ranks=joined("ranks"),
         valid=joined("valid"),
+        # The second may have nothing to add.
+        sizes=(*first.sizes, first.size),
     )

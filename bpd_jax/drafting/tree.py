@@ -48,6 +48,9 @@ class DraftTree:
       sources: where children were drawn from; None if they were chosen without chance.
       num_chains: P if the nodes are P chains of equal length one after the other, else
         0; known when code is compiled.
+      sizes: numbers of nodes less than M, ascending, that often hold all valid nodes: a
+        pass is compiled for each, and the smallest that does is run. Known when code is
+        compiled.
     """
 
     tokens: Int[Array, "B M"]
@@ -57,11 +60,16 @@ class DraftTree:
     valid: Bool[Array, "B M"]
     sources: Sources | None = None
     num_chains: int = flax.struct.field(pytree_node=False, default=0)
+    sizes: tuple[int, ...] = flax.struct.field(pytree_node=False, default=())
 
     @property
     def size(self) -> int:
         """M."""
         return self.tokens.shape[1]
+
+    def first(self, size: int) -> "DraftTree":
+        """The first `size` nodes."""
+        return jax.tree.map(lambda values: values[:, :size], self)
 
 
 def from_drafts(drafts: Drafts) -> DraftTree:
@@ -81,6 +89,15 @@ def from_drafts(drafts: Drafts) -> DraftTree:
         valid=jnp.repeat(jnp.isfinite(drafts.scores), length, axis=1),
         num_chains=count,
     )
+
+
+def usual_sizes(most: int) -> tuple[int, ...]:
+    """Half and a quarter of the most nodes, as `DraftTree.sizes`; none below 8.
+
+    >>> usual_sizes(129), usual_sizes(17), usual_sizes(12)
+    ((33, 65), (9,), ())
+    """
+    return tuple(size for size in (-(-most // 4), -(-most // 2)) if size >= 8)
 
 
 def ancestor_mask(parents: Int[Array, "B M"], max_depth: int) -> Bool[Array, "B M M"]:

@@ -52,11 +52,11 @@ METHODS = [
     "oracle",
     "heads+ngram+neural:mode=parallel/best:3",
     "heads:3:k=2+neural+ngram:adaptive=1/beam:2+lookup:3",
-    "draft_model:3+neural/tree:7",
+    "draft_model:3+neural/tree:24:min_prob=0.02",
     "heads+ngram/chains:2",
     "block/greedy",
     "block+ngram/best:3",
-    "block:3+neural/tree:6+lookup:4",
+    "block:3+neural/tree:6:min_prob=0.05+lookup:4",
     "block+ngram/best:2:engine=viterbi",
     "block/oracle",
 ]

@@ -7,15 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bpd_jax.decoding import verification
 from bpd_jax.decoding.choice import row_keys
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.loop import Weights, decode_with_host, prefill
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import BATCHED, TREE, DecodeOptions, StepOptions
-from bpd_jax.decoding.verification import verify
+from bpd_jax.decoding.verification import chain_states, tree_states
 from bpd_jax.drafting.assets import Assets
 from bpd_jax.drafting.engines.viterbi import ViterbiEngine
 from bpd_jax.drafting.lattice import Drafts
+from bpd_jax.drafting.merging import merge_prefixes
 from bpd_jax.drafting.searches.host_drafter import HostDrafter
 from bpd_jax.drafting.sources.heads import HeadsSource
 from bpd_jax.drafting.tree import from_drafts
@@ -50,7 +52,7 @@ def test_both_layouts_take_the_same_steps(
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """All that `verify` asks of a drafter."""
+    """All that a pass asks of a drafter."""
 
     max_depth: int
     max_nodes: int
@@ -80,12 +82,15 @@ def test_every_node_is_read_after_its_own_prefix(make_model):
         options=StepOptions(),
         max_calls=4,
     )
-    run = jax.jit(verify, static_argnums=(0, 4, 5))
+    merged = merge_prefixes(tree, 20, 4)
     read = jax.jit(functions.forward)
-    for verification in (TREE, BATCHED):
-        found = run(functions, params, start.cache, tree, Sizes(4, 20, 5), verification)
+    for states in (tree_states, chain_states):
+        run = jax.jit(states, static_argnums=(0, 4))
+        node_hidden, node_new, _ = run(
+            functions, params, start.cache, merged, Sizes(4, 20, 5)
+        )
         for row in range(2):
-            valid = np.asarray(found.tree.valid[row])
+            valid = np.asarray(merged.valid[row])
             wanted = {
                 tuple(draft[:n])
                 for draft in drafts[row][np.isfinite(scores[row])].tolist()
@@ -95,8 +100,8 @@ def test_every_node_is_read_after_its_own_prefix(make_model):
             for node in np.flatnonzero(valid):
                 path, at = [], node
                 while at >= 0:
-                    path.insert(0, int(found.tree.tokens[row, at]))
-                    at = int(found.tree.parents[row, at])
+                    path.insert(0, int(merged.tokens[row, at]))
+                    at = int(merged.parents[row, at])
                 paths.append(tuple(path))
                 text = [*prompts[row, : lengths[row]].tolist(), *path]
                 padded = (
@@ -108,13 +113,41 @@ def test_every_node_is_read_after_its_own_prefix(make_model):
                 hidden, new = read(params, padded, jnp.arange(12)[None], mask)
                 last = len(text) - 1
                 np.testing.assert_allclose(
-                    found.hidden[row, node], hidden[0, last], atol=1e-4
+                    node_hidden[row, node], hidden[0, last], atol=1e-4
                 )
                 np.testing.assert_allclose(
-                    found.new.keys[:, row, node], new.keys[:, 0, last], atol=1e-4
+                    node_new.keys[:, row, node], new.keys[:, 0, last], atol=1e-4
                 )
             # Every prefix once.
             assert sorted(paths) == sorted(wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("heads/best:9", 16),
+        ("heads/tree:24:min_prob=0.1+lookup:4", 12),
+        ("lookup:5", 1),
+    ],
+)
+def test_passes_over_fewer_nodes_change_nothing(
+    make_model, make_prompts, monkeypatch, name, size
+):
+    """Passes of several sizes against passes over all nodes."""
+    decoder = Decoder(*make_model(3), width=3)
+    options = DecodeOptions(max_new_tokens=24)
+    prompts = make_prompts([4, 11, 7])
+    method = parse_method(name)
+    fewer = decoder.decode(method, prompts, options)
+    monkeypatch.setattr(verification, "pass_sizes", lambda tree: (tree.size,))
+    jax.clear_caches()
+    whole = decoder.decode(method, prompts, options)
+    jax.clear_caches()
+    nodes = np.concatenate([text.nodes for text in fewer])
+    assert nodes.min() <= size < nodes.max()
+    for a, b in zip(fewer, whole, strict=True):
+        for field in ("output_ids", "drafts", "accepted", "ranks", "proposed", "nodes"):
+            np.testing.assert_array_equal(getattr(a, field), getattr(b, field), field)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bpd_jax import settings
 from bpd_jax.drafting.parts import (
     COUNT,
     NODES,
@@ -16,7 +17,7 @@ from bpd_jax.drafting.parts import (
 )
 from bpd_jax.drafting.paths import Paths
 from bpd_jax.drafting.searches.growth import grow_best
-from bpd_jax.drafting.tree import DraftTree, take
+from bpd_jax.drafting.tree import DraftTree, take, usual_sizes
 from bpd_jax.settings import setting
 from bpd_jax.typing import Array, Int, PyTree
 
@@ -33,9 +34,11 @@ class BestFirst:
 
     Attributes:
       num_nodes: M, the certain token included.
+      min_prob: the smallest probability of a prefix that is drafted.
     """
 
     num_nodes: int
+    min_prob: float = 0.0
 
     def max_nodes(self, block_size: int, width: int) -> int:
         """M, or all prefixes if they are fewer."""
@@ -66,9 +69,14 @@ class BestFirst:
         sizes = [level.tokens.shape[1] for level in levels]
         pool = sum(sizes)
         scores = jnp.concatenate([level.scores for level in levels], axis=1)
+        sizes_of_tree: tuple[int, ...] = ()
+        if self.min_prob > 0:
+            scores = jnp.where(scores < np.log(self.min_prob), -jnp.inf, scores)
+            sizes_of_tree = usual_sizes(size)
         # Equal scores go to the lower index, hence to the parent.
-        _, best = jax.lax.top_k(scores, size)
-        chosen = jnp.sort(best, axis=1)
+        best_scores, best = jax.lax.top_k(scores, size)
+        # Nodes that exist stand before those that do not, and parents before children.
+        chosen = jnp.sort(best + pool * jnp.isneginf(best_scores), axis=1) % pool
         rank_in_pool = jax.vmap(
             lambda row: jnp.zeros(pool, jnp.int32).at[row].set(jnp.arange(size))
         )(best)
@@ -92,6 +100,7 @@ class BestFirst:
             depths=take(depths, chosen),
             ranks=take(rank_in_pool, chosen),
             valid=jnp.isfinite(take(scores, chosen)),
+            sizes=sizes_of_tree,
         )
 
 
@@ -106,13 +115,17 @@ class Tree(GrowingPart):
     counts: ClassVar[str] = NODES
 
     nodes: int = setting(32, "nodes M, the certain token included", COUNT)
+    min_prob: float = setting(
+        0.0, "smallest probability of a prefix that is drafted", settings.number(0, 1)
+    )
 
     def build(self, context: BuildContext, paths: Paths, normalise: bool) -> BestFirst:
         """Makes the search, which always normalises."""
         del context, paths, normalise
-        return BestFirst(self.nodes)
+        return BestFirst(self.nodes, self.min_prob)
 
     def label(self, order: int | None = None) -> str:
         """What people read in tables."""
         del order
-        return f"Tree of {self.nodes}"
+        cut = f", p ≥ {self.min_prob:g}" if self.min_prob else ""
+        return f"Tree of {self.nodes}{cut}"

@@ -93,7 +93,7 @@ class PromptLookup(Stateless):
         scores = jnp.zeros((len(seen.found), 1), jnp.float32)
         chain = from_drafts(Drafts(seen.tokens[:, None], scores))
         valid = (chain.depths == 0) | seen.found[:, None]
-        return dataclasses.replace(chain, valid=valid)
+        return dataclasses.replace(chain, valid=valid, sizes=(1,))
 
 
 @register

@@ -141,6 +141,29 @@ def test_best_first_takes_the_most_probable_prefixes(scene, count):
     assert max(leaves) <= search.max_drafts(LENGTH, WIDTH)
 
 
+@pytest.mark.parametrize("least", [0.02, 0.2])
+def test_improbable_prefixes_are_left_out_of_a_tree(scene, least):
+    _, grow, steps = scene
+    tree = grow(BestFirst(30, least))
+    assert tree.sizes == (8, 15)
+    for row in range(3):
+        probable = [
+            score
+            for score in prefix_scores(steps[row]).values()
+            if score > np.log(least)
+        ]
+        count = min(len(probable), 30)
+        assert 1 < count < 30 or least < 0.1
+        np.testing.assert_array_equal(tree.valid[row], np.arange(30) < count)
+        assert (tree.parents[row, 1:count] < np.arange(1, count)).all()
+        assert sorted(tree.ranks[row, :count].tolist()) == list(range(count))
+        # What is left is the tree of so many nodes.
+        smaller = grow(BestFirst(count))
+        for name in ("tokens", "parents", "depths", "ranks"):
+            found = getattr(tree, name)[row, :count]
+            np.testing.assert_array_equal(found, getattr(smaller, name)[row], name)
+
+
 def test_repeated_and_impossible_candidates_are_left_out(random_lattice, random_view):
     lattice = random_lattice(1, batch=1, length=3)
     tokens, log_probs = lattice.tokens.copy(), lattice.log_probs.copy()
