@@ -310,6 +310,12 @@ def candidate_methods(
                 names += [f"{kind}:1", f"{kind}:4"]
         if holds(decoder.assets.rescorer):
             names.append("neural:1")
+    if decoder.assets.drafter is not None:
+        refined = "+ngram" if decoder.assets.ngram is not None else ""
+        for source in dict.fromkeys(("block", f"block{refined}")):
+            names += [f"{source}/greedy", f"{source}/tree:8"]
+            names += [f"{source}/tree:{nodes}:min_prob=0.05" for nodes in (16, 32)]
+            names.append(f"{source}/tree:16:min_prob=0.05+lookup:8")
     if holds(decoder.assets.draft_model):
         names += ["draft_model:2", "draft_model:4"]
 
