@@ -57,7 +57,7 @@ class LanguageModel:
             ids = np.asarray(prompt)
         except ValueError as error:  # lists of several lengths
             raise UserError(
-                "a prompt is no list of token ids: give a text or whole numbers."
+                "a prompt is not a list of token ids: give a text or integers."
             ) from error
         if not np.issubdtype(ids.dtype, np.integer):
             return ids  # decoding refuses it
@@ -130,7 +130,7 @@ def generate(
       method: as in `--method=help`; `auto` measures which is fastest here; None is
         bpd, or prompt_lookup for a model without block heads.
       lattice_width: candidates per head (the paper's k) where the method names none.
-      alpha: weight of the second opinion where the method names none; trained refiners
+      alpha: weight of the refiners where the method names none; trained refiners
         keep their own.
       mesh: devices over which a batch is spread; the parameters must be there.
       on_progress: called after each batch with the number of new tokens.
@@ -192,7 +192,7 @@ def resolve(
     if parsed.kind == "auto":
         check_prompts(decoder.model, prompts, options)
         return choose_method(decoder, prompts, options).method
-    decoder.check(parsed, prompts, options)  # what is missing is told before any work
+    decoder.check(parsed, prompts, options)  # Validates the request first.
     return parsed
 
 

@@ -137,8 +137,8 @@ def _limits(texts: list[str] | None) -> tuple[int | None, ...] | None:
         return None
     if not all(re.fullmatch(r"\s*(\d+|all)\s*", text, re.ASCII) for text in texts):
         raise UserError(
-            f"--max_per_order={','.join(texts)} is no list of numbers, or all for no "
-            "limit, such as 1000000,all,500000."
+            f"--max_per_order={','.join(texts)} must be a comma-separated list of "
+            "integers, or all for no limit, such as 1000000,all,500000."
         )
     return tuple(None if text.strip() == "all" else int(text) for text in texts)
 

@@ -108,7 +108,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextlib.contextmanager
 def _flushed_output() -> Iterator[None]:
-    """Writes what is printed before the body ends, where an error can still be told."""
+    """Flushes standard output while an error can still be reported."""
     try:
         yield
     except SystemExit:
@@ -181,6 +181,7 @@ def whole_numbers(flag: str) -> tuple[int, ...] | None:
         return None
     if not all(text.strip().isdecimal() for text in texts):
         raise UserError(
-            f"--{flag}={','.join(texts)} is no list of numbers such as 1,1,2,4."
+            f"--{flag}={','.join(texts)} must be a comma-separated list of "
+            "integers such as 1,1,2,4."
         )
     return tuple(int(text) for text in texts)

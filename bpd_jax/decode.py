@@ -65,7 +65,7 @@ def main() -> None:
     config = decode_flags.config()
     asked = METHOD.value or config.method
     if asked:
-        parse_method(asked)  # what is misspelt is told before anything is loaded
+        parse_method(asked)  # Validates it before loading the model.
     texts = _prompts(PROMPT.value)
     if OUTPUT.value:
         files.check_writable(OUTPUT.value)
@@ -75,7 +75,7 @@ def main() -> None:
     if method.kind == "auto":
         check_prompts(loaded.functions, prompts, config.options)
         method = _measured(loaded, decoder, prompts, config)
-    # What cannot be done is told before anything is compiled.
+    # Validates the request before anything is compiled.
     decoder.check(method, prompts, config.options)
     if len(prompts) == 1 and not OUTPUT.value:
         generations = [_streamed(loaded, decoder, method, prompts[0], config)]

@@ -223,7 +223,7 @@ def _read_made_up(path: pathlib.Path) -> list[str]:
         raise UserError(f"cannot read {path} ({error}): {remedy}.") from error
     whole = isinstance(texts, list) and len(texts) == MADE_UP.value
     if not whole or not all(isinstance(text, str) for text in texts):
-        raise UserError(f"{path} is no list of {MADE_UP.value} texts: {remedy}.")
+        raise UserError(f"{path} is not a list of {MADE_UP.value} texts: {remedy}.")
     return texts
 
 

@@ -144,7 +144,7 @@ def _write(
             "prompts": len(results[0].generations),
             "new tokens per prompt": f"up to {options.max_new_tokens}",
             "lattice width (k)": decoder.width,
-            "weight of the second opinion (α)": decoder.alpha,
+            "weight of the refiners (α)": decoder.alpha,
             "n-grams": _ngram_size(decoder),
             "prompts decoded together": options.batch_size,
             "verification": options.verification,

@@ -111,7 +111,7 @@ def telling(path: str | os.PathLike[str]) -> Iterator[None]:
         yield
     except FileExistsError as error:  # Of a file that is to be a folder above.
         raise UserError(
-            f"cannot write {path}: {error.filename} is no folder."
+            f"cannot write {path}: {error.filename} is not a folder."
         ) from error
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
@@ -151,7 +151,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def _refuse(constant: str) -> float:
-    raise ValueError(f"{constant} is no number of JSON")
+    raise ValueError(f"{constant} is not a JSON number")
 
 
 def _finite(text: str) -> float:

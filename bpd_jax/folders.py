@@ -72,7 +72,7 @@ def check_folder(path: str | os.PathLike[str], kind: FolderKind) -> None:
       kind: of the writer.
 
     Raises:
-      UserError: it holds something else, is no folder, or cannot be written.
+      UserError: it holds something else, is not a folder, or cannot be written.
     """
     files.check_writable(path, folder=True)
     parent = files.resolved(path).parent

@@ -69,7 +69,7 @@ class HarnessModel:
           max_gen_toks: the most tokens of a text where its task does not say.
           max_length: tokens that the model reads at once; by default all that it can.
           lattice_width: candidates per head where the method names none.
-          alpha: weight of the second opinion where the method names none.
+          alpha: weight of the refiners where the method names none.
           precision: of activations and matrix products; by default the model's own.
           seed: of the sampling noise.
           **assets: what the method drafts with; see `api.load`.
@@ -89,7 +89,7 @@ class HarnessModel:
         check_whole_number("batch_size", batch_size)
         check_whole_number("max_gen_toks", max_gen_toks)
         if method is not None:
-            parse_method(method)  # a slip is told before anything is loaded
+            parse_method(method)  # Validates it before loading the model.
         self.lm = api.load(model, heads=heads, chat=True, **assets)
         if precision:
             loaded = self.lm.loaded.in_precision(precision)

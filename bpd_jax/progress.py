@@ -56,7 +56,7 @@ def bar(
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
-    """Prints a line, to standard output unless told otherwise, if it can be read."""
+    """Prints a line, to standard output by default, if somebody reads it."""
     _Forgiving(sys.stdout if stream is None else stream).write(f"{text}\n")
 
 

@@ -87,7 +87,7 @@ def _runs(folders: Sequence[str]) -> list[StudyRun]:
     for folder in folders:
         path = pathlib.Path(folder)
         if not path.is_dir():
-            raise UserError(f"{folder} is no folder.")
+            raise UserError(f"{folder} is not a folder.")
         below = {
             found.parent.resolve()
             for depth in range(_DEPTH + 1)

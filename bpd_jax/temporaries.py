@@ -2,7 +2,8 @@
 
 They are called `.NAME.HOST.RANDOM.part`. The process that writes one holds a lock on
 it, which the system releases however the process ends. So what a killed process left
-can be told from what another one is writing, and the next writer of NAME removes it.
+can be distinguished from what another one is writing, and the next writer of NAME
+removes it.
 """
 
 import contextlib

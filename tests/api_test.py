@@ -112,11 +112,11 @@ def test_bad_input_is_refused_at_once(lm, keywords, message, many):
         ("", "prompt 1 is empty: give at least one character"),
         ([1, 270], r"token ids outside 0 … 269"),
         ([1, 2**32 + 1], r"token ids outside 0 … 269"),
-        ([1, 2**70], "no list of token ids"),
-        ([[1], [2, 3]], "no list of token ids"),
-        (7, "no list of token ids"),
-        ([1.5], "no list of token ids"),
-        ([[1, 2]], "no list of token ids"),
+        ([1, 2**70], "not a list of token ids"),
+        ([[1], [2, 3]], "not a list of token ids"),
+        (7, "not a list of token ids"),
+        ([1.5], "not a list of token ids"),
+        ([[1, 2]], "not a list of token ids"),
     ],
 )
 def test_prompts_that_are_no_tokens_are_refused(lm, prompt, message):

@@ -19,7 +19,7 @@ class PackingConverter(seqio.FeatureConverter):
     """Turns the feature `targets` into packed rows with the fields of `rows.Batch`.
 
     seqio's own packing tells padding from tokens by id 0, and so loses every real
-    token of id 0. Here padding is told by segment id alone.
+    token of id 0. Here the segment id alone marks padding.
     """
 
     TASK_FEATURES: ClassVar = {"targets": _INTEGERS}

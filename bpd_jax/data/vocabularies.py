@@ -14,7 +14,7 @@ class TokenizerVocabulary(seqio.Vocabulary):
     """A `Tokenizer` for seqio tasks; it is loaded when it is first used.
 
     seqio takes id 0 for padding. Here 0 is a token like any other ('!' in GPT-3's
-    vocabulary), so padding is never told from the ids: `decode_tf` stops at the
+    vocabulary), so padding is never inferred from the ids: `decode_tf` stops at the
     end-of-text token, and `converter.PackingConverter` hands out segment ids.
     """
 

@@ -58,7 +58,7 @@ class Decoder:
           width: W, lattice candidates per head (the paper's k), where a method names
             none; at most the vocabulary, and at most the draft vocabulary of heads
             that a method asks.
-          alpha: weight of the second opinion where a method names none.
+          alpha: weight of the refiners where a method names none.
           assets: what methods draft with.
           token_bytes: gives the bytes of every token, for stop texts.
           mesh: over which batches are spread; the parameters must be there already.

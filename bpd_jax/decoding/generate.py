@@ -285,7 +285,7 @@ def check_prompts(
             raise UserError(f"prompt {index + 1} is empty: give at least one token.")
         if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
             raise UserError(
-                f"prompt {index + 1} is no list of token ids: give whole numbers."
+                f"prompt {index + 1} is not a list of token ids: give integers."
             )
         if np.min(prompt) < 0 or np.max(prompt) >= vocab_size:
             raise UserError(

@@ -163,7 +163,7 @@ class DecodeConfig:
       method: how to draft; see `bpd_jax.decoding.methods`. None is bpd, or
         prompt_lookup for a model without block heads.
       lattice_width: W, candidates per head (the paper's k) where a method names none.
-      alpha: weight of the second opinion where a method names none; trained refiners
+      alpha: weight of the refiners where a method names none; trained refiners
         (markov, recurrent) keep the weight of 1 that they were trained with.
     """
 

@@ -18,7 +18,7 @@ class UnionDrafter:
 
     What both draft is checked once. Drafts of `first` rank before those of `second`.
     Neither may draw its drafts at random, nor learn from the numbers of its nodes: what
-    becomes of the call is told of the common tree.
+    is accepted is reported in terms of the common tree.
 
     Attributes:
       first: a method on the device or on the host.

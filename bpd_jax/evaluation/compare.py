@@ -59,7 +59,7 @@ def compare(
     """
     ordered = dict.fromkeys([GREEDY, *methods])
     for method in ordered:
-        # What cannot be done is told before any work.
+        # Validates the request before any work.
         decoder.check(method, prompts, options)
     results: list[MethodResult] = []
     for method in ordered:

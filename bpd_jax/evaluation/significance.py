@@ -4,7 +4,7 @@ Both tests ask how often a difference at least as large as the one seen arises i
 every example by itself, it is a coin's toss which of two results belongs to which
 method. Up to `EXACT` examples all tosses are counted; above, tosses are drawn, and
 p = (1 + hits) / (1 + draws), which is never 0 and keeps the test valid (Phipson and
-Smyth 2010). What intervals say, and several comparisons together, is told here too.
+Smyth 2010). It also says what intervals, and several comparisons together, mean.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ import numpy as np
 EXACT = 12
 
 FEWEST = 6
-"""Examples below which nothing is told at 5 %: even if five all point one way, each by
-the toss of a coin, that has a probability of 2 / 2⁵ = 0.06."""
+"""Examples below which nothing is significant at 5 %: five that all point one way, each
+by the toss of a coin, have a probability of 2 / 2⁵ = 0.06."""
 
 
 def sign_flip_test(

@@ -129,7 +129,7 @@ def _tensors(
     tensors: dict[str, np.ndarray] = {}
 
     def add(name: str, value: np.ndarray) -> None:
-        # A number too large for float16 is told below, once.
+        # Numbers too large for float16 are reported below, once.
         with np.errstate(over="ignore"):
             tensors[name] = np.ascontiguousarray(value, _DTYPES[dtype])
         if dtype == "float16" and not np.isfinite(tensors[name]).all():

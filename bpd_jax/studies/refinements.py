@@ -19,7 +19,7 @@ REFINES = {
     "medusa_ngram": MEDUSA,
     "medusa_neural": MEDUSA,
 }
-"""Kinds of methods with a second opinion on the heads, and the kind without it."""
+"""Kinds of methods with refiners of the heads, and the kind without them."""
 
 
 def method_of(contender: str) -> Method:

@@ -87,7 +87,7 @@ class HeadSchedule:
 
     @property
     def needs_entropies(self) -> bool:
-        """Whether `advance` has to be told what evaluations measure."""
+        """Whether `advance` needs the results of evaluations."""
         return self.order == "entropy"
 
     def start(self) -> Place:

@@ -85,7 +85,7 @@ def begun_rows(folder: pathlib.Path) -> dict[str, dict[str, Any]] | None:
     """Fingerprints of the rows that a run began with, by split; None before it began.
 
     Raises:
-      UserError: they cannot be told.
+      UserError: they are unknown.
     """
     if not (folder / MODEL).exists():
         return None

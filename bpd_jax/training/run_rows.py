@@ -14,7 +14,7 @@ from bpd_jax.training.distributed import say
 def make_run_rows(config: TrainConfig, folder: pathlib.Path) -> None:
     """Makes the rows of both splits, unless they are there.
 
-    A run that has begun goes on with its own, whatever has become of the text. Only
+    A run that has begun resumes with its own rows, even if the text has changed. Only
     rows that are missing or damaged are made again, if they come out as they were.
 
     Raises:
@@ -29,7 +29,7 @@ def make_run_rows(config: TrainConfig, folder: pathlib.Path) -> None:
             if not _same_source(config, split, begun[split]):
                 say(
                     f"note: the text of the {split} split of {config.task.name} has "
-                    "changed; the run goes on with the rows that it began with."
+                    "changed; the run resumes with the rows that it began with."
                 )
         elif _same_source(config, split, begun[split]):
             prepare.prepare_rows(config.task, split, config.length, place)
@@ -75,7 +75,7 @@ def _are_there(place: pathlib.Path, fingerprint: dict) -> bool:
 
 
 def _same_source(config: TrainConfig, split: str, fingerprint: dict) -> bool:
-    """Whether rows made now would have this fingerprint, as far as can be told."""
+    """Whether rows made now would have this fingerprint, as far as is known."""
     try:
         now = prepare.rows_fingerprint(config.task, split, config.length)
     except UserError:

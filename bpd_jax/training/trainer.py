@@ -48,7 +48,7 @@ def train(
     operative: str = "",
     given: Callable[[], Params] | None = None,
 ) -> dict[str, float]:
-    """Trains, or goes on with, the run in `workdir`.
+    """Trains, or resumes, the run in `workdir`.
 
     SIGTERM and Ctrl-C end it after the current step with a checkpoint; of several
     processes one that receives it is enough, and they stop together a few steps later.

@@ -139,7 +139,7 @@ def test_prompts_that_do_not_fit_are_refused(make_model):
     with pytest.raises(UserError, match=r"has token ids outside 0 … 12"):
         decoder.decode(bpd, [np.array([-1, 1])], options)
     for prompt in (np.array([1.5, 2.0]), np.array([[1, 2]]), np.array(["a"])):
-        with pytest.raises(UserError, match="prompt 1 is no list of token ids"):
+        with pytest.raises(UserError, match="prompt 1 is not a list of token ids"):
             decoder.decode(bpd, [prompt], options)
     with pytest.raises(UserError, match="but the model holds 160 tokens, prompt incl"):
         decoder.decode(bpd, [fitting], DecodeOptions(max_new_tokens=170))

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bpd_jax import settings
 from bpd_jax.drafting.parts import (
     COUNT,
     NODES,
@@ -18,6 +17,7 @@ from bpd_jax.drafting.parts import (
 from bpd_jax.drafting.paths import Paths
 from bpd_jax.drafting.searches.growth import grow_best
 from bpd_jax.drafting.tree import DraftTree, take, usual_sizes
+from bpd_jax.settings import number as number_check
 from bpd_jax.settings import setting
 from bpd_jax.typing import Array, Int, PyTree
 
@@ -116,7 +116,7 @@ class Tree(GrowingPart):
 
     nodes: int = setting(32, "nodes M, the certain token included", COUNT)
     min_prob: float = setting(
-        0.0, "smallest probability of a prefix that is drafted", settings.number(0, 1)
+        0.0, "smallest probability of a prefix that is drafted", number_check(0, 1)
     )
 
     def build(self, context: BuildContext, paths: Paths, normalise: bool) -> BestFirst:

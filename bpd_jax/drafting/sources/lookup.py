@@ -39,7 +39,7 @@ class PromptLookup(Stateless):
     The last n tokens, the certain one included, are sought earlier in the text, with n
     from `match` down to 1; of the places found for the largest n the latest counts.
 
-    A copy that comes to the end of the text goes on with what it has copied, as a text
+    A copy that reaches the end of the text continues with what it has copied, as a text
     that repeats itself would. Worked example (the certain token is the last `b`):
 
         text   a b x a b        match 2: `a b` stands at 0, copied from `x` on

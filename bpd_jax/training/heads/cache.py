@@ -2,7 +2,7 @@
 
 A folder holds `states.json`, which says whose states they are, shards of states that
 are mapped into memory, and, once they are complete, the texts in `texts.npz`. A shard
-belongs to some texts and is named by their hash: a run that was killed goes on with the
+belongs to some texts and is named by their hash: a run that was killed resumes with the
 first one that is missing, and texts that were added later cost only their own states.
 """
 

@@ -1,4 +1,4 @@
-"""What a training of heads is about to do, decided and told before the work."""
+"""The plan of training heads or a block drafter, printed before the work."""
 
 import dataclasses
 import hashlib

@@ -20,7 +20,7 @@ ORDERS = [None, 1, 3]
 
 @pytest.fixture(scope="module", params=ORDERS)
 def scene(request, random_lattice, random_view, naive_steps, ngram_model):
-    """A lattice under a second opinion: what grows on it, and the definition."""
+    """A lattice under a refiner: what grows on it, and the definition."""
     seed = request.param or 0
     lattice = random_lattice(seed, batch=3, length=LENGTH, width=WIDTH)
     view = random_view(lattice, seed)
