@@ -21,21 +21,14 @@ class HostBlock:
 
 
 @dataclasses.dataclass(frozen=True)
-class HostDrafter:
-    """The lattice is built on the device and searched on the host.
+class SourceDrafter:
+    """Base of drafters that read one lattice source and no refiners on the device.
 
     Attributes:
-      source: a lattice source.
-      num_drafts: P.
-      context_length: tokens of text before the block that the engine reads.
-      engine: searches.
+      source: of the lattice.
     """
 
     source: Source
-    num_drafts: int
-    context_length: int
-    engine: HostEngine = dataclasses.field(compare=False)
-    on_device: bool = dataclasses.field(default=False, init=False)
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
@@ -51,6 +44,22 @@ class HostDrafter:
     def max_depth(self) -> int:
         """L."""
         return self.source.block_size
+
+
+@dataclasses.dataclass(frozen=True)
+class HostDrafter(SourceDrafter):
+    """The lattice is built on the device and searched on the host.
+
+    Attributes:
+      num_drafts: P.
+      context_length: tokens of text before the block that the engine reads.
+      engine: searches.
+    """
+
+    num_drafts: int
+    context_length: int
+    engine: HostEngine = dataclasses.field(compare=False)
+    on_device: bool = dataclasses.field(default=False, init=False)
 
     @property
     def max_nodes(self) -> int:

@@ -14,6 +14,7 @@ from bpd_jax.drafting.parts import (
     SearchPart,
     register,
 )
+from bpd_jax.drafting.searches.host_drafter import SourceDrafter
 from bpd_jax.drafting.tree import DraftTree, from_drafts
 from bpd_jax.errors import UserError
 from bpd_jax.typing import Array, Float, Int, PyTree
@@ -35,34 +36,15 @@ class Glimpse:
 
 
 @dataclasses.dataclass(frozen=True)
-class OracleDrafter:
+class OracleDrafter(SourceDrafter):
     """Drafts the longest prefix of the true continuation that the lattice holds.
 
     An upper bound on every refinement of the same lattice (paper section 6.3). It is
     given a `Reference`.
-
-    Attributes:
-      source: of the lattice.
     """
 
-    source: Source
     on_device: bool = dataclasses.field(default=True, init=False)
     max_drafts: int = dataclasses.field(default=1, init=False)
-
-    @property
-    def feature_layers(self) -> tuple[int, ...]:
-        """Of the source."""
-        return self.source.feature_layers
-
-    @property
-    def arrays(self) -> PyTree:
-        """Of the source."""
-        return self.source.arrays
-
-    @property
-    def max_depth(self) -> int:
-        """L."""
-        return self.source.block_size
 
     @property
     def max_nodes(self) -> int:
