@@ -137,6 +137,17 @@ def _is_slurm_task() -> bool:
     return int(os.environ["SLURM_NTASKS"]) > 1
 
 
+def own_host() -> str:
+    """The address at which other hosts reach this one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            # Chooses the interface of the default route; nothing is sent.
+            probe.connect(("192.0.2.1", 9))
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"
+
+
 def is_first() -> bool:
     """Whether this process is the one that prints and writes files."""
     return jax.process_index() == 0

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from bpd_jax import progress
 from bpd_jax.data.rows import RowIterator
 from bpd_jax.errors import UserError
-from bpd_jax.training import distributed, run_folder
+from bpd_jax.training import distributed, peers, run_folder
 from bpd_jax.training.checkpoint_files import whole_steps
 from bpd_jax.training.checkpoints import FOLDER as CHECKPOINTS
 from bpd_jax.training.checkpoints import Checkpoints
@@ -79,6 +79,7 @@ def train(
     abstract = abstract_state(config.model, optimizer, mesh, config.compute)
     part, parts = distributed.batch_part(mesh)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(peers.watched())
 
         def make_ready() -> None:
             run_folder.check_usable(folder, config)

@@ -3,6 +3,7 @@ import importlib.util
 import os
 import pathlib
 import pickle
+import re
 import signal
 import socket
 
@@ -34,8 +35,8 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def train_on_two(config, run, folder, stop=0):
-    """Runs two processes of four devices; SIGTERM reaches the second one only.
+def train_on_two(config, run, folder, stop=0, number=signal.SIGTERM, victim=1):
+    """Runs two processes of four devices; one of them gets a signal.
 
     Returns their exit statuses, what they printed and the rows that they read.
     """
@@ -48,7 +49,8 @@ def train_on_two(config, run, folder, stop=0):
         Script(
             CHILD,
             *(str(pickled), str(run), str(folder / f"{index}.npy")),
-            *(address, "2", str(index), str(stop if index == 1 else 0)),
+            *(address, "2", str(index), str(stop if index == victim else 0)),
+            str(int(number)),
             folder=folder,
             environment={"XLA_FLAGS": flags},
         )
@@ -57,9 +59,11 @@ def train_on_two(config, run, folder, stop=0):
     ends = [child.wait(timeout=240) for child in children]
     statuses = [end.returncode for end in ends]
     printed = [(end.stdout, end.stderr) for end in ends]
-    assert all((folder / f"{index}.npy").exists() for index in range(2)), printed
-    rows = [np.load(folder / f"{index}.npy") for index in range(2)]
-    return statuses, printed, rows
+    paths = [folder / f"{index}.npy" for index in range(2)]
+    if number == signal.SIGKILL:
+        return statuses, printed, [np.load(path) for path in paths if path.exists()]
+    assert all(path.exists() for path in paths), printed
+    return statuses, printed, [np.load(path) for path in paths]
 
 
 def parameters(run):
@@ -135,6 +139,46 @@ def test_a_signal_to_one_stops_both_and_one_goes_on(config, alone, tmp_path):
     # One process, and another mesh.
     train(dataclasses.replace(config, mesh=MeshConfig(data=4, fsdp=2)), run)
     assert_close(run, alone)
+
+
+@pytest.fixture(scope="module")
+def together(config, tmp_path_factory):
+    """The run in two processes, with four checkpoints."""
+    config = dataclasses.replace(config, checkpoint_every=2)
+    folder = tmp_path_factory.mktemp("together")
+    statuses, printed, _ = train_on_two(config, folder / "run", folder / "out")
+    assert statuses == [0, 0], printed
+    return config, folder / "run"
+
+
+@needs_seqio
+@pytest.mark.parametrize(
+    ("victim", "stop"),
+    [
+        (1, 6),
+        pytest.param(0, 6, marks=pytest.mark.exhaustive),
+        pytest.param(0, -2, marks=pytest.mark.exhaustive),
+    ],
+    ids=["step", "step_of_first", "save"],
+)
+def test_a_killed_process_ends_the_other_with_one_sentence(
+    together, tmp_path, victim, stop
+):
+    config, whole = together
+    run = tmp_path / "run"
+    statuses, printed, _ = train_on_two(
+        config, run, tmp_path / "out", stop, signal.SIGKILL, victim
+    )
+    assert statuses[victim] == -signal.SIGKILL
+    assert statuses[1 - victim] == 1, printed
+    assert printed[1 - victim][1].endswith(
+        f"\nerror: process {victim} of this run has died: its own output may say why; "
+        "start the run again to resume from the last checkpoint.\n"
+    )
+    statuses, printed, _ = train_on_two(config, run, tmp_path / "again")
+    assert statuses == [0, 0], printed
+    assert re.search(r"run: steps [2-6] to 8", printed[0][0]), printed[0][0]
+    jax.tree.map(np.testing.assert_array_equal, parameters(run), parameters(whole))
 
 
 @needs_seqio

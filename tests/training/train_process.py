@@ -1,10 +1,11 @@
 """One process of a training run on several; `distributed_test` starts it.
 
-    python train_process.py CONFIG RUN ROWS ADDRESS COUNT INDEX STOP
+    python train_process.py CONFIG RUN ROWS ADDRESS COUNT INDEX STOP SIGNAL
 
 CONFIG is a pickled TrainConfig, RUN the folder of the run, and ROWS a file that
-receives the rows that this process read. The process sends itself SIGTERM when it reads
-batch STOP, counted from 1; 0 is never.
+receives the rows that this process read. The process sends itself SIGNAL when it reads
+batch STOP, counted from 1; 0 is never. If STOP is negative, it does so as soon as it
+has begun to save for the -STOP-th time.
 """
 
 import functools
@@ -27,22 +28,25 @@ class Recorded(trainer.RowIterator):
 
     rows: ClassVar[list] = []
     stop = 0
+    signal = signal.SIGTERM
 
     def __next__(self):
         batch = super().__next__()
         self.rows.append(batch.tokens)
         if len(self.rows) == self.stop:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), self.signal)
         return batch
 
 
 def main() -> None:
-    path, run, rows, address, count, index, stop = sys.argv[1:]
+    path, run, rows, address, count, index, stop, number = sys.argv[1:]
     distributed.initialize(address, int(count), int(index), timeout=60)
     with open(path, "rb") as stream:
         config = pickle.load(stream)
-    Recorded.stop = int(stop)
+    Recorded.stop, Recorded.signal = int(stop), int(number)
     trainer.RowIterator = Recorded
+    if Recorded.stop < 0:
+        _signal_at_save(-Recorded.stop)
     try:
         given = None
         if config.start is not None:
@@ -52,6 +56,18 @@ def main() -> None:
         trainer.train(config, run, given=given)
     finally:
         np.save(rows, np.array(Recorded.rows))
+
+
+def _signal_at_save(number: int) -> None:
+    save, saves = ocp.CheckpointManager.save, []
+
+    def saving(self, *arguments: object, **named: object) -> bool:
+        saves.append(save(self, *arguments, **named))
+        if len(saves) == number:
+            os.kill(os.getpid(), Recorded.signal)
+        return saves[-1]
+
+    ocp.CheckpointManager.save = saving
 
 
 def _look_away() -> None:
