@@ -96,8 +96,9 @@ def load(
         a known name such as `smollm2`.
       heads: folder of block heads for a pretrained model; None for its own.
       chat: whether texts are what a user says to a model that has a chat template.
-      **assets: folders of `ngram`, `rescorer`, `draft_model`, `markov`, `recurrent`
-        or `hydra`; what is not given is taken from the model's folder, if it is there.
+      **assets: folders of `ngram`, `rescorer`, `draft_model`, `markov`, `recurrent`,
+        `hydra` or `drafter`; what is not given is taken from the model's folder, if it
+        is there.
 
     Raises:
       UserError: something is missing, damaged or made for another model.

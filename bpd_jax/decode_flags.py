@@ -100,7 +100,10 @@ _ASSETS = {
         flags.DEFINE_string("recurrent", None, "folder of a recurrent refiner."),
         flags.DEFINE_string("hydra", None, "folder of trained Hydra heads."),
         flags.DEFINE_string(
-            "drafter", None, "folder of a block drafter, for the source block."
+            "drafter",
+            None,
+            "folder of a block drafter, for the source block: trained here, or "
+            "published (dflash or dspark of speculators, z-lab or DeepSpec).",
         ),
     )
 }

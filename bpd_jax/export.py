@@ -1,21 +1,30 @@
-"""Exports trained block heads to another engine.
+"""Exports trained block heads or a block drafter to another engine.
 
     python -m bpd_jax.export --model=smollm2 --heads=bpd_jax/shipped/smollm2/medusa \\
         --format=vllm --base=HuggingFaceTB/SmolLM2-135M-Instruct --output=exported
+    python -m bpd_jax.export --model=models/mine --drafter=runs/mine/drafter/drafter \\
+        --format=speculators --base=org/mine --output=exported
 
-Only Medusa heads can be exported; those that smollm2 drafts with by default are
-feed-forward heads, which are refused. Only the heads are written: the base model stays
-unchanged, and n-gram models are not exported, because no other engine refines drafts
-with them. docs/export.md describes the layouts.
+Of heads only Medusa heads can be exported; those that smollm2 drafts with by default
+are feed-forward heads, which are refused. The base model stays unchanged, and n-gram
+models are not exported, because no other engine refines drafts with them.
+docs/export.md describes the layouts.
 """
 
 from absl import flags
 
 from bpd_jax import cli, folders
-from bpd_jax.decoding.loading import load_model
+from bpd_jax.decoding.asset_files import read_drafter
+from bpd_jax.decoding.loading import LoadedModel, load_model
+from bpd_jax.errors import UserError
 from bpd_jax.models.config import BlockHeadsConfig
+from bpd_jax.models.drafter_files import attach_drafter
+from bpd_jax.pretrained import drafter_export
 from bpd_jax.pretrained.medusa_export import DTYPES, KIND, export_heads, vllm_command
 from bpd_jax.pretrained.medusa_layout import CONFIG, LAYOUTS, VLLM
+from bpd_jax.pretrained.safetensors_files import SINGLE
+
+SPECULATORS = "speculators"
 
 _MODEL = flags.DEFINE_string(
     "model",
@@ -25,11 +34,17 @@ _MODEL = flags.DEFINE_string(
 _HEADS = flags.DEFINE_string(
     "heads", None, "folder of block heads; default: the model's own."
 )
+_DRAFTER = flags.DEFINE_string(
+    "drafter",
+    None,
+    "for --format=speculators: folder of a block drafter; default: the model's own.",
+)
 _FORMAT = flags.DEFINE_enum(
     "format",
     VLLM.name,
-    list(LAYOUTS),
-    "layout: vllm, or medusa, that of FasterDecoding.",
+    [*LAYOUTS, SPECULATORS],
+    "layout of heads: vllm, or medusa, that of FasterDecoding; of a block drafter: "
+    "speculators, which vLLM reads too.",
 )
 _BASE = flags.DEFINE_string(
     "base", None, "name or path of the base for the other engine; default --model."
@@ -41,10 +56,24 @@ _OUTPUT = flags.DEFINE_string("output", None, "folder to write.")
 
 
 def main() -> None:
-    """Reads the flags, loads base and heads, writes the folder, says how to run it."""
+    """Reads the flags, loads base and heads or drafter, writes the folder."""
     output = cli.required("output")
+    if _FORMAT.value == SPECULATORS:
+        if _HEADS.value is not None:
+            raise UserError(
+                "--format=speculators is for block drafters: give --drafter, or "
+                "another --format for --heads."
+            )
+        folders.check_folder(output, drafter_export.KIND)
+        _export_drafter(load_model(cli.required("model")), output)
+        return
+    if _DRAFTER.value is not None:
+        raise UserError("--drafter is exported with --format=speculators.")
     folders.check_folder(output, KIND)
-    loaded = load_model(cli.required("model"), _HEADS.value)
+    _export_heads(load_model(cli.required("model"), _HEADS.value), output)
+
+
+def _export_heads(loaded: LoadedModel, output: str) -> None:
     base = _BASE.value or cli.required("model")
     config = loaded.functions.config
     export_heads(
@@ -80,6 +109,50 @@ def _described(heads: BlockHeadsConfig) -> str:
     if heads.draft_vocabulary is not None:
         return f"{words} over {heads.draft_vocabulary:,} tokens"
     return words
+
+
+def _export_drafter(loaded: LoadedModel, output: str) -> None:
+    folder = _DRAFTER.value or loaded.own("drafter")
+    if folder is None:
+        raise UserError(
+            f"{loaded.name} has no block drafter to export: give a folder with "
+            "--drafter."
+        )
+    drafter = read_drafter(loaded, folder)
+    model = loaded.functions.config
+    # Checks that the drafter belongs to the model.
+    attach_drafter(model, loaded.params, drafter, name=loaded.name)
+    base, token = _BASE.value or cli.required("model"), _mask_token(loaded)
+    drafter_export.export_drafter(
+        output,
+        model,
+        loaded.params,
+        drafter,
+        base=base,
+        mask_token=token,
+        dtype=_PRECISION.value,
+    )
+    config = drafter.config
+    print(
+        f"a block drafter of {config.num_layers} layers ("
+        f"{drafter_export.served_method(config)}) of {loaded.name} written to "
+        f"{output}: {CONFIG} and {SINGLE}, {_PRECISION.value}; token {token} has its "
+        "mask embedding."
+    )
+    print(drafter_export.vllm_command(base, output, config))
+    print(
+        "vLLM drafts one chain, the first choice at every position: no tree and no "
+        "refinement by n-grams. What it writes is the base's own."
+    )
+
+
+def _mask_token(loaded: LoadedModel) -> int:
+    """A token after which nothing is drafted, so that its embedding is free.
+
+    One that the tokenizer does not use, if there is one, else that which ends texts.
+    """
+    unused = loaded.tokenizer.vocab_size
+    return unused if unused < loaded.vocab_size else loaded.end_tokens[0]
 
 
 if __name__ == "__main__":

@@ -11,9 +11,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from bpd_jax.decoding.asset_files import read_drafter
 from bpd_jax.decoding.loading import SHIPPED, load_model
 from bpd_jax.errors import UserError
 from bpd_jax.models.config import BlockHeadsConfig
+from bpd_jax.models.drafter_config import BlockDrafterConfig
+from bpd_jax.models.drafter_files import load_drafter, save_drafter
+from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.heads import init_heads
 from bpd_jax.models.heads_files import fingerprint, load_heads, save_heads
 from bpd_jax.pretrained.medusa_export import vllm_command
@@ -135,6 +139,72 @@ def test_out_and_back_in(heads, tmp_path):
     loaded = load_model(str(BASE), str(tmp_path / "back"))
     assert loaded.functions.config.heads == first.config
     assert loaded.accuracies is None
+
+
+@pytest.fixture(scope="module")
+def drafter(tmp_path_factory):
+    """A folder of a random block drafter of the base."""
+    folder = tmp_path_factory.mktemp("drafter") / "drafter"
+    loaded = load_model(str(BASE))
+    model = loaded.functions.config
+    config = BlockDrafterConfig((0, 1), block_size=4, num_layers=1, window=8)
+    functions = DrafterFunctions(config.resolve(model.trunk), model.trunk)
+    save_drafter(
+        folder,
+        functions.config,
+        functions.init(jax.random.key(2)),
+        base=fingerprint(model, loaded.params),
+        base_name=loaded.name,
+        d_model=model.trunk.d_model,
+        vocab_size=model.trunk.vocab_size,
+        facts={},
+        dtype="int8",
+    )
+    return folder
+
+
+def test_a_block_drafter_goes_out_and_drafts(drafter, tmp_path):
+    base = [f"--model={BASE}", "--format=speculators"]
+    whole, bare, heads, layout = call(
+        tmp_path,
+        "export",
+        [*base, f"--drafter={drafter}", "--output=out", "--precision=float32"],
+        [*base, "--output=never"],
+        [*base, "--heads=some", "--output=never"],
+        [f"--model={BASE}", f"--drafter={drafter}", "--output=never"],
+    )
+    assert whole[0] == 0, whole[2]
+    said = whole[1].splitlines()
+    # The tokenizer uses all ids; nothing follows the end of a text.
+    assert "a block drafter of 1 layers (dspark) of llama written to out" in said[0]
+    assert "token 1 has its mask embedding" in said[0]
+    *words, settings = shlex.split(said[1])
+    assert words == ["vllm", "serve", str(BASE), "--speculative-config"]
+    wanted = {"method": "dspark", "model": "out", "num_speculative_tokens": 3}
+    assert json.loads(settings) == wanted
+    assert_refused(bare, "no block drafter to export")
+    assert_refused(heads, "--format=speculators is for block drafters")
+    assert_refused(layout, "--format=speculators")
+    assert not (tmp_path / "never").exists()
+
+    loaded = load_model(str(BASE))
+    found = read_drafter(loaded, tmp_path / "out")
+    first = load_drafter(drafter)
+    assert found.config == first.config
+    for name, value in first.tensors.items():
+        np.testing.assert_array_equal(found.tensors[name], value, err_msg=name)
+
+    options = [f"--model={BASE}", "--prompt=w5 w9 w30", "--max_new_tokens=12"]
+    plain, drafted, refused = call(
+        tmp_path,
+        "decode",
+        [*options, "--method=greedy"],
+        [*options, "--method=block/tree:6", "--drafter=out"],
+        [*options, "--method=block/tree:6", "--drafter=never"],
+    )
+    assert drafted[0] == 0, drafted[2]
+    assert drafted[1].splitlines()[0] == plain[1].splitlines()[0] != ""
+    assert_refused(refused, "never")
 
 
 def test_the_documented_command_is_of_the_heads_that_are_shipped():

@@ -9,11 +9,18 @@ from bpd_jax import files
 from bpd_jax.decoding.loading import LoadedModel, load_model
 from bpd_jax.drafting.assets import KINDS, Assets, AttachedDrafter, SmallModel
 from bpd_jax.errors import UserError
-from bpd_jax.models.drafter_files import attach_drafter, load_drafter
+from bpd_jax.models.drafter_files import (
+    HEADER,
+    LoadedDrafter,
+    attach_drafter,
+    load_drafter,
+)
 from bpd_jax.models.heads_files import fingerprint
 from bpd_jax.models.refiner_files import LoadedRefiner, check_fits, load_refiner
 from bpd_jax.ngrams.formats import load as ngram_files
 from bpd_jax.ngrams.model import NGramModel
+from bpd_jax.pretrained.drafter_import import import_drafter
+from bpd_jax.pretrained.drafter_layout import CONFIG
 
 # What `bpd_jax.tune` found out about a model.
 TUNING = "drafting.json"
@@ -97,7 +104,7 @@ def _load_asset(
         )
     config = loaded.functions.config
     if name == "drafter":
-        drafter = load_drafter(path)
+        drafter = read_drafter(loaded, path)
         functions, params = attach_drafter(
             config, loaded.params, drafter, name=loaded.name
         )
@@ -120,6 +127,20 @@ def _load_asset(
             "task, with the same vocabulary."
         )
     return SmallModel(small.functions, small.params)
+
+
+def read_drafter(loaded: LoadedModel, folder: str | os.PathLike[str]) -> LoadedDrafter:
+    """Reads a block drafter of a model: one of ours, or a published one.
+
+    Raises:
+      UserError: the folder is missing, damaged, or holds no such drafter.
+    """
+    folder = pathlib.Path(folder)
+    if (folder / CONFIG).is_file() and not (folder / HEADER).is_file():
+        return import_drafter(
+            folder, loaded.functions.config, loaded.params, name=loaded.name
+        )
+    return load_drafter(folder)
 
 
 def load_accuracies(

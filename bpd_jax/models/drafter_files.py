@@ -23,7 +23,11 @@ from bpd_jax import folders
 from bpd_jax.errors import UserError
 from bpd_jax.models.config import BlockwiseConfig, TransformerConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
-from bpd_jax.models.drafter_functions import DrafterFunctions, with_softmax
+from bpd_jax.models.drafter_functions import (
+    FROZEN,
+    DrafterFunctions,
+    with_softmax,
+)
 from bpd_jax.models.heads import softmax_rows
 from bpd_jax.models.heads_files import (
     DTYPES,
@@ -39,6 +43,7 @@ from bpd_jax.typing import Params
 FORMAT = 1
 HEADER, TENSORS = "drafter.json", "drafter.safetensors"
 VOCABULARY = "vocabulary"
+SOFTMAX = "softmax"
 
 KIND = folders.FolderKind("a block drafter", HEADER, (TENSORS,), '"base_name"')
 
@@ -51,7 +56,8 @@ class LoadedDrafter:
 
     Attributes:
       config: its sizes, none of them None but `window` and `draft_vocabulary`.
-      tensors: its trained parameters and draft vocabulary by name, on the host.
+      tensors: its trained parameters and draft vocabulary by name, on the host; also
+        `softmax`, if it has one of its own (only of imported drafters).
       base: fingerprint of the model that it belongs to.
       base_name: its name, for messages.
       d_model: D of it.
@@ -205,7 +211,7 @@ def attach_drafter(
     functions = DrafterFunctions(drafter.config.resolve(trunk), trunk)
     trained: dict[str, Any] = {}
     for path, value in drafter.tensors.items():
-        if path == VOCABULARY:
+        if path in FROZEN:
             continue
         *parents, last = path.split("/")
         node = trained
@@ -214,7 +220,10 @@ def attach_drafter(
         node[last] = jnp.asarray(value, trunk.param_dtype)
     softmax = softmax_rows(model, params, None)
     vocabulary = drafter.tensors.get(VOCABULARY)
-    return functions, with_softmax(trained, softmax, vocabulary)
+    attached = with_softmax(trained, softmax, vocabulary)
+    if SOFTMAX in drafter.tensors:
+        attached[SOFTMAX] = jnp.asarray(drafter.tensors[SOFTMAX], trunk.param_dtype)
+    return functions, attached
 
 
 def _named(params: Params) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def _llama(fields: Fields, kind: str) -> TransformerConfig:
     if heads < 1:
         raise UserError(f"num_attention_heads in {fields.source} must be above 0.")
     head = fields.integer("head_dim", 128 if kind == "qwen3" else width // heads)
-    rotary, max_length = _rotary(fields)
+    rotary, max_length = rotary_config(fields)
     # Llama and Qwen3 share one switch for all four projections; Qwen2 has none.
     bias = kind in ("llama", "qwen3") and fields.flag("attention_bias", False)
     return TransformerConfig(
@@ -80,7 +80,7 @@ def _llama(fields: Fields, kind: str) -> TransformerConfig:
         num_kv_heads=fields.integer("num_key_value_heads", heads),
         head_dim=None if head * heads == width else head,
         max_length=min(max_length, _window(fields, kind) or max_length),
-        activation=_activation(fields, fields.text("hidden_act", "silu")),
+        activation=activation_of(fields, fields.text("hidden_act", "silu")),
         gated=True,
         use_bias=False,
         qkv_bias=bias or kind == "qwen2",
@@ -113,13 +113,16 @@ def _gpt2(fields: Fields) -> TransformerConfig:
         d_ff=fields.integer("n_inner", 4 * width),
         num_heads=fields.integer("n_head"),
         max_length=fields.integer("n_positions"),
-        activation=_activation(fields, fields.text("activation_function", "gelu_new")),
+        activation=activation_of(
+            fields, fields.text("activation_function", "gelu_new")
+        ),
         norm_epsilon=fields.number("layer_norm_epsilon", 1e-5),
         tied_softmax=fields.flag("tie_word_embeddings", True),
     )
 
 
-def _activation(fields: Fields, name: str) -> str:
+def activation_of(fields: Fields, name: str) -> str:
+    """Our name of an activation."""
     if name not in _ACTIVATIONS:
         raise UserError(
             f"{fields.source} asks for the activation {name!r}, which cannot be had: "
@@ -145,8 +148,8 @@ def _window(fields: Fields, kind: str) -> int | None:
     return fields.integer("sliding_window", 4096) if slides else None
 
 
-def _rotary(fields: Fields) -> tuple[RotaryConfig, int]:
-    """Rotary positions, and the longest text.
+def rotary_config(fields: Fields) -> tuple[RotaryConfig, int]:
+    """Reads rotary positions, and the length of the longest text.
 
     Older files have `rope_theta` and `rope_scaling`, newer ones all in
     `rope_parameters`.

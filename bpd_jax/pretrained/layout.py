@@ -33,6 +33,14 @@ class Origin:
     shape: tuple[int, ...]
     convert: Convert = _same
 
+    def stored(self, parameter: np.ndarray) -> np.ndarray:
+        """The inverse of `convert`, where the whole tensor is one parameter."""
+        tensor = np.empty(self.shape, parameter.dtype)
+        view = self.convert(tensor)
+        assert np.shares_memory(view, tensor)
+        view[...] = parameter
+        return tensor
+
 
 def llama_layout(config: TransformerConfig) -> dict[Path, Origin]:
     """The tensors of Llama and its relatives, by the paths of our trunk's parameters.
@@ -48,11 +56,12 @@ def llama_layout(config: TransformerConfig) -> dict[Path, Origin]:
     if not config.tied_softmax:
         found["softmax",] = Origin("lm_head.weight", table)
     for layer in range(config.num_layers):
-        found.update(_llama_layer(config, layer))
+        found.update(llama_layer(config, layer))
     return found
 
 
-def _llama_layer(config: TransformerConfig, layer: int) -> dict[Path, Origin]:
+def llama_layer(config: TransformerConfig, layer: int) -> dict[Path, Origin]:
+    """The tensors of one layer; see `llama_layout`."""
     width, head, heads = config.d_model, config.head_width, config.num_heads
     found: dict[Path, Origin] = {}
 

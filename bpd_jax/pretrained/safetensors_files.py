@@ -69,18 +69,35 @@ class SafetensorsFolder:
         Raises:
           UserError: it is missing, or not of floats.
         """
-        if name not in self._views:
-            raise UserError(
-                f"{self._folder} has no tensor {name}: a file is missing, or its "
-                "config.json is of another model."
-            )
-        view = self._views[name]
+        view = self._view(name)
         if view.dtype not in _FLOATS:
             raise UserError(
                 f"tensor {name} of {self._folder} is stored as {view.dtype}, not as "
                 "floats: quantised safetensors cannot be read; get the original model."
             )
         return view
+
+    def read_integers(self, name: str) -> np.ndarray:
+        """Returns a view of a tensor, read-only, in its own integer type.
+
+        Raises:
+          UserError: it is missing, or not of integers.
+        """
+        view = self._view(name)
+        if not np.issubdtype(view.dtype, np.integer):
+            raise UserError(
+                f"tensor {name} of {self._folder} is stored as {view.dtype}, not as "
+                "integers: the file is damaged, or belongs to another model."
+            )
+        return view
+
+    def _view(self, name: str) -> np.ndarray:
+        if name not in self._views:
+            raise UserError(
+                f"{self._folder} has no tensor {name}: a file is missing, or its "
+                "config.json is of another model."
+            )
+        return self._views[name]
 
 
 def _find_files(folder: pathlib.Path) -> list[pathlib.Path]:

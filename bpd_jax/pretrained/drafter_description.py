@@ -1,0 +1,232 @@
+"""What the config.json of a published block drafter says; see `drafter_layout`."""
+
+import dataclasses
+from typing import Any, NoReturn
+
+from bpd_jax.errors import UserError
+from bpd_jax.models.drafter_config import BlockDrafterConfig
+from bpd_jax.pretrained.drafter_layout import CONFIDENCE, TYPE
+from bpd_jax.pretrained.hf_config import LLAMA_LIKE, activation_of, rotary_config
+from bpd_jax.pretrained.json_files import Fields
+
+DFLASH = ("DFlashDraftModel",)
+DSPARK = ("Qwen3DSparkModel", "DSparkDraftModel")
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """What config.json says.
+
+    Attributes:
+      config: sizes.
+      mask_token: whose embedding is the mask embedding.
+      d_model: D of the target.
+      vocab_size: V of the target.
+      normalised_last: whether the state of the target's last layer is meant after the
+        final norm, as in the `hidden_states` of the library transformers.
+    """
+
+    config: BlockDrafterConfig
+    mask_token: int
+    d_model: int
+    vocab_size: int
+    normalised_last: bool
+
+    def after_norm(self, layers: int) -> bool:
+        """Whether it reads a state of a target of so many layers after its norm."""
+        return self.normalised_last and layers - 1 in self.config.feature_layers
+
+
+def describe(fields: Fields, names: set[str]) -> Description:
+    """Reads a config.json in any of the layouts.
+
+    Args:
+      fields: of it.
+      names: of the tensors beside it.
+
+    Raises:
+      UserError: it describes no block drafter, or one that differs from ours.
+    """
+    try:
+        if TYPE in fields:
+            return _speculators(fields, names)
+        return _qwen3(fields, names)
+    except UserError as error:
+        if fields.source in str(error):
+            raise
+        raise UserError(f"{fields.source}: {error}") from error
+
+
+def _speculators(fields: Fields, names: set[str]) -> Description:
+    """The layout of speculators; absent fields have the defaults of the library."""
+    kind = fields.text(TYPE)
+    if kind not in ("dflash", "dspark"):
+        raise UserError(
+            f"{fields.source} describes a drafter of type {kind!r}, which cannot be "
+            "read: choose one of type dflash or dspark."
+        )
+    dspark = kind == "dspark"
+    _refuse(fields, "quantization_config", "a quantised drafter")
+    layers = fields.fields("transformer_layer_config")
+    anchor = fields.flag("sample_from_anchor", dspark)
+    draft = fields.integer("draft_vocab_size", 32000)
+    config = BlockDrafterConfig(
+        feature_layers=_layers(fields, "aux_hidden_state_layer_ids", 1),
+        block_size=fields.integer("block_size", 8) + anchor,
+        guess_at_anchor=anchor,
+        window=_window(fields, layers),
+        **_sizes(fields, layers),
+        **_draft_vocabulary(draft, layers),
+        **_heads(fields, names, dspark, rank=256 if dspark else 0),
+    )
+    return _description(fields, layers, config, normalised_last=False)
+
+
+def _qwen3(fields: Fields, names: set[str]) -> Description:
+    """The layouts of z-lab and DeepSpec."""
+    architectures = [str(name) for name in fields.items("architectures")]
+    dspark = any(name in DSPARK for name in architectures)
+    if not dspark and not any(name in DFLASH for name in architectures):
+        raise UserError(
+            f"{fields.source} is not of a block drafter that can be read: its "
+            f"architectures are {', '.join(architectures) or 'missing'}, not "
+            f"{', '.join(DFLASH + DSPARK)}."
+        )
+    inner = fields.fields("dflash_config")
+    # What older files have at the top level newer ones have in `dflash_config`.
+    both = Fields({**fields.values, **inner.values}, fields.source)
+    for name in ("use_swa", "causal", "is_causal"):
+        if both.flag(name, False):
+            _cannot(fields, f"attention of its own kind ({name})")
+    if "sliding_attention" in fields.items("layer_types"):
+        _cannot(fields, "a sliding window that moves with every query")
+    anchor = both.flag(
+        "sample_from_anchor", not both.flag("dspark_bonus_anchor", not dspark)
+    )
+    draft = fields.integer("draft_vocab_size", fields.integer("vocab_size"))
+    config = BlockDrafterConfig(
+        feature_layers=_layers(both, "target_layer_ids", 0),
+        block_size=both.integer("block_size") + anchor,
+        guess_at_anchor=anchor,
+        window=None,
+        **_sizes(both, fields),
+        **_draft_vocabulary(draft, fields),
+        **_heads(both, names, dspark, rank=0),
+    )
+    return _description(both, fields, config, normalised_last=True)
+
+
+def _description(
+    fields: Fields,
+    layers: Fields,
+    config: BlockDrafterConfig,
+    normalised_last: bool,
+) -> Description:
+    width, vocabulary = layers.integer("hidden_size"), layers.integer("vocab_size")
+    if fields.integer("target_hidden_size", width) != width:
+        _cannot(fields, f"a width ({width}) that is not that of the model")
+    token = fields.integer("mask_token_id")
+    if not 0 <= token < vocabulary:
+        _cannot(fields, f"a mask token ({token}) outside of its vocabulary")
+    return Description(config, token, width, vocabulary, normalised_last)
+
+
+def _layers(fields: Fields, name: str, first: int) -> tuple[int, ...]:
+    """Layers of the target, of which the first has the number `first`."""
+    numbers = fields.items(name)
+    if not numbers or not all(type(number) is int for number in numbers):
+        raise UserError(f"{fields.source} has no list of layers {name}.")
+    if min(numbers) < first:
+        _cannot(fields, f"the embedding or no layer of the model ({name} {numbers})")
+    return tuple(number - first for number in numbers)
+
+
+def _sizes(fields: Fields, layers: Fields) -> dict[str, Any]:
+    """Sizes of the layers, which are those of Qwen3 in all layouts."""
+    kind = layers.text("model_type", "qwen3")
+    if kind not in LLAMA_LIKE:
+        _cannot(fields, f"layers of type {kind!r}")
+    for part in (fields, layers):
+        _refuse(part, "quantization_config", "a quantised drafter")
+        _refuse(part, "final_logit_softcapping", "bounded logits")
+        for name in ("attention_sink_bias", "add_swa_attention_sink_bias"):
+            if part.flag(name, False):
+                _cannot(fields, f"attention sinks ({name})")
+        if part.number("logit_scale", 1.0) != 1:
+            _cannot(fields, "scaled logits (logit_scale)")
+        for name in ("is_neox_style", "use_aux_hidden_state"):
+            if not part.flag(name, True):
+                _cannot(fields, f"{name} = false")
+    if layers.flag("mlp_bias", False):
+        _cannot(fields, "biases in its feed-forward layers (mlp_bias)")
+    rotary, _ = rotary_config(layers)
+    scaling = {
+        **layers.fields("rope_parameters").values,
+        **layers.fields("rope_scaling").values,
+    }
+    if "dynamic" in (scaling.get("rope_type"), scaling.get("type")):
+        _cannot(fields, "rotary positions that depend on the length of the text")
+    if rotary.fraction != 1:
+        _cannot(fields, "rotary positions for a part of each head")
+    heads = layers.integer("num_attention_heads")
+    width = layers.integer("hidden_size")
+    head = 128 if kind == "qwen3" else width // max(heads, 1)
+    return {
+        "num_layers": layers.integer("num_hidden_layers"),
+        "d_ff": layers.integer("intermediate_size"),
+        "num_heads": heads,
+        "num_kv_heads": layers.integer("num_key_value_heads", heads),
+        "head_dim": layers.integer("head_dim", head),
+        "norm_epsilon": layers.number("rms_norm_eps", 1e-6),
+        "rotary": rotary,
+        "activation": activation_of(layers, layers.text("hidden_act", "silu")),
+        "query_key_norm": True,
+        "qkv_bias": layers.flag("attention_bias", False),
+    }
+
+
+def _window(fields: Fields, layers: Fields) -> int | None:
+    """Accepted tokens that every layer sees, as speculators has it; None for all."""
+    sliding = [kind == "sliding_attention" for kind in layers.items("layer_types")]
+    if not any(sliding):
+        return None
+    if not all(sliding):
+        _cannot(fields, "a sliding window in some of its layers only")
+    if not fields.flag("sliding_window_non_causal", False):
+        _cannot(fields, "causal blocks (sliding_window_non_causal = false)")
+    return layers.integer("sliding_window")
+
+
+def _draft_vocabulary(size: int, layers: Fields) -> dict[str, Any]:
+    everything = size == layers.integer("vocab_size")
+    return {"draft_vocabulary": None if everything else size}
+
+
+def _heads(
+    fields: Fields, names: set[str], dspark: bool, *, rank: int
+) -> dict[str, Any]:
+    """The Markov head and the confidence head, which DSpark alone has."""
+    rank = fields.integer("markov_rank", rank)
+    kind = fields.text("markov_head_type", "vanilla").lower()
+    if rank and kind != "vanilla":
+        _cannot(fields, f"a Markov head of type {kind!r}, where vanilla is known")
+    # vLLM does without a confidence head that is configured and not there.
+    confidence = fields.flag("enable_confidence_head", dspark) and CONFIDENCE in names
+    reads = fields.flag("confidence_head_with_markov", dspark and rank > 0)
+    return {
+        "markov_rank": rank,
+        "confidence": confidence,
+        "confidence_reads_markov": confidence and reads,
+    }
+
+
+def _refuse(fields: Fields, name: str, what: str) -> None:
+    if name in fields:
+        _cannot(fields, f"{what} ({name})")
+
+
+def _cannot(fields: Fields, what: str) -> NoReturn:
+    raise UserError(
+        f"{fields.source} asks for {what}, which a block drafter here cannot compute: "
+        "give another drafter."
+    )

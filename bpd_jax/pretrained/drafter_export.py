@@ -1,0 +1,252 @@
+"""Block drafters, written in the layout of speculators; see `drafter_layout`.
+
+The folder has everything that drafting needs: an embedding (the target's, with the
+mask embedding in the row of the mask token) and the rows of the softmax.
+"""
+
+import json
+import os
+import shlex
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+from safetensors.numpy import save_file
+
+from bpd_jax import folders
+from bpd_jax.errors import UserError
+from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.drafter_config import BlockDrafterConfig
+from bpd_jax.models.drafter_files import SOFTMAX as OWN_SOFTMAX
+from bpd_jax.models.drafter_files import VOCABULARY, LoadedDrafter
+from bpd_jax.models.heads import softmax_rows
+from bpd_jax.models.rotary import RotaryConfig
+from bpd_jax.pretrained.drafter_layout import (
+    CONFIG,
+    DRAFT_TO_TARGET,
+    EMBEDDING,
+    SOFTMAX,
+    TARGET_IN_DRAFT,
+    TYPE,
+    drafter_layout,
+)
+from bpd_jax.pretrained.safetensors_files import SINGLE
+from bpd_jax.typing import Params
+
+# The version whose layout this is.
+VERSION = "0.9.0"
+KIND = folders.FolderKind("an exported block drafter", CONFIG, (SINGLE,), f'"{TYPE}"')
+
+_DTYPES: dict[str, Any] = {
+    "bfloat16": ml_dtypes.bfloat16,
+    "float16": np.float16,
+    "float32": np.float32,
+}
+
+
+def export_drafter(
+    folder: str | os.PathLike[str],
+    model: BlockwiseConfig,
+    params: Params,
+    drafter: LoadedDrafter,
+    *,
+    base: str,
+    mask_token: int,
+    dtype: str = "bfloat16",
+) -> None:
+    """Writes a block drafter; the folder appears as a whole or not at all.
+
+    Args:
+      folder: to write; an older one is replaced.
+      model: the target.
+      params: of it.
+      drafter: of this target.
+      base: name or path of the target, as the other program finds it.
+      mask_token: token whose embedding is replaced by the mask embedding, so that it
+        should never be followed by another one.
+      dtype: to store the numbers in: bfloat16, float16 or float32.
+
+    Raises:
+      UserError: the layout cannot represent the drafter, or a number exceeds float16.
+    """
+    config = drafter.config.resolve(model.trunk)
+    check_exportable(config)
+    settings = _settings(config, model, base, mask_token, dtype)
+    tensors: dict[str, np.ndarray] = {}
+
+    def add(name: str, value: Any) -> None:
+        # A number too large for float16 is reported below, once.
+        with np.errstate(over="ignore"):
+            tensors[name] = np.ascontiguousarray(jax.device_get(value), _DTYPES[dtype])
+        if dtype == "float16" and not np.isfinite(tensors[name]).all():
+            raise UserError(f"{name} has numbers beyond float16: choose bfloat16.")
+
+    # Speculators has the tokens of a draft vocabulary in ascending order.
+    vocabulary = drafter.tensors.get(VOCABULARY)
+    order = None if vocabulary is None else np.argsort(vocabulary)
+    if vocabulary is not None:
+        vocabulary = np.asarray(vocabulary, np.int64)[order]
+        tensors[DRAFT_TO_TARGET] = vocabulary - np.arange(len(vocabulary))
+        members = np.zeros(model.trunk.vocab_size, bool)
+        members[vocabulary] = True
+        tensors[TARGET_IN_DRAFT] = members
+    for path, origin in drafter_layout(config, model.trunk).items():
+        value = drafter.tensors[path]
+        add(
+            origin.name,
+            origin.stored(value[order] if path == "markov/output" else value),
+        )
+    embedding = np.array(jax.device_get(params["trunk"]["embedding"]))
+    embedding[mask_token] = drafter.tensors["mask_embedding"]
+    add(EMBEDDING, embedding)
+    softmax = drafter.tensors.get(OWN_SOFTMAX)
+    if softmax is None:
+        add(SOFTMAX, softmax_rows(model, params, vocabulary))
+    else:
+        add(SOFTMAX, softmax if order is None else softmax[order])
+    with folders.replacing_folder(folder, KIND) as temporary:
+        save_file(tensors, temporary / SINGLE, metadata={"format": "pt"})
+        text = json.dumps(settings, indent=2) + "\n"
+        (temporary / CONFIG).write_text(text, encoding="utf-8")
+
+
+def check_exportable(config: BlockDrafterConfig) -> None:
+    """Refuses a block drafter that the layout, or the servers that read it, lack.
+
+    Raises:
+      UserError: it is one.
+    """
+    wrong = None
+    # An option of ours that other implementations do not have.
+    if getattr(config, "reads_last_token", False):
+        wrong = "reads_last_token = True adds a projection to its queries"
+    elif not config.query_key_norm:
+        wrong = "query_key_norm = False leaves queries and keys as they are"
+    elif config.activation != "silu":
+        wrong = f"activation = {config.activation!r} is not 'silu'"
+    elif config.rotary is not None and config.rotary.fraction != 1:
+        wrong = "rotary positions for a part of each head"
+    if wrong is not None:
+        raise UserError(
+            f"this block drafter cannot be exported: {wrong}, which other programs do "
+            "not support; train one without it."
+        )
+
+
+def served_method(config: BlockDrafterConfig) -> str:
+    """The type of a block drafter: dspark, or dflash where that is enough."""
+    extra = config.markov_rank or config.confidence or config.guess_at_anchor
+    return "dspark" if extra else "dflash"
+
+
+def vllm_command(base: str, folder: str, config: BlockDrafterConfig) -> str:
+    """What starts vLLM with an exported block drafter.
+
+    >>> print(vllm_command("base", "exported", BlockDrafterConfig((1,), block_size=9)))
+    vllm serve base --speculative-config '{"method": "dspark", "model": "exported", \
+"num_speculative_tokens": 8}'
+    """
+    settings = {
+        "method": served_method(config),
+        "model": folder,
+        "num_speculative_tokens": config.block_size - 1,
+    }
+    return shlex.join(
+        ["vllm", "serve", base, "--speculative-config", json.dumps(settings)]
+    )
+
+
+def _settings(
+    config: BlockDrafterConfig,
+    model: BlockwiseConfig,
+    base: str,
+    mask_token: int,
+    dtype: str,
+) -> dict[str, Any]:
+    """The fields of config.json."""
+    method = served_method(config)
+    name = {"dflash": "DFlashDraftModel", "dspark": "DSparkDraftModel"}[method]
+    vocab_size = model.trunk.vocab_size
+    settings = {
+        "architectures": [name],
+        TYPE: method,
+        "speculators_version": VERSION,
+        "speculators_config": {
+            "algorithm": method,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [
+                {
+                    "proposal_type": "greedy",
+                    "speculative_tokens": config.block_size - 1,
+                    "accept_tolerance": 0.0,
+                    "verifier_accept_k": 1,
+                }
+            ],
+            "verifier": {"name_or_path": base, "architectures": []},
+        },
+        "transformer_layer_config": _layer_settings(config, model),
+        "draft_vocab_size": config.draft_vocabulary or vocab_size,
+        "block_size": config.queries,
+        "aux_hidden_state_layer_ids": [layer + 1 for layer in config.feature_layers],
+        "mask_token_id": mask_token,
+        "sample_from_anchor": config.guess_at_anchor,
+        "sliding_window_non_causal": config.window is not None,
+        "tie_word_embeddings": False,
+        "dtype": dtype,
+    }
+    if method == "dspark":
+        settings |= {
+            "markov_rank": config.markov_rank,
+            "markov_head_type": "vanilla",
+            "enable_confidence_head": config.confidence,
+            "confidence_head_with_markov": config.confidence_reads_markov,
+        }
+    return settings
+
+
+def _layer_settings(
+    config: BlockDrafterConfig, model: BlockwiseConfig
+) -> dict[str, Any]:
+    """The layers, as those of a Qwen3 model."""
+    assert config.rotary is not None
+    kind = "full_attention" if config.window is None else "sliding_attention"
+    return {
+        "model_type": "qwen3",
+        "vocab_size": model.trunk.vocab_size,
+        "hidden_size": model.trunk.d_model,
+        "intermediate_size": config.d_ff,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": config.norm_epsilon,
+        "attention_bias": config.qkv_bias,
+        "max_position_embeddings": model.trunk.max_length,
+        "rope_theta": config.rotary.base,
+        "rope_parameters": _rope_parameters(config.rotary),
+        "layer_types": [kind] * config.num_layers,
+        "use_sliding_window": config.window is not None,
+        "sliding_window": config.window,
+        "tie_word_embeddings": False,
+    }
+
+
+def _rope_parameters(rotary: RotaryConfig) -> dict[str, Any]:
+    """The inverse of `hf_config.rotary_config`."""
+    found: dict[str, Any] = {"rope_theta": rotary.base}
+    if rotary.scaling == "none":
+        return {"rope_type": "default", **found}
+    found |= {"rope_type": rotary.scaling, "factor": rotary.factor}
+    if rotary.scaling != "linear":
+        found["original_max_position_embeddings"] = rotary.original_length
+    if rotary.scaling == "llama3":
+        found["low_freq_factor"] = rotary.low_factor
+        found["high_freq_factor"] = rotary.high_factor
+    if rotary.scaling == "yarn":
+        found["beta_fast"] = rotary.beta_fast
+        found["beta_slow"] = rotary.beta_slow
+        found["truncate"] = rotary.truncate
+        found["attention_factor"] = rotary.amplitude
+    return found

@@ -1,0 +1,222 @@
+"""Block drafters that others trained; `drafter_layout` describes the layouts.
+
+What a block drafter here cannot compute exactly as theirs is refused.
+"""
+
+import hashlib
+import os
+import pathlib
+
+import jax
+import numpy as np
+
+from bpd_jax.errors import UserError
+from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.drafter_config import BlockDrafterConfig
+from bpd_jax.models.drafter_files import LoadedDrafter
+from bpd_jax.models.heads import softmax_rows
+from bpd_jax.models.heads_files import check_vocabulary, fingerprint
+from bpd_jax.pretrained.drafter_description import describe
+from bpd_jax.pretrained.drafter_layout import (
+    CONFIG,
+    DRAFT_TO_TARGET,
+    EMBEDDING,
+    SOFTMAX,
+    TARGET_IN_DRAFT,
+    UNUSED,
+    drafter_layout,
+)
+from bpd_jax.pretrained.json_files import Fields
+from bpd_jax.pretrained.safetensors_files import SafetensorsFolder
+from bpd_jax.pretrained.weights import read_tensor
+from bpd_jax.typing import Array, Params
+
+# Rows of a vocabulary that are compared at once.
+_ROWS = 4096
+# Quantisation of the target changes its embeddings by a few percent.
+_SAME_EMBEDDING = 0.1
+
+
+def import_drafter(
+    folder: str | os.PathLike[str],
+    model: BlockwiseConfig,
+    params: Params,
+    *,
+    name: str = "this model",
+) -> LoadedDrafter:
+    """Reads a published block drafter of a model.
+
+    The files do not record the model exactly; its width, its vocabulary and, where the
+    drafter has embeddings of its own, these are compared.
+
+    Args:
+      folder: with config.json and safetensors files.
+      model: the target.
+      params: of it.
+      name: of the target, for messages.
+
+    Returns:
+      The drafter, its tensors in their precision. It has a softmax of its own if this
+      is not the target's.
+
+    Raises:
+      UserError: there is no such drafter, it is damaged or of another model, or ours
+        cannot compute the same.
+    """
+    folder = pathlib.Path(folder)
+    fields = Fields.read(folder / CONFIG)
+    tensors = SafetensorsFolder(folder)
+    about = describe(fields, tensors.names)
+    trunk = model.trunk
+    sizes = (about.d_model, about.vocab_size)
+    if sizes != (trunk.d_model, trunk.vocab_size):
+        raise UserError(
+            f"the block drafter in {folder} is for a model of width {sizes[0]} and "
+            f"{sizes[1]} tokens, and {name} has width {trunk.d_model} and "
+            f"{trunk.vocab_size} tokens: give the drafter of {name}."
+        )
+    if about.after_norm(trunk.num_layers):
+        raise UserError(
+            f"{fields.source} reads the last of the {trunk.num_layers} layers of "
+            f"{name} after its final norm, which cannot be reproduced here: layers are "
+            "read before it."
+        )
+    try:
+        config = about.config.resolve(trunk)
+    except UserError as error:
+        raise UserError(f"{fields.source}: {error}") from error
+    layout = drafter_layout(config, trunk)
+    _check_names(folder, tensors.names, {origin.name for origin in layout.values()})
+    try:
+        found: dict[str, np.ndarray] = {
+            path: origin.convert(read_tensor(tensors, origin))
+            for path, origin in layout.items()
+        }
+    except UserError as error:
+        raise UserError(f"{folder}: {error}") from error
+    if config.draft_vocabulary is not None:
+        found["vocabulary"] = _vocabulary(folder, tensors, config, trunk.vocab_size)
+    embedding = params["trunk"]["embedding"]
+    found["mask_embedding"] = _mask_embedding(
+        folder, tensors, embedding, about.mask_token
+    )
+    softmax = _own_softmax(
+        folder, tensors, softmax_rows(model, params, found.get("vocabulary"))
+    )
+    if softmax is not None:
+        found["softmax"] = softmax
+    return LoadedDrafter(
+        config=config,
+        tensors=found,
+        base=fingerprint(model, params),
+        base_name=name,
+        d_model=trunk.d_model,
+        vocab_size=trunk.vocab_size,
+        facts={"imported_from": folder.resolve().name},
+        folder=folder,
+        identity=_identity(folder),
+    )
+
+
+def _check_names(folder: pathlib.Path, names: set[str], expected: set[str]) -> None:
+    """Refuses tensors whose part in the drafter is not known."""
+    others = {EMBEDDING, SOFTMAX, DRAFT_TO_TARGET, TARGET_IN_DRAFT, *UNUSED}
+    unknown = sorted(names - expected - others)
+    if unknown:
+        raise UserError(
+            f"{folder} has {len(unknown)} tensors that a block drafter here does not "
+            f"have, such as {unknown[0]}: give another drafter."
+        )
+    pickled = next(folder.glob("mask_embedding.*"), None)
+    if pickled is not None:
+        raise UserError(
+            f"{folder} has its mask embedding as the pickled file {pickled.name}, "
+            "which can run code and is not read: give another drafter."
+        )
+
+
+def _vocabulary(
+    folder: pathlib.Path,
+    tensors: SafetensorsFolder,
+    config: BlockDrafterConfig,
+    vocab_size: int,
+) -> np.ndarray:
+    """The ids of the draft vocabulary, `[V']` int32."""
+    distances = tensors.read_integers(DRAFT_TO_TARGET)
+    if distances.shape != (config.draft_vocabulary,):
+        raise UserError(
+            f"{DRAFT_TO_TARGET} of {folder} has shape {list(distances.shape)}, and "
+            f"{CONFIG} asks for {config.draft_vocabulary} tokens: the folder is "
+            "damaged."
+        )
+    ids = np.arange(len(distances)) + distances.astype(np.int64)
+    if not 0 <= ids.min() <= ids.max() < vocab_size:
+        raise UserError(
+            f"{DRAFT_TO_TARGET} of {folder} leads to tokens outside of 0 to "
+            f"{vocab_size - 1}: it is damaged, or of another model."
+        )
+    ids = ids.astype(np.int32)
+    check_vocabulary(folder, ids, vocab_size)
+    return ids
+
+
+def _mask_embedding(
+    folder: pathlib.Path, tensors: SafetensorsFolder, embedding: Array, token: int
+) -> np.ndarray:
+    """What the guessed positions read.
+
+    Raises:
+      UserError: the other rows of the drafter's embedding are not the target's.
+    """
+    if EMBEDDING not in tensors.names:
+        return np.asarray(embedding[token], np.float32)
+    own = tensors.read(EMBEDDING)
+    if own.shape != embedding.shape:
+        raise UserError(
+            f"{EMBEDDING} of {folder} has shape {list(own.shape)} and not "
+            f"{list(embedding.shape)}: the drafter belongs to another model."
+        )
+    difference = size = 0.0
+    for begin in range(0, len(own), _ROWS):
+        rows = slice(begin, begin + _ROWS)
+        theirs = np.array(jax.device_get(embedding[rows]), np.float32)
+        mine = np.array(own[rows], np.float32)
+        if begin <= token < begin + len(mine):
+            mine[token - begin] = theirs[token - begin]
+        difference += float(np.square(mine - theirs).sum())
+        size += float(np.square(theirs).sum())
+    if not difference <= _SAME_EMBEDDING**2 * size:
+        raise UserError(
+            f"the embeddings of the block drafter in {folder} are not those of the "
+            "model: it belongs to another one."
+        )
+    return np.asarray(own[token], np.float32)
+
+
+def _own_softmax(
+    folder: pathlib.Path, tensors: SafetensorsFolder, softmax: Array
+) -> np.ndarray | None:
+    """The drafter's softmax, unless it is the target's in the precision of the file."""
+    if SOFTMAX not in tensors.names:
+        return None
+    own = tensors.read(SOFTMAX)
+    if own.shape != softmax.shape:
+        raise UserError(
+            f"{SOFTMAX} of {folder} has shape {list(own.shape)} and not "
+            f"{list(softmax.shape)}: the drafter belongs to another model."
+        )
+    for begin in range(0, len(own), _ROWS):
+        rows = slice(begin, begin + _ROWS)
+        theirs = np.asarray(jax.device_get(softmax[rows]))
+        narrow = np.dtype(min(own.dtype, theirs.dtype, key=lambda t: t.itemsize))
+        if not np.array_equal(own[rows].astype(narrow), theirs.astype(narrow)):
+            return own
+    return None
+
+
+def _identity(folder: pathlib.Path) -> str:
+    digest = hashlib.sha256()
+    for path in [folder / CONFIG, *sorted(folder.glob("*.safetensors"))]:
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()[:16]

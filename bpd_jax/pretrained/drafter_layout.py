@@ -1,0 +1,76 @@
+"""How other libraries store block drafters (DFlash, DSpark).
+
+Two layouts are in use, with the same names of tensors:
+
+- that of the library `speculators`, whose config.json has `speculators_model_type`
+  (`dflash` or `dspark`) and describes the layers in `transformer_layer_config`;
+- that of the authors, whose config.json is that of a Qwen3 model with more fields:
+  `dflash_config` in z-lab's DFlash, fields at the top level in DeepSpec's DSpark.
+
+They count differently from us:
+
+- `block_size` is the number of queries Q. DSpark guesses at the anchor too
+  (`sample_from_anchor`), so our L is Q + 1; in DFlash it is Q.
+- Layers of the target: `aux_hidden_state_layer_ids` of speculators counts the outputs
+  from the embedding, which is 0, so id i is our layer i - 1. `target_layer_ids` counts
+  layers from 0, as we do, and -1 is the embedding.
+- There is no mask embedding: the embedding of the token `mask_token_id` takes its
+  place, of the drafter's own `embed_tokens` if there is one, else of the target's.
+  (Ours reads the target's embedding of that token where it is the certain one.)
+- `d2t[i]` of a draft vocabulary is the distance from i to the token id.
+
+Matrices are [output, input]; ours are [input, …, output].
+"""
+
+import numpy as np
+
+from bpd_jax.models.config import TransformerConfig
+from bpd_jax.models.drafter_config import BlockDrafterConfig
+from bpd_jax.pretrained.layout import Origin, llama_layer
+
+CONFIG = "config.json"
+TYPE = "speculators_model_type"
+
+EMBEDDING = "embed_tokens.weight"
+SOFTMAX = "lm_head.weight"
+DRAFT_TO_TARGET = "d2t"
+TARGET_IN_DRAFT = "t2d"
+CONFIDENCE = "confidence_head.proj.weight"
+
+# Tensors that drafting does not read: what training compared with, and angles.
+UNUSED = ("verifier_lm_head.weight", "verifier_norm.weight", "rotary_emb.inv_freq")
+
+
+def drafter_layout(
+    config: BlockDrafterConfig, target: TransformerConfig
+) -> dict[str, Origin]:
+    """The tensors of a block drafter, by the paths of our parameters.
+
+    The mask embedding and the frozen parameters are not among them.
+
+    Args:
+      config: sizes.
+      target: the trunk that it belongs to.
+    """
+    layers = config.transformer(target)
+    width, rank = layers.d_model, config.markov_rank
+    inputs = len(config.feature_layers) * width
+    found = {
+        "fusion/kernel": Origin("fc.weight", (width, inputs), np.transpose),
+        "fusion_norm/scale": Origin("hidden_norm.weight", (width,)),
+        "final_norm/scale": Origin("norm.weight", (width,)),
+    }
+    for layer in range(config.num_layers):
+        for path, origin in llama_layer(layers, layer).items():
+            name = origin.name.removeprefix("model.")
+            found["/".join(path)] = Origin(name, origin.shape, origin.convert)
+    if rank:
+        outputs = config.draft_vocabulary or target.vocab_size
+        head = "markov_head.markov_w{}.weight"
+        found["markov/embedding"] = Origin(head.format(1), (target.vocab_size, rank))
+        found["markov/output"] = Origin(head.format(2), (outputs, rank))
+    if config.confidence:
+        read = width + (rank if config.confidence_reads_markov else 0)
+        found["confidence/kernel"] = Origin(CONFIDENCE, (1, read), np.transpose)
+        found["confidence/bias"] = Origin("confidence_head.proj.bias", (1,))
+    return found

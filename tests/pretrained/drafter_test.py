@@ -1,0 +1,362 @@
+"""Published block drafters here, and ours in their layout.
+
+The logits of `golden_drafters` are what the code of their authors computes; see
+`make_golden_drafters`.
+"""
+
+import dataclasses
+import functools
+import json
+import pathlib
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from bpd_jax.errors import UserError
+from bpd_jax.models.blockwise import parameter_shapes
+from bpd_jax.models.config import BlockwiseConfig, TransformerConfig
+from bpd_jax.models.drafter_config import BlockDrafterConfig
+from bpd_jax.models.drafter_files import attach_drafter, load_drafter, save_drafter
+from bpd_jax.models.drafter_functions import DrafterFunctions, markov_refiner
+from bpd_jax.models.heads_files import fingerprint
+from bpd_jax.models.refiners import markov_scores
+from bpd_jax.models.rotary import RotaryConfig
+from bpd_jax.pretrained.drafter_export import check_exportable, export_drafter
+from bpd_jax.pretrained.drafter_import import import_drafter
+
+GOLDEN = pathlib.Path(__file__).parent / "golden_drafters"
+NAMES = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
+MODEL = BlockwiseConfig(
+    TransformerConfig(
+        24, 4, 8, 12, 2, norm="rms", rotary=RotaryConfig(), tied_softmax=False
+    )
+)
+# A draft vocabulary, a Markov head that the confidence head reads, YaRN.
+RICHEST = "speculators_dspark"
+
+
+@functools.cache
+def expected(name):
+    with np.load(GOLDEN / name / "expected.npz") as arrays:
+        return dict(arrays)
+
+
+@functools.cache
+def random_params():
+    random = np.random.default_rng(0)
+    return jax.tree.map(
+        lambda leaf: jnp.asarray(random.normal(0, 0.3, leaf.shape), jnp.float32),
+        parameter_shapes(MODEL),
+    )
+
+
+def target_params(name):
+    """Of a model that has the embedding and the softmax of a golden drafter."""
+    tables = {key: jnp.asarray(expected(name)[key]) for key in ("embedding", "softmax")}
+    return {"trunk": {**random_params()["trunk"], **tables}}
+
+
+def load(folder, name):
+    params = target_params(name)
+    drafter = import_drafter(folder, MODEL, params, name="tiny")
+    return drafter, *attach_drafter(MODEL, params, drafter)
+
+
+def drafter_logits(functions, params, name):
+    """Logits `[A, L-1, V']` as decoding computes them, and of the confidence head."""
+    arrays = expected(name)
+    anchors, tokens = arrays["anchors"], arrays["tokens"]
+    features = jnp.stack([arrays["features"]] * len(anchors))
+    length = len(tokens)
+    cache = functions.prefill(params, features, jnp.asarray(anchors), length)
+    states = functions.states(params, cache, arrays["embedding"][tokens[anchors]])
+    logits = functions.logits(params, states)
+    levels = np.arange(functions.config.block_size - 1)
+    previous = tokens[anchors[:, None] + levels]
+    if functions.config.markov_rank:
+        _, head = markov_refiner(functions, params)
+        choices = params.get("vocabulary", jnp.arange(logits.shape[-1]))
+        choices = jnp.broadcast_to(choices, logits.shape)
+        logits += markov_scores(head, previous[..., None], choices, 1)[:, :, 0]
+    confidence = None
+    if functions.config.confidence:
+        confidence = functions.confidence_logits(params, states, previous)
+    return logits, confidence
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_are_those_of_the_reference(name):
+    arrays = expected(name)
+    _, functions, params = load(GOLDEN / name, name)
+    logits, confidence = drafter_logits(functions, params, name)
+    np.testing.assert_allclose(logits, arrays["logits"], atol=1e-4, rtol=1e-4)
+    assert ("confidence" in arrays) == (confidence is not None)
+    if confidence is not None:
+        np.testing.assert_allclose(
+            confidence, arrays["confidence"], atol=1e-4, rtol=1e-4
+        )
+
+
+def test_the_golden_drafters_differ_in_what_matters():
+    configs = [load(GOLDEN / name, name)[0].config for name in NAMES]
+    for field, values in {
+        "guess_at_anchor": {True, False},
+        "markov_rank": {0, 2, 3},
+        "confidence": {True, False},
+        "confidence_reads_markov": {True, False},
+        "draft_vocabulary": {None, 9},
+        "window": {None, 5},
+        "num_layers": {1, 2, 3},
+        "num_kv_heads": {2, 4},
+        "qkv_bias": {True, False},
+    }.items():
+        assert {getattr(config, field) for config in configs} == values, field
+    assert all(config.feature_layers == (0, 2) for config in configs)
+
+
+def export(folder, drafter, params, dtype="float32"):
+    export_drafter(
+        folder, MODEL, params, drafter, base="org/tiny", mask_token=23, dtype=dtype
+    )
+    return folder
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_drafter_survives_being_written(tmp_path, name):
+    first, functions, params = load(GOLDEN / name, name)
+    export(tmp_path / "out", first, target_params(name))
+    second, again, back = load(tmp_path / "out", name)
+    assert (second.config, again) == (first.config, functions)
+    assert jax.tree.structure(back) == jax.tree.structure(params)
+    jax.tree.map(np.testing.assert_array_equal, back, params)
+
+
+def test_an_own_softmax_is_kept(tmp_path):
+    shutil.copytree(GOLDEN / RICHEST, tmp_path / "own")
+    path = tmp_path / "own" / "model.safetensors"
+    tensors = load_file(path)
+    tensors["lm_head.weight"] = own = tensors["lm_head.weight"] * 2
+    save_file(tensors, path)
+    drafter, _, params = load(tmp_path / "own", RICHEST)
+    np.testing.assert_array_equal(params["softmax"], own)
+    assert "softmax" not in load(GOLDEN / RICHEST, RICHEST)[0].tensors
+    export(tmp_path / "out", drafter, target_params(RICHEST))
+    np.testing.assert_array_equal(load(tmp_path / "out", RICHEST)[2]["softmax"], own)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder of ours: int8, its draft vocabulary not in order."""
+    folder = tmp_path_factory.mktemp("trained") / "drafter"
+    config = BlockDrafterConfig(
+        feature_layers=(1, 3),
+        block_size=4,
+        window=6,
+        draft_vocabulary=5,
+        markov_rank=2,
+        confidence=True,
+    ).resolve(MODEL.trunk)
+    shapes = jax.eval_shape(
+        DrafterFunctions(config, MODEL.trunk).init, jax.random.key(0)
+    )
+    random = np.random.default_rng(3)
+    params = jax.tree.map(lambda leaf: random.normal(0, 0.5, leaf.shape), shapes)
+    params["vocabulary"] = np.array([7, 3, 19, 22, 2], np.int32)
+    save_drafter(
+        folder,
+        config,
+        params,
+        base=fingerprint(MODEL, random_params()),
+        base_name="tiny",
+        d_model=8,
+        vocab_size=24,
+        facts={},
+        dtype="int8",
+    )
+    return folder
+
+
+def test_a_trained_drafter_is_written(tmp_path, trained):
+    params, first = random_params(), load_drafter(trained)
+    export(tmp_path / "out", first, params)
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    assert all(value.dtype != np.int8 for value in tensors.values())
+    # Ids in ascending order, as their distances from 0, 1, 2, …
+    assert (tensors["d2t"] + np.arange(5)).tolist() == [2, 3, 7, 19, 22]
+    np.testing.assert_array_equal(np.flatnonzero(tensors["t2d"]), [2, 3, 7, 19, 22])
+    assert tensors["embed_tokens.weight"].shape == (24, 8)
+    second = import_drafter(tmp_path / "out", MODEL, params)
+    assert second.config == first.config
+    order = np.argsort(first.tensors["vocabulary"])
+    for name, value in first.tensors.items():
+        if name in ("vocabulary", "markov/output"):
+            value = value[order]
+        np.testing.assert_array_equal(second.tensors[name], value, err_msg=name)
+    about = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert about["block_size"] == 3
+    assert about["sample_from_anchor"] is True
+    assert about["aux_hidden_state_layer_ids"] == [2, 4]
+    assert about["sliding_window_non_causal"] is True
+    half = export(tmp_path / "half", first, params, dtype="bfloat16")
+    narrow = import_drafter(half, MODEL, params).tensors["fusion/kernel"]
+    np.testing.assert_allclose(
+        narrow.astype("f"), first.tensors["fusion/kernel"], rtol=1e-2
+    )
+
+
+@pytest.mark.parametrize(
+    "rotary",
+    [
+        RotaryConfig(700.0, scaling="linear", factor=2.0),
+        RotaryConfig(1e4, 1.0, "llama3", 8.0, 32, 1.0, 4.0),
+        RotaryConfig(1e4, 1.0, "yarn", 4.0, 16, truncate=False),
+    ],
+    ids=lambda rotary: rotary.scaling,
+)
+def test_rotary_positions_survive(tmp_path, trained, rotary):
+    drafter = load_drafter(trained)
+    config = dataclasses.replace(drafter.config, rotary=rotary)
+    changed = dataclasses.replace(drafter, config=config)
+    export(tmp_path / "out", changed, random_params())
+    found = import_drafter(tmp_path / "out", MODEL, random_params()).config.rotary
+    np.testing.assert_allclose(found.frequencies(8), rotary.frequencies(8))
+    assert found.amplitude == pytest.approx(rotary.amplitude)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"query_key_norm": False}, "query_key_norm"),
+        ({"activation": "gelu"}, "gelu"),
+        ({"rotary": RotaryConfig(fraction=0.5)}, "rotary"),
+    ],
+)
+def test_what_others_cannot_run_is_not_written(changes, word):
+    with pytest.raises(UserError, match=word):
+        check_exportable(BlockDrafterConfig((0,), **changes))
+
+
+def test_an_option_of_ours_alone_is_not_written():
+    class Extended(BlockDrafterConfig):
+        reads_last_token = True
+
+    with pytest.raises(UserError, match="reads_last_token"):
+        check_exportable(Extended((0,)))
+    check_exportable(BlockDrafterConfig((0,)))
+
+
+LAYERS = "transformer_layer_config"
+WINDOW = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 5}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "word"),
+    [
+        (RICHEST, {"speculators_model_type": "dflash2"}, "dflash2"),
+        (RICHEST, {"markov_head_type": "gated"}, "gated"),
+        (RICHEST, {"aux_hidden_state_layer_ids": [0, 2]}, "embedding"),
+        (RICHEST, {"aux_hidden_state_layer_ids": [1, 5]}, "4 layers"),
+        (RICHEST, {"aux_hidden_state_layer_ids": None}, "aux_hidden_state_layer_ids"),
+        (RICHEST, {"target_hidden_size": 16}, "width"),
+        (RICHEST, {"mask_token_id": None}, "mask_token_id"),
+        (RICHEST, {"mask_token_id": 24}, "mask token"),
+        (RICHEST, {"draft_vocab_size": 7}, "markov_w2|d2t"),
+        (RICHEST, {LAYERS: WINDOW}, "sliding_window_non_causal"),
+        (
+            RICHEST,
+            {
+                LAYERS: {**WINDOW, "layer_types": ["sliding_attention", "full"]},
+                "sliding_window_non_causal": True,
+            },
+            "some of its layers",
+        ),
+        (RICHEST, {LAYERS: {"hidden_act": "mish"}}, "mish"),
+        (RICHEST, {LAYERS: {"model_type": "gemma3"}}, "gemma3"),
+        (RICHEST, {LAYERS: {"hidden_size": 16}}, "width 16"),
+        (RICHEST, {LAYERS: {"vocab_size": 30}}, "30 tokens"),
+        (RICHEST, {LAYERS: {"rope_parameters": {"rope_type": "dynamic"}}}, "rotary"),
+        (RICHEST, {"quantization_config": {"bits": 4}}, "quantised"),
+        ("dflash", {"architectures": ["DFlash2DraftModel"]}, "DFlash2DraftModel"),
+        ("dflash", {"layer_types": WINDOW["layer_types"]}, "sliding window"),
+        ("dflash", {"dflash_config": {"causal": True}}, "causal"),
+        ("dflash", {"dflash_config": {"attention_sink_bias": True}}, "sinks"),
+        ("dflash", {"dflash_config": {"target_layer_ids": [0, 3]}}, "final norm"),
+        ("dflash", {"dflash_config": {"target_layer_ids": [-1, 2]}}, "embedding"),
+        ("dflash", {"is_neox_style": False}, "is_neox_style"),
+        ("deepspec", {"logit_scale": 0.5}, "logit_scale"),
+        ("deepspec", {"markov_head_type": "rnn"}, "rnn"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_computed_here_is_refused(tmp_path, name, changes, word):
+    folder = tmp_path / "drafter"
+    shutil.copytree(GOLDEN / name, folder)
+    path = folder / "config.json"
+    about = json.loads(path.read_text())
+    for field, value in changes.items():
+        nested = isinstance(value, dict) and field in about
+        about[field] = {**about[field], **value} if nested else value
+    path.write_text(json.dumps(about))
+    with pytest.raises(UserError, match=word) as refusal:
+        load(folder, name)
+    assert str(folder) in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"layers.0.self_attn.sinks": np.zeros(4, "f")}, "sinks"),
+        ({"fc.weight": np.zeros((8, 24), "f")}, "fc.weight"),
+        ({"norm.weight": None}, "norm.weight"),
+        ({"d2t": np.zeros(9, "f")}, "d2t"),
+        ({"d2t": np.full(9, 30)}, "d2t"),
+        ({"d2t": np.arange(9, 0, -1)}, "different tokens"),
+        ({"embed_tokens.weight": np.ones((24, 8), "f")}, "embeddings"),
+        ({"lm_head.weight": np.ones((24, 8), "f")}, "lm_head.weight"),
+    ],
+    ids=str,
+)
+def test_damaged_tensors_are_refused(tmp_path, changes, word):
+    folder = tmp_path / "drafter"
+    shutil.copytree(GOLDEN / RICHEST, folder)
+    path = folder / "model.safetensors"
+    tensors = {**load_file(path), **changes}
+    save_file({k: v for k, v in tensors.items() if v is not None}, path)
+    with pytest.raises(UserError, match=word):
+        load(folder, RICHEST)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_speculators_reads_what_is_written(tmp_path, name):
+    """Run where the library is installed: its configuration, its model, its logits."""
+    speculators = pytest.importorskip("speculators")
+    torch = pytest.importorskip("torch")
+    from speculators.model import SpeculatorModel
+
+    from tests.pretrained.make_golden_drafters import library_logits
+
+    drafter, functions, _ = load(GOLDEN / name, name)
+    folder = export(tmp_path / "out", drafter, target_params(name))
+    config = speculators.SpeculatorModelConfig.from_pretrained(folder)
+    about = config.speculators_config
+    assert about.verifier.name_or_path == "org/tiny"
+    block_size = functions.config.block_size
+    assert about.proposal_methods[0].speculative_tokens == block_size - 1
+    # The library would fetch the target by its name.
+    about.verifier.name_or_path = None
+    config.transformer_layer_config._attn_implementation = "eager"
+    model = SpeculatorModel.from_pretrained(folder, config=config).eval()
+    arrays = expected(name)
+    found = library_logits(
+        model,
+        torch.tensor(arrays["features"][None]),
+        torch.tensor(arrays["tokens"][None].astype(np.int64)),
+    )
+    np.testing.assert_allclose(found["logits"], arrays["logits"], atol=1e-4, rtol=1e-4)
+    assert ("confidence" in arrays) == ("confidence" in found)
+    if "confidence" in found:
+        np.testing.assert_allclose(found["confidence"], arrays["confidence"], atol=1e-4)
