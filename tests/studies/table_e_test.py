@@ -216,6 +216,9 @@ def test_the_printed_table_e_stands_beside_ours():
         record("medusa:8:lookup=8", calls=6, seconds=3.0),
         record("medusa:8", calls=6, seconds=2.0),
         record("medusa:8", temperature=1.0, calls=6, seconds=0.1),
+        record("medusa_neural:8", calls=6, seconds=1.0),
+        # The form of the slides is what the authors measured.
+        record("medusa_neural:8:order=block", calls=6, seconds=1.5),
     )
     small, large = [t for t in shown.tables if t.name.startswith("table_e_vicuna")]
     assert [column.label for column in small.columns][2] == "QA"
@@ -224,6 +227,8 @@ def test_the_printed_table_e_stands_beside_ours():
     assert (rows["BPD"][2].value, rows["BPD"][2].paper) == (2.0, 1.489)
     assert rows["Medusa"][2].value == 3.0
     assert rows["BPD, local rescoring: neural:1"][2].value == 1.5
+    slides = rows["Medusa, local rescoring: medusa_neural:8:order=block"]
+    assert slides[2].value == 4.0
     lookahead = rows["Lookahead"][2]
     assert (lookahead.value, lookahead.paper) == (None, 1.503)
     assert rows["BPD"][0].text == "not measured"
