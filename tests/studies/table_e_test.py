@@ -242,3 +242,28 @@ def test_what_the_rebuttal_says_of_table_e():
     assert "Faster in 19 of 20 cases" in faster.evidence
     assert "Vicuna 13B, bpd, summarization: −0.5 %" in faster.evidence
     assert times.evidence.startswith("At most 10.5 %")
+
+
+def test_categories_of_mt_bench_stand_apart_and_together():
+    """The printed column is that of all categories: sums over their prompts."""
+    shown = exhibit(
+        record("greedy", "writing", calls=12, seconds=6.0),
+        record("bpd", "writing", calls=6, seconds=2.0),
+        record("greedy", "coding", calls=12, seconds=6.0),
+        record("bpd", "coding", calls=4, seconds=1.0),
+        record("greedy", calls=12, seconds=6.0),
+        record("bpd", calls=12, seconds=6.0),
+        record("medusa:8", "writing", calls=4, seconds=1.0),
+    )
+    table = measured(shown)[0][0]
+    groups = [column.group for column in table.columns[::2]]
+    assert groups == ["QA", "coding", "writing", "MT-Bench, all", "All"]
+    values = [cell.value for cell in cells(table, "BPD")]
+    assert values[4:] == pytest.approx([12 / 6, 3, 24 / 10, 4, 36 / 22, 2])
+    # Measured in one category of two.
+    assert cells(table, "Medusa")[6].text == "not measured"
+    printed = next(t for t in shown.tables if t.name == "table_e_vicuna_7b")
+    rows = {row.label: row.cells for row in printed.rows}
+    assert rows["BPD"][0].value == 4
+    assert rows["BPD"][2].value == 1
+    assert rows["Medusa"][0].text == "not measured"
