@@ -1,4 +1,4 @@
-"""What the TPU compiler says of the 1.5 billion parameter model, slice by slice.
+"""What the TPU compiler says of the paper's model and of Vicuna, slice by slice.
 
     bash scripts/tpu_env.sh
     .venv-tpu/bin/python -m benchmarks.tpu_compile
@@ -20,46 +20,10 @@ from typing import Any
 
 from absl import flags
 
+from benchmarks.tpu_settings import SETTINGS
 from bpd_jax import cli, progress
 from bpd_jax.errors import UserError
 from bpd_jax.files import replacing_file
-
-_PRETRAIN = "--gin_file=gin_configs/runs/pretrain.gin"
-_FINETUNE = [
-    "--gin_file=gin_configs/runs/finetune.gin",
-    "--gin_file=gin_configs/tasks/squad.gin",
-    "--gin.START='runs/blockwise_1b5'",
-]
-_DECODE = ["--program=decode", "--gin.TransformerConfig.param_dtype='bfloat16'"]
-
-
-def _mesh(name: str) -> str:
-    return f"--gin_file=gin_configs/meshes/{name}.gin"
-
-
-# Name: topology, and what else the command gets.
-SETTINGS: dict[str, tuple[str, list[str]]] = {
-    "v4_128": ("v4:4x4x4", [_PRETRAIN, _mesh("v4_128")]),
-    "v4_128_plain": (
-        "v4:4x4x4",
-        [
-            _PRETRAIN,
-            "--gin.MeshConfig.fsdp=64",
-            "--gin.ComputeConfig.attention='xla'",
-            "--gin.ComputeConfig.scan_layers=True",
-        ],
-    ),
-    "v4_64_megacore": ("v4-megacore:4x4x4", [_PRETRAIN, _mesh("v4_128")]),
-    "v5e_256": ("v5e:16x16", [_PRETRAIN, _mesh("v5e_256")]),
-    "v5p_128": ("v5p:4x4x8", [_PRETRAIN, _mesh("v5p_128")]),
-    "v6e_256": ("v6e:16x16", [_PRETRAIN, _mesh("v6e_256")]),
-    "finetune_v4_8": ("v4:2x2x1", [*_FINETUNE, _mesh("finetune_8")]),
-    "finetune_v5e_8": ("v5e:2x4", [*_FINETUNE, _mesh("finetune_8")]),
-    "decode_v4_8": (
-        "v4:2x2x1",
-        [_PRETRAIN, *_DECODE, "--gin.MeshConfig.data=2", "--gin.MeshConfig.model=4"],
-    ),
-}
 
 _ONLY = flags.DEFINE_list("only", None, "Names of settings; all if not given.")
 _OUTPUT = flags.DEFINE_string(

@@ -219,7 +219,7 @@ def surroundings(name: str) -> tuple[type, list[str]]:
     folder = name.split("/")[1]
     if name.startswith("gin_configs/models/"):
         return BlockwiseConfig, [name]
-    if "DecodeConfig:" in FILES[name]:
+    if "DecodeConfig:" in whole(name):
         return DecodeConfig, [name]
     if "StudyConfig:" in FILES[name]:
         return StudyConfig, [name]

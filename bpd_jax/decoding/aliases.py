@@ -88,6 +88,7 @@ _SOURCE = (("k", "source", "k"), ("heads", "source", "heads"))
 _LOOKUP = ("lookup", "lookup", "tokens")
 _SEARCH = ("search", "search", "")
 _NORMALISE = ("normalise", "search", "normalise")
+_ORDER = ("order", "search", "order")
 
 
 def _weights(refiner: str) -> tuple[tuple[str, str, str], ...]:
@@ -161,10 +162,10 @@ ALIASES: dict[str, Alias] = {
     ),
     "medusa": Alias("heads", (), "static", 32, settings=_HEADS),
     "medusa_ngram": Alias(
-        "heads", ("ngram",), "static", 32, settings=(*_NGRAM, _LOOKUP)
+        "heads", ("ngram",), "static", 32, settings=(*_NGRAM, _ORDER, _LOOKUP)
     ),
     "medusa_neural": Alias(
-        "heads", ("neural",), "static", 32, settings=(*_NEURAL, _LOOKUP)
+        "heads", ("neural",), "static", 32, settings=(*_NEURAL, _ORDER, _LOOKUP)
     ),
     "hydra": Alias("hydra", (), "best", 1, settings=_HEADS),
     "prompt_lookup": Alias(
@@ -225,7 +226,8 @@ def expand(text: str) -> tuple[AliasUse, str]:
     for setting, part, field in alias.settings:
         if setting not in given or setting in ("search", "lookup", "drafts"):
             continue
-        if part == "search" and search.split(":")[0] in ("tree", "static", "greedy"):
+        trees = search.split(":")[0] in ("tree", "static", "greedy")
+        if setting == "normalise" and trees:
             raise UserError(
                 f"{text!r}: trees grow by normalised scores in any case, and a greedy "
                 f"walk does not depend on them, so {setting} changes nothing: leave it "

@@ -11,6 +11,8 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from bpd_jax import progress
 from bpd_jax.data.prompts import read_prompts_file
 from bpd_jax.data.row_sources import WHOLE, Shard
@@ -29,6 +31,8 @@ from bpd_jax.studies.config import (
     class_of,
     parse_contender,
 )
+from bpd_jax.studies.conversations import later_turns
+from bpd_jax.studies.measure_quality import plain_text
 from bpd_jax.studies.records import REPORT, TUNE
 from bpd_jax.studies.tasks import StudyExample
 from bpd_jax.studies.text_files import content_digest, load_texts, save_texts
@@ -133,13 +137,21 @@ class Bench:
                 f"{config.new_tokens(task)} tokens to decode: decode fewer."
             )
         if task != tasks.HELD_OUT:
-            return tasks.draw_examples(
+            longest_whole = min(config.longest_whole, room)
+            found = tasks.draw_examples(
                 self.sources(task),
                 loaded,
                 examples=config.examples,
                 tune=config.tune,
                 longest=longest,
-                longest_whole=min(config.longest_whole, room),
+                longest_whole=longest_whole,
+            )
+            return found + later_turns(
+                found,
+                functools.partial(self._answers, task),
+                loaded,
+                turns=config.turns,
+                longest=longest_whole,
             )
         prompts = loaded.held_out(config.tune + config.examples, longest)
         return [
@@ -151,6 +163,15 @@ class Bench:
                 (),
             )
             for index, prompt in enumerate(prompts)
+        ]
+
+    def _answers(self, task: str, prompts: list[np.ndarray]) -> list[str]:
+        """What the model says to prompts, decoded greedily."""
+        decoder, _ = self.contender(GREEDY.name, task)
+        loaded = self.loaded(task)
+        return [
+            plain_text(output.output_ids, loaded.tokenizer.decode, loaded.end_tokens)
+            for output in decoder.decode(GREEDY, prompts, self.options(task))
         ]
 
     def contender(self, name: str, task: str) -> tuple[Decoder, Method]:

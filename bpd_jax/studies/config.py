@@ -42,9 +42,10 @@ _DECISIVE = (
     "longest_whole",
     "lattice_width",
     "trained_prompts",
+    "turns",
 )
-# Settings that records of earlier versions lack; these had their defaults.
-_ADDED = ("decode_lengths",)
+# Settings that records of earlier versions lack, with the values that these had.
+_ADDED: dict[str, Any] = {"decode_lengths": {}, "turns": 1}
 TASK_FIELD = "{task}"
 
 
@@ -112,6 +113,9 @@ class StudyConfig:
         beside; see `bpd_jax.studies.printed`.
       notes: sentences that every reader should know, shown with the results.
       examples, tune: of each task, to report on and to tune on; never the same.
+      turns: of a conversation: 1 for the first alone, 2 for both of MT-Bench. A later
+        turn is an example of its own, whose prompt has the model's greedy answers to
+        the earlier ones.
       max_new_tokens: decoded of each example.
       decode_lengths: by task, in place of `max_new_tokens`.
       longest_prompt: in tokens; longer documents are cut. It is less where the model
@@ -146,6 +150,7 @@ class StudyConfig:
     notes: Sequence[str] = ()
     examples: int = 24
     tune: int = 12
+    turns: int = 1
     max_new_tokens: int = 64
     decode_lengths: Mapping[str, int] = dataclasses.field(default_factory=dict)
     longest_prompt: int = 384
@@ -165,6 +170,7 @@ class StudyConfig:
         for name, least in (
             ("examples", 1),
             ("tune", 0),
+            ("turns", 1),
             ("max_new_tokens", 1),
             ("longest_prompt", 1),
             ("longest_whole", 1),
@@ -232,7 +238,7 @@ class StudyConfig:
           settings: of an earlier run, perhaps of an earlier version.
         """
         mine = self.settings
-        theirs = {**{name: {} for name in _ADDED}, **settings}
+        theirs = {**_ADDED, **settings}
         return {n: theirs.get(n) for n in mine if theirs.get(n) != mine[n]}
 
     def texts_alike(self, facts: Mapping[str, Any]) -> bool:

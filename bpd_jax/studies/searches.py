@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Sequence
 
 from bpd_jax.decoding.methods import NODES, Method
+from bpd_jax.drafting.searches.static import BLOCK
 from bpd_jax.evaluation.significance import FEWEST, side
 from bpd_jax.reporting.exhibits import Cell, Column, Exhibit, Finding, Row, Table
 from bpd_jax.studies.config import BPD, parse_contender
@@ -40,9 +41,11 @@ NAMES = {
     "recurrent": "recurrent head",
     "hydra": "Hydra heads",
     "neural": "small LM",
+    "medusa_ngram": "n-gram",
+    "medusa_neural": "small LM",
 }
 """Scores by kind of method, for people."""
-TRAINED = ("markov", "recurrent", "hydra", "neural")
+TRAINED = ("markov", "recurrent", "hydra", "neural", "medusa_neural")
 """Scores that were trained; the others come from counts, or from the heads alone."""
 NOTES = [
     "Beyond the paper. All searches choose among the same candidates of the heads, "
@@ -52,8 +55,12 @@ NOTES = [
     "Scores are compared under the same search for as many drafts or nodes. Of the "
     "heads alone, whose scores do not depend on earlier tokens of a draft, the greedy "
     "walk is the best draft, and a beam of P holds the P best.",
+    "A static tree ranks candidates by their scores after each path of the tree. With "
+    "the block refined first, as in the paper’s slides, it ranks them by their scores "
+    "along the greedy path, which takes one pass of a small LM per position over one "
+    "path.",
 ]
-_WORDED = ("search", "adaptive", "normalise", "mode")
+_WORDED = ("search", "adaptive", "normalise", "mode", "order")
 _WITHOUT_EXACT = ("neural", "recurrent", "hydra")
 _SOURCE_SETTINGS = ("k", "heads", "lookup")
 
@@ -96,6 +103,7 @@ def score_of(contender: str) -> str:
             ("normalised", method.setting("normalise")),
             ("not normalised", method.setting("normalise") == 0),
             ("parallel", method.setting("mode") == "parallel"),
+            ("block refined first", method.setting("order") == BLOCK),
         )
         if given
     ]

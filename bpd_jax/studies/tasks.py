@@ -3,8 +3,9 @@
 The paper's tasks come from where training reads them: JSON Lines with the field names
 of TensorFlow Datasets in `FOLDER/NAME/SPLIT.jsonl.gz`, or data sets that TensorFlow
 Datasets has prepared in FOLDER (its `data_dir`). Prompts are those of `bpd_jax.data`.
-Spec-Bench is `FOLDER/spec_bench/test.jsonl.gz`. The task `held_out` needs no FOLDER: it
-is beginnings of held-out documents of the model's own text.
+Spec-Bench is `FOLDER/spec_bench/test.jsonl.gz`; its conversations (MT-Bench) are one
+task, or each of their eight categories is. The task `held_out` needs no FOLDER: it is
+beginnings of held-out documents of the model's own text.
 """
 
 import dataclasses
@@ -40,7 +41,21 @@ SPEC_BENCH = {
     "math_reasoning": "math",
     "rag": "RAG",
 }
-LABELS = {**PAPER_TASKS, **SPEC_BENCH, HELD_OUT: "held-out text"}
+MT_BENCH = {
+    name: f"MT-Bench: {name}"
+    for name in (
+        "writing",
+        "roleplay",
+        "reasoning",
+        "math",
+        "coding",
+        "extraction",
+        "stem",
+        "humanities",
+    )
+}
+"""The categories of the task `mt_bench`, each a task too."""
+LABELS = {**PAPER_TASKS, **SPEC_BENCH, **MT_BENCH, HELD_OUT: "held-out text"}
 """Names of tasks, and what people read."""
 
 # The first that there is: what the paper reports on, or what comes nearest.
@@ -61,6 +76,7 @@ class Source:
       document: its long text, which may be cut, or "".
       before, after: what stands around the document in the prompt.
       references: right answers, if there are any.
+      follow_ups: what the user says next, after each answer of the model.
     """
 
     task: str
@@ -68,6 +84,7 @@ class Source:
     before: str
     after: str
     references: tuple[str, ...]
+    follow_ups: tuple[str, ...] = ()
 
     @property
     def beginning(self) -> str:
@@ -86,6 +103,7 @@ class StudyExample:
       input_ids: the prompt as the model reads it, int32.
       references: right answers, if there are any.
       beginning: of its document; see `Source.beginning`.
+      follow_ups: see `Source.follow_ups`.
     """
 
     index: int
@@ -94,6 +112,7 @@ class StudyExample:
     input_ids: np.ndarray
     references: tuple[str, ...]
     beginning: str = ""
+    follow_ups: tuple[str, ...] = ()
 
 
 def read_sources(
@@ -109,8 +128,8 @@ def read_sources(
     Raises:
       UserError: there is no such task, no file of it, or a record is damaged.
     """
-    if task in SPEC_BENCH:
-        return [source for source in _spec_bench(data) if source.task == task]
+    if task in SPEC_BENCH or task in MT_BENCH:
+        return list(_spec_bench(data, task))
     if task not in PAPER_TASKS:
         raise UserError(f"there is no task {task!r}: use {', '.join(LABELS)}.")
     about = DATASETS[task]
@@ -140,23 +159,23 @@ def read_sources(
     return found
 
 
-def _spec_bench(data: pathlib.Path) -> Iterator[Source]:
+def _spec_bench(data: pathlib.Path, task: str) -> Iterator[Source]:
     for record in _records(data / "spec_bench", _SPLITS):
         category = str(record.get("category"))
-        # The eight kinds of MT-Bench questions are one of the six categories.
-        name = category if category in SPEC_BENCH else "mt_bench"
+        # The eight categories of MT-Bench are one of Spec-Bench's six.
+        kind = category if category in SPEC_BENCH else "mt_bench"
         turns = _texts(record, "turns")
-        if not turns:
+        if not turns or task not in (category, kind):
             continue
         # Of the first turn: one text, or a list of answers that are all right.
         right = record.get("reference") or [None]
         references = tuple(_texts({"first": right[0]}, "first"))
         # An article may be cut; what ends with its question may not.
         before, found, article = turns[0].partition("Summarize: ")
-        if name == "summarization" and found and not before:
-            yield Source(name, article, found, "", references)
+        if task == "summarization" and found and not before:
+            yield Source(task, article, found, "", references)
         else:
-            yield Source(name, "", turns[0], "", references)
+            yield Source(task, "", turns[0], "", references, tuple(turns[1:]))
 
 
 def _prepared_splits(data: pathlib.Path, task: str) -> list[str]:
@@ -253,7 +272,14 @@ def draw_examples(
         seen.add(source.beginning)
         part = TUNE if len(found) < tune else REPORT
         found.append(
-            StudyExample(len(found), part, *fitted, source.references, source.beginning)
+            StudyExample(
+                len(found),
+                part,
+                *fitted,
+                source.references,
+                source.beginning,
+                source.follow_ups,
+            )
         )
     return found
 

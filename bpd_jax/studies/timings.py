@@ -1,7 +1,7 @@
 """What contenders did against a clock: sums, block efficiencies and speed-ups."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from bpd_jax.studies.summary import tasks_of
 
 Turn = tuple[str, int, int]
 """Task, example, round."""
+Tasks = Collection[str] | None
+"""Names of tasks; None for all."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,23 +86,29 @@ class Timings:
             }
         )
 
-    def covers(self, name: str, other: str, temperature: float) -> bool:
-        """Whether a contender was measured in every task in which another was."""
+    def covers(
+        self, name: str, other: str, temperature: float, tasks: Tasks = None
+    ) -> bool:
+        """Whether a contender was measured in every one of some tasks another was."""
         mine, theirs = (
-            {task for task, *_ in self._records.get((who, temperature), {})}
+            {
+                task
+                for task, *_ in self._records.get((who, temperature), {})
+                if tasks is None or task in tasks
+            }
             for who in (name, other)
         )
         return bool(mine) and mine >= theirs
 
     def sums(
-        self, names: Sequence[str], temperature: float, task: str | None = None
+        self, names: Sequence[str], temperature: float, tasks: Tasks = None
     ) -> list[Sums] | None:
         """What contenders did on the prompts that all of them decoded in a round.
 
         Args:
           names: of the contenders.
           temperature: of sampling.
-          task: one; None for all.
+          tasks: some of them; None for all.
 
         Returns:
           None if there is no such prompt.
@@ -109,7 +117,7 @@ class Timings:
         shared = sorted(
             turn
             for turn in set.intersection(*(set(turn) for turn in turns))
-            if task in (None, turn[0])
+            if tasks is None or turn[0] in tasks
         )
         if not shared:
             return None
@@ -138,12 +146,11 @@ def base_of(name: str, others: Iterable[str]) -> str | None:
 
 
 def efficiency_cell(
-    timings: Timings, name: str, temperature: float, task: str | None
+    timings: Timings, name: str, temperature: float, tasks: Tasks
 ) -> Cell:
     """Tokens per serial call, with the interval over prompts."""
-    found = timings.sums([name], temperature, task)
-    partial = task is None and not timings.covers(name, GREEDY.name, temperature)
-    if found is None or partial:
+    found = timings.sums([name], temperature, tasks)
+    if found is None or _partial(timings, name, GREEDY.name, temperature, tasks):
         return Cell(text="not measured")
     mine = found[0]
     interval = None
@@ -153,12 +160,11 @@ def efficiency_cell(
 
 
 def speed_cell(
-    timings: Timings, name: str, base: str, temperature: float, task: str | None
+    timings: Timings, name: str, base: str, temperature: float, tasks: Tasks
 ) -> Cell:
     """How many times as fast as another contender, in tokens per second."""
-    found = timings.sums([name, base], temperature, task)
-    partial = task is None and not timings.covers(name, base, temperature)
-    if found is None or partial:
+    found = timings.sums([name, base], temperature, tasks)
+    if found is None or _partial(timings, name, base, temperature, tasks):
         return Cell(text="not measured")
     mine, theirs = found
     speed = _speed(mine) / _speed(theirs)
@@ -182,6 +188,15 @@ def gain_cell(timings: Timings, name: str, base: str, temperature: float) -> Cel
         return Cell(100 * (float(gain) - 1))
     low, high = gain_interval(mine.tokens, mine.calls, theirs.tokens, theirs.calls)
     return Cell(100 * (float(gain) - 1), interval=(100 * low, 100 * high))
+
+
+def _partial(
+    timings: Timings, name: str, other: str, temperature: float, tasks: Tasks
+) -> bool:
+    """Whether a sum over several tasks lacks some of them; one is never partial."""
+    if tasks is not None and len(tasks) == 1:
+        return False
+    return not timings.covers(name, other, temperature, tasks)
 
 
 def _speed(sums: Sums) -> float:

@@ -178,7 +178,7 @@ def measure_timing(bench: Bench, run: StudyRun, keep: Keep) -> None:
         config.contenders,
         config.temperatures,
         config.rounds,
-        config.examples,
+        config.examples * config.turns,
         done,
         speculative=config.speculative,
     ):

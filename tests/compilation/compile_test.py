@@ -2,12 +2,19 @@
 
 import importlib.util
 import json
+import math
 import os
 import pathlib
 import subprocess
 import sys
 
 import pytest
+
+from benchmarks.tpu_settings import SETTINGS
+from bpd_jax import configuration
+from bpd_jax.cli import rewrite_gin_arguments
+from bpd_jax.compilation.chips import chip_of
+from bpd_jax.training.config import TrainConfig
 
 ROOT = pathlib.Path(__file__).parents[2]
 NEEDS_LIBTPU = pytest.mark.skipif(
@@ -44,6 +51,30 @@ def assert_refused(result, message):
     assert "Traceback" not in result.stderr
     (error,) = (line for line in result.stderr.splitlines() if "error: " in line)
     assert message in error
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_that_are_compiled_fit_their_slices(name):
+    """Their gin files resolve, and the mesh shares out the slice's cores and rows."""
+    topology, words = SETTINGS[name]
+    found = [word.partition("=") for word in rewrite_gin_arguments(words)]
+    values = {
+        kind: [value for flag, _, value in found if flag == f"--{kind}"]
+        for kind in ("gin_file", "gin_bindings")
+    }
+    config = configuration.parse(
+        values["gin_file"], values["gin_bindings"], TrainConfig
+    ).value
+    cores = chip_of(topology).cores * math.prod(
+        int(side) for side in topology.partition(":")[2].split("x")
+    )
+    mesh = config.mesh
+    parts = mesh.fsdp * mesh.model
+    assert cores % parts == 0
+    if mesh.data > 0:
+        assert mesh.data * parts == cores
+    if "--program=decode" not in words:
+        assert config.batch_size % (cores // mesh.model) == 0
 
 
 def test_bad_flags_are_refused():

@@ -45,6 +45,7 @@ METHODS = [
     "neural:2:mode=parallel",
     "neural_ngram:2",
     "medusa_neural:5",
+    "medusa_neural:5:order=block",
     "prompt_lookup:4",
     "lookahead:3:order=3",
     "draft_model:3",
@@ -54,6 +55,7 @@ METHODS = [
     "heads:3:k=2+neural+ngram:adaptive=1/beam:2+lookup:3",
     "draft_model:3+neural/tree:24:min_prob=0.02",
     "heads+ngram/chains:2",
+    "heads+ngram:adaptive=1+neural/static:6:order=block",
     "block/greedy",
     "block+ngram/best:3",
     "block:3+neural/tree:6:min_prob=0.05+lookup:4",
@@ -72,6 +74,7 @@ ALIKE = {
     "neural:2:mode=parallel",
     "neural_ngram:2",
     "medusa_neural:5",
+    "heads+ngram:adaptive=1+neural/static:6:order=block",
     "draft_model:3",
 }
 LENGTHS = st.lists(st.integers(1, 24), min_size=5, max_size=5)

@@ -41,6 +41,11 @@ from bpd_jax.settings import fields_of
             "2-best neural + 3-gram (alpha 0.7, beta 0.3)",
         ),
         (
+            "medusa_neural:8:order=block",
+            "heads+neural/static:8:order=block",
+            "Medusa tree of 8, neural (order block)",
+        ),
+        (
             "medusa:32:lookup=8",
             "heads/static:32+lookup:8",
             "Medusa tree of 32 (lookup 8)",
@@ -114,6 +119,8 @@ def test_numbers_and_searches_have_defaults():
         ("medusa:8:search=beam", "static or best"),
         ("ngram:4:search=fast", "search must be one of"),
         ("ngram:4:search=best:normalise=1", "normalise changes nothing"),
+        ("medusa_neural:8:order=rank", "one of path, block"),
+        ("medusa_neural:8:search=best:order=block", "not a setting of tree"),
         ("heads+ngram+ngram/best:2", "once only"),
         ("heads/best:4+heads", "no source 'heads'"),
         ("heads+lookup:4/best:4", "after the search"),

@@ -13,6 +13,7 @@ OTHERS = ["greedy", "bpd:heads=4", "bpd", "medusa:32", "medusa:8", "prompt_looku
         ("ngram:1:heads=4", "bpd:heads=4"),
         ("medusa_ngram:8@own", "medusa:8"),
         ("medusa_ngram:8:search=static", "medusa:8"),
+        ("medusa_neural:8:order=block", "medusa:8"),
         ("medusa_neural:16", None),  # No tree of 16 nodes was measured.
         ("zero_gram:16", None),
         ("prompt_lookup:8", None),

@@ -57,6 +57,8 @@ def test_searches_are_a_grid():
         draft("hydra:16:search=best", TWO),
         draft("medusa:64", ONE),
         draft("ngram:16:k=4", ONE),
+        draft("medusa_neural:64:order=block", TWO),
+        draft("medusa_neural:64", FOUR),
     ]
     grid, every = exhibit_of(found).tables
     assert [column.label for column in grid.columns] == [
@@ -72,7 +74,8 @@ def test_searches_are_a_grid():
         "Hydra heads": [None, None, None, None, None, 2.0, 4.0],
         "n-gram": [1.0, 2.0, None, 2.0, None, None, 4.0],
         "Markov head": [None, 1.0, None, None, None, None, None],
-        "small LM": [None, None, 2.0, None, None, None, None],
+        "small LM": [None, None, 2.0, None, 4.0, None, None],
+        "small LM, block refined first": [None, None, None, None, 2.0, None, None],
         "0-gram": [None, None, None, None, 1.0, None, None],
         "n-gram, k 4": [None, None, None, 1.0, None, None, None],
     }

@@ -216,6 +216,9 @@ def test_the_printed_table_e_stands_beside_ours():
         record("medusa:8:lookup=8", calls=6, seconds=3.0),
         record("medusa:8", calls=6, seconds=2.0),
         record("medusa:8", temperature=1.0, calls=6, seconds=0.1),
+        record("medusa_neural:8", calls=6, seconds=1.0),
+        # The form of the slides is what the authors measured.
+        record("medusa_neural:8:order=block", calls=6, seconds=1.5),
     )
     small, large = [t for t in shown.tables if t.name.startswith("table_e_vicuna")]
     assert [column.label for column in small.columns][2] == "QA"
@@ -224,6 +227,8 @@ def test_the_printed_table_e_stands_beside_ours():
     assert (rows["BPD"][2].value, rows["BPD"][2].paper) == (2.0, 1.489)
     assert rows["Medusa"][2].value == 3.0
     assert rows["BPD, local rescoring: neural:1"][2].value == 1.5
+    slides = rows["Medusa, local rescoring: medusa_neural:8:order=block"]
+    assert slides[2].value == 4.0
     lookahead = rows["Lookahead"][2]
     assert (lookahead.value, lookahead.paper) == (None, 1.503)
     assert rows["BPD"][0].text == "not measured"
@@ -237,3 +242,28 @@ def test_what_the_rebuttal_says_of_table_e():
     assert "Faster in 19 of 20 cases" in faster.evidence
     assert "Vicuna 13B, bpd, summarization: −0.5 %" in faster.evidence
     assert times.evidence.startswith("At most 10.5 %")
+
+
+def test_categories_of_mt_bench_stand_apart_and_together():
+    """The printed column is that of all categories: sums over their prompts."""
+    shown = exhibit(
+        record("greedy", "writing", calls=12, seconds=6.0),
+        record("bpd", "writing", calls=6, seconds=2.0),
+        record("greedy", "coding", calls=12, seconds=6.0),
+        record("bpd", "coding", calls=4, seconds=1.0),
+        record("greedy", calls=12, seconds=6.0),
+        record("bpd", calls=12, seconds=6.0),
+        record("medusa:8", "writing", calls=4, seconds=1.0),
+    )
+    table = measured(shown)[0][0]
+    groups = [column.group for column in table.columns[::2]]
+    assert groups == ["QA", "coding", "writing", "MT-Bench, all", "All"]
+    values = [cell.value for cell in cells(table, "BPD")]
+    assert values[4:] == pytest.approx([12 / 6, 3, 24 / 10, 4, 36 / 22, 2])
+    # Measured in one category of two.
+    assert cells(table, "Medusa")[6].text == "not measured"
+    printed = next(t for t in shown.tables if t.name == "table_e_vicuna_7b")
+    rows = {row.label: row.cells for row in printed.rows}
+    assert rows["BPD"][0].value == 4
+    assert rows["BPD"][2].value == 1
+    assert rows["Medusa"][0].text == "not measured"

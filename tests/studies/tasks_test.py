@@ -7,7 +7,14 @@ import types
 import pytest
 
 from bpd_jax.errors import UserError
-from bpd_jax.studies.tasks import LABELS, draw_examples, read_sources, rest_of
+from bpd_jax.studies.conversations import later_turns
+from bpd_jax.studies.tasks import (
+    LABELS,
+    MT_BENCH,
+    draw_examples,
+    read_sources,
+    rest_of,
+)
 
 
 class Words:
@@ -125,7 +132,11 @@ def test_spec_bench_has_six_categories(tmp_path, loaded):
         ("r", "s"),
     )
     (talk,) = read_sources(tmp_path, "mt_bench")
-    assert talk.before == "be a cat"
+    assert (talk.before, talk.follow_ups) == ("be a cat", ("now a dog",))
+    (same,) = read_sources(tmp_path, "roleplay")
+    assert (same.task, same.before) == ("roleplay", "be a cat")
+    assert read_sources(tmp_path, "writing") == []
+    assert len(MT_BENCH) == 8
     (article,) = read_sources(tmp_path, "summarization")
     assert (article.document, article.before) == ("a b c d", "Summarize: ")
     assert article.references == ("a c",)
@@ -150,3 +161,49 @@ def test_what_is_missing_is_named(tmp_path):
     with pytest.raises(UserError, match=r"test\.jsonl:1 is no JSON"):
         read_sources(tmp_path, "xsum")
     assert "held_out" in LABELS
+
+
+def test_later_turns_follow_the_answers_of_the_model(tmp_path, loaded):
+    """Two conversations of two turns, one of one; `word of A` is the answer to A."""
+    turns = [["a b", "c"], ["d"], ["e f", "g h"]]
+    records = [{"category": "stem", "turns": texts} for texts in turns]
+    write(tmp_path, "spec_bench", "test", records)
+    first = draw_examples(
+        read_sources(tmp_path, "stem"),
+        loaded,
+        examples=2,
+        tune=1,
+        longest=99,
+        longest_whole=99,
+    )
+    seen = []
+
+    def encode(messages):
+        assert [message["role"] for message in messages] == ["user", "assistant"] * (
+            len(messages) // 2
+        ) + ["user"]
+        return loaded.tokenizer.encode(" ".join(m["content"] for m in messages))
+
+    def answer(prompts):
+        seen.extend(loaded.tokenizer.decode(prompt) for prompt in prompts)
+        return [f"word of {loaded.tokenizer.decode(p).strip()}" for p in prompts]
+
+    talking = types.SimpleNamespace(encode_prompt=encode)
+    later = later_turns(first, answer, talking, turns=2, longest=99)
+    told = [example.prompt for example in first if example.follow_ups]
+    assert seen == told
+    assert [example.index for example in later] == [3, 4]
+    assert [example.part for example in later] == [
+        example.part for example in first if example.follow_ups
+    ]
+    for example, before in zip(later, told, strict=True):
+        said = example.follow_ups[0]
+        text = f"{before} word of {before.strip()} {said}"
+        assert loaded.tokenizer.decode(example.input_ids) == text
+        assert example.references == ()
+    # Longer ones are left out, the first turn alone asks for nothing.
+    shortest = min(len(example.input_ids) for example in later)
+    assert len(later_turns(first, answer, talking, turns=2, longest=shortest)) == 1
+    assert later_turns(first, None, talking, turns=1, longest=99) == []
+    # A third turn has nothing to say.
+    assert len(later_turns(first, answer, talking, turns=3, longest=99)) == 2

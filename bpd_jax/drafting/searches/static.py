@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bpd_jax.drafting.interface import Extension
+from bpd_jax.drafting.interface import Extension, Search
 from bpd_jax.drafting.parts import (
     COUNT,
     DRAFTS,
@@ -20,10 +20,11 @@ from bpd_jax.drafting.parts import (
     register,
 )
 from bpd_jax.drafting.paths import Paths
+from bpd_jax.drafting.refined_block import RefinedBlock, RefineFirst
 from bpd_jax.drafting.searches.growth import normalised
 from bpd_jax.drafting.tree import DraftTree, Sources, take
 from bpd_jax.errors import UserError
-from bpd_jax.settings import setting
+from bpd_jax.settings import choice, setting
 from bpd_jax.typing import Array, Int, PyTree
 
 
@@ -118,7 +119,7 @@ class StaticTree:
 
     def grow(
         self,
-        paths: Paths,
+        paths: Paths | RefinedBlock,
         arrays: PyTree,
         state: PyTree,
         first: Int[Array, " B"],
@@ -267,6 +268,9 @@ def typical_accuracies(block_size: int) -> tuple[tuple[float, ...], ...]:
     )
 
 
+PATH, BLOCK = ORDERS = ("path", "block")
+
+
 @register
 @dataclasses.dataclass(frozen=True)
 class Static(GrowingPart):
@@ -279,13 +283,20 @@ class Static(GrowingPart):
     counts: ClassVar[str] = NODES
 
     nodes: int = setting(32, "nodes M, the certain token included", COUNT)
+    order: str = setting(
+        PATH,
+        "ranks candidates by their refined scores after each path (path), or after the "
+        "greedy path alone, so that the block is refined once (block)",
+        choice(*ORDERS),
+    )
 
-    def build(self, context: BuildContext, paths: Paths, normalise: bool) -> StaticTree:
+    def build(self, context: BuildContext, paths: Paths, normalise: bool) -> Search:
         """Makes the search; its shape follows the measured accuracies of the heads."""
         del normalise
         accuracies = context.assets.accuracies or typical_accuracies(paths.block_size)
         topology = expected_tree(accuracies, self.nodes)
-        return StaticTree(topology, context.temperature)
+        tree = StaticTree(topology, context.temperature)
+        return RefineFirst(tree) if self.order == BLOCK else tree
 
     def label(self, order: int | None = None) -> str:
         """What people read in tables."""

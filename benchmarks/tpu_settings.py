@@ -1,0 +1,83 @@
+"""What `benchmarks.tpu_compile` compiles: slices, gin files and flags by name."""
+
+_PRETRAIN = "--gin_file=gin_configs/runs/pretrain.gin"
+_FINETUNE = [
+    "--gin_file=gin_configs/runs/finetune.gin",
+    "--gin_file=gin_configs/tasks/squad.gin",
+    "--gin.START='runs/blockwise_1b5'",
+]
+_DECODE = ["--program=decode", "--gin.TransformerConfig.param_dtype='bfloat16'"]
+
+
+def _mesh(name: str) -> str:
+    return f"--gin_file=gin_configs/meshes/{name}.gin"
+
+
+def _vicuna(size: str) -> list[str]:
+    """Vicuna with four draft heads, the rebuttal's model."""
+    return [
+        "--gin_file=experiments/vicuna/joint.gin",
+        f"--gin_file=gin_configs/models/vicuna_{size}.gin",
+        "--gin.START='vicuna'",
+        "--gin.TEXT_FILES='texts'",
+    ]
+
+
+# One prompt at a time, as in Table E.
+_ALONE = [
+    "--program=decode",
+    "--batch_size=1",
+    "--prompt_tokens=1024",
+    "--max_new_tokens=512",
+    "--num_ngrams=4000000",
+]
+_TRAINED = "--gin.TransformerConfig.param_dtype='float32'"
+
+
+# Name: topology, and what else the command gets.
+SETTINGS: dict[str, tuple[str, list[str]]] = {
+    "v4_128": ("v4:4x4x4", [_PRETRAIN, _mesh("v4_128")]),
+    "v4_128_plain": (
+        "v4:4x4x4",
+        [
+            _PRETRAIN,
+            "--gin.MeshConfig.fsdp=64",
+            "--gin.ComputeConfig.attention='xla'",
+            "--gin.ComputeConfig.scan_layers=True",
+        ],
+    ),
+    "v4_64_megacore": ("v4-megacore:4x4x4", [_PRETRAIN, _mesh("v4_128")]),
+    "v5e_256": ("v5e:16x16", [_PRETRAIN, _mesh("v5e_256")]),
+    "v5p_128": ("v5p:4x4x8", [_PRETRAIN, _mesh("v5p_128")]),
+    "v6e_256": ("v6e:16x16", [_PRETRAIN, _mesh("v6e_256")]),
+    "finetune_v4_8": ("v4:2x2x1", [*_FINETUNE, _mesh("finetune_8")]),
+    "finetune_v5e_8": ("v5e:2x4", [*_FINETUNE, _mesh("finetune_8")]),
+    "decode_v4_8": (
+        "v4:2x2x1",
+        [_PRETRAIN, *_DECODE, "--gin.MeshConfig.data=2", "--gin.MeshConfig.model=4"],
+    ),
+    "vicuna_7b_decode_v5e_4": (
+        "v5e:2x2",
+        [*_vicuna("7b"), "--gin.MeshConfig.model=4", *_ALONE],
+    ),
+    "vicuna_7b_decode_v4_8": (
+        "v4:2x2x1",
+        [*_vicuna("7b"), "--gin.MeshConfig.model=8", *_ALONE],
+    ),
+    "vicuna_13b_decode_v5e_4": (
+        "v5e:2x2",
+        [*_vicuna("13b"), "--gin.MeshConfig.model=4", *_ALONE],
+    ),
+    "vicuna_13b_decode_v4_8": (
+        "v4:2x2x1",
+        [*_vicuna("13b"), "--gin.MeshConfig.model=8", *_ALONE],
+    ),
+    "vicuna_7b_train_v4_128": (
+        "v4:4x4x4",
+        [*_vicuna("7b"), _mesh("v4_128"), _TRAINED],
+    ),
+    "vicuna_13b_train_v5e_256": (
+        "v5e:16x16",
+        [*_vicuna("13b"), _mesh("v5e_256"), _TRAINED, "--gin.BATCH_SIZE=256"],
+    ),
+}

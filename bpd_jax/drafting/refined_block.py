@@ -1,0 +1,110 @@
+"""A block that is refined once, before a search: candidates of the greedy path.
+
+Refiners score a candidate after a path. A search may ask for these scores after every
+path that it grows, or refine the block first: Algorithm 2 walks greedily through the
+block, and its scores of the k candidates of each position (the refined logits of the
+paper, section 7.1) then stand for that position after any path. A tree over them needs
+as many passes of a small LM as Algorithm 2, each over a single path.
+"""
+
+import dataclasses
+from typing import Any
+
+import flax.struct
+import jax.numpy as jnp
+
+from bpd_jax.drafting.interface import Candidates, Extension, Search
+from bpd_jax.drafting.paths import Paths
+from bpd_jax.drafting.tree import DraftTree, take
+from bpd_jax.typing import Array, Int, PyTree
+
+
+@flax.struct.dataclass
+class WalkState:
+    """The state of the greedy path, which stands for n paths.
+
+    Attributes:
+      walk: state of the one path.
+      num_paths: n.
+    """
+
+    walk: Any
+    num_paths: int = flax.struct.field(pytree_node=False, default=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class RefinedBlock:
+    """`Paths` whose candidates after every path are those after the greedy path.
+
+    Attributes:
+      paths: source and refiners.
+    """
+
+    paths: Paths
+
+    @property
+    def block_size(self) -> int:
+        """L."""
+        return self.paths.block_size
+
+    @property
+    def width(self) -> int:
+        """W."""
+        return self.paths.width
+
+    def candidates(self, arrays: PyTree, state: WalkState, level: int) -> Candidates:
+        """The refined candidates of position `level`, the same after every path."""
+        found = self.paths.candidates(arrays, state.walk, level)
+        shape = (found.tokens.shape[0], state.num_paths, found.tokens.shape[2])
+        return Candidates(
+            jnp.broadcast_to(found.tokens, shape),
+            jnp.broadcast_to(found.log_probs, shape),
+        )
+
+    def extend(
+        self, arrays: PyTree, state: WalkState, level: int, extension: Extension
+    ) -> WalkState:
+        """Continues the greedy path by its best candidate, whatever paths grow."""
+        found = self.paths.candidates(arrays, state.walk, level)
+        picks = jnp.argmax(found.log_probs, axis=-1)
+        tokens = take(found.tokens[:, 0], picks)
+        best = Extension(jnp.zeros_like(picks), picks, tokens)
+        walk = self.paths.extend(arrays, state.walk, level, best)
+        return WalkState(walk, extension.parents.shape[1])
+
+
+@dataclasses.dataclass(frozen=True)
+class RefineFirst:
+    """Refines the block, then runs a search that grows level by level on it.
+
+    Attributes:
+      search: it may ask for candidates at increasing levels only.
+    """
+
+    search: Search
+
+    def max_nodes(self, block_size: int, width: int) -> int:
+        """Of the search."""
+        return self.search.max_nodes(block_size, width)
+
+    def max_drafts(self, block_size: int, width: int) -> int:
+        """Of the search."""
+        return self.search.max_drafts(block_size, width)
+
+    @property
+    def draws(self) -> bool:
+        """Whether the search draws from the refined candidates."""
+        return self.search.draws
+
+    def grow(
+        self,
+        paths: Paths,
+        arrays: PyTree,
+        state: PyTree,
+        first: Int[Array, " B"],
+        key: Array | None = None,
+    ) -> DraftTree:
+        """Returns the drafts of the search; see `Search.grow`."""
+        return self.search.grow(
+            RefinedBlock(paths), arrays, WalkState(state), first, key
+        )

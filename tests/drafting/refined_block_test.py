@@ -1,0 +1,105 @@
+"""A tree over a block that was refined once, against Algorithm 2 done the slow way."""
+
+import jax
+import numpy as np
+import pytest
+
+from bpd_jax.drafting.paths import Paths
+from bpd_jax.drafting.refined_block import RefineFirst
+from bpd_jax.drafting.refiners.neural import NeuralArrays, NeuralRefiner
+from bpd_jax.drafting.refiners.ngram import NGramRefiner
+from bpd_jax.drafting.refiners.transitions import Weight
+from bpd_jax.drafting.searches.beam import BeamSearch
+from bpd_jax.drafting.searches.static import StaticTree, Topology
+from bpd_jax.drafting.small_lm import SmallLM
+from bpd_jax.drafting.sources.heads import HeadsSource
+from bpd_jax.ngrams.counting.counts import count_ngrams
+from bpd_jax.ngrams.katz import estimate_katz
+
+LENGTH, WIDTH = 4, 3
+TREE = Topology.of(
+    [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 0), (1, 0, 0)]
+)
+GREEDY_PATH = [0, 1, 4, 7]
+
+
+@pytest.fixture(scope="module")
+def base(make_model):
+    return make_model(0, block_size=LENGTH)
+
+
+@pytest.fixture(scope="module")
+def small(make_model):
+    return make_model(3)
+
+
+@pytest.fixture(scope="module")
+def ngram():
+    rng = np.random.default_rng(5)
+    texts = [rng.integers(0, 13, 60).astype(np.int32) for _ in range(10)]
+    return estimate_katz(count_ngrams(texts, order=3, vocab_size=13, end_of_text=0))
+
+
+@pytest.fixture(params=["neural", "ngram", "both"])
+def refined(request, base, small, ngram, slow_read):
+    """Paths under refiners, and the same scores of tokens after a text, slowly."""
+    with_neural, with_ngram = (
+        request.param in (name, "both") for name in ("neural", "ngram")
+    )
+    functions, params = small
+    arrays = NeuralArrays(Weight.of(8.0), params)
+    neural = NeuralRefiner(SmallLM(functions, LENGTH), arrays)
+    paths = Paths(
+        HeadsSource(LENGTH, WIDTH),
+        (NGramRefiner.from_model(ngram, 3.0),) if with_ngram else (),
+        (neural,) if with_neural else (),
+    )
+
+    def scores(text, tokens):
+        found = np.zeros(len(tokens))
+        if with_neural:
+            found += 8.0 * slow_read(small, text)[tokens]
+        if with_ngram:
+            log_probs = [ngram.log_prob(text[-2:], int(token)) for token in tokens]
+            found += 3.0 * np.array(log_probs)
+        return found
+
+    return paths, scores
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_all_paths_take_the_ranks_of_the_greedy_path(
+    seed, base, make_view, whole_text, grow_drafts, refined
+):
+    paths, scores = refined
+    view = make_view(base, seed=seed)
+    lattice = jax.device_get(
+        view.model.lattice(view.hidden, view.next_token, LENGTH, WIDTH)
+    )
+    greedy, along, block = grow_drafts(
+        paths, view, BeamSearch(1), StaticTree(TREE), RefineFirst(StaticTree(TREE))
+    )
+    for row in range(3):
+        text, ranked = whole_text(view, row), []
+        for position in range(1, LENGTH):
+            tokens = lattice.tokens[row, position]
+            found = lattice.log_probs[row, position] + scores(text, tokens)
+            ranked.append([int(tokens[i]) for i in np.argsort(-found)])
+            text = [*text, ranked[-1][0]]
+        want = [ranked[len(node) - 1][node[-1]] for node in TREE.choices]
+        assert block.tokens[row, 1:].tolist() == want
+        # The draft of Algorithm 2 is in both trees.
+        assert block.tokens[row, GREEDY_PATH].tolist() == greedy.tokens[row].tolist()
+        assert along.tokens[row, GREEDY_PATH].tolist() == greedy.tokens[row].tolist()
+    assert block.parents.tolist() == along.parents.tolist()
+    # Scores that depend on the path rank other paths differently.
+    assert block.tokens.tolist() != along.tokens.tolist()
+
+
+def test_sizes_and_draws_are_those_of_the_tree():
+    for temperature in (None, 1.0):
+        tree = StaticTree(TREE, temperature)
+        search = RefineFirst(tree)
+        assert search.max_nodes(LENGTH, WIDTH) == 1 + len(TREE.choices)
+        assert search.max_drafts(LENGTH, WIDTH) == tree.max_drafts(LENGTH, WIDTH)
+        assert search.draws == (temperature is not None)

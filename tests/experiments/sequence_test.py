@@ -1,0 +1,216 @@
+"""The whole sequence of docs/training.md: every step is made from what others made.
+
+The commands are those of the page. The cheap tests check that the folders that a
+command reads were made by a command before it, and that studies find all that they
+need; the exhaustive one runs the sequence of a laptop on a few small records.
+"""
+
+import gzip
+import json
+import os
+import pathlib
+import re
+import shlex
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from bpd_jax import configuration
+from bpd_jax.cli import rewrite_gin_arguments
+from bpd_jax.studies.config import TASK_FIELD, StudyConfig
+from bpd_jax.studies.records import DraftRecord
+from bpd_jax.studies.run_files import open_run
+from tests.commands import call
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+SECTION = (ROOT / "docs" / "training.md").read_text().partition("## 9. The whole")[2]
+PAPER, LARGER, LAPTOP = re.findall(r"```bash\n(.*?)```", SECTION, re.DOTALL)
+STUDIES = {
+    PAPER: sorted((ROOT / "experiments").glob("*/paper.gin")),
+    LAPTOP: [ROOT / "experiments/table4/tiny.gin"],
+}
+
+
+class Step(NamedTuple):
+    """A command: its words, and the folders under runs/ that it reads and makes."""
+
+    words: list[str]
+    reads: set[str]
+    makes: str
+
+
+def steps_of(block):
+    """The commands of a block; `# A; the same for B and C` repeats the next one."""
+    steps, names = [], [""]
+    for line in block.replace("\\\n", " ").splitlines():
+        repeat = re.fullmatch(r"# (\w+); the same for (.*)", line)
+        if repeat:
+            names = [repeat[1], *re.split(r", | and ", repeat[2])]
+        elif line and not line.startswith("#"):
+            line = line.partition("  #")[0]
+            repeated = [line.replace(names[0], name) for name in names if names[0]]
+            steps += [step_of(one) for one in repeated or [line]]
+            names = [""]
+    return steps
+
+
+def step_of(line):
+    words = shlex.split(line)
+    if words[:2] == ["ln", "-s"]:
+        made = pathlib.PurePosixPath(words[3])
+        return Step(words, {str(made.with_name(words[2]))}, str(made))
+    assert words[:2] == ["python", "-m"]
+    reads, makes = set(), ""
+    for word in words[3:]:
+        name, _, value = word.rpartition("=")
+        value = value.strip("'")
+        if name in ("--workdir", "--output"):
+            makes = value
+        elif value.startswith("runs/"):
+            reads.add(value)
+    if words[2] == "experiments.run":
+        makes = makes or "runs/paper/paper"
+    return Step(words[2:], reads, makes)
+
+
+def read_by_studies(path, steps):
+    """The folders under runs/ that a study takes for its models."""
+    files, bindings = [path], []
+    for step in steps:
+        if step.words[0] == "experiments.run":
+            words = [word for word in step.words[1:] if word.startswith("--gin")]
+            for word in rewrite_gin_arguments(words):
+                name, _, value = word.partition("=")
+                (files if name == "--gin_file" else bindings).append(value)
+    bindings.append(f"StudyConfig.study={path.parent.name!r}")
+    config = configuration.parse(files, bindings, StudyConfig).value
+    names = [*config.contenders, *config.tuners.values()]
+    used = {name.partition("@")[2] for name in names} - {""}
+    folders = [folder for name in used for folder in config.assets[name].values()]
+    return {
+        folder.replace(TASK_FIELD, task)
+        for folder in [config.model, *folders]
+        for task in config.tasks
+        # What a study makes itself; LAMBADA has no in-domain models.
+        if not folder.startswith("{workdir}")
+        and not (task == "lambada" and folder.endswith("_{task}"))
+    }
+
+
+@pytest.mark.parametrize("block", [PAPER, LAPTOP], ids=["paper", "laptop"])
+def test_every_folder_is_made_before_it_is_read(block):
+    made = set()
+    steps = steps_of(block)
+    for step in steps:
+        assert step.reads <= made, step.words
+        assert step.makes not in made, step.words
+        made.add(step.makes)
+    for path in STUDIES[block]:
+        assert read_by_studies(path, steps) <= made, path
+    modules = [step.words[0] for step in steps]
+    assert modules[0] == "bpd_jax.train"
+    assert modules[-2:] == ["experiments.run", "bpd_jax.report"]
+    assert "bpd_jax.build_ngram" in modules
+
+
+def test_table_e_needs_models_that_its_commands_name():
+    """The second size is the first one under other names."""
+    (step,) = steps_of(LARGER)
+    made = {one.makes.replace("7b", "13b") for one in steps_of(PAPER)}
+    path = ROOT / "experiments/table_e/paper.gin"
+    assert step.reads == read_by_studies(path, [step]) <= made
+
+
+def test_repeated_commands_are_expanded():
+    makes = [step.makes for step in steps_of(PAPER)]
+    tasks = ["squad", "cnn_dailymail", "samsum", "multi_news", "xsum", "newsroom"]
+    assert {f"runs/{task}" for task in tasks} <= set(makes)
+    assert {f"runs/rescorer_61m_{task}" for task in tasks} <= set(makes)
+    assert {f"runs/rescorer_{size}" for size in ("32m", "61m", "94m")} <= set(makes)
+
+
+def write_records(path, records):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        for record in records:
+            file.write(json.dumps(record) + "\n")
+
+
+def write_data(folder):
+    """A few records of each data set that the sequence reads, of made-up words."""
+    rng = np.random.default_rng(0)
+    syllables = [a + b for a in "bdfgklmnprstvz" for b in ("a", "e", "i", "o", "un")]
+    words = ["".join(rng.choice(syllables, 3)) for _ in range(400)]
+
+    def text(length):
+        return " ".join(rng.choice(words, length)) + "."
+
+    write_records(
+        folder / "c4" / "train.jsonl.gz", [{"text": text(40)} for _ in range(120)]
+    )
+    passages = [{"passage": text(12)} for _ in range(6)]
+    write_records(folder / "lambada" / "test.jsonl.gz", passages)
+    for split, count in (("train", 60), ("validation", 6)):
+        records = [
+            {
+                "title": "made up",
+                "context": (context := text(15)),
+                "question": f"{context.split()[0]}?",
+                "answers": {"text": [context.split()[1]]},
+            }
+            for _ in range(count)
+        ]
+        write_records(folder / "squad" / f"{split}.jsonl.gz", records)
+
+
+# Fewer steps and shorter rows, of whatever recipe; and fewer examples.
+SMALLER = {
+    "bpd_jax.train": [
+        "--gin.STEPS=4",
+        "--gin.LENGTH=96",
+        "--gin.TrainConfig.evaluate_every=2",
+        "--gin.TrainConfig.evaluate_batches=1",
+        "--gin.TrainConfig.checkpoint_every=2",
+    ],
+    "experiments.run": ["--limit=1"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_the_sequence_runs_at_the_size_of_a_laptop(tmp_path, monkeypatch):
+    pytest.importorskip("seqio")
+    # A laptop has one device: a batch of two is not shared among eight.
+    flags = re.sub(r"(device_count)=\d+", r"\1=1", os.environ["XLA_FLAGS"])
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    for name in ("gin_configs", "experiments"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    data = tmp_path / "data"
+    write_data(data)
+    outputs = {}
+    for step in steps_of(LAPTOP):
+        if step.words[0] == "ln":
+            (tmp_path / step.words[3]).symlink_to(step.words[2])
+            continue
+        words = [word.replace("FOLDER", str(data)) for word in step.words]
+        done = call(words[0], *words[1:], *SMALLER.get(words[0], []), folder=tmp_path)
+        assert done.returncode == 0, (step.words, done.stderr)
+        outputs[step.makes] = done.stdout + done.stderr
+        assert (tmp_path / step.makes).exists()
+    assert "runs/finetune/base" in outputs["runs/finetune/squad"]
+    run = open_run(tmp_path / "runs/finetune/studies/table4")
+    assert run.facts["left_out"] == {}
+    assert run.facts["alphas"].keys() == {"ngram", "neural"}
+    measured = {(record.task, record.contender) for record in run.of(DraftRecord)}
+    assert measured == {
+        (task, name)
+        for task in ("lambada", "squad")
+        for name in (
+            "bpd",
+            "ngram:1@c4_2",
+            "neural:1@rescorer",
+            "neural:1@in_domain",
+            "oracle",
+        )
+    }

@@ -1,0 +1,65 @@
+"""The models of the rebuttal: sizes, recipes, and the text of a conversation."""
+
+import pathlib
+
+import pytest
+
+from bpd_jax import configuration
+from bpd_jax.decoding.options import DecodeConfig
+from bpd_jax.models.blockwise import count_parameters
+from bpd_jax.pretrained.chat import render_chat
+from bpd_jax.training.config import TrainConfig
+from bpd_jax.training.heads.settings import HeadsTrainConfig
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+FOLDER = ROOT / "experiments" / "vicuna"
+TEXTS = "TEXT_FILES='texts'"
+
+
+@pytest.mark.parametrize(
+    ("size", "trunk", "width"), [("7b", 6738415616, 4096), ("13b", 13015864320, 5120)]
+)
+def test_the_trunk_has_the_sizes_of_llama(size, trunk, width):
+    """The counts of LLaMA's checkpoints, whose softmax is not the embedding."""
+    found = configuration.parse(
+        [FOLDER / "joint.gin", f"gin_configs/models/vicuna_{size}.gin"],
+        ["START='vicuna'", TEXTS],
+        TrainConfig,
+    )
+    model = found.value.model
+    counts = count_parameters(model)
+    assert counts["total"] - counts["heads"] == trunk
+    # Four draft heads beside the model's own, and no other parameters.
+    assert model.block_size == 5
+    layer = width * 2 * width
+    assert counts["heads"] == 4 * (2 * layer + 2 * width + width)
+    assert model.trunk.max_length == 2048
+
+
+def test_the_recipes_resolve():
+    heads = configuration.parse(
+        [FOLDER / "heads.gin"], ["MODEL='vicuna'", "DATA='texts'"], HeadsTrainConfig
+    ).value
+    assert heads.heads.num_heads == 5
+    assert heads.soft_targets > 0  # distillation
+    rescorer = configuration.parse([FOLDER / "rescorer.gin"], [TEXTS], TrainConfig)
+    assert count_parameters(rescorer.value.model)["total"] == 68_030_208
+    decode = configuration.parse([FOLDER / "decode.gin"], [], DecodeConfig).value
+    assert decode.method == "medusa_neural:64:order=block"
+
+
+def test_a_conversation_is_written_as_vicuna_was_taught():
+    template = (FOLDER / "chat_template.jinja").read_text()
+    messages = [
+        {"role": "user", "content": "Hello!"},
+        {"role": "assistant", "content": "Hi."},
+        {"role": "user", "content": "How are you?"},
+    ]
+    text = render_chat(template, messages, bos_token="<s>", eos_token="</s>")
+    assert text.startswith("<s>A chat between a curious user and an artificial")
+    assert text.endswith(
+        "questions. USER: Hello! ASSISTANT: Hi.</s>USER: How are you? ASSISTANT:"
+    )
+    system = [{"role": "system", "content": "Be brief."}, *messages[:1]]
+    text = render_chat(template, system, bos_token="<s>", eos_token="</s>")
+    assert text == "<s>Be brief. USER: Hello! ASSISTANT:"
