@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from tests.commands import start
+
 ROOT = pathlib.Path(__file__).parents[2]
 NEEDS_LIBTPU = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None,
@@ -26,11 +28,13 @@ TINY = [
 ]
 
 
-def run(*flags, batch_size=8, length=128):
-    sizes = [f"--gin.BATCH_SIZE={batch_size}", f"--gin.LENGTH={length}"]
-    command = [sys.executable, "-m", "bpd_jax.compile", *TINY, *sizes, *flags]
+def words_of(*flags, batch_size=8, length=128):
+    return [*TINY, f"--gin.BATCH_SIZE={batch_size}", f"--gin.LENGTH={length}", *flags]
+
+
+def run(*flags, **sizes):
     return subprocess.run(
-        command,
+        [sys.executable, "-m", "bpd_jax.compile", *words_of(*flags, **sizes)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": ""},
         capture_output=True,
@@ -46,21 +50,22 @@ def assert_refused(result, message):
     assert message in error
 
 
-def test_bad_flags_are_refused():
-    assert_refused(run("--topology=v9:2x2"), "--topology=v9:2x2 is not known")
-    refused = run("--topology=v5e:2x2", "--program=serve")
-    assert_refused(refused, "--program=serve: give train, decode, or both")
-    refused = run("--topology=v5e:2x2", "--slices=0")
-    assert_refused(refused, "--slices=0 must be 1 or more")
-
-
-def test_folders_that_cannot_be_written_are_refused_first(tmp_path):
-    """Before the topology is looked at, let alone a program compiled."""
+def test_bad_flags_are_refused(tmp_path):
+    """Folders that cannot be written too, before anything is compiled."""
     (tmp_path / "file").write_text("")
     (tmp_path / "train.txt").mkdir()
-    for folder in (tmp_path / "file", tmp_path):
-        refused = run("--topology=v9:2x2", f"--hlo={folder}")
-        assert_refused(refused, f"cannot write {folder / 'train.txt'}: ")
+    cases = {
+        ("--topology=v9:2x2",): "--topology=v9:2x2 is not known",
+        ("--topology=v5e:2x2", "--program=serve"): "give train, decode, or both",
+        ("--topology=v5e:2x2", "--slices=0"): "--slices=0 must be 1 or more",
+    } | {
+        ("--topology=v9:2x2", f"--hlo={folder}"): f"cannot write {folder / 'train.txt'}"
+        for folder in (tmp_path / "file", tmp_path)
+    }
+    commands = [words_of(*flags) for flags in cases]
+    ends = start("bpd_jax.compile", *commands)
+    for refused, message in zip(ends, cases.values(), strict=True):
+        assert_refused(refused, message)
 
 
 @NEEDS_LIBTPU
