@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from bpd_jax.ngrams.counting.counts import NGramCounts, count_ngrams
-from tests.commands import ROOT, Done, call
+from tests.commands import ROOT, Done, call, start
 
 SEQUENCES = [[0, 1, 2, 0, 1], [1, 2, 0, 1, 2]] * 5
 
@@ -60,9 +60,8 @@ def test_beam_workers_count_the_same(folder: pathlib.Path) -> None:
         assert path.read_bytes() == (folder / "beam" / path.name).read_bytes()
 
 
-@pytest.mark.parametrize(
-    "flags, message",
-    [
+def test_bad_flags_end_in_one_sentence(folder: pathlib.Path) -> None:
+    cases = [
         (["--tokens=a.txt"], "error: --output is missing"),
         (["--output=x"], "--tokens and --generations: found none"),
         (["--output=x", "--generations=a"], "error: a holds no generated texts"),
@@ -83,13 +82,11 @@ def test_beam_workers_count_the_same(folder: pathlib.Path) -> None:
             "is more than the",
         ),
         (["--output=x", "--tokens=a.txt", "--min_counts=1,1,1,1,2"], "has 5 numbers"),
-    ],
-)
-def test_bad_flags_end_in_one_sentence(
-    folder: pathlib.Path, flags: list[str], message: str
-) -> None:
-    done = run(folder, *flags)
-    assert done.returncode == 1
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+    ]
+    commands = [flags for flags, _ in cases]
+    ends = start("bpd_jax.count_ngrams", *commands, folder=folder)
+    for done, (_, message) in zip(ends, cases, strict=True):
+        assert done.returncode == 1
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr
     assert sorted(path.name for path in folder.iterdir()) == ["a.txt", "b.txt"]

@@ -7,6 +7,7 @@ as another weight. Therefore every checkpoint holds the SHA-256 of its files in
 
 import concurrent.futures
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -29,6 +30,7 @@ from bpd_jax.typing import PyTree
 TORN = "orbax-checkpoint-tmp"
 DIGESTS = "digests.json"
 _READERS = 4  # files hashed at once
+_LEAST_SLICE = 1 << 20  # bytes
 
 # What Orbax and tensorstore raise for files that are missing, torn or changed.
 _DAMAGE = (
@@ -74,6 +76,7 @@ def layers_are_stacked(
 def open_folder(folder: pathlib.Path, **options: Any) -> ocp.CheckpointManager:
     """Orbax's manager of a folder of checkpoints of ours, with its options."""
     quiet_saves()
+    _write_small_arrays_whole()
     return ocp.CheckpointManager(
         folder,
         options=ocp.CheckpointManagerOptions(**options),
@@ -84,6 +87,19 @@ def open_folder(folder: pathlib.Path, **options: Any) -> ocp.CheckpointManager:
             "data": ocp.JsonCheckpointHandler(),
         },
     )
+
+
+@functools.cache
+def _write_small_arrays_whole() -> None:
+    """Lets one device write an array that many hold, unless it is large.
+
+    By default each of them writes a slice, and jax compiles a program for each slice,
+    which takes seconds at the first save.
+    """
+    handler = ocp.type_handlers.ArrayHandler(
+        min_slice_bytes_for_replica_parallel=_LEAST_SLICE
+    )
+    ocp.type_handlers.register_type_handler(jax.Array, handler, override=True)
 
 
 def read_item(

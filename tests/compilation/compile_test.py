@@ -15,6 +15,7 @@ from bpd_jax import configuration
 from bpd_jax.cli import rewrite_gin_arguments
 from bpd_jax.compilation.chips import chip_of
 from bpd_jax.training.config import TrainConfig
+from tests.commands import start
 
 ROOT = pathlib.Path(__file__).parents[2]
 NEEDS_LIBTPU = pytest.mark.skipif(
@@ -33,11 +34,13 @@ TINY = [
 ]
 
 
-def run(*flags, batch_size=8, length=128):
-    sizes = [f"--gin.BATCH_SIZE={batch_size}", f"--gin.LENGTH={length}"]
-    command = [sys.executable, "-m", "bpd_jax.compile", *TINY, *sizes, *flags]
+def words_of(*flags, batch_size=8, length=128):
+    return [*TINY, f"--gin.BATCH_SIZE={batch_size}", f"--gin.LENGTH={length}", *flags]
+
+
+def run(*flags, **sizes):
     return subprocess.run(
-        command,
+        [sys.executable, "-m", "bpd_jax.compile", *words_of(*flags, **sizes)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": ""},
         capture_output=True,
@@ -77,21 +80,22 @@ def test_settings_that_are_compiled_fit_their_slices(name):
         assert config.batch_size % (cores // mesh.model) == 0
 
 
-def test_bad_flags_are_refused():
-    assert_refused(run("--topology=v9:2x2"), "--topology=v9:2x2 is not known")
-    refused = run("--topology=v5e:2x2", "--program=serve")
-    assert_refused(refused, "--program=serve: give train, decode, or both")
-    refused = run("--topology=v5e:2x2", "--slices=0")
-    assert_refused(refused, "--slices=0 must be 1 or more")
-
-
-def test_folders_that_cannot_be_written_are_refused_first(tmp_path):
-    """Before the topology is looked at, let alone a program compiled."""
+def test_bad_flags_are_refused(tmp_path):
+    """Folders that cannot be written too, before anything is compiled."""
     (tmp_path / "file").write_text("")
     (tmp_path / "train.txt").mkdir()
-    for folder in (tmp_path / "file", tmp_path):
-        refused = run("--topology=v9:2x2", f"--hlo={folder}")
-        assert_refused(refused, f"cannot write {folder / 'train.txt'}: ")
+    cases = {
+        ("--topology=v9:2x2",): "--topology=v9:2x2 is not known",
+        ("--topology=v5e:2x2", "--program=serve"): "give train, decode, or both",
+        ("--topology=v5e:2x2", "--slices=0"): "--slices=0 must be 1 or more",
+    } | {
+        ("--topology=v9:2x2", f"--hlo={folder}"): f"cannot write {folder / 'train.txt'}"
+        for folder in (tmp_path / "file", tmp_path)
+    }
+    commands = [words_of(*flags) for flags in cases]
+    ends = start("bpd_jax.compile", *commands)
+    for refused, message in zip(ends, cases.values(), strict=True):
+        assert_refused(refused, message)
 
 
 @NEEDS_LIBTPU

@@ -1,10 +1,10 @@
 """The scaling table is made of the headers of finished runs."""
 
 import json
-import subprocess
-import sys
 
 import pytest
+
+from tests.commands import call
 
 
 def write_run(folder, kind, config, positions, tokens):
@@ -40,14 +40,8 @@ def runs(tmp_path):
 
 def run(runs):
     output = runs / "results" / "scaling.json"
-    arguments = ["-m", "benchmarks.drafter_scaling", f"--runs={runs}"]
-    done = subprocess.run(
-        [sys.executable, *arguments, f"--output={output}"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done, output
+    arguments = [f"--runs={runs}", f"--output={output}"]
+    return call("benchmarks.drafter_scaling", *arguments), output
 
 
 def test_finished_runs_make_a_table_and_a_chart(runs):

@@ -63,7 +63,7 @@ def test_a_run_outlives_those_who_follow_it(host, work, tmp_path):
     with follower(tmp_path, start_new_session=True) as first:
         assert first.stdout.readline() == b"begins\n"
         # The connection breaks, with all that hangs on it.
-        os.killpg(first.pid, signal.SIGHUP)
+        os.killpg(first.pid, signal.SIGKILL)
     with follower(tmp_path) as second:
         assert second.stdout.readline() == b"begins\n"
         second.stdout.close()  # a reader that has gone

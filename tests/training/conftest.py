@@ -1,7 +1,8 @@
 """A tiny model, a batch with two documents and padding, and a small corpus."""
 
+import functools
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -13,10 +14,47 @@ from bpd_jax.data.rows import Batch, make_batch
 from bpd_jax.data.spec import TextTask
 from bpd_jax.models.blockwise import init_parameters
 from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
+from bpd_jax.training import evaluator, trainer
 from bpd_jax.training.config import OptimizerConfig, TrainConfig
 from bpd_jax.typing import Params
 
 VOCAB = 280
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _equal_runs_share_their_programs() -> Iterator[None]:
+    """Traces and compiles the steps of runs once for equal models and optimizers."""
+    with pytest.MonkeyPatch.context() as patch:
+        optimizers = functools.cache(trainer.make_optimizer)
+        patch.setattr(
+            trainer,
+            "make_optimizer",
+            # A constant rate does not depend on the number of steps.
+            lambda config, steps: optimizers(
+                config, 1 if config.schedule == "constant" else steps
+            ),
+        )
+        for module, name in (
+            (trainer, "make_train_step"),
+            (evaluator, "make_eval_step"),
+        ):
+            patch.setattr(module, name, made_once_for_equal(getattr(module, name)))
+        yield
+
+
+def made_once_for_equal(make: Callable[..., Any]) -> Callable[..., Any]:
+    """`make`, with what it returned for equal trees of arguments kept."""
+    made: dict[Any, Any] = {}
+
+    @functools.wraps(make)
+    def get(*args: Any, **options: Any) -> Any:
+        leaves, tree = jax.tree.flatten((args, options))
+        key = (*leaves, tree)
+        if key not in made:
+            made[key] = make(*args, **options)
+        return made[key]
+
+    return get
 
 
 def tiny_model(heads: int | None = 3, **kwargs: Any) -> BlockwiseConfig:
@@ -93,7 +131,9 @@ def train_config(model: BlockwiseConfig, text_task: TextTask) -> TrainConfig:
     return TrainConfig(
         model=model,
         task=text_task,
-        optimizer=OptimizerConfig(1e-2, warmup_steps=2, weight_decay=0.1),
+        optimizer=OptimizerConfig(
+            1e-2, warmup_steps=2, weight_decay=0.1, schedule="constant"
+        ),
         batch_size=8,
         length=16,
         steps=6,

@@ -12,6 +12,7 @@ from bpd_jax.decoding.loading import load_model
 from bpd_jax.errors import UserError
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.config import load_config
+from bpd_jax.models.partitioning import MeshConfig
 from bpd_jax.training import trainer
 from bpd_jax.training.checkpoints import best_step, load_parameters
 from bpd_jax.training.head_schedule import HeadSchedule
@@ -150,23 +151,22 @@ def test_a_better_evaluation_is_saved_between_checkpoints(
     assert best_step(tmp_path / "checkpoints") == 3
 
 
-def test_a_run_goes_on_computing_otherwise(train_config, tmp_path):
-    """Stacked layers and back, in parts, with other memory: the same run."""
+def test_a_run_goes_on_computing_otherwise(train_config, tmp_path, monkeypatch):
+    """Stacked layers and back, in parts, other memory and devices: the same run."""
     trunk = dataclasses.replace(train_config.model.trunk, num_layers=2, use_bias=False)
     model = dataclasses.replace(train_config.model, trunk=trunk)
     config = dataclasses.replace(
         train_config, model=model, batch_size=16, evaluate_every=6
     )
+    script(monkeypatch, [1.0] * 4)
     ways = {
         2: ComputeConfig(),
         4: ComputeConfig(scan_layers=True, remat="dots", accumulate=2),
         6: ComputeConfig(remat="full", loss_chunk=4),
     }
-    # A rate that does not depend on where the run ends.
-    optimizer = dataclasses.replace(config.optimizer, schedule="constant")
-    config = dataclasses.replace(config, optimizer=optimizer)
     for end, compute in ways.items():
-        part = dataclasses.replace(config, steps=end, compute=compute)
+        mesh = MeshConfig(data=4, fsdp=2) if end == 4 else config.mesh
+        part = dataclasses.replace(config, steps=end, compute=compute, mesh=mesh)
         train(part, tmp_path / "parts")
     train(config, tmp_path / "whole")
     jax.tree.map(
@@ -181,7 +181,6 @@ def test_the_place_in_a_head_schedule_is_saved(train_config, tmp_path, monkeypat
     schedule = HeadSchedule(add_every=2, order="entropy", waiting=0.1, ramp_steps=2)
     config = dataclasses.replace(
         train_config,
-        optimizer=dataclasses.replace(train_config.optimizer, schedule="constant"),
         head_schedule=schedule,
         evaluate_every=1,
         checkpoint_every=1,

@@ -7,6 +7,7 @@ import pytest
 from bpd_jax.data.rows import open_rows
 from bpd_jax.errors import UserError
 from bpd_jax.training.metrics import read_rows
+from bpd_jax.training.run_rows import make_run_rows
 from bpd_jax.training.trainer import train
 
 pytestmark = pytest.mark.skipif(
@@ -14,18 +15,29 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture
-def begun(train_config, tmp_path):
-    """Three steps of a run on texts of its own: configuration, run, texts."""
-    texts = tmp_path / "texts"
+@pytest.fixture(scope="module")
+def first_steps(train_config, tmp_path_factory):
+    """Three steps of a run on texts of its own: its configuration and the folder."""
+    folder = tmp_path_factory.mktemp("begun")
+    texts = folder / "texts"
     texts.mkdir()
     for number in range(30):
         words = " ".join(f"{number * k % 7}" for k in range(60))
         (texts / f"{number}.txt").write_text(f"{number}: {words}\n")
     task = dataclasses.replace(train_config.task, text_files=str(texts / "*.txt"))
     config = dataclasses.replace(train_config, task=task, steps=3)
-    train(config, tmp_path / "run")
-    return dataclasses.replace(config, steps=6), tmp_path / "run", texts
+    train(config, folder / "run")
+    shutil.copytree(folder, folder.with_name("untouched"))
+    return dataclasses.replace(config, steps=6), folder
+
+
+@pytest.fixture
+def begun(first_steps):
+    """The configuration, the run and its texts, as they were after three steps."""
+    config, folder = first_steps
+    shutil.rmtree(folder)
+    shutil.copytree(folder.with_name("untouched"), folder)
+    return config, folder / "run", folder / "texts"
 
 
 def content(folder):
@@ -69,9 +81,8 @@ def test_rows_that_cannot_be_made_again_are_told(begun):
     assert content(run / "data") == before
     # Rows of another text in their place are no better.
     shutil.rmtree(run / "data")
-    other = run.with_name("other")
-    train(dataclasses.replace(config, steps=1), other)
-    shutil.copytree(other / "data", run / "data")
+    make_run_rows(config, run.with_name("other"))
+    shutil.copytree(run.with_name("other") / "data", run / "data")
     with pytest.raises(UserError, match=words):
         train(config, run)
 
