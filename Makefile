@@ -4,8 +4,8 @@ BIN := .venv/bin
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo train-demo docs docs-serve tpu-compile tpu-test test test-all \
-  lint format clean
+.PHONY: help env demo train-demo docs docs-serve tpu-compile tpu-test gpu-check \
+  tpu-check test test-all lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -42,6 +42,15 @@ tpu-test: ## the tests that need the TPU compiler, in .venv-tpu
 	.venv-tpu/bin/python -m pip install --disable-pip-version-check --quiet \
 	  --constraint requirements.txt pytest
 	.venv-tpu/bin/python -m pytest tests/compilation
+
+# These run in the environment of the host, which needs neither TensorFlow nor a network.
+PART ?= attention,plain,smollm2,shapes,training
+CHECK = $(or $(PYTHON),python3) -m benchmarks.accelerator --part=$(PART) $(FLAGS)
+gpu-check: ## measure a GPU in at most 8 minutes; PART=plain for a part, FLAGS=--missing
+	$(CHECK) --platform=gpu
+
+tpu-check: ## the same for the TPUs of this host
+	$(CHECK) --platform=tpu
 
 test: lint ## lint, then the tests on JOBS=2 processes
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not exhaustive"

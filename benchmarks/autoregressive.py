@@ -24,7 +24,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -33,6 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
+from benchmarks.timing import read_bandwidth, seconds_of
 from bpd_jax import cli, files
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.methods import parse_method
@@ -139,24 +139,6 @@ def transformers_process(
             process.communicate()
 
 
-def bandwidth() -> float:
-    """Bytes per second at which a large array of weights is read, best of 10."""
-    matrix = jnp.ones((65536, 1024))
-    vector = jnp.ones(1024)
-    product = jax.jit(jnp.dot)
-    return matrix.nbytes / min(_times(lambda: product(matrix, vector), 10))
-
-
-def _times(run: Callable[[], Any], rounds: int) -> list[float]:
-    jax.block_until_ready(run())
-    seconds = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        jax.block_until_ready(run())
-        seconds.append(time.perf_counter() - start)
-    return seconds
-
-
 @functools.partial(jax.jit, static_argnames=("model", "length"))
 def _one_pass(
     model: ModelFunctions, params: Params, token: Array, cache: Any, *, length: int
@@ -181,7 +163,7 @@ def pass_costs(
             run = functools.partial(
                 _one_pass, model, params, jnp.int32(7), cache, length=length
             )
-            times[length] += _times(run, 5)
+            times[length] += seconds_of(run, 5)
     medians = {length: 1e3 * statistics.median(t) for length, t in times.items()}
     base = medians[min(medians)]
     return {m: {"ms": ms, "relative": ms / base} for m, ms in medians.items()}
@@ -262,7 +244,7 @@ def main() -> None:
         greedy = {length: greedy_costs(runs, length) for length in prompts}
         versions = build.versions() | ask(way="versions")
 
-    speed = bandwidth()
+    speed = read_bandwidth()
     # Of the position table only one row is read.
     read = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
     read -= params["trunk"]["position_embedding"].nbytes

@@ -17,24 +17,17 @@ import json
 import pathlib
 import statistics
 import sys
-import time
 from typing import Any
 
 import jax
-import numpy as np
 from absl import flags
-from jax.sharding import Mesh
 
+from benchmarks.training_step import TimedStep
 from bpd_jax import cli, configuration, files, progress
-from bpd_jax.data.rows import make_batch
 from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.models.partitioning import make_mesh
 from bpd_jax.reporting import build
-from bpd_jax.training import distributed
 from bpd_jax.training.config import TrainConfig
-from bpd_jax.training.optimizer import make_optimizer
-from bpd_jax.training.state import abstract_state, init_state
-from bpd_jax.training.step import make_train_step, put_batch
 from bpd_jax.training.throughput import peak_tokens_per_second
 from bpd_jax.training.trainer import check_batch
 
@@ -53,9 +46,9 @@ def main() -> None:
     configs[f"{config.model.block_size} heads"] = config
     models, found = {}, {}
     for name, each in configs.items():
-        models[name] = model = _Model(each, mesh)
+        models[name] = model = TimedStep(each, mesh)
         model.place()
-        model.block()
+        model.block(STEPS.value)
         # Of the process so far: the smaller model came first.
         stats = jax.local_devices()[0].memory_stats() or {}
         model.remove()
@@ -66,12 +59,12 @@ def main() -> None:
         }
     for model in models.values():
         model.place()
-        model.block()  # the first steps are slower
+        model.block(STEPS.value)  # the first steps are slower
     seconds: dict[str, list[float]] = {name: [] for name in models}
     with progress.bar(label="steps", total=ROUNDS.value, unit=" rounds") as bar:
         for _ in range(ROUNDS.value):
             for name, model in models.items():
-                seconds[name].append(model.block())
+                seconds[name].append(model.block(STEPS.value))
             bar.update(1)
     for name, each in configs.items():
         speed = each.tokens_per_step / statistics.median(seconds[name])
@@ -110,65 +103,6 @@ def _one_head(config: TrainConfig) -> TrainConfig:
         head_targets="text",
         select_by="validation_loss",
     )
-
-
-class _Model:
-    """A compiled step and, between `place` and `remove`, a state on the devices.
-
-    Attributes:
-      planned: bytes that XLA plans on each device: state, batch, temporaries.
-    """
-
-    def __init__(self, config: TrainConfig, mesh: Mesh) -> None:
-        self._config = config
-        self._optimizer = make_optimizer(config.optimizer, config.steps)
-        self._abstract = abstract_state(
-            config.model, self._optimizer, mesh, config.compute
-        )
-        self._state: Any = None
-        step: Any = make_train_step(
-            config.model,
-            self._optimizer,
-            self._abstract,
-            mesh,
-            config.compute,
-            config.head_targets,
-        )
-        _, parts = distributed.batch_part(mesh)
-        share = (config.batch_size // parts, config.length)
-        tokens = np.random.default_rng(config.seed).integers(
-            0, config.model.trunk.vocab_size, share
-        )
-        self._batch = put_batch(make_batch(tokens, np.ones(share)), mesh)
-        self._lambdas = np.array(config.lambdas, np.float32)
-        lowered = step.lower(self._abstract, self._batch, self._lambdas)
-        self._step = lowered.compile()
-        memory = self._step.memory_analysis()
-        self.planned = (
-            memory.argument_size_in_bytes
-            + memory.temp_size_in_bytes
-            + memory.output_size_in_bytes
-            - memory.alias_size_in_bytes
-        )
-
-    def place(self) -> None:
-        """Puts a new state on the devices."""
-        config = self._config
-        self._state = init_state(
-            config.model, self._optimizer, self._abstract, config.seed, config.compute
-        )
-
-    def remove(self) -> None:
-        """Frees what `place` took."""
-        self._state = None
-
-    def block(self) -> float:
-        """Runs a block of steps and gives the seconds of one."""
-        start = time.perf_counter()
-        for _ in range(STEPS.value):
-            self._state, metrics = self._step(self._state, self._batch, self._lambdas)
-        jax.block_until_ready((self._state, metrics))
-        return (time.perf_counter() - start) / STEPS.value
 
 
 if __name__ == "__main__":

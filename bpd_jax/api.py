@@ -205,27 +205,68 @@ def visible_text(
     return cut_at_stop(lm.loaded.tokenizer.decode(kept), options.stop)
 
 
+class VisibleText:
+    """The text of tokens that arrive one after another, as far as it may be shown.
+
+    Half a character, or what could be the beginning of a stop text, waits for more.
+    """
+
+    def __init__(self, lm: LanguageModel, options: DecodeOptions) -> None:
+        self._lm, self._options = lm, options
+        self._tokens: list[int] = []
+        self._shown = ""
+        self._longest = max((len(text) for text in options.stop), default=1)
+
+    def add(self, tokens: np.ndarray, last: bool) -> str:
+        """Takes new tokens and returns the text that may be shown now.
+
+        Args:
+          tokens: `[n]`, which follow those before.
+          last: whether no more follow.
+        """
+        self._tokens += tokens.tolist()
+        text = visible_text(self._lm, self._tokens, self._options)
+        if not last:
+            text = text.rstrip("\N{REPLACEMENT CHARACTER}")
+            text = text[: max(len(text) - self._longest + 1, len(self._shown))]
+        if not text.startswith(self._shown):
+            return ""
+        piece, self._shown = text[len(self._shown) :], text
+        return piece
+
+
 def visible_pieces(
     lm: LanguageModel,
     pieces: Iterator[tuple[np.ndarray, Generation | None]],
     options: DecodeOptions,
 ) -> Iterator[tuple[str, Generation | None]]:
     """Pieces of text that may be shown: whole characters that no stop text may take."""
-    tokens: list[int] = []
-    shown = ""
-    longest = max((len(text) for text in options.stop), default=1)
+    text = VisibleText(lm, options)
     for new, generation in pieces:
-        tokens += new.tolist()
-        text = visible_text(lm, tokens, options)
-        if generation is None:
-            # What could be half a character or half a stop text waits.
-            text = text.rstrip("\N{REPLACEMENT CHARACTER}")
-            text = text[: max(len(text) - longest + 1, len(shown))]
-        if text.startswith(shown):
-            yield text[len(shown) :], generation
-            shown = text
-        elif generation is not None:
-            yield "", generation
+        yield text.add(new, generation is not None), generation
+
+
+def marked_pieces(
+    lm: LanguageModel,
+    pieces: Iterator[tuple[np.ndarray, Generation | None]],
+    options: DecodeOptions,
+) -> Iterator[tuple[str, bool, Generation | None]]:
+    """`visible_pieces` in two parts: the first token of a call, and the draft's others.
+
+    Args:
+      lm: the model.
+      pieces: from `generate.stream` with `calls=1`.
+      options: that were decoded with.
+
+    Yields:
+      A text, whether its tokens are accepted draft tokens that cost no call of their
+      own, and at last the whole generation.
+    """
+    text = VisibleText(lm, options)
+    for new, generation in pieces:
+        last = generation is not None
+        yield text.add(new[:1], last and len(new) <= 1), False, None
+        yield text.add(new[1:], last), True, generation
 
 
 def _is_conversation(prompt: Prompt) -> bool:

@@ -22,7 +22,12 @@ from bpd_jax import api, cli, decode_flags, files, progress
 from bpd_jax.data.prompts import check_not_empty
 from bpd_jax.decoding.asset_files import own_tuning
 from bpd_jax.decoding.decoder import Decoder
-from bpd_jax.decoding.generate import Generation, check_prompts, stream
+from bpd_jax.decoding.generate import (
+    Generation,
+    check_prompts,
+    compile_task,
+    stream,
+)
 from bpd_jax.decoding.loading import LoadedModel
 from bpd_jax.decoding.methods import Method, describe_methods, parse_method
 from bpd_jax.decoding.options import DecodeConfig
@@ -32,7 +37,7 @@ from bpd_jax.evaluation.compare import MethodResult
 from bpd_jax.reporting import build
 from bpd_jax.reporting.build import decode_records
 from bpd_jax.reporting.records import DecodeRecord
-from bpd_jax.reporting.terminal import print_steps
+from bpd_jax.reporting.terminal import print_steps, print_stream, standard_output
 
 PROMPT = flags.DEFINE_string("prompt", None, "text to continue.")
 METHOD = flags.DEFINE_string(
@@ -40,6 +45,12 @@ METHOD = flags.DEFINE_string(
     None,
     "how to draft, as in ngram:16; auto measures which is fastest; help lists all; "
     "default bpd, or prompt_lookup for a model without block heads.",
+)
+SHOW_ACCEPTED = flags.DEFINE_bool(
+    "show_accepted",
+    False,
+    "mark accepted draft tokens in the answer to a single prompt: green, or in "
+    "brackets where there is no colour.",
 )
 OUTPUT = flags.DEFINE_string("output", None, "JSON Lines file, in prompt order.")
 SHOW_STEPS = flags.DEFINE_bool(
@@ -168,20 +179,19 @@ def _streamed(
     """Decodes one prompt and prints its text as it comes."""
     lm = api.LanguageModel(loaded, decoder.assets)
     task = decoder.prepare(method, [prompt], config.options)
-    console = Console(highlight=False, soft_wrap=True)
+    console = standard_output()
     # Compiles, so that the text flows and its seconds are those of decoding.
     with console.status("compiling"):
-        for _ in stream(task, prompt):
-            break
+        compile_task(task, [prompt])
     prompted = (PROMPT.value or "") + _between(loaded)
-    console.print(Text(prompted, style="dim"), end="")
-    found = None
-    pieces = api.visible_pieces(lm, stream(task, prompt), config.options)
-    for piece, generation in pieces:
-        console.print(Text(piece), end="")
-        sys.stdout.flush()
-        found = generation or found
-    console.print("\n")
+    console.print(Text(prompted, style="dim"), end="", soft_wrap=True)
+    pieces = api.marked_pieces(lm, stream(task, prompt), config.options)
+    marked = SHOW_ACCEPTED.value
+    found = print_stream(
+        ((piece, marked and accepted, last) for piece, accepted, last in pieces),
+        console,
+    )
+    console.print()
     assert found is not None
     return found
 

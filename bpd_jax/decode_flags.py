@@ -26,6 +26,12 @@ MODEL = flags.DEFINE_string(
 HEADS = flags.DEFINE_string(
     "heads", None, "folder of block heads for a pretrained model; default: its own."
 )
+WEIGHTS = flags.DEFINE_string(
+    "weights",
+    None,
+    "folder with the file of a known model in parts, on hosts without its package; "
+    "python -m benchmarks.accelerator --split_weights=FOLDER writes it.",
+)
 CHAT = flags.DEFINE_bool(
     "chat",
     True,
@@ -128,7 +134,7 @@ def load(config: DecodeConfig) -> tuple[LoadedModel, Decoder, DecodeConfig]:
     Returns:
       The options know the end-of-text token now.
     """
-    loaded = load_model(cli.required("model"), HEADS.value)
+    loaded = load_model(cli.required("model"), HEADS.value, WEIGHTS.value)
     if not CHAT.value:
         loaded = loaded.without_chat()
     given = {name: flag.value for name, flag in _ASSETS.items()}

@@ -4,27 +4,43 @@
 
 Every method's output is compared with plain greedy decoding, token for token. A
 difference that rounding does not explain ends the run with exit status 1.
+
+After compilation the methods take turns for `--rounds` rounds; the speed-up of a method
+is the median over rounds of greedy decoding's time divided by the method's. `auto` in
+`--methods` is the method that `bpd_jax.tune` chose on this device, or, if it has not
+run, the fastest of the others in the first round.
 """
 
 import json
 import pathlib
 from collections.abc import Sequence
 
+import numpy as np
 from absl import flags
+from rich.text import Text
 
-from bpd_jax import cli, decode_flags, folders
+from bpd_jax import api, cli, decode_flags, folders, progress
+from bpd_jax.decoding.asset_files import own_tuning
 from bpd_jax.decoding.decoder import GREEDY, Decoder
+from bpd_jax.decoding.generate import compile_task, padded_length, stream
 from bpd_jax.decoding.loading import LoadedModel
 from bpd_jax.decoding.methods import Method, parse_method
-from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
+from bpd_jax.decoding.payoff import tuned_choice
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.blocks import telling_block
-from bpd_jax.evaluation.compare import MethodResult, compare, fail_on_errors
+from bpd_jax.evaluation.compare import (
+    MethodResult,
+    compare,
+    compile_methods,
+    fail_on_errors,
+    fastest,
+)
 from bpd_jax.models.blockwise import count_parameters
-from bpd_jax.reporting import build
+from bpd_jax.reporting import build, wording
 from bpd_jax.reporting.html import write_html
 from bpd_jax.reporting.records import DecodeRecord, Report, save_report
-from bpd_jax.reporting.terminal import print_table
+from bpd_jax.reporting.terminal import print_stream, print_table, standard_output
 
 METHODS = flags.DEFINE_list(
     "methods",
@@ -36,7 +52,14 @@ METHODS = flags.DEFINE_list(
         "ngram:32:search=best:adaptive=1",
         "oracle",
     ],
-    "methods to compare with greedy decoding.",
+    "methods to compare with greedy decoding; auto marks the one that it chooses.",
+)
+ROUNDS = flags.DEFINE_integer("rounds", 1, "times that all methods decode all prompts.")
+SHOW = flags.DEFINE_string(
+    "show",
+    None,
+    "method that first answers the first prompt in the terminal, with accepted draft "
+    "tokens marked; it need not be among --methods.",
 )
 NUM_PROMPTS = flags.DEFINE_integer("num_prompts", 32, "held-out prompts to decode.")
 PROMPT_TOKENS = flags.DEFINE_integer("prompt_tokens", 64, "tokens of each of them.")
@@ -47,6 +70,8 @@ OUTPUT = flags.DEFINE_string(
     "evaluation/ in the run folder.",
 )
 TITLE = flags.DEFINE_string("title", "Blockwise parallel decoding", "of the report.")
+
+AUTOMATIC = parse_method("auto")
 
 _KIND = folders.FolderKind(
     "a report of evaluate", "report.json", ("report.html", "records.jsonl"), '"methods"'
@@ -60,14 +85,13 @@ def main() -> None:
     methods = [parse_method(name) for name in METHODS.value if name.strip()]
     config = decode_flags.config()
     _check(methods, config.options)
+    shown = parse_method(SHOW.value) if SHOW.value else None
     if OUTPUT.value:
         folders.check_folder(OUTPUT.value, _KIND)
     loaded, decoder, config = decode_flags.load(config)
     output = pathlib.Path(OUTPUT.value or loaded.folder / "evaluation")
     folders.check_folder(output, _KIND)
     options = config.options
-    for method in methods:
-        decoder.drafter(method)
     texts = decode_flags.prompt_texts()
     if texts:
         prompts = [loaded.encode_prompt(text) for text in texts]
@@ -76,31 +100,108 @@ def main() -> None:
         prompts = loaded.held_out(NUM_PROMPTS.value, PROMPT_TOKENS.value)
         assert loaded.task is not None
         source = f"{loaded.task.name}, held-out documents"
-
-    count = len({*methods, GREEDY})
-    with decode_flags.token_bar("decoding", len(prompts) * count, config) as bar:
-
-        def advance(label: str, tokens: int) -> None:
-            bar.set_postfix_str(label, refresh=False)
-            bar.update(tokens)
-
-        results = compare(decoder, methods, prompts, options, advance)
-    report = _write(output, loaded, decoder, options, results, source, texts or None)
+    asked, automatic = AUTOMATIC in methods, None
+    if asked:
+        automatic = _tuned(loaded, options)
+        methods = [method for method in methods if method != AUTOMATIC]
+        methods += [] if automatic is None else [automatic]
+    for method in [*methods, *([shown] if shown else [])]:
+        decoder.check(method, prompts, options)
+    if shown is not None:
+        _show(loaded, decoder, shown, prompts, texts, options)
+    results = _compare(decoder, methods, prompts, config)
+    if asked:
+        automatic = automatic or fastest(results)
+    report = _write(
+        output, loaded, decoder, options, results, source, texts or None, automatic
+    )
     print_table(report)
     print(f"report: {output / 'report.html'}")
     fail_on_errors(results, output / "records.jsonl")
+    print(wording.fastest_sentence(report))
 
 
 def _check(methods: Sequence[Method], options: DecodeOptions) -> None:
-    """What can be refused before the model is loaded."""
+    """Refuses what can be refused before the model is loaded."""
     if options.temperature != 0:
         raise UserError(
             "evaluate compares every method with greedy decoding: leave the "
             "temperature at 0."
         )
-    if any(method.kind == "auto" for method in methods):
+    if ROUNDS.value < 1:
+        raise UserError(f"--rounds={ROUNDS.value}: give 1 or more.")
+    if set(methods) == {AUTOMATIC}:
         raise UserError(
-            "evaluate compares methods by name: give those that auto would choose from."
+            "--methods=auto names no method that auto could choose: add some by name."
+        )
+
+
+def _tuned(loaded: LoadedModel, options: DecodeOptions) -> Method | None:
+    """What `bpd_jax.tune` chose on this device, if it has run."""
+    path = own_tuning(loaded)
+    if path is None:
+        return None
+    return tuned_choice(path, build.device(), options.batch_size)
+
+
+def _show(
+    loaded: LoadedModel,
+    decoder: Decoder,
+    method: Method,
+    prompts: Sequence[np.ndarray],
+    texts: Sequence[str],
+    options: DecodeOptions,
+) -> None:
+    """Prints the answer to the first prompt while `method` decodes it."""
+    console, prompt = standard_output(), prompts[0]
+    task = decoder.prepare(method, [prompt], options)
+    # The same shapes as in the comparison, so that programs are compiled once.
+    padded = padded_length(prompts)
+    with progress.bar(label="compiling", total=1, unit=" methods") as bar:
+        bar.set_postfix_str(method.name)
+        compile_task(task, [prompt], padded=padded)
+        bar.update(1)
+    prompted = texts[0] if texts else loaded.tokenizer.decode(prompt.tolist())
+    console.print(Text(f"\n{prompted}\n", style="dim"), soft_wrap=True)
+    lm = api.LanguageModel(loaded, decoder.assets)
+    pieces = api.marked_pieces(lm, stream(task, prompt, padded=padded), options)
+    found = print_stream(pieces, console)
+    assert found is not None
+    console.print(
+        Text(
+            f"\n{method.name}: {len(found.output_ids)} tokens in {found.serial_calls} "
+            f"calls of the model, {found.block_efficiency:.2f} per call. Marked tokens "
+            "are accepted draft tokens; plain decoding makes a call for each.\n",
+            style="dim",
+        )
+    )
+
+
+def _compare(
+    decoder: Decoder,
+    methods: Sequence[Method],
+    prompts: Sequence[np.ndarray],
+    config: DecodeConfig,
+) -> list[MethodResult]:
+    """Compiles, then decodes, with a progress bar for each."""
+    count = len({*methods, GREEDY})
+    total = len({GREEDY, *(m for m in methods if not m.is_oracle)})
+    with progress.bar(label="compiling", total=total, unit=" methods") as bar:
+
+        def ready(label: str) -> None:
+            bar.set_postfix_str(label, refresh=False)
+            bar.update(1)
+
+        compile_methods(decoder, methods, prompts, config.options, ready)
+    decodings = len(prompts) * count * ROUNDS.value
+    with decode_flags.token_bar("decoding", decodings, config) as bar:
+
+        def advance(label: str, tokens: int) -> None:
+            bar.set_postfix_str(label, refresh=False)
+            bar.update(tokens)
+
+        return compare(
+            decoder, methods, prompts, config.options, advance, rounds=ROUNDS.value
         )
 
 
@@ -112,6 +213,7 @@ def _write(
     results: list[MethodResult],
     source: str,
     texts: list[str] | None,
+    automatic: Method | None,
 ) -> Report:
     """Writes the report, its data and the records; returns the report."""
     tokenizer, config = loaded.tokenizer, loaded.functions.config
@@ -130,7 +232,7 @@ def _write(
         created=build.today(),
         task=source,
         device=build.device(),
-        methods=build.summaries(results),
+        methods=build.summaries(results, automatic),
         records=[r for r in records if r.prompt_index < _SHOWN_PROMPTS],
         model={
             "run": loaded.name,
@@ -147,6 +249,7 @@ def _write(
             "weight of the refiners (α)": decoder.alpha,
             "n-grams": _ngram_size(decoder),
             "prompts decoded together": options.batch_size,
+            "rounds": ROUNDS.value,
             "verification": options.verification,
         },
         versions=build.versions(),

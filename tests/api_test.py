@@ -152,6 +152,22 @@ def pieces_of(bytes_lm, text, cuts, stop=()):
     return [piece for piece, _ in shown]
 
 
+def test_accepted_draft_tokens_are_apart_from_the_certain_one(bytes_lm):
+    ids = np.array(bytes_lm.loaded.tokenizer.encode("abcdé"))
+    last = object()
+    calls = iter([(ids[:3], None), (ids[3:4], None), (ids[4:], last)])
+    options = DecodeOptions(end_of_text=bytes_lm.loaded.tokenizer.end_of_text)
+    found = list(api.marked_pieces(bytes_lm, calls, options))
+    # The last call decodes the two bytes of é: one alone is no character.
+    assert [(text, marked) for text, marked, _ in found if text] == [
+        ("a", False),
+        ("bc", True),
+        ("d", False),
+        ("é", True),
+    ]
+    assert [generation for *_, generation in found][-1] is last
+
+
 def test_half_a_character_waits_for_its_other_half(bytes_lm):
     """é has two bytes, 漢 three and 🙂 four."""
     assert pieces_of(bytes_lm, "aé漢🙂", [2, 4, 7]) == ["a", "é", "漢", "🙂"]

@@ -134,6 +134,34 @@ def test_evaluate_proves_equality_and_writes_a_report(folder):
     assert sum(ngram["accepted"]) == pytest.approx(1)
 
 
+def test_evaluate_shows_an_answer_and_times_methods_in_turns(folder):
+    result = call(
+        folder,
+        "evaluate",
+        "--model=run",
+        "--num_prompts=2",
+        "--prompt_tokens=8",
+        "--max_new_tokens=16",
+        "--methods=bpd,ngram:4,auto",
+        "--show=ngram:4",
+        "--rounds=2",
+        "--output=timed",
+    )
+    assert result.returncode == 0, result.stderr
+    first = result.stdout.index("ngram:4: 16 tokens in ")
+    assert "[" in result.stdout[:first]
+    assert first < result.stdout.index("Speed-")
+    report = json.loads((folder / "timed" / "report.json").read_text())
+    assert report["methods"][0]["speedup"] == 1
+    assert all(method["speedup"] > 0 for method in report["methods"])
+    assert sum(method["automatic"] for method in report["methods"]) == 1
+    assert report["settings"]["rounds"] == 2
+    assert result.stdout.splitlines()[-1].startswith("Fastest: ")
+    # Both are shown while they work: a log gets a line for each.
+    assert "compiling" in result.stderr
+    assert "decoding" in result.stderr
+
+
 def test_bad_input_is_refused_and_leaves_nothing(folder):
     base = ["--model=run", "--output=never.jsonl", "--max_new_tokens=8"]
     result = call(folder, "decode", *base, "--prompt=x", "--method=medusas")
@@ -166,8 +194,10 @@ def test_bad_input_is_refused_and_leaves_nothing(folder):
     assert_refused(result, "nowhere does not exist")
     result = call(folder, "evaluate", "--model=nowhere", "--temperature=1")
     assert_refused(result, "leave the temperature at 0")
-    result = call(folder, "evaluate", "--model=nowhere", "--methods=bpd,auto")
-    assert_refused(result, "evaluate compares methods by name")
+    result = call(folder, "evaluate", "--model=nowhere", "--methods=auto")
+    assert_refused(result, "names no method that auto could choose")
+    result = call(folder, "evaluate", "--model=nowhere", "--rounds=0")
+    assert_refused(result, "give 1 or more")
 
 
 def test_help_lists_the_methods_without_a_model(folder):

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,9 @@ from bpd_jax.typing import Array, Params, PyTree
 
 # Prompts are padded to a multiple of this, so that few shapes are compiled.
 _PADDING = 32
+
+# Turns that no text takes.
+_NO_LIMIT = 2**31 - 1
 
 
 class Text(Protocol):
@@ -140,8 +143,7 @@ class Task:
           record: whether the state has a history.
         """
         if padded is None:
-            longest = max(len(prompt) for prompt in prompts)
-            padded = -(-longest // _PADDING) * _PADDING
+            padded = padded_length(prompts)
         tokens = np.zeros((batch, padded), np.int32)
         lengths = np.ones(batch, np.int32)
         rows = np.zeros(batch, np.int32)
@@ -154,7 +156,7 @@ class Task:
         slots = padded + self.options.max_new_tokens + self.drafter.max_depth
         given = self.give(indices, batch, slots) if self.give else None
         keys = row_keys(self.options.seed, jnp.asarray(rows))
-        arrays = (tokens, lengths, limits.astype(np.int32), keys, given)
+        arrays: Any = (tokens, lengths, limits.astype(np.int32), keys, given)
         if self.mesh is not None:
             spread = NamedSharding(self.mesh, BATCH_SPEC)
             arrays = jax.tree.map(lambda x: jax.device_put(x, spread), arrays)
@@ -182,7 +184,8 @@ class Task:
             self.drafter,
             state,
             self.options.step,
-            max_turns,
+            # Always a number, so that `generate` and `stream` share a program.
+            _NO_LIMIT if max_turns is None else max_turns,
             enough,
         )
 
@@ -207,28 +210,59 @@ def generate(
     """
     options = task.options
     check_prompts(task.model, prompts, options)
-    batch = task.rows(min(options.batch_size, max(len(prompts), 1)))
-
-    def run(indices: Sequence[int], new_tokens: int) -> DecodeState:
-        state = task.prefill(prompts, indices, batch, new_tokens, padded)
-        return jax.block_until_ready(task.run(state))
-
+    batch = _batch(task, prompts)
+    compile_task(task, prompts, padded=padded)
     generations: list[Generation] = []
     for begin in range(0, len(prompts), batch):
         indices = range(begin, min(begin + batch, len(prompts)))
-        if begin == 0:
-            # One token, untimed: compiles everything.
-            run(indices, 1)
         start = time.perf_counter()
-        state = run(indices, options.max_new_tokens)
+        state = _run(task, prompts, indices, options.max_new_tokens, padded)
         seconds = (time.perf_counter() - start) / len(indices)
         generations += _collect(state, [prompts[i] for i in indices], seconds)
         on_progress(sum(len(g.output_ids) for g in generations[begin:]))
     return generations
 
 
+def compile_task(
+    task: Task, prompts: Sequence[np.ndarray], *, padded: int | None = None
+) -> None:
+    """Compiles what `generate` needs for these prompts, by decoding one token.
+
+    Args:
+      task: model, method and options.
+      prompts: that will be decoded.
+      padded: as for `generate`.
+    """
+    if prompts:
+        indices = range(min(_batch(task, prompts), len(prompts)))
+        _run(task, prompts, indices, 1, padded)
+
+
+def _batch(task: Task, prompts: Sequence[np.ndarray]) -> int:
+    """Rows of the batches in which the prompts are decoded."""
+    return task.rows(min(task.options.batch_size, max(len(prompts), 1)))
+
+
+def _run(
+    task: Task,
+    prompts: Sequence[np.ndarray],
+    indices: Sequence[int],
+    new_tokens: int,
+    padded: int | None,
+) -> DecodeState:
+    """The final state of one batch."""
+    state = task.prefill(prompts, indices, _batch(task, prompts), new_tokens, padded)
+    return jax.block_until_ready(task.run(state))
+
+
+def padded_length(prompts: Sequence[np.ndarray]) -> int:
+    """Tokens that every one of these prompts is padded to."""
+    longest = max(len(prompt) for prompt in prompts)
+    return -(-longest // _PADDING) * _PADDING
+
+
 def stream(
-    task: Task, prompt: np.ndarray, *, calls: int = 1
+    task: Task, prompt: np.ndarray, *, calls: int = 1, padded: int | None = None
 ) -> Iterator[tuple[np.ndarray, Generation | None]]:
     """Decodes one prompt and yields its tokens as they come.
 
@@ -236,6 +270,7 @@ def stream(
       task: model, method and options.
       prompt: token ids `[T]`.
       calls: serial calls between two looks at the state.
+      padded: tokens that the prompt is padded to; None for the least.
 
     Yields:
       New tokens, int32, with None; at last what is left, with the whole generation.
@@ -248,7 +283,7 @@ def stream(
     def tokens() -> Iterator[tuple[np.ndarray, Generation | None]]:
         start = time.perf_counter()
         new_tokens = task.options.max_new_tokens
-        state = task.prefill([prompt], [0], task.rows(1), new_tokens)
+        state = task.prefill([prompt], [0], task.rows(1), new_tokens, padded)
         shown = len(prompt)
         while not bool(state.done[0]):
             state = task.run(state, calls)

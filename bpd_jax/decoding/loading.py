@@ -26,6 +26,7 @@ from bpd_jax.models.heads_files import (
 from bpd_jax.models.products import cast_matrices, transposed_kernels
 from bpd_jax.pretrained.checkpoint import Checkpoint
 from bpd_jax.pretrained.known import PACKAGED, find_packaged
+from bpd_jax.pretrained.parts import joined_file
 from bpd_jax.pretrained.weights import load_trunk
 from bpd_jax.training.slim import load_run_parameters, selected_step
 from bpd_jax.typing import Params
@@ -176,7 +177,9 @@ class LoadedModel:
         return dataclasses.replace(self, chat=None)
 
 
-def load_model(name: str, heads: str | None = None) -> LoadedModel:
+def load_model(
+    name: str, heads: str | None = None, weights: str | None = None
+) -> LoadedModel:
     """Loads a model.
 
     Args:
@@ -185,10 +188,19 @@ def load_model(name: str, heads: str | None = None) -> LoadedModel:
         `demo`, `smollm2`.
       heads: folder of block heads for a pretrained checkpoint; None for those that
         come with it or lie in `runs/NAME/heads`, if any.
+      weights: folder that holds the file of a known pretrained model in parts (see
+        `pretrained.parts`), for hosts without the package that brings it.
 
     Raises:
       UserError: there is no model, it is damaged, or the heads are not its own.
     """
+    if weights is not None:
+        if name not in PACKAGED:
+            raise UserError(
+                f"--weights is for {', '.join(PACKAGED)}; {name} has files of its own."
+            )
+        with joined_file(weights) as file:
+            return _load_pretrained(name, file, heads)
     if name in PACKAGED:
         return _load_pretrained(name, find_packaged(name), heads)
     path = pathlib.Path(KNOWN_RUNS.get(name, name))

@@ -43,9 +43,6 @@ class Weights:
     stops: StopTable | None = None
 
 
-@functools.partial(
-    jax.jit, static_argnames=("model", "drafter", "options", "max_calls", "record")
-)
 def prefill(
     model: ModelFunctions,
     weights: Weights,
@@ -76,17 +73,59 @@ def prefill(
       max_calls: columns of the history.
       record: whether there is a history.
     """
-    batch, padded = prompts.shape
-    positions = jnp.broadcast_to(jnp.arange(padded), prompts.shape)
-    segments = (positions < lengths[:, None]).astype(jnp.int32)
-    hidden, new, features = forward(
+    run = _read_prompts(model, weights.model, drafter.feature_layers, prompts, lengths)
+    return _first_state(
         model,
-        weights.model,
-        drafter.feature_layers,
+        weights,
+        drafter,
         prompts,
-        positions,
-        causal_mask(segments),
+        lengths,
+        limits,
+        keys,
+        given,
+        run,
+        options=options,
+        max_calls=max_calls,
+        record=record,
     )
+
+
+@functools.partial(jax.jit, static_argnames=("model", "layers"))
+def _read_prompts(
+    model: ModelFunctions,
+    params: Params,
+    layers: tuple[int, ...],
+    prompts: Int[Array, "B T"],
+    lengths: Int[Array, " B"],
+) -> tuple[Float[Array, "B T D"], KeyValues, Float[Array, "B T F"] | None]:
+    """Runs the prompts; a program of its own, which methods share."""
+    positions = jnp.broadcast_to(jnp.arange(prompts.shape[1]), prompts.shape)
+    segments = (positions < lengths[:, None]).astype(jnp.int32)
+    return forward(model, params, layers, prompts, positions, causal_mask(segments))
+
+
+@functools.partial(
+    jax.jit,
+    static_argnames=("model", "drafter", "options", "max_calls", "record"),
+)
+def _first_state(
+    model: ModelFunctions,
+    weights: Weights,
+    drafter: Drafter,
+    prompts: Int[Array, "B T"],
+    lengths: Int[Array, " B"],
+    limits: Int[Array, " B"],
+    keys: Array,
+    given: PyTree,
+    run: tuple[Array, KeyValues, Array | None],
+    *,
+    options: StepOptions,
+    max_calls: int,
+    record: bool,
+) -> DecodeState:
+    """The state after `run`, what `_read_prompts` returned."""
+    hidden, new, features = run
+    batch, padded = prompts.shape
     # A commit writes a whole block, so a full row needs one more block of slots.
     slots = padded + max_calls + drafter.max_depth
     last = _at(hidden, lengths - 1)

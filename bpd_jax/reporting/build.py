@@ -4,6 +4,7 @@ import datetime
 import os
 import pathlib
 import platform
+import statistics
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import Any
@@ -12,6 +13,7 @@ import jax
 import numpy as np
 
 from bpd_jax import files
+from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.stopping import cut_at_stop
 from bpd_jax.errors import UserError
@@ -25,6 +27,7 @@ from bpd_jax.evaluation.efficiency import (
 from bpd_jax.evaluation.equality import divergence
 from bpd_jax.evaluation.statistics import draft_statistics
 from bpd_jax.reporting.records import (
+    GREEDY,
     Candidate,
     DecodeRecord,
     Facts,
@@ -64,10 +67,18 @@ def today() -> str:
     return datetime.date.today().isoformat()
 
 
-def summaries(results: Sequence[MethodResult]) -> list[MethodSummary]:
-    """One row of the table per method."""
+def summaries(
+    results: Sequence[MethodResult], automatic: Method | None = None
+) -> list[MethodSummary]:
+    """One row of the table per method.
+
+    Args:
+      results: of all methods.
+      automatic: the method that `auto` chose, which its row says.
+    """
     plain = {r.method.name: r.generations for r in results}.get("bpd")
     base = block_efficiency(plain) if plain else 0.0
+    greedy = next((r for r in results if r.method.name == GREEDY), None)
     rows = []
     for result in results:
         efficiency = block_efficiency(result.generations)
@@ -81,7 +92,12 @@ def summaries(results: Sequence[MethodResult]) -> list[MethodSummary]:
                 block_efficiency=efficiency,
                 serial_calls=sum(g.serial_calls for g in result.generations),
                 tokens=sum(len(g.output_ids) for g in result.generations),
-                seconds=sum(g.seconds for g in result.generations),
+                seconds=(
+                    statistics.median(result.seconds)
+                    if result.seconds
+                    else sum(g.seconds for g in result.generations)
+                ),
+                speedup=None if greedy is None else result.speedup(greedy),
                 gain=efficiency / base - 1 if compared else None,
                 gain_interval=paired_interval(result.generations, plain)
                 if compared and plain
@@ -102,6 +118,7 @@ def summaries(results: Sequence[MethodResult]) -> list[MethodSummary]:
                 near_ties=len(result.differences) - len(result.errors),
                 interval=bootstrap_interval(result.generations),
                 upper_bound=result.method.is_oracle,
+                automatic=result.method == automatic,
             )
         )
     return rows

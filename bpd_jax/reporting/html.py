@@ -120,6 +120,7 @@ def _methods(report: Report) -> str:
         "Serial calls",
         "Tokens",
         "Wall time",
+        "Speed-up",
         "Output",
     ]
     return (
@@ -142,7 +143,8 @@ def _method_row(method: MethodSummary, top: float, best: bool) -> str:
         low, high = (f"{100 * bound / top:.2f}%" for bound in method.interval)
         whisker = f'<b style="--low:{low};--high:{high}"></b>'
     return (
-        f'<tr class="{style}"><th scope="row">{escaped(method.label)}{note}</th>'
+        f'<tr class="{style}">'
+        f'<th scope="row">{escaped(wording.labelled(method))}{note}</th>'
         f"<td><b>{method.block_efficiency:.2f}</b>"
         + (f"<small>{interval}</small>" if interval else "")
         + '<span class="bar" aria-hidden="true">'
@@ -151,6 +153,7 @@ def _method_row(method: MethodSummary, top: float, best: bool) -> str:
         f"<td>{wording.percent(method.gain)}</td>"
         f"<td>{method.serial_calls:,}</td><td>{method.tokens:,}</td>"
         f"<td>{wording.seconds(method.seconds)} s</td>"
+        f"<td>{wording.speedup(method)}</td>"
         f'<td class="{method.agreement}">{wording.verdict(method)}</td></tr>'
     )
 

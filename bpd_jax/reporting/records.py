@@ -98,7 +98,9 @@ class MethodSummary(Record):
       label: what people read, for example "16-best 4-gram".
       block_efficiency: decoded tokens / serial calls, over all prompts.
       serial_calls, tokens: the two sums that it is the quotient of.
-      seconds: wall time over all prompts.
+      seconds: wall time over all prompts; of several rounds the median.
+      speedup: median over rounds of greedy decoding's seconds divided by these; None
+        where nothing was timed.
       gain: block efficiency over that of BPD, minus one; None where it says nothing
         (greedy decoding, BPD itself).
       differing: number of prompts whose output is not that of greedy
@@ -117,6 +119,7 @@ class MethodSummary(Record):
       upper_bound: the method looks at the answer (the oracle), so no decoder can
         do better with the same lattice; it is never named as the best method.
       note: a few words shown beside the label.
+      automatic: whether `auto` chose this method.
     """
 
     name: str
@@ -138,6 +141,8 @@ class MethodSummary(Record):
     accepted: list[float] = dataclasses.field(default_factory=list)
     upper_bound: bool = False
     note: str = ""
+    speedup: float | None = None
+    automatic: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.near_ties <= self.differing:

@@ -1,6 +1,8 @@
 """The report in a terminal or a log file."""
 
 import sys
+from collections.abc import Iterable
+from typing import TypeVar
 
 import rich.box
 from rich.console import Console
@@ -9,6 +11,8 @@ from rich.text import Text
 
 from bpd_jax.reporting import wording
 from bpd_jax.reporting.records import DecodeRecord, Report, Step
+
+T = TypeVar("T")
 
 # A log file has no width of its own.
 _LOG_WIDTH = 100
@@ -68,6 +72,40 @@ def print_steps(
         console.print(Text(f"      … and {hidden} more serial calls", style="dim"))
 
 
+def print_stream(
+    pieces: Iterable[tuple[str, bool, T | None]], console: Console | None = None
+) -> T | None:
+    """Prints a text as it is decoded, with the tokens marked that cost no call.
+
+    Each call decodes one certain token; accepted draft tokens after it are green, or
+    in brackets where there is no colour.
+
+    Args:
+      pieces: texts, whether each is to be marked, and at last what belongs to all.
+      console: as for `print_table`.
+
+    Returns:
+      The last third element that is not None.
+    """
+    console = console or standard_output()
+    colour = console.color_system is not None and not console.no_color
+    found = None
+    for piece, marked, last in pieces:
+        found = found if last is None else last
+        bare = piece.strip()
+        if not marked or not bare:
+            text = Text(piece)
+        elif colour:
+            text = Text(piece, style="bold green")
+        else:
+            before, _, after = piece.partition(bare)
+            text = Text(f"{before}[{bare}]{after}")
+        console.print(text, end="", soft_wrap=True, highlight=False)
+        console.file.flush()
+    console.print()
+    return found
+
+
 def standard_output() -> Console:
     """A console on standard output; without colour if that is no terminal."""
     if sys.stdout.isatty():
@@ -93,20 +131,20 @@ def _method_table(report: Report, *, wide: bool) -> Table:
     table = Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("Method")
     headings = ["Block\nefficiency", "Gain\nover BPD", "Serial\ncalls", "Tokens"]
-    headings.append("Wall\ntime (s)")
+    headings += ["Wall\ntime (s)", "Speed-\nup"]
     if wide:
         headings.insert(1, "Bootstrap\ninterval")
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("Output", no_wrap=True)
-    best = wording.best_method(report)
+    best, fastest = wording.best_method(report), wording.fastest_method(report)
     for method in report.methods:
         efficiency, interval = (
             f"{method.block_efficiency:.2f}",
             wording.interval(method),
         )
         table.add_row(
-            Text(method.label),
+            Text(wording.labelled(method)),
             *(
                 [efficiency, interval]
                 if wide
@@ -116,6 +154,7 @@ def _method_table(report: Report, *, wide: bool) -> Table:
             f"{method.serial_calls:,}",
             f"{method.tokens:,}",
             wording.seconds(method.seconds),
+            Text(wording.speedup(method), style="bold cyan" * (method is fastest)),
             Text(wording.verdict(method), style=_STYLES[method.agreement]),
             style="bold" if method is best else "dim" if method.upper_bound else "",
         )

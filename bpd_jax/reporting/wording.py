@@ -1,5 +1,6 @@
 """The words and numbers that the terminal table and the HTML report share."""
 
+import dataclasses
 import html
 from typing import Any
 
@@ -50,8 +51,13 @@ DEFINITIONS = {
         "prompts."
     ),
     "Wall time": (
-        "Seconds for all prompts on the device named here. It depends on the "
-        "machine; block efficiency does not."
+        "Seconds for all prompts on the device named here, compilation not counted; "
+        "of several rounds the median. It depends on the machine; block efficiency "
+        "does not."
+    ),
+    "Speed-up": (
+        "Wall time of greedy decoding divided by that of the method. All methods take "
+        "turns in every round; this is the median of the ratios within a round."
     ),
 }
 
@@ -197,6 +203,47 @@ def fact(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(fact, value))
     return readable(str(value))
+
+
+def speedup(method: MethodSummary) -> str:
+    """Returns `1.31`, or a dash where nothing was timed."""
+    return _number(method.speedup, 2)
+
+
+def labelled(method: MethodSummary) -> str:
+    """Returns the method's label, and whether `auto` chose it."""
+    return f"{method.label} ← auto" if method.automatic else method.label
+
+
+def fastest_method(report: Report) -> MethodSummary | None:
+    """Returns the method with the greatest speed-up; None where nothing was timed."""
+    timed = [m for m in report.methods if m.speedup and not m.upper_bound]
+    return max(timed, key=lambda method: method.speedup or 0.0, default=None)
+
+
+def fastest_sentence(report: Report) -> str:
+    """Names the fastest method and its speed-up over greedy decoding.
+
+    Example: `Fastest: tree of 16, 4-gram ← auto, 1.31 times as fast as plain
+    greedy decoding.`
+    """
+    best = fastest_method(report)
+    if best is None:
+        return "No method was timed."
+    if best.name != GREEDY:
+        return (
+            f"Fastest: {labelled(best)}, {speedup(best)} times as fast as plain "
+            "greedy decoding."
+        )
+    others = [m for m in report.methods if m.name != GREEDY]
+    rest = dataclasses.replace(report, methods=others, records=[])
+    second = fastest_method(rest)
+    if second is None:
+        return "Fastest: plain greedy decoding."
+    return (
+        f"Fastest: plain greedy decoding; {second.label} comes next, with "
+        f"{speedup(second)} times its speed."
+    )
 
 
 def best_method(report: Report) -> MethodSummary | None:

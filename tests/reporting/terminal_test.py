@@ -28,6 +28,7 @@ def test_table_has_every_number_and_fits(report, width):
         assert wording.percent(method.gain) in text
         assert f" {method.serial_calls} " in text
         assert wording.seconds(method.seconds) in text
+        assert wording.speedup(method) in text
     assert "identical ✓" in text
     assert wording.summary_sentence(report) in " ".join(text.split())
 
@@ -74,6 +75,54 @@ def test_different_outputs_are_red(report):
     )
     terminal.print_table(report, console)
     assert "\x1b[1;31m2 DIFFERENT" in buffer.getvalue()
+
+
+PIECES = [
+    ("The", False, None),
+    (" sky is", True, None),
+    (" blue", False, None),
+    ("", True, None),
+    (".", False, "end"),
+]
+
+
+def stream_to(**settings):
+    buffer = io.StringIO()
+    last = terminal.print_stream(iter(PIECES), Console(file=buffer, **settings))
+    assert last == "end"
+    return buffer.getvalue()
+
+
+def test_accepted_tokens_are_in_brackets_without_colour(monkeypatch):
+    assert stream_to(width=9) == "The [sky is] blue.\n"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "The [sky is] blue." in stream_to(force_terminal=True)
+
+
+def test_accepted_tokens_are_green_in_a_terminal(monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    text = stream_to(force_terminal=True, color_system="standard")
+    assert text == "The\x1b[1;32m sky is\x1b[0m blue.\n"
+
+
+def test_the_fastest_method_is_named(report):
+    oracle_aside = [m for m in report.methods if not m.upper_bound]
+    best = max(oracle_aside, key=lambda method: method.speedup)
+    sentence = wording.fastest_sentence(report)
+    assert best.label in sentence
+    assert f"{best.speedup:.2f} times as fast" in sentence
+    slow = [dataclasses.replace(m, speedup=0.5) for m in report.methods[1:]]
+    greedy = dataclasses.replace(report.methods[0], speedup=1.0)
+    slow = dataclasses.replace(report, methods=[greedy, *slow], records=[])
+    sentence = wording.fastest_sentence(slow)
+    assert "plain greedy decoding; " in sentence
+    assert "0.50 times" in sentence
+
+
+def test_the_choice_of_auto_is_marked(report):
+    chosen = dataclasses.replace(report.methods[1], automatic=True)
+    report = dataclasses.replace(report, methods=[chosen], records=[])
+    assert f"{chosen.label} ← auto" in printed(terminal.print_table, report)
 
 
 def test_a_log_gets_no_colour_codes(report, capsys):

@@ -1,0 +1,172 @@
+"""What an accelerator does with bpd_jax: five independent parts, one command.
+
+    python -m benchmarks.accelerator --platform=gpu --part=attention,plain
+
+`make gpu-check PART=plain` and `make tpu-check` call it. It needs no network, no
+TensorFlow, seqio or pynini. Parts:
+
+    attention   attention kernels against a float32 reference: errors and time
+    plain       plain decoding against the time of reading the weights once
+    smollm2     SmolLM2 with the drafters that are shipped, at batch 1, 8 and 32
+    shapes      random weights at 1.5B and 7B: passes, drafting, refinement
+    training    a training step of the paper's 1.5B model: tokens per second, MFU
+
+A part is a list of jobs; every job's result is written as soon as it is there, to
+`accelerator_DEVICE_PART.json`, beside results of other jobs. No job starts after
+`--minutes`; `--missing` runs those that are left. Where a device has too little memory
+for a job, its row says so. Exit status 1: a kernel is wrong, a text differs, or a job
+fails for another reason.
+
+`--split_weights=FOLDER` writes the file of SmolLM2 in parts of at most 60 MB, which
+`--weights=FOLDER` reads on a machine without a network. `--tables` writes the tables of
+docs/accelerators.md from the results.
+"""
+
+import importlib
+import pathlib
+import sys
+import time
+import traceback
+from collections.abc import Callable
+
+import jax
+from absl import flags
+
+from benchmarks.accelerator_parts import results
+from benchmarks.accelerator_parts.jobs import Part, Row, Setting
+from benchmarks.timing import first_line
+from bpd_jax import cli, decode_flags, progress
+from bpd_jax.errors import UserError
+from bpd_jax.pretrained.known import find_packaged
+from bpd_jax.pretrained.parts import split_file
+from bpd_jax.reporting import build
+
+PART = flags.DEFINE_list("part", list(results.PARTS), "parts to run.")
+PLATFORM = flags.DEFINE_enum(
+    "platform", None, ["gpu", "tpu", "cpu"], "that jax must have; default: any."
+)
+ONLY = flags.DEFINE_string("only", "", "text that the names of jobs must contain.")
+MISSING = flags.DEFINE_bool("missing", False, "only jobs that have no result yet.")
+MINUTES = flags.DEFINE_float("minutes", 7.0, "after which no further job starts.")
+ROUNDS = flags.DEFINE_integer("rounds", 5, "times that measurements are repeated.")
+BATCH_SIZES = flags.DEFINE_list("batch_sizes", ["1", "8", "32"], "prompts together.")
+TINY = flags.DEFINE_bool("tiny", False, "sizes of a test: seconds on a CPU.")
+OUTPUT = flags.DEFINE_string("output", str(results.FOLDER), "folder of the results.")
+TABLES = flags.DEFINE_bool("tables", False, f"write the tables of {results.PAGE}.")
+SPLIT_WEIGHTS = flags.DEFINE_string(
+    "split_weights", None, "folder to write the file of --model to, in parts."
+)
+PART_MEGABYTES = flags.DEFINE_integer("part_megabytes", 60, "of a part, at most.")
+
+_PROMPTS = pathlib.Path(__file__).parent / "accelerator_parts" / "prompts.txt"
+
+
+def main() -> None:
+    """Splits weights, writes tables, or measures."""
+    if SPLIT_WEIGHTS.value:
+        file = find_packaged("smollm2")
+        size = PART_MEGABYTES.value * 10**6
+        parts = split_file(file, SPLIT_WEIGHTS.value, size)
+        print(f"{SPLIT_WEIGHTS.value}: {file.name} in {len(parts)} parts")
+        return
+    folder = pathlib.Path(OUTPUT.value)
+    if TABLES.value:
+        results.update_page(results.PAGE, folder)
+        print(f"{results.PAGE}: tables of {folder}")
+        return
+    setting = _setting()
+    deadline = time.monotonic() + 60 * MINUTES.value
+    if not decode_flags.PROMPTS_FILE.value:
+        flags.FLAGS["prompts_file"].value = [str(_PROMPTS)]
+    wrong, left = [], []
+    for part in PART.value:
+        if time.monotonic() > deadline:
+            left.append(part)
+            continue
+        failed, waiting = _run(part, setting, folder, deadline)
+        wrong += failed
+        left += waiting
+    if left:
+        print(
+            f"no time for: {', '.join(left)}; run again with --missing for what has "
+            "no result yet."
+        )
+    if wrong:
+        raise UserError(f"wrong results: {', '.join(wrong)}; the files have the rest.")
+
+
+def _setting() -> Setting:
+    """What the flags say, checked."""
+    unknown = [part for part in PART.value if part not in results.PARTS]
+    if unknown or not PART.value:
+        raise UserError(
+            f"--part={','.join(PART.value)} is not known: choose from "
+            f"{', '.join(results.PARTS)}."
+        )
+    sizes = cli.whole_numbers("batch_sizes") or ()
+    if not sizes or min(sizes) < 1 or ROUNDS.value < 1:
+        raise UserError("--batch_sizes and --rounds must be 1 or more.")
+    if TINY.value and flags.FLAGS["output"].using_default_value:
+        raise UserError("--tiny measures nothing: give another folder as --output.")
+    found = jax.default_backend()
+    if PLATFORM.value not in (None, found):
+        raise UserError(
+            f"jax has no {PLATFORM.value} here, only {found}: install jax for it, as "
+            "in pip install -e '.[cuda13]' or '.[tpu]'."
+        )
+    return Setting(TINY.value, ROUNDS.value, tuple(sizes))
+
+
+def _run(
+    part: str, setting: Setting, folder: pathlib.Path, deadline: float
+) -> tuple[list[str], list[str]]:
+    """Runs the jobs of a part; returns those that are wrong and those that are left."""
+    run: Part = importlib.import_module(f"benchmarks.accelerator_parts.{part}").jobs
+    device = jax.devices()[0].device_kind
+    path = results.path_of(folder, device, part)
+    found = results.read(path) or {"part": part}
+    found |= {"device": device, "platform": jax.default_backend()}
+    rows = found.setdefault("rows", {})
+    wrong, left = [], []
+    with progress.bar(label=part, unit=" jobs") as bar:
+        for name, job in run(setting):
+            if ONLY.value not in name or (MISSING.value and name in rows):
+                continue
+            if time.monotonic() > deadline:
+                left.append(f"{part}: {name}")
+                continue
+            bar.set_postfix_str(name)
+            start = time.perf_counter()
+            row = _measured(job)
+            rows[name] = {
+                **row,
+                "seconds_of_the_job": time.perf_counter() - start,
+                "date": build.today(),
+                "machine": build.device(),
+                "versions": build.versions(),
+                "command": " ".join(
+                    ["python -m benchmarks.accelerator", *sys.argv[1:]]
+                ),
+                "tiny": setting.tiny,
+            }
+            results.write(path, found)
+            if not row.get("passed", True):
+                wrong.append(f"{part}: {name}")
+            bar.update(1)
+    print(f"{part}: {len(rows)} results in {path}")
+    return wrong, left
+
+
+def _measured(job: Callable[[], Row]) -> Row:
+    """What a job measured, or why it could not: other jobs are run in any case."""
+    try:
+        return job()
+    except (RuntimeError, NotImplementedError, ValueError) as error:
+        if "RESOURCE_EXHAUSTED" in str(error):
+            return {"failed": first_line(error)}
+        traceback.print_exc()
+        return {"failed": first_line(error), "passed": False}
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,187 @@
+"""Attention kernels against a float32 reference: error and time.
+
+An error is the largest difference, of outputs and of gradients, relative to the largest
+value of the reference. The reference is plain attention in float32 whose products have
+the highest precision of the device.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.accelerator_parts.jobs import Job, Row, Setting
+from benchmarks.timing import milliseconds
+from bpd_jax.models.attention import Segments, attention, causal_mask
+from bpd_jax.models.segment_attention import fused, segment_attention
+from bpd_jax.typing import Array
+
+# Half precision keeps 8 bits, and some devices multiply float32 with 10.
+TOLERANCE = 0.03
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """Rows B, tokens T, query heads N, key-value heads K of width H."""
+
+    rows: int
+    length: int
+    heads: int
+    kv_heads: int
+    width: int
+
+
+SHAPES = {
+    "1.5B": Shape(8, 512, 12, 12, 128),
+    "SmolLM2": Shape(8, 512, 9, 3, 64),
+    "7B": Shape(2, 2048, 32, 32, 128),
+}
+_TINY = {"tiny": Shape(2, 128, 2, 1, 16)}
+
+# By platform: flash attention where there is one, and what else may be chosen.
+_KERNELS = {
+    "gpu": ("xla", "cudnn"),
+    "tpu": ("xla", "pallas"),
+    "cpu": ("xla", "fused", "pallas"),
+}
+
+
+def jobs(setting: Setting) -> Iterator[Job]:
+    """Training kernels at each shape, then attention over a cache."""
+    for name, shape in (_TINY if setting.tiny else SHAPES).items():
+        for kernel in _KERNELS[jax.default_backend()]:
+            run = functools.partial(_training, setting, shape, kernel)
+            yield f"{name}, {kernel}", run
+        yield f"{name}, cache", functools.partial(_decoding, setting, shape)
+
+
+def _training(setting: Setting, shape: Shape, kernel: str) -> Row:
+    """Forward and backward of packed rows."""
+    arrays, ids = _inputs(shape)
+
+    def candidate(queries: Array, keys: Array, values: Array) -> Array:
+        if kernel == "fused":
+            return fused(queries, keys, values, Segments(ids), "xla")
+        return segment_attention(queries, keys, values, Segments(ids), kernel)
+
+    def reference(queries: Array, keys: Array, values: Array) -> Array:
+        return attention(queries, keys, values, causal_mask(ids))
+
+    rounded = tuple(jnp.asarray(x, setting.dtype) for x in arrays)
+    run = _with_gradients(candidate)
+    found = jax.device_get(run(rounded))
+    with jax.default_matmul_precision("highest"):
+        exact = _with_gradients(reference)(
+            tuple(x.astype(jnp.float32) for x in rounded)
+        )
+        wanted = jax.device_get(exact)
+    names = ("output", "queries", "keys", "values")
+    errors = {
+        name: _error(got, want)
+        for name, got, want in zip(names, found, wanted, strict=True)
+    }
+    return {
+        "shape": dataclasses.asdict(shape),
+        "dtype": setting.dtype,
+        "errors": errors,
+        "passed": max(errors.values()) < TOLERANCE,
+        "ms_forward_backward": milliseconds(lambda: run(rounded), setting.rounds),
+    }
+
+
+def _inputs(shape: Shape) -> tuple[tuple[np.ndarray, ...], Array]:
+    """Queries, keys, values, and two packed documents and padding in every row."""
+    draw = np.random.default_rng(0)
+    size = shape.rows, shape.length
+    queries = draw.standard_normal((*size, shape.heads, shape.width), np.float32)
+    keys, values = (
+        draw.standard_normal((*size, shape.kv_heads, shape.width), np.float32)
+        for _ in range(2)
+    )
+    ids = np.ones(size, np.int32)
+    ids[:, shape.length // 2 :] = 2
+    ids[:, shape.length - shape.length // 8 :] = 0
+    return (queries, keys, values), jnp.asarray(ids)
+
+
+def _with_gradients(run: Callable[..., Array]) -> Callable[[Any], tuple[Array, ...]]:
+    """The output, and the gradients of a fixed weighted sum of it."""
+
+    def loss(arrays: Any) -> tuple[Array, Array]:
+        mixed = run(*arrays)
+        weights = jax.random.normal(jax.random.key(1), mixed.shape)
+        return (mixed.astype(jnp.float32) * weights).sum(), mixed
+
+    def both(arrays: Any) -> tuple[Array, ...]:
+        (_, mixed), by = jax.value_and_grad(loss, has_aux=True)(arrays)
+        return (mixed, *by)
+
+    return jax.jit(both)
+
+
+def _error(found: Array, wanted: Array) -> float:
+    """The largest difference relative to the largest value; infinite if one is NaN."""
+    found, wanted = np.asarray(found, np.float32), np.asarray(wanted, np.float32)
+    if not np.isfinite(found).all():
+        return float("inf")
+    return float(np.abs(found - wanted).max() / np.abs(wanted).max())
+
+
+def _decoding(setting: Setting, shape: Shape) -> Row:
+    """32 draft tokens, or fewer, over a cache that is filled to a different length."""
+    arrays, _ = _inputs(shape)
+    nodes = min(32, shape.length // 4)
+    lengths = jnp.arange(1, shape.rows + 1) * (shape.length // (shape.rows + 1))
+    rounded = [jnp.asarray(x, setting.dtype) for x in arrays]
+    new = [x[:, :nodes] for x in rounded]
+    mask = causal_mask(jnp.ones((shape.rows, nodes), jnp.int32))
+    # The layout of the cache: see `KVCache`.
+    prefix = rounded[1].transpose(0, 2, 3, 1), rounded[2].transpose(0, 2, 1, 3)
+    run = jax.jit(attention)
+    found = run(*new, mask, *prefix, lengths)
+    with jax.default_matmul_precision("highest"):
+        wanted = _over_concatenated(
+            *(x.astype(jnp.float32) for x in (*new, rounded[1], rounded[2])),
+            mask,
+            lengths,
+        )
+    error = _error(jax.device_get(found), jax.device_get(wanted))
+    return {
+        "shape": dataclasses.asdict(shape),
+        "nodes": nodes,
+        "dtype": setting.dtype,
+        "errors": {"output": error},
+        "passed": error < TOLERANCE,
+        "ms_forward": milliseconds(
+            lambda: run(*new, mask, *prefix, lengths), setting.rounds
+        ),
+    }
+
+
+@jax.jit
+def _over_concatenated(
+    queries: Array,
+    keys: Array,
+    values: Array,
+    old_keys: Array,
+    old_values: Array,
+    mask: Array,
+    lengths: Array,
+) -> Array:
+    """The same with the cache in front of the new keys, and one softmax over all."""
+    rows, nodes = queries.shape[:2]
+    old = jnp.arange(old_keys.shape[1]) < lengths[:, None]
+    old = jnp.broadcast_to(old[:, None], (rows, nodes, old.shape[-1]))
+    seen = jnp.concatenate([old, mask], -1)[:, None]
+    group = queries.shape[2] // keys.shape[2]
+    keys, values = (
+        jnp.repeat(jnp.concatenate(pair, 1), group, axis=2)
+        for pair in ((old_keys, keys), (old_values, values))
+    )
+    scores = jnp.einsum("BTNH,BUNH->BNTU", queries, keys) * queries.shape[-1] ** -0.5
+    weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf))
+    return jnp.einsum("BNTU,BUNH->BTNH", weights, values)

@@ -1,0 +1,114 @@
+"""What the parts have in common: named jobs, and the sizes at which they run."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from bpd_jax import configuration
+from bpd_jax.decoding.decoder import Decoder
+from bpd_jax.drafting.assets import Assets, AttachedDrafter
+from bpd_jax.models.blockwise import init_parameters
+from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.drafter_config import BlockDrafterConfig
+from bpd_jax.models.drafter_functions import DrafterFunctions, with_softmax
+from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.heads import softmax_rows
+from bpd_jax.models.partitioning import MeshConfig, make_mesh
+from bpd_jax.ngrams.model import NGramModel
+
+Row = dict[str, Any]
+"""What one job measured."""
+
+Job = tuple[str, Callable[[], Row]]
+"""A name, and what measures; it may raise what jax raises."""
+
+# Bindings that make a model of a gin file small enough for a test on a CPU.
+_TINY = (
+    "TransformerConfig.vocab_size = 64",
+    "TransformerConfig.num_layers = 1",
+    "TransformerConfig.d_model = 32",
+    "TransformerConfig.d_ff = 64",
+    "TransformerConfig.num_heads = 2",
+    "TransformerConfig.num_kv_heads = 1",
+    "TransformerConfig.max_length = 160",
+    "BlockHeadsConfig.num_heads = 3",
+    "BlockHeadsConfig.hidden = 16",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """How large the measurements are.
+
+    Attributes:
+      tiny: whether sizes are those of a test: seconds on a CPU, no meaning.
+      rounds: times that each measurement is repeated.
+      batch_sizes: prompts decoded together.
+    """
+
+    tiny: bool
+    rounds: int
+    batch_sizes: tuple[int, ...]
+
+    @property
+    def dtype(self) -> str:
+        """Of weights and activations: half precision on accelerators."""
+        return "float32" if jax.default_backend() == "cpu" else "bfloat16"
+
+    def model(self, file: str, heads: bool = True) -> BlockwiseConfig:
+        """The sizes of a gin file, in `dtype`.
+
+        Args:
+          file: in gin_configs/models/.
+          heads: whether the model has its block heads.
+        """
+        bindings = [
+            f"TransformerConfig.dtype = '{self.dtype}'",
+            f"TransformerConfig.param_dtype = '{self.dtype}'",
+            *(_TINY if self.tiny else ()),
+        ]
+        config = configuration.parse(
+            [f"gin_configs/models/{file}.gin"], bindings, BlockwiseConfig
+        ).value
+        return config if heads else dataclasses.replace(config, heads=None)
+
+
+Part = Callable[[Setting], Iterator[Job]]
+"""Yields jobs; what it loads between them is freed when it goes on."""
+
+
+def random_decoder(config: BlockwiseConfig, ngram: NGramModel | None = None) -> Decoder:
+    """A decoder on one device, with random weights and a random block drafter.
+
+    Args:
+      config: of the model; the block drafter has two layers of its width.
+      ngram: over its tokens.
+    """
+    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
+    params = init_parameters(config, jax.random.key(0), mesh)
+    layers, blocks = config.trunk.num_layers, config.block_size
+    drafter = None
+    if blocks > 1:
+        features = tuple(sorted({layers // 4, layers // 2, layers - 1}))
+        sizes = BlockDrafterConfig(features, block_size=blocks)
+        functions = DrafterFunctions(sizes, config.trunk)
+        trained = jax.jit(functions.init)(jax.random.key(1))
+        drafter = AttachedDrafter.of(
+            functions, with_softmax(trained, softmax_rows(config, params, None), None)
+        )
+    width = min(16, config.trunk.vocab_size)
+    return Decoder(
+        ModelFunctions(config),
+        params,
+        width=width,
+        assets=Assets(ngram=ngram, drafter=drafter),
+    )
+
+
+def random_prompts(count: int, length: int, vocab_size: int) -> Sequence[np.ndarray]:
+    """Prompts of random tokens, `[length]` int32 each."""
+    draw = np.random.default_rng(0)
+    return list(draw.integers(0, vocab_size, (count, length), np.int32))

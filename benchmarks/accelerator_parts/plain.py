@@ -1,0 +1,75 @@
+"""Plain decoding against its floor: the time of reading the weights once.
+
+The floor takes the device's bandwidth as a copy shows it, bytes read and written.
+"""
+
+import functools
+import statistics
+import time
+from collections.abc import Iterator
+
+import jax
+
+from benchmarks.accelerator_parts.jobs import (
+    Job,
+    Row,
+    Setting,
+    random_decoder,
+    random_prompts,
+)
+from benchmarks.timing import copy_bandwidth
+from bpd_jax.decoding.decoder import GREEDY, Decoder
+from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.evaluation.hardware import model_size
+
+MODELS = ("smollm2_135m", "blockwise_1b5", "llama_7b")
+
+
+def jobs(setting: Setting) -> Iterator[Job]:
+    """The bandwidth, then each model at each batch size."""
+    size = 1 << (20 if setting.tiny else 30)
+    # Measured once, and kept with every row that it explains.
+    bandwidth = functools.cache(lambda: copy_bandwidth(size))
+    yield "copy", lambda: {"bytes": size, "bytes_per_second": bandwidth()}
+    for name in MODELS[:1] if setting.tiny else MODELS:
+        decoder = functools.cache(
+            lambda name=name: random_decoder(setting.model(name, heads=False))
+        )
+        for batch in setting.batch_sizes:
+            yield (
+                f"{name}, batch {batch}",
+                lambda batch=batch, decoder=decoder: _plain(
+                    setting, decoder(), batch, bandwidth()
+                ),
+            )
+
+
+def _plain(setting: Setting, decoder: Decoder, batch: int, bandwidth: float) -> Row:
+    """Milliseconds per turn of a batch, prompts not counted."""
+    config = decoder.model.config
+    length, new_tokens = (8, 8) if setting.tiny else (128, 128)
+    prompts = random_prompts(batch, length, config.trunk.vocab_size)
+    options = DecodeOptions(max_new_tokens=new_tokens, batch_size=batch)
+    task = decoder.task(GREEDY, options)
+    times = []
+    for number in range(setting.rounds + 1):
+        state = task.prefill(prompts, range(batch), batch, new_tokens)
+        jax.block_until_ready(state)
+        start = time.perf_counter()
+        jax.block_until_ready(task.run(state))
+        if number:  # the first one compiles
+            times.append(time.perf_counter() - start)
+    bytes_per_value = 4 if setting.dtype == "float32" else 2
+    read = model_size(config, bytes_per_value).trunk_parameters * bytes_per_value
+    turn, floor = statistics.median(times) / new_tokens, read / bandwidth
+    return {
+        "dtype": setting.dtype,
+        "prompt_tokens": length,
+        "new_tokens": new_tokens,
+        "weights_bytes": read,
+        "bytes_per_second": bandwidth,
+        "ms_per_call": 1e3 * turn,
+        "ms_floor": 1e3 * floor,
+        "times_floor": turn / floor,
+        "tokens_per_second": batch / turn,
+    }

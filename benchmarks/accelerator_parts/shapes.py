@@ -1,0 +1,80 @@
+"""Random weights at real sizes: passes, drafting and refinement, in milliseconds."""
+
+import functools
+from collections.abc import Iterator
+
+import numpy as np
+
+from benchmarks.accelerator_parts.jobs import (
+    Job,
+    Row,
+    Setting,
+    random_decoder,
+    random_prompts,
+)
+from benchmarks.synthetic_ngrams import synthetic_model
+from bpd_jax.decoding.decoder import Decoder
+from bpd_jax.decoding.methods import parse_method
+from bpd_jax.decoding.payoff import measure_drafting, measure_passes
+from bpd_jax.ngrams.model import NGramModel
+
+MODELS = ("blockwise_1b5", "llama_7b")
+PASSES = (1, 2, 4, 8, 16, 32, 64, 128)
+
+# Drafting alone, then with n-grams that the device searches.
+METHODS = (
+    "bpd",
+    "zero_gram:16",
+    "ngram_device:16",
+    "heads+ngram/tree:32",
+    "block/greedy",
+    "block+ngram/best:16:engine=device",
+    "block+ngram/tree:32",
+)
+_NGRAMS = 5_000_000
+
+
+def jobs(setting: Setting) -> Iterator[Job]:
+    """Passes, then each method, of each model and at the first two batch sizes."""
+    for name in MODELS[:1] if setting.tiny else MODELS:
+        decoder = functools.cache(lambda name=name: _decoder(setting, name))
+        for batch in setting.batch_sizes[:2]:
+            where = f"{name}, batch {batch}"
+            yield (
+                f"{where}, passes",
+                lambda batch=batch, decoder=decoder: _passes(setting, decoder(), batch),
+            )
+            for method in METHODS[::3] if setting.tiny else METHODS:
+                yield (
+                    f"{where}, {method}",
+                    lambda batch=batch, decoder=decoder, method=method: _drafting(
+                        decoder(), method, batch
+                    ),
+                )
+
+
+@functools.cache
+def _ngrams(size: int, vocab_size: int) -> NGramModel:
+    return synthetic_model(size, vocab_size)
+
+
+def _decoder(setting: Setting, name: str) -> Decoder:
+    config = setting.model(name)
+    size = 2000 if setting.tiny else _NGRAMS
+    return random_decoder(config, _ngrams(size, config.trunk.vocab_size))
+
+
+def _passes(setting: Setting, decoder: Decoder, batch: int) -> Row:
+    sizes, text = ((1, 4), 16) if setting.tiny else (PASSES, 512)
+    costs = measure_passes(decoder, batch, text, sizes)
+    return {
+        "dtype": setting.dtype,
+        "text_tokens": text,
+        "ms_by_tokens": {str(m): 1e3 * s for m, s in costs.seconds.items()},
+    }
+
+
+def _drafting(decoder: Decoder, method: str, batch: int) -> Row:
+    [prompt] = random_prompts(1, 64, decoder.model.config.trunk.vocab_size)
+    seconds = measure_drafting(decoder, parse_method(method), np.asarray(prompt), batch)
+    return {"ms_drafting": 1e3 * seconds, "ngrams": sum(decoder.ngram.sizes)}

@@ -1,0 +1,100 @@
+"""A pretrained model with its drafters: every method, in alternating rounds."""
+
+import dataclasses
+import statistics
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from absl import flags
+
+from benchmarks.accelerator_parts.jobs import Job, Row, Setting
+from bpd_jax import decode_flags
+from bpd_jax.decoding.decoder import GREEDY, Decoder
+from bpd_jax.decoding.loading import LoadedModel
+from bpd_jax.decoding.methods import Method, parse_method
+from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.errors import UserError
+from bpd_jax.evaluation.compare import compare, compile_methods
+from bpd_jax.evaluation.efficiency import block_efficiency
+from bpd_jax.evaluation.hardware import model_size
+
+# Those that need what the model lacks are left out.
+METHODS = (
+    "prompt_lookup:8",
+    "bpd",
+    "ngram_device:16",
+    "heads+ngram/tree:32",
+    "heads+ngram/tree:32+lookup:8",
+    "block",
+    "block+ngram/tree:32",
+    "block+ngram/tree:32+lookup:8",
+)
+
+
+def jobs(setting: Setting) -> Iterator[Job]:
+    """One job for each batch size."""
+    if flags.FLAGS["model"].value is None:
+        flags.FLAGS["model"].value = "smollm2"
+    if flags.FLAGS["precision"].value is None:
+        flags.FLAGS["precision"].value = setting.dtype
+    loaded, decoder, config = decode_flags.load(decode_flags.config())
+    texts = decode_flags.prompt_texts()
+    if not texts:
+        raise UserError("--prompts_file is missing: name a file of prompts.")
+    new_tokens = 6 if setting.tiny else 64
+    for batch in setting.batch_sizes:
+        options = dataclasses.replace(
+            config.options, batch_size=batch, max_new_tokens=new_tokens
+        )
+        # A whole number of batches; few prompts are decoded several times.
+        count = max(batch, min(len(texts), 8 if batch == 1 else 32) // batch * batch)
+        prompts = [
+            loaded.encode_prompt(texts[index % len(texts)]) for index in range(count)
+        ]
+        yield (
+            f"{loaded.name}, batch {batch}",
+            lambda prompts=prompts, options=options: _methods(
+                setting, loaded, decoder, prompts, options
+            ),
+        )
+
+
+def _methods(
+    setting: Setting,
+    loaded: LoadedModel,
+    decoder: Decoder,
+    prompts: Sequence[np.ndarray],
+    options: DecodeOptions,
+) -> Row:
+    methods = [m for m in map(parse_method, METHODS) if _possible(decoder, m)]
+    compile_methods(decoder, methods, prompts, options)
+    results = compare(decoder, methods, prompts, options, rounds=setting.rounds)
+    rows = {}
+    for result in results:
+        tokens = sum(len(text.output_ids) for text in result.generations)
+        rows[result.method.name] = {
+            "tokens_per_call": block_efficiency(result.generations),
+            "tokens_per_second": tokens / statistics.median(result.seconds),
+            "speedup": result.speedup(results[0]),
+            "seconds": list(result.seconds),
+            "texts_that_differ": len(result.differences),
+            "of_them_near_ties": len(result.differences) - len(result.errors),
+        }
+    return {
+        "dtype": loaded.functions.config.trunk.dtype,
+        "parameters": model_size(loaded.functions.config).trunk_parameters,
+        "prompts": len(prompts),
+        "new_tokens": options.max_new_tokens,
+        "methods": rows,
+        "passed": not any(result.errors for result in results),
+    }
+
+
+def _possible(decoder: Decoder, method: Method) -> bool:
+    """Whether the model has what the method drafts with."""
+    assert method != GREEDY
+    try:
+        decoder.drafter(method)
+    except UserError:
+        return False
+    return True

@@ -1,0 +1,77 @@
+"""Steps of training the paper's model: tokens per second and MFU.
+
+Both count what the model needs, nothing that is computed twice (`models.flops`).
+"""
+
+import statistics
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from benchmarks.accelerator_parts.jobs import Job, Row, Setting
+from benchmarks.training_step import TimedStep
+from bpd_jax import configuration
+from bpd_jax.models.blockwise import count_parameters
+from bpd_jax.models.partitioning import make_mesh
+from bpd_jax.training.config import TrainConfig
+from bpd_jax.training.throughput import peak_tokens_per_second
+from bpd_jax.training.trainer import check_batch
+
+# Rows of 512 tokens that every device processes in a step.
+ROWS = (8, 16, 32)
+
+_TINY = (
+    "TransformerConfig.num_layers = 1",
+    "TransformerConfig.d_model = 32",
+    "TransformerConfig.d_ff = 64",
+    "TransformerConfig.num_heads = 2",
+    "BlockHeadsConfig.hidden = 16",
+    "HEADS = 2",
+    "LENGTH = 16",
+)
+
+
+def jobs(setting: Setting) -> Iterator[Job]:
+    """One job for each number of rows."""
+    for rows in (1,) if setting.tiny else ROWS:
+        yield (
+            f"blockwise_1b5, {rows} rows per device",
+            lambda rows=rows: _step(setting, rows),
+        )
+
+
+def _step(setting: Setting, rows: int) -> Row:
+    """Whole steps, the state spread over all devices."""
+    devices = jax.device_count()
+    bindings = [
+        f"BATCH_SIZE = {rows * devices}",
+        f"MeshConfig.fsdp = {devices}",
+        "ComputeConfig.accumulate = 1",
+        *(_TINY if setting.tiny else ()),
+    ]
+    parsed: Any = configuration.parse(
+        ["gin_configs/runs/pretrain.gin", "gin_configs/meshes/one_device.gin"],
+        bindings,
+        TrainConfig,
+    )
+    config: TrainConfig = parsed.value
+    mesh = make_mesh(config.mesh)
+    check_batch(config, mesh)
+    step = TimedStep(config, mesh)
+    step.place()
+    steps = 1 if setting.tiny else 5
+    step.block(steps)  # the first steps are slower
+    seconds = [step.block(steps) for _ in range(setting.rounds)]
+    step.remove()
+    speed = config.tokens_per_step / statistics.median(seconds)
+    peak = peak_tokens_per_second(config.model, config.length)
+    return {
+        "parameters": count_parameters(config.model)["total"],
+        "batch": [config.batch_size, config.length],
+        "mesh": dict(mesh.shape),
+        "planned_bytes_per_device": step.planned,
+        "seconds_per_step": seconds,
+        "tokens_per_second": speed,
+        "mfu": None if peak is None else speed / peak,
+    }

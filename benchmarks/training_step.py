@@ -1,0 +1,74 @@
+"""A compiled training step on random tokens, for the benchmarks that time it."""
+
+import time
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from bpd_jax.data.rows import make_batch
+from bpd_jax.training import distributed
+from bpd_jax.training.config import TrainConfig
+from bpd_jax.training.optimizer import make_optimizer
+from bpd_jax.training.state import abstract_state, init_state
+from bpd_jax.training.step import make_train_step, put_batch
+
+
+class TimedStep:
+    """A compiled step and, between `place` and `remove`, a state on the devices.
+
+    Attributes:
+      planned: bytes that XLA plans on each device: state, batch, temporaries.
+    """
+
+    def __init__(self, config: TrainConfig, mesh: Mesh) -> None:
+        self._config = config
+        self._optimizer = make_optimizer(config.optimizer, config.steps)
+        self._abstract = abstract_state(
+            config.model, self._optimizer, mesh, config.compute
+        )
+        self._state: Any = None
+        step: Any = make_train_step(
+            config.model,
+            self._optimizer,
+            self._abstract,
+            mesh,
+            config.compute,
+            config.head_targets,
+        )
+        _, parts = distributed.batch_part(mesh)
+        share = (config.batch_size // parts, config.length)
+        tokens = np.random.default_rng(config.seed).integers(
+            0, config.model.trunk.vocab_size, share
+        )
+        self._batch = put_batch(make_batch(tokens, np.ones(share)), mesh)
+        self._lambdas = np.array(config.lambdas, np.float32)
+        lowered = step.lower(self._abstract, self._batch, self._lambdas)
+        self._step = lowered.compile()
+        memory = self._step.memory_analysis()
+        self.planned = (
+            memory.argument_size_in_bytes
+            + memory.temp_size_in_bytes
+            + memory.output_size_in_bytes
+            - memory.alias_size_in_bytes
+        )
+
+    def place(self) -> None:
+        """Puts a new state on the devices."""
+        config = self._config
+        self._state = init_state(
+            config.model, self._optimizer, self._abstract, config.seed, config.compute
+        )
+
+    def remove(self) -> None:
+        """Frees what `place` took."""
+        self._state = None
+
+    def block(self, steps: int) -> float:
+        """Runs a block of steps and returns the seconds of one."""
+        start = time.perf_counter()
+        for _ in range(steps):
+            self._state, metrics = self._step(self._state, self._batch, self._lambdas)
+        jax.block_until_ready((self._state, metrics))
+        return (time.perf_counter() - start) / steps
