@@ -9,6 +9,7 @@ import pytest
 from bpd_jax.cli import rewrite_gin_arguments
 from bpd_jax.configuration import parse
 from bpd_jax.training.config import TrainConfig
+from bpd_jax.training.heads.settings import HeadsTrainConfig
 from experiments.sweeps.catalog import SWEEPS
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -37,7 +38,8 @@ def test_runs_resolve(words, monkeypatch):
     assert all((ROOT / name).is_file() for name in files)
     if any("runs/finetune/" in binding for binding in bindings):
         return  # Such a folder is made by an earlier command.
-    assert isinstance(parse(files, bindings, TrainConfig).value, TrainConfig)
+    found = parse(files, bindings, TrainConfig, HeadsTrainConfig).value
+    assert isinstance(found, TrainConfig | HeadsTrainConfig)
 
 
 @pytest.mark.parametrize("module", LAUNCHERS)

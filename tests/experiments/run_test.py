@@ -10,6 +10,7 @@ import pytest
 
 from bpd_jax import configuration
 from bpd_jax.data.row_sources import Shard
+from bpd_jax.decoding.conversation import Chat
 from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.errors import UserError
@@ -22,6 +23,7 @@ from bpd_jax.studies.facts import check_header, continued, facts_of
 from bpd_jax.studies.in_domain import build_in_domain
 from bpd_jax.studies.measure import draft_records, oracle_records
 from bpd_jax.studies.measure_explorer import explorer_records
+from bpd_jax.studies.measure_quality import plain_text
 from bpd_jax.studies.records import (
     DraftRecord,
     ExplorerRecord,
@@ -246,6 +248,48 @@ def test_weights_are_tuned_by_task(bench, tmp_path, trained):
     more = Bench(dataclasses.replace(config, alphas=(1,)), tmp_path)
     tune(more)
     assert more.alphas == {"ngram": {"held_out": 1}}
+
+
+@pytest.mark.slow
+def test_second_turns_follow_what_the_model_answered(trained, tmp_path):
+    (tmp_path / "spec_bench").mkdir()
+    records = [
+        {"category": "math", "turns": [f"{n} times {n}?", "and then?"]}
+        for n in range(3)
+    ]
+    path = tmp_path / "spec_bench" / "test.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    config = StudyConfig(
+        study="table_e",
+        model=str(trained / "run"),
+        data=str(tmp_path),
+        tasks=["math"],
+        contenders=["bpd"],
+        examples=2,
+        tune=1,
+        turns=2,
+        max_new_tokens=6,
+    )
+    bench = Bench(config, tmp_path)
+    template = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }}|{% endfor %}"
+    talking = dataclasses.replace(bench.loaded("math"), chat=Chat(template))
+    bench._models = {config.model: talking}
+    found = bench.examples("math")
+    assert [example.index for example in found] == list(range(6))
+    assert [example.part for example in found] == ["tune", "report", "report"] * 2
+    decoder, _ = bench.contender("greedy", "math")
+    first = [example.input_ids for example in found[:3]]
+    answers = decoder.decode(GREEDY, first, bench.options("math"))
+    decode = talking.tokenizer.decode
+    for before, later, answer in zip(found, found[3:], answers, strict=False):
+        said = plain_text(answer.output_ids, decode, talking.end_tokens)
+        assert said
+        assert decode(later.input_ids) == (
+            f"user {before.prompt}|assistant {said}|user and then?|"
+        )
+    # Records of before there were turns are those of first ones.
+    settings = {k: v for k, v in config.settings.items() if k != "turns"}
+    assert config.differing(settings) == {"turns": 1}
 
 
 @pytest.mark.slow
