@@ -5,6 +5,7 @@ command and runs it there. What must be tested with a new interpreter uses subpr
 """
 
 import contextlib
+import gc
 import importlib
 import inspect
 import io
@@ -18,9 +19,13 @@ from typing import Any, NamedTuple
 
 ROOT = pathlib.Path(__file__).parent.parent
 
+# See conftest.py. The server imports this file first, so that it holds for all.
+gc.set_threshold(50_000, 20, 50)
+
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(
     [
+        "tests.commands",
         "flax.linen",
         "gin",
         "numba",
@@ -28,7 +33,6 @@ _PROCESSES.set_forkserver_preload(
         "orbax.checkpoint",
         "rich.console",
         "seqio",
-        "tests.commands",
         "tokenizers",
     ]
 )

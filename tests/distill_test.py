@@ -11,14 +11,9 @@ from bpd_jax.data.generations import open_generations, shard_paths
 from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.models.heads_files import fingerprint
-from tests.commands import Done, call
+from tests.commands import Done, call, start
 
 GOLDEN = pathlib.Path(__file__).parent / "pretrained" / "golden" / "llama"
-
-
-def rarely(arguments: list[str], message: str):
-    """A case that starts one more process, and always runs with the whole matrix."""
-    return pytest.param(arguments, message, marks=pytest.mark.exhaustive)
 
 
 def distill(folder: pathlib.Path, *arguments: str) -> Done:
@@ -96,30 +91,26 @@ def test_the_same_command_goes_on_in_whatever_batches(written):
     assert not shard_paths(folder / "other")
 
 
-@pytest.mark.parametrize(
-    "changed, message",
-    [
+def test_what_does_not_fit_is_refused(written):
+    folder, arguments = written
+    cases = [
         (["--max_new_tokens=7"], "texts made with options = "),
         (["--made_up_prompts=3"], "has no chat template"),
-        rarely(["--longest_prompt=9"], "texts made with longest_prompt = 512"),
+        (["--longest_prompt=9"], "texts made with longest_prompt = 512"),
         (["--output=short", "--longest_prompt=1"], "no prompt has 1 tokens or fewer"),
-        rarely(
-            ["--output=long", "--max_new_tokens=62"],
-            "holds 64 and max_new_tokens is 62",
-        ),
-        rarely(["--precision=bfloat16"], "made with precision = float32, not bfloat16"),
+        (["--output=long", "--max_new_tokens=62"], "holds 64 and max_new_tokens is 62"),
+        (["--precision=bfloat16"], "made with precision = float32, not bfloat16"),
         (["--prompts_file=prompts.jsonl"], "other prompts than those of"),
-        rarely(["--output=prompts.jsonl"], "prompts.jsonl"),
-        rarely(["--temperature=1", "--acceptance=typical"], "typical acceptance"),
-        rarely(["--prompts_file=nowhere.jsonl"], "nowhere.jsonl"),
-    ],
-)
-def test_what_does_not_fit_is_refused(written, changed, message):
-    folder, arguments = written
-    run = distill(folder, *arguments, *changed)
-    assert run.returncode == 1
-    assert message in run.stderr
-    assert run.stderr.strip().splitlines()[-1].startswith("error: ")
+        (["--output=prompts.jsonl"], "prompts.jsonl"),
+        (["--temperature=1", "--acceptance=typical"], "typical acceptance"),
+        (["--prompts_file=nowhere.jsonl"], "nowhere.jsonl"),
+    ]
+    commands = [[*arguments, *changed] for changed, _ in cases]
+    ends = start("bpd_jax.distill", *commands, folder=folder)
+    for end, (_, message) in zip(ends, cases, strict=True):
+        assert end.returncode == 1
+        assert message in end.stderr
+        assert end.stderr.strip().splitlines()[-1].startswith("error: ")
     # Nothing is left that would refuse the corrected command.
     assert not any((folder / name).exists() for name in ("short", "long"))
 
@@ -158,21 +149,18 @@ def talking(tmp_path_factory):
     return folder, arguments
 
 
-@pytest.mark.parametrize(
-    "changed, message",
-    [
-        rarely(["--made_up_tokens=63"], "holds 64 and max_new_tokens is 63"),
-        rarely(["--max_new_tokens=63"], "holds 64 and max_new_tokens is 63"),
-        (["--longest_prompt=3"], "no prompt has 3 tokens or fewer"),
-    ],
-)
-def test_made_up_prompts_that_cannot_be_continued_are_not_kept(
-    talking, changed, message
-):
+def test_made_up_prompts_that_cannot_be_continued_are_not_kept(talking):
     folder, arguments = talking
-    run = distill(folder, *arguments, "--output=refused", *changed)
-    assert run.returncode == 1
-    assert message in run.stderr
+    cases = [
+        (["--made_up_tokens=63"], "holds 64 and max_new_tokens is 63"),
+        (["--max_new_tokens=63"], "holds 64 and max_new_tokens is 63"),
+        (["--longest_prompt=3"], "no prompt has 3 tokens or fewer"),
+    ]
+    commands = [[*arguments, "--output=refused", *changed] for changed, _ in cases]
+    ends = start("bpd_jax.distill", *commands, folder=folder)
+    for end, (_, message) in zip(ends, cases, strict=True):
+        assert end.returncode == 1
+        assert message in end.stderr
     assert not (folder / "refused").exists()
 
 

@@ -208,21 +208,29 @@ def evaluate(
     freeze: Callable[..., Frozen],
 ) -> HeldOut:
     """Sums over held-out batches; see `Source`."""
-
-    @jax.jit
-    def measure(params: Params, base: Params, batch: Any) -> HeldOut:
-        sums = []
-        for own in (False, True):
-            frozen = freeze(model, base, batch, own=own)
-            sums.append(head_sums(model, base, frozen, frozen.states))
-            sums.append(refined_sums(config, params, model, base, frozen))
-        return HeldOut(*sums)
-
     total: Any = None
     for batch in progress.bar(batches, label="held out", unit="batch"):
-        found = jax.device_get(measure(params, base, batch))
+        found = jax.device_get(_measure(config, params, model, base, batch, freeze))
         total = found if total is None else jax.tree.map(np.add, total, found)
     return total
+
+
+@functools.partial(jax.jit, static_argnames=("config", "model", "freeze"))
+def _measure(
+    config: RefinerConfig,
+    params: Params,
+    model: BlockwiseConfig,
+    base: Params,
+    batch: Any,
+    freeze: Callable[..., Frozen],
+) -> HeldOut:
+    """Sums over one held-out batch."""
+    sums = []
+    for own in (False, True):
+        frozen = freeze(model, base, batch, own=own)
+        sums.append(head_sums(model, base, frozen, frozen.states))
+        sums.append(refined_sums(config, params, model, base, frozen))
+    return HeldOut(*sums)
 
 
 def _check_output(output: pathlib.Path) -> None:

@@ -57,14 +57,13 @@ def differentiate(model, **options):
     return jax.jit(jax.value_and_grad(loss, has_aux=True))
 
 
-@pytest.mark.parametrize("chunk", [None, 5])
 @pytest.mark.parametrize(
-    "options",
+    "options, chunk",
     [
-        {},
-        {"first_has_ffn": True},
-        {"residual": False, "activation": "gelu"},
-        {"heads": None},
+        ({}, 5),
+        ({"first_has_ffn": True}, None),
+        ({"residual": False, "activation": "gelu"}, 5),
+        ({"heads": None}, None),
     ],
     ids=["plain", "first_has_ffn", "no_residual", "no_heads"],
 )

@@ -132,24 +132,6 @@ def test_a_killed_run_ends_as_one_never_killed(
     assert_same_run(finished[0], tmp_path)
 
 
-def test_a_signal_saves_and_the_same_command_goes_on(
-    finished, train_config, tmp_path, monkeypatch, capsys
-):
-    def terminate():
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    before = signal.getsignal(signal.SIGTERM)
-    with monkeypatch.context() as patch:
-        act_at(patch, 2, terminate)
-        with pytest.raises(SystemExit) as stopped:
-            train(train_config, tmp_path)
-    assert stopped.value.code == 128 + signal.SIGTERM
-    assert signal.getsignal(signal.SIGTERM) == before
-    assert "saved at step 2 of 6; run the same command" in capsys.readouterr().out
-    train(train_config, tmp_path)
-    assert_same_run(finished[0], tmp_path)
-
-
 def test_a_finished_run_says_so_and_stays_as_it_is(finished, train_config, capsys):
     folder, _ = finished
     before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
@@ -245,20 +227,24 @@ def test_what_a_run_starts_from_is_loaded_once_and_let_go(
     train(dataclasses.replace(config, steps=3), tmp_path, given=fail)
 
 
-@pytest.mark.parametrize("log_every", [4])
-def test_means_over_several_steps_do_not_notice_a_stop(
-    train_config, tmp_path, monkeypatch, log_every
+def test_a_signal_saves_and_the_same_command_resumes(
+    train_config, tmp_path, monkeypatch, capsys
 ):
-    config = dataclasses.replace(train_config, log_every=log_every)
+    """Stopped at step 3: the means over steps 1 to 4 are those of the whole run."""
+    config = dataclasses.replace(train_config, log_every=4)
     train(config, tmp_path / "whole")
 
     def terminate():
         os.kill(os.getpid(), signal.SIGTERM)
 
+    before = signal.getsignal(signal.SIGTERM)
     with monkeypatch.context() as patch:
         act_at(patch, 3, terminate)
-        with pytest.raises(SystemExit):
+        with pytest.raises(SystemExit) as stopped:
             train(config, tmp_path / "parts")
+    assert stopped.value.code == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert "saved at step 3 of 6; run the same command" in capsys.readouterr().out
     train(config, tmp_path / "parts")
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
