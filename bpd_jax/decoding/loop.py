@@ -23,7 +23,7 @@ from bpd_jax.decoding.verification import forward, verify
 from bpd_jax.drafting.interface import BoundModel, Drafter, Outcome, Prompts, View
 from bpd_jax.drafting.tree import DraftTree, take
 from bpd_jax.models.attention import causal_mask
-from bpd_jax.models.cache import commit, write_rows
+from bpd_jax.models.cache import KeyValues, commit, write_rows
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.typing import Array, Float, Int, Params, PyTree
 
