@@ -118,8 +118,7 @@ def check_exportable(config: BlockDrafterConfig) -> None:
       UserError: it is one.
     """
     wrong = None
-    # An option of ours that other implementations do not have.
-    if getattr(config, "reads_last_token", False):
+    if config.reads_last_token:
         wrong = "reads_last_token = True adds a projection to its queries"
     elif not config.query_key_norm:
         wrong = "query_key_norm = False leaves queries and keys as they are"

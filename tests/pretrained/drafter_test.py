@@ -231,6 +231,7 @@ def test_rotary_positions_survive(tmp_path, trained, rotary):
     ("changes", "word"),
     [
         ({"query_key_norm": False}, "query_key_norm"),
+        ({"reads_last_token": True}, "reads_last_token"),
         ({"activation": "gelu"}, "gelu"),
         ({"rotary": RotaryConfig(fraction=0.5)}, "rotary"),
     ],
@@ -238,14 +239,6 @@ def test_rotary_positions_survive(tmp_path, trained, rotary):
 def test_what_others_cannot_run_is_not_written(changes, word):
     with pytest.raises(UserError, match=word):
         check_exportable(BlockDrafterConfig((0,), **changes))
-
-
-def test_an_option_of_ours_alone_is_not_written():
-    class Extended(BlockDrafterConfig):
-        reads_last_token = True
-
-    with pytest.raises(UserError, match="reads_last_token"):
-        check_exportable(Extended((0,)))
     check_exportable(BlockDrafterConfig((0,)))
 
 
