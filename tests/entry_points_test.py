@@ -1,16 +1,13 @@
 """decode and evaluate on a model trained here, as a user calls them."""
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 
 import pytest
 
 from bpd_jax.decoding.methods import describe_methods
-from tests.commands import ROOT, start
+from tests.commands import start
 
 FIELDS = [
     "prompt",
@@ -163,52 +160,43 @@ def test_evaluate_shows_an_answer_and_times_methods_in_turns(folder):
 
 
 def test_bad_input_is_refused_and_leaves_nothing(folder):
-    base = ["--model=run", "--output=never.jsonl", "--max_new_tokens=8"]
-    result = call(folder, "decode", *base, "--prompt=x", "--method=medusas")
-    assert_refused(result, "did you mean medusa")
-    result = call(folder, "decode", *base)
-    assert_refused(result, "exactly one of --prompt and --prompts_file")
-    result = call(folder, "decode", *base, f"--prompt={'word ' * 60}")
-    assert_refused(result, "but the model holds 96")
     shutil.copytree(folder / "run", folder / "other")
     model = json.loads((folder / "other" / "model.json").read_text())
     model["trunk"]["d_ff"] = 64
     (folder / "other" / "model.json").write_text(json.dumps(model))
-    result = call(folder, "decode", *base, "--prompt=x", "--model=other")
-    assert_refused(result, "mlp_0")
     keys = folder / "other" / "ngram" / "keys_2.npy"
     keys.write_bytes(keys.read_bytes()[:-8])
-    result = call(
-        folder, "decode", *base, "--prompt=x", "--method=ngram", "--ngram=other/ngram"
-    )
-    assert_refused(result, "keys_2.npy")
     arpa = folder / "other" / "cut.arpa.gz"
     whole = (folder / "run" / "ngram" / "model.arpa.gz").read_bytes()
     arpa.write_bytes(whole[: len(whole) // 2])
-    result = call(
-        folder, "decode", *base, "--prompt=x", "--method=ngram", f"--ngram={arpa}"
-    )
-    assert_refused(result, "cut.arpa.gz")
+    base = ["--model=run", "--output=never.jsonl", "--max_new_tokens=8"]
+    prompt = [*base, "--prompt=x"]
+    cases = [
+        ([*prompt, "--method=medusas"], "did you mean medusa"),
+        (base, "exactly one of --prompt and --prompts_file"),
+        ([*base, f"--prompt={'word ' * 60}"], "but the model holds 96"),
+        ([*prompt, "--model=other"], "mlp_0"),
+        ([*prompt, "--method=ngram", "--ngram=other/ngram"], "keys_2.npy"),
+        ([*prompt, "--method=ngram", f"--ngram={arpa}"], "cut.arpa.gz"),
+    ]
+    ends = decode(folder, *(arguments for arguments, _ in cases))
+    for end, (_, message) in zip(ends, cases, strict=True):
+        assert_refused(end, message)
     assert not (folder / "never.jsonl").exists()
-    result = call(folder, "evaluate", "--model=nowhere")
-    assert_refused(result, "nowhere does not exist")
-    result = call(folder, "evaluate", "--model=nowhere", "--temperature=1")
-    assert_refused(result, "leave the temperature at 0")
-    result = call(folder, "evaluate", "--model=nowhere", "--methods=auto")
-    assert_refused(result, "names no method that auto could choose")
-    result = call(folder, "evaluate", "--model=nowhere", "--rounds=0")
-    assert_refused(result, "give 1 or more")
+    cases = [
+        ([], "nowhere does not exist"),
+        (["--temperature=1"], "leave the temperature at 0"),
+        (["--methods=auto"], "names no method that auto could choose"),
+        (["--rounds=0"], "give 1 or more"),
+    ]
+    commands = [["--model=nowhere", *arguments] for arguments, _ in cases]
+    ends = start("bpd_jax.evaluate", *commands, folder=folder)
+    for end, (_, message) in zip(ends, cases, strict=True):
+        assert_refused(end, message)
 
 
 def test_help_lists_the_methods_without_a_model(folder):
-    result = subprocess.run(
-        [sys.executable, "-m", "bpd_jax.decode", "--method=help"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    result = call(folder, "decode", "--method=help")
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip() == describe_methods()
 
