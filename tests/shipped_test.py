@@ -7,11 +7,19 @@ import pytest
 
 from bpd_jax import api
 from bpd_jax.decoding.loading import SHIPPED
+from bpd_jax.models.drafter_files import load_drafter
 from bpd_jax.models.heads_files import fingerprint, load_heads
 from bpd_jax.ngrams.formats.load import load_model as load_ngrams
 
 SMOLLM2 = SHIPPED / "smollm2"
-MEGABYTES = {"heads": 16, "medusa": 16, "ngram": 16, "rescorer": 32, "refiners": 32}
+MEGABYTES = {
+    "drafter": 16,
+    "heads": 16,
+    "medusa": 16,
+    "ngram": 16,
+    "rescorer": 32,
+    "refiners": 32,
+}
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +49,17 @@ def test_heads_tell_how_they_were_made():
     assert {"settings", "positions", "versions"} <= heads.facts.keys()
     text = json.dumps(heads.facts)
     assert "/tmp" not in text
+    assert "/home" not in text
+
+
+def test_the_drafter_belongs_to_the_model_and_generalises(lm):
+    drafter = load_drafter(SMOLLM2 / "drafter")
+    assert lm.assets.drafter is not None
+    assert drafter.base == fingerprint(lm.loaded.functions.config, lm.loaded.params)
+    # Held-out texts; the paper's heads of the same model reach 1.3.
+    assert drafter.facts["tokens_per_call"] > 2
+    text = json.dumps(drafter.facts)
+    assert "/root" not in text
     assert "/home" not in text
 
 

@@ -177,6 +177,11 @@ class Task:
         enough: int | None = None,
     ) -> DecodeState:
         """Decodes until every row is done, or `enough` are, or for some calls."""
+        # Always a number, so that `generate` and `stream` share a program.
+        limit = np.int32(_NO_LIMIT if max_turns is None else max_turns)
+        everywhere = None
+        if self.mesh is not None:
+            everywhere = NamedSharding(self.mesh, PartitionSpec())
         loop = decode_loop(self.drafter)
         return loop(
             self.model,
@@ -184,8 +189,7 @@ class Task:
             self.drafter,
             state,
             self.options.step,
-            # Always a number, so that `generate` and `stream` share a program.
-            _NO_LIMIT if max_turns is None else max_turns,
+            jax.device_put(limit, everywhere) if self.drafter.on_device else limit,
             enough,
         )
 

@@ -113,7 +113,7 @@ def make_decoder(make_model, make_ngram, make_drafter):
             ngram=ngram,
             rescorer=SmallModel(*small),
             draft_model=SmallModel(*small),
-            drafter=make_drafter((functions, params)),
+            drafter=make_drafter((functions, params), seed=5),
         )
         return Decoder(functions, params, width=3, assets=assets, mesh=mesh)
 
