@@ -21,6 +21,9 @@ from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.typing import Array, Float, Int, Params
 
+# Positions of a text that are drafted at together.
+_CHUNK = 32
+
 Drafts = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
@@ -130,14 +133,23 @@ def _record(
     )
     certain = model.greedy_tokens(params, hidden[0])
 
-    def drafts_at(position: Int[Array, ""]) -> tuple[Array, Array, Array]:
-        lengths = position[None] + 1
-        cache = functions.prefill(drafter, features, lengths, tokens.shape[0])
-        anchor = model.embed(params, certain[position][None])
-        found = functions.candidates(drafter, cache, anchor, width)
-        return jax.tree.map(lambda array: array[0], found)
+    def drafts_at(chunk: Int[Array, " A"]) -> tuple[Array, Array, Array]:
+        # Past the end of the text stands what nobody reads.
+        places = jnp.minimum(chunk, tokens.shape[0] - 1)
+        states = functions.teacher_forced_states(
+            drafter,
+            features,
+            jnp.zeros(1, jnp.int32),
+            model.embed(params, certain[places])[None],
+            places[None] + 1,
+        )
+        return functions.best(drafter, states[0], width)
 
-    return jax.lax.map(drafts_at, start + jnp.arange(count))
+    # All at once would need the attention of all blocks at a time.
+    chunks = -(-count // _CHUNK)
+    wanted = start + jnp.arange(chunks * _CHUNK).reshape(chunks, _CHUNK)
+    drafts = jax.lax.map(drafts_at, wanted)
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:count], drafts)
 
 
 def recorded_drafter(

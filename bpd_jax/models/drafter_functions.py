@@ -201,8 +201,15 @@ class DrafterFunctions:
           Tokens, best first; their log-probabilities over the draft vocabulary,
           float32; and the entropies of the positions, in nats.
         """
-        logits = self.logits(params, self.states(params, cache, anchors))
-        places, log_probs, entropies = top_candidates(logits, width)
+        return self.best(params, self.states(params, cache, anchors), width)
+
+    def best(
+        self, params: Params, states: Float[Array, "... D"], width: int
+    ) -> tuple[Int[Array, "... W"], Float[Array, "... W"], Float[Array, "..."]]:
+        """The best tokens of some states; see `candidates`."""
+        places, log_probs, entropies = top_candidates(
+            self.logits(params, states), width
+        )
         return draft_tokens(params, places), log_probs, entropies
 
     def confidences(
