@@ -27,7 +27,7 @@ from bpd_jax.pretrained.drafter_layout import (
     drafter_layout,
 )
 from bpd_jax.pretrained.json_files import Fields
-from bpd_jax.pretrained.safetensors_files import SafetensorsFolder
+from bpd_jax.pretrained.safetensors_files import SafetensorsFiles, open_checkpoint
 from bpd_jax.pretrained.weights import read_tensor
 from bpd_jax.typing import Array, Params
 
@@ -65,7 +65,7 @@ def import_drafter(
     """
     folder = pathlib.Path(folder)
     fields = Fields.read(folder / CONFIG)
-    tensors = SafetensorsFolder(folder)
+    tensors = open_checkpoint(folder)
     about = describe(fields, tensors.names)
     trunk = model.trunk
     sizes = (about.d_model, about.vocab_size)
@@ -137,7 +137,7 @@ def _check_names(folder: pathlib.Path, names: set[str], expected: set[str]) -> N
 
 def _vocabulary(
     folder: pathlib.Path,
-    tensors: SafetensorsFolder,
+    tensors: SafetensorsFiles,
     config: BlockDrafterConfig,
     vocab_size: int,
 ) -> np.ndarray:
@@ -161,7 +161,7 @@ def _vocabulary(
 
 
 def _mask_embedding(
-    folder: pathlib.Path, tensors: SafetensorsFolder, embedding: Array, token: int
+    folder: pathlib.Path, tensors: SafetensorsFiles, embedding: Array, token: int
 ) -> np.ndarray:
     """What the guessed positions read.
 
@@ -194,7 +194,7 @@ def _mask_embedding(
 
 
 def _own_softmax(
-    folder: pathlib.Path, tensors: SafetensorsFolder, softmax: Array
+    folder: pathlib.Path, tensors: SafetensorsFiles, softmax: Array
 ) -> np.ndarray | None:
     """The drafter's softmax, unless it is the target's in the precision of the file."""
     if SOFTMAX not in tensors.names:

@@ -12,8 +12,7 @@ from bpd_jax.pretrained.gpt2_layout import gpt2_layout
 from bpd_jax.pretrained.hf_config import GPT2, transformer_config
 from bpd_jax.pretrained.json_files import Fields, read_text
 from bpd_jax.pretrained.layout import Origin, Path, llama_layout
-from bpd_jax.pretrained.safetensors_files import SafetensorsFolder
-from bpd_jax.pretrained.weights import read_tensor
+from bpd_jax.pretrained.safetensors_files import SafetensorsFiles, open_checkpoint
 
 
 def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
@@ -31,7 +30,7 @@ def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
         raise UserError(f"{folder} has no config.json: is it a folder of transformers?")
     fields = Fields.read(folder / "config.json")
     config = transformer_config(fields)
-    tensors = SafetensorsFolder(folder)
+    tensors = open_checkpoint(folder)
     tokenizer = _read_tokenizer(folder)
     settings = _tokenizer_settings(folder)
     begin = _begin_of_text(settings, tokenizer)
@@ -56,7 +55,7 @@ def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
 
 
 def _layout(
-    config: TransformerConfig, fields: Fields, tensors: SafetensorsFolder
+    config: TransformerConfig, fields: Fields, tensors: SafetensorsFiles
 ) -> dict[Path, Origin]:
     """Where each parameter lies, once all are known to be there."""
     if config.num_layers > len(tensors.names):
@@ -69,8 +68,7 @@ def _layout(
     else:
         prefixed = "transformer.wte.weight" in tensors.names
         layout = gpt2_layout(config, "transformer." if prefixed else "")
-    for origin in layout.values():
-        read_tensor(tensors, origin)
+    tensors.check(layout)
     return layout
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from bpd_jax.errors import UserError
 from bpd_jax.models.config import TransformerConfig
 
 Path = tuple[str, ...]
@@ -32,6 +33,15 @@ class Origin:
     name: str
     shape: tuple[int, ...]
     convert: Convert = _same
+
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        """Raises a `UserError` unless this is the shape of the stored tensor."""
+        if shape != self.shape:
+            raise UserError(
+                f"tensor {self.name} has shape {list(shape)}, and the configuration "
+                f"asks for {list(self.shape)}: the checkpoint is damaged, or belongs "
+                "to another model than its configuration."
+            )
 
     def stored(self, parameter: np.ndarray) -> np.ndarray:
         """The inverse of `convert`, where the whole tensor is one parameter."""

@@ -7,7 +7,6 @@ import jax
 import numpy as np
 
 from bpd_jax import progress
-from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise import init_boxed
 from bpd_jax.models.config import BlockwiseConfig, TransformerConfig
 from bpd_jax.models.partitioning import parameter_shardings, unbox
@@ -81,12 +80,7 @@ def read_tensor(tensors: Tensors, origin: Origin) -> np.ndarray:
       UserError: it is missing, damaged or of another shape.
     """
     tensor = tensors.read(origin.name)
-    if tensor.shape != origin.shape:
-        raise UserError(
-            f"tensor {origin.name} has shape {list(tensor.shape)}, and the "
-            f"configuration asks for {list(origin.shape)}: the checkpoint is damaged, "
-            "or of another model than its configuration."
-        )
+    origin.check_shape(tensor.shape)
     return tensor
 
 
