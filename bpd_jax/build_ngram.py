@@ -35,7 +35,7 @@ from bpd_jax.ngram_flags import (
     VOCABULARY,
 )
 from bpd_jax.ngrams import storage
-from bpd_jax.ngrams.build import Measure, Report, Settings, build
+from bpd_jax.ngrams.build import BuildReport, Measure, Settings, build
 from bpd_jax.ngrams.katz import DEFAULT_BINS
 
 _COUNTS = flags.DEFINE_string(
@@ -143,7 +143,7 @@ def _limits(texts: list[str] | None) -> tuple[int | None, ...] | None:
     return tuple(None if text.strip() == "all" else int(text) for text in texts)
 
 
-def print_report(report: Report, console: Console) -> None:
+def print_report(report: BuildReport, console: Console) -> None:
     """Prints what was built as tables."""
     titles = ["order", "counted", "after min counts", "in the model"]
     columns = [report.counted, report.kept, report.pruned]

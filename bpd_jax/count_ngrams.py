@@ -30,7 +30,7 @@ from bpd_jax.ngram_flags import (
 )
 from bpd_jax.ngrams.counting import beam, bounded
 from bpd_jax.ngrams.counting.counts import NGramCounts
-from bpd_jax.ngrams.counting.sources import Source, open_source
+from bpd_jax.ngrams.counting.sources import TokenSource, open_source
 
 _OUTPUT = flags.DEFINE_string("output", None, "Folder to write the counts to.")
 _ORDER = flags.DEFINE_integer("order", 4, "Length N of the longest n-grams.")
@@ -91,7 +91,7 @@ def main() -> None:
     print(f"{output}: {time.perf_counter() - begin:.1f} seconds")
 
 
-def _source() -> Source:
+def _source() -> TokenSource:
     sources = (TASK, TEXT, TOKENS, GENERATIONS)
     given = [flag.name for flag in sources if flag.value]
     if len(given) != 1:

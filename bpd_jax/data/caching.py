@@ -9,10 +9,11 @@ import json
 import os
 from typing import Any
 
-from bpd_jax.data import corpora, examples, tokenizer
+from bpd_jax.data import corpora, examples
 from bpd_jax.data.example_spec import ExampleTask, Task
 from bpd_jax.data.quiet import seqio, tf
 from bpd_jax.data.spec import SPLITS
+from bpd_jax.data.task_tokenizer import vocabulary_key
 from bpd_jax.errors import UserError
 
 # Says, beside the files of a split, what they were made from.
@@ -71,7 +72,7 @@ def about(task: Task) -> dict[str, Any]:
         fields.pop("validation_from")  # As in caches from before it could be chosen.
     return {
         **fields,
-        "vocabulary": tokenizer.vocabulary_key(task),
+        "vocabulary": vocabulary_key(task),
         "sources": sources,
     }
 

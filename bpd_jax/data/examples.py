@@ -138,9 +138,10 @@ def read_examples(task: ExampleTask, split: str) -> Iterator[Example]:
     """
     if task.files is None:
         # TensorFlow takes seconds to import, and JSON Lines need none.
-        from bpd_jax.data.example_tasks import tfds_examples
+        from bpd_jax.data.tfds_source import tfds_examples
 
-        yield from tfds_examples(task, split)
+        for fields in tfds_examples(task, split):
+            yield Example(*fields)
         return
     for record_id, texts in read_records(task, split):
         inputs = task.dataset.inputs(texts)

@@ -17,6 +17,7 @@ from bpd_jax.data.row_sources import WHOLE, Shard
 from bpd_jax.data.rows import FORMAT, LOSS_MASK, PackedRows, open_rows
 from bpd_jax.data.shards import shard_folders, shard_name
 from bpd_jax.data.spec import GENERATIONS, check_split
+from bpd_jax.data.task_tokenizer import task_tokenizer, vocabulary_key
 from bpd_jax.errors import UserError
 
 # Segment ids are stored as uint16, and a row may hold as many segments as tokens.
@@ -110,7 +111,7 @@ def rows_fingerprint(task: Task, split: str, length: int) -> dict[str, Any]:
     """
     fingerprint: dict[str, Any] = {
         **_identity(task, split),
-        "vocabulary": tokenizer.vocabulary_key(task),
+        "vocabulary": vocabulary_key(task),
         "split": split,
         "length": length,
     }
@@ -184,7 +185,7 @@ def _make_rows(
     shard: Shard,
     cache_dir: str | None,
 ) -> None:
-    vocabulary = tokenizer.task_tokenizer(task)
+    vocabulary = task_tokenizer(task)
     source = row_sources.open_source(task, split, length, vocabulary, shard, cache_dir)
     dtype = "<u2" if source.vocab_size <= 2**16 else "<i4"
     num_tokens = 0

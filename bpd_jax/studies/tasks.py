@@ -199,7 +199,7 @@ def _task_records(
         yield from _records(data / task, splits)
         return
     # TensorFlow takes seconds to import, and JSON Lines need none.
-    from bpd_jax.data.example_tasks import tfds_records
+    from bpd_jax.data.tfds_source import tfds_records
 
     yield from tfds_records(ExampleTask(task, data_dir=str(data)), split)
 

@@ -17,7 +17,6 @@ if importlib.util.find_spec("seqio") is None:
         f"{name}_test.py"
         for name in (
             "caching",
-            "converter",
             "example_tasks",
             "prepare",
             "prepare_examples",

@@ -11,7 +11,7 @@ from bpd_jax.data.examples import (
     read_examples,
     source_digest,
 )
-from bpd_jax.data.tokenizer import task_tokenizer
+from bpd_jax.data.task_tokenizer import task_tokenizer
 from bpd_jax.errors import UserError
 
 XSUM = {"document": "text", "summary": "short", "id": "1"}

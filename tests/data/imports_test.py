@@ -24,6 +24,7 @@ def test_no_heavy_library_is_needed():
         "bpd_jax.data.corpora",
         "bpd_jax.data.examples",
         "bpd_jax.data.tokenizer",
+        "bpd_jax.data.task_tokenizer",
         "bpd_jax.data.rows",
         "bpd_jax.data.prompts",
         "bpd_jax.data.prepare",

@@ -9,7 +9,8 @@ import pytest
 from bpd_jax.data import prepare
 from bpd_jax.data.corpora import split_documents
 from bpd_jax.data.prepare import prepare_rows
-from bpd_jax.data.tokenizer import Tokenizer, task_tokenizer
+from bpd_jax.data.task_tokenizer import task_tokenizer
+from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.errors import UserError
 
 LENGTH = 32

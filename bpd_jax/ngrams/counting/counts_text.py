@@ -17,9 +17,10 @@ import numpy as np
 
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams import trie
-from bpd_jax.ngrams.counting import levels, token_files
+from bpd_jax.ngrams.counting import levels
 from bpd_jax.ngrams.counting.counts import NGramCounts
 from bpd_jax.ngrams.counting.token_files import parse_id, shortened
+from bpd_jax.ngrams.text_blocks import line_blocks
 
 # Stand-ins until V is known.
 _EOS, _BOS = -1, -2
@@ -198,7 +199,7 @@ def _read_blocks(
     from bpd_jax.ngrams.counting import count_kernels
 
     before = 0  # lines
-    for data in token_files.line_blocks(path, "read counts"):
+    for data in line_blocks(path, "read counts"):
         lines = data.count(b"\n") + 1
         if ids is None:
             text = np.frombuffer(data, np.uint8)

@@ -11,14 +11,12 @@ automaton lets any path take it. So the cheapest path of a text may back off alt
 the n-gram is there, and its cost is then below that of the model; it is never above.
 That is the usual approximation; exact composition needs failure arcs.
 
-This module alone imports pynini, and only `build_fst` and `read_fst` need it. Files are
-written and read without.
+Files are written and read without OpenFst.
 """
 
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Union
 
 import numpy as np
 
@@ -29,23 +27,6 @@ from bpd_jax.ngrams.formats.fst_reader import FstReader
 from bpd_jax.ngrams.formats.symbols import check_symbols
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.states import StateTable
-
-if TYPE_CHECKING:
-    import pynini
-
-
-def build_fst(model: NGramModel, *, continuous: bool = False) -> "pynini.Fst":
-    """Returns the automaton of a model.
-
-    Args:
-      model: the model.
-      continuous: build it for text that goes on, as in decoding, instead of whole
-        sentences: every state is final at no cost, and predicting `</s>` is an arc
-        labelled with the model's `end_of_text` token (if it has one) to the start.
-    """
-    import pynini
-
-    return pynini.Fst.read_from_string(fst_bytes(model, continuous=continuous))
 
 
 def write_fst(
@@ -70,60 +51,35 @@ def write_fst(
 
 
 def model_from_fst(
-    source: Union[str, os.PathLike[str], "pynini.Fst"],
+    path: str | os.PathLike[str],
     *,
     vocab_size: int | None = None,
     symbols: Sequence[str] | None = None,
     end_of_text: int | None = None,
-    backoff_label: int = 0,
 ) -> NGramModel:
-    """Returns the model of an automaton in OpenGrm's layout (whole sentences).
+    """Reads the model of an automaton in OpenGrm's layout (whole sentences).
 
     It has the automaton's weights to the last bit, as float64.
 
     Args:
-      source: a file, or an automaton of pynini.
+      path: the file.
       vocab_size: V; by default the length of `symbols`, or else the highest label.
       symbols: the strings of the tokens 0 ... V-1, to be found in the automaton's own
         symbol table; by default the label of a token is its id plus 1.
       end_of_text: the model's, see `NGramModel`.
-      backoff_label: the label of back-off arcs: 0 (epsilon), or that of a phi.
 
     Raises:
       UserError: the file is missing, cut short or something else, or the automaton is
         not that of an n-gram model.
     """
-    if isinstance(source, str | os.PathLike):
-        data, name = _read(pathlib.Path(source)), str(source)
-    else:
-        data, name = source.write_to_string(), "the automaton"
     reader = FstReader(
-        fst_format.decode(data, name),
-        name,
+        fst_format.decode(_read(pathlib.Path(path)), str(path)),
+        str(path),
         vocab_size=vocab_size,
         symbols=symbols,
         end_of_text=end_of_text,
-        backoff_label=backoff_label,
     )
     return reader.model
-
-
-def read_fst(path: str | os.PathLike[str]) -> "pynini.Fst":
-    """Reads an automaton of standard arcs.
-
-    Raises:
-      UserError: the file is missing, cut short or something else.
-    """
-    import pynini
-
-    data = _read(pathlib.Path(path))
-    try:
-        automaton = pynini.Fst.read_from_string(data)
-    except OSError as error:  # pynini's FstIOError is one.
-        raise UserError(f"{path} is cut short or damaged: write it again.") from error
-    if not automaton.verify():
-        raise UserError(f"{path} is damaged: write it again.")
-    return automaton
 
 
 def _read(path: pathlib.Path) -> bytes:
@@ -142,14 +98,21 @@ def fst_bytes(
     continuous: bool = False,
     symbols: Sequence[str] | None = None,
 ) -> bytes:
-    """Returns the automaton as OpenFst writes it; see `build_fst`."""
+    """Returns the automaton as OpenFst writes it; see `automaton_of`."""
     return fst_format.encode(automaton_of(model, continuous=continuous), symbols)
 
 
 def automaton_of(
     model: NGramModel, *, continuous: bool = False
 ) -> fst_format.Automaton:
-    """Returns states and arcs of a model's automaton; see `build_fst`."""
+    """Returns states and arcs of a model's automaton.
+
+    Args:
+      model: the model.
+      continuous: build it for text that goes on, as in decoding, instead of whole
+        sentences: every state is final at no cost, and predicting `</s>` is an arc
+        labelled with the model's `end_of_text` token (if it has one) to the start.
+    """
     table = StateTable(model)
     sources: list[np.ndarray] = []
     labels: list[np.ndarray] = []

@@ -11,10 +11,10 @@ from bpd_jax.data import generations
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams.counting import sources
 from bpd_jax.ngrams.counting.counts import count_ngrams
-from bpd_jax.ngrams.counting.sources import Source, open_source
+from bpd_jax.ngrams.counting.sources import TokenSource, open_source
 
 
-def read(source: Source, skip: int = 0) -> list[list[int]]:
+def read(source: TokenSource, skip: int = 0) -> list[list[int]]:
     return [
         part.tolist()
         for tokens, lengths in source.batches(skip)
