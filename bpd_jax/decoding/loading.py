@@ -25,8 +25,8 @@ from bpd_jax.models.heads_files import (
 )
 from bpd_jax.models.products import cast_matrices, transposed_kernels
 from bpd_jax.pretrained.checkpoint import Checkpoint
+from bpd_jax.pretrained.file_parts import joined_file
 from bpd_jax.pretrained.known import PACKAGED, find_packaged
-from bpd_jax.pretrained.parts import joined_file
 from bpd_jax.pretrained.weights import load_trunk
 from bpd_jax.training.slim import load_run_parameters, selected_step
 from bpd_jax.typing import Params
@@ -189,7 +189,7 @@ def load_model(
       heads: folder of block heads for a pretrained checkpoint; None for those that
         come with it or lie in `runs/NAME/heads`, if any.
       weights: folder that holds the file of a known pretrained model in parts (see
-        `pretrained.parts`), for hosts without the package that brings it.
+        `pretrained.file_parts`), for hosts without the package that brings it.
 
     Raises:
       UserError: there is no model, it is damaged, or the heads are not its own.

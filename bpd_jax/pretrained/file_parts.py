@@ -13,7 +13,6 @@ import pathlib
 import re
 import tempfile
 from collections.abc import Iterator
-from typing import Any, BinaryIO
 
 from bpd_jax import files, folders
 from bpd_jax.errors import UserError
@@ -21,7 +20,6 @@ from bpd_jax.errors import UserError
 HEADER = "parts.json"
 KIND = folders.FolderKind("a file in parts", HEADER, ("part_*",), '"parts"')
 
-_CHUNK = 1 << 20
 # What a digest and a plain file name look like.
 _DIGEST, _NAME = re.compile("[0-9a-f]{64}"), re.compile(r"[\w.-]+")
 
@@ -38,7 +36,7 @@ class Piece:
 def split_file(
     path: str | os.PathLike[str], folder: str | os.PathLike[str], most_bytes: int
 ) -> list[Piece]:
-    """Writes a file in parts of at most `most_bytes`.
+    """Writes a file in parts of at most `most_bytes`; reads one part at a time.
 
     Args:
       path: the file.
@@ -52,14 +50,17 @@ def split_file(
     if most_bytes < 1:
         raise UserError(f"parts of {most_bytes} bytes are too small: give 1 or more.")
     parts: list[Piece] = []
-    whole = hashlib.sha256()
+    whole, size = hashlib.sha256(), 0
     with folders.replacing_folder(folder, KIND) as temporary:
         try:
             with path.open("rb") as stream:
-                size = os.fstat(stream.fileno()).st_size
-                for number in range(1, max(-(-size // most_bytes), 1) + 1):
-                    name = f"part_{number:03}"
-                    parts.append(_copy(stream, temporary / name, most_bytes, whole))
+                while (data := stream.read(most_bytes)) or not parts:
+                    name = f"part_{len(parts) + 1:03}"
+                    (temporary / name).write_bytes(data)
+                    digest = hashlib.sha256(data).hexdigest()
+                    parts.append(Piece(name, len(data), digest))
+                    whole.update(data)
+                    size += len(data)
         except OSError as error:
             raise UserError(f"cannot split {path}: {error.strerror}.") from error
         manifest = {
@@ -71,18 +72,6 @@ def split_file(
     return parts
 
 
-def _copy(stream: BinaryIO, path: pathlib.Path, size: int, whole: Any) -> Piece:
-    """Copies up to `size` bytes into a file, and adds them to a second digest."""
-    digest, left = hashlib.sha256(), size
-    with path.open("wb") as output:
-        while left and (chunk := stream.read(min(left, _CHUNK))):
-            for each in (digest, whole):
-                each.update(chunk)
-            output.write(chunk)
-            left -= len(chunk)
-    return Piece(path.name, size - left, digest.hexdigest())
-
-
 @contextlib.contextmanager
 def joined_file(folder: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     """Yields the file that was split, in a temporary folder.
@@ -92,12 +81,14 @@ def joined_file(folder: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     """
     folder = pathlib.Path(folder)
     file, parts = _manifest(folder)
+    whole = hashlib.sha256()
     with tempfile.TemporaryDirectory(prefix="bpd_jax_") as temporary:
         path = pathlib.Path(temporary) / file.name
-        whole = hashlib.sha256()
         with path.open("wb") as output:
             for part in parts:
-                _append(folder / part.name, part, output, whole)
+                data = _read(folder / part.name, part)
+                whole.update(data)
+                output.write(data)
         if whole.hexdigest() != file.digest:
             raise UserError(
                 f"the parts in {folder} are not those of {file.name}: split it again."
@@ -105,23 +96,21 @@ def joined_file(folder: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
         yield path
 
 
-def _append(path: pathlib.Path, part: Piece, output: BinaryIO, whole: Any) -> None:
-    digest = hashlib.sha256()
+def _read(path: pathlib.Path, part: Piece) -> bytes:
     try:
-        with path.open("rb") as stream:
-            while chunk := stream.read(_CHUNK):
-                digest.update(chunk)
-                whole.update(chunk)
-                output.write(chunk)
+        # No more is read than the manifest tells.
+        data = path.read_bytes() if path.stat().st_size == part.size else b""
     except OSError as error:
         raise UserError(
-            f"cannot read {path} ({error.strerror}): copy all parts in {HEADER}."
+            f"cannot read {path} ({error.strerror}): copy all parts that {HEADER} "
+            "lists."
         ) from error
-    if digest.hexdigest() != part.digest:
+    if len(data) != part.size or hashlib.sha256(data).hexdigest() != part.digest:
         raise UserError(
-            f"{path} is damaged: its SHA-256 digest is not that of {HEADER}; copy it "
-            "again."
+            f"{path} is damaged: its size or SHA-256 digest differs from {HEADER}; "
+            "copy it again."
         )
+    return data
 
 
 def _manifest(folder: pathlib.Path) -> tuple[Piece, list[Piece]]:
@@ -132,8 +121,8 @@ def _manifest(folder: pathlib.Path) -> tuple[Piece, list[Piece]]:
         parts = [Piece(**part) for part in facts["parts"]]
         for piece in (file, *parts):
             named = _NAME.fullmatch(piece.name) and piece.name.strip(".")
-            if not named or not _DIGEST.fullmatch(piece.digest):
-                raise ValueError(f"{piece.name!r} has no plain name or no digest")
+            if not named or not _DIGEST.fullmatch(piece.digest) or not piece.size >= 0:
+                raise ValueError(f"{piece.name!r} has no plain name, digest or size")
         return file, parts
     except FileNotFoundError:
         raise UserError(
