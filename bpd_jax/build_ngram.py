@@ -35,7 +35,7 @@ from bpd_jax.ngram_flags import (
     VOCABULARY,
 )
 from bpd_jax.ngrams import storage
-from bpd_jax.ngrams.build import BuildReport, Measure, Settings, build
+from bpd_jax.ngrams.build_model import BuildReport, Measure, Settings, build
 from bpd_jax.ngrams.katz import DEFAULT_BINS
 
 _COUNTS = flags.DEFINE_string(

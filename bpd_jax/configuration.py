@@ -23,8 +23,8 @@ from gin import config_parser
 from gin.config import ConfigurableReference, ParserDelegate
 
 from bpd_jax.data import generations, tokenizer
-from bpd_jax.data.example_spec import ExampleTask, Task
-from bpd_jax.data.spec import GENERATIONS, TextTask
+from bpd_jax.data.example_task import DataTask, ExampleTask
+from bpd_jax.data.text_task import GENERATIONS, TextTask
 from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
 from bpd_jax.errors import UserError
 from bpd_jax.models.compute import ComputeConfig
@@ -72,7 +72,7 @@ _GIN_BINDINGS = flags.DEFINE_multi_string(
 )
 
 
-def vocabulary_size(task: Task) -> int:
+def vocabulary_size(task: DataTask) -> int:
     """Number of tokens of the task's vocabulary; trains nothing.
 
     Of generations it is that of the model that wrote them, which may have more tokens

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from bpd_jax import files, temporaries
-from bpd_jax.data import readers
+from bpd_jax.data import text_readers
 from bpd_jax.errors import UserError
 
 
@@ -184,7 +184,7 @@ def test_no_line_fills_the_memory(tmp_path, monkeypatch):
     path = tmp_path / "lines.gz"
     with gzip.open(path, "wb") as stream:
         stream.write(b"123456789\n" * 3 + b"1234567890\n")
-    lines = readers.read_lines(path)
+    lines = text_readers.read_lines(path)
     assert [next(lines)[0] for _ in range(3)] == [1, 2, 3]
     with pytest.raises(UserError, match="line 4, has more than 10 bytes"):
         next(lines)

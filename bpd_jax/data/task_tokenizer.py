@@ -5,8 +5,8 @@ import hashlib
 from collections.abc import Iterator
 
 from bpd_jax.data import corpora, examples
-from bpd_jax.data.example_spec import ExampleTask, Task
-from bpd_jax.data.spec import TextTask
+from bpd_jax.data.example_task import DataTask, ExampleTask
+from bpd_jax.data.text_task import TextTask
 from bpd_jax.data.tokenizer import (
     Tokenizer,
     named_tokenizer,
@@ -19,7 +19,7 @@ from bpd_jax.errors import UserError
 _TRAINING_BYTES = 4_000_000
 
 
-def task_tokenizer(task: Task) -> Tokenizer:
+def task_tokenizer(task: DataTask) -> Tokenizer:
     """Returns the tokenizer that `task.vocabulary` names.
 
     A `bpe:N` is trained on a sample of the train split at the first call in a
@@ -33,7 +33,7 @@ def task_tokenizer(task: Task) -> Tokenizer:
 
 
 @functools.lru_cache(maxsize=4)
-def _trained_tokenizer(task: Task, source_digest: str) -> Tokenizer:
+def _trained_tokenizer(task: DataTask, source_digest: str) -> Tokenizer:
     del source_digest  # Part of the key: a changed corpus is trained on anew.
     assert task.trained_size is not None
     if isinstance(task, ExampleTask):
@@ -53,7 +53,7 @@ def _sampled_texts(task: TextTask) -> Iterator[str]:
     )
 
 
-def vocabulary_key(task: Task) -> str:
+def vocabulary_key(task: DataTask) -> str:
     """Returns what tells vocabularies of one corpus apart; trains nothing."""
     if task.vocabulary == "gpt3" or task.trained_size is not None:
         return task.vocabulary

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from bpd_jax.data.example_spec import ExampleTask
+from bpd_jax.data.example_task import ExampleTask
 from bpd_jax.data.preprocessors import write_prompts
-from bpd_jax.data.quiet import seqio, tf
+from bpd_jax.data.quiet_tensorflow import seqio, tf
 from bpd_jax.errors import UserError
 
 

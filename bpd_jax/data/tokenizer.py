@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bpd_jax import files
-from bpd_jax.data.spec import SMALLEST_VOCABULARY
+from bpd_jax.data.text_task import SMALLEST_VOCABULARY
 from bpd_jax.errors import UserError, library_errors
 
 END_OF_TEXT = "<|endoftext|>"

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bpd_jax.data.quiet import seqio, tf
+from bpd_jax.data.quiet_tensorflow import seqio, tf
 from bpd_jax.data.tokenizer import Tokenizer
 
 

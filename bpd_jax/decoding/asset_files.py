@@ -17,7 +17,7 @@ from bpd_jax.models.drafter_files import (
 )
 from bpd_jax.models.products import decoding_layout
 from bpd_jax.models.refiner_files import LoadedRefiner, check_fits, load_refiner
-from bpd_jax.ngrams.formats import load as ngram_files
+from bpd_jax.ngrams.formats import load_model as ngram_files
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.pretrained.drafter_import import import_drafter
 from bpd_jax.pretrained.drafter_layout import CONFIG

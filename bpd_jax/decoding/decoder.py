@@ -30,7 +30,7 @@ from bpd_jax.drafting.searches.oracle import Reference
 from bpd_jax.errors import UserError
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.ngrams.model import NGramModel
-from bpd_jax.ngrams.search.finite import check_alpha
+from bpd_jax.ngrams.search.finite_scores import check_alpha
 from bpd_jax.typing import Params, PyTree
 
 GREEDY = parse_method("greedy")

@@ -53,7 +53,7 @@ _VALUES = {
 }
 HEADER = _KINDS["model"].header
 COUNTS_HEADER = _KINDS["counts"].header
-# A model also has the files that other programs read, see `bpd_jax.ngrams.build`.
+# A model also has the files that other programs read, see `bpd_jax.ngrams.build_model`.
 _OTHERS = {"model": ("model.arpa.gz", "model.fst", "symbols.txt"), "counts": ()}
 KINDS = {
     name: folders.FolderKind(

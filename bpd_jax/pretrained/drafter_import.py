@@ -27,8 +27,8 @@ from bpd_jax.pretrained.drafter_layout import (
     drafter_layout,
 )
 from bpd_jax.pretrained.json_files import Fields
+from bpd_jax.pretrained.load_parameters import read_tensor
 from bpd_jax.pretrained.safetensors_files import SafetensorsFiles, open_checkpoint
-from bpd_jax.pretrained.weights import read_tensor
 from bpd_jax.typing import Array, Params
 
 # Rows of a vocabulary that are compared at once.

@@ -11,12 +11,12 @@ import tokenizers
 
 from bpd_jax.errors import UserError
 from bpd_jax.models.config import TransformerConfig
-from bpd_jax.pretrained.checkpoint import Checkpoint
 from bpd_jax.pretrained.gguf_file import GGUFFile
 from bpd_jax.pretrained.gguf_rotary import FACTORS, read_rotary
 from bpd_jax.pretrained.gguf_tokenizer import read_tokenizer
 from bpd_jax.pretrained.gpt2_layout import gpt2_layout
-from bpd_jax.pretrained.layout import Origin, Path, llama_layout
+from bpd_jax.pretrained.llama_layout import Origin, Path, llama_layout
+from bpd_jax.pretrained.pretrained_checkpoint import Checkpoint
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gpt2")
 

@@ -9,7 +9,7 @@ from safetensors import safe_open
 
 from bpd_jax.errors import UserError, library_errors
 from bpd_jax.pretrained.json_files import Fields
-from bpd_jax.pretrained.layout import Origin, Path
+from bpd_jax.pretrained.llama_layout import Origin, Path
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

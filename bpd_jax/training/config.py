@@ -4,8 +4,8 @@ import dataclasses
 import math
 from typing import TypeGuard
 
-from bpd_jax.data.example_spec import ExampleTask, Task
-from bpd_jax.data.spec import TextTask
+from bpd_jax.data.example_task import DataTask, ExampleTask
+from bpd_jax.data.text_task import TextTask
 from bpd_jax.errors import UserError
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.config import BlockwiseConfig
@@ -103,7 +103,7 @@ class TrainConfig:
     """
 
     model: BlockwiseConfig
-    task: Task
+    task: DataTask
     optimizer: OptimizerConfig
     batch_size: int
     length: int

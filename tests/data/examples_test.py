@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bpd_jax.data.example_spec import ExampleTask
+from bpd_jax.data.example_task import ExampleTask
 from bpd_jax.data.examples import (
     example_files,
     found_splits,

@@ -9,7 +9,7 @@ import pytest
 from bpd_jax.errors import UserError
 from bpd_jax.pretrained.chat import render_chat
 from bpd_jax.pretrained.gguf_model import open_gguf
-from bpd_jax.pretrained.known import find_packaged
+from bpd_jax.pretrained.packaged_models import find_packaged
 
 DATA = pathlib.Path(__file__).parents[3] / "shared" / "data"
 GOLDEN = DATA / "smollm2_golden" / "greedy.jsonl.gz"

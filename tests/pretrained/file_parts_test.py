@@ -7,7 +7,7 @@ import pytest
 from bpd_jax.decoding import loading
 from bpd_jax.errors import UserError
 from bpd_jax.pretrained.file_parts import joined_file, split_file
-from bpd_jax.pretrained.known import Packaged
+from bpd_jax.pretrained.packaged_models import Packaged
 
 BYTES = bytes(range(256)) * 9 + b"end"
 

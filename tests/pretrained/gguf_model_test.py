@@ -10,7 +10,7 @@ from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.pretrained.gguf_model import open_gguf
-from bpd_jax.pretrained.weights import load_trunk
+from bpd_jax.pretrained.load_parameters import load_trunk
 
 CASES = {
     "llama, tied": ("llama", {}),

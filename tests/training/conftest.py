@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import Mesh
 
 from bpd_jax.data.rows import Batch, make_batch
-from bpd_jax.data.spec import TextTask
+from bpd_jax.data.text_task import TextTask
 from bpd_jax.models.blockwise import init_parameters
 from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
 from bpd_jax.training import evaluator, trainer

@@ -2,7 +2,7 @@
 
 The paper's engine (section 7.2). It composes with back-off as an arc without label,
 which any path may take: scores are upper bounds of the exact ones (see
-`bpd_jax.ngrams.formats.fst`). Verification makes the decoded text exact.
+`bpd_jax.ngrams.formats.fst_files`). Verification makes the decoded text exact.
 """
 
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ import numpy as np
 from bpd_jax.drafting.engines.host import HostEngine
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams.formats import fst_format
-from bpd_jax.ngrams.formats.fst import automaton_of
+from bpd_jax.ngrams.formats.fst_files import automaton_of
 from bpd_jax.ngrams.model import NGramModel
-from bpd_jax.ngrams.search.finite import with_finite_scores
+from bpd_jax.ngrams.search.finite_scores import with_finite_scores
 from bpd_jax.ngrams.states import StateTable
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from bpd_jax.data import corpora, generated, generations, spec, tokenizer
+from bpd_jax.data import corpora, generated_pieces, generations, text_task, tokenizer
 from bpd_jax.data.corpora import SourceFile
-from bpd_jax.data.spec import TextTask
 from bpd_jax.data.task_tokenizer import task_tokenizer, vocabulary_key
+from bpd_jax.data.text_task import TextTask
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams import parallel, trie
 from bpd_jax.ngrams.counting import token_files
@@ -138,13 +138,13 @@ def open_source(
 def _task_source(
     name: str, split: str, vocabulary: str, text: str | None, max_bytes: int | None
 ) -> TokenSource:
-    if name in spec.CORPORA:
-        task = spec.TextTask(name, text, vocabulary, max_bytes=max_bytes)
+    if name in text_task.CORPORA:
+        task = text_task.TextTask(name, text, vocabulary, max_bytes=max_bytes)
         return TextSource(task, split)
     if text is not None or max_bytes is not None:
         raise UserError(
-            f"text and max_bytes go with the tasks {' and '.join(spec.CORPORA)}, not "
-            f"with {name!r}."
+            f"text and max_bytes go with the tasks {' and '.join(text_task.CORPORA)}, "
+            f"not with {name!r}."
         )
     return RegisteredTask(name, split, vocabulary)
 
@@ -223,12 +223,14 @@ class GeneratedTexts(TokenSource):
           UserError: there is no such split, or the folder is missing or damaged.
         """
         self._texts = generations.open_generations(folder)
-        self._task = spec.TextTask(spec.GENERATIONS, folder, vocabulary=folder)
+        self._task = text_task.TextTask(
+            text_task.GENERATIONS, folder, vocabulary=folder
+        )
         self._split = split
-        self._rows = generated.split_texts(
+        self._rows = generated_pieces.split_texts(
             self._texts, split, self._task.validation_fraction
         )
-        end = generated.end_token(self._texts)
+        end = generated_pieces.end_token(self._texts)
         super().__init__(folder, self._texts.vocab_size, end)
 
     def batches(self, skip: int = 0) -> Iterator[TokenBatch]:
@@ -251,7 +253,7 @@ class TextSource(TokenSource):
         Raises:
           UserError: there is no such split, corpus or vocabulary.
         """
-        spec.check_split(split)
+        text_task.check_split(split)
         found = task_tokenizer(task)
         name = task.text_files or task.corpus
         super().__init__(name, found.vocab_size, found.end_of_text)
@@ -313,10 +315,10 @@ class RegisteredTask(TokenSource):
     def batches(self, skip: int = 0) -> Iterator[TokenBatch]:
         """Yields the documents, in the order of the task without shuffling."""
         # TensorFlow comes with it, which hosts that only decode do not have.
-        from bpd_jax.data import tasks
+        from bpd_jax.data import seqio_tasks
 
         documents = itertools.islice(
-            tasks.token_documents(
+            seqio_tasks.token_documents(
                 self.name,
                 split=self._split,
                 vocabulary=self._vocabulary,

@@ -21,9 +21,9 @@ from bpd_jax.drafting.searches.best import best_under_ngram
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.formats.arpa import read_arpa
-from bpd_jax.ngrams.formats.fst import fst_bytes, model_from_fst
+from bpd_jax.ngrams.formats.fst_files import fst_bytes, model_from_fst
 from bpd_jax.ngrams.katz import estimate_katz
-from bpd_jax.ngrams.search.finite import with_finite_scores
+from bpd_jax.ngrams.search.finite_scores import with_finite_scores
 
 VOCAB = 8
 
@@ -173,7 +173,7 @@ def test_a_table_cut_over_devices_finds_the_same(ngram_model, random_lattice):
 
 
 def test_the_search_makes_room_for_large_lattices(ngram_model, monkeypatch):
-    search = pytest.importorskip("bpd_jax.ngrams.search.host")
+    search = pytest.importorskip("bpd_jax.ngrams.search.host_search")
     monkeypatch.setattr(search, "_ROOM", 2)
     model = ngram_model(4)
     found = search.PathSearch(model.with_unseen_tokens()).best_paths(
@@ -207,7 +207,7 @@ import numpy as np
 from bpd_jax.drafting.lattice import Lattice
 from bpd_jax.drafting.refiners.ngram import NGramRefiner
 from bpd_jax.drafting.searches.best import best_under_ngram
-from bpd_jax.ngrams.formats.load import load_model
+from bpd_jax.ngrams.formats.load_model import load_model
 refiner = NGramRefiner.from_model(load_model({str(tmp_path / "model")!r}))
 tokens = np.array([[[1, 1], [2, 3], [3, 4]]], np.int32)
 log_probs = np.array([[[0, -np.inf], [-1, -2], [-1, -2]]], np.float32)

@@ -10,7 +10,7 @@ import pytest
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams.formats import fst_format
 from bpd_jax.ngrams.formats.arpa import read_arpa, write_arpa
-from bpd_jax.ngrams.formats.fst import fst_bytes
+from bpd_jax.ngrams.formats.fst_files import fst_bytes
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.prune import prune
 

@@ -1,4 +1,4 @@
-"""Tests of bpd_jax.ngrams.formats.load."""
+"""Tests of bpd_jax.ngrams.formats.load_model."""
 
 import pathlib
 
@@ -6,8 +6,8 @@ import pytest
 
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams.formats.arpa import write_arpa
-from bpd_jax.ngrams.formats.fst import write_fst
-from bpd_jax.ngrams.formats.load import load_model
+from bpd_jax.ngrams.formats.fst_files import write_fst
+from bpd_jax.ngrams.formats.load_model import load_model
 from bpd_jax.ngrams.model import NGramModel
 
 

@@ -8,7 +8,7 @@ into consecutive pieces of at most that length:
     whole    E 5 6 7 E
     cut      E 5 6 | 7 E
 
-Tasks of inputs and targets are in `example_tasks`.
+Tasks of inputs and targets are in `seqio_example_tasks`.
 
 A task of your own registered with `seqio.TaskRegistry` is used by its name in
 `token_documents`; it needs the feature `targets` and a preprocessor that tokenizes
@@ -21,14 +21,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from bpd_jax.data import example_tasks
+from bpd_jax.data import seqio_example_tasks
 from bpd_jax.data.corpora import split_documents
-from bpd_jax.data.example_spec import ExampleTask, Task
-from bpd_jax.data.example_tasks import examples, features_of
+from bpd_jax.data.example_task import DataTask, ExampleTask
 from bpd_jax.data.preprocessors import add_end_of_text, cut_documents, tokenize
-from bpd_jax.data.quiet import seqio, tf
-from bpd_jax.data.spec import ALL, CORPORA, SPLITS, TextTask
+from bpd_jax.data.quiet_tensorflow import seqio, tf
+from bpd_jax.data.seqio_example_tasks import examples, features_of
 from bpd_jax.data.task_tokenizer import task_tokenizer
+from bpd_jax.data.text_task import ALL, CORPORA, SPLITS, TextTask
 from bpd_jax.data.tokenizer import gpt3_tokenizer, named_tokenizer
 from bpd_jax.errors import UserError
 
@@ -72,7 +72,7 @@ class DocumentSource(seqio.FunctionDataSource):
         )
 
 
-def get_task(task: Task, label: str | None = None) -> seqio.Task:
+def get_task(task: DataTask, label: str | None = None) -> seqio.Task:
     """Returns the seqio task of a task; it is not registered.
 
     Args:
@@ -81,7 +81,7 @@ def get_task(task: Task, label: str | None = None) -> seqio.Task:
         a `TextTask` alone.
     """
     if isinstance(task, ExampleTask):
-        return example_tasks.get_task(task)
+        return seqio_example_tasks.get_task(task)
     return seqio.Task(
         task.name,
         source=DocumentSource(task, label),
@@ -98,7 +98,7 @@ _PREPROCESSORS = [
 ]
 
 
-def register(task: Task) -> seqio.Task:
+def register(task: DataTask) -> seqio.Task:
     """Registers the seqio task of a task, in the place of an earlier one of its name.
 
     seqio's Beam pipeline knows a task by its name alone. Its workers call this from
@@ -115,7 +115,7 @@ def register(task: Task) -> seqio.Task:
 
 
 _registering = threading.Lock()
-_registered: dict[str, Task] = {}
+_registered: dict[str, DataTask] = {}
 
 
 def token_documents(

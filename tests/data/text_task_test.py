@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from bpd_jax.data.spec import TextTask, check_split
+from bpd_jax.data.text_task import TextTask, check_split
 from bpd_jax.errors import UserError
 
 GENERATIONS = {"corpus": "generations", "text_files": "texts"}

@@ -3,12 +3,12 @@ import json
 
 import pytest
 
-from bpd_jax.data.example_spec import (
+from bpd_jax.data.example_task import (
     DATASETS,
     ExampleTask,
     task_from_json,
 )
-from bpd_jax.data.spec import TextTask
+from bpd_jax.data.text_task import TextTask
 from bpd_jax.errors import UserError
 
 

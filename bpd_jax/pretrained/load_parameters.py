@@ -10,7 +10,7 @@ from bpd_jax import progress
 from bpd_jax.models.blockwise import init_boxed
 from bpd_jax.models.config import BlockwiseConfig, TransformerConfig
 from bpd_jax.models.partitioning import parameter_shardings, unbox
-from bpd_jax.pretrained.layout import Origin, Path
+from bpd_jax.pretrained.llama_layout import Origin, Path
 from bpd_jax.typing import Array, Params
 
 # A line of memory holds 16 or 32 numbers.

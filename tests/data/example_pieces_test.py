@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bpd_jax.data.joining import Cut, cut_documents, join_examples
+from bpd_jax.data.example_pieces import Cut, cut_documents, join_examples
 from bpd_jax.errors import UserError
 
 END, SEPARATOR = 0, 1

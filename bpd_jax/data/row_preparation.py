@@ -12,12 +12,12 @@ import numpy as np
 
 from bpd_jax import folders
 from bpd_jax.data import corpora, examples, row_sources, tokenizer
-from bpd_jax.data.example_spec import ExampleTask, Task
+from bpd_jax.data.example_task import DataTask, ExampleTask
+from bpd_jax.data.row_shards import shard_folders, shard_name
 from bpd_jax.data.row_sources import WHOLE, Shard
 from bpd_jax.data.rows import FORMAT, LOSS_MASK, PackedRows, open_rows
-from bpd_jax.data.shards import shard_folders, shard_name
-from bpd_jax.data.spec import GENERATIONS, check_split
 from bpd_jax.data.task_tokenizer import task_tokenizer, vocabulary_key
+from bpd_jax.data.text_task import GENERATIONS, check_split
 from bpd_jax.errors import UserError
 
 # Segment ids are stored as uint16, and a row may hold as many segments as tokens.
@@ -30,7 +30,7 @@ KIND = folders.FolderKind(
 
 
 def prepare_rows(
-    task: Task,
+    task: DataTask,
     split: str,
     length: int,
     folder: str | os.PathLike[str],
@@ -101,7 +101,7 @@ def prepare_rows(
     return open_rows(folder)
 
 
-def rows_fingerprint(task: Task, split: str, length: int) -> dict[str, Any]:
+def rows_fingerprint(task: DataTask, split: str, length: int) -> dict[str, Any]:
     """What tells the rows that would be made from all others.
 
     The text's digest is `source`, which is missing on a host that cannot make rows.
@@ -120,21 +120,21 @@ def rows_fingerprint(task: Task, split: str, length: int) -> dict[str, Any]:
     return fingerprint
 
 
-def _check_split(task: Task, split: str) -> None:
+def _check_split(task: DataTask, split: str) -> None:
     if isinstance(task, ExampleTask):
         task.check_split(split)
     else:
         check_split(split)
 
 
-def _can_make(task: Task) -> bool:
+def _can_make(task: DataTask) -> bool:
     """Whether this host has what it takes to make rows."""
     if not isinstance(task, ExampleTask) and task.corpus == GENERATIONS:
         return True
     return importlib.util.find_spec("seqio") is not None
 
 
-def _identity(task: Task, split: str) -> dict[str, Any]:
+def _identity(task: DataTask, split: str) -> dict[str, Any]:
     """What tells the texts of a split from those of other tasks, wherever they lie."""
     if not isinstance(task, ExampleTask):
         return {
@@ -158,7 +158,7 @@ def _identity(task: Task, split: str) -> dict[str, Any]:
     return identity
 
 
-def _source_digest(task: Task, split: str) -> str:
+def _source_digest(task: DataTask, split: str) -> str:
     if isinstance(task, ExampleTask):
         return examples.source_digest(task, split)
     return corpora.source_digest(task)
@@ -177,7 +177,7 @@ def _find_rows(folder: pathlib.Path) -> dict[str, Any] | None:
 
 
 def _make_rows(
-    task: Task,
+    task: DataTask,
     split: str,
     length: int,
     folder: pathlib.Path,

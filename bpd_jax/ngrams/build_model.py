@@ -7,14 +7,15 @@ import time
 from collections.abc import Iterator
 
 from bpd_jax import folders
-from bpd_jax.data import corpora, spec, tokenizer
+from bpd_jax.data import corpora, text_task, tokenizer
 from bpd_jax.data.task_tokenizer import task_tokenizer
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams import storage
+from bpd_jax.ngrams.build_settings import DEFAULT_ORDER, IDS, STRINGS, Settings
 from bpd_jax.ngrams.counting import bounded, counts_text, runs, sources
 from bpd_jax.ngrams.counting.counts import NGramCounts, with_min_counts
-from bpd_jax.ngrams.formats import arpa, fst
-from bpd_jax.ngrams.formats.load import load_model
+from bpd_jax.ngrams.formats import arpa, fst_files
+from bpd_jax.ngrams.formats.load_model import load_model
 from bpd_jax.ngrams.formats.symbols import (
     printable_symbols,
     read_symbols,
@@ -24,7 +25,6 @@ from bpd_jax.ngrams.interpolate import interpolate
 from bpd_jax.ngrams.katz import estimate_katz
 from bpd_jax.ngrams.model import Evaluation, NGramModel, evaluate_all
 from bpd_jax.ngrams.prune import prune
-from bpd_jax.ngrams.settings import DEFAULT_ORDER, IDS, STRINGS, Settings
 
 __all__ = ["BuildReport", "Measure", "Settings", "build"]
 
@@ -142,7 +142,7 @@ def build(settings: Settings) -> BuildReport:
         folders.replacing_folder(output, storage.KINDS["model"]) as temporary,
     ):
         model.save_into(temporary)
-        fst.write_fst(model, temporary / FST_FILE, symbols)
+        fst_files.write_fst(model, temporary / FST_FILE, symbols)
         arpa.write_arpa(model, temporary / ARPA_FILE, symbols)
         if symbols is not None:
             write_symbols(symbols, temporary / SYMBOLS_FILE)
@@ -310,8 +310,8 @@ def _symbols(settings: Settings) -> list[str] | None:
 
 
 def _tokenizer(settings: Settings) -> tokenizer.Tokenizer:
-    if settings.text or settings.task in spec.CORPORA:
-        task = spec.TextTask(
+    if settings.text or settings.task in text_task.CORPORA:
+        task = text_task.TextTask(
             settings.task or "text_files",
             settings.text,
             settings.vocabulary,

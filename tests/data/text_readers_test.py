@@ -2,25 +2,25 @@ import gzip
 
 import pytest
 
-from bpd_jax.data import readers
+from bpd_jax.data import text_readers
 from bpd_jax.errors import UserError
 
 
 def test_text_is_kept_as_it_is(tmp_path):
     text = "a\r\nb\rc\n\0é😀\n"
     (tmp_path / "a.txt").write_bytes(text.encode())
-    assert readers.read_text(tmp_path / "a.txt") == text
+    assert text_readers.read_text(tmp_path / "a.txt") == text
 
 
 def test_byte_order_mark_is_no_text(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\ntwo")
-    assert readers.read_text(tmp_path / "a.txt") == "one\ntwo"
-    assert list(readers.read_lines(tmp_path / "a.txt")) == [(1, "one"), (2, "two")]
+    assert text_readers.read_text(tmp_path / "a.txt") == "one\ntwo"
+    assert list(text_readers.read_lines(tmp_path / "a.txt")) == [(1, "one"), (2, "two")]
 
 
 def test_only_a_newline_ends_a_line(tmp_path):
     (tmp_path / "a.txt").write_bytes("one\u2028more\x0c\r\ntwo".encode())
-    lines = list(readers.read_lines(tmp_path / "a.txt"))
+    lines = list(text_readers.read_lines(tmp_path / "a.txt"))
     assert lines == [(1, "one\u2028more\x0c"), (2, "two")]
 
 
@@ -31,7 +31,10 @@ def test_only_a_newline_ends_a_line(tmp_path):
 def test_not_utf8_names_the_byte(tmp_path, data, offset):
     path = tmp_path / "a.txt"
     path.write_bytes(data)
-    for read in (readers.read_text, lambda path: list(readers.read_lines(path))):
+    for read in (
+        text_readers.read_text,
+        lambda path: list(text_readers.read_lines(path)),
+    ):
         with pytest.raises(UserError, match=rf"a\.txt is not UTF-8.*offset {offset}\)"):
             read(path)
 
@@ -42,8 +45,8 @@ def test_json_lines_plain_and_packed(tmp_path):
     with gzip.open(tmp_path / "a.jsonl.gz", "wb") as file:
         file.write(data)
     for name in ("a.jsonl", "a.jsonl.gz"):
-        assert readers.is_json_lines(tmp_path / name)
-        read = list(readers.read_json_field(tmp_path / name, "text"))
+        assert text_readers.is_json_lines(tmp_path / name)
+        read = list(text_readers.read_json_field(tmp_path / name, "text"))
         assert read == [(1, "a\nb"), (3, "é")]
 
 
@@ -64,21 +67,21 @@ def test_bad_record_names_its_line(tmp_path, line, message):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "good"}\n' + line + "\n")
     with pytest.raises(UserError, match=message) as caught:
-        list(readers.read_json_field(path, "text"))
+        list(text_readers.read_json_field(path, "text"))
     assert str(path) in str(caught.value)
 
 
 def test_missing_and_broken_files(tmp_path):
     with pytest.raises(UserError, match=r"cannot read .*none\.txt"):
-        readers.read_text(tmp_path / "none.txt")
+        text_readers.read_text(tmp_path / "none.txt")
     with pytest.raises(UserError, match=r"cannot read .*none\.txt"):
-        list(readers.read_lines(tmp_path / "none.txt"))
+        list(text_readers.read_lines(tmp_path / "none.txt"))
     whole = gzip.compress(b'{"text": "a"}\n' * 100)
     for name, data in {"cut": whole[:-9], "plain": b"not packed"}.items():
         path = tmp_path / f"{name}.jsonl.gz"
         path.write_bytes(data)
         with pytest.raises(UserError, match=rf"cannot read .*{name}"):
-            list(readers.read_json_field(path, "text"))
+            list(text_readers.read_json_field(path, "text"))
 
 
 def test_all_texts_of_a_field(tmp_path):
@@ -86,10 +89,13 @@ def test_all_texts_of_a_field(tmp_path):
     path.write_text(
         '{"a": {"text": ["one", "two"]}}\n\n{"a": {"text": []}}\n{"a": null}\n'
     )
-    found = list(readers.read_json_texts(path, "a/text"))
+    found = list(text_readers.read_json_texts(path, "a/text"))
     assert found == [(1, ["one", "two"]), (3, []), (4, [])]
     path.write_text('{"summary": "short"}\n{"summary": null}\n')
-    assert list(readers.read_json_texts(path, "summary")) == [(1, ["short"]), (2, [])]
+    assert list(text_readers.read_json_texts(path, "summary")) == [
+        (1, ["short"]),
+        (2, []),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -105,4 +111,4 @@ def test_what_is_no_list_of_texts_names_its_line(tmp_path, line, field):
     path = tmp_path / "a.jsonl"
     path.write_text(line)
     with pytest.raises(UserError, match=rf"a\.jsonl, line 1 has no text .*'{field}'"):
-        list(readers.read_json_texts(path, field))
+        list(text_readers.read_json_texts(path, field))

@@ -1,4 +1,4 @@
-"""Tests of bpd_jax.ngrams.formats.fst."""
+"""Tests of bpd_jax.ngrams.formats.fst_files."""
 
 import itertools
 import math
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bpd_jax.errors import UserError
-from bpd_jax.ngrams.formats import fst
+from bpd_jax.ngrams.formats import fst_files
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.prune import prune
 from bpd_jax.ngrams.states import StateTable
@@ -20,7 +20,7 @@ END = -1
 
 def built(model: NGramModel, *, continuous: bool = False) -> "pynini.Fst":
     """The automaton of a model in pynini."""
-    data = fst.fst_bytes(model, continuous=continuous)
+    data = fst_files.fst_bytes(model, continuous=continuous)
     return pynini.Fst.read_from_string(data)
 
 
@@ -181,7 +181,7 @@ def test_states_of_histories_are_states_of_the_automaton(trigrams: NGramModel) -
 
 def test_write_and_read(trigrams: NGramModel, tmp_path: pathlib.Path) -> None:
     for name in ("one.fst", "two.fst"):
-        fst.write_fst(trigrams, tmp_path / name)
+        fst_files.write_fst(trigrams, tmp_path / name)
     data = (tmp_path / "one.fst").read_bytes()
     assert data == (tmp_path / "two.fst").read_bytes()
     read = pynini.Fst.read(str(tmp_path / "one.fst"))
@@ -192,15 +192,15 @@ def test_automata_of_other_arcs_are_refused(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "other.fst"
     pynini.accep("a", arc_type="log").write(str(path))
     with pytest.raises(UserError, match="not a vector automaton"):
-        fst.model_from_fst(path)
+        fst_files.model_from_fst(path)
 
 
 def test_an_arc_to_nowhere_is_refused(
     trigrams: NGramModel, tmp_path: pathlib.Path
 ) -> None:
-    data = bytearray(fst.fst_bytes(trigrams))
+    data = bytearray(fst_files.fst_bytes(trigrams))
     data[-4:] = (10**6).to_bytes(4, "little")
     path = tmp_path / "model.fst"
     path.write_bytes(data)
     with pytest.raises(UserError, match="damaged"):
-        fst.model_from_fst(path)
+        fst_files.model_from_fst(path)

@@ -10,7 +10,7 @@ import string
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from bpd_jax.data.spec import (
+from bpd_jax.data.text_task import (
     SPLITS,
     TextTask,
     check_count,
@@ -235,10 +235,10 @@ class ExampleTask:
         )
 
 
-Task: TypeAlias = TextTask | ExampleTask
+DataTask: TypeAlias = TextTask | ExampleTask
 
 
-def task_from_json(fields: Mapping[str, object]) -> Task:
+def task_from_json(fields: Mapping[str, object]) -> DataTask:
     """Returns the task whose fields these are, as `dataclasses.asdict` gives them.
 
     Raises:

@@ -15,8 +15,8 @@ from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.rotary import RotaryConfig
-from bpd_jax.pretrained.hf import open_folder
-from bpd_jax.pretrained.weights import load_trunk
+from bpd_jax.pretrained.huggingface import open_folder
+from bpd_jax.pretrained.load_parameters import load_trunk
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 NAMES = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
@@ -219,7 +219,7 @@ def test_damaged_files_are_named(folder):
     (path / "tokenizer.json").write_text('{"model": 3}')
     refused(path, r"tokenizer\.json is not a tokenizer\.json: ")
     for content, fault in (
-        (b"\xff\xfe", "a text file"),
+        (b"\xff\xfe", "valid JSON"),
         (b"[]", "a JSON object"),
         (b"[" * 100_000, "valid JSON"),
     ):
@@ -258,8 +258,8 @@ def test_tensors_of_integers_are_refused(folder):
             {"chat_template": [{"name": ["default"], "template": ["x"]}]},
             "chat_template in .* must be a text",
         ),
-        ("tokenizer_config.json", {"bos_token": "\ud800"}, "lone surrogate"),
-        ("config.json", {"model_type": "\udfff"}, "lone surrogate"),
+        ("tokenizer_config.json", {"bos_token": "\ud800"}, "surrogates"),
+        ("config.json", {"model_type": "\udfff"}, "surrogates"),
         (
             "config.json",
             {

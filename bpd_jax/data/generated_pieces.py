@@ -11,7 +11,7 @@ import numpy as np
 
 from bpd_jax.data.corpora import EmptySplitError, fraction_of
 from bpd_jax.data.generations import Generations
-from bpd_jax.data.spec import ALL, SPLITS, check_split
+from bpd_jax.data.text_task import ALL, SPLITS, check_split
 
 
 def split_texts(

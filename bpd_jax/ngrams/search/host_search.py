@@ -9,7 +9,7 @@ from bpd_jax import progress
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.model import NGramModel
-from bpd_jax.ngrams.search.finite import check_alpha, with_finite_scores
+from bpd_jax.ngrams.search.finite_scores import check_alpha, with_finite_scores
 
 # Nodes of the graph of one lattice that there is room for at first.
 _ROOM = 4096

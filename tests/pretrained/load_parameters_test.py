@@ -13,9 +13,9 @@ from bpd_jax.errors import UserError
 from bpd_jax.models.config import TransformerConfig
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.models.rotary import RotaryConfig
-from bpd_jax.pretrained.hf import open_folder
-from bpd_jax.pretrained.layout import llama_layout
-from bpd_jax.pretrained.weights import load_trunk
+from bpd_jax.pretrained.huggingface import open_folder
+from bpd_jax.pretrained.llama_layout import llama_layout
+from bpd_jax.pretrained.load_parameters import load_trunk
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 

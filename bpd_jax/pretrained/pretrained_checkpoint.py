@@ -6,8 +6,8 @@ from collections.abc import Mapping
 import tokenizers
 
 from bpd_jax.models.config import TransformerConfig
-from bpd_jax.pretrained.layout import Origin, Path
-from bpd_jax.pretrained.weights import Tensors
+from bpd_jax.pretrained.llama_layout import Origin, Path
+from bpd_jax.pretrained.load_parameters import Tensors
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

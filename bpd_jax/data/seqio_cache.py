@@ -10,10 +10,10 @@ import os
 from typing import Any
 
 from bpd_jax.data import corpora, examples
-from bpd_jax.data.example_spec import ExampleTask, Task
-from bpd_jax.data.quiet import seqio, tf
-from bpd_jax.data.spec import SPLITS
+from bpd_jax.data.example_task import DataTask, ExampleTask
+from bpd_jax.data.quiet_tensorflow import seqio, tf
 from bpd_jax.data.task_tokenizer import vocabulary_key
+from bpd_jax.data.text_task import SPLITS
 from bpd_jax.errors import UserError
 
 # Says, beside the files of a split, what they were made from.
@@ -21,7 +21,7 @@ ABOUT = "task.json"
 COMPLETED = "COMPLETED"
 
 
-def use_cache(task: Task, cache_dir: str) -> None:
+def use_cache(task: DataTask, cache_dir: str) -> None:
     """Lets `use_cached=True` of the task's seqio task read from `cache_dir`.
 
     Raises:
@@ -38,11 +38,11 @@ def use_cache(task: Task, cache_dir: str) -> None:
     seqio.set_global_cache_dirs([cache_dir])
 
 
-def _name(task: Task) -> str:
+def _name(task: DataTask) -> str:
     return task.seqio_name if isinstance(task, ExampleTask) else task.name
 
 
-def cache_folder(task: Task, cache_dir: str) -> str:
+def cache_folder(task: DataTask, cache_dir: str) -> str:
     """The folder of a task's cache."""
     return os.path.join(cache_dir, seqio.get_task_dir_from_name(_name(task)))
 
@@ -52,12 +52,12 @@ def is_complete(folder: str) -> bool:
     return tf.io.gfile.exists(os.path.join(folder, COMPLETED))
 
 
-def splits_of(task: Task) -> tuple[str, ...]:
+def splits_of(task: DataTask) -> tuple[str, ...]:
     """The splits that are cached."""
     return examples.found_splits(task) if isinstance(task, ExampleTask) else SPLITS
 
 
-def about(task: Task) -> dict[str, Any]:
+def about(task: DataTask) -> dict[str, Any]:
     """What a cache depends on; JSON."""
     if isinstance(task, ExampleTask):
         sources = {
@@ -77,7 +77,7 @@ def about(task: Task) -> dict[str, Any]:
     }
 
 
-def check_fits(task: Task, folder: str) -> None:
+def check_fits(task: DataTask, folder: str) -> None:
     """Raises a `UserError` unless the folder is the cache of this very task."""
     path = os.path.join(folder, ABOUT)
     try:

