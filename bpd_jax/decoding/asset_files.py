@@ -20,7 +20,7 @@ from bpd_jax.models.refiner_files import LoadedRefiner, check_fits, load_refiner
 from bpd_jax.ngrams.formats import load_model as ngram_files
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.pretrained.drafter_import import import_drafter
-from bpd_jax.pretrained.drafter_layout import CONFIG
+from bpd_jax.pretrained.safetensors_files import CONFIG
 
 # What `bpd_jax.tune` found out about a model.
 TUNING = "drafting.json"

@@ -18,7 +18,6 @@ from bpd_jax.models.heads import softmax_rows
 from bpd_jax.models.heads_files import check_vocabulary, fingerprint
 from bpd_jax.pretrained.drafter_description import describe
 from bpd_jax.pretrained.drafter_layout import (
-    CONFIG,
     DRAFT_TO_TARGET,
     EMBEDDING,
     SOFTMAX,
@@ -28,7 +27,11 @@ from bpd_jax.pretrained.drafter_layout import (
 )
 from bpd_jax.pretrained.json_files import Fields
 from bpd_jax.pretrained.load_parameters import read_tensor
-from bpd_jax.pretrained.safetensors_files import SafetensorsFiles, open_checkpoint
+from bpd_jax.pretrained.safetensors_files import (
+    CONFIG,
+    SafetensorsFiles,
+    open_checkpoint,
+)
 from bpd_jax.typing import Array, Params
 
 # Rows of a vocabulary that are compared at once.

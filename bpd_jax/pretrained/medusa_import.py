@@ -11,14 +11,13 @@ from bpd_jax.errors import UserError
 from bpd_jax.models.config import BlockHeadsConfig, TransformerConfig
 from bpd_jax.pretrained.json_files import Fields
 from bpd_jax.pretrained.medusa_layout import (
-    CONFIG,
     LAYOUTS,
     MEDUSA,
     TOKEN_MAP,
     VLLM,
     Layout,
 )
-from bpd_jax.pretrained.safetensors_files import SafetensorsFiles
+from bpd_jax.pretrained.safetensors_files import CONFIG, SafetensorsFiles
 
 _PREFIXES = ("medusa_head.", "medusa_heads.")
 _CONVERT = (
