@@ -10,7 +10,7 @@ import seqio
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
-from bpd_jax.data import seqio_example_tasks, seqio_tasks
+from bpd_jax.data import seqio_example_tasks, seqio_tasks, tfds_source
 from bpd_jax.data.example_task import DATASETS, ExampleTask
 from bpd_jax.data.examples import example_files, read_examples
 from bpd_jax.data.tokenizer import gpt3_tokenizer
@@ -150,17 +150,17 @@ def test_limit_over_shards(squad_task):
 
 
 def test_a_limit_is_a_slice_of_tensorflow_datasets():
-    source = seqio_example_tasks.TfdsSource(ExampleTask("xsum", max_examples=7))
+    source = tfds_source.TfdsSource(ExampleTask("xsum", max_examples=7))
     assert source.tfds_dataset._map_split("validation") == "validation[:7]"
 
 
 def test_validation_is_the_end_of_train():
-    source = seqio_example_tasks.TfdsSource(
+    source = tfds_source.TfdsSource(
         ExampleTask("squad", validation_from="train", validation_fraction=0.05)
     )
     splits = [source.tfds_dataset._map_split(s) for s in ("train", "validation")]
     assert splits == ["train[:95%]", "train[95%:]"]
-    few = seqio_example_tasks.TfdsSource(
+    few = tfds_source.TfdsSource(
         ExampleTask("squad", validation_from="train", max_examples=7)
     )
     splits = [few.tfds_dataset._map_split(s) for s in ("train", "validation")]
@@ -223,9 +223,9 @@ def test_a_data_set_that_is_on_disk(tmp_path, monkeypatch):
         assert all(parts)
         together = [str(example) for part in parts for example in part]
         assert sorted(together) == sorted(map(str, found))
-    assert sorted(
-        map(str, seqio_example_tasks.tfds_records(on_disk, "validation"))
-    ) == (sorted(map(str, lines)))
+    assert sorted(map(str, tfds_source.tfds_records(on_disk, "validation"))) == (
+        sorted(map(str, lines))
+    )
     # Studies read it as well, and of the two kinds of records the JSON Lines.
     sources = read_sources(tmp_path, "xsum")
     assert sorted((s.document, *s.references) for s in sources) == sorted(

@@ -20,7 +20,6 @@ from bpd_jax.ngrams.text_blocks import line_blocks
 _HIGHEST_ID = np.iinfo(np.int32).max
 _NPY_MAGIC = b"\x93NUMPY"
 _ARRAY_BLOCK = 1 << 21  # tokens
-_SHOWN = 40  # characters
 
 
 def read_batches(
@@ -145,7 +144,7 @@ def _text_lines(path: pathlib.Path, label: str | None) -> Iterator[TokenBatch]:
 
 def _refuse_line(path: pathlib.Path, number: int, line: bytes) -> NoReturn:
     wrong = next(field for field in line.split() if parse_id(field) < 0)
-    text = shortened(wrong.decode("utf-8", "backslashreplace"))
+    text = wrong.decode("utf-8", "backslashreplace")
     raise UserError(
         f"{path}, line {number}: {text!r} is no token id; ids are decimal numbers "
         "with blanks between them."
@@ -159,8 +158,3 @@ def parse_id(field: bytes) -> int:
         return -1
     token = int(digits or b"0")
     return token if token <= _HIGHEST_ID else -1
-
-
-def shortened(text: str) -> str:
-    """Returns the beginning of a text, for an error message."""
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -43,7 +43,7 @@ def test_lines_become_sequences(tmp_path: pathlib.Path) -> None:
         (b"1 \xff", r"line 2: '\\\\xff' is no token id"),
         ("٣".encode(), "line 2: '٣' is no token id"),
         (b"7 99999999999", "line 2: '99999999999' is no token id"),
-        (b"7 " + b"9" * 5000, f"line 2: '{'9' * 40}...' is no token id"),
+        (b"7 " + b"9" * 5000, r"line 2: '9+ … 9+' is no token id"),
         (b"0" * 5000 + b"7 x", "line 2: 'x' is no token id"),
     ],
 )
