@@ -15,6 +15,9 @@ from bpd_jax.pretrained.llama_layout import Origin, Path, llama_layout
 from bpd_jax.pretrained.pretrained_checkpoint import Checkpoint
 from bpd_jax.pretrained.safetensors_files import SafetensorsFiles, open_checkpoint
 
+# The longest tokenizer.json of a published model has a few tens of megabytes.
+_MOST_BYTES = 100_000_000
+
 
 def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
     """Opens a folder with config.json, safetensors files and tokenizer.json.
@@ -73,6 +76,12 @@ def _layout(
     return layout
 
 
+def _read_text(path: pathlib.Path) -> str:
+    if path.stat().st_size > _MOST_BYTES:
+        raise UserError(f"{path} is larger than {_MOST_BYTES:,} bytes: wrong file?")
+    return read_text(path)
+
+
 def _read_tokenizer(folder: pathlib.Path) -> tokenizers.Tokenizer:
     path = folder / "tokenizer.json"
     if not path.is_file():
@@ -80,7 +89,7 @@ def _read_tokenizer(folder: pathlib.Path) -> tokenizers.Tokenizer:
             f"{folder} has no tokenizer.json, and older files (tokenizer.model, "
             "vocab.json) are not read: load and save its tokenizer with transformers."
         )
-    text = read_text(path)
+    text = _read_text(path)
     with library_errors(f"{path} is not a tokenizer.json"):
         tokenizer = tokenizers.Tokenizer.from_str(text)
         # Padding to a fixed length takes as much memory as the file asks for.
@@ -153,7 +162,7 @@ def _end_tokens(
 def _chat_template(folder: pathlib.Path, settings: Fields) -> str | None:
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return read_text(path)
+        return _read_text(path)
     templates = settings.items("chat_template")
     named = {
         str(template.get("name")): template.get("template")

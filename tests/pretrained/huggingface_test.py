@@ -227,6 +227,13 @@ def test_damaged_files_are_named(folder):
         refused(path, rf"config\.json is not {fault}")
 
 
+def test_a_tokenizer_of_gigabytes_is_not_read(folder):
+    path = folder()
+    with (path / "tokenizer.json").open("r+b") as file:
+        file.truncate(2**33)  # Takes no space on the disk.
+    refused(path, r"tokenizer\.json is larger than 100,000,000 bytes")
+
+
 def test_a_model_of_other_sizes_is_refused(folder):
     path = folder()
     edit(path / "config.json", intermediate_size=25)
