@@ -13,7 +13,7 @@ from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import Generation, check_prompts
 from bpd_jax.decoding.loading import LoadedModel, Message, load_model
 from bpd_jax.decoding.methods import Method, parse_method
-from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
 from bpd_jax.decoding.payoff import choose_method
 from bpd_jax.decoding.stopping import cut_at_stop
 from bpd_jax.drafting.assets import Assets
@@ -31,7 +31,11 @@ class LanguageModel:
     assets: Assets
 
     def decoder(
-        self, *, lattice_width: int = 16, alpha: float = 1.0, mesh: Mesh | None = None
+        self,
+        *,
+        lattice_width: int = DecodeConfig.lattice_width,
+        alpha: float = DecodeConfig.alpha,
+        mesh: Mesh | None = None,
     ) -> Decoder:
         """Binds the model to its methods; see `Decoder`."""
         loaded = self.loaded
@@ -117,8 +121,8 @@ def generate(
     prompts: Sequence[Prompt],
     method: str | None = None,
     *,
-    lattice_width: int = 16,
-    alpha: float = 1.0,
+    lattice_width: int = DecodeConfig.lattice_width,
+    alpha: float = DecodeConfig.alpha,
     mesh: Mesh | None = None,
     on_progress: Callable[[int], object] = lambda tokens: None,
     **options: Any,
@@ -165,8 +169,8 @@ def stream(
     prompt: Prompt,
     method: str | None = None,
     *,
-    lattice_width: int = 16,
-    alpha: float = 1.0,
+    lattice_width: int = DecodeConfig.lattice_width,
+    alpha: float = DecodeConfig.alpha,
     **options: Any,
 ) -> Iterator[str]:
     """Decodes one prompt and yields its text as it comes; see `generate`."""

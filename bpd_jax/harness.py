@@ -14,9 +14,10 @@ import numpy as np
 
 from bpd_jax import api, progress
 from bpd_jax.decoding.methods import parse_method
-from bpd_jax.decoding.options import DecodeOptions, check_whole_number
+from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.scoring import Score, score_texts
+from bpd_jax.settings import check_value, integer
 
 # A child of the harness's own logger, so that its level holds here too.
 _LOG = logging.getLogger("lm_eval.bpd_jax")
@@ -52,8 +53,8 @@ class HarnessModel:
         batch_size: int | str = 1,
         max_gen_toks: int = 256,
         max_length: int | None = None,
-        lattice_width: int = 16,
-        alpha: float = 1.0,
+        lattice_width: int = DecodeConfig.lattice_width,
+        alpha: float = DecodeConfig.alpha,
         precision: str | None = None,
         seed: int = 0,
         **assets: str,
@@ -86,8 +87,8 @@ class HarnessModel:
             raise UserError("the model argument 'model' is missing: give model=NAME.")
         if isinstance(batch_size, str) and batch_size.isdecimal():
             batch_size = int(batch_size)
-        check_whole_number("batch_size", batch_size)
-        check_whole_number("max_gen_toks", max_gen_toks)
+        check_value("batch_size", batch_size, integer(1))
+        check_value("max_gen_toks", max_gen_toks, integer(1))
         if method is not None:
             parse_method(method)  # Validates it before loading the model.
         self.lm = api.load(model, heads=heads, chat=True, **assets)
@@ -97,7 +98,7 @@ class HarnessModel:
         config = self.lm.loaded.functions.config
         longest = config.trunk.max_length
         if max_length is not None:
-            check_whole_number("max_length", max_length, 2, longest + 1)
+            check_value("max_length", max_length, integer(2, longest))
         self.max_length = max_length or longest
         self.method = method or ("greedy" if config.block_size == 1 else "bpd")
         self.lattice_width, self.alpha = lattice_width, alpha

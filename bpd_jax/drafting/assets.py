@@ -108,16 +108,19 @@ class AssetKind:
 
     Attributes:
       folder: in a model's own folder.
+      help: of its flag.
       how_to_make: completes the sentence "method … needs".
     """
 
     folder: str
+    help: str
     how_to_make: str
 
 
-def _refiner(kind: str) -> AssetKind:
+def _refiner(kind: str, about: str) -> AssetKind:
     return AssetKind(
         f"refiners/{kind}",
+        f"folder of {about}.",
         f"a trained {kind} refiner: train one with python -m bpd_jax.train_refiner "
         f"--kind={kind} and pass its folder as --{kind}.",
     )
@@ -126,24 +129,30 @@ def _refiner(kind: str) -> AssetKind:
 KINDS = {
     "ngram": AssetKind(
         "ngram",
+        "folder of an n-gram model, or a file of one: ARPA with token ids, or OpenFst "
+        "(.fst). Default of this and the following flags: that of the model's folder.",
         "an n-gram model: build one with python -m bpd_jax.build_ngram and pass its "
         "folder as --ngram.",
     ),
     "rescorer": AssetKind(
         "rescorer",
+        "run folder of a small LM, for the refiner neural.",
         "a small language model: train one on the same tokens with python -m "
         "bpd_jax.train and pass its run folder as --rescorer.",
     ),
     "draft_model": AssetKind(
         "draft_model",
+        "run folder of a smaller LM, for draft_model.",
         "a smaller language model: train one on the same tokens with python -m "
         "bpd_jax.train and pass its run folder as --draft_model.",
     ),
-    "markov": _refiner("markov"),
-    "recurrent": _refiner("recurrent"),
-    "hydra": _refiner("hydra"),
+    "markov": _refiner("markov", "a Markov refiner"),
+    "recurrent": _refiner("recurrent", "a recurrent refiner"),
+    "hydra": _refiner("hydra", "trained Hydra heads"),
     "drafter": AssetKind(
         "drafter",
+        "folder of a block drafter, for the source block: trained here, or published "
+        "(dflash or dspark of speculators, z-lab or DeepSpec).",
         "a block drafter: train one with python -m bpd_jax.train and a drafter's gin "
         "file (docs/pretrained.md), and pass its folder as --drafter.",
     ),

@@ -26,7 +26,13 @@ MODEL = BlockwiseConfig(
     BlockHeadsConfig(num_heads=3, hidden=48),
 )
 SHAPES = DecodeShapes(
-    batch_size=4, prompt=16, new_tokens=8, drafts=4, width=4, ngrams=1000, order=3
+    batch_size=4,
+    prompt_tokens=16,
+    max_new_tokens=8,
+    drafts=4,
+    lattice_width=4,
+    num_ngrams=1000,
+    ngram_order=3,
 )
 
 
@@ -104,7 +110,7 @@ def test_a_decode_step_holds_its_ngrams():
         ),
         (
             {"model": 8},
-            lambda mesh: ngram_shapes(MODEL, DecodeShapes(ngrams=100), mesh),
+            lambda mesh: ngram_shapes(MODEL, DecodeShapes(num_ngrams=100), mesh),
             r"--num_ngrams=100 and --ngram_order=4: .* the 274 unigrams",
         ),
     ],
