@@ -234,7 +234,8 @@ def main() -> None:
     if RANDOM_MODEL.value:
         decoder, prompts = random_model(RANDOM_MODEL.value, config)
     else:
-        loaded, decoder, config = decode_flags.load(config)
+        lm, decoder, config = decode_flags.load(config)
+        loaded = lm.loaded
         prompts = [loaded.encode_prompt(t) for t in decode_flags.prompt_texts()]
         if not prompts:
             prompts = loaded.held_out(NUM_PROMPTS.value, PROMPT_TOKENS.value)

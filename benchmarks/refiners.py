@@ -56,7 +56,8 @@ OUTPUT = flags.DEFINE_string("output", "benchmarks/results/refiners.json", "file
 
 def main() -> None:
     """Replays, prints, writes."""
-    loaded, decoder, config = decode_flags.load(decode_flags.config())
+    lm, decoder, config = decode_flags.load(decode_flags.config())
+    loaded = lm.loaded
     bpd = parse_method("bpd")
     asked = dict.fromkeys([bpd, *map(parse_method, METHODS.value)])
     groups = _groups(loaded)

@@ -7,11 +7,9 @@ import dataclasses
 
 from absl import flags
 
-from bpd_jax import cli, configuration, progress
+from bpd_jax import api, cli, configuration, progress
 from bpd_jax.data.prompts import read_prompts_file
-from bpd_jax.decoding.asset_files import load_assets
 from bpd_jax.decoding.decoder import Decoder
-from bpd_jax.decoding.loading import LoadedModel, load_model
 from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
 from bpd_jax.drafting.assets import KINDS
 from bpd_jax.models.config import DTYPES
@@ -64,29 +62,23 @@ def config() -> DecodeConfig:
     return dataclasses.replace(config, options=options, **cli.flag_values(DecodeConfig))
 
 
-def load(config: DecodeConfig) -> tuple[LoadedModel, Decoder, DecodeConfig]:
+def load(config: DecodeConfig) -> tuple[api.LanguageModel, Decoder, DecodeConfig]:
     """The model that the flags name, and a decoder of it.
 
     Returns:
       The options know the end-of-text token now.
     """
-    loaded = load_model(cli.required("model"), HEADS.value, WEIGHTS.value)
-    if not CHAT.value:
-        loaded = loaded.without_chat()
-    given = {name: flags.FLAGS[name].value for name in KINDS}
-    assets = load_assets(loaded, given)
-    if PRECISION.value:
-        loaded = loaded.in_precision(PRECISION.value)
-    options = dataclasses.replace(config.options, end_of_text=loaded.end_of_text)
-    decoder = Decoder(
-        loaded.functions,
-        loaded.params_for_decoding(),
-        width=config.lattice_width,
-        alpha=config.alpha,
-        assets=assets,
-        token_bytes=loaded.token_bytes,
+    lm = api.load(
+        cli.required("model"),
+        heads=HEADS.value,
+        weights=WEIGHTS.value,
+        chat=CHAT.value,
+        precision=PRECISION.value,
+        **{name: flags.FLAGS[name].value for name in KINDS},
     )
-    return loaded, decoder, dataclasses.replace(config, options=options)
+    options = dataclasses.replace(config.options, end_of_text=lm.loaded.end_of_text)
+    decoder = lm.decoder(lattice_width=config.lattice_width, alpha=config.alpha)
+    return lm, decoder, dataclasses.replace(config, options=options)
 
 
 def prompt_texts() -> list[str]:

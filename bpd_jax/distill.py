@@ -62,7 +62,8 @@ def main() -> None:
             "there is nothing to continue: give --prompts_file, or "
             "--made_up_prompts=1000 if the model converses."
         )
-    loaded, decoder, config = decode_flags.load(decode_flags.config())
+    lm, decoder, config = decode_flags.load(decode_flags.config())
+    loaded = lm.loaded
     options = config.options
     if not options.lossless:
         raise UserError(

@@ -57,7 +57,7 @@ class HarnessModel:
         alpha: float = DecodeConfig.alpha,
         precision: str | None = None,
         seed: int = 0,
-        **assets: str,
+        **assets: Any,
     ) -> None:
         """Loads a model.
 
@@ -91,10 +91,7 @@ class HarnessModel:
         check_value("max_gen_toks", max_gen_toks, integer(1))
         if method is not None:
             parse_method(method)  # Validates it before loading the model.
-        self.lm = api.load(model, heads=heads, chat=True, **assets)
-        if precision:
-            loaded = self.lm.loaded.in_precision(precision)
-            self.lm = dataclasses.replace(self.lm, loaded=loaded)
+        self.lm = api.load(model, heads=heads, precision=precision, **assets)
         config = self.lm.loaded.functions.config
         longest = config.trunk.max_length
         if max_length is not None:

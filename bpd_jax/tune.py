@@ -53,7 +53,8 @@ def main() -> None:
     if not sizes or min(sizes) < 1:
         raise UserError("--batch_sizes must name numbers of 1 or more, as in 1,8.")
     methods = [parse_method(name) for name in METHODS.value if name.strip()]
-    loaded, decoder, config = decode_flags.load(decode_flags.config())
+    lm, decoder, config = decode_flags.load(decode_flags.config())
+    loaded = lm.loaded
     if config.options.temperature != 0:
         raise UserError("tune decodes greedily: leave the temperature at 0.")
     given = decode_flags.prompt_texts()

@@ -39,6 +39,7 @@ LAYERS = [
     "training",
     "drafting",
     "decoding",
+    "api",
     "evaluation",
     "reporting",
     "studies",

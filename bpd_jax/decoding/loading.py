@@ -1,6 +1,7 @@
 """From a name on the command line to a model that decodes."""
 
 import dataclasses
+import functools
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -26,9 +27,6 @@ from bpd_jax.models.heads_files import (
 from bpd_jax.models.products import cast_matrices, transposed_kernels
 from bpd_jax.pretrained.checkpoint import Checkpoint
 from bpd_jax.pretrained.known import PACKAGED, find_packaged
-from bpd_jax.pretrained.parts import joined_file
-from bpd_jax.pretrained.weights import load_trunk
-from bpd_jax.training.slim import load_run_parameters, selected_step
 from bpd_jax.typing import Params
 
 # Models of our own that `--model` knows, and where `make` puts them.
@@ -122,7 +120,8 @@ class LoadedModel:
             params=cast_matrices(self.params, dtype),
         )
 
-    def params_for_decoding(self) -> Params:
+    @functools.cached_property
+    def decoding_params(self) -> Params:
         """The parameters in the layout in which this device reads them fastest."""
         bfloat16 = self.functions.config.trunk.dtype == "bfloat16"
         if not bfloat16 or jax.default_backend() != "cpu":
@@ -195,6 +194,8 @@ def load_model(
       UserError: there is no model, it is damaged, or the heads are not its own.
     """
     if weights is not None:
+        from bpd_jax.pretrained.parts import joined_file
+
         if name not in PACKAGED:
             raise UserError(
                 f"--weights is for {', '.join(PACKAGED)}; {name} has files of its own."
@@ -222,6 +223,9 @@ def load_model(
 
 
 def _load_run(folder: pathlib.Path) -> LoadedModel:
+    # Late, like the formats below: a model is loaded by the modules of its kind alone.
+    from bpd_jax.training.slim import load_run_parameters, selected_step
+
     step = None
     if folder.parent.name == "checkpoints" and folder.name.isdigit():
         step = int(folder.name)
@@ -256,6 +260,8 @@ def open_checkpoint(path: pathlib.Path) -> Checkpoint:
 
 
 def _load_pretrained(name: str, path: pathlib.Path, heads: str | None) -> LoadedModel:
+    from bpd_jax.pretrained.weights import load_trunk
+
     found = open_checkpoint(path)
     tokens = found.tokenizer.get_vocab_size(with_added_tokens=False)
     if tokens > found.config.vocab_size:
