@@ -30,7 +30,7 @@ from bpd_jax.decoding.generate import Generation, Task
 from bpd_jax.decoding.loop import decode_on_device
 from bpd_jax.decoding.methods import Method, parse_method
 from bpd_jax.decoding.options import VERIFICATIONS, DecodeConfig, DecodeOptions
-from bpd_jax.decoding.payoff import measure_drafting, measure_passes
+from bpd_jax.decoding.speedup import measure_drafting, measure_passes
 from bpd_jax.decoding.state import DecodeState
 from bpd_jax.decoding.verification import laid_out
 from bpd_jax.drafting.assets import Assets

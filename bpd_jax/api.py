@@ -229,7 +229,7 @@ def resolve(
     method = parse_method(name or lm.loaded.default_method)
     if method.kind != "auto":
         return method
-    from bpd_jax.decoding.payoff import candidate_methods, choose_method
+    from bpd_jax.decoding.speedup import candidate_methods, choose_method
 
     check_prompts(decoder.model, prompts, options)
     tuned = tuned_method(lm, options.batch_size)
@@ -263,7 +263,7 @@ def resolve(
 
 def tuned_method(lm: LanguageModel, batch_size: int) -> Method | None:
     """What `bpd_jax.tune` chose on this device for a batch size, if it has run."""
-    from bpd_jax.decoding.payoff import device, tuned_choice
+    from bpd_jax.decoding.speedup import device, tuned_choice
 
     path = own_tuning(lm.loaded)
     return None if path is None else tuned_choice(path, device(), batch_size)

@@ -22,14 +22,14 @@ from bpd_jax import cli, decode_flags, files, progress
 from bpd_jax.decoding.asset_files import TUNING
 from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.decoding.methods import Method, parse_method
-from bpd_jax.decoding.payoff import (
+from bpd_jax.decoding.replay import record
+from bpd_jax.decoding.speedup import (
     Choice,
     Prediction,
     candidate_methods,
     check_methods,
     predict,
 )
-from bpd_jax.decoding.replay import record
 from bpd_jax.errors import UserError
 from bpd_jax.reporting import build
 

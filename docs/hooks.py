@@ -36,7 +36,7 @@ COMMANDS = (
     "bpd_jax.export",
     "bpd_jax.import_heads",
     "bpd_jax.train_refiner",
-    "bpd_jax.slim",
+    "bpd_jax.export_params",
     "experiments.run",
     "experiments.finetune.run",
     "experiments.sweeps.run",

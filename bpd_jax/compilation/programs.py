@@ -11,9 +11,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bpd_jax.data.rows import Batch
-from bpd_jax.decoding.choice import row_keys
 from bpd_jax.decoding.loop import Weights, decode_on_device, prefill
 from bpd_jax.decoding.options import DecodeConfig, StepOptions
+from bpd_jax.decoding.sampling import row_keys
 from bpd_jax.drafting.path_drafter import PathDrafter
 from bpd_jax.drafting.paths import Paths
 from bpd_jax.drafting.refiners.ngram import NGramArrays, NGramRefiner

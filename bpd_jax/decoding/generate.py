@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bpd_jax.decoding.choice import row_keys
 from bpd_jax.decoding.loop import Weights, decode_loop, prefill
 from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.decoding.sampling import row_keys
 from bpd_jax.decoding.state import DecodeState
 from bpd_jax.decoding.stopping import StopTable
 from bpd_jax.drafting.interface import Drafter

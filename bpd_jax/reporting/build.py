@@ -13,7 +13,7 @@ import numpy as np
 from bpd_jax import files
 from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeOptions
-from bpd_jax.decoding.payoff import device as device
+from bpd_jax.decoding.speedup import device as device
 from bpd_jax.decoding.stopping import cut_at_stop
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.blocks import BlockView
