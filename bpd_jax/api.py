@@ -49,7 +49,7 @@ class LanguageModel:
         loaded = self.loaded
         return Decoder(
             loaded.functions,
-            loaded.decoding_params,
+            loaded.params,
             width=lattice_width,
             alpha=alpha,
             assets=self.assets,
@@ -130,9 +130,8 @@ def load(
     loaded = load_model(name, heads, weights)
     loaded = loaded if chat else loaded.without_chat()
     lm = LanguageModel.of(loaded, assets)
-    if precision:
-        lm = dataclasses.replace(lm, loaded=loaded.in_precision(precision))
-    return lm
+    loaded = loaded.in_precision(precision) if precision else loaded
+    return dataclasses.replace(lm, loaded=loaded.for_decoding())
 
 
 def generate(
