@@ -11,7 +11,7 @@ from bpd_jax import api, cli, configuration, progress
 from bpd_jax.data.prompts import read_prompts_file
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
-from bpd_jax.drafting.assets import KINDS
+from bpd_jax.drafting.assets import AssetPaths
 from bpd_jax.models.config import DTYPES
 
 MODEL = flags.DEFINE_string(
@@ -51,8 +51,7 @@ cli.define_flags(
     DecodeOptions, "temperature", "top_k", "top_p", "acceptance", "seed", "stop"
 )
 cli.define_flags(DecodeConfig, "lattice_width", "alpha")
-for _name, _kind in KINDS.items():
-    flags.DEFINE_string(_name, None, _kind.help)
+cli.define_flags(AssetPaths)
 
 
 def config() -> DecodeConfig:
@@ -74,7 +73,7 @@ def load(config: DecodeConfig) -> tuple[api.LanguageModel, Decoder, DecodeConfig
         weights=WEIGHTS.value,
         chat=CHAT.value,
         precision=PRECISION.value,
-        **{name: flags.FLAGS[name].value for name in KINDS},
+        **cli.flag_values(AssetPaths),
     )
     options = dataclasses.replace(config.options, end_of_text=lm.loaded.end_of_text)
     decoder = lm.decoder(lattice_width=config.lattice_width, alpha=config.alpha)

@@ -273,19 +273,25 @@ def fields_of(settings: Any) -> dict[str, dataclasses.Field]:
 
 @functools.cache
 def help_of(kind: type) -> dict[str, str]:
-    """The help of every field: its entry under `Attributes` in the docstrings."""
+    """The help of every field, from the docstrings of the class and its bases."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
-        text = inspect.cleandoc(base.__dict__.get("__doc__") or "")
-        _, _, entries = text.partition("\nAttributes:\n")
-        section = re.split(r"\n\n?(?=\S)", entries, maxsplit=1)[0]
-        for entry in re.split(r"\n(?=  \S)", section):
-            names, _, about = entry.strip().partition(": ")
-            for name in names.split(", ") if names else ():
-                found[name] = " ".join(about.split())
+        found |= documented_attributes(base.__dict__.get("__doc__") or "")
     if dataclasses.is_dataclass(kind):
         for field in dataclasses.fields(kind):
             found[field.name] = field.metadata.get("help", found.get(field.name, ""))
+    return found
+
+
+def documented_attributes(docstring: str) -> dict[str, str]:
+    """The entries under `Attributes` in a docstring, each on one line, by name."""
+    _, _, entries = inspect.cleandoc(docstring).partition("\nAttributes:\n")
+    section = re.split(r"\n\n?(?=\S)", entries, maxsplit=1)[0]
+    found = {}
+    for entry in re.split(r"\n(?=  \S)", section):
+        names, _, about = entry.strip().partition(": ")
+        for name in names.split(", ") if names else ():
+            found[name] = " ".join(about.split())
     return found
 
 
