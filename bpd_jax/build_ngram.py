@@ -20,7 +20,8 @@ from rich.table import Table
 
 from bpd_jax import cli
 from bpd_jax.ngrams import storage
-from bpd_jax.ngrams.build import Measure, Report, Settings, build
+from bpd_jax.ngrams.build import Measure, Report, build
+from bpd_jax.ngrams.settings import Settings
 
 cli.define_flags(Settings)
 
