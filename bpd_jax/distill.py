@@ -31,14 +31,17 @@ from bpd_jax.errors import UserError
 
 OUTPUT = flags.DEFINE_string("output", None, "folder of the texts.")
 MADE_UP = flags.DEFINE_integer(
-    "made_up_prompts", 0, "prompts that the model makes up, besides those of files."
+    "made_up_prompts",
+    0,
+    "prompts that the model makes up, besides those of files.",
+    lower_bound=0,
 )
 MADE_UP_TOKENS = flags.DEFINE_integer(
-    "made_up_tokens", 64, "the most tokens of a made-up prompt."
+    "made_up_tokens", 64, "the most tokens of a made-up prompt.", lower_bound=1
 )
 METHOD = flags.DEFINE_string("method", GREEDY.name, "how to draft: any lossless one.")
 LONGEST = flags.DEFINE_integer(
-    "longest_prompt", 512, "longer prompts, in tokens, are left out."
+    "longest_prompt", 512, "longer prompts, in tokens, are left out.", lower_bound=1
 )
 ANSWERED = flags.DEFINE_multi_string(
     "answered",

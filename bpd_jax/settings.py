@@ -1,4 +1,4 @@
-"""Validated: one dataclass field declares type, default, check and help.
+"""Settings: one dataclass field declares type, default, check and help.
 
     @dataclasses.dataclass(frozen=True)
     class Decoding(Validated):

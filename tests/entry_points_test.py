@@ -186,7 +186,7 @@ def test_bad_input_is_refused_and_leaves_nothing(folder):
         ([], "nowhere does not exist"),
         (["--temperature=1"], "leave the temperature at 0"),
         (["--methods=auto"], "names no method that auto could choose"),
-        (["--rounds=0"], "give 1 or more"),
+        (["--rounds=0"], "positive integer"),
     ]
     commands = [["--model=nowhere", *arguments] for arguments, _ in cases]
     ends = start("bpd_jax.evaluate", *commands, folder=folder)
