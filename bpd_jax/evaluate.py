@@ -123,7 +123,7 @@ def main() -> None:
 
 
 def _check(methods: Sequence[Method], options: DecodeOptions) -> None:
-    """Refuses what can be refused before the model is loaded."""
+    """Validates the request as far as possible before loading the model."""
     if options.temperature != 0:
         raise UserError(
             "evaluate compares every method with greedy decoding: leave the "

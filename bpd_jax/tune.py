@@ -42,8 +42,8 @@ NUM_PROMPTS = flags.DEFINE_integer(
 )
 PROMPT_TOKENS = flags.DEFINE_integer("prompt_tokens", 64, "tokens of each of them.")
 
-# Of fewer tokens that a head guessed nobody learns how often it is right; and a Medusa
-# tree takes the candidates of ten ranks into account.
+# The least guesses of a head for an estimate of its accuracy, and the ranks of
+# candidates that a Medusa tree considers.
 _LEAST_GUESSES, _RANKS = 50, 10
 
 
