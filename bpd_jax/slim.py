@@ -1,7 +1,5 @@
 """The former name of `bpd_jax.export_params`."""
 
-from bpd_jax import cli
-from bpd_jax.export_params import main
+import runpy
 
-if __name__ == "__main__":
-    cli.run(main)
+runpy.run_module("bpd_jax.export_params", run_name=__name__, alter_sys=True)
