@@ -100,7 +100,7 @@ def test_a_decode_step_holds_its_ngrams():
         ),
         (
             {"model": 8},
-            lambda mesh: decode_program(MODEL, replace(SHAPES, width=273), mesh),
+            lambda mesh: decode_program(MODEL, replace(SHAPES, lattice_width=273), mesh),
             r"--lattice_width=273 is more than TransformerConfig.vocab_size = 272",
         ),
         (
@@ -124,13 +124,13 @@ def test_what_does_not_fit_is_refused(mesh, make, message):
     "field, flag",
     [
         ("batch_size", "--batch_size"),
-        ("prompt", "--prompt_tokens"),
-        ("new_tokens", "--max_new_tokens"),
+        ("prompt_tokens", "--prompt_tokens"),
+        ("max_new_tokens", "--max_new_tokens"),
         ("drafts", "--drafts"),
-        ("width", "--lattice_width"),
+        ("lattice_width", "--lattice_width"),
     ],
 )
 @pytest.mark.parametrize("size", [0, -8])
 def test_sizes_of_decoding_are_positive(field, flag, size):
-    with pytest.raises(UserError, match=f"{flag}={size} must be 1 or more"):
+    with pytest.raises(UserError, match=f"{flag} must be a positive"):
         replace(SHAPES, **{field: size})
