@@ -266,7 +266,8 @@ def trunk_from_fields(fields: dict[str, Any]) -> TransformerConfig:
 
 def check_feature_layers(layers: tuple[int, ...], num_layers: int) -> None:
     """Raises a `UserError` unless `layers` are different layers of a trunk."""
-    if max(layers, default=0) >= num_layers:
+    known = each(integer(0, num_layers - 1), distinct=True)
+    if not known.accepts(layers):
         raise UserError(
             f"the layers {list(layers)} must be different integers from 0 to "
             f"{num_layers - 1}: the model has {num_layers} layers."
