@@ -151,7 +151,7 @@ def generate(
       lm: from `load`.
       prompts: texts or token ids.
       method: as in `--method=help`; `auto` measures which is fastest here; None is
-        bpd, or prompt_lookup for a model without block heads.
+        `Decoder.default_method`.
       lattice_width: candidates per head (the paper's k) where the method names none.
       alpha: weight of the refiners where the method names none; trained refiners
         keep their own.
@@ -215,7 +215,7 @@ def resolve(
       lm: the model.
       decoder: of the model.
       name: of a method; `auto` is what `bpd_jax.tune` chose on this device, or else is
-        measured now; None is the model's default.
+        measured now; None is `Decoder.default_method`.
       prompts: that will be decoded.
       options: with which.
       verbose: whether to print what `auto` chooses, and why.
@@ -225,7 +225,7 @@ def resolve(
     """
     if not isinstance(name, str | None):
         raise UserError(f"method is {name!r}: give its name, as in ngram:16.")
-    method = parse_method(name or lm.loaded.default_method)
+    method = parse_method(name or decoder.default_method)
     if method.kind != "auto":
         return method
     from bpd_jax.decoding.speedup import candidate_methods, choose_method

@@ -39,8 +39,9 @@ PROMPT = flags.DEFINE_string("prompt", None, "text to continue.")
 METHOD = flags.DEFINE_string(
     "method",
     None,
-    "how to draft, as in ngram:16; auto measures which is fastest; help lists all; "
-    "default bpd, or prompt_lookup for a model without block heads.",
+    "how to draft, as in ngram:16; auto measures which is fastest; help lists all. "
+    "Default: a tree of the block drafter's drafts if the model has one, with prompt "
+    "lookup; else bpd with block heads, and prompt_lookup without.",
 )
 SHOW_ACCEPTED = flags.DEFINE_bool(
     "show_accepted",

@@ -129,8 +129,8 @@ class DecodeConfig(Validated):
 
     Attributes:
       options: how far and how tokens are chosen.
-      method: how to draft; see `bpd_jax.decoding.methods`. None is bpd, or
-        prompt_lookup for a model without block heads.
+      method: how to draft; see `bpd_jax.decoding.methods`; None is
+        `Decoder.default_method`.
       lattice_width: W, candidates per head (the paper's k) where a method names none.
       alpha: weight of the refiners where a method names none; trained refiners
         (markov, recurrent) keep the weight of 1 that they were trained with.

@@ -100,7 +100,9 @@ def test_a_decode_step_holds_its_ngrams():
         ),
         (
             {"model": 8},
-            lambda mesh: decode_program(MODEL, replace(SHAPES, lattice_width=273), mesh),
+            lambda mesh: decode_program(
+                MODEL, replace(SHAPES, lattice_width=273), mesh
+            ),
             r"--lattice_width=273 is more than TransformerConfig.vocab_size = 272",
         ),
         (
