@@ -31,8 +31,8 @@ from bpd_jax.configuration import Parsed
 from bpd_jax.data.row_sources import WHOLE, Shard
 from bpd_jax.errors import UserError
 from bpd_jax.reporting import build
-from bpd_jax.reporting.exhibit_terminal import print_exhibit
 from bpd_jax.reporting.records import Record
+from bpd_jax.reporting.terminal import print_exhibit
 from bpd_jax.studies import run_files
 from bpd_jax.studies.bench import Bench
 from bpd_jax.studies.catalog import NAMES, find_study

@@ -63,7 +63,7 @@ def standalone(chart: Chart) -> str:
     """Returns an SVG file with its style in it, in the colours of a white page."""
     folder = importlib.resources.files("bpd_jax.reporting")
     variables = dict[str, str]()
-    for name in ("report.css", "charts.css"):
+    for name in ("base.css", "charts.css"):
         text = (folder / name).read_text(encoding="utf-8")
         light = text[: text.index("}")]
         variables |= dict(re.findall(r"(--[\w-]+):\s*([^;]+);", light))

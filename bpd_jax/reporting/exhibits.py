@@ -20,12 +20,14 @@ class Cell(Record):
       paper: what the paper prints there, in the same unit; None if nothing.
       interval: (low, high) of the value.
       text: words in place of a value, or after it.
+      tone: `good`, `warn` or `bad`, for its colour; "" for none.
     """
 
     value: float | None = None
     paper: float | None = None
     interval: tuple[float, float] | None = None
     text: str = ""
+    tone: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,7 +162,7 @@ class Exhibit(Record):
     Attributes:
       name: of the study and its folder, such as `table4`.
       title: of its section.
-      paper: which tables and figures of the paper these are; "" if it has none.
+      paper: which tables and figures of the paper these are, above its title.
       question: what it asks, in a sentence or two.
       tables, charts, lattices, findings: what it shows.
       notes: sentences that the reader should know: what differs from the paper.

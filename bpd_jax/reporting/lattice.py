@@ -5,7 +5,7 @@ import math
 import string
 
 from bpd_jax.reporting import wording
-from bpd_jax.reporting.records import LatticePicture, Report
+from bpd_jax.reporting.records import LatticePicture
 from bpd_jax.reporting.wording import escaped
 
 # Sizes in pixels of the drawing.
@@ -14,20 +14,6 @@ _GAP_X, _GAP_Y = 26, 9
 _TOP = 34
 _PIECE_CHARACTERS = 9
 _COLOURS = 4
-
-
-def section(report: Report) -> str:
-    """Returns the body of the section, or nothing if there is no lattice."""
-    picture = report.lattice
-    if picture is None:
-        return ""
-    return (
-        "<p>The candidates of every head for one block, most probable first. The "
-        "stronger its colour, the more probable the candidate. The grey band is what "
-        "greedy decoding emits; each path is one method’s draft, solid as far as it "
-        "is accepted and dotted from there on, with its letter where acceptance "
-        "ends.</p>" + figure(picture)
-    )
 
 
 def figure(picture: LatticePicture) -> str:
@@ -44,7 +30,7 @@ def figure(picture: LatticePicture) -> str:
 def page(picture: LatticePicture, title: str = "Drafts in their lattice") -> str:
     """Returns a self-contained HTML page: the lattice and the names of its paths."""
     folder = importlib.resources.files("bpd_jax.reporting")
-    style = (folder / "report.css").read_text(encoding="utf-8")
+    style = (folder / "base.css").read_text(encoding="utf-8")
     names = "".join(
         f'<li><svg width="44" height="20" aria-hidden="true" {_colour(number)}>'
         f'<path class="path" d="M0 10H44"/>{_badge(number, 22, 10)}</svg>'

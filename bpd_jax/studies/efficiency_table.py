@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from bpd_jax.evaluation.headroom import headroom_taken
+from bpd_jax.evaluation.efficiency import headroom_taken
 from bpd_jax.evaluation.significance import efficiency_test, holm
 from bpd_jax.reporting.exhibits import Cell, Column, Row, Table
 from bpd_jax.studies.config import BPD

@@ -300,7 +300,7 @@ def _checked(records: Sequence[DraftRecord]) -> float:
 STUDY = Study(
     "searches",
     "Scores and searches",
-    "",
+    "Beyond the paper",
     "Refinement is a score and a search. What does a better search bring under the "
     "same score, and a better score, trained or not, under the same search?",
     present,

@@ -5,8 +5,8 @@ import re
 from collections.abc import Mapping
 
 from bpd_jax.evaluation.alpha import Tuned, tune_alpha
+from bpd_jax.evaluation.efficiency import headroom_taken
 from bpd_jax.evaluation.entropy import fit_line
-from bpd_jax.evaluation.headroom import headroom_taken
 from bpd_jax.evaluation.significance import efficiency_test, holm
 from bpd_jax.reporting.exhibits import (
     Cell,
