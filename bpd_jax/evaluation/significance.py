@@ -27,7 +27,7 @@ def sign_flip_test(differences: np.ndarray, **settings: Any) -> float:
       **settings: of the test: `resamples`, `seed`.
 
     Returns:
-      1 for no examples.
+      1 for no examples, and for one.
     """
     signed = np.stack([differences, -np.asarray(differences, float)])
     rows = np.arange(len(differences))
@@ -51,7 +51,7 @@ def efficiency_test(
       **settings: as in `sign_flip_test`.
 
     Returns:
-      1 for no examples.
+      1 for no examples, and for one.
     """
     rows = np.arange(len(tokens))
     both_tokens, both_calls = (
@@ -84,7 +84,7 @@ def _swap_test(
       resamples: swaps that are drawn, where there are more.
       seed: of the draws.
     """
-    if not count:
+    if count < 2:  # A swap changes nothing but the sign.
         return 1.0
     found = stats.permutation_test(
         (np.zeros(count, int), np.ones(count, int)),

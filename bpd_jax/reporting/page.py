@@ -9,7 +9,6 @@ import base64
 import dataclasses
 import functools
 import hashlib
-import importlib.resources
 import itertools
 import os
 import re
@@ -23,8 +22,9 @@ from bpd_jax import files
 from bpd_jax.reporting import charts, explorer, lattice, numbers, run_sentences
 from bpd_jax.reporting.exhibits import Chart, Exhibit
 from bpd_jax.reporting.explorer import ExplorerText
+from bpd_jax.reporting.templates import environment, resource
 from bpd_jax.reporting.terms import TERMS
-from bpd_jax.reporting.wording import fact, readable
+from bpd_jax.reporting.wording import fact
 
 SUMMARY, EXPLORER = "summary", "explorer-title"
 # More statements than these are folded away by exhibit.
@@ -146,23 +146,10 @@ def render(page: Page) -> str:
     )
 
 
-def resource(name: str) -> str:
-    """Returns the text of a file of this package."""
-    folder = importlib.resources.files("bpd_jax.reporting")
-    return (folder / name).read_text(encoding="utf-8")
-
-
 @functools.cache
 def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(resource),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_readable,
-    )
-    environment.filters |= {
+    found = environment().overlay()
+    found.filters = found.filters | {
         "measured": numbers.measured,
         "interval": numbers.interval,
         "printed": numbers.printed,
@@ -170,20 +157,13 @@ def _environment() -> jinja2.Environment:
         "columns_of_words": lambda table: numbers.columns_of_words(table, _WORDS_FROM),
         "has_intervals": numbers.has_intervals,
         "has_printed": numbers.has_printed,
-        "draw_chart": lambda chart: Markup(charts.draw(chart)),
-        "draw_lattice": lambda picture: Markup(lattice.figure(picture)),
+        "draw_chart": charts.draw,
+        "draw_lattice": lattice.figure,
         "run_facts": run_facts,
         "signed": _signed,
     }
-    environment.tests |= {"wide": charts.is_wide, "has_points": _has_points}
-    return environment
-
-
-def _readable(value: object) -> object:
-    """Text with control characters written out; markup and all else as it is."""
-    if isinstance(value, str) and not isinstance(value, Markup):
-        return readable(value)
-    return value
+    found.tests = found.tests | {"wide": charts.is_wide, "has_points": _has_points}
+    return found
 
 
 def _signed(text: str) -> str:

@@ -13,8 +13,8 @@ from bpd_jax.studies.printed import ALPHAS
 
 BPD = "bpd"
 
-# Settings that may change without making earlier records of a study wrong; data and
-# models are known by what is in them (`Bench.digest`, `Bench.made_with`) ...
+# Settings that may change without making earlier records of a study wrong; digests of
+# their contents identify data and models (`StudyContext.digest`, `.made_with`) ...
 _OPEN = (
     "assets",
     "batch_size",
@@ -27,7 +27,7 @@ _OPEN = (
     "shown",
     "speculative",
     "study",
-    # Contenders are known by their α (`Bench.made_with`).
+    # Contenders are known by their α (`StudyContext.made_with`).
     "alphas",
     "tuners",
 )

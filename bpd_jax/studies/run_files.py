@@ -5,7 +5,9 @@ that it was writing; the next run drops that and goes on. What is kept for good 
 compressed (`records.jsonl.gz`).
 """
 
+import collections
 import dataclasses
+import functools
 import gzip
 import json
 import os
@@ -17,7 +19,7 @@ from typing import Any, TypeVar
 from bpd_jax import files, folders
 from bpd_jax.errors import UserError
 from bpd_jax.reporting.records import Facts, Record
-from bpd_jax.studies.records import KINDS
+from bpd_jax.studies.records import KINDS, DraftRecord
 
 HEADER, RECORDS = "study.json", "records.jsonl"
 # Programs that share the work have a file of records each.
@@ -60,6 +62,14 @@ class StudyRun:
     def of(self, kind: type[T]) -> list[T]:
         """The records of one kind."""
         return [record for record in self.records if isinstance(record, kind)]
+
+    @functools.cached_property
+    def drafts(self) -> dict[str, list[DraftRecord]]:
+        """The records of drafts by contender."""
+        found = collections.defaultdict(list)
+        for record in self.of(DraftRecord):
+            found[record.contender].append(record)
+        return dict(found)
 
     def label(self, contender: str) -> str:
         """What people read in place of a contender's name."""

@@ -25,7 +25,7 @@ def picture(**changes):
 
 
 def drawn(chosen):
-    return ElementTree.fromstring(lattice.draw(chosen))
+    return ElementTree.fromstring(lattice.draw(chosen)).find("./div/svg")
 
 
 def nodes(svg):

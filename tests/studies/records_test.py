@@ -14,7 +14,7 @@ from bpd_jax.studies.records import (
     from_digits,
     to_digits,
 )
-from bpd_jax.studies.summary import (
+from bpd_jax.studies.results import (
     drafts_of,
     efficiency,
     gain_cell,

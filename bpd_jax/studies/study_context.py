@@ -41,7 +41,7 @@ from bpd_jax.studies.text_files import content_digest, load_texts, save_texts
 _KEPT_TOGETHER = 128
 
 
-class Bench:
+class StudyContext:
     """Model, examples and texts of one study; everything is made when it is asked.
 
     Attributes:
@@ -94,7 +94,7 @@ class Bench:
         path = self.config.trained_prompts
         return "" if path is None else "\n".join(read_prompts_file(path))
 
-    def sources(self, task: str) -> list[tasks.Source]:
+    def sources(self, task: str) -> list[tasks.TaskRecord]:
         """All records of a task that heads were not trained on."""
         if self.config.data is None:
             raise UserError(f"the task {task} needs --data, the folder that holds it.")
