@@ -38,11 +38,8 @@ from bpd_jax.evaluation.compare import (
 )
 from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.reporting import build
-from bpd_jax.reporting.evaluation_report import (
-    fastest_sentence,
-    print_table,
-    write_html,
-)
+from bpd_jax.reporting.evaluation_report import print_table, write_html
+from bpd_jax.reporting.evaluation_sentences import fastest_sentence
 from bpd_jax.reporting.records import DecodeRecord, EvaluationReport, save_report
 from bpd_jax.reporting.terminal import print_stream, standard_output
 

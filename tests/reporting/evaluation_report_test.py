@@ -7,17 +7,19 @@ import math
 import pytest
 from rich.console import Console
 
-from bpd_jax.reporting import evaluation_report, numbers, wording
+from bpd_jax.reporting import evaluation_sentences, numbers, wording
 from bpd_jax.reporting.evaluation_report import (
-    best_method,
-    fastest_sentence,
     loss_charts,
     methods_exhibit,
     page_of,
     print_table,
+    write_html,
+)
+from bpd_jax.reporting.evaluation_sentences import (
+    best_method,
+    fastest_sentence,
     summary_sentence,
     verdict,
-    write_html,
 )
 from bpd_jax.reporting.page import render
 from bpd_jax.reporting.records import EvaluationReport, Step
@@ -194,7 +196,7 @@ def test_different_outputs_are_red(report):
 def test_texts_that_differ_are_told_in_a_sentence(report):
     parted = {"rate": 0.25, "first": 7, "gap": 0.0312}
     report = changed(report, "bpd", divergence=parted, differing=1)
-    [sentence] = evaluation_report.divergence_sentences(report)
+    [sentence] = evaluation_sentences.divergence_sentences(report)
     assert "BPD: 1 of 4 texts differ" in sentence
     assert "earliest at token 7" in sentence
     assert "0.031 below" in sentence
