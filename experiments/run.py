@@ -8,7 +8,7 @@ Every study has a folder here with a gin file for each size. Texts are decoded o
 model and task and kept; methods are replayed on them. Results go to
 `WORKDIR/STUDY/`: the configuration, versions and device (`study.json`) and the raw
 records of every example (`records.jsonl`), from which `bpd_jax.report WORKDIR` draws
-everything. A run that is stopped goes on with the same command.
+everything. An interrupted run resumes with the same command.
 
 The weight α of each class of rescorers is tuned first, for every task, on examples that
 are not reported (`bpd_jax.studies.tuning`); `--gin.StudyConfig.tuners={}` leaves it 1.

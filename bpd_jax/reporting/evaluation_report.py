@@ -106,7 +106,7 @@ def print_table(report: EvaluationReport, console: Console | None = None) -> Non
     Args:
       report: what was measured.
       console: where to print; standard output by default, 100 columns without colour
-        if that is no terminal.
+        if that is not a terminal.
     """
     console = console or standard_output()
     console.print(Text(report.title, style="bold"))
@@ -247,7 +247,7 @@ def _accepted_chart(drafting: Sequence[MethodSummary]) -> Chart:
 def loss_charts(rows: Sequence[Mapping[str, float]]) -> list[Chart]:
     """Loss of every head and of all together by training step, as far as logged.
 
-    Keys that are no losses, and values that are not finite, are left out.
+    Other keys and values that are not finite are ignored.
     """
     total: dict[str, list[tuple[float, float]]] = {}
     heads: dict[str, list[tuple[float, float]]] = {}

@@ -62,7 +62,7 @@ class Table(Record):
 
     Attributes:
       name: of its files, such as `table4`.
-      title: what people read above it.
+      title: heading above it.
       heading: of the column of row labels.
       columns, rows: every row has a cell for every column.
       caption: sentences below it.
@@ -118,7 +118,7 @@ class Chart(Record):
 
     Attributes:
       name: of its files, such as `figure6_squad`.
-      title: what people read above it.
+      title: heading above it.
       kind: one of `CHART_KINDS`.
       x_label, y_label: of the axes.
       series: what is drawn.

@@ -95,7 +95,7 @@ class MethodSummary(Record):
 
     Attributes:
       name: short key, as in `DecodeRecord.method`.
-      label: what people read, for example "16-best 4-gram".
+      label: display name, for example "16-best 4-gram".
       block_efficiency: decoded tokens / serial calls, over all prompts.
       serial_calls, tokens: the two sums that it is the quotient of.
       seconds: wall time over all prompts; of several rounds the median.
@@ -177,7 +177,7 @@ class Path(Record):
     """A way through the lattice: one candidate index per position.
 
     Attributes:
-      label: what people read, for example "BPD".
+      label: display name, for example "BPD".
       candidates: index into `LatticePicture.positions[i]` for i = 0, 1, …
       accepted: number of leading tokens that the model accepts, 1 to all of them.
     """

@@ -29,7 +29,7 @@ def print_exhibit(
     Args:
       exhibit: what to print.
       console: where to print; standard output by default, 100 columns without colour
-        if that is no terminal.
+        if that is not a terminal.
       intervals: whether values have their intervals beside them.
     """
     console = console or standard_output()
@@ -146,7 +146,7 @@ def print_stream(
 
 
 def standard_output() -> Console:
-    """A console on standard output; without colour if that is no terminal."""
+    """A console on standard output; without colour if that is not a terminal."""
     if sys.stdout.isatty():
         return Console()
     return Console(width=_LOG_WIDTH, color_system=None)

@@ -64,7 +64,7 @@ def gain_table(
 
     def cells(task: str | None) -> list[Cell]:
         pairs = {name: paired(run, [name, BPD], task) for name in refined}
-        # The oracle is no contender: that it gains is no question.
+        # The oracle gains by definition, so it is not tested.
         tested = [n for n in refined if pairs[n][0] and not n.startswith("oracle")]
         p_values = holm([efficiency_test(*sums(a), *sums(b)) for a, b in
                          (pairs[n] for n in tested)])  # fmt: skip

@@ -59,7 +59,7 @@ def timing_records(
     """Decodes every prompt by every contender, one prompt at a time.
 
     Within a round all contenders decode all prompts of a task, so that noise of the
-    machine hits all alike; a round has a seed of its own. The prompts of a task are
+    machine hits all alike; every round has its own seed. The prompts of a task are
     padded to one length, so that all share the code that their first, untimed call
     compiles. With exact acceptance the noise of sampling depends on prompt and position
     alone, so that all contenders write the same text.
@@ -71,7 +71,7 @@ def timing_records(
       temperatures: of sampling; 0 is greedy.
       rounds: times that everything is decoded.
       examples_per_task: prompts of each task; fewer if it has fewer.
-      done: what is finished, of a run that goes on.
+      done: what a resumed run has finished already.
       speculative: contenders that, above temperature 0, are timed with speculative
         sampling too.
 

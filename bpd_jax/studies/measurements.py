@@ -1,4 +1,4 @@
-"""What makes each kind of record: only what a run lacks, kept once it is there."""
+"""Makes each kind of record: measures what a run lacks, and keeps it."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 

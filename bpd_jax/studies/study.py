@@ -26,7 +26,7 @@ class Study:
 
     Attributes:
       name: of the study, its folder under experiments/ and its gin files.
-      title: what people read.
+      title: heading of its section.
       paper: tables and figures of the paper, such as "Tables 4 and 9", or
         "Beyond the paper".
       question: what it asks, in a sentence or two.

@@ -1,4 +1,4 @@
-"""The model of a study with its examples, the texts it decodes, and their replay.
+"""What the measurements of a study share: model, examples, decoded texts, replay.
 
 Texts are decoded greedily once per task and kept with what the model said along them
 (`WORKDIR/texts/TASK.npz`); studies of the same model, tasks and lengths share them.
@@ -41,7 +41,7 @@ _KEPT_TOGETHER = 128
 
 
 class StudyContext:
-    """Model, examples and texts of one study; everything is made when it is asked.
+    """Model, examples and texts of one study, each created when first used.
 
     Attributes:
       config, workdir, shard: as given.

@@ -215,9 +215,9 @@ def _records(folder: pathlib.Path, splits: Sequence[str]) -> Iterator[dict[str, 
                 try:
                     record = json.loads(line)
                 except ValueError as error:
-                    raise UserError(f"{path}:{number} is no JSON: {error}.") from error
+                    raise UserError(f"{path}:{number} is not JSON: {error}.") from error
                 if not isinstance(record, dict):
-                    raise UserError(f"{path}:{number} is no JSON object.")
+                    raise UserError(f"{path}:{number} is not a JSON object.")
                 yield record
             return
     raise UserError(

@@ -11,7 +11,12 @@ from bpd_jax.reporting.exhibits import Cell
 from bpd_jax.studies.measure_timing import plain_name, speculative_name
 from bpd_jax.studies.records import TimingRecord
 from bpd_jax.studies.refinements import unrefined
-from bpd_jax.studies.results import missing_cell, ratio_cell, tasks_of
+from bpd_jax.studies.results import (
+    gain_of_sums,
+    missing_cell,
+    ratio_cell,
+    tasks_of,
+)
 from bpd_jax.studies.run_files import StudyRun
 
 Turn = tuple[str, int, int]
@@ -178,12 +183,7 @@ def gain_cell(timings: Timings, name: str, base: str, temperature: float) -> Cel
     if found is None or not timings.covers(name, base, temperature):
         return missing_cell()
     mine, theirs = found
-    gain = mine.tokens.sum() / mine.calls.sum()
-    gain /= theirs.tokens.sum() / theirs.calls.sum()
-    if len(mine.tokens) < 2:
-        return Cell(100 * (float(gain) - 1))
-    low, high = gain_interval(mine.tokens, mine.calls, theirs.tokens, theirs.calls)
-    return Cell(100 * (float(gain) - 1), interval=(100 * low, 100 * high))
+    return gain_of_sums((mine.tokens, mine.calls), (theirs.tokens, theirs.calls))
 
 
 def _partial(
