@@ -35,10 +35,11 @@ from bpd_jax.evaluation.compare import (
     fastest,
 )
 from bpd_jax.models.blockwise import count_parameters
-from bpd_jax.reporting import build, wording
-from bpd_jax.reporting.html import write_html
-from bpd_jax.reporting.records import DecodeRecord, Report, save_report
-from bpd_jax.reporting.terminal import print_stream, print_table, standard_output
+from bpd_jax.reporting import build
+from bpd_jax.reporting.evaluation_report import print_table, write_html
+from bpd_jax.reporting.evaluation_sentences import fastest_sentence
+from bpd_jax.reporting.records import DecodeRecord, EvaluationReport, save_report
+from bpd_jax.reporting.terminal import print_stream, standard_output
 
 METHODS = flags.DEFINE_list(
     "methods",
@@ -119,7 +120,7 @@ def main() -> None:
     print_table(report)
     print(f"report: {output / 'report.html'}")
     fail_on_errors(results, output / "records.jsonl")
-    print(wording.fastest_sentence(report))
+    print(fastest_sentence(report))
 
 
 def _check(methods: Sequence[Method], options: DecodeOptions) -> None:
@@ -205,7 +206,7 @@ def _write(
     source: str,
     texts: list[str] | None,
     automatic: Method | None,
-) -> Report:
+) -> EvaluationReport:
     """Writes the report, its data and the records; returns the report."""
     tokenizer, config = loaded.tokenizer, loaded.functions.config
     records: list[DecodeRecord] = []
@@ -218,7 +219,7 @@ def _write(
     if block is not None:
         picture = build.lattice_picture(block, tokenizer.decode, tokenizer.piece)
     trunk = config.trunk
-    report = Report(
+    report = EvaluationReport(
         title=TITLE.value,
         created=build.today(),
         task=source,

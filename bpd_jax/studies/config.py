@@ -21,8 +21,8 @@ from bpd_jax.studies.printed import ALPHAS
 
 BPD = "bpd"
 
-# Settings that may change without making earlier records of a study wrong; data and
-# models are known by what is in them (`Bench.digest`, `Bench.made_with`) ...
+# Settings that may change without making earlier records of a study wrong; digests of
+# their contents identify data and models (`StudyContext.digest`, `.made_with`) ...
 _OPEN = (
     "assets",
     "batch_size",
@@ -35,7 +35,7 @@ _OPEN = (
     "shown",
     "speculative",
     "study",
-    # Contenders are known by their α (`Bench.made_with`).
+    # Contenders are known by their α (`StudyContext.made_with`).
     "alphas",
     "tuners",
 )
@@ -108,7 +108,7 @@ class StudyConfig(Validated):
 
     Attributes:
       study: its name, see `bpd_jax.studies.catalog`.
-      size: what the gin file calls its size, for people.
+      size: name of the size, as the gin file gives it.
       model: run folder, checkpoint or known name; `{task}` in it stands for the task,
         where every task has a finetuned model.
       data: folder of the tasks: JSON Lines, `NAME/SPLIT.jsonl.gz`, or what TensorFlow
@@ -118,7 +118,7 @@ class StudyConfig(Validated):
         the model's own.
       assets: sets of models: SET → kind (`ngram`, `rescorer`, …) → folder. `{task}` in
         a folder stands for the task.
-      labels: of contenders, for people, where the method's own does not do.
+      labels: display names of contenders that replace the methods' labels.
       printed: contender → name of the column of the paper's table that it stands
         beside; see `bpd_jax.studies.printed`.
       notes: sentences that every reader should know, shown with the results.
@@ -191,7 +191,9 @@ class StudyConfig(Validated):
                         f"{', '.join(OWN_ASSETS)}."
                     )
         for name in set(self.speculative) - set(self.contenders):
-            raise UserError(f"speculative names {name!r}, which is no contender.")
+            raise UserError(
+                f"speculative names {name!r}, which is not among the contenders."
+            )
         for contender in [*self.parsed, *map(parse_contender, self.tuners.values())]:
             if contender.assets is not None and contender.assets not in self.assets:
                 raise UserError(

@@ -11,14 +11,14 @@ import pytest
 
 from bpd_jax.reporting import numbers
 from bpd_jax.reporting.exhibits import Cell, Column, Exhibit, Finding, Row, Table
-from bpd_jax.reporting.paper_page import PaperReport, Part, render, summary_sentence
+from bpd_jax.reporting.page import Page, Part, render, summary_sentence
 from bpd_jax.reporting.terms import TERMS
 
 VOID = {"meta", "input"}
 NASTY = '</script><img src=x onerror=alert(1)><!-- " & \u202e'
 
 
-class Page(html.parser.HTMLParser):
+class Parsed(html.parser.HTMLParser):
     """Elements, texts and table rows of a page whose elements are all closed."""
 
     def __init__(self, text):
@@ -55,7 +55,7 @@ def text(paper_report):
 
 @pytest.fixture(scope="module")
 def page(text):
-    return Page(text)
+    return Parsed(text)
 
 
 def test_every_number_of_every_table_is_there(paper_report, page):
@@ -103,7 +103,7 @@ def test_intervals_are_named_and_what_was_left_out_is_said(paper_report, page):
     [part, *_] = paper_report.parts
     table = dataclasses.replace(part.exhibit.tables[0], intervals="range of runs")
     exhibit = dataclasses.replace(part.exhibit, tables=[table])
-    other = Page(render(PaperReport("Other", "2025-01-31", [Part("table4", exhibit)])))
+    other = Parsed(render(Page("Other", "2025-01-31", [Part("table4", exhibit)])))
     assert "1.40–1.60 range of runs" in other.text
     assert "bootstrap interval over" not in other.text
 
@@ -146,7 +146,7 @@ def test_many_statements_are_folded_by_exhibit(paper_report, page):
     assert opened(page) == [True]
     [part, *_] = paper_report.parts
     many = dataclasses.replace(part.exhibit, findings=part.exhibit.findings * 5)
-    folded = Page(
+    folded = Parsed(
         render(dataclasses.replace(paper_report, parts=[Part("table4", many)]))
     )
     assert opened(folded) == [False]
@@ -187,15 +187,13 @@ def test_dangerous_text_is_text(paper_report):
     explored = dataclasses.replace(
         paper_report.texts[0], key=NASTY, group=NASTY, title=NASTY, prompt=NASTY
     )
-    report = PaperReport(
-        NASTY, NASTY, [Part("table4", exhibit, NASTY)], texts=[explored]
-    )
+    report = Page(NASTY, NASTY, [Part("table4", exhibit, NASTY)], texts=[explored])
     text = render(report)
     assert text.count("<script") == text.count("</script") == 2
     assert "<img" not in text
     assert "<!--" not in text
     assert "\u202e" not in text
-    assert NASTY[:-1] in Page(text).text
+    assert NASTY[:-1] in Parsed(text).text
 
 
 def test_data_of_the_explorer_come_back(paper_report, text):
@@ -233,6 +231,6 @@ def test_page_refers_to_nothing_outside(text, page):
 
 
 def test_an_empty_report_is_a_page():
-    page = Page(render(PaperReport("Nothing yet", "2025-01-31", [])))
+    page = Parsed(render(Page("Nothing yet", "2025-01-31", [])))
     assert "No statement of the paper was checked." in page.text
     assert not any(tag == "svg" for tag, _ in page.elements)

@@ -39,15 +39,15 @@ class Changes:
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcomes:
+class DraftComparison:
     """Positions where refined drafts yield as much, more and less than vanilla ones."""
 
     ties: int = 0
     wins: Changes = Changes()
     losses: Changes = Changes()
 
-    def __add__(self, other: Self) -> "Outcomes":
-        return Outcomes(
+    def __add__(self, other: Self) -> "DraftComparison":
+        return DraftComparison(
             self.ties + other.ties, self.wins + other.wins, self.losses + other.losses
         )
 
@@ -62,7 +62,7 @@ def compare_drafts(
     vanilla_equal: np.ndarray,
     refined_accepted: np.ndarray,
     refined_equal: np.ndarray,
-) -> Outcomes:
+) -> DraftComparison:
     """Compares the drafts of two methods along one text.
 
     A position is a token of the text, whether decoding calls there or not: LAMBADA's
@@ -83,7 +83,7 @@ def compare_drafts(
             int((where & introduced).sum()),
         )
 
-    return Outcomes(
+    return DraftComparison(
         int((refined_accepted == vanilla_accepted).sum()),
         changes(refined_accepted > vanilla_accepted),
         changes(refined_accepted < vanilla_accepted),

@@ -1,4 +1,4 @@
-"""The model of a study with its examples, the texts it decodes, and their replay.
+"""What the measurements of a study share: model, examples, decoded texts, replay.
 
 Texts are decoded greedily once per task and kept with what the model said along them
 (`WORKDIR/texts/TASK.npz`); studies of the same model, tasks and lengths share them.
@@ -41,8 +41,8 @@ from bpd_jax.studies.text_files import content_digest, load_texts, save_texts
 _KEPT_TOGETHER = 128
 
 
-class Bench:
-    """Model, examples and texts of one study; everything is made when it is asked.
+class StudyContext:
+    """Model, examples and texts of one study, each created when first used.
 
     Attributes:
       config, workdir, shard: as given.
@@ -94,7 +94,7 @@ class Bench:
         path = self.config.trained_prompts
         return "" if path is None else "\n".join(read_prompts_file(path))
 
-    def sources(self, task: str) -> list[tasks.Source]:
+    def sources(self, task: str) -> list[tasks.TaskRecord]:
         """All records of a task that heads were not trained on."""
         if self.config.data is None:
             raise UserError(f"the task {task} needs --data, the folder that holds it.")
