@@ -43,6 +43,31 @@ _MOST_COMPILED = 50_000
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_COMPILED))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
+# Workers take whole files. Those that take longest begin first, so that both workers
+# end at about the same time.
+_LONGEST = (
+    "decoding/lossless_test.py",
+    "training/distributed_test.py",
+    "decoding/replay_test.py",
+    "entry_points_test.py",
+    "training/step_test.py",
+    "training/going_on_test.py",
+    "experiments/run_test.py",
+    "shipped_test.py",
+    "training/heads/drafter_test.py",
+    "training/refiners_test.py",
+    "api_test.py",
+    "training/trainer_test.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Moves the tests of the longest files to the beginning."""
+    folder = pathlib.Path(__file__).parent
+    order = {folder / name: index for index, name in enumerate(_LONGEST)}
+    assert all(path.is_file() for path in order), order
+    items.sort(key=lambda item: order.get(item.path, len(order)))
+
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Deletes compiled programs when there are many: most are of old code."""
