@@ -109,7 +109,7 @@ def load(
             raise UserError(f"there is no asset {asset!r}: choose from {known}.")
     loaded = load_model(name, heads)
     loaded = loaded if chat else loaded.without_chat()
-    return LanguageModel(loaded, load_assets(loaded, assets))
+    return LanguageModel(loaded.for_decoding(), load_assets(loaded, assets))
 
 
 def generate(

@@ -141,10 +141,11 @@ def load(config: DecodeConfig) -> tuple[LoadedModel, Decoder, DecodeConfig]:
     assets = load_assets(loaded, given)
     if PRECISION.value:
         loaded = loaded.in_precision(PRECISION.value)
+    loaded = loaded.for_decoding()
     options = dataclasses.replace(config.options, end_of_text=loaded.end_of_text)
     decoder = Decoder(
         loaded.functions,
-        loaded.params_for_decoding(),
+        loaded.params,
         width=config.lattice_width,
         alpha=config.alpha,
         assets=assets,

@@ -28,7 +28,6 @@ from bpd_jax.decoding.loading import LoadedModel
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.errors import UserError
-from bpd_jax.models.heads_files import fingerprint
 
 OUTPUT = flags.DEFINE_string("output", None, "folder of the texts.")
 MADE_UP = flags.DEFINE_integer(
@@ -142,7 +141,7 @@ def _check_same(output: pathlib.Path, loaded: LoadedModel, facts: dict) -> None:
     if not (output / HEADER).exists():
         return
     about = read_header(output)
-    if about["base"] != fingerprint(loaded.functions.config, loaded.params):
+    if about["base"] != loaded.fingerprint:
         raise UserError(f"{output} holds texts of another model: choose another one.")
     for name, value in facts.items():
         found = about["facts"].get(name)
@@ -167,7 +166,7 @@ def _write_beginning(
     """Writes all but the shards; the header first, which says whose the rest is."""
     write_header(
         output,
-        base=fingerprint(loaded.functions.config, loaded.params),
+        base=loaded.fingerprint,
         vocab_size=loaded.vocab_size,
         facts=facts,
     )

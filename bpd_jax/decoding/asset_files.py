@@ -15,7 +15,7 @@ from bpd_jax.models.drafter_files import (
     attach_drafter,
     load_drafter,
 )
-from bpd_jax.models.heads_files import fingerprint
+from bpd_jax.models.products import decoding_layout
 from bpd_jax.models.refiner_files import LoadedRefiner, check_fits, load_refiner
 from bpd_jax.ngrams.formats import load as ngram_files
 from bpd_jax.ngrams.model import NGramModel
@@ -90,7 +90,7 @@ def _trained_on(loaded: LoadedModel, refiner: LoadedRefiner) -> bool:
     """Whether it belongs to this very model, as far as it says to which."""
     if refiner.base is None:
         return True
-    return refiner.base == fingerprint(loaded.functions.config, loaded.params)
+    return refiner.base == loaded.fingerprint
 
 
 def _load_asset(
@@ -108,7 +108,7 @@ def _load_asset(
         functions, params = attach_drafter(
             config, loaded.params, drafter, name=loaded.name
         )
-        return AttachedDrafter.of(functions, params)
+        return AttachedDrafter.of(functions, decoding_layout(params))
     if name in ("markov", "recurrent", "hydra"):
         refiner = load_refiner(path)
         if refiner.kind != name:

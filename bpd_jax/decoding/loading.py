@@ -21,9 +21,10 @@ from bpd_jax.models.heads_files import (
     HEADER,
     LoadedHeads,
     attach_heads,
+    fingerprint,
     load_heads,
 )
-from bpd_jax.models.products import cast_matrices, transposed_kernels
+from bpd_jax.models.products import cast_matrices, decoding_layout
 from bpd_jax.pretrained.checkpoint import Checkpoint
 from bpd_jax.pretrained.known import PACKAGED, find_packaged
 from bpd_jax.pretrained.parts import joined_file
@@ -62,6 +63,7 @@ class LoadedModel:
       accuracies: of its heads, as they were when they were trained; see `Assets`.
       heads_identity: of its heads, as `LoadedHeads` has it; None where the heads, if
         any, belong to the run itself.
+      trunk_identity: its `fingerprint`, where the layout of its parameters has changed.
     """
 
     name: str
@@ -76,6 +78,12 @@ class LoadedModel:
     shelves: tuple[pathlib.Path, ...] = ()
     accuracies: tuple[tuple[float, ...], ...] | None = None
     heads_identity: str | None = None
+    trunk_identity: str | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells its trunk from another; see `heads_files.fingerprint`."""
+        return self.trunk_identity or fingerprint(self.functions.config, self.params)
 
     @property
     def vocab_size(self) -> int:
@@ -122,12 +130,13 @@ class LoadedModel:
             params=cast_matrices(self.params, dtype),
         )
 
-    def params_for_decoding(self) -> Params:
-        """The parameters in the layout in which this device reads them fastest."""
-        bfloat16 = self.functions.config.trunk.dtype == "bfloat16"
-        if not bfloat16 or jax.default_backend() != "cpu":
-            return self.params
-        return {**self.params, "trunk": transposed_kernels(self.params["trunk"])}
+    def for_decoding(self) -> "LoadedModel":
+        """The same model with parameters as this device reads them fastest."""
+        return dataclasses.replace(
+            self,
+            params={**self.params, "trunk": decoding_layout(self.params["trunk"])},
+            trunk_identity=self.fingerprint,
+        )
 
     def held_out(self, count: int, length: int) -> list[np.ndarray]:
         """Held-out prompts: `count` beginnings of documents of `length` tokens each.

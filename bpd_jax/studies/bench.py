@@ -23,7 +23,6 @@ from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.recording import RecordedText, padded_sizes, record_text
 from bpd_jax.errors import UserError
-from bpd_jax.models.heads_files import fingerprint
 from bpd_jax.studies import tasks
 from bpd_jax.studies.config import (
     TASK_FIELD,
@@ -287,7 +286,7 @@ class Bench:
         """Tells what texts depend on: model, heads, prompts, lengths."""
         loaded, config = self.loaded(task), self.config
         facts: list[Any] = [
-            fingerprint(loaded.functions.config, loaded.params),
+            loaded.fingerprint,
             loaded.heads_identity,
             config.new_tokens(task),
             config.lattice_width,

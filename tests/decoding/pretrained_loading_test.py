@@ -47,7 +47,7 @@ def write_heads(loaded, place, base=None, dtype="float32"):
         place,
         HEADS,
         heads,
-        base=base or fingerprint(config, params),
+        base=base or loaded.fingerprint,
         base_name="tiny",
         d_model=trunk.d_model,
         vocab_size=trunk.vocab_size,
