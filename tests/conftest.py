@@ -9,6 +9,7 @@ import gc
 import os
 import pathlib
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -36,6 +37,12 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # By default Python collects garbage so often that it takes 7 % of the time: jax and
 # TensorFlow make hundreds of thousands of objects that stay.
 gc.set_threshold(50_000, 20, 50)
+
+# A shell makes processes that it starts in the background ignore Ctrl-C, which tests
+# send. Only the main thread may change that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    with contextlib.suppress(ValueError):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # All workers, the processes that they start and later runs share what is compiled.
 _COMPILED = pathlib.Path(__file__).parent.parent / ".pytest_cache" / "compiled"

@@ -82,6 +82,9 @@ ALIKE = {
     "medusa_neural:5",
     "heads+ngram:adaptive=1+neural/static:6:order=block",
     "draft_model:3",
+    "zero_gram:6:search=best",
+    "heads+ngram/chains:2",
+    "block/greedy",
 }
 LENGTHS = st.lists(st.integers(1, 24), min_size=5, max_size=5)
 
