@@ -95,16 +95,17 @@ def _for_each(
     return i
 
 
-def _add_tile(module: ir.Module, tile: Tile, fetch: bool) -> ir.Function:
+def _add_tile(module: ir.Module, tile: Tile, lines: int) -> ir.Function:
     """`y[m, o] = sum_k x[m, k] w[o, k]` for a tile's outputs and rows; W divides K.
 
-    Arguments: x, w, y, K, and the numbers from one row of y to the next. With `fetch`,
-    it also fetches the next O rows of the matrix into the cache, which it reads next.
+    Arguments: x, w, y, K, the numbers from one row of y to the next, and an address
+    from which every step fetches `lines` vectors into the cache, for a later tile.
     """
     vector = ir.VectorType(_FLOAT, tile.width)
-    name = f"tile_{tile.outputs}_{tile.rows}_{'fetch' if fetch else 'again'}"
-    function, b = _function(module, name, [_FLOATS, _FLOATS, _FLOATS, _INT, _INT])
-    x, matrix, y, length, stride = function.args
+    name = f"tile_{tile.outputs}_{tile.rows}_{lines}"
+    kinds = [_FLOATS, _FLOATS, _FLOATS, _INT, _INT, _FLOATS]
+    function, b = _function(module, name, kinds)
+    x, matrix, y, length, stride, later = function.args
     for pointer in (x, matrix, y):
         pointer.add_attribute("noalias")
     fma = _intrinsic(module, f"llvm.fma.v{tile.width}f32", vector, [vector] * 3)
@@ -116,7 +117,6 @@ def _add_tile(module: ir.Module, tile: Tile, fetch: bool) -> ir.Function:
 
     x_rows = [row(x, m) for m in range(tile.rows)]
     w_rows = [row(matrix, o) for o in range(tile.outputs)]
-    ahead = [row(matrix, o + tile.outputs) for o in range(tile.outputs)]
     entry, loop = b.block, function.append_basic_block("loop")
     done = function.append_basic_block("done")
     b.branch(loop)
@@ -131,10 +131,11 @@ def _add_tile(module: ir.Module, tile: Tile, fetch: bool) -> ir.Function:
         return loaded
 
     w = [vector_at(of) for of in w_rows]
-    for of in ahead if fetch else ():
+    for line in range(lines):
         # To read, into every cache, data.
         numbers = [ir.IntType(32)(number) for number in (0, 3, 1)]
-        b.call(prefetch, [b.bitcast(b.gep(of, [k]), _POINTER), *numbers])
+        offset = b.add(b.mul(k, _INT(lines)), _INT(line * tile.width))
+        b.call(prefetch, [b.bitcast(b.gep(later, [offset]), _POINTER), *numbers])
     added = {}
     for m, of in enumerate(x_rows):
         numbers = vector_at(of)
@@ -181,47 +182,66 @@ def _intrinsic(
 def _add_product(module: ir.Module, tile: Tile) -> ir.Function:
     """Outputs `first <= o < last` of the product, by tiles.
 
+    While a group of outputs is multiplied, the next group comes from memory: each tile
+    fetches an equal part of it.
+
     Arguments: x, matrix, y, M, K, O, first, last.
     """
-    tiles = {
-        (outputs, rows, fetch): _add_tile(
-            module, Tile(tile.width, outputs, rows), fetch
-        )
-        for outputs in (tile.outputs, 1)
-        for rows in range(1, tile.rows + 1)
-        for fetch in (True, False)
-    }
     kinds = [_FLOATS] * 3 + [_INT] * 5
     function, b = _function(module, "product", kinds)
     x, matrix, y, rows, length, outputs, first, last = function.args
-    fewer = b.icmp_signed("<", rows, _INT(tile.rows))
+    tiles = b.sdiv(b.add(rows, _INT(tile.rows - 1)), _INT(tile.rows))
+    once, twice = (b.icmp_signed("<=", tiles, _INT(most)) for most in (1, 3))
 
-    def each_output(count: int) -> Callable[[ir.Value], None]:
-        def body(o: ir.Value) -> None:
+    def each_group(count: int) -> Callable[[ir.Value], None]:
+        def group(o: ir.Value) -> None:
             of_matrix = b.gep(matrix, [b.mul(o, length)])
+            behind = b.gep(of_matrix, [b.mul(_INT(count), length)])
 
-            def multiply(size: int, fetch: bool) -> Callable[[ir.Value], None]:
-                def call(m: ir.Value) -> None:
-                    of_x = b.gep(x, [b.mul(m, length)])
-                    of_y = b.gep(y, [b.add(b.mul(m, outputs), o)])
-                    arguments = [of_x, of_matrix, of_y, length, outputs]
-                    b.call(tiles[count, size, fetch], arguments)
+            def each_tile(index: ir.Value) -> None:
+                m = b.sdiv(b.mul(index, rows), tiles)
+                size = b.sub(b.sdiv(b.mul(b.add(index, _INT(1)), rows), tiles), m)
+                of_x = b.gep(x, [b.mul(m, length)])
+                of_y = b.gep(y, [b.add(b.mul(m, outputs), o)])
+                operands = [of_x, of_matrix, of_y, length, outputs]
 
-                return call
+                def multiply(lines: int) -> None:
+                    part = b.mul(index, b.mul(length, _INT(lines)))
+                    later = b.gep(behind, [part])
+                    end = b.function.append_basic_block("end")
+                    choice = b.switch(size, end)
+                    for number in range(1, tile.rows + 1):
+                        block = b.function.append_basic_block("tile")
+                        choice.add_case(_INT(number), block)
+                        b.position_at_end(block)
+                        called = Tile(tile.width, count, number)
+                        b.call(_tile(module, called, lines), [*operands, later])
+                        b.branch(end)
+                    b.position_at_end(end)
 
-            # The first tile reads these outputs' rows of the matrix from memory.
-            once = b.select(fewer, _INT(0), _INT(tile.rows))
-            m = _for_each(b, _INT(0), once, tile.rows, multiply(tile.rows, True))
-            m = _for_each(b, m, rows, tile.rows, multiply(tile.rows, False))
-            for size in range(tile.rows - 1, 0, -1):
-                m = _for_each(b, m, rows, size, multiply(size, True))
+                with b.if_else(once) as (then, otherwise):
+                    with then:
+                        multiply(count)
+                    with otherwise, b.if_else(twice) as (then_two, otherwise_one):
+                        with then_two:
+                            multiply(max(1, count // 2))
+                        with otherwise_one:
+                            multiply(max(1, count // 4))
 
-        return body
+            _for_each(b, _INT(0), tiles, 1, each_tile)
 
-    o = _for_each(b, first, last, tile.outputs, each_output(tile.outputs))
-    _for_each(b, o, last, 1, each_output(1))
+        return group
+
+    o = _for_each(b, first, last, tile.outputs, each_group(tile.outputs))
+    _for_each(b, o, last, 1, each_group(1))
     b.ret_void()
     return function
+
+
+def _tile(module: ir.Module, tile: Tile, lines: int) -> ir.Function:
+    """The function of a tile, added once."""
+    name = f"tile_{tile.outputs}_{tile.rows}_{lines}"
+    return module.globals.get(name) or _add_tile(module, tile, lines)
 
 
 def _at(b: ir.IRBuilder, base: ir.Value, offset: int, kind: ir.Type) -> ir.Value:
