@@ -2,6 +2,8 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 JOBS ?= 2
+# Bytecode is kept, even where the environment says otherwise.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help env demo train-demo docs docs-serve tpu-compile tpu-test gpu-check \

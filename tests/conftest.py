@@ -10,6 +10,7 @@ import os
 import pathlib
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -33,6 +34,11 @@ _MOST_MAPPINGS = 20_000
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_XLA_FLAGS])
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+# Hundreds of processes import the same modules: their bytecode is kept, even where the
+# environment says otherwise.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # By default Python collects garbage so often that it takes 7 % of the time: jax and
 # TensorFlow make hundreds of thousands of objects that stay.
