@@ -129,7 +129,7 @@ def generate(
       lm: from `load`.
       prompts: texts or token ids.
       method: as in `--method=help`; `auto` measures which is fastest here; None is
-        bpd, or prompt_lookup for a model without block heads.
+        `Decoder.default_method`.
       lattice_width: candidates per head (the paper's k) where the method names none.
       alpha: weight of the refiners where the method names none; trained refiners
         keep their own.
@@ -149,7 +149,7 @@ def generate(
         raise UserError(f"prompts is one text, {prompts!r}: give a list of texts.")
     check_not_empty(prompts)
     tokens = [lm.encode(prompt) for prompt in prompts]
-    method = lm.loaded.default_method if method is None else method
+    method = decoder.default_method if method is None else method
     chosen = resolve(decoder, method, tokens, decode_options)
     generations = decoder.decode(
         chosen, tokens, decode_options, on_progress=on_progress
@@ -174,7 +174,7 @@ def stream(
     decoder = lm.decoder(lattice_width=lattice_width, alpha=alpha)
     check_not_empty([prompt])
     tokens = lm.encode(prompt)
-    method = lm.loaded.default_method if method is None else method
+    method = decoder.default_method if method is None else method
     chosen = resolve(decoder, method, [tokens], decode_options)
     pieces = decoder.stream(chosen, tokens, decode_options)
     return (piece for piece, _ in visible_pieces(lm, pieces, decode_options))

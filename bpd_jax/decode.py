@@ -43,8 +43,9 @@ PROMPT = flags.DEFINE_string("prompt", None, "text to continue.")
 METHOD = flags.DEFINE_string(
     "method",
     None,
-    "how to draft, as in ngram:16; auto measures which is fastest; help lists all; "
-    "default bpd, or prompt_lookup for a model without block heads.",
+    "how to draft, as in ngram:16; auto measures which is fastest; help lists all. "
+    "Default: a tree of the block drafter's drafts if the model has one, with prompt "
+    "lookup; else bpd with block heads, and prompt_lookup without.",
 )
 SHOW_ACCEPTED = flags.DEFINE_bool(
     "show_accepted",
@@ -82,7 +83,7 @@ def main() -> None:
         files.check_writable(OUTPUT.value)
     loaded, decoder, config = decode_flags.load(config)
     prompts = [loaded.encode_prompt(text) for text in texts]
-    method = parse_method(asked or loaded.default_method)
+    method = parse_method(asked or decoder.default_method)
     if method.kind == "auto":
         check_prompts(loaded.functions, prompts, config.options)
         method = _measured(loaded, decoder, prompts, config)

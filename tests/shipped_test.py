@@ -87,3 +87,7 @@ def test_drafts_do_not_change_what_it_says(lm):
     )
     assert [text.text for text in drafted] == [text.text for text in plain]
     assert sum(t.generation.serial_calls for t in drafted) < 30
+
+
+def test_the_drafter_drafts_where_no_method_is_named(lm):
+    assert lm.decoder().default_method.startswith("block+ngram:alpha=0.5/tree:")

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
@@ -87,6 +88,19 @@ class Decoder:
     def ngram(self) -> NGramModel | None:
         """The n-gram model, if there is one."""
         return self.assets.ngram
+
+    @property
+    def default_method(self) -> str:
+        """What drafts where no method is named: the best that the model comes with.
+
+        A pass over more tokens costs little more on an accelerator, so trees are larger
+        there.
+        """
+        if self.assets.drafter is None:
+            return "bpd" if self.model.block_size > 1 else "prompt_lookup"
+        refined = "block" if self.ngram is None else "block+ngram:alpha=0.5"
+        nodes = 8 if jax.default_backend() == "cpu" else 32
+        return f"{refined}/tree:{nodes}+lookup:8"
 
     def label(self, method: Method) -> str:
         """What people read in tables."""

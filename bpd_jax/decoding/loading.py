@@ -95,11 +95,6 @@ class LoadedModel:
         """What decoding options call `end_of_text`."""
         return self.end_tokens[0] if len(self.end_tokens) == 1 else self.end_tokens
 
-    @property
-    def default_method(self) -> str:
-        """How to draft where nobody says: by block heads, if there are any."""
-        return "bpd" if self.functions.block_size > 1 else "prompt_lookup"
-
     def own(self, name: str) -> pathlib.Path | None:
         """Where the model keeps something of its own; None if it has none."""
         for shelf in self.shelves:
