@@ -5,6 +5,7 @@ name in a comment or a string does not.
 """
 
 import ast
+import functools
 import pathlib
 import re
 import subprocess
@@ -99,6 +100,7 @@ def imported_names(source: str, package: str) -> set[str]:
     return names
 
 
+@functools.cache
 def imports_of(file: pathlib.Path) -> set[str]:
     """What a file of this repository imports."""
     package = ".".join(file.relative_to(ROOT).parent.parts)

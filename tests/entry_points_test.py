@@ -31,11 +31,6 @@ def folder(trained, tmp_path_factory):
     return folder
 
 
-def call(folder, module, *arguments):
-    [done] = start(f"bpd_jax.{module}", list(arguments), folder=folder)
-    return done
-
-
 def decode(folder, *commands):
     """Results of `decode` with each list of arguments."""
     return start("bpd_jax.decode", *commands, folder=folder)
@@ -96,17 +91,30 @@ def test_decode_writes_json_lines_in_prompt_order(folder):
     assert outputs["greedy", 0] != outputs["greedy", 0.9]
 
 
-def test_evaluate_proves_equality_and_writes_a_report(folder):
-    result = call(
-        folder,
-        "evaluate",
-        "--model=run",
+@pytest.fixture(scope="module")
+def evaluations(folder):
+    """Results of `evaluate` with and without timing, in one process."""
+    common = ["--model=run", "--prompt_tokens=8"]
+    compared = [
         "--num_prompts=3",
-        "--prompt_tokens=8",
         "--max_new_tokens=24",
         "--lattice_width=8",
         "--methods=bpd,zero_gram:4,ngram:1,ngram:4,oracle",
-    )
+    ]
+    timed = [
+        "--num_prompts=2",
+        "--max_new_tokens=16",
+        "--methods=bpd,ngram:4,auto",
+        "--show=ngram:4",
+        "--rounds=2",
+        "--output=timed",
+    ]
+    commands = [[*common, *compared], [*common, *timed]]
+    return start("bpd_jax.evaluate", *commands, folder=folder)
+
+
+def test_evaluate_proves_equality_and_writes_a_report(folder, evaluations):
+    result = evaluations[0]
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("identical") >= 5
     output = folder / "run" / "evaluation"
@@ -131,19 +139,8 @@ def test_evaluate_proves_equality_and_writes_a_report(folder):
     assert sum(ngram["accepted"]) == pytest.approx(1)
 
 
-def test_evaluate_shows_an_answer_and_times_methods_in_turns(folder):
-    result = call(
-        folder,
-        "evaluate",
-        "--model=run",
-        "--num_prompts=2",
-        "--prompt_tokens=8",
-        "--max_new_tokens=16",
-        "--methods=bpd,ngram:4,auto",
-        "--show=ngram:4",
-        "--rounds=2",
-        "--output=timed",
-    )
+def test_evaluate_shows_an_answer_and_times_methods_in_turns(folder, evaluations):
+    result = evaluations[1]
     assert result.returncode == 0, result.stderr
     answered = result.stdout.index("ngram:4: 16 tokens in ")
     assert answered < result.stdout.index("Speed-")
@@ -195,7 +192,7 @@ def test_bad_input_is_refused_and_leaves_nothing(folder):
 
 
 def test_help_lists_the_methods_without_a_model(folder):
-    result = call(folder, "decode", "--method=help")
+    [result] = decode(folder, ["--method=help"])
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip() == describe_methods()
 
