@@ -8,6 +8,7 @@ import abc
 import copy
 import glob
 import hashlib
+import inspect
 import itertools
 import os
 import pathlib
@@ -42,6 +43,7 @@ __all__ = [
     "TokenFiles",
     "TokenSource",
     "open_source",
+    "source_of",
 ]
 
 
@@ -133,6 +135,12 @@ def open_source(
         return GeneratedTexts(generations, split or "train")
     split = split or ("all" if text else "train")
     return _task_source(task or "text_files", split, vocabulary, text, max_bytes)
+
+
+def source_of(settings: object) -> TokenSource:
+    """Opens the source that the attributes of settings name; see `open_source`."""
+    names = inspect.signature(open_source).parameters
+    return open_source(**{name: getattr(settings, name) for name in names})
 
 
 def _task_source(
