@@ -132,12 +132,10 @@ def _add_tile(module: ir.Module, tile: Tile, lines: int) -> ir.Function:
 
     w = [vector_at(of) for of in w_rows]
     for line in range(lines):
-        # To read; into the first cache, or the second if several tiles share the work;
-        # data.
-        numbers = [
-            ir.IntType(32)(number)
-            for number in (0, 3 if lines == tile.outputs else 2, 1)
-        ]
+        # Arguments: to read; into the first cache, or into the second what a later
+        # tile of several needs; data.
+        level = 3 if lines == tile.outputs else 2
+        numbers = [ir.IntType(32)(number) for number in (0, level, 1)]
         offset = b.add(b.mul(k, _INT(lines)), _INT(line * tile.width))
         b.call(prefetch, [b.bitcast(b.gep(later, [offset]), _POINTER), *numbers])
     added = {}
