@@ -63,6 +63,7 @@ ROOMS = {
         "bpd_jax/data/cache_pipeline.py",
     ],
     "numba": ["bpd_jax/ngrams/*_kernels.py"],
+    "llvmlite": ["bpd_jax/models/row_kernel*.py"],
     "flax.linen": ["bpd_jax/models/*"],
     "flax.nnx": [],
     "gin": ["bpd_jax/configuration.py"],
@@ -78,6 +79,7 @@ ABSENT = [
     "pynini",
     "apache_beam",
     "numba",
+    "llvmlite",
     "rouge_score",
 ]
 
