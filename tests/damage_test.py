@@ -15,7 +15,7 @@ from bpd_jax.data.rows import open_rows
 from bpd_jax.data.spec import TextTask
 from bpd_jax.decoding.asset_files import load_accuracies
 from bpd_jax.decoding.loading import load_task
-from bpd_jax.decoding.payoff import tuned_choice
+from bpd_jax.decoding.speedup import tuned_choice
 from bpd_jax.errors import UserError
 from bpd_jax.models.config import (
     BlockHeadsConfig,

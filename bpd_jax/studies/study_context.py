@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from bpd_jax import progress
+from bpd_jax.api import LanguageModel
 from bpd_jax.data.prompts import read_prompts_file
 from bpd_jax.data.row_sources import WHOLE, Shard
-from bpd_jax.decoding.asset_files import OWN_ASSETS, load_assets
+from bpd_jax.decoding.asset_files import OWN_ASSETS
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.loading import LoadedModel, load_model
 from bpd_jax.decoding.methods import Method
@@ -183,12 +184,8 @@ class StudyContext:
         key = (self.model_name(task), json.dumps(given, sort_keys=True))
         if key not in self._decoders:
             loaded = self.loaded(task)
-            self._decoders[key] = Decoder(
-                loaded.functions,
-                loaded.params,
-                width=self.config.lattice_width,
-                assets=load_assets(loaded, given),
-                token_bytes=loaded.token_bytes,
+            self._decoders[key] = LanguageModel.of(loaded, given).decoder(
+                lattice_width=self.config.lattice_width
             )
         method = found.method
         tuned = self._tuned(method)

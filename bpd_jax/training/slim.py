@@ -34,7 +34,7 @@ DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 
 _KEPT = (run_folder.MODEL, run_folder.TASK, tokenizer.FILE_NAME)
 KIND = folders.FolderKind("a slim model", HEADER, (*_KEPT, TENSORS), '"sha256"')
-_REMEDY = "make it again with python -m bpd_jax.slim"
+_REMEDY = "make it again with python -m bpd_jax.export_params"
 
 
 def write_slim(

@@ -6,11 +6,12 @@ import json
 import jax
 import pytest
 
-from bpd_jax.decoding import payoff
+from bpd_jax.decoding import speedup
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import BATCHED, DecodeOptions
-from bpd_jax.decoding.payoff import (
+from bpd_jax.decoding.replay import record
+from bpd_jax.decoding.speedup import (
     Choice,
     PassCosts,
     Prediction,
@@ -21,7 +22,6 @@ from bpd_jax.decoding.payoff import (
     predict,
     tuned_choice,
 )
-from bpd_jax.decoding.replay import record
 from bpd_jax.drafting.assets import Assets, SmallModel
 from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise import init_boxed
@@ -57,9 +57,9 @@ def costs(monkeypatch):
             asked.append((batch_size, text_length, list(sizes)))
             return PassCosts(batch_size, {size: passes(size) for size in sizes})
 
-        monkeypatch.setattr(payoff, "measure_passes", measure_passes)
+        monkeypatch.setattr(speedup, "measure_passes", measure_passes)
         monkeypatch.setattr(
-            payoff, "measure_drafting", lambda decoder, method, *rest: drafting(method)
+            speedup, "measure_drafting", lambda decoder, method, *rest: drafting(method)
         )
         return asked
 

@@ -9,7 +9,7 @@ import pytest
 from bpd_jax import api
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.errors import UserError
-from bpd_jax.harness import HarnessModel, _length_class, decode_options
+from bpd_jax.lm_eval_model import HarnessModel, _length_class, decode_options
 
 CONTEXTS = ["3 times 4 is", "7", "2 times 2 is 4.\n2 times 3", ""]
 DEFAULTS = DecodeOptions(max_new_tokens=256, batch_size=8, seed=3, end_of_text=0)
@@ -199,11 +199,11 @@ def test_settings_of_a_task_become_options(settings, options):
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"num_beams": 4}, "a task sets num_beams, which decoding here does not know"),
+        ({"num_beams": 4}, "a task sets num_beams"),
         ({"repetition_penalty": 1.1}, "a task sets repetition_penalty"),
-        ({"max_gen_toks": "many"}, "max_new_tokens is 'many': it must be a whole"),
-        ({"temperature": -1}, "temperature is -1"),
-        ({"until": [3]}, "give a tuple of texts"),
+        ({"max_gen_toks": "many"}, "max_new_tokens must be"),
+        ({"temperature": -1}, "temperature must be"),
+        ({"until": [3]}, "stop must be a list"),
     ],
 )
 def test_settings_that_cannot_be_met_are_refused(settings, message):
@@ -219,11 +219,11 @@ def test_settings_that_cannot_be_met_are_refused(settings, message):
         ({"model": "nowhere"}, "there is no model 'nowhere'"),
         ({"method": "medusas"}, "did you mean medusa"),
         ({"method": "neural"}, "needs a small language model"),
-        ({"batch_size": "auto"}, "batch_size is 'auto': it must be a whole number"),
-        ({"batch_size": 0}, "batch_size is 0"),
-        ({"max_length": 97}, r"max_length is 97: it must be 2 … 96"),
+        ({"batch_size": "auto"}, "batch_size must be"),
+        ({"batch_size": 0}, "batch_size must be"),
+        ({"max_length": 97}, r"max_length must be an integer from 2 to 96"),
         ({"precision": "float8"}, "dtype must be one of float32"),
-        ({"lattice_width": 0}, "lattice_width is 0"),
+        ({"lattice_width": 0}, "lattice_width must be"),
     ],
 )
 def test_wrong_arguments_are_refused_at_once(trained, arguments, message):

@@ -1,4 +1,4 @@
-"""bpd_jax.slim as a program: what it writes decodes as the run does."""
+"""bpd_jax.export_params as a program: what it writes decodes as the run does."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from tests.commands import call
 
 def test_a_slim_model_is_used_as_the_run_is(trained, tmp_path):
     flags = f"--model={trained / 'run'}", f"--output={tmp_path / 'slim'}"
-    done = call("bpd_jax.slim", *flags)
+    done = call("bpd_jax.export_params", *flags)
     assert done.returncode == 0, done.stderr
     assert "bytes of parameters" in done.stdout
     whole, slim = (
@@ -34,7 +34,7 @@ def test_bad_flags_end_in_one_sentence(trained, tmp_path):
         (["--output=x"], "error: --model is missing"),
         ([f"--model={tmp_path / 'no'}", f"--output={tmp_path / 'x'}"], "is this a run"),
     ):
-        done = call("bpd_jax.slim", *flags)
+        done = call("bpd_jax.export_params", *flags)
         assert done.returncode == 1
         assert message in done.stderr
         assert "Traceback" not in done.stderr

@@ -1,7 +1,7 @@
-"""A model as evaluation harnesses see it: texts to score, texts to continue.
+"""A model for evaluation harnesses: it scores and continues texts.
 
-`HarnessModel` answers the requests of EleutherAI's Evaluation Harness, and needs
-nothing of it; `bpd_jax.lm_eval` joins the two.
+`HarnessModel` answers the requests of EleutherAI's Evaluation Harness and does not
+import it; `bpd_jax.lm_eval` connects the two.
 """
 
 import dataclasses
@@ -14,19 +14,20 @@ import numpy as np
 
 from bpd_jax import api, progress
 from bpd_jax.decoding.methods import parse_method
-from bpd_jax.decoding.options import DecodeOptions, check_whole_number
+from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.scoring import Score, score_texts
+from bpd_jax.settings import check_value, integer
 
-# A child of the harness's own logger, so that its level holds here too.
+# A child of the harness's logger, so that its level applies here too.
 _LOG = logging.getLogger("lm_eval.bpd_jax")
 
-# What tasks call the most tokens of a text; the first that is given counts.
+# Names that tasks use for the maximum number of tokens; the first one given counts.
 _MOST_TOKENS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 
 
 class Request(Protocol):
-    """What is asked of a model; an `Instance` of the harness is one."""
+    """A request to a model; an `Instance` of the harness is one."""
 
     @property
     def args(self) -> tuple[Any, ...]:
@@ -38,9 +39,9 @@ class HarnessModel:
 
     Attributes:
       lm: the model.
-      max_length: tokens that it reads at once.
-      method: by which it decodes.
-      lattice_width, alpha: of that, where its name does not say.
+      max_length: tokens of its context.
+      method: the decoding method.
+      lattice_width, alpha: of the method, where its name does not set them.
     """
 
     def __init__(
@@ -52,27 +53,27 @@ class HarnessModel:
         batch_size: int | str = 1,
         max_gen_toks: int = 256,
         max_length: int | None = None,
-        lattice_width: int = 16,
-        alpha: float = 1.0,
+        lattice_width: int = DecodeConfig.lattice_width,
+        alpha: float = DecodeConfig.alpha,
         precision: str | None = None,
         seed: int = 0,
-        **assets: str,
+        **assets: Any,
     ) -> None:
         """Loads a model.
 
         Args:
           model: a run folder, one of its checkpoints, or a known name; see `api.load`.
-          method: as in `bpd_jax.decode --method=help`. It makes texts come sooner, and
-            no other text. By default `bpd`, or `greedy` if there are no block heads.
+          method: as in `bpd_jax.decode --method=help`. It changes the speed, not the
+            texts. By default `bpd`, or `greedy` if there are no block heads.
           heads: folder of block heads for a pretrained model; None for its own.
           batch_size: texts read or decoded together.
-          max_gen_toks: the most tokens of a text where its task does not say.
-          max_length: tokens that the model reads at once; by default all that it can.
-          lattice_width: candidates per head where the method names none.
-          alpha: weight of the refiners where the method names none.
+          max_gen_toks: maximum length of a text in tokens where its task sets none.
+          max_length: tokens of the context; by default the model's maximum.
+          lattice_width: candidates per head where the method sets none.
+          alpha: weight of the refiners where the method sets none.
           precision: of activations and matrix products; by default the model's own.
           seed: of the sampling noise.
-          **assets: what the method drafts with; see `api.load`.
+          **assets: folders of what the method drafts with; see `api.load`.
 
         Raises:
           UserError: an argument is unknown or wrong, or something is missing.
@@ -86,18 +87,15 @@ class HarnessModel:
             raise UserError("the model argument 'model' is missing: give model=NAME.")
         if isinstance(batch_size, str) and batch_size.isdecimal():
             batch_size = int(batch_size)
-        check_whole_number("batch_size", batch_size)
-        check_whole_number("max_gen_toks", max_gen_toks)
+        check_value("batch_size", batch_size, integer(1))
+        check_value("max_gen_toks", max_gen_toks, integer(1))
         if method is not None:
             parse_method(method)  # Validates it before loading the model.
-        self.lm = api.load(model, heads=heads, chat=True, **assets)
-        if precision:
-            loaded = self.lm.loaded.in_precision(precision)
-            self.lm = dataclasses.replace(self.lm, loaded=loaded)
+        self.lm = api.load(model, heads=heads, precision=precision, **assets)
         config = self.lm.loaded.functions.config
         longest = config.trunk.max_length
         if max_length is not None:
-            check_whole_number("max_length", max_length, 2, longest + 1)
+            check_value("max_length", max_length, integer(2, longest))
         self.max_length = max_length or longest
         self.method = method or ("greedy" if config.block_size == 1 else "bpd")
         self.lattice_width, self.alpha = lattice_width, alpha
@@ -124,8 +122,8 @@ class HarnessModel:
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, which may be a chat that is rendered already.
 
-        Other tools read special tokens spelled out in the texts of a model that
-        converses as those tokens; so their results can be compared.
+        Special tokens that are written out in the texts of a chat model are read as
+        those tokens, as other tools do, so that results can be compared.
         """
         loaded = self.lm.loaded
         encode = loaded.tokenizer.encode
@@ -138,16 +136,16 @@ class HarnessModel:
     def encode_pair(self, context: str, continuation: str) -> tuple[np.ndarray, int]:
         """Token ids of a text, and how many of them are its continuation's.
 
-        Spaces at the end of the context are counted to the continuation, because
-        tokens begin with spaces. Worked example: of `4 times 2 is ` and `8.` the
+        Spaces at the end of the context belong to the continuation, because tokens
+        begin with spaces. Worked example: of `4 times 2 is ` and `8.` the
         context is `4 times 2 is` and the continuation ` 8.`
 
-        A text without a begin-of-text token follows the end of another if its context
-        is empty, as nothing can be predicted from nothing.
+        If the context is empty and the model has no begin-of-text token, the text
+        follows an end-of-text token.
         """
         bare = context.rstrip()
         whole, before = self.encode(context + continuation), self.encode(bare)
-        # One token may hold the end of the one and the beginning of the other.
+        # One token may span the end of the context and the beginning of the rest.
         least = 1 if len(bare) < len(context + continuation) else 0
         count = max(len(whole) - len(before), least)
         if count == len(whole):
@@ -157,16 +155,17 @@ class HarnessModel:
     def loglikelihood(
         self, requests: Sequence[Request], disable_tqdm: bool = False
     ) -> list[tuple[float, bool]]:
-        """How likely each continuation is after its context.
+        """Scores each continuation given its context.
 
-        What is too long is cut from the left.
+        Contexts that are too long are cut from the left.
 
         Args:
           requests: of a context and its continuation.
           disable_tqdm: whether there is no progress bar.
 
         Returns:
-          Of each its log-probability in nats, and whether greedy decoding writes it.
+          The log-probability of each in nats, and whether it is the greedy
+          continuation.
         """
         texts = [self.encode_pair(*request.args) for request in requests]
         scores: list[tuple[float, bool]] = [(0.0, True)] * len(requests)
@@ -178,7 +177,7 @@ class HarnessModel:
     def loglikelihood_rolling(
         self, requests: Sequence[Request], disable_tqdm: bool = False
     ) -> list[float]:
-        """How likely each text is.
+        """Scores each text.
 
         Every token is predicted once, from as many before it as the windows of
         `scoring.windows` let the model read.
@@ -219,7 +218,7 @@ class HarnessModel:
     ) -> list[str]:
         """Continues each context.
 
-        A context that leaves no room for its continuation is cut from the left.
+        Contexts that leave no room for the continuation are cut from the left.
 
         Args:
           requests: of a context and the settings of its task; see `decode_options`.
@@ -229,9 +228,9 @@ class HarnessModel:
           The continuations, each up to the first of its stop texts.
 
         Raises:
-          UserError: a task asks for what decoding cannot do.
+          UserError: a task requests something that decoding does not support.
         """
-        # A call pads its prompts to one length, and compiles for that length.
+        # A call pads its prompts to one length and compiles for that length.
         groups: dict[tuple[DecodeOptions, int], dict[int, list[int]]]
         groups = defaultdict(dict)
         cut = 0
@@ -295,11 +294,11 @@ class HarnessModel:
 
     @property
     def tokenizer_name(self) -> str:
-        """What tells stored prompts of several models apart."""
+        """Distinguishes stored prompts of several models."""
         return self.lm.loaded.name
 
     def chat_template(self, chat_template: bool | str = False) -> str:
-        """The model's template, in Jinja, which the harness puts on record.
+        """The model's template, in Jinja, which the harness records.
 
         Raises:
           UserError: it has none, or another one is asked for.
@@ -322,15 +321,15 @@ class HarnessModel:
 
         Args:
           chat_history: messages, each with `role` and `content`.
-          add_generation_prompt: whether the model is to answer; else it is to go on
-            with the last message.
+          add_generation_prompt: whether the model answers; otherwise it continues the
+            last message.
         """
         self.chat_template(True)
         chat = self.lm.loaded.chat
         assert chat is not None
         text = chat.render(chat_history, answer=add_generation_prompt)
         if not add_generation_prompt:
-            # What the template writes after the last words would end the message.
+            # The template's text after the last words would end the message.
             last = chat_history[-1]["content"].strip()
             text = text[: text.rindex(last) + len(last)]
         return text
@@ -347,15 +346,15 @@ def _length_class(length: int) -> int:
 def decode_options(
     settings: Mapping[str, Any], defaults: DecodeOptions
 ) -> DecodeOptions:
-    """What the `generation_kwargs` of a task, in the harness's words, ask for.
+    """The options that the `generation_kwargs` of a task ask for.
 
     Args:
       settings: `until`, one or several stop texts; `max_gen_toks` or a name that other
         programs have for it; `do_sample`, `temperature`, `top_p`, `top_k`, `seed`.
-      defaults: what holds where they are silent.
+      defaults: of what they do not set.
 
     Raises:
-      UserError: there is a setting of another name, or one has a wrong value.
+      UserError: a setting is unknown, or its value is not allowed.
     """
     left = dict(settings)
     until = left.pop("until", None) or []
@@ -375,12 +374,12 @@ def decode_options(
         del left["num_beams"]
     if left:
         raise UserError(
-            f"a task sets {', '.join(left)}, which decoding here does not know: it "
+            f"a task sets {', '.join(left)}, which decoding does not support: it "
             f"takes until, {_MOST_TOKENS[0]}, do_sample, temperature, top_p, top_k and "
             "seed."
         )
     drawn: dict[str, Any] = {}
-    # Tasks that are greedy may say how they would sample; 0 and -1 are all tokens.
+    # Greedy tasks may set options of sampling; top_k of 0 or -1 means all tokens.
     if temperature != 0:
         drawn["top_p"] = 1.0 if top_p is None else top_p
         drawn["top_k"] = None if top_k in (0, -1) else top_k

@@ -4,7 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bpd_jax.decoding.choice import (
+from bpd_jax.decoding.options import StepOptions
+from bpd_jax.decoding.sampling import (
     ACCEPTANCE,
     DRAFTS,
     choose,
@@ -12,7 +13,6 @@ from bpd_jax.decoding.choice import (
     row_keys,
     stream_keys,
 )
-from bpd_jax.decoding.options import StepOptions
 
 SAMPLING = StepOptions(temperature=1.0)
 filter_once = jax.jit(filtered, static_argnums=1)
