@@ -20,7 +20,7 @@ from typing import IO, Any
 import numpy as np
 
 # What numpy and zipfile raise besides OSError and ValueError when bytes are damaged.
-_DAMAGE = (
+DAMAGE = (
     EOFError,
     KeyError,
     MemoryError,
@@ -200,7 +200,7 @@ def _read_array(stream: IO[bytes], size: int, spec: ArraySpec | None) -> np.ndar
 def _damage_told() -> Iterator[None]:
     try:
         yield
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise ValueError(str(error) or type(error).__name__) from error
 
 

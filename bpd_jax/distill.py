@@ -28,7 +28,7 @@ from bpd_jax.decoding.loading import LoadedModel
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.errors import UserError
-from bpd_jax.models.heads_files import fingerprint
+from bpd_jax.models.attachments import fingerprint
 
 OUTPUT = flags.DEFINE_string("output", None, "folder of the texts.")
 MADE_UP = flags.DEFINE_integer(

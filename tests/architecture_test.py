@@ -26,6 +26,7 @@ BASE = [
     "files",
     "folders",
     "array_files",
+    "artifacts",
     "progress",
     "cli",
     "compiled",

@@ -9,13 +9,13 @@ from bpd_jax import files
 from bpd_jax.decoding.loading import LoadedModel, load_model
 from bpd_jax.drafting.assets import KINDS, Assets, AttachedDrafter, SmallModel
 from bpd_jax.errors import UserError
+from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.drafter_files import (
     HEADER,
     LoadedDrafter,
     attach_drafter,
     load_drafter,
 )
-from bpd_jax.models.heads_files import fingerprint
 from bpd_jax.models.refiner_files import LoadedRefiner, check_fits, load_refiner
 from bpd_jax.ngrams.formats import load as ngram_files
 from bpd_jax.ngrams.model import NGramModel

@@ -17,12 +17,7 @@ from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise import BlockwiseConfig
 from bpd_jax.models.config import load_config
 from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.models.heads_files import (
-    HEADER,
-    LoadedHeads,
-    attach_heads,
-    load_heads,
-)
+from bpd_jax.models.heads_files import HEADER, LoadedHeads, attach_heads, load_heads
 from bpd_jax.models.products import cast_matrices, transposed_kernels
 from bpd_jax.pretrained.checkpoint import Checkpoint
 from bpd_jax.pretrained.known import PACKAGED, find_packaged

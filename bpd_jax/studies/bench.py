@@ -23,7 +23,7 @@ from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.recording import RecordedText, padded_sizes, record_text
 from bpd_jax.errors import UserError
-from bpd_jax.models.heads_files import fingerprint
+from bpd_jax.models.attachments import fingerprint
 from bpd_jax.studies import tasks
 from bpd_jax.studies.config import (
     TASK_FIELD,

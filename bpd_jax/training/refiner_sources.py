@@ -14,8 +14,8 @@ import numpy as np
 
 from bpd_jax.data.rows import Batch, PackedRows, RowIterator, open_rows
 from bpd_jax.errors import UserError
+from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.config import BlockwiseConfig
-from bpd_jax.models.heads_files import fingerprint
 from bpd_jax.training.heads.batches import cached_batches, measured_batches
 from bpd_jax.training.heads.cache import HEADER as STATES_HEADER
 from bpd_jax.training.heads.cache import open_states

@@ -20,8 +20,8 @@ import optax
 
 from bpd_jax import progress
 from bpd_jax.errors import UserError
+from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.config import BlockwiseConfig
-from bpd_jax.models.heads_files import fingerprint
 from bpd_jax.models.refiner_files import HEADER, save_refiner
 from bpd_jax.models.refiners import RefinerConfig, init_refiner
 from bpd_jax.training import run_folder

@@ -9,10 +9,10 @@ import pytest
 
 from bpd_jax.data.generations import open_generations, write_header, write_shard
 from bpd_jax.errors import UserError
+from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.heads import init_heads
-from bpd_jax.models.heads_files import fingerprint
 from bpd_jax.models.refiner_files import load_refiner
 from bpd_jax.models.refiners import init_refiner
 from bpd_jax.training.config import OptimizerConfig

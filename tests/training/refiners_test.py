@@ -10,9 +10,9 @@ import pytest
 
 from bpd_jax.data.rows import make_batch, open_rows
 from bpd_jax.errors import UserError
+from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.blockwise import BlockwiseLM
-from bpd_jax.models.heads_files import fingerprint
 from bpd_jax.models.refiner_files import load_refiner
 from bpd_jax.models.refiners import (
     hydra_states,

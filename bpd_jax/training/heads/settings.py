@@ -4,9 +4,9 @@ import dataclasses
 import math
 
 from bpd_jax.errors import UserError
+from bpd_jax.models.attachments import DTYPES
 from bpd_jax.models.config import BlockHeadsConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
-from bpd_jax.models.heads_files import DTYPES
 from bpd_jax.training.config import OptimizerConfig
 
 MODES = ("cache", "ring")

@@ -96,7 +96,7 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(
     steps = load_heads(tmp_path / "whole" / "heads").facts["steps"]
     assert len(seen) == steps > 11
     want, got = (
-        load_heads(tmp_path / name / "heads").params for name in ("whole", "stopped")
+        load_heads(tmp_path / name / "heads").tensors for name in ("whole", "stopped")
     )
     jax.tree.map(np.testing.assert_array_equal, got, want)
     # A checkpoint of other settings is not gone on from.
@@ -136,7 +136,7 @@ def test_other_heads_train_too(tmp_path, config, heads, model, params):
         row["validation_loss"] for row in rows(tmp_path) if "validation_loss" in row
     ]
     assert losses[-1] < losses[0] - 0.3
-    found = load_heads(tmp_path / "heads").params
+    found = load_heads(tmp_path / "heads").tensors
     assert ("softmax" in found) == heads.own_softmax
     assert ("vocabulary" in found) == (heads.draft_vocabulary is not None)
 
