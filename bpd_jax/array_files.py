@@ -105,6 +105,18 @@ def check_names(found: Collection[str], wanted: Collection[str]) -> None:
         raise ValueError(f"the array {name[:80]!r} {problem}")
 
 
+def check_shapes(
+    arrays: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Raises a `ValueError` unless the arrays have these names and shapes."""
+    check_names(arrays, shapes)
+    for name, shape in shapes.items():
+        if arrays[name].shape != tuple(shape):
+            raise ValueError(
+                f"{name}: its shape is {list(arrays[name].shape)} and not {list(shape)}"
+            )
+
+
 def check_arrays(
     arrays: Mapping[str, np.ndarray], specs: Mapping[str, ArraySpec]
 ) -> None:

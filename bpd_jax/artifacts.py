@@ -118,8 +118,8 @@ class Artifact(folders.FolderKind):
         except (OSError, ValueError) as error:
             raise self.damaged(path, error) from error
         with self.reading(path):
-            version = header.get(self.version_name)
-            if version != self.version or isinstance(version, bool):
+            version = header.get(self.version_name) if type(header) is dict else None
+            if type(version) is not int or version != self.version:
                 raise ValueError(f"it is not of format {self.version}")
             for name, kind in (fields or {}).items():
                 value = header.get(name)

@@ -21,7 +21,8 @@ HEADER, PARAMETERS = "refiner.json", "params.npz"
 KIND = Artifact(
     "a refiner",
     HEADER,
-    (PARAMETERS,),
+    # The log of its training may lie beside it.
+    (PARAMETERS, "metrics.jsonl"),
     '"config"',
     remedy="train one with python -m bpd_jax.train_refiner",
 )
