@@ -2,6 +2,8 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 JOBS ?= 2
+# Bytecode is kept, even where the environment says otherwise.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help env demo train-demo docs docs-serve tpu-compile tpu-test gpu-check \
@@ -52,11 +54,13 @@ gpu-check: ## measure a GPU in at most 8 minutes; PART=plain for a part, FLAGS=-
 tpu-check: ## the same for the TPUs of this host
 	$(CHECK) --platform=tpu
 
+# Whole files, as fixtures of a file may train; tests/conftest.py orders the files.
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 test: lint ## lint, then the tests on JOBS=2 processes
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not exhaustive"
+	$(PYTEST) -m "not exhaustive"
 
 test-all: lint ## the same with the slow proofs and every case of each matrix
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	$(PYTEST)
 
 lint: env ## ruff (rules and format) and mypy
 	$(BIN)/ruff check .

@@ -9,6 +9,8 @@ import gc
 import os
 import pathlib
 import shutil
+import signal
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -33,15 +35,51 @@ os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_XLA_FLAGS
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+# Hundreds of processes import the same modules: their bytecode is kept, even where the
+# environment says otherwise.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # By default Python collects garbage so often that it takes 7 % of the time: jax and
 # TensorFlow make hundreds of thousands of objects that stay.
 gc.set_threshold(50_000, 20, 50)
+
+# A shell makes processes that it starts in the background ignore Ctrl-C, which tests
+# send. Only the main thread may change that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    with contextlib.suppress(ValueError):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # All workers, the processes that they start and later runs share what is compiled.
 _COMPILED = pathlib.Path(__file__).parent.parent / ".pytest_cache" / "compiled"
 _MOST_COMPILED = 50_000
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_COMPILED))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+
+# Workers take whole files. Those that take longest begin first, so that both workers
+# end at about the same time.
+_LONGEST = (
+    "decoding/lossless_test.py",
+    "training/distributed_test.py",
+    "decoding/replay_test.py",
+    "entry_points_test.py",
+    "training/step_test.py",
+    "training/going_on_test.py",
+    "experiments/run_test.py",
+    "shipped_test.py",
+    "training/heads/drafter_test.py",
+    "training/refiners_test.py",
+    "api_test.py",
+    "training/trainer_test.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Moves the tests of the longest files to the beginning."""
+    folder = pathlib.Path(__file__).parent
+    order = {folder / name: index for index, name in enumerate(_LONGEST)}
+    assert all(path.is_file() for path in order), order
+    items.sort(key=lambda item: order.get(item.path, len(order)))
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -15,7 +15,7 @@ from bpd_jax.data.rows import open_rows
 from bpd_jax.data.spec import TextTask
 from bpd_jax.decoding.asset_files import load_accuracies
 from bpd_jax.decoding.loading import load_task
-from bpd_jax.decoding.payoff import tuned_choice
+from bpd_jax.decoding.speedup import tuned_choice
 from bpd_jax.errors import UserError
 from bpd_jax.models.config import (
     BlockHeadsConfig,
@@ -36,7 +36,12 @@ from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.katz import estimate_katz
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.storage import _content_checksum
-from bpd_jax.reporting.records import MethodSummary, Report, load_report, save_report
+from bpd_jax.reporting.records import (
+    EvaluationReport,
+    MethodSummary,
+    load_report,
+    save_report,
+)
 from bpd_jax.studies import run_files
 from tests.data.rows_test import write_rows
 
@@ -88,7 +93,8 @@ def save_texts(folder):
 
 def save_page(folder):
     methods = [MethodSummary("bpd", "BPD", 1.5, 2, 3, 0.5, interval=(1.0, 2.0))]
-    save_report(Report("t", "2025-01-31", "", "", methods), folder / "report.json")
+    report = EvaluationReport("t", "2025-01-31", "", "", methods)
+    save_report(report, folder / "report.json")
 
 
 def save_study(folder):

@@ -183,5 +183,5 @@ def test_something_to_continue_must_be_given(written):
     folder, _ = written
     run = distill(folder, "--model=tiny", "--output=unwritten")
     assert run.returncode == 1
-    assert "there is nothing to continue" in run.stderr
+    assert "there are no prompts" in run.stderr
     assert not (folder / "unwritten").exists()

@@ -1,5 +1,7 @@
 """The Python in the tours of docs/ runs as it stands, after the commands above it."""
 
+import ast
+import importlib
 import os
 import pathlib
 import re
@@ -53,7 +55,24 @@ def test_the_tour_of_ngrams_runs(tmp_path: pathlib.Path) -> None:
     assert drawn.count('class="path"') == 4  # two in the legend, two in the picture
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("page", [NGRAMS, DECODING], ids=lambda page: page.stem)
+def test_tours_import_what_there_is(page: pathlib.Path) -> None:
+    """Every name of bpd_jax in the Python blocks, which `make test-all` runs."""
+    imports = [
+        node
+        for block in blocks(page, "python")
+        for node in ast.walk(ast.parse(block))
+        if isinstance(node, ast.ImportFrom) and node.module is not None
+    ]
+    assert imports
+    for node in imports:
+        module = importlib.import_module(node.module)
+        for alias in node.names:
+            if not hasattr(module, alias.name):
+                importlib.import_module(f"{node.module}.{alias.name}")
+
+
+@pytest.mark.exhaustive
 def test_the_tour_of_decoding_runs(trained: pathlib.Path, tmp_path: pathlib.Path):
     """On a model that takes seconds to train, in the place of `make demo`'s."""
     shutil.copytree(trained / "run", tmp_path / "runs" / "demo")

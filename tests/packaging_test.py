@@ -145,25 +145,26 @@ def installed(built, tmp_path_factory):
     return install(built[1], tmp_path_factory.mktemp("installed"))
 
 
-@pytest.mark.parametrize("name", ["runs/pretrain.gin", "gin_configs/runs/pretrain.gin"])
-def test_gin_files_are_read_without_a_checkout(installed, tmp_path, name):
+def test_gin_files_are_read_without_a_checkout(installed, tmp_path):
     (tmp_path / "mine.gin").write_text("include 'heads/decay.gin'\nDECAY = 0.5\n")
     program = """
-import json, sys
+import json
 from bpd_jax import configuration
 from bpd_jax.training.config import TrainConfig
-parsed = configuration.parse(sys.argv[1:], [], TrainConfig)
-print(json.dumps([parsed.files, parsed.value.head_schedule.decay]))
+for name in ("runs/pretrain.gin", "gin_configs/runs/pretrain.gin"):
+    parsed = configuration.parse([name, "mine.gin"], [], TrainConfig)
+    print(json.dumps([parsed.files, parsed.value.head_schedule.decay]))
 print(configuration.__file__)
 """
-    python = installed / "python"
-    out = run(python, "-c", program, name, "mine.gin", cwd=tmp_path)
-    result, path = out.splitlines()
+    out = run(installed / "python", "-c", program, cwd=tmp_path)
+    *results, path = out.splitlines()
     assert pathlib.Path(path).is_relative_to(installed.parent)
-    files, decay = json.loads(result)
-    assert files[0] == "gin_configs/runs/pretrain.gin"
-    assert files[-1] == "gin_configs/heads/decay.gin"
-    assert decay == 0.5
+    assert len(results) == 2
+    for result in results:
+        files, decay = json.loads(result)
+        assert files[0] == "gin_configs/runs/pretrain.gin"
+        assert files[-1] == "gin_configs/heads/decay.gin"
+        assert decay == 0.5
 
 
 def test_the_command_bpd_runs_the_others(installed, tmp_path):

@@ -7,7 +7,6 @@ import pytest
 
 from bpd_jax import api
 from bpd_jax.decoding.loading import SHIPPED
-from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.drafter_files import load_drafter
 from bpd_jax.models.heads_files import load_heads
 from bpd_jax.ngrams.formats.load import load_model as load_ngrams
@@ -56,7 +55,7 @@ def test_heads_tell_how_they_were_made():
 def test_the_drafter_belongs_to_the_model_and_generalises(lm):
     drafter = load_drafter(SMOLLM2 / "drafter")
     assert lm.assets.drafter is not None
-    assert drafter.base == fingerprint(lm.loaded.functions.config, lm.loaded.params)
+    assert drafter.base == lm.loaded.fingerprint
     # Held-out texts; the paper's heads of the same model reach 1.3.
     assert drafter.facts["tokens_per_call"] > 2
     text = json.dumps(drafter.facts)
@@ -73,7 +72,7 @@ def test_ngrams_are_over_the_models_tokens():
 def test_heads_and_model_belong_together(lm):
     heads = load_heads(SMOLLM2 / "heads")
     functions = lm.loaded.functions
-    assert heads.base == fingerprint(functions.config, lm.loaded.params)
+    assert heads.base == lm.loaded.fingerprint
     assert functions.block_size == 9
     assert lm.assets.ngram is not None
     assert lm.assets.accuracies is not None
@@ -88,3 +87,7 @@ def test_drafts_do_not_change_what_it_says(lm):
     )
     assert [text.text for text in drafted] == [text.text for text in plain]
     assert sum(t.generation.serial_calls for t in drafted) < 30
+
+
+def test_the_drafter_drafts_where_no_method_is_named(lm):
+    assert lm.decoder().default_method.startswith("block+ngram:alpha=0.5/tree:")

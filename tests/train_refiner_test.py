@@ -12,7 +12,7 @@ import pytest
 from bpd_jax.errors import UserError
 from bpd_jax.models.refiner_files import check_fits, load_refiner
 from bpd_jax.training.refiner_sources import default_data
-from tests.commands import call
+from tests import commands
 
 pytest.importorskip("seqio")
 ROOT = pathlib.Path(__file__).parent.parent
@@ -38,7 +38,7 @@ def start(folder, *arguments):
 
 
 def test_trains_into_the_run_folder(folder):
-    status, stdout, stderr = call(
+    status, stdout, stderr = commands.call(
         "bpd_jax.train_refiner",
         *("--model=run", "--kind=recurrent", "--steps=25", "--rank=8"),
         folder=folder,
@@ -69,13 +69,15 @@ def test_the_default_data_are_rows_or_else_states(tmp_path):
 
 def test_bad_input_is_one_sentence_and_writes_nothing(folder):
     before = sorted(folder.rglob("*"))
-    for arguments, words in (
+    cases = [
         (["--model=run"], "--kind is missing"),
         (["--model=run", "--kind=eagle"], "markov|recurrent|hydra"),
         (["--model=run", "--kind=hydra", "--output=run"], "run is not written to"),
         (["--model=run", "--kind=hydra", "--heads=x"], "--heads is for pretrained"),
-    ):
-        status, _, stderr = call("bpd_jax.train_refiner", *arguments, folder=folder)
+    ]
+    given = [arguments for arguments, _ in cases]
+    ends = commands.start("bpd_jax.train_refiner", *given, folder=folder)
+    for (status, _, stderr), (_, words) in zip(ends, cases, strict=True):
         errors = [line for line in stderr.splitlines() if "error: " in line]
         assert status == 1
         assert len(errors) == 1
@@ -90,7 +92,9 @@ def test_ctrl_c_keeps_what_resumes(folder):
     # The bar appears when training begins.
     seen = ""
     while "training" not in seen:
-        seen += process.stderr.read(1)
+        character = process.stderr.read(1)
+        assert character, seen
+        seen += character
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=300)
     assert process.returncode == 130

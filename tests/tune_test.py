@@ -9,7 +9,7 @@ import numpy as np
 
 from bpd_jax.decoding.asset_files import load_assets, own_tuning
 from bpd_jax.decoding.loading import load_model
-from bpd_jax.decoding.payoff import tuned_choice
+from bpd_jax.decoding.speedup import tuned_choice
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.config import BlockHeadsConfig
 from bpd_jax.models.heads import init_heads

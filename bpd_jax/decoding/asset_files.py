@@ -9,17 +9,15 @@ from bpd_jax import files
 from bpd_jax.decoding.loading import LoadedModel, load_model
 from bpd_jax.drafting.assets import KINDS, Assets, AttachedDrafter, SmallModel
 from bpd_jax.errors import UserError
-from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.drafter_files import (
     HEADER,
     LoadedDrafter,
     attach_drafter,
     load_drafter,
 )
+from bpd_jax.models.products import decoding_layout
 from bpd_jax.models.refiner_files import LoadedRefiner, check_fits, load_refiner
-from bpd_jax.ngrams.formats import load as ngram_files
 from bpd_jax.ngrams.model import NGramModel
-from bpd_jax.pretrained.drafter_import import import_drafter
 from bpd_jax.pretrained.drafter_layout import CONFIG
 
 # What `bpd_jax.tune` found out about a model.
@@ -90,13 +88,15 @@ def _trained_on(loaded: LoadedModel, refiner: LoadedRefiner) -> bool:
     """Whether it belongs to this very model, as far as it says to which."""
     if refiner.base is None:
         return True
-    return refiner.base == fingerprint(loaded.functions.config, loaded.params)
+    return refiner.base == loaded.fingerprint
 
 
 def _load_asset(
     loaded: LoadedModel, name: str, path: str
 ) -> NGramModel | SmallModel | object:
     if name == "ngram":
+        from bpd_jax.ngrams.formats import load as ngram_files
+
         return ngram_files.load_model(
             path,
             vocab_size=loaded.vocab_size,
@@ -108,7 +108,7 @@ def _load_asset(
         functions, params = attach_drafter(
             config, loaded.params, drafter, name=loaded.name
         )
-        return AttachedDrafter.of(functions, params)
+        return AttachedDrafter.of(functions, decoding_layout(params))
     if name in ("markov", "recurrent", "hydra"):
         refiner = load_refiner(path)
         if refiner.kind != name:
@@ -137,6 +137,8 @@ def read_drafter(loaded: LoadedModel, folder: str | os.PathLike[str]) -> LoadedD
     """
     folder = pathlib.Path(folder)
     if (folder / CONFIG).is_file() and not (folder / HEADER).is_file():
+        from bpd_jax.pretrained.drafter_import import import_drafter
+
         return import_drafter(
             folder, loaded.functions.config, loaded.params, name=loaded.name
         )

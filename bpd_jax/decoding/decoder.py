@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
@@ -19,8 +20,8 @@ from bpd_jax.decoding.methods import Method, parse_method
 from bpd_jax.decoding.options import (
     EXACT,
     SPECULATIVE,
+    DecodeConfig,
     DecodeOptions,
-    check_whole_number,
 )
 from bpd_jax.decoding.stopping import StopTable
 from bpd_jax.drafting.assets import Assets, SmallModel
@@ -30,7 +31,7 @@ from bpd_jax.drafting.searches.oracle import Reference
 from bpd_jax.errors import UserError
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.ngrams.model import NGramModel
-from bpd_jax.ngrams.search.finite import check_alpha
+from bpd_jax.settings import check_value, integer, number
 from bpd_jax.typing import Params, PyTree
 
 GREEDY = parse_method("greedy")
@@ -44,8 +45,8 @@ class Decoder:
         model: ModelFunctions,
         params: Params,
         *,
-        width: int = 16,
-        alpha: float = 1.0,
+        width: int = DecodeConfig.lattice_width,
+        alpha: float = DecodeConfig.alpha,
         assets: Assets | None = None,
         token_bytes: Callable[[], Sequence[bytes]] | None = None,
         mesh: Mesh | None = None,
@@ -67,13 +68,8 @@ class Decoder:
           UserError: something does not fit the model.
         """
         vocab_size = model.config.trunk.vocab_size
-        check_whole_number("lattice_width", width)
-        if not 1 <= width <= vocab_size:
-            raise UserError(
-                f"lattice_width is {width}: it must lie between 1 and the vocabulary's "
-                f"{vocab_size} tokens."
-            )
-        check_alpha(alpha)
+        check_value("lattice_width", width, integer(1, vocab_size))
+        check_value("alpha", alpha, number(0))
         self.model, self.params, self.mesh = model, params, mesh
         self.width, self.alpha = width, alpha
         self.assets = assets or Assets()
@@ -87,6 +83,19 @@ class Decoder:
     def ngram(self) -> NGramModel | None:
         """The n-gram model, if there is one."""
         return self.assets.ngram
+
+    @property
+    def default_method(self) -> str:
+        """What drafts where no method is named: the best that the model comes with.
+
+        A pass over more tokens costs little more on an accelerator, so trees are larger
+        there.
+        """
+        if self.assets.drafter is None:
+            return "bpd" if self.model.block_size > 1 else "prompt_lookup"
+        refined = "block" if self.ngram is None else "block+ngram:alpha=0.5"
+        nodes = 8 if jax.default_backend() == "cpu" else 32
+        return f"{refined}/tree:{nodes}+lookup:8"
 
     def label(self, method: Method) -> str:
         """What people read in tables."""

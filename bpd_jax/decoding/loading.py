@@ -14,16 +14,14 @@ from bpd_jax.data.prompts import held_out_prompts
 from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.decoding.conversation import Chat
 from bpd_jax.errors import UserError
+from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise import BlockwiseConfig
 from bpd_jax.models.config import load_config
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.heads_files import HEADER, LoadedHeads, attach_heads, load_heads
-from bpd_jax.models.products import cast_matrices, transposed_kernels
+from bpd_jax.models.products import cast_matrices, decoding_layout
 from bpd_jax.pretrained.checkpoint import Checkpoint
 from bpd_jax.pretrained.known import PACKAGED, find_packaged
-from bpd_jax.pretrained.parts import joined_file
-from bpd_jax.pretrained.weights import load_trunk
-from bpd_jax.training.slim import load_run_parameters, selected_step
 from bpd_jax.typing import Params
 
 # Models of our own that `--model` knows, and where `make` puts them.
@@ -57,6 +55,7 @@ class LoadedModel:
       accuracies: of its heads, as they were when they were trained; see `Assets`.
       heads_identity: of its heads, as `LoadedHeads` has it; None where the heads, if
         any, belong to the run itself.
+      trunk_identity: its `fingerprint`, where the layout of its parameters has changed.
     """
 
     name: str
@@ -71,6 +70,12 @@ class LoadedModel:
     shelves: tuple[pathlib.Path, ...] = ()
     accuracies: tuple[tuple[float, ...], ...] | None = None
     heads_identity: str | None = None
+    trunk_identity: str | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells its trunk from another; see `heads_files.fingerprint`."""
+        return self.trunk_identity or fingerprint(self.functions.config, self.params)
 
     @property
     def vocab_size(self) -> int:
@@ -81,11 +86,6 @@ class LoadedModel:
     def end_of_text(self) -> int | tuple[int, ...]:
         """What decoding options call `end_of_text`."""
         return self.end_tokens[0] if len(self.end_tokens) == 1 else self.end_tokens
-
-    @property
-    def default_method(self) -> str:
-        """How to draft where nobody says: by block heads, if there are any."""
-        return "bpd" if self.functions.block_size > 1 else "prompt_lookup"
 
     def own(self, name: str) -> pathlib.Path | None:
         """Where the model keeps something of its own; None if it has none."""
@@ -117,12 +117,13 @@ class LoadedModel:
             params=cast_matrices(self.params, dtype),
         )
 
-    def params_for_decoding(self) -> Params:
-        """The parameters in the layout in which this device reads them fastest."""
-        bfloat16 = self.functions.config.trunk.dtype == "bfloat16"
-        if not bfloat16 or jax.default_backend() != "cpu":
-            return self.params
-        return {**self.params, "trunk": transposed_kernels(self.params["trunk"])}
+    def for_decoding(self) -> "LoadedModel":
+        """The same model with parameters as this device reads them fastest."""
+        return dataclasses.replace(
+            self,
+            params={**self.params, "trunk": decoding_layout(self.params["trunk"])},
+            trunk_identity=self.fingerprint,
+        )
 
     def held_out(self, count: int, length: int) -> list[np.ndarray]:
         """Held-out prompts: `count` beginnings of documents of `length` tokens each.
@@ -190,6 +191,8 @@ def load_model(
       UserError: there is no model, it is damaged, or the heads are not its own.
     """
     if weights is not None:
+        from bpd_jax.pretrained.parts import joined_file
+
         if name not in PACKAGED:
             raise UserError(
                 f"--weights is for {', '.join(PACKAGED)}; {name} has files of its own."
@@ -217,6 +220,9 @@ def load_model(
 
 
 def _load_run(folder: pathlib.Path) -> LoadedModel:
+    # Late, like the formats below: a model is loaded by the modules of its kind alone.
+    from bpd_jax.training.slim import load_run_parameters, selected_step
+
     step = None
     if folder.parent.name == "checkpoints" and folder.name.isdigit():
         step = int(folder.name)
@@ -251,6 +257,8 @@ def open_checkpoint(path: pathlib.Path) -> Checkpoint:
 
 
 def _load_pretrained(name: str, path: pathlib.Path, heads: str | None) -> LoadedModel:
+    from bpd_jax.pretrained.weights import load_trunk
+
     found = open_checkpoint(path)
     tokens = found.tokenizer.get_vocab_size(with_added_tokens=False)
     if tokens > found.config.vocab_size:

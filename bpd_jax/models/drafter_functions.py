@@ -27,6 +27,11 @@ from bpd_jax.models.context_cache import (
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.functions import top_candidates
 from bpd_jax.models.partitioning import unbox
+from bpd_jax.models.products import (
+    DECODING_SOFTMAX,
+    decoding_product,
+    times_rows,
+)
 from bpd_jax.models.refiners import MarkovConfig, init_refiner
 from bpd_jax.typing import AnyArray, Array, Bool, Float, Int, Params
 
@@ -179,8 +184,12 @@ class DrafterFunctions:
         self, params: Params, states: Float[Array, "... D"]
     ) -> Float[Array, "... draft"]:
         """Logits over the draft vocabulary, float32, without a Markov correction."""
-        matrix = params["softmax"].astype(self.target.dtype)
-        return jnp.einsum("...D,VD->...V", states, matrix).astype(jnp.float32)
+        dtype = self.target.dtype
+        if DECODING_SOFTMAX in params:
+            logits = decoding_product(states, params[DECODING_SOFTMAX], dtype)
+        else:
+            logits = times_rows(states, params["softmax"], dtype)
+        return logits.astype(jnp.float32)
 
     def candidates(
         self,

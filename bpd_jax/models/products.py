@@ -1,4 +1,4 @@
-"""Products with bfloat16 matrices on a CPU.
+"""Products on a CPU: in bfloat16, and of the few rows that decoding multiplies.
 
 A matrix unit multiplies bfloat16 numbers and adds in float32. TPUs and GPUs do so in
 any case. On a CPU, XLA does so only if the result is asked for in float32; otherwise a
@@ -8,7 +8,11 @@ that are summed lie side by side in both operands (`transposed_kernels`).
 Decoding uses this for parameters that are stored in bfloat16; training asks for it with
 `float32_sums`, whose products have a gradient of their own: differentiating a product
 with a float32 result gives products of float32 with bfloat16, which are slow again.
-Products of any other dtype, and on any other device, are not changed.
+Products on any other device are not changed.
+
+Decoding in float32 multiplies few rows, by a kernel of our own (`row_kernel`). It reads
+parameters in the layout of `decoding_layout`, whose names say that nothing
+differentiates the product or spreads it over devices.
 """
 
 import contextlib
@@ -21,10 +25,13 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 
+from bpd_jax.models import row_kernel
 from bpd_jax.typing import Array, Params
 
-# The name of a projection's kernel that `transposed_kernels` has transposed.
+# Names that `decoding_layout` gives: a projection's kernel, transposed, and the matrix
+# of the softmax.
 TRANSPOSED = "kernel_transposed"
+DECODING_SOFTMAX = "softmax_for_decoding"
 
 _FLOAT32_SUMS = contextvars.ContextVar("float32_sums", default=False)
 
@@ -75,8 +82,7 @@ def product(x: Array, kernel: Array, axes: int, dtype: str) -> Array:
 def transposed_product(x: Array, kernel: Array, axes: int, dtype: str) -> Array:
     """`product` with a kernel `[O, I]`, each of O and I one axis: `[..., O]`."""
     x = x.reshape(*x.shape[: x.ndim - axes], -1)
-    total = times_rows(x, kernel, dtype)
-    return total if accumulator(x, kernel) is None else total.astype(dtype)
+    return decoding_product(x, kernel, dtype).astype(dtype)
 
 
 def times_rows(x: Array, matrix: Array, dtype: str) -> Array:
@@ -96,6 +102,30 @@ def times_rows(x: Array, matrix: Array, dtype: str) -> Array:
     sums = (((1,), (1,)), ((), ()))
     total = jax.lax.dot_general(rows, matrix, sums, preferred_element_type=wider)
     return total.reshape(*x.shape[:-1], matrix.shape[0])
+
+
+def decoding_product(x: Array, matrix: Array, dtype: str) -> Array:
+    """`times_rows` by the kernel for few rows, where there is one.
+
+    It has no gradient, and XLA does not spread it over devices.
+    """
+    if not row_kernel.applies(x, matrix) or dtype != "float32":
+        return times_rows(x, matrix, dtype)
+    total = row_kernel.rows_times_matrix(x.reshape(-1, x.shape[-1]), matrix)
+    return total.reshape(*x.shape[:-1], matrix.shape[0])
+
+
+def decoding_layout(params: Params) -> Params:
+    """The parameters of a trunk or block drafter as this device reads them fastest.
+
+    On a CPU its projections are transposed (`transposed_kernels`), and the matrix of
+    the softmax has a second name, under which `decoding_product` multiplies with it.
+    Elsewhere the parameters are returned as they are.
+    """
+    if jax.default_backend() != "cpu":
+        return params
+    softmax = params.get("softmax", params.get("embedding"))
+    return {**transposed_kernels(params), DECODING_SOFTMAX: softmax}
 
 
 def transposed_kernels(params: Any) -> Any:

@@ -28,7 +28,9 @@ from bpd_jax.models.partitioning import (
     VOCAB,
 )
 from bpd_jax.models.products import (
+    DECODING_SOFTMAX,
     TRANSPOSED,
+    decoding_product,
     product,
     times_rows,
     transposed_product,
@@ -424,5 +426,8 @@ class Transformer(nn.Module):
 
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """The softmax, tied to the embedding or not; float32."""
-        total = times_rows(hidden, self.softmax_matrix, self.config.dtype)
-        return total.astype(jnp.float32)
+        dtype = self.config.dtype
+        if self.has_variable("params", DECODING_SOFTMAX):
+            matrix = self.get_variable("params", DECODING_SOFTMAX)
+            return decoding_product(hidden, matrix, dtype).astype(jnp.float32)
+        return times_rows(hidden, self.softmax_matrix, dtype).astype(jnp.float32)

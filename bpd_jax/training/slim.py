@@ -36,7 +36,7 @@ KIND = Artifact(
     HEADER,
     (*_KEPT, TENSORS),
     '"sha256"',
-    remedy="make it again with python -m bpd_jax.slim",
+    remedy="make it again with python -m bpd_jax.export_params",
 )
 
 

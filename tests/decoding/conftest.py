@@ -16,6 +16,8 @@ from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, Transformer
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions, with_softmax
 from bpd_jax.models.functions import ModelFunctions, top_candidates
+from bpd_jax.models.refiner_files import LoadedRefiner
+from bpd_jax.models.refiners import KINDS, init_refiner
 from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.katz import estimate_katz
 
@@ -125,6 +127,17 @@ def random_drafter(model, *, feature_layers=(0,), seed=3, **config):
     return AttachedDrafter.of(drafter, params)
 
 
+def random_refiner(kind, vocab_size=13, heads=4):
+    """A refiner of a model of width 16 with random parameters."""
+    config = KINDS[kind](vocab_size, 16, heads)
+    shapes = jax.eval_shape(lambda: init_refiner(config, jax.random.key(0)))
+    rng = np.random.default_rng(2)
+    params = jax.tree.map(
+        lambda leaf: jnp.asarray(rng.normal(0, 0.3, leaf.shape), jnp.float32), shapes
+    )
+    return LoadedRefiner(config, params, {})
+
+
 def random_prompts(lengths, vocab_size=13, seed=0):
     rng = np.random.default_rng(seed)
     return [rng.integers(0, vocab_size, n).astype(np.int32) for n in lengths]
@@ -146,6 +159,12 @@ def make_model():
 def make_drafter():
     """The function `random_drafter`."""
     return random_drafter
+
+
+@pytest.fixture(scope="session")
+def make_refiner():
+    """The function `random_refiner`."""
+    return random_refiner
 
 
 @pytest.fixture(scope="session")

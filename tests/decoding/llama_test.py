@@ -24,7 +24,10 @@ LLAMA = {
 @pytest.mark.parametrize(
     "name, options",
     [
-        ("bpd", {"batch_size": 1, "verification": BATCHED}),
+        pytest.param(
+            *("bpd", {"batch_size": 1, "verification": BATCHED}),
+            marks=pytest.mark.exhaustive,
+        ),
         ("medusa:8", {"batch_size": 4, "verification": TREE}),
     ],
 )

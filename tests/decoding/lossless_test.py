@@ -24,6 +24,7 @@ from bpd_jax.drafting.parts import parts
 from bpd_jax.evaluation.equality import differences, first_difference
 from bpd_jax.models.blockwise import init_boxed
 from bpd_jax.models.partitioning import MeshConfig, make_mesh, parameter_shardings
+from bpd_jax.models.refiners import KINDS
 
 # Each with the least sizes that leave it something to go wrong with.
 METHODS = [
@@ -42,6 +43,7 @@ METHODS = [
     "medusa:8",
     "medusa_ngram:6:search=static",
     "neural:2",
+    "neural:2:lookup=6",
     "neural:2:mode=parallel",
     "neural_ngram:2",
     "medusa_neural:5",
@@ -51,6 +53,10 @@ METHODS = [
     "draft_model:3",
     "draft_model:2:drafts=2",
     "oracle",
+    "markov:2",
+    "recurrent:2",
+    "hydra:2",
+    "hydra:6:search=best",
     "heads+ngram+neural:mode=parallel/best:3",
     "heads:3:k=2+neural+ngram:adaptive=1/beam:2+lookup:3",
     "draft_model:3+neural/tree:24:min_prob=0.02",
@@ -62,8 +68,6 @@ METHODS = [
     "block+ngram/best:2:engine=viterbi",
     "block/oracle",
 ]
-# Made by a training run, with tests of their own.
-TRAINED = {"markov", "recurrent", "hydra"}
 # Those whose parts others have too.
 ALIKE = {
     "bpd:heads=2",
@@ -71,11 +75,16 @@ ALIKE = {
     "ngram:1:search=greedy",
     "ngram_device:2:slope=0.5",
     "medusa_ngram:6:search=static",
+    "neural:2",
     "neural:2:mode=parallel",
+    "hydra:2",
     "neural_ngram:2",
     "medusa_neural:5",
     "heads+ngram:adaptive=1+neural/static:6:order=block",
     "draft_model:3",
+    "zero_gram:6:search=best",
+    "heads+ngram/chains:2",
+    "block/greedy",
 }
 LENGTHS = st.lists(st.integers(1, 24), min_size=5, max_size=5)
 
@@ -89,12 +98,12 @@ def often(names):
 def test_every_part_and_alias_is_here():
     methods = [parse_method(name) for name in [*METHODS, "greedy"]]
     named = {part.name for method in methods for part in method.all_parts}
-    assert named | TRAINED == set(parts())
-    assert {method.kind for method in methods} | TRAINED >= set(ALIASES)
+    assert named == set(parts())
+    assert {method.kind for method in methods} >= set(ALIASES)
 
 
 @pytest.fixture(scope="module")
-def make_decoder(make_model, make_ngram, make_drafter):
+def make_decoder(make_model, make_ngram, make_drafter, make_refiner):
     """A function that binds a random model to all that methods draft with."""
 
     ngram = make_ngram(14)
@@ -114,6 +123,7 @@ def make_decoder(make_model, make_ngram, make_drafter):
             rescorer=SmallModel(*small),
             draft_model=SmallModel(*small),
             drafter=make_drafter((functions, params), seed=5),
+            **{kind: make_refiner(kind, 14, block_size) for kind in KINDS},
         )
         return Decoder(functions, params, width=3, assets=assets, mesh=mesh)
 

@@ -48,7 +48,7 @@ def write_heads(loaded, place, base=None, dtype="float32"):
         place,
         HEADS,
         heads,
-        base=base or fingerprint(config, params),
+        base=base or loaded.fingerprint,
         base_name="tiny",
         d_model=trunk.d_model,
         vocab_size=trunk.vocab_size,
@@ -69,15 +69,15 @@ def test_a_folder_decodes_without_and_with_heads(folder):
     prompts = [[5, 6, 7], [9], [4, 8, 15, 16, 23, 32]]
     options = {"max_new_tokens": 12, "batch_size": 3, "lattice_width": 4}
     greedy = api.generate(plain, prompts, "greedy", **options)
-    assert plain.loaded.default_method == "prompt_lookup"
-    assert headed.loaded.default_method == "bpd"
+    assert plain.decoder().default_method == "prompt_lookup"
+    assert headed.decoder().default_method == "bpd"
     for lm, method in (
         (plain, None),
         (headed, "greedy"),
         (headed, None),
     ):
         drafted = api.generate(lm, prompts, method, **options)
-        expected = method or lm.loaded.default_method
+        expected = method or lm.decoder().default_method
         assert drafted[0].method.name.startswith(expected)
         for a, b in zip(greedy, drafted, strict=True):
             assert a.generation.output_ids.tolist() == b.generation.output_ids.tolist()

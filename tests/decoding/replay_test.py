@@ -31,7 +31,7 @@ METHODS = [
     pytest.param("prompt_lookup:4", marks=REST),
     "zero_gram:3:lookup=4",
     "oracle",
-    "block/greedy",
+    pytest.param("block/greedy", marks=REST),
     "block:4+ngram/tree:6+lookup:3",
     "block/oracle",
 ]

@@ -78,7 +78,7 @@ def test_the_cut_does_not_depend_on_the_tokens():
 BYTES = [b"<end>", *(bytes([c]) for c in b"abcdefghijk"), b"ab"]
 
 
-@pytest.mark.parametrize("name", ["greedy", "bpd", "zero_gram:5", "medusa:8"])
+@pytest.mark.parametrize("name", ["greedy", "zero_gram:5", "medusa:8"])
 def test_rows_end_at_their_own_stop_texts(make_model, make_prompts, name):
     """Each row ends with the token that completes a stop text, whatever its drafts."""
     functions, params = make_model(3)

@@ -8,11 +8,16 @@ import numpy as np
 import pytest
 
 from bpd_jax.decoding import verification
-from bpd_jax.decoding.choice import row_keys
 from bpd_jax.decoding.decoder import Decoder
-from bpd_jax.decoding.loop import Weights, decode_with_host, prefill
+from bpd_jax.decoding.loop import (
+    Weights,
+    decode_on_device,
+    decode_with_host,
+    prefill,
+)
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import BATCHED, TREE, DecodeOptions, StepOptions
+from bpd_jax.decoding.sampling import row_keys
 from bpd_jax.decoding.verification import chain_states, tree_states
 from bpd_jax.drafting.assets import Assets
 from bpd_jax.drafting.engines.viterbi import ViterbiEngine
@@ -139,10 +144,18 @@ def test_passes_over_fewer_nodes_change_nothing(
     prompts = make_prompts([4, 11, 7])
     method = parse_method(name)
     fewer = decoder.decode(method, prompts, options)
-    monkeypatch.setattr(verification, "pass_sizes", lambda tree: (tree.size,))
-    jax.clear_caches()
+    sizes = []
+
+    def one_size(tree):
+        sizes.append(tree.size)
+        return (tree.size,)
+
+    # The loop is traced anew, with passes of one size, and is forgotten afterwards.
+    monkeypatch.setattr(verification, "pass_sizes", one_size)
+    decode_on_device.clear_cache()
     whole = decoder.decode(method, prompts, options)
-    jax.clear_caches()
+    decode_on_device.clear_cache()
+    assert sizes
     nodes = np.concatenate([text.nodes for text in fewer])
     assert nodes.min() <= size < nodes.max()
     for a, b in zip(fewer, whole, strict=True):

@@ -59,6 +59,13 @@ def drafter(**changes):
     return functions, with_softmax(params, softmax, vocabulary)
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def states_after(functions, length, params, features, lengths, anchors):
+    """States of one block after texts of these lengths."""
+    cache = functions.prefill(params, features, lengths, length)
+    return functions.states(params, cache, anchors)
+
+
 def texts(lengths, seed=0, width=24):
     rng = np.random.default_rng(seed)
     longest = max(lengths) + 1
@@ -157,8 +164,7 @@ def test_states_are_those_of_the_reference(changes):
     lengths = [1, 5, 11]
     features, counts = texts(lengths)
     anchors = anchors_of(3)
-    cache = functions.prefill(params, features, counts, 16)
-    states = functions.states(params, cache, anchors)
+    states = states_after(functions, 16, params, features, counts, anchors)
     trained = {k: v for k, v in params.items() if k != "vocabulary"}
     for row, length in enumerate(lengths):
         expected = reference_states(
@@ -213,11 +219,12 @@ def test_the_cache_holds_the_last_tokens_of_every_row(slots):
     lengths, kept = np.zeros(3, int), [[], [], []]
     empty = jnp.zeros((1, 3, slots, 1, 1))
     cache = cache_of_slots(KeyValues(empty, empty), jnp.zeros(3, int))
+    grown = jax.jit(append)
     for _ in range(12):
         counts = rng.integers(0, 5, 3)
         names = 100 * np.arange(3)[:, None] + lengths[:, None] + np.arange(4) + 1.0
         new = jnp.asarray(names)[None, :, :, None, None]
-        cache = append(cache, KeyValues(new, -new), jnp.asarray(counts))
+        cache = grown(cache, KeyValues(new, -new), jnp.asarray(counts))
         for row in range(3):
             kept[row] += names[row, : counts[row]].tolist()
         lengths += counts
@@ -245,21 +252,25 @@ def test_training_sees_what_decoding_sees(changes):
     indices = jnp.array([[1, 3, 9], [6, 11, 12]])
     anchors = anchors_of(6).reshape(2, 3, 12)
     pieces = jnp.stack([features[b, o : o + 13] for b, o in enumerate(offsets)])
-    states = functions.teacher_forced_states(params, pieces, offsets, anchors, indices)
+    teacher_forced = jax.jit(functions.teacher_forced_states)
+    states = teacher_forced(params, pieces, offsets, anchors, indices)
     for block in range(3):
         lengths = offsets + indices[:, block]
-        cache = functions.prefill(params, features, lengths, 24)
-        expected = functions.states(params, cache, anchors[:, block])
+        anchor = anchors[:, block]
+        expected = states_after(functions, 24, params, features, lengths, anchor)
         np.testing.assert_allclose(states[:, block], expected, rtol=1e-3, atol=1e-4)
 
 
 def test_candidates_are_the_best_tokens_of_the_draft_vocabulary():
     functions, params = drafter()
     features, lengths = texts([3, 8])
-    cache = functions.prefill(params, features, lengths, 16)
-    tokens, log_probs, entropies = functions.candidates(params, cache, anchors_of(2), 9)
+    anchors = anchors_of(2)
+    cache = jax.jit(functions.prefill, static_argnums=3)(params, features, lengths, 16)
+    candidates = jax.jit(functions.candidates, static_argnums=3)
+    tokens, log_probs, entropies = candidates(params, cache, anchors, 9)
     assert tokens.shape == log_probs.shape == (2, 3, 9)
-    logits = functions.states(params, cache, anchors_of(2)) @ params["softmax"].T
+    states = states_after(functions, 16, params, features, lengths, anchors)
+    logits = states @ params["softmax"].T
     expected = jax.nn.log_softmax(logits)
     order = np.argsort(-expected, axis=-1)
     np.testing.assert_array_equal(tokens, VOCABULARY[order])
@@ -313,7 +324,7 @@ def test_sizes_default_to_those_of_the_target():
         ({"feature_layers": ()}, "feature_layers is empty"),
         ({"block_size": 1}, "nothing to draft"),
         ({"window": 3}, "smaller than block_size"),
-        ({"num_layers": 0}, "positive integer"),
+        ({"num_layers": 0}, "num_layers must be"),
         ({"markov_rank": -1}, "markov_rank"),
         ({"activation": "tanh"}, "activation"),
         ({"confidence_reads_markov": True}, "markov_rank above 0"),

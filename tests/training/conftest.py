@@ -2,6 +2,7 @@
 
 import functools
 import pathlib
+import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+from bpd_jax.data import prepare
 from bpd_jax.data.rows import Batch, make_batch
 from bpd_jax.data.spec import TextTask
 from bpd_jax.models.blockwise import init_parameters
@@ -22,8 +24,10 @@ VOCAB = 280
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _equal_runs_share_their_programs() -> Iterator[None]:
-    """Traces and compiles the steps of runs once for equal models and optimizers."""
+def _equal_runs_share_their_work(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[None]:
+    """Traces, compiles and tokenizes once for runs with equal settings."""
     with pytest.MonkeyPatch.context() as patch:
         optimizers = functools.cache(trainer.make_optimizer)
         patch.setattr(
@@ -35,11 +39,44 @@ def _equal_runs_share_their_programs() -> Iterator[None]:
             ),
         )
         for module, name in (
+            (trainer, "abstract_state"),
             (trainer, "make_train_step"),
             (evaluator, "make_eval_step"),
         ):
             patch.setattr(module, name, made_once_for_equal(getattr(module, name)))
+        patch.setattr(trainer, "init_state", initialized_once(trainer.init_state))
+        rows = tmp_path_factory.mktemp("rows")
+        patch.setattr(prepare, "prepare_rows", copied_rows(rows))
         yield
+
+
+def initialized_once(init: Callable[..., Any]) -> Callable[..., Any]:
+    """`init`, with a copy of each state: training consumes what it is given."""
+    kept = made_once_for_equal(lambda *args: jax.device_get(init(*args)))
+
+    def get(model: Any, optimizer: Any, abstract: Any, *args: Any) -> Any:
+        shardings = jax.tree.map(lambda x: x.sharding, abstract)
+        return jax.device_put(kept(model, optimizer, abstract, *args), shardings)
+
+    return get
+
+
+def copied_rows(folder: pathlib.Path) -> Callable[..., Any]:
+    """`prepare_rows`, which finds a copy of the rows that it once made of a text."""
+    original = prepare.prepare_rows
+    kept: dict[str, pathlib.Path] = {}
+
+    def get(task: TextTask, split: str, length: int, rows: pathlib.Path) -> Any:
+        key = repr((task, prepare.rows_fingerprint(task, split, length)))
+        if key in kept and not rows.exists():
+            shutil.copytree(kept[key], rows)
+        prepared = original(task, split, length, rows)
+        if key not in kept:
+            kept[key] = folder / str(len(kept))
+            shutil.copytree(rows, kept[key])
+        return prepared
+
+    return get
 
 
 def made_once_for_equal(make: Callable[..., Any]) -> Callable[..., Any]:

@@ -61,7 +61,7 @@ def differentiate(model, **options):
     "options, chunk",
     [
         ({}, 5),
-        ({"first_has_ffn": True}, None),
+        pytest.param({"first_has_ffn": True}, None, marks=pytest.mark.exhaustive),
         ({"residual": False, "activation": "gelu"}, 5),
         ({"heads": None}, None),
     ],

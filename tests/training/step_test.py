@@ -94,7 +94,11 @@ def test_meshes_equal_one_device(model, batch, alone, config):
             ComputeConfig("pallas", "full", loss_chunk=4, scan_layers=True),
             MeshConfig(2, 2, 2),
         ),
-        (ComputeConfig(remat="dots", accumulate=4), MeshConfig(data=2, model=4)),
+        pytest.param(
+            ComputeConfig(remat="dots", accumulate=4),
+            MeshConfig(data=2, model=4),
+            marks=pytest.mark.exhaustive,
+        ),
     ],
     ids=["accumulate", "everything", "dots"],
 )

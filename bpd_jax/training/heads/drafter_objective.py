@@ -62,7 +62,7 @@ class DrafterObjective:
 
     def init(self, params: Params, plan: Plan, rng: Array) -> tuple[Params, Params]:
         """A new drafter; frozen are softmax, vocabulary and the model's embedding."""
-        trained = self.functions.init(rng)
+        trained = jax.jit(self.functions.init)(rng)
         if self.model.trunk.norm == "rms":
             # The frozen softmax expects states of the size that the model's norm gives.
             scale = params["trunk"]["final_norm"]["scale"]

@@ -1,6 +1,6 @@
 """Speculative sampling draws from the model: counted, against exact probabilities.
 
-50,000 texts of 3 tokens over a vocabulary of 8, against the probabilities of all 512
+20,000 texts of 3 tokens over a vocabulary of 8, against the probabilities of all 512
 texts. The models are tables, so that nothing but the loop takes time.
 """
 
@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
-from bpd_jax.decoding.choice import row_keys
 from bpd_jax.decoding.loop import Weights, decode_on_device, prefill
 from bpd_jax.decoding.options import SPECULATIVE, TYPICAL, StepOptions
+from bpd_jax.decoding.sampling import row_keys
 from bpd_jax.drafting.path_drafter import PathDrafter
 from bpd_jax.drafting.paths import Paths
 from bpd_jax.drafting.searches.best import ExactBest
@@ -26,7 +26,7 @@ from bpd_jax.drafting.sources.heads import HeadsSource
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.functions import top_candidates
 
-VOCAB, PROMPT, BATCH = 8, 3, 50_000
+VOCAB, PROMPT, BATCH = 8, 3, 20_000
 TREE = Topology.of([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)])
 CHAIN = Topology.of([(0,), (0, 0), (0, 0, 0)])
 

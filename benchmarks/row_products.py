@@ -1,0 +1,156 @@
+"""Products of few rows on a CPU: our kernel against XLA, for the matrices of a model.
+
+    python -m benchmarks.row_products --model=smollm2
+
+Times, in turns, a pass over 1 to 64 draft tokens with parameters as they are stored,
+which XLA multiplies, and in the layout for decoding, which `bpd_jax.models.row_kernel`
+multiplies; and the products of such a pass without all else. Writes one JSON file with
+machine, date and versions.
+"""
+
+import json
+import pathlib
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from absl import flags
+
+from bpd_jax import cli, files
+from bpd_jax.decoding.loading import load_model
+from bpd_jax.errors import UserError
+from bpd_jax.models.cache import KVCache
+from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.products import (
+    DECODING_SOFTMAX,
+    TRANSPOSED,
+    decoding_product,
+    times_rows,
+)
+from bpd_jax.models.row_kernel import tile_of_processor
+from bpd_jax.reporting import build
+from bpd_jax.typing import Array, Params
+
+MODEL = flags.DEFINE_string("model", "smollm2", "model whose matrices are used.")
+TOKENS = flags.DEFINE_list(
+    "tokens", ["1", "2", "4", "8", "16", "32", "64"], "tokens of a pass."
+)
+CONTEXT = flags.DEFINE_integer("context", 256, "tokens in the cache.")
+ROUNDS = flags.DEFINE_integer("rounds", 20, "timed runs of each.")
+OUTPUT = flags.DEFINE_string(
+    "output", "benchmarks/results/row_products_cpu.json", "file."
+)
+
+
+def pass_over(functions: ModelFunctions) -> Callable[[Params, KVCache, Array], Array]:
+    """A compiled pass over draft tokens `[1, T]` after the tokens in the cache."""
+
+    @jax.jit
+    def run(params: Params, cache: KVCache, tokens: Array) -> Array:
+        length = tokens.shape[1]
+        positions = CONTEXT.value + jnp.arange(length)[None]
+        mask = jnp.tril(jnp.ones((1, length, length), bool))
+        hidden, _ = functions.forward(params, tokens, positions, mask, cache)
+        return functions.greedy_tokens(params, hidden)
+
+    return run
+
+
+def products_of(
+    product: Callable[[Array, Array, str], Array],
+) -> Callable[[list[Array], dict[int, Array]], list[Array]]:
+    """All products of a pass, each with the rows that fit its matrix."""
+
+    @jax.jit
+    def run(matrices: list[Array], rows: dict[int, Array]) -> list[Array]:
+        # One after the other, as in a model.
+        results, last = [], jnp.zeros(())
+        for matrix in matrices:
+            x = rows[matrix.shape[1]] + last
+            results.append(product(x, matrix, "float32"))
+            last = 0.0 * results[-1][0, 0]
+        return results
+
+    return run
+
+
+def medians(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """Median milliseconds of each, in turns."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for run in runs.values():
+        jax.block_until_ready(run())
+    for _ in range(rounds):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            jax.block_until_ready(run())
+            times[name].append(time.perf_counter() - start)
+    return {name: 1e3 * statistics.median(values) for name, values in times.items()}
+
+
+def main() -> None:
+    """Measures, prints, writes.
+
+    Raises:
+      UserError: there is no kernel for this processor.
+    """
+    if jax.default_backend() != "cpu" or tile_of_processor() is None:
+        raise UserError("products of few rows have no kernel on this device.")
+    stored = load_model(MODEL.value)
+    prepared = stored.for_decoding()
+    functions, run = stored.functions, pass_over(stored.functions)
+    cache = functions.empty_cache(1, 2 * CONTEXT.value)
+    cache = cache.replace(lengths=jnp.full((1,), CONTEXT.value, jnp.int32))
+    leaves = jax.tree_util.tree_leaves_with_path(prepared.params["trunk"])
+    matrices = [
+        leaf
+        for path, leaf in leaves
+        if TRANSPOSED in str(path) or DECODING_SOFTMAX in str(path)
+    ]
+    alone = {"xla": products_of(times_rows), "kernel": products_of(decoding_product)}
+    table = {}
+    widths = {matrix.shape[1] for matrix in matrices}
+    for count in map(int, TOKENS.value):
+        tokens = jnp.ones((1, count), jnp.int32)
+        rows = {width: jnp.ones((count, width)) for width in widths}
+        table[count] = {
+            "pass": medians(
+                {
+                    "xla": lambda tokens=tokens: run(stored.params, cache, tokens),
+                    "kernel": lambda tokens=tokens: run(prepared.params, cache, tokens),
+                },
+                ROUNDS.value,
+            ),
+            "products": medians(
+                {
+                    name: lambda product=product, rows=rows: product(matrices, rows)
+                    for name, product in alone.items()
+                },
+                ROUNDS.value,
+            ),
+        }
+    result = {
+        "command": " ".join(["python -m benchmarks.row_products", *sys.argv[1:]]),
+        "date": build.today(),
+        "device": build.device(),
+        "versions": build.versions(),
+        "context": CONTEXT.value,
+        "milliseconds": table,
+    }
+    with files.replacing_file(pathlib.Path(OUTPUT.value)) as temporary:
+        temporary.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    print("tokens   pass: XLA  kernel  ratio   products: XLA  kernel  ratio")
+    for count, row in table.items():
+        cells = [
+            f"{times['xla']:9.1f} {times['kernel']:7.1f} "
+            f"{times['kernel'] / times['xla']:6.2f}"
+            for times in row.values()
+        ]
+        print(f"{count:6}  {'        '.join(cells)}")
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,95 @@
+"""A product of few rows with a large matrix on a CPU, which reads the matrix once.
+
+Verifying a draft multiplies 2 to 32 rows with every matrix of the model. XLA first
+rearranges the matrix for such a product, which takes longer than the product itself;
+this kernel reads the matrix as it lies in memory. `benchmarks.row_products` compares
+the two.
+
+Every number of the result is summed in the same order, however many rows there are: the
+products of a token are the same bits in a pass over one token and in a pass over a
+draft.
+"""
+
+import functools
+import sys
+
+import jax
+import jax.numpy as jnp
+from llvmlite import binding
+
+from bpd_jax.models.row_kernel_code import Tile, kernel_module
+from bpd_jax.typing import Array
+
+TARGET = "bpd_jax_rows_times_matrix"
+
+# Above this many rows XLA's products are as fast.
+MOST_ROWS = 48
+
+
+@functools.cache
+def tile_of_processor() -> Tile | None:
+    """The tile for this processor; None if it lacks fused multiply-add."""
+    if sys.maxsize < 2**32:
+        return None
+    features = binding.get_host_cpu_features()
+    if features.get("avx512f"):
+        return Tile(width=16, outputs=4, rows=6)
+    if features.get("avx2") and features.get("fma"):
+        return Tile(width=8, outputs=2, rows=4)
+    if binding.get_default_triple().startswith(("aarch64", "arm64")):
+        return Tile(width=4, outputs=4, rows=4)
+    return None
+
+
+def applies(x: Array, matrix: Array) -> bool:
+    """Whether `rows_times_matrix` can multiply them and is the faster way to.
+
+    Args:
+      x: `[..., K]`.
+      matrix: `[O, K]`.
+    """
+    if jax.default_backend() != "cpu" or (x.dtype, matrix.dtype) != (jnp.float32,) * 2:
+        return False
+    tile = tile_of_processor()
+    length = x.shape[-1]
+    if tile is None or not length or length % tile.width:
+        return False
+    return 0 < x.size // length <= MOST_ROWS
+
+
+def rows_times_matrix(x: Array, matrix: Array) -> Array:
+    """`x @ matrix.T` in float32, where `applies`.
+
+    Args:
+      x: `[M, K]`.
+      matrix: `[O, K]`.
+
+    Returns:
+      `[M, O]`.
+    """
+    _register()
+    result = jax.ShapeDtypeStruct((x.shape[0], matrix.shape[0]), jnp.float32)
+    return jax.ffi.ffi_call(TARGET, result)(x, matrix)
+
+
+@functools.cache
+def _register() -> binding.ExecutionEngine:
+    """Compiles the kernel and registers it with XLA, once per process."""
+    tile = tile_of_processor()
+    assert tile is not None
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    # No processor is named: for some, LLVM would split the widest registers in two.
+    machine = binding.Target.from_default_triple().create_target_machine(
+        features=binding.get_host_cpu_features().flatten(), opt=3
+    )
+    module = binding.parse_assembly(str(kernel_module(tile)))
+    module.verify()
+    options = binding.create_pipeline_tuning_options(speed_level=3)
+    passes = binding.create_pass_builder(machine, options)
+    passes.getModulePassManager().run(module, passes)
+    engine = binding.create_mcjit_compiler(module, machine)
+    engine.finalize_object()
+    address = engine.get_function_address("handler")
+    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(address), platform="cpu")
+    return engine  # It owns the code.

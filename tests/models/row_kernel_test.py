@@ -1,0 +1,118 @@
+"""The kernel for products of few rows: exact sums, one order, any number of threads."""
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bpd_jax.models import row_kernel
+from bpd_jax.models.products import (
+    DECODING_SOFTMAX,
+    TRANSPOSED,
+    decoding_layout,
+    decoding_product,
+)
+
+pytestmark = pytest.mark.skipif(
+    row_kernel.tile_of_processor() is None, reason="no kernel for this processor"
+)
+
+multiply = jax.jit(row_kernel.rows_times_matrix)
+
+
+def operands(rows, length, outputs, seed=0):
+    rng = np.random.default_rng(seed)
+    shapes = ((rows, length), (outputs, length))
+    return [jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in shapes]
+
+
+# Whole tiles and remainders of rows and outputs; one chunk, many, and rows of a matrix
+# that are longer than a chunk.
+@pytest.mark.parametrize(
+    "rows, length, outputs",
+    [(1, 16, 1), (3, 64, 5), (6, 576, 192), (8, 1536, 577), (13, 64, 4099),
+     (48, 32, 3), (2, 40960, 9)],
+)  # fmt: skip
+def test_products_equal_those_in_float64(rows, length, outputs):
+    x, matrix = operands(rows, length, outputs)
+    exact = np.asarray(x, np.float64) @ np.asarray(matrix, np.float64).T
+    error = np.abs(multiply(x, matrix) - exact).max()
+    assert error <= 1e-6 * np.sqrt(length) * max(1.0, np.abs(exact).max())
+
+
+def test_numbers_do_not_depend_on_how_many_rows_there_are():
+    x, matrix = operands(20, 576, 2053)
+    every = np.asarray(multiply(x, matrix))
+    for rows in (1, 2, 5, 6, 7, 12, 19):
+        np.testing.assert_array_equal(multiply(x[:rows], matrix), every[:rows])
+        np.testing.assert_array_equal(multiply(x[-rows:], matrix), every[-rows:])
+
+
+def test_infinities_and_zeros_are_as_in_any_product():
+    x, matrix = jnp.ones((2, 16)), jnp.zeros((3, 16)).at[1, 3].set(jnp.inf)
+    np.testing.assert_array_equal(multiply(x, matrix), [[0, np.inf, 0]] * 2)
+    np.testing.assert_array_equal(multiply(0 * x, matrix), [[0, np.nan, 0]] * 2)
+
+
+def test_products_may_run_at_the_same_time():
+    """More callers than threads: none waits for one that has not begun."""
+    pairs = [operands(4, 576, 3000, seed) for seed in range(8)]
+    expected = [np.asarray(multiply(*pair)) for pair in pairs]
+    results = [[] for _ in pairs]
+
+    def run(number):
+        for _ in range(20):
+            results[number].append(np.asarray(multiply(*pairs[number])))
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(len(pairs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+        assert not thread.is_alive()
+    for values, value in zip(results, expected, strict=True):
+        assert len(values) == 20
+        for result in values:
+            np.testing.assert_array_equal(result, value)
+
+
+def test_other_products_are_left_to_xla():
+    x, matrix = operands(2, 64, 5)
+    assert row_kernel.applies(x, matrix)
+    assert not row_kernel.applies(jnp.ones((row_kernel.MOST_ROWS + 1, 64)), matrix)
+    assert not row_kernel.applies(x[:, :-1], matrix[:, :-1])
+    assert not row_kernel.applies(x.astype("bfloat16"), matrix)
+    many = jnp.ones((2, 40, 64))
+    np.testing.assert_allclose(
+        decoding_product(many, matrix, "float32"), many @ matrix.T, rtol=1e-5
+    )
+    few = x.reshape(1, 2, 64)
+    np.testing.assert_array_equal(
+        decoding_product(few, matrix, "float32")[0], multiply(x, matrix)
+    )
+
+
+def test_operands_that_are_spread_over_devices_are_gathered():
+    if jax.device_count() < 2:
+        pytest.skip("needs several devices")
+    mesh = jax.make_mesh((2,), ("data",))
+    spread = jax.NamedSharding(mesh, jax.P("data"))
+    x, matrix = operands(4, 64, 6)
+    shared = jax.jit(row_kernel.rows_times_matrix)(
+        jax.device_put(x, spread), jax.device_put(matrix, spread)
+    )
+    np.testing.assert_array_equal(shared, multiply(x, matrix))
+
+
+def test_layout_for_decoding_names_the_softmax():
+    embedding = jnp.ones((7, 4))
+    params = {"embedding": embedding, "mlp_0": {"input": {"kernel": jnp.ones((4, 6))}}}
+    layout = decoding_layout(params)
+    assert layout[DECODING_SOFTMAX] is embedding
+    assert layout["mlp_0"]["input"][TRANSPOSED].shape == (6, 4)
+    untied = decoding_layout({**params, "softmax": 2 * embedding})
+    np.testing.assert_array_equal(untied[DECODING_SOFTMAX], 2 * embedding)
+    again = decoding_layout(layout)
+    assert jax.tree.structure(again) == jax.tree.structure(layout)
