@@ -28,6 +28,7 @@ BASE = [
     "files",
     "folders",
     "array_files",
+    "artifacts",
     "progress",
     "cli",
     "compiled",
