@@ -6,8 +6,8 @@
     python -m bpd_jax.train_refiner --model=smollm2 --kind=hydra \\
         --data=runs/smollm2/states
 
-The model stays unchanged. Training takes minutes and cannot be resumed: after Ctrl-C
-nothing is written.
+The model stays unchanged. Training takes minutes; after Ctrl-C the same command resumes
+it.
 """
 
 import pathlib
@@ -22,7 +22,7 @@ from bpd_jax import cli
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.training.refiner_settings import RefinerSettings
 from bpd_jax.training.refiner_sources import default_data
-from bpd_jax.training.refiners import HeldOut, table, train_refiner
+from bpd_jax.training.refiners import HeldOut, train_refiner
 
 FOLDER = "refiners"
 
@@ -86,7 +86,7 @@ def print_held_out(held_out: HeldOut, console: Console) -> None:
     )
     for column in rows.columns:
         column.justify = "right"
-    columns = table(held_out)
+    columns = held_out.table()
     accuracies = zip(
         *(columns[f"{name}_accuracy"] for name in held_out._fields), strict=True
     )

@@ -64,7 +64,7 @@ def test_bad_flags_end_in_one_sentence(folder: pathlib.Path) -> None:
     cases = [
         (["--tokens=a.txt"], "error: --output is missing"),
         (["--output=x"], "--tokens and --generations: found none"),
-        (["--output=x", "--generations=a"], "error: a holds no generated texts"),
+        (["--output=x", "--generations=a"], "error: a does not hold generated texts"),
         (["--output=x", "--generations=a", "--max_bytes=2"], "--max_bytes goes"),
         (["--output=x", "--tokens=a.txt", "--task=b"], "found --task and --tokens"),
         (["--output=x", "--tokens=c.txt"], "error: cannot read c.txt"),

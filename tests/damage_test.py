@@ -25,6 +25,9 @@ from bpd_jax.models.config import (
     load_config,
     save_config,
 )
+from bpd_jax.models.drafter_config import BlockDrafterConfig
+from bpd_jax.models.drafter_files import load_drafter, save_drafter
+from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.heads import init_heads
 from bpd_jax.models.heads_files import load_heads, save_heads
 from bpd_jax.models.refiner_files import load_refiner, save_refiner
@@ -71,6 +74,13 @@ def save_small_heads(folder):
     )
 
 
+def save_small_drafter(folder):
+    config = BlockDrafterConfig((0,), block_size=3).resolve(TRUNK)
+    params = DrafterFunctions(config, TRUNK).init(jax.random.key(0))
+    about = {"base": "a", "base_name": "b", "d_model": 16, "vocab_size": 40}
+    save_drafter(folder, config, params, facts={"steps": 3}, **about)
+
+
 def save_markov(folder):
     config = MarkovConfig(31, 8, 4, rank=5)
     save_refiner(folder, config, init_refiner(config, jax.random.key(0)), {"a": 1})
@@ -114,6 +124,7 @@ def open_study(folder):
 READERS: dict[str, tuple[str, Callable, Callable]] = {
     "model": ("model.json", save_model, lambda f: load_config(f / "model.json")),
     "heads": ("heads.json", save_small_heads, load_heads),
+    "drafter": ("drafter.json", save_small_drafter, load_drafter),
     "refiner": ("refiner.json", save_markov, load_refiner),
     "texts": ("distill.json", save_texts, open_generations),
     "rows": ("rows.json", write_rows, open_rows),

@@ -10,7 +10,7 @@ import pytest
 from bpd_jax.data.generations import open_generations, shard_paths
 from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.decoding.loading import load_model
-from bpd_jax.models.heads_files import fingerprint
+from bpd_jax.models.attachments import fingerprint
 from tests.commands import Done, call, start
 
 GOLDEN = pathlib.Path(__file__).parent / "pretrained" / "golden" / "llama"

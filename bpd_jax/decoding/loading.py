@@ -14,16 +14,11 @@ from bpd_jax.data.prompts import held_out_prompts
 from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.decoding.conversation import Chat
 from bpd_jax.errors import UserError
+from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise import BlockwiseConfig
 from bpd_jax.models.config import load_config
 from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.models.heads_files import (
-    HEADER,
-    LoadedHeads,
-    attach_heads,
-    fingerprint,
-    load_heads,
-)
+from bpd_jax.models.heads_files import HEADER, LoadedHeads, attach_heads, load_heads
 from bpd_jax.models.products import cast_matrices, decoding_layout
 from bpd_jax.pretrained.packaged_models import PACKAGED, find_packaged
 from bpd_jax.pretrained.pretrained_checkpoint import Checkpoint

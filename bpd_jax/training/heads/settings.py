@@ -5,9 +5,9 @@ import math
 from typing import Annotated
 
 from bpd_jax.errors import UserError
+from bpd_jax.models.attachments import DTYPES
 from bpd_jax.models.config import BlockHeadsConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
-from bpd_jax.models.heads_files import DTYPES
 from bpd_jax.settings import (
     Count,
     Natural,
