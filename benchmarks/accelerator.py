@@ -37,8 +37,8 @@ from benchmarks.accelerator_parts.jobs import Part, Row, Setting
 from benchmarks.timing import first_line
 from bpd_jax import cli, decode_flags, progress
 from bpd_jax.errors import UserError
-from bpd_jax.pretrained.known import find_packaged
-from bpd_jax.pretrained.parts import split_file
+from bpd_jax.pretrained.file_parts import split_file
+from bpd_jax.pretrained.packaged_models import find_packaged
 from bpd_jax.reporting import build
 
 PART = flags.DEFINE_list("part", list(results.PARTS), "parts to run.")

@@ -42,7 +42,7 @@ from bpd_jax.models.blockwise import init_parameters
 from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
-from bpd_jax.ngrams.formats import load as ngram_files
+from bpd_jax.ngrams.formats import load_model as ngram_files
 from bpd_jax.reporting import build
 
 METHODS = flags.DEFINE_list(

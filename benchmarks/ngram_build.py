@@ -26,7 +26,7 @@ from absl import flags
 from bpd_jax import cli, files
 from bpd_jax.ngrams.counting import bounded
 from bpd_jax.ngrams.counting.counts import count_ngrams
-from bpd_jax.ngrams.counting.sources import Source, open_source
+from bpd_jax.ngrams.counting.sources import TokenSource, open_source
 from bpd_jax.ngrams.counting.windows import TokenBatch
 from bpd_jax.ngrams.katz import estimate_katz
 from bpd_jax.ngrams.prune import prune
@@ -47,10 +47,10 @@ OUTPUT = flags.DEFINE_string(
 )
 
 
-class Loaded(Source):
+class Loaded(TokenSource):
     """The first sequences of a source, in memory."""
 
-    def __init__(self, source: Source, max_tokens: int | None) -> None:
+    def __init__(self, source: TokenSource, max_tokens: int | None) -> None:
         super().__init__(source.name, source.vocab_size, source.end_of_text)
         self._batches: list[TokenBatch] = []
         self.tokens = 0

@@ -24,7 +24,7 @@ from bpd_jax.drafting.engines.host import HostEngine
 from bpd_jax.drafting.lattice import Lattice
 from bpd_jax.drafting.refiners.ngram import NGramRefiner
 from bpd_jax.errors import UserError
-from bpd_jax.ngrams.formats.load import load_model
+from bpd_jax.ngrams.formats.load_model import load_model
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.reporting import build
 from bpd_jax.studies import printed

@@ -20,8 +20,8 @@ from rich.table import Table
 
 from bpd_jax import cli
 from bpd_jax.ngrams import storage
-from bpd_jax.ngrams.build import Measure, Report, build
-from bpd_jax.ngrams.settings import Settings
+from bpd_jax.ngrams.build_model import BuildReport, Measure, build
+from bpd_jax.ngrams.build_settings import Settings
 
 cli.define_flags(Settings)
 
@@ -33,7 +33,7 @@ def main() -> None:
     print_report(report, Console())
 
 
-def print_report(report: Report, console: Console) -> None:
+def print_report(report: BuildReport, console: Console) -> None:
     """Prints what was built as tables."""
     titles = ["order", "counted", "after min counts", "in the model"]
     columns = [report.counted, report.kept, report.pruned]

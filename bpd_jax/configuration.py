@@ -66,14 +66,14 @@ CONFIGURABLES = {
     "ComputeConfig": "models.compute",
     "DecodeConfig": "decoding.options",
     "DecodeOptions": "decoding.options",
-    "ExampleTask": "data.example_spec",
+    "ExampleTask": "data.example_task",
     "HeadSchedule": "training.head_schedule",
     "HeadsTrainConfig": "training.heads.settings",
     "MeshConfig": "models.partitioning",
     "OptimizerConfig": "training.config",
     "RotaryConfig": "models.rotary",
     "StudyConfig": "studies.config",
-    "TextTask": "data.spec",
+    "TextTask": "data.text_task",
     "TrainConfig": "training.config",
     "TransformerConfig": "models.config",
     "vocabulary_size": "configuration",
@@ -106,7 +106,7 @@ def vocabulary_size(task: Any) -> int:
     than its tokenizer uses.
     """
     from bpd_jax.data import generations, tokenizer
-    from bpd_jax.data.spec import GENERATIONS, TextTask
+    from bpd_jax.data.text_task import GENERATIONS, TextTask
 
     if isinstance(task, TextTask) and task.corpus == GENERATIONS:
         return int(generations.read_header(task.text_files or "")["vocab_size"])

@@ -18,10 +18,10 @@ from rich.table import Table
 
 from bpd_jax import cli
 from bpd_jax.errors import UserError
+from bpd_jax.ngrams.build_settings import DEFAULT_ORDER, CountSettings
 from bpd_jax.ngrams.counting import beam, bounded
 from bpd_jax.ngrams.counting.counts import NGramCounts
 from bpd_jax.ngrams.counting.sources import source_of
-from bpd_jax.ngrams.settings import DEFAULT_ORDER, CountSettings
 
 cli.define_flags(CountSettings)
 _BEAM_RUNNER = flags.DEFINE_string(

@@ -20,9 +20,10 @@ from bpd_jax.errors import UserError
 from bpd_jax.models.config import BlockHeadsConfig
 from bpd_jax.models.drafter_files import attach_drafter
 from bpd_jax.pretrained import drafter_export
-from bpd_jax.pretrained.medusa_export import DTYPES, KIND, export_heads, vllm_command
-from bpd_jax.pretrained.medusa_layout import CONFIG, LAYOUTS, VLLM
-from bpd_jax.pretrained.safetensors_files import SINGLE
+from bpd_jax.pretrained.export_folder import DTYPES, vllm_command
+from bpd_jax.pretrained.medusa_export import KIND, export_heads
+from bpd_jax.pretrained.medusa_layout import LAYOUTS, VLLM
+from bpd_jax.pretrained.safetensors_files import CONFIG, SINGLE
 
 SPECULATORS = "speculators"
 
@@ -90,7 +91,7 @@ def _export_heads(loaded: LoadedModel, output: str) -> None:
         f"and {LAYOUTS[_FORMAT.value].file}, {_PRECISION.value}."
     )
     if _FORMAT.value == VLLM.name:
-        print(vllm_command(base, output, config.heads.num_heads - 1))
+        print(vllm_command(base, "medusa", output, config.heads.num_heads - 1))
         print(
             "vLLM drafts one chain, the first choice of every head: no tree and no "
             "refinement by n-grams. What it writes is the base's own."
@@ -133,13 +134,14 @@ def _export_drafter(loaded: LoadedModel, output: str) -> None:
         dtype=_PRECISION.value,
     )
     config = drafter.config
+    method = drafter_export.served_method(config)
     print(
-        f"a block drafter of {config.num_layers} layers ("
-        f"{drafter_export.served_method(config)}) of {loaded.name} written to "
+        f"a block drafter of {config.num_layers} layers ({method}) of {loaded.name} "
+        "written to "
         f"{output}: {CONFIG} and {SINGLE}, {_PRECISION.value}; token {token} has its "
         "mask embedding."
     )
-    print(drafter_export.vllm_command(base, output, config))
+    print(vllm_command(base, method, output, config.block_size - 1))
     print(
         "vLLM drafts one chain, the first choice at every position: no tree and no "
         "refinement by n-grams. What it writes is the base's own."

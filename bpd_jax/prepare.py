@@ -26,11 +26,11 @@ from absl import flags
 
 from bpd_jax import cli, configuration
 from bpd_jax.configuration import Parsed
-from bpd_jax.data.example_spec import DATASETS, ExampleTask, Task
-from bpd_jax.data.prepare import prepare_rows
+from bpd_jax.data.example_task import DATASETS, DataTask, ExampleTask
+from bpd_jax.data.row_preparation import prepare_rows
 from bpd_jax.data.row_sources import Shard
 from bpd_jax.data.rows import PackedRows
-from bpd_jax.data.spec import CORPORA, TextTask
+from bpd_jax.data.text_task import CORPORA, TextTask
 from bpd_jax.errors import UserError
 
 _TASK = flags.DEFINE_string(
@@ -98,7 +98,7 @@ def main() -> None:
     print(f"{rows.folder}: {time.perf_counter() - begin:.1f} seconds")
 
 
-def _task() -> Task:
+def _task() -> DataTask:
     """The task that the gin files or the flags name."""
     if configuration.has_files():
         given = [flag.name for flag in _OF_TASK if flag.present]

@@ -84,7 +84,7 @@ pip_install --no-build-isolation -e .
 if [ -t 1 ]; then echo "  checking"; fi
 PYTHONDONTWRITEBYTECODE="" TF_CPP_MIN_LOG_LEVEL=3 .venv/bin/python -c "
 import flax.linen, hypothesis, jax, optax, orbax.checkpoint, pynini, tensorboardX
-import bpd_jax.data.quiet
+import bpd_jax.data.quiet_tensorflow
 "
 echo "$wanted" >"$MARK"
 echo "Ready: .venv has $(.venv/bin/python --version) and bpd_jax."

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bpd_jax import api
-from bpd_jax.data.spec import SMALLEST_VOCABULARY
+from bpd_jax.data.text_task import SMALLEST_VOCABULARY
 from bpd_jax.data.tokenizer import train_bpe
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions

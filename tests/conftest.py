@@ -137,13 +137,13 @@ def trained(made_once: Callable[..., pathlib.Path]) -> pathlib.Path:
 
 
 def _train(folder: pathlib.Path) -> None:
-    from bpd_jax.data.spec import TextTask
+    from bpd_jax.data.text_task import TextTask
     from bpd_jax.models.config import (
         BlockHeadsConfig,
         BlockwiseConfig,
         TransformerConfig,
     )
-    from bpd_jax.ngrams.build import Settings, build
+    from bpd_jax.ngrams.build_model import Settings, build
     from bpd_jax.training.config import OptimizerConfig, TrainConfig
     from bpd_jax.training.trainer import train
 

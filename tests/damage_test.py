@@ -12,7 +12,7 @@ import pytest
 
 from bpd_jax.data.generations import open_generations, write_header, write_shard
 from bpd_jax.data.rows import open_rows
-from bpd_jax.data.spec import TextTask
+from bpd_jax.data.text_task import TextTask
 from bpd_jax.decoding.asset_files import load_accuracies
 from bpd_jax.decoding.loading import load_task
 from bpd_jax.decoding.speedup import tuned_choice

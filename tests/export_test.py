@@ -21,7 +21,7 @@ from bpd_jax.models.drafter_files import load_drafter, save_drafter
 from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.heads import init_heads
 from bpd_jax.models.heads_files import load_heads, save_heads
-from bpd_jax.pretrained.medusa_export import vllm_command
+from bpd_jax.pretrained.export_folder import vllm_command
 from bpd_jax.pretrained.medusa_layout import VLLM, check_exportable
 from tests.commands import start
 
@@ -220,7 +220,9 @@ def test_the_documented_command_is_of_the_heads_that_are_shipped():
     heads = load_heads(ROOT / given["heads"])
     assert heads.base_name == given["model"]
     check_exportable(heads.config, VLLM)
-    printed = vllm_command(given["base"], given["output"], heads.config.num_heads - 1)
+    printed = vllm_command(
+        given["base"], "medusa", given["output"], heads.config.num_heads - 1
+    )
     assert shlex.split(serve.replace("\\\n", " ")) == shlex.split(printed)
     source = (ROOT / "bpd_jax" / "export.py").read_text()
     explained = ast.get_docstring(ast.parse(source)) or ""

@@ -9,9 +9,8 @@ import threading
 import pytest
 
 from bpd_jax import files, temporaries
-from bpd_jax.data import readers
+from bpd_jax.data import text_readers
 from bpd_jax.errors import UserError
-from bpd_jax.ngrams import text_lines
 
 
 def write(path, text):
@@ -185,8 +184,7 @@ def test_no_line_fills_the_memory(tmp_path, monkeypatch):
     path = tmp_path / "lines.gz"
     with gzip.open(path, "wb") as stream:
         stream.write(b"123456789\n" * 3 + b"1234567890\n")
-    for read in (readers.read_lines, text_lines.numbered_lines):
-        lines = read(path)
-        assert [next(lines)[0] for _ in range(3)] == [1, 2, 3]
-        with pytest.raises(UserError, match="line 4, has more than 10 bytes"):
-            next(lines)
+    lines = text_readers.read_lines(path)
+    assert [next(lines)[0] for _ in range(3)] == [1, 2, 3]
+    with pytest.raises(UserError, match="line 4, has more than 10 bytes"):
+        next(lines)

@@ -1,4 +1,4 @@
-"""Making tokens of a task once, with Beam; `caching` reads them.
+"""Making tokens of a task once, with Beam; `seqio_cache` reads them.
 
     shards of the source     files, each read and tokenized by one worker
       -> Reshuffle           which shuffles the examples
@@ -15,9 +15,9 @@ import re
 from collections.abc import Iterator, Sequence
 
 from bpd_jax import folders
-from bpd_jax.data import caching, tasks
-from bpd_jax.data.example_spec import Task
-from bpd_jax.data.quiet import seqio, tf
+from bpd_jax.data import seqio_cache, seqio_tasks
+from bpd_jax.data.example_task import DataTask
+from bpd_jax.data.quiet_tensorflow import seqio, tf
 from bpd_jax.errors import UserError
 
 try:
@@ -33,11 +33,11 @@ except ModuleNotFoundError as error:
 
 # The first file in a folder of another file system: what lies beside it is ours.
 _BEGUN = "BEGUN"
-_KIND = folders.FolderKind("a cache of a task", caching.COMPLETED)
+_KIND = folders.FolderKind("a cache of a task", seqio_cache.COMPLETED)
 
 
 def cache_task(
-    task: Task, cache_dir: str, options: Sequence[str] = (), least_files: int = 16
+    task: DataTask, cache_dir: str, options: Sequence[str] = (), least_files: int = 16
 ) -> str:
     """Tokenizes all splits of a task with a Beam pipeline.
 
@@ -57,22 +57,22 @@ def cache_task(
     Raises:
       UserError: the source, an option or the folder is at fault, or Beam is missing.
     """
-    folder = caching.cache_folder(task, cache_dir)
-    if caching.is_complete(folder):
-        caching.check_fits(task, folder)
+    folder = seqio_cache.cache_folder(task, cache_dir)
+    if seqio_cache.is_complete(folder):
+        seqio_cache.check_fits(task, folder)
         return folder
     if task.trained_size is not None:
         raise UserError(
             f"vocabulary {task.vocabulary!r} would be trained by every worker: give "
             "the path of its tokenizer.json."
         )
-    about = json.dumps(caching.about(task), indent=2) + "\n"
+    about = json.dumps(seqio_cache.about(task), indent=2) + "\n"
     with _in_one_sentence(folder), _output(folder) as output:
         pipeline = _pipeline(options)
         with pipeline:
-            for split in caching.splits_of(task):
+            for split in seqio_cache.splits_of(task):
                 _add_split(pipeline, task, split, output, least_files)
-        for name, text in {caching.ABOUT: about, caching.COMPLETED: ""}.items():
+        for name, text in {seqio_cache.ABOUT: about, seqio_cache.COMPLETED: ""}.items():
             with tf.io.gfile.GFile(f"{output}/{name}", "w") as file:
                 file.write(text)
     return folder
@@ -128,15 +128,15 @@ class _TFRecordSink(filebasedsink.FileBasedSink):
 
 
 def _add_split(
-    pipeline: beam.Pipeline, task: Task, split: str, output: str, least_files: int
+    pipeline: beam.Pipeline, task: DataTask, split: str, output: str, least_files: int
 ) -> None:
     """Adds what tokenizes and writes one split, and describes it as seqio expects."""
-    seqio_task = tasks.register(task)
+    seqio_task = seqio_tasks.register(task)
     tokenized = beam_utils.PreprocessTask(
         seqio_task,
         split,
         # A worker knows no tasks but those that its modules register.
-        setup_fn=functools.partial(tasks.register, task),
+        setup_fn=functools.partial(seqio_tasks.register, task),
     )
     num_shards = max(len(tokenized.shards), least_files)
     made = (

@@ -18,8 +18,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from bpd_jax import progress
-from bpd_jax.data import generations, readers
-from bpd_jax.data.spec import ALL, GENERATIONS, SPLITS, TextTask, check_split
+from bpd_jax.data import generations, text_readers
+from bpd_jax.data.text_task import ALL, GENERATIONS, SPLITS, TextTask, check_split
 from bpd_jax.errors import UserError
 
 
@@ -195,11 +195,11 @@ def _documents_of_file(
             yield Document(name, path.read_bytes().decode("utf-8"))
         except UnicodeDecodeError:
             return
-    elif readers.is_json_lines(path):
-        for number, text in readers.read_json_field(path, "text"):
+    elif text_readers.is_json_lines(path):
+        for number, text in text_readers.read_json_field(path, "text"):
             yield Document(f"{name}:{number}", text)
     else:
-        yield Document(name, readers.read_text(path))
+        yield Document(name, text_readers.read_text(path))
 
 
 def fraction_of(purpose: str, document_id: str) -> float:

@@ -7,10 +7,10 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from bpd_jax.data import corpora, readers
+from bpd_jax.data import corpora, text_readers
 from bpd_jax.data.corpora import EmptySplitError, SourceFile
-from bpd_jax.data.example_spec import ALL_SPLITS, SPLIT, ExampleTask
-from bpd_jax.data.spec import SPLITS
+from bpd_jax.data.example_task import ALL_SPLITS, SPLIT, ExampleTask
+from bpd_jax.data.text_task import SPLITS
 from bpd_jax.errors import UserError
 
 
@@ -45,7 +45,7 @@ def example_files(task: ExampleTask, split: str) -> list[SourceFile]:
     source = task.source_split(split)
     found = corpora.matched_files(task.files.replace(SPLIT, source), "files")
     for file in found:
-        if not readers.is_json_lines(file.path):
+        if not text_readers.is_json_lines(file.path):
             raise UserError(
                 f"{file.path} of files={task.files!r} is not JSON Lines: its name must "
                 "end in .jsonl or .jsonl.gz."
@@ -116,7 +116,7 @@ def _records(
     about = task.dataset
     by_hash = not task.has_split_files or (task.divides_train and split in SPLITS)
     for name, path in files:
-        for number, texts in readers.read_json_fields(
+        for number, texts in text_readers.read_json_fields(
             path, about.fields, may_be_empty=about.target
         ):
             # Without a target there is nothing to learn.
@@ -138,9 +138,10 @@ def read_examples(task: ExampleTask, split: str) -> Iterator[Example]:
     """
     if task.files is None:
         # TensorFlow takes seconds to import, and JSON Lines need none.
-        from bpd_jax.data.example_tasks import tfds_examples
+        from bpd_jax.data.tfds_source import tfds_examples
 
-        yield from tfds_examples(task, split)
+        for fields in tfds_examples(task, split):
+            yield Example(*fields)
         return
     for record_id, texts in read_records(task, split):
         inputs = task.dataset.inputs(texts)

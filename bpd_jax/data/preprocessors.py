@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from bpd_jax.data.example_spec import SEPARATOR, Dataset
-from bpd_jax.data.quiet import seqio, tf
+from bpd_jax.data.example_task import SEPARATOR, Dataset
+from bpd_jax.data.quiet_tensorflow import seqio, tf
 
 # Texts that are tokenized at once, in parallel.
 _BATCH = 32

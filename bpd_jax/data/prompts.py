@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bpd_jax.data import readers
-from bpd_jax.data.example_spec import SEPARATOR, ExampleTask, Task
-from bpd_jax.data.tokenizer import Tokenizer, task_tokenizer
+from bpd_jax.data import text_readers
+from bpd_jax.data.example_task import SEPARATOR, DataTask, ExampleTask
+from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.errors import UserError
 
 
@@ -38,7 +38,7 @@ class _Text(NamedTuple):
 
 
 def held_out_prompts(
-    task: Task,
+    task: DataTask,
     num: int,
     prompt_tokens: int,
     seed: int = 0,
@@ -71,6 +71,7 @@ def held_out_prompts(
         )
     # Late, so that prompts of files are read without the modules of corpora.
     from bpd_jax.data.corpora import fraction_of
+    from bpd_jax.data.task_tokenizer import task_tokenizer
 
     tokenizer = tokenizer or task_tokenizer(task)
     texts = sorted(
@@ -90,7 +91,7 @@ def held_out_prompts(
     return prompts
 
 
-def _held_out_texts(task: Task) -> Iterator[_Text]:
+def _held_out_texts(task: DataTask) -> Iterator[_Text]:
     from bpd_jax.data import corpora, examples
 
     if not isinstance(task, ExampleTask):
@@ -158,10 +159,10 @@ def read_prompts_file(path: str | os.PathLike[str]) -> list[str]:
     Raises:
       UserError: the file cannot be read, is not valid, or holds no or an empty prompt.
     """
-    if readers.is_json_lines(path):
-        prompts = [text for _, text in readers.read_json_field(path, "prompt")]
+    if text_readers.is_json_lines(path):
+        prompts = [text for _, text in text_readers.read_json_field(path, "prompt")]
     else:
-        prompts = [text for _, text in readers.read_lines(path) if text.strip()]
+        prompts = [text for _, text in text_readers.read_lines(path) if text.strip()]
     if not prompts:
         raise UserError(f"{path} holds no prompt: write one a line.")
     check_not_empty(prompts)

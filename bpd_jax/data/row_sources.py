@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bpd_jax import progress
-from bpd_jax.data.example_spec import SEPARATOR, ExampleTask, Task
-from bpd_jax.data.generated import cut_texts, end_token, split_texts
+from bpd_jax.data.example_pieces import Cut, cut_documents, join_examples
+from bpd_jax.data.example_task import SEPARATOR, DataTask, ExampleTask
+from bpd_jax.data.generated_pieces import cut_texts, end_token, split_texts
 from bpd_jax.data.generations import open_generations
-from bpd_jax.data.joining import Cut, cut_documents, join_examples
 from bpd_jax.data.packing import pack, pad
-from bpd_jax.data.spec import GENERATIONS, TextTask
+from bpd_jax.data.text_task import GENERATIONS, TextTask
 from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.errors import UserError
 
@@ -57,7 +57,7 @@ class RowSource(NamedTuple):
 
 
 def open_source(
-    task: Task,
+    task: DataTask,
     split: str,
     length: int,
     vocabulary: Tokenizer,
@@ -84,7 +84,7 @@ def open_source(
 
 
 def _seqio_rows(
-    task: Task,
+    task: DataTask,
     split: str,
     length: int,
     vocabulary: Tokenizer,
@@ -92,18 +92,18 @@ def _seqio_rows(
     cache_dir: str | None,
 ) -> RowSource:
     # seqio and TensorFlow take seconds to import, and rows that are ready need none.
-    from bpd_jax.data import caching, tasks
+    from bpd_jax.data import seqio_cache, seqio_tasks
 
     if cache_dir is not None:
-        caching.use_cache(task, cache_dir)
-    seqio_task = tasks.get_task(task, label=f"rows {split}")
+        seqio_cache.use_cache(task, cache_dir)
+    seqio_task = seqio_tasks.get_task(task, label=f"rows {split}")
     dataset = seqio_task.get_dataset(
         split=split,
         shuffle=False,
         use_cached=cache_dir is not None,
         shard_info=None
         if shard.count == 1
-        else tasks.seqio.ShardInfo(shard.index, shard.count),
+        else seqio_tasks.seqio.ShardInfo(shard.index, shard.count),
     )
     read = 0
 
@@ -113,7 +113,7 @@ def _seqio_rows(
         if isinstance(task, ExampleTask) and cache_dir is None:
             total = seqio_task.source.num_input_examples(split)
         for example in progress.bar(
-            tasks.examples(dataset, seqio_task.source),
+            seqio_tasks.examples(dataset, seqio_task.source),
             label=f"rows {split}",
             total=None if total is None else round(total / shard.count),
             unit=" examples",

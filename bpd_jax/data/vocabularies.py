@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bpd_jax.data.quiet import seqio, tf
+from bpd_jax.data.quiet_tensorflow import seqio, tf
 from bpd_jax.data.tokenizer import Tokenizer
 
 
@@ -15,7 +15,7 @@ class TokenizerVocabulary(seqio.Vocabulary):
 
     seqio takes id 0 for padding. Here 0 is a token like any other ('!' in GPT-3's
     vocabulary), so padding is never inferred from the ids: `decode_tf` stops at the
-    end-of-text token, and `converter.PackingConverter` hands out segment ids.
+    end-of-text token, and rows come with segment ids (`packing`).
     """
 
     def __init__(self, load: Callable[[], Tokenizer]) -> None:

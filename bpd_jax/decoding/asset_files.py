@@ -18,7 +18,7 @@ from bpd_jax.models.drafter_files import (
 from bpd_jax.models.products import decoding_layout
 from bpd_jax.models.refiner_files import LoadedRefiner, check_fits, load_refiner
 from bpd_jax.ngrams.model import NGramModel
-from bpd_jax.pretrained.drafter_layout import CONFIG
+from bpd_jax.pretrained.safetensors_files import CONFIG
 
 # What `bpd_jax.tune` found out about a model.
 TUNING = "drafting.json"
@@ -95,7 +95,7 @@ def _load_asset(
     loaded: LoadedModel, name: str, path: str
 ) -> NGramModel | SmallModel | object:
     if name == "ngram":
-        from bpd_jax.ngrams.formats import load as ngram_files
+        from bpd_jax.ngrams.formats import load_model as ngram_files
 
         return ngram_files.load_model(
             path,

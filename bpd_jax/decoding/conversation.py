@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from bpd_jax.pretrained.chat import render_chat
-from bpd_jax.pretrained.checkpoint import Checkpoint
+from bpd_jax.pretrained.pretrained_checkpoint import Checkpoint
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from bpd_jax import files
-from bpd_jax.data.example_spec import Task, task_from_json
+from bpd_jax.data.example_task import DataTask, task_from_json
 from bpd_jax.data.prompts import held_out_prompts
 from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.decoding.conversation import Chat
@@ -20,8 +20,8 @@ from bpd_jax.models.config import load_config
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.heads_files import HEADER, LoadedHeads, attach_heads, load_heads
 from bpd_jax.models.products import cast_matrices, decoding_layout
-from bpd_jax.pretrained.checkpoint import Checkpoint
-from bpd_jax.pretrained.known import PACKAGED, find_packaged
+from bpd_jax.pretrained.packaged_models import PACKAGED, find_packaged
+from bpd_jax.pretrained.pretrained_checkpoint import Checkpoint
 from bpd_jax.typing import Params
 
 # Models of our own that `--model` knows, and where `make` puts them.
@@ -64,7 +64,7 @@ class LoadedModel:
     params: Params
     tokenizer: Tokenizer
     end_tokens: tuple[int, ...]
-    task: Task | None = None
+    task: DataTask | None = None
     begin_of_text: int | None = None
     chat: Chat | None = None
     shelves: tuple[pathlib.Path, ...] = ()
@@ -185,13 +185,13 @@ def load_model(
       heads: folder of block heads for a pretrained checkpoint; None for those that
         come with it or lie in `runs/NAME/heads`, if any.
       weights: folder that holds the file of a known pretrained model in parts (see
-        `pretrained.parts`), for hosts without the package that brings it.
+        `pretrained.file_parts`), for hosts without the package that brings it.
 
     Raises:
       UserError: there is no model, it is damaged, or the heads are not its own.
     """
     if weights is not None:
-        from bpd_jax.pretrained.parts import joined_file
+        from bpd_jax.pretrained.file_parts import joined_file
 
         if name not in PACKAGED:
             raise UserError(
@@ -248,7 +248,7 @@ def open_checkpoint(path: pathlib.Path) -> Checkpoint:
     """Opens a pretrained checkpoint: a Hugging Face folder or a GGUF file."""
     # Late, so that models of our own load where these formats' packages are missing.
     if path.is_dir():
-        from bpd_jax.pretrained.hf import open_folder
+        from bpd_jax.pretrained.huggingface import open_folder
 
         return open_folder(path)
     from bpd_jax.pretrained.gguf_model import open_gguf
@@ -257,7 +257,7 @@ def open_checkpoint(path: pathlib.Path) -> Checkpoint:
 
 
 def _load_pretrained(name: str, path: pathlib.Path, heads: str | None) -> LoadedModel:
-    from bpd_jax.pretrained.weights import load_trunk
+    from bpd_jax.pretrained.load_parameters import load_trunk
 
     found = open_checkpoint(path)
     tokens = found.tokenizer.get_vocab_size(with_added_tokens=False)
@@ -310,7 +310,7 @@ def _accuracies(heads: LoadedHeads) -> tuple[tuple[float, ...], ...] | None:
         ) from error
 
 
-def load_task(path: str | os.PathLike[str]) -> Task:
+def load_task(path: str | os.PathLike[str]) -> DataTask:
     """Reads the task that a run folder keeps as JSON."""
     try:
         fields = files.read_json(path)

@@ -10,7 +10,6 @@ products of a token are the same bits in a pass over one token and in a pass ove
 draft.
 """
 
-import dataclasses
 import functools
 import sys
 from typing import Any
@@ -18,27 +17,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from bpd_jax.models.row_kernel_tile import Tile
 from bpd_jax.typing import Array
 
 TARGET = "bpd_jax_rows_times_matrix"
 
 # Above this many rows XLA's products are as fast.
 MOST_ROWS = 48
-
-
-@dataclasses.dataclass(frozen=True)
-class Tile:
-    """What one inner loop multiplies, so that all of it stays in registers.
-
-    Attributes:
-      width: W, numbers of a vector register.
-      outputs: rows of the matrix; a power of two.
-      rows: rows of x.
-    """
-
-    width: int
-    outputs: int
-    rows: int
 
 
 @functools.cache

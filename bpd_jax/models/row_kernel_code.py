@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from llvmlite import ir
 
-from bpd_jax.models.row_kernel import Tile
+from bpd_jax.models.row_kernel_tile import Tile
 
 _CHUNK = 1 << 15  # Numbers of the matrix in a chunk: 128 KiB.
 _SINGLE = 1 << 16  # A matrix of fewer numbers is not shared among threads.

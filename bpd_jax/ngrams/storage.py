@@ -40,7 +40,7 @@ KINDS = {
     "model": Artifact(
         "an n-gram model",
         HEADER,
-        # A model also has the files that other programs read, see `ngrams.build`.
+        # A model also has the files that other programs read, see `ngrams.build_model`.
         (*_ARRAYS, "model.arpa.gz", "model.fst", "symbols.txt"),
         "bpd_jax n-gram model",
         remedy="build the model again",

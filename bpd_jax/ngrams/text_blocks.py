@@ -1,5 +1,6 @@
 """Large text files, plain or gzip, in blocks of whole lines."""
 
+import contextlib
 import gzip
 import pathlib
 import zlib
@@ -7,7 +8,7 @@ from collections.abc import Generator
 
 import numpy as np
 
-from bpd_jax import files
+from bpd_jax import files, progress
 from bpd_jax.errors import UserError
 
 _BLOCK = 1 << 24
@@ -28,8 +29,7 @@ class TextBlocks:
         self.at = 0
         self.number = 0
         self._bytes = b""
-        self._path = path
-        self._pieces = self._read()
+        self._pieces = line_blocks(path, None)
 
     def close(self) -> None:
         """Closes the file."""
@@ -55,33 +55,56 @@ class TextBlocks:
             self.block, self.at = np.frombuffer(piece, np.uint8), 0
         return True
 
-    def _read(self) -> Generator[bytes, None, None]:
-        """Yields blocks of whole lines; the last line may lack its end."""
-        begun: list[bytes] = []  # of a line whose end is in a later block
-        try:
-            with open(self._path, "rb") as raw:
-                packed = raw.peek(2)[:2] == b"\x1f\x8b"
-                stream = gzip.GzipFile(fileobj=raw) if packed else raw
-                while data := stream.read(_BLOCK):
-                    end = data.rfind(b"\n") + 1
-                    if end:
-                        yield b"".join([*begun, data[:end]])
-                        begun = []
-                    begun.append(data[end:])
-                    if len(begun) * _BLOCK > files.MOST_LINE:
-                        raise UserError(
-                            f"{self._path} has a line of more than "
-                            f"{files.MOST_LINE:,} bytes after line {self.number}: is "
-                            "this a file of lines?"
-                        )
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise UserError(
-                f"{self._path} is cut short or damaged after line {self.number}: "
-                f"{error}."
-            ) from error
-        except OSError as error:
-            raise UserError(
-                f"cannot read {self._path}: {error.strerror or error}"
-            ) from error
-        if any(begun):
-            yield b"".join([*begun, b"\n"])
+
+def line_blocks(path: pathlib.Path, label: str | None) -> Generator[bytes, None, None]:
+    """Yields blocks of whole lines of a plain or gzip file.
+
+    Gzip is recognised by its content. The last line ends with a newline even where the
+    file's does not.
+
+    Args:
+      path: the file.
+      label: name of a progress bar, or None for no bar.
+
+    Raises:
+      UserError: the file cannot be read, is cut short or damaged, or has a line of
+        more than `files.MOST_LINE` bytes.
+    """
+    lines = 0
+    begun: list[bytes] = []  # of a line whose end is in a later block
+    try:
+        with contextlib.ExitStack() as stack:
+            raw = stack.enter_context(open(path, "rb"))
+            packed = raw.peek(2)[:2] == b"\x1f\x8b"
+            stream = gzip.GzipFile(fileobj=raw) if packed else raw
+            bar = stack.enter_context(
+                progress.bar(
+                    label=label or "",
+                    total=None if packed else path.stat().st_size,
+                    unit="B",
+                    unit_scale=True,
+                    disable=label is None,
+                )
+            )
+            while data := stream.read(_BLOCK):
+                bar.update(len(data))
+                end = data.rfind(b"\n") + 1
+                if end:
+                    whole = b"".join([*begun, data[:end]])
+                    lines += whole.count(b"\n")
+                    yield whole
+                    begun = []
+                begun.append(data[end:])
+                if len(begun) * _BLOCK > files.MOST_LINE:
+                    raise UserError(
+                        f"{path} has a line of more than {files.MOST_LINE:,} bytes "
+                        f"after line {lines}: is this a file of lines?"
+                    )
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise UserError(
+            f"{path} is cut short or damaged after line {lines}: {error}."
+        ) from error
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    if any(begun):
+        yield b"".join([*begun, b"\n"])

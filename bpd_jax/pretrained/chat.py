@@ -1,16 +1,15 @@
 """Conversations as text, by the Jinja template that comes with a model.
 
-A template is a program that others wrote. It runs in Jinja's sandbox: it reaches what
-it is given and nothing else, and it changes nothing. Ranges, powers, repeated texts,
-and texts padded by methods or by `%` are limited, so that a slip does not make a short
-template run long. That is no defence against a template written to use up memory or
-time: one that doubles a text again and again, or pads it by a filter, still does.
+A template is a program that others wrote. It runs in Jinja's sandbox, which lets it
+read the values that it is given, and change nothing. Powers are refused and the lengths
+of ranges and repeated texts limited, so that a mistake in a short template does not run
+for long. This does not protect from a template that is written to use up memory or
+time: one that doubles a text again and again still does.
 """
 
 import datetime
 import functools
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,18 +17,13 @@ import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
-import jinja2.runtime
 import jinja2.sandbox
 
 from bpd_jax.errors import UserError
 
-# Numbers that all ranges of one rendering may give, and the longest repeated or padded
-# text.
+# Numbers in all ranges of one rendering, and the longest repeated text or list.
 _MOST_STEPS = 1_000_000
 _LONGEST_REPEAT = 1_000_000
-_PADDING = frozenset({"center", "expandtabs", "ljust", "rjust", "zfill"})
-# The width of a value in a format, as it stands there or as another value.
-_WIDTH = re.compile(r"%(?:\([^)]*\))?[^%a-zA-Z]*(?:\*|[0-9]{6})")
 
 
 def render_chat(
@@ -87,46 +81,6 @@ def render_chat(
         raise UserError(f"the chat template cannot be rendered: {reason}.") from error
 
 
-class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, without powers and with short repeats and paddings."""
-
-    intercepted_binops = frozenset({"*", "**", "%"})
-
-    def call_binop(
-        self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any
-    ) -> Any:
-        if operator == "**":
-            raise jinja2.TemplateError("it computes a power")
-        if operator == "%":
-            if isinstance(left, str) and _WIDTH.search(left):
-                raise jinja2.TemplateError("it pads a text too far")
-            return super().call_binop(context, operator, left, right)
-        for repeated, times in ((left, right), (right, left)):
-            if (
-                isinstance(repeated, str | list | tuple)
-                and isinstance(times, int)
-                and len(repeated) * times > _LONGEST_REPEAT
-            ):
-                raise jinja2.TemplateError("it repeats a text or list too often")
-        return super().call_binop(context, operator, left, right)
-
-    def call(
-        __self,
-        __context: jinja2.runtime.Context,
-        __obj: Any,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        if isinstance(getattr(__obj, "__self__", None), str | bytes):
-            name = getattr(__obj, "__name__", "")
-            widths = (*args, *kwargs.values())
-            if name in _PADDING and any(
-                isinstance(width, int) and width > _LONGEST_REPEAT for width in widths
-            ):
-                raise jinja2.TemplateError("it pads a text too far")
-        return super().call(__context, __obj, *args, **kwargs)
-
-
 class _Generation(jinja2.ext.Extension):
     """`{% generation %}` marks what an assistant said, and leaves no trace."""
 
@@ -142,17 +96,34 @@ class _Generation(jinja2.ext.Extension):
 
 @functools.lru_cache(maxsize=16)
 def _compiled(template: str) -> jinja2.Template:
-    environment = _Sandbox(
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[_Generation, jinja2.ext.loopcontrols],
     )
+    environment.intercepted_binops = frozenset({"*", "**"})
+    environment.binop_table |= {"*": _product, "**": _power}
     environment.filters["tojson"] = _to_json
     # Writes as much filler text as it is asked for.
     del environment.globals["lipsum"]
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = _now
     return environment.from_string(template)
+
+
+def _product(left: Any, right: Any) -> Any:
+    for repeated, times in ((left, right), (right, left)):
+        if (
+            isinstance(repeated, str | list | tuple)
+            and isinstance(times, int)
+            and len(repeated) * times > _LONGEST_REPEAT
+        ):
+            raise jinja2.TemplateError("it repeats a text or list too often")
+    return left * right
+
+
+def _power(left: Any, right: Any) -> Any:
+    raise jinja2.TemplateError("it computes a power")
 
 
 def _to_json(

@@ -4,15 +4,11 @@ The folder has everything that drafting needs: an embedding (the target's, with 
 mask embedding in the row of the mask token) and the rows of the softmax.
 """
 
-import json
 import os
-import shlex
 from typing import Any
 
 import jax
-import ml_dtypes
 import numpy as np
-from safetensors.numpy import save_file
 
 from bpd_jax import folders
 from bpd_jax.errors import UserError
@@ -24,7 +20,6 @@ from bpd_jax.models.drafter_files import LoadedDrafter
 from bpd_jax.models.heads import softmax_rows
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.pretrained.drafter_layout import (
-    CONFIG,
     DRAFT_TO_TARGET,
     EMBEDDING,
     SOFTMAX,
@@ -32,18 +27,13 @@ from bpd_jax.pretrained.drafter_layout import (
     TYPE,
     drafter_layout,
 )
-from bpd_jax.pretrained.safetensors_files import SINGLE
+from bpd_jax.pretrained.export_folder import as_stored, write_folder
+from bpd_jax.pretrained.safetensors_files import CONFIG, SINGLE
 from bpd_jax.typing import Params
 
 # The version whose layout this is.
 VERSION = "0.9.0"
 KIND = folders.FolderKind("an exported block drafter", CONFIG, (SINGLE,), f'"{TYPE}"')
-
-_DTYPES: dict[str, Any] = {
-    "bfloat16": ml_dtypes.bfloat16,
-    "float16": np.float16,
-    "float32": np.float32,
-}
 
 
 def export_drafter(
@@ -77,11 +67,7 @@ def export_drafter(
     tensors: dict[str, np.ndarray] = {}
 
     def add(name: str, value: Any) -> None:
-        # A number too large for float16 is reported below, once.
-        with np.errstate(over="ignore"):
-            tensors[name] = np.ascontiguousarray(jax.device_get(value), _DTYPES[dtype])
-        if dtype == "float16" and not np.isfinite(tensors[name]).all():
-            raise UserError(f"{name} has numbers beyond float16: choose bfloat16.")
+        tensors[name] = as_stored(name, value, dtype)
 
     # Speculators has the tokens of a draft vocabulary in ascending order.
     vocabulary = drafter.tensors.get(VOCABULARY)
@@ -106,10 +92,7 @@ def export_drafter(
         add(SOFTMAX, softmax_rows(model, params, vocabulary))
     else:
         add(SOFTMAX, softmax if order is None else softmax[order])
-    with folders.replacing_folder(folder, KIND) as temporary:
-        save_file(tensors, temporary / SINGLE, metadata={"format": "pt"})
-        text = json.dumps(settings, indent=2) + "\n"
-        (temporary / CONFIG).write_text(text, encoding="utf-8")
+    write_folder(folder, KIND, SINGLE, tensors, settings)
 
 
 def check_exportable(config: BlockDrafterConfig) -> None:
@@ -138,23 +121,6 @@ def served_method(config: BlockDrafterConfig) -> str:
     """The type of a block drafter: dspark, or dflash where that is enough."""
     extra = config.markov_rank or config.confidence or config.guess_at_anchor
     return "dspark" if extra else "dflash"
-
-
-def vllm_command(base: str, folder: str, config: BlockDrafterConfig) -> str:
-    """What starts vLLM with an exported block drafter.
-
-    >>> print(vllm_command("base", "exported", BlockDrafterConfig((1,), block_size=9)))
-    vllm serve base --speculative-config '{"method": "dspark", "model": "exported", \
-"num_speculative_tokens": 8}'
-    """
-    settings = {
-        "method": served_method(config),
-        "model": folder,
-        "num_speculative_tokens": config.block_size - 1,
-    }
-    return shlex.join(
-        ["vllm", "serve", base, "--speculative-config", json.dumps(settings)]
-    )
 
 
 def _settings(

@@ -18,7 +18,6 @@ from bpd_jax.models.drafter_files import LoadedDrafter
 from bpd_jax.models.heads import softmax_rows
 from bpd_jax.pretrained.drafter_description import describe
 from bpd_jax.pretrained.drafter_layout import (
-    CONFIG,
     DRAFT_TO_TARGET,
     EMBEDDING,
     SOFTMAX,
@@ -27,8 +26,12 @@ from bpd_jax.pretrained.drafter_layout import (
     drafter_layout,
 )
 from bpd_jax.pretrained.json_files import Fields
-from bpd_jax.pretrained.safetensors_files import SafetensorsFolder
-from bpd_jax.pretrained.weights import read_tensor
+from bpd_jax.pretrained.load_parameters import read_tensor
+from bpd_jax.pretrained.safetensors_files import (
+    CONFIG,
+    SafetensorsFiles,
+    open_checkpoint,
+)
 from bpd_jax.typing import Array, Params
 
 # Rows of a vocabulary that are compared at once.
@@ -65,7 +68,7 @@ def import_drafter(
     """
     folder = pathlib.Path(folder)
     fields = Fields.read(folder / CONFIG)
-    tensors = SafetensorsFolder(folder)
+    tensors = open_checkpoint(folder)
     about = describe(fields, tensors.names)
     trunk = model.trunk
     sizes = (about.d_model, about.vocab_size)
@@ -137,7 +140,7 @@ def _check_names(folder: pathlib.Path, names: set[str], expected: set[str]) -> N
 
 def _vocabulary(
     folder: pathlib.Path,
-    tensors: SafetensorsFolder,
+    tensors: SafetensorsFiles,
     config: BlockDrafterConfig,
     vocab_size: int,
 ) -> np.ndarray:
@@ -164,7 +167,7 @@ def _vocabulary(
 
 
 def _mask_embedding(
-    folder: pathlib.Path, tensors: SafetensorsFolder, embedding: Array, token: int
+    folder: pathlib.Path, tensors: SafetensorsFiles, embedding: Array, token: int
 ) -> np.ndarray:
     """What the guessed positions read.
 
@@ -197,7 +200,7 @@ def _mask_embedding(
 
 
 def _own_softmax(
-    folder: pathlib.Path, tensors: SafetensorsFolder, softmax: Array
+    folder: pathlib.Path, tensors: SafetensorsFiles, softmax: Array
 ) -> np.ndarray | None:
     """The drafter's softmax, unless it is the target's in the precision of the file."""
     if SOFTMAX not in tensors.names:

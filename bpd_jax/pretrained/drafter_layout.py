@@ -26,9 +26,8 @@ import numpy as np
 
 from bpd_jax.models.config import TransformerConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
-from bpd_jax.pretrained.layout import Origin, llama_layer
+from bpd_jax.pretrained.llama_layout import Origin, llama_layer
 
-CONFIG = "config.json"
 TYPE = "speculators_model_type"
 
 EMBEDDING = "embed_tokens.weight"

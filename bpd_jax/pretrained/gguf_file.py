@@ -1,81 +1,144 @@
-"""A GGUF file, mapped into memory; its tensors are dequantised one at a time."""
+"""A GGUF file, read with the package gguf; tensors are dequantised one at a time.
 
+The package trusts what a file says. Here every length is compared with the bytes that
+are left before anything is made from it, so that a damaged file raises one `UserError`
+and never takes more memory than a small multiple of the file.
+"""
+
+import itertools
 import math
-import mmap
 import os
 import pathlib
-from types import ModuleType
-from typing import TypeVar
+import struct
+from typing import Any, TypeAlias, TypeVar
 
+import gguf
 import numpy as np
 
 from bpd_jax.errors import UserError
-from bpd_jax.pretrained.gguf_header import TensorEntry, read_header
 
+Value: TypeAlias = int | float | bool | str | np.ndarray | list[str]
 _T = TypeVar("_T", int, float, bool, str, np.ndarray, list)
 
-# Dequantised at once; each needs a few times as much while that lasts.
+# Far above those of any model: a large file alone would allow too many.
+_MOST_VALUES = 1 << 16
+_MOST_TENSORS = 1 << 20
+_MOST_TEXTS = 1 << 22
+_MOST_DIMENSIONS = 4
+
+# Elements that are dequantised together, which takes a few times their memory.
 _CHUNK_ELEMENTS = 1 << 20
 
+_ARRAY, _STRING = gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.STRING
 _WORDS = {
-    int: "a whole number",
+    int: "an integer",
     float: "a number",
     bool: "true or false",
-    str: "a text",
-    np.ndarray: "a list of numbers",
-    list: "a list of texts",
+    str: "a string",
+    np.ndarray: "an array of numbers",
+    list: "an array of strings",
 }
+
+
+class _Reader(gguf.GGUFReader):
+    """The reader of the package, limited to the bytes of the file.
+
+    The package itself shortens what would lie beyond the end of a file, and makes
+    several arrays of each element of an array: the header of SmolLM2 (147,000 strings
+    and numbers) takes it 20 times as long.
+    """
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self._texts = 0
+        # An offset that overflows raises instead of leading to another place.
+        with np.errstate(over="raise"):
+            super().__init__(path)
+
+    def _get(
+        self, offset: int, dtype: Any, count: int = 1, override_order: str | None = None
+    ) -> np.ndarray:
+        del override_order  # Big-endian files are refused before.
+        return np.frombuffer(self.data, dtype, int(count), int(offset))
+
+    def _get_field_parts(
+        self, orig_offs: int, raw_type: int
+    ) -> tuple[int, list[np.ndarray], list[int], list[gguf.GGUFValueType]]:
+        if raw_type != _ARRAY:
+            return super()._get_field_parts(orig_offs, raw_type)
+        kind = gguf.GGUFValueType(self._get(orig_offs, np.uint32)[0])
+        count = int(self._get(orig_offs + 4, np.uint64)[0])
+        begin = end = orig_offs + 12
+        if kind in self.gguf_scalar_to_np:
+            numbers = self._get(begin, self.gguf_scalar_to_np[kind], count)
+            return 12 + numbers.nbytes, [numbers], [0], [_ARRAY, kind]
+        self._texts += count
+        if kind != _STRING or self._texts > _MOST_TEXTS:
+            raise ValueError(f"an array has {count:,} elements of type {kind.name}")
+        texts = []
+        for _ in range(count):
+            texts.append(self._get_str(end)[1])
+            end += 8 + texts[-1].nbytes
+        return end - orig_offs, texts, list(range(count)), [_ARRAY, kind]
 
 
 class GGUFFile:
     """Values and tensors of a GGUF file.
 
     Attributes:
-      path: of the file.
-      tensors: where each lies, by name.
+      path: the file.
+      tensors: the package's descriptions of the tensors, by name.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Opens the file and checks its whole header; reads no tensor.
 
         Raises:
-          UserError: it is missing, no GGUF file, damaged, a part of a model, or
+          UserError: it is missing, not a GGUF file, damaged, one part of a model, or
             quantised in a way that cannot be read.
         """
         self.path = pathlib.Path(path)
-        self._gguf = _import_gguf()
-        kinds = self._gguf.GGMLQuantizationType
-        sizes = {int(kind): size for kind, size in self._gguf.GGML_QUANT_SIZES.items()}
+        _check_start(self.path)
         try:
-            with self.path.open("rb") as stream:
-                # An empty file cannot be mapped.
-                if not os.fstat(stream.fileno()).st_size:
-                    raise UserError(f"{path} is empty: fetch the file again.")
-                self._data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-        except OSError as error:
-            raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-        header = read_header(self._data, str(path), sizes)
-        self._values = header.values
-        self.tensors = header.tensors
+            reader = _Reader(self.path)
+            self._values = {
+                name: _value(field) for name, field in reader.fields.items()
+            }
+            self.tensors = {tensor.name: tensor for tensor in reader.tensors}
+            _check_tensors(reader)
+        # What the package and NumPy raise where bytes are damaged.
+        except (
+            ArithmeticError,
+            IndexError,
+            KeyError,
+            MemoryError,
+            TypeError,
+            ValueError,
+        ) as error:
+            raise UserError(
+                f"{path} is truncated or damaged, or needs a newer version of the "
+                f"package gguf ({error}): download the file again."
+            ) from error
         parts = self.find("split.count", int) or 1
         if parts > 1:
             raise UserError(
                 f"{path} is one of {parts} parts of a model: merge them first, with "
                 "llama-gguf-split --merge."
             )
-        for kind in {entry.kind for entry in self.tensors.values()}:
-            block = np.zeros((1, sizes[kind][1]), np.uint8)
+        self._check_quantisation()
+
+    def _check_quantisation(self) -> None:
+        for kind, name in {t.tensor_type: n for n, t in self.tensors.items()}.items():
+            block = np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8)
             try:
-                self._gguf.quants.dequantize(block, kinds(kind))
+                gguf.quants.dequantize(block, kind)
             except NotImplementedError:
-                name = next(n for n, e in self.tensors.items() if e.kind == kind)
                 raise UserError(
-                    f"{path}: tensor {name!r} is of type {kinds(kind).name}, which "
-                    "cannot be read: quantise the model in another type, as Q8_0."
+                    f"{self.path}: tensor {name!r} is of type {kind.name}, which "
+                    "cannot be read: quantise the model to another type, such as Q8_0."
                 ) from None
 
     def find(self, key: str, kind: type[_T]) -> _T | None:
-        """Returns a value, or None if the file has none of this key.
+        """Returns a value, or None if the file does not have this key.
 
         Args:
           key: its name.
@@ -90,54 +153,95 @@ class GGUFFile:
         if kind is float and type(value) is int:
             value = float(value)
         if type(value) is not kind:
-            raise UserError(f"{self.path}: {key} is not {_WORDS[kind]}.")
+            raise UserError(f"{self.path}: {key} must be {_WORDS[kind]}.")
         return value
 
     def get(self, key: str, kind: type[_T]) -> _T:
         """Returns a value that every such file has.
 
         Raises:
-          UserError: there is none, or it is of another kind.
+          UserError: it is missing or of another kind.
         """
         value = self.find(key, kind)
         if value is None:
-            raise UserError(f"{self.path} does not tell {key}: convert it again.")
+            raise UserError(f"{self.path} lacks {key}: convert the model again.")
         return value
 
-    def entry(self, name: str) -> TensorEntry:
-        """Returns where a tensor lies.
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Returns the row-major shape of a tensor: the last axis is contiguous.
 
         Raises:
-          UserError: the file has none of this name.
+          UserError: the file does not have this tensor.
         """
-        if name not in self.tensors:
-            raise UserError(f"{self.path} has no tensor {name}: convert it again.")
-        return self.tensors[name]
+        return tuple(reversed(self._tensor(name).shape.tolist()))
 
     def read(self, name: str) -> np.ndarray:
         """Returns a tensor as float32, dequantised.
 
         Raises:
-          UserError: the file has none of this name.
+          UserError: the file does not have this tensor.
         """
-        entry = self.entry(name)
-        kind = self._gguf.GGMLQuantizationType(entry.kind)
-        rows = math.prod(entry.shape[:-1])
-        raw = np.frombuffer(self._data, np.uint8, entry.size, entry.start)
-        raw = raw.reshape(rows, -1)
-        result = np.empty((rows, entry.shape[-1]), np.float32)
-        step = max(1, _CHUNK_ELEMENTS // entry.shape[-1])
-        for start in range(0, rows, step):
-            part = raw[start : start + step]
-            result[start : start + step] = self._gguf.quants.dequantize(part, kind)
-        return result.reshape(entry.shape)
+        tensor, shape = self._tensor(name), self.shape(name)
+        raw = tensor.data.reshape(math.prod(shape[:-1]), -1)
+        result = np.empty((len(raw), shape[-1]), np.float32)
+        step = max(1, _CHUNK_ELEMENTS // shape[-1])
+        for start in range(0, len(raw), step):
+            part = slice(start, start + step)
+            result[part] = gguf.quants.dequantize(raw[part], tensor.tensor_type)
+        return result.reshape(shape)
+
+    def _tensor(self, name: str) -> Any:
+        if name not in self.tensors:
+            raise UserError(f"{self.path} has no tensor {name}: convert it again.")
+        return self.tensors[name]
 
 
-def _import_gguf() -> ModuleType:
+def _check_start(path: pathlib.Path) -> None:
+    """Checks magic, version and counts, which the package takes as they are."""
     try:
-        import gguf
-    except ImportError as error:
+        with path.open("rb") as stream:
+            start = stream.read(24).ljust(24, b"\0")
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    magic, version, num_tensors, num_values = struct.unpack("<4sIQQ", start)
+    if magic != b"GGUF":
+        raise UserError(f"{path} is not a GGUF file: it does not start with GGUF.")
+    if version and not version & 0xFFFF:
         raise UserError(
-            "GGUF files need the package gguf: pip install gguf."
-        ) from error
-    return gguf
+            f"{path} is a big-endian GGUF file: convert the model again for "
+            "little-endian machines."
+        )
+    if version not in (2, 3):
+        raise UserError(
+            f"{path} has GGUF version {version}; versions 2 and 3 can be read: convert "
+            "the model again."
+        )
+    if num_tensors > _MOST_TENSORS or num_values > _MOST_VALUES:
+        raise UserError(
+            f"{path} is damaged: it cannot have {num_tensors:,} tensors and "
+            f"{num_values:,} values; download the file again."
+        )
+
+
+def _value(field: gguf.ReaderField) -> Value:
+    if field.types[0] == _ARRAY and field.types[-1] != _STRING:
+        return field.parts[field.data[0]]
+    if field.types[0] == gguf.GGUFValueType.FLOAT32:
+        # What was written as 1e-5 is to be read as 1e-5.
+        return float(str(field.parts[field.data[0]][0]))
+    value: Value = field.contents()
+    return value
+
+
+def _check_tensors(reader: _Reader) -> None:
+    """Raises a `ValueError` for a shape that no model has, or tensors that overlap."""
+    for tensor in reader.tensors:
+        shape = tensor.shape.tolist()
+        if not 1 <= len(shape) <= _MOST_DIMENSIONS or 0 in shape:
+            raise ValueError(f"tensor {tensor.name!r} has shape {shape}")
+        if tensor.data_offset % reader.alignment:
+            raise ValueError(f"tensor {tensor.name!r} is not aligned")
+    ordered = sorted(reader.tensors, key=lambda tensor: tensor.data_offset)
+    for one, other in itertools.pairwise(ordered):
+        if one.data_offset + one.n_bytes > other.data_offset:
+            raise ValueError(f"tensors {one.name!r} and {other.name!r} overlap")

@@ -11,12 +11,12 @@ import tokenizers
 
 from bpd_jax.errors import UserError
 from bpd_jax.models.config import TransformerConfig
-from bpd_jax.pretrained.checkpoint import Checkpoint
 from bpd_jax.pretrained.gguf_file import GGUFFile
 from bpd_jax.pretrained.gguf_rotary import FACTORS, read_rotary
 from bpd_jax.pretrained.gguf_tokenizer import read_tokenizer
 from bpd_jax.pretrained.gpt2_layout import gpt2_layout
-from bpd_jax.pretrained.layout import Origin, Path, llama_layout
+from bpd_jax.pretrained.llama_layout import Origin, Path, llama_layout
+from bpd_jax.pretrained.pretrained_checkpoint import Checkpoint
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gpt2")
 
@@ -119,7 +119,7 @@ class GGUFTensors:
         unused = set(self._file.tensors) - {FACTORS}
         for origin in layout.values():
             stored = self._stored_name(origin.name)
-            shape = self._file.entry(stored).shape
+            shape = self._file.shape(stored)
             wanted = origin.shape
             if self._restore(origin.name) is np.transpose:
                 wanted = wanted[::-1]
@@ -196,7 +196,7 @@ def _read_config(file: GGUFFile, architecture: str) -> TransformerConfig:
     if not 0 < epsilon < math.inf:
         raise UserError(f"{file.path}: its {norm} cannot be {epsilon}.")
     shared: dict[str, Any] = {
-        "vocab_size": file.entry("token_embd.weight").shape[0],
+        "vocab_size": file.shape("token_embd.weight")[0],
         "num_layers": num_layers,
         "d_model": d_model,
         "d_ff": size("feed_forward_length"),

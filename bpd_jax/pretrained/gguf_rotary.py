@@ -78,9 +78,9 @@ def read_rotary(file: GGUFFile, architecture: str, head_width: int) -> RotaryCon
         return RotaryConfig(base, plain.fraction, "linear", factor)
     if FACTORS not in file.tensors:
         return plain
-    if file.entry(FACTORS).shape != (turned // 2,):
+    if file.shape(FACTORS) != (turned // 2,):
         raise UserError(
-            f"{file.path}: {FACTORS} has shape {list(file.entry(FACTORS).shape)}, not "
+            f"{file.path}: {FACTORS} has shape {list(file.shape(FACTORS))}, not "
             f"[{turned // 2}]: convert the model again."
         )
     found = _llama3(plain, head_width, file.read(FACTORS).astype(np.float64))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from bpd_jax.models.config import TransformerConfig
-from bpd_jax.pretrained.layout import Origin, Path
+from bpd_jax.pretrained.llama_layout import Origin, Path
 
 
 def gpt2_layout(

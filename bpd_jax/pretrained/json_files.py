@@ -1,58 +1,14 @@
-"""Settings that others wrote as JSON, checked as they are read."""
+"""JSON objects of other programs, checked as their fields are read."""
 
 import dataclasses
 import json
 import math
 import os
-import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from bpd_jax import files
 from bpd_jax.errors import UserError
-
-# The longest index of a published model has a few megabytes.
-_MOST_BYTES = 100_000_000
-
-
-def read_text(path: str | os.PathLike[str]) -> str:
-    """Returns a file of UTF-8.
-
-    Raises:
-      UserError: it is missing, unreadable, too large or something else.
-    """
-    path = pathlib.Path(path)
-    try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise UserError(f"{path} is larger than {_MOST_BYTES:,} bytes: wrong file?")
-        return path.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}.") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not a text file: it is not UTF-8.") from error
-
-
-def parse_object(text: str | bytes, source: str) -> dict[str, Any]:
-    """Parses one JSON object.
-
-    Raises:
-      UserError: it is damaged or no object; `source` says where it was.
-    """
-    try:
-        value = json.loads(text)
-    # Brackets may nest deeper than the parser can follow.
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{source} is not valid JSON: {error}.") from error
-    if not isinstance(value, dict):
-        raise UserError(f"{source} is not a JSON object with named fields.")
-    # An escape such as \\ud800 stands for half a character, which nothing can print.
-    if ("\\u" if isinstance(text, str) else b"\\u") in text:  # type: ignore[operator]
-        try:
-            json.dumps(value, ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:
-            raise UserError(
-                f"{source} is not valid JSON: it holds a lone surrogate."
-            ) from error
-    return value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,9 +28,21 @@ class Fields:
         """Reads a JSON file.
 
         Raises:
-          UserError: it is missing, damaged or no object.
+          UserError: it is missing, damaged or not an object.
         """
-        return cls(parse_object(read_text(path), str(path)), str(path))
+        try:
+            values = files.read_json(path)
+            # Fails for an escape such as \ud800, half a character.
+            json.dumps(values, ensure_ascii=False).encode()
+        except OSError as error:
+            raise UserError(
+                f"cannot read {path}: {error.strerror or error}."
+            ) from error
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path} is not valid JSON: {error}.") from error
+        if not isinstance(values, dict):
+            raise UserError(f"{path} is not a JSON object with named fields.")
+        return cls(values, str(path))
 
     def __contains__(self, name: str) -> bool:
         return self.values.get(name) is not None

@@ -1,35 +1,25 @@
 """Block heads, written for other engines in the layouts of `medusa_layout`."""
 
-import json
 import os
-import shlex
 from typing import Any
 
 import jax
-import ml_dtypes
 import numpy as np
-from safetensors.numpy import save_file
 
 from bpd_jax import folders
-from bpd_jax.errors import UserError
 from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.heads import softmax_rows
+from bpd_jax.pretrained.export_folder import as_stored, write_folder
 from bpd_jax.pretrained.medusa_layout import (
-    CONFIG,
     LAYOUTS,
     TOKEN_MAP,
     VLLM,
     Layout,
     check_exportable,
 )
+from bpd_jax.pretrained.safetensors_files import CONFIG
 from bpd_jax.typing import Params
 
-_DTYPES: dict[str, Any] = {
-    "bfloat16": ml_dtypes.bfloat16,
-    "float16": np.float16,
-    "float32": np.float32,
-}
-DTYPES = tuple(_DTYPES)
 KIND = folders.FolderKind(
     "exported Medusa heads",
     CONFIG,
@@ -76,24 +66,7 @@ def export_heads(
             else _medusa_settings(model.heads)
         ),
     }
-    with folders.replacing_folder(folder, KIND) as temporary:
-        # Readers of transformers' files ask for this note.
-        save_file(tensors, temporary / place.file, metadata={"format": "pt"})
-        text = json.dumps(settings, indent=2) + "\n"
-        (temporary / CONFIG).write_text(text, encoding="utf-8")
-
-
-def vllm_command(base: str, folder: str, heads: int) -> str:
-    """What starts vLLM with `heads` exported heads in `folder` on a base.
-
-    >>> print(vllm_command("base", "exported", 8))
-    vllm serve base --speculative-config '{"method": "medusa", "model": "exported", \
-"num_speculative_tokens": 8}'
-    """
-    settings = {"method": "medusa", "model": folder, "num_speculative_tokens": heads}
-    return shlex.join(
-        ["vllm", "serve", base, "--speculative-config", json.dumps(settings)]
-    )
+    write_folder(folder, KIND, place.file, tensors, settings)
 
 
 def _vllm_settings(model: BlockwiseConfig, heads: BlockHeadsConfig) -> dict[str, Any]:
@@ -129,11 +102,7 @@ def _tensors(
     tensors: dict[str, np.ndarray] = {}
 
     def add(name: str, value: np.ndarray) -> None:
-        # Numbers too large for float16 are reported below, once.
-        with np.errstate(over="ignore"):
-            tensors[name] = np.ascontiguousarray(value, _DTYPES[dtype])
-        if dtype == "float16" and not np.isfinite(tensors[name]).all():
-            raise UserError(f"{name} has numbers beyond float16: choose bfloat16.")
+        tensors[name] = as_stored(name, value, dtype)
 
     for head in range(heads.num_heads - 1):
         for layer in range(heads.layers):

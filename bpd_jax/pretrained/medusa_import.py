@@ -3,23 +3,21 @@
 import os
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable
 
-import jax.numpy as jnp
 import numpy as np
 
 from bpd_jax.errors import UserError
 from bpd_jax.models.config import BlockHeadsConfig, TransformerConfig
 from bpd_jax.pretrained.json_files import Fields
 from bpd_jax.pretrained.medusa_layout import (
-    CONFIG,
     LAYOUTS,
     MEDUSA,
     TOKEN_MAP,
     VLLM,
     Layout,
 )
-from bpd_jax.pretrained.safetensors_files import map_file
+from bpd_jax.pretrained.safetensors_files import CONFIG, SafetensorsFiles
 
 _PREFIXES = ("medusa_head.", "medusa_heads.")
 _CONVERT = (
@@ -50,7 +48,7 @@ def import_heads(
       UserError: there are no such heads, they are incomplete or damaged, or they belong
         to a model of another width or vocabulary.
     """
-    source = _Source(pathlib.Path(folder))
+    source = _HeadsFolder(pathlib.Path(folder))
     layout, heads, layers = source.layout, source.heads, source.layers
     width = trunk.d_model
 
@@ -67,7 +65,7 @@ def import_heads(
 
     kernel = stacked("weight", width, width).swapaxes(-1, -2)
     params = {"kernel": np.ascontiguousarray(kernel)}
-    if layout.layer_name(0, 0, "bias") in source.tensors:
+    if layout.layer_name(0, 0, "bias") in source.names:
         params["bias"] = stacked("bias", width)
     else:
         params["bias"] = np.zeros((heads, layers, width), np.float32)
@@ -88,21 +86,24 @@ def import_heads(
     return config, params
 
 
-class _Source:
-    """The tensors of a folder, by the names of the layout that they have.
+class _HeadsFolder:
+    """The tensors of a folder of Medusa heads, by the names of their layout.
 
     Attributes:
-      tensors: by name, prefixes aside.
-      layout: of them.
+      names: from names without a prefix to those in the files.
+      layout: the layout that the names belong to.
       heads: number of heads.
-      layers: of each.
+      layers: layers of each head.
     """
 
     def __init__(self, folder: pathlib.Path) -> None:
         self._folder = folder
-        self.tensors = _read_folder(folder)
+        if not folder.is_dir():
+            raise UserError(f"{folder} is not a folder with Medusa heads.")
+        self._files = SafetensorsFiles(folder, sorted(folder.glob("*.safetensors")))
+        self.names = _names_of_heads(self._files.names)
         places = {
-            name: _numbered(layout, self.tensors) for name, layout in LAYOUTS.items()
+            name: _numbered(layout, self.names) for name, layout in LAYOUTS.items()
         }
         found = [name for name in places if places[name]]
         if not found:
@@ -121,38 +122,32 @@ class _Source:
         Raises:
           UserError: it is missing, has another shape, or is quantised.
         """
-        if name not in self.tensors:
+        if name not in self.names:
             raise UserError(
                 f"{self._folder} is incomplete: {self.heads} heads of {self.layers} "
                 f"layers need a tensor {name}."
             )
-        tensor = self.tensors[name]
-        if tensor.shape not in shapes:
+        shape = self._files.shape(self.names[name])
+        if shape not in shapes:
             raise UserError(
-                f"{name} of {self._folder} has shape {list(tensor.shape)} and not "
+                f"{name} of {self._folder} has shape {list(shape)} and not "
                 f"{' or '.join(str(list(shape)) for shape in shapes)}: these heads "
                 "belong to another model."
             )
-        if not jnp.issubdtype(tensor.dtype, jnp.floating):
-            raise UserError(
-                f"{name} of {self._folder} is stored as {tensor.dtype}, not as floats: "
-                "quantised heads cannot be read."
-            )
-        return tensor
+        return self._files.read(self.names[name])
 
     def vocabulary(self, vocab_size: int) -> np.ndarray | None:
         """The ids of a draft vocabulary, `[V']` int32, if there is one."""
-        ids = self.tensors.get(TOKEN_MAP)
-        if ids is None or self.layout is not VLLM:
+        if TOKEN_MAP not in self.names or self.layout is not VLLM:
             return None
         stored = self._settings.integer("vocab_size", vocab_size)
         # As vLLM has it: otherwise it does not look at the map.
         if self._settings.integer("truncated_vocab_size", stored) >= stored:
             return None
+        ids = self._files.read_integers(self.names[TOKEN_MAP])
         if (
             ids.ndim != 1
             or not len(ids)
-            or not np.issubdtype(ids.dtype, np.integer)
             or not 0 <= ids.min() <= ids.max() < vocab_size
             or len(np.unique(ids)) != len(ids)
         ):
@@ -173,10 +168,10 @@ class _Source:
         # vLLM picks the rows of a draft vocabulary if there are all of them.
         shapes = {(rows, width), (vocab_size, width)}
         if self._settings.flag("original_lm_head", False):
-            if names[0] in self.tensors:
+            if names[0] in self.names:
                 self.read(names[0], *shapes)
             return None
-        if not any(name in self.tensors for name in names):
+        if not any(name in self.names for name in names):
             return None
         # The largest tensors of all: in place, not stacked.
         matrices = np.empty((self.heads, rows, width), np.float32)
@@ -186,20 +181,15 @@ class _Source:
         return matrices
 
 
-def _read_folder(folder: pathlib.Path) -> dict[str, np.ndarray]:
-    """Views of all tensors; if some have a prefix of heads, only these, without it."""
-    if not folder.is_dir():
-        raise UserError(f"{folder} is not a folder with Medusa heads.")
-    tensors: dict[str, np.ndarray] = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        tensors |= map_file(path)
+def _names_of_heads(names: Iterable[str]) -> dict[str, str]:
+    """Names without prefix to names; if some have a prefix of heads, only these."""
     prefixed = {
-        name.removeprefix(prefix): tensor
-        for name, tensor in tensors.items()
+        name.removeprefix(prefix): name
+        for name in names
         for prefix in _PREFIXES
         if name.startswith(prefix)
     }
-    return prefixed or tensors
+    return prefixed or {name: name for name in names}
 
 
 def _no_heads(folder: pathlib.Path) -> UserError:
@@ -212,7 +202,7 @@ def _no_heads(folder: pathlib.Path) -> UserError:
     return UserError(f"{folder} holds no Medusa heads: no tensor {' or '.join(names)}.")
 
 
-def _numbered(layout: Layout, names: Mapping[str, object]) -> set[tuple[int, int]]:
+def _numbered(layout: Layout, names: Iterable[str]) -> set[tuple[int, int]]:
     """The heads and layers that tensors are named after."""
     pattern = re.escape(layout.layer).replace(r"\{head\}", r"(\d{1,4})")
     pattern = pattern.replace(r"\{layer\}", r"(\d{1,4})")

@@ -17,7 +17,6 @@ import dataclasses
 from bpd_jax.errors import UserError
 from bpd_jax.models.config import BlockHeadsConfig
 
-CONFIG = "config.json"
 TOKEN_MAP = "token_map"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from bpd_jax import files
 from bpd_jax.errors import UserError
-from bpd_jax.ngrams.build import Settings, build
+from bpd_jax.ngrams.build_model import Settings, build
 from bpd_jax.studies.study_context import StudyContext
 from bpd_jax.studies.tasks import has_train, read_sources, rest_of
 

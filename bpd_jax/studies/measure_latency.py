@@ -28,7 +28,7 @@ from bpd_jax.studies import printed
 from bpd_jax.studies.records import LatencyRecord
 from bpd_jax.typing import PyTree
 
-DEVICE, VITERBI, FST, FST_EXACT = ENGINES = ("device", "viterbi", "fst", "fst_exact")
+DEVICE, VITERBI, FST = ENGINES = ("device", "viterbi", "fst")
 
 # Fewer unigrams could not fill a lattice with candidates that differ.
 _FEWEST_UNIGRAMS = 100
@@ -131,7 +131,7 @@ def make_rescorer(engine: str, model: NGramModel) -> NGramRefiner | HostEngine:
         return NGramRefiner.from_model(model)
     if engine == VITERBI:
         return ViterbiEngine(model)
-    return FstEngine(model, exact=engine == FST_EXACT)
+    return FstEngine(model)
 
 
 def refine_milliseconds(

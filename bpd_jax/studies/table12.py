@@ -18,7 +18,6 @@ from bpd_jax.studies import printed
 from bpd_jax.studies.measure_latency import (
     DEVICE,
     FST,
-    FST_EXACT,
     PATHS_STEPS,
     PATHS_WIDTH,
     VITERBI,
@@ -30,7 +29,6 @@ from bpd_jax.studies.study import LATENCY, Study
 
 LABELS = {
     FST: "OpenFst (the paper’s engine)",
-    FST_EXACT: "OpenFst, exact back-off",
     VITERBI: "Dynamic programming on the host",
     DEVICE: "Inside the compiled loop",
 }

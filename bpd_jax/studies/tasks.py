@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from bpd_jax.data import readers
-from bpd_jax.data.example_spec import DATASETS, SEPARATOR, ExampleTask
+from bpd_jax.data import text_readers
+from bpd_jax.data.example_task import DATASETS, SEPARATOR, ExampleTask
 from bpd_jax.decoding.loading import LoadedModel
 from bpd_jax.errors import UserError
 from bpd_jax.studies.records import REPORT, TUNE
@@ -199,7 +199,7 @@ def _task_records(
         yield from _records(data / task, splits)
         return
     # TensorFlow takes seconds to import, and JSON Lines need none.
-    from bpd_jax.data.example_tasks import tfds_records
+    from bpd_jax.data.tfds_source import tfds_records
 
     yield from tfds_records(ExampleTask(task, data_dir=str(data)), split)
 
@@ -211,7 +211,7 @@ def _records(folder: pathlib.Path, splits: Sequence[str]) -> Iterator[dict[str, 
             path = folder / f"{split}.{ending}"
             if not path.is_file():
                 continue
-            for number, line in readers.read_lines(path):
+            for number, line in text_readers.read_lines(path):
                 try:
                     record = json.loads(line)
                 except ValueError as error:

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Annotated
 
-from bpd_jax.data.example_spec import Task
+from bpd_jax.data.example_task import DataTask
 from bpd_jax.errors import UserError
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.config import BlockwiseConfig
@@ -89,7 +89,7 @@ class TrainConfig(Validated):
     """
 
     model: BlockwiseConfig
-    task: Task
+    task: DataTask
     optimizer: OptimizerConfig
     batch_size: Count
     length: Count

@@ -2,9 +2,9 @@
 
 import pathlib
 
-from bpd_jax.data import prepare
+from bpd_jax.data import row_preparation
 from bpd_jax.data.rows import PackedRows, open_rows
-from bpd_jax.data.spec import SPLITS
+from bpd_jax.data.text_task import SPLITS
 from bpd_jax.errors import UserError
 from bpd_jax.training import run_folder
 from bpd_jax.training.config import TrainConfig
@@ -24,7 +24,7 @@ def make_run_rows(config: TrainConfig, folder: pathlib.Path) -> None:
     for split in SPLITS:
         place = folder / run_folder.DATA / split
         if begun is None:
-            prepare.prepare_rows(config.task, split, config.length, place)
+            row_preparation.prepare_rows(config.task, split, config.length, place)
         elif _are_there(place, begun[split]):
             if not _same_source(config, split, begun[split]):
                 say(
@@ -32,7 +32,7 @@ def make_run_rows(config: TrainConfig, folder: pathlib.Path) -> None:
                     "changed; the run resumes with the rows that it began with."
                 )
         elif _same_source(config, split, begun[split]):
-            prepare.prepare_rows(config.task, split, config.length, place)
+            row_preparation.prepare_rows(config.task, split, config.length, place)
         else:
             raise UserError(
                 f"{place} does not hold the rows that the run began with, and they "
@@ -77,7 +77,7 @@ def _are_there(place: pathlib.Path, fingerprint: dict) -> bool:
 def _same_source(config: TrainConfig, split: str, fingerprint: dict) -> bool:
     """Whether rows made now would have this fingerprint, as far as is known."""
     try:
-        now = prepare.rows_fingerprint(config.task, split, config.length)
+        now = row_preparation.rows_fingerprint(config.task, split, config.length)
     except UserError:
         return False
     return now.items() <= fingerprint.items()

@@ -25,8 +25,8 @@ from absl import flags
 
 from bpd_jax import cli, configuration, files
 from bpd_jax.configuration import Parsed
-from bpd_jax.data import readers
-from bpd_jax.data.example_spec import ExampleTask
+from bpd_jax.data import text_readers
+from bpd_jax.data.example_task import ExampleTask
 from bpd_jax.data.examples import example_files
 from bpd_jax.data.prompts import held_out_prompts
 from bpd_jax.data.rows import PackedRows, open_rows
@@ -218,7 +218,7 @@ def _answers(task: ExampleTask, ids: Collection[str]) -> dict[str, list[str]]:
     return {
         example: texts
         for name, path in example_files(task, "validation")
-        for number, texts in readers.read_json_texts(path, task.dataset.target)
+        for number, texts in text_readers.read_json_texts(path, task.dataset.target)
         if (example := f"{name}:{number}") in ids
     }
 

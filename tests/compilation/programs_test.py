@@ -13,7 +13,7 @@ from bpd_jax.compilation.programs import (
     ngram_shapes,
     train_program,
 )
-from bpd_jax.data.spec import TextTask
+from bpd_jax.data.text_task import TextTask
 from bpd_jax.errors import UserError
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig

@@ -8,21 +8,20 @@ from collections.abc import Iterable
 
 import pytest
 
-from bpd_jax.data.example_spec import ExampleTask
-from bpd_jax.data.spec import TextTask
+from bpd_jax.data.example_task import ExampleTask
+from bpd_jax.data.text_task import TextTask
 
 # Hosts that only train and decode lack seqio; they still run the other tests.
 if importlib.util.find_spec("seqio") is None:
     collect_ignore = [
         f"{name}_test.py"
         for name in (
-            "caching",
-            "converter",
-            "example_tasks",
-            "prepare",
+            "row_preparation",
             "prepare_examples",
             "samples",
-            "tasks",
+            "seqio_cache",
+            "seqio_example_tasks",
+            "seqio_tasks",
             "vocabularies",
         )
     ]

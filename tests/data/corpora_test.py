@@ -6,7 +6,7 @@ import pytest
 
 from bpd_jax.data import corpora
 from bpd_jax.data.corpora import Document
-from bpd_jax.data.spec import TextTask
+from bpd_jax.data.text_task import TextTask
 from bpd_jax.errors import UserError
 
 

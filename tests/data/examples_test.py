@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from bpd_jax.data.example_spec import ExampleTask
+from bpd_jax.data.example_task import ExampleTask
 from bpd_jax.data.examples import (
     example_files,
     found_splits,
     read_examples,
     source_digest,
 )
-from bpd_jax.data.tokenizer import task_tokenizer
+from bpd_jax.data.task_tokenizer import task_tokenizer
 from bpd_jax.errors import UserError
 
 XSUM = {"document": "text", "summary": "short", "id": "1"}

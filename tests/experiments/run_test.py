@@ -14,7 +14,7 @@ from bpd_jax.decoding.conversation import Chat
 from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.errors import UserError
-from bpd_jax.ngrams.formats.load import load_model
+from bpd_jax.ngrams.formats.load_model import load_model
 from bpd_jax.studies import run_files
 from bpd_jax.studies.catalog import NAMES
 from bpd_jax.studies.config import StudyConfig

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bpd_jax.ngrams.counting.counts import count_ngrams
-from bpd_jax.ngrams.formats import fst
+from bpd_jax.ngrams.formats import fst_files
 from bpd_jax.ngrams.formats.arpa import write_arpa
 from bpd_jax.ngrams.katz import estimate_katz
 from bpd_jax.ngrams.model import NGramModel
@@ -44,8 +44,8 @@ def scorer(request: pytest.FixtureRequest, model: NGramModel, tmp_path: pathlib.
     if request.param == "gzip":
         path = tmp_path / "model.arpa.gz"
     if request.param == "through OpenFst":
-        fst.write_fst(model, tmp_path / "model.fst")
-        model = fst.model_from_fst(tmp_path / "model.fst", vocab_size=TOKENS)
+        fst_files.write_fst(model, tmp_path / "model.fst")
+        model = fst_files.model_from_fst(tmp_path / "model.fst", vocab_size=TOKENS)
     write_arpa(model, path)
     return kenlm.Model(str(path))
 

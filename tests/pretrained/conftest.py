@@ -12,7 +12,7 @@ import pytest
 from bpd_jax.models.config import TransformerConfig
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.pretrained.gpt2_layout import gpt2_layout
-from bpd_jax.pretrained.layout import llama_layout
+from bpd_jax.pretrained.llama_layout import llama_layout
 
 F32 = gguf.GGMLQuantizationType.F32
 

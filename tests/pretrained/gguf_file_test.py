@@ -70,10 +70,10 @@ def test_values_keep_their_kinds(tiny, tmp_path):
     assert file.get("a.flags", np.ndarray).tolist() == [True, False]
     assert file.get("a.texts", list) == ["x", ""]
     assert file.find("a.missing", int) is None
-    with pytest.raises(UserError, match=r"does not tell a\.missing"):
+    with pytest.raises(UserError, match=r"lacks a\.missing"):
         file.get("a.missing", int)
     for key, kind in (("a.flag", int), ("a.text", float), ("a.number", bool)):
-        with pytest.raises(UserError, match=f"{key} is not "):
+        with pytest.raises(UserError, match=f"{key} must be "):
             file.find(key, kind)
 
 
@@ -84,7 +84,7 @@ def test_a_missing_or_strange_file_is_named(tmp_path):
     for path, sentence in (
         (tmp_path / "none.gguf", "cannot read .*No such file"),
         (tmp_path, "cannot read .*Is a directory"),
-        (empty, "is empty"),
+        (empty, "is not a GGUF file"),
         (other, "is not a GGUF file"),
     ):
         with pytest.raises(UserError, match=sentence) as caught:

@@ -10,7 +10,7 @@ from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.pretrained.gguf_model import open_gguf
-from bpd_jax.pretrained.weights import load_trunk
+from bpd_jax.pretrained.load_parameters import load_trunk
 
 CASES = {
     "llama, tied": ("llama", {}),
@@ -109,14 +109,14 @@ def test_sliding_window_bounds_the_length(tiny, tmp_path):
 @pytest.mark.parametrize(
     "values, tensors, sentence",
     [
-        ({"llama.block_count": None}, {}, "does not tell llama.block_count"),
+        ({"llama.block_count": None}, {}, "lacks llama.block_count"),
         ({"llama.block_count": 3}, {}, "no tensor blk.2"),
         ({"llama.block_count": 1}, {}, "tensor blk.1.attn_k.weight belongs to"),
         ({"llama.block_count": 10**9}, {}, "1,000,000,000 layers"),
         (
             {"llama.attention.head_count": [3, 3]},
             {},
-            "head_count is not a whole number",
+            "head_count must be an integer",
         ),
         ({"llama.attention.head_count": 5}, {}, "num_heads = 5|dimension_count|shape"),
         ({"llama.attention.head_count_kv": 3}, {}, r"has shape \[8, 24\]"),

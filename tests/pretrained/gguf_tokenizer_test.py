@@ -229,7 +229,7 @@ def test_a_file_may_want_no_space_before_a_text(build, sentencepiece_values):
     "values, sentence",
     [
         ({"model": "bert"}, "'bert' cannot be read"),
-        ({"model": None}, "does not tell tokenizer.ggml.model"),
+        ({"model": None}, "lacks tokenizer.ggml.model"),
         ({"pre": "martian"}, "'martian' is not known; these are: gpt-2"),
         ({"tokens": ["a", "b", "a"]}, "the token 'a' twice"),
         ({"tokens": ["a" * 2000]}, "more than 1024 characters"),
@@ -238,7 +238,7 @@ def test_a_file_may_want_no_space_before_a_text(build, sentencepiece_values):
         ({"merges": ["h zz"]}, "a merge outside its vocabulary, 'h zz'"),
         ({"eos_token_id": 9999}, "eos_token_id = 9999, of 259 tokens"),
         ({"eos_token_id": None}, "which token ends a text"),
-        ({"model": "llama"}, "does not tell tokenizer.ggml.scores"),
+        ({"model": "llama"}, "lacks tokenizer.ggml.scores"),
         ({"model": "llama", "scores": [1.0]}, "1 scores of 259 tokens"),
     ],
 )

@@ -12,7 +12,7 @@ from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.pretrained.gpt2_layout import gpt2_layout
 from bpd_jax.pretrained.hf_config import transformer_config
 from bpd_jax.pretrained.json_files import Fields
-from bpd_jax.pretrained.layout import llama_layout
+from bpd_jax.pretrained.llama_layout import llama_layout
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 

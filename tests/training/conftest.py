@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from bpd_jax.data import prepare
+from bpd_jax.data import row_preparation
 from bpd_jax.data.rows import Batch, make_batch
-from bpd_jax.data.spec import TextTask
+from bpd_jax.data.text_task import TextTask
 from bpd_jax.models.blockwise import init_parameters
 from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
 from bpd_jax.training import evaluator, trainer
@@ -63,11 +63,11 @@ def initialized_once(init: Callable[..., Any]) -> Callable[..., Any]:
 
 def copied_rows(folder: pathlib.Path) -> Callable[..., Any]:
     """`prepare_rows`, which finds a copy of the rows that it once made of a text."""
-    original = prepare.prepare_rows
+    original = row_preparation.prepare_rows
     kept: dict[str, pathlib.Path] = {}
 
     def get(task: TextTask, split: str, length: int, rows: pathlib.Path) -> Any:
-        key = repr((task, prepare.rows_fingerprint(task, split, length)))
+        key = repr((task, row_preparation.rows_fingerprint(task, split, length)))
         if key in kept and not rows.exists():
             shutil.copytree(kept[key], rows)
         prepared = original(task, split, length, rows)

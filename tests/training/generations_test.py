@@ -8,7 +8,7 @@ import pytest
 
 from bpd_jax.data.generations import write_header, write_shard
 from bpd_jax.data.rows import open_rows
-from bpd_jax.data.spec import TextTask
+from bpd_jax.data.text_task import TextTask
 from bpd_jax.data.tokenizer import Tokenizer, train_bpe
 from bpd_jax.models.config import load_config
 from bpd_jax.training.config import OptimizerConfig, TrainConfig

@@ -2,13 +2,10 @@
 
 The paper's engine (section 7.2). It composes with back-off as an arc without label,
 which any path may take: scores are upper bounds of the exact ones (see
-`bpd_jax.ngrams.formats.fst`). The exact form gives that arc its meaning of a failure
-arc while composing, for which OpenFst's Python package has no matcher: one state after
-the other of lattice and automaton together, then the same shortest paths. Verification
-makes the decoded text exact with either.
+`bpd_jax.ngrams.formats.fst_files`). Verification makes the decoded text exact.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
@@ -16,10 +13,9 @@ import numpy as np
 from bpd_jax.drafting.engines.host import HostEngine
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams.formats import fst_format
-from bpd_jax.ngrams.formats.fst import automaton_of
+from bpd_jax.ngrams.formats.fst_files import automaton_of
 from bpd_jax.ngrams.model import NGramModel
-from bpd_jax.ngrams.search.failure import FailureAutomaton
-from bpd_jax.ngrams.search.finite import with_finite_scores
+from bpd_jax.ngrams.search.finite_scores import with_finite_scores
 from bpd_jax.ngrams.states import StateTable
 
 if TYPE_CHECKING:
@@ -34,21 +30,13 @@ class _Path(NamedTuple):
 class FstEngine(HostEngine):
     """The search by OpenFst."""
 
-    def __init__(
-        self,
-        model: NGramModel,
-        alpha: float = 1.0,
-        *,
-        exact: bool = False,
-    ) -> None:
+    def __init__(self, model: NGramModel, alpha: float = 1.0) -> None:
         """Builds the automaton once.
 
         Args:
           model: a back-off n-gram model over the same token ids; what it has no
             probability for gets log-probability -1000 (`with_finite_scores`).
           alpha: weight of the n-gram's log-probability, above 0.
-          exact: take the back-off only where the n-gram is missing: a reference for
-            the other engines, which no method uses because they are faster.
 
         Raises:
           UserError: pynini is not installed, or alpha is not above 0.
@@ -65,13 +53,7 @@ class FstEngine(HostEngine):
         model = with_finite_scores(model)
         self._states = StateTable(model)
         automaton = automaton_of(model, continuous=True)
-        self._compose: Callable[[np.ndarray, np.ndarray, int], pynini.Fst]
-        if exact:
-            self._failure = FailureAutomaton(automaton)
-            self._compose = self._compose_exactly
-        else:
-            self._ngram = pynini.Fst.read_from_string(fst_format.encode(automaton))
-            self._compose = self._compose_with_epsilon
+        self._ngram = pynini.Fst.read_from_string(fst_format.encode(automaton))
 
     def with_weight(self, alpha: float, alpha_slope: float = 0.0) -> Self:
         """Returns an engine with another weight that shares the automaton.
@@ -105,7 +87,7 @@ class FstEngine(HostEngine):
         scores = self.alpha * np.array([path.score for path in paths])
         return found.reshape(len(paths), len(tokens)), scores
 
-    def _compose_with_epsilon(
+    def _compose(
         self, tokens: np.ndarray, costs: np.ndarray, state: int
     ) -> "pynini.Fst":
         import pynini
@@ -120,34 +102,6 @@ class FstEngine(HostEngine):
             if paths.final(node) != zero:
                 paths.delete_arcs(node)
         return paths
-
-    def _compose_exactly(
-        self, tokens: np.ndarray, costs: np.ndarray, state: int
-    ) -> "pynini.Fst":
-        counts, labels, weights, targets = [], [], [], []
-        states, first = np.array([state]), 0
-        for column, cost in zip(tokens, costs, strict=True):
-            label, cost = _sorted_arcs(column, cost)
-            steps, after = self._failure.step(states, label)
-            first += states.size
-            number = states.size
-            states, place = np.unique(after, return_inverse=True)
-            counts.append(np.full(number, label.size))
-            labels.append(np.tile(label, number))
-            weights.append((steps + cost).ravel())
-            targets.append(first + place.ravel())
-        finals = np.full(first + states.size, np.inf, np.float32)
-        finals[first:] = 0
-        return _fst(
-            fst_format.Automaton(
-                start=0,
-                finals=finals,
-                arc_counts=np.concatenate([*counts, np.zeros(states.size, np.int64)]),
-                labels=np.concatenate(labels).astype(np.int32),
-                weights=np.concatenate(weights).astype(np.float32),
-                targets=np.concatenate(targets).astype(np.int32),
-            )
-        )
 
 
 def _check_above_zero(alpha: float) -> None:

@@ -7,7 +7,7 @@ from typing import Self
 import numpy as np
 
 from bpd_jax.drafting.lattice import Drafts, Lattice, best_drafts
-from bpd_jax.ngrams.search.finite import check_alpha
+from bpd_jax.ngrams.search.finite_scores import check_alpha
 from bpd_jax.typing import AnyArray, Int
 
 

@@ -4,11 +4,11 @@ import numpy as np
 
 from bpd_jax.drafting.engines.host import HostEngine
 from bpd_jax.ngrams.model import NGramModel
-from bpd_jax.ngrams.search.host import PathSearch
+from bpd_jax.ngrams.search.host_search import PathSearch
 
 
 class ViterbiEngine(HostEngine):
-    """The exact search compiled for the host; see `bpd_jax.ngrams.search.host`."""
+    """The exact search on the host; see `bpd_jax.ngrams.search.host_search`."""
 
     def __init__(
         self,

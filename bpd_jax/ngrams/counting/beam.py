@@ -30,7 +30,7 @@ from bpd_jax.errors import UserError
 from bpd_jax.ngrams import parallel, storage, trie
 from bpd_jax.ngrams.counting import bounded, windows
 from bpd_jax.ngrams.counting.counts import NGramCounts, check_min_counts, check_order
-from bpd_jax.ngrams.counting.sources import Source
+from bpd_jax.ngrams.counting.sources import TokenSource
 
 if TYPE_CHECKING:
     import apache_beam
@@ -45,7 +45,7 @@ _Packed = tuple[bytes, bytes]  # rows and counts
 
 
 def count_with_beam(
-    source: Source,
+    source: TokenSource,
     output: str | os.PathLike[str],
     *,
     order: int,
@@ -162,7 +162,7 @@ def _in_one_sentence(output: pathlib.Path) -> Iterator[None]:
 
 
 def _part_of(
-    source: Source, shares: Sequence[Source], packing: windows.Packing
+    source: TokenSource, shares: Sequence[TokenSource], packing: windows.Packing
 ) -> np.ndarray:
     """Returns the part of each symbol, from the first tokens of the source."""
     occurrences = np.zeros(trie.symbol_width(source.vocab_size), np.int64)
@@ -178,7 +178,7 @@ def _part_of(
 
 
 def sorted_share(
-    share: Source, packing: windows.Packing, part_of: np.ndarray, memory: int
+    share: TokenSource, packing: windows.Packing, part_of: np.ndarray, memory: int
 ) -> Iterator[tuple[int, _Packed]]:
     """Yields the sorted distinct windows of a share, by part."""
     for stream, _, _ in bounded.chunks(share, packing, memory):

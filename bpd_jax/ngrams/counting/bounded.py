@@ -19,14 +19,14 @@ from bpd_jax.ngrams.counting.counts import (
     from_levels,
     with_min_counts,
 )
-from bpd_jax.ngrams.counting.sources import Source
+from bpd_jax.ngrams.counting.sources import TokenSource
 
 DEFAULT_MEMORY = 4_000_000_000  # bytes
 _LEAST_MEMORY = 1_000_000
 
 
 def count(
-    source: Source,
+    source: TokenSource,
     *,
     order: int,
     min_counts: Sequence[int] | None = None,
@@ -94,7 +94,7 @@ def count(
 def assemble(
     sorted_windows: windows.SortedWindows,
     packing: windows.Packing,
-    source: Source,
+    source: TokenSource,
     min_counts: Sequence[int] | None,
     folder: str | os.PathLike[str] | None,
 ) -> NGramCounts:
@@ -126,7 +126,7 @@ def assemble(
 
 
 def _sorted_windows(
-    source: Source,
+    source: TokenSource,
     packing: windows.Packing,
     memory: int,
     limit: int | None,
@@ -171,7 +171,7 @@ def _window_bytes(packing: windows.Packing) -> int:
 
 
 def chunks(
-    source: Source, packing: windows.Packing, memory: int, skip: int = 0
+    source: TokenSource, packing: windows.Packing, memory: int, skip: int = 0
 ) -> Iterator[tuple[np.ndarray, int, bool]]:
     """Yields streams whose windows can be sorted in so many bytes.
 
@@ -220,7 +220,7 @@ def _joined(pieces: list[np.ndarray]) -> np.ndarray:
 
 
 def count_to_folder(
-    source: Source,
+    source: TokenSource,
     output: str | os.PathLike[str],
     *,
     order: int,

@@ -17,9 +17,10 @@ import numpy as np
 
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams import trie
-from bpd_jax.ngrams.counting import levels, token_files
+from bpd_jax.ngrams.counting import levels
 from bpd_jax.ngrams.counting.counts import NGramCounts
-from bpd_jax.ngrams.counting.token_files import parse_id, shortened
+from bpd_jax.ngrams.counting.token_files import parse_id
+from bpd_jax.ngrams.text_blocks import line_blocks
 
 # Stand-ins until V is known.
 _EOS, _BOS = -1, -2
@@ -198,7 +199,7 @@ def _read_blocks(
     from bpd_jax.ngrams.counting import count_kernels
 
     before = 0  # lines
-    for data in token_files.line_blocks(path, "read counts"):
+    for data in line_blocks(path, "read counts"):
         lines = data.count(b"\n") + 1
         if ids is None:
             text = np.frombuffer(data, np.uint8)
@@ -234,14 +235,14 @@ def _parse(
         except UnicodeDecodeError:
             _fail(path, number, "this is not UTF-8 text")
         if not names:
-            what = f"expected an n-gram, a tab and its count: {shortened(last)!r}"
+            what = f"expected an n-gram, a tab and its count: {last!r}"
             _fail(path, number, what)
         try:
             count = float(last)
         except ValueError:
-            _fail(path, number, f"the count {shortened(last)!r} is no number")
+            _fail(path, number, f"the count {last!r} is no number")
         if not (1 <= count < 2**63 and count == int(count)):
-            what = f"the count {shortened(last)} is no whole number of 1 or more"
+            what = f"the count {last} is no whole number of 1 or more"
             _fail(path, number, what)
         symbols += [_symbol(path, number, name, ids) for name in names]
         sizes.append(len(names))
@@ -271,5 +272,5 @@ def _symbol(
         return _BOS
     token = parse_id(name.encode()) if ids is None else ids.get(name, -1)
     if token < 0:
-        _fail(path, number, f"{shortened(name)!r} is not a token of the vocabulary")
+        _fail(path, number, f"{name!r} is not a token of the vocabulary")
     return token

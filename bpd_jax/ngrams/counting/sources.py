@@ -13,19 +13,17 @@ import itertools
 import os
 import pathlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from bpd_jax.data import corpora, generated_pieces, generations, text_task, tokenizer
+from bpd_jax.data.corpora import SourceFile
+from bpd_jax.data.task_tokenizer import task_tokenizer, vocabulary_key
+from bpd_jax.data.text_task import TextTask
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams import parallel, trie
 from bpd_jax.ngrams.counting import token_files
 from bpd_jax.ngrams.counting.windows import TokenBatch, join
-
-if TYPE_CHECKING:
-    from bpd_jax.data.corpora import SourceFile
-    from bpd_jax.data.spec import TextTask
-    from bpd_jax.ngrams.settings import CountSettings
 
 # Characters that are tokenized at once, and threads that ask for it: while one batch
 # is tokenized, another becomes arrays and a third is read.
@@ -40,16 +38,16 @@ _SHARE_BYTES = 1 << 26
 __all__ = [
     "GeneratedTexts",
     "RegisteredTask",
-    "Source",
     "TextSource",
     "TokenBatch",
     "TokenFiles",
+    "TokenSource",
     "open_source",
     "source_of",
 ]
 
 
-class Source(abc.ABC):
+class TokenSource(abc.ABC):
     """Token sequences.
 
     Attributes:
@@ -81,7 +79,7 @@ class Source(abc.ABC):
     def fingerprint(self) -> str:
         """Returns a digest of what tells the sequences from others; reads no text."""
 
-    def shares(self) -> "list[Source]":
+    def shares(self) -> "list[TokenSource]":
         """Returns sources that have the sequences of this one between them.
 
         They can be pickled, and read on different machines.
@@ -111,7 +109,7 @@ def open_source(
     max_bytes: int | None = None,
     vocab_size: int | None = None,
     end_of_text: int | None = None,
-) -> Source:
+) -> TokenSource:
     """Opens a source; exactly one of task, text, tokens and generations is given.
 
     Args:
@@ -139,29 +137,27 @@ def open_source(
     return _task_source(task or "text_files", split, vocabulary, text, max_bytes)
 
 
-def source_of(settings: "CountSettings") -> Source:
-    """Opens the source that settings name; see `open_source`."""
+def source_of(settings: object) -> TokenSource:
+    """Opens the source that the attributes of settings name; see `open_source`."""
     names = inspect.signature(open_source).parameters
     return open_source(**{name: getattr(settings, name) for name in names})
 
 
 def _task_source(
     name: str, split: str, vocabulary: str, text: str | None, max_bytes: int | None
-) -> Source:
-    from bpd_jax.data import spec
-
-    if name in spec.CORPORA:
-        task = spec.TextTask(name, text, vocabulary, max_bytes=max_bytes)
+) -> TokenSource:
+    if name in text_task.CORPORA:
+        task = text_task.TextTask(name, text, vocabulary, max_bytes=max_bytes)
         return TextSource(task, split)
     if text is not None or max_bytes is not None:
         raise UserError(
-            f"text and max_bytes go with the tasks {' and '.join(spec.CORPORA)}, not "
-            f"with {name!r}."
+            f"text and max_bytes go with the tasks {' and '.join(text_task.CORPORA)}, "
+            f"not with {name!r}."
         )
     return RegisteredTask(name, split, vocabulary)
 
 
-class TokenFiles(Source):
+class TokenFiles(TokenSource):
     """Files of token ids, one after the other."""
 
     def __init__(
@@ -172,7 +168,7 @@ class TokenFiles(Source):
         end_of_text: int | None,
         label: str | None = "read",
     ) -> None:
-        """Takes the files, what a `Source` has, and the name of a progress bar."""
+        """Takes the files, what a `TokenSource` has, and the name of a progress bar."""
         super().__init__(name, vocab_size, end_of_text)
         self._paths = paths
         self._label = label
@@ -217,7 +213,7 @@ class TokenFiles(Source):
             files.append((path.name, status.st_size, status.st_mtime_ns))
         return _digest(self.vocab_size, self.end_of_text, files)
 
-    def shares(self) -> list[Source]:
+    def shares(self) -> list[TokenSource]:
         """Returns a source per file."""
         return [
             TokenFiles(str(path), [path], self.vocab_size, self.end_of_text, None)
@@ -225,7 +221,7 @@ class TokenFiles(Source):
         ]
 
 
-class GeneratedTexts(Source):
+class GeneratedTexts(TokenSource):
     """Texts that a model wrote: the tokens of each, prompt included, are a sequence."""
 
     def __init__(self, folder: str, split: str) -> None:
@@ -234,15 +230,15 @@ class GeneratedTexts(Source):
         Raises:
           UserError: there is no such split, or the folder is missing or damaged.
         """
-        from bpd_jax.data import generated, generations, spec
-
         self._texts = generations.open_generations(folder)
-        self._task = spec.TextTask(spec.GENERATIONS, folder, vocabulary=folder)
+        self._task = text_task.TextTask(
+            text_task.GENERATIONS, folder, vocabulary=folder
+        )
         self._split = split
-        self._rows = generated.split_texts(
+        self._rows = generated_pieces.split_texts(
             self._texts, split, self._task.validation_fraction
         )
-        end = generated.end_token(self._texts)
+        end = generated_pieces.end_token(self._texts)
         super().__init__(folder, self._texts.vocab_size, end)
 
     def batches(self, skip: int = 0) -> Iterator[TokenBatch]:
@@ -253,24 +249,20 @@ class GeneratedTexts(Source):
 
     def fingerprint(self) -> str:
         """Returns a digest of the split and of names, sizes and times of the files."""
-        from bpd_jax.data import corpora
-
         return _digest(self._task, self._split, corpora.source_digest(self._task))
 
 
-class TextSource(Source):
+class TextSource(TokenSource):
     """Documents of a corpus, read and tokenized on all cores."""
 
-    def __init__(self, task: "TextTask", split: str) -> None:
+    def __init__(self, task: TextTask, split: str) -> None:
         """Takes the corpus and one of its splits.
 
         Raises:
           UserError: there is no such split, corpus or vocabulary.
         """
-        from bpd_jax.data import spec, tokenizer
-
-        spec.check_split(split)
-        found = tokenizer.task_tokenizer(task)
+        text_task.check_split(split)
+        found = task_tokenizer(task)
         name = task.text_files or task.corpus
         super().__init__(name, found.vocab_size, found.end_of_text)
         self._task = task
@@ -279,9 +271,7 @@ class TextSource(Source):
 
     def batches(self, skip: int = 0) -> Iterator[TokenBatch]:
         """Yields the documents, by file name and then by line."""
-        from bpd_jax.data import corpora, tokenizer
-
-        encoder = tokenizer.task_tokenizer(self._task)
+        encoder = task_tokenizer(self._task)
         label = f"read {self._split}" if self._among is None else None
         documents = corpora.split_documents(self._task, self._split, label, self._among)
         texts = (document.text for document in itertools.islice(documents, skip, None))
@@ -293,19 +283,15 @@ class TextSource(Source):
 
     def fingerprint(self) -> str:
         """Returns a digest of the task and of names, sizes and times of its files."""
-        from bpd_jax.data import corpora, tokenizer
-
         return _digest(
             self._task,
             self._split,
             corpora.source_digest(self._task),
-            tokenizer.vocabulary_key(self._task),
+            vocabulary_key(self._task),
         )
 
-    def shares(self) -> list[Source]:
+    def shares(self) -> list[TokenSource]:
         """Returns sources of some files each; see `_SHARE_BYTES`."""
-        from bpd_jax.data import corpora
-
         if self._task.max_bytes is not None:
             raise UserError("max_bytes is chosen over all files: leave it out here.")
         groups: list[list[SourceFile]] = []
@@ -317,7 +303,7 @@ class TextSource(Source):
                 room = _SHARE_BYTES
             groups[-1].append(file)
             room -= size
-        shares: list[Source] = []
+        shares: list[TokenSource] = []
         for group in groups:
             share = copy.copy(self)  # Without loading the vocabulary again.
             share._among = tuple(group)
@@ -325,12 +311,10 @@ class TextSource(Source):
         return shares
 
 
-class RegisteredTask(Source):
+class RegisteredTask(TokenSource):
     """A registered seqio task, read through seqio."""
 
     def __init__(self, name: str, split: str, vocabulary: str) -> None:
-        from bpd_jax.data import tokenizer
-
         found = tokenizer.named_tokenizer(vocabulary)
         super().__init__(name, found.vocab_size, found.end_of_text)
         self._split = split
@@ -339,10 +323,10 @@ class RegisteredTask(Source):
     def batches(self, skip: int = 0) -> Iterator[TokenBatch]:
         """Yields the documents, in the order of the task without shuffling."""
         # TensorFlow comes with it, which hosts that only decode do not have.
-        from bpd_jax.data import tasks
+        from bpd_jax.data import seqio_tasks
 
         documents = itertools.islice(
-            tasks.token_documents(
+            seqio_tasks.token_documents(
                 self.name,
                 split=self._split,
                 vocabulary=self._vocabulary,

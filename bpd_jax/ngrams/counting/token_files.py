@@ -5,47 +5,21 @@ them. A `.npy` file is a one-dimensional array of integers, in which the end-of-
 token stands after (or before) each document. Both are told by their content.
 """
 
-import contextlib
-import gzip
 import os
 import pathlib
-import tokenize
-import zlib
 from collections.abc import Iterator
 from typing import NoReturn
 
 import numpy as np
 
-from bpd_jax import progress
+from bpd_jax import array_files, progress
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams.counting.windows import TokenBatch
+from bpd_jax.ngrams.text_blocks import line_blocks
 
 _HIGHEST_ID = np.iinfo(np.int32).max
 _NPY_MAGIC = b"\x93NUMPY"
-_TEXT_BLOCK = 1 << 23  # bytes
 _ARRAY_BLOCK = 1 << 21  # tokens
-# The header of an array is Python text.
-_BAD_HEADER = (
-    EOFError,
-    OverflowError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-    tokenize.TokenError,
-)
-_SHOWN = 40  # characters
-
-
-def read_token_file(path: str | os.PathLike[str]) -> Iterator[np.ndarray]:
-    """Yields one int32 sequence per line of a text file of token ids.
-
-    Empty lines are passed over.
-
-    Raises:
-      UserError: the file cannot be read, or a line holds something else.
-    """
-    for tokens, lengths in read_batches(path, None):
-        yield from np.split(tokens, np.cumsum(lengths[:-1]))
 
 
 def read_batches(
@@ -119,10 +93,10 @@ def _documents(tokens: np.ndarray, end_of_text: int | None) -> Iterator[TokenBat
 def _array_blocks(path: pathlib.Path, label: str | None) -> Iterator[np.ndarray]:
     """Yields a one-dimensional array of ids as int32, part by part."""
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        array = array_files.open_npy(path)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-    except _BAD_HEADER as error:
+    except ValueError as error:
         raise UserError(
             f"{path} is cut short or damaged: its header and its size are not those "
             "of an array."
@@ -170,7 +144,7 @@ def _text_lines(path: pathlib.Path, label: str | None) -> Iterator[TokenBatch]:
 
 def _refuse_line(path: pathlib.Path, number: int, line: bytes) -> NoReturn:
     wrong = next(field for field in line.split() if parse_id(field) < 0)
-    text = shortened(wrong.decode("utf-8", "backslashreplace"))
+    text = wrong.decode("utf-8", "backslashreplace")
     raise UserError(
         f"{path}, line {number}: {text!r} is no token id; ids are decimal numbers "
         "with blanks between them."
@@ -184,45 +158,3 @@ def parse_id(field: bytes) -> int:
         return -1
     token = int(digits or b"0")
     return token if token <= _HIGHEST_ID else -1
-
-
-def shortened(text: str) -> str:
-    """Returns the beginning of a text, for an error message."""
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
-
-
-def line_blocks(path: pathlib.Path, label: str | None) -> Iterator[bytes]:
-    """Yields the bytes of a plain or gzip file, in blocks that end with a line."""
-    lines = 0
-    try:
-        with contextlib.ExitStack() as stack:
-            raw = stack.enter_context(open(path, "rb"))
-            packed = raw.peek(2)[:2] == b"\x1f\x8b"
-            stream = gzip.GzipFile(fileobj=raw) if packed else raw
-            bar = stack.enter_context(
-                progress.bar(
-                    label=label or "",
-                    total=None if packed else path.stat().st_size,
-                    unit="B",
-                    unit_scale=True,
-                    disable=label is None,
-                )
-            )
-            begun: list[bytes] = []  # of a line whose end is in a later block
-            while block := stream.read(_TEXT_BLOCK):
-                bar.update(len(block))
-                end = block.rfind(b"\n") + 1
-                if end:
-                    data = b"".join([*begun, block[:end]])
-                    lines += data.count(b"\n")
-                    yield data
-                    begun = []
-                begun.append(block[end:])
-            if any(begun):
-                yield b"".join(begun)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise UserError(
-            f"{path} is cut short or damaged after line {lines}: {error}."
-        ) from error
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error

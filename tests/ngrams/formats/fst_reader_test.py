@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams.counting.counts import count_ngrams
-from bpd_jax.ngrams.formats import fst, fst_format
+from bpd_jax.ngrams.formats import fst_files, fst_format
 from bpd_jax.ngrams.interpolate import interpolate
 from bpd_jax.ngrams.katz import estimate_katz
 from bpd_jax.ngrams.model import NGramModel
@@ -41,34 +41,38 @@ def test_a_round_trip_loses_nothing_but_digits(
         whole, estimate_katz(count_ngrams([[3, 1]], order=2, vocab_size=5)), 0.5
     )
     for model in (whole, prune(whole, whole.sizes[0] + extra), mixed):
-        decoded = fst_format.decode(fst.fst_bytes(model), "the model")
-        found = fst.FstReader(
+        decoded = fst_format.decode(fst_files.fst_bytes(model), "the model")
+        found = fst_files.FstReader(
             decoded,
             "the model",
             vocab_size=5,
             symbols=None,
             end_of_text=None,
-            backoff_label=0,
         ).model
         assert_same_to_float32(found, model)
 
 
-def test_files_and_automata_of_pynini(
-    document_model: NGramModel, tmp_path: pathlib.Path
-) -> None:
-    pytest.importorskip("pynini")
+def built(model: NGramModel) -> "pynini.Fst":
+    """The automaton of a model in pynini."""
+    pynini = pytest.importorskip("pynini")
+    return pynini.Fst.read_from_string(fst_files.fst_bytes(model))
+
+
+def test_files(document_model: NGramModel, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "model.fst"
-    fst.write_fst(document_model, path)
-    for source in (path, str(path), fst.read_fst(path)):
-        found = fst.model_from_fst(source, vocab_size=10, end_of_text=9)
+    fst_files.write_fst(document_model, path)
+    for name in (path, str(path)):
+        found = fst_files.model_from_fst(name, vocab_size=10, end_of_text=9)
         assert_same_to_float32(found, document_model)
         assert found.end_of_text == 9
-    assert fst.model_from_fst(path).vocab_size == 9  # 9 stands for the boundaries
+    assert fst_files.model_from_fst(path).vocab_size == 9  # 9 stands for the boundaries
 
 
-def test_renumbered_states_make_no_difference(trigrams: NGramModel) -> None:
+def test_renumbered_states_make_no_difference(
+    trigrams: NGramModel, tmp_path: pathlib.Path
+) -> None:
     pynini = pytest.importorskip("pynini")
-    automaton = fst.build_fst(trigrams)
+    automaton = built(trigrams)
     states = automaton.num_states()
     places = np.random.default_rng(1).permutation(states).tolist()
     shuffled = pynini.Fst()
@@ -81,15 +85,8 @@ def test_renumbered_states_make_no_difference(trigrams: NGramModel) -> None:
             shuffled.add_arc(
                 places[state], pynini.Arc(arc.ilabel, arc.olabel, arc.weight, target)
             )
-    assert_same_to_float32(fst.model_from_fst(shuffled, vocab_size=10), trigrams)
-
-
-def test_a_failure_label_instead_of_epsilon(trigrams: NGramModel) -> None:
-    pytest.importorskip("pynini")
-    phi = 77
-    automaton = fst.build_fst(trigrams)
-    automaton.relabel_pairs(ipairs=[(0, phi)], opairs=[(0, phi)])
-    found = fst.model_from_fst(automaton, vocab_size=10, backoff_label=phi)
+    shuffled.write(str(tmp_path / "shuffled.fst"))
+    found = fst_files.model_from_fst(tmp_path / "shuffled.fst", vocab_size=10)
     assert_same_to_float32(found, trigrams)
 
 
@@ -97,8 +94,8 @@ def test_symbol_tables(trigrams: NGramModel, tmp_path: pathlib.Path) -> None:
     pynini = pytest.importorskip("pynini")
     names = [*"abcdefgh", "é", "<|endoftext|>"]
     path = tmp_path / "model.fst"
-    fst.write_fst(trigrams, path, names)
-    automaton = fst.read_fst(path)
+    fst_files.write_fst(trigrams, path, names)
+    automaton = pynini.Fst.read(str(path))
     for table in (automaton.input_symbols(), automaton.output_symbols()):
         assert table.find(0) == "<epsilon>"
         assert [table.find(label) for label in range(1, 11)] == names
@@ -107,20 +104,20 @@ def test_symbol_tables(trigrams: NGramModel, tmp_path: pathlib.Path) -> None:
     plain = automaton.copy()
     plain.set_input_symbols(None)
     plain.set_output_symbols(None)
-    assert pynini.equal(plain, fst.build_fst(trigrams))
-    assert_same_to_float32(fst.model_from_fst(path, vocab_size=10), trigrams)
-    assert_same_to_float32(fst.model_from_fst(path, symbols=names), trigrams)
+    assert pynini.equal(plain, built(trigrams))
+    assert_same_to_float32(fst_files.model_from_fst(path, vocab_size=10), trigrams)
+    assert_same_to_float32(fst_files.model_from_fst(path, symbols=names), trigrams)
     # Another numbering: the names decide.
     swapped = [names[1], names[0], *names[2:]]
-    found = fst.model_from_fst(path, symbols=swapped)
+    found = fst_files.model_from_fst(path, symbols=swapped)
     assert found.log_prob([], 1) == np.float32(trigrams.log_prob([], 0))
     with pytest.raises(UserError, match="'a' is not a token"):
-        fst.model_from_fst(path, symbols=names[1:])
-    fst.write_fst(trigrams, path)
+        fst_files.model_from_fst(path, symbols=names[1:])
+    fst_files.write_fst(trigrams, path)
     with pytest.raises(UserError, match="no symbol table"):
-        fst.model_from_fst(path, symbols=names)
+        fst_files.model_from_fst(path, symbols=names)
     with pytest.raises(UserError, match="3 entries for 10 tokens"):
-        fst.write_fst(trigrams, path, names[:3])
+        fst_files.write_fst(trigrams, path, names[:3])
 
 
 @pytest.mark.parametrize("symbols", [None, list("abcdefghij")])
@@ -129,20 +126,20 @@ def test_every_truncation_is_refused(
 ) -> None:
     path = tmp_path / "model.fst"
     small = prune(trigrams, trigrams.sizes[0] + 12)
-    fst.write_fst(small, path, symbols)
+    fst_files.write_fst(small, path, symbols)
     data = path.read_bytes()
     for length in range(0, len(data), 3):
         path.write_bytes(data[:length])
         with pytest.raises(UserError, match=r"model\.fst"):
-            fst.model_from_fst(path)
+            fst_files.model_from_fst(path)
     path.write_bytes(data + b"\0\0\0\0")
     with pytest.raises(UserError, match="cut short or damaged"):
-        fst.model_from_fst(path)
+        fst_files.model_from_fst(path)
 
 
 def changed(model: NGramModel, **changes) -> fst_format.Automaton:
     """The automaton of a model with some of its arrays replaced."""
-    automaton = fst_format.decode(fst.fst_bytes(model), "the model")
+    automaton = fst_format.decode(fst_files.fst_bytes(model), "the model")
     return automaton._replace(
         **{name: change(automaton) for name, change in changes.items()}
     )
@@ -192,12 +189,12 @@ def test_other_automata_are_refused(
     path = tmp_path / "model.fst"
     path.write_bytes(fst_format.encode(changed(trigrams, **changes)))
     with pytest.raises(UserError, match=message) as caught:
-        fst.model_from_fst(path, vocab_size=10)
+        fst_files.model_from_fst(path, vocab_size=10)
     assert str(path) in str(caught.value)
 
 
 def test_a_circle_of_back_off_arcs_is_refused(trigrams: NGramModel) -> None:
-    automaton = fst_format.decode(fst.fst_bytes(trigrams), "the model")
+    automaton = fst_format.decode(fst_files.fst_bytes(trigrams), "the model")
     targets = automaton.targets.copy()
     first, second = np.flatnonzero((automaton.labels == 0) & (automaton.sources > 1))[
         :2
@@ -205,13 +202,12 @@ def test_a_circle_of_back_off_arcs_is_refused(trigrams: NGramModel) -> None:
     targets[first] = automaton.sources[second]
     targets[second] = automaton.sources[first]
     with pytest.raises(UserError, match="go round in a circle"):
-        fst.FstReader(
+        fst_files.FstReader(
             automaton._replace(targets=targets),
             "it",
             vocab_size=10,
             symbols=None,
             end_of_text=None,
-            backoff_label=0,
         )
 
 
@@ -219,9 +215,9 @@ def test_the_automaton_for_text_that_goes_on_is_refused(
     document_model: NGramModel, tmp_path: pathlib.Path
 ) -> None:
     path = tmp_path / "model.fst"
-    path.write_bytes(fst.fst_bytes(document_model, continuous=True))
+    path.write_bytes(fst_files.fst_bytes(document_model, continuous=True))
     with pytest.raises(UserError, match="is no automaton of an n-gram model"):
-        fst.model_from_fst(path, vocab_size=10)
+        fst_files.model_from_fst(path, vocab_size=10)
 
 
 def test_other_programs_files_are_refused(tmp_path: pathlib.Path) -> None:
@@ -229,23 +225,23 @@ def test_other_programs_files_are_refused(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "other.fst"
     pynini.cross("a", "b").write(str(path))
     with pytest.raises(UserError, match="is no acceptor"):
-        fst.model_from_fst(path)
+        fst_files.model_from_fst(path)
     pynini.accep("abc").write(str(path))
     with pytest.raises(UserError, match="every state but one"):
-        fst.model_from_fst(path)
+        fst_files.model_from_fst(path)
     pynini.Fst().write(str(path))
     with pytest.raises(UserError, match=r"other\.fst"):
-        fst.model_from_fst(path)
+        fst_files.model_from_fst(path)
     with pytest.raises(UserError, match="cannot read"):
-        fst.model_from_fst(tmp_path / "missing.fst")
+        fst_files.model_from_fst(tmp_path / "missing.fst")
     path.write_bytes(b"OpenGrm" * 30)
     with pytest.raises(UserError, match="not a vector automaton"):
-        fst.model_from_fst(path)
+        fst_files.model_from_fst(path)
 
 
 def test_a_vocabulary_that_is_too_large_is_refused(
     trigrams: NGramModel, tmp_path: pathlib.Path
 ) -> None:
-    fst.write_fst(trigrams, tmp_path / "model.fst")
+    fst_files.write_fst(trigrams, tmp_path / "model.fst")
     with pytest.raises(UserError, match=r"model\.fst: a vocabulary of .* is more than"):
-        fst.model_from_fst(tmp_path / "model.fst", vocab_size=1 << 25)
+        fst_files.model_from_fst(tmp_path / "model.fst", vocab_size=1 << 25)

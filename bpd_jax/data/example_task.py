@@ -1,0 +1,228 @@
+"""Which examples are read, with which prompt: the plain data that names such a task.
+
+The eight data sets of Kim et al. 2024 (arXiv 2404.09221), section 5 and appendix, as
+TensorFlow Datasets has them. Six have inputs and targets; the two without a prompt are
+for language modelling.
+"""
+
+import dataclasses
+import string
+from collections.abc import Mapping
+from typing import Annotated, TypeAlias
+
+from bpd_jax.data.text_task import (
+    SPLITS,
+    Fraction,
+    TextTask,
+    short_vocabulary,
+    trained_size,
+)
+from bpd_jax.errors import UserError
+from bpd_jax.settings import Count, Validated, Words, choice
+
+ALL_SPLITS = (*SPLITS, "test")
+
+# What stands in a row between the inputs and the targets of an example.
+SEPARATOR = "\n"
+# What stands for the name of a split in `ExampleTask.files`.
+SPLIT = "{split}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+    """A data set, and how its records become inputs and targets.
+
+    Attributes:
+      tfds: name, configuration and version in TensorFlow Datasets.
+      prompt: the inputs, with fields of a record in braces; None for language
+        modelling, which has targets alone.
+      target: field of the targets. `a/b` is a list of texts, of which the first counts.
+      splits: those that there are.
+    """
+
+    tfds: str
+    prompt: str | None
+    target: str
+    splits: tuple[str, ...] = ALL_SPLITS
+
+    @property
+    def prompt_parts(self) -> tuple[tuple[str, str | None], ...]:
+        """The prompt as literal texts, each with the field that follows it, if any.
+
+        >>> DATASETS["xsum"].prompt_parts
+        (('Summarize: ', 'document'),)
+        """
+        parts = string.Formatter().parse(self.prompt or "")
+        return tuple((literal, field) for literal, field, _, _ in parts)
+
+    @property
+    def prompt_fields(self) -> tuple[str, ...]:
+        """The fields that the prompt names, in its order.
+
+        >>> DATASETS["squad"].prompt_fields
+        ('question', 'context')
+        """
+        return tuple(field for _, field in self.prompt_parts if field)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """All fields that are read."""
+        return (*self.prompt_fields, self.target)
+
+    @property
+    def topic(self) -> str:
+        """The field that an example is about: the long one, last in the prompt.
+
+        Where records are split by hashes, those of one topic stay together, as the
+        questions on one paragraph of SQuAD.
+        """
+        return self.prompt_fields[-1] if self.prompt else self.target
+
+    def inputs(self, texts: Mapping[str, str]) -> str | None:
+        """The prompt, filled in; None for language modelling."""
+        return self.prompt.format_map(texts) if self.prompt else None
+
+
+DATASETS = {
+    "c4": Dataset("c4/en:3.1.0", None, "text", SPLITS),
+    "lambada": Dataset("lambada:1.0.0", None, "passage"),
+    "squad": Dataset(
+        "squad/v1.1:3.0.0",
+        "question: {question} context: {context}",
+        "answers/text",
+        SPLITS,
+    ),
+    "cnn_dailymail": Dataset(
+        "cnn_dailymail:3.4.0", "summarize: {article}", "highlights"
+    ),
+    "samsum": Dataset(
+        "samsum:1.0.0",
+        "Here is a dialogue: {dialogue}\nWrite a short summary!",
+        "summary",
+    ),
+    "multi_news": Dataset(
+        "multi_news:2.1.0",
+        "Write a summary based on this article: {document}",
+        "summary",
+    ),
+    "xsum": Dataset("xsum:1.1.0", "Summarize: {document}", "summary"),
+    "newsroom": Dataset(
+        "newsroom:1.0.0",
+        "Please write a short summary for the following article: {title} {text}",
+        "summary",
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ExampleTask(Validated):
+    """Examples of a data set, where they lie, and their vocabulary.
+
+    Attributes:
+      name: of the data set, one of `DATASETS`.
+      data_dir: folder of TensorFlow Datasets, in which the data set is ready; None for
+        its usual one.
+      files: in place of TensorFlow Datasets, a glob of JSON Lines (`.jsonl`,
+        `.jsonl.gz`) with its field names. `{split}` in it stands for `train`,
+        `validation` and `test`; without it, the records are split into train and
+        validation by hashes of what they are about.
+      vocabulary: as `TextTask.vocabulary`.
+      validation_fraction: share of the records kept for validation where they are
+        taken from the records to train on: `files` has no `{split}`, or
+        `validation_from` is `train`.
+      validation_from: split that validation records are taken from: `validation`, or
+        `train`, where the task has no other one or where its validation split is what
+        is reported, as of SQuAD. Of JSON Lines they are chosen by hashes of what they
+        are about, of TensorFlow Datasets they are the last ones.
+      max_examples: how many examples of each split to take, from its beginning; None
+        for all.
+      packed: whether several examples share a row. Without it every example has a row
+        of its own, so that a batch of B rows is one of B examples.
+    """
+
+    prefix = ""
+
+    name: Annotated[str, choice(*DATASETS)]
+    data_dir: str | None = None
+    files: Words | None = None
+    vocabulary: Words = "gpt3"
+    validation_fraction: Fraction = 0.02
+    max_examples: Count | None = None
+    validation_from: Annotated[str, choice(*SPLITS)] = "validation"
+    packed: bool = True
+
+    def check_together(self) -> None:
+        """Raises a `UserError` for two sources, or a vocabulary that is none."""
+        if self.files is not None and self.data_dir is not None:
+            raise UserError(
+                f"files={self.files!r} and data_dir={self.data_dir!r} are both given: "
+                "JSON Lines need no folder of TensorFlow Datasets; leave one out."
+            )
+        trained_size(self.vocabulary)
+
+    @property
+    def dataset(self) -> Dataset:
+        """The data set that `name` names."""
+        return DATASETS[self.name]
+
+    @property
+    def has_inputs(self) -> bool:
+        """Whether examples have inputs, so that only their targets are learnt."""
+        return self.dataset.prompt is not None
+
+    @property
+    def has_split_files(self) -> bool:
+        """Whether `files` says which files are of which split."""
+        return self.files is not None and SPLIT in self.files
+
+    @property
+    def divides_train(self) -> bool:
+        """Whether validation records are taken from the split `train`."""
+        return self.validation_from == "train"
+
+    def source_split(self, split: str) -> str:
+        """The split of the source that the records of `split` are taken from."""
+        return self.validation_from if split == "validation" else split
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits that it may have."""
+        if self.files is None:
+            return self.dataset.splits
+        return ALL_SPLITS if self.has_split_files else SPLITS
+
+    @property
+    def trained_size(self) -> int | None:
+        """N of the vocabulary `bpe:N`, or None for every other vocabulary."""
+        return trained_size(self.vocabulary)
+
+    @property
+    def seqio_name(self) -> str:
+        """The name of the seqio task: `squad.gpt3`, or `squad.files.gpt3`."""
+        source = "" if self.files is None else ".files"
+        return f"{self.name}{source}.{short_vocabulary(self.vocabulary)}"
+
+    def check_split(self, split: str) -> None:
+        """Raises a `UserError` unless the task may have this split."""
+        if split in self.splits:
+            return
+        hint = ""
+        if split in ALL_SPLITS and self.files is not None:
+            hint = f" (write {SPLIT} for its name in files={self.files!r})"
+        raise UserError(
+            f"{self.name} has no split {split!r}: use {' or '.join(self.splits)}{hint}."
+        )
+
+
+DataTask: TypeAlias = TextTask | ExampleTask
+
+
+def task_from_json(fields: Mapping[str, object]) -> DataTask:
+    """Returns the task whose fields these are, as `dataclasses.asdict` gives them.
+
+    Raises:
+      TypeError: they are of neither kind of task.
+      UserError: a value is out of range.
+    """
+    kind = ExampleTask if "name" in fields else TextTask
+    return kind(**fields)  # type: ignore[arg-type]  # A TypeError is what is promised.

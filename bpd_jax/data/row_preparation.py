@@ -1,0 +1,252 @@
+"""From a task to a folder of packed rows, once; later runs find it ready."""
+
+import contextlib
+import dataclasses
+import importlib.util
+import os
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from bpd_jax import folders
+from bpd_jax.data import corpora, examples, row_sources, tokenizer
+from bpd_jax.data.example_task import DataTask, ExampleTask
+from bpd_jax.data.row_shards import shard_folders, shard_name
+from bpd_jax.data.row_sources import WHOLE, Shard
+from bpd_jax.data.rows import KIND, LOSS_MASK, PackedRows, open_rows
+from bpd_jax.data.task_tokenizer import task_tokenizer, vocabulary_key
+from bpd_jax.data.text_task import GENERATIONS, check_split
+from bpd_jax.errors import UserError
+
+# Segment ids are stored as uint16, and a row may hold as many segments as tokens.
+_LONGEST_ROW = 65535
+
+
+def prepare_rows(
+    task: DataTask,
+    split: str,
+    length: int,
+    folder: str | os.PathLike[str],
+    shard: Shard = WHOLE,
+    cache_dir: str | None = None,
+) -> PackedRows:
+    """Tokenizes and packs one split into `folder`, or finds it there.
+
+    A folder made from the same task, text, vocabulary, split and length is used as
+    it is; any other folder of rows is replaced, but not one of shards. A host without
+    seqio cannot make rows of text and may lack the text, so there the text is not
+    compared.
+
+    Args:
+      task: source and vocabulary.
+      split: one of the task's: `train`, `validation`, of some `test`.
+      length: tokens of a row, T.
+      folder: where the rows lie afterwards.
+      shard: the part of the split to make, into a folder of its own in `folder`; when
+        all parts are there, `folder` is one folder of rows. Parts may be made by
+        several machines.
+      cache_dir: where `cache_pipeline.cache_task` has put the task's tokens; None
+        reads the text.
+
+    Returns:
+      The rows, of the part alone if it is one.
+
+    Raises:
+      UserError: the source or vocabulary is at fault, `folder` is something else, or
+        rows must be made on a host without seqio.
+    """
+    _check_split(task, split)
+    if not 2 <= length <= _LONGEST_ROW:
+        raise UserError(f"length is {length}: a row holds 2 to {_LONGEST_ROW} tokens.")
+    if not 0 <= shard.index < shard.count:
+        raise UserError(
+            f"there is no shard {shard.index} of {shard.count}: they are counted from "
+            "0."
+        )
+    folder = pathlib.Path(folder)
+    fingerprint = rows_fingerprint(task, split, length)
+    if shard.count > 1:
+        if (folder / "rows.json").exists():
+            raise UserError(
+                f"{folder} holds rows already: name another folder for the shards, or "
+                "remove it."
+            )
+        folder = folder / shard_name(shard.index, shard.count)
+        fingerprint["shard"] = [shard.index, shard.count]
+    found = _find_rows(folder)
+    if found is not None and fingerprint.items() <= found.items():
+        return open_rows(folder)
+    if not _can_make(task):
+        raise UserError(
+            f"{folder} does not hold the {split} rows of {task.name} at length "
+            f"{length}, and this host cannot make them: seqio is not installed. Make "
+            "them where it is, and copy the folder."
+        )
+    if found and folder.is_dir() and shard_folders(folder):
+        differing = sorted(k for k in fingerprint if fingerprint[k] != found.get(k))
+        name = differing[0]
+        raise UserError(
+            f"{folder} holds shards of other rows: {name} is {found.get(name)!r} there "
+            f"and {fingerprint[name]!r} here; name another folder, or remove it."
+        )
+    folders.check_folder(folder, KIND)
+    _make_rows(task, split, length, folder, fingerprint, shard, cache_dir)
+    return open_rows(folder)
+
+
+def rows_fingerprint(task: DataTask, split: str, length: int) -> dict[str, Any]:
+    """What tells the rows that would be made from all others.
+
+    The text's digest is `source`, which is missing on a host that cannot make rows.
+
+    Raises:
+      UserError: the source or vocabulary is at fault.
+    """
+    fingerprint: dict[str, Any] = {
+        **_identity(task, split),
+        "vocabulary": vocabulary_key(task),
+        "split": split,
+        "length": length,
+    }
+    if _can_make(task):
+        fingerprint["source"] = _source_digest(task, split)
+    return fingerprint
+
+
+def _check_split(task: DataTask, split: str) -> None:
+    if isinstance(task, ExampleTask):
+        task.check_split(split)
+    else:
+        check_split(split)
+
+
+def _can_make(task: DataTask) -> bool:
+    """Whether this host has what it takes to make rows."""
+    if not isinstance(task, ExampleTask) and task.corpus == GENERATIONS:
+        return True
+    return importlib.util.find_spec("seqio") is not None
+
+
+def _identity(task: DataTask, split: str) -> dict[str, Any]:
+    """What tells the texts of a split from those of other tasks, wherever they lie."""
+    if not isinstance(task, ExampleTask):
+        return {
+            "corpus": task.corpus,
+            "validation_fraction": task.validation_fraction,
+            "max_bytes": task.max_bytes,
+        }
+    identity: dict[str, Any] = {
+        "dataset": task.dataset.tfds,
+        "prompt": task.dataset.prompt,
+        "files": task.files is not None,
+        "max_examples": task.max_examples,
+    }
+    by_hash = task.files is not None and not task.has_split_files
+    if by_hash or task.divides_train:
+        identity["validation_fraction"] = task.validation_fraction
+    if task.divides_train:
+        identity["validation_from"] = task.validation_from
+    if not task.packed:
+        identity["packed"] = False
+    return identity
+
+
+def _source_digest(task: DataTask, split: str) -> str:
+    if isinstance(task, ExampleTask):
+        return examples.source_digest(task, split)
+    return corpora.source_digest(task)
+
+
+def _find_rows(folder: pathlib.Path) -> dict[str, Any] | None:
+    """Returns the fingerprint of the rows in `folder`, {} for rows that are broken."""
+    if not folder.exists():
+        return None
+    if folder.is_dir() and shard_folders(folder):
+        return open_rows(folder).fingerprint
+    try:
+        return open_rows(folder).fingerprint
+    except UserError:
+        return {}
+
+
+def _make_rows(
+    task: DataTask,
+    split: str,
+    length: int,
+    folder: pathlib.Path,
+    fingerprint: dict[str, Any],
+    shard: Shard,
+    cache_dir: str | None,
+) -> None:
+    vocabulary = task_tokenizer(task)
+    source = row_sources.open_source(task, split, length, vocabulary, shard, cache_dir)
+    dtype = "<u2" if source.vocab_size <= 2**16 else "<i4"
+    num_tokens = 0
+    with folders.replacing_folder(folder, KIND) as temporary:
+        with contextlib.ExitStack() as stack:
+
+            def write(name: str, dtype: str) -> _NpyWriter:
+                return stack.enter_context(_NpyWriter(temporary / name, dtype, length))
+
+            tokens = write("tokens.npy", dtype)
+            segment_ids = write("segment_ids.npy", "<u2")
+            mask = write(LOSS_MASK, "|b1") if source.has_context else None
+            for row in source.rows:
+                tokens.append(row.tokens)
+                segment_ids.append(row.segment_ids)
+                if mask is not None:
+                    mask.append(row.loss_mask)
+                num_tokens += int(np.count_nonzero(row.segment_ids))
+        if not tokens.rows:
+            part = f"shard {shard.index} of {shard.count} of " * (shard.count > 1)
+            raise UserError(
+                f"{part}the {split} split of {task.name} is empty: give more text"
+                f"{', or fewer shards' * (shard.count > 1)}."
+            )
+        about = {
+            "rows": tokens.rows,
+            "length": length,
+            "tokens": num_tokens,
+            "split": split,
+            "vocabulary": task.vocabulary,
+            **row_sources.describe_source(source),
+            "task": dataclasses.asdict(task),
+            "fingerprint": fingerprint,
+        }
+        KIND.write_header(temporary, about)
+        vocabulary.save(temporary / tokenizer.FILE_NAME)
+
+
+class _NpyWriter:
+    """Writes a two-dimensional .npy file row by row, of a length not yet known."""
+
+    def __init__(self, path: pathlib.Path, dtype: str, length: int) -> None:
+        self.rows = 0
+        self._length = length
+        self._dtype = np.dtype(dtype)
+        self._file = path.open("wb")
+
+    def __enter__(self) -> "_NpyWriter":
+        self._write_header()
+        return self
+
+    def append(self, row: np.ndarray) -> None:
+        self._file.write(row.astype(self._dtype).tobytes())
+        self.rows += 1
+
+    def __exit__(self, *error: object) -> None:
+        # numpy leaves blanks after the header, in which the true shape finds room.
+        self._file.seek(0)
+        self._write_header()
+        self._file.close()
+
+    def _write_header(self) -> None:
+        np.lib.format.write_array_header_1_0(
+            self._file,
+            {
+                "descr": self._dtype.str,
+                "fortran_order": False,
+                "shape": (self.rows, self._length),
+            },
+        )

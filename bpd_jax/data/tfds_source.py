@@ -1,0 +1,130 @@
+"""Examples from TensorFlow Datasets; nothing is downloaded."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bpd_jax.data.example_task import ExampleTask
+from bpd_jax.data.preprocessors import write_prompts
+from bpd_jax.data.quiet_tensorflow import seqio, tf
+from bpd_jax.errors import UserError
+
+
+class TfdsSource(seqio.TfdsDataSource):
+    """A data set that TensorFlow Datasets has prepared; nothing is downloaded."""
+
+    def __init__(self, task: ExampleTask) -> None:
+        """Takes a task without `files`."""
+        self._task = task
+        limit = "" if task.max_examples is None else f"[:{task.max_examples}]"
+        splits = {split: split + limit for split in task.dataset.splits}
+        if task.divides_train:
+            kept = min(99, max(1, round(100 - 100 * task.validation_fraction)))
+            first, last = f":{kept}%", f"{kept}%:"
+            if task.max_examples is not None:
+                first, last = f":{task.max_examples}", f"-{task.max_examples}:"
+            splits |= {"train": f"train[{first}]", "validation": f"train[{last}]"}
+        super().__init__(
+            task.dataset.tfds,
+            tfds_data_dir=task.data_dir,
+            splits=splits,
+            read_only=True,
+        )
+
+    def get_dataset(self, split: str, *args: Any, **kwargs: Any) -> tf.data.Dataset:
+        """Returns the records.
+
+        Raises:
+          UserError: they are not there.
+        """
+        known = self.tfds_dataset.info.splits
+        if known and self._task.source_split(split) not in known:
+            raise self._missing(split)
+        self._check_division(known)
+        try:
+            return super().get_dataset(split, *args, **kwargs)
+        except AssertionError as error:
+            raise self._missing(split) from error
+
+    def list_shards(self, split: str) -> Sequence[str]:
+        """Returns the names of the files of a split; raises as `get_dataset`."""
+        if self._task.source_split(split) not in self.tfds_dataset.info.splits:
+            raise self._missing(split)
+        return super().list_shards(split)
+
+    def num_input_examples(self, split: str) -> int | None:
+        """Returns the number of records in a split, None if it is not known."""
+        known = self.tfds_dataset.info.splits
+        # Of mocked data, and of some very large ones, nothing or 0 is said.
+        source = self._task.source_split(split)
+        if source not in known or not known[source].num_examples:
+            return None
+        return super().num_input_examples(split)
+
+    def _check_division(self, known: Mapping[str, Any]) -> None:
+        """Raises a `UserError` if records would be trained on and held out."""
+        limit = self._task.max_examples
+        if limit is None or not self._task.divides_train or "train" not in known:
+            return
+        total = known["train"].num_examples
+        if total and total < 2 * limit:
+            raise UserError(
+                f"max_examples is {limit}, but the train split of "
+                f"{self._task.dataset.tfds} has {total} records to train on and to "
+                "validate on: leave max_examples out."
+            )
+
+    def _missing(self, split: str) -> UserError:
+        name, folder = self._task.dataset.tfds, self.tfds_dataset.builder.data_dir
+        return UserError(
+            f"TensorFlow Datasets has not prepared the {split} split of {name} in "
+            f"{folder}: run `tfds build {name}`, give the data_dir that holds it, or "
+            "give JSON Lines as files."
+        )
+
+
+def tfds_examples(
+    task: ExampleTask, split: str
+) -> Iterator[tuple[str, str | None, str]]:
+    """Yields id, inputs and targets of the examples of a split; see `Example`.
+
+    Raises:
+      UserError: the split is unknown, empty, or not prepared.
+    """
+    task.check_split(split)
+    records = TfdsSource(task).get_dataset(split, shuffle=False)
+    number = 0
+    for number, texts in enumerate(
+        write_prompts(records, task.dataset).as_numpy_iterator(), 1
+    ):
+        inputs = texts["inputs"].decode() if task.has_inputs else None
+        yield str(number), inputs, texts["targets"].decode()
+    if not number:
+        raise UserError(f"the {split} split of {task.dataset.tfds} is empty.")
+
+
+def tfds_records(task: ExampleTask, split: str) -> Iterator[dict[str, Any]]:
+    """Yields the records of a split with all their fields, as JSON would have them.
+
+    Raises:
+      UserError: the split is not prepared.
+    """
+    records = TfdsSource(task).get_dataset(split, shuffle=False)
+    for record in records.as_numpy_iterator():
+        yield _plain(record)
+
+
+def _plain(value: Any) -> Any:
+    """Bytes as text and arrays as lists, at any depth.
+
+    >>> _plain({"answers": {"text": np.array([b"so"], object)}})
+    {'answers': {'text': ['so']}}
+    """
+    if isinstance(value, dict):
+        return {name: _plain(field) for name, field in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,319 @@
+"""From text to the folder of an n-gram model: count, estimate, prune, write."""
+
+import contextlib
+import dataclasses
+import pathlib
+import time
+from collections.abc import Iterator
+
+from bpd_jax import folders
+from bpd_jax.data import corpora, text_task, tokenizer
+from bpd_jax.data.task_tokenizer import task_tokenizer
+from bpd_jax.errors import UserError
+from bpd_jax.ngrams import storage
+from bpd_jax.ngrams.build_settings import DEFAULT_ORDER, IDS, STRINGS, Settings
+from bpd_jax.ngrams.counting import bounded, counts_text, runs, sources
+from bpd_jax.ngrams.counting.counts import NGramCounts, with_min_counts
+from bpd_jax.ngrams.formats import arpa, fst_files
+from bpd_jax.ngrams.formats.load_model import load_model
+from bpd_jax.ngrams.formats.symbols import (
+    printable_symbols,
+    read_symbols,
+    write_symbols,
+)
+from bpd_jax.ngrams.interpolate import interpolate
+from bpd_jax.ngrams.katz import estimate_katz
+from bpd_jax.ngrams.model import Evaluation, NGramModel, evaluate_all
+from bpd_jax.ngrams.prune import prune
+
+__all__ = ["BuildReport", "Measure", "Settings", "build"]
+
+ARPA_FILE = "model.arpa.gz"
+FST_FILE = "model.fst"
+SYMBOLS_FILE = "symbols.txt"
+
+
+@dataclasses.dataclass(frozen=True)
+class Measure:
+    """What the model makes of a text.
+
+    Attributes:
+      text: which text.
+      model: the model that was written.
+      unpruned: the model before pruning, or None if nothing was pruned.
+    """
+
+    text: str
+    model: Evaluation
+    unpruned: Evaluation | None
+
+
+@dataclasses.dataclass
+class BuildReport:
+    """What was built, for people to read.
+
+    Attributes:
+      tokens: tokens counted; 0 if a model was read.
+      sequences: documents or lines counted.
+      counted: n-grams per order in the text or in the models that were read.
+      kept: those left by the minimum counts.
+      pruned: those in the model.
+      seconds: per stage.
+      measure: perplexities, on held-out text if there is some, else on the text that
+        was counted, if it is at hand.
+      written: path and size in bytes of each file.
+    """
+
+    tokens: int = 0
+    sequences: int = 0
+    counted: tuple[int, ...] = ()
+    kept: tuple[int, ...] = ()
+    pruned: tuple[int, ...] = ()
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    measure: Measure | None = None
+    written: dict[pathlib.Path, int] = dataclasses.field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Measures the seconds that the block takes."""
+        begin = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - begin
+
+
+def build(settings: Settings) -> BuildReport:
+    """Builds a model and writes it; the output folder appears as a whole.
+
+    It gets `model.arpa.gz`, `model.fst`, what `NGramModel.load` reads and, if tokens
+    are written as strings, `symbols.txt`. Counting more text than memory holds leaves
+    its work in `OUTPUT.work` when it is killed, and goes on from there when the same is
+    built again.
+
+    Raises:
+      UserError: the input or a setting is at fault.
+    """
+    output = pathlib.Path(settings.output)
+    folders.check_folder(output, storage.KINDS["model"])
+    work = output.with_name(f"{output.name}.work")
+    report = BuildReport()
+    # Whatever can be at fault is looked at before the long work.
+    heldout = _heldout(settings)
+    is_counted = bool(settings.counts or settings.model)
+    source = None if is_counted else sources.source_of(settings)
+    symbols = _symbols(settings)
+    if source is not None:
+        order = settings.order or DEFAULT_ORDER
+        _check_fit(settings, order, source.vocab_size, symbols, heldout)
+    if heldout is not None:
+        _check_has_text(heldout)
+    if settings.model:
+        with report.stage("read"):
+            whole = _read_models(settings)
+        _check_fit(settings, whole.order, whole.vocab_size, symbols, heldout)
+        report.counted = report.kept = whole.sizes
+    else:
+        with report.stage("count"):
+            counts = _counts(settings, source, work)
+        if source is None:
+            order = settings.order or len(counts.seen)
+            _check_fit(settings, order, counts.vocab_size, symbols, heldout)
+        report.tokens, report.sequences = counts.tokens, counts.sequences
+        report.counted, report.kept = counts.seen, counts.sizes
+        with report.stage("estimate"):
+            whole = estimate_katz(counts, settings.bins)
+        del counts
+    model = whole
+    if settings.prunes:
+        with report.stage("prune"):
+            model = prune(
+                whole,
+                settings.max_ngrams,
+                theta=settings.theta,
+                max_per_order=settings.max_per_order,
+            )
+    report.pruned = model.sizes
+    with report.stage("measure"):
+        texts = {"held-out text": heldout, "training text": source}
+        report.measure = _measure(whole, model, texts)
+    del whole
+    if settings.unseen_log_prob is not None:
+        model = model.with_unseen_tokens(settings.unseen_log_prob)
+    with (
+        report.stage("write"),
+        folders.replacing_folder(output, storage.KINDS["model"]) as temporary,
+    ):
+        model.save_into(temporary)
+        fst_files.write_fst(model, temporary / FST_FILE, symbols)
+        arpa.write_arpa(model, temporary / ARPA_FILE, symbols)
+        if symbols is not None:
+            write_symbols(symbols, temporary / SYMBOLS_FILE)
+    with contextlib.suppress(UserError):  # The model is there, whatever lies in it.
+        folders.remove_folder(work, runs.KIND)
+    report.written = {path: path.stat().st_size for path in sorted(output.iterdir())}
+    return report
+
+
+def _heldout(settings: Settings) -> sources.TokenSource | None:
+    if settings.heldout_split:
+        return sources.open_source(
+            task=settings.task,
+            text=settings.text,
+            generations=settings.generations,
+            split=settings.heldout_split,
+            vocabulary=settings.vocabulary,
+            max_bytes=settings.max_bytes,
+        )
+    if settings.heldout_text:
+        return sources.open_source(
+            text=settings.heldout_text, vocabulary=settings.vocabulary
+        )
+    if settings.heldout_tokens:
+        return sources.open_source(tokens=settings.heldout_tokens)
+    return None
+
+
+def _check_has_text(heldout: sources.TokenSource) -> None:
+    """Refuses a held-out text without a document."""
+    try:
+        reason = f"the held-out text {heldout.name} holds no document"
+        empty = next(heldout.sequences(), None) is None
+    except corpora.EmptySplitError as error:
+        reason, empty = error.reason, True
+    if empty:
+        raise UserError(
+            f"{reason}: give more text, or another to measure on with --heldout_text "
+            "or --heldout_tokens."
+        )
+
+
+def _check_fit(
+    settings: Settings,
+    order: int,
+    vocab_size: int,
+    symbols: list[str] | None,
+    heldout: sources.TokenSource | None,
+) -> None:
+    """Refuses settings that do not go with the order and the vocabulary."""
+    limits = settings.max_per_order or ()
+    if len(limits) >= order:
+        raise UserError(
+            f"--max_per_order has {len(limits)} numbers, but the n-grams have up to "
+            f"{order} symbols: give at most {order - 1}, from the bigrams up."
+        )
+    if symbols is not None and len(symbols) != vocab_size:
+        table = f"--symbols={settings.symbols}"
+        if settings.symbols == STRINGS:
+            table = f"--vocabulary={settings.vocabulary}"
+        raise UserError(
+            f"{table} has {len(symbols)} entries for {vocab_size} tokens: give that of "
+            "the ids, and their number as --vocab_size where they are counted."
+        )
+    if heldout is not None and heldout.vocab_size > vocab_size:
+        raise UserError(
+            f"the held-out text {heldout.name} has tokens up to "
+            f"{heldout.vocab_size - 1}, outside the vocabulary 0 ... {vocab_size - 1}: "
+            "give a text of the same vocabulary, or count with --vocab_size="
+            f"{heldout.vocab_size}."
+        )
+
+
+def _counts(
+    settings: Settings, source: sources.TokenSource | None, work: pathlib.Path
+) -> NGramCounts:
+    if source is not None:
+        return bounded.count(
+            source,
+            order=settings.order or DEFAULT_ORDER,
+            min_counts=settings.min_counts,
+            memory=settings.memory,
+            work_folder=work,
+        )
+    path = pathlib.Path(settings.counts or "")
+    if path.is_dir():
+        if settings.vocab_size is not None or settings.end_of_text is not None:
+            raise UserError(
+                f"{path} says itself what --vocab_size and --end_of_text are: leave "
+                "them out."
+            )
+        counts = NGramCounts.load(path)
+    else:
+        counts = counts_text.read_counts(
+            path, vocab_size=settings.vocab_size, end_of_text=settings.end_of_text
+        )
+    if settings.order is not None:
+        if settings.order > len(counts.seen):
+            raise UserError(
+                f"--order is {settings.order}, but {path} has n-grams of up to "
+                f"{len(counts.seen)} symbols: leave --order out, or count again."
+            )
+        counts = dataclasses.replace(
+            counts,
+            keys=counts.keys[: settings.order],
+            counts=counts.counts[: settings.order],
+            followed=counts.followed[: settings.order - 1],
+            seen=counts.seen[: settings.order],
+        )
+    if settings.min_counts is not None:
+        counts = with_min_counts(counts, settings.min_counts)
+    return counts
+
+
+def _read_models(settings: Settings) -> NGramModel:
+    if all(pathlib.Path(name).is_dir() for name in settings.model):
+        for name in ("vocab_size", "end_of_text", "model_symbols"):
+            if getattr(settings, name) is not None:
+                raise UserError(
+                    f"--{name} goes with ARPA and .fst files: the folder "
+                    f"{settings.model[0]} says itself what it is, so leave it out."
+                )
+    symbols = None
+    if settings.model_symbols is not None:
+        symbols = read_symbols(settings.model_symbols)
+    models = [
+        load_model(
+            name,
+            vocab_size=settings.vocab_size,
+            end_of_text=settings.end_of_text,
+            symbols=symbols,
+        )
+        for name in settings.model
+    ]
+    if settings.weight is None:
+        return models[0]
+    return interpolate(models[0], models[1], settings.weight)
+
+
+def _symbols(settings: Settings) -> list[str] | None:
+    """Returns the symbol table to write tokens with, or None for ids."""
+    if settings.symbols == IDS:
+        return None
+    if settings.symbols != STRINGS:
+        return read_symbols(settings.symbols)
+    found = _tokenizer(settings)
+    return printable_symbols(map(found.piece, range(found.vocab_size)))
+
+
+def _tokenizer(settings: Settings) -> tokenizer.Tokenizer:
+    if settings.text or settings.task in text_task.CORPORA:
+        task = text_task.TextTask(
+            settings.task or "text_files",
+            settings.text,
+            settings.vocabulary,
+            max_bytes=settings.max_bytes,
+        )
+        return task_tokenizer(task)
+    return tokenizer.named_tokenizer(settings.generations or settings.vocabulary)
+
+
+def _measure(
+    whole: NGramModel, model: NGramModel, texts: dict[str, sources.TokenSource | None]
+) -> Measure | None:
+    """Measures perplexity on the first of the texts that is there."""
+    for name, text in texts.items():
+        if text is None:
+            continue
+        if model is whole:
+            return Measure(name, model.evaluate(text.sequences()), None)
+        after, before = evaluate_all([model, whole], text.sequences())
+        return Measure(name, after, before)
+    return None

@@ -1,0 +1,188 @@
+"""What to build an n-gram model from, and how: the settings of `build_model`."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Annotated, ClassVar
+
+from bpd_jax.errors import UserError
+from bpd_jax.ngrams.counting.bounded import DEFAULT_MEMORY
+from bpd_jax.ngrams.counting.counts import MOST_ORDERS
+from bpd_jax.ngrams.katz import DEFAULT_BINS, MOST_BINS
+from bpd_jax.ngrams.model import HIGHEST_UNSEEN
+from bpd_jax.settings import (
+    BYTES,
+    TEXT,
+    Check,
+    Count,
+    Natural,
+    NonNegative,
+    Validated,
+    Words,
+    each,
+    integer,
+    number,
+)
+
+DEFAULT_ORDER = 4
+TEXT_SOURCES = ("task", "text")
+SPLIT_SOURCES = (*TEXT_SOURCES, "generations")
+
+_LIMIT = Check(
+    "an integer, or all for no limit",
+    lambda text: None if text == "all" else int(text),
+    integer(0).accepts,
+    optional=True,
+)
+
+# What `symbols` may be beside the path of a table.
+IDS, STRINGS = "ids", "strings"
+
+# Settings that say something of some sources only.
+_ONLY_WITH = {
+    "split": SPLIT_SOURCES,
+    "max_bytes": TEXT_SOURCES,
+    "heldout_split": SPLIT_SOURCES,
+    "vocab_size": ("tokens", "counts", "model"),
+    "end_of_text": ("tokens", "counts", "model"),
+    "order": ("task", "text", "tokens", "generations", "counts"),
+    "min_counts": ("task", "text", "tokens", "generations", "counts"),
+    "weight": ("model",),
+    "model_symbols": ("model",),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class CountSettings(Validated):
+    """What to count, and how; every field is a flag of `count_ngrams`.
+
+    Attributes:
+      output: folder to write; an older one there is replaced.
+      task: text task such as stdlib, or a registered seqio task.
+      text: glob of .txt, .jsonl or .jsonl.gz files.
+      tokens: glob of files of token ids: a sequence per line, plain or gzip; or .npy
+        arrays. `**` crosses folders.
+      generations: folder of texts that a model wrote; see bpd_jax.distill.
+      vocabulary: of task and text: gpt3, bpe:N, a tokenizer.json or a folder that has
+        one.
+      split: of task, text and generations: train, validation or all; by default all of
+        a text, else train.
+      max_bytes: of task and text: bytes of text to take, both splits together; by
+        default all.
+      vocab_size: of files of token ids; by default the highest id plus 1.
+      end_of_text: of files of token ids: the token that stands for the ends of a
+        sequence; see `NGramModel`.
+      order: N, length of the longest n-grams; by default 4, or that of counts.
+      min_counts: least count of an n-gram, per order, as in 1,1,2,4; by default 1.
+      memory: for counting, about, as in 4GB, its default; more text goes through the
+        disk.
+    """
+
+    prefix = "--"
+    sources: ClassVar[tuple[str, ...]] = ("task", "text", "tokens", "generations")
+
+    output: Words
+    task: str | None = None
+    text: str | None = None
+    tokens: str | None = None
+    generations: str | None = None
+    vocabulary: Words = "gpt3"
+    split: str | None = None
+    max_bytes: Count | None = None
+    vocab_size: Count | None = None
+    end_of_text: Natural | None = None
+    order: Annotated[int, integer(1, MOST_ORDERS)] | None = None
+    min_counts: tuple[Natural, ...] | None = None
+    memory: Annotated[int, BYTES] = DEFAULT_MEMORY
+
+    def check_together(self) -> None:
+        """Raises a `UserError` for settings of another source."""
+        given = [name for name in self.sources if getattr(self, name)]
+        if len(given) != 1:
+            found = " and ".join(f"--{name}" for name in given) or "none"
+            raise UserError(
+                f"give exactly one of {_flags(self.sources)}: found {found}."
+            )
+        for name, sources in _ONLY_WITH.items():
+            if getattr(self, name, None) is not None and given[0] not in sources:
+                known = [source for source in sources if source in self.sources]
+                raise UserError(f"--{name} goes with {_flags(known)} only.")
+        order = self.order or (None if given == ["counts"] else DEFAULT_ORDER)
+        if self.min_counts is not None and order not in (None, len(self.min_counts)):
+            raise UserError(
+                f"--min_counts has {len(self.min_counts)} numbers, but --order is "
+                f"{order}: give one number per order, such as 1,1,2,4."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(CountSettings):
+    """What to build from what; every field is a flag of `build_ngram`.
+
+    Attributes:
+      counts: folder of counts, or a text file of lines `a b c<TAB>5`.
+      model: one model to prune or to convert, or two to mix: folders, ARPA or .fst
+        files, with a comma between.
+      weight: of two models: the share of the first.
+      model_symbols: symbol table of model files that hold strings; by default they
+        hold token ids.
+      max_ngrams: prune to at most this many n-grams of all orders.
+      theta: prune n-grams whose loss raises the perplexity by this factor or less, such
+        as 1e-8.
+      max_per_order: prune to at most this many n-grams per order, from the bigrams up,
+        as in 1000000,all,500000.
+      bins: highest count with a Good-Turing discount.
+      heldout_split: of task, text and generations: split to measure perplexity on.
+      heldout_text: glob of text files to measure perplexity on.
+      heldout_tokens: glob of files of token ids to measure perplexity on.
+      unseen_log_prob: natural logarithm of the probability of tokens never seen, such
+        as -1000; by default they have no unigram.
+      symbols: what to write for tokens: ids; strings, those of the vocabulary; or the
+        path of a symbol table.
+    """
+
+    sources = ("task", "text", "tokens", "generations", "counts", "model")
+
+    counts: str | None = None
+    model: Annotated[tuple[str, ...], each(TEXT, repeated=False)] = ()
+    weight: Annotated[float, number(above=0, below=1)] | None = None
+    model_symbols: str | None = None
+    max_ngrams: Count | None = None
+    theta: NonNegative | None = None
+    max_per_order: Annotated[tuple[int | None, ...], each(_LIMIT)] | None = None
+    bins: Annotated[int, integer(1, MOST_BINS)] = DEFAULT_BINS
+    heldout_split: str | None = None
+    heldout_text: str | None = None
+    heldout_tokens: str | None = None
+    unseen_log_prob: Annotated[float, number(most=HIGHEST_UNSEEN)] | None = None
+    symbols: str = IDS
+
+    def check_together(self) -> None:
+        """Raises a `UserError` for settings that do not go together."""
+        super().check_together()
+        heldout = ("heldout_split", "heldout_text", "heldout_tokens")
+        if sum(getattr(self, name) is not None for name in heldout) > 1:
+            raise UserError(f"give at most one of {_flags(heldout)}.")
+        if self.heldout_text is not None and self.vocabulary.startswith("bpe:"):
+            raise UserError(
+                f"--vocabulary={self.vocabulary} is trained on the text itself, so "
+                "--heldout_text would get another one: give --heldout_split, or the "
+                "vocabulary of both as a tokenizer.json."
+            )
+        if self.model and (len(self.model) > 2 or not all(self.model)):
+            raise UserError("--model takes one model, or two with a comma between.")
+        if (len(self.model) == 2) != (self.weight is not None):
+            raise UserError(
+                "--weight is the share of the first of two models: give --model=A,B "
+                "and --weight=0.7, or one model and no weight."
+            )
+
+    @property
+    def prunes(self) -> bool:
+        """Whether n-grams may go."""
+        limits = (self.max_ngrams, self.theta, self.max_per_order)
+        return any(limit is not None for limit in limits)
+
+
+def _flags(names: Sequence[str]) -> str:
+    *names, last = (f"--{name}" for name in names)
+    return f"{', '.join(names)} and {last}" if names else last

@@ -1,0 +1,39 @@
+"""Models from files of any known form."""
+
+import os
+import pathlib
+from collections.abc import Sequence
+
+from bpd_jax.errors import UserError
+from bpd_jax.ngrams.formats import arpa, fst_files
+from bpd_jax.ngrams.model import NGramModel
+
+
+def load_model(
+    path: str | os.PathLike[str],
+    *,
+    vocab_size: int | None = None,
+    end_of_text: int | None = None,
+    symbols: Sequence[str] | None = None,
+) -> NGramModel:
+    """Loads a folder that `NGramModel.save` wrote, an automaton or an ARPA file.
+
+    Args:
+      path: a folder; a file whose name ends in `.fst`; or any other file, as ARPA.
+      vocab_size: of a file: V, or None for the highest id plus 1.
+      end_of_text: of a file; see `NGramModel`.
+      symbols: of a file: the strings of the tokens, or None for token ids.
+
+    Raises:
+      UserError: nothing is there, or it is at fault.
+    """
+    path = pathlib.Path(path)
+    if path.is_dir():
+        return NGramModel.load(path)
+    if not path.exists():
+        raise UserError(
+            f"there is no {path}: give the folder of an n-gram model, an ARPA file or "
+            "an automaton (.fst)."
+        )
+    read = fst_files.model_from_fst if path.suffix == ".fst" else arpa.read_arpa
+    return read(path, vocab_size=vocab_size, end_of_text=end_of_text, symbols=symbols)

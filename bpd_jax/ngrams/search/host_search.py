@@ -1,0 +1,180 @@
+"""The best paths of a lattice under an n-gram model, on the host and exact."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bpd_jax import progress
+from bpd_jax.errors import UserError
+from bpd_jax.ngrams import trie
+from bpd_jax.ngrams.model import NGramModel
+from bpd_jax.ngrams.search.finite_scores import check_alpha, with_finite_scores
+
+# Nodes of the graph of one lattice that there is room for at first.
+_ROOM = 4096
+
+
+class Paths(NamedTuple):
+    """The best paths, best first.
+
+    Attributes:
+      choices: `[n, J]` int32, at every position the number of the candidate.
+      scores: `[n]` float64, Σ head score + α · log P.
+    """
+
+    choices: np.ndarray
+    scores: np.ndarray
+
+
+class PathSearch:
+    """Finds the P best paths of a lattice by dynamic programming over histories.
+
+    Scores are those of the model exactly: a path backs off where the model does and
+    nowhere else. An index comes in addition to the model's own arrays: 8 bytes per
+    n-gram of the orders below the highest, and 12 to 24 per n-gram whose history has
+    more than 16 extensions.
+
+    The room for the search is kept between calls, so an object is for one thread.
+
+    Attributes:
+      nbytes: bytes of the index.
+    """
+
+    def __init__(self, model: NGramModel) -> None:
+        """Makes the index; takes seconds for a hundred million n-grams.
+
+        Args:
+          model: the model, to which `with_finite_scores` is applied.
+
+        Raises:
+          UserError: numba is not installed.
+        """
+        try:
+            from bpd_jax.ngrams.search import host_kernels, table_kernels
+        except ImportError as error:
+            raise UserError(
+                "the engine viterbi needs the package numba: pip install numba, or use "
+                "the engine device."
+            ) from error
+        model = with_finite_scores(model)
+        self._kernels = host_kernels
+        self._search: Callable[..., int] = host_kernels.best_paths
+        self._model = model
+        self._shift = max(model.sizes).bit_length()
+        unigrams = np.full(model.width, -1, np.int64)
+        unigrams[model.keys[0]] = np.arange(model.keys[0].size)
+        offsets, tables, bits = [], [], []
+        for order in progress.bar(
+            range(2, model.order + 1),
+            label="index",
+            unit=" orders",
+            disable=sum(model.sizes) < 10_000_000,
+        ):
+            keys = _read_only(model.keys[order - 1])
+            first = trie.child_offsets(model.keys, order - 1, model.width)
+            # At most two thirds full.
+            bits.append((table_kernels.count_tabled(first) * 3 // 2 + 1).bit_length())
+            table = np.full(1 << bits[-1], -1, np.int64)
+            table_kernels.fill_table(table, bits[-1], self._shift, keys, first)
+            tables.append(_read_only(table))
+            offsets.append(_read_only(first))
+        # Numba wants tuples that are not empty, also for a model of unigrams.
+        none = (_read_only(np.zeros(1, np.int64)),)
+        self._arrays = (
+            tuple(_read_only(keys) for keys in model.keys),
+            tuple(_read_only(log_probs) for log_probs in model.log_probs),
+            tuple(_read_only(weights) for weights in model.log_backoffs)
+            or (_read_only(np.zeros(1)),),
+            tuple(offsets) or none,
+            unigrams,
+            tuple(tables) or none,
+            np.array(bits or [1], np.int64),
+            self._shift,
+            model.width,
+        )
+        self.nbytes = sum(array.nbytes for array in (*offsets, *tables))
+        self._room: tuple[Any, ...] = ()
+        self._shape = (0, 0)
+
+    def best_paths(
+        self,
+        tokens: np.ndarray,
+        head_scores: np.ndarray,
+        history: np.ndarray,
+        num_paths: int,
+        alpha: float | np.ndarray = 1.0,
+    ) -> Paths:
+        """Returns the P best distinct token sequences of one lattice, or all if fewer.
+
+        Args:
+          tokens: `[J, W]` int, the candidates of each position.
+          head_scores: `[J, W]`, natural logarithms; -inf for no candidate. Of a token
+            that a position has twice, the better one counts.
+          history: `[H]` int, the tokens before the lattice, oldest first.
+          num_paths: P.
+          alpha: weight of the n-gram's log-probability, of all positions or `[J]`.
+
+        Raises:
+          UserError: a token is outside the vocabulary, or alpha is negative.
+        """
+        model = self._model
+        alphas = np.zeros(len(tokens)) + alpha
+        check_alpha(alphas.min(initial=0.0) if np.isfinite(alphas).all() else np.nan)
+        predicted = np.ascontiguousarray(tokens, np.int64)
+        for used in (predicted, np.asarray(history)):
+            if used.size and not 0 <= used.min() <= used.max() < model.vocab_size:
+                raise UserError(
+                    f"the lattice or the text before it has a token outside the "
+                    f"vocabulary 0 ... {model.vocab_size - 1}."
+                )
+        followed, past = predicted, np.asarray(history, np.int64)
+        if model.end_of_text is not None:
+            is_end = predicted == model.end_of_text
+            followed = np.where(is_end, model.bos, predicted)
+            predicted = np.where(is_end, model.eos, predicted)
+            past = np.where(past == model.end_of_text, model.bos, past)
+        past = np.ascontiguousarray(past[max(0, len(past) - model.order + 1) :])
+        positions, candidates = predicted.shape
+        choices = np.zeros((num_paths, positions), np.int32)
+        scores = np.zeros(num_paths)
+        while True:
+            found = self._search(
+                self._arrays,
+                past,
+                predicted,
+                followed,
+                np.asarray(head_scores, np.float64),
+                alphas,
+                *self._workspace(candidates),
+                choices,
+                scores,
+            )
+            if found >= 0:
+                return Paths(choices[:found], scores[:found])
+            self._workspace(candidates, grow=True)
+
+    def _workspace(self, candidates: int, grow: bool = False) -> tuple[Any, ...]:
+        room, width = self._shape
+        if grow or candidates != width:
+            room = 2 * room if grow else max(room, _ROOM)
+            fields = self._kernels
+            self._shape = room, candidates
+            graph = (
+                np.empty((fields.NODE_FIELDS, room), np.int64),
+                np.empty(room),
+                np.empty((room, candidates)),
+                np.empty((room, candidates), np.int32),
+                np.empty((room, fields.LISTED + candidates), np.int32),
+                np.empty(room),
+            )
+            queries = np.empty((fields.QUERY_FIELDS, room * candidates), np.int64)
+            self._room = (graph, queries, np.empty(room * candidates))
+        return self._room
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    """A view that numba takes for the same type whether or not it is a mapped file."""
+    view = np.ascontiguousarray(array).view()
+    view.flags.writeable = False
+    return view

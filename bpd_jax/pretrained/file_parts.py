@@ -1,0 +1,135 @@
+"""A large file in parts, to carry it to a machine that has no network.
+
+FOLDER/parts.json       name, size and SHA-256 digest of the file and of every part
+FOLDER/part_001 …       its bytes, in order
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import re
+import tempfile
+from collections.abc import Iterator
+
+from bpd_jax import files, folders
+from bpd_jax.errors import UserError
+
+HEADER = "parts.json"
+KIND = folders.FolderKind("a file in parts", HEADER, ("part_*",), '"parts"')
+
+# What a digest and a plain file name look like.
+_DIGEST, _NAME = re.compile("[0-9a-f]{64}"), re.compile(r"[\w.-]+")
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """A file: name, size in bytes, SHA-256 digest in hexadecimal."""
+
+    name: str
+    size: int
+    digest: str
+
+
+def split_file(
+    path: str | os.PathLike[str], folder: str | os.PathLike[str], most_bytes: int
+) -> list[Piece]:
+    """Writes a file in parts of at most `most_bytes`; reads one part at a time.
+
+    Args:
+      path: the file.
+      folder: that receives the parts and the manifest; replaced as a whole.
+      most_bytes: of a part, at least 1.
+
+    Raises:
+      UserError: the file cannot be read, or the folder cannot be written.
+    """
+    path = pathlib.Path(path)
+    if most_bytes < 1:
+        raise UserError(f"parts of {most_bytes} bytes are too small: give 1 or more.")
+    parts: list[Piece] = []
+    whole, size = hashlib.sha256(), 0
+    with folders.replacing_folder(folder, KIND) as temporary:
+        try:
+            with path.open("rb") as stream:
+                while (data := stream.read(most_bytes)) or not parts:
+                    name = f"part_{len(parts) + 1:03}"
+                    (temporary / name).write_bytes(data)
+                    digest = hashlib.sha256(data).hexdigest()
+                    parts.append(Piece(name, len(data), digest))
+                    whole.update(data)
+                    size += len(data)
+        except OSError as error:
+            raise UserError(f"cannot split {path}: {error.strerror}.") from error
+        manifest = {
+            "file": dataclasses.asdict(Piece(path.name, size, whole.hexdigest())),
+            "parts": [dataclasses.asdict(part) for part in parts],
+        }
+        text = json.dumps(manifest, indent=2) + "\n"
+        (temporary / HEADER).write_text(text, encoding="utf-8")
+    return parts
+
+
+@contextlib.contextmanager
+def joined_file(folder: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
+    """Yields the file that was split, in a temporary folder.
+
+    Raises:
+      UserError: a part is missing, or it or the whole has another digest.
+    """
+    folder = pathlib.Path(folder)
+    file, parts = _manifest(folder)
+    whole = hashlib.sha256()
+    with tempfile.TemporaryDirectory(prefix="bpd_jax_") as temporary:
+        path = pathlib.Path(temporary) / file.name
+        with path.open("wb") as output:
+            for part in parts:
+                data = _read(folder / part.name, part)
+                whole.update(data)
+                output.write(data)
+        if whole.hexdigest() != file.digest:
+            raise UserError(
+                f"the parts in {folder} are not those of {file.name}: split it again."
+            )
+        yield path
+
+
+def _read(path: pathlib.Path, part: Piece) -> bytes:
+    try:
+        # No more is read than the manifest tells.
+        data = path.read_bytes() if path.stat().st_size == part.size else b""
+    except OSError as error:
+        raise UserError(
+            f"cannot read {path} ({error.strerror}): copy all parts that {HEADER} "
+            "lists."
+        ) from error
+    if len(data) != part.size or hashlib.sha256(data).hexdigest() != part.digest:
+        raise UserError(
+            f"{path} is damaged: its size or SHA-256 digest differs from {HEADER}; "
+            "copy it again."
+        )
+    return data
+
+
+def _manifest(folder: pathlib.Path) -> tuple[Piece, list[Piece]]:
+    path = folder / HEADER
+    try:
+        facts = files.read_json(path)
+        file = Piece(**facts["file"])
+        parts = [Piece(**part) for part in facts["parts"]]
+        for piece in (file, *parts):
+            named = _NAME.fullmatch(piece.name) and piece.name.strip(".")
+            if not named or not _DIGEST.fullmatch(piece.digest) or not piece.size >= 0:
+                raise ValueError(f"{piece.name!r} has no plain name, digest or size")
+        return file, parts
+    except FileNotFoundError:
+        raise UserError(
+            f"{folder} holds no {HEADER}: write it with python -m "
+            "benchmarks.accelerator --split_weights=FOLDER."
+        ) from None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(
+            f"{path} does not list the parts of a file: {error}."
+        ) from error

@@ -1,0 +1,176 @@
+"""Folders as Hugging Face's library transformers writes them."""
+
+import os
+import pathlib
+
+import tokenizers
+
+from bpd_jax.data.text_readers import read_text
+from bpd_jax.errors import UserError, library_errors
+from bpd_jax.models.config import TransformerConfig
+from bpd_jax.pretrained.gpt2_layout import gpt2_layout
+from bpd_jax.pretrained.hf_config import GPT2, transformer_config
+from bpd_jax.pretrained.json_files import Fields
+from bpd_jax.pretrained.llama_layout import Origin, Path, llama_layout
+from bpd_jax.pretrained.pretrained_checkpoint import Checkpoint
+from bpd_jax.pretrained.safetensors_files import SafetensorsFiles, open_checkpoint
+
+# The longest tokenizer.json of a published model has a few tens of megabytes.
+_MOST_BYTES = 100_000_000
+
+
+def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
+    """Opens a folder with config.json, safetensors files and tokenizer.json.
+
+    Nothing in it is run, and of its tensors only names and shapes are read yet.
+
+    Raises:
+      UserError: something is missing, damaged or of a kind that ours is not.
+    """
+    folder = pathlib.Path(path)
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not a folder with a model.")
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder} has no config.json: is it a folder of transformers?")
+    fields = Fields.read(folder / "config.json")
+    config = transformer_config(fields)
+    tensors = open_checkpoint(folder)
+    tokenizer = _read_tokenizer(folder)
+    settings = _tokenizer_settings(folder)
+    begin = _begin_of_text(settings, tokenizer)
+    ends = _end_tokens(folder, fields, settings, tokenizer)
+    for token in (*ends, *([] if begin is None else [begin])):
+        if not 0 <= token < config.vocab_size:
+            raise UserError(
+                f"{folder} names token {token} as beginning or end of a text, but its "
+                f"model has {config.vocab_size} tokens."
+            )
+    return Checkpoint(
+        name=str(folder),
+        config=config,
+        layout=_layout(config, fields, tensors),
+        tensors=tensors,
+        tokenizer=tokenizer,
+        chat_template=_chat_template(folder, settings),
+        begin_of_text=begin,
+        begin_text=_special_text(settings, "bos_token") or "",
+        end_tokens=ends,
+    )
+
+
+def _layout(
+    config: TransformerConfig, fields: Fields, tensors: SafetensorsFiles
+) -> dict[Path, Origin]:
+    """Where each parameter lies, once all are known to be there."""
+    if config.num_layers > len(tensors.names):
+        raise UserError(
+            f"{fields.source} tells of {config.num_layers:,} layers, and there are "
+            f"only {len(tensors.names):,} tensors."
+        )
+    if fields.text("model_type") != GPT2:
+        layout = llama_layout(config)
+    else:
+        prefixed = "transformer.wte.weight" in tensors.names
+        layout = gpt2_layout(config, "transformer." if prefixed else "")
+    tensors.check(layout)
+    return layout
+
+
+def _read_text(path: pathlib.Path) -> str:
+    if path.stat().st_size > _MOST_BYTES:
+        raise UserError(f"{path} is larger than {_MOST_BYTES:,} bytes: wrong file?")
+    return read_text(path)
+
+
+def _read_tokenizer(folder: pathlib.Path) -> tokenizers.Tokenizer:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise UserError(
+            f"{folder} has no tokenizer.json, and older files (tokenizer.model, "
+            "vocab.json) are not read: load and save its tokenizer with transformers."
+        )
+    text = _read_text(path)
+    with library_errors(f"{path} is not a tokenizer.json"):
+        tokenizer = tokenizers.Tokenizer.from_str(text)
+        # Padding to a fixed length takes as much memory as the file asks for.
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+    return tokenizer
+
+
+def _tokenizer_settings(folder: pathlib.Path) -> Fields:
+    """What the small files beside the tokenizer say, the newer one first."""
+    path = folder / "tokenizer_config.json"
+    found: dict[str, object] = {}
+    for file in (folder / "special_tokens_map.json", path):
+        if file.is_file():
+            found.update(Fields.read(file).values)
+    return Fields(found, str(path))
+
+
+def _special_text(settings: Fields, name: str) -> str | None:
+    """`bos_token` or `eos_token`: a text or an object that has it."""
+    value = settings.values.get(name)
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _special_token(
+    settings: Fields, name: str, tokenizer: tokenizers.Tokenizer
+) -> int | None:
+    """The id of `bos_token` or `eos_token`."""
+    text = _special_text(settings, name)
+    return None if text is None else tokenizer.token_to_id(text)
+
+
+def _begin_of_text(settings: Fields, tokenizer: tokenizers.Tokenizer) -> int | None:
+    token = _special_token(settings, "bos_token", tokenizer)
+    # Where nothing is said, the tokenizer shows what it puts before a text.
+    with library_errors("the tokenizer cannot encode an empty text"):
+        shown = tokenizer.encode("").ids[:1] == [token]
+    return token if settings.flag("add_bos_token", shown) else None
+
+
+def _end_tokens(
+    folder: pathlib.Path,
+    fields: Fields,
+    settings: Fields,
+    tokenizer: tokenizers.Tokenizer,
+) -> tuple[int, ...]:
+    """The tokenizer's own end token, and all at which the model was made to stop."""
+    sources = [fields]
+    if (folder / "generation_config.json").is_file():
+        sources.insert(0, Fields.read(folder / "generation_config.json"))
+    own = _special_token(settings, "eos_token", tokenizer)
+    found = [] if own is None else [own]
+    for source in sources:
+        for token in source.items("eos_token_id"):
+            if type(token) is not int:
+                raise UserError(
+                    f"eos_token_id in {source.source} must be an id or a list of ids."
+                )
+            found.append(token)
+    if not found:
+        raise UserError(
+            f"{folder} names no token that ends a text: give eos_token_id in its "
+            "config.json."
+        )
+    return tuple(dict.fromkeys(found))
+
+
+def _chat_template(folder: pathlib.Path, settings: Fields) -> str | None:
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return _read_text(path)
+    templates = settings.items("chat_template")
+    named = {
+        str(template.get("name")): template.get("template")
+        for template in templates
+        if isinstance(template, dict)
+    }
+    [only] = templates if len(templates) == 1 else [None]
+    chosen = named.get("default", next(iter(named.values()))) if named else only
+    if chosen is not None and not isinstance(chosen, str):
+        raise UserError(f"chat_template in {settings.source} must be a text.")
+    return chosen

@@ -1,0 +1,124 @@
+"""Where each of our parameters lies in a checkpoint of Hugging Face's layout.
+
+Their matrices are [output, input], with heads folded into one axis; ours are
+[input, …, output] with an axis per head.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+from bpd_jax.errors import UserError
+from bpd_jax.models.config import TransformerConfig
+
+Path = tuple[str, ...]
+Convert = Callable[[np.ndarray], np.ndarray]
+
+
+def _same(tensor: np.ndarray) -> np.ndarray:
+    return tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """One tensor of a checkpoint, or a part of it that is one of our parameters.
+
+    Attributes:
+      name: of the tensor; several parameters may be parts of one.
+      shape: of the whole tensor as it is stored.
+      convert: from that to our layout; a view, nothing is copied.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    convert: Convert = _same
+
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        """Raises a `UserError` unless this is the shape of the stored tensor."""
+        if shape != self.shape:
+            raise UserError(
+                f"tensor {self.name} has shape {list(shape)}, and the configuration "
+                f"asks for {list(self.shape)}: the checkpoint is damaged, or belongs "
+                "to another model than its configuration."
+            )
+
+    def stored(self, parameter: np.ndarray) -> np.ndarray:
+        """The inverse of `convert`, where the whole tensor is one parameter."""
+        tensor = np.empty(self.shape, parameter.dtype)
+        view = self.convert(tensor)
+        assert np.shares_memory(view, tensor)
+        view[...] = parameter
+        return tensor
+
+
+def llama_layout(config: TransformerConfig) -> dict[Path, Origin]:
+    """The tensors of Llama and its relatives, by the paths of our trunk's parameters.
+
+    Mistral, SmolLM, Qwen2 (biases of queries, keys and values) and Qwen3 (norms of
+    queries and keys) have the same names.
+    """
+    table = (config.vocab_size, config.d_model)
+    found: dict[Path, Origin] = {
+        ("embedding",): Origin("model.embed_tokens.weight", table),
+        ("final_norm", "scale"): Origin("model.norm.weight", (config.d_model,)),
+    }
+    if not config.tied_softmax:
+        found["softmax",] = Origin("lm_head.weight", table)
+    for layer in range(config.num_layers):
+        found.update(llama_layer(config, layer))
+    return found
+
+
+def llama_layer(config: TransformerConfig, layer: int) -> dict[Path, Origin]:
+    """The tensors of one layer; see `llama_layout`."""
+    width, head, heads = config.d_model, config.head_width, config.num_heads
+    found: dict[Path, Origin] = {}
+
+    def add(ours: str, name: str, shape: tuple[int, ...], convert: Convert) -> None:
+        path = tuple(ours.format(layer).split("."))
+        found[path] = Origin(f"model.layers.{layer}.{name}", shape, convert)
+
+    def has_bias(choice: bool | None) -> bool:
+        return config.use_bias if choice is None else choice
+
+    for ours, name in (
+        ("attention", "input_layernorm"),
+        ("mlp", "post_attention_layernorm"),
+    ):
+        add(ours + "_norm_{}.scale", f"{name}.weight", (width,), _same)
+    for ours, name, count in (
+        ("query", "q", heads),
+        ("key", "k", config.kv_heads),
+        ("value", "v", config.kv_heads),
+    ):
+        ours, shape = f"attention_{{}}.{ours}", (count * head, width)
+        kernel, bias = _transposed(width, count, head), _reshaped(count, head)
+        add(f"{ours}.kernel", f"self_attn.{name}_proj.weight", shape, kernel)
+        if has_bias(config.qkv_bias):
+            add(f"{ours}.bias", f"self_attn.{name}_proj.bias", shape[:1], bias)
+        if config.query_key_norm and name != "v":
+            add(f"{ours}_norm.scale", f"self_attn.{name}_norm.weight", (head,), _same)
+    output = "attention_{}.output"
+    kernel = _transposed(heads, head, width)
+    add(f"{output}.kernel", "self_attn.o_proj.weight", (width, heads * head), kernel)
+    if has_bias(config.output_bias):
+        add(f"{output}.bias", "self_attn.o_proj.bias", (width,), _same)
+    for ours, name, shape in (
+        ("input", "gate", (config.d_ff, width)),
+        ("gate", "up", (config.d_ff, width)),
+        ("output", "down", (width, config.d_ff)),
+    ):
+        ours = f"mlp_{{}}.{ours}"
+        add(f"{ours}.kernel", f"mlp.{name}_proj.weight", shape, np.transpose)
+        if has_bias(config.mlp_bias):
+            add(f"{ours}.bias", f"mlp.{name}_proj.bias", shape[:1], _same)
+    return found
+
+
+def _reshaped(*shape: int) -> Convert:
+    return lambda tensor: tensor.reshape(shape)
+
+
+def _transposed(*shape: int) -> Convert:
+    return lambda tensor: tensor.T.reshape(shape)

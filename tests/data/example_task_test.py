@@ -1,0 +1,107 @@
+import dataclasses
+import json
+
+import pytest
+
+from bpd_jax.data.example_task import (
+    DATASETS,
+    ExampleTask,
+    task_from_json,
+)
+from bpd_jax.data.text_task import TextTask
+from bpd_jax.errors import UserError
+
+
+@pytest.mark.parametrize(
+    "name, texts, inputs",
+    [
+        (
+            "squad",
+            {"question": "Who {x}?", "context": "C"},
+            "question: Who {x}? context: C",
+        ),
+        ("cnn_dailymail", {"article": "A"}, "summarize: A"),
+        (
+            "samsum",
+            {"dialogue": "A: hi\r\nB: ho"},
+            "Here is a dialogue: A: hi\r\nB: ho\nWrite a short summary!",
+        ),
+        (
+            "multi_news",
+            {"document": "D"},
+            "Write a summary based on this article: D",
+        ),
+        ("xsum", {"document": "D"}, "Summarize: D"),
+        (
+            "newsroom",
+            {"title": "T", "text": "X"},
+            "Please write a short summary for the following article: T X",
+        ),
+        ("c4", {"text": "X"}, None),
+        ("lambada", {"passage": "X"}, None),
+    ],
+)
+def test_prompts_are_those_of_the_paper(name, texts, inputs):
+    assert DATASETS[name].inputs(texts) == inputs
+
+
+def test_every_prompt_names_its_fields():
+    topics = {name: about.topic for name, about in DATASETS.items()}
+    assert topics == {
+        "c4": "text",
+        "lambada": "passage",
+        "squad": "context",
+        "cnn_dailymail": "article",
+        "samsum": "dialogue",
+        "multi_news": "document",
+        "xsum": "document",
+        "newsroom": "text",
+    }
+    assert DATASETS["squad"].fields == ("question", "context", "answers/text")
+
+
+def test_tasks_survive_json():
+    for task in (
+        ExampleTask("squad", files="a/{split}.jsonl", max_examples=3),
+        ExampleTask("c4", data_dir="d", vocabulary="bpe:300"),
+        TextTask("text_files", "a/*.txt", "bpe:300", 0.1, 1000),
+    ):
+        fields = json.loads(json.dumps(dataclasses.asdict(task)))
+        assert task_from_json(fields) == task
+    with pytest.raises(TypeError):
+        task_from_json({"name": "squad", "corpus": "stdlib"})
+
+
+def test_names_and_splits():
+    assert ExampleTask("squad").seqio_name == "squad.gpt3"
+    assert ExampleTask("xsum", files="x.jsonl").seqio_name == "xsum.files.gpt3"
+    assert ExampleTask("c4", vocabulary="v.json").seqio_name == "c4.custom"
+    assert ExampleTask("squad").splits == ("train", "validation")
+    assert ExampleTask("xsum").splits == ("train", "validation", "test")
+    assert ExampleTask("xsum", files="x.jsonl").splits == ("train", "validation")
+    assert "test" in ExampleTask("squad", files="{split}.jsonl").splits
+    with pytest.raises(UserError, match=r"no split 'test'.*write \{split\} for its"):
+        ExampleTask("xsum", files="x.jsonl").check_split("test")
+    with pytest.raises(UserError, match="squad has no split 'test': use train or vali"):
+        ExampleTask("squad").check_split("test")
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"name": "quad"}, "name must be one of c4, lambada, squad"),
+        ({"name": "squad", "files": "a", "data_dir": "b"}, "are both given"),
+        ({"name": "squad", "files": ""}, "files must be text"),
+        ({"name": "squad", "vocabulary": "bpe:1"}, "at least 257"),
+        ({"name": "squad", "vocabulary": ""}, "vocabulary must be text"),
+        ({"name": "squad", "validation_fraction": 1.0}, "above 0 and below 1"),
+        ({"name": "squad", "validation_fraction": "a"}, "above 0 and below 1"),
+        ({"name": "squad", "max_examples": 0}, "max_examples must be"),
+        ({"name": "squad", "max_examples": "a"}, "max_examples must be"),
+        ({"name": "squad", "files": 3}, "files must be text"),
+        ({"name": ["squad"]}, r"name must be one of"),
+    ],
+)
+def test_bad_field_is_named(fields, message):
+    with pytest.raises(UserError, match=message):
+        ExampleTask(**fields)

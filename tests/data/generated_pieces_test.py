@@ -1,0 +1,165 @@
+import dataclasses
+import importlib.util
+import pathlib
+
+import numpy as np
+import pytest
+
+from bpd_jax.data.corpora import EmptySplitError, split_documents
+from bpd_jax.data.generated_pieces import cut_texts, end_token, split_texts
+from bpd_jax.data.generations import open_generations, write_header, write_shard
+from bpd_jax.data.row_preparation import prepare_rows
+from bpd_jax.data.rows import open_rows
+from bpd_jax.data.text_task import TextTask
+from bpd_jax.data.tokenizer import Tokenizer, train_bpe
+from bpd_jax.errors import UserError
+
+LENGTH = 16
+V = 300
+
+
+def texts_of(count: int, seed: int = 0) -> tuple[list[np.ndarray], list[int]]:
+    """Random texts of 5 to 40 tokens, token 0 among them, and their prompts."""
+    rng = np.random.default_rng(seed)
+    texts = [rng.integers(0, V, rng.integers(5, 41)) for _ in range(count)]
+    return texts, [int(rng.integers(0, len(text))) for text in texts]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("texts")
+    texts, prompts = texts_of(80)
+    write_header(
+        folder, base="abc", vocab_size=V, facts={"options": {"end_of_text": [7, 0]}}
+    )
+    write_shard(folder, 0, texts[:50], prompts[:50])
+    write_shard(folder, 1, texts[50:], prompts[50:])
+    train_bpe(["one two three"], 257).save(folder / "tokenizer.json")
+    return folder
+
+
+@pytest.fixture
+def task(folder) -> TextTask:
+    return TextTask("generations", str(folder), str(folder), validation_fraction=0.25)
+
+
+def segments(rows):
+    """Tokens and loss mask of every segment."""
+    batch = rows.batch(slice(None))
+    for tokens, ids, mask in zip(
+        batch.tokens, batch.segment_ids, batch.loss_mask, strict=True
+    ):
+        assert not mask[ids == 0].any()
+        for number in range(1, ids.max() + 1):
+            yield tokens[ids == number].tolist(), mask[ids == number].tolist()
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_rows_hold_every_text_and_learn_what_the_model_wrote(
+    folder, task, split, tmp_path
+):
+    texts = open_generations(folder)
+    rows = prepare_rows(task, split, LENGTH, tmp_path / "rows")
+    expected = []
+    for row in split_texts(texts, split, 0.25):
+        mask = np.arange(texts.lengths[row]) >= texts.prompt_lengths[row]
+        for start in range(0, texts.lengths[row], LENGTH):
+            piece = slice(start, start + LENGTH)
+            if mask[piece][1:].any():
+                expected.append((texts[row][piece].tolist(), mask[piece].tolist()))
+    found = list(segments(rows))
+    assert sorted(found) == sorted(expected)
+    assert any(not all(mask) for _, mask in found)
+    assert rows.num_tokens == sum(len(tokens) for tokens, _ in found)
+    assert rows.num_documents == len(split_texts(texts, split, 0.25))
+    assert (rows.vocab_size, rows.end_of_text) == (V, 7)
+    assert rows.waste < 0.25
+    saved = Tokenizer.load(rows.folder)
+    assert saved.to_json() == Tokenizer.load(folder).to_json()
+
+
+def test_splits_are_disjoint_and_stay_when_texts_come(folder, tmp_path):
+    texts = open_generations(folder)
+    train, validation = (split_texts(texts, s, 0.25) for s in ("train", "validation"))
+    assert sorted(train + validation) == split_texts(texts, "all", 0.25)
+    assert 8 < len(validation) < 32
+    # The same texts behind others, and each twice.
+    more, _ = texts_of(5, seed=1)
+    again = [texts[row] for row in range(len(texts))]
+    write_header(tmp_path, base="abc", vocab_size=V, facts={})
+    write_shard(tmp_path, 0, [*more, *again, *again], [0] * (5 + 2 * len(texts)))
+    later = set(split_texts(open_generations(tmp_path), "validation", 0.25))
+    for copy in range(2):
+        first = 5 + copy * len(texts)
+        assert later & set(range(first, first + len(texts))) == {
+            first + row for row in validation
+        }
+
+
+def test_worked_example(tmp_path):
+    write_header(tmp_path, base="abc", vocab_size=9, facts={})
+    write_shard(
+        tmp_path, 0, [np.array([1, 2, 3, 4, 5]), np.array([6, 6, 6, 8])], [2, 3]
+    )
+    pieces = cut_texts(open_generations(tmp_path), [0, 1], 3)
+    # Of the second text, 8 stands alone in its piece: nothing would predict it.
+    assert [piece.T.tolist() for piece in pieces] == [
+        [[1, 2, 3], [0, 0, 1]],
+        [[4, 5], [1, 1]],
+    ]
+
+
+def test_rows_are_made_once_and_without_seqio(folder, task, tmp_path, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: None if name == "seqio" else found(name, *rest),
+    )
+    place = tmp_path / "rows"
+    prepare_rows(task, "train", LENGTH, place)
+    before = (place / "rows.json").stat().st_mtime_ns
+    prepare_rows(task, "train", LENGTH, place)
+    assert (place / "rows.json").stat().st_mtime_ns == before
+    prepare_rows(dataclasses.replace(task, validation_fraction=0.5), "train", 16, place)
+    assert (place / "rows.json").stat().st_mtime_ns != before
+
+
+def test_rows_without_their_mask_are_refused(task, tmp_path):
+    rows = prepare_rows(task, "train", LENGTH, tmp_path / "rows")
+    (rows.folder / "loss_mask.npy").unlink()
+    with pytest.raises(UserError, match=r"loss_mask\.npy.*prepare it again"):
+        open_rows(rows.folder)
+
+
+@pytest.mark.parametrize(
+    "facts, end",
+    [
+        ({"options": {"end_of_text": 3}}, 3),
+        ({"options": {"end_of_text": [4, 3]}}, 4),
+        ({"options": {"end_of_text": None}}, None),
+        ({"options": {"end_of_text": 9}}, None),
+        ({"options": 3}, None),
+        ({}, None),
+    ],
+)
+def test_the_end_token_is_that_of_decoding(tmp_path, facts, end):
+    write_header(tmp_path, base="abc", vocab_size=9, facts=facts)
+    write_shard(tmp_path, 0, [np.array([1])], [0])
+    assert end_token(open_generations(tmp_path)) == end
+
+
+def test_bad_input_is_told(folder, task, tmp_path):
+    with pytest.raises(UserError, match="holds token ids and no text"):
+        next(split_documents(task, "train"))
+    elsewhere = dataclasses.replace(task, text_files=str(tmp_path / "none"))
+    with pytest.raises(UserError, match=r"distill\.json is missing"):
+        prepare_rows(elsewhere, "train", LENGTH, tmp_path / "rows")
+    write_header(tmp_path / "few", base="abc", vocab_size=200, facts={})
+    write_shard(tmp_path / "few", 0, [np.array([1, 2])], [0])
+    few = dataclasses.replace(task, text_files=str(tmp_path / "few"))
+    with pytest.raises(UserError, match=r"has 257 tokens and the model .* 200: give"):
+        prepare_rows(few, "train", LENGTH, tmp_path / "rows")
+    with pytest.raises(EmptySplitError, match=r"none of the 1 texts .*generate more"):
+        split_texts(open_generations(tmp_path / "few"), "validation", 1e-9)
+    assert not (tmp_path / "rows").exists()

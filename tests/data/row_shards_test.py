@@ -1,0 +1,124 @@
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from bpd_jax.data import row_shards
+from bpd_jax.data import rows as rows_file
+from bpd_jax.data.row_shards import shard_name
+from bpd_jax.data.rows import RowIterator, open_rows
+from bpd_jax.errors import UserError
+
+SIZES = (3, 5, 1, 4)
+
+
+def write_shard(folder, first, size, mask=True):
+    """Rows whose first token is their place among all."""
+    folder.mkdir(parents=True)
+    tokens = np.arange(first, first + size)[:, None] + np.arange(4) * 100
+    segment_ids = np.tile([1, 1, 2, 0], (size, 1))
+    np.save(folder / "tokens.npy", tokens.astype(np.uint16))
+    np.save(folder / "segment_ids.npy", segment_ids.astype(np.uint16))
+    if mask:
+        np.save(folder / "loss_mask.npy", segment_ids == 2)
+    about = {
+        "format": 1,
+        "rows": size,
+        "length": 4,
+        "tokens": 3 * size,
+        "documents": 2 * size,
+        "loss_mask": mask,
+        "split": "train",
+        "vocabulary": "gpt3",
+        "vocab_size": 50257,
+        "end_of_text": 50256,
+        "fingerprint": {"length": 4, "shard": [first, 4]},
+        "cut": {"inputs": size, "tokens": 1},
+    }
+    (folder / "rows.json").write_text(json.dumps(about))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    first = 0
+    for index, size in enumerate(SIZES):
+        write_shard(tmp_path / "rows" / shard_name(index, 4), first, size)
+        first += size
+    return tmp_path / "rows"
+
+
+def test_shards_are_one_folder_of_rows(folder):
+    rows = open_rows(folder)
+    assert len(rows) == 13
+    assert rows.folder == folder
+    assert (rows.num_tokens, rows.num_documents) == (39, 26)
+    assert rows.waste == 0.25
+    assert rows.fingerprint == {"length": 4}
+    assert rows.cut == {"inputs": 13, "tokens": 4}
+    batch = rows.batch(np.array([12, 3, 7, 8, 3]))
+    assert batch.tokens[:, 0].tolist() == [12, 3, 7, 8, 3]
+    assert batch.loss_mask.tolist() == [[False, False, True, False]] * 5
+    assert rows.batch(slice(None)).tokens[:, 0].tolist() == list(range(13))
+    assert rows.batch(slice(2, 4)).tokens[:, 0].tolist() == [2, 3]
+    with pytest.raises(IndexError):
+        rows.batch(np.array([13]))
+
+
+def test_few_files_are_open_at_a_time(folder, monkeypatch):
+    monkeypatch.setattr(row_shards, "_OPEN_FILES", 2)
+    rows = open_rows(folder)
+    assert not rows.tokens._open
+    for _ in range(2):
+        assert rows.batch(slice(None)).tokens[:, 0].tolist() == list(range(13))
+        assert len(rows.tokens._open) == 2
+
+
+def test_iterator_over_shards_equals_one_over_one_folder(folder, tmp_path):
+    write_shard(tmp_path / "whole", 0, 13)
+    iterator = RowIterator(open_rows(folder), 4, 5)
+    expected = RowIterator(open_rows(tmp_path / "whole"), 4, 5)
+    for _ in range(9):
+        for a, b in zip(next(iterator), next(expected), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_order_without_a_table(folder, monkeypatch):
+    rows = open_rows(folder)
+    with_table = next(RowIterator(rows, 13, 5)).tokens[:, 0].tolist()
+    monkeypatch.setattr(rows_file, "_LARGEST_TABLE", 12)
+    whole = RowIterator(rows, 26, 5)
+    seen = next(whole).tokens[:, 0].tolist()
+    assert sorted(seen[:13]) == sorted(seen[13:]) == list(range(13))
+    assert seen[:13] != seen[13:]
+    assert seen[:13] != with_table
+    # In batches that do not divide an epoch, resumed and shared out.
+    parts = [RowIterator(rows, 4, 5, True, index, 2) for index in range(2)]
+    got = []
+    for _ in range(6):
+        state = parts[0].state()
+        parts = [RowIterator(rows, 4, 5, True, index, 2) for index in range(2)]
+        for part in parts:
+            part.restore(state)
+            got += next(part).tokens[:, 0].tolist()
+    assert got == seen[:24]
+
+
+def test_the_order_of_few_rows_is_numpys(folder):
+    order = np.random.default_rng((5, 0)).permutation(13)
+    batch = next(RowIterator(open_rows(folder), 13, 5))
+    assert batch.tokens[:, 0].tolist() == order.tolist()
+
+
+def test_incomplete_or_foreign_shards_are_refused(folder):
+    shutil.rmtree(folder / shard_name(1, 4))
+    with pytest.raises(UserError, match="lacks 1 of 4 shards, shard-00001-of-00004"):
+        open_rows(folder)
+    write_shard(folder / shard_name(1, 4), 0, 2)
+    about = folder / shard_name(1, 4) / "rows.json"
+    about.write_text(about.read_text().replace('"length": 4, "s', '"length": 5, "s'))
+    with pytest.raises(UserError, match=r"does not belong to .*length is 5 here and 4"):
+        open_rows(folder)
+    write_shard(folder / shard_name(0, 2), 0, 2)
+    with pytest.raises(UserError, match="holds shards of 2 and of 4"):
+        open_rows(folder)

@@ -1,0 +1,113 @@
+import dataclasses
+import json
+
+import pytest
+
+pytest.importorskip("apache_beam")
+
+from bpd_jax.data import cache_pipeline, seqio_cache, seqio_tasks
+from bpd_jax.data.cache_pipeline import cache_task
+from bpd_jax.data.quiet_tensorflow import tf
+from bpd_jax.data.row_preparation import prepare_rows
+from bpd_jax.data.row_sources import Shard
+from bpd_jax.errors import UserError
+
+
+def read(task, split, **options):
+    dataset = seqio_tasks.get_task(task).get_dataset(
+        split=split, shuffle=False, **options
+    )
+    return sorted(
+        str({name: example[name].tolist() for name in sorted(example)})
+        for example in dataset.as_numpy_iterator()
+    )
+
+
+@pytest.fixture(scope="module")
+def cached(squad_task, tmp_path_factory):
+    folder = str(tmp_path_factory.mktemp("cache"))
+    cache_task(squad_task, folder, ["--runner=DirectRunner"], least_files=2)
+    return folder
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_cached_examples_equal_uncached_ones(squad_task, cached, split):
+    seqio_cache.use_cache(squad_task, cached)
+    found = read(squad_task, split, use_cached=True)
+    assert found == read(squad_task, split)
+    assert len(found) == {"train": 60, "validation": 12}[split]
+
+
+def test_rows_are_made_from_the_cache(squad_task, cached, tmp_path, monkeypatch):
+    whole = prepare_rows(squad_task, "train", 64, tmp_path / "whole")
+    monkeypatch.setattr(
+        "bpd_jax.data.seqio_example_tasks.read_records",
+        lambda *rest: pytest.fail("read"),
+    )
+    rows = prepare_rows(squad_task, "train", 64, tmp_path / "rows", cache_dir=cached)
+    assert rows.num_documents == 60
+    assert (rows.num_tokens, rows.cut) == (whole.num_tokens, whole.cut)
+    parts = [
+        prepare_rows(
+            squad_task, "train", 64, tmp_path / "parts", Shard(index, 2), cached
+        )
+        for index in range(2)
+    ]
+    assert sum(part.num_documents for part in parts) == 60
+
+
+def test_a_cache_is_made_once_and_known_again(squad_task, cached):
+    folder = cache_task(squad_task, cached, ["--runner=NoSuchRunner"])
+    assert folder.endswith("squad.files.gpt3")
+    other = dataclasses.replace(squad_task, max_examples=3)
+    with pytest.raises(UserError, match="another task: max_examples is None there and"):
+        cache_task(other, cached)
+    with pytest.raises(UserError, match="another task: max_examples is None there and"):
+        seqio_cache.use_cache(other, cached)
+
+
+def test_documents_are_cached_too(text_task, tmp_path):
+    task = dataclasses.replace(text_task, vocabulary="gpt3")
+    cache_task(task, str(tmp_path), ["--runner=DirectRunner"], least_files=1)
+    whole = read(task, "train")
+    seqio_cache.use_cache(task, str(tmp_path))
+    assert read(task, "train", use_cached=True) == whole
+    assert len(whole) > 10
+
+
+def test_bad_input_leaves_nothing(squad_task, tmp_path):
+    (tmp_path / "train.jsonl").write_text(json.dumps({"question": "q"}) + "\n")
+    task = dataclasses.replace(squad_task, files=str(tmp_path / "{split}.jsonl"))
+    cache = tmp_path / "cache"
+    with pytest.raises(
+        UserError, match=r"train\.jsonl, line 1 has no text in the"
+    ) as e:
+        cache_task(task, str(cache), ["--runner=DirectRunner"])
+    assert "\n" not in str(e.value)
+    assert not list(cache.iterdir())
+    with pytest.raises(UserError, match="would be trained by every worker"):
+        cache_task(dataclasses.replace(task, vocabulary="bpe:300"), str(cache))
+    with pytest.raises(UserError, match=r"no complete cache of squad\.files\.gpt3"):
+        seqio_cache.use_cache(task, str(cache))
+    with pytest.raises(UserError, match="Beam does not take these options"):
+        cache_task(squad_task, str(cache), ["--runner=NoSuchRunner"])
+
+
+def test_on_another_file_system_only_what_is_its_own_is_removed(squad_task):
+    """One in memory, in place of a bucket."""
+    folder = seqio_cache.cache_folder(squad_task, "ram://bucket")
+    other, mine = f"{folder}/precious", f"{folder}/train.tfrecord-00000"
+    tf.io.gfile.makedirs(folder)
+    with tf.io.gfile.GFile(other, "w") as file:
+        file.write("x")
+    with pytest.raises(UserError, match=r"squad\.files\.gpt3 exists and is no cache"):
+        cache_task(squad_task, "ram://bucket", ["--runner=DirectRunner"])
+    assert tf.io.gfile.exists(other)
+    tf.io.gfile.remove(other)
+    # One that is killed before COMPLETED is there.
+    with cache_pipeline._output(folder), tf.io.gfile.GFile(mine, "w") as file:
+        file.write("x")
+    assert tf.io.gfile.exists(mine)
+    with cache_pipeline._output(folder) as output:
+        assert output == folder
+        assert not tf.io.gfile.exists(mine)

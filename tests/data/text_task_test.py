@@ -1,0 +1,53 @@
+import dataclasses
+import json
+
+import pytest
+
+from bpd_jax.data.text_task import TextTask, check_split
+from bpd_jax.errors import UserError
+
+GENERATIONS = {"corpus": "generations", "text_files": "texts"}
+
+
+def test_task_survives_json():
+    task = TextTask("text_files", "a/*.txt", "bpe:300", 0.1, 1000)
+    assert TextTask(**json.loads(json.dumps(dataclasses.asdict(task)))) == task
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"corpus": "books"}, "corpus must be one of stdlib, text_files"),
+        ({"corpus": "text_files"}, "needs text_files"),
+        ({"text_files": "a.txt"}, "set corpus to 'text_files'"),
+        ({"corpus": "generations"}, "generations needs text_files, the folder"),
+        ({**GENERATIONS, "vocabulary": "bpe:300"}, "are token ids already"),
+        ({**GENERATIONS, "max_bytes": 9}, "max_bytes goes with text"),
+        ({"vocabulary": "bpe:256"}, "at least 257"),
+        ({"vocabulary": "bpe:many"}, "at least 257"),
+        ({"vocabulary": ""}, "vocabulary must be text"),
+        ({"validation_fraction": 0.0}, "above 0 and below 1"),
+        ({"validation_fraction": 1.0}, "above 0 and below 1"),
+        ({"max_bytes": 0}, "positive integer"),
+    ],
+)
+def test_bad_field_is_named(fields, message):
+    with pytest.raises(UserError, match=message):
+        TextTask(**fields)
+
+
+@pytest.mark.parametrize(
+    "vocabulary, name",
+    [
+        ("gpt3", "stdlib.gpt3"),
+        ("bpe:2048", "stdlib.bpe:2048"),
+        ("run/tokenizer.json", "stdlib.custom"),
+    ],
+)
+def test_name(vocabulary, name):
+    assert TextTask(vocabulary=vocabulary).name == name
+
+
+def test_unknown_split():
+    with pytest.raises(UserError, match="unknown split 'test'"):
+        check_split("test")

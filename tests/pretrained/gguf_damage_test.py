@@ -1,0 +1,161 @@
+"""Damaged files: one sentence each, at once and without much memory."""
+
+import struct
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bpd_jax.errors import UserError
+from bpd_jax.pretrained.gguf_file import GGUFFile
+from bpd_jax.pretrained.gguf_model import open_gguf
+
+
+@pytest.fixture(scope="module")
+def intact(tiny, tmp_path_factory):
+    """The bytes of a file, and how many of them are its header."""
+    path = tmp_path_factory.mktemp("intact") / "m.gguf"
+    tiny.make("llama", num_layers=1).write(path)
+    file = GGUFFile(path)
+    return path.read_bytes(), min(t.data_offset for t in file.tensors.values())
+
+
+@pytest.fixture(scope="module")
+def survives(tmp_path_factory):
+    """Whether a file is opened; anything but a sentence is an error."""
+    path = tmp_path_factory.mktemp("damaged") / "m.gguf"
+
+    def opened(data):
+        path.unlink(missing_ok=True)
+        path.write_bytes(data)
+        try:
+            open_gguf(path)
+        except UserError as error:
+            sentence = str(error)
+        else:
+            return True
+        assert "\n" not in sentence
+        assert len(sentence) < 2000
+        return False
+
+    return opened
+
+
+def peak_of(call, *arguments):
+    """Bytes that a call had allocated at most."""
+    tracemalloc.start()
+    try:
+        call(*arguments)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_intact_file_is_opened(intact, survives):
+    assert survives(intact[0])
+
+
+@settings(derandomize=True, deadline=None, max_examples=100)
+@given(rest=st.binary(max_size=400), head=st.sampled_from([b"", b"GGUF\3\0\0\0"]))
+def test_noise_is_refused(survives, head, rest):
+    assert not survives(head + rest)
+
+
+def test_every_truncation_is_refused(intact, survives):
+    data, header = intact
+    # The last bytes of the file are padding.
+    for length in [*range(0, header, 7), *range(header, len(data) - 32, 997)]:
+        assert not survives(data[:length]), length
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(st.data())
+def test_flipped_bytes_give_a_sentence_or_a_model(intact, survives, draws):
+    data, header = bytearray(intact[0]), intact[1]
+    for _ in range(draws.draw(st.integers(1, 4))):
+        data[draws.draw(st.integers(0, header - 1))] = draws.draw(st.integers(0, 255))
+    survives(bytes(data))
+
+
+@pytest.mark.parametrize("value", [2**31, 2**40, 2**63, 2**64 - 1])
+def test_huge_counts_cost_no_memory(intact, survives, value):
+    data, header = intact
+    for start in range(8, header - 8, 13):
+        changed = data[:start] + value.to_bytes(8, "little") + data[start + 8 :]
+        assert peak_of(survives, changed) < 1 << 20, start
+
+
+def header(values=(), tensors=(), counts=None, tail=b"\0" * 256):
+    """A file of values (key, type, bytes) and tensors (name, dims, type, offset)."""
+
+    def string(text):
+        return struct.pack("<Q", len(text)) + text
+
+    num_tensors, num_values = counts or (len(tensors), len(values))
+    parts = [b"GGUF", struct.pack("<IQQ", 3, num_tensors, num_values)]
+    for key, kind, value in values:
+        parts += [string(key), struct.pack("<I", kind), value]
+    for name, dimensions, kind, offset in tensors:
+        parts += [string(name), struct.pack("<I", len(dimensions))]
+        parts += [struct.pack("<Q", size) for size in dimensions]
+        parts += [struct.pack("<IQ", kind, offset)]
+    data = b"".join(parts)
+    return data + b"\0" * (-len(data) % 32) + tail
+
+
+NUMBER = (b"n", 4, struct.pack("<I", 5))
+A, B = (b"a", (8,), 0, 0), (b"b", (8,), 0, 32)
+DAMAGED = {
+    "magic": (b"GGUf" + header()[4:], "not a GGUF file"),
+    "values": (header(counts=(0, 2**40)), "1,099,511,627,776 values"),
+    "too few tensors": (header(counts=(2**19, 0)), "truncated or damaged"),
+    "key twice": (header([NUMBER, NUMBER]), "Duplicate n"),
+    "key is not text": (header([(b"\xff\xfe", 4, b"....")]), "decode byte 0xff"),
+    "long key": (header([(b"k" * 9000, 99, b"")]), "not a valid GGUFValueType"),
+    "type": (header([(b"n", 13, b"")]), "not a valid GGUFValueType"),
+    "text": (header([(b"n", 8, struct.pack("<Q", 2**33))]), "buffer is smaller"),
+    "nested": (header([(b"n", 9, struct.pack("<IQ", 9, 1))]), "of type ARRAY"),
+    "numbers": (header([(b"n", 9, struct.pack("<IQ", 5, 2**62))]), "damaged"),
+    "texts": (header([(b"n", 9, struct.pack("<IQ", 8, 2**62))]), "of type STRING"),
+    "alignment": (
+        header([(b"general.alignment", 4, struct.pack("<I", 48))]),
+        "power of two",
+    ),
+    "tensor twice": (header(tensors=[A, A]), "duplicated tensor with name a"),
+    "dimensions": (header(tensors=[(b"a", (1,) * 5, 0, 0)]), "'a' has shape"),
+    "no dimension": (header(tensors=[(b"a", (), 0, 0), B]), "'a' has shape"),
+    "empty tensor": (header(tensors=[(b"a", (8, 0), 0, 0)]), "'a' has shape"),
+    "quantisation": (
+        header(tensors=[(b"a", (8,), 77, 0)]),
+        "GGMLQuantizationType",
+    ),
+    "blocks": (header(tensors=[(b"a", (24,), 8, 0)]), "not a multiple of Q8_0"),
+    "misplaced": (header(tensors=[(b"a", (8,), 0, 8)]), "'a' is not aligned"),
+    "outside": (header(tensors=[(b"a", (8,), 0, 320)]), "damaged"),
+    "overflow": (header(tensors=[(b"a", (8,), 0, 2**64 - 32)]), "overflow"),
+    "too large": (header(tensors=[(b"a", (2**31, 2**31), 0, 0)]), "damaged"),
+    "wraps": (header(tensors=[(b"a", (2**62, 4), 0, 0)]), "damaged"),
+    "overlap": (header(tensors=[(b"a", (9,), 0, 0), B]), "'a' and 'b' overlap"),
+    "same place": (header(tensors=[A, (b"c", (8,), 0, 0)]), "'a' and 'c' overlap"),
+}
+
+
+@pytest.mark.parametrize("data, reason", DAMAGED.values(), ids=DAMAGED)
+def test_each_damage_is_refused(tmp_path, data, reason):
+    path = tmp_path / "m.gguf"
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=reason) as caught:
+        GGUFFile(path)
+    assert str(path) in str(caught.value)
+
+
+def test_tensors_may_touch_and_lie_in_any_order(tmp_path):
+    path = tmp_path / "m.gguf"
+    numbers = np.arange(16, dtype="<f4")
+    path.write_bytes(header([NUMBER], [B, A], tail=numbers.tobytes()))
+    file = GGUFFile(path)
+    assert file.find("n", int) == 5
+    assert file.read("a").tolist() == list(range(8))
+    assert file.read("b").tolist() == list(range(8, 16))

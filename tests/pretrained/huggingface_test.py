@@ -1,0 +1,319 @@
+"""Folders of transformers: tiny models of every family against what it computes."""
+
+import json
+import pathlib
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from bpd_jax.errors import UserError
+from bpd_jax.models.attention import causal_mask
+from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.rotary import RotaryConfig
+from bpd_jax.pretrained.huggingface import open_folder
+from bpd_jax.pretrained.load_parameters import load_trunk
+
+GOLDEN = pathlib.Path(__file__).parent / "golden"
+NAMES = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
+# Where positions are stretched, and the length before.
+STRETCHED = {"llama_linear": 16, "llama3": 16, "llama_yarn": 16, "qwen3_yarn": 16}
+
+
+def expected(name):
+    with np.load(GOLDEN / name / "expected.npz") as arrays:
+        return arrays["tokens"], arrays["logits"]
+
+
+def logits(config, params, tokens):
+    functions = ModelFunctions(BlockwiseConfig(config))
+    tokens = jnp.asarray(tokens)[None]
+
+    @jax.jit
+    def run(params):
+        positions = jnp.arange(tokens.shape[1])[None]
+        mask = causal_mask(jnp.ones_like(tokens))
+        hidden, _ = functions.forward(params, tokens, positions, mask)
+        return functions.next_token_logits(params, hidden)[0]
+
+    return run(params)
+
+
+def assert_as_transformers(folder, name):
+    checkpoint = open_folder(folder)
+    params = load_trunk(checkpoint.config, checkpoint.layout, checkpoint.tensors)
+    tokens, want = expected(name)
+    got = logits(checkpoint.config, params, tokens)
+    np.testing.assert_allclose(got, want, atol=1e-4)
+    return checkpoint, params
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A copy of a golden folder, to be changed."""
+
+    def copy(name="llama"):
+        shutil.copytree(GOLDEN / name, tmp_path / name)
+        return tmp_path / name
+
+    return copy
+
+
+def edit(path, **changes):
+    """Changes fields of a JSON file; None takes one away."""
+    fields = json.loads(path.read_text()) if path.exists() else {}
+    fields = {**fields, **changes}
+    path.write_text(json.dumps({k: v for k, v in fields.items() if v is not None}))
+
+
+def refused(path, match):
+    with pytest.raises(UserError, match=match) as error:
+        open_folder(path)
+    assert "\n" not in str(error.value)
+
+
+def test_all_families_are_here():
+    types = {
+        json.loads((GOLDEN / name / "config.json").read_text())["model_type"]
+        for name in NAMES
+    }
+    assert types == {"llama", "mistral", "qwen2", "qwen3", "gpt2"}
+    size = sum(path.stat().st_size for path in GOLDEN.rglob("*") if path.is_file())
+    assert size < 500_000
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_equal_those_of_transformers(name):
+    checkpoint, params = assert_as_transformers(GOLDEN / name, name)
+    tokens, want = expected(name)
+    assert len(tokens) <= checkpoint.config.max_length
+    if name in STRETCHED:
+        # The text is longer than the model knew before, and the scaling is felt.
+        assert checkpoint.config.rotary.original_length in (None, STRETCHED[name])
+        assert len(tokens) > STRETCHED[name]
+        plain = RotaryConfig(checkpoint.config.rotary.base)
+        config = {**vars(checkpoint.config), "rotary": plain}
+        other = logits(type(checkpoint.config)(**config), params, tokens)
+        assert np.abs(other - want).max() > 0.05
+
+
+def test_windows_and_dynamic_positions_limit_the_text():
+    assert open_folder(GOLDEN / "mistral").config.max_length == 24
+    assert open_folder(GOLDEN / "llama_dynamic").config.max_length == 20
+
+
+def test_a_checkpoint_in_several_files(folder):
+    path = folder("llama_untied")
+    tensors = load_file(path / "model.safetensors")
+    (path / "model.safetensors").unlink()
+    names, weight_map = sorted(tensors), {}
+    for number in range(3):
+        file = f"model-{number + 1:05}-of-00003.safetensors"
+        part = {name: tensors[name] for name in names[number::3]}
+        save_file(part, path / file)
+        weight_map.update(dict.fromkeys(part, file))
+    index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert_as_transformers(path, "llama_untied")
+    (path / "model-00002-of-00003.safetensors").unlink()
+    refused(path, "incomplete: model-00002-of-00003.safetensors, which")
+
+
+def test_gpt2_without_a_prefix(folder):
+    path = folder("gpt2")
+    tensors = load_file(path / "model.safetensors")
+    mask = np.tril(np.ones((40, 40), bool))
+    renamed = {name.removeprefix("transformer."): v for name, v in tensors.items()}
+    # The first files held their causal masks too.
+    save_file({**renamed, "h.0.attn.bias": mask}, path / "model.safetensors")
+    assert_as_transformers(path, "gpt2")
+
+
+def test_what_else_a_checkpoint_says():
+    checkpoint = open_folder(GOLDEN / "llama")
+    assert checkpoint.name == str(GOLDEN / "llama")
+    assert checkpoint.tokenizer.encode("w7 w8").ids == [0, 7, 8]
+    assert checkpoint.begin_of_text == 0
+    assert checkpoint.end_tokens == (1,)
+    assert checkpoint.chat_template is None
+
+
+def test_end_tokens_are_the_tokenizers_and_those_of_generation(folder):
+    path = folder()
+    edit(path / "generation_config.json", eos_token_id=[5, 1, 7])
+    assert open_folder(path).end_tokens == (1, 5, 7)
+    named = {"content": "w7", "special": True}
+    edit(path / "tokenizer_config.json", eos_token=named)
+    assert open_folder(path).end_tokens == (7, 5, 1)
+    # An older file may name it; without any, the configuration alone does.
+    edit(path / "tokenizer_config.json", eos_token=None)
+    edit(path / "special_tokens_map.json", eos_token="w9")
+    (path / "generation_config.json").unlink()
+    assert open_folder(path).end_tokens == (9, 1)
+    (path / "special_tokens_map.json").unlink()
+    assert open_folder(path).end_tokens == (1,)
+    edit(path / "config.json", eos_token_id=None)
+    refused(path, "names no token that ends a text")
+
+
+def test_beginning_of_text(folder):
+    path = folder()
+    edit(path / "tokenizer_config.json", add_bos_token=False)
+    assert open_folder(path).begin_of_text is None
+    # Templates write it all the same.
+    assert open_folder(path).begin_text == "<s>"
+    # Where nothing is said, the tokenizer shows what it does.
+    edit(path / "tokenizer_config.json", add_bos_token=None)
+    assert open_folder(path).begin_of_text == 0
+    edit(path / "tokenizer.json", post_processor=None)
+    assert open_folder(path).begin_of_text is None
+    edit(path / "tokenizer_config.json", add_bos_token=True)
+    assert open_folder(path).begin_of_text == 0
+    edit(path / "tokenizer_config.json", bos_token=None)
+    assert open_folder(path).begin_of_text is None
+    assert open_folder(path).begin_text == ""
+
+
+def test_chat_templates(folder):
+    path = folder()
+    edit(path / "tokenizer_config.json", chat_template="one")
+    assert open_folder(path).chat_template == "one"
+    named = [{"name": "rag", "template": "a"}, {"name": "default", "template": "b"}]
+    edit(path / "tokenizer_config.json", chat_template=named)
+    assert open_folder(path).chat_template == "b"
+    edit(path / "tokenizer_config.json", chat_template=named[:1])
+    assert open_folder(path).chat_template == "a"
+    (path / "chat_template.jinja").write_text("file\n")
+    assert open_folder(path).chat_template == "file\n"
+    (path / "chat_template.jinja").unlink()
+    edit(path / "tokenizer_config.json", chat_template=7)
+    refused(path, "chat_template in .* must be a text")
+
+
+def test_missing_files_are_named(folder):
+    path = folder()
+    refused(path / "nowhere", "nowhere is not a folder")
+    (path / "tokenizer.json").rename(path / "tokenizer.model")
+    refused(path, "has no tokenizer.json, and older files .tokenizer.model")
+    (path / "model.safetensors").rename(path / "pytorch_model.bin")
+    refused(path, "pickled PyTorch files.*convert them to model.safetensors")
+    (path / "pytorch_model.bin").unlink()
+    refused(path, "has neither model.safetensors nor model.safetensors.index.json")
+    (path / "config.json").unlink()
+    refused(path, "has no config.json")
+
+
+def test_damaged_files_are_named(folder):
+    path = folder()
+    (path / "generation_config.json").write_text("{}")
+    for name in ("generation_config", "tokenizer_config", "config"):
+        file = path / f"{name}.json"
+        whole = file.read_text()
+        file.write_text(whole[: len(whole) // 2])
+        refused(path, rf"{name}\.json is not valid JSON")
+        file.write_text(whole)
+    (path / "tokenizer.json").write_text('{"model": 3}')
+    refused(path, r"tokenizer\.json is not a tokenizer\.json: ")
+    for content, fault in (
+        (b"\xff\xfe", "valid JSON"),
+        (b"[]", "a JSON object"),
+        (b"[" * 100_000, "valid JSON"),
+    ):
+        (path / "config.json").write_bytes(content)
+        refused(path, rf"config\.json is not {fault}")
+
+
+def test_a_tokenizer_of_gigabytes_is_not_read(folder):
+    path = folder()
+    with (path / "tokenizer.json").open("r+b") as file:
+        file.truncate(2**33)  # Takes no space on the disk.
+    refused(path, r"tokenizer\.json is larger than 100,000,000 bytes")
+
+
+def test_a_model_of_other_sizes_is_refused(folder):
+    path = folder()
+    edit(path / "config.json", intermediate_size=25)
+    refused(path, r"mlp\.\w+\.weight has shape \[\d+, \d+\], and the configuration")
+    edit(path / "config.json", intermediate_size=24, tie_word_embeddings=False)
+    refused(path, r"has no tensor lm_head\.weight")
+    edit(path / "config.json", num_hidden_layers=10**12)
+    refused(path, "must be an integer from 1 to 1000")
+    edit(path / "config.json", num_hidden_layers=2, tie_word_embeddings=True)
+    edit(path / "generation_config.json", eos_token_id=[1, 40])
+    refused(path, "names token 40 as beginning or end of a text, but its model has 40")
+    edit(path / "generation_config.json", eos_token_id=["1"])
+    refused(path, "eos_token_id in .* must be an id or a list of ids")
+
+
+def test_tensors_of_integers_are_refused(folder):
+    path = folder()
+    tensors = load_file(path / "model.safetensors")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].astype(np.int8)
+    save_file(tensors, path / "model.safetensors")
+    refused(path, r"tensor model\.norm\.weight .* is stored as I8, not as floats")
+
+
+@pytest.mark.parametrize(
+    "file, changes, words",
+    [
+        (
+            "tokenizer_config.json",
+            {"chat_template": [{"name": ["default"], "template": ["x"]}]},
+            "chat_template in .* must be a text",
+        ),
+        ("tokenizer_config.json", {"bos_token": "\ud800"}, "surrogates"),
+        ("config.json", {"model_type": "\udfff"}, "surrogates"),
+        (
+            "config.json",
+            {
+                "rope_scaling": {
+                    "rope_type": "yarn",
+                    "factor": 2.718281828459045,
+                    "original_max_position_embeddings": 16,
+                    "mscale": 1.0,
+                    "mscale_all_dim": -10.0,
+                }
+            },
+            "mscale",
+        ),
+    ],
+)
+def test_odd_values_are_refused(folder, file, changes, words):
+    path = folder()
+    edit(path / file, **changes)
+    refused(path, words)
+
+
+def test_a_template_whose_name_is_a_list_is_one_without_a_name(folder):
+    path = folder()
+    (path / "chat_template.jinja").unlink(missing_ok=True)
+    templates = [{"name": ["a"], "template": "text"}]
+    edit(path / "tokenizer_config.json", chat_template=templates)
+    assert open_folder(path).chat_template == "text"
+
+
+def test_padding_of_a_tokenizer_is_ignored(folder):
+    """A fixed length of 2 billion would end the process."""
+    path = folder()
+    padding = {
+        "strategy": {"Fixed": 2_000_000_000},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": "x",
+    }
+    edit(path / "tokenizer.json", padding=padding)
+    assert len(open_folder(path).tokenizer.encode("").ids) <= 1
+
+
+def test_a_file_name_that_no_system_takes_is_refused(folder):
+    path = folder()
+    (path / "model.safetensors").unlink()
+    index = {"weight_map": {"x": "n" * 5000}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    refused(path, "not the name of a file")

@@ -1,0 +1,137 @@
+"""Parameters on devices: where they go, and how little memory it takes."""
+
+import pathlib
+import tracemalloc
+import weakref
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+
+from bpd_jax.errors import UserError
+from bpd_jax.models.config import TransformerConfig
+from bpd_jax.models.partitioning import MeshConfig, make_mesh
+from bpd_jax.models.rotary import RotaryConfig
+from bpd_jax.pretrained.huggingface import open_folder
+from bpd_jax.pretrained.llama_layout import llama_layout
+from bpd_jax.pretrained.load_parameters import load_trunk
+
+GOLDEN = pathlib.Path(__file__).parent / "golden"
+
+
+class CountingTensors:
+    """Makes every tensor when it is asked for, and counts those still alive."""
+
+    def __init__(self, layout, dtype=np.float32):
+        self.shapes = {origin.name: origin.shape for origin in layout.values()}
+        self.dtype = dtype
+        self.largest = 0
+        self.made = []
+        self.most_alive = 0
+
+    def read(self, name):
+        alive = sum(made() is not None for made in self.made)
+        self.most_alive = max(self.most_alive, alive + 1)
+        tensor = np.full(self.shapes[name], len(self.made), self.dtype)
+        self.made.append(weakref.ref(tensor))
+        self.largest = max(self.largest, tensor.nbytes)
+        return tensor
+
+
+def llama(**changes):
+    sizes = {"vocab_size": 3000, "num_layers": 2, "d_model": 96, "d_ff": 256}
+    return TransformerConfig(
+        **{**sizes, **changes},
+        num_heads=4,
+        num_kv_heads=2,
+        use_bias=False,
+        gated=True,
+        tied_softmax=False,
+        norm="rms",
+        rotary=RotaryConfig(),
+    )
+
+
+@pytest.mark.parametrize("name", ["llama_untied", "qwen3", "gpt2"])
+@pytest.mark.parametrize("sizes", [(2, 2, 2), (1, 4, 2), (8, 1, 1)])
+def test_sharded_equals_unsharded(name, sizes):
+    mesh = make_mesh(MeshConfig(*sizes))
+    checkpoint = open_folder(GOLDEN / name)
+    parts = checkpoint.config, checkpoint.layout, checkpoint.tensors
+    alone, spread = load_trunk(*parts), load_trunk(*parts, mesh)
+    for a, b in zip(jax.tree.leaves(alone), jax.tree.leaves(spread), strict=True):
+        assert a.devices() == {jax.devices()[0]}
+        assert b.sharding.mesh == mesh
+        assert a.dtype == b.dtype == np.float32
+        np.testing.assert_array_equal(a, b)
+    kernel = spread["trunk"]["mlp_0"]["input"]["kernel"]
+    width, inner = kernel.shape
+    shard = kernel.addressable_shards[0].data.shape
+    assert shard == (width // sizes[1], inner // sizes[2])
+
+
+def test_what_a_mesh_does_not_divide_stays_whole():
+    """Four devices share four query heads, and each has both key-value heads."""
+    checkpoint = open_folder(GOLDEN / "llama")
+    mesh = make_mesh(MeshConfig(model=4))
+    read = (checkpoint.config, checkpoint.layout, checkpoint.tensors)
+    spread = load_trunk(*read, mesh)
+    attention = spread["trunk"]["attention_0"]
+    query, key = (attention[name]["kernel"] for name in ("query", "key"))
+    assert "model" in query.sharding.spec
+    assert "model" not in key.sharding.spec
+    np.testing.assert_array_equal(
+        key, load_trunk(*read)["trunk"]["attention_0"]["key"]["kernel"]
+    )
+
+
+@pytest.mark.parametrize("spread", [False, True])
+def test_one_tensor_at_a_time(spread):
+    config = llama()
+    layout = llama_layout(config)
+    mesh = make_mesh(MeshConfig(2, 2, 2)) if spread else None
+    load_trunk(config, layout, CountingTensors(layout), mesh)  # imports, caches
+    tensors = CountingTensors(layout)
+    tracemalloc.start()
+    try:
+        params = load_trunk(config, layout, tensors, mesh)
+        now, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert tensors.most_alive == 1
+    # The devices are this host's memory, and they may keep the arrays that they got:
+    # besides them there was one tensor and one copy of it.
+    assert peak - now < 2.2 * tensors.largest
+    whole = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    assert whole > 2.2 * tensors.largest
+
+
+def test_parameters_have_the_configurations_type():
+    config = llama(vocab_size=50, param_dtype="bfloat16")
+    layout = llama_layout(config)
+    for stored in (np.float32, np.float16, ml_dtypes.bfloat16, np.float64):
+        params = load_trunk(config, layout, CountingTensors(layout, stored))
+        assert {leaf.dtype.name for leaf in jax.tree.leaves(params)} == {"bfloat16"}
+
+
+def test_parameters_do_not_change_with_the_file(tmp_path):
+    """A device may keep the array that it is given, so it gets none of the file's."""
+    path = tmp_path / "model.safetensors"
+    for file in (GOLDEN / "llama").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    checkpoint = open_folder(tmp_path)
+    params = load_trunk(checkpoint.config, checkpoint.layout, checkpoint.tensors)
+    before = jax.device_get(jax.tree.map(np.array, params))
+    with path.open("r+b") as file:
+        file.seek(-1000, 2)
+        file.write(bytes(1000))
+    jax.tree.map(np.testing.assert_array_equal, params, before)
+
+
+def test_a_tensor_of_another_shape_is_refused():
+    config = llama(vocab_size=50)
+    tensors = CountingTensors(llama_layout(config))
+    tensors.shapes["model.norm.weight"] = (97,)
+    with pytest.raises(UserError, match=r"has shape \[97\], and the config"):
+        load_trunk(config, llama_layout(config), tensors)
