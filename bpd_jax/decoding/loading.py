@@ -74,7 +74,7 @@ class LoadedModel:
 
     @property
     def fingerprint(self) -> str:
-        """Tells its trunk from another; see `heads_files.fingerprint`."""
+        """Tells its trunk from another; see `attachments.fingerprint`."""
         return self.trunk_identity or fingerprint(self.functions.config, self.params)
 
     @property
