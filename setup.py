@@ -88,7 +88,7 @@ setup(
     packages=find_packages(include=["bpd_jax*"]),
     package_data={
         "bpd_jax": ["shipped/**/*"],
-        "bpd_jax.reporting": ["*.html", "*.css", "*.js"],
+        "bpd_jax.reporting": ["*.html", "*.svg", "*.css", "*.js"],
     },
     cmdclass={"build_py": BuildWithConfigs},
     entry_points={"console_scripts": ["bpd = bpd_jax.__main__:main"]},
@@ -107,7 +107,9 @@ setup(
         "optax>=0.2.8,<0.3",
         "orbax-checkpoint>=0.12.8,<0.13",
         "rich>=13,<16",
+        "markupsafe>=2.1,<4",
         "safetensors>=0.5,<0.9",
+        "scipy>=1.15,<2",
         "tokenizers>=0.22,<0.24",
         "tqdm>=4.66,<5",
     ],

@@ -30,7 +30,7 @@ from bpd_jax.decoding.generate import Generation, Task
 from bpd_jax.decoding.loop import decode_on_device
 from bpd_jax.decoding.methods import Method, parse_method
 from bpd_jax.decoding.options import VERIFICATIONS, DecodeConfig, DecodeOptions
-from bpd_jax.decoding.payoff import measure_drafting, measure_passes
+from bpd_jax.decoding.speedup import measure_drafting, measure_passes
 from bpd_jax.decoding.state import DecodeState
 from bpd_jax.decoding.verification import laid_out
 from bpd_jax.drafting.assets import Assets
@@ -234,7 +234,8 @@ def main() -> None:
     if RANDOM_MODEL.value:
         decoder, prompts = random_model(RANDOM_MODEL.value, config)
     else:
-        loaded, decoder, config = decode_flags.load(config)
+        lm, decoder, config = decode_flags.load(config)
+        loaded = lm.loaded
         prompts = [loaded.encode_prompt(t) for t in decode_flags.prompt_texts()]
         if not prompts:
             prompts = loaded.held_out(NUM_PROMPTS.value, PROMPT_TOKENS.value)

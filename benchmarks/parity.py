@@ -37,7 +37,8 @@ _PADDING, _TOGETHER = 256, 13
 
 def main() -> None:
     """Compares, prints, writes."""
-    loaded, decoder, _ = decode_flags.load(decode_flags.config())
+    lm, decoder, _ = decode_flags.load(decode_flags.config())
+    loaded = lm.loaded
     records = read(cli.required("golden"))
     model, params = loaded.functions, loaded.params
     # Neighbours are of like length: few shapes are compiled.

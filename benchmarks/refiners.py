@@ -24,8 +24,8 @@ from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.loading import LoadedModel
 from bpd_jax.decoding.methods import Method, parse_method
-from bpd_jax.decoding.payoff import check_methods
 from bpd_jax.decoding.replay import record
+from bpd_jax.decoding.speedup import check_methods
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.efficiency import block_efficiency, paired_interval
 from bpd_jax.evaluation.statistics import draft_statistics
@@ -56,7 +56,8 @@ OUTPUT = flags.DEFINE_string("output", "benchmarks/results/refiners.json", "file
 
 def main() -> None:
     """Replays, prints, writes."""
-    loaded, decoder, config = decode_flags.load(decode_flags.config())
+    lm, decoder, config = decode_flags.load(decode_flags.config())
+    loaded = lm.loaded
     bpd = parse_method("bpd")
     asked = dict.fromkeys([bpd, *map(parse_method, METHODS.value)])
     groups = _groups(loaded)

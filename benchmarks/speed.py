@@ -92,7 +92,8 @@ def decoding_speed(
 
 def main() -> None:
     """Measures, prints, writes."""
-    loaded, decoder, config = decode_flags.load(decode_flags.config())
+    lm, decoder, config = decode_flags.load(decode_flags.config())
+    loaded = lm.loaded
     options = config.options
     result = {
         "command": " ".join(["python -m benchmarks.speed", *sys.argv[1:]]),

@@ -1,20 +1,21 @@
 """The Python interface: load a model, decode texts, by any method."""
 
 import dataclasses
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 from jax.sharding import Mesh
 
+from bpd_jax import progress
 from bpd_jax.data.prompts import check_not_empty
-from bpd_jax.decoding.asset_files import OWN_ASSETS, load_assets
+from bpd_jax.decoding.asset_files import OWN_ASSETS, load_assets, own_tuning
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import Generation, check_prompts
 from bpd_jax.decoding.loading import LoadedModel, Message, load_model
 from bpd_jax.decoding.methods import Method, parse_method
-from bpd_jax.decoding.options import DecodeOptions
-from bpd_jax.decoding.payoff import choose_method
+from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
 from bpd_jax.decoding.stopping import cut_at_stop
 from bpd_jax.drafting.assets import Assets
 from bpd_jax.errors import UserError
@@ -30,8 +31,19 @@ class LanguageModel:
     loaded: LoadedModel
     assets: Assets
 
+    @classmethod
+    def of(
+        cls, loaded: LoadedModel, folders: Mapping[str, str | None] | None = None
+    ) -> "LanguageModel":
+        """A loaded model with what its methods draft with; see `load_assets`."""
+        return cls(loaded, load_assets(loaded, folders))
+
     def decoder(
-        self, *, lattice_width: int = 16, alpha: float = 1.0, mesh: Mesh | None = None
+        self,
+        *,
+        lattice_width: int = DecodeConfig.lattice_width,
+        alpha: float = DecodeConfig.alpha,
+        mesh: Mesh | None = None,
     ) -> Decoder:
         """Binds the model to its methods; see `Decoder`."""
         loaded = self.loaded
@@ -87,7 +99,13 @@ class Completion:
 
 
 def load(
-    name: str, *, heads: str | None = None, chat: bool = True, **assets: str
+    name: str,
+    *,
+    heads: str | None = None,
+    weights: str | None = None,
+    chat: bool = True,
+    precision: str | None = None,
+    **assets: str | None,
 ) -> LanguageModel:
     """Loads a model and what its methods draft with.
 
@@ -95,7 +113,9 @@ def load(
       name: a run folder, one of its checkpoints, a Hugging Face folder, a GGUF file, or
         a known name such as `smollm2`.
       heads: folder of block heads for a pretrained model; None for its own.
+      weights: folder with the file of a known model in parts; see `load_model`.
       chat: whether texts are what a user says to a model that has a chat template.
+      precision: of activations and matrix products; None for the model's own.
       **assets: folders of `ngram`, `rescorer`, `draft_model`, `markov`, `recurrent`,
         `hydra` or `drafter`; what is not given is taken from the model's folder, if it
         is there.
@@ -107,9 +127,11 @@ def load(
         if asset not in OWN_ASSETS:
             known = ", ".join(OWN_ASSETS)
             raise UserError(f"there is no asset {asset!r}: choose from {known}.")
-    loaded = load_model(name, heads)
+    loaded = load_model(name, heads, weights)
     loaded = loaded if chat else loaded.without_chat()
-    return LanguageModel(loaded.for_decoding(), load_assets(loaded, assets))
+    lm = LanguageModel.of(loaded, assets)
+    loaded = loaded.in_precision(precision) if precision else loaded
+    return dataclasses.replace(lm, loaded=loaded.for_decoding())
 
 
 def generate(
@@ -117,8 +139,8 @@ def generate(
     prompts: Sequence[Prompt],
     method: str | None = None,
     *,
-    lattice_width: int = 16,
-    alpha: float = 1.0,
+    lattice_width: int = DecodeConfig.lattice_width,
+    alpha: float = DecodeConfig.alpha,
     mesh: Mesh | None = None,
     on_progress: Callable[[int], object] = lambda tokens: None,
     **options: Any,
@@ -149,8 +171,7 @@ def generate(
         raise UserError(f"prompts is one text, {prompts!r}: give a list of texts.")
     check_not_empty(prompts)
     tokens = [lm.encode(prompt) for prompt in prompts]
-    method = decoder.default_method if method is None else method
-    chosen = resolve(decoder, method, tokens, decode_options)
+    chosen = resolve(lm, decoder, method, tokens, decode_options)
     generations = decoder.decode(
         chosen, tokens, decode_options, on_progress=on_progress
     )
@@ -165,8 +186,8 @@ def stream(
     prompt: Prompt,
     method: str | None = None,
     *,
-    lattice_width: int = 16,
-    alpha: float = 1.0,
+    lattice_width: int = DecodeConfig.lattice_width,
+    alpha: float = DecodeConfig.alpha,
     **options: Any,
 ) -> Iterator[str]:
     """Decodes one prompt and yields its text as it comes; see `generate`."""
@@ -174,27 +195,77 @@ def stream(
     decoder = lm.decoder(lattice_width=lattice_width, alpha=alpha)
     check_not_empty([prompt])
     tokens = lm.encode(prompt)
-    method = decoder.default_method if method is None else method
-    chosen = resolve(decoder, method, [tokens], decode_options)
+    chosen = resolve(lm, decoder, method, [tokens], decode_options)
     pieces = decoder.stream(chosen, tokens, decode_options)
     return (piece for piece, _ in visible_pieces(lm, pieces, decode_options))
 
 
 def resolve(
+    lm: LanguageModel,
     decoder: Decoder,
-    method: str,
+    name: str | None,
     prompts: Sequence[np.ndarray],
     options: DecodeOptions,
+    *,
+    verbose: bool = False,
 ) -> Method:
-    """The method of a name; `auto` is measured."""
-    if not isinstance(method, str):
-        raise UserError(f"method is {method!r}: give its name, as in ngram:16.")
-    parsed = parse_method(method)
-    if parsed.kind == "auto":
-        check_prompts(decoder.model, prompts, options)
-        return choose_method(decoder, prompts, options).method
-    decoder.check(parsed, prompts, options)  # Validates the request first.
-    return parsed
+    """The method of a name.
+
+    Args:
+      lm: the model.
+      decoder: of the model.
+      name: of a method; `auto` is what `bpd_jax.tune` chose on this device, or else is
+        measured now; None is `Decoder.default_method`.
+      prompts: that will be decoded.
+      options: with which.
+      verbose: whether to print what `auto` chooses, and why.
+
+    Raises:
+      UserError: there is no such method; or, of `auto`, bad input.
+    """
+    if not isinstance(name, str | None):
+        raise UserError(f"method is {name!r}: give its name, as in ngram:16.")
+    method = parse_method(name or decoder.default_method)
+    if method.kind != "auto":
+        return method
+    from bpd_jax.decoding.speedup import candidate_methods, choose_method
+
+    check_prompts(decoder.model, prompts, options)
+    tuned = tuned_method(lm, options.batch_size)
+    if tuned is not None:
+        if verbose:
+            print(f"auto: {tuned.name}, as bpd_jax.tune chose on this device.")
+        return tuned
+    methods = candidate_methods(decoder, prompts, options)
+    if verbose:
+        print(
+            f"auto: trying up to {len(methods)} methods, which may take minutes; run "
+            "python -m bpd_jax.tune to choose once.",
+            file=sys.stderr,
+        )
+    total = len(methods) + 1
+    with progress.bar(
+        label="trying", total=total, unit=" methods", disable=not verbose
+    ) as bar:
+
+        def advance(method: Method) -> None:
+            bar.set_postfix_str(method.name, refresh=False)
+            bar.update(1)
+
+        choice = choose_method(
+            decoder, prompts, options, methods=methods, on_progress=advance
+        )
+    if verbose:
+        print(f"auto: {choice}")
+    return choice.method
+
+
+def tuned_method(lm: LanguageModel, batch_size: int) -> Method | None:
+    """What `bpd_jax.tune` chose on this device for a batch size, if it has run."""
+    from bpd_jax.decoding.speedup import device, tuned_choice
+
+    path = own_tuning(lm.loaded)
+    return None if path is None else tuned_choice(path, device(), batch_size)
 
 
 def visible_text(

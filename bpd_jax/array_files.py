@@ -20,7 +20,7 @@ from typing import IO, Any
 import numpy as np
 
 # What numpy and zipfile raise besides OSError and ValueError when bytes are damaged.
-_DAMAGE = (
+DAMAGE = (
     EOFError,
     KeyError,
     MemoryError,
@@ -103,6 +103,18 @@ def check_names(found: Collection[str], wanted: Collection[str]) -> None:
     for name in sorted(set(found) ^ set(wanted)):
         problem = "is missing" if name in wanted else "is not known"
         raise ValueError(f"the array {name[:80]!r} {problem}")
+
+
+def check_shapes(
+    arrays: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Raises a `ValueError` unless the arrays have these names and shapes."""
+    check_names(arrays, shapes)
+    for name, shape in shapes.items():
+        if arrays[name].shape != tuple(shape):
+            raise ValueError(
+                f"{name}: its shape is {list(arrays[name].shape)} and not {list(shape)}"
+            )
 
 
 def check_arrays(
@@ -200,7 +212,7 @@ def _read_array(stream: IO[bytes], size: int, spec: ArraySpec | None) -> np.ndar
 def _damage_told() -> Iterator[None]:
     try:
         yield
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise ValueError(str(error) or type(error).__name__) from error
 
 

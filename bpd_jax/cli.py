@@ -5,17 +5,22 @@ Bad input ends with one sentence on standard error and exit status 1.
 """
 
 import contextlib
+import dataclasses
 import errno
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from absl import app, flags, logging
 
 from bpd_jax import startup
 from bpd_jax.compiled import keep_compiled
 from bpd_jax.errors import UserError
+from bpd_jax.settings import REPEATED, checks_of, help_of, parse_setting
+
+# The module that calls `define_flags` has the flags.
+flags.disclaim_key_flags()
 
 
 def rewrite_gin_arguments(arguments: Sequence[str]) -> list[str]:
@@ -164,14 +169,46 @@ def required(flag: str) -> str:
     return value
 
 
-def byte_count(flag: str) -> int:
-    """Returns the bytes that a flag such as `--memory=4GB` asks for."""
-    text = required(flag)
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)B?\s*", text.upper(), re.A)
-    if found is None:
-        raise UserError(f"--{flag}={text} is no size: write it like 500MB or 4GB.")
-    number, unit = found.groups()
-    return int(float(number) * 1000 ** " KMGT".index(unit or " "))
+# By `Check.flag`.
+_DEFINE: dict[Any, Callable[..., Any]] = {
+    int: flags.DEFINE_integer,
+    float: flags.DEFINE_float,
+    bool: flags.DEFINE_bool,
+    REPEATED: flags.DEFINE_multi_string,
+    None: flags.DEFINE_string,
+}
+
+
+def define_flags(kind: type, *names: str) -> None:
+    """Makes flags of the fields of a dataclass of settings; of all without names.
+
+    A flag that is not given is None, and leaves the field at its default.
+    """
+    checks, helps = checks_of(kind), help_of(kind)
+    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
+    for name in names or checks:
+        check, default, text = checks[name], defaults[name], helps[name]
+        if default not in (None, dataclasses.MISSING, ()):
+            text = f"{text.rstrip('.')}; default {default}."
+        if isinstance(check.flag, tuple):
+            flags.DEFINE_enum(name, None, check.flag, text)
+        else:
+            _DEFINE[check.flag](name, None, text)
+
+
+def flag_values(kind: type) -> dict[str, Any]:
+    """The fields of a dataclass of settings that flags give.
+
+    Raises:
+      UserError: a flag is not a value of its field.
+    """
+    given = {}
+    for name, check in checks_of(kind).items():
+        value = flags.FLAGS[name].value if name in flags.FLAGS else None
+        if value is not None:
+            is_text = check.flag is None
+            given[name] = parse_setting(kind, name, value, "--") if is_text else value
+    return given
 
 
 def whole_numbers(flag: str) -> tuple[int, ...] | None:

@@ -35,7 +35,6 @@ from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.slices import make_mesh
 
 _PROGRAMS = ("train", "decode")
-_SHAPES = DecodeShapes()
 
 _TOPOLOGY = flags.DEFINE_string(
     "topology", None, "The slice: a chip and its sides, as v4:4x4x4 or v5e:4x4."
@@ -48,25 +47,7 @@ _PROGRAM = flags.DEFINE_list(
 )
 _OUTPUT = flags.DEFINE_string("output", None, "JSON file for all figures.")
 _HLO = flags.DEFINE_string("hlo", None, "Folder for the text of compiled programs.")
-_BATCH_SIZE = flags.DEFINE_integer(
-    "batch_size", _SHAPES.batch_size, "Rows that decode together, over all cores."
-)
-_PROMPT_TOKENS = flags.DEFINE_integer(
-    "prompt_tokens", _SHAPES.prompt, "Tokens of a prompt, for decoding."
-)
-_MAX_NEW_TOKENS = flags.DEFINE_integer(
-    "max_new_tokens", _SHAPES.new_tokens, "Room for the text that is decoded."
-)
-_DRAFTS = flags.DEFINE_integer("drafts", _SHAPES.drafts, "Drafts of a serial call, P.")
-_LATTICE_WIDTH = flags.DEFINE_integer(
-    "lattice_width", _SHAPES.width, "Candidates of a head, W."
-)
-_NUM_NGRAMS = flags.DEFINE_integer(
-    "num_ngrams", _SHAPES.ngrams, "n-grams of all orders on every core, for decoding."
-)
-_NGRAM_ORDER = flags.DEFINE_integer(
-    "ngram_order", _SHAPES.order, "Order of the n-gram model."
-)
+cli.define_flags(DecodeShapes)
 
 
 def main() -> None:
@@ -82,12 +63,13 @@ def main() -> None:
     if _HLO.value:
         for name in _PROGRAM.value:
             check_writable(pathlib.Path(_HLO.value, f"{name}.txt"))
+    shapes = DecodeShapes(**cli.flag_values(DecodeShapes))
     where = find_slice(cli.required("topology"), _SLICES.value)
     config = configuration.parse_flags(TrainConfig).value
     mesh = make_mesh(config.mesh, where.devices)
     makers = {
         "train": lambda: train_program(config, mesh),
-        "decode": lambda: decode_program(config.model, _shapes(), mesh),
+        "decode": lambda: decode_program(config.model, shapes, mesh),
     }
     # Refusals come before the first of them is compiled.
     programs: list[Program] = [makers[name]() for name in _PROGRAM.value]
@@ -104,18 +86,6 @@ def main() -> None:
         with replacing_file(_OUTPUT.value) as path:
             path.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
         console.print(f"written to {_OUTPUT.value}")
-
-
-def _shapes() -> DecodeShapes:
-    return DecodeShapes(
-        batch_size=_BATCH_SIZE.value,
-        prompt=_PROMPT_TOKENS.value,
-        new_tokens=_MAX_NEW_TOKENS.value,
-        drafts=_DRAFTS.value,
-        width=_LATTICE_WIDTH.value,
-        ngrams=_NUM_NGRAMS.value,
-        order=_NGRAM_ORDER.value,
-    )
 
 
 if __name__ == "__main__":

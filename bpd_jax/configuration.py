@@ -1,6 +1,6 @@
 """gin: from configuration files and `--gin.NAME=VALUE` to one frozen dataclass.
 
-gin sets the fields of the dataclasses in `REGISTERED` and nothing else, and no other
+gin sets the fields of the dataclasses in `CONFIGURABLES` and nothing else, and no other
 module knows of it. Every statement remembers where it was read, so that errors and
 `--dry_run` can name the file and the line.
 """
@@ -8,6 +8,7 @@ module knows of it. Every statement remembers where it was read, so that errors 
 import dataclasses
 import difflib
 import functools
+import importlib
 import inspect
 import os
 import pathlib
@@ -22,24 +23,8 @@ from absl import flags
 from gin import config_parser
 from gin.config import ConfigurableReference, ParserDelegate
 
-from bpd_jax.data import generations, tokenizer
-from bpd_jax.data.example_spec import ExampleTask, Task
-from bpd_jax.data.spec import GENERATIONS, TextTask
-from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
+from bpd_jax.decoding.options import DecodeConfig
 from bpd_jax.errors import UserError
-from bpd_jax.models.compute import ComputeConfig
-from bpd_jax.models.config import (
-    BlockHeadsConfig,
-    BlockwiseConfig,
-    TransformerConfig,
-)
-from bpd_jax.models.drafter_config import BlockDrafterConfig
-from bpd_jax.models.partitioning import MeshConfig
-from bpd_jax.models.rotary import RotaryConfig
-from bpd_jax.studies.config import StudyConfig
-from bpd_jax.training.config import OptimizerConfig, TrainConfig
-from bpd_jax.training.head_schedule import HeadSchedule
-from bpd_jax.training.heads.settings import HeadsTrainConfig
 
 T = TypeVar("T")
 
@@ -72,50 +57,64 @@ _GIN_BINDINGS = flags.DEFINE_multi_string(
 )
 
 
-def vocabulary_size(task: Task) -> int:
-    """Number of tokens of the task's vocabulary; trains nothing.
+# The module of each dataclass (or function) whose arguments gin files set. It is
+# imported when a file names one.
+CONFIGURABLES = {
+    "BlockDrafterConfig": "models.drafter_config",
+    "BlockHeadsConfig": "models.config",
+    "BlockwiseConfig": "models.config",
+    "ComputeConfig": "models.compute",
+    "DecodeConfig": "decoding.options",
+    "DecodeOptions": "decoding.options",
+    "ExampleTask": "data.example_spec",
+    "HeadSchedule": "training.head_schedule",
+    "HeadsTrainConfig": "training.heads.settings",
+    "MeshConfig": "models.partitioning",
+    "OptimizerConfig": "training.config",
+    "RotaryConfig": "models.rotary",
+    "StudyConfig": "studies.config",
+    "TextTask": "data.spec",
+    "TrainConfig": "training.config",
+    "TransformerConfig": "models.config",
+    "vocabulary_size": "configuration",
+}
+
+
+@functools.cache
+def configurable(name: str) -> Callable[..., Any] | None:
+    """Imports and registers what gin files call `name`; None if there is no such."""
+    if name not in CONFIGURABLES:
+        return None
+    module = importlib.import_module(f"bpd_jax.{CONFIGURABLES[name]}")
+    found: Callable[..., Any] = getattr(module, name)
+    gin.external_configurable(found, module="bpd_jax")
+    return found
+
+
+class _Delegate(ParserDelegate):
+    """Registers what a file mentions as `@NAME` before gin looks for it."""
+
+    def configurable_reference(self, name: str, evaluate: bool) -> Any:
+        configurable(name.rpartition("/")[2].rpartition(".")[2])
+        return super().configurable_reference(name, evaluate)
+
+
+def vocabulary_size(task: Any) -> int:
+    """Number of tokens of the vocabulary of a `Task`; trains nothing.
 
     Of generations it is that of the model that wrote them, which may have more tokens
     than its tokenizer uses.
     """
+    from bpd_jax.data import generations, tokenizer
+    from bpd_jax.data.spec import GENERATIONS, TextTask
+
     if isinstance(task, TextTask) and task.corpus == GENERATIONS:
         return int(generations.read_header(task.text_files or "")["vocab_size"])
     if task.trained_size is not None:
-        return task.trained_size
+        return int(task.trained_size)
     if task.vocabulary == "gpt3":
         return _GPT3_TOKENS
     return tokenizer.named_tokenizer(task.vocabulary).vocab_size
-
-
-REGISTERED: dict[str, Callable[..., Any]] = {}
-
-
-def register(configurable: Callable[..., Any]) -> None:
-    """Lets gin files set the arguments of a dataclass (or function) by its name."""
-    gin.external_configurable(configurable, module="bpd_jax")
-    REGISTERED[configurable.__name__] = configurable
-
-
-for _configurable in (
-    BlockDrafterConfig,
-    BlockHeadsConfig,
-    BlockwiseConfig,
-    ComputeConfig,
-    DecodeConfig,
-    DecodeOptions,
-    ExampleTask,
-    HeadSchedule,
-    HeadsTrainConfig,
-    MeshConfig,
-    OptimizerConfig,
-    RotaryConfig,
-    StudyConfig,
-    TextTask,
-    TrainConfig,
-    TransformerConfig,
-    vocabulary_size,
-):
-    register(_configurable)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,7 +263,7 @@ class _Reader:
         self.files.append(name)
         try:
             with path.open(encoding="utf-8") as stream:
-                self._read(config_parser.ConfigParser(stream, ParserDelegate()), name)
+                self._read(config_parser.ConfigParser(stream, _Delegate()), name)
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read {name}: {error}.") from error
         except (SyntaxError, tokenize.TokenError) as error:
@@ -274,7 +273,7 @@ class _Reader:
     def read_binding(self, binding: str) -> None:
         """Reads one statement from the command line."""
         try:
-            parser = config_parser.ConfigParser(binding + "\n", ParserDelegate())
+            parser = config_parser.ConfigParser(binding + "\n", _Delegate())
             self._read(parser, _COMMAND_LINE)
         except (SyntaxError, tokenize.TokenError) as error:
             name, _, value = (part.strip() for part in binding.partition("="))
@@ -307,7 +306,7 @@ class _Reader:
             elif isinstance(statement, config_parser.ImportStatement):
                 raise UserError(
                     f"{place}: imports are not used here; gin files set the arguments "
-                    f"of {', '.join(sorted(REGISTERED))}."
+                    f"of {', '.join(sorted(CONFIGURABLES))}."
                 )
 
     def _bind(self, statement: config_parser.BindingStatement, source: str) -> None:
@@ -324,11 +323,11 @@ class _Reader:
         if not argument:
             gin.bind_parameter((scoped, "gin.macro", "value"), value)
             return
-        known = REGISTERED.get(selector.rpartition(".")[2])
+        known = configurable(selector.rpartition(".")[2])
         if known is None:
             raise UserError(
                 f"{setting.place}: there is nothing called {selector}"
-                f"{_suggest(selector, list(REGISTERED))}."
+                f"{_suggest(selector, list(CONFIGURABLES))}."
             )
         names = list(inspect.signature(known).parameters)
         if argument not in names:
@@ -414,8 +413,8 @@ def _check_nested(
         return
     hint = typing.get_type_hints(known).get(argument)
     for wanted in (hint, *typing.get_args(hint)):
-        if dataclasses.is_dataclass(wanted) and wanted in REGISTERED.values():
-            name = getattr(wanted, "__name__", "")
+        name = getattr(wanted, "__name__", "")
+        if dataclasses.is_dataclass(wanted) and name in CONFIGURABLES:
             raise UserError(
                 f"{setting.place}: {setting.name} must be a {name}, not a value: write "
                 f"@{name}() and set its fields, as in {name}.FIELD = VALUE."
@@ -447,6 +446,7 @@ def _macros(value: object) -> Iterator[str]:
 
 
 def _build(kind: type[T]) -> T:
+    configurable(kind.__name__)
     try:
         return gin.get_configurable(kind)()
     except UserError as error:

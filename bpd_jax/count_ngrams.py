@@ -10,6 +10,7 @@ the folder OUTPUT.work of an interrupted pipeline before starting again.
 """
 
 import time
+from typing import Any
 
 from absl import flags
 from rich.console import Console
@@ -17,23 +18,12 @@ from rich.table import Table
 
 from bpd_jax import cli
 from bpd_jax.errors import UserError
-from bpd_jax.ngram_flags import (
-    END_OF_TEXT,
-    GENERATIONS,
-    MAX_BYTES,
-    SPLIT,
-    TASK,
-    TEXT,
-    TOKENS,
-    VOCAB_SIZE,
-    VOCABULARY,
-)
 from bpd_jax.ngrams.counting import beam, bounded
 from bpd_jax.ngrams.counting.counts import NGramCounts
-from bpd_jax.ngrams.counting.sources import Source, open_source
+from bpd_jax.ngrams.counting.sources import source_of
+from bpd_jax.ngrams.settings import DEFAULT_ORDER, CountSettings
 
-_OUTPUT = flags.DEFINE_string("output", None, "Folder to write the counts to.")
-_ORDER = flags.DEFINE_integer("order", 4, "Length N of the longest n-grams.")
+cli.define_flags(CountSettings)
 _BEAM_RUNNER = flags.DEFINE_string(
     "beam_runner",
     None,
@@ -59,63 +49,27 @@ def main() -> None:
     """Counts what the flags say and prints a summary."""
     output = cli.required("output")
     begin = time.perf_counter()
-    source = _source()
-    min_counts = cli.whole_numbers("min_counts")
-    if min_counts is not None and len(min_counts) != _ORDER.value:
-        raise UserError(
-            f"--min_counts has {len(min_counts)} numbers, but --order is "
-            f"{_ORDER.value}: give one number per order, such as 1,1,2,4."
-        )
-    memory = cli.byte_count("memory")
+    settings = CountSettings(**cli.flag_values(CountSettings))
+    source = source_of(settings)
+    sizes: dict[str, Any] = {
+        "order": settings.order or DEFAULT_ORDER,
+        "min_counts": settings.min_counts,
+        "memory": settings.memory,
+    }
     if _BEAM_RUNNER.value:
         counts = beam.count_with_beam(
             source,
             output,
-            order=_ORDER.value,
-            min_counts=min_counts,
-            memory=memory,
+            **sizes,
             options=[f"--runner={_BEAM_RUNNER.value}", *_BEAM_OPTIONS.value.split()],
             shared_folder=_BEAM_FOLDER.value,
         )
     else:
         if _BEAM_OPTIONS.value or _BEAM_FOLDER.value:
             raise UserError("--beam_options and --beam_folder go with --beam_runner.")
-        counts = bounded.count_to_folder(
-            source,
-            output,
-            order=_ORDER.value,
-            min_counts=min_counts,
-            memory=memory,
-        )
+        counts = bounded.count_to_folder(source, output, **sizes)
     print_summary(counts, Console())
     print(f"{output}: {time.perf_counter() - begin:.1f} seconds")
-
-
-def _source() -> Source:
-    sources = (TASK, TEXT, TOKENS, GENERATIONS)
-    given = [flag.name for flag in sources if flag.value]
-    if len(given) != 1:
-        found = " and ".join(f"--{name}" for name in given) or "none"
-        raise UserError(
-            "give exactly one of --task, --text, --tokens and --generations: found "
-            f"{found}."
-        )
-    of_text, of_tokens = (SPLIT, MAX_BYTES), (VOCAB_SIZE, END_OF_TEXT)
-    foreign = {"tokens": of_text, "generations": (MAX_BYTES, *of_tokens)}
-    for flag in foreign.get(given[0], of_tokens):
-        if flag.value is not None:
-            raise UserError(f"--{flag.name} does not go with --{given[0]}.")
-    return open_source(
-        task=TASK.value,
-        text=TEXT.value,
-        tokens=TOKENS.value,
-        generations=GENERATIONS.value,
-        split=SPLIT.value,
-        vocabulary=VOCABULARY.value,
-        max_bytes=MAX_BYTES.value,
-        vocab_size=VOCAB_SIZE.value,
-        end_of_text=END_OF_TEXT.value,
-    )
 
 
 def print_summary(counts: NGramCounts, console: Console) -> None:

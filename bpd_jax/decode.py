@@ -10,7 +10,6 @@ The answer to a single prompt is streamed; several prompts are decoded in batche
 
 import json
 import os
-import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,23 +17,20 @@ from absl import flags
 from rich.console import Console
 from rich.text import Text
 
-from bpd_jax import api, cli, decode_flags, files, progress
+from bpd_jax import api, cli, decode_flags, files
 from bpd_jax.data.prompts import check_not_empty
-from bpd_jax.decoding.asset_files import own_tuning
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import (
     Generation,
-    check_prompts,
+    Task,
     compile_task,
+    generate,
     stream,
 )
-from bpd_jax.decoding.loading import LoadedModel
 from bpd_jax.decoding.methods import Method, describe_methods, parse_method
 from bpd_jax.decoding.options import DecodeConfig
-from bpd_jax.decoding.payoff import candidate_methods, choose_method, tuned_choice
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.compare import MethodResult
-from bpd_jax.reporting import build
 from bpd_jax.reporting.build import decode_records
 from bpd_jax.reporting.records import DecodeRecord
 from bpd_jax.reporting.terminal import print_steps, print_stream, standard_output
@@ -75,32 +71,27 @@ def main() -> None:
         print(describe_methods())
         return
     config = decode_flags.config()
-    asked = METHOD.value or config.method
-    if asked:
-        parse_method(asked)  # Validates it before loading the model.
+    name = METHOD.value or config.method
+    if name:
+        parse_method(name)  # Validates it before loading the model.
     texts = _prompts(PROMPT.value)
     if OUTPUT.value:
         files.check_writable(OUTPUT.value)
-    loaded, decoder, config = decode_flags.load(config)
-    prompts = [loaded.encode_prompt(text) for text in texts]
-    method = parse_method(asked or decoder.default_method)
-    if method.kind == "auto":
-        check_prompts(loaded.functions, prompts, config.options)
-        method = _measured(loaded, decoder, prompts, config)
+    lm, decoder, config = decode_flags.load(config)
+    prompts = [lm.encode(text) for text in texts]
+    method = api.resolve(lm, decoder, name, prompts, config.options, verbose=True)
     # Validates the request before anything is compiled.
-    decoder.check(method, prompts, config.options)
+    task = decoder.prepare(method, prompts, config.options)
     if len(prompts) == 1 and not OUTPUT.value:
-        generations = [_streamed(loaded, decoder, method, prompts[0], config)]
+        generations = [_streamed(lm, task, prompts[0])]
     else:
         with decode_flags.token_bar("decoding", len(prompts), config) as bar:
-            generations = decoder.decode(
-                method, prompts, config.options, on_progress=bar.update
-            )
-    _show(loaded, decoder, method, generations, config, texts)
+            generations = generate(task, prompts, on_progress=bar.update)
+    _show(lm, decoder, method, generations, config, texts)
 
 
 def _show(
-    loaded: LoadedModel,
+    lm: api.LanguageModel,
     decoder: Decoder,
     method: Method,
     generations: list[Generation],
@@ -108,7 +99,7 @@ def _show(
     texts: list[str],
 ) -> None:
     """Prints or writes what was decoded, and a line of figures."""
-    tokenizer = loaded.tokenizer
+    tokenizer = lm.loaded.tokenizer
     result = MethodResult(method, decoder.label(method), generations, [])
     records = decode_records(
         result, tokenizer.decode, tokenizer.piece, config.options, texts
@@ -116,7 +107,7 @@ def _show(
     if OUTPUT.value:
         write_records(OUTPUT.value, records)
     else:
-        between = _between(loaded) if len(records) > 1 else None
+        between = _between(lm) if len(records) > 1 else None
         _print_records(records, between)
     tokens = sum(len(record.output_ids) for record in records)
     calls = sum(record.serial_calls for record in records)
@@ -139,67 +130,28 @@ def _prompts(prompt: str | None) -> list[str]:
     raise UserError("give exactly one of --prompt and --prompts_file.")
 
 
-def _measured(
-    loaded: LoadedModel,
-    decoder: Decoder,
-    prompts: list[np.ndarray],
-    config: DecodeConfig,
-) -> Method:
-    """The method that is fastest here, with a word about why."""
-    tuning, size = own_tuning(loaded), config.options.batch_size
-    found = None if tuning is None else tuned_choice(tuning, build.device(), size)
-    if found is not None:
-        print(f"auto: {found.name}, as bpd_jax.tune found on this device.")
-        return found
-    methods = candidate_methods(decoder, prompts, config.options)
-    print(
-        f"auto: trying up to {len(methods)} methods, which may take minutes; python -m "
-        "bpd_jax.tune does it once and for all.",
-        file=sys.stderr,
-    )
-    with progress.bar(label="trying", total=len(methods) + 1, unit=" methods") as bar:
-
-        def advance(method: Method) -> None:
-            bar.set_postfix_str(method.name, refresh=False)
-            bar.update(1)
-
-        choice = choose_method(
-            decoder, prompts, config.options, methods=methods, on_progress=advance
-        )
-    print(f"auto: {choice}")
-    return choice.method
-
-
-def _streamed(
-    loaded: LoadedModel,
-    decoder: Decoder,
-    method: Method,
-    prompt: np.ndarray,
-    config: DecodeConfig,
-) -> Generation:
+def _streamed(lm: api.LanguageModel, task: Task, prompt: np.ndarray) -> Generation:
     """Decodes one prompt and prints its text as it comes."""
-    lm = api.LanguageModel(loaded, decoder.assets)
-    task = decoder.prepare(method, [prompt], config.options)
     console = standard_output()
-    # Compiles, so that the text flows and its seconds are those of decoding.
+    # Compiles first, so that the measured seconds are those of decoding.
     with console.status("compiling"):
         compile_task(task, [prompt])
-    prompted = (PROMPT.value or "") + _between(loaded)
+    prompted = (PROMPT.value or "") + _between(lm)
     console.print(Text(prompted, style="dim"), end="", soft_wrap=True)
-    pieces = api.marked_pieces(lm, stream(task, prompt), config.options)
+    pieces = api.marked_pieces(lm, stream(task, prompt), task.options)
     marked = SHOW_ACCEPTED.value
-    found = print_stream(
+    generation = print_stream(
         ((piece, marked and accepted, last) for piece, accepted, last in pieces),
         console,
     )
     console.print()
-    assert found is not None
-    return found
+    assert generation is not None
+    return generation
 
 
-def _between(loaded: LoadedModel) -> str:
-    """What stands between a prompt and what follows: an answer, or more of a text."""
-    return "\n\n" if loaded.chat else ""
+def _between(lm: api.LanguageModel) -> str:
+    """The separator of a prompt and its completion: an empty line before an answer."""
+    return "\n\n" if lm.loaded.chat else ""
 
 
 def _print_records(records: Sequence[DecodeRecord], between: str | None) -> None:

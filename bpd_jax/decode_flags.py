@@ -4,17 +4,14 @@ gin files set `DecodeConfig` and `DecodeOptions`; a flag that is given overrides
 """
 
 import dataclasses
-from typing import Any
 
 from absl import flags
 
-from bpd_jax import cli, configuration, progress
+from bpd_jax import api, cli, configuration, progress
 from bpd_jax.data.prompts import read_prompts_file
-from bpd_jax.decoding.asset_files import load_assets
 from bpd_jax.decoding.decoder import Decoder
-from bpd_jax.decoding.loading import LoadedModel, load_model
-from bpd_jax.decoding.options import ACCEPTANCES, VERIFICATIONS, DecodeConfig
-from bpd_jax.drafting.assets import KINDS
+from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
+from bpd_jax.drafting.assets import AssetPaths
 from bpd_jax.models.config import DTYPES
 
 MODEL = flags.DEFINE_string(
@@ -49,109 +46,38 @@ PRECISION = flags.DEFINE_enum(
     DTYPES,
     "of activations and matrix products; default: the model's own.",
 )
-_OPTIONS: dict[str, flags.FlagHolder[Any]] = {
-    flag.name: flag
-    for flag in (
-        flags.DEFINE_integer("max_new_tokens", None, "tokens to decode; 64."),
-        flags.DEFINE_integer("batch_size", None, "prompts decoded together; 1."),
-        flags.DEFINE_enum(
-            "verification", None, VERIFICATIONS, "layout of drafts; default tree."
-        ),
-    )
-}
-# Of commands that sample.
-_SAMPLING: dict[str, flags.FlagHolder[Any]] = {
-    flag.name: flag
-    for flag in (
-        flags.DEFINE_float("temperature", None, "0, the default, is greedy."),
-        flags.DEFINE_integer("top_k", None, "sample among the k best tokens."),
-        flags.DEFINE_float("top_p", None, "sample from the best tokens of this mass."),
-        flags.DEFINE_enum(
-            "acceptance",
-            None,
-            ACCEPTANCES,
-            "exact (default) and speculative are lossless, typical is not.",
-        ),
-        flags.DEFINE_integer("seed", None, "of the sampling noise; default 0."),
-        flags.DEFINE_multi_string(
-            "stop", None, "text that ends a row; may be repeated."
-        ),
-    )
-}
-_CONFIG = {
-    flag.name: flag
-    for flag in (
-        flags.DEFINE_integer("lattice_width", None, "candidates per head (k); 16."),
-        flags.DEFINE_float("alpha", None, "weight of a refiner, unless trained for 1."),
-    )
-}
-# One for each of `drafting.assets.KINDS`.
-_ASSETS = {
-    flag.name: flag
-    for flag in (
-        flags.DEFINE_string(
-            "ngram",
-            None,
-            "folder of an n-gram model, or a file of one: ARPA with token ids, or "
-            "OpenFst (.fst). Default of this and the following flags: that of the "
-            "model's folder.",
-        ),
-        flags.DEFINE_string(
-            "rescorer", None, "run folder of a small LM, for the refiner neural."
-        ),
-        flags.DEFINE_string(
-            "draft_model", None, "run folder of a smaller LM, for draft_model."
-        ),
-        flags.DEFINE_string("markov", None, "folder of a Markov refiner."),
-        flags.DEFINE_string("recurrent", None, "folder of a recurrent refiner."),
-        flags.DEFINE_string("hydra", None, "folder of trained Hydra heads."),
-        flags.DEFINE_string(
-            "drafter",
-            None,
-            "folder of a block drafter, for the source block: trained here, or "
-            "published (dflash or dspark of speculators, z-lab or DeepSpec).",
-        ),
-    )
-}
-assert _ASSETS.keys() == KINDS.keys()
+cli.define_flags(DecodeOptions, "max_new_tokens", "batch_size", "verification")
+cli.define_flags(
+    DecodeOptions, "temperature", "top_k", "top_p", "acceptance", "seed", "stop"
+)
+cli.define_flags(DecodeConfig, "lattice_width", "alpha")
+cli.define_flags(AssetPaths)
 
 
 def config() -> DecodeConfig:
     """What gin and the flags say; the flags come last."""
     config = configuration.parse_decode_flags()
-    given: dict[str, Any] = {}
-    for name, flag in {**_OPTIONS, **_SAMPLING}.items():
-        if flag.value is not None:
-            given[name] = tuple(flag.value) if name == "stop" else flag.value
-    options = dataclasses.replace(config.options, **given)
-    given = {name: f.value for name, f in _CONFIG.items() if f.value is not None}
-    return dataclasses.replace(config, options=options, **given)
+    options = dataclasses.replace(config.options, **cli.flag_values(DecodeOptions))
+    return dataclasses.replace(config, options=options, **cli.flag_values(DecodeConfig))
 
 
-def load(config: DecodeConfig) -> tuple[LoadedModel, Decoder, DecodeConfig]:
+def load(config: DecodeConfig) -> tuple[api.LanguageModel, Decoder, DecodeConfig]:
     """The model that the flags name, and a decoder of it.
 
     Returns:
       The options know the end-of-text token now.
     """
-    loaded = load_model(cli.required("model"), HEADS.value, WEIGHTS.value)
-    if not CHAT.value:
-        loaded = loaded.without_chat()
-    given = {name: flag.value for name, flag in _ASSETS.items()}
-    assets = load_assets(loaded, given)
-    if PRECISION.value:
-        loaded = loaded.in_precision(PRECISION.value)
-    loaded = loaded.for_decoding()
-    options = dataclasses.replace(config.options, end_of_text=loaded.end_of_text)
-    decoder = Decoder(
-        loaded.functions,
-        loaded.params,
-        width=config.lattice_width,
-        alpha=config.alpha,
-        assets=assets,
-        token_bytes=loaded.token_bytes,
+    lm = api.load(
+        cli.required("model"),
+        heads=HEADS.value,
+        weights=WEIGHTS.value,
+        chat=CHAT.value,
+        precision=PRECISION.value,
+        **cli.flag_values(AssetPaths),
     )
-    return loaded, decoder, dataclasses.replace(config, options=options)
+    options = dataclasses.replace(config.options, end_of_text=lm.loaded.end_of_text)
+    decoder = lm.decoder(lattice_width=config.lattice_width, alpha=config.alpha)
+    return lm, decoder, dataclasses.replace(config, options=options)
 
 
 def prompt_texts() -> list[str]:

@@ -31,14 +31,17 @@ from bpd_jax.errors import UserError
 
 OUTPUT = flags.DEFINE_string("output", None, "folder of the texts.")
 MADE_UP = flags.DEFINE_integer(
-    "made_up_prompts", 0, "prompts that the model makes up, besides those of files."
+    "made_up_prompts",
+    0,
+    "prompts that the model makes up, besides those of files.",
+    lower_bound=0,
 )
 MADE_UP_TOKENS = flags.DEFINE_integer(
-    "made_up_tokens", 64, "the most tokens of a made-up prompt."
+    "made_up_tokens", 64, "the most tokens of a made-up prompt.", lower_bound=1
 )
 METHOD = flags.DEFINE_string("method", GREEDY.name, "how to draft: any lossless one.")
 LONGEST = flags.DEFINE_integer(
-    "longest_prompt", 512, "longer prompts, in tokens, are left out."
+    "longest_prompt", 512, "longer prompts, in tokens, are left out.", lower_bound=1
 )
 ANSWERED = flags.DEFINE_multi_string(
     "answered",
@@ -58,24 +61,25 @@ def main() -> None:
     texts = decode_flags.prompt_texts()
     if not texts and MADE_UP.value < 1:
         raise UserError(
-            "there is nothing to continue: give --prompts_file, or "
+            "there are no prompts: give --prompts_file, or "
             "--made_up_prompts=1000 if the model converses."
         )
-    loaded, decoder, config = decode_flags.load(decode_flags.config())
+    lm, decoder, config = decode_flags.load(decode_flags.config())
+    loaded = lm.loaded
     options = config.options
     if not options.lossless:
         raise UserError(
-            "typical acceptance does not write what the model would: choose exact."
+            "typical acceptance changes the distribution of the texts: choose exact."
         )
     if MADE_UP.value and loaded.chat is None:
         raise UserError(
-            f"{loaded.name} has no chat template, hence makes up no prompts: give "
+            f"{loaded.name} has no chat template, so it cannot make up prompts: give "
             "--prompts_file."
         )
     given = [loaded.encode_prompt(text) for text in texts]
     facts = _facts(loaded, options, given)
     _check_same(output, loaded, facts)
-    # What can be refused is, before prompts are made up, which takes long.
+    # Validates the request before prompts are made up, which takes long.
     decoder.check(method, _not_too_long(given), options)
     made_up = _made_up(output, loaded, decoder, options) if MADE_UP.value else []
     prompts = [*map(loaded.encode_prompt, made_up), *given]
@@ -90,8 +94,8 @@ def main() -> None:
             "are left out."
         )
     decoder.check(method, kept, options)
-    # Nothing is written earlier: what a refused command left behind would refuse the
-    # corrected one.
+    # Nothing is written earlier: the files of a rejected command would make the
+    # corrected command fail.
     _write_beginning(output, loaded, facts, made_up)
     done = distillation.answered(kept, output)
     if done:
@@ -117,13 +121,13 @@ def _not_too_long(prompts: Sequence[np.ndarray]) -> list[np.ndarray]:
 def _facts(
     loaded: LoadedModel, options: DecodeOptions, given: Sequence[np.ndarray]
 ) -> dict[str, Any]:
-    """What the texts depend on, besides the model; and where the prompts lay."""
+    """The settings that the texts depend on, and the files of the prompts."""
     digest = hashlib.blake2b(digest_size=16)
     for prompt in given:
         digest.update(np.int64(len(prompt)).tobytes())
         digest.update(np.asarray(prompt, np.int32).tobytes())
-    told = json.loads(json.dumps(dataclasses.asdict(options)))
-    del told["batch_size"]
+    chosen = json.loads(json.dumps(dataclasses.asdict(options)))
+    del chosen["batch_size"]
     return {
         "prompts_files": list(decode_flags.PROMPTS_FILE.value),
         "prompts_blake2b": digest.hexdigest(),
@@ -132,7 +136,7 @@ def _facts(
         "longest_prompt": LONGEST.value,
         "chat": decode_flags.CHAT.value,
         "precision": loaded.functions.config.trunk.dtype,
-        "options": told,
+        "options": chosen,
     }
 
 
@@ -146,7 +150,7 @@ def _check_same(output: pathlib.Path, loaded: LoadedModel, facts: dict) -> None:
     for name, value in facts.items():
         found = about["facts"].get(name)
         if name == "options" and isinstance(found, dict):
-            # It changes the speed alone; earlier versions wrote it down.
+            # It changes only the speed; earlier versions recorded it.
             found = {k: v for k, v in found.items() if k != "batch_size"}
         # The same prompts may have come from a file of another name.
         if name == "prompts_files" or found == value:
@@ -156,21 +160,21 @@ def _check_same(output: pathlib.Path, loaded: LoadedModel, facts: dict) -> None:
             made_with = f"other prompts than those of {facts['prompts_files']}"
         raise UserError(
             f"{output} holds texts made with {made_with}: choose another --output, or "
-            "the same settings to go on."
+            "the same settings to resume."
         )
 
 
 def _write_beginning(
     output: pathlib.Path, loaded: LoadedModel, facts: dict, made_up: list[str]
 ) -> None:
-    """Writes all but the shards; the header first, which says whose the rest is."""
+    """Writes all but the shards; the header, which identifies the rest, first."""
     write_header(
         output,
         base=loaded.fingerprint,
         vocab_size=loaded.vocab_size,
         facts=facts,
     )
-    # Whoever trains on the texts, or counts them, needs to know their tokens.
+    # Training and counting on the texts need their tokenizer.
     loaded.tokenizer.save(output / TOKENIZER)
     if made_up:
         with files.replacing_file(output / _PROMPTS) as temporary:
@@ -180,7 +184,7 @@ def _write_beginning(
 def _made_up(
     output: pathlib.Path, loaded: LoadedModel, decoder: Decoder, options: DecodeOptions
 ) -> list[str]:
-    """Prompts that the model makes up, or made up when the run began."""
+    """Prompts that the model generates now, or generated when the run began."""
     chat, path = loaded.chat, output / _PROMPTS
     assert chat is not None
     if path.exists():
@@ -196,7 +200,7 @@ def _made_up(
     sampling = dataclasses.replace(
         options,
         temperature=options.temperature or 1.0,
-        # Without the tail, whose tokens make prompts that nobody would write.
+        # Tokens of the tail make nonsensical prompts.
         top_k=options.top_k or _MADE_UP_TOP_K,
         max_new_tokens=MADE_UP_TOKENS.value,
     )

@@ -20,13 +20,11 @@ from absl import flags
 from rich.text import Text
 
 from bpd_jax import api, cli, decode_flags, folders, progress
-from bpd_jax.decoding.asset_files import own_tuning
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.generate import compile_task, padded_length, stream
 from bpd_jax.decoding.loading import LoadedModel
 from bpd_jax.decoding.methods import Method, parse_method
 from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
-from bpd_jax.decoding.payoff import tuned_choice
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.blocks import telling_block
 from bpd_jax.evaluation.compare import (
@@ -37,10 +35,11 @@ from bpd_jax.evaluation.compare import (
     fastest,
 )
 from bpd_jax.models.blockwise import count_parameters
-from bpd_jax.reporting import build, wording
-from bpd_jax.reporting.html import write_html
-from bpd_jax.reporting.records import DecodeRecord, Report, save_report
-from bpd_jax.reporting.terminal import print_stream, print_table, standard_output
+from bpd_jax.reporting import build
+from bpd_jax.reporting.evaluation_report import print_table, write_html
+from bpd_jax.reporting.evaluation_sentences import fastest_sentence
+from bpd_jax.reporting.records import DecodeRecord, EvaluationReport, save_report
+from bpd_jax.reporting.terminal import print_stream, standard_output
 
 METHODS = flags.DEFINE_list(
     "methods",
@@ -54,7 +53,9 @@ METHODS = flags.DEFINE_list(
     ],
     "methods to compare with greedy decoding; auto marks the one that it chooses.",
 )
-ROUNDS = flags.DEFINE_integer("rounds", 1, "times that all methods decode all prompts.")
+ROUNDS = flags.DEFINE_integer(
+    "rounds", 1, "times that all methods decode all prompts.", lower_bound=1
+)
 SHOW = flags.DEFINE_string(
     "show",
     None,
@@ -88,7 +89,8 @@ def main() -> None:
     shown = parse_method(SHOW.value) if SHOW.value else None
     if OUTPUT.value:
         folders.check_folder(OUTPUT.value, _KIND)
-    loaded, decoder, config = decode_flags.load(config)
+    lm, decoder, config = decode_flags.load(config)
+    loaded = lm.loaded
     output = pathlib.Path(OUTPUT.value or loaded.folder / "evaluation")
     folders.check_folder(output, _KIND)
     options = config.options
@@ -102,13 +104,13 @@ def main() -> None:
         source = f"{loaded.task.name}, held-out documents"
     asked, automatic = AUTOMATIC in methods, None
     if asked:
-        automatic = _tuned(loaded, options)
+        automatic = api.tuned_method(lm, options.batch_size)
         methods = [method for method in methods if method != AUTOMATIC]
         methods += [] if automatic is None else [automatic]
     for method in [*methods, *([shown] if shown else [])]:
         decoder.check(method, prompts, options)
     if shown is not None:
-        _show(loaded, decoder, shown, prompts, texts, options)
+        _show(lm, decoder, shown, prompts, texts, options)
     results = _compare(decoder, methods, prompts, config)
     if asked:
         automatic = automatic or fastest(results)
@@ -118,34 +120,24 @@ def main() -> None:
     print_table(report)
     print(f"report: {output / 'report.html'}")
     fail_on_errors(results, output / "records.jsonl")
-    print(wording.fastest_sentence(report))
+    print(fastest_sentence(report))
 
 
 def _check(methods: Sequence[Method], options: DecodeOptions) -> None:
-    """Refuses what can be refused before the model is loaded."""
+    """Validates the request as far as possible before loading the model."""
     if options.temperature != 0:
         raise UserError(
             "evaluate compares every method with greedy decoding: leave the "
             "temperature at 0."
         )
-    if ROUNDS.value < 1:
-        raise UserError(f"--rounds={ROUNDS.value}: give 1 or more.")
     if set(methods) == {AUTOMATIC}:
         raise UserError(
             "--methods=auto names no method that auto could choose: add some by name."
         )
 
 
-def _tuned(loaded: LoadedModel, options: DecodeOptions) -> Method | None:
-    """What `bpd_jax.tune` chose on this device, if it has run."""
-    path = own_tuning(loaded)
-    if path is None:
-        return None
-    return tuned_choice(path, build.device(), options.batch_size)
-
-
 def _show(
-    loaded: LoadedModel,
+    lm: api.LanguageModel,
     decoder: Decoder,
     method: Method,
     prompts: Sequence[np.ndarray],
@@ -161,10 +153,9 @@ def _show(
         bar.set_postfix_str(method.name)
         compile_task(task, [prompt], padded=padded)
         bar.update(1)
-    decode, given = loaded.tokenizer.decode, build.visible(prompt, options)
-    prompted = texts[0] if texts else decode(given)
+    tokens = build.visible(prompt, options)
+    prompted = texts[0] if texts else lm.loaded.tokenizer.decode(tokens)
     console.print(Text(f"\n{prompted}\n", style="dim"), soft_wrap=True)
-    lm = api.LanguageModel(loaded, decoder.assets)
     pieces = api.marked_pieces(lm, stream(task, prompt, padded=padded), options)
     found = print_stream(pieces, console)
     assert found is not None
@@ -215,7 +206,7 @@ def _write(
     source: str,
     texts: list[str] | None,
     automatic: Method | None,
-) -> Report:
+) -> EvaluationReport:
     """Writes the report, its data and the records; returns the report."""
     tokenizer, config = loaded.tokenizer, loaded.functions.config
     records: list[DecodeRecord] = []
@@ -228,7 +219,7 @@ def _write(
     if block is not None:
         picture = build.lattice_picture(block, tokenizer.decode, tokenizer.piece)
     trunk = config.trunk
-    report = Report(
+    report = EvaluationReport(
         title=TITLE.value,
         created=build.today(),
         task=source,

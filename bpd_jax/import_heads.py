@@ -15,7 +15,8 @@ from absl import flags
 from bpd_jax import cli, folders
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.errors import UserError
-from bpd_jax.models.heads_files import DTYPES, KIND, fingerprint, save_heads
+from bpd_jax.models.attachments import DTYPES, fingerprint
+from bpd_jax.models.heads_files import KIND, save_heads
 from bpd_jax.pretrained.medusa_import import import_heads
 
 MODEL = flags.DEFINE_string(

@@ -23,7 +23,7 @@ from bpd_jax.reporting.charts import standalone
 from bpd_jax.reporting.csv_tables import table_csv
 from bpd_jax.reporting.explorer import ExplorerText, title_of
 from bpd_jax.reporting.latex import table_latex
-from bpd_jax.reporting.paper_page import PaperReport, Part, write_page
+from bpd_jax.reporting.page import Page, Part, write_page
 from bpd_jax.studies.catalog import NAMES, find_study
 from bpd_jax.studies.highlights import highlights
 from bpd_jax.studies.records import ExplorerRecord
@@ -64,7 +64,7 @@ def main(folders: Sequence[str]) -> None:
             )
     runs = _runs(folders)
     parts = _parts(runs)
-    report = PaperReport(
+    report = Page(
         title=TITLE.value,
         created=build.today(),
         parts=parts,

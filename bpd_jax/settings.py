@@ -1,22 +1,37 @@
-"""Settings: one dataclass field declares the type, default, help text and check.
-
-Method names (`heads+ngram:alpha=0.5/best:16`), keyword arguments and help texts derive
-from the same field:
+"""Settings: one dataclass field declares type, default, check and help.
 
     @dataclasses.dataclass(frozen=True)
-    class Beam:
-        drafts: int = setting(1, "number of drafts", integer(1, 1024))
+    class Decoding(Validated):
+        \"\"\"How texts are decoded.
 
-`check_settings` validates the values of an instance, `parse_setting` reads one value
-from text, `describe_settings` lists them for `--help`.
+        Attributes:
+          max_new_tokens: decoded after each prompt, at most.
+          acceptance: how draft tokens are accepted.
+        \"\"\"
+
+        max_new_tokens: Count = 64
+        acceptance: Annotated[str, choice("exact", "typical")] = "exact"
+
+The annotation gives the check, which runs whenever an instance is made; the entry under
+`Attributes` is the help. gin files and keyword arguments set the fields by name, and
+`cli.define_flags` makes flags of them. Parts of methods, whose settings are written as
+in `tree:32:min_prob=0.1`, declare help and check with `setting`.
 """
 
 import dataclasses
+import functools
+import inspect
 import math
-from collections.abc import Callable
-from typing import Any
+import numbers
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar
 
 from bpd_jax.errors import UserError
+
+REPEATED = "repeated"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,58 +41,176 @@ class Check:
     Attributes:
       description: completes the sentence "NAME must be …".
       parse: reads a value from text; raises ValueError if it cannot.
-      accepts: whether a value of the right type is allowed.
+      accepts: whether a value is allowed.
       optional: whether None is allowed, which leaves the choice to the caller.
+      convert: makes the value that is kept of an accepted one.
+      flag: type of its flag: int, float or bool; the words of an enumeration; REPEATED
+        for a flag that may be given several times; None for a text that `parse` reads.
     """
 
     description: str
     parse: Callable[[str], Any]
     accepts: Callable[[Any], bool]
     optional: bool = False
+    convert: Callable[[Any], Any] = lambda value: value
+    flag: type | tuple[str, ...] | str | None = None
 
     def or_none(self) -> "Check":
-        """The same check, for a setting whose default is chosen elsewhere."""
+        """The same check, for a setting that may be None."""
         return dataclasses.replace(self, optional=True)
 
+    def allows(self, value: object) -> bool:
+        """Whether the setting may have this value."""
+        return self.optional if value is None else self.accepts(value)
 
-def integer(least: int, most: int | None = None) -> Check:
-    """Integers from `least` to `most`; without `most`, no upper bound."""
-    bounds = f"from {least} to {most}" if most is not None else f"of at least {least}"
+
+def integer(least: int | None = None, most: int | None = None) -> Check:
+    """Integers from `least` to `most`."""
+    low = -math.inf if least is None else least
     high = math.inf if most is None else most
+    if most is not None:
+        description = f"an integer from {least} to {most}"
+    elif least == 1:
+        description = "a positive integer"
+    else:
+        description = "an integer" + ("" if least is None else f" of at least {least}")
     return Check(
-        f"an integer {bounds}",
+        description,
         int,
-        lambda value: type(value) is int and least <= value <= high,
+        lambda value: type(value) is int and low <= value <= high,
+        flag=int,
     )
 
 
-def number(least: float = -math.inf, below: float = math.inf) -> Check:
-    """Finite numbers of at least `least` and below `below`."""
-    bounds = [] if least == -math.inf else [f"of at least {least:g}"]
-    bounds += [] if below == math.inf else [f"below {below:g}"]
+def number(
+    least: float = -math.inf,
+    below: float = math.inf,
+    *,
+    above: float = -math.inf,
+    most: float = math.inf,
+) -> Check:
+    """Finite numbers within bounds, of which any may be given."""
+    if least > -math.inf and most < math.inf:
+        bounds = [f"from {least:g} to {most:g}"]
+    else:
+        bounds = [f"of at least {least:g}"] if least > -math.inf else []
+        bounds += [f"of at most {most:g}"] if most < math.inf else []
+    bounds += [f"above {above:g}"] if above > -math.inf else []
+    bounds += [f"below {below:g}"] if below < math.inf else []
     return Check(
         " ".join(["a finite number", " and ".join(bounds)]).strip(),
         float,
         lambda value: (
-            isinstance(value, (int, float))
+            isinstance(value, numbers.Real)
             and not isinstance(value, bool)
             and math.isfinite(value)
-            and least <= value < below
+            and least <= float(value) < below
+            and above < float(value) <= most
         ),
+        flag=float,
     )
 
 
 def choice(*options: str) -> Check:
     """One of several words."""
-    return Check(f"one of {', '.join(options)}", str, lambda value: value in options)
+    return Check(
+        f"one of {', '.join(options)}",
+        str,
+        lambda value: isinstance(value, str) and value in options,
+        flag=options,
+    )
+
+
+def instance(*kinds: type) -> Check:
+    """Instances of dataclasses, which gin files write as `@NAME()`."""
+    names = " or ".join(f"@{kind.__name__}()" for kind in kinds)
+    return Check(names, _unreadable, lambda value: isinstance(value, kinds))
+
+
+def each(check: Check, *, distinct: bool = False, repeated: bool = True) -> Check:
+    """Tuples whose elements pass a check; lists, as gin and JSON have, become tuples.
+
+    Args:
+      check: of one element.
+      distinct: whether all elements must differ.
+      repeated: whether the flag of a list of texts is given once for each of them.
+    """
+    return Check(
+        f"a list{' without repetition' * distinct}, each element {check.description}",
+        lambda text: tuple(check.parse(word.strip()) for word in text.split(",")),
+        lambda value: (
+            isinstance(value, (list, tuple))
+            and all(map(check.allows, value))
+            and not (distinct and len(set(value)) < len(value))
+        ),
+        convert=tuple,
+        flag=REPEATED if repeated and check in (TEXT, WORDS) else None,
+    )
+
+
+def _unreadable(text: str) -> Any:
+    raise ValueError(f"{text} is set by gin files only")
+
+
+def _is(*kinds: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kinds)
 
 
 SWITCH = Check("0 or 1", int, lambda value: value in (0, 1))
 """A setting that is on (1) or off (0)."""
 
+TRUTH = Check("True or False", _unreadable, _is(bool), flag=bool)
+TEXT = Check("text, in quotes", str, _is(str))
+WORDS = Check(
+    "text, in quotes, that is not empty",
+    str,
+    lambda value: _is(str)(value) and value != "",
+)
+
+
+def _bytes(text: str) -> int:
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)B?\s*", text.upper(), re.A)
+    if found is None:
+        raise ValueError(f"{text} is not a size")
+    digits, unit = found.groups()
+    return int(float(digits) * 1000 ** " KMGT".index(unit or " "))
+
+
+BYTES = Check("a number of bytes such as 500MB or 4GB", _bytes, integer(0).accepts)
+
+Count = Annotated[int, integer(1)]
+Natural = Annotated[int, integer(0)]
+Positive = Annotated[float, number(above=0)]
+NonNegative = Annotated[float, number(0)]
+Share = Annotated[float, number(0, most=1)]
+Words = Annotated[str, WORDS]
+Seed = Annotated[int, integer(0, 2**32 - 1)]
+
+_PLAIN = {bool: TRUTH, int: integer(), float: number(), str: TEXT}
+
+
+class Validated:
+    """Base of dataclasses of settings: validates every field of a new instance.
+
+    Class variables:
+      prefix: what stands before the name of a field in messages; None for the name of
+        the class and a dot, as gin files write it.
+    """
+
+    prefix: ClassVar[str | None] = None
+
+    def __post_init__(self) -> None:
+        kind = type(self)
+        prefix = f"{kind.__name__}." if kind.prefix is None else kind.prefix
+        check_settings(self, prefix)
+        self.check_together()
+
+    def check_together(self) -> None:
+        """Raises a `UserError` for settings that do not go together."""
+
 
 def setting(default: Any, help_: str, check: Check) -> Any:
-    """Declares a field of a settings dataclass.
+    """Declares a field of a part of methods.
 
     Args:
       default: its value if it is not given.
@@ -87,58 +220,132 @@ def setting(default: Any, help_: str, check: Check) -> Any:
     return dataclasses.field(default=default, metadata={"help": help_, "check": check})
 
 
+@functools.cache
+def checks_of(kind: type) -> dict[str, Check]:
+    """The check of every field of a dataclass that has one."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    found = {
+        field.name: field.metadata.get("check") or _check_of(hints[field.name])
+        for field in dataclasses.fields(kind)
+    }
+    return {name: check for name, check in found.items() if check is not None}
+
+
+def _check_of(hint: Any) -> Check | None:
+    """The check that an annotation stands for; None if it stands for none."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return next((item for item in inner[1:] if isinstance(item, Check)), None)
+    if origin in (typing.Union, types.UnionType):
+        kinds = [kind for kind in inner if kind is not type(None)]
+        if all(map(dataclasses.is_dataclass, kinds)):
+            check: Check | None = instance(*kinds)
+        else:
+            check = _check_of(kinds[0]) if len(kinds) == 1 else None
+        return check.or_none() if check and len(kinds) < len(inner) else check
+    if origin in (tuple, Sequence):
+        of_element = _check_of(inner[0])
+        return None if of_element is None else each(of_element)
+    if origin is Mapping:
+        return _values(_check_of(inner[1]))
+    is_kind = isinstance(hint, type) and dataclasses.is_dataclass(hint)
+    return instance(hint) if is_kind else _PLAIN.get(hint)
+
+
+def _values(check: Check | None) -> Check:
+    each_value = f", each value {check.description}" if check else ""
+    return Check(
+        f"a dictionary{each_value}",
+        _unreadable,
+        lambda value: (
+            isinstance(value, Mapping)
+            and (check is None or all(map(check.allows, value.values())))
+        ),
+    )
+
+
 def fields_of(settings: Any) -> dict[str, dataclasses.Field]:
     """The declared settings of a dataclass or of an instance, in order."""
-    return {
-        field.name: field
-        for field in dataclasses.fields(settings)
-        if "check" in field.metadata
-    }
+    kind = settings if isinstance(settings, type) else type(settings)
+    known = checks_of(kind)
+    return {f.name: f for f in dataclasses.fields(kind) if f.name in known}
 
 
-def check_settings(settings: Any, name: str) -> None:
-    """Validates every setting of an instance.
+@functools.cache
+def help_of(kind: type) -> dict[str, str]:
+    """The help of every field, from the docstrings of the class and its bases."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        found |= documented_attributes(base.__dict__.get("__doc__") or "")
+    if dataclasses.is_dataclass(kind):
+        for field in dataclasses.fields(kind):
+            found[field.name] = field.metadata.get("help", found.get(field.name, ""))
+    return found
+
+
+def documented_attributes(docstring: str) -> dict[str, str]:
+    """The entries under `Attributes` in a docstring, each on one line, by name."""
+    _, _, entries = inspect.cleandoc(docstring).partition("\nAttributes:\n")
+    section = re.split(r"\n\n?(?=\S)", entries, maxsplit=1)[0]
+    found = {}
+    for entry in re.split(r"\n(?=  \S)", section):
+        names, _, about = entry.strip().partition(": ")
+        for name in names.split(", ") if names else ():
+            found[name] = " ".join(about.split())
+    return found
+
+
+def check_settings(settings: Any, prefix: str) -> None:
+    """Validates every setting of an instance, and converts lists to tuples.
 
     Args:
       settings: the instance.
-      name: of what it configures, for the message.
+      prefix: stands before the name of a setting in the message.
 
     Raises:
       UserError: a value is not allowed.
     """
-    for field in fields_of(settings).values():
-        check: Check = field.metadata["check"]
-        value = getattr(settings, field.name)
-        if value is None and check.optional:
-            continue
-        if not check.accepts(value):
-            raise UserError(
-                f"{name}: {field.name} must be {check.description}, not {value!r} "
-                f"({field.metadata['help']})."
-            )
+    kind: Any = type(settings)
+    for name, check in checks_of(kind).items():
+        value = getattr(settings, name)
+        if not check.allows(value):
+            raise wrong_value(prefix + name, check.description, value)
+        if value is not None:
+            converted = check.convert(value)
+            if converted is not value:
+                object.__setattr__(settings, name, converted)
 
 
-def parse_setting(field: dataclasses.Field, text: str, name: str) -> Any:
+def wrong_value(name: str, description: str, value: object) -> UserError:
+    """The error for a setting whose value is not allowed."""
+    return UserError(f"{name} must be {description}, not {value!r}.")
+
+
+def check_value(name: str, value: object, check: Check) -> None:
+    """Raises a `UserError` unless an argument passes a check."""
+    if not check.allows(value):
+        raise wrong_value(name, check.description, value)
+
+
+def parse_setting(kind: type, name: str, text: str, prefix: str) -> Any:
     """Reads the value of one setting from text.
 
     Args:
-      field: of the settings dataclass.
+      kind: dataclass of settings.
+      name: of the setting.
       text: the value as it was written.
-      name: of what it configures, for the message.
+      prefix: stands before the name of the setting in the message.
 
     Raises:
       UserError: the text is not a value of that setting.
     """
-    check: Check = field.metadata["check"]
+    check = checks_of(kind)[name]
     try:
         value = check.parse(text)
     except ValueError:
         value = None
     if value is None or not check.accepts(value):
-        raise UserError(
-            f"{name}: {field.name} must be {check.description}, not {text!r} "
-            f"({field.metadata['help']})."
-        )
+        raise wrong_value(prefix + name, check.description, text)
     return value
 
 

@@ -1,30 +1,5 @@
-"""Exports a run without its training state, so that the model is small to distribute.
+"""The former name of `bpd_jax.export_params`."""
 
-    python -m bpd_jax.slim --model=runs/smollm2/rescorer --output=slim/rescorer
+import runpy
 
-The output folder can be used like the run folder itself: `--model=`, `--rescorer=`,
-`--draft_model=`.
-"""
-
-from absl import flags
-
-from bpd_jax import cli, folders
-from bpd_jax.training.slim import DTYPES, KIND, write_slim
-
-_MODEL = flags.DEFINE_string("model", None, "Run folder.")
-_OUTPUT = flags.DEFINE_string("output", None, "Folder to write.")
-_DTYPE = flags.DEFINE_string(
-    "dtype", "bfloat16", f"To store parameters in: {' or '.join(DTYPES)}."
-)
-
-
-def main() -> None:
-    """Writes the folder and prints its size."""
-    run, output = cli.required("model"), cli.required("output")
-    folders.check_folder(output, KIND)
-    size = write_slim(run, output, _DTYPE.value)
-    print(f"{output}: {size:,} bytes of parameters")
-
-
-if __name__ == "__main__":
-    cli.run(main)
+runpy.run_module("bpd_jax.export_params", run_name=__name__, alter_sys=True)

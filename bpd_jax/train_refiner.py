@@ -6,8 +6,8 @@
     python -m bpd_jax.train_refiner --model=smollm2 --kind=hydra \\
         --data=runs/smollm2/states
 
-The model stays unchanged. Training takes minutes and cannot be resumed: after Ctrl-C
-nothing is written.
+The model stays unchanged. Training takes minutes; after Ctrl-C the same command resumes
+it.
 """
 
 import pathlib
@@ -20,10 +20,9 @@ from rich.table import Table
 
 from bpd_jax import cli
 from bpd_jax.decoding.loading import load_model
-from bpd_jax.models.refiners import KINDS
-from bpd_jax.training.refiner_settings import TARGETS, RefinerSettings
+from bpd_jax.training.refiner_settings import RefinerSettings
 from bpd_jax.training.refiner_sources import default_data
-from bpd_jax.training.refiners import HeldOut, table, train_refiner
+from bpd_jax.training.refiners import HeldOut, train_refiner
 
 FOLDER = "refiners"
 
@@ -36,7 +35,6 @@ _MODEL = flags.DEFINE_string(
 _HEADS = flags.DEFINE_string(
     "heads", None, "Folder of block heads for a pretrained model; default: its own."
 )
-_KIND = flags.DEFINE_enum("kind", None, list(KINDS), "What to train.")
 _OUTPUT = flags.DEFINE_string(
     "output",
     None,
@@ -49,50 +47,14 @@ _DATA = flags.DEFINE_string(
     "Folder of packed rows, with train/ and validation/, or of the states that a "
     "training of heads left. Default: data/ in the run folder, or else its states/.",
 )
-_TARGETS = flags.DEFINE_enum(
-    "targets",
-    RefinerSettings.targets,
-    list(TARGETS),
-    "What to guess: the model's own next tokens, which are what verification accepts, "
-    "or the tokens of the text.",
-)
-_STEPS = flags.DEFINE_integer("steps", RefinerSettings.steps, "Steps of training.")
-_BATCH_SIZE = flags.DEFINE_integer(
-    "batch_size", None, "Rows of a step (16), or positions of states (2048)."
-)
-_LEARNING_RATE = flags.DEFINE_float(
-    "learning_rate", RefinerSettings.learning_rate, "Highest learning rate of Adam."
-)
-_RANK = flags.DEFINE_integer(
-    "rank", None, "Rank of a markov or recurrent correction. Default: 64."
-)
-_WIDTH = flags.DEFINE_integer(
-    "width",
-    None,
-    "Width of the recurrent state (default: 128), or of a Hydra head's layer (256).",
-)
-_SEED = flags.DEFINE_integer("seed", 0, "Of the parameters and the order of the rows.")
-_HELDOUT_ROWS = flags.DEFINE_integer(
-    "heldout_rows",
-    RefinerSettings.heldout_rows,
-    "Rows of the validation split to measure on, at most.",
-)
+cli.define_flags(RefinerSettings)
 
 
 def main() -> None:
     """Does what the flags say."""
     name = cli.required("model")
-    settings = RefinerSettings(
-        kind=cli.required("kind"),
-        targets=_TARGETS.value,
-        steps=_STEPS.value,
-        batch_size=_BATCH_SIZE.value,
-        learning_rate=_LEARNING_RATE.value,
-        rank=_RANK.value,
-        width=_WIDTH.value,
-        seed=_SEED.value,
-        heldout_rows=_HELDOUT_ROWS.value,
-    )
+    cli.required("kind")
+    settings = RefinerSettings(**cli.flag_values(RefinerSettings))
     loaded = load_model(name, _HEADS.value)
     output = pathlib.Path(_OUTPUT.value or loaded.folder / FOLDER / settings.kind)
     report = train_refiner(
@@ -124,7 +86,7 @@ def print_held_out(held_out: HeldOut, console: Console) -> None:
     )
     for column in rows.columns:
         column.justify = "right"
-    columns = table(held_out)
+    columns = held_out.table()
     accuracies = zip(
         *(columns[f"{name}_accuracy"] for name in held_out._fields), strict=True
     )

@@ -22,14 +22,14 @@ from bpd_jax import cli, decode_flags, files, progress
 from bpd_jax.decoding.asset_files import TUNING
 from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.decoding.methods import Method, parse_method
-from bpd_jax.decoding.payoff import (
+from bpd_jax.decoding.replay import record
+from bpd_jax.decoding.speedup import (
     Choice,
     Prediction,
     candidate_methods,
     check_methods,
     predict,
 )
-from bpd_jax.decoding.replay import record
 from bpd_jax.errors import UserError
 from bpd_jax.reporting import build
 
@@ -42,8 +42,8 @@ NUM_PROMPTS = flags.DEFINE_integer(
 )
 PROMPT_TOKENS = flags.DEFINE_integer("prompt_tokens", 64, "tokens of each of them.")
 
-# Of fewer tokens that a head guessed nobody learns how often it is right; and a Medusa
-# tree takes the candidates of ten ranks into account.
+# The least guesses of a head for an estimate of its accuracy, and the ranks of
+# candidates that a Medusa tree considers.
 _LEAST_GUESSES, _RANKS = 50, 10
 
 
@@ -53,7 +53,8 @@ def main() -> None:
     if not sizes or min(sizes) < 1:
         raise UserError("--batch_sizes must name numbers of 1 or more, as in 1,8.")
     methods = [parse_method(name) for name in METHODS.value if name.strip()]
-    loaded, decoder, config = decode_flags.load(decode_flags.config())
+    lm, decoder, config = decode_flags.load(decode_flags.config())
+    loaded = lm.loaded
     if config.options.temperature != 0:
         raise UserError("tune decodes greedily: leave the temperature at 0.")
     given = decode_flags.prompt_texts()

@@ -10,6 +10,7 @@ import functools
 import os
 import pathlib
 import re
+import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ COMMANDS = (
     "bpd_jax.export",
     "bpd_jax.import_heads",
     "bpd_jax.train_refiner",
-    "bpd_jax.slim",
+    "bpd_jax.export_params",
     "experiments.run",
     "experiments.finetune.run",
     "experiments.sweeps.run",
@@ -86,6 +87,9 @@ def _read(module: str) -> tuple[list[Flag], list[str]]:
     """The flags that a module defines, and the modules that it imports at once."""
     tree = ast.parse(module_file(module).read_text())
     flags = [flag for node in ast.walk(tree) if (flag := _flag(node))]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "cli.define_flags":
+            flags += _flags_of_settings(tree, node)
     names = []
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -95,6 +99,49 @@ def _read(module: str) -> tuple[list[Flag], list[str]]:
     return flags, [name for name in ours if module_file(name).is_file()]
 
 
+def _flags_of_settings(tree: ast.Module, call: ast.Call) -> list[Flag]:
+    """The flags that a module makes of a dataclass with `cli.define_flags`."""
+    kind, *named = call.args
+    name = ast.unparse(kind)
+    [module] = [
+        node.module
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and name in [a.name for a in node.names]
+    ]
+    wanted = [word.value for word in named if isinstance(word, ast.Constant)]
+    fields = _settings_of(module or "", name)
+    return [
+        Flag(field, about, is_bool)
+        for field, (about, is_bool) in fields.items()
+        if not wanted or field in wanted
+    ]
+
+
+def _settings_of(module: str, name: str) -> dict[str, tuple[str, bool]]:
+    """Help of every field of a dataclass, its bases included; whether it is a bool."""
+    # The site is built without an installed bpd_jax; this module needs no libraries.
+    sys.path.append(str(ROOT))
+    from bpd_jax.settings import documented_attributes
+
+    classes = {
+        node.name: node
+        for node in ast.parse(module_file(module).read_text()).body
+        if isinstance(node, ast.ClassDef)
+    }
+    if name not in classes:
+        return {}
+    found: dict[str, tuple[str, bool]] = {}
+    for base in classes[name].bases:
+        found |= _settings_of(module, ast.unparse(base))
+    about = documented_attributes(ast.get_docstring(classes[name], clean=False) or "")
+    for node in classes[name].body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            kind = ast.unparse(node.annotation)
+            if not kind.startswith("ClassVar"):
+                found[node.target.id] = about[node.target.id], kind == "bool"
+    return found
+
+
 def _flag(node: ast.AST) -> Flag | None:
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
         return None
@@ -102,7 +149,8 @@ def _flag(node: ast.AST) -> Flag | None:
     if not kind.startswith("DEFINE_"):
         return None
     name = node.args[0]
-    assert isinstance(name, ast.Constant)
+    if not isinstance(name, ast.Constant):
+        return None  # of `define_flags` itself
     place = 3 if kind == "DEFINE_enum" else 2
     return Flag(name.value, _text(node.args[place]), kind == "DEFINE_bool")
 

@@ -8,7 +8,7 @@ Every study has a folder here with a gin file for each size. Texts are decoded o
 model and task and kept; methods are replayed on them. Results go to
 `WORKDIR/STUDY/`: the configuration, versions and device (`study.json`) and the raw
 records of every example (`records.jsonl`), from which `bpd_jax.report WORKDIR` draws
-everything. A run that is stopped goes on with the same command.
+everything. An interrupted run resumes with the same command.
 
 The weight α of each class of rescorers is tuned first, for every task, on examples that
 are not reported (`bpd_jax.studies.tuning`); `--gin.StudyConfig.tuners={}` leaves it 1.
@@ -31,18 +31,18 @@ from bpd_jax.configuration import Parsed
 from bpd_jax.data.row_sources import WHOLE, Shard
 from bpd_jax.errors import UserError
 from bpd_jax.reporting import build
-from bpd_jax.reporting.exhibit_terminal import print_exhibit
 from bpd_jax.reporting.records import Record
+from bpd_jax.reporting.terminal import print_exhibit
 from bpd_jax.studies import run_files
-from bpd_jax.studies.bench import Bench
 from bpd_jax.studies.catalog import NAMES, find_study
 from bpd_jax.studies.config import StudyConfig
-from bpd_jax.studies.facts import check_header, check_settings, continued, facts_of
 from bpd_jax.studies.in_domain import build_in_domain
+from bpd_jax.studies.measurements import MEASUREMENTS
+from bpd_jax.studies.run_header import check_header, check_settings, continued, facts_of
 from bpd_jax.studies.study import DRAFTING
+from bpd_jax.studies.study_context import StudyContext
 from bpd_jax.studies.tasks import HELD_OUT
 from bpd_jax.studies.tuning import tune
-from bpd_jax.studies.work import WORK
 
 SIZE = flags.DEFINE_string("size", "tiny", "tiny, smollm2 or paper: which gin file.")
 DATA = flags.DEFINE_string(
@@ -150,19 +150,21 @@ def _measure(name: str, config: StudyConfig, shard: Shard, text: str) -> None:
     folder = _workdir() / name
     folders.check_folder(folder, run_files.KIND)
     folder.mkdir(parents=True, exist_ok=True)
-    bench = Bench(config, _workdir(), shard)
+    context = StudyContext(config, _workdir(), shard)
     in_domain = {
-        task: build_in_domain(bench, task)["texts"]
+        task: build_in_domain(context, task)["texts"]
         for task in config.tasks
         if config.in_domain and task != HELD_OUT
     }
-    left_out = _unavailable(bench)
+    left_out = _unavailable(context)
     kept = [c for c in config.contenders if c not in left_out]
-    bench = Bench(dataclasses.replace(config, contenders=kept), _workdir(), shard)
-    check_settings(folder, bench)  # Before tuning, which takes long.
+    context = StudyContext(
+        dataclasses.replace(config, contenders=kept), _workdir(), shard
+    )
+    check_settings(folder, context)  # Before tuning, which takes long.
     if DRAFTING & set(find_study(name).measures):
-        tune(bench)
-    before = check_header(folder, bench)
+        tune(context)
+    before = check_header(folder, context)
     now = {
         "command": _command(),
         "date": build.today(),
@@ -170,7 +172,7 @@ def _measure(name: str, config: StudyConfig, shard: Shard, text: str) -> None:
         "versions": build.versions(),
     }
     sessions = list(before.get("sessions", []))
-    facts = {**continued(before, facts_of(bench)), "left_out": left_out, "gin": text}
+    facts = {**continued(before, facts_of(context)), "left_out": left_out, "gin": text}
     if in_domain:
         facts["in_domain"] = in_domain
 
@@ -188,30 +190,30 @@ def _measure(name: str, config: StudyConfig, shard: Shard, text: str) -> None:
         if found and now not in sessions:
             sessions.append(now)
             write()
-        run_files.append_records(folder, found, f"records{bench.shard_suffix}.jsonl")
+        run_files.append_records(folder, found, f"records{context.shard_suffix}.jsonl")
 
     write()
     run = run_files.open_run(folder)
     for kind in find_study(name).measures:
-        WORK[kind](bench, run, keep)
+        MEASUREMENTS[kind](context, run, keep)
 
 
-def _unavailable(bench: Bench) -> dict[str, str]:
+def _unavailable(context: StudyContext) -> dict[str, str]:
     """Contenders whose models are not there, with the reason, which is printed."""
     found: dict[str, str] = {}
-    tasks = bench.config.tasks
+    tasks = context.config.tasks
     for task in tasks:
-        for contender in bench.config.parsed:
-            once = not bench.depends_on_task(contender.name)
+        for contender in context.config.parsed:
+            once = not context.depends_on_task(contender.name)
             if contender.name in found or (once and task != tasks[0]):
                 continue
             try:
-                decoder, method = bench.contender(contender.name, task)
+                decoder, method = context.contender(contender.name, task)
                 decoder.drafter(method)
             except UserError as error:
                 found[contender.name] = str(error)
                 print(f"left out: {contender.name}: {error}")
-    if len(found) == len(bench.config.contenders) > 0:
+    if len(found) == len(context.config.contenders) > 0:
         raise UserError("no contender is left: see above for what each lacks.")
     return found
 

@@ -15,7 +15,7 @@ from bpd_jax.data.rows import open_rows
 from bpd_jax.data.spec import TextTask
 from bpd_jax.decoding.asset_files import load_accuracies
 from bpd_jax.decoding.loading import load_task
-from bpd_jax.decoding.payoff import tuned_choice
+from bpd_jax.decoding.speedup import tuned_choice
 from bpd_jax.errors import UserError
 from bpd_jax.models.config import (
     BlockHeadsConfig,
@@ -25,6 +25,9 @@ from bpd_jax.models.config import (
     load_config,
     save_config,
 )
+from bpd_jax.models.drafter_config import BlockDrafterConfig
+from bpd_jax.models.drafter_files import load_drafter, save_drafter
+from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.heads import init_heads
 from bpd_jax.models.heads_files import load_heads, save_heads
 from bpd_jax.models.refiner_files import load_refiner, save_refiner
@@ -33,7 +36,12 @@ from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.katz import estimate_katz
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.storage import _content_checksum
-from bpd_jax.reporting.records import MethodSummary, Report, load_report, save_report
+from bpd_jax.reporting.records import (
+    EvaluationReport,
+    MethodSummary,
+    load_report,
+    save_report,
+)
 from bpd_jax.studies import run_files
 from tests.data.rows_test import write_rows
 
@@ -66,6 +74,13 @@ def save_small_heads(folder):
     )
 
 
+def save_small_drafter(folder):
+    config = BlockDrafterConfig((0,), block_size=3).resolve(TRUNK)
+    params = DrafterFunctions(config, TRUNK).init(jax.random.key(0))
+    about = {"base": "a", "base_name": "b", "d_model": 16, "vocab_size": 40}
+    save_drafter(folder, config, params, facts={"steps": 3}, **about)
+
+
 def save_markov(folder):
     config = MarkovConfig(31, 8, 4, rank=5)
     save_refiner(folder, config, init_refiner(config, jax.random.key(0)), {"a": 1})
@@ -78,7 +93,8 @@ def save_texts(folder):
 
 def save_page(folder):
     methods = [MethodSummary("bpd", "BPD", 1.5, 2, 3, 0.5, interval=(1.0, 2.0))]
-    save_report(Report("t", "2025-01-31", "", "", methods), folder / "report.json")
+    report = EvaluationReport("t", "2025-01-31", "", "", methods)
+    save_report(report, folder / "report.json")
 
 
 def save_study(folder):
@@ -108,6 +124,7 @@ def open_study(folder):
 READERS: dict[str, tuple[str, Callable, Callable]] = {
     "model": ("model.json", save_model, lambda f: load_config(f / "model.json")),
     "heads": ("heads.json", save_small_heads, load_heads),
+    "drafter": ("drafter.json", save_small_drafter, load_drafter),
     "refiner": ("refiner.json", save_markov, load_refiner),
     "texts": ("distill.json", save_texts, open_generations),
     "rows": ("rows.json", write_rows, open_rows),

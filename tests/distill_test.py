@@ -10,7 +10,7 @@ import pytest
 from bpd_jax.data.generations import open_generations, shard_paths
 from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.decoding.loading import load_model
-from bpd_jax.models.heads_files import fingerprint
+from bpd_jax.models.attachments import fingerprint
 from tests.commands import Done, call, start
 
 GOLDEN = pathlib.Path(__file__).parent / "pretrained" / "golden" / "llama"
@@ -183,5 +183,5 @@ def test_something_to_continue_must_be_given(written):
     folder, _ = written
     run = distill(folder, "--model=tiny", "--output=unwritten")
     assert run.returncode == 1
-    assert "there is nothing to continue" in run.stderr
+    assert "there are no prompts" in run.stderr
     assert not (folder / "unwritten").exists()

@@ -183,7 +183,7 @@ def test_bad_input_is_refused_and_leaves_nothing(folder):
         ([], "nowhere does not exist"),
         (["--temperature=1"], "leave the temperature at 0"),
         (["--methods=auto"], "names no method that auto could choose"),
-        (["--rounds=0"], "give 1 or more"),
+        (["--rounds=0"], "positive integer"),
     ]
     commands = [["--model=nowhere", *arguments] for arguments, _ in cases]
     ends = start("bpd_jax.evaluate", *commands, folder=folder)
@@ -277,9 +277,9 @@ def test_auto_says_what_it_chose_and_why(folder):
 def test_bad_settings_are_refused_in_one_sentence(folder):
     base = ["--model=run", "--prompt=3 times", "--max_new_tokens=8"]
     refused = {
-        "alpha is -1": ["--alpha=-1"],
+        "alpha must be a finite number of at least 0, not -1": ["--alpha=-1"],
         "alpha must be a finite number of at least 0": ["--method=ngram:alpha=-1"],
-        "lattice_width is 271: it must lie between 1 and the": ["--lattice_width=271"],
+        "lattice_width must be an integer from 1 to 270": ["--lattice_width=271"],
         "asks for 300 candidates, but there are only 270": [
             "--method=zero_gram:4:k=300"
         ],
@@ -289,14 +289,14 @@ def test_bad_settings_are_refused_in_one_sentence(folder):
         "'p=3' is not a setting of ngram, which takes k": ["--method=ngram:p=3"],
         "needs a small language model": ["--method=neural"],
         "typical acceptance samples: give a temperature": ["--acceptance=typical"],
-        "a stop text is empty": ["--stop="],
+        "stop must be a list": ["--stop="],
         "prompt 1 is empty: give at least one character": ["--prompt="],
-        "seed is -1: it must be 0 … 4294967295": ["--seed=-1"],
+        "seed must be an integer from 0": ["--seed=-1"],
         "cannot write run: it is a folder; name a file": [
             "--output=run",
             "--model=nowhere",
         ],
-        "top_p is 1.5": ["--temperature=1", "--top_p=1.5"],
+        "top_p must be a finite number": ["--temperature=1", "--top_p=1.5"],
         "DecodeOptions.max_tokens": [
             "--gin_file=gin_configs/runs/decode.gin",
             "--gin.DecodeOptions.max_tokens=3",

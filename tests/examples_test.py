@@ -3,13 +3,16 @@
 import doctest
 import importlib
 import pathlib
+import re
 
 import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 # Entry points are left out: two of them in one process define the same flags.
 ENTRY_POINTS = [
-    file for file in ROOT.glob("bpd_jax/*.py") if "DEFINE_" in file.read_text()
+    file
+    for file in ROOT.glob("bpd_jax/*.py")
+    if re.search(r"= flags\.DEFINE_|cli\.(define_flags|run)\(", file.read_text())
 ]
 MODULES = [
     ".".join(file.relative_to(ROOT).with_suffix("").parts)

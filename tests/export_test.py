@@ -14,12 +14,13 @@ from safetensors.numpy import load_file, save_file
 from bpd_jax.decoding.asset_files import read_drafter
 from bpd_jax.decoding.loading import SHIPPED, load_model
 from bpd_jax.errors import UserError
+from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.config import BlockHeadsConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_files import load_drafter, save_drafter
 from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.heads import init_heads
-from bpd_jax.models.heads_files import fingerprint, load_heads, save_heads
+from bpd_jax.models.heads_files import load_heads, save_heads
 from bpd_jax.pretrained.medusa_export import vllm_command
 from bpd_jax.pretrained.medusa_layout import VLLM, check_exportable
 from tests.commands import start
@@ -133,8 +134,8 @@ def test_out_and_back_in(heads, tmp_path):
 
     first, second = load_heads(heads / "medusa"), load_heads(tmp_path / "back")
     assert (second.config, second.base) == (first.config, first.base)
-    for key, value in first.params.items():
-        np.testing.assert_array_equal(second.params[key], value, strict=True)
+    for key, value in first.tensors.items():
+        np.testing.assert_array_equal(second.tensors[key], value, strict=True)
     # The base takes them, and drafts.
     loaded = load_model(str(BASE), str(tmp_path / "back"))
     assert loaded.functions.config.heads == first.config

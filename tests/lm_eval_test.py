@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from bpd_jax.decoding.asset_files import OWN_ASSETS
-from bpd_jax.harness import HarnessModel
+from bpd_jax.lm_eval_model import HarnessModel
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "lm_eval.md").read_text()

@@ -160,7 +160,7 @@ def test_help_into_a_pipe_without_a_reader():
     os.close(reader)
     with open(writer, "wb") as stream:
         done = subprocess.run(
-            [sys.executable, "-m", "bpd_jax.slim", "--help"],
+            [sys.executable, "-m", "bpd_jax.export_params", "--help"],
             cwd=ROOT,
             stdout=stream,
             stderr=subprocess.PIPE,

@@ -9,10 +9,11 @@ import numpy as np
 
 from bpd_jax.decoding.asset_files import load_assets, own_tuning
 from bpd_jax.decoding.loading import load_model
-from bpd_jax.decoding.payoff import tuned_choice
+from bpd_jax.decoding.speedup import tuned_choice
+from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.config import BlockHeadsConfig
 from bpd_jax.models.heads import init_heads
-from bpd_jax.models.heads_files import fingerprint, save_heads
+from bpd_jax.models.heads_files import save_heads
 from bpd_jax.reporting import build
 from tests.commands import call
 

@@ -37,7 +37,8 @@ def jobs(setting: Setting) -> Iterator[Job]:
         flags.FLAGS["model"].value = "smollm2"
     if flags.FLAGS["precision"].value is None:
         flags.FLAGS["precision"].value = setting.dtype
-    loaded, decoder, config = decode_flags.load(decode_flags.config())
+    lm, decoder, config = decode_flags.load(decode_flags.config())
+    loaded = lm.loaded
     texts = decode_flags.prompt_texts()
     if not texts:
         raise UserError("--prompts_file is missing: name a file of prompts.")

@@ -11,9 +11,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bpd_jax.data.rows import Batch
-from bpd_jax.decoding.choice import row_keys
 from bpd_jax.decoding.loop import Weights, decode_on_device, prefill
-from bpd_jax.decoding.options import StepOptions
+from bpd_jax.decoding.options import DecodeConfig, StepOptions
+from bpd_jax.decoding.sampling import row_keys
 from bpd_jax.drafting.path_drafter import PathDrafter
 from bpd_jax.drafting.paths import Paths
 from bpd_jax.drafting.refiners.ngram import NGramArrays, NGramRefiner
@@ -28,6 +28,7 @@ from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.partitioning import BATCH_SPEC
 from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.search.device import DeviceTable
+from bpd_jax.settings import Count, Validated
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.optimizer import make_optimizer
 from bpd_jax.training.state import abstract_parameters, abstract_state
@@ -57,38 +58,28 @@ class Program:
 
 
 @dataclasses.dataclass(frozen=True)
-class DecodeShapes:
+class DecodeShapes(Validated):
     """Sizes of a decode step.
 
     Attributes:
       batch_size: rows over all devices.
-      prompt: tokens of a prompt.
-      new_tokens: room for the answer.
+      prompt_tokens: tokens of a prompt.
+      max_new_tokens: room for the answer.
       drafts: P, best drafts that the n-gram search finds.
-      width: W, candidates of a head.
-      ngrams: n-grams of the model that lies on the devices, of all orders.
-      order: of the n-gram model.
+      lattice_width: W, candidates of a head.
+      num_ngrams: n-grams of the model on every device, of all orders.
+      ngram_order: order of the n-gram model.
     """
 
-    batch_size: int = 8
-    prompt: int = 512
-    new_tokens: int = 128
-    drafts: int = 16
-    width: int = 16
-    ngrams: int = 100_000_000
-    order: int = 4
+    prefix = "--"
 
-    def __post_init__(self) -> None:
-        sizes = {
-            "--batch_size": self.batch_size,
-            "--prompt_tokens": self.prompt,
-            "--max_new_tokens": self.new_tokens,
-            "--drafts": self.drafts,
-            "--lattice_width": self.width,
-        }
-        for name, size in sizes.items():
-            if size < 1:
-                raise UserError(f"{name}={size} must be 1 or more.")
+    batch_size: Count = 8
+    prompt_tokens: Count = 512
+    max_new_tokens: Count = 128
+    drafts: Count = 16
+    lattice_width: Count = DecodeConfig.lattice_width
+    num_ngrams: Count = 100_000_000
+    ngram_order: Count = 4
 
 
 def train_program(config: TrainConfig, mesh: Mesh) -> Program:
@@ -141,15 +132,16 @@ def decode_program(model: BlockwiseConfig, shapes: DecodeShapes, mesh: Mesh) -> 
       UserError: the sizes do not fit the model or the mesh.
     """
     check_rows("--batch_size", shapes.batch_size, mesh)
-    limit, length = model.trunk.max_length, shapes.prompt + shapes.new_tokens
+    limit, length = model.trunk.max_length, shapes.prompt_tokens + shapes.max_new_tokens
     if length > limit:
         raise UserError(
-            f"--prompt_tokens={shapes.prompt} and --max_new_tokens="
-            f"{shapes.new_tokens} are more than TransformerConfig.max_length = {limit}."
+            f"--prompt_tokens={shapes.prompt_tokens} and --max_new_tokens="
+            f"{shapes.max_new_tokens} are more than TransformerConfig.max_length = "
+            f"{limit}."
         )
-    if shapes.width > model.trunk.vocab_size:
+    if shapes.lattice_width > model.trunk.vocab_size:
         raise UserError(
-            f"--lattice_width={shapes.width} is more than "
+            f"--lattice_width={shapes.lattice_width} is more than "
             f"TransformerConfig.vocab_size = {model.trunk.vocab_size}."
         )
     if model.block_size == 1:
@@ -158,8 +150,10 @@ def decode_program(model: BlockwiseConfig, shapes: DecodeShapes, mesh: Mesh) -> 
             "lattice for the n-gram search: compile --program=train alone."
         )
     functions = ModelFunctions(model)
-    refiner = NGramRefiner(ngram_shapes(model, shapes, mesh), max(shapes.order - 2, 0))
-    source = HeadsSource(model.block_size, shapes.width)
+    refiner = NGramRefiner(
+        ngram_shapes(model, shapes, mesh), max(shapes.ngram_order - 2, 0)
+    )
+    source = HeadsSource(model.block_size, shapes.lattice_width)
     drafter = PathDrafter(Paths(source, (refiner,)), ExactBest(shapes.drafts))
     options = StepOptions()
 
@@ -171,10 +165,10 @@ def decode_program(model: BlockwiseConfig, shapes: DecodeShapes, mesh: Mesh) -> 
                 functions,
                 drafter=drafter,
                 options=options,
-                max_calls=shapes.new_tokens,
+                max_calls=shapes.max_new_tokens,
             ),
             weights,
-            prompts=np.zeros((shapes.batch_size, shapes.prompt), np.int32),
+            prompts=np.zeros((shapes.batch_size, shapes.prompt_tokens), np.int32),
             lengths=np.zeros(shapes.batch_size, np.int32),
             limits=np.zeros(shapes.batch_size, np.int32),
             keys=row_keys(0, jnp.arange(shapes.batch_size)),
@@ -198,8 +192,9 @@ def decode_program(model: BlockwiseConfig, shapes: DecodeShapes, mesh: Mesh) -> 
         name="decode",
         about=(
             f"{shapes.batch_size} rows of {length} tokens, {model.block_size} heads, "
-            f"{shapes.drafts} drafts from {shapes.width} candidates a head, "
-            f"{shapes.ngrams / 1e6:,.0f} million n-grams of order {shapes.order}"
+            f"{shapes.drafts} drafts from {shapes.lattice_width} candidates a head, "
+            f"{shapes.num_ngrams / 1e6:,.0f} million n-grams of order "
+            f"{shapes.ngram_order}"
         ),
         lower=lower,
         tokens=shapes.batch_size,
@@ -222,10 +217,11 @@ def ngram_shapes(
     """
     vocab_size = model.trunk.vocab_size
     symbols = trie.symbol_width(vocab_size)
-    rest, orders = shapes.ngrams - symbols, shapes.order - 1
-    if shapes.order < 2 or rest < orders:
+    rest, orders = shapes.num_ngrams - symbols, shapes.ngram_order - 1
+    if shapes.ngram_order < 2 or rest < orders:
         raise UserError(
-            f"--num_ngrams={shapes.ngrams} and --ngram_order={shapes.order}: the order "
+            f"--num_ngrams={shapes.num_ngrams} and --ngram_order="
+            f"{shapes.ngram_order}: the order "
             f"must be 2 or more, and the n-grams more than the {symbols:,} unigrams."
         )
     sizes = [symbols, *[rest // orders] * orders]

@@ -8,19 +8,17 @@ for language modelling.
 import dataclasses
 import string
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 from bpd_jax.data.spec import (
     SPLITS,
+    Fraction,
     TextTask,
-    check_count,
-    check_fraction,
-    check_texts,
-    check_vocabulary,
     short_vocabulary,
     trained_size,
 )
 from bpd_jax.errors import UserError
+from bpd_jax.settings import Count, Validated, Words, choice
 
 ALL_SPLITS = (*SPLITS, "test")
 
@@ -117,7 +115,7 @@ DATASETS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class ExampleTask:
+class ExampleTask(Validated):
     """Examples of a data set, where they lie, and their vocabulary.
 
     Attributes:
@@ -142,44 +140,25 @@ class ExampleTask:
         of its own, so that a batch of B rows is one of B examples.
     """
 
-    name: str
+    prefix = ""
+
+    name: Annotated[str, choice(*DATASETS)]
     data_dir: str | None = None
-    files: str | None = None
-    vocabulary: str = "gpt3"
-    validation_fraction: float = 0.02
-    max_examples: int | None = None
-    validation_from: str = "validation"
+    files: Words | None = None
+    vocabulary: Words = "gpt3"
+    validation_fraction: Fraction = 0.02
+    max_examples: Count | None = None
+    validation_from: Annotated[str, choice(*SPLITS)] = "validation"
     packed: bool = True
 
-    def __post_init__(self) -> None:
-        check_texts(
-            name=self.name,
-            data_dir=self.data_dir,
-            files=self.files,
-            vocabulary=self.vocabulary,
-        )
-        if self.name not in DATASETS:
-            raise UserError(
-                f"unknown data set {self.name!r}: the known ones are "
-                f"{', '.join(DATASETS)}."
-            )
+    def check_together(self) -> None:
+        """Raises a `UserError` for two sources, or a vocabulary that is none."""
         if self.files is not None and self.data_dir is not None:
             raise UserError(
                 f"files={self.files!r} and data_dir={self.data_dir!r} are both given: "
                 "JSON Lines need no folder of TensorFlow Datasets; leave one out."
             )
-        if self.files == "":
-            raise UserError("files is empty: give a glob such as 'squad/*.jsonl.gz'.")
-        check_vocabulary(self.vocabulary)
-        check_fraction(self.validation_fraction)
-        check_count("max_examples", self.max_examples)
-        if self.validation_from not in SPLITS:
-            raise UserError(
-                f"validation_from is {self.validation_from!r}: use "
-                f"{' or '.join(SPLITS)}."
-            )
-        if not isinstance(self.packed, bool):
-            raise UserError(f"packed is {self.packed!r}: use True or False.")
+        trained_size(self.vocabulary)
 
     @property
     def dataset(self) -> Dataset:

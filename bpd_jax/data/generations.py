@@ -9,7 +9,6 @@ only numpy.
 """
 
 import dataclasses
-import json
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -17,13 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from bpd_jax import array_files, files, folders
+from bpd_jax import array_files, files
+from bpd_jax.artifacts import Artifact
 from bpd_jax.errors import UserError
 
-FORMAT = 1
 HEADER = "distill.json"
-KIND = folders.FolderKind("texts of a model", HEADER, text='"base"', in_place=True)
-_REMEDY = "generate it again with python -m bpd_jax.distill"
+KIND = Artifact(
+    "generated texts",
+    HEADER,
+    text='"base"',
+    in_place=True,
+    remedy="generate them again with python -m bpd_jax.distill",
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -71,14 +75,8 @@ def write_header(
     facts: Mapping[str, Any],
 ) -> None:
     """Writes `distill.json`; see `Generations` for the arguments."""
-    about = {
-        "format": FORMAT,
-        "base": base,
-        "vocab_size": vocab_size,
-        "facts": dict(facts),
-    }
-    with files.replacing_file(pathlib.Path(folder) / HEADER) as path:
-        path.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    header = {"base": base, "vocab_size": vocab_size, "facts": dict(facts)}
+    KIND.write_header(folder, header)
 
 
 def write_shard(
@@ -153,7 +151,7 @@ def open_generations(folder: str | os.PathLike[str]) -> Generations:
     about = read_header(folder)
     paths = shard_paths(folder)
     if not paths:
-        raise UserError(f"{folder} holds no texts (shard-00000.npz, …): {_REMEDY}.")
+        raise UserError(f"{folder} holds no texts (shard-00000.npz, …): {KIND.remedy}.")
     tokens, lengths, prompts, indices = [], [np.zeros(1, np.int64)], [], []
     for path in paths:
         shard = _read_shard(path, about["vocab_size"])
@@ -179,35 +177,17 @@ def read_header(folder: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
       UserError: it is missing or damaged.
     """
-    path = pathlib.Path(folder) / HEADER
-    try:
-        about = files.read_json(path)
-    except (FileNotFoundError, NotADirectoryError):
-        raise UserError(
-            f"{folder} holds no generated texts: {path} is missing; {_REMEDY}."
-        ) from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {path} ({error}): {_REMEDY}.") from error
-    if not isinstance(about, dict) or about.get("format") != FORMAT:
-        raise UserError(f"{path} is not of format {FORMAT}: {_REMEDY}.")
-    kinds = {"base": str, "vocab_size": int, "facts": dict}
-    for name, kind in kinds.items():
-        if not isinstance(about.get(name), kind):
-            raise UserError(f"{path} lacks {name}: {_REMEDY}.")
-    return about
+    return KIND.read_header(folder, {"base": str, "vocab_size": int, "facts": dict})
 
 
 def _read_shard(path: pathlib.Path, vocab_size: int) -> dict[str, np.ndarray]:
-    try:
+    with KIND.reading(path):
         shard = array_files.read_npz(
             path, specs_of_texts(vocab_size), optional=("indices",)
         )
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {path} ({error}): {_REMEDY}.") from error
-    unknown = np.full(len(shard["prompt_lengths"]), -1)
-    shard.setdefault("indices", unknown)
-    if not fit_together(**shard):
-        raise UserError(f"{path}: its texts do not fit their offsets: {_REMEDY}.")
+        shard.setdefault("indices", np.full(len(shard["prompt_lengths"]), -1))
+        if not fit_together(**shard):
+            raise ValueError("its texts do not fit their offsets")
     return shard
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import importlib.util
-import json
 import os
 import pathlib
 from typing import Any
@@ -14,18 +13,13 @@ from bpd_jax import folders
 from bpd_jax.data import corpora, examples, row_sources, tokenizer
 from bpd_jax.data.example_spec import ExampleTask, Task
 from bpd_jax.data.row_sources import WHOLE, Shard
-from bpd_jax.data.rows import FORMAT, LOSS_MASK, PackedRows, open_rows
+from bpd_jax.data.rows import KIND, LOSS_MASK, PackedRows, open_rows
 from bpd_jax.data.shards import shard_folders, shard_name
 from bpd_jax.data.spec import GENERATIONS, check_split
 from bpd_jax.errors import UserError
 
 # Segment ids are stored as uint16, and a row may hold as many segments as tokens.
 _LONGEST_ROW = 65535
-KIND = folders.FolderKind(
-    "token files",
-    "rows.json",
-    ("tokens.npy", "segment_ids.npy", LOSS_MASK, tokenizer.FILE_NAME),
-)
 
 
 def prepare_rows(
@@ -210,7 +204,6 @@ def _make_rows(
                 f"{', or fewer shards' * (shard.count > 1)}."
             )
         about = {
-            "format": FORMAT,
             "rows": tokens.rows,
             "length": length,
             "tokens": num_tokens,
@@ -220,8 +213,7 @@ def _make_rows(
             "task": dataclasses.asdict(task),
             "fingerprint": fingerprint,
         }
-        text = json.dumps(about, indent=2) + "\n"
-        (temporary / "rows.json").write_text(text, encoding="utf-8")
+        KIND.write_header(temporary, about)
         vocabulary.save(temporary / tokenizer.FILE_NAME)
 
 

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bpd_jax.data import corpora, readers
+from bpd_jax.data import readers
 from bpd_jax.data.example_spec import SEPARATOR, ExampleTask, Task
-from bpd_jax.data.examples import read_examples
 from bpd_jax.data.tokenizer import Tokenizer, task_tokenizer
 from bpd_jax.errors import UserError
 
@@ -70,10 +69,13 @@ def held_out_prompts(
             f"cannot cut {num} prompts of {prompt_tokens} tokens: both must be 1 or "
             "more."
         )
+    # Late, so that prompts of files are read without the modules of corpora.
+    from bpd_jax.data.corpora import fraction_of
+
     tokenizer = tokenizer or task_tokenizer(task)
     texts = sorted(
         _held_out_texts(task),
-        key=lambda text: (corpora.fraction_of(f"p{seed}", text.id), text),
+        key=lambda text: (fraction_of(f"p{seed}", text.id), text),
     )
     if isinstance(task, ExampleTask) and task.has_inputs:
         prompts = _inputs(texts[:num], prompt_tokens, tokenizer)
@@ -89,11 +91,13 @@ def held_out_prompts(
 
 
 def _held_out_texts(task: Task) -> Iterator[_Text]:
+    from bpd_jax.data import corpora, examples
+
     if not isinstance(task, ExampleTask):
         for document in corpora.split_documents(task, "validation"):
             yield _Text(document.id, document.text)
         return
-    for example in read_examples(task, "validation"):
+    for example in examples.read_examples(task, "validation"):
         text = example.targets if example.inputs is None else example.inputs
         yield _Text(example.id, text)
 

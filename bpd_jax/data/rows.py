@@ -16,13 +16,31 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bpd_jax import array_files, files
+from bpd_jax import array_files
+from bpd_jax.artifacts import Artifact
 from bpd_jax.data.permutation import Permutation
 from bpd_jax.data.shards import ShardedArray, shard_folders
 from bpd_jax.errors import UserError
 
-FORMAT = 1
-LOSS_MASK = "loss_mask.npy"
+HEADER, LOSS_MASK = "rows.json", "loss_mask.npy"
+
+KIND = Artifact(
+    "token files",
+    HEADER,
+    ("tokens.npy", "segment_ids.npy", LOSS_MASK, "tokenizer.json"),
+    remedy="remove the folder and prepare it again",
+)
+_FIELDS = {
+    "rows": int,
+    "length": int,
+    "tokens": int,
+    "documents": int,
+    "split": str,
+    "vocabulary": str,
+    "vocab_size": int,
+    "end_of_text": int,
+    "fingerprint": dict,
+}
 
 # The order of this many rows is a table of 64 MB; of more, it is computed.
 _LARGEST_TABLE = 1 << 23
@@ -132,20 +150,7 @@ def open_rows(folder: str | os.PathLike[str]) -> PackedRows:
     shards = shard_folders(folder)
     if shards:
         return _joined(folder, shards)
-    described = folder / "rows.json"
-    try:
-        about = files.read_json(described)
-    except FileNotFoundError as error:
-        raise UserError(
-            f"{folder} holds no token files: {described} is missing."
-        ) from (error)
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {described}: {error}; {_REMEDY}") from error
-    if not isinstance(about, dict) or about.get("format") != FORMAT:
-        raise UserError(f"{described} is not of format {FORMAT}; {_REMEDY}")
-    missing = sorted(_FIELDS - about.keys())
-    if missing:
-        raise UserError(f"{described} lacks {', '.join(missing)}; {_REMEDY}")
+    about = KIND.read_header(folder, _FIELDS)
     shape = (about["rows"], about["length"])
     return PackedRows(
         folder=folder,
@@ -209,32 +214,15 @@ def _without_shard(rows: PackedRows) -> dict[str, Any]:
     return {key: rows.fingerprint[key] for key in rows.fingerprint if key != "shard"}
 
 
-_FIELDS = {
-    "rows",
-    "length",
-    "tokens",
-    "documents",
-    "split",
-    "vocabulary",
-    "vocab_size",
-    "end_of_text",
-    "fingerprint",
-}
-_REMEDY = "remove the folder and prepare it again."
-
-
 def _open_array(
     path: pathlib.Path, shape: tuple[int, int], dtypes: tuple[type, ...]
 ) -> np.ndarray:
-    try:
+    with KIND.reading(path):
         array = array_files.open_npy(path)
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {path}: {error}; {_REMEDY}") from error
-    if array.shape != shape or array.dtype not in dtypes:
-        raise UserError(
-            f"{path} is {array.shape} {array.dtype} where rows.json says {shape}; "
-            f"{_REMEDY}"
-        )
+        if array.shape != shape or array.dtype not in dtypes:
+            raise ValueError(
+                f"it is {array.shape} {array.dtype}, and {HEADER} says {shape}"
+            )
     return array
 
 

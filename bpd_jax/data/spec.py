@@ -2,8 +2,10 @@
 
 import dataclasses
 import re
+from typing import Annotated
 
 from bpd_jax.errors import UserError
+from bpd_jax.settings import Count, Validated, Words, choice, number
 
 SPLITS = ("train", "validation")
 ALL = "all"  # both splits together
@@ -14,9 +16,11 @@ GENERATIONS = "generations"
 # A byte-level vocabulary holds every byte and the end-of-text token.
 SMALLEST_VOCABULARY = 257
 
+Fraction = Annotated[float, number(above=0, below=1)]
+
 
 @dataclasses.dataclass(frozen=True)
-class TextTask:
+class TextTask(Validated):
     """A corpus, its split into train and validation, and its vocabulary.
 
     Attributes:
@@ -32,20 +36,16 @@ class TextTask:
       max_bytes: bytes of UTF-8 text to take, both splits together; None for all.
     """
 
-    corpus: str = "stdlib"
-    text_files: str | None = None
-    vocabulary: str = "gpt3"
-    validation_fraction: float = 0.02
-    max_bytes: int | None = None
+    prefix = ""
 
-    def __post_init__(self) -> None:
-        check_texts(text_files=self.text_files, vocabulary=self.vocabulary)
-        known = (*CORPORA, GENERATIONS)
-        if self.corpus not in known:
-            raise UserError(
-                f"unknown corpus {self.corpus!r}: the known ones are "
-                f"{', '.join(known)}."
-            )
+    corpus: Annotated[str, choice(*CORPORA, GENERATIONS)] = "stdlib"
+    text_files: str | None = None
+    vocabulary: Words = "gpt3"
+    validation_fraction: Fraction = 0.02
+    max_bytes: Count | None = None
+
+    def check_together(self) -> None:
+        """Raises a `UserError` for settings of another corpus."""
         if self.corpus == "text_files" and not self.text_files:
             raise UserError(
                 "the corpus text_files needs text_files, a glob such as "
@@ -61,14 +61,11 @@ class TextTask:
                 f"text_files={self.text_files!r} is given but corpus is "
                 f"{self.corpus!r}: set corpus to 'text_files'."
             )
-        check_vocabulary(self.vocabulary)
         if self.trained_size is not None and self.corpus == GENERATIONS:
             raise UserError(
                 f"vocabulary is {self.vocabulary!r}, but generations are token ids "
                 "already: give the tokenizer.json of the model that wrote them."
             )
-        check_fraction(self.validation_fraction)
-        check_count("max_bytes", self.max_bytes)
         if self.max_bytes is not None and self.corpus == GENERATIONS:
             raise UserError("max_bytes goes with text, not with generations.")
 
@@ -104,34 +101,6 @@ def short_vocabulary(vocabulary: str) -> str:
     """The vocabulary in the name of a task: a path is `custom`."""
     known = vocabulary == "gpt3" or trained_size(vocabulary) is not None
     return vocabulary if known else "custom"
-
-
-def check_vocabulary(vocabulary: str) -> None:
-    """Raises a `UserError` unless it can be a `TextTask.vocabulary`."""
-    if not vocabulary:
-        raise UserError("vocabulary is empty: give gpt3, bpe:2048 or a path.")
-    trained_size(vocabulary)
-
-
-def check_texts(**values: object) -> None:
-    """Raises a `UserError` for one that is neither text nor None, by its name."""
-    for name, value in values.items():
-        if not isinstance(value, str | None):
-            raise UserError(f"{name} is {value!r}: it must be text, in quotes.")
-
-
-def check_count(name: str, count: object) -> None:
-    """Raises a `UserError` unless it is a positive integer or None."""
-    if count is not None and (type(count) is not int or count < 1):
-        raise UserError(f"{name} is {count!r}: it must be an integer of 1 or more.")
-
-
-def check_fraction(fraction: object) -> None:
-    """Raises a `UserError` unless it can be a `TextTask.validation_fraction`."""
-    if not isinstance(fraction, float) or not 0 < fraction < 1:
-        raise UserError(
-            f"validation_fraction is {fraction!r}: it must lie between 0 and 1."
-        )
 
 
 def check_split(split: str) -> None:

@@ -17,9 +17,7 @@ from bpd_jax.models.drafter_files import (
 )
 from bpd_jax.models.products import decoding_layout
 from bpd_jax.models.refiner_files import LoadedRefiner, check_fits, load_refiner
-from bpd_jax.ngrams.formats import load as ngram_files
 from bpd_jax.ngrams.model import NGramModel
-from bpd_jax.pretrained.drafter_import import import_drafter
 from bpd_jax.pretrained.drafter_layout import CONFIG
 
 # What `bpd_jax.tune` found out about a model.
@@ -97,6 +95,8 @@ def _load_asset(
     loaded: LoadedModel, name: str, path: str
 ) -> NGramModel | SmallModel | object:
     if name == "ngram":
+        from bpd_jax.ngrams.formats import load as ngram_files
+
         return ngram_files.load_model(
             path,
             vocab_size=loaded.vocab_size,
@@ -137,6 +137,8 @@ def read_drafter(loaded: LoadedModel, folder: str | os.PathLike[str]) -> LoadedD
     """
     folder = pathlib.Path(folder)
     if (folder / CONFIG).is_file() and not (folder / HEADER).is_file():
+        from bpd_jax.pretrained.drafter_import import import_drafter
+
         return import_drafter(
             folder, loaded.functions.config, loaded.params, name=loaded.name
         )

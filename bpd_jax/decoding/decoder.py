@@ -20,8 +20,8 @@ from bpd_jax.decoding.methods import Method, parse_method
 from bpd_jax.decoding.options import (
     EXACT,
     SPECULATIVE,
+    DecodeConfig,
     DecodeOptions,
-    check_whole_number,
 )
 from bpd_jax.decoding.stopping import StopTable
 from bpd_jax.drafting.assets import Assets, SmallModel
@@ -31,7 +31,7 @@ from bpd_jax.drafting.searches.oracle import Reference
 from bpd_jax.errors import UserError
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.ngrams.model import NGramModel
-from bpd_jax.ngrams.search.finite import check_alpha
+from bpd_jax.settings import check_value, integer, number
 from bpd_jax.typing import Params, PyTree
 
 GREEDY = parse_method("greedy")
@@ -45,8 +45,8 @@ class Decoder:
         model: ModelFunctions,
         params: Params,
         *,
-        width: int = 16,
-        alpha: float = 1.0,
+        width: int = DecodeConfig.lattice_width,
+        alpha: float = DecodeConfig.alpha,
         assets: Assets | None = None,
         token_bytes: Callable[[], Sequence[bytes]] | None = None,
         mesh: Mesh | None = None,
@@ -68,13 +68,8 @@ class Decoder:
           UserError: something does not fit the model.
         """
         vocab_size = model.config.trunk.vocab_size
-        check_whole_number("lattice_width", width)
-        if not 1 <= width <= vocab_size:
-            raise UserError(
-                f"lattice_width is {width}: it must lie between 1 and the vocabulary's "
-                f"{vocab_size} tokens."
-            )
-        check_alpha(alpha)
+        check_value("lattice_width", width, integer(1, vocab_size))
+        check_value("alpha", alpha, number(0))
         self.model, self.params, self.mesh = model, params, mesh
         self.width, self.alpha = width, alpha
         self.assets = assets or Assets()

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bpd_jax.decoding.choice import row_keys
 from bpd_jax.decoding.loop import Weights, decode_loop, prefill
 from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.decoding.sampling import row_keys
 from bpd_jax.decoding.state import DecodeState
 from bpd_jax.decoding.stopping import StopTable
 from bpd_jax.drafting.interface import Drafter
@@ -205,15 +205,11 @@ def generate(
 
     Args:
       task: model, method and options.
-      prompts: token ids, each `[T]` with T of at least 1.
+      prompts: token ids, each `[T]`, that `Decoder.prepare` has validated.
       on_progress: called after each batch with the number of new tokens.
       padded: to which prompts are padded; None for the least.
-
-    Raises:
-      UserError: a prompt is empty or leaves no room for `max_new_tokens`.
     """
     options = task.options
-    check_prompts(task.model, prompts, options)
     batch = _batch(task, prompts)
     compile_task(task, prompts, padded=padded)
     generations: list[Generation] = []
@@ -272,34 +268,26 @@ def stream(
 
     Args:
       task: model, method and options.
-      prompt: token ids `[T]`.
+      prompt: token ids `[T]`, that `Decoder.prepare` has validated.
       calls: serial calls between two looks at the state.
       padded: tokens that the prompt is padded to; None for the least.
 
     Yields:
       New tokens, int32, with None; at last what is left, with the whole generation.
-
-    Raises:
-      UserError: as `generate` does, at once.
     """
-    check_prompts(task.model, [prompt], task.options)
-
-    def tokens() -> Iterator[tuple[np.ndarray, Generation | None]]:
-        start = time.perf_counter()
-        new_tokens = task.options.max_new_tokens
-        state = task.prefill([prompt], [0], task.rows(1), new_tokens, padded)
-        shown = len(prompt)
-        while not bool(state.done[0]):
-            state = task.run(state, calls)
-            length = int(state.lengths[0])
-            if not bool(state.done[0]):
-                yield np.asarray(state.tokens[0, shown:length]), None
-                shown = length
-        seconds = time.perf_counter() - start
-        generation = _collect(state, [prompt], seconds)[0]
-        yield generation.output_ids[shown - len(prompt) :], generation
-
-    return tokens()
+    start = time.perf_counter()
+    new_tokens = task.options.max_new_tokens
+    state = task.prefill([prompt], [0], task.rows(1), new_tokens, padded)
+    shown = len(prompt)
+    while not bool(state.done[0]):
+        state = task.run(state, calls)
+        length = int(state.lengths[0])
+        if not bool(state.done[0]):
+            yield np.asarray(state.tokens[0, shown:length]), None
+            shown = length
+    seconds = time.perf_counter() - start
+    generation = _collect(state, [prompt], seconds)[0]
+    yield generation.output_ids[shown - len(prompt) :], generation
 
 
 def check_prompts(

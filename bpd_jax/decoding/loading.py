@@ -14,22 +14,14 @@ from bpd_jax.data.prompts import held_out_prompts
 from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.decoding.conversation import Chat
 from bpd_jax.errors import UserError
+from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise import BlockwiseConfig
 from bpd_jax.models.config import load_config
 from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.models.heads_files import (
-    HEADER,
-    LoadedHeads,
-    attach_heads,
-    fingerprint,
-    load_heads,
-)
+from bpd_jax.models.heads_files import HEADER, LoadedHeads, attach_heads, load_heads
 from bpd_jax.models.products import cast_matrices, decoding_layout
 from bpd_jax.pretrained.checkpoint import Checkpoint
 from bpd_jax.pretrained.known import PACKAGED, find_packaged
-from bpd_jax.pretrained.parts import joined_file
-from bpd_jax.pretrained.weights import load_trunk
-from bpd_jax.training.slim import load_run_parameters, selected_step
 from bpd_jax.typing import Params
 
 # Models of our own that `--model` knows, and where `make` puts them.
@@ -199,6 +191,8 @@ def load_model(
       UserError: there is no model, it is damaged, or the heads are not its own.
     """
     if weights is not None:
+        from bpd_jax.pretrained.parts import joined_file
+
         if name not in PACKAGED:
             raise UserError(
                 f"--weights is for {', '.join(PACKAGED)}; {name} has files of its own."
@@ -226,6 +220,9 @@ def load_model(
 
 
 def _load_run(folder: pathlib.Path) -> LoadedModel:
+    # Late, like the formats below: a model is loaded by the modules of its kind alone.
+    from bpd_jax.training.slim import load_run_parameters, selected_step
+
     step = None
     if folder.parent.name == "checkpoints" and folder.name.isdigit():
         step = int(folder.name)
@@ -260,6 +257,8 @@ def open_checkpoint(path: pathlib.Path) -> Checkpoint:
 
 
 def _load_pretrained(name: str, path: pathlib.Path, heads: str | None) -> LoadedModel:
+    from bpd_jax.pretrained.weights import load_trunk
+
     found = open_checkpoint(path)
     tokens = found.tokenizer.get_vocab_size(with_added_tokens=False)
     if tokens > found.config.vocab_size:

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from bpd_jax.decoding.acceptance.rules import next_tokens
-from bpd_jax.decoding.choice import DRAFTS, stream_keys
 from bpd_jax.decoding.options import StepOptions
+from bpd_jax.decoding.sampling import DRAFTS, stream_keys
 from bpd_jax.decoding.state import DecodeState, History, empty_history
 from bpd_jax.decoding.stopping import StopTable
 from bpd_jax.decoding.verification import forward, verify

@@ -391,8 +391,8 @@ def _parse_part(text: str, method: str, kinds: tuple[type[Part], ...]) -> Any:
     if words and "=" not in words[0]:
         if not part.number:
             raise UserError(f"{method!r}: {name} takes no number.")
-        number = fields[part.number]
-        values[part.number] = parse_setting(number, words.pop(0), f"{method!r}")
+        number = words.pop(0)
+        values[part.number] = parse_setting(part, part.number, number, f"{method!r}: ")
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or key not in fields or key in values:
@@ -401,7 +401,7 @@ def _parse_part(text: str, method: str, kinds: tuple[type[Part], ...]) -> Any:
                 f"{method!r}: {word!r} is not a setting of {name}, which takes "
                 f"{listed}, each once and written NAME=VALUE."
             )
-        values[key] = parse_setting(fields[key], value, f"{method!r}")
+        values[key] = parse_setting(part, key, value, f"{method!r}: ")
     return part(**values)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import Generation, generate
 from bpd_jax.decoding.methods import Method
-from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
 from bpd_jax.decoding.recorded_drafter import recorded_drafter
 from bpd_jax.decoding.recording import (
     RecordedModel,
@@ -53,7 +53,12 @@ class Replay:
     token_bytes: Callable[[], Sequence[bytes]] | None = None
     padded: int | None = None
 
-    def decoder(self, *, width: int = 16, alpha: float = 1.0) -> Decoder:
+    def decoder(
+        self,
+        *,
+        width: int = DecodeConfig.lattice_width,
+        alpha: float = DecodeConfig.alpha,
+    ) -> Decoder:
         """Decodes from the recording; see `Decoder` for the arguments.
 
         Raises:

@@ -8,6 +8,7 @@ from bpd_jax.models.drafter_functions import DrafterFunctions, markov_refiner
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.refiner_files import LoadedRefiner
 from bpd_jax.ngrams.model import NGramModel
+from bpd_jax.settings import Validated
 from bpd_jax.typing import Params
 
 
@@ -148,4 +149,35 @@ KINDS = {
         "file (docs/pretrained.md), and pass its folder as --drafter.",
     ),
 }
-"""The assets by name; each is a flag of the commands that decode."""
+"""The assets by name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AssetPaths(Validated):
+    """Where the assets are, by the names of `KINDS`; None for the model's own.
+
+    Attributes:
+      ngram: folder of an n-gram model, or a file of one: ARPA with token ids, or
+        OpenFst (.fst). Default of this and the following flags: that of the model's
+        folder.
+      rescorer: run folder of a small LM, for the refiner neural.
+      draft_model: run folder of a smaller LM, for draft_model.
+      markov: folder of a Markov refiner.
+      recurrent: folder of a recurrent refiner.
+      hydra: folder of trained Hydra heads.
+      drafter: folder of a block drafter, for the source block: trained here, or
+        published (dflash or dspark of speculators, z-lab or DeepSpec).
+    """
+
+    prefix = "--"
+
+    ngram: str | None = None
+    rescorer: str | None = None
+    draft_model: str | None = None
+    markov: str | None = None
+    recurrent: str | None = None
+    hydra: str | None = None
+    drafter: str | None = None
+
+
+assert [field.name for field in dataclasses.fields(AssetPaths)] == list(KINDS)

@@ -95,7 +95,7 @@ class Part:
     needs_model: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_settings(self, self.name)
+        check_settings(self, f"{self.name}: ")
 
     @property
     def text(self) -> str:

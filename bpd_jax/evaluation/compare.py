@@ -27,7 +27,7 @@ class MethodResult:
 
     Attributes:
       method: the method.
-      label: what people read.
+      label: display name.
       generations: one per prompt.
       differences: prompts whose output is not the greedy one.
       seconds: of all prompts, by round; empty where nothing was timed.

@@ -1,8 +1,11 @@
 """Block efficiency and shares over many prompts, with bootstrap intervals."""
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from bpd_jax.decoding.generate import Generation
 
@@ -13,43 +16,40 @@ def block_efficiency(generations: Sequence[Generation]) -> float:
     return float(tokens.sum() / max(calls.sum(), 1))
 
 
+def headroom_taken(efficiency: float, base: float, oracle: float) -> float | None:
+    """Share of the oracle's headroom: (BE - BE of BPD) / (BE of the oracle - BPD's).
+
+    >>> headroom_taken(1.75, base=1.5, oracle=2.5)
+    0.25
+
+    Args:
+      efficiency: block efficiency of a method.
+      base: block efficiency of BPD.
+      oracle: block efficiency of the oracle over the lattice that the method chooses
+        from, in the paper k = 16.
+
+    Returns:
+      1 for the oracle itself, negative below BPD; None where the oracle gains nothing.
+    """
+    return (efficiency - base) / (oracle - base) if oracle > base else None
+
+
 def bootstrap_interval(
-    generations: Sequence[Generation],
-    *,
-    level: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
+    generations: Sequence[Generation], **settings: Any
 ) -> tuple[float, float]:
     """Percentile interval of the block efficiency; see `ratio_interval`."""
-    tokens, calls = _sums(generations)
-    return ratio_interval(tokens, calls, level=level, resamples=resamples, seed=seed)
+    return ratio_interval(*_sums(generations), **settings)
 
 
 def paired_interval(
-    generations: Sequence[Generation],
-    base: Sequence[Generation],
-    *,
-    level: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
+    generations: Sequence[Generation], base: Sequence[Generation], **settings: Any
 ) -> tuple[float, float]:
     """Percentile interval of the gain over another method; see `gain_interval`."""
-    return gain_interval(
-        *_sums(generations),
-        *_sums(base),
-        level=level,
-        resamples=resamples,
-        seed=seed,
-    )
+    return gain_interval(*_sums(generations), *_sums(base), **settings)
 
 
 def ratio_interval(
-    tokens: np.ndarray,
-    calls: np.ndarray,
-    *,
-    level: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
+    tokens: np.ndarray, calls: np.ndarray, **settings: Any
 ) -> tuple[float, float]:
     """Percentile interval of Σ tokens / Σ calls, resampling examples.
 
@@ -58,13 +58,13 @@ def ratio_interval(
 
     Args:
       tokens, calls: of every example, `[n]`.
-      level: share of the resamples inside.
-      resamples: how many.
-      seed: of the draws.
+      **settings: of `bootstrap`: `level`, `resamples`, `seed`.
     """
-    drawn = _drawn(len(tokens), resamples, seed)
-    ratios = tokens[drawn].sum(1) / np.maximum(calls[drawn].sum(1), 1)
-    return _percentiles(ratios, level)
+    return bootstrap(
+        lambda drawn: tokens[drawn].sum(-1) / np.maximum(calls[drawn].sum(-1), 1),
+        len(tokens),
+        **settings,
+    )
 
 
 def gain_interval(
@@ -72,10 +72,7 @@ def gain_interval(
     calls: np.ndarray,
     base_tokens: np.ndarray,
     base_calls: np.ndarray,
-    *,
-    level: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
+    **settings: Any,
 ) -> tuple[float, float]:
     """Percentile interval of the gain in block efficiency over another method.
 
@@ -83,12 +80,16 @@ def gain_interval(
     hard for the other, so the interval is far narrower than that of either. Arguments
     are those of `ratio_interval`; examples stand in the same order for both methods.
     """
-    drawn = _drawn(len(base_tokens), resamples, seed)
-    mine, theirs = (
-        t[drawn].sum(1) / np.maximum(c[drawn].sum(1), 1)
-        for t, c in ((tokens, calls), (base_tokens, base_calls))
-    )
-    return _percentiles(mine / np.maximum(theirs, 1e-9) - 1, level)
+
+    def gain(drawn: np.ndarray) -> np.ndarray:
+        mine, theirs = (
+            t[drawn].sum(-1) / np.maximum(c[drawn].sum(-1), 1)
+            for t, c in ((tokens, calls), (base_tokens, base_calls))
+        )
+        gains: np.ndarray = mine / np.maximum(theirs, 1e-9) - 1
+        return gains
+
+    return bootstrap(gain, len(base_tokens), **settings)
 
 
 def difference_interval(
@@ -96,10 +97,7 @@ def difference_interval(
     cases: np.ndarray,
     base_events: np.ndarray,
     base_cases: np.ndarray,
-    *,
-    level: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
+    **settings: Any,
 ) -> tuple[float, float] | None:
     """Percentile interval of a difference of shares, resampling examples.
 
@@ -110,30 +108,55 @@ def difference_interval(
       events, cases: of every example, how many cases there are and of how many the
         event is seen, `[n]`.
       base_events, base_cases: of the other share, in the same order.
-      level, resamples, seed: as in `ratio_interval`.
+      **settings: as in `ratio_interval`.
 
     Returns:
       None if no resample has cases of both.
     """
-    if not len(cases):
+    if not cases.any() or not base_cases.any():
         return None
-    drawn = _drawn(len(cases), resamples, seed)
-    seen, all_, base_seen, base_all = (
-        values[drawn].sum(1) for values in (events, cases, base_events, base_cases)
-    )
-    both = (all_ > 0) & (base_all > 0)
-    if not both.any():
-        return None
-    shares, base_shares = seen[both] / all_[both], base_seen[both] / base_all[both]
-    return _percentiles(shares - base_shares, level)
+
+    def difference(drawn: np.ndarray) -> np.ndarray:
+        with np.errstate(invalid="ignore"):
+            shares: np.ndarray = events[drawn].sum(-1) / cases[drawn].sum(-1)
+            return shares - base_events[drawn].sum(-1) / base_cases[drawn].sum(-1)
+
+    return bootstrap(difference, len(cases), **settings)
 
 
-def _drawn(count: int, resamples: int, seed: int) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, count, size=(resamples, count))
+def bootstrap(
+    statistic: Callable[[np.ndarray], np.ndarray],
+    count: int,
+    *,
+    level: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """Percentile bootstrap interval of a statistic of examples.
 
-
-def _percentiles(values: np.ndarray, level: float) -> tuple[float, float]:
-    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+    Args:
+      statistic: maps indices of examples, `[..., n]`, to values, `[...]`; resamples
+        without a value, which are not a number, are left out.
+      count: n.
+      level: share of the resamples inside.
+      resamples: how many.
+      seed: of the draws.
+    """
+    if count == 1:
+        value = float(statistic(np.zeros((1, 1), int))[0])
+        return value, value
+    with warnings.catch_warnings():
+        # SciPy's own interval, which is not used, has no place for missing values.
+        warnings.simplefilter("ignore", stats.DegenerateDataWarning)
+        found = stats.bootstrap(
+            (np.arange(count),),
+            lambda drawn, axis: statistic(drawn.astype(int)),
+            n_resamples=resamples,
+            vectorized=True,
+            method="percentile",
+            rng=np.random.default_rng(seed),
+        ).bootstrap_distribution
+    low, high = np.nanquantile(found, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
 

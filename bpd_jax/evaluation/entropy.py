@@ -4,9 +4,10 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
+from scipy import stats
 
-# Orders that are drawn for a p-value.
-_ORDERS = 4999
+# Orders that are drawn for a p-value, where there are more: eight points or more.
+_ORDERS = 9999
 
 
 def h_max(entropies: Sequence[float]) -> int:
@@ -67,31 +68,21 @@ def fit_line(x: Sequence[float], y: Sequence[float]) -> Fit | None:
     """
     if len(x) < 3 or min(x) == max(x) or min(y) == max(y):
         return None
-    slope, intercept = np.polyfit(x, y, 1)
-    return Fit(
-        float(slope),
-        float(intercept),
-        _correlation(np.asarray(x, float), np.asarray(y, float)),
-        _correlation(_ranks(x), _ranks(y)),
-        _p_value(_ranks(x), _ranks(y)),
+    line = stats.linregress(x, y)
+    ranks_x, ranks_y = (stats.zscore(stats.rankdata(v)) for v in (x, y))
+    test = stats.permutation_test(
+        (ranks_y,),
+        lambda order, axis: np.abs(order @ ranks_x),
+        permutation_type="pairings",
+        alternative="greater",
+        vectorized=True,
+        n_resamples=_ORDERS,
+        rng=np.random.default_rng(0),
     )
-
-
-def _correlation(x: np.ndarray, y: np.ndarray) -> float:
-    return float(np.corrcoef(x, y)[0, 1])
-
-
-def _p_value(x: np.ndarray, y: np.ndarray) -> float:
-    """Share of orders of y that correlate with x at least as strongly as its own."""
-    rng = np.random.default_rng(0)
-    orders = rng.permuted(np.tile(y - y.mean(), (_ORDERS, 1)), axis=1)
-    centred = x - x.mean()
-    seen = abs(centred @ (y - y.mean())) * (1 - 1e-9)
-    return float((1 + (np.abs(orders @ centred) >= seen).sum()) / (1 + _ORDERS))
-
-
-def _ranks(values: Sequence[float]) -> np.ndarray:
-    """Ranks from 0; equal values share the mean of theirs."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    return ((ends - counts + ends - 1) / 2)[inverse]
+    return Fit(
+        float(line.slope),
+        float(line.intercept),
+        float(line.rvalue),
+        float(ranks_x @ ranks_y) / len(x),
+        float(test.pvalue),
+    )

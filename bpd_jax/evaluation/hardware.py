@@ -43,7 +43,7 @@ class ModelSize:
 
     Attributes:
       trunk_parameters: all that a pass reads: the block heads are left out, and an
-        embedding that is no softmax, of which a pass reads a few rows.
+        embedding that is not shared with the softmax, of which a pass reads a few rows.
       trunk_weights: those that every token is multiplied by, the softmax included.
       head_parameters: of heads 2 … L together; a shared softmax counts as none.
       head_weights: what one hidden state is multiplied by in all of them, softmax

@@ -1,15 +1,16 @@
 """How a training step computes, apart from what it computes."""
 
 import dataclasses
+from typing import Annotated
 
-from bpd_jax.errors import UserError
+from bpd_jax.settings import Count, Validated, choice
 
 ATTENTION = ("auto", "xla", "cudnn", "pallas")
 REMAT = ("none", "dots", "full")
 
 
 @dataclasses.dataclass(frozen=True)
-class ComputeConfig:
+class ComputeConfig(Validated):
     """Memory and speed of a training step.
 
     Results are equal up to rounding whatever is chosen here, so that none of it is
@@ -31,29 +32,8 @@ class ComputeConfig:
         their gradients add up in float32 to those of the whole batch.
     """
 
-    attention: str = "auto"
-    remat: str = "none"
-    loss_chunk: int | None = None
+    attention: Annotated[str, choice(*ATTENTION)] = "auto"
+    remat: Annotated[str, choice(*REMAT)] = "none"
+    loss_chunk: Count | None = None
     scan_layers: bool = False
-    accumulate: int = 1
-
-    def __post_init__(self) -> None:
-        for name, choices in (("attention", ATTENTION), ("remat", REMAT)):
-            if getattr(self, name) not in choices:
-                raise UserError(
-                    f"ComputeConfig.{name} must be one of {', '.join(choices)}, not "
-                    f"{getattr(self, name)!r}."
-                )
-        for name in ("loss_chunk", "accumulate"):
-            value = getattr(self, name)
-            if name == "loss_chunk" and value is None:
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise UserError(
-                    f"ComputeConfig.{name} must be a positive integer, not {value!r}."
-                )
-        if not isinstance(self.scan_layers, bool):
-            raise UserError(
-                f"ComputeConfig.scan_layers must be True or False, not "
-                f"{self.scan_layers!r}."
-            )
+    accumulate: Count = 1

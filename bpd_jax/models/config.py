@@ -2,14 +2,14 @@
 
 import dataclasses
 import json
-import math
 import os
 import pathlib
-from typing import Any
+from typing import Annotated, Any
 
 from bpd_jax import files
 from bpd_jax.errors import UserError
 from bpd_jax.models.rotary import RotaryConfig
+from bpd_jax.settings import Positive, Validated, choice, each, integer
 
 ACTIVATIONS = ("gelu", "silu", "relu", "gelu_exact")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -19,25 +19,22 @@ HEAD_KINDS = ("feed_forward", "medusa")
 MOST_TOKENS = 2**24
 """The largest vocabulary."""
 
-# The highest value of a size: by name, or by owner and name.
-_HIGHEST = 2**20
-_LIMITS: dict[str | tuple[str, str], int] = {
-    "vocab_size": MOST_TOKENS,
-    "draft_vocabulary": MOST_TOKENS,
-    "outputs": MOST_TOKENS,
-    "max_length": 2**31 - 1,
-    "num_layers": 1000,
-    "layers": 1000,
-    "num_heads": 1024,
-    "rank": 2**16,
-    # Each of them is traced and compiled by itself.
-    ("BlockHeadsConfig", "num_heads"): 256,
-    ("BlockDrafterConfig", "num_layers"): 100,
-}
+# The limits are far above the sizes of published models. Beyond them compiling would
+# not end, or no machine would have the memory.
+Size = Annotated[int, integer(1, 2**20)]
+Tokens = Annotated[int, integer(1, MOST_TOKENS)]
+Heads = Annotated[int, integer(1, 1024)]
+Layers = Annotated[int, integer(1, 1000)]
+Rank = Annotated[int, integer(1, 2**16)]
+# Each block head is traced and compiled by itself.
+BlockHeads = Annotated[int, integer(1, 256)]
+LayerNumbers = Annotated[tuple[int, ...], each(integer(0), distinct=True)]
+Activation = Annotated[str, choice(*ACTIVATIONS)]
+Dtype = Annotated[str, choice(*DTYPES)]
 
 
 @dataclasses.dataclass(frozen=True)
-class TransformerConfig:
+class TransformerConfig(Validated):
     """A pre-norm decoder-only transformer.
 
     The defaults are the paper's model, as GPT-2 is built; with `rotary`, `norm="rms"`,
@@ -69,46 +66,30 @@ class TransformerConfig:
       param_dtype: of the parameters.
     """
 
-    vocab_size: int
-    num_layers: int
-    d_model: int
-    d_ff: int
-    num_heads: int
-    num_kv_heads: int | None = None
-    head_dim: int | None = None
-    max_length: int = 2048
-    activation: str = "gelu"
+    vocab_size: Tokens
+    num_layers: Layers
+    d_model: Size
+    d_ff: Size
+    num_heads: Heads
+    num_kv_heads: Size | None = None
+    head_dim: Size | None = None
+    max_length: Annotated[int, integer(1, 2**31 - 1)] = 2048
+    activation: Activation = "gelu"
     gated: bool = False
     use_bias: bool = True
     qkv_bias: bool | None = None
     output_bias: bool | None = None
     mlp_bias: bool | None = None
     query_key_norm: bool = False
-    norm: str = "layer"
-    norm_epsilon: float = 1e-5
+    norm: Annotated[str, choice(*NORMS)] = "layer"
+    norm_epsilon: Positive = 1e-5
     rotary: RotaryConfig | None = None
     tied_softmax: bool = True
-    dtype: str = "float32"
-    param_dtype: str = "float32"
+    dtype: Dtype = "float32"
+    param_dtype: Dtype = "float32"
 
-    def __post_init__(self) -> None:
-        for name in (
-            "vocab_size",
-            "num_layers",
-            "d_model",
-            "d_ff",
-            "num_heads",
-            "max_length",
-        ):
-            check_positive("TransformerConfig", name, getattr(self, name))
-        for name in ("num_kv_heads", "head_dim"):
-            if getattr(self, name) is not None:
-                check_positive("TransformerConfig", name, getattr(self, name))
-        if not 0 < self.norm_epsilon < math.inf:
-            raise UserError(
-                f"TransformerConfig.norm_epsilon must be above 0, not "
-                f"{self.norm_epsilon}."
-            )
+    def check_together(self) -> None:
+        """Raises a `UserError` for heads that do not divide the width."""
         if self.head_dim is None and self.d_model % self.num_heads:
             raise UserError(
                 f"TransformerConfig.d_model = {self.d_model} is not a multiple of "
@@ -124,10 +105,6 @@ class TransformerConfig:
                 f"TransformerConfig.head_dim = {self.head_width} is odd: rotary "
                 "positions turn pairs."
             )
-        check_choice("TransformerConfig.activation", self.activation, ACTIVATIONS)
-        check_choice("TransformerConfig.norm", self.norm, NORMS)
-        check_choice("TransformerConfig.dtype", self.dtype, DTYPES)
-        check_choice("TransformerConfig.param_dtype", self.param_dtype, DTYPES)
 
     @property
     def kv_heads(self) -> int:
@@ -143,7 +120,7 @@ class TransformerConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockHeadsConfig:
+class BlockHeadsConfig(Validated):
     """The L block heads (paper section 4 and appendix C.2).
 
     The paper leaves width, activation and residual of a head's feed-forward layer
@@ -175,30 +152,24 @@ class BlockHeadsConfig:
         all heads; None for the model's width.
     """
 
-    num_heads: int
-    hidden: int | None = None
-    activation: str = "silu"
+    num_heads: BlockHeads
+    hidden: Size | None = None
+    activation: Activation = "silu"
     residual: bool = True
     first_has_ffn: bool = False
-    kind: str = "feed_forward"
-    layers: int = 1
+    kind: Annotated[str, choice(*HEAD_KINDS)] = "feed_forward"
+    layers: Layers = 1
     own_softmax: bool = False
-    draft_vocabulary: int | None = None
+    draft_vocabulary: Tokens | None = None
     reads_anchor: bool = False
-    feature_layers: tuple[int, ...] = ()
-    condition: int | None = None
+    feature_layers: LayerNumbers = ()
+    condition: Size | None = None
 
-    def __post_init__(self) -> None:
-        # gin and JSON have lists.
-        object.__setattr__(self, "feature_layers", tuple(self.feature_layers))
-        check_choice("BlockHeadsConfig.kind", self.kind, HEAD_KINDS)
-        for name in ("num_heads", "layers"):
-            check_positive("BlockHeadsConfig", name, getattr(self, name))
-        if self.kind == "feed_forward":
-            check_positive("BlockHeadsConfig", "hidden", self.hidden)
-        if self.draft_vocabulary is not None:
-            check_positive(
-                "BlockHeadsConfig", "draft_vocabulary", self.draft_vocabulary
+    def check_together(self) -> None:
+        """Raises a `UserError` for settings of another kind of heads."""
+        if self.kind == "feed_forward" and self.hidden is None:
+            raise UserError(
+                "BlockHeadsConfig.hidden must be a positive integer, not None."
             )
         pointless = {"feed_forward": ("layers", 1), "medusa": ("hidden", None)}
         name, default = pointless[self.kind]
@@ -207,9 +178,6 @@ class BlockHeadsConfig:
                 f"BlockHeadsConfig.{name} = {getattr(self, name)} has no meaning with "
                 f"kind {self.kind!r}: leave it out."
             )
-        check_choice("BlockHeadsConfig.activation", self.activation, ACTIVATIONS)
-        if self.condition is not None:
-            check_positive("BlockHeadsConfig", "condition", self.condition)
         if self.is_conditioned and (
             self.kind != "feed_forward" or self.first_has_ffn or self.own_softmax
         ):
@@ -235,13 +203,14 @@ class BlockHeadsConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockwiseConfig:
+class BlockwiseConfig(Validated):
     """A transformer trunk and its block heads; `heads=None` is a plain model."""
 
     trunk: TransformerConfig
     heads: BlockHeadsConfig | None = None
 
-    def __post_init__(self) -> None:
+    def check_together(self) -> None:
+        """Raises a `UserError` for heads that do not fit the trunk."""
         if self.draft_vocab_size > self.trunk.vocab_size:
             raise UserError(
                 f"BlockHeadsConfig.draft_vocabulary = {self.draft_vocab_size} exceeds "
@@ -297,29 +266,9 @@ def trunk_from_fields(fields: dict[str, Any]) -> TransformerConfig:
 
 def check_feature_layers(layers: tuple[int, ...], num_layers: int) -> None:
     """Raises a `UserError` unless `layers` are different layers of a trunk."""
-    inside = all(type(n) is int and 0 <= n < num_layers for n in layers)
-    if not inside or len(set(layers)) != len(layers):
+    known = each(integer(0, num_layers - 1), distinct=True)
+    if not known.accepts(layers):
         raise UserError(
             f"the layers {list(layers)} must be different integers from 0 to "
             f"{num_layers - 1}: the model has {num_layers} layers."
         )
-
-
-def check_positive(owner: str, name: str, value: object, least: int = 1) -> None:
-    """Raises a `UserError` unless `value` is an integer from `least` to its limit.
-
-    The limits are far above those of published models. Beyond them compiling would not
-    end, or the memory of any machine would not do.
-    """
-    if type(value) is not int or value < least:
-        wanted = "a positive integer" if least == 1 else f"an integer from {least} up"
-        raise UserError(f"{owner}.{name} must be {wanted}, not {value!r}.")
-    most = _LIMITS.get((owner, name)) or _LIMITS.get(name, _HIGHEST)
-    if value > most:
-        raise UserError(f"{owner}.{name} must be at most {most:,}, not {value:,}.")
-
-
-def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Raises a `UserError` unless `value` is one of `choices`."""
-    if value not in choices:
-        raise UserError(f"{name} must be one of {', '.join(choices)}, not {value!r}.")

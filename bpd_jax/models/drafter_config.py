@@ -1,18 +1,21 @@
 """Sizes and choices of a block drafter, as a frozen dataclass."""
 
 import dataclasses
-from typing import Any
+from typing import Annotated, Any
 
 from bpd_jax.errors import UserError
 from bpd_jax.models.config import (
-    ACTIVATIONS,
+    Activation,
+    Heads,
+    LayerNumbers,
+    Size,
+    Tokens,
     TransformerConfig,
-    check_choice,
     check_feature_layers,
-    check_positive,
 )
 from bpd_jax.models.refiners import MarkovConfig
 from bpd_jax.models.rotary import RotaryConfig
+from bpd_jax.settings import Natural, Positive, Validated, integer
 
 _LIKE_TARGET = (
     "d_ff",
@@ -25,7 +28,7 @@ _LIKE_TARGET = (
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockDrafterConfig:
+class BlockDrafterConfig(Validated):
     """A block drafter (see `block_drafter`); None means as in the target.
 
     Its width is the target's, whose embeddings and softmax it uses.
@@ -59,42 +62,28 @@ class BlockDrafterConfig:
         token before.
     """
 
-    feature_layers: tuple[int, ...]
-    block_size: int = 9
-    num_layers: int = 2
-    d_ff: int | None = None
-    num_heads: int | None = None
-    num_kv_heads: int | None = None
-    head_dim: int | None = None
-    norm_epsilon: float | None = None
+    feature_layers: LayerNumbers
+    block_size: Size = 9
+    num_layers: Annotated[int, integer(1, 100)] = 2
+    d_ff: Size | None = None
+    num_heads: Heads | None = None
+    num_kv_heads: Size | None = None
+    head_dim: Size | None = None
+    norm_epsilon: Positive | None = None
     rotary: RotaryConfig | None = None
-    activation: str = "silu"
+    activation: Activation = "silu"
     query_key_norm: bool = True
     qkv_bias: bool = False
-    window: int | None = 256
-    draft_vocabulary: int | None = None
+    window: Size | None = 256
+    draft_vocabulary: Tokens | None = None
     guess_at_anchor: bool = True
     reads_last_token: bool = False
-    markov_rank: int = 0
+    markov_rank: Natural = 0
     confidence: bool = False
     confidence_reads_markov: bool = False
 
-    def __post_init__(self) -> None:
-        # gin and JSON have lists.
-        object.__setattr__(self, "feature_layers", tuple(self.feature_layers))
-        for name in ("block_size", "num_layers"):
-            check_positive("BlockDrafterConfig", name, getattr(self, name))
-        for name in (
-            "d_ff",
-            "num_heads",
-            "num_kv_heads",
-            "head_dim",
-            "window",
-            "draft_vocabulary",
-        ):
-            if getattr(self, name) is not None:
-                check_positive("BlockDrafterConfig", name, getattr(self, name))
-        check_choice("BlockDrafterConfig.activation", self.activation, ACTIVATIONS)
+    def check_together(self) -> None:
+        """Raises a `UserError` for sizes that contradict each other."""
         if not self.feature_layers:
             raise UserError(
                 "BlockDrafterConfig.feature_layers is empty: name the layers of the "
@@ -109,11 +98,6 @@ class BlockDrafterConfig:
             raise UserError(
                 f"BlockDrafterConfig.window = {self.window} is smaller than block_size "
                 f"= {self.block_size}, the tokens that one call may accept: raise it."
-            )
-        if type(self.markov_rank) is not int or self.markov_rank < 0:
-            raise UserError(
-                "BlockDrafterConfig.markov_rank must be 0 or a positive integer, not "
-                f"{self.markov_rank!r}."
             )
         if self.confidence_reads_markov and not (self.confidence and self.markov_rank):
             raise UserError(

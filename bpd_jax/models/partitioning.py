@@ -7,7 +7,7 @@ and the parameters, `model` splits heads, feed-forward width and vocabulary.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import flax.linen as nn
 import jax
@@ -16,6 +16,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bpd_jax.errors import UserError
+from bpd_jax.settings import Check, Count, Validated
 from bpd_jax.typing import PyTree
 
 # Names of parameter axes.
@@ -35,25 +36,21 @@ RULES: tuple[tuple[str, str | None], ...] = (
 
 BATCH_SPEC = PartitionSpec(("data", "fsdp"))
 
+COUNT_OR_REST = Check(
+    "a positive integer, or -1 for what is left",
+    int,
+    lambda value: type(value) is int and (value > 0 or value == -1),
+    flag=int,
+)
+
 
 @dataclasses.dataclass(frozen=True)
-class MeshConfig:
+class MeshConfig(Validated):
     """How many devices each mesh axis takes; `data=-1` takes what is left."""
 
-    data: int = -1
-    fsdp: int = 1
-    model: int = 1
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            size = getattr(self, field.name)
-            if type(size) is int and (size > 0 or (size, field.name) == (-1, "data")):
-                continue
-            rest = ", or -1 for what is left" if field.name == "data" else ""
-            raise UserError(
-                f"MeshConfig.{field.name} must be a positive integer{rest}, not "
-                f"{size!r}."
-            )
+    data: Annotated[int, COUNT_OR_REST] = -1
+    fsdp: Count = 1
+    model: Count = 1
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:

@@ -17,17 +17,18 @@ be static.
 """
 
 import dataclasses
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from bpd_jax.models.config import check_positive
+from bpd_jax.models.config import Rank, Size, Tokens
+from bpd_jax.settings import Validated, integer
 from bpd_jax.typing import Array, Float, Int, Params
 
 
 @dataclasses.dataclass(frozen=True)
-class RefinerConfig:
+class RefinerConfig(Validated):
     """Sizes of the model that a refiner belongs to.
 
     Attributes:
@@ -36,18 +37,11 @@ class RefinerConfig:
       num_heads: L, length of a block.
     """
 
-    vocab_size: int
-    d_model: int
-    num_heads: int
+    vocab_size: Tokens
+    d_model: Size
+    num_heads: Annotated[int, integer(2, 1024)]
 
     kind: ClassVar[str]
-
-    def __post_init__(self) -> None:
-        for name, value in dataclasses.asdict(self).items():
-            if name == "level_scale" or (name == "outputs" and value is None):
-                continue
-            least = 2 if name == "num_heads" else 1
-            check_positive(type(self).__name__, name, value, least)
 
     @property
     def levels(self) -> range:
@@ -66,8 +60,8 @@ class MarkovConfig(RefinerConfig):
       level_scale: whether there is an s_j; DSpark's Markov head has none.
     """
 
-    rank: int = 64
-    outputs: int | None = None
+    rank: Rank = 64
+    outputs: Tokens | None = None
     level_scale: bool = True
 
     kind = "markov"
@@ -85,8 +79,8 @@ class RecurrentConfig(RefinerConfig):
       width: of the state s_j.
     """
 
-    rank: int = 64
-    width: int = 128
+    rank: Rank = 64
+    width: Size = 128
 
     kind = "recurrent"
 
@@ -101,7 +95,7 @@ class HydraConfig(RefinerConfig):
       width: of the hidden layer of each level's MLP.
     """
 
-    width: int = 256
+    width: Size = 256
 
     kind = "hydra"
 

@@ -7,18 +7,20 @@ Llama weights, halves of a head, not neighbours.
 
 import dataclasses
 import math
+from typing import Annotated
 
 import jax.numpy as jnp
 import numpy as np
 
 from bpd_jax.errors import UserError
+from bpd_jax.settings import Count, Positive, Validated, choice, number
 from bpd_jax.typing import Array, Float, Int
 
 SCALINGS = ("none", "linear", "llama3", "yarn")
 
 
 @dataclasses.dataclass(frozen=True)
-class RotaryConfig:
+class RotaryConfig(Validated):
     """Frequencies f_i = base^(-2i/R) of R turned features, perhaps stretched.
 
     Attributes:
@@ -38,43 +40,28 @@ class RotaryConfig:
         0.1 · ln(factor) + 1.
     """
 
-    base: float = 10000.0
-    fraction: float = 1.0
-    scaling: str = "none"
-    factor: float = 1.0
-    original_length: int | None = None
-    low_factor: float = 1.0
-    high_factor: float = 4.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
+    base: Annotated[float, number(above=1)] = 10000.0
+    fraction: Annotated[float, number(above=0, most=1)] = 1.0
+    scaling: Annotated[str, choice(*SCALINGS)] = "none"
+    factor: Positive = 1.0
+    original_length: Count | None = None
+    low_factor: Positive = 1.0
+    high_factor: Positive = 4.0
+    beta_fast: Positive = 32.0
+    beta_slow: Positive = 1.0
     truncate: bool = True
     attention_factor: float | None = None
 
-    def __post_init__(self) -> None:
-        if self.scaling not in SCALINGS:
-            raise UserError(
-                f"RotaryConfig.scaling must be one of {', '.join(SCALINGS)}, not "
-                f"{self.scaling!r}."
-            )
-        if not 1 < self.base < math.inf:
-            raise UserError(f"RotaryConfig.base must be above 1, not {self.base}.")
-        for name in ("factor", "low_factor", "beta_slow"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise UserError(
-                    f"RotaryConfig.{name} must be above 0, not {getattr(self, name)}."
-                )
-        if not 0 < self.fraction <= 1:
-            raise UserError(
-                f"RotaryConfig.fraction must be in (0, 1], not {self.fraction}."
-            )
+    def check_together(self) -> None:
+        """Raises a `UserError` for bounds that contradict each other."""
         if not self.high_factor > self.low_factor:
             raise UserError("RotaryConfig.high_factor must be above low_factor.")
         if not self.beta_fast > self.beta_slow:
             raise UserError("RotaryConfig.beta_fast must be above beta_slow.")
-        if self.scaling in ("llama3", "yarn") and (self.original_length or 0) < 1:
+        if self.scaling in ("llama3", "yarn") and self.original_length is None:
             raise UserError(
-                f"RotaryConfig.original_length must be above 0 for {self.scaling}, not "
-                f"{self.original_length}."
+                f"RotaryConfig.original_length is missing for {self.scaling}: give the "
+                "tokens of the context before stretching."
             )
 
     def turned(self, width: int) -> int:

@@ -10,14 +10,14 @@ products of a token are the same bits in a pass over one token and in a pass ove
 draft.
 """
 
+import dataclasses
 import functools
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from llvmlite import binding
 
-from bpd_jax.models.row_kernel_code import Tile, kernel_module
 from bpd_jax.typing import Array
 
 TARGET = "bpd_jax_rows_times_matrix"
@@ -26,9 +26,29 @@ TARGET = "bpd_jax_rows_times_matrix"
 MOST_ROWS = 48
 
 
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    """What one inner loop multiplies, so that all of it stays in registers.
+
+    Attributes:
+      width: W, numbers of a vector register.
+      outputs: rows of the matrix; a power of two.
+      rows: rows of x.
+    """
+
+    width: int
+    outputs: int
+    rows: int
+
+
 @functools.cache
 def tile_of_processor() -> Tile | None:
-    """The tile for this processor; None if it lacks fused multiply-add."""
+    """The tile for this processor; None if it lacks fused multiply-add, or LLVM."""
+    try:
+        # Where another device multiplies, LLVM is not loaded.
+        from llvmlite import binding
+    except ImportError:
+        return None
     if sys.maxsize < 2**32:
         return None
     features = binding.get_host_cpu_features()
@@ -73,8 +93,12 @@ def rows_times_matrix(x: Array, matrix: Array) -> Array:
 
 
 @functools.cache
-def _register() -> binding.ExecutionEngine:
+def _register() -> Any:
     """Compiles the kernel and registers it with XLA, once per process."""
+    from llvmlite import binding
+
+    from bpd_jax.models.row_kernel_code import kernel_module
+
     tile = tile_of_processor()
     assert tile is not None
     binding.initialize_native_target()

@@ -9,10 +9,11 @@ The matrix is split into chunks of rows. The threads of XLA claim one after anot
 calling thread too: it never waits for a thread that has not begun.
 """
 
-import dataclasses
 from collections.abc import Callable
 
 from llvmlite import ir
+
+from bpd_jax.models.row_kernel import Tile
 
 _CHUNK = 1 << 15  # Numbers of the matrix in a chunk: 128 KiB.
 _SINGLE = 1 << 16  # A matrix of fewer numbers is not shared among threads.
@@ -26,21 +27,6 @@ _ERROR_DESTROY, _SCHEDULE, _NUM_THREADS = 64, 136, 144
 
 # The state of one product that several threads work on: 8 bytes each.
 _FIELDS = ("next", "done", "users", "x", "matrix", "y", "M", "K", "O", "size", "chunks")
-
-
-@dataclasses.dataclass(frozen=True)
-class Tile:
-    """What one inner loop multiplies, so that all of it stays in registers.
-
-    Attributes:
-      width: W, numbers of a vector register.
-      outputs: rows of the matrix; a power of two.
-      rows: rows of x.
-    """
-
-    width: int
-    outputs: int
-    rows: int
 
 
 def kernel_module(tile: Tile) -> ir.Module:
@@ -132,8 +118,10 @@ def _add_tile(module: ir.Module, tile: Tile, lines: int) -> ir.Function:
 
     w = [vector_at(of) for of in w_rows]
     for line in range(lines):
-        # To read, into every cache, data.
-        numbers = [ir.IntType(32)(number) for number in (0, 3, 1)]
+        # Arguments: to read; into the first cache, or into the second what a later
+        # tile of several needs; data.
+        level = 3 if lines == tile.outputs else 2
+        numbers = [ir.IntType(32)(number) for number in (0, level, 1)]
         offset = b.add(b.mul(k, _INT(lines)), _INT(line * tile.width))
         b.call(prefetch, [b.bitcast(b.gep(later, [offset]), _POINTER), *numbers])
     added = {}

@@ -100,7 +100,8 @@ def build(settings: Settings) -> Report:
     report = Report()
     # Whatever can be at fault is looked at before the long work.
     heldout = _heldout(settings)
-    source = _source(settings)
+    is_counted = bool(settings.counts or settings.model)
+    source = None if is_counted else sources.source_of(settings)
     symbols = _symbols(settings)
     if source is not None:
         order = settings.order or DEFAULT_ORDER
@@ -152,23 +153,6 @@ def build(settings: Settings) -> Report:
         folders.remove_folder(work, runs.KIND)
     report.written = {path: path.stat().st_size for path in sorted(output.iterdir())}
     return report
-
-
-def _source(settings: Settings) -> sources.Source | None:
-    """Returns the text to count, or None if it was counted before."""
-    if settings.counts or settings.model:
-        return None
-    return sources.open_source(
-        task=settings.task,
-        text=settings.text,
-        tokens=settings.tokens,
-        generations=settings.generations,
-        split=settings.split,
-        vocabulary=settings.vocabulary,
-        max_bytes=settings.max_bytes,
-        vocab_size=settings.vocab_size,
-        end_of_text=settings.end_of_text,
-    )
 
 
 def _heldout(settings: Settings) -> sources.Source | None:

@@ -13,31 +13,14 @@ import os
 import pathlib
 import zlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from bpd_jax import array_files, files, folders
-from bpd_jax.errors import UserError
+from bpd_jax import array_files, folders
+from bpd_jax.artifacts import Artifact
 from bpd_jax.ngrams import trie
 
-_VERSION = 1
-
-
-class _Kind(NamedTuple):
-    header: str
-    title: str
-    remedy: str
-
-    @property
-    def magic(self) -> str:
-        return f"bpd_jax {self.title.removeprefix('an ')}"
-
-
-_KINDS = {
-    "model": _Kind("ngram_model.json", "an n-gram model", "build the model again"),
-    "counts": _Kind("ngram_counts.json", "n-gram counts", "count again"),
-}
 # The arrays of each kind: for how many of the highest orders there is none.
 _GROUPS = {
     "model": {"keys": 0, "log_probs": 0, "log_backoffs": 1},
@@ -51,18 +34,26 @@ _VALUES = {
     "counts": array_files.ArraySpec(("<i8",), (None,), low=1),
     "followed": dataclasses.replace(_FLOATS, low=0),
 }
-HEADER = _KINDS["model"].header
-COUNTS_HEADER = _KINDS["counts"].header
-# A model also has the files that other programs read, see `bpd_jax.ngrams.build`.
-_OTHERS = {"model": ("model.arpa.gz", "model.fst", "symbols.txt"), "counts": ()}
+HEADER, COUNTS_HEADER = "ngram_model.json", "ngram_counts.json"
+_ARRAYS = ("*_[0-9].npy", "*_[0-9][0-9].npy")
 KINDS = {
-    name: folders.FolderKind(
-        kind.title,
-        kind.header,
-        ("*_[0-9].npy", "*_[0-9][0-9].npy", *_OTHERS[name]),
-        kind.magic,
-    )
-    for name, kind in _KINDS.items()
+    "model": Artifact(
+        "an n-gram model",
+        HEADER,
+        # A model also has the files that other programs read, see `ngrams.build`.
+        (*_ARRAYS, "model.arpa.gz", "model.fst", "symbols.txt"),
+        "bpd_jax n-gram model",
+        remedy="build the model again",
+        version_name="version",
+    ),
+    "counts": Artifact(
+        "n-gram counts",
+        COUNTS_HEADER,
+        _ARRAYS,
+        "bpd_jax n-gram counts",
+        remedy="count again",
+        version_name="version",
+    ),
 }
 
 
@@ -110,14 +101,8 @@ def write_arrays(
             "crc32": zlib.crc32(array.data) if array.size else 0,
         }
     content = {"settings": dict(settings), "arrays": described}
-    header = {
-        "magic": _KINDS[kind].magic,
-        "version": _VERSION,
-        "crc32": _content_checksum(content),
-        **content,
-    }
-    text = json.dumps(header, indent=2) + "\n"
-    (folder / _KINDS[kind].header).write_text(text, encoding="utf-8")
+    checksum = {"magic": KINDS[kind].text, "crc32": _content_checksum(content)}
+    KINDS[kind].write_header(folder, checksum | content)
 
 
 def read_folder(
@@ -128,51 +113,44 @@ def read_folder(
     Raises:
       UserError: a file is missing, cut short, changed (with `verify`) or foreign.
     """
-    folder = pathlib.Path(folder)
-    header_path, remedy = folder / _KINDS[kind].header, _KINDS[kind].remedy
-    header = _read_header(header_path, _KINDS[kind])
-    settings: dict[str, Any] = header.get("settings", {})
-    described: dict[str, Any] = header.get("arrays", {})
-    try:
+    folder, artifact = pathlib.Path(folder), KINDS[kind]
+    fields = {"magic": str, "crc32": int, "settings": dict, "arrays": dict}
+    header = artifact.read_header(folder, fields)
+    settings, described = header["settings"], header["arrays"]
+    with artifact.reading(folder / artifact.marker):
+        if header["magic"] != artifact.text:
+            raise ValueError(f"it is not the header of {artifact.title} of bpd_jax")
+        if header["crc32"] != _content_checksum(header):
+            raise ValueError("its checksum does not fit")
         _check_settings(settings, described)
         array_files.check_names(described, _names(kind, settings["order"]))
-    except ValueError as error:
-        raise UserError(f"{header_path} is damaged ({error}): {remedy}.") from error
     arrays: dict[str, np.ndarray] = {}
     for name in _names(kind, settings["order"]):
         about, path = described[name], folder / f"{name}.npy"
-        try:
+        with artifact.reading(path):
             array = array_files.open_npy(path)
-        except (OSError, ValueError) as error:
-            raise UserError(
-                f"{path} is missing, cut short or not an array ({error}): {remedy}."
-            ) from error
-        same = isinstance(about, dict) and (
-            array.dtype.str == about.get("dtype")
-            and list(array.shape) == about.get("shape")
-        )
-        if same and verify and array.size:
-            same = zlib.crc32(np.ascontiguousarray(array).data) == about.get("crc32")
-        if not same:
-            raise UserError(
-                f"{path} is not the array that {header_path} describes: {remedy}."
+            same = (array.dtype.str, list(array.shape)) == (
+                about.get("dtype"),
+                about.get("shape"),
             )
-        spec = _spec(name, settings["vocab_size"], arrays)
-        try:
+            if same and verify and array.size:
+                checksum = zlib.crc32(np.ascontiguousarray(array).data)
+                same = checksum == about.get("crc32")
+            if not same:
+                raise ValueError(
+                    f"it is not the array that {artifact.marker} describes"
+                )
+            spec = _spec(name, settings["vocab_size"], arrays)
             spec.check_header(array.dtype, array.shape)
             if verify:
                 spec.check(array)
-        except ValueError as error:
-            raise UserError(f"{path} cannot be used: {error}; {remedy}.") from error
         # Still the mapped file, without the slow indexing of the class np.memmap.
         arrays[name] = np.asarray(array)
     return arrays, settings
 
 
-def _check_settings(settings: Any, described: Any) -> None:
+def _check_settings(settings: Mapping[str, Any], described: Mapping[str, Any]) -> None:
     """Raises a `ValueError` unless the settings can be those of a trie."""
-    if not isinstance(settings, dict) or not isinstance(described, dict):
-        raise ValueError("its settings or its arrays are missing")
     limits = {
         "order": (1, len(described)),
         "vocab_size": (1, trie.MOST_TOKENS),
@@ -186,7 +164,7 @@ def _check_settings(settings: Any, described: Any) -> None:
             raise ValueError(f"{name} is {str(value)[:40]}")
     seen = settings.get("seen", [])
     if not isinstance(seen, list) or any(type(n) is not int or n < 0 for n in seen):
-        raise ValueError("seen is no list of numbers")
+        raise ValueError("seen must be a list of non-negative integers")
 
 
 def _names(kind: str, order: int) -> list[str]:
@@ -210,28 +188,6 @@ def _spec(
     histories = arrays[f"keys_{int(order) - 1}"].size if int(order) > 1 else 1
     highest = histories * trie.symbol_width(vocab_size) - 1
     return array_files.ArraySpec(("<i8",), (None,), 0, highest, increasing=True)
-
-
-def _read_header(path: pathlib.Path, kind: _Kind) -> dict[str, Any]:
-    try:
-        header = files.read_json(path)
-    except OSError as error:
-        raise UserError(
-            f"cannot read {path} ({error.strerror or error}): give a folder that holds "
-            f"{kind.title}."
-        ) from error
-    except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}): {kind.remedy}.") from error
-    if not isinstance(header, dict) or header.get("magic") != kind.magic:
-        raise UserError(f"{path} is not the header of {kind.title} of bpd_jax.")
-    if header.get("version") != _VERSION:
-        raise UserError(
-            f"{path} has format {header.get('version')}, this program reads "
-            f"{_VERSION}: {kind.remedy}."
-        )
-    if header.get("crc32") != _content_checksum(header):
-        raise UserError(f"{path} is damaged: {kind.remedy}.")
-    return header
 
 
 def _content_checksum(header: Mapping[str, Any]) -> int:

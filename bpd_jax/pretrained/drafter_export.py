@@ -16,10 +16,11 @@ from safetensors.numpy import save_file
 
 from bpd_jax import folders
 from bpd_jax.errors import UserError
+from bpd_jax.models.attachments import VOCABULARY
 from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_files import SOFTMAX as OWN_SOFTMAX
-from bpd_jax.models.drafter_files import VOCABULARY, LoadedDrafter
+from bpd_jax.models.drafter_files import LoadedDrafter
 from bpd_jax.models.heads import softmax_rows
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.pretrained.drafter_layout import (

@@ -11,11 +11,11 @@ import jax
 import numpy as np
 
 from bpd_jax.errors import UserError
+from bpd_jax.models.attachments import check_vocabulary, fingerprint
 from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_files import LoadedDrafter
 from bpd_jax.models.heads import softmax_rows
-from bpd_jax.models.heads_files import check_vocabulary, fingerprint
 from bpd_jax.pretrained.drafter_description import describe
 from bpd_jax.pretrained.drafter_layout import (
     CONFIG,
@@ -156,7 +156,10 @@ def _vocabulary(
             f"{vocab_size - 1}: it is damaged, or of another model."
         )
     ids = ids.astype(np.int32)
-    check_vocabulary(folder, ids, vocab_size)
+    try:
+        check_vocabulary(ids, vocab_size)
+    except ValueError as error:
+        raise UserError(f"{folder}: {error}: get the folder again.") from error
     return ids
 
 

@@ -1,7 +1,6 @@
 """From results of an evaluation to a report's records."""
 
 import datetime
-import os
 import pathlib
 import platform
 import statistics
@@ -9,12 +8,12 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import Any
 
-import jax
 import numpy as np
 
 from bpd_jax import files
 from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.decoding.speedup import device as device
 from bpd_jax.decoding.stopping import cut_at_stop
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.blocks import BlockView
@@ -52,14 +51,6 @@ def versions() -> Facts:
         except metadata.PackageNotFoundError:
             continue
     return found
-
-
-def device() -> str:
-    """The machine in words, such as `cpu × 1, 2 cores, x86_64`."""
-    kind = jax.devices()[0].device_kind
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-    cores = cores or os.cpu_count()
-    return f"{kind} × {jax.device_count()}, {cores} cores, {platform.machine()}"
 
 
 def today() -> str:

@@ -1,16 +1,19 @@
 """An exhibit's charts as SVG, for a page or as files of their own."""
 
 import dataclasses
-import importlib.resources
+import functools
 import math
 import re
 from typing import Any
+
+import jinja2
+from markupsafe import Markup
 
 from bpd_jax.reporting import axes, labels, marks
 from bpd_jax.reporting.axes import Axis, tick_text
 from bpd_jax.reporting.exhibits import BARS, LINES, Chart, Series
 from bpd_jax.reporting.marks import Style
-from bpd_jax.reporting.wording import escaped
+from bpd_jax.reporting.templates import environment, resource
 
 # Pixels of the drawing: the least width, the height between the axes, margins.
 _WIDTH, _PLOT, _RIGHT = 400, 204, 14
@@ -31,62 +34,88 @@ class Frame:
     y: Axis
 
     @property
+    def right(self) -> float:
+        """Where horizontal lines end."""
+        return self.width - _RIGHT
+
+    @property
     def box(self) -> labels.Box:
         """The rectangle between the axes."""
         return labels.Box(self.x.start, self.y.end, self.x.end, self.y.start)
 
 
-def draw(chart: Chart) -> str:
-    """Returns the SVG element; it needs the style of `charts.css` around it."""
+def draw(chart: Chart, standalone: bool = False) -> Markup:
+    """Returns the SVG element; it needs the style of `charts.css` around it.
+
+    Args:
+      chart: what to draw.
+      standalone: whether it has its style in it and its title above.
+    """
     chart = drawable(chart)
-    styles = marks.styles_of(chart.series)
-    legend, below_legend = _legend(chart, styles)
+    styled = list(zip(chart.series, marks.styles_of(chart.series), strict=True))
+    legend, below_legend = _legend(chart, styled)
     frame = frame_of(chart, below_legend)
-    draw_series = marks.bars if chart.kind == BARS else marks.lines_and_points
-    shapes = [
-        *legend,
-        *_horizontal_lines(frame),
-        *(_category_names(chart, frame) if chart.kind == BARS else _x_ticks(frame)),
-        *_axis_names(chart, frame),
-        *draw_series(chart, styles, frame.x, frame.y),
-        *_point_names(chart, frame),
-    ]
-    least = f' style="min-width:{0.8 * frame.width:.0f}px"' * (frame.width > _WIDTH)
-    return (
-        f'<svg class="plot" viewBox="0 0 {frame.width:g} {frame.height:g}" '
-        f'width="{frame.width:g}" role="img"{least} '
-        f'aria-label="{escaped(description(chart))}">{"".join(shapes)}</svg>'
+    lines = axes.wrapped(chart.title, frame.width - 16, _TITLE) if standalone else []
+    above = 13 + _TITLE_ROW * len(lines) if standalone else 0
+    across = (frame.x.start + frame.x.end) / 2
+    up = (frame.y.start + frame.y.end) / 2
+    y_label = axes.shortened(chart.y_label, frame.height)
+    half = axes.text_width(y_label) / 2
+    is_bars = chart.kind == BARS
+    group = frame.x.place(1) - frame.x.place(0) if is_bars else 0.0
+    return Markup(
+        _environment()
+        .get_template("chart.svg")
+        .render(
+            chart=chart,
+            frame=frame,
+            styled=styled,
+            legend=legend,
+            swatch_width=_SWATCH,
+            size=marks.SIZE,
+            title_lines=[
+                (line, _TITLE_ROW * (1 + number) - above)
+                for number, line in enumerate(lines)
+            ],
+            above=above,
+            css=Markup(_marks_css()) if standalone else "",
+            least=0.8 * frame.width * (frame.width > _WIDTH),
+            description=description(chart),
+            x_ticks=[] if is_bars else _x_ticks(frame),
+            categories=[(n, _short(n)) for n in _categories(chart)] if is_bars else [],
+            sloping=is_bars and sloping(chart, frame.x.end - frame.x.start),
+            across=across,
+            up=min(max(up, half + 2), frame.height - half - 2),
+            x_label=axes.shortened(
+                chart.x_label, 2 * min(across, frame.width - across)
+            ),
+            y_label=y_label,
+            bar_width=min(0.78 * group / max(len(chart.series), 1), 34),
+            point_labels=[] if is_bars else _point_labels(chart, frame),
+        )
     )
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    found = environment().overlay()
+    found.tests = found.tests | {"line": marks.is_line, "marked": marks.is_marked}
+    found.filters = found.filters | {"tick_text": tick_text, "words": marks.words}
+    return found
+
+
+def _marks_css() -> str:
+    return "/* Marks" + resource("charts.css").partition("/* Marks")[2]
 
 
 def standalone(chart: Chart) -> str:
     """Returns an SVG file with its style in it, in the colours of a white page."""
-    folder = importlib.resources.files("bpd_jax.reporting")
     variables = dict[str, str]()
-    for name in ("report.css", "charts.css"):
-        text = (folder / name).read_text(encoding="utf-8")
+    for name in ("base.css", "charts.css"):
+        text = resource(name)
         light = text[: text.index("}")]
         variables |= dict(re.findall(r"(--[\w-]+):\s*([^;]+);", light))
-    style = (folder / "charts.css").read_text(encoding="utf-8").partition("/* Marks")[2]
-    svg = draw(chart)
-    width, height = map(float, re.findall(r'viewBox="0 0 (\S+) (\S+)"', svg)[0])
-    lines = axes.wrapped(chart.title, width - 16, _TITLE)
-    above = 13 + _TITLE_ROW * len(lines)
-    title = "".join(
-        f'<text class="title" x="8" y="{_TITLE_ROW * (1 + number) - above:g}">'
-        f"{escaped(line)}</text>"
-        for number, line in enumerate(lines)
-    )
-    head, body = svg.split(">", 1)
-    head = head.replace(
-        f'viewBox="0 0 {width:g} {height:g}"',
-        f'xmlns="http://www.w3.org/2000/svg" viewBox="0 {-above} {width:g} '
-        f'{height + above:g}" height="{height + above:g}"',
-    )
-    white = (
-        f'<rect x="0" y="{-above}" width="100%" height="100%" style="fill:{"#fff"}"/>'
-    )
-    text = f"{head}><style>/* Marks{style}</style>{white}{title}{body}\n"
+    text = f"{draw(chart, standalone=True)}\n"
     return re.sub(r"var\((--[\w-]+)\)", lambda m: variables.get(m[1], m[0]), text)
 
 
@@ -188,107 +217,43 @@ def _x_axis(chart: Chart, start: float, end: float) -> Axis:
     return Axis(ticks[0], ticks[-1], start, end, ticks)
 
 
-def _legend(chart: Chart, styles: list[Style]) -> tuple[list[str], float]:
-    """The legend's shapes, and the height below it where the axes may begin."""
+def _legend(
+    chart: Chart, styled: list[tuple[Series, Style]]
+) -> tuple[list[tuple[Series, Style, float, float, str]], float]:
+    """Entries of the legend, and the height below it where the axes may begin."""
     if len(chart.series) < 2 and not any(series.dashed for series in chart.series):
         return [], 12.0
-    shapes = []
+    entries = []
     x, y = 8.0, 12.0
-    for series, style in zip(chart.series, styles, strict=True):
+    for series, style in styled:
         text = axes.shortened(series.label, _WIDTH - _SWATCH - 24, 11.5)
         width = _SWATCH + axes.text_width(text, 11.5) + 12
         if x > 8 and x + width > _WIDTH:
             x, y = 8.0, y + _LEGEND_ROW
-        shapes.append(marks.swatch(chart, series, style, x, y))
-        shapes.append(
-            f'<text class="key" x="{x + _SWATCH:g}" y="{y + 4:g}">{escaped(text)}'
-            "</text>"
-        )
+        entries.append((series, style, x, y, text))
         x += width
-    return shapes, y + 24
+    return entries, y + 24
 
 
-def _horizontal_lines(frame: Frame) -> list[str]:
-    shapes = []
-    for tick in frame.y.ticks:
-        y = frame.y.place(tick)
-        strong = " base" if tick in (0, frame.y.first) else ""
-        shapes.append(
-            f'<line class="grid{strong}" x1="{frame.x.start - 8:g}" '
-            f'x2="{frame.width - _RIGHT:g}" y1="{y:g}" y2="{y:g}"/>'
-            f'<text class="tick" x="{frame.x.start - 14:g}" y="{y + 4:g}" '
-            f'text-anchor="end">{tick_text(tick)}</text>'
-        )
-    return shapes
-
-
-def _x_ticks(frame: Frame) -> list[str]:
-    shapes = []
-    bottom = frame.y.start
+def _x_ticks(frame: Frame) -> list[tuple[float, str]]:
+    """Ticks with their numbers; one that would touch the one before is left out."""
+    found = []
     free = -math.inf
     for tick in frame.x.ticks:
         x, text = frame.x.place(tick), tick_text(tick)
-        shapes.append(
-            f'<line class="grid base" x1="{x:g}" x2="{x:g}" y1="{bottom:g}" '
-            f'y2="{bottom + 5:g}"/>'
-        )
-        # A number that would touch the one before is left out.
         half = axes.text_width(text, 11.5) / 2
-        if x - half > free:
-            shapes.append(
-                f'<text class="tick" x="{x:g}" y="{bottom + 19:g}" '
-                f'text-anchor="middle">{text}</text>'
-            )
-            free = x + half + 3
-    return shapes
+        fits = x - half > free
+        found.append((x, text if fits else ""))
+        free = x + half + 3 if fits else free
+    return found
 
 
-def _category_names(chart: Chart, frame: Frame) -> list[str]:
-    slope = sloping(chart, frame.x.end - frame.x.start)
-    shapes = []
-    for index, name in enumerate(_categories(chart)):
-        x, y = frame.x.place(index), frame.y.start
-        place = (
-            f'transform="translate({x + 4:g} {y + 14:g}) rotate(-35)" text-anchor="end"'
-            if slope
-            else f'x="{x:g}" y="{y + 19:g}" text-anchor="middle"'
-        )
-        shapes.append(
-            f'<text class="tick" {place}>{escaped(_short(name))}'
-            f"<title>{escaped(name)}</title></text>"
-        )
-    return shapes
-
-
-def _axis_names(chart: Chart, frame: Frame) -> list[str]:
-    across = (frame.x.start + frame.x.end) / 2
-    up = (frame.y.start + frame.y.end) / 2
-    x_label = axes.shortened(chart.x_label, 2 * min(across, frame.width - across))
-    y_label = axes.shortened(chart.y_label, frame.height)
-    half = axes.text_width(y_label) / 2
-    up = min(max(up, half + 2), frame.height - half - 2)
-    return [
-        f'<text class="axis" x="{across:g}" y="{frame.height - 6:g}" '
-        f'text-anchor="middle">{escaped(x_label)}</text>',
-        f'<text class="axis" transform="translate(13 {up:g}) rotate(-90)" '
-        f'text-anchor="middle">{escaped(y_label)}</text>',
-    ]
-
-
-def _point_names(chart: Chart, frame: Frame) -> list[str]:
-    if chart.kind == BARS:
-        return []
+def _point_labels(chart: Chart, frame: Frame) -> list[labels.Label]:
     points = [
         (frame.x.place(x), frame.y.place(y), axes.shortened(name, 120, labels.SIZE))
         for series in chart.series
-        for x, y, name in zip(series.x, series.y, _names(series), strict=True)
+        for x, y, name in zip(
+            series.x, series.y, series.names or [""] * len(series.x), strict=True
+        )
     ]
-    return [
-        f'<text class="label" x="{label.x:g}" y="{label.y:g}" '
-        f'text-anchor="{label.anchor}">{escaped(label.text)}</text>'
-        for label in labels.place(points, frame.box)
-    ]
-
-
-def _names(series: Series) -> list[str]:
-    return series.names or [""] * len(series.x)
+    return labels.place(points, frame.box)

@@ -20,12 +20,14 @@ class Cell(Record):
       paper: what the paper prints there, in the same unit; None if nothing.
       interval: (low, high) of the value.
       text: words in place of a value, or after it.
+      tone: `good`, `warn` or `bad`, for its colour; "" for none.
     """
 
     value: float | None = None
     paper: float | None = None
     interval: tuple[float, float] | None = None
     text: str = ""
+    tone: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Table(Record):
 
     Attributes:
       name: of its files, such as `table4`.
-      title: what people read above it.
+      title: heading above it.
       heading: of the column of row labels.
       columns, rows: every row has a cell for every column.
       caption: sentences below it.
@@ -116,7 +118,7 @@ class Chart(Record):
 
     Attributes:
       name: of its files, such as `figure6_squad`.
-      title: what people read above it.
+      title: heading above it.
       kind: one of `CHART_KINDS`.
       x_label, y_label: of the axes.
       series: what is drawn.
@@ -160,7 +162,7 @@ class Exhibit(Record):
     Attributes:
       name: of the study and its folder, such as `table4`.
       title: of its section.
-      paper: which tables and figures of the paper these are; "" if it has none.
+      paper: which tables and figures of the paper these are, above its title.
       question: what it asks, in a sentence or two.
       tables, charts, lattices, findings: what it shows.
       notes: sentences that the reader should know: what differs from the paper.

@@ -57,7 +57,7 @@
     const panel = html("div", { class: "drafted" },
       html("h4", {}, rank ? `Draft ${rank + 1}, which won` : "Draft"),
       chips(text, call, winner, accepted));
-    if (rank) {
+    if (rank && draft.length) {
       let same = 1;
       while (same < draft.length && draft[same] === text.output[at + same]) same += 1;
       panel.append(html("h4", {}, "Draft 1, the best by score"),
@@ -218,8 +218,10 @@
     const prompt = textPanel(shown);
     byId("call").replaceChildren(
       html("div", { class: "sides" }, draftPanel(shown), prompt),
-      html("h4", {}, "Lattice ", html("small", {}, "log-probabilities of every head, in nats")),
-      key(), lattice(shown), html("h4", {}, "Scores"), scores(shown));
+      // Not every text has its lattices.
+      ...(text.candidates.length ? [
+        html("h4", {}, "Lattice ", html("small", {}, "log-probabilities of every head, in nats")),
+        key(), lattice(shown), html("h4", {}, "Scores"), scores(shown)] : []));
     prompt.scrollTop = prompt.scrollHeight;
     strip(shown);
   };

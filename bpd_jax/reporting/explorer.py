@@ -5,20 +5,14 @@ nodes of them and no markup, so nothing in a token can become an element.
 """
 
 import dataclasses
-import itertools
 import json
 from collections.abc import Sequence
 from typing import Any
 
-from bpd_jax.reporting.wording import escaped, readable, visible
+from bpd_jax.reporting.records import GREEDY, EvaluationReport, Step
+from bpd_jax.reporting.wording import readable, visible
 
 _TITLE = 56
-_HELP = (
-    "Pick a text and a method, and step through its serial calls with the buttons or "
-    "the left and right arrow keys. Green tokens of a draft were accepted, struck ones "
-    "rejected; the first is the model’s own and certain. The lattice has what every "
-    "head proposed at that position."
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +27,7 @@ class ExplorerText:
       pieces: texts of tokens that the other fields point to.
       output: the text's tokens.
       candidates: `[T][L - 1][k]`, of heads 2 … L for the block that begins at each
-        position, best first.
+        position, best first; empty where no lattice was recorded.
       log_probs: of the candidates, in nats.
       traces: of every contender: `contender`, `label` and `calls`, each of which has
         `at`, `draft`, `winner`, `accepted`, `rank`.
@@ -50,67 +44,76 @@ class ExplorerText:
     traces: list[dict[str, Any]]
 
 
-def title_of(prompt: str, number: int) -> str:
+def title_of(prompt: str, number: int, noun: str = "example") -> str:
     """Returns the first words of a prompt that say something, after its number.
 
     Args:
       prompt: text whose beginning is shown.
       number: of the example, as tables and addresses have it.
+      noun: what is numbered.
     """
     lines = [line.strip() for line in prompt.splitlines() if line.strip()]
     line = visible(lines[0]) if lines else "(empty)"
     words = line if len(line) <= _TITLE else f"{line[: _TITLE - 1]}…"
-    return f"example {number} · {words}"
+    return f"{noun} {number} · {words}"
 
 
-def section(texts: Sequence[ExplorerText]) -> str:
-    """Returns the body of the section, or nothing if there are no texts."""
-    if not texts:
-        return ""
-    groups = itertools.groupby(enumerate(texts), lambda pair: pair[1].group)
-    options = "".join(
-        f'<optgroup label="{escaped(group)}">'
-        + "".join(
-            f'<option value="{index}">{escaped(text.title)}</option>'
-            for index, text in members
+def texts_of(report: EvaluationReport) -> list[ExplorerText]:
+    """The recorded prompts of an evaluation, without lattices.
+
+    Methods that wrote the same text share an entry; one that wrote another text has an
+    entry of its own. Greedy decoding, which drafts nothing, is left out.
+    """
+    labels = {method.name: method.label for method in report.methods}
+    texts: dict[tuple[int, tuple[str, ...]], ExplorerText] = {}
+    for record in report.records:
+        if record.method == GREEDY:
+            continue
+        written = tuple(p for step in record.steps for p in step.draft[: step.accepted])
+        prompt = texts.get((record.prompt_index, written))
+        if prompt is None:
+            key = f"prompt/{record.prompt_index + 1}"
+            title = title_of(record.prompt, record.prompt_index + 1, "prompt")
+            if key in {text.key for text in texts.values()}:
+                key += f"/{record.method}"
+                title += f" · {labels[record.method]}"
+            pieces = list(dict.fromkeys(written))
+            output = [pieces.index(piece) for piece in written]
+            prompt = ExplorerText(
+                key, "prompts", title, record.prompt, pieces, output, [], [], []
+            )
+            texts[record.prompt_index, written] = prompt
+        prompt.traces.append(
+            {
+                "contender": record.method,
+                "label": labels[record.method],
+                "calls": _calls(record.steps, prompt.pieces),
+            }
         )
-        + "</optgroup>"
-        for group, members in groups
-    )
-    return (
-        f"<p>{_HELP}</p>"
-        "<noscript><p class=notice>The explorer needs the page’s script; everything "
-        "else is readable without it.</p></noscript>"
-        '<div id="explorer" class="explorer">'
-        '<form class="controls" autocomplete="off"><div>'
-        '<label class="name" for="text">Text</label>'
-        f'<select id="text" name="text">{options}</select></div>'
-        '<fieldset><legend>Method</legend><div class="choices" id="contenders"></div>'
-        "</fieldset></form>"
-        '<div class="stage card">'
-        '<div class="steer"><div class="buttons">'
-        + "".join(
-            f'<button type="button" id="{name}" title="{words}" aria-label="{words}">'
-            '<svg width="16" height="14" aria-hidden="true">'
-            f'<path d="{sign}"/></svg></button>'
-            for name, sign, words in [
-                ("first", "M2 1h2v12h-2zM14 1v12L5 7z", "First call"),
-                ("previous", "M12 1v12L3 7z", "Previous call (left arrow)"),
-                ("next", "M4 1v12L13 7z", "Next call (right arrow)"),
-                ("last", "M12 1h2v12h-2zM2 1v12L11 7z", "Last call"),
-            ]
+    return list(texts.values())
+
+
+def _calls(steps: Sequence[Step], pieces: list[str]) -> list[dict[str, Any]]:
+    """Serial calls as the explorer has them; adds tokens to `pieces`."""
+    calls, at = [], 0
+    for step in steps:
+        pieces += [piece for piece in dict.fromkeys(step.draft) if piece not in pieces]
+        winner = [pieces.index(piece) for piece in step.draft]
+        calls.append(
+            {
+                "at": at,
+                "draft": [] if step.rank else winner,
+                "winner": winner,
+                "accepted": step.accepted,
+                "rank": step.rank,
+            }
         )
-        + '<button type="button" id="play" aria-pressed="false">Play</button></div>'
-        '<input type="range" id="step" min="1" value="1" aria-label="Serial call">'
-        '<p id="where" aria-live="polite"></p></div>'
-        '<svg id="strip" class="strip" role="img" preserveAspectRatio="none"></svg>'
-        '<div id="call"></div></div></div>'
-        f'<script type="application/json" id="texts">{_json(texts)}</script>'
-    )
+        at += step.accepted
+    return calls
 
 
-def _json(texts: Sequence[ExplorerText]) -> str:
-    """JSON that an HTML page can hold: no character of it means anything there."""
+def to_json(texts: Sequence[ExplorerText]) -> str:
+    """Returns JSON that an HTML page can hold: none of its characters is markup."""
     data = [
         dataclasses.asdict(text)
         | {

@@ -1,14 +1,14 @@
-"""What stands for numbers in a chart: lines with bands, points, bars with whiskers."""
+"""How the series of a chart look: colours, shapes, words."""
 
 import dataclasses
 from collections.abc import Sequence
 
-from bpd_jax.reporting.axes import Axis
 from bpd_jax.reporting.exhibits import BARS, LINES, Chart, Series
-from bpd_jax.reporting.wording import escaped
+
+SIZE = 3.6
+"""Pixels of half a mark."""
 
 _HUES = 8
-_SIZE = 3.6
 # Points of a line are marked only while they can be told apart.
 _MARKED = 20
 # Offsets of a mark's corners from its middle, for size 1; none is a circle.
@@ -28,6 +28,16 @@ class Style:
     colour: str
     shape: int
     dashed: bool
+
+    @property
+    def paint(self) -> str:
+        """The CSS of its marks: hollow if dashed."""
+        return f"{'stroke' if self.dashed else 'fill'}:{self.colour}"
+
+    @property
+    def corners(self) -> list[tuple[float, float]]:
+        """Of its marks, for size 1; none of a circle."""
+        return _SHAPES[self.shape]
 
 
 def styles_of(series: Sequence[Series]) -> list[Style]:
@@ -57,92 +67,26 @@ def styles_of(series: Sequence[Series]) -> list[Style]:
     return styles
 
 
-def lines_and_points(
-    chart: Chart, styles: Sequence[Style], x: Axis, y: Axis
-) -> list[str]:
-    """Bands first, then lines, then points: nothing that matters is covered."""
-    shapes = []
-    pairs = list(zip(chart.series, styles, strict=True))
-    for series, style in pairs:
-        if chart.kind == LINES and series.low and series.high:
-            shapes.append(_band(series, style, x, y))
-    for series, style in pairs:
-        if _is_line(chart, series):
-            shapes.append(_line(series, style, x, y))
-    for series, style in pairs:
-        whiskers = chart.kind != LINES and series.low and series.high
-        if whiskers:
-            shapes += [
-                _whisker(x.place(at), y.place(low), y.place(high), style)
-                for at, low, high in zip(series.x, series.low, series.high, strict=True)
-            ]
-        if _is_marked(chart, series):
-            shapes += _points(series, style, x, y)
-    return shapes
-
-
-def _is_line(chart: Chart, series: Series) -> bool:
+def is_line(series: Series, chart: Chart) -> bool:
     """Among points, a dashed series without names is a line fitted to them."""
     return chart.kind == LINES or (series.dashed and not series.names)
 
 
-def _is_marked(chart: Chart, series: Series) -> bool:
+def is_marked(series: Series, chart: Chart) -> bool:
+    """Whether its points have marks: those of a line only if they are few."""
     if chart.kind == LINES:
         return len(series.x) <= _MARKED
-    return not _is_line(chart, series)
+    return not is_line(series, chart)
 
 
-def bars(chart: Chart, styles: Sequence[Style], x: Axis, y: Axis) -> list[str]:
-    """Bars side by side for every category; those of dashed series are hollow."""
-    group = x.place(1) - x.place(0)
-    width = min(0.78 * group / max(len(chart.series), 1), 34)
-    shapes = []
-    for number, (series, style) in enumerate(zip(chart.series, styles, strict=True)):
-        shift = (number - len(chart.series) / 2) * width
-        for index, (at, value) in enumerate(zip(series.x, series.y, strict=True)):
-            left, zero, end = x.place(at) + shift, y.place(0), y.place(value)
-            category = chart.categories[int(at)] if chart.categories else ""
-            shapes.append(
-                f'<rect class="bar-mark{" hollow" * style.dashed}" '
-                f'x="{left + 0.75:.2f}" y="{min(zero, end):.2f}" '
-                f'width="{width - 1.5:.2f}" height="{abs(zero - end):.2f}" '
-                f'style="{_paint(style, filled=not style.dashed)}">'
-                f"<title>{escaped(_words(series, index, category))}</title></rect>"
-            )
-            if series.low and series.high:
-                shapes.append(
-                    _whisker(
-                        left + width / 2,
-                        y.place(series.low[index]),
-                        y.place(series.high[index]),
-                        None,
-                    )
-                )
-    return shapes
-
-
-def swatch(chart: Chart, series: Series, style: Style, x: float, y: float) -> str:
-    """The sign of a series in the legend, with its left end at (x, y)."""
-    if chart.kind == BARS:
-        return (
-            f'<rect class="bar-mark{" hollow" * style.dashed}" x="{x + 4:g}" '
-            f'y="{y - 6:g}" width="12" height="12" '
-            f'style="{_paint(style, filled=not style.dashed)}"/>'
-        )
-    shapes = ""
-    if _is_line(chart, series):
-        shapes += (
-            f'<path class="line{" dashed" * style.dashed}" d="M{x:g} {y:g}h20" '
-            f'style="stroke:{style.colour}"/>'
-        )
-    if _is_marked(chart, series):
-        shapes += _mark(style, x + 10, y, "")
-    return shapes
-
-
-def _words(series: Series, index: int, place: str) -> str:
+def words(series: Series, index: int, chart: Chart) -> str:
     """What a mark stands for, as shown when it is pointed at."""
-    name = series.names[index] if series.names else place
+    at = series.x[index]
+    name = series.names[index] if series.names else ""
+    if not name and chart.categories:
+        name = chart.categories[int(at)]
+    elif not series.names and chart.kind != BARS:
+        name = f"at {at:.4g}"
     text = f"{series.label}{f', {name}' if name else ''}: {_number(series.y[index])}"
     if series.low and series.high:
         text += f" ({_number(series.low[index])} to {_number(series.high[index])})"
@@ -151,57 +95,3 @@ def _words(series: Series, index: int, place: str) -> str:
 
 def _number(value: float) -> str:
     return f"{value:.4g}".replace("-", "−")
-
-
-def _paint(style: Style, *, filled: bool) -> str:
-    return f"{'fill' if filled else 'stroke'}:{style.colour}"
-
-
-def _band(series: Series, style: Style, x: Axis, y: Axis) -> str:
-    there = list(zip(series.x, series.high, strict=True))
-    back = list(zip(series.x, series.low, strict=True))[::-1]
-    corners = " ".join(f"{x.place(a):g},{y.place(b):g}" for a, b in there + back)
-    return f'<polygon class="band" points="{corners}" style="fill:{style.colour}"/>'
-
-
-def _line(series: Series, style: Style, x: Axis, y: Axis) -> str:
-    points = zip(series.x, series.y, strict=True)
-    corners = " ".join(f"{x.place(a):g},{y.place(b):g}" for a, b in points)
-    return (
-        f'<polyline class="line{" dashed" * style.dashed}" points="{corners}" '
-        f'style="stroke:{style.colour}"><title>{escaped(series.label)}</title>'
-        "</polyline>"
-    )
-
-
-def _points(series: Series, style: Style, x: Axis, y: Axis) -> list[str]:
-    return [
-        _mark(
-            style,
-            x.place(at),
-            y.place(value),
-            _words(series, index, "" if series.names else f"at {at:.4g}"),
-        )
-        for index, (at, value) in enumerate(zip(series.x, series.y, strict=True))
-    ]
-
-
-def _mark(style: Style, x: float, y: float, words: str) -> str:
-    title = f"<title>{escaped(words)}</title>" if words else ""
-    paint = (
-        f'class="mark{" open" * style.dashed}" '
-        f'style="{_paint(style, filled=not style.dashed)}"'
-    )
-    corners = _SHAPES[style.shape]
-    if not corners:
-        return f'<circle {paint} cx="{x:g}" cy="{y:g}" r="{_SIZE}">{title}</circle>'
-    points = " ".join(f"{x + _SIZE * a:.2f},{y + _SIZE * b:.2f}" for a, b in corners)
-    return f'<polygon {paint} points="{points}">{title}</polygon>'
-
-
-def _whisker(x: float, low: float, high: float, style: Style | None) -> str:
-    colour = style.colour if style else "var(--ink)"
-    return (
-        f'<path class="whisker" d="M{x - 3:g} {low:g}h6M{x:g} {low:g}V{high:g}'
-        f'M{x - 3:g} {high:g}h6" style="stroke:{colour}"/>'
-    )

@@ -1,8 +1,8 @@
-"""What a report is made of: plain records that go to JSON and come back.
+"""What a report is made of: records that are written as JSON and read back.
 
-Nothing here knows about models or arrays. `Report.to_json()` gives dicts, lists,
-strings and numbers; `Report.from_json()` takes them back, and says in one sentence
-what is wrong with a file that does not fit.
+Nothing here depends on models or arrays. `Record.to_json()` gives dicts, lists, strings
+and numbers; `Record.from_json()` reads them, and says in one sentence what is wrong
+with data that do not fit.
 """
 
 import dataclasses
@@ -95,7 +95,7 @@ class MethodSummary(Record):
 
     Attributes:
       name: short key, as in `DecodeRecord.method`.
-      label: what people read, for example "16-best 4-gram".
+      label: display name, for example "16-best 4-gram".
       block_efficiency: decoded tokens / serial calls, over all prompts.
       serial_calls, tokens: the two sums that it is the quotient of.
       seconds: wall time over all prompts; of several rounds the median.
@@ -177,7 +177,7 @@ class Path(Record):
     """A way through the lattice: one candidate index per position.
 
     Attributes:
-      label: what people read, for example "BPD".
+      label: display name, for example "BPD".
       candidates: index into `LatticePicture.positions[i]` for i = 0, 1, …
       accepted: number of leading tokens that the model accepts, 1 to all of them.
     """
@@ -219,7 +219,7 @@ class LatticePicture(Record):
 
 
 @dataclasses.dataclass(frozen=True)
-class Report(Record):
+class EvaluationReport(Record):
     """Everything that one evaluation has to show.
 
     Attributes:
@@ -259,14 +259,14 @@ class Report(Record):
                 raise ValueError(f"a record names the unknown method {record.method!r}")
 
 
-def save_report(report: Report, path: str | os.PathLike[str]) -> None:
+def save_report(report: EvaluationReport, path: str | os.PathLike[str]) -> None:
     """Writes a report as one JSON file."""
     text = json.dumps(report.to_json(), indent=1)
     with files.replacing_file(path) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
 
 
-def load_report(path: str | os.PathLike[str]) -> Report:
+def load_report(path: str | os.PathLike[str]) -> EvaluationReport:
     """Reads what `save_report` wrote.
 
     Raises:
@@ -279,7 +279,7 @@ def load_report(path: str | os.PathLike[str]) -> Report:
     except ValueError as error:
         raise UserError(f"{path} is not a JSON file: {error}") from error
     try:
-        return Report.from_json(data)
+        return EvaluationReport.from_json(data)
     except UserError as error:
         raise UserError(f"{path} is not a report: {error}") from error
 

@@ -1,4 +1,4 @@
-"""The report in a terminal or a log file."""
+"""Exhibits, drafts and streamed text in a terminal or a log file."""
 
 import sys
 from collections.abc import Iterable
@@ -6,40 +6,79 @@ from typing import TypeVar
 
 import rich.box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
-from bpd_jax.reporting import wording
-from bpd_jax.reporting.records import DecodeRecord, Report, Step
+from bpd_jax.reporting import numbers, wording
+from bpd_jax.reporting.exhibits import Cell, Column, Exhibit, Table
+from bpd_jax.reporting.records import DecodeRecord, Step
 
 T = TypeVar("T")
 
 # A log file has no width of its own.
 _LOG_WIDTH = 100
-_STYLES = {"identical": "green", "near-tie": "yellow", "different": "bold red"}
+_MARKS = {True: ("✓", "green"), False: ("✗", "red"), None: ("?", "yellow")}
+_TONES = {"good": "green", "warn": "yellow", "bad": "bold red"}
 
 
-def print_table(report: Report, console: Console | None = None) -> None:
-    """Prints the methods and their drafts as tables, the result in words below.
+def print_exhibit(
+    exhibit: Exhibit, console: Console | None = None, *, intervals: bool = False
+) -> None:
+    """Prints tables with the paper's numbers in brackets, then findings and notes.
 
     Args:
-      report: what was measured.
-      console: where to print; standard output by default, 100 columns without
-        colour if that is no terminal.
+      exhibit: what to print.
+      console: where to print; standard output by default, 100 columns without colour
+        if that is not a terminal.
+      intervals: whether values have their intervals beside them.
     """
     console = console or standard_output()
-    console.print(Text(report.title, style="bold"))
-    for name, value in _header(report).items():
-        console.print(Text.assemble((f"{name:<7}", "dim"), value))
-    console.print(_method_table(report, wide=console.width >= _LOG_WIDTH))
-    if wording.drafted(report):
-        console.print(_draft_table(report))
-        console.print(Text(wording.DRAFT_CAPTION, style="dim"))
-    console.print(Text(wording.summary_sentence(report)))
-    for sentence in wording.divergence_sentences(report):
-        console.print(Text(sentence))
-    for note in report.notes:
+    console.print(Text(exhibit.title, style="bold"))
+    for table in exhibit.tables:
+        console.print(_table(table, intervals))
+    for finding in exhibit.findings:
+        mark, style = _MARKS[finding.holds]
+        console.print(
+            Text.assemble(
+                (f"{mark} ", style), f"{finding.statement} {finding.evidence}"
+            )
+        )
+    for note in exhibit.remarks:
         console.print(Text(f"Note: {note}", style="dim"))
+
+
+def _table(table: Table, intervals: bool) -> RichTable:
+    drawn = RichTable(
+        title=table.title,
+        title_justify="left",
+        caption=table.caption or None,
+        caption_justify="left",
+        box=rich.box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    drawn.add_column(table.heading)
+    for column in table.columns:
+        heading = f"{column.group}\n{column.label}" if column.group else column.label
+        if intervals:  # Below a value; they need narrow columns beside them.
+            heading = heading.replace(" ", "\n", 1)
+        drawn.add_column(heading, justify="right")
+    for row in table.rows:
+        cells = [
+            _cell(cell, column, intervals)
+            for cell, column in zip(row.cells, table.columns, strict=True)
+        ]
+        drawn.add_row(Text(row.label), *cells, style="bold" if row.strong else "")
+    return drawn
+
+
+def _cell(cell: Cell, column: Column, intervals: bool) -> Text:
+    """The value, its interval on a line below, the paper's value in brackets."""
+    shown = Text(numbers.measured(cell, column), style=_TONES.get(cell.tone, ""))
+    if intervals and (bounds := numbers.interval(cell, column)):
+        shown.append(f"\n{bounds}", style="dim")
+    if cell.paper is not None:
+        shown.append(f" ({numbers.printed(cell, column)})", style="dim")
+    return shown
 
 
 def print_steps(
@@ -53,7 +92,7 @@ def print_steps(
 
     Args:
       record: the prompt and method to show.
-      console: as for `print_table`.
+      console: as for `print_exhibit`.
       limit: number of serial calls to show.
     """
     console = console or standard_output()
@@ -82,7 +121,7 @@ def print_stream(
 
     Args:
       pieces: texts, whether each is to be marked, and at last what belongs to all.
-      console: as for `print_table`.
+      console: as for `print_exhibit`.
 
     Returns:
       The last third element that is not None.
@@ -107,71 +146,10 @@ def print_stream(
 
 
 def standard_output() -> Console:
-    """A console on standard output; without colour if that is no terminal."""
+    """A console on standard output; without colour if that is not a terminal."""
     if sys.stdout.isatty():
         return Console()
     return Console(width=_LOG_WIDTH, color_system=None)
-
-
-def _header(report: Report) -> dict[str, str]:
-    model = ", ".join(f"{name} {wording.fact(v)}" for name, v in report.model.items())
-    return {
-        name: value
-        for name, value in [
-            ("model", model),
-            ("task", report.task),
-            ("device", report.device),
-        ]
-        if value
-    }
-
-
-def _method_table(report: Report, *, wide: bool) -> Table:
-    """One row per method; intervals get a column if `wide`, else a second line."""
-    table = Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("Method")
-    headings = ["Block\nefficiency", "Gain\nover BPD", "Serial\ncalls", "Tokens"]
-    headings += ["Wall\ntime (s)", "Speed-\nup"]
-    if wide:
-        headings.insert(1, "Bootstrap\ninterval")
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("Output", no_wrap=True)
-    best, fastest = wording.best_method(report), wording.fastest_method(report)
-    for method in report.methods:
-        efficiency, interval = (
-            f"{method.block_efficiency:.2f}",
-            wording.interval(method),
-        )
-        table.add_row(
-            Text(wording.labelled(method)),
-            *(
-                [efficiency, interval]
-                if wide
-                else [f"{efficiency}\n{interval}".strip()]
-            ),
-            wording.percent(method.gain),
-            f"{method.serial_calls:,}",
-            f"{method.tokens:,}",
-            wording.seconds(method.seconds),
-            Text(wording.speedup(method), style="bold cyan" * (method is fastest)),
-            Text(wording.verdict(method), style=_STYLES[method.agreement]),
-            style="bold" if method is best else "dim" if method.upper_bound else "",
-        )
-    return table
-
-
-def _draft_table(report: Report) -> Table:
-    """What the drafts of each method look like."""
-    table = Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("Drafts")
-    for heading in wording.DRAFT_HEADINGS:
-        table.add_column(heading, justify="right", no_wrap=True)
-    best = wording.best_method(report)
-    for method in wording.drafted(report):
-        style = "bold" if method is best else "dim" if method.upper_bound else ""
-        table.add_row(Text(method.label), *wording.draft_figures(method), style=style)
-    return table
 
 
 def _step_line(number: int, step: Step) -> Text:

@@ -1,6 +1,57 @@
-"""The words of the page of all studies, explained."""
+"""Terms of the pages, explained."""
 
-from bpd_jax.reporting.wording import DEFINITIONS
+DEFINITIONS = {
+    "Serial call": (
+        "One pass of the model inside the decode loop. It checks a whole draft at "
+        "once; the prefill of the prompt is not counted."
+    ),
+    "Block efficiency": (
+        "Decoded tokens divided by serial calls: 1 for greedy decoding, at "
+        "most the length of a draft, which for heads is their number L. An "
+        "interval, where one is given, is a bootstrap interval over the prompts."
+    ),
+    "Gain over BPD": (
+        "Block efficiency divided by that of blockwise parallel decoding with "
+        "independent heads (BPD), minus one."
+    ),
+    "Output": (
+        "Compared with plain greedy decoding, token for token. Identical: "
+        "every prompt gave the same tokens. Near-tie: the first difference is where "
+        "the model's two best tokens are equal up to rounding. Different: anything "
+        "else."
+    ),
+    "Tokens checked": (
+        "Draft tokens that one serial call checks, the mean over all calls; what "
+        "drafts share counts once."
+    ),
+    "No gain": (
+        "Share of the serial calls that accept one token, which is what plain decoding "
+        "would have given."
+    ),
+    "Equal neighbours": (
+        "Share of the neighbouring tokens of a method's best-ranked drafts that are "
+        "the same token twice. Longest run: how often a token follows itself, the mean "
+        "over the drafts. Independent heads repeat themselves."
+    ),
+    "Entropy of the heads": (
+        "How unsure the block heads are, in nats, the mean over all calls: of head 2, "
+        "one token past the certain one, and of the last head that drafts."
+    ),
+    "Interval of the gain": (
+        "Paired bootstrap interval: every resample draws the same prompts for the "
+        "method and for BPD. Where it leaves out zero, the gain is no accident of the "
+        "prompts."
+    ),
+    "Wall time": (
+        "Seconds for all prompts on the device named here, compilation not counted; "
+        "of several rounds the median. It depends on the machine; block efficiency "
+        "does not."
+    ),
+    "Speed-up": (
+        "Wall time of greedy decoding divided by that of the method. All methods take "
+        "turns in every round; this is the median of the ratios within a round."
+    ),
+}
 
 TERMS = {
     "Blockwise parallel decoding (BPD)": (
@@ -43,4 +94,4 @@ TERMS = {
         "of BPD, divided by the oracle's minus that of BPD."
     ),
 }
-"""Terms that the page uses, in an order in which each needs only those before it."""
+"""Terms of the studies' page; each is explained by those before it."""

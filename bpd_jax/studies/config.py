@@ -3,18 +3,26 @@
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from bpd_jax.decoding.asset_files import OWN_ASSETS
 from bpd_jax.decoding.methods import Method, parse_method
-from bpd_jax.decoding.options import check_whole_number
+from bpd_jax.decoding.options import DecodeConfig
 from bpd_jax.errors import UserError
+from bpd_jax.settings import (
+    TEXT,
+    Count,
+    Natural,
+    Validated,
+    each,
+    number,
+)
 from bpd_jax.studies.printed import ALPHAS
 
 BPD = "bpd"
 
-# Settings that may change without making earlier records of a study wrong; data and
-# models are known by what is in them (`Bench.digest`, `Bench.made_with`) ...
+# Settings that may change without making earlier records of a study wrong; digests of
+# their contents identify data and models (`StudyContext.digest`, `.made_with`) ...
 _OPEN = (
     "assets",
     "batch_size",
@@ -27,7 +35,7 @@ _OPEN = (
     "shown",
     "speculative",
     "study",
-    # Contenders are known by their α (`Bench.made_with`).
+    # Contenders are known by their α (`StudyContext.made_with`).
     "alphas",
     "tuners",
 )
@@ -47,6 +55,8 @@ _DECISIVE = (
 # Settings that records of earlier versions lack, with the values that these had.
 _ADDED: dict[str, Any] = {"decode_lengths": {}, "turns": 1}
 TASK_FIELD = "{task}"
+
+Names = Annotated[Sequence[str], each(TEXT, distinct=True)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,12 +103,12 @@ def class_of(method: Method) -> str | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class StudyConfig:
+class StudyConfig(Validated):
     """One study at one size.
 
     Attributes:
       study: its name, see `bpd_jax.studies.catalog`.
-      size: what the gin file calls its size, for people.
+      size: name of the size, as the gin file gives it.
       model: run folder, checkpoint or known name; `{task}` in it stands for the task,
         where every task has a finetuned model.
       data: folder of the tasks: JSON Lines, `NAME/SPLIT.jsonl.gz`, or what TensorFlow
@@ -108,7 +118,7 @@ class StudyConfig:
         the model's own.
       assets: sets of models: SET → kind (`ngram`, `rescorer`, …) → folder. `{task}` in
         a folder stands for the task.
-      labels: of contenders, for people, where the method's own does not do.
+      labels: display names of contenders that replace the methods' labels.
       printed: contender → name of the column of the paper's table that it stands
         beside; see `bpd_jax.studies.printed`.
       notes: sentences that every reader should know, shown with the results.
@@ -138,60 +148,40 @@ class StudyConfig:
         speculative sampling too.
     """
 
+    prefix = ""
+
     study: str
     model: str
     size: str = ""
     data: str | None = None
-    tasks: Sequence[str] = ()
-    contenders: Sequence[str] = ()
+    tasks: Names = ()
+    contenders: Names = ()
     assets: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     printed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     notes: Sequence[str] = ()
-    examples: int = 24
-    tune: int = 12
-    turns: int = 1
-    max_new_tokens: int = 64
-    decode_lengths: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    longest_prompt: int = 384
-    longest_whole: int = 768
-    lattice_width: int = 16
+    examples: Count = 24
+    tune: Natural = 12
+    turns: Count = 1
+    max_new_tokens: Count = 64
+    decode_lengths: Mapping[str, Count] = dataclasses.field(default_factory=dict)
+    longest_prompt: Count = 384
+    longest_whole: Count = 768
+    lattice_width: Count = DecodeConfig.lattice_width
     tuners: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    alphas: Sequence[float] = (0.0, *ALPHAS)
+    alphas: Sequence[Annotated[float, number(0, 1e6)]] = (0.0, *ALPHAS)
     trained_prompts: str | None = None
-    in_domain: int = 0
-    shown: int = 0
-    batch_size: int = 12
+    in_domain: Natural = 0
+    shown: Natural = 0
+    batch_size: Count = 12
     temperatures: Sequence[float] = (0.0,)
-    rounds: int = 1
-    speculative: Sequence[str] = ()
+    rounds: Count = 1
+    speculative: Names = ()
 
-    def __post_init__(self) -> None:
-        for name, least in (
-            ("examples", 1),
-            ("tune", 0),
-            ("turns", 1),
-            ("max_new_tokens", 1),
-            ("longest_prompt", 1),
-            ("longest_whole", 1),
-            ("lattice_width", 1),
-            ("in_domain", 0),
-            ("shown", 0),
-            ("batch_size", 1),
-            ("rounds", 1),
-        ):
-            check_whole_number(name, getattr(self, name), least)
-        for name in ("tasks", "contenders", "speculative"):
-            if isinstance(getattr(self, name), str):
-                raise UserError(
-                    f"{name} is {getattr(self, name)!r}: give a list of names."
-                )
-            if len(set(getattr(self, name))) < len(getattr(self, name)):
-                raise UserError(f"{name} names one twice: {getattr(self, name)}.")
+    def check_together(self) -> None:
+        """Raises a `UserError` for names that stand for nothing."""
         if not self.tasks:
             raise UserError("tasks is empty: name at least one.")
-        for task, length in self.decode_lengths.items():
-            check_whole_number(f"decode_lengths[{task!r}]", length, 1)
         self._check_tuners()
         for name, found in self.assets.items():
             for kind in found:
@@ -201,7 +191,9 @@ class StudyConfig:
                         f"{', '.join(OWN_ASSETS)}."
                     )
         for name in set(self.speculative) - set(self.contenders):
-            raise UserError(f"speculative names {name!r}, which is no contender.")
+            raise UserError(
+                f"speculative names {name!r}, which is not among the contenders."
+            )
         for contender in [*self.parsed, *map(parse_contender, self.tuners.values())]:
             if contender.assets is not None and contender.assets not in self.assets:
                 raise UserError(
@@ -218,10 +210,8 @@ class StudyConfig:
                 )
             if parse_contender(name).method.setting("alpha") is not None:
                 raise UserError(f"tuners[{kind!r}] is {name!r}: leave its alpha out.")
-        if self.tuners and (
-            not self.alphas or any(not 0 <= alpha < 1e6 for alpha in self.alphas)
-        ):
-            raise UserError(f"alphas is {self.alphas}: give numbers of 0 or more.")
+        if self.tuners and not self.alphas:
+            raise UserError("alphas is empty: give numbers of 0 or more.")
 
     @property
     def settings(self) -> dict[str, Any]:

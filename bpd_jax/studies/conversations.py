@@ -40,11 +40,10 @@ def later_turns(
         answers = answer([example.input_ids for example, _ in latest])
         going = []
         for (example, messages), text in zip(latest, answers, strict=True):
-            said = example.follow_ups[turn]
             conversation = [
                 *messages,
                 {"role": "assistant", "content": text},
-                {"role": "user", "content": said},
+                {"role": "user", "content": example.follow_ups[turn]},
             ]
             ids = loaded.encode_prompt(conversation)
             if len(ids) > longest:

@@ -15,12 +15,20 @@ from bpd_jax.reporting.exhibits import (
 )
 from bpd_jax.studies import printed
 from bpd_jax.studies.config import BPD, parse_contender
-from bpd_jax.studies.pairing import contenders_of
-from bpd_jax.studies.phrases import counted, decimal
 from bpd_jax.studies.records import DraftRecord
+from bpd_jax.studies.results import (
+    contenders_of,
+    counted,
+    decimal,
+    drafts_of,
+    efficiency,
+    efficiency_cell,
+    line_of,
+    missing_cell,
+    tasks_of,
+)
 from bpd_jax.studies.run_files import StudyRun
 from bpd_jax.studies.study import Study
-from bpd_jax.studies.summary import drafts_of, efficiency, efficiency_cell, tasks_of
 
 NOTES = [
     "Entropy is in nats, over every position of the texts. h_max is the number of the "
@@ -108,10 +116,8 @@ def _entropy_table(run: StudyRun, entropies: dict[str, list[float]]) -> Table:
     columns = [Column(str(head), group) for head in range(1, size + 1)]
     rows = []
     for task in tasks_of(run):
-        found = entropies.get(task)
-        if found is None:
-            cells = [Cell(text="not measured")] * (size + 1)
-        else:
+        cells = [missing_cell()] * (size + 1)
+        if found := entropies.get(task):
             cells = [*map(Cell, found), Cell(float(h_max(found)))]
         paper = printed.TABLE10.get(task, {}).get("9")
         cells = [*cells, efficiency_cell(drafts_of(run, BPD, task), paper)]
@@ -138,8 +144,8 @@ def _fit_table(readings: dict[str, Points], fits: dict[str, Fit | None]) -> Tabl
         fit, count = fits[reading], Cell(float(len(points)))
         paper = printed.FIGURE3_CORRELATION
         if fit is None:
-            nothing = Cell(text="too few points")
-            cells = [count, nothing, nothing, Cell(paper=paper, text="-"), nothing]
+            nothing = missing_cell(text="too few points")
+            cells = [count, nothing, nothing, missing_cell(paper, "-"), nothing]
         else:
             cells = [
                 count,
@@ -161,11 +167,7 @@ def _entropy_chart(run: StudyRun, entropies: dict[str, list[float]]) -> Chart:
         "head",
         "mean entropy, nats",
         [
-            Series(
-                run.task_label(task),
-                [float(head) for head in range(1, len(found) + 1)],
-                found,
-            )
+            line_of(run.task_label(task), dict(enumerate(found, start=1)))
             for task, found in entropies.items()
         ],
     )
@@ -176,10 +178,9 @@ def _fit_chart(number: int, reading: str, points: Points, fit: Fit | None) -> Ch
     y, names = [value for _, _, value in points], [name for name, _, _ in points]
     series = [Series(reading, x, y, names=names)] if points else []
     if fit is not None:
-        ends = [min(x), max(x)]
-        line = [fit.intercept + fit.slope * end for end in ends]
+        line = {end: fit.intercept + fit.slope * end for end in (min(x), max(x))}
         label = f"fitted line, R = {decimal(fit.correlation)}"
-        series.append(Series(label, ends, line, dashed=True))
+        series.append(line_of(label, line, dashed=True))
     return Chart(
         "figure3b" if not number else f"figure3b_{number + 1}",
         f"Block efficiency over h_max: {reading}",

@@ -11,12 +11,11 @@ from collections.abc import Iterator, Sequence
 from bpd_jax.reporting import wording
 from bpd_jax.reporting.exhibits import Cell, Column, Exhibit, Finding, Row, Table
 from bpd_jax.reporting.records import Candidate, LatticePicture, Path
-from bpd_jax.studies.phrases import counted
 from bpd_jax.studies.records import Call, ExplorerRecord, Trace
 from bpd_jax.studies.refinements import BPD, MEDUSA, REFINES, method_of
+from bpd_jax.studies.results import counted, tasks_of
 from bpd_jax.studies.run_files import StudyRun
 from bpd_jax.studies.study import EXPLORER, Study
-from bpd_jax.studies.summary import tasks_of
 
 _PICTURES = 3
 _CALLS = 8
@@ -52,7 +51,7 @@ def accepted(record: ExplorerRecord, at: int, rows: Sequence[int]) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class Block:
+class RefinedBlock:
     """One serial call of a refined contender, beside what else the lattice holds.
 
     Every draft is a row of the lattice per position.
@@ -81,7 +80,7 @@ class Block:
         return self.accepted(self.refined) - self.accepted(self.best)
 
 
-def blocks_of(record: ExplorerRecord, contender: str) -> Iterator[Block]:
+def blocks_of(record: ExplorerRecord, contender: str) -> Iterator[RefinedBlock]:
     """Calls of a contender of whose draft the lattice has all that was accepted."""
     for call in _trace(record, contender).calls:
         heads = record.candidates[call.at]
@@ -94,7 +93,7 @@ def blocks_of(record: ExplorerRecord, contender: str) -> Iterator[Block]:
             continue
         following = record.output[call.at + 1 :]
         held = itertools.zip_longest(heads, following[: len(heads)])
-        yield Block(
+        yield RefinedBlock(
             record,
             call.at,
             best=[0] * (1 + len(heads)),
@@ -121,7 +120,7 @@ def refined_contender(records: Sequence[ExplorerRecord]) -> str | None:
 
 def telling_blocks(
     records: Sequence[ExplorerRecord], contender: str, tasks: Sequence[str]
-) -> list[Block]:
+) -> list[RefinedBlock]:
     """Of every task the first block that gains most over BPD, most gain first.
 
     Args:
@@ -143,7 +142,7 @@ def telling_blocks(
     return sorted(found, key=lambda block: -block.gain)
 
 
-def picture(block: Block, label: str) -> LatticePicture:
+def picture(block: RefinedBlock, label: str) -> LatticePicture:
     """The lattice of a block with three ways through it: BPD, refined, oracle."""
     record = block.record
     paths = [
@@ -262,16 +261,12 @@ def present(study: Study, run: StudyRun) -> Exhibit:
                 for block in blocks[:_PICTURES]
             )
             notes.append(f"The lattices are of: {places}.")
-    return Exhibit(
-        name=study.name,
-        title=study.title,
-        paper=study.paper,
-        question=study.question,
+    return study.show(
+        run,
         tables=tables,
         lattices=lattices,
         findings=[_bounded(records), _further(run, records, contender)],
         notes=notes,
-        facts=run.facts,
     )
 
 

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from bpd_jax.evaluation.efficiency import ratio_interval
 from bpd_jax.evaluation.entropy import fit_line
 from bpd_jax.reporting.exhibits import (
     Cell,
@@ -11,17 +10,23 @@ from bpd_jax.reporting.exhibits import (
     Exhibit,
     Finding,
     Row,
-    Series,
     Table,
 )
 from bpd_jax.studies import printed
 from bpd_jax.studies.config import BPD, parse_contender
-from bpd_jax.studies.pairing import contenders_of, drafts_from_lattice
-from bpd_jax.studies.phrases import counted
 from bpd_jax.studies.records import REPORT, DraftRecord, OracleRecord
+from bpd_jax.studies.results import (
+    contenders_of,
+    counted,
+    drafts_from_lattice,
+    line_of,
+    missing_cell,
+    ratio_cell,
+    task_name,
+    tasks_of,
+)
 from bpd_jax.studies.run_files import StudyRun
 from bpd_jax.studies.study import DRAFTS, ORACLE, Study
-from bpd_jax.studies.summary import tasks_of
 
 WIDTHS = (1, 2, 4, 8, 16)
 """Columns of the table, as far as so many candidates were recorded."""
@@ -89,18 +94,16 @@ def _widths_table(run: StudyRun, grids: Grids) -> Table:
         values = [paper.get(by_width.get(width, "")) for width in widths]
         found = grids.get(task)
         if found is None:
-            cells = [Cell(paper=value, text="not measured") for value in values]
-            cells.append(Cell(text="not measured"))
+            cells = [*map(missing_cell, values), missing_cell()]
         else:
             tokens, calls = _sums(found)
             cells = [
-                _ratio_cell(tokens, calls[:, -1, width - 1], value)
+                ratio_cell(tokens, calls[:, -1, width - 1], value)
                 for width, value in zip(widths, values, strict=True)
             ]
             best = efficiencies(found)[-1]
             cells.append(Cell(100 * float(best[widths[-1] - 1] / best[0] - 1)))
-        label = run.task_label(task) if task else "All"
-        rows.append(Row(label, cells, strong=task is None))
+        rows.append(Row(task_name(run, task, "All"), cells, strong=task is None))
     columns = [Column(f"k = {width}", "tokens per call") for width in widths]
     headroom = Column(f"k = {widths[-1]} over BPD", digits=1, unit="+%")
     return Table(
@@ -113,11 +116,6 @@ def _widths_table(run: StudyRun, grids: Grids) -> Table:
     )
 
 
-def _ratio_cell(tokens: np.ndarray, calls: np.ndarray, paper: float | None) -> Cell:
-    interval = ratio_interval(tokens, calls) if len(tokens) > 1 else None
-    return Cell(float(tokens.sum() / calls.sum()), paper, interval)
-
-
 def _heads_table(run: StudyRun, grids: Grids) -> list[Table]:
     """The widest lattice by the number of heads."""
     if not grids:
@@ -126,7 +124,7 @@ def _heads_table(run: StudyRun, grids: Grids) -> list[Table]:
     width = len(next(iter(grids.values()))[0].calls[0])
     rows = [
         Row(
-            run.task_label(task) if task else "All",
+            task_name(run, task, "All"),
             [Cell(float(value)) for value in efficiencies(found)[:, -1]],
             strong=task is None,
         )
@@ -139,27 +137,22 @@ def _heads_table(run: StudyRun, grids: Grids) -> list[Table]:
 
 def _chart(run: StudyRun, task: str | None, records: list[OracleRecord]) -> Chart:
     grid = efficiencies(records)
-    widths = [float(width) for width in range(1, grid.shape[1] + 1)]
     return Chart(
         f"figure6_{task or 'all'}",
-        f"Oracle: {run.task_label(task) if task else 'all tasks'}",
+        f"Oracle: {task_name(run, task, 'all tasks')}",
         "lines",
         "candidates k of each head",
         "tokens per call",
         [
-            Series(f"{heads} heads", widths, row.tolist())
+            line_of(f"{heads} heads", dict(enumerate(row, start=1)))
             for heads, row in enumerate(grid, start=2)
         ],
     )
 
 
-def _by_example(run: StudyRun) -> dict[tuple[str, int], OracleRecord]:
-    return {(record.task, record.example): record for record in _records(run, None)}
-
-
 def _drafts(run: StudyRun) -> list[tuple[DraftRecord, OracleRecord]]:
     """Drafts with the oracle's record of the same example."""
-    oracle = _by_example(run)
+    oracle = {(r.task, r.example): r for r in _records(run, None)}
     return [
         (record, oracle[record.task, record.example])
         for record in run.of(DraftRecord)
@@ -251,17 +244,17 @@ def _bounds_all(run: StudyRun) -> Finding:
     ]
     if not names:
         return Finding(statement, None, "No refined draft was recorded beside it.")
-    gaps = {}
-    for name in names:
-        for task in tasks_of(run):
-            mine = [
-                (a.calls, b.calls[-1][-1])
-                for a, b in pairs
-                if (a.contender, a.task) == (name, task)
-            ]
-            if mine:
-                gap = sum(a for a, _ in mine) / sum(b for _, b in mine)
-                gaps[name, task] = gap
+    calls: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for draft, oracle in pairs:
+        if draft.contender != BPD:
+            key = draft.contender, draft.task
+            calls.setdefault(key, []).append((draft.calls, oracle.calls[-1][-1]))
+    gaps = {
+        (name, task): sum(a for a, _ in mine) / sum(b for _, b in mine)
+        for name in names
+        for task in tasks_of(run)
+        if (mine := calls.get((name, task)))
+    }
     name, task = min(gaps, key=gaps.__getitem__)
     return Finding(
         statement,

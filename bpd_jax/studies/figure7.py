@@ -2,13 +2,21 @@
 
 import itertools
 
-from bpd_jax.reporting.exhibits import Chart, Exhibit, Finding, Series
-from bpd_jax.studies.efficiency_table import ALL, efficiency_table, headroom_table
-from bpd_jax.studies.pairing import contenders_of
+from bpd_jax.reporting.exhibits import Chart, Exhibit, Finding
+from bpd_jax.studies.comparisons import efficiency_table, headroom_table
 from bpd_jax.studies.refinements import method_of
+from bpd_jax.studies.results import (
+    ALL,
+    contenders_of,
+    drafts_of,
+    efficiency,
+    efficiency_cell,
+    line_of,
+    task_name,
+    tasks_of,
+)
 from bpd_jax.studies.run_files import StudyRun
 from bpd_jax.studies.study import Study
-from bpd_jax.studies.summary import drafts_of, efficiency, efficiency_cell, tasks_of
 
 NOTES = [
     "A tree that merges p drafts by their common prefixes checks fewer tokens than p "
@@ -53,26 +61,17 @@ def _family_label(run: StudyRun, family: list[str]) -> str:
 
 
 def _chart(run: StudyRun, families: dict[str, list[str]], task: str | None) -> Chart:
-    series = []
-    for family in families.values():
-        x, y, bounds = [], [], []
-        for name in family:
-            cell = efficiency_cell(drafts_of(run, name, task))
-            if cell.value is not None:
-                x.append(float(method_of(name).count))
-                y.append(cell.value)
-                # A single text has no interval.
-                bounds.append(cell.interval or (cell.value, cell.value))
-        series.append(
-            Series(
-                _family_label(run, family),
-                x,
-                y,
-                low=[low for low, _ in bounds],
-                high=[high for _, high in bounds],
-            )
+    series = [
+        line_of(
+            _family_label(run, family),
+            {
+                method_of(name).count: efficiency_cell(drafts_of(run, name, task))
+                for name in family
+            },
         )
-    title = f"Drafts: {'all tasks' if task is ALL else run.task_label(task)}"
+        for family in families.values()
+    ]
+    title = f"Drafts: {task_name(run, task, 'all tasks')}"
     name = "figure7" if task is ALL else f"figure7_{task}"
     return Chart(
         name,

@@ -2,14 +2,19 @@
 
 from collections.abc import Sequence
 
-from bpd_jax.evaluation.efficiency import gain_interval
-from bpd_jax.evaluation.headroom import headroom_taken
-from bpd_jax.reporting.paper_page import KeyFigure
+from bpd_jax.evaluation.efficiency import gain_interval, headroom_taken
+from bpd_jax.reporting.page import KeyFigure
 from bpd_jax.studies.config import BPD
-from bpd_jax.studies.pairing import contenders_of, oracle_of, paired
 from bpd_jax.studies.records import DraftRecord
+from bpd_jax.studies.results import (
+    contenders_of,
+    drafts_of,
+    efficiency,
+    oracle_of,
+    paired,
+    sums,
+)
 from bpd_jax.studies.run_files import StudyRun
-from bpd_jax.studies.summary import drafts_of, efficiency, sums
 
 _MAIN = "table4"
 

@@ -10,7 +10,7 @@ from typing import Any
 from bpd_jax import files
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams.build import Settings, build
-from bpd_jax.studies.bench import Bench
+from bpd_jax.studies.study_context import StudyContext
 from bpd_jax.studies.tasks import has_train, read_sources, rest_of
 
 # The paper adds words that a task never uses as unigrams of this log-probability.
@@ -19,7 +19,7 @@ _ORDER = 2
 _TRAIN = "train"
 
 
-def build_in_domain(bench: Bench, task: str) -> dict[str, Any]:
+def build_in_domain(context: StudyContext, task: str) -> dict[str, Any]:
     """Builds a 2-gram model of texts that are neither reported nor tuned on, once.
 
     They come from the task's training split first, if there is one, and then from what
@@ -33,18 +33,18 @@ def build_in_domain(bench: Bench, task: str) -> dict[str, Any]:
     Raises:
       UserError: every text was drawn.
     """
-    output = bench.workdir / "in_domain" / task
-    loaded, sources = bench.loaded(task), bench.sources(task)
-    data = pathlib.Path(bench.config.data or "")
+    output = context.workdir / "in_domain" / task
+    loaded, sources = context.loaded(task), context.sources(task)
+    data = pathlib.Path(context.config.data or "")
     if has_train(data, task):
         sources = [*read_sources(data, task, [_TRAIN]), *sources]
-    texts = rest_of(sources, bench.whole_draw(task), bench.config.in_domain)
+    texts = rest_of(sources, context.whole_draw(task), context.config.in_domain)
     if not texts:
         raise UserError(
             f"{task} has no text left to count in-domain n-grams of: give it a split "
             f"{_TRAIN}, or report on fewer examples."
         )
-    _write_texts(bench.workdir / "in_domain_texts" / f"{task}.jsonl", texts)
+    _write_texts(context.workdir / "in_domain_texts" / f"{task}.jsonl", texts)
     tokens = [loaded.tokenizer.encode(text) for text in texts]
     digest = hashlib.sha256(json.dumps([tokens, _ORDER]).encode()).hexdigest()
     facts = {"texts": len(texts), "digest": digest}

@@ -9,7 +9,6 @@ from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.recording import RecordedText, padded_sizes
 from bpd_jax.decoding.replay import replay_of
 from bpd_jax.evaluation.oracle_grid import oracle_calls
-from bpd_jax.studies.bench import Bench
 from bpd_jax.studies.config import BPD
 from bpd_jax.studies.records import (
     DraftRecord,
@@ -17,6 +16,7 @@ from bpd_jax.studies.records import (
     call_positions,
     to_digits,
 )
+from bpd_jax.studies.study_context import StudyContext
 from bpd_jax.studies.tasks import StudyExample
 
 # Texts that are replayed together: all that fit well, since each contender is compiled
@@ -24,7 +24,7 @@ from bpd_jax.studies.tasks import StudyExample
 _GROUP = 128
 
 
-class Place(NamedTuple):
+class ExampleText(NamedTuple):
     """An example with its text."""
 
     task: str
@@ -33,10 +33,10 @@ class Place(NamedTuple):
 
 
 def draft_records(
-    bench: Bench, contender: str, tasks: Sequence[str]
+    context: StudyContext, contender: str, tasks: Sequence[str]
 ) -> Iterator[list[DraftRecord]]:
     """What a contender drafts along the texts of some tasks, a group at a time."""
-    for group, found in replay(bench, contender, tasks, every_position=True):
+    for group, found in replay(context, contender, tasks, every_position=True):
         yield [
             _draft_record(place, generation, contender)
             for place, generation in zip(group, found, strict=True)
@@ -44,20 +44,20 @@ def draft_records(
 
 
 def replay(
-    bench: Bench,
+    context: StudyContext,
     contender: str,
     tasks: Sequence[str],
     *,
     every_position: bool,
     part: str | None = None,
-) -> Iterator[tuple[list[Place], list[Generation]]]:
+) -> Iterator[tuple[list[ExampleText], list[Generation]]]:
     """Replays a contender on texts of some tasks.
 
     Texts of all tasks go together if the contender's models are the same for all, and
     in groups of one size, so that each contender is compiled once.
 
     Args:
-      bench: model, examples, texts.
+      context: model, examples, texts.
       contender: its name.
       tasks: whose texts are meant.
       every_position: whether drafts are made at every position of a text, or only at
@@ -65,21 +65,23 @@ def replay(
       part: of the examples; None for all.
     """
     places = [
-        Place(task, example, text)
+        ExampleText(task, example, text)
         for task in tasks
-        for example, text in zip(bench.examples(task), bench.texts(task), strict=True)
+        for example, text in zip(
+            context.examples(task), context.texts(task), strict=True
+        )
         if len(text.output_ids) and part in (None, example.part)
     ]
     if not places:
         return
-    apart = bench.depends_on_task(contender)
+    apart = context.depends_on_task(contender)
     sizes = padded_sizes([place.text for place in places])
     padded = sizes[0] - sizes[1]
     for task in tasks if apart else tasks[:1]:
         mine = [place for place in places if not apart or place.task == task]
         if not mine:
             continue
-        decoder, method = bench.contender(contender, task)
+        decoder, method = context.contender(contender, task)
         rows = min(_GROUP, len(mine))
         for begin in range(0, len(mine), rows):
             group = mine[begin : begin + rows]
@@ -88,7 +90,7 @@ def replay(
             kept = replay_of(
                 decoder,
                 texts,
-                bench.options(task),
+                context.options(task),
                 keep_hidden=method.needs_hidden,
                 sizes=sizes,
                 padded=padded,
@@ -98,7 +100,7 @@ def replay(
             yield group, found[: len(group)]
 
 
-def _draft_record(place: Place, every: Generation, contender: str) -> DraftRecord:
+def _draft_record(place: ExampleText, every: Generation, contender: str) -> DraftRecord:
     """From drafts at every position."""
     drafts = every.proposed
     pairs = (drafts[:, 1:] >= 0) & (drafts[:, :-1] >= 0)
@@ -123,7 +125,7 @@ def _draft_record(place: Place, every: Generation, contender: str) -> DraftRecor
     )
 
 
-def oracle_records(bench: Bench, task: str) -> list[OracleRecord]:
+def oracle_records(context: StudyContext, task: str) -> list[OracleRecord]:
     """The oracle for every width and number of heads, along the texts of a task."""
     return [
         OracleRecord(
@@ -133,6 +135,8 @@ def oracle_records(bench: Bench, task: str) -> list[OracleRecord]:
             len(text.output_ids),
             oracle_calls(text.candidates, text.output_ids).tolist(),
         )
-        for example, text in zip(bench.examples(task), bench.texts(task), strict=True)
+        for example, text in zip(
+            context.examples(task), context.texts(task), strict=True
+        )
         if len(text.output_ids)
     ]

@@ -6,42 +6,42 @@ import numpy as np
 
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.loading import LoadedModel
-from bpd_jax.studies.bench import Bench
-from bpd_jax.studies.measure import Place, replay
+from bpd_jax.studies.measure import ExampleText, replay
 from bpd_jax.studies.records import REPORT, Call, ExplorerRecord, Trace
+from bpd_jax.studies.study_context import StudyContext
 
 # Candidates of each head that are kept, and characters of a prompt that are shown.
 _CANDIDATES, _PROMPT = 6, 1200
 
 
 def explorer_records(
-    bench: Bench, task: str, contenders: Sequence[str], shown: int
+    context: StudyContext, task: str, contenders: Sequence[str], shown: int
 ) -> list[ExplorerRecord]:
     """The first reported examples of a task, with what contenders drafted along them.
 
     Args:
-      bench: of the study.
+      context: of the study.
       task: its name.
       contenders: whose drafts are shown.
       shown: how many examples.
     """
-    places: dict[int, Place] = {}
+    places: dict[int, ExampleText] = {}
     found: dict[int, dict[str, Generation]] = {}
     for name in contenders:
-        for group, generations in replay(bench, name, [task], every_position=False):
+        for group, generations in replay(context, name, [task], every_position=False):
             for place, generation in zip(group, generations, strict=True):
                 index = place.example.index
                 if place.example.part == REPORT:
                     places[index] = place
                     found.setdefault(index, {})[name] = generation
     chosen = sorted(places)[:shown]
-    return [_record(bench, places[index], found[index]) for index in chosen]
+    return [_record(context, places[index], found[index]) for index in chosen]
 
 
 def _record(
-    bench: Bench, place: Place, drafted: dict[str, Generation]
+    context: StudyContext, place: ExampleText, drafted: dict[str, Generation]
 ) -> ExplorerRecord:
-    pieces = _Pieces(bench.loaded(place.task))
+    pieces = _Pieces(context.loaded(place.task))
     text = place.text
     log_probs = text.log_probs[..., :_CANDIDATES].astype(float)
     return ExplorerRecord(
@@ -55,7 +55,7 @@ def _record(
         ],
         log_probs=np.round(log_probs, 2).tolist(),
         traces=[
-            Trace(name, bench.label(name), _calls(generation, pieces))
+            Trace(name, context.label(name), _calls(generation, pieces))
             for name, generation in drafted.items()
         ],
         # Last: the others have asked for all that there are.

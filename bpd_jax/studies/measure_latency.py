@@ -200,7 +200,7 @@ def latency_records(
       lattices: of each run, one after the other, each a new one; the time of a run is
         their median, so that what else the machine does at times is left out.
       seed: of the lattices, which are the same for all engines.
-      done: cells that are finished, of a run that goes on.
+      done: cells that a resumed run has finished already.
 
     Raises:
       UserError: an engine is unknown or cannot be made here, or the model has too few
@@ -219,7 +219,7 @@ def latency_records(
     for engine, steps, width, paths in progress.bar(
         missing, label="latency", unit=" cells"
     ):
-        # The certain token in front is no step: nothing is chosen there.
+        # The certain token in front does not count as a step.
         made = Lattices(model, seed).make(runs * lattices, 1 + steps, width)
         times = refine_milliseconds(rescorer_of(engine, model), paths, *made).reshape(
             runs, lattices

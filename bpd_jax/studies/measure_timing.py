@@ -14,7 +14,7 @@ from bpd_jax.decoding.options import EXACT, SPECULATIVE, DecodeOptions
 from bpd_jax.studies.records import REPORT, TimingRecord
 
 if TYPE_CHECKING:
-    from bpd_jax.studies.bench import Bench, StudyExample
+    from bpd_jax.studies.study_context import StudyContext, StudyExample
 
 Key = tuple[str, str, float, int]
 """What is measured without a break: task, contender, temperature, round."""
@@ -46,7 +46,7 @@ def key_of(record: TimingRecord) -> Key:
 
 
 def timing_records(
-    bench: "Bench",
+    context: "StudyContext",
     tasks: Sequence[str],
     contenders: Sequence[str],
     temperatures: Sequence[float],
@@ -59,19 +59,19 @@ def timing_records(
     """Decodes every prompt by every contender, one prompt at a time.
 
     Within a round all contenders decode all prompts of a task, so that noise of the
-    machine hits all alike; a round has a seed of its own. The prompts of a task are
+    machine hits all alike; every round has its own seed. The prompts of a task are
     padded to one length, so that all share the code that their first, untimed call
     compiles. With exact acceptance the noise of sampling depends on prompt and position
     alone, so that all contenders write the same text.
 
     Args:
-      bench: model, prompts, contenders.
+      context: model, prompts, contenders.
       tasks: to take prompts from.
       contenders: to time; plain decoding is put first.
       temperatures: of sampling; 0 is greedy.
       rounds: times that everything is decoded.
       examples_per_task: prompts of each task; fewer if it has fewer.
-      done: what is finished, of a run that goes on.
+      done: what a resumed run has finished already.
       speculative: contenders that, above temperature 0, are timed with speculative
         sampling too.
 
@@ -83,7 +83,9 @@ def timing_records(
     """
     contenders = list(dict.fromkeys([GREEDY.name, *contenders]))
     examples = {
-        task: [e for e in bench.examples(task) if e.part == REPORT][:examples_per_task]
+        task: [e for e in context.examples(task) if e.part == REPORT][
+            :examples_per_task
+        ]
         for task in tasks
     }
     keys = [
@@ -99,9 +101,9 @@ def timing_records(
     ]
     missing = [key for key in keys if key not in done]
     for task, name, temperature, _ in dict.fromkeys((*key[:3], 0) for key in missing):
-        decoder, method = bench.contender(plain_name(name), task)
+        decoder, method = context.contender(plain_name(name), task)
         prompts = [example.input_ids for example in examples[task]]
-        decoder.check(method, prompts, _options(bench, (task, name, temperature, 0)))
+        decoder.check(method, prompts, _options(context, (task, name, temperature, 0)))
     finished = len(keys) - len(missing)
     with progress.bar(
         label="timing", unit=" runs", total=len(keys), initial=finished
@@ -115,10 +117,10 @@ def timing_records(
             if plain not in texts:
                 # Other prompts, another length: nothing compiled serves any longer.
                 forget_compiled()
-                texts = {plain: _decode(bench, plain, examples[task])}
+                texts = {plain: _decode(context, plain, examples[task])}
             found = texts[plain]
             if key != plain:
-                found = _decode(bench, key, examples[task], reference=texts[plain])
+                found = _decode(context, key, examples[task], reference=texts[plain])
             yield [
                 TimingRecord(
                     task=task,
@@ -140,9 +142,9 @@ def timing_records(
             bar.update(1)
 
 
-def _options(bench: "Bench", key: Key) -> DecodeOptions:
+def _options(context: "StudyContext", key: Key) -> DecodeOptions:
     task, name, temperature, turn = key
-    options = bench.options(task)
+    options = context.options(task)
     return dataclasses.replace(
         options,
         temperature=temperature,
@@ -153,11 +155,11 @@ def _options(bench: "Bench", key: Key) -> DecodeOptions:
 
 
 def _decode(
-    bench: "Bench",
+    context: "StudyContext",
     key: Key,
     examples: Sequence["StudyExample"],
     reference: Sequence[Generation] | None = None,
 ) -> list[Generation]:
-    decoder, method = bench.contender(plain_name(key[1]), key[0])
+    decoder, method = context.contender(plain_name(key[1]), key[0])
     prompts = [example.input_ids for example in examples]
-    return decoder.decode(method, prompts, _options(bench, key), reference=reference)
+    return decoder.decode(method, prompts, _options(context, key), reference=reference)

@@ -14,9 +14,8 @@ from bpd_jax.drafting.searches.chains import most_prefixes
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.hardware import CONTEXTS, Cost, ModelSize, cost
 from bpd_jax.studies.config import BPD, parse_contender
-from bpd_jax.studies.pairing import contenders_of
+from bpd_jax.studies.results import contenders_of, drafts_of, efficiency, tasks_of
 from bpd_jax.studies.run_files import StudyRun
-from bpd_jax.studies.summary import drafts_of, efficiency, tasks_of
 
 RunCosts = dict[str, tuple[float, dict[int, Cost]]]
 """By contender: mean block efficiency over tasks, and costs by context."""

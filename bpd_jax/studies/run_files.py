@@ -1,11 +1,13 @@
 """The folder of a study's results: `study.json`, and records as JSON Lines.
 
-Records are appended, one line each, so that a run that is stopped loses at most the one
-that it was writing; the next run drops that and goes on. What is kept for good may be
-compressed (`records.jsonl.gz`).
+Records are appended, one line each, so that an interrupted run loses at most the record
+that it was writing; the next run drops the unfinished line and resumes. Published
+results may be compressed (`records.jsonl.gz`).
 """
 
+import collections
 import dataclasses
+import functools
 import gzip
 import json
 import os
@@ -17,7 +19,7 @@ from typing import Any, TypeVar
 from bpd_jax import files, folders
 from bpd_jax.errors import UserError
 from bpd_jax.reporting.records import Facts, Record
-from bpd_jax.studies.records import KINDS
+from bpd_jax.studies.records import KINDS, DraftRecord
 
 HEADER, RECORDS = "study.json", "records.jsonl"
 # Programs that share the work have a file of records each.
@@ -48,7 +50,7 @@ class StudyRun:
       folder: where it lies.
       study: name of the study, such as `table4`.
       facts: command, date, device, versions, model, gin text, settings; `labels` maps
-        contenders to what people read, `tasks` task names to theirs.
+        contenders to their display names, and `tasks` does so for tasks.
       records: all of them.
     """
 
@@ -61,12 +63,20 @@ class StudyRun:
         """The records of one kind."""
         return [record for record in self.records if isinstance(record, kind)]
 
+    @functools.cached_property
+    def drafts(self) -> dict[str, list[DraftRecord]]:
+        """The records of drafts by contender."""
+        found = collections.defaultdict(list)
+        for record in self.of(DraftRecord):
+            found[record.contender].append(record)
+        return dict(found)
+
     def label(self, contender: str) -> str:
-        """What people read in place of a contender's name."""
+        """The display name of a contender."""
         return str(self.facts.get("labels", {}).get(contender, contender))
 
     def task_label(self, task: str) -> str:
-        """What people read in place of a task's name."""
+        """The display name of a task."""
         return str(self.facts.get("tasks", {}).get(task, task))
 
 
@@ -124,7 +134,7 @@ def read_records(folder: pathlib.Path) -> list[Record]:
     """Reads all `records*.jsonl` and `records*.jsonl.gz` of a folder.
 
     Raises:
-      UserError: a line is no record.
+      UserError: a line is not a record.
     """
     paths = [path for names in _RECORD_FILES for path in sorted(folder.glob(names))]
     return [record for path in paths for record in _read_file(path)]
@@ -148,7 +158,7 @@ def _record(line: bytes, place: str) -> Record:
         kind = KINDS[fields.pop("kind")]
         return kind.from_json(fields)
     except (ValueError, KeyError, AttributeError, TypeError, UserError) as error:
-        raise UserError(f"{place} is no record of a study: {error}.") from error
+        raise UserError(f"{place} is not a study record: {error}.") from error
 
 
 def read_header(folder: pathlib.Path) -> Facts:
@@ -165,7 +175,7 @@ def read_header(folder: pathlib.Path) -> Facts:
         _check_types(facts)
     except FileNotFoundError:
         raise UserError(
-            f"{path} does not exist: {folder} holds no results of a study; "
+            f"{path} does not exist: {folder} has no study results; "
             "python -m experiments.run makes them."
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -7,18 +7,20 @@ from bpd_jax.decoding.methods import NODES, Method
 from bpd_jax.drafting.searches.static import BLOCK
 from bpd_jax.evaluation.significance import FEWEST, side
 from bpd_jax.reporting.exhibits import Cell, Column, Exhibit, Finding, Row, Table
+from bpd_jax.studies.comparisons import headroom_table
 from bpd_jax.studies.config import BPD, parse_contender
-from bpd_jax.studies.efficiency_table import MISSING, headroom_table
-from bpd_jax.studies.pairing import contenders_of, paired
-from bpd_jax.studies.records import DraftRecord
-from bpd_jax.studies.run_files import StudyRun
-from bpd_jax.studies.study import Study
-from bpd_jax.studies.summary import (
+from bpd_jax.studies.results import (
+    checked_tokens,
+    contenders_of,
     drafts_of,
     efficiency,
     efficiency_cell,
     gain_cell,
+    missing_cell,
+    paired,
 )
+from bpd_jax.studies.run_files import StudyRun
+from bpd_jax.studies.study import Study
 
 WALK, EXACT, BEAM, SEVERAL, STATIC, TREE = SEARCHES = (
     "greedy walk",
@@ -173,9 +175,9 @@ def _list_table(run: StudyRun, contenders: Sequence[str]) -> Table:
         # A run that was stopped has some contenders on fewer texts.
         records, base = paired(run, [name, BPD])
         calls = sum(record.calls for record in records)
-        checked, gain = MISSING, MISSING
+        checked, gain = missing_cell(), missing_cell()
         if calls:
-            checked = Cell(_checked(records))
+            checked = Cell(checked_tokens(records))
             gain = Cell(text="–") if name == BPD else gain_cell(records, base)
         rows.append(Row(run.label(name), [efficiency_cell(records), gain, checked]))
     return Table(
@@ -287,20 +289,15 @@ def _beats(run: StudyRun, statement: str, first: str, second: str) -> Finding:
         statement,
         holds,
         f"{efficiency(mine):.3f} against {efficiency(theirs):.3f} tokens per call, "
-        f"{cell.value:+.1f} %{interval}, checking {_checked(mine):.1f} against "
-        f"{_checked(theirs):.1f} draft tokens.",
+        f"{cell.value:+.1f} %{interval}, checking {checked_tokens(mine):.1f} against "
+        f"{checked_tokens(theirs):.1f} draft tokens.",
     )
-
-
-def _checked(records: Sequence[DraftRecord]) -> float:
-    calls = sum(record.calls for record in records)
-    return sum(record.nodes for record in records) / calls
 
 
 STUDY = Study(
     "searches",
     "Scores and searches",
-    "",
+    "Beyond the paper",
     "Refinement is a score and a search. What does a better search bring under the "
     "same score, and a better score, trained or not, under the same search?",
     present,

@@ -26,9 +26,9 @@ class Study:
 
     Attributes:
       name: of the study, its folder under experiments/ and its gin files.
-      title: what people read.
-      paper: tables and figures of the paper, such as "Tables 4 and 9"; "" if it goes
-        beyond the paper.
+      title: heading of its section.
+      paper: tables and figures of the paper, such as "Tables 4 and 9", or
+        "Beyond the paper".
       question: what it asks, in a sentence or two.
       measures: what kinds of records it is drawn from; see `MEASURES`.
       present: draws the exhibit from records of a run; every number in it comes from

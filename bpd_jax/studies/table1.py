@@ -7,12 +7,17 @@ from bpd_jax.evaluation.metrics.catalog import LABELS, PERPLEXITIES, headline_of
 from bpd_jax.evaluation.metrics.estimates import estimate
 from bpd_jax.reporting.exhibits import Cell, Column, Exhibit, Finding, Row, Table
 from bpd_jax.studies import printed
+from bpd_jax.studies.config import BPD
 from bpd_jax.studies.records import REPORT, DraftRecord, QualityRecord
+from bpd_jax.studies.results import (
+    by_task,
+    drafts_of,
+    efficiency_cell,
+    missing_cell,
+    tasks_of,
+)
 from bpd_jax.studies.run_files import StudyRun
 from bpd_jax.studies.study import DRAFTS, QUALITY, Study
-from bpd_jax.studies.summary import drafts_of, efficiency, efficiency_cell, tasks_of
-
-BPD = "bpd"
 
 NOTES = [
     "The paper finetunes a model of 1.5 billion parameters on every task but LAMBADA. "
@@ -58,7 +63,7 @@ def _score_cell(
 ) -> Cell:
     found = estimate(name, scores)
     if found is None:
-        return Cell(paper=paper, text="not measured")
+        return missing_cell(paper)
     return Cell(found.value, paper, found.interval)
 
 
@@ -120,7 +125,7 @@ def _by_heads(run: StudyRun) -> dict[str, str]:
     fewer = {found[heads]: f"{heads} heads" for heads in sorted(found)}
     return {
         **fewer,
-        BPD: run.label(BPD) if BPD in run.facts.get("labels", {}) else "BPD",
+        BPD: run.facts.get("labels", {}).get(BPD, "BPD"),
     }
 
 
@@ -148,11 +153,8 @@ def _all_scores(run: StudyRun, scores: Scores) -> list[Table]:
 
 def _findings(run: StudyRun) -> list[Finding]:
     """Whether the tasks that BPD drafts best and worst are the paper's."""
-    found = {
-        task: value
-        for task in printed.TASKS
-        if (value := efficiency(drafts_of(run, BPD, task))) is not None
-    }
+    values = by_task(run, BPD)
+    found = {task: values[task] for task in printed.TASKS if task in values}
     ranked = sorted(found, key=lambda task: -found[task])
     holds = None
     if len(found) == len(printed.TASKS):

@@ -3,15 +3,10 @@
 import itertools
 
 from bpd_jax.reporting.exhibits import Exhibit, Finding
-from bpd_jax.studies.comparisons import never_below
-from bpd_jax.studies.efficiency_table import (
-    by_task,
-    efficiency_table,
-    headroom_table,
-)
-from bpd_jax.studies.pairing import contenders_of
+from bpd_jax.studies.comparisons import efficiency_table, headroom_table, never_below
 from bpd_jax.studies.printed import TABLE10
 from bpd_jax.studies.refinements import method_of
+from bpd_jax.studies.results import by_task, contenders_of
 from bpd_jax.studies.run_files import StudyRun
 from bpd_jax.studies.study import Study
 

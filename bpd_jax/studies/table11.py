@@ -14,7 +14,7 @@ from bpd_jax.reporting.exhibits import (
     Table,
 )
 from bpd_jax.studies import printed
-from bpd_jax.studies.phrases import decimal
+from bpd_jax.studies.results import decimal
 from bpd_jax.studies.run_costs import Pair, RunCosts, costs_of, pair_of
 from bpd_jax.studies.run_files import StudyRun
 from bpd_jax.studies.study import Study

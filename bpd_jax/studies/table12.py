@@ -1,17 +1,17 @@
 """Tables 12 and 13: how long an n-gram model takes to find the best drafts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from bpd_jax.reporting.exhibits import (
+    LINES,
     Cell,
     Chart,
     Column,
     Exhibit,
     Finding,
     Row,
-    Series,
     Table,
 )
 from bpd_jax.studies import printed
@@ -24,6 +24,7 @@ from bpd_jax.studies.measure_latency import (
     VITERBI,
 )
 from bpd_jax.studies.records import LatencyRecord
+from bpd_jax.studies.results import line_of, missing_cell
 from bpd_jax.studies.run_files import StudyRun
 from bpd_jax.studies.study import LATENCY, Study
 
@@ -42,6 +43,18 @@ _ALL_PATHS = tuple(printed.TABLE12)
 _ALL_STEPS = tuple(printed.TABLE13)
 _ALL_WIDTHS = tuple(printed.TABLE13[_ALL_STEPS[0]])
 
+NOTES = [
+    "A step is a position where candidates are chosen among: the certain token "
+    "in front of them is none, so that 8 steps of 16 arcs hold 16⁸ paths.",
+    "The paper does not name its processor. Lattices here are made up over the "
+    "n-gram model’s own tokens, so that most neighbours are bigrams of the "
+    "model, and every one is new to the search.",
+    "OpenFst is asked for twice as many paths as drafts, because one draft has "
+    "a path for every way to back off: part of what more drafts cost here.",
+]
+_CAPTION = "Medians over the runs, with the fastest and the slowest."
+_RANGE = "range of runs"
+
 Times = dict[tuple[int, int, int], LatencyRecord]
 """The cells of one engine, by steps, width and paths."""
 
@@ -56,11 +69,8 @@ def present(study: Study, run: StudyRun) -> Exhibit:
     ordered = {
         engine: engines[engine] for engine in known or [FST] if engine in engines
     }
-    return Exhibit(
-        name=study.name,
-        title=study.title,
-        paper=study.paper,
-        question=study.question,
+    return study.show(
+        run,
         tables=[_paths_table(ordered), _shapes_table(ordered)],
         charts=[_paths_chart(ordered)],
         findings=[
@@ -71,71 +81,75 @@ def present(study: Study, run: StudyRun) -> Exhibit:
                 _width_finding(engine, times),
             )
         ],
-        notes=[
-            "A step is a position where candidates are chosen among: the certain token "
-            "in front of them is none, so that 8 steps of 16 arcs hold 16⁸ paths.",
-            "The paper does not name its processor. Lattices here are made up over the "
-            "n-gram model’s own tokens, so that most neighbours are bigrams of the "
-            "model, and every one is new to the search.",
-            "OpenFst is asked for twice as many paths as drafts, because one draft has "
-            "a path for every way to back off: part of what more drafts cost here.",
-        ],
-        facts=run.facts,
+        notes=NOTES,
     )
 
 
 def _paths_table(engines: dict[str, Times]) -> Table:
     """Table 12: by the number of paths, and what the most cost over one."""
-    rows = []
-    for engine in engines or {FST: {}}:
-        times = engines.get(engine, {})
-        paper = printed.TABLE12 if engine == FST else {}
-        cells = [
-            _cell(times.get((PATHS_STEPS, PATHS_WIDTH, paths)), paper.get(paths))
-            for paths in _ALL_PATHS
-        ]
-        rows.append(Row(LABELS[engine], [*cells, _growth(cells)]))
+    shapes = [(PATHS_STEPS, PATHS_WIDTH, paths) for paths in _ALL_PATHS]
     return Table(
-        name="table12",
-        title=f"Latency of p-best search, {PATHS_STEPS} steps of {PATHS_WIDTH} arcs",
-        heading="Engine",
-        columns=[
-            *(Column(f"N = {paths}", "Milliseconds", digits=3) for paths in _ALL_PATHS),
-            Column(f"N = {_ALL_PATHS[-1]} over N = 1", digits=2, unit="×"),
+        "table12",
+        f"Latency of p-best search, {PATHS_STEPS} steps of {PATHS_WIDTH} arcs",
+        "Engine",
+        _columns([f"N = {paths}" for paths in _ALL_PATHS]),
+        [
+            _row(LABELS[engine], engine, times, shapes, printed.TABLE12.values())
+            for engine, times in (engines or {FST: {}}).items()
         ],
-        rows=rows,
-        caption="Medians over the runs, with the fastest and the slowest.",
-        intervals="range of runs",
+        _CAPTION,
+        _RANGE,
     )
 
 
 def _shapes_table(engines: dict[str, Times]) -> Table:
     """Table 13: the best path, by steps and candidates."""
-    rows = []
-    for engine in engines or {FST: {}}:
-        times = engines.get(engine, {})
-        for steps in _ALL_STEPS:
-            paper = printed.TABLE13[steps] if engine == FST else {}
-            cells = [_cell(times.get((steps, k, 1)), paper.get(k)) for k in _ALL_WIDTHS]
-            label = f"{LABELS[engine]}, {steps} steps"
-            rows.append(Row(label, [*cells, _growth(cells)]))
     return Table(
-        name="table13",
-        title="Latency of the best path, by steps and candidates k",
-        heading="Engine and steps",
-        columns=[
-            *(Column(f"k = {k}", "Milliseconds", digits=3) for k in _ALL_WIDTHS),
-            Column(f"k = {_ALL_WIDTHS[-1]} over k = {_ALL_WIDTHS[0]}", unit="×"),
+        "table13",
+        "Latency of the best path, by steps and candidates k",
+        "Engine and steps",
+        _columns([f"k = {k}" for k in _ALL_WIDTHS]),
+        [
+            _row(
+                f"{LABELS[engine]}, {steps} steps",
+                engine,
+                times,
+                [(steps, k, 1) for k in _ALL_WIDTHS],
+                paper.values(),
+            )
+            for engine, times in (engines or {FST: {}}).items()
+            for steps, paper in printed.TABLE13.items()
         ],
-        rows=rows,
-        caption="Medians over the runs, with the fastest and the slowest.",
-        intervals="range of runs",
+        _CAPTION,
+        _RANGE,
     )
+
+
+def _columns(labels: Sequence[str]) -> list[Column]:
+    """Milliseconds, then the growth from the first column to the last."""
+    growth = Column(f"{labels[-1]} over {labels[0]}", unit="×")
+    return [*(Column(label, "Milliseconds", 3) for label in labels), growth]
+
+
+def _row(
+    label: str,
+    engine: str,
+    times: Times,
+    shapes: Sequence[tuple[int, int, int]],
+    paper: Iterable[float],
+) -> Row:
+    """The paper's numbers stand beside its own engine."""
+    printed_times = list(paper) if engine == FST else [None] * len(shapes)
+    cells = [
+        _cell(times.get(shape), beside)
+        for shape, beside in zip(shapes, printed_times, strict=True)
+    ]
+    return Row(label, [*cells, _growth(cells)])
 
 
 def _cell(record: LatencyRecord | None, paper: float | None) -> Cell:
     if record is None:
-        return Cell(paper=paper, text="not measured")
+        return missing_cell(paper)
     times = record.milliseconds
     return Cell(float(np.median(times)), paper, (min(times), max(times)))
 
@@ -145,43 +159,27 @@ def _growth(cells: Sequence[Cell]) -> Cell:
     first, last = cells[0], cells[-1]
     paper = last.paper / first.paper if last.paper and first.paper else None
     if last.value is None or not first.value:
-        return Cell(paper=paper, text="not measured")
+        return missing_cell(paper)
     return Cell(last.value / first.value, paper)
 
 
 def _paths_chart(engines: dict[str, Times]) -> Chart:
     """Table 12 as lines."""
-    series = [
-        Series(
-            "Paper",
-            [float(paths) for paths in printed.TABLE12],
-            list(printed.TABLE12.values()),
-            dashed=True,
+    paper = line_of("Paper", printed.TABLE12, dashed=True)
+    lines = [
+        line_of(
+            LABELS[engine],
+            {
+                paths: _cell(times.get((PATHS_STEPS, PATHS_WIDTH, paths)), None)
+                for paths in _ALL_PATHS
+            },
         )
+        for engine, times in engines.items()
     ]
-    for engine, times in engines.items():
-        found = {
-            paths: _cell(times[(PATHS_STEPS, PATHS_WIDTH, paths)], None)
-            for paths in _ALL_PATHS
-            if (PATHS_STEPS, PATHS_WIDTH, paths) in times
-        }
-        series.append(
-            Series(
-                LABELS[engine],
-                [float(paths) for paths in found],
-                [cell.value or 0.0 for cell in found.values()],
-                [cell.interval[0] for cell in found.values() if cell.interval],
-                [cell.interval[1] for cell in found.values() if cell.interval],
-            )
-        )
+    title = f"Latency of p-best search, {PATHS_STEPS} steps of {PATHS_WIDTH} arcs"
+    series = [paper, *lines]
     return Chart(
-        name="table12",
-        title=f"Latency of p-best search, {PATHS_STEPS} steps of {PATHS_WIDTH} arcs",
-        kind="lines",
-        x_label="paths N",
-        y_label="milliseconds",
-        series=series,
-        logarithmic=True,
+        "table12", title, LINES, "paths N", "milliseconds", series, logarithmic=True
     )
 
 

@@ -1,21 +1,21 @@
 """Table 3: how much drafts repeat themselves, before and after refinement."""
 
-from bpd_jax.reporting.exhibits import (
-    Cell,
-    Chart,
-    Column,
-    Exhibit,
-    Finding,
-    Series,
-    Table,
-)
+from collections.abc import Callable
+
+from bpd_jax.reporting.exhibits import BARS, Cell, Chart, Column, Exhibit, Finding
 from bpd_jax.studies.config import BPD
-from bpd_jax.studies.efficiency_table import rows_of_tasks
-from bpd_jax.studies.pairing import contenders_of
 from bpd_jax.studies.printed import TABLE3
+from bpd_jax.studies.results import (
+    cell,
+    contenders_of,
+    drafts_of,
+    line_of,
+    repetition_of,
+    task_table,
+    tasks_of,
+)
 from bpd_jax.studies.run_files import StudyRun
 from bpd_jax.studies.study import Study
-from bpd_jax.studies.summary import drafts_of, repetition_of, tasks_of
 
 NOTES = [
     "Over the best-ranked draft of every serial call: share of neighbours that are the "
@@ -27,13 +27,46 @@ NOTES = [
 
 def present(study: Study, run: StudyRun) -> Exhibit:
     """Draws one table, and a finding for every refined contender."""
-    contenders = [BPD, *(name for name in contenders_of(run) if name != BPD)]
-    refined = contenders[1:]
+    refined = [name for name in contenders_of(run) if name != BPD]
+    contenders = [BPD, *refined]
     shares = {name: _shares(run, name) for name in contenders}
+
+    def column(part: int, name: str, scale: float) -> Callable[[str | None], Cell]:
+        when = "before" if name == BPD else run.facts.get("printed", {}).get(name, "")
+        key = f"{('repeated', 'run')[part]}_{when}"
+        return lambda task: cell(
+            repetition_of(drafts_of(run, name, task))[part],
+            TABLE3.get(task or "", {}).get(key),
+            scale=scale,
+        )
+
+    groups = (("equal neighbours", 1, "%", 100), ("mean longest run", 2, "", 1))
+    columns = [
+        (Column(run.label(name), group, digits, unit), column(part, name, scale))
+        for part, (group, digits, unit, scale) in enumerate(groups)
+        for name in contenders
+    ]
+    tasks = [task for task in tasks_of(run) if any(task in s for s in shares.values())]
+    bars = [
+        line_of(
+            run.label(name),
+            {i: values[task] for i, task in enumerate(tasks) if task in values},
+        )
+        for name, values in shares.items()
+    ]
+    chart = Chart(
+        "table3",
+        "Equal neighbours in drafts",
+        BARS,
+        "task",
+        "% of neighbours",
+        bars,
+        categories=[run.task_label(task) for task in tasks],
+    )
     return study.show(
         run,
-        tables=[_table(run, contenders)],
-        charts=[_chart(run, contenders, shares)],
+        tables=[task_table(run, "table3", "Repetition in drafts", columns)],
+        charts=[chart],
         findings=[_falls(run, shares[BPD], shares[name], name) for name in refined],
         notes=NOTES,
     )
@@ -64,60 +97,6 @@ def _falls(
     if against:
         evidence += f" Not on {', '.join(against)}."
     return Finding(statement, not against, evidence)
-
-
-def _table(run: StudyRun, contenders: list[str]) -> Table:
-    printed = run.facts.get("printed", {})
-
-    def cells(task: str | None) -> list[Cell]:
-        numbers = TABLE3.get(task or "", {})
-        shares, runs = [], []
-        for name in contenders:
-            share, longest = repetition_of(drafts_of(run, name, task))
-            when = "before" if name == BPD else printed.get(name, "")
-            paper = numbers.get(f"repeated_{when}"), numbers.get(f"run_{when}")
-            if share is None or longest is None:
-                shares.append(Cell(paper=paper[0], text="not measured"))
-                runs.append(Cell(paper=paper[1], text="not measured"))
-            else:
-                shares.append(Cell(100 * share, paper[0]))
-                runs.append(Cell(longest, paper[1]))
-        return [*shares, *runs]
-
-    labels = [run.label(name) for name in contenders]
-    return Table(
-        "table3",
-        "Repetition in drafts",
-        "task",
-        [
-            *(Column(label, "equal neighbours", 1, "%") for label in labels),
-            *(Column(label, "mean longest run", 2) for label in labels),
-        ],
-        rows_of_tasks(run, cells),
-    )
-
-
-def _chart(
-    run: StudyRun, contenders: list[str], shares: dict[str, dict[str, float]]
-) -> Chart:
-    tasks = [task for task in tasks_of(run) if any(task in s for s in shares.values())]
-    series = [
-        Series(
-            run.label(name),
-            [float(i) for i, task in enumerate(tasks) if task in shares[name]],
-            [shares[name][task] for task in tasks if task in shares[name]],
-        )
-        for name in contenders
-    ]
-    return Chart(
-        "table3",
-        "Equal neighbours in drafts",
-        "bars",
-        "task",
-        "% of neighbours",
-        series,
-        categories=[run.task_label(task) for task in tasks],
-    )
 
 
 STUDY = Study(

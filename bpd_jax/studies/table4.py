@@ -1,17 +1,22 @@
 """Tables 4 and 9: block efficiency of every way of refining, on every task."""
 
 from bpd_jax.reporting.exhibits import Exhibit, Finding
-from bpd_jax.studies.comparisons import never_below, weak_gain_most
-from bpd_jax.studies.config import BPD
-from bpd_jax.studies.efficiency_table import (
-    by_task,
+from bpd_jax.studies.comparisons import (
     efficiency_table,
     gain_table,
     headroom_table,
+    never_below,
+    weak_gain_most,
 )
-from bpd_jax.studies.pairing import contenders_of, drafts_from_lattice, oracle_of
+from bpd_jax.studies.config import BPD
 from bpd_jax.studies.printed import TABLE4
 from bpd_jax.studies.refinements import method_of
+from bpd_jax.studies.results import (
+    by_task,
+    contenders_of,
+    drafts_from_lattice,
+    oracle_of,
+)
 from bpd_jax.studies.run_files import StudyRun
 from bpd_jax.studies.study import Study
 

@@ -5,9 +5,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from bpd_jax.evaluation.draft_comparison import (
+    Changes,
+    DraftComparison,
+    compare_drafts,
+)
 from bpd_jax.evaluation.efficiency import difference_interval
-from bpd_jax.evaluation.entropy import Fit, fit_line
-from bpd_jax.evaluation.outcomes import Changes, Outcomes, compare_drafts
+from bpd_jax.evaluation.entropy import fit_line
 from bpd_jax.evaluation.significance import (
     FEWEST,
     holm,
@@ -16,23 +20,31 @@ from bpd_jax.evaluation.significance import (
     together,
 )
 from bpd_jax.reporting.exhibits import (
-    Cell,
+    BARS,
     Chart,
     Column,
     Exhibit,
     Finding,
     Row,
-    Series,
     Table,
 )
 from bpd_jax.studies import printed
+from bpd_jax.studies.comparisons import printed_trend
 from bpd_jax.studies.config import BPD, parse_contender
-from bpd_jax.studies.pairing import contenders_of, paired
-from bpd_jax.studies.phrases import counted, decimal
-from bpd_jax.studies.records import DraftRecord, from_digits
+from bpd_jax.studies.results import (
+    ALL,
+    by_task,
+    cell,
+    contenders_of,
+    counted,
+    decimal,
+    line_of,
+    paired,
+    task_name,
+    tasks_of,
+)
 from bpd_jax.studies.run_files import StudyRun
 from bpd_jax.studies.study import Study
-from bpd_jax.studies.summary import drafts_of, efficiency, tasks_of
 
 NOTES = [
     "Every token of a text is one position, whether decoding calls the model there or "
@@ -66,19 +78,16 @@ _COLUMNS = [
 ]
 
 
-_MISSING = Cell(text="not measured")
-
-
 @dataclasses.dataclass(frozen=True)
-class _Counts:
-    """Outcomes of one task, example by example."""
+class _TaskCounts:
+    """Comparisons of one task, example by example."""
 
-    examples: list[Outcomes]
+    examples: list[DraftComparison]
 
     @property
-    def outcomes(self) -> Outcomes:
+    def total(self) -> DraftComparison:
         """Their sum."""
-        return sum(self.examples, Outcomes())
+        return sum(self.examples, DraftComparison())
 
     @property
     def margins(self) -> np.ndarray:
@@ -86,19 +95,25 @@ class _Counts:
         return np.array([o.wins.total - o.losses.total for o in self.examples], float)
 
 
-Counts = dict[str | None, _Counts]
-"""By task; None for all together."""
+Counts = dict[str | None, _TaskCounts]
+"""By task; `ALL` for all together."""
 
 
 def present(study: Study, run: StudyRun) -> Exhibit:
     """Draws one table and one chart for every contender but BPD."""
     tables, charts, compared = [], [], {}
     refined = [name for name in contenders_of(run) if name != BPD]
-    for number, contender in enumerate(refined):
+    for number, contender in enumerate(refined, start=1):
         counts: Counts = {
-            task: _counts(run, contender, task) for task in [*tasks_of(run), None]
+            task: _TaskCounts(
+                [
+                    compare_drafts(a.yields, a.repeats, b.yields, b.repeats)
+                    for a, b in zip(*paired(run, [BPD, contender], task), strict=True)
+                ]
+            )
+            for task in [*tasks_of(run), ALL]
         }
-        name = "table5" if not number else f"table5_{number + 1}"
+        name = "table5" if number == 1 else f"table5_{number}"
         tables.append(_table(run, name, contender, counts))
         charts.append(_chart(run, name, contender, counts))
         compared[run.label(contender)] = counts
@@ -111,89 +126,56 @@ def present(study: Study, run: StudyRun) -> Exhibit:
     )
 
 
-def _counts(run: StudyRun, contender: str, task: str | None) -> _Counts:
-    base, refined = paired(run, [BPD, contender], task)
-    return _Counts([_compare(a, b) for a, b in zip(base, refined, strict=True)])
-
-
-def _compare(vanilla: DraftRecord, refined: DraftRecord) -> Outcomes:
-    return compare_drafts(
-        from_digits(vanilla.accepted),
-        from_digits(vanilla.equal),
-        from_digits(refined.accepted),
-        from_digits(refined.equal),
-    )
-
-
 def _table(run: StudyRun, name: str, contender: str, counts: Counts) -> Table:
     """Rows for tasks and for all of them together."""
-    like_paper = _like_paper(contender)
+    method = parse_contender(contender).method
+    # The paper's table is about local neural rescoring.
+    like_paper = method.kind == "neural" and method.count == 1
     measured = [task for task, one in counts.items() if one.examples]
     corrected = holm([sign_flip_test(counts[task].margins) for task in measured])
-    p_values = dict(zip(measured, map(Cell, corrected), strict=True))
+    p_values = dict(zip(measured, corrected, strict=True))
     rows = []
     for task, one in counts.items():
-        paper = printed.TABLE5.get(task, {}) if task and like_paper else {}
-        cells = [*_cells(one, paper), p_values.get(task, _MISSING)]
-        label = run.task_label(task) if task else "All"
-        rows.append(Row(label, cells, strong=task is None))
-    return Table(
-        name,
-        f"{run.label(contender)} against BPD, by token position",
-        "task",
-        _COLUMNS,
-        rows,
-    )
-
-
-def _like_paper(contender: str) -> bool:
-    """Whether it does what the paper's table is about: local neural rescoring."""
-    method = parse_contender(contender).method
-    return method.kind == "neural" and method.count == 1
-
-
-def _cells(found: _Counts, paper: dict[str, float]) -> list[Cell]:
-    entries = _entries(found.outcomes)
-    if not found.examples:
-        return [Cell(paper=paper.get(name), text=_MISSING.text) for name, _ in entries]
-    return [
-        Cell(value, paper.get(name), text="" if value is not None else "none")
-        for name, value in entries
-    ]
-
-
-def _entries(outcomes: Outcomes) -> list[tuple[str, float | None]]:
-    """Values in the order of the columns, under their names in `printed.TABLE5`."""
-
-    def percent(share: float | None) -> float | None:
-        return None if share is None else 100 * share
-
-    def side(name: str, changes: Changes) -> list[tuple[str, float | None]]:
-        return [
-            (name, float(changes.total)),
-            (f"{name}_repair", percent(changes.repair)),
-            (f"{name}_regress", percent(changes.regress)),
+        paper = printed.TABLE5.get(task or "", {}) if like_paper else {}
+        text = "none" if one.examples else "not measured"
+        cells = [
+            cell(value if one.examples else None, paper.get(key), text=text)
+            for key, value in _entries(one.total).items()
         ]
+        label = task_name(run, task, "All")
+        rows.append(Row(label, [*cells, cell(p_values.get(task))], strong=task is ALL))
+    title = f"{run.label(contender)} against BPD, by token position"
+    return Table(name, title, "task", _COLUMNS, rows)
 
-    return [
-        ("ties", float(outcomes.ties)),
-        *side("wins", outcomes.wins),
-        *side("losses", outcomes.losses),
-    ]
+
+def _entries(total: DraftComparison) -> dict[str, float | None]:
+    """Values in the order of the columns, under their names in `printed.TABLE5`."""
+    found: dict[str, float | None] = {"ties": float(total.ties)}
+    for name, changes in (("wins", total.wins), ("losses", total.losses)):
+        found[name] = float(changes.total)
+        for key, share in (("repair", changes.repair), ("regress", changes.regress)):
+            found[f"{name}_{key}"] = None if share is None else 100 * share
+    return found
 
 
 def _chart(run: StudyRun, name: str, contender: str, counts: Counts) -> Chart:
-    measured = {t: c.outcomes for t, c in counts.items() if t and c.outcomes.positions}
-    places = [float(index) for index in range(len(measured))]
-    wins = [100 * one.wins.total / one.positions for one in measured.values()]
-    losses = [100 * one.losses.total / one.positions for one in measured.values()]
+    measured = {t: c.total for t, c in counts.items() if t and c.total.positions}
     return Chart(
         name,
         f"{run.label(contender)}: positions won and lost",
-        "bars",
+        BARS,
         "task",
         "% of positions",
-        [Series("wins", places, wins), Series("losses", places, losses)],
+        [
+            line_of(
+                side,
+                {
+                    index: 100 * getattr(one, side).total / one.positions
+                    for index, one in enumerate(measured.values())
+                },
+            )
+            for side in ("wins", "losses")
+        ],
         categories=[run.task_label(task) for task in measured],
     )
 
@@ -214,7 +196,7 @@ class _Share:
     column: str
     words: str
 
-    def counts(self, outcomes: Outcomes) -> tuple[int, int]:
+    def counts(self, outcomes: DraftComparison) -> tuple[int, int]:
         """Positions with the change, and all of that side."""
         changes: Changes = getattr(outcomes, self.side)
         return getattr(changes, self.change), changes.total
@@ -289,14 +271,14 @@ def _gap(
     )
 
 
-def _ratio(counts: _Counts, share: _Share) -> float | None:
+def _ratio(counts: _TaskCounts, share: _Share) -> float | None:
     """The share; None of no positions."""
-    events, cases = share.counts(counts.outcomes)
+    events, cases = share.counts(counts.total)
     return events / cases if cases else None
 
 
 def _interval(
-    examples: list[Outcomes], share: _Share, other: _Share
+    examples: list[DraftComparison], share: _Share, other: _Share
 ) -> tuple[float, float] | None:
     """Of the first share minus the other; None if the examples are too few."""
     if len(examples) < FEWEST:
@@ -307,50 +289,39 @@ def _interval(
 
 def _weak_tasks(run: StudyRun, compared: Mapping[str, Counts]) -> Finding:
     """Whether what refinement wins falls with what BPD accepts."""
-    base = {
-        task: value
-        for task in tasks_of(run)
-        if (value := efficiency(drafts_of(run, BPD, task))) is not None
-    }
+    base = by_task(run, BPD)
     verdicts, parts = [], []
     for label, counts in compared.items():
         margins = {
-            task: one.margins.sum() / one.outcomes.positions
+            task: one.margins.sum() / one.total.positions
             for task, one in counts.items()
-            if task in base and one.outcomes.positions
+            if task in base and one.total.positions
         }
         fit = fit_line([base[task] for task in margins], [*margins.values()])
         verdicts.append(None if fit is None else fit.falls())
-        winning = sum(margin > 0 for margin in margins.values())
-        correlation = "too few tasks" if fit is None else _correlation(fit)
-        parts.append(
-            f"{label}: {correlation}; more wins than losses on {winning} of "
-            f"{counted(len(margins), 'task')}"
-        )
-    return Finding(
-        "The less BPD accepts on a task, the more refinement wins over what it loses.",
-        together(verdicts),
-        f"{'. '.join(parts)}. The paper's tables: {_paper_correlation()}.",
-    )
-
-
-def _correlation(fit: Fit) -> str:
-    return f"rank correlation {decimal(fit.rank_correlation)} (p = {fit.p_value:.2g})"
-
-
-def _paper_correlation() -> str:
-    """The same of Tables 4 and 5 as printed."""
-    base = printed.column(printed.TABLE4, BPD)
-    margins = {
+        trend = None if fit is None else (fit.rank_correlation, fit.p_value)
+        parts.append(f"{label}: {_trend(trend, margins)}")
+    paper = {
         task: (row["wins"] - row["losses"])
         / (row["ties"] + row["wins"] + row["losses"])
         for task, row in printed.TABLE5.items()
     }
-    fit = fit_line([base[task] for task in margins], [*margins.values()])
-    assert fit is not None
+    return Finding(
+        "The less BPD accepts on a task, the more refinement wins over what it loses.",
+        together(verdicts),
+        f"{'. '.join(parts)}. The paper's tables: "
+        f"{_trend(printed_trend(paper), paper)}.",
+    )
+
+
+def _trend(trend: tuple[float, float] | None, margins: Mapping[str, float]) -> str:
+    """A rank correlation with its p, and on how many tasks wins prevail."""
+    words = "too few tasks"
+    if trend is not None:
+        words = f"rank correlation {decimal(trend[0])} (p = {trend[1]:.2g})"
     winning = sum(margin > 0 for margin in margins.values())
     return (
-        f"{_correlation(fit)}; more wins than losses on {winning} of "
+        f"{words}; more wins than losses on {winning} of "
         f"{counted(len(margins), 'task')}"
     )
 

@@ -1,16 +1,15 @@
 """Table 7: rescorers of the task's own texts against general ones."""
 
 from bpd_jax.reporting.exhibits import Exhibit, Finding
-from bpd_jax.studies.comparisons import never_below
-from bpd_jax.studies.config import parse_contender
-from bpd_jax.studies.efficiency_table import (
-    by_task,
+from bpd_jax.studies.comparisons import (
     efficiency_table,
     gain_table,
     headroom_table,
+    never_below,
 )
-from bpd_jax.studies.pairing import contenders_of
+from bpd_jax.studies.config import parse_contender
 from bpd_jax.studies.printed import TABLE7
+from bpd_jax.studies.results import by_task, contenders_of
 from bpd_jax.studies.run_files import StudyRun
 from bpd_jax.studies.study import Study
 

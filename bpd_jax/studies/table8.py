@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from bpd_jax.evaluation.alpha import Tuned, tune_alpha
 from bpd_jax.evaluation.entropy import fit_line
-from bpd_jax.evaluation.headroom import headroom_taken
 from bpd_jax.evaluation.significance import efficiency_test, holm
 from bpd_jax.reporting.exhibits import (
     Cell,
@@ -15,23 +14,29 @@ from bpd_jax.reporting.exhibits import (
     Exhibit,
     Finding,
     Row,
-    Series,
     Table,
 )
 from bpd_jax.studies import printed
+from bpd_jax.studies.comparisons import headroom_cell, printed_trend
 from bpd_jax.studies.config import BPD, parse_contender
-from bpd_jax.studies.pairing import contenders_of, oracle_of, paired
-from bpd_jax.studies.phrases import counted, decimal
 from bpd_jax.studies.records import REPORT, TUNE, DraftRecord
-from bpd_jax.studies.run_files import StudyRun
-from bpd_jax.studies.study import Study
-from bpd_jax.studies.summary import (
+from bpd_jax.studies.results import (
+    contenders_of,
+    counted,
+    decimal,
     efficiency,
     efficiency_cell,
     gain_cell,
+    line_of,
+    missing_cell,
+    oracle_of,
+    paired,
     sums,
+    task_name,
     tasks_of,
 )
+from bpd_jax.studies.run_files import StudyRun
+from bpd_jax.studies.study import Study
 
 NOTES = [
     "Alpha is chosen for the highest block efficiency on examples that are reported "
@@ -184,7 +189,7 @@ def _table(
         _COLUMNS,
         [
             Row(
-                run.task_label(task) if task else "All, one alpha",
+                task_name(run, task, "All, one alpha"),
                 _cells(choice, p_values.get(task), paper.get(task or "")),
                 strong=task is None,
             )
@@ -210,44 +215,41 @@ def _cells(
     choice: _Choice | None, p_value: float | None, paper: float | None
 ) -> list[Cell]:
     if choice is None:
-        missing = [Cell(text="not measured") for _ in _COLUMNS[1:]]
-        return [Cell(paper=paper, text="not measured"), *missing]
+        return [missing_cell(paper), *[missing_cell()] * len(_COLUMNS[1:])]
     tuned, report = choice.tuned, choice.report
     mine = report[tuned.alpha]
-    nothing = Cell(text="not measured")
     return [
         Cell(tuned.alpha, paper),
         efficiency_cell(mine),
-        gain_cell(mine, choice.base) if choice.base else nothing,
-        Cell(p_value) if choice.base else nothing,
-        _headroom(choice),
+        gain_cell(mine, choice.base) if choice.base else missing_cell(),
+        Cell(p_value) if choice.base else missing_cell(),
+        headroom_cell(
+            tuned.efficiency if choice.base and choice.oracle else None,
+            efficiency(choice.base),
+            efficiency(choice.oracle),
+            nothing="none",
+        ),
         efficiency_cell(report.get(1.0, [])),
         Cell(tuned.habit_alpha),
         Cell(tuned.habit_efficiency),
     ]
 
 
-def _headroom(choice: _Choice) -> Cell:
-    base, oracle = efficiency(choice.base), efficiency(choice.oracle)
-    if base is None or oracle is None:
-        return Cell(text="not measured")
-    share = headroom_taken(choice.tuned.efficiency, base, oracle)
-    return Cell(text="none") if share is None else Cell(100 * share)
-
-
 def _chart(
     run: StudyRun, name: str, label: str, rows: dict[str | None, _Choice | None]
 ) -> Chart:
-    series = []
-    for task, choice in rows.items():
-        if choice is not None:
-            line = {
-                a: value
-                for a in choice.report
-                if a > 0 and (value := efficiency(choice.report[a])) is not None
-            }
-            title = run.task_label(task) if task else "All"
-            series.append(Series(title, [*line], [*line.values()]))
+    series = [
+        line_of(
+            task_name(run, task, "All"),
+            {
+                alpha: Cell(efficiency(drafts))
+                for alpha, drafts in choice.report.items()
+                if alpha > 0
+            },
+        )
+        for task, choice in rows.items()
+        if choice is not None
+    ]
     return Chart(
         name,
         f"Block efficiency over alpha: {label}",
@@ -282,14 +284,10 @@ def _small_where_useless(label: str, rows: dict[str | None, _Choice | None]) -> 
 
 
 def _paper_correlation() -> str:
-    base = printed.column(printed.TABLE4, "bpd")
-    found = []
-    for column, words in (("neural", "the 94M model"), ("ngram", "4-grams")):
-        alphas = printed.column(printed.TABLE8, column)
-        fit = fit_line([base[task] for task in alphas], [*alphas.values()])
-        assert fit is not None
-        found.append(f"{decimal(fit.rank_correlation)} for {words}")
-    return " and ".join(found)
+    return " and ".join(
+        f"{decimal(printed_trend(printed.column(printed.TABLE8, column))[0])} for {who}"
+        for column, who in (("neural", "the 94M model"), ("ngram", "4-grams"))
+    )
 
 
 def _flattery(label: str, rows: dict[str | None, _Choice | None]) -> Finding:

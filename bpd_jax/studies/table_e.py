@@ -1,7 +1,5 @@
 """Table E of the rebuttal: block efficiency and speed-up by category; temperatures."""
 
-from typing import Any
-
 from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.drafting.searches.static import BLOCK
 from bpd_jax.evaluation.significance import FEWEST, side, together
@@ -12,13 +10,12 @@ from bpd_jax.reporting.exhibits import (
     Exhibit,
     Finding,
     Row,
-    Series,
     Table,
 )
 from bpd_jax.studies import printed
-from bpd_jax.studies.phrases import counted, decimal
 from bpd_jax.studies.records import TimingRecord
 from bpd_jax.studies.refinements import method_of
+from bpd_jax.studies.results import counted, decimal, line_of, missing_cell
 from bpd_jax.studies.run_files import StudyRun
 from bpd_jax.studies.study import TIMING, Study
 from bpd_jax.studies.tasks import MT_BENCH
@@ -149,7 +146,7 @@ def _printed_table(timings: Timings, model: str) -> Table:
             if alike and measured:
                 found = speed_cell(timings, alike[0], GREEDY.name, 0.0, measured)
             if found is None or found.value is None:
-                cells.append(Cell(paper=paper, text="not measured"))
+                cells.append(missing_cell(paper))
             else:
                 cells.append(Cell(found.value, paper, found.interval))
         mine = timings.label(alike[0]) if alike else label
@@ -265,22 +262,16 @@ def _chart(timings: Timings) -> Chart:
             if name != GREEDY.name
         )
     )
-    series = []
-    for temperature in timings.temperatures:
-        points: dict[int, Any] = {}
-        for place, name in enumerate(names):
-            cell = speed_cell(timings, name, GREEDY.name, temperature, None)
-            if cell.value is not None:
-                points[place] = cell.value, *(cell.interval or (cell.value, cell.value))
-        series.append(
-            Series(
-                f"T = {temperature:g}",
-                [float(place) for place in points],
-                [value for value, _, _ in points.values()],
-                [low for _, low, _ in points.values()],
-                [high for _, _, high in points.values()],
-            )
+    series = [
+        line_of(
+            f"T = {temperature:g}",
+            {
+                index: speed_cell(timings, name, GREEDY.name, temperature, None)
+                for index, name in enumerate(names)
+            },
         )
+        for temperature in timings.temperatures
+    ]
     return Chart(
         name="table_e_speedup",
         title="Speedup over plain decoding, all categories",

@@ -68,7 +68,7 @@ _BEGINNING = 200
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class TaskRecord:
     """A record as it was read.
 
     Attributes:
@@ -102,8 +102,8 @@ class StudyExample:
       prompt: its text.
       input_ids: the prompt as the model reads it, int32.
       references: right answers, if there are any.
-      beginning: of its document; see `Source.beginning`.
-      follow_ups: see `Source.follow_ups`.
+      beginning: of its document; see `TaskRecord.beginning`.
+      follow_ups: see `TaskRecord.follow_ups`.
     """
 
     index: int
@@ -117,7 +117,7 @@ class StudyExample:
 
 def read_sources(
     data: pathlib.Path, task: str, splits: Sequence[str] = _SPLITS
-) -> list[Source]:
+) -> list[TaskRecord]:
     """All records of a task that have a document.
 
     Args:
@@ -140,7 +140,7 @@ def read_sources(
             continue
         if about.prompt is None:
             # Cut, a passage would end with another last word.
-            found.append(Source(task, "", document[0], "", ()))
+            found.append(TaskRecord(task, "", document[0], "", ()))
             continue
         # What stands before the document, and after it.
         before = after = ""
@@ -155,11 +155,11 @@ def read_sources(
                 before += text
             reached = reached or name == about.topic
         references = tuple(_texts(record, about.target))
-        found.append(Source(task, document[0], before, after, references))
+        found.append(TaskRecord(task, document[0], before, after, references))
     return found
 
 
-def _spec_bench(data: pathlib.Path, task: str) -> Iterator[Source]:
+def _spec_bench(data: pathlib.Path, task: str) -> Iterator[TaskRecord]:
     for record in _records(data / "spec_bench", _SPLITS):
         category = str(record.get("category"))
         # The eight categories of MT-Bench are one of Spec-Bench's six.
@@ -173,9 +173,9 @@ def _spec_bench(data: pathlib.Path, task: str) -> Iterator[Source]:
         # An article may be cut; what ends with its question may not.
         before, found, article = turns[0].partition("Summarize: ")
         if task == "summarization" and found and not before:
-            yield Source(task, article, found, "", references)
+            yield TaskRecord(task, article, found, "", references)
         else:
-            yield Source(task, "", turns[0], "", references, tuple(turns[1:]))
+            yield TaskRecord(task, "", turns[0], "", references, tuple(turns[1:]))
 
 
 def _prepared_splits(data: pathlib.Path, task: str) -> list[str]:
@@ -215,9 +215,9 @@ def _records(folder: pathlib.Path, splits: Sequence[str]) -> Iterator[dict[str, 
                 try:
                     record = json.loads(line)
                 except ValueError as error:
-                    raise UserError(f"{path}:{number} is no JSON: {error}.") from error
+                    raise UserError(f"{path}:{number} is not JSON: {error}.") from error
                 if not isinstance(record, dict):
-                    raise UserError(f"{path}:{number} is no JSON object.")
+                    raise UserError(f"{path}:{number} is not a JSON object.")
                 yield record
             return
     raise UserError(
@@ -237,7 +237,7 @@ def _texts(record: dict[str, Any], field: str) -> list[str]:
 
 
 def draw_examples(
-    sources: Sequence[Source],
+    sources: Sequence[TaskRecord],
     loaded: LoadedModel,
     *,
     examples: int,
@@ -296,7 +296,7 @@ def has_train(data: pathlib.Path, task: str) -> bool:
 
 
 def rest_of(
-    sources: Sequence[Source], drawn: Sequence[StudyExample], count: int
+    sources: Sequence[TaskRecord], drawn: Sequence[StudyExample], count: int
 ) -> list[str]:
     """Texts of up to `count` records of which no document was drawn, once each.
 
@@ -314,7 +314,7 @@ def rest_of(
 
 
 def _fitted(
-    source: Source, loaded: LoadedModel, longest: int
+    source: TaskRecord, loaded: LoadedModel, longest: int
 ) -> tuple[str, np.ndarray] | None:
     """Prompt and tokens, the document cut until they are few enough."""
     after = source.after

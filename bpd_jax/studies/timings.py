@@ -6,13 +6,18 @@ from collections.abc import Collection, Iterable, Sequence
 import numpy as np
 
 from bpd_jax.decoding.decoder import GREEDY
-from bpd_jax.evaluation.efficiency import gain_interval, ratio_interval
+from bpd_jax.evaluation.efficiency import gain_interval
 from bpd_jax.reporting.exhibits import Cell
 from bpd_jax.studies.measure_timing import plain_name, speculative_name
 from bpd_jax.studies.records import TimingRecord
 from bpd_jax.studies.refinements import unrefined
+from bpd_jax.studies.results import (
+    gain_of_sums,
+    missing_cell,
+    ratio_cell,
+    tasks_of,
+)
 from bpd_jax.studies.run_files import StudyRun
-from bpd_jax.studies.summary import tasks_of
 
 Turn = tuple[str, int, int]
 """Task, example, round."""
@@ -151,12 +156,8 @@ def efficiency_cell(
     """Tokens per serial call, with the interval over prompts."""
     found = timings.sums([name], temperature, tasks)
     if found is None or _partial(timings, name, GREEDY.name, temperature, tasks):
-        return Cell(text="not measured")
-    mine = found[0]
-    interval = None
-    if len(mine.tokens) > 1:
-        interval = ratio_interval(mine.tokens, mine.calls)
-    return Cell(float(mine.tokens.sum() / mine.calls.sum()), interval=interval)
+        return missing_cell()
+    return ratio_cell(found[0].tokens, found[0].calls)
 
 
 def speed_cell(
@@ -165,7 +166,7 @@ def speed_cell(
     """How many times as fast as another contender, in tokens per second."""
     found = timings.sums([name, base], temperature, tasks)
     if found is None or _partial(timings, name, base, temperature, tasks):
-        return Cell(text="not measured")
+        return missing_cell()
     mine, theirs = found
     speed = _speed(mine) / _speed(theirs)
     if name == base or len(mine.tokens) < 2:
@@ -180,14 +181,9 @@ def gain_cell(timings: Timings, name: str, base: str, temperature: float) -> Cel
     """Gain in block efficiency in percent, over all tasks."""
     found = timings.sums([name, base], temperature)
     if found is None or not timings.covers(name, base, temperature):
-        return Cell(text="not measured")
+        return missing_cell()
     mine, theirs = found
-    gain = mine.tokens.sum() / mine.calls.sum()
-    gain /= theirs.tokens.sum() / theirs.calls.sum()
-    if len(mine.tokens) < 2:
-        return Cell(100 * (float(gain) - 1))
-    low, high = gain_interval(mine.tokens, mine.calls, theirs.tokens, theirs.calls)
-    return Cell(100 * (float(gain) - 1), interval=(100 * low, 100 * high))
+    return gain_of_sums((mine.tokens, mine.calls), (theirs.tokens, theirs.calls))
 
 
 def _partial(

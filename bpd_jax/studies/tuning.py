@@ -16,16 +16,16 @@ from bpd_jax import files, progress
 from bpd_jax.data.row_sources import WHOLE
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.alpha import best_alpha
-from bpd_jax.studies.bench import Bench
 from bpd_jax.studies.config import class_of, parse_contender
 from bpd_jax.studies.measure import replay
 from bpd_jax.studies.records import TUNE
+from bpd_jax.studies.study_context import StudyContext
 
 FOLDER = "alphas"
 
 
-def tune(bench: Bench) -> None:
-    """Gives a bench the weights of its classes, by task.
+def tune(context: StudyContext) -> None:
+    """Gives a context the weights of its classes, by task.
 
     They are kept as `WORKDIR/alphas/CLASS-TASK-DIGEST.json`, with the block efficiency
     of every weight, for all studies that would tune on the same texts with the same
@@ -36,18 +36,18 @@ def tune(bench: Bench) -> None:
     Each shard needs all examples to tune on: it decodes them itself, once, unless
     another has been faster.
     """
-    config = bench.config
+    config = context.config
     needed = {
         class_of(c.method) for c in config.parsed if c.method.setting("alpha") is None
     }
     tuners = {kind: t for kind, t in config.tuners.items() if kind in needed}
     if not tuners or not config.tune:
         return
-    whole = bench
-    if bench.shard != WHOLE:
+    whole = context
+    if context.shard != WHOLE:
         alone = dataclasses.replace(config, examples=1)
-        whole = Bench(alone, bench.workdir / "tuning")
-    folder = bench.workdir / FOLDER
+        whole = StudyContext(alone, context.workdir / "tuning")
+    folder = context.workdir / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     alphas: dict[str, dict[str, float]] = {}
     for kind, tuner in tuners.items():
@@ -62,44 +62,46 @@ def tune(bench: Bench) -> None:
                 with files.replacing_file(path) as temporary:
                     temporary.write_text(found + "\n", encoding="utf-8")
             alphas[kind][task] = _read(path)
-    bench.alphas = alphas
+    context.alphas = alphas
 
 
-def _unavailable(bench: Bench, contender: str) -> str | None:
+def _unavailable(context: StudyContext, contender: str) -> str | None:
     """Why a contender cannot draft; None if it can."""
-    for task in bench.config.tasks if bench.depends_on_task(contender) else [""]:
+    for task in context.config.tasks if context.depends_on_task(contender) else [""]:
         try:
-            decoder, method = bench.contender(contender, task or bench.config.tasks[0])
+            decoder, method = context.contender(
+                contender, task or context.config.tasks[0]
+            )
             decoder.drafter(method)
         except UserError as error:
             return str(error)
     return None
 
 
-def _name(bench: Bench, kind: str, tuner: str, task: str) -> str:
+def _name(context: StudyContext, kind: str, tuner: str, task: str) -> str:
     """The file of a result, named after all that it depends on."""
-    examples = [e for e in bench.whole_draw(task) if e.part == TUNE]
+    examples = [e for e in context.whole_draw(task) if e.part == TUNE]
     facts = [
-        bench.digest(task, examples),
+        context.digest(task, examples),
         tuner,
-        bench.made_with(tuner),
-        list(map(float, bench.config.alphas)),
+        context.made_with(tuner),
+        list(map(float, context.config.alphas)),
     ]
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     return f"{kind}-{task}-{digest[:12]}.json"
 
 
-def _tune_task(bench: Bench, tuner: str, task: str) -> dict[str, Any]:
+def _tune_task(context: StudyContext, tuner: str, task: str) -> dict[str, Any]:
     """Replays every weight on the texts to tune on."""
     contender = parse_contender(tuner)
     suffix = "" if contender.assets is None else f"@{contender.assets}"
     sums: dict[float, tuple[int, int]] = {}
     examples = 0
-    for alpha in map(float, bench.config.alphas):
+    for alpha in map(float, context.config.alphas):
         name = f"{contender.method.with_setting('alpha', alpha).name}{suffix}"
         tokens = calls = examples = 0
         for group, found in replay(
-            bench, name, [task], every_position=False, part=TUNE
+            context, name, [task], every_position=False, part=TUNE
         ):
             examples += len(group)
             tokens += sum(len(text.output_ids) for text in found)

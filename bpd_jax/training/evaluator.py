@@ -65,6 +65,9 @@ class Evaluator:
         return Batch(*(np.pad(x, ((0, missing), (0, 0))) for x in batch))
 
 
-def per_head(name: str, values: np.ndarray) -> dict[str, float]:
-    """One column for each head: `NAME_head_1`, …"""
-    return {f"{name}_head_{h}": float(value) for h, value in enumerate(values, start=1)}
+def per_head(name: str, values: np.ndarray, first: int = 1) -> dict[str, float]:
+    """One column for each head: `NAME_head_1`, …, or from another head on."""
+    return {
+        f"{name}_head_{head}": float(value)
+        for head, value in enumerate(values, start=first)
+    }

@@ -17,13 +17,13 @@ each checkpoint, so that a resumed run goes on as it would have.
 """
 
 import dataclasses
-import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from bpd_jax.errors import UserError
+from bpd_jax.settings import Count, Natural, Positive, Validated, choice, number
 
 ORDERS = ("distance", "entropy")
 
@@ -31,7 +31,7 @@ Place = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class HeadSchedule:
+class HeadSchedule(Validated):
     """Factors on λ_h (paper, appendix C.1), which is 1 without a schedule.
 
     The order of entropy: at each addition the head comes next whose mean entropy was
@@ -54,25 +54,14 @@ class HeadSchedule:
         learns nothing until then, while weight decay shrinks its first matrix.
     """
 
-    decay: float = 1.0
-    ramp_steps: int = 0
-    add_every: int | None = None
-    order: str = "distance"
-    waiting: float = 0.0
+    decay: Positive = 1.0
+    ramp_steps: Natural = 0
+    add_every: Count | None = None
+    order: Annotated[str, choice(*ORDERS)] = "distance"
+    waiting: Annotated[float, number(0, 1)] = 0.0
 
-    def __post_init__(self) -> None:
-        if not _is_number(self.decay) or self.decay <= 0:
-            raise _wrong("decay", "a number above 0", self.decay)
-        if not _is_whole(self.ramp_steps) or self.ramp_steps < 0:
-            raise _wrong("ramp_steps", "0 or a positive integer", self.ramp_steps)
-        if self.add_every is not None and not (
-            _is_whole(self.add_every) and self.add_every > 0
-        ):
-            raise _wrong("add_every", "a positive integer or None", self.add_every)
-        if self.order not in ORDERS:
-            raise _wrong("order", f"one of {', '.join(ORDERS)}", self.order)
-        if not _is_number(self.waiting) or not 0 <= self.waiting < 1:
-            raise _wrong("waiting", "a number from 0 to below 1", self.waiting)
+    def check_together(self) -> None:
+        """Raises a `UserError` for settings that need others."""
         if self.add_every is None and (self.order != "distance" or self.waiting):
             raise UserError(
                 "HeadSchedule.order and waiting are for heads that are added one after "
@@ -154,19 +143,3 @@ class HeadSchedule:
             return 1.0
         risen = min((step - after) / self.ramp_steps, 1.0)
         return self.waiting + (1 - self.waiting) * risen
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return (
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and math.isfinite(value)
-    )
-
-
-def _wrong(name: str, wanted: str, value: object) -> UserError:
-    return UserError(f"HeadSchedule.{name} must be {wanted}, not {value!r}.")

@@ -20,14 +20,23 @@ class Meter:
     as one that was never interrupted.
     """
 
-    def __init__(self, tokens_per_step: int, peak_tokens: float | None = None) -> None:
+    def __init__(
+        self,
+        per_step: int,
+        unit: str = "tokens",
+        peak: float | None = None,
+        first_head: int = 1,
+    ) -> None:
         """Starts with nothing.
 
         Args:
-          tokens_per_step: over all devices.
-          peak_tokens: tokens per second at the devices' peak; see `throughput`.
+          per_step: tokens of a step over all devices, or whatever the unit is.
+          unit: of the speed.
+          peak: tokens per second at the devices' peak; see `throughput`.
+          first_head: the head that comes first in the metrics.
         """
-        self._tokens_per_step, self._peak_tokens = tokens_per_step, peak_tokens
+        self._per_step, self._unit, self._peak = per_step, unit, peak
+        self._first_head = first_head
         self._waiting: list[Metrics] = []
         self._sums: dict[str, np.ndarray] = {}
         self._steps = 0
@@ -54,14 +63,14 @@ class Meter:
         mean = {name: total / self._steps for name, total in self._sums.items()}
         values = {"loss": float(mean["loss"])}
         for kind in ("loss", "accuracy"):
-            values |= per_head(kind, mean[f"{kind}_heads"])
+            values |= per_head(kind, mean[f"{kind}_heads"], self._first_head)
         values["gradient_norm"] = float(mean["gradient_norm"])
         seconds = time.perf_counter() - self._clock
         if self._timed:
-            speed = self._timed * self._tokens_per_step / seconds
-            values["tokens_per_second"] = speed
-            if self._peak_tokens is not None:
-                values["model_flops_utilization"] = speed / self._peak_tokens
+            speed = self._timed * self._per_step / seconds
+            values[f"{self._unit}_per_second"] = speed
+            if self._peak is not None:
+                values["model_flops_utilization"] = speed / self._peak
         self._sums, self._steps = {}, 0
         self.restart()
         return values
@@ -89,5 +98,9 @@ class Meter:
 
 def short(row: dict[str, float]) -> str:
     """A row of metrics for the progress bar."""
-    speed = row.get("tokens_per_second")
-    return f"loss {row['loss']:.3f}" + (f", {speed:,.0f} tokens/s" if speed else "")
+    speeds = [
+        f", {value:,.0f} {name.removesuffix('_per_second')}/s"
+        for name, value in row.items()
+        if name.endswith("_per_second")
+    ]
+    return f"loss {row['loss']:.3f}" + "".join(speeds)

@@ -1,17 +1,18 @@
 """What a refiner is and how it is trained, as one frozen dataclass."""
 
 import dataclasses
-import math
+from typing import Annotated
 
 from bpd_jax.errors import UserError
-from bpd_jax.models.config import BlockwiseConfig, check_positive
+from bpd_jax.models.config import BlockwiseConfig, Rank, Size
 from bpd_jax.models.refiners import KINDS, RefinerConfig
+from bpd_jax.settings import Count, Natural, Positive, Validated, choice
 
 TARGETS = ("model", "text")
 
 
 @dataclasses.dataclass(frozen=True)
-class RefinerSettings:
+class RefinerSettings(Validated):
     """A refiner and its training; every field is a flag of `bpd_jax.train_refiner`.
 
     Attributes:
@@ -29,39 +30,17 @@ class RefinerSettings:
         cached states 2 % of the texts are measured.
     """
 
-    kind: str
-    targets: str = "model"
-    steps: int = 1000
-    batch_size: int | None = None
-    learning_rate: float = 1e-2
-    rank: int | None = None
-    width: int | None = None
-    seed: int = 0
-    heldout_rows: int = 1000
+    prefix = "--"
 
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise UserError(
-                f"--kind must be one of {', '.join(KINDS)}, not {self.kind!r}."
-            )
-        if self.targets not in TARGETS:
-            raise UserError(
-                f"--targets must be one of {', '.join(TARGETS)}, not {self.targets!r}."
-            )
-        for name in ("steps", "batch_size", "rank", "width", "heldout_rows"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"--{name} must be 1 or more, not {value}.")
-        for name in ("rank", "width"):
-            value = getattr(self, name)
-            if value is not None:
-                check_positive(self.kind, name, value)
-        if self.seed < 0:
-            raise UserError(f"--seed must be 0 or more, not {self.seed}.")
-        if not 0 < self.learning_rate < math.inf:
-            raise UserError(
-                f"--learning_rate must be above 0, not {self.learning_rate}."
-            )
+    kind: Annotated[str, choice(*KINDS)]
+    targets: Annotated[str, choice(*TARGETS)] = "model"
+    steps: Count = 1000
+    batch_size: Count | None = None
+    learning_rate: Positive = 1e-2
+    rank: Rank | None = None
+    width: Size | None = None
+    seed: Natural = 0
+    heldout_rows: Count = 1000
 
     def config_for(self, model: BlockwiseConfig) -> RefinerConfig:
         """The sizes of the refiner of `model`.

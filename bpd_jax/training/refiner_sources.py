@@ -1,10 +1,12 @@
-"""What a refiner is trained on: packed rows, or a frozen model's cached states.
+"""The data of a refiner's training: packed rows, or a frozen model's cached states.
 
 Rows are those of a run that trained a model; the model reads them along the way. States
 are left by a training of heads (`training.heads.cache`): the model has read its own
 texts already, which is most of the work.
 """
 
+import hashlib
+import json
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
@@ -14,9 +16,13 @@ import numpy as np
 
 from bpd_jax.data.rows import Batch, PackedRows, RowIterator, open_rows
 from bpd_jax.errors import UserError
+from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.config import BlockwiseConfig
-from bpd_jax.models.heads_files import fingerprint
-from bpd_jax.training.heads.batches import cached_batches, measured_batches
+from bpd_jax.training.heads.batches import (
+    PositionBatch,
+    cached_batches,
+    measured_batches,
+)
 from bpd_jax.training.heads.cache import HEADER as STATES_HEADER
 from bpd_jax.training.heads.cache import open_states
 from bpd_jax.training.heads.objective import STATES
@@ -31,17 +37,23 @@ ROWS, POSITIONS = 16, 2048
 
 
 class Source(NamedTuple):
-    """Batches, and how the frozen model sees one.
+    """Batches, and how the frozen model reads one.
 
     Attributes:
-      train: endless batches.
+      train: endless batches, from the given step on.
       held_out: batches to measure on, all of one size.
       freeze: `(model, base, batch, own) → Frozen`; see `freeze_rows`.
+      batch_size: positions or rows of a batch.
+      unit: `positions` or `rows`.
+      key: identifies the data.
     """
 
-    train: Iterator[Any]
+    train: Callable[[int], Iterator[Any]]
     held_out: Sequence[Any]
     freeze: Callable[..., Frozen]
+    batch_size: int
+    unit: str
+    key: str
 
 
 def default_data(folder: pathlib.Path) -> pathlib.Path:
@@ -80,11 +92,15 @@ def open_source(
         _open_rows(folder / split, model) for split in ("train", "validation")
     )
     size = settings.batch_size or ROWS
-    return Source(
-        RowIterator(train, size, settings.seed),
-        held_out_rows(validation, size, settings.heldout_rows),
-        freeze_rows,
-    )
+
+    def batches(step: int) -> RowIterator:
+        rows = RowIterator(train, size, settings.seed)
+        rows.restore(rows.state() | {"given": step * size})
+        return rows
+
+    held_out = held_out_rows(validation, size, settings.heldout_rows)
+    key = json.dumps([train.fingerprint, validation.fingerprint, len(train)])
+    return Source(batches, held_out, freeze_rows, size, "rows", key)
 
 
 def held_out_rows(rows: PackedRows, size: int, limit: int) -> list[Batch]:
@@ -119,11 +135,12 @@ def _states(
     held_out = measured_batches(
         states.positions, measured, states.read(measured), size, block
     )
-    return Source(
-        cached_batches(states, train, size, block, settings.seed),
-        held_out,
-        freeze_states,
-    )
+
+    def batches(step: int) -> Iterator[PositionBatch]:
+        return cached_batches(states, train, size, block, settings.seed, step)
+
+    key = hashlib.sha256(states.positions.tokens.tobytes()).hexdigest()
+    return Source(batches, held_out, freeze_states, size, "positions", key)
 
 
 def _open_rows(folder: pathlib.Path, model: BlockwiseConfig) -> PackedRows:

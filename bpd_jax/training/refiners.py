@@ -1,49 +1,64 @@
-"""Training a refiner; the model itself stays as it is.
+"""Training a refiner on a frozen model; the model itself stays as it is.
 
-`refiner_sources` says what on. A training takes minutes and does not resume: its folder
-appears at the end, or not at all.
+`refiner_sources` provides the data. The run lies in the folder `OUTPUT.training` until
+it ends: a run that was stopped resumes from there. The refiner's own folder appears at
+the end, as a whole.
 """
 
 import dataclasses
 import functools
+import hashlib
+import json
 import math
 import os
 import pathlib
-import time
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
-from bpd_jax import progress
-from bpd_jax.errors import UserError
+from bpd_jax import files, folders
+from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.config import BlockwiseConfig
-from bpd_jax.models.heads_files import fingerprint
-from bpd_jax.models.refiner_files import HEADER, save_refiner
+from bpd_jax.models.refiner_files import KIND, save_refiner
 from bpd_jax.models.refiners import RefinerConfig, init_refiner
-from bpd_jax.training import run_folder
+from bpd_jax.training import checkpoints, frozen, metrics, run_folder, run_lock, watch
 from bpd_jax.training.config import OptimizerConfig
-from bpd_jax.training.heads.loss import LevelSums
-from bpd_jax.training.optimizer import make_optimizer
-from bpd_jax.training.refiner_loss import Frozen, head_sums, refined_sums
+from bpd_jax.training.evaluator import per_head
+from bpd_jax.training.frozen import Batches, LevelSums
+from bpd_jax.training.heads.cross_entropy import (
+    by_level,
+    levels_loss,
+    levels_ranks,
+)
+from bpd_jax.training.heads.loss import draft_places
+from bpd_jax.training.loop import Pace
+from bpd_jax.training.meter import Meter
+from bpd_jax.training.refiner_loss import Frozen, draft_softmax, refined_inputs
 from bpd_jax.training.refiner_settings import RefinerSettings
-from bpd_jax.training.refiner_sources import Source, open_source
-from bpd_jax.typing import Array, Params
+from bpd_jax.training.refiner_sources import open_source
+from bpd_jax.typing import Array, Bool, Int, Params
 
 _WARMUP = 0.05
-_LOG_EVERY = 20
+_LOG_EVERY, _CHECKPOINT_EVERY = 20, 200
+
+_RUN = folders.FolderKind(
+    "an unfinished training of a refiner",
+    run_lock.FILE_NAME,
+    (checkpoints.FOLDER, metrics.FILE_NAME, metrics.TENSORBOARD, watch.FOLDER),
+)
 
 
 class HeldOut(NamedTuple):
     """Sums over held-out positions for levels 1 … L-1, given the true earlier tokens.
 
     Attributes:
-      plain_text: how the block heads as they are guess the text.
+      plain_text: how the block heads alone predict the text.
       refined_text: the same heads with the refiner.
-      plain_model: how the heads guess the model's own next tokens, which are what
+      plain_model: how the heads predict the model's own next tokens, which are what
         greedy verification accepts.
       refined_model: the same heads with the refiner.
     """
@@ -53,17 +68,108 @@ class HeldOut(NamedTuple):
     plain_model: LevelSums
     refined_model: LevelSums
 
+    def table(self) -> dict[str, list[float]]:
+        """Columns over levels 1 … L-1: top-1 accuracy and loss of each kind of sum.
 
-class Report(NamedTuple):
-    """What a training came to.
+        The loss is the mean over targets in the draft vocabulary; for the accuracy
+        those outside are misses.
+        """
+        columns = {}
+        for name, sums in self._asdict().items():
+            accuracy = sums.correct / np.maximum(sums.valid, 1)
+            columns[f"{name}_accuracy"] = accuracy.tolist()
+            columns[f"{name}_loss"] = (sums.loss / np.maximum(sums.scored, 1)).tolist()
+        return columns
+
+    def metrics(self, prefix: str = "validation") -> dict[str, float]:
+        """A row of numbers for `metrics.jsonl`; heads are counted from 2."""
+        row: dict[str, float] = {}
+        for name, values in self.table().items():
+            row |= per_head(f"{prefix}_{name}", np.array(values), 2)
+        return row
+
+
+@dataclasses.dataclass(frozen=True)
+class RefinerObjective:
+    """See `frozen.Objective`; the frozen arrays are the model's parameters.
 
     Attributes:
-      losses: mean over the levels at each step, nats per token.
-      held_out: measured at the end.
-      seconds: of the steps, compilation included.
+      config: sizes of the refiner.
+      model: sizes of the frozen model.
+      freeze: runs the frozen model on a batch; see `refiner_sources.Source`.
+      own: whether the targets are the model's own next tokens.
     """
 
-    losses: np.ndarray
+    config: RefinerConfig
+    model: BlockwiseConfig
+    freeze: Callable[..., Frozen]
+    own: bool
+
+    def loss_and_gradients(
+        self, trained: Params, frozen: Params, batch: Any
+    ) -> tuple[Array, LevelSums, Params]:
+        """The loss is the mean over positions, then over levels."""
+        seen = self.freeze(self.model, frozen, batch, own=self.own)
+        places, scored = self._places(frozen, seen)
+        counts = jnp.maximum(scored.sum(0, dtype=jnp.float32), 1)
+        weights = scored / (counts * scored.shape[1])
+
+        def loss_of(params: Params) -> tuple[Array, LevelSums]:
+            inputs, matrices = refined_inputs(
+                self.config, params, self.model, frozen, seen
+            )
+            columns = inputs.shape[-1] - seen.states.shape[-1]
+            total, losses, hits = by_level(
+                functools.partial(levels_loss, trained_columns=columns),
+                matrices,
+                (inputs, places, weights),
+            )
+            return total, _sums(losses, hits, scored, seen.valid)
+
+        (loss, sums), gradients = jax.value_and_grad(loss_of, has_aux=True)(trained)
+        return loss, jax.lax.stop_gradient(sums), gradients
+
+    def held_out_sums(self, trained: Params, frozen: Params, batch: Any) -> HeldOut:
+        """Of the heads with and without the refiner, for both kinds of targets."""
+        sums = []
+        for own in (False, True):
+            seen = self.freeze(self.model, frozen, batch, own=own)
+            places, scored = self._places(frozen, seen)
+            plain = seen.states, draft_softmax(self.model, frozen)
+            refined = refined_inputs(self.config, trained, self.model, frozen, seen)
+            for inputs, matrices in (plain, refined):
+                losses, ranks = by_level(levels_ranks, matrices, (inputs, places))
+                sums.append(_sums(losses, ranks == 0, scored, seen.valid))
+        return HeldOut(*sums)
+
+    def _places(
+        self, base: Params, seen: Frozen
+    ) -> tuple[Int[Array, "n levels"], Bool[Array, "n levels"]]:
+        """Places of the targets in the draft vocabulary, and where they have one."""
+        vocabulary = base.get("heads", {}).get("vocabulary")
+        vocab_size = self.model.trunk.vocab_size
+        places, known = draft_places(seen.targets, vocabulary, vocab_size)
+        return places, seen.valid & known
+
+
+def _sums(losses: Array, hits: Array, scored: Array, valid: Array) -> LevelSums:
+    """Sums over positions of what is given for `[n, levels]`."""
+    return LevelSums(
+        jnp.sum(losses, axis=0, where=scored),
+        jnp.sum(hits & scored, axis=0, dtype=jnp.float32),
+        scored.sum(0, dtype=jnp.float32),
+        valid.sum(0, dtype=jnp.float32),
+    )
+
+
+class Report(NamedTuple):
+    """What a training achieved.
+
+    Attributes:
+      held_out: measured at the end.
+      seconds: of the steps and the measurement, compilation included.
+    """
+
     held_out: HeldOut
     seconds: float
 
@@ -76,10 +182,12 @@ def train_refiner(
     output: str | os.PathLike[str],
     command: str = "",
 ) -> Report:
-    """Trains a refiner and writes its folder, whole or not at all.
+    """Trains a refiner, or resumes its training, and writes its folder.
+
+    SIGTERM and Ctrl-C end it after the current step with a checkpoint.
 
     Args:
-      settings: what and how.
+      settings: of the refiner and its training.
       model: sizes of the frozen model.
       base: its parameters.
       data: a folder with the packed rows of both splits, `train` and `validation`, or
@@ -89,160 +197,45 @@ def train_refiner(
 
     Raises:
       UserError: settings, model, data or folder do not fit, or the loss is not finite.
+      SystemExit: with 128 + the signal's number, if one ended the run.
     """
     config = settings.config_for(model)
     output = pathlib.Path(output)
-    _check_output(output)
+    folders.check_folder(output, KIND)
+    folder = output.with_name(output.name + ".training")
+    folders.check_folder(folder, _RUN)
     source = open_source(data, settings, model, base)
-    start = time.perf_counter()
-    params, losses = _train(settings, config, model, base, source)
-    seconds = time.perf_counter() - start
-    held_out = evaluate(config, params, model, base, source.held_out, source.freeze)
+    model_key = fingerprint(model, base)
+    about = json.dumps([dataclasses.asdict(settings), model_key, source.key])
+    objective = RefinerObjective(
+        config, model, source.freeze, settings.targets == "model"
+    )
+    warmup = math.ceil(_WARMUP * settings.steps)
+    result = frozen.train(
+        objective,
+        jax.jit(functools.partial(init_refiner, config))(jax.random.key(settings.seed)),
+        base,
+        lambda step: Batches(source.train(step), source.held_out),
+        folder,
+        key=hashlib.sha256(about.encode()).hexdigest(),
+        optimizer=OptimizerConfig(settings.learning_rate, warmup),
+        pace=Pace(settings.steps, _LOG_EVERY, settings.steps, _CHECKPOINT_EVERY),
+        meter=Meter(source.batch_size, source.unit, first_head=2),
+        learning_rate="--learning_rate",
+    )
+    held_out = result.held_out
     facts = {
         "command": command,
         "settings": dataclasses.asdict(settings),
-        "seconds": round(seconds, 1),
+        "seconds": round(result.seconds, 1),
         "held_out": {
             name: [round(value, 5) for value in values]
-            for name, values in table(held_out).items()
+            for name, values in held_out.table().items()
         },
         "versions": run_folder.versions(),
     }
-    save_refiner(output, config, params, facts, fingerprint(model, base))
-    return Report(losses, held_out, seconds)
-
-
-def table(held_out: HeldOut) -> dict[str, list[float]]:
-    """Columns over levels 1 … L-1: top-1 accuracy and loss of each kind of sum.
-
-    The loss is the mean over targets in the draft vocabulary; to the accuracy those
-    outside are misses.
-    """
-    columns = {}
-    for name, sums in held_out._asdict().items():
-        accuracy = sums.correct / np.maximum(sums.valid, 1)
-        columns[f"{name}_accuracy"] = accuracy.tolist()
-        columns[f"{name}_loss"] = (sums.loss / np.maximum(sums.scored, 1)).tolist()
-    return columns
-
-
-def _train(
-    settings: RefinerSettings,
-    config: RefinerConfig,
-    model: BlockwiseConfig,
-    base: Params,
-    source: Source,
-) -> tuple[Params, np.ndarray]:
-    """The steps; returns the parameters and the loss of each step."""
-    init_key = jax.random.key(settings.seed)
-    params = jax.jit(functools.partial(init_refiner, config))(init_key)
-    warmup = math.ceil(_WARMUP * settings.steps)
-    optimizer = make_optimizer(
-        OptimizerConfig(settings.learning_rate, warmup), settings.steps
-    )
-    opt_state = optimizer.init(params)
-    own = settings.targets == "model"
-    step_fn = make_step(config, model, optimizer, source.freeze, own=own)
-    waiting: list[tuple[Array, Array]] = []
-    losses: list[float] = []
-    with progress.bar(label="training", total=settings.steps, unit="step") as bar:
-        for step in range(1, settings.steps + 1):
-            params, opt_state, metrics = step_fn(
-                params, opt_state, base, next(source.train)
-            )
-            waiting.append(metrics)
-            if step % _LOG_EVERY == 0 or step == settings.steps:
-                new, accuracies = np.array(jax.device_get(waiting)).T
-                waiting = []
-                if not np.isfinite(new).all():
-                    raise UserError(
-                        f"the loss is not finite at step {step}: lower "
-                        f"--learning_rate={settings.learning_rate}."
-                    )
-                losses += new.tolist()
-                text = f"loss {new.mean():.3f}, top-1 {accuracies.mean():.1%}"
-                bar.set_postfix_str(text, refresh=False)
-            bar.update()
-    return params, np.array(losses)
-
-
-def make_step(
-    config: RefinerConfig,
-    model: BlockwiseConfig,
-    optimizer: optax.GradientTransformation,
-    freeze: Callable[..., Frozen],
-    *,
-    own: bool,
-) -> Callable[..., tuple[Params, Any, tuple[Array, Array]]]:
-    """Builds `(params, opt_state, base, batch) → (params, opt_state, metrics)`.
-
-    The metrics are loss and top-1 accuracy, means over positions, then over levels.
-    The first two arguments are consumed. For `freeze` and `own` see `Source`.
-    """
-
-    @functools.partial(jax.jit, donate_argnums=(0, 1))
-    def step(
-        params: Params, opt_state: Any, base: Params, batch: Any
-    ) -> tuple[Params, Any, tuple[Array, Array]]:
-        frozen = freeze(model, base, batch, own=own)
-
-        def loss_of(params: Params) -> tuple[Array, Array]:
-            sums = refined_sums(config, params, model, base, frozen)
-            losses = sums.loss / jnp.maximum(sums.scored, 1)
-            accuracies = sums.correct / jnp.maximum(sums.valid, 1)
-            return jnp.mean(losses), jnp.mean(accuracies)
-
-        (loss, accuracy), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)
-        updates, opt_state = optimizer.update(gradients, opt_state, params)
-        return optax.apply_updates(params, updates), opt_state, (loss, accuracy)
-
-    return step
-
-
-def evaluate(
-    config: RefinerConfig,
-    params: Params,
-    model: BlockwiseConfig,
-    base: Params,
-    batches: Sequence[Any],
-    freeze: Callable[..., Frozen],
-) -> HeldOut:
-    """Sums over held-out batches; see `Source`."""
-    total: Any = None
-    for batch in progress.bar(batches, label="held out", unit="batch"):
-        found = jax.device_get(_measure(config, params, model, base, batch, freeze))
-        total = found if total is None else jax.tree.map(np.add, total, found)
-    return total
-
-
-@functools.partial(jax.jit, static_argnames=("config", "model", "freeze"))
-def _measure(
-    config: RefinerConfig,
-    params: Params,
-    model: BlockwiseConfig,
-    base: Params,
-    batch: Any,
-    freeze: Callable[..., Frozen],
-) -> HeldOut:
-    """Sums over one held-out batch."""
-    sums = []
-    for own in (False, True):
-        frozen = freeze(model, base, batch, own=own)
-        sums.append(head_sums(model, base, frozen, frozen.states))
-        sums.append(refined_sums(config, params, model, base, frozen))
-    return HeldOut(*sums)
-
-
-def _check_output(output: pathlib.Path) -> None:
-    """Raises a `UserError` unless a refiner may be written to `output`."""
-    if output.is_dir():
-        usable = (output / HEADER).exists() or not any(output.iterdir())
-    else:
-        usable = not output.exists()
-    if not usable:
-        raise UserError(f"{output} exists and is no refiner: choose another --output.")
-    nearest = next(path for path in output.absolute().parents if path.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-        raise UserError(
-            f"cannot write {output}: {nearest} is not a folder one can write to."
-        )
+    save_refiner(output, config, result.trained, facts, model_key)
+    with files.replacing_file(output / metrics.FILE_NAME) as path:
+        shutil.copyfile(folder / metrics.FILE_NAME, path)
+    folders.remove_folder(folder, _RUN)
+    return Report(held_out, result.seconds)

@@ -6,35 +6,38 @@ does, `parameters.safetensors`, whose tensors are named by their paths, such as
 """
 
 import hashlib
-import json
 import os
 import pathlib
 import shutil
 import sys
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save
+from safetensors.numpy import save
 
-from bpd_jax import files, folders
+from bpd_jax import array_files, folders
+from bpd_jax.artifacts import Artifact, read_tensors
 from bpd_jax.data import tokenizer
 from bpd_jax.errors import UserError
+from bpd_jax.models.attachments import by_path
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.config import BlockwiseConfig, load_config
 from bpd_jax.training import checkpoints, run_folder
 from bpd_jax.typing import Params
 
-FORMAT = 1
 HEADER, TENSORS = "slim.json", "parameters.safetensors"
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 
 _KEPT = (run_folder.MODEL, run_folder.TASK, tokenizer.FILE_NAME)
-KIND = folders.FolderKind("a slim model", HEADER, (*_KEPT, TENSORS), '"sha256"')
-_REMEDY = "make it again with python -m bpd_jax.slim"
+KIND = Artifact(
+    "a slim model",
+    HEADER,
+    (*_KEPT, TENSORS),
+    '"sha256"',
+    remedy="make it again with python -m bpd_jax.export_params",
+)
 
 
 def write_slim(
@@ -70,16 +73,14 @@ def write_slim(
     params = jax.device_get(load_run_parameters(run, model, chosen))
     tensors = {
         name: value.astype(DTYPES[dtype]) if _is_float(value.dtype) else value
-        for name, value in _by_name(params).items()
+        for name, value in by_path(params).items()
     }
     with folders.replacing_folder(output, KIND) as temporary:
         for name in _KEPT:
             shutil.copyfile(run / name, temporary / name)
         path = temporary / TENSORS
         path.write_bytes(save(tensors))
-        about = {"format": FORMAT, "dtype": dtype, "sha256": _digest(path)}
-        text = json.dumps(about, indent=2) + "\n"
-        (temporary / HEADER).write_text(text, encoding="utf-8")
+        KIND.write_header(temporary, {"dtype": dtype, "sha256": _digest(path)})
         size = path.stat().st_size
     return size
 
@@ -131,35 +132,16 @@ def load_run_parameters(
 
 
 def _load_slim(folder: pathlib.Path, model: BlockwiseConfig) -> Params:
-    path = folder / TENSORS
-    try:
-        about = files.read_json(folder / HEADER)
-        if about["format"] != FORMAT or about["sha256"] != _digest(path):
+    header = KIND.read_header(folder, {"sha256": str})
+    path, wanted = folder / TENSORS, parameter_shapes(model)
+    with KIND.reading(path):
+        if header["sha256"] != _digest(path):
             raise ValueError(f"it is not what {HEADER} describes")
-        stored = load_file(path)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise UserError(f"cannot read {path} ({error}): {_REMEDY}.") from error
-    wanted = parameter_shapes(model)
-    shapes = {name: leaf.shape for name, leaf in _by_name(wanted).items()}
-    for name in sorted(shapes.keys() | stored.keys()):
-        found = stored[name].shape if name in stored else "missing"
-        if found != shapes.get(name):
-            raise UserError(
-                f"{path} does not fit {folder / run_folder.MODEL}: {name} is {found} "
-                f"and not {shapes.get(name, 'known')}: {_REMEDY}."
-            )
-    return jax.tree_util.tree_map_with_path(
-        lambda place, leaf: jnp.asarray(stored[_name(place)].astype(leaf.dtype)), wanted
-    )
-
-
-def _by_name(tree: Params) -> dict[str, Any]:
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {_name(place): leaf for place, leaf in leaves}
-
-
-def _name(place: tuple[Any, ...]) -> str:
-    return "/".join(entry.key for entry in place)
+        stored, _ = read_tensors(path)
+        leaves = by_path(wanted)
+        array_files.check_shapes(stored, {k: x.shape for k, x in leaves.items()})
+    parameters = [jnp.asarray(stored[k].astype(x.dtype)) for k, x in leaves.items()]
+    return jax.tree.unflatten(jax.tree.structure(wanted), parameters)
 
 
 def _is_float(dtype: np.dtype) -> bool:

@@ -21,7 +21,7 @@ from bpd_jax.training.loss import (
     scaled_loss,
 )
 from bpd_jax.training.state import TrainState
-from bpd_jax.typing import AnyArray, Array, Bool, Float, Params
+from bpd_jax.typing import AnyArray, Array, Float, Params
 
 Metrics: TypeAlias = dict[str, Array]
 TrainStep: TypeAlias = Callable[
@@ -98,20 +98,13 @@ def make_train_step(
     ) -> tuple[TrainState, Metrics]:
         scale = head_scale(model, batch, lambdas)
         (loss, sums), gradients = gradient(state.params, batch, scale)
-        norm = optax.global_norm(gradients)
-        finite = jnp.isfinite(loss) & jnp.isfinite(norm)
-        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-        after = _chosen(finite, TrainState(state.step + 1, params, opt_state), state)
         count = jnp.maximum(sums.valid, 1)
-        metrics = {
-            "loss": loss,
+        means = {
             "loss_heads": sums.loss / count,
             "accuracy_heads": sums.correct / count,
-            "gradient_norm": norm,
-            "finite": finite,
         }
-        return after, metrics
+        after, metrics = updated(optimizer, state, loss, gradients)
+        return after, means | metrics
 
     state_shardings = jax.tree.map(lambda x: x.sharding, abstract)
     batch_sharding = NamedSharding(mesh, BATCH_SPEC)
@@ -194,8 +187,20 @@ def put_batch(batch: Batch, mesh: Mesh) -> Any:
     )
 
 
-def _chosen(
-    condition: Bool[Array, ""], this: TrainState, other: TrainState
-) -> TrainState:
-    """One of two states; a part of the update itself once compiled."""
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), this, other)
+def updated(
+    optimizer: optax.GradientTransformation,
+    state: TrainState,
+    loss: Float[Array, ""],
+    gradients: Params,
+) -> tuple[TrainState, Metrics]:
+    """The state after a step, and its `loss`, `gradient_norm` and `finite`.
+
+    Where loss or norm is not finite, the state stays as it was, its step too.
+    """
+    norm = optax.global_norm(gradients)
+    finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+    updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    after = TrainState(state.step + 1, params, opt_state)
+    after = jax.tree.map(lambda a, b: jnp.where(finite, a, b), after, state)
+    return after, {"loss": loss, "gradient_norm": norm, "finite": finite}

@@ -1,18 +1,16 @@
-"""The training run: mesh, data, shapes, shardings, init, restore, loop."""
+"""Training a whole model: mesh, data, shapes, shardings, initial or saved state."""
 
 import contextlib
 import os
 import pathlib
-import signal
-import sys
 from collections.abc import Callable
+from typing import Any
 
 from jax.sharding import Mesh
 
-from bpd_jax import progress
-from bpd_jax.data.rows import RowIterator
+from bpd_jax.data.rows import Batch, RowIterator
 from bpd_jax.errors import UserError
-from bpd_jax.training import distributed, peers, run_folder
+from bpd_jax.training import distributed, loop, peers, run_folder
 from bpd_jax.training.checkpoint_files import whole_steps
 from bpd_jax.training.checkpoints import FOLDER as CHECKPOINTS
 from bpd_jax.training.checkpoints import Checkpoints
@@ -20,25 +18,27 @@ from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.distributed import say
 from bpd_jax.training.evaluator import Evaluator
 from bpd_jax.training.head_schedule import HeadSchedule
-from bpd_jax.training.meter import Meter, short
-from bpd_jax.training.metrics import MetricsWriter
+from bpd_jax.training.meter import Meter
 from bpd_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from bpd_jax.training.plan import describe_run
 from bpd_jax.training.relayout import restore_state
 from bpd_jax.training.run_lock import locked
 from bpd_jax.training.run_rows import make_run_rows, open_run_rows
 from bpd_jax.training.selection import Selection
-from bpd_jax.training.signals import noted_signals
 from bpd_jax.training.slices import make_mesh
 from bpd_jax.training.space import check_space
-from bpd_jax.training.state import abstract_state, init_state, with_parameters
-from bpd_jax.training.step import make_train_step, put_batch
+from bpd_jax.training.state import (
+    TrainState,
+    abstract_state,
+    init_state,
+    with_parameters,
+)
+from bpd_jax.training.step import Metrics, make_train_step, put_batch
 from bpd_jax.training.throughput import peak_tokens_per_second
-from bpd_jax.training.watch import FiniteWatch
 from bpd_jax.typing import Params
 
 # Names in the data item of a checkpoint, beside those of `RowIterator.state`.
-_SELECTION, _HEAD_SCHEDULE, _METER = "selection", "head_schedule", "meter"
+_SELECTION, _HEAD_SCHEDULE = "selection", "head_schedule"
 
 
 def train(
@@ -75,7 +75,6 @@ def train(
     mesh = make_mesh(config.mesh)
     check_batch(config, mesh)
     optimizer = make_optimizer(config.optimizer, config.steps)
-    rate = learning_rate_schedule(config.optimizer, config.steps)
     abstract = abstract_state(config.model, optimizer, mesh, config.compute)
     part, parts = distributed.batch_part(mesh)
     with contextlib.ExitStack() as stack:
@@ -130,73 +129,53 @@ def train(
             compute=config.compute,
             head_targets=config.head_targets,
         )
+        meter = Meter(
+            config.tokens_per_step,
+            peak=peak_tokens_per_second(config.model, config.length),
+        )
+        if loop.METER in saved:
+            meter.restore(saved[loop.METER])
         evaluate = Evaluator(config, validation_rows, abstract, mesh)
-        peak = peak_tokens_per_second(config.model, config.length)
-        meter = Meter(config.tokens_per_step, peak)
-        if _METER in saved:
-            meter.restore(saved[_METER])
-        watch = FiniteWatch(folder, checkpoints.steps)
-        vote = distributed.StopVote(mesh)
-        # In the first process only.
-        writer = distributed.first(
-            lambda: stack.enter_context(MetricsWriter(folder, start))
-        )
-        bar = stack.enter_context(
-            progress.bar(
-                label="training",
-                total=config.steps,
-                initial=start,
-                unit="step",
-                disable=not distributed.is_first(),
-            )
-        )
-        stop = stack.enter_context(noted_signals())
-        for step in range(start + 1, config.steps + 1):
-            batch = next(batches)
+        validation: dict[str, float] = {}
+
+        def update(
+            state: TrainState, batch: Batch, step: int
+        ) -> tuple[TrainState, Metrics]:
             lambdas = schedule.weights(place, step, config.lambdas)
-            state, metrics = step_fn(state, put_batch(batch, mesh), lambdas)
-            meter.add(metrics)
-            watch.add(step, batch, metrics)
-            stopping = vote(bool(stop))
-            last = stopping or step == config.steps
-            logging = step == config.steps or step % config.log_every == 0
-            evaluating = step == config.steps or step % config.evaluate_every == 0
-            saving = last or step % config.checkpoint_every == 0
-            watch.check(all_steps=logging or evaluating or saving)
-            if logging:
-                row = meter.take() | {"learning_rate": float(rate(step - 1))}
-                if writer is not None:
-                    writer.write(step, row)
-                bar.set_postfix_str(short(row), refresh=False)
-            entropies = None
-            if evaluating:
-                validation = evaluate(state.params)
-                if writer is not None:
-                    writer.write(step, validation)
-                meter.restart()
-                selection = selection.after(step, validation)
-                entropies = _entropies(validation)
+            return step_fn(state, put_batch(batch, mesh), lambdas)
+
+        def after(step: int, row: dict[str, float] | None) -> tuple[int | None, bool]:
+            nonlocal place, selection, validation
+            if row is not None:
+                validation, selection = row, selection.after(step, row)
+            entropies = None if row is None else _entropies(row)
             place = schedule.advance(place, step, entropies)
-            enough = selection.is_over(config.patience)
-            if saving or enough or selection.step == step:
-                data = {
-                    _SELECTION: selection.to_json(),
-                    _HEAD_SCHEDULE: place,
-                    _METER: meter.state(),
-                }
-                checkpoints.save(step, state, batches.state() | data, selection.step)
-            bar.update()
-            if stopping or enough:
-                break
-        # While signals are still noted, so that none tears the last save.
-        checkpoints.wait()
-    if stopping and step < config.steps and not enough:
-        say(
-            f"stopped: {folder} is saved at step {step:,} of {config.steps:,}; run the "
-            "same command again to go on."
+            return selection.step, selection.is_over(config.patience)
+
+        def data() -> dict[str, Any]:
+            own = {_SELECTION: selection.to_json(), _HEAD_SCHEDULE: place}
+            return batches.state() | own
+
+        _, step = loop.run(
+            loop.Pace(
+                config.steps,
+                config.log_every,
+                config.evaluate_every,
+                config.checkpoint_every,
+            ),
+            folder,
+            checkpoints,
+            state,
+            start,
+            batches=batches,
+            update=update,
+            evaluate=evaluate,
+            data=data,
+            rate=learning_rate_schedule(config.optimizer, config.steps),
+            meter=meter,
+            after=after,
+            vote=distributed.StopVote(mesh),
         )
-        # The signal may have been another process's, and not yet be this one's.
-        sys.exit(128 + (stop[0] if stop else signal.SIGTERM))
     say(_closing(validation, folder, step, config, selection))
     return validation
 

@@ -3,12 +3,12 @@
 import collections
 import pathlib
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
 
 from bpd_jax import files
-from bpd_jax.data.rows import Batch
 from bpd_jax.errors import UserError
 from bpd_jax.training.checkpoints import FOLDER as CHECKPOINTS
 from bpd_jax.training.distributed import LAG
@@ -25,15 +25,24 @@ class FiniteWatch:
     of the state.
     """
 
-    def __init__(self, folder: pathlib.Path, steps: Callable[[], list[int]]) -> None:
-        """Watches the run in `folder`; `steps` tells those of its checkpoints."""
-        self._folder, self._steps = folder, steps
-        self._waiting: collections.deque[tuple[int, Batch, Metrics]] = (
-            collections.deque()
-        )
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        steps: Callable[[], list[int]],
+        learning_rate: str = "OptimizerConfig.learning_rate",
+    ) -> None:
+        """Watches a run.
 
-    def add(self, step: int, batch: Batch, metrics: Metrics) -> None:
-        """Takes a step that is still being computed, with this process's rows."""
+        Args:
+          folder: of the run.
+          steps: gives the steps of its checkpoints.
+          learning_rate: name of the setting to lower.
+        """
+        self._folder, self._steps, self._rate = folder, steps, learning_rate
+        self._waiting: collections.deque[tuple[int, Any, Metrics]] = collections.deque()
+
+    def add(self, step: int, batch: Any, metrics: Metrics) -> None:
+        """Takes a step that is still being computed, with this process's batch."""
         self._waiting.append((step, batch, metrics))
 
     def check(self, *, all_steps: bool) -> None:
@@ -48,8 +57,8 @@ class FiniteWatch:
                 path = self._save(step, batch, metrics)
                 raise UserError(
                     f"the loss of step {step:,}, or its gradient, is not finite: the "
-                    f"batch is in {path}; lower OptimizerConfig.learning_rate, or look "
-                    f"at the batch, and run the same command again: {self._way_on()}."
+                    f"batch is in {path}; lower {self._rate}, or look at the batch, "
+                    f"and run the same command again: {self._way_on()}."
                 )
 
     def _way_on(self) -> str:
@@ -65,11 +74,12 @@ class FiniteWatch:
             f"to {back}"
         )
 
-    def _save(self, step: int, batch: Batch, metrics: Metrics) -> pathlib.Path:
+    def _save(self, step: int, batch: Any, metrics: Metrics) -> pathlib.Path:
         name = f"step_{step}.npz"
         if jax.process_count() > 1:
             name = f"step_{step}_process_{jax.process_index()}.npz"
-        arrays = {**batch._asdict(), **jax.device_get(metrics)}
+        fields = {**batch._asdict(), **jax.device_get(metrics)}
+        arrays = {key: value for key, value in fields.items() if value is not None}
         path = self._folder / FOLDER / name
         with files.replacing_file(path) as temporary, temporary.open("wb") as stream:
             np.savez(stream, **arrays)

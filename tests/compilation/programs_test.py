@@ -26,7 +26,13 @@ MODEL = BlockwiseConfig(
     BlockHeadsConfig(num_heads=3, hidden=48),
 )
 SHAPES = DecodeShapes(
-    batch_size=4, prompt=16, new_tokens=8, drafts=4, width=4, ngrams=1000, order=3
+    batch_size=4,
+    prompt_tokens=16,
+    max_new_tokens=8,
+    drafts=4,
+    lattice_width=4,
+    num_ngrams=1000,
+    ngram_order=3,
 )
 
 
@@ -94,7 +100,9 @@ def test_a_decode_step_holds_its_ngrams():
         ),
         (
             {"model": 8},
-            lambda mesh: decode_program(MODEL, replace(SHAPES, width=273), mesh),
+            lambda mesh: decode_program(
+                MODEL, replace(SHAPES, lattice_width=273), mesh
+            ),
             r"--lattice_width=273 is more than TransformerConfig.vocab_size = 272",
         ),
         (
@@ -104,7 +112,7 @@ def test_a_decode_step_holds_its_ngrams():
         ),
         (
             {"model": 8},
-            lambda mesh: ngram_shapes(MODEL, DecodeShapes(ngrams=100), mesh),
+            lambda mesh: ngram_shapes(MODEL, DecodeShapes(num_ngrams=100), mesh),
             r"--num_ngrams=100 and --ngram_order=4: .* the 274 unigrams",
         ),
     ],
@@ -118,13 +126,13 @@ def test_what_does_not_fit_is_refused(mesh, make, message):
     "field, flag",
     [
         ("batch_size", "--batch_size"),
-        ("prompt", "--prompt_tokens"),
-        ("new_tokens", "--max_new_tokens"),
+        ("prompt_tokens", "--prompt_tokens"),
+        ("max_new_tokens", "--max_new_tokens"),
         ("drafts", "--drafts"),
-        ("width", "--lattice_width"),
+        ("lattice_width", "--lattice_width"),
     ],
 )
 @pytest.mark.parametrize("size", [0, -8])
 def test_sizes_of_decoding_are_positive(field, flag, size):
-    with pytest.raises(UserError, match=f"{flag}={size} must be 1 or more"):
+    with pytest.raises(UserError, match=f"{flag} must be a positive"):
         replace(SHAPES, **{field: size})

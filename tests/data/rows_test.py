@@ -167,7 +167,7 @@ def test_broken_folders_are_refused(rows):
     for text, message in {
         about.replace('"rows": 10', '"rows": 11'): "rows.json says",
         about.replace('"format": 1', '"format": 2'): "not of format 1",
-        about.replace('"split"', '"spilt"'): "lacks split",
+        about.replace('"split"', '"spilt"'): "split is missing",
         about[:-20]: "cannot read",
         "[]": "not of format 1",
     }.items():

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bpd_jax.decoding.choice import row_keys
 from bpd_jax.decoding.loop import (
     Weights,
     decode_on_device,
@@ -15,6 +14,7 @@ from bpd_jax.decoding.loop import (
     prefill,
 )
 from bpd_jax.decoding.options import StepOptions
+from bpd_jax.decoding.sampling import row_keys
 from bpd_jax.drafting.path_drafter import PathDrafter
 from bpd_jax.drafting.paths import Paths
 from bpd_jax.drafting.refiners.ngram import NGramRefiner

@@ -182,9 +182,9 @@ def test_a_tree_counts_nodes_where_there_are_few_paths(make_model):
 
 def test_everything_must_fit_the_model(make_model, make_ngram):
     functions, params = make_model(0)
-    with pytest.raises(UserError, match="lattice_width is 14"):
+    with pytest.raises(UserError, match="lattice_width must be"):
         Decoder(functions, params, width=14)
-    with pytest.raises(UserError, match="alpha is nan"):
+    with pytest.raises(UserError, match="alpha must be"):
         Decoder(functions, params, width=4, alpha=float("nan"))
     with pytest.raises(UserError, match="has 15 tokens and the language model 13"):
         Decoder(functions, params, width=4, assets=Assets(ngram=make_ngram(15)))
@@ -200,29 +200,29 @@ def test_everything_must_fit_the_model(make_model, make_ngram):
 @pytest.mark.parametrize(
     "fields, message",
     [
-        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
-        ({"temperature": -1.0}, "temperature is -1.0"),
-        ({"temperature": float("nan")}, "temperature is nan"),
-        ({"batch_size": 0}, "batch_size is 0"),
-        ({"batch_size": True}, "batch_size is True: it must be a whole number"),
-        ({"max_new_tokens": "8"}, "max_new_tokens is '8': it must be a whole number"),
-        ({"top_k": 2.0}, "top_k is 2.0: it must be a whole number"),
-        ({"seed": 2**32}, "seed is 4294967296: it must be 0 … 4294967295"),
-        ({"end_of_text": "</s>"}, "end_of_text is '</s>'"),
-        ({"temperature": "hot"}, "temperature is 'hot': it must be a number"),
-        ({"stop": (1,)}, r"stop is \(1,\): give a tuple of texts"),
-        ({"top_k": 0}, "top_k is 0"),
-        ({"top_p": 0.0}, "top_p is 0.0"),
-        ({"acceptance": "lossy"}, "acceptance is 'lossy': choose from exact"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be"),
+        ({"temperature": -1.0}, "temperature must be"),
+        ({"temperature": float("nan")}, "temperature must be"),
+        ({"batch_size": 0}, "batch_size must be"),
+        ({"batch_size": True}, "batch_size must be"),
+        ({"max_new_tokens": "8"}, "max_new_tokens must be"),
+        ({"top_k": 2.0}, "top_k must be"),
+        ({"seed": 2**32}, "seed must be"),
+        ({"end_of_text": "</s>"}, "end_of_text must be"),
+        ({"temperature": "hot"}, "temperature must be"),
+        ({"stop": (1,)}, r"stop must be"),
+        ({"top_k": 0}, "top_k must be"),
+        ({"top_p": 0.0}, "top_p must be"),
+        ({"acceptance": "lossy"}, "acceptance must be"),
         ({"acceptance": "speculative"}, "give a temperature above 0"),
-        ({"verification": "none"}, "verification is 'none': choose from tree"),
-        ({"stop": ("",)}, "a stop text is empty"),
-        ({"stop": "end"}, "stop is one text, 'end': give a tuple"),
-        ({"temperature": float("inf")}, "temperature is inf"),
-        ({"top_p": 1.5}, "top_p is 1.5"),
+        ({"verification": "none"}, "verification must be"),
+        ({"stop": ("",)}, "stop must be"),
+        ({"stop": "end"}, "stop must be"),
+        ({"temperature": float("inf")}, "temperature must be"),
+        ({"top_p": 1.5}, "top_p must be"),
         ({"acceptance": "typical"}, "typical acceptance samples"),
-        ({"typical_epsilon": -0.1}, "typical_epsilon is -0.1"),
-        ({"typical_delta": 1.5}, "typical_delta is 1.5"),
+        ({"typical_epsilon": -0.1}, "typical_epsilon must be"),
+        ({"typical_delta": 1.5}, "typical_delta must be"),
     ],
 )
 def test_bad_options_are_refused(fields, message):

@@ -14,9 +14,10 @@ from bpd_jax.decoding import loading
 from bpd_jax.decoding.asset_files import load_assets, own_tuning
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.errors import UserError
+from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.config import BlockHeadsConfig
 from bpd_jax.models.heads import init_heads
-from bpd_jax.models.heads_files import fingerprint, save_heads
+from bpd_jax.models.heads_files import save_heads
 from bpd_jax.models.refiner_files import save_refiner
 from bpd_jax.models.refiners import MarkovConfig, init_refiner
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from bpd_jax.decoding import verification
-from bpd_jax.decoding.choice import row_keys
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.loop import (
     Weights,
@@ -18,6 +17,7 @@ from bpd_jax.decoding.loop import (
 )
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import BATCHED, TREE, DecodeOptions, StepOptions
+from bpd_jax.decoding.sampling import row_keys
 from bpd_jax.decoding.verification import chain_states, tree_states
 from bpd_jax.drafting.assets import Assets
 from bpd_jax.drafting.engines.viterbi import ViterbiEngine

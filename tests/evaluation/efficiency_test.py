@@ -5,6 +5,7 @@ from bpd_jax.evaluation.efficiency import (
     block_efficiency,
     bootstrap_interval,
     difference_interval,
+    headroom_taken,
     paired_interval,
 )
 
@@ -70,3 +71,11 @@ def test_a_share_is_no_larger_than_itself():
     rng = np.random.default_rng(0)
     events, cases = rng.integers(0, 3, 20), rng.integers(3, 9, 20)
     assert difference_interval(events, cases, events, cases) == (0, 0)
+
+
+def test_share_of_the_headroom():
+    assert headroom_taken(1.75, base=1.5, oracle=2.5) == 0.25
+    assert headroom_taken(1.0, base=1.5, oracle=2.5) == -0.5
+    # NewsRoom of the paper: 16-best 4-gram 1.31, BPD 1.08, oracle 1.50.
+    assert headroom_taken(1.31, 1.08, 1.50) == pytest.approx(0.23 / 0.42)
+    assert headroom_taken(1.5, base=1.5, oracle=1.5) is None

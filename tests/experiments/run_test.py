@@ -16,14 +16,13 @@ from bpd_jax.decoding.methods import parse_method
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams.formats.load import load_model
 from bpd_jax.studies import run_files
-from bpd_jax.studies.bench import Bench
 from bpd_jax.studies.catalog import NAMES
 from bpd_jax.studies.config import StudyConfig
-from bpd_jax.studies.facts import check_header, continued, facts_of
 from bpd_jax.studies.in_domain import build_in_domain
 from bpd_jax.studies.measure import draft_records, oracle_records
 from bpd_jax.studies.measure_explorer import explorer_records
 from bpd_jax.studies.measure_quality import plain_text
+from bpd_jax.studies.measurements import MEASUREMENTS
 from bpd_jax.studies.records import (
     DraftRecord,
     ExplorerRecord,
@@ -31,9 +30,10 @@ from bpd_jax.studies.records import (
     TimingRecord,
 )
 from bpd_jax.studies.run_files import open_run
+from bpd_jax.studies.run_header import check_header, continued, facts_of
+from bpd_jax.studies.study_context import StudyContext
 from bpd_jax.studies.text_files import content_digest
 from bpd_jax.studies.tuning import tune
-from bpd_jax.studies.work import WORK
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 SIZES = ("tiny", "smollm2", "paper")
@@ -72,7 +72,7 @@ def test_every_study_has_a_size_of_smollm2():
 
 
 @pytest.fixture(scope="module")
-def bench(trained, tmp_path_factory):
+def context(trained, tmp_path_factory):
     config = StudyConfig(
         study="table4",
         model=str(trained / "run"),
@@ -84,59 +84,59 @@ def bench(trained, tmp_path_factory):
         longest_prompt=16,
         lattice_width=4,
     )
-    return Bench(config, tmp_path_factory.mktemp("bench"))
+    return StudyContext(config, tmp_path_factory.mktemp("context"))
 
 
 @pytest.mark.slow
-def test_records_are_what_decoding_does(bench):
+def test_records_are_what_decoding_does(context):
     """Tokens and calls of the records are those of the loop with the model in it."""
-    examples = bench.examples("held_out")
+    examples = context.examples("held_out")
     assert [example.part for example in examples] == ["tune", "report", "report"]
     prompts = [example.input_ids for example in examples]
-    options = bench.options("held_out")
-    for name in bench.config.contenders:
-        (found,) = draft_records(bench, name, ["held_out"])
-        decoder, method = bench.contender(name, "held_out")
+    options = context.options("held_out")
+    for name in context.config.contenders:
+        (found,) = draft_records(context, name, ["held_out"])
+        decoder, method = context.contender(name, "held_out")
         real = decoder.decode(method, prompts, options)
         for record, generation in zip(found, real, strict=True):
             assert record.tokens == len(generation.output_ids)
             assert record.calls == generation.serial_calls
             assert record.nodes == generation.nodes.sum()
-    plain = bench.contender("bpd", "held_out")[0].decode(GREEDY, prompts, options)
-    texts = bench.texts("held_out")
+    plain = context.contender("bpd", "held_out")[0].decode(GREEDY, prompts, options)
+    texts = context.texts("held_out")
     for text, generation in zip(texts, plain, strict=True):
         assert text.output_ids.tolist() == generation.output_ids.tolist()
 
 
 @pytest.mark.slow
-def test_texts_are_kept_and_made_anew_for_other_settings(bench, trained):
-    first = [text.output_ids.tolist() for text in bench.texts("held_out")]
-    again = Bench(bench.config, bench.workdir)
-    path = bench.workdir / "texts" / "held_out.npz"
+def test_texts_are_kept_and_made_anew_for_other_settings(context, trained):
+    first = [text.output_ids.tolist() for text in context.texts("held_out")]
+    again = StudyContext(context.config, context.workdir)
+    path = context.workdir / "texts" / "held_out.npz"
     before = path.stat().st_mtime_ns
     assert [text.output_ids.tolist() for text in again.texts("held_out")] == first
     assert path.stat().st_mtime_ns == before
 
 
 @pytest.mark.slow
-def test_the_oracle_grid_is_the_oracle(bench):
+def test_the_oracle_grid_is_the_oracle(context):
     """Its last entry is what the oracle drafter does in the loop."""
-    found = oracle_records(bench, "held_out")
-    decoder, _ = bench.contender("oracle", "held_out")
-    prompts = [example.input_ids for example in bench.examples("held_out")]
-    real = decoder.decode(parse_method("oracle"), prompts, bench.options("held_out"))
+    found = oracle_records(context, "held_out")
+    decoder, _ = context.contender("oracle", "held_out")
+    prompts = [example.input_ids for example in context.examples("held_out")]
+    real = decoder.decode(parse_method("oracle"), prompts, context.options("held_out"))
     assert [record.calls[-1][-1] for record in found] == [g.serial_calls for g in real]
 
 
 @pytest.mark.slow
-def test_the_explorer_has_all_that_was_drafted(bench):
+def test_the_explorer_has_all_that_was_drafted(context):
     """Its calls follow each other through the text, with what each could choose."""
-    (record, *_) = records = explorer_records(bench, "held_out", ["bpd", "oracle"], 1)
+    (record, *_) = records = explorer_records(context, "held_out", ["bpd", "oracle"], 1)
     assert len(records) == 1
-    example = bench.examples("held_out")[record.example]
+    example = context.examples("held_out")[record.example]
     assert example.part == "report"
-    text = bench.texts("held_out")[record.example]
-    tokenizer = bench.loaded("held_out").tokenizer
+    text = context.texts("held_out")[record.example]
+    tokenizer = context.loaded("held_out").tokenizer
     pieces = [tokenizer.piece(token) for token in text.output_ids]
     assert [record.pieces[number] for number in record.output] == pieces
     assert len(record.candidates) == len(record.log_probs) == len(pieces)
@@ -175,15 +175,15 @@ def test_in_domain_models_are_counted_from_other_texts(trained, tmp_path):
         lattice_width=4,
         in_domain=100,
     )
-    bench = Bench(config, tmp_path)
+    context = StudyContext(config, tmp_path)
     folder = tmp_path / "in_domain" / "samsum"
-    facts = build_in_domain(Bench(config, tmp_path, Shard(1, 2)), "samsum")
-    drawn = [example.prompt for example in bench.examples("samsum")]
+    facts = build_in_domain(StudyContext(config, tmp_path, Shard(1, 2)), "samsum")
+    drawn = [example.prompt for example in context.examples("samsum")]
     assert len(drawn) == 4
-    model = load_model(str(folder), vocab_size=bench.loaded("samsum").vocab_size)
+    model = load_model(str(folder), vocab_size=context.loaded("samsum").vocab_size)
     rest = [n for n in range(10) if not any(f"{n} times" in one for one in drawn)]
     assert len(rest) == facts["texts"] == 6  # whatever the shard
-    tokenizer = bench.loaded("samsum").tokenizer
+    tokenizer = context.loaded("samsum").tokenizer
     counted = {
         pair
         for n in rest
@@ -202,25 +202,25 @@ def test_in_domain_models_are_counted_from_other_texts(trained, tmp_path):
         if all(token < tokenizer.vocab_size for token in key)
     ]
     assert counted <= {tuple(key) for key in inner}
-    assert bench.depends_on_task("ngram:1@in_domain")
-    (found,) = draft_records(bench, "ngram:1@in_domain", ["samsum"])
+    assert context.depends_on_task("ngram:1@in_domain")
+    (found,) = draft_records(context, "ngram:1@in_domain", ["samsum"])
     assert [record.part for record in found] == ["tune"] + ["report"] * 3
     before = (folder / "in_domain.json").stat().st_mtime_ns
-    assert build_in_domain(bench, "samsum") == facts
+    assert build_in_domain(context, "samsum") == facts
     assert (folder / "in_domain.json").stat().st_mtime_ns == before
 
 
 @pytest.mark.slow
-def test_weights_are_tuned_by_task(bench, tmp_path, trained):
+def test_weights_are_tuned_by_task(context, tmp_path, trained):
     """By the text to tune on alone, and for all contenders that name no weight."""
     config = dataclasses.replace(
-        bench.config,
+        context.config,
         contenders=["bpd", "ngram:2", "ngram:1:alpha=1"],
         tuners={"ngram": "ngram:1", "neural": "neural:1"},
         alphas=(0, 1, 20),
     )
-    assert config.texts_alike({"settings": bench.config.settings})
-    mine = Bench(config, tmp_path)
+    assert config.texts_alike({"settings": context.config.settings})
+    mine = StudyContext(config, tmp_path)
     plain = mine.made_with("ngram:2")
     tune(mine)
     calls = {}
@@ -241,11 +241,11 @@ def test_weights_are_tuned_by_task(bench, tmp_path, trained):
     assert (written["examples"], written["alpha"]) == (1, best)
     path.write_text(json.dumps({**written, "alpha": 7}))
     for shard in (Shard(0, 1), Shard(1, 2)):
-        other = Bench(dataclasses.replace(config, examples=1), tmp_path, shard)
+        other = StudyContext(dataclasses.replace(config, examples=1), tmp_path, shard)
         tune(other)
         assert other.alphas == {"ngram": {"held_out": 7}}
     # Other weights are another question.
-    more = Bench(dataclasses.replace(config, alphas=(1,)), tmp_path)
+    more = StudyContext(dataclasses.replace(config, alphas=(1,)), tmp_path)
     tune(more)
     assert more.alphas == {"ngram": {"held_out": 1}}
 
@@ -270,16 +270,16 @@ def test_second_turns_follow_what_the_model_answered(trained, tmp_path):
         turns=2,
         max_new_tokens=6,
     )
-    bench = Bench(config, tmp_path)
+    context = StudyContext(config, tmp_path)
     template = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }}|{% endfor %}"
-    talking = dataclasses.replace(bench.loaded("math"), chat=Chat(template))
-    bench._models = {config.model: talking}
-    found = bench.examples("math")
+    talking = dataclasses.replace(context.loaded("math"), chat=Chat(template))
+    context._models = {config.model: talking}
+    found = context.examples("math")
     assert [example.index for example in found] == list(range(6))
     assert [example.part for example in found] == ["tune", "report", "report"] * 2
-    decoder, _ = bench.contender("greedy", "math")
+    decoder, _ = context.contender("greedy", "math")
     first = [example.input_ids for example in found[:3]]
-    answers = decoder.decode(GREEDY, first, bench.options("math"))
+    answers = decoder.decode(GREEDY, first, context.options("math"))
     decode = talking.tokenizer.decode
     for before, later, answer in zip(found, found[3:], answers, strict=False):
         said = plain_text(answer.output_ids, decode, talking.end_tokens)
@@ -305,16 +305,16 @@ def test_lengths_by_task_and_positions_that_the_model_has(trained, tmp_path):
         decode_lengths={"held_out": 9, "squad": 3},
         longest_prompt=100_000,
     )
-    bench = Bench(config, tmp_path)
-    functions = bench.loaded("held_out").functions
-    (example,) = bench.examples("held_out")
-    (text,) = bench.texts("held_out")
+    context = StudyContext(config, tmp_path)
+    functions = context.loaded("held_out").functions
+    (example,) = context.examples("held_out")
+    (text,) = context.texts("held_out")
     assert len(text.output_ids) == 9
     positions = functions.config.trunk.max_length
     assert len(example.input_ids) <= positions - 9 - functions.block_size
     long = dataclasses.replace(config, decode_lengths={"held_out": positions})
     with pytest.raises(UserError, match="no positions left for a prompt"):
-        Bench(long, tmp_path / "long").examples("held_out")
+        StudyContext(long, tmp_path / "long").examples("held_out")
 
 
 @pytest.mark.slow
@@ -334,14 +334,14 @@ def test_shards_make_all_records_of_every_kind(trained, tmp_path):
     )
     run_files.write_header(tmp_path, "figure6", {})
     for shard in (Shard(0, 2), Shard(1, 2), Shard(0, 1)):
-        bench = Bench(config, tmp_path, shard)
+        context = StudyContext(config, tmp_path, shard)
 
-        def keep(records, bench=bench):
-            name = f"records{bench.shard_suffix}.jsonl"
+        def keep(records, context=context):
+            name = f"records{context.shard_suffix}.jsonl"
             run_files.append_records(tmp_path, list(records), name)
 
         for kind in ("oracle", "drafts", "explorer"):
-            WORK[kind](bench, open_run(tmp_path), keep)
+            MEASUREMENTS[kind](context, open_run(tmp_path), keep)
     found = open_run(tmp_path).records
     for kind, examples in ((OracleRecord, 3), (DraftRecord, 3), (ExplorerRecord, 2)):
         assert sum(isinstance(record, kind) for record in found) == examples
@@ -349,10 +349,10 @@ def test_shards_make_all_records_of_every_kind(trained, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_header_tells_other_texts_and_other_models(bench, trained, tmp_path):
-    facts = facts_of(bench)
+def test_a_header_tells_other_texts_and_other_models(context, trained, tmp_path):
+    facts = facts_of(context)
     run_files.write_header(tmp_path, "table4", facts)
-    assert check_header(tmp_path, bench)["size"] == ""
+    assert check_header(tmp_path, context)["size"] == ""
     changes = {
         "texts": {"held_out": "other"},
         "made_with": {"ngram:2": "other"},
@@ -361,11 +361,11 @@ def test_a_header_tells_other_texts_and_other_models(bench, trained, tmp_path):
     for name, value in changes.items():
         run_files.write_header(tmp_path, "table4", {**facts, name: value})
         with pytest.raises(UserError, match="name another --workdir, or remove it"):
-            check_header(tmp_path, bench)
+            check_header(tmp_path, context)
     # Plain BPD drafts with no model but the one that decodes.
-    assert bench.made_with("bpd") == bench.made_with("medusa:4")
-    assert bench.made_with("ngram:2") == bench.made_with("medusa_ngram:4")
-    assert len({bench.made_with(name) for name in ("bpd", "ngram:2")}) == 2
+    assert context.made_with("bpd") == context.made_with("medusa:4")
+    assert context.made_with("ngram:2") == context.made_with("medusa_ngram:4")
+    assert len({context.made_with(name) for name in ("bpd", "ngram:2")}) == 2
     copied = tmp_path / "copy"
     shutil.copytree(trained / "run" / "ngram", copied)
     assert content_digest(copied) == content_digest(trained / "run" / "ngram")
@@ -381,26 +381,26 @@ def test_a_header_tells_other_texts_and_other_models(bench, trained, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_a_start_leaves_out_is_not_forgotten(bench, tmp_path):
+def test_what_a_start_leaves_out_is_not_forgotten(context, tmp_path):
     """Records of a contender remain, and are refused if it is another one later."""
-    made = {"markov:1": "first", "bpd": bench.made_with("bpd")}
-    before = {**facts_of(bench), "made_with": made, "labels": {"markov:1": "Markov"}}
-    now = continued(before, facts_of(bench))
+    made = {"markov:1": "first", "bpd": context.made_with("bpd")}
+    before = {**facts_of(context), "made_with": made, "labels": {"markov:1": "Markov"}}
+    now = continued(before, facts_of(context))
     assert now["made_with"]["markov:1"] == "first"
     assert now["labels"]["markov:1"] == "Markov"
-    assert now["made_with"]["bpd"] == bench.made_with("bpd")
-    assert continued({}, facts_of(bench)) == facts_of(bench)
+    assert now["made_with"]["bpd"] == context.made_with("bpd")
+    assert continued({}, facts_of(context)) == facts_of(context)
 
 
 def test_times_of_two_machines_are_refused(tmp_path):
     record = TimingRecord("qa", 0, "bpd", 0.0, 0, 8, 4, 1.0, True)
     config = StudyConfig("table_e", model="m", tasks=["qa"], contenders=["bpd"])
-    bench = Bench(config, tmp_path)
+    context = StudyContext(config, tmp_path)
     session = {"device": "another", "command": "", "date": "", "versions": {}}
     run_files.write_header(tmp_path, "table_e", {"sessions": [session]})
     run_files.append_records(tmp_path, [record])
     with pytest.raises(UserError, match="another device"):
-        WORK["timing"](bench, open_run(tmp_path), lambda records: None)
+        MEASUREMENTS["timing"](context, open_run(tmp_path), lambda records: None)
 
 
 @pytest.mark.slow

@@ -324,7 +324,7 @@ def test_sizes_default_to_those_of_the_target():
         ({"feature_layers": ()}, "feature_layers is empty"),
         ({"block_size": 1}, "nothing to draft"),
         ({"window": 3}, "smaller than block_size"),
-        ({"num_layers": 0}, "positive integer"),
+        ({"num_layers": 0}, "num_layers must be"),
         ({"markov_rank": -1}, "markov_rank"),
         ({"activation": "tanh"}, "activation"),
         ({"confidence_reads_markov": True}, "markov_rank above 0"),

@@ -226,10 +226,10 @@ def test_values_do_not_depend_on_the_mesh(tmp_path):
     "change, message",
     [
         ({"head_dim": 5}, "head_dim = 5 is odd"),
-        ({"head_dim": 0}, "head_dim must be a positive integer"),
-        ({"num_kv_heads": 0}, "num_kv_heads must be a positive integer"),
+        ({"head_dim": 0}, "head_dim must be an integer"),
+        ({"num_kv_heads": 0}, "num_kv_heads must be an integer"),
         ({"norm": "batch"}, "norm must be one of layer, rms"),
-        ({"norm_epsilon": 0.0}, "norm_epsilon must be above 0"),
+        ({"norm_epsilon": 0.0}, "norm_epsilon must be a finite"),
     ],
 )
 def test_bad_choices_are_refused(change, message):

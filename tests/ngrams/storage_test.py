@@ -66,12 +66,10 @@ def test_a_write_that_stops_short_is_told(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     "change, message",
     [
-        (None, "cannot read .* give a folder that holds an n-gram model"),
-        ("{", "damaged"),
-        ('{"magic": "something"}', "not the header"),
-        ({"version": 99}, "format 99"),
-        ({"settings": {}}, "damaged"),
-        ({"arrays": {}}, "damaged"),
+        (None, "does not hold an n-gram model"),
+        ({"magic": "something"}, "not the header"),
+        ({"settings": {}}, "checksum"),
+        ({"arrays": {}}, "checksum"),
     ],
 )
 def test_a_foreign_header_is_refused(
@@ -81,8 +79,6 @@ def test_a_foreign_header_is_refused(
     header = tmp_path / "model" / "ngram_model.json"
     if change is None:
         header.unlink()
-    elif isinstance(change, str):
-        header.write_text(change)
     else:
         header.write_text(json.dumps(json.loads(header.read_text()) | change))
     with pytest.raises(UserError, match=message):

@@ -234,7 +234,7 @@ def test_a_model_of_other_sizes_is_refused(folder):
     edit(path / "config.json", intermediate_size=24, tie_word_embeddings=False)
     refused(path, r"has no tensor lm_head\.weight")
     edit(path / "config.json", num_hidden_layers=10**12)
-    refused(path, "must be at most 1,000")
+    refused(path, "must be an integer from 1 to 1000")
     edit(path / "config.json", num_hidden_layers=2, tie_word_embeddings=True)
     edit(path / "generation_config.json", eos_token_id=[1, 40])
     refused(path, "names token 40 as beginning or end of a text, but its model has 40")

@@ -1,4 +1,4 @@
-"""A report as an evaluation on Python source code would make it."""
+"""The report of an evaluation on Python source code, and a page of studies by hand."""
 
 import itertools
 import math
@@ -7,15 +7,17 @@ import re
 
 import pytest
 
+from bpd_jax.reporting.page import Page
 from bpd_jax.reporting.records import (
     Candidate,
     DecodeRecord,
+    EvaluationReport,
     LatticePicture,
     MethodSummary,
     Path,
-    Report,
     Step,
 )
+from tests.reporting.example_page import example_page
 
 HEADS = 8
 # Name, label, and how often a drafted token is right.
@@ -192,13 +194,13 @@ def curves() -> list[dict[str, float]]:
 
 
 @pytest.fixture(scope="session")
-def report() -> Report:
+def report() -> EvaluationReport:
     records = [
         decode(prompt_index, name, right)
         for prompt_index in range(len(PROMPTS))
         for name, _, right in METHODS
     ]
-    return Report(
+    return EvaluationReport(
         title="Refined drafts on Python source code",
         created="2025-01-31",
         task="python_code, 4 prompts of the test split",
@@ -212,3 +214,8 @@ def report() -> Report:
         curves=curves(),
         notes=["The n-gram model was estimated on the training split alone."],
     )
+
+
+@pytest.fixture(scope="session")
+def paper_report(report) -> Page:
+    return example_page(report.lattice)

@@ -25,7 +25,7 @@ def picture(**changes):
 
 
 def drawn(chosen):
-    return ElementTree.fromstring(lattice.draw(chosen))
+    return ElementTree.fromstring(lattice.draw(chosen)).find("./div/svg")
 
 
 def nodes(svg):
@@ -105,8 +105,8 @@ def test_long_pieces_are_cut_and_named_in_full():
     assert "collections_counter" in node.find("title").text
 
 
-def test_section_has_legend_and_prompt(report):
-    html = lattice.section(report)
+def test_figure_has_legend_and_prompt(report):
+    html = lattice.figure(report.lattice)
     assert "BPD: 2 of 8 accepted" in html
     assert "if n &lt; 2:" in html
     assert len(re.findall("<svg", html)) == 1 + len(report.lattice.paths) + 1

@@ -6,13 +6,13 @@ import json
 import pytest
 
 from bpd_jax.errors import UserError
-from bpd_jax.reporting import html, terminal
+from bpd_jax.reporting.evaluation_report import methods_exhibit
 from bpd_jax.reporting.records import (
     Candidate,
+    EvaluationReport,
     LatticePicture,
     MethodSummary,
     Path,
-    Report,
     Step,
     load_report,
     save_report,
@@ -21,7 +21,7 @@ from bpd_jax.reporting.records import (
 
 def test_report_survives_json(report):
     data = json.loads(json.dumps(report.to_json()))
-    assert Report.from_json(data) == report
+    assert EvaluationReport.from_json(data) == report
 
 
 def test_report_survives_a_file(report, tmp_path):
@@ -41,27 +41,26 @@ def test_reports_from_before_there_were_figures_about_drafts(report, tmp_path):
     for method in data["methods"]:
         for field in (*new, "entropies", "accepted"):
             del method[field]
-    old = Report.from_json(data)
+    old = EvaluationReport.from_json(data)
     assert all(method.nodes is None for method in old.methods)
-    terminal.print_table(old)
-    assert "What the drafts look like" not in html.render(old)
-    assert "What the drafts look like" in html.render(report)
+    assert [t.name for t in methods_exhibit(old).tables] == ["methods"]
+    assert [t.name for t in methods_exhibit(report).tables] == ["methods", "drafts"]
 
 
 def test_optional_fields_may_be_missing():
     data = {"title": "t", "created": "c", "task": "k", "device": "d", "methods": []}
-    assert Report.from_json(data) == Report("t", "c", "k", "d", [])
+    assert EvaluationReport.from_json(data) == EvaluationReport("t", "c", "k", "d", [])
 
 
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"title": 3}, "Report.title should be str, not 3"),
-        ({"colour": "red"}, "Report has unknown fields: colour"),
-        ({"methods": [{"name": "bpd"}]}, r"Report.methods\[0\] is not valid"),
+        ({"title": 3}, "EvaluationReport.title should be str, not 3"),
+        ({"colour": "red"}, "EvaluationReport has unknown fields: colour"),
+        ({"methods": [{"name": "bpd"}]}, r"EvaluationReport.methods\[0\] is not valid"),
         (
             {"lattice": {"prompt_tail": "", "positions": [3]}},
-            r"Report.lattice.positions\[0\] should be list, not 3",
+            r"EvaluationReport.lattice.positions\[0\] should be list, not 3",
         ),
     ],
 )
@@ -76,10 +75,10 @@ def test_wrong_nested_types_are_refused(report):
     data = report.to_json()
     data["methods"][1]["interval"] = [1.0, 2.0, 3.0]
     with pytest.raises(UserError, match="interval should have 2 entries"):
-        Report.from_json(data)
+        EvaluationReport.from_json(data)
     data["methods"][1] = data["methods"][0] | {"name": "x", "tokens": True}
     with pytest.raises(UserError, match="tokens should be int, not True"):
-        Report.from_json(data)
+        EvaluationReport.from_json(data)
 
 
 def test_missing_or_broken_files_are_refused(tmp_path):

@@ -1,12 +1,12 @@
-"""The table and the drafts as text, with and without colour."""
+"""Exhibits and drafts as text, with and without colour."""
 
 import dataclasses
 import io
 
-import pytest
 from rich.console import Console
 
-from bpd_jax.reporting import terminal, wording
+from bpd_jax.reporting import terminal
+from bpd_jax.reporting.exhibits import Cell, Column, Exhibit, Finding, Row, Table
 from bpd_jax.reporting.records import Step
 
 
@@ -17,64 +17,38 @@ def printed(function, *arguments, width=100, **keywords):
     return buffer.getvalue()
 
 
-@pytest.mark.parametrize("width", [80, 100, 140])
-def test_table_has_every_number_and_fits(report, width):
-    text = printed(terminal.print_table, report, width=width)
-    assert max(map(len, text.splitlines())) <= width
-    for method in report.methods:
-        assert method.label.split()[0] in text
-        assert f"{method.block_efficiency:.2f}" in text
-        assert wording.interval(method) in text
-        assert wording.percent(method.gain) in text
-        assert f" {method.serial_calls} " in text
-        assert wording.seconds(method.seconds) in text
-        assert wording.speedup(method) in text
-    assert "identical ✓" in text
-    assert wording.summary_sentence(report) in " ".join(text.split())
-
-
-@pytest.mark.parametrize("width", [80, 100])
-def test_drafts_have_a_table_of_their_own(report, width):
-    text = printed(terminal.print_table, report, width=width)
-    head, _, drafts = text.partition("Drafts")
-    assert "neighbours" in drafts
-    assert "neighbours" not in head
-    for method in report.methods[1:]:
-        rows = [line for line in drafts.splitlines() if method.label.split()[0] in line]
-        for figure in wording.draft_figures(method):
-            assert any(figure in row for row in rows)
-    assert "Greedy" not in drafts
-
-
-def test_texts_that_differ_are_told_in_a_sentence(report):
-    parted = {"rate": 0.25, "first": 7, "gap": 0.0312}
-    methods = report.methods[1:2]
-    methods = [dataclasses.replace(m, divergence=parted, differing=1) for m in methods]
-    methods = [*report.methods[:1], *methods]
-    report = dataclasses.replace(report, methods=methods, records=[])
-    text = " ".join(printed(terminal.print_table, report).split())
-    assert (
-        "BPD: 1 of 4 texts differ from greedy decoding, the earliest at token "
-        "7; where they part, the lower of the two tokens' logits is 0.031 below the "
-        "model's best (median)."
-    ) in text
-
-
-def test_table_names_model_task_and_device(report):
-    text = printed(terminal.print_table, report)
-    for words in (report.title, report.task, report.device, "layers 4", *report.notes):
-        assert words in text
-
-
-def test_different_outputs_are_red(report):
-    wrong = dataclasses.replace(report.methods[1], differing=2)
-    report = dataclasses.replace(report, methods=[wrong], records=[])
-    buffer = io.StringIO()
-    console = Console(
-        file=buffer, width=100, force_terminal=True, color_system="standard"
+def test_numbers_findings_and_notes_are_printed():
+    columns = [Column("BPD"), Column("gain", digits=1, unit="+%")]
+    rows = [
+        Row("SQuAD", [Cell(1.236, 2.08), Cell(18.44, text="*")]),
+        Row("QA", [Cell(text="not measured"), Cell(-0.5)], strong=True),
+    ]
+    exhibit = Exhibit(
+        "table4",
+        "Block efficiency",
+        "Table 4",
+        "How much?",
+        tables=[Table("table4", "Tokens per call", "task", columns, rows, "Ours.")],
+        findings=[
+            Finding("It grows.", True, "On 2 of 2."),
+            Finding("It falls.", False, "On none."),
+            Finding("It stays.", None, "Too few."),
+        ],
+        notes=["Not the paper's model."],
+        facts={"left_out": {"neural:1": "there is no such model."}},
     )
-    terminal.print_table(report, console)
-    assert "\x1b[1;31m2 DIFFERENT" in buffer.getvalue()
+    out = io.StringIO()
+    terminal.print_exhibit(exhibit, Console(file=out, width=100, color_system=None))
+    lines = [line.rstrip() for line in out.getvalue().splitlines()]
+    (squad,) = [line for line in lines if line.startswith(" SQuAD")]
+    assert squad.split() == ["SQuAD", "1.24", "(2.08)", "+18.4", "%", "*"]
+    (qa,) = [line for line in lines if line.startswith(" QA")]
+    assert qa.split() == ["QA", "not", "measured", "−0.5", "%"]
+    assert "✓ It grows. On 2 of 2." in lines
+    assert "✗ It falls. On none." in lines
+    assert "? It stays. Too few." in lines
+    assert "Note: Not the paper's model." in lines
+    assert "Note: Left out: neural:1: there is no such model." in lines
 
 
 PIECES = [
@@ -105,28 +79,7 @@ def test_accepted_tokens_are_green_in_a_terminal(monkeypatch):
     assert text == "The\x1b[1;32m sky is\x1b[0m blue.\n"
 
 
-def test_the_fastest_method_is_named(report):
-    oracle_aside = [m for m in report.methods if not m.upper_bound]
-    best = max(oracle_aside, key=lambda method: method.speedup)
-    sentence = wording.fastest_sentence(report)
-    assert best.label in sentence
-    assert f"{best.speedup:.2f} times as fast" in sentence
-    slow = [dataclasses.replace(m, speedup=0.5) for m in report.methods[1:]]
-    greedy = dataclasses.replace(report.methods[0], speedup=1.0)
-    slow = dataclasses.replace(report, methods=[greedy, *slow], records=[])
-    sentence = wording.fastest_sentence(slow)
-    assert "plain greedy decoding; " in sentence
-    assert "0.50 times" in sentence
-
-
-def test_the_choice_of_auto_is_marked(report):
-    chosen = dataclasses.replace(report.methods[1], automatic=True)
-    report = dataclasses.replace(report, methods=[chosen], records=[])
-    assert f"{chosen.label} ← auto" in printed(terminal.print_table, report)
-
-
 def test_a_log_gets_no_colour_codes(report, capsys):
-    terminal.print_table(report)
     terminal.print_steps(report.records[-1])
     output = capsys.readouterr().out
     assert "\x1b" not in output

@@ -61,11 +61,11 @@ class TinyBench:
 
 
 @pytest.fixture(scope="module")
-def bench():
+def context():
     return TinyBench()
 
 
-def test_contenders_take_turns_and_write_the_same_text(bench, monkeypatch):
+def test_contenders_take_turns_and_write_the_same_text(context, monkeypatch):
     compiled = []
     jax.monitoring.register_event_duration_secs_listener(
         listen := lambda event, *_, **__: "compile" in event and compiled.append(event)
@@ -79,7 +79,7 @@ def test_contenders_take_turns_and_write_the_same_text(bench, monkeypatch):
     monkeypatch.setattr(generate, "time", types.SimpleNamespace(perf_counter=tick))
     parts = list(
         timing_records(
-            bench,
+            context,
             ["qa"],
             ["ngram:2", "greedy"],
             [0.7],
@@ -112,10 +112,10 @@ def test_contenders_take_turns_and_write_the_same_text(bench, monkeypatch):
             assert all(1 <= r.calls <= r.tokens for r in part)
 
 
-def test_what_is_finished_is_left_out(bench):
+def test_what_is_finished_is_left_out(context):
     def measure(done):
         return timing_records(
-            bench, ["qa"], ["bpd"], [0.0], 1, 1, done, speculative=["bpd"]
+            context, ["qa"], ["bpd"], [0.0], 1, 1, done, speculative=["bpd"]
         )
 
     first = next(measure(done=()))
@@ -128,17 +128,17 @@ def test_what_is_finished_is_left_out(bench):
     assert not list(measure(done))
 
 
-def test_what_was_compiled_is_freed_before_the_next_task(bench):
+def test_what_was_compiled_is_freed_before_the_next_task(context):
     """A long study compiles more programs than a process may hold."""
     probe = jax.jit(lambda x: x + 1)
     sizes = []
-    for _ in timing_records(bench, ["qa", "rag"], ["bpd"], [0.0], 1, 1):
+    for _ in timing_records(context, ["qa", "rag"], ["bpd"], [0.0], 1, 1):
         sizes.append(probe._cache_size())
         probe(0)
     assert sizes == [0, 1, 0, 1]
 
 
-def test_what_cannot_be_done_is_told_before_anything_is_timed(bench):
-    records = timing_records(bench, ["qa"], ["bpd", "draft_model:4"], [0.0], 1, 1)
+def test_what_cannot_be_done_is_told_before_anything_is_timed(context):
+    records = timing_records(context, ["qa"], ["bpd", "draft_model:4"], [0.0], 1, 1)
     with pytest.raises(UserError, match="draft_model"):
         next(records)

@@ -2,8 +2,8 @@
 
 import pathlib
 
-from bpd_jax.studies.pairing import contenders_of, oracle_of, paired
 from bpd_jax.studies.records import DraftRecord
+from bpd_jax.studies.results import contenders_of, oracle_of, paired
 from bpd_jax.studies.run_files import StudyRun
 
 

@@ -14,7 +14,7 @@ from bpd_jax.studies.records import (
     from_digits,
     to_digits,
 )
-from bpd_jax.studies.summary import (
+from bpd_jax.studies.results import (
     drafts_of,
     efficiency,
     gain_cell,
@@ -143,12 +143,12 @@ def test_shards_are_read_together_and_published_alike(tmp_path):
 def test_what_is_no_record_is_named(line, tmp_path):
     run_files.write_header(tmp_path, "table4", {})
     (tmp_path / run_files.RECORDS).write_text(line + "\n")
-    with pytest.raises(UserError, match=r"records\.jsonl:1 is no record"):
+    with pytest.raises(UserError, match=r"records\.jsonl:1 is not a study record"):
         run_files.open_run(tmp_path)
 
 
 def test_what_is_no_result_is_refused(tmp_path):
-    with pytest.raises(UserError, match="holds no results of a study"):
+    with pytest.raises(UserError, match="has no study results"):
         run_files.open_run(tmp_path)
     (tmp_path / run_files.HEADER).write_text("[1]")
     with pytest.raises(UserError, match="cannot read"):

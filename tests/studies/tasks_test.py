@@ -158,7 +158,7 @@ def test_what_is_missing_is_named(tmp_path):
         read_sources(tmp_path, "xsum")
     (tmp_path / "xsum").mkdir()
     (tmp_path / "xsum" / "test.jsonl").write_text("nothing\n")
-    with pytest.raises(UserError, match=r"test\.jsonl:1 is no JSON"):
+    with pytest.raises(UserError, match=r"test\.jsonl:1 is not JSON"):
         read_sources(tmp_path, "xsum")
     assert "held_out" in LABELS
 

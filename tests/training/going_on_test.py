@@ -225,7 +225,7 @@ def test_the_validation_metrics_have_every_column(train_config, tmp_path):
         ({"select_by": "loss"}, "select_by must be one of validation_loss, "),
         ({"patience": 0}, "TrainConfig.patience must be a positive integer"),
         ({"head_targets": "own"}, "head_targets must be one of text, model, not"),
-        ({"head_schedule": 3}, r"head_schedule must be @HeadSchedule\(\) or None"),
+        ({"head_schedule": 3}, r"head_schedule must be @HeadSchedule\(\)"),
         ({"compute": None}, r"TrainConfig.compute must be @ComputeConfig\(\)"),
         ({"task": 1}, r"TrainConfig.task must be @TextTask\(\) or @ExampleTask\(\)"),
     ],

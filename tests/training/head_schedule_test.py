@@ -116,13 +116,13 @@ def test_advance_leaves_the_old_place_alone():
 @pytest.mark.parametrize(
     "fields, words",
     [
-        ({"decay": 0}, "HeadSchedule.decay must be a number above 0, not 0"),
+        ({"decay": 0}, "HeadSchedule.decay must be a finite number above 0"),
         ({"decay": float("nan")}, "decay must be"),
-        ({"ramp_steps": -1}, "ramp_steps must be 0 or a positive integer, not -1"),
+        ({"ramp_steps": -1}, "ramp_steps must be an integer"),
         ({"ramp_steps": True}, "ramp_steps must be"),
-        ({"add_every": 0}, "add_every must be a positive integer or None"),
+        ({"add_every": 0}, "add_every must be a positive integer"),
         ({"order": "size"}, "order must be one of distance, entropy, not 'size'"),
-        ({"waiting": 1.0}, "waiting must be a number from 0 to below 1"),
+        ({"waiting": 1.0}, "waiting must be a finite number"),
         ({"order": "entropy", "waiting": 0.1}, "set HeadSchedule.add_every too"),
         ({"waiting": 0.1}, "set HeadSchedule.add_every too"),
         ({"order": "entropy", "add_every": 5}, "needs HeadSchedule.waiting above 0"),

@@ -9,33 +9,20 @@ import pytest
 
 from bpd_jax.data.generations import open_generations, write_header, write_shard
 from bpd_jax.errors import UserError
+from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.heads import init_heads
-from bpd_jax.models.heads_files import fingerprint
 from bpd_jax.models.refiner_files import load_refiner
 from bpd_jax.models.refiners import init_refiner
-from bpd_jax.training.config import OptimizerConfig
+from bpd_jax.training.frozen import measure
 from bpd_jax.training.heads.base import Base
 from bpd_jax.training.heads.cache import cached_states, open_states
-from bpd_jax.training.heads.loss import LevelSums
 from bpd_jax.training.heads.positions import split_texts
-from bpd_jax.training.optimizer import make_optimizer
-from bpd_jax.training.refiner_loss import (
-    freeze_rows,
-    freeze_states,
-    head_sums,
-    refined_sums,
-)
+from bpd_jax.training.refiner_loss import freeze_rows, freeze_states
 from bpd_jax.training.refiner_settings import RefinerSettings
 from bpd_jax.training.refiner_sources import open_source
-from bpd_jax.training.refiners import (
-    HeldOut,
-    evaluate,
-    make_step,
-    table,
-    train_refiner,
-)
+from bpd_jax.training.refiners import RefinerObjective, train_refiner
 
 VOCABULARY = np.arange(0, 60, 2, dtype=np.int32)
 
@@ -97,10 +84,18 @@ def test_cached_states_give_the_sums_of_the_texts_themselves(kind, base, states)
     ones = jnp.ones_like(tokens)
     places = jnp.broadcast_to(jnp.arange(14), tokens.shape)
     whole = (tokens, ones, places, ones > 0)
-    found = evaluate(
-        refiner_config, refiner, config, params, source.held_out, source.freeze
+    found, want = (
+        measure(
+            RefinerObjective(refiner_config, config, freeze, own=False),
+            refiner,
+            frozen=params,
+            batches=batches,
+        )
+        for freeze, batches in (
+            (source.freeze, source.held_out),
+            (freeze_rows, [whole]),
+        )
     )
-    want = evaluate(refiner_config, refiner, config, params, [whole], freeze_rows)
     for name in ("plain_text", "refined_text"):
         mine, theirs = getattr(found, name), getattr(want, name)
         np.testing.assert_array_equal(mine.valid, theirs.valid)
@@ -108,19 +103,27 @@ def test_cached_states_give_the_sums_of_the_texts_themselves(kind, base, states)
         np.testing.assert_allclose(mine.correct, theirs.correct, atol=1)
 
 
+def objective_on(source, settings, config):
+    return RefinerObjective(settings.config_for(config), config, source.freeze, True)
+
+
 def test_tokens_outside_the_draft_vocabulary_are_misses(base, states):
     config, params = base
-    source = open_source(states, RefinerSettings("markov"), config, params)
-    frozen = freeze_states(config, params, source.held_out[0], own=True)
-    sums = head_sums(config, params, frozen, frozen.states)
+    settings = RefinerSettings("markov")
+    source = open_source(states, settings, config, params)
+    batch = source.held_out[0]
+    frozen = freeze_states(config, params, batch, own=True)
+    objective = objective_on(source, settings, config)
+    refiner = init_refiner(objective.config, jax.random.key(0))
+    sums = objective.held_out_sums(refiner, params, batch).plain_text
     logits = BlockwiseLM(config).apply(
-        {"params": params}, frozen.hidden[:, 0], method="head_logits"
+        {"params": params}, frozen.hidden, method="head_logits"
     )
     for level in (1, 2):
         log_probs = jax.nn.log_softmax(logits[:, level])
-        target = frozen.targets[level - 1, :, 0]
+        target = frozen.targets[:, level - 1]
         found = jnp.take_along_axis(log_probs, target[:, None], 1)[:, 0]
-        valid = frozen.valid[level - 1, :, 0]
+        valid = frozen.valid[:, level - 1]
         known = jnp.isfinite(found) & valid
         assert 0 < known.sum() < valid.sum() == sums.valid[level - 1]
         assert known.sum() == sums.scored[level - 1]
@@ -131,28 +134,42 @@ def test_tokens_outside_the_draft_vocabulary_are_misses(base, states):
         assert int(sums.correct[level - 1]) == int(right)
 
 
-def test_losses_are_means_over_the_draft_vocabulary():
-    sums = LevelSums(*(np.array([x]) for x in (6.0, 1.0, 3.0, 4.0)))
-    columns = table(HeldOut(sums, sums, sums, sums))
-    assert columns["refined_text_loss"] == [2.0]
-    assert columns["refined_text_accuracy"] == [0.25]
-
-
-def test_steps_report_the_mean_over_the_draft_vocabulary(base, states):
+@pytest.mark.parametrize("own_softmax", [False, True])
+@pytest.mark.parametrize("kind", ["markov", "hydra"])
+def test_the_loss_and_its_gradient_are_those_of_the_held_out_sums(
+    kind, own_softmax, base, states
+):
+    """The mean over targets in the draft vocabulary, then over levels."""
     config, params = base
-    settings = RefinerSettings("markov", batch_size=64)
+    if own_softmax:
+        heads = dataclasses.replace(config.heads, own_softmax=True)
+        shared = params["heads"]["softmax"]
+        softmax = jnp.stack([shared, 0.5 * shared])
+        config = dataclasses.replace(config, heads=heads)
+        params = {**params, "heads": {**params["heads"], "softmax": softmax}}
+    settings = RefinerSettings(kind, batch_size=64)
     source = open_source(states, settings, config, params)
-    refiner_config = settings.config_for(config)
-    refiner = init_refiner(refiner_config, jax.random.key(0))
-    batch = next(source.train)
-    frozen = freeze_states(config, params, batch, own=False)
-    sums = refined_sums(refiner_config, refiner, config, params, frozen)
-    optimizer = make_optimizer(OptimizerConfig(1e-3), 10)
-    step = make_step(refiner_config, config, optimizer, source.freeze, own=False)
-    *_, (loss, accuracy) = step(refiner, optimizer.init(refiner), params, batch)
-    np.testing.assert_allclose(loss, np.mean(sums.loss / sums.scored), rtol=1e-5)
-    np.testing.assert_allclose(accuracy, np.mean(sums.correct / sums.valid), rtol=1e-5)
-    assert (sums.scored < sums.valid).all()
+    batch = next(source.train(0))
+    objective = objective_on(source, settings, config)
+    shapes = jax.eval_shape(lambda: init_refiner(objective.config, jax.random.key(0)))
+    rng = np.random.default_rng(5)
+    refiner = jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.1, x.shape)), shapes)
+
+    def plain(refiner):
+        sums = objective.held_out_sums(refiner, params, batch).refined_text
+        return jnp.mean(sums.loss / sums.scored), sums
+
+    (want, sums), gradients = jax.value_and_grad(plain, has_aux=True)(refiner)
+    loss, found, mine = objective.loss_and_gradients(refiner, params, batch)
+    np.testing.assert_allclose(loss, want, rtol=1e-5)
+    np.testing.assert_allclose(found.loss, sums.loss, rtol=1e-5)
+    np.testing.assert_array_equal(found.correct, sums.correct)
+    assert (found.scored < found.valid).all()
+    for got, expected in zip(
+        jax.tree.leaves(mine), jax.tree.leaves(gradients), strict=True
+    ):
+        assert float(jnp.abs(expected).max()) > 0
+        np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["markov", "hydra"])
@@ -160,7 +177,7 @@ def test_training_on_states_lowers_the_loss(kind, base, states, tmp_path):
     config, params = base
     settings = RefinerSettings(kind, steps=60, batch_size=256)
     report = train_refiner(settings, config, params, states, tmp_path / "refiner")
-    columns = table(report.held_out)
+    columns = report.held_out.table()
     for plain, refined in zip(
         columns["plain_text_loss"], columns["refined_text_loss"], strict=True
     ):

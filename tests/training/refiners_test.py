@@ -2,6 +2,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import signal
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +11,9 @@ import pytest
 
 from bpd_jax.data.rows import make_batch, open_rows
 from bpd_jax.errors import UserError
+from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.blockwise import BlockwiseLM
-from bpd_jax.models.heads_files import fingerprint
 from bpd_jax.models.refiner_files import load_refiner
 from bpd_jax.models.refiners import (
     hydra_states,
@@ -23,10 +24,12 @@ from bpd_jax.models.refiners import (
     recurrent_step,
 )
 from bpd_jax.training import refiner_sources
+from bpd_jax.training.frozen import LevelSums, measure
+from bpd_jax.training.metrics import read_rows
 from bpd_jax.training.refiner_loss import freeze_rows
 from bpd_jax.training.refiner_settings import RefinerSettings
 from bpd_jax.training.refiner_sources import held_out_rows
-from bpd_jax.training.refiners import evaluate, table, train_refiner
+from bpd_jax.training.refiners import HeldOut, RefinerObjective, train_refiner
 
 VOCAB = 280
 KINDS = ["markov", "recurrent", "hydra"]
@@ -69,6 +72,17 @@ def data(tmp_path_factory):
     write_rows(folder / "train", 0, 64)
     write_rows(folder / "validation", 1, 10)
     return folder
+
+
+def evaluate(config, refiner, model, params, batches, freeze):
+    """Sums over held-out batches."""
+    objective = RefinerObjective(config, model, freeze, own=False)
+    return measure(objective, refiner, frozen=params, batches=batches)
+
+
+def losses(folder):
+    """The losses of a training, every 20 steps."""
+    return [row["loss"] for row in read_rows(folder / "metrics.jsonl") if "loss" in row]
 
 
 def random_refiner(config):
@@ -164,9 +178,9 @@ def test_training_lowers_the_loss_and_leaves_the_model_alone(
     output = tmp_path / "deep" / "refiner"
     report = train_refiner(settings, model, params, data, output, "the command")
     jax.tree.map(np.testing.assert_array_equal, params, before)
-    assert len(report.losses) == 60
-    assert report.losses[-10:].mean() < report.losses[:10].mean() - 0.5
-    columns = table(report.held_out)
+    first, *_, last = losses(output)
+    assert last < first - 0.3
+    columns = report.held_out.table()
     for plain, refined in zip(
         columns[f"plain_{targets}_loss"],
         columns[f"refined_{targets}_loss"],
@@ -193,29 +207,57 @@ def test_training_lowers_the_loss_and_leaves_the_model_alone(
     jax.tree.map(np.testing.assert_allclose, again, report.held_out)
 
 
+def interrupt_at(monkeypatch, call):
+    """Sends the process a SIGTERM before a batch is drawn."""
+    draw, calls = refiner_sources.RowIterator.__next__, []
+
+    def counted(self):
+        calls.append(None)
+        if len(calls) == call:
+            signal.raise_signal(signal.SIGTERM)
+        return draw(self)
+
+    monkeypatch.setattr(refiner_sources.RowIterator, "__next__", counted)
+    return calls
+
+
+def test_a_stopped_training_ends_as_one_that_was_not(
+    model, params, data, tmp_path, monkeypatch
+):
+    settings = RefinerSettings("markov", steps=25, batch_size=4, rank=8)
+    train_refiner(settings, model, params, data, tmp_path / "whole")
+    calls = interrupt_at(monkeypatch, 7)
+    with pytest.raises(SystemExit):
+        train_refiner(settings, model, params, data, tmp_path / "stopped")
+    assert not (tmp_path / "stopped").exists()
+    other = dataclasses.replace(settings, seed=1)
+    refused("other settings", other, model, params, data, tmp_path / "stopped")
+    train_refiner(settings, model, params, data, tmp_path / "stopped")
+    assert len(calls) == 25
+    want, got = (load_refiner(tmp_path / name) for name in ("whole", "stopped"))
+    jax.tree.map(np.testing.assert_array_equal, got.params, want.params)
+    assert losses(tmp_path / "whole") == losses(tmp_path / "stopped")
+    assert {path.name for path in tmp_path.iterdir()} == {"whole", "stopped"}
+
+
 def test_the_same_training_again_starts_afresh(model, params, data, tmp_path):
     settings = RefinerSettings("markov", steps=3, batch_size=4, rank=8)
-    first = train_refiner(settings, model, params, data, tmp_path / "a")
-    older = load_refiner(tmp_path / "a")
-    second = train_refiner(settings, model, params, data, tmp_path / "a")
-    np.testing.assert_array_equal(first.losses, second.losses)
+    train_refiner(settings, model, params, data, tmp_path / "a")
+    older, log = load_refiner(tmp_path / "a"), losses(tmp_path / "a")
+    train_refiner(settings, model, params, data, tmp_path / "a")
+    assert losses(tmp_path / "a") == log
     newer = load_refiner(tmp_path / "a")
     jax.tree.map(np.testing.assert_array_equal, older.params, newer.params)
     other = dataclasses.replace(settings, seed=1)
-    third = train_refiner(other, model, params, data, tmp_path / "b")
-    assert (third.losses != first.losses).any()
+    train_refiner(other, model, params, data, tmp_path / "a")
+    assert losses(tmp_path / "a") != log
 
 
-def test_an_interrupt_leaves_nothing(model, params, data, tmp_path, monkeypatch):
-    settings = RefinerSettings("markov", steps=3, batch_size=4, rank=8)
-
-    def interrupt(self):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(refiner_sources.RowIterator, "__next__", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        train_refiner(settings, model, params, data, tmp_path / "refiner")
-    assert list(tmp_path.iterdir()) == []
+def test_losses_are_means_over_the_draft_vocabulary():
+    sums = LevelSums(*(np.array([x]) for x in (6.0, 1.0, 3.0, 4.0)))
+    columns = HeldOut(sums, sums, sums, sums).table()
+    assert columns["refined_text_loss"] == [2.0]
+    assert columns["refined_text_accuracy"] == [0.25]
 
 
 @pytest.mark.parametrize(
@@ -223,12 +265,12 @@ def test_an_interrupt_leaves_nothing(model, params, data, tmp_path, monkeypatch)
     [
         ({"kind": "eagle"}, "--kind must be one of markov, recurrent, hydra"),
         ({"targets": "other"}, "--targets must be one of model, text"),
-        ({"steps": 0}, "--steps must be 1 or more, not 0"),
-        ({"batch_size": -1}, "--batch_size must be 1 or more"),
-        ({"rank": 0}, "--rank must be 1 or more"),
-        ({"seed": -1}, "--seed must be 0 or more"),
-        ({"learning_rate": 0.0}, "--learning_rate must be above 0"),
-        ({"learning_rate": float("nan")}, "--learning_rate must be above 0"),
+        ({"steps": 0}, "--steps must be a positive"),
+        ({"batch_size": -1}, "--batch_size must be a positive"),
+        ({"rank": 0}, "--rank must be an integer"),
+        ({"seed": -1}, "--seed must be an integer"),
+        ({"learning_rate": 0.0}, "--learning_rate must be a finite"),
+        ({"learning_rate": float("nan")}, "--learning_rate must be a finite"),
     ],
 )
 def test_bad_settings_are_refused(options, words):
@@ -260,10 +302,11 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(
         model, trunk=dataclasses.replace(model.trunk, max_length=8)
     )
     refused("the model holds 8", markov, short, params, data, output)
-    refused("holds no token files", markov, model, params, tmp_path, output)
-    mad = dataclasses.replace(markov, learning_rate=1e38, steps=40)
-    refused("the loss is not finite", mad, model, params, data, output)
+    refused("does not hold token files", markov, model, params, tmp_path, output)
     assert list(tmp_path.iterdir()) == []
+    mad = dataclasses.replace(markov, learning_rate=1e38, steps=40)
+    refused("not finite: .*; lower --learning_rate", mad, model, params, data, output)
+    assert not output.exists()
 
 
 def test_no_other_folder_is_replaced(model, params, data, tmp_path):
@@ -271,9 +314,9 @@ def test_no_other_folder_is_replaced(model, params, data, tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter").write_text("dear")
     for output, words in (
-        (tmp_path / "thesis", "exists and is no refiner"),
-        (tmp_path / "thesis" / "chapter", "exists and is no refiner"),
-        (tmp_path / "thesis" / "chapter" / "x", "not a folder one can write to"),
+        (tmp_path / "thesis", "not part of a refiner"),
+        (tmp_path / "thesis" / "chapter", "it is a file"),
+        (tmp_path / "thesis" / "chapter" / "x", "cannot write"),
     ):
         refused(words, settings, model, params, data, output)
     assert (tmp_path / "thesis" / "chapter").read_text() == "dear"

@@ -102,5 +102,5 @@ def test_a_run_of_an_earlier_version_without_its_rows_is_told(begun):
     config, run, _ = begun
     (run / "data.json").unlink()
     shutil.rmtree(run / "data")
-    with pytest.raises(UserError, match="data/train holds no token files"):
+    with pytest.raises(UserError, match="data/train does not hold token files"):
         train(config, run)

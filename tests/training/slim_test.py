@@ -1,4 +1,3 @@
-import json
 import shutil
 
 import jax
@@ -90,17 +89,10 @@ def test_damage_is_told(slim, model, make_model):
         with pytest.raises(UserError, match=r"cannot read .*safetensors .*again"):
             load_run_parameters(slim, model)
     path.write_bytes(whole)
-    with pytest.raises(UserError, match=r"heads/bias_in is \(2, 8\) and not \(3, 8\)"):
+    with pytest.raises(UserError, match=r"heads/bias_in: .*\[2, 8\] and not \[3, 8\]"):
         load_run_parameters(slim, make_model(heads=4))
-    with pytest.raises(UserError, match=r"heads/bias_in is \(2, 8\) and not known"):
+    with pytest.raises(UserError, match=r"'heads/bias_in' is not known"):
         load_run_parameters(slim, make_model(heads=None))
-    header = slim / "slim.json"
-    about = header.read_text()
-    for text in ("[]", about[:-9], json.dumps(json.loads(about) | {"format": 2})):
-        header.write_text(text)
-        with pytest.raises(UserError, match=r"cannot read .*safetensors"):
-            load_run_parameters(slim, model)
-    header.write_text(about)
     path.unlink()
     with pytest.raises(UserError, match=r"cannot read .*No such file"):
         load_run_parameters(slim, model)

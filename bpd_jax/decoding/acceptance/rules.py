@@ -7,8 +7,8 @@ from bpd_jax.decoding.acceptance.exact import longest_match
 from bpd_jax.decoding.acceptance.path import Accepted
 from bpd_jax.decoding.acceptance.speculative import speculative_sampling
 from bpd_jax.decoding.acceptance.typical import typical_match
-from bpd_jax.decoding.choice import ACCEPTANCE, choose, filtered, stream_keys
 from bpd_jax.decoding.options import SPECULATIVE, TYPICAL, StepOptions
+from bpd_jax.decoding.sampling import ACCEPTANCE, choose, filtered, stream_keys
 from bpd_jax.drafting.tree import DraftTree
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.typing import Array, Float, Int, Params

@@ -8,6 +8,7 @@ import abc
 import copy
 import glob
 import hashlib
+import inspect
 import itertools
 import os
 import pathlib
@@ -24,6 +25,7 @@ from bpd_jax.ngrams.counting.windows import TokenBatch, join
 if TYPE_CHECKING:
     from bpd_jax.data.corpora import SourceFile
     from bpd_jax.data.spec import TextTask
+    from bpd_jax.ngrams.settings import CountSettings
 
 # Characters that are tokenized at once, and threads that ask for it: while one batch
 # is tokenized, another becomes arrays and a third is read.
@@ -43,6 +45,7 @@ __all__ = [
     "TokenBatch",
     "TokenFiles",
     "open_source",
+    "source_of",
 ]
 
 
@@ -134,6 +137,12 @@ def open_source(
         return GeneratedTexts(generations, split or "train")
     split = split or ("all" if text else "train")
     return _task_source(task or "text_files", split, vocabulary, text, max_bytes)
+
+
+def source_of(settings: "CountSettings") -> Source:
+    """Opens the source that settings name; see `open_source`."""
+    names = inspect.signature(open_source).parameters
+    return open_source(**{name: getattr(settings, name) for name in names})
 
 
 def _task_source(

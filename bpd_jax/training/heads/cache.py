@@ -7,7 +7,6 @@ first one that is missing, and texts that were added later cost only their own s
 """
 
 import hashlib
-import json
 import os
 import pathlib
 import shutil
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from bpd_jax import array_files, files, folders, progress
+from bpd_jax.artifacts import Artifact
 from bpd_jax.data.generations import Generations, fit_together, specs_of_texts
 from bpd_jax.errors import UserError
 from bpd_jax.training.heads.base import Base, states_dtype
@@ -26,12 +26,13 @@ from bpd_jax.training.heads.positions import (
     positions_of,
 )
 
-FORMAT = 1
 HEADER, TEXTS = "states.json", "texts.npz"
-KIND = folders.FolderKind("cached states", HEADER, in_place=True)
-
-# What reading a file of ours can raise.
-_DAMAGE = (OSError, ValueError, KeyError)
+KIND = Artifact(
+    "cached states",
+    HEADER,
+    in_place=True,
+    remedy="train heads with HeadsTrainConfig.mode = 'cache'",
+)
 
 # Bytes of a shard, and so what making one keeps in memory.
 _SHARD_BYTES = 2**26
@@ -126,7 +127,6 @@ def cached_states(
         base = base.with_layers(tuple(stored["layers"]))
     include_prompts = include_prompts or stored.get("include_prompts") is True
     header: dict[str, Any] = {
-        "format": FORMAT,
         "base": fingerprint,
         "d_model": base.d_model,
         "layers": list(base.layers),
@@ -134,7 +134,8 @@ def cached_states(
         "include_prompts": include_prompts,
     }
     folders.check_folder(folder, KIND)
-    _check_header(folder, header)
+    if (folder / HEADER).exists():
+        _check_header(folder, header)
     earlier = _earlier_shards(folder, texts, header)
     counts = position_counts(texts.lengths, texts.prompt_lengths, include_prompts)
     width = base.width
@@ -157,9 +158,7 @@ def cached_states(
         ) as bar:
             for rows, path, _ in missing:
                 states = _read(base, texts, rows, counts, bar)
-                with files.replacing_file(folder / HEADER) as temporary:
-                    text = json.dumps(header, indent=2) + "\n"
-                    temporary.write_text(text, encoding="utf-8")
+                KIND.write_header(folder, header)
                 _save(path, states)
     # The last shard was not full and has given way to one with more texts.
     for path in earlier - {path for _, path in shards}:
@@ -192,29 +191,21 @@ def _columns(base: Base, layers: tuple[int, ...]) -> np.ndarray | None:
 def _stored(folder: pathlib.Path) -> dict[str, Any]:
     """The header of a cache; empty if there is none or it cannot be read."""
     try:
-        about = json.loads((folder / HEADER).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return {"layers": [], **KIND.read_header(folder)}
+    except UserError:
         return {}
-    return {"layers": [], **about} if isinstance(about, dict) else {}
 
 
-def _check_header(folder: pathlib.Path, mine: dict[str, Any]) -> None:
-    path = folder / HEADER
-    try:
-        theirs = files.read_json(path)
-    except FileNotFoundError:
-        return
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {path} ({error}): remove {folder}.") from error
+def _check_header(folder: pathlib.Path, mine: dict[str, Any]) -> dict[str, Any]:
+    """The header of a cache; raises a `UserError` unless it has these values."""
+    theirs = {"layers": [], **KIND.read_header(folder)}
     for name, value in mine.items():
-        found = theirs.get(name) if isinstance(theirs, dict) else None
-        if name == "layers":
-            found = found or []
-        if found != value:
+        if theirs.get(name) != value:
             raise UserError(
-                f"{folder} holds states of {name} {found!r}, and this training needs "
-                f"{value!r}: choose another folder, or remove this one."
+                f"{folder} holds states of {name} {theirs.get(name)!r}, and this "
+                f"training needs {value!r}: choose another folder, or remove this one."
             )
+    return theirs
 
 
 def _earlier_shards(
@@ -227,7 +218,7 @@ def _earlier_shards(
     """
     try:
         old = _read_texts(folder, header["base"])
-    except _DAMAGE:
+    except UserError:
         # Never completed. Shards of other texts have other names, and stay.
         return set()
     goes_on = all(
@@ -333,35 +324,30 @@ def open_states(folder: str | os.PathLike[str], fingerprint: str) -> States:
       UserError: it is missing, incomplete, or of another model than `fingerprint`.
     """
     folder = pathlib.Path(folder)
-    _check_header(folder, {"format": FORMAT, "base": fingerprint})
-    try:
-        header = files.read_json(folder / HEADER)
+    header = _check_header(folder, {"base": fingerprint})
+    with KIND.reading(folder / HEADER):
         dtype, d_model = states_dtype(header["dtype"]), int(header["d_model"])
-        width = d_model * (1 + len(header.get("layers", ())))
+        width = d_model * (1 + len(header["layers"]))
         include_prompts = bool(header["include_prompts"])
-        texts = _read_texts(folder, fingerprint)
-    except (*_DAMAGE, TypeError) as error:
-        raise UserError(
-            f"{folder} holds no complete states ({error}): train heads with "
-            "HeadsTrainConfig.mode = 'cache' first."
-        ) from error
+    texts = _read_texts(folder, fingerprint)
     positions = positions_of(texts, include_prompts)
     shards = []
     counts = np.diff(positions.starts)
     for rows, path in _shards(folder, texts, counts, width):
         size = int(counts[rows.start : rows.stop].sum())
         if not _is_whole(path, (size, width)):
-            raise UserError(f"{path} is missing or damaged: train the heads again.")
+            raise KIND.damaged(path, "it is missing, or its shape does not fit")
         shards.append(_mapped(path, dtype))
     columns = None if width == d_model else np.arange(d_model)
     return States(positions, shards, columns=columns)
 
 
 def _read_texts(folder: pathlib.Path, base: str) -> Generations:
-    """The texts of a complete cache; raises one of `_DAMAGE` if there are none."""
-    arrays = array_files.read_npz(
-        folder / TEXTS, specs_of_texts(None), optional=("indices",)
-    )
-    if not fit_together(**arrays):
-        raise ValueError(f"the texts of {TEXTS} do not fit their offsets")
+    """The texts of a complete cache; raises a `UserError` if there are none."""
+    with KIND.reading(folder / TEXTS):
+        arrays = array_files.read_npz(
+            folder / TEXTS, specs_of_texts(None), optional=("indices",)
+        )
+        if not fit_together(**arrays):
+            raise ValueError("its texts do not fit their offsets")
     return Generations(folder, **arrays, base=base, vocab_size=0, facts={})

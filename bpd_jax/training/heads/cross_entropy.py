@@ -39,7 +39,7 @@ def softmax_loss(
     places: Int[Array, " n"],
     weights: Float[Array, " n"],
     teacher: Teacher | None = None,
-    trains_matrix: bool = False,
+    trained_columns: int = 0,
     weigh: Weigh | None = None,
 ) -> tuple[Float[Array, ""], Float[Array, " n"], Bool[Array, " n"]]:
     """Sum of weights · −log softmax(state · matrixᵀ)[places].
@@ -55,7 +55,7 @@ def softmax_loss(
       teacher: of share μ: the target is 1 - μ of the token at `places` and μ of
         q = softmax(teacher.states · matrix[:, :D]ᵀ), and the loss is the cross-entropy
         with that.
-      trains_matrix: whether the matrix has a gradient.
+      trained_columns: how many of the last columns of the matrix have a gradient.
       weigh: computes the weights from the probabilities of the targets and `weights`;
         no gradient flows through it.
 
@@ -63,7 +63,7 @@ def softmax_loss(
       The sum, the losses without weights, and whether each target is ranked first.
     """
     return _softmax_forward(
-        state, matrix, places, weights, teacher, trains_matrix, weigh
+        state, matrix, places, weights, teacher, trained_columns, weigh
     )[0]
 
 
@@ -73,7 +73,7 @@ def _softmax_forward(
     places: Array,
     weights: Array,
     teacher: Teacher | None,
-    trains_matrix: bool,
+    trained_columns: int,
     weigh: Weigh | None,
 ) -> tuple[tuple[Array, Array, Array], tuple[Array, Array | None]]:
     """`softmax_loss`, and its gradients as residuals."""
@@ -104,10 +104,11 @@ def _softmax_forward(
     mean = product("nV,VD->nD", rounded_likely, matrix)
     by_state = scale[:, None] * mean - own * weights[:, None] * matrix[places]
     by_matrix = None
-    if trains_matrix:
-        scaled = (scale[:, None] * state).astype(matrix.dtype)
+    if trained_columns:
+        part = state[:, -trained_columns:]
+        scaled = (scale[:, None] * part).astype(matrix.dtype)
         by_matrix = product("nV,nD->VD", rounded_likely, scaled)
-        by_matrix = by_matrix.at[places].add(-(own * weights[:, None] * state))
+        by_matrix = by_matrix.at[places].add(-(own * weights[:, None] * part))
         by_matrix = by_matrix.astype(matrix.dtype)
     # Where the weight is 0 the loss may be anything, but is a number.
     result = jnp.sum(weights * losses), losses, hits
@@ -115,19 +116,107 @@ def _softmax_forward(
 
 
 def _softmax_backward(
-    trains_matrix: bool,
+    trained_columns: int,
     weigh: Weigh | None,
     gradients: tuple[Array, Array | None],
     cotangents: tuple[Array, Array, Array],
 ) -> tuple[Any, ...]:
-    del trains_matrix, weigh
+    del trained_columns, weigh
     by_state, by_matrix = jax.tree.map(
         lambda x: (cotangents[0] * x).astype(x.dtype), gradients
     )
+    if by_matrix is not None:
+        fixed = by_state.shape[1] - by_matrix.shape[1]
+        by_matrix = jnp.pad(by_matrix, ((0, 0), (fixed, 0)))
     return by_state, by_matrix, None, None, None
 
 
 softmax_loss.defvjp(_softmax_forward, _softmax_backward)
+
+
+def levels_loss(
+    inputs: Float[Array, "n levels R"],
+    matrix: Float[Array, "draft R"],
+    places: Int[Array, "n levels"],
+    weights: Float[Array, "n levels"],
+    *,
+    later: Float[Array, "n levels D"] | None = None,
+    share: float = 0.0,
+    trained_columns: int = 0,
+    weigh: Weigh | None = None,
+) -> tuple[Float[Array, ""], Float[Array, "n levels"], Bool[Array, "n levels"]]:
+    """`softmax_loss` of several levels, some positions at a time.
+
+    Args:
+      inputs, matrix, places, weights: see `softmax_loss`.
+      later: states of the model after the tokens before each target, for a teacher.
+      share: of the teacher.
+      trained_columns, weigh: see `softmax_loss`; a position's levels stay together.
+    """
+    count, levels = places.shape
+    chunk = max(1, chunk_size(count * levels, len(matrix)) // levels)
+    chunk = next(size for size in range(chunk, 0, -1) if count % size == 0)
+
+    def split(x: Array) -> Array:
+        return x.reshape(count // chunk, chunk * levels, *x.shape[2:])
+
+    def chunk_loss(part: Any) -> tuple[Array, Array, Array]:
+        state, place, weight, after = part
+        teacher = None if after is None else Teacher(after, jnp.float32(share))
+        return softmax_loss(
+            state, matrix, place, weight, teacher, trained_columns, weigh
+        )
+
+    parts = jax.tree.map(split, (inputs, places, weights, later))
+    totals, losses, hits = jax.lax.map(chunk_loss, parts)
+    return totals.sum(), losses.reshape(count, levels), hits.reshape(count, levels)
+
+
+def levels_ranks(
+    inputs: Float[Array, "n levels R"],
+    matrix: Float[Array, "draft R"],
+    places: Int[Array, "n levels"],
+) -> tuple[Float[Array, "n levels"], Int[Array, "n levels"]]:
+    """−log p and rank, from 0, of each target, some positions at a time."""
+    count, levels = places.shape
+    chunk = chunk_size(count, matrix.shape[0] * levels)
+
+    def look(part: tuple[Array, Array]) -> tuple[Array, Array]:
+        state, place = part
+        logits = jnp.einsum(
+            "nlD,VD->nlV",
+            state.astype(matrix.dtype),
+            matrix,
+            preferred_element_type=jnp.float32,
+        )
+        found = jnp.take_along_axis(logits, place[..., None], -1)
+        losses = jax.nn.logsumexp(logits, -1) - found[..., 0]
+        return losses, jnp.sum(logits > found, -1)
+
+    parts = (
+        inputs.reshape(count // chunk, chunk, levels, -1),
+        places.reshape(count // chunk, chunk, levels),
+    )
+    losses, ranks = jax.lax.map(look, parts)
+    return losses.reshape(count, levels), ranks.reshape(count, levels)
+
+
+def by_level(
+    function: Callable[..., Any],
+    matrices: Float[Array, "#levels draft R"],
+    arrays: tuple[Array, ...],
+) -> Any:
+    """`function(inputs, matrix, …)` for all levels, which may share one softmax."""
+    inputs, *rest = arrays
+    if len(matrices) == 1:
+        return function(inputs, matrices[0], *rest)
+    parts = [
+        function(inputs[:, j : j + 1], matrix, *(x[:, j : j + 1] for x in rest))
+        for j, matrix in enumerate(matrices)
+    ]
+    return jax.tree.map(
+        lambda *x: jnp.concatenate(x, axis=1) if x[0].ndim else sum(x), *parts
+    )
 
 
 def chunk_size(positions: int, vocabulary: int) -> int:

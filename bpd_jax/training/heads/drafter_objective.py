@@ -3,29 +3,25 @@
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
 
+from bpd_jax.models.attachments import About
 from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_files import save_drafter
 from bpd_jax.models.drafter_functions import FROZEN, DrafterFunctions, with_softmax
 from bpd_jax.models.heads import softmax_rows
 from bpd_jax.models.products import float32_sums
+from bpd_jax.training.frozen import Batches, LevelSums
 from bpd_jax.training.heads.base import Base
 from bpd_jax.training.heads.blocks import BlockBatch, BlockSource
 from bpd_jax.training.heads.cache import cached_states
-from bpd_jax.training.heads.cross_entropy import (
-    Teacher,
-    Weigh,
-    chunk_size,
-    softmax_loss,
-)
+from bpd_jax.training.heads.cross_entropy import Weigh, levels_loss, levels_ranks
 from bpd_jax.training.heads.held_out import HeldOut
-from bpd_jax.training.heads.loss import LevelSums, Targets, draft_targets
+from bpd_jax.training.heads.loss import Targets, draft_targets
 from bpd_jax.training.heads.measure import held_out_of
 from bpd_jax.training.heads.objective import STATES, training_sample
 from bpd_jax.training.heads.plan import Plan
@@ -35,7 +31,7 @@ from bpd_jax.typing import Array, Float, Int, Params
 
 @dataclasses.dataclass(frozen=True)
 class DrafterObjective:
-    """See `Objective`.
+    """See `HeadsOrDrafter`.
 
     Attributes:
       config: of the training.
@@ -110,32 +106,16 @@ class DrafterObjective:
             weights = scored / jnp.maximum(scored.sum(), 1)
             weigh = functools.partial(dpace_weights, levels, config.dpace_smoothing)
         inputs, matrix = self._softmax_inputs(trained, frozen, batch, states)
-        count, rows = len(states), matrix.shape[0]
-        chunk = max(1, chunk_size(count * levels, rows) // levels)
-        chunk = next(size for size in range(chunk, 0, -1) if count % size == 0)
-
-        def split(x: Array) -> Array:
-            return x.reshape(count // chunk, chunk * levels, *x.shape[2:])
-
-        teacher = self._teacher_states(batch) if config.soft_targets else None
-        markov = self.drafter.markov_rank > 0
-
-        def chunk_loss(part: Any) -> tuple[Array, Array, Array]:
-            state, places, weight, later = part
-            taught = None
-            if later is not None:
-                taught = Teacher(later, jnp.float32(config.soft_targets))
-            return softmax_loss(state, matrix, places, weight, taught, markov, weigh)
-
-        parts = (
-            split(inputs),
-            split(targets.places.T),
-            split(weights),
-            None if teacher is None else split(teacher),
+        total, losses, hits = levels_loss(
+            inputs,
+            matrix,
+            targets.places.T,
+            weights,
+            later=self._teacher_states(batch) if config.soft_targets else None,
+            share=config.soft_targets,
+            trained_columns=self.drafter.markov_rank,
+            weigh=weigh,
         )
-        totals, losses, hits = jax.lax.map(chunk_loss, parts)
-        total = totals.sum()
-        losses, hits = (x.reshape(count, levels) for x in (losses, hits))
         if self.drafter.confidence:
             total += self._confidence_loss(trained, batch, states, hits, scored)
         found = scored > 0
@@ -171,37 +151,13 @@ class DrafterObjective:
         targets = self._targets(frozen, batch)
         states = self._states(trained, frozen, batch)
         inputs, matrix = self._softmax_inputs(trained, frozen, batch, states)
-        count, levels = states.shape[:2]
-        chunk = chunk_size(count, matrix.shape[0] * levels)
-        places = targets.places.T
-
-        def look(part: tuple[Array, Array]) -> tuple[Array, Array]:
-            state, place = part
-            logits = jnp.einsum(
-                "nlD,VD->nlV",
-                state.astype(matrix.dtype),
-                matrix,
-                preferred_element_type=jnp.float32,
-            )
-            found = jnp.take_along_axis(logits, place[..., None], -1)
-            losses = jax.nn.logsumexp(logits, -1) - found[..., 0]
-            return losses, jnp.sum(logits > found, -1)
-
-        losses, ranks = jax.lax.map(
-            look,
-            (
-                inputs.reshape(count // chunk, chunk, levels, -1),
-                places.reshape(count // chunk, chunk, levels),
-            ),
-        )
-        losses, ranks = (x.reshape(count, levels).T for x in (losses, ranks))
-        return held_out_of(
-            jnp.sum(losses, axis=1, where=targets.scored), ranks, targets
-        )
+        losses, ranks = levels_ranks(inputs, matrix, targets.places.T)
+        losses = jnp.sum(losses.T, axis=1, where=targets.scored)
+        return held_out_of(losses, ranks.T, targets)
 
     def batches(
         self, base: Base, plan: Plan, folder: pathlib.Path, step: int
-    ) -> tuple[Iterator[BlockBatch], list[BlockBatch], list[BlockBatch]]:
+    ) -> Batches:
         """From the cache, which holds the states of prompts too."""
         config = self.config
         states = cached_states(
@@ -221,35 +177,18 @@ class DrafterObjective:
             config.row_tokens,
         )
         sample = training_sample(plan.train, plan.held_out)
-        return (
+        return Batches(
             source.batches(plan.train, config.seed, step),
             source.measured(plan.held_out),
             source.measured(sample),
         )
 
     def save(
-        self,
-        folder: pathlib.Path,
-        trained: Params,
-        frozen: Params,
-        *,
-        base: str,
-        base_name: str,
-        facts: Mapping[str, Any],
+        self, folder: pathlib.Path, params: Params, **about: Unpack[About]
     ) -> None:
         """Writes a folder of a block drafter; see `drafter_files`."""
-        vocabulary = {k: v for k, v in frozen.items() if k == "vocabulary"}
-        save_drafter(
-            folder,
-            self.functions.config,
-            {**trained, **vocabulary},
-            base=base,
-            base_name=base_name,
-            d_model=self.model.trunk.d_model,
-            vocab_size=self.model.trunk.vocab_size,
-            facts=facts,
-            dtype=self.config.heads_dtype,
-        )
+        config, dtype = self.functions.config, self.config.heads_dtype
+        save_drafter(folder, config, params, dtype=dtype, **about)
 
     def _states(
         self, trained: Params, frozen: Params, batch: BlockBatch

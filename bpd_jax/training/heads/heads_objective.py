@@ -3,16 +3,17 @@
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bpd_jax.models.attachments import About
 from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.heads import condition, init_heads, is_trained, softmax_rows
 from bpd_jax.models.heads_files import save_heads
+from bpd_jax.training.frozen import Batches, LevelSums
 from bpd_jax.training.heads.base import Base
 from bpd_jax.training.heads.batches import (
     PositionBatch,
@@ -23,7 +24,6 @@ from bpd_jax.training.heads.batches import (
 from bpd_jax.training.heads.cache import cached_states
 from bpd_jax.training.heads.held_out import HeldOut
 from bpd_jax.training.heads.loss import (
-    LevelSums,
     Targets,
     draft_targets,
     loss_and_gradients,
@@ -41,7 +41,7 @@ _GROUP = 32
 
 @dataclasses.dataclass(frozen=True)
 class HeadsObjective:
-    """See `Objective`.
+    """See `HeadsOrDrafter`.
 
     Attributes:
       config: of the training.
@@ -134,7 +134,7 @@ class HeadsObjective:
 
     def batches(
         self, base: Base, plan: Plan, folder: pathlib.Path, step: int
-    ) -> tuple[Iterator[PositionBatch], list[PositionBatch], list[PositionBatch]]:
+    ) -> Batches:
         """From the cache, or from a ring of states."""
         config, positions = self.config, plan.positions
         size, block = config.batch_size, config.block_size
@@ -160,7 +160,7 @@ class HeadsObjective:
                 later=config.soft_targets > 0,
             )
             sample = training_sample(plan.train, plan.held_out)
-            return (
+            return Batches(
                 source,
                 measured(plan.held_out, states.read(plan.held_out)),
                 measured(sample, states.read(sample)),
@@ -176,35 +176,15 @@ class HeadsObjective:
             # A run that resumes reads the texts in another order.
             seed=config.seed + step,
         )
-        return (
-            ring_batches(ring, positions, size, block, config.ring_uses),
-            held_out,
-            [],
+        return Batches(
+            ring_batches(ring, positions, size, block, config.ring_uses), held_out
         )
 
     def save(
-        self,
-        folder: pathlib.Path,
-        trained: Params,
-        frozen: Params,
-        *,
-        base: str,
-        base_name: str,
-        facts: Mapping[str, Any],
+        self, folder: pathlib.Path, params: Params, **about: Unpack[About]
     ) -> None:
         """Writes a folder of heads; see `heads_files`."""
-        vocabulary = {k: v for k, v in frozen.items() if k == "vocabulary"}
-        save_heads(
-            folder,
-            self.heads,
-            {**trained, **vocabulary},
-            base=base,
-            base_name=base_name,
-            d_model=self.model.trunk.d_model,
-            vocab_size=self.model.trunk.vocab_size,
-            facts=facts,
-            dtype=self.config.heads_dtype,
-        )
+        save_heads(folder, self.heads, params, dtype=self.config.heads_dtype, **about)
 
     def _targets(self, frozen: Params, batch: PositionBatch) -> Targets:
         tokens, valid = (jnp.asarray(x)[:, 1:] for x in (batch.tokens, batch.valid))

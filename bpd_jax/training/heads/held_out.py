@@ -121,11 +121,6 @@ def chain_counts(
     return right.sum(1, dtype=jnp.float32)
 
 
-def add_up(parts: list[HeldOut]) -> HeldOut:
-    """The sums over several batches."""
-    return HeldOut(*(np.sum(column, axis=0) for column in zip(*parts, strict=True)))
-
-
 def _shares(part: AnyArray, whole: AnyArray) -> list[float]:
     found = np.asarray(part) / np.maximum(np.asarray(whole), 1)
     return [round(float(x), 5) for x in found]

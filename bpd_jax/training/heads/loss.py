@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from bpd_jax.models.config import BlockHeadsConfig
 from bpd_jax.models.heads import apply_head, layer_shapes
+from bpd_jax.training.frozen import LevelSums
 from bpd_jax.training.heads.cross_entropy import Teacher, chunk_size, softmax_loss
 from bpd_jax.typing import Array, Bool, Float, Int, Params
 
@@ -28,22 +29,6 @@ class Targets(NamedTuple):
     places: Int[Array, "levels n"]
     scored: Bool[Array, "levels n"]
     valid: Bool[Array, "levels n"]
-
-
-class LevelSums(NamedTuple):
-    """Sums over positions for heads 2 … L; they add up over batches.
-
-    Attributes:
-      loss: −log p of the targets in the draft vocabulary.
-      correct: targets that the head ranks first.
-      scored: targets in the draft vocabulary.
-      valid: all targets; those outside the draft vocabulary are misses.
-    """
-
-    loss: Float[Array, " levels"]
-    correct: Float[Array, " levels"]
-    scored: Float[Array, " levels"]
-    valid: Float[Array, " levels"]
 
 
 def draft_targets(
@@ -137,7 +122,8 @@ def loss_and_gradients(
         found = apply_head(config, weights, state, extra, dtype=products)
         teacher = None if after is None else Teacher(after, jnp.float32(soft_targets))
         counts = scored.astype(jnp.float32)
-        total, _, hits = softmax_loss(found, softmax, places, counts, teacher, own)
+        columns = found.shape[1] if own else 0
+        total, _, hits = softmax_loss(found, softmax, places, counts, teacher, columns)
         return total, jnp.sum(hits & scored, dtype=jnp.float32)
 
     arguments = (0, 1) if own else (0,) if side is None else (0, 2)

@@ -1,23 +1,22 @@
-"""What the training loop asks of the thing that it trains on a frozen model."""
+"""What the training of heads or a block drafter asks of either."""
 
 import pathlib
-from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Protocol, Unpack
 
 import numpy as np
 
+from bpd_jax.models.attachments import About
+from bpd_jax.training.frozen import Batches, Objective
 from bpd_jax.training.heads.base import Base
-from bpd_jax.training.heads.held_out import HeldOut
-from bpd_jax.training.heads.loss import LevelSums
 from bpd_jax.training.heads.plan import Plan
-from bpd_jax.typing import Array, Params, PyTree
+from bpd_jax.typing import Array, Params
 
 # The folder of cached states in that of a run.
 STATES = "states"
 
 
-class Objective(Protocol):
-    """Heads or a block drafter. Implementations are frozen dataclasses, jit-static."""
+class HeadsOrDrafter(Objective, Protocol):
+    """Heads or a block drafter."""
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -34,20 +33,10 @@ class Objective(Protocol):
         """
         ...
 
-    def loss_and_gradients(
-        self, trained: Params, frozen: Params, batch: PyTree
-    ) -> tuple[Array, LevelSums, Params]:
-        """The loss of a batch, the sums that metrics are made of, and gradients."""
-        ...
-
-    def held_out_sums(self, trained: Params, frozen: Params, batch: PyTree) -> HeldOut:
-        """Sums over a batch of positions to measure at."""
-        ...
-
     def batches(
         self, base: Base, plan: Plan, folder: pathlib.Path, step: int
-    ) -> tuple[Iterator[PyTree], list[PyTree], list[PyTree]]:
-        """Batches to train on from `step` on, held-out ones, and some of training.
+    ) -> Batches:
+        """Batches to train on and to measure on.
 
         Args:
           base: computes states that are missing.
@@ -58,16 +47,9 @@ class Objective(Protocol):
         ...
 
     def save(
-        self,
-        folder: pathlib.Path,
-        trained: Params,
-        frozen: Params,
-        *,
-        base: str,
-        base_name: str,
-        facts: Mapping[str, Any],
+        self, folder: pathlib.Path, params: Params, **about: Unpack[About]
     ) -> None:
-        """Writes what was trained; the folder appears as a whole or not at all."""
+        """Writes trained parameters and the draft vocabulary; see `attachments`."""
         ...
 
 

@@ -2,11 +2,22 @@
 
 import dataclasses
 import math
+from typing import Annotated
 
 from bpd_jax.errors import UserError
+from bpd_jax.models.attachments import DTYPES
 from bpd_jax.models.config import BlockHeadsConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
-from bpd_jax.models.heads_files import DTYPES
+from bpd_jax.settings import (
+    Count,
+    Natural,
+    NonNegative,
+    Positive,
+    Share,
+    Validated,
+    choice,
+    number,
+)
 from bpd_jax.training.config import OptimizerConfig
 
 MODES = ("cache", "ring")
@@ -16,7 +27,7 @@ POSITION_WEIGHTS = ("equal", "decay", "dpace")
 
 
 @dataclasses.dataclass(frozen=True)
-class HeadsTrainConfig:
+class HeadsTrainConfig(Validated):
     """Everything that decides the heads that a run ends with, and its pace.
 
     Attributes:
@@ -65,100 +76,41 @@ class HeadsTrainConfig:
 
     model: str
     data: str
-    heads: BlockHeadsConfig
+    heads: BlockHeadsConfig | BlockDrafterConfig
     optimizer: OptimizerConfig
-    batch_size: int = 2048
-    epochs: float = 4.0
-    steps: int | None = None
-    head_weights: tuple[float, ...] | None = None
-    position_weights: str | None = None
-    position_decay: float = 4.0
-    dpace_smoothing: float = 0.5
-    anchors_per_row: int = 32
-    row_tokens: int = 512
-    train_texts: int | None = None
-    soft_targets: float = 0.0
-    mode: str = "cache"
+    batch_size: Count = 2048
+    epochs: Positive = 4.0
+    steps: Count | None = None
+    head_weights: tuple[NonNegative, ...] | None = None
+    position_weights: Annotated[str, choice(*POSITION_WEIGHTS)] | None = None
+    position_decay: Positive = 4.0
+    dpace_smoothing: Share = 0.5
+    anchors_per_row: Count = 32
+    row_tokens: Count = 512
+    train_texts: Count | None = None
+    soft_targets: Share = 0.0
+    mode: Annotated[str, choice(*MODES)] = "cache"
     states: str | None = None
-    states_dtype: str = "float16"
-    ring_positions: int = 262_144
-    ring_uses: float = 4.0
+    states_dtype: Annotated[str, choice(*STATES_DTYPES)] = "float16"
+    ring_positions: Count = 262_144
+    ring_uses: Positive = 4.0
     include_prompts: bool = False
-    products: str = "float32"
-    forward_tokens: int = 4096
-    held_out: float = 0.02
-    held_out_positions: int = 16_384
-    log_every: int = 20
-    evaluate_every: int = 200
-    checkpoint_every: int = 200
-    heads_dtype: str = "bfloat16"
-    seed: int = 0
+    products: Annotated[str, choice(*PRODUCTS)] = "float32"
+    forward_tokens: Count = 4096
+    held_out: Annotated[float, number(above=0, below=1)] = 0.02
+    held_out_positions: Count = 16_384
+    log_every: Count = 20
+    evaluate_every: Count = 200
+    checkpoint_every: Count = 200
+    heads_dtype: Annotated[str, choice(*DTYPES)] = "bfloat16"
+    seed: Natural = 0
 
-    def __post_init__(self) -> None:
-        for name, kinds in {
-            "heads": (BlockHeadsConfig, BlockDrafterConfig),
-            "optimizer": (OptimizerConfig,),
-        }.items():
-            if not isinstance(getattr(self, name), kinds):
-                names = " or ".join(f"@{kind.__name__}()" for kind in kinds)
-                raise UserError(
-                    f"HeadsTrainConfig.{name} must be {names}, not "
-                    f"{getattr(self, name)!r}."
-                )
+    def check_together(self) -> None:
+        """Raises a `UserError` for settings that contradict each other."""
         drafter = isinstance(self.heads, BlockDrafterConfig)
         if self.position_weights is None:
             weights = "decay" if drafter else "equal"
             object.__setattr__(self, "position_weights", weights)
-        for name in (
-            "batch_size",
-            "ring_positions",
-            "forward_tokens",
-            "held_out_positions",
-            "anchors_per_row",
-            "row_tokens",
-            "log_every",
-            "evaluate_every",
-            "checkpoint_every",
-        ):
-            _check_count(name, getattr(self, name))
-        for name in ("steps", "train_texts"):
-            if getattr(self, name) is not None:
-                _check_count(name, getattr(self, name))
-        for name in ("epochs", "ring_uses", "position_decay"):
-            if not getattr(self, name) > 0:
-                raise UserError(f"HeadsTrainConfig.{name} must be above 0.")
-        if not 0 < self.held_out < 1:
-            raise UserError(
-                f"HeadsTrainConfig.held_out = {self.held_out} must be a share of the "
-                "texts, between 0 and 1."
-            )
-        if not isinstance(self.seed, int) or self.seed < 0:
-            raise UserError(
-                "HeadsTrainConfig.seed must be 0 or a positive integer, not "
-                f"{self.seed!r}."
-            )
-        for name, choices in {
-            "mode": MODES,
-            "states_dtype": STATES_DTYPES,
-            "products": PRODUCTS,
-            "heads_dtype": DTYPES,
-            "position_weights": POSITION_WEIGHTS,
-        }.items():
-            if getattr(self, name) not in choices:
-                raise UserError(
-                    f"HeadsTrainConfig.{name} must be one of {', '.join(choices)}, not "
-                    f"{getattr(self, name)!r}."
-                )
-        if not 0 <= self.soft_targets <= 1:
-            raise UserError(
-                f"HeadsTrainConfig.soft_targets = {self.soft_targets} must be a share "
-                "of the targets, 0 to 1."
-            )
-        if not 0 <= self.dpace_smoothing <= 1:
-            raise UserError(
-                f"HeadsTrainConfig.dpace_smoothing = {self.dpace_smoothing} must be "
-                "from 0 to 1."
-            )
         if self.position_weights == "dpace" and not drafter:
             raise UserError(
                 "HeadsTrainConfig.position_weights = 'dpace' is for block drafters: "
@@ -171,13 +123,11 @@ class HeadsTrainConfig:
             )
         if isinstance(self.heads, BlockHeadsConfig):
             self._check_heads(self.heads)
-        if self.head_weights is not None:
-            object.__setattr__(self, "head_weights", tuple(self.head_weights))
-            if len(self.lambdas) != self.levels or min(self.lambdas) < 0:
-                raise UserError(
-                    f"HeadsTrainConfig.head_weights = {self.head_weights} must hold "
-                    f"{self.levels} numbers, one per trained head, none negative."
-                )
+        if self.head_weights is not None and len(self.lambdas) != self.levels:
+            raise UserError(
+                f"HeadsTrainConfig.head_weights = {self.head_weights} must hold "
+                f"{self.levels} numbers, one per trained head."
+            )
 
     def _check_heads(self, heads: BlockHeadsConfig) -> None:
         if self.soft_targets and (self.mode != "cache" or heads.own_softmax):
@@ -222,10 +172,3 @@ class HeadsTrainConfig:
         if self.steps is not None:
             return self.steps
         return max(1, round(self.epochs * positions / self.batch_size))
-
-
-def _check_count(name: str, value: object) -> None:
-    if not isinstance(value, int) or value < 1:
-        raise UserError(
-            f"HeadsTrainConfig.{name} must be a positive integer, not {value!r}."
-        )

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
-from bpd_jax.decoding.choice import row_keys
 from bpd_jax.decoding.loop import Weights, decode_on_device, prefill
 from bpd_jax.decoding.options import SPECULATIVE, TYPICAL, StepOptions
+from bpd_jax.decoding.sampling import row_keys
 from bpd_jax.drafting.path_drafter import PathDrafter
 from bpd_jax.drafting.paths import Paths
 from bpd_jax.drafting.searches.best import ExactBest

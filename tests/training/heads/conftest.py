@@ -13,9 +13,9 @@ from bpd_jax.data.generations import (
     write_header,
     write_shard,
 )
+from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.config import BlockwiseConfig, TransformerConfig
-from bpd_jax.models.heads_files import fingerprint
 from bpd_jax.typing import Params
 
 VOCAB, WIDTH = 61, 24

@@ -13,6 +13,7 @@ from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_files import attach_drafter, load_drafter
 from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.training import frozen
 from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.heads import train as module
 from bpd_jax.training.heads.blocks import BlockBatch
@@ -112,16 +113,16 @@ def test_loss_and_gradients_equal_those_of_the_plain_loss(
     config = dataclasses.replace(config, heads=drafter, **settings)
     objective = DrafterObjective(config, model)
     plan = module.make_plan(config, model, params)
-    trained, frozen = objective.init(params, plan, jax.random.key(0))
+    trained, arrays = objective.init(params, plan, jax.random.key(0))
     rng = np.random.default_rng(0)
     trained = jax.tree.map(
         lambda x: jnp.asarray(rng.normal(0, 0.3, x.shape), jnp.float32), trained
     )
     batch = batch_of()
     loss, sums, gradients = jax.jit(objective.loss_and_gradients)(
-        trained, frozen, batch
+        trained, arrays, batch
     )
-    plain = jax.jit(lambda weights: plain_loss(weights, objective, frozen, batch))
+    plain = jax.jit(lambda weights: plain_loss(weights, objective, arrays, batch))
     expected, wanted = jax.value_and_grad(plain)(trained)
     np.testing.assert_allclose(loss, expected, rtol=1e-4)
     for mine, theirs in zip(
@@ -181,7 +182,7 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(
 ):
     config = dataclasses.replace(config, epochs=2, checkpoint_every=1000)
     train_heads(config, model, params, tmp_path / "whole")
-    make_step = module.make_step
+    make_step = frozen.make_step
     seen = []
 
     def stopping(*arguments):
@@ -195,7 +196,7 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(
 
         return counted
 
-    monkeypatch.setattr(module, "make_step", stopping)
+    monkeypatch.setattr(frozen, "make_step", stopping)
     with pytest.raises(SystemExit):
         train_heads(config, model, params, tmp_path / "stopped")
     train_heads(config, model, params, tmp_path / "stopped")

@@ -9,6 +9,7 @@ import pytest
 from bpd_jax.errors import UserError
 from bpd_jax.models.config import BlockHeadsConfig
 from bpd_jax.models.heads_files import attach_heads, load_heads
+from bpd_jax.training import frozen
 from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.heads import train as module
 from bpd_jax.training.heads.settings import HeadsTrainConfig
@@ -71,10 +72,11 @@ def test_training_teaches_heads_what_follows(
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(
     tmp_path, config, monkeypatch, model, params
 ):
-    config = dataclasses.replace(config, epochs=3, checkpoint_every=1000)
+    # The run stops between two rows of metrics.
+    config = dataclasses.replace(config, epochs=3, checkpoint_every=1000, log_every=4)
     train_heads(config, model, params, tmp_path / "whole")
 
-    make_step = module.make_step
+    make_step = frozen.make_step
     seen = []
 
     def stopping(*arguments):
@@ -88,7 +90,7 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(
 
         return counted
 
-    monkeypatch.setattr(module, "make_step", stopping)
+    monkeypatch.setattr(frozen, "make_step", stopping)
     with pytest.raises(SystemExit):
         train_heads(config, model, params, tmp_path / "stopped")
     assert not (tmp_path / "stopped" / "heads").exists()
@@ -96,9 +98,15 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(
     steps = load_heads(tmp_path / "whole" / "heads").facts["steps"]
     assert len(seen) == steps > 11
     want, got = (
-        load_heads(tmp_path / name / "heads").params for name in ("whole", "stopped")
+        load_heads(tmp_path / name / "heads").tensors for name in ("whole", "stopped")
     )
     jax.tree.map(np.testing.assert_array_equal, got, want)
+    speed = "positions_per_second"
+    want, got = (
+        [{**row, speed: 0} for row in rows(tmp_path / name)]
+        for name in ("whole", "stopped")
+    )
+    assert got == want
     # A checkpoint of other settings is not gone on from.
     other = dataclasses.replace(config, seed=1)
     with pytest.raises(UserError, match="other settings"):
@@ -107,17 +115,42 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(
         assert (tmp_path / "stopped" / name).read_text() == ""
 
 
-def test_a_finished_run_again_keeps_what_it_took(tmp_path, config, model, params):
+def test_a_finished_run_again_keeps_what_it_took(
+    tmp_path, config, model, params, monkeypatch
+):
     config = dataclasses.replace(config, steps=2)
     train_heads(config, model, params, tmp_path)
-    path = tmp_path / "checkpoint.npz"
-    with np.load(path) as archive:
-        arrays = dict(archive)
-    assert 0 < arrays["seconds"] < 900
-    np.savez(path, **{**arrays, "seconds": np.float64(1000)})
+    log = (tmp_path / "metrics.jsonl").read_bytes()
+    restore = frozen.Checkpoints.restore_data
+    monkeypatch.setattr(
+        frozen.Checkpoints,
+        "restore_data",
+        lambda self: {**restore(self), "seconds": 1e3},
+    )
     again = dataclasses.replace(config, heads_dtype="int8")
     train_heads(again, model, params, tmp_path)
     assert 1000 <= load_heads(tmp_path / "heads").facts["seconds"] < 1900
+    assert (tmp_path / "metrics.jsonl").read_bytes() == log
+
+
+def test_a_batch_with_a_loss_that_is_not_finite_is_kept(
+    tmp_path, config, model, params
+):
+    optimizer = OptimizerConfig(1e38)
+    config = dataclasses.replace(config, optimizer=optimizer, steps=30)
+    with pytest.raises(UserError, match="is not finite"):
+        train_heads(config, model, params, tmp_path)
+    (path,) = (tmp_path / "nonfinite").iterdir()
+    with np.load(path) as saved:
+        assert saved["states"].shape == (config.batch_size, 24)
+        # Fields that a batch does not have are left out, not pickled.
+        assert "later" not in saved
+
+
+def test_a_checkpoint_of_an_earlier_version_is_refused(tmp_path, config, model, params):
+    (tmp_path / "checkpoint.npz").write_bytes(b"")
+    with pytest.raises(UserError, match="earlier version"):
+        train_heads(config, model, params, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +169,7 @@ def test_other_heads_train_too(tmp_path, config, heads, model, params):
         row["validation_loss"] for row in rows(tmp_path) if "validation_loss" in row
     ]
     assert losses[-1] < losses[0] - 0.3
-    found = load_heads(tmp_path / "heads").params
+    found = load_heads(tmp_path / "heads").tensors
     assert ("softmax" in found) == heads.own_softmax
     assert ("vocabulary" in found) == (heads.draft_vocabulary is not None)
 
@@ -147,8 +180,8 @@ def test_bad_settings_are_told(config, tmp_path, model, params):
         ("heads", BlockHeadsConfig(1, 4), "leaves no head to train"),
         ("heads", BlockHeadsConfig(3, 4, first_has_ffn=True), "first_has_ffn"),
         ("head_weights", (1.0,), "must hold 3 numbers"),
-        ("held_out", 1.5, "held_out = 1.5"),
-        ("epochs", 0, "epochs must be above 0"),
+        ("held_out", 1.5, "held_out must be"),
+        ("epochs", 0, "epochs must be a finite"),
         ("batch_size", 0, "batch_size must be a positive"),
         ("optimizer", 3, "@OptimizerConfig"),
     ):

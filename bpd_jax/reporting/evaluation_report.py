@@ -1,0 +1,315 @@
+"""The report of one evaluation: its sentences, and the exhibits that it is made of."""
+
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from bpd_jax.reporting import explorer
+from bpd_jax.reporting.evaluation_sentences import (
+    best_method,
+    divergence_sentences,
+    drafting_methods,
+    labelled,
+    summary_sentence,
+    verdict,
+)
+from bpd_jax.reporting.exhibits import (
+    BARS,
+    LINES,
+    Cell,
+    Chart,
+    Column,
+    Exhibit,
+    Row,
+    Series,
+    Table,
+)
+from bpd_jax.reporting.page import KeyFigure, Page, Part, write_page
+from bpd_jax.reporting.records import EvaluationReport, MethodSummary
+from bpd_jax.reporting.terminal import print_exhibit, standard_output
+from bpd_jax.reporting.terms import DEFINITIONS
+from bpd_jax.reporting.wording import fact, percent
+
+# A line of a chart has at most so many points, each the mean of a run of neighbours.
+_POINTS = 200
+_LOSS = re.compile(r"(validation_)?loss(?:_head_(\d+))?")
+_TONES = {"identical": "good", "near-tie": "warn", "different": "bad"}
+
+
+def page_of(report: EvaluationReport) -> Page:
+    """The page of an evaluation; parts without content are left out."""
+    parts = [Part("methods", methods_exhibit(report))]
+    if report.lattice is not None:
+        parts.append(
+            Part(
+                "lattice",
+                Exhibit(
+                    "lattice",
+                    "The lattice of one block",
+                    "",
+                    "The candidates of every head for one block, most probable first. "
+                    "The stronger its colour, the more probable the candidate. The "
+                    "grey band is what greedy decoding emits; each path is one "
+                    "method’s draft, solid as far as it is accepted and dotted from "
+                    "there on, with its letter where acceptance ends.",
+                    lattices=[report.lattice],
+                ),
+            )
+        )
+    if charts := loss_charts(report.curves):
+        parts.append(
+            Part(
+                "training",
+                Exhibit(
+                    "training",
+                    "Training",
+                    "",
+                    "Cross-entropy in nats per token. Head 1 is the language model "
+                    "itself, head j predicts j tokens ahead; dashed lines are "
+                    "validation data.",
+                    charts=charts,
+                ),
+            )
+        )
+    return Page(
+        report.title,
+        report.created,
+        parts,
+        key_figures(report),
+        explorer.texts_of(report),
+        lead=summary_sentence(report),
+        meta=" · ".join(filter(None, [report.task, report.device, report.created])),
+        terms=DEFINITIONS,
+    )
+
+
+def write_html(report: EvaluationReport, path: str | os.PathLike[str]) -> None:
+    """Writes the report as one self-contained HTML file.
+
+    Args:
+      report: what to show.
+      path: the file; it is replaced only when the new one is complete.
+
+    Raises:
+      UserError: the file cannot be written.
+    """
+    write_page(page_of(report), path)
+
+
+def print_table(report: EvaluationReport, console: Console | None = None) -> None:
+    """Prints model, task and device, the tables, and the result in words.
+
+    Args:
+      report: what was measured.
+      console: where to print; standard output by default, 100 columns without colour
+        if that is not a terminal.
+    """
+    console = console or standard_output()
+    console.print(Text(report.title, style="bold"))
+    header = {"model": report.model, "task": report.task, "device": report.device}
+    for name, value in header.items():
+        if value:
+            console.print(Text.assemble((f"{name:<7}", "dim"), fact(value)))
+    print_exhibit(methods_exhibit(report), console, intervals=True)
+    console.print(Text(summary_sentence(report)))
+
+
+def methods_exhibit(report: EvaluationReport) -> Exhibit:
+    """All methods in a table, what their drafts look like, and both as charts."""
+    tables = [_methods_table(report)] if report.methods else []
+    charts = []
+    if drafting := drafting_methods(report):
+        tables.append(_drafts_table(report, drafting))
+        charts = [_efficiency_chart(report), _accepted_chart(drafting)]
+    return Exhibit(
+        "methods",
+        "Methods",
+        "",
+        "Greedy decoding of the same prompts by every method.",
+        tables,
+        charts,
+        notes=[*divergence_sentences(report), *report.notes],
+        facts={
+            "model": report.model,
+            "settings": report.settings,
+            "versions": report.versions,
+            "task": report.task,
+            "device": report.device,
+            "created": report.created,
+        },
+    )
+
+
+def _methods_table(report: EvaluationReport) -> Table:
+    best = best_method(report)
+    rows = []
+    for method in report.methods:
+        cells = [
+            Cell(method.block_efficiency, interval=method.interval),
+            _percent_cell(method.gain, method.gain_interval),
+            Cell(method.serial_calls),
+            Cell(method.tokens),
+            Cell(method.seconds),
+            Cell(method.speedup),
+            Cell(text=verdict(method), tone=_TONES[method.agreement]),
+        ]
+        rows.append(Row(labelled(method), cells, strong=method is best))
+    columns = [
+        Column("Block efficiency"),
+        Column("Gain over BPD", digits=1, unit="+%"),
+        Column("Serial calls", digits=0),
+        Column("Tokens", digits=0),
+        Column("Wall time", unit="s"),
+        Column("Speed-up"),
+        Column("Output"),
+    ]
+    intervals = "95 % bootstrap interval over prompts"
+    notes = [f"{m.label}: {m.note}." for m in report.methods if m.note]
+    title = "Block efficiency and time"
+    return Table("methods", title, "Method", columns, rows, " ".join(notes), intervals)
+
+
+def _percent_cell(
+    share: float | None, interval: tuple[float, float] | None = None
+) -> Cell:
+    if share is None:
+        return Cell()
+    if interval is not None:
+        interval = 100 * interval[0], 100 * interval[1]
+    return Cell(100 * share, interval=interval)
+
+
+def _drafts_table(report: EvaluationReport, drafting: Sequence[MethodSummary]) -> Table:
+    best = best_method(report)
+    rows = []
+    for method in drafting:
+        entropies = [f"{method.entropies[i]:.2f}" for i in (0, -1) if method.entropies]
+        cells = [
+            Cell(method.nodes),
+            _percent_cell(method.accepted[0] if method.accepted else None),
+            _percent_cell(method.repeated),
+            Cell(method.longest_run),
+            Cell(text=" … ".join(dict.fromkeys(entropies))),
+        ]
+        rows.append(Row(method.label, cells, strong=method is best))
+    return Table(
+        "drafts",
+        "What the drafts look like",
+        "Method",
+        [
+            Column("Tokens checked", digits=1),
+            Column("No gain", digits=1, unit="%"),
+            Column("Equal neighbours", digits=1, unit="%"),
+            Column("Longest run"),
+            Column("Entropy of the heads"),
+        ],
+        rows,
+        "Per serial call: draft tokens checked; calls that accept one token only; "
+        "equal neighbours and runs in the best-ranked draft; entropy of head 2 … the "
+        "last, in nats.",
+    )
+
+
+def _efficiency_chart(report: EvaluationReport) -> Chart:
+    bounds = [
+        method.interval or (method.block_efficiency, method.block_efficiency)
+        for method in report.methods
+    ]
+    series = Series(
+        "tokens per serial call",
+        [float(index) for index in range(len(report.methods))],
+        [method.block_efficiency for method in report.methods],
+        [low for low, _ in bounds],
+        [high for _, high in bounds],
+    )
+    names = [method.label for method in report.methods]
+    title = "Block efficiency"
+    return Chart("methods", title, BARS, "", series.label, [series], names)
+
+
+def _accepted_chart(drafting: Sequence[MethodSummary]) -> Chart:
+    series = [
+        Series(
+            method.label,
+            [float(count) for count in range(1, len(method.accepted) + 1)],
+            [100 * share for share in method.accepted],
+        )
+        for method in drafting
+    ]
+    title = "How many tokens the serial calls accept"
+    return Chart("accepted", title, LINES, "tokens accepted", "% of calls", series)
+
+
+def loss_charts(rows: Sequence[Mapping[str, float]]) -> list[Chart]:
+    """Loss of every head and of all together by training step, as far as logged.
+
+    Other keys and values that are not finite are ignored.
+    """
+    total: dict[str, list[tuple[float, float]]] = {}
+    heads: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        for key, value in row.items():
+            match = _LOSS.fullmatch(key)
+            if match is None or not math.isfinite(value):
+                continue
+            validation, head = match.groups()
+            name = f"head {head}" if head else "training"
+            if validation:
+                name = f"{name}, validation" if head else "validation"
+            lines = heads if head else total
+            lines.setdefault(name, []).append((row["step"], value))
+    return [
+        Chart(
+            name,
+            title,
+            LINES,
+            "training step",
+            "loss (nats)",
+            [_line(label, points) for label, points in lines.items()],
+        )
+        for name, title, lines in (
+            ("loss_heads", "Loss of every head", heads),
+            ("loss", "Loss of all heads together", total),
+        )
+        if lines
+    ]
+
+
+def _line(label: str, points: list[tuple[float, float]]) -> Series:
+    """A line of at most `_POINTS` points; validation is dashed."""
+    points = sorted(points)
+    size = math.ceil(len(points) / _POINTS)
+    runs = [points[start : start + size] for start in range(0, len(points), size)]
+    x, y = (
+        [sum(point[axis] for point in run) / len(run) for run in runs]
+        for axis in (0, 1)
+    )
+    return Series(label, x, y, dashed=label.endswith("validation"))
+
+
+def key_figures(report: EvaluationReport) -> list[KeyFigure]:
+    """The key numbers of the best method."""
+    best = best_method(report)
+    if best is None:
+        return []
+    saved = 1 - best.serial_calls / best.tokens if best.tokens else None
+    differing = sum(method.differing for method in report.methods)
+    ties = differing and differing == sum(m.near_ties for m in report.methods)
+    return [
+        KeyFigure("Block efficiency", f"{best.block_efficiency:.2f}", best.label),
+        KeyFigure("Gain over BPD", percent(best.gain), "in block efficiency"),
+        KeyFigure(
+            "Serial calls saved",
+            percent(saved, sign=False),
+            "against one call per token",
+        ),
+        KeyFigure(
+            "Outputs that differ",
+            str(differing),
+            "all at near-ties" if ties else "from greedy decoding",
+        ),
+    ]

@@ -1,0 +1,113 @@
+"""What an evaluation found, in words: the best and the fastest method, differences."""
+
+import dataclasses
+
+from bpd_jax.reporting.records import GREEDY, EvaluationReport, MethodSummary
+from bpd_jax.reporting.wording import percent
+
+
+def drafting_methods(report: EvaluationReport) -> list[MethodSummary]:
+    """The methods that draft and have statistics of their drafts."""
+    return [m for m in report.methods if m.name != GREEDY and m.nodes is not None]
+
+
+def divergence_sentences(report: EvaluationReport) -> list[str]:
+    """One sentence per method whose texts are not all those of greedy decoding."""
+    texts = {
+        method.name: round(method.differing / method.divergence["rate"])
+        for method in report.methods
+        if method.divergence
+    }
+    return [
+        f"{method.label}: {method.differing} of {texts[method.name]} texts differ from "
+        "greedy decoding, the earliest at token "
+        f"{method.divergence['first']:g}; where they part, the lower of the two "
+        f"tokens' logits is {method.divergence['gap']:.2g} below the model's best "
+        "(median)."
+        for method in report.methods
+        if method.divergence is not None
+    ]
+
+
+def verdict(method: MethodSummary) -> str:
+    """Says how the outputs compare with greedy decoding, in two words."""
+    if method.name == GREEDY:
+        return "reference"
+    if method.identical:
+        return "identical ✓"
+    if method.agreement == "different":
+        return f"{method.differing - method.near_ties} DIFFERENT"
+    return f"{method.near_ties} near-tie" + "s" * (method.near_ties > 1)
+
+
+def labelled(method: MethodSummary) -> str:
+    """Returns the method's label, and whether `auto` chose it."""
+    return f"{method.label} ← auto" if method.automatic else method.label
+
+
+def fastest_method(report: EvaluationReport) -> MethodSummary | None:
+    """Returns the method with the greatest speed-up; None where nothing was timed."""
+    timed = [m for m in report.methods if m.speedup and not m.upper_bound]
+    return max(timed, key=lambda method: method.speedup or 0.0, default=None)
+
+
+def fastest_sentence(report: EvaluationReport) -> str:
+    """Names the fastest method and its speed-up over greedy decoding.
+
+    Example: `Fastest: tree of 16, 4-gram ← auto, 1.31 times as fast as plain
+    greedy decoding.`
+    """
+    best = fastest_method(report)
+    if best is None:
+        return "No method was timed."
+    if best.name != GREEDY:
+        return (
+            f"Fastest: {labelled(best)}, {best.speedup:.2f} times as fast as plain "
+            "greedy decoding."
+        )
+    others = [m for m in report.methods if m.name != GREEDY]
+    rest = dataclasses.replace(report, methods=others, records=[])
+    second = fastest_method(rest)
+    if second is None:
+        return "Fastest: plain greedy decoding."
+    return (
+        f"Fastest: plain greedy decoding; {second.label} comes next, with "
+        f"{second.speedup:.2f} times its speed."
+    )
+
+
+def best_method(report: EvaluationReport) -> MethodSummary | None:
+    """Returns the real method with the highest block efficiency."""
+    return max(
+        (method for method in report.methods if not method.upper_bound),
+        key=lambda method: method.block_efficiency,
+        default=None,
+    )
+
+
+def summary_sentence(report: EvaluationReport) -> str:
+    """Returns the result in one sentence of plain words.
+
+    Example: `16-best 4-gram: 1.58 tokens per serial call, 12.0 % above BPD; outputs
+    identical for all methods.`
+    """
+    best = best_method(report)
+    if best is None:
+        return "No method was measured."
+    sentence = f"{best.label}: {best.block_efficiency:.2f} tokens per serial call"
+    if best.gain:
+        side = "above" if best.gain > 0 else "below"
+        sentence += f", {percent(abs(best.gain), sign=False)} {side} BPD"
+    plain = next((m.seconds for m in report.methods if m.name == GREEDY), 0.0)
+    if plain and best.seconds > plain:
+        sentence += f" (in {best.seconds / plain:.1f} times the wall time of greedy)"
+    different = [m.label for m in report.methods if m.agreement == "different"]
+    near_ties = sum(method.near_ties for method in report.methods)
+    if different:
+        return f"{sentence}; outputs DIFFER from greedy decoding for " + (
+            ", ".join(different) + "."
+        )
+    if near_ties:
+        word = "near-tie" if near_ties == 1 else "near-ties"
+        return f"{sentence}; outputs identical but for {near_ties} {word}."
+    return f"{sentence}; outputs identical for all methods."

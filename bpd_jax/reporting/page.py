@@ -1,0 +1,221 @@
+"""Exhibits as one HTML page that needs nothing but itself.
+
+The studies' page and the report of one evaluation are both made here. Jinja2 escapes
+every value that a template prints, control characters included, and the page's own
+security policy allows no network and no script but the page's.
+"""
+
+import base64
+import dataclasses
+import functools
+import hashlib
+import itertools
+import os
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from bpd_jax import files
+from bpd_jax.reporting import charts, explorer, lattice, numbers, run_sentences
+from bpd_jax.reporting.exhibits import Chart, Exhibit
+from bpd_jax.reporting.explorer import ExplorerText
+from bpd_jax.reporting.templates import environment, resource
+from bpd_jax.reporting.terms import TERMS
+from bpd_jax.reporting.wording import fact
+
+SUMMARY, EXPLORER = "summary", "explorer-title"
+# More statements than these are folded away by exhibit.
+_SHOWN = 12
+# Longer groups of facts get a line for each.
+_LINE = 90
+# Characters of a cell's text that make its column one of words.
+_WORDS_FROM = 14
+# Facts that programs read, and those that are among the notes.
+_HIDDEN_FACTS = frozenset(
+    {"labels", "tasks", "printed", "left_out", "notes", "texts", "made_with"}
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class KeyFigure:
+    """One of the few numbers that a reader should remember."""
+
+    name: str
+    value: str
+    note: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """An exhibit at its place on the page.
+
+    Attributes:
+      key: its id, which no other part has.
+      exhibit: what it shows.
+      size: which of several runs of its study it is, such as `smollm2`; "" if alone.
+    """
+
+    key: str
+    exhibit: Exhibit
+    size: str = ""
+
+    @property
+    def title(self) -> str:
+        """The heading of its section."""
+        return (
+            f"{self.exhibit.title} · {self.size}" if self.size else self.exhibit.title
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Page:
+    """What a page shows.
+
+    Attributes:
+      title: heading of the page.
+      created: ISO date.
+      parts: exhibits in their order.
+      figures: at most a handful of numbers.
+      texts: texts of the draft explorer.
+      lead: the result in a sentence. By default the page begins with a summary of all
+        findings and of what was run.
+      meta: what was run, in a few words; by default from the exhibits' facts.
+      terms: words that the page uses, and what they mean.
+    """
+
+    title: str
+    created: str
+    parts: list[Part]
+    figures: list[KeyFigure] = dataclasses.field(default_factory=list)
+    texts: list[ExplorerText] = dataclasses.field(default_factory=list)
+    lead: str = ""
+    meta: str = ""
+    terms: Mapping[str, str] = dataclasses.field(default_factory=lambda: TERMS)
+
+
+def write_page(page: Page, path: str | os.PathLike[str]) -> None:
+    """Writes the page; the file is replaced only when the new one is complete.
+
+    Raises:
+      UserError: the file cannot be written.
+    """
+    text = render(page)
+    with files.replacing_file(path) as temporary:
+        # Other line ends would change the script, and with it its digest.
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+
+
+def render(page: Page) -> str:
+    """Returns the page as HTML."""
+    script = resource("contents.js") + resource("explorer.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    known = {
+        name: "; ".join(values)
+        for name in ("model", "device", "date", "versions")
+        if (values := _distinct(page, name))
+    }
+    entries = [] if page.lead else [(SUMMARY, "Summary", "")]
+    entries += [(part.key, part.title, part.exhibit.paper) for part in page.parts]
+    entries += [(EXPLORER, "Draft explorer", "")] if page.texts else []
+    groups = itertools.groupby(enumerate(page.texts), lambda pair: pair[1].group)
+    return (
+        _environment()
+        .get_template("page.html")
+        .render(
+            page=page,
+            meta=page.meta or " · ".join(_run_words(page)),
+            lead=page.lead or summary_sentence(page),
+            entries=entries,
+            known=known,
+            runs=run_sentences.sentences([part.exhibit for part in page.parts]),
+            folded=sum(len(part.exhibit.findings) for part in page.parts) > _SHOWN,
+            summary_id=SUMMARY,
+            explorer_id=EXPLORER,
+            text_groups=[(group, list(texts)) for group, texts in groups],
+            texts_json=Markup(explorer.to_json(page.texts)),
+            lattices=any(text.candidates for text in page.texts),
+            style=Markup(
+                "".join(map(resource, ("base.css", "charts.css", "page.css")))
+            ),
+            script=Markup(script),
+            script_hash=f"sha256-{digest}",
+        )
+    )
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    found = environment().overlay()
+    found.filters = found.filters | {
+        "measured": numbers.measured,
+        "interval": numbers.interval,
+        "printed": numbers.printed,
+        "groups": numbers.groups,
+        "columns_of_words": lambda table: numbers.columns_of_words(table, _WORDS_FROM),
+        "has_intervals": numbers.has_intervals,
+        "has_printed": numbers.has_printed,
+        "draw_chart": charts.draw,
+        "draw_lattice": lattice.figure,
+        "run_facts": run_facts,
+        "signed": _signed,
+    }
+    found.tests = found.tests | {"wide": charts.is_wide, "has_points": _has_points}
+    return found
+
+
+def _signed(text: str) -> str:
+    """Text in which a minus before a number is a sign, and no hyphen."""
+    return re.sub(r"(?<![\w-])-(?=\d)", "−", text)
+
+
+def _has_points(chart: Chart) -> bool:
+    return any(series.x for series in chart.series)
+
+
+def summary_sentence(page: Page) -> str:
+    """Returns how many of the paper's statements were borne out."""
+    verdicts = [f.holds for part in page.parts for f in part.exhibit.findings]
+    if not verdicts:
+        return "No statement of the paper was checked."
+    holding, failing = verdicts.count(True), verdicts.count(False)
+    sentence = f"Of {len(verdicts)} statements that were checked, {holding} "
+    sentence += "holds" if holding == 1 else "hold"
+    if failing:
+        sentence += f", {failing} {'does' if failing == 1 else 'do'} not"
+    if undecided := verdicts.count(None):
+        sentence += f", {undecided} cannot be told"
+    return f"{sentence}."
+
+
+def _distinct(page: Page, name: str) -> list[str]:
+    """Values of one fact over all runs, each once."""
+    values = [part.exhibit.facts.get(name) for part in page.parts]
+    return list(dict.fromkeys(fact(value) for value in values if value))
+
+
+def _run_words(page: Page) -> Iterable[str]:
+    for name in ("model", "device"):
+        yield from _distinct(page, name)
+    dates = sorted(_distinct(page, "date"))
+    yield from dict.fromkeys(dates[:1] + dates[-1:])
+
+
+def run_facts(exhibit: Exhibit) -> dict[str, tuple[str, str]]:
+    """Facts of a run by name: text, and whether it is code, lines, or neither."""
+    return {
+        str(name): _text_and_kind(name, value)
+        for name, value in exhibit.facts.items()
+        if name not in _HIDDEN_FACTS and value not in (None, "", {}, [])
+    }
+
+
+def _text_and_kind(name: str, value: Any) -> tuple[str, str]:
+    text = fact(value)
+    if isinstance(value, dict) and len(text) > _LINE:
+        text = "\n".join(f"{inner}: {fact(each)}" for inner, each in value.items())
+    if "\n" in text:
+        return text, "lines"
+    return text, "code" if name == "command" else ""

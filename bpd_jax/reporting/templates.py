@@ -1,0 +1,48 @@
+"""Jinja2 templates of pages and pictures: the files beside this one.
+
+Every value that a template prints is escaped, control characters included, unless it
+is markup already.
+"""
+
+import functools
+import importlib.resources
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from bpd_jax.reporting.wording import readable
+
+
+def resource(name: str) -> str:
+    """Returns the text of a file of this package."""
+    folder = importlib.resources.files("bpd_jax.reporting")
+    return (folder / name).read_text(encoding="utf-8")
+
+
+@functools.cache
+def environment() -> jinja2.Environment:
+    """The environment that all templates share."""
+    found = jinja2.Environment(
+        loader=jinja2.FunctionLoader(resource),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_readable,
+    )
+    # A number without trailing zeros; with so many decimal places.
+    found.filters["g"] = lambda value: f"{value:g}"
+    found.filters["fixed"] = lambda value, places=2: f"{value:.{places}f}"
+    return found
+
+
+def rendered(name: str, **values: Any) -> Markup:
+    """Returns a rendered template, which other templates print as it is."""
+    return Markup(environment().get_template(name).render(**values))
+
+
+def _readable(value: object) -> object:
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return readable(value)
+    return value

@@ -1,0 +1,130 @@
+"""What a study's header says of its run, and whether another run may go on with it."""
+
+import dataclasses
+import pathlib
+
+from bpd_jax.errors import UserError
+from bpd_jax.evaluation.hardware import model_size
+from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.reporting.records import Facts
+from bpd_jax.studies.run_files import HEADER, read_header
+from bpd_jax.studies.study_context import StudyContext
+from bpd_jax.studies.tasks import LABELS
+
+SESSION = ("command", "date", "device", "versions")
+"""Facts of one start of the program; `sessions` lists those that made records."""
+
+
+def facts_of(context: StudyContext) -> Facts:
+    """Facts of model, examples and contenders."""
+    config = context.config
+    loaded = context.loaded(config.tasks[0])
+    model = loaded.functions.config
+    trunk = model.trunk
+    return {
+        "size": config.size,
+        "model": config.model,
+        "model_sizes": _sizes(context),
+        "trunk": f"{trunk.num_layers} layers, {trunk.d_model} / {trunk.d_ff} wide",
+        "heads": loaded.functions.block_size,
+        "vocabulary": trunk.vocab_size,
+        "draft_vocabulary": model.draft_vocab_size,
+        "examples": {
+            task: {
+                part: sum(example.part == part for example in context.whole_draw(task))
+                for part in ("report", "tune")
+            }
+            for task in config.tasks
+        },
+        "settings": config.settings,
+        "assets": {name: dict(models) for name, models in config.assets.items()},
+        "tasks": {task: LABELS[task] for task in config.tasks},
+        "labels": {name: context.label(name) for name in config.contenders},
+        "alphas": {
+            name: {task: context.alphas[name][task] for task in config.tasks}
+            for name in context.alphas
+        },
+        "printed": dict(config.printed),
+        "notes": list(config.notes),
+        "texts": {
+            task: context.digest(task, context.whole_draw(task))
+            for task in config.tasks
+        },
+        "made_with": {name: context.made_with(name) for name in config.contenders},
+    }
+
+
+def continued(before: Facts, now: Facts) -> Facts:
+    """The facts of a start, with what is known of contenders that it left out.
+
+    Their records are still there, and must be told from those of other models.
+    """
+    kept = {
+        name: {**now[name], **{k: v for k, v in found.items() if k not in now[name]}}
+        for name in ("labels", "made_with")
+        if isinstance(found := before.get(name), dict)
+    }
+    return {**now, **kept}
+
+
+_REMEDY = "name another --workdir, or remove it"
+
+
+def check_settings(folder: pathlib.Path, context: StudyContext) -> Facts:
+    """The facts that the folder has so far, none if it is new.
+
+    Raises:
+      UserError: it holds results of other settings.
+    """
+    if not (folder / HEADER).is_file():
+        return {}
+    before = read_header(folder)
+    settings = context.config.settings
+    for name, value in context.config.differing(before.get("settings", {})).items():
+        raise UserError(
+            f"{folder} holds results with {name} = {value!r}, not "
+            f"{settings[name]!r}: {_REMEDY}."
+        )
+    return before
+
+
+def check_header(folder: pathlib.Path, context: StudyContext) -> Facts:
+    """As `check_settings`, and compares texts and models, which must be there.
+
+    Raises:
+      UserError: the folder holds results of other settings, texts or models.
+    """
+    before = check_settings(folder, context)
+    for task, digest in before.get("texts", {}).items():
+        if task not in context.config.tasks:
+            continue
+        if context.digest(task, context.whole_draw(task)) != digest:
+            raise UserError(
+                f"{folder} holds results of other texts of {task}: the model, its "
+                f"heads or the data have changed; {_REMEDY}."
+            )
+    for name, digest in before.get("made_with", {}).items():
+        if name in context.config.contenders and context.made_with(name) != digest:
+            raise UserError(
+                f"{folder} holds results of {name} with other models or weights α than "
+                f"there are now: {_REMEDY}."
+            )
+    return before
+
+
+def _sizes(context: StudyContext) -> Facts:
+    """Sizes of the models, for the analytical model of Table 11."""
+    task = context.config.tasks[0]
+    rescorers, ngrams = {}, {}
+    for contender in context.config.parsed:
+        assets = context.contender(contender.name, task)[0].assets
+        if assets.rescorer is not None:
+            rescorers[contender.assets or ""] = _size(assets.rescorer.functions.config)
+        if assets.ngram is not None:
+            ngrams[contender.assets or ""] = sum(assets.ngram.sizes)
+    model = _size(context.loaded(task).functions.config)
+    return {"model": model, "rescorers": rescorers, "ngrams": ngrams}
+
+
+def _size(config: BlockwiseConfig) -> Facts:
+    return dataclasses.asdict(model_size(config))

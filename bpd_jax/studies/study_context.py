@@ -1,0 +1,324 @@
+"""What the measurements of a study share: model, examples, decoded texts, replay.
+
+Texts are decoded greedily once per task and kept with what the model said along them
+(`WORKDIR/texts/TASK.npz`); studies of the same model, tasks and lengths share them.
+"""
+
+import functools
+import hashlib
+import json
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from bpd_jax import progress
+from bpd_jax.api import LanguageModel
+from bpd_jax.data.prompts import read_prompts_file
+from bpd_jax.data.row_sources import WHOLE, Shard
+from bpd_jax.decoding.asset_files import OWN_ASSETS
+from bpd_jax.decoding.decoder import GREEDY, Decoder
+from bpd_jax.decoding.loading import LoadedModel, load_model
+from bpd_jax.decoding.methods import Method
+from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.decoding.recording import RecordedText, padded_sizes, record_text
+from bpd_jax.errors import UserError
+from bpd_jax.studies import tasks
+from bpd_jax.studies.config import (
+    TASK_FIELD,
+    StudyConfig,
+    class_of,
+    parse_contender,
+)
+from bpd_jax.studies.conversations import later_turns
+from bpd_jax.studies.measure_quality import plain_text
+from bpd_jax.studies.records import REPORT, TUNE
+from bpd_jax.studies.tasks import StudyExample
+from bpd_jax.studies.text_files import content_digest, load_texts, save_texts
+
+# Texts that are kept as soon as all of them are there.
+_KEPT_TOGETHER = 128
+
+
+class StudyContext:
+    """Model, examples and texts of one study, each created when first used.
+
+    Attributes:
+      config, workdir, shard: as given.
+      alphas: class of rescorers → task → tuned weight; see `bpd_jax.studies.tuning`.
+        Contenders of a class that is not in it have α = 1.
+    """
+
+    def __init__(
+        self, config: StudyConfig, workdir: pathlib.Path, shard: Shard = WHOLE
+    ) -> None:
+        """Loads nothing yet.
+
+        Args:
+          config: of the study.
+          workdir: where texts are kept.
+          shard: part of the examples that is this program's.
+        """
+        self.config, self.workdir, self.shard = config, workdir, shard
+        self._examples: dict[str, list[StudyExample]] = {}
+        self._texts: dict[str, list[RecordedText]] = {}
+        self._decoders: dict[tuple[str, str | None], Decoder] = {}
+        self._models: dict[str, LoadedModel] = {}
+        self._made_with: dict[tuple[str | None, tuple[str, ...]], str] = {}
+        self.alphas: dict[str, dict[str, float]] = {}
+
+    def model_name(self, task: str) -> str:
+        """The model that decodes a task."""
+        return self.config.model.replace(TASK_FIELD, task)
+
+    def loaded(self, task: str) -> LoadedModel:
+        """The model of a task; of all tasks, where they share one."""
+        name = self.model_name(task)
+        if name not in self._models:
+            # Large models of several tasks would not fit together.
+            self._models, self._decoders = {name: load_model(name)}, {}
+        return self._models[name]
+
+    def options(self, task: str) -> DecodeOptions:
+        """Greedy decoding of a task."""
+        return DecodeOptions(
+            max_new_tokens=self.config.new_tokens(task),
+            end_of_text=self.loaded(task).end_of_text,
+            batch_size=self.config.batch_size,
+        )
+
+    @functools.cached_property
+    def _trained(self) -> str:
+        """All prompts that heads were trained on."""
+        path = self.config.trained_prompts
+        return "" if path is None else "\n".join(read_prompts_file(path))
+
+    def sources(self, task: str) -> list[tasks.TaskRecord]:
+        """All records of a task that heads were not trained on."""
+        if self.config.data is None:
+            raise UserError(f"the task {task} needs --data, the folder that holds it.")
+        return [
+            source
+            for source in tasks.read_sources(pathlib.Path(self.config.data), task)
+            if not self._trained or source.beginning not in self._trained
+        ]
+
+    def examples(self, task: str) -> list[StudyExample]:
+        """The examples of a task: always the same ones."""
+        return self.whole_draw(task)[self.shard.index :: self.shard.count]
+
+    def whole_draw(self, task: str) -> list[StudyExample]:
+        """The examples of all shards.
+
+        Raises:
+          UserError: none is left to report on.
+        """
+        if task not in self._examples:
+            found = self._draw(task)
+            if not any(example.part == REPORT for example in found):
+                raise UserError(
+                    f"{task} has no example to report on: {len(found)} of the records "
+                    f"fit, and {self.config.tune} are to be tuned on."
+                )
+            self._examples[task] = found
+        return self._examples[task]
+
+    def _draw(self, task: str) -> list[StudyExample]:
+        config, loaded = self.config, self.loaded(task)
+        # A block may begin at the last token that is decoded.
+        functions = loaded.functions
+        room = functions.config.trunk.max_length - functions.block_size
+        room -= config.new_tokens(task)
+        longest = min(config.longest_prompt, room)
+        if longest < 1:
+            raise UserError(
+                f"the model of {task} has no positions left for a prompt beside "
+                f"{config.new_tokens(task)} tokens to decode: decode fewer."
+            )
+        if task != tasks.HELD_OUT:
+            longest_whole = min(config.longest_whole, room)
+            found = tasks.draw_examples(
+                self.sources(task),
+                loaded,
+                examples=config.examples,
+                tune=config.tune,
+                longest=longest,
+                longest_whole=longest_whole,
+            )
+            return found + later_turns(
+                found,
+                functools.partial(self._answers, task),
+                loaded,
+                turns=config.turns,
+                longest=longest_whole,
+            )
+        prompts = loaded.held_out(config.tune + config.examples, longest)
+        return [
+            StudyExample(
+                index,
+                TUNE if index < config.tune else REPORT,
+                loaded.tokenizer.decode(prompt),
+                prompt,
+                (),
+            )
+            for index, prompt in enumerate(prompts)
+        ]
+
+    def _answers(self, task: str, prompts: list[np.ndarray]) -> list[str]:
+        """What the model says to prompts, decoded greedily."""
+        decoder, _ = self.contender(GREEDY.name, task)
+        loaded = self.loaded(task)
+        return [
+            plain_text(output.output_ids, loaded.tokenizer.decode, loaded.end_tokens)
+            for output in decoder.decode(GREEDY, prompts, self.options(task))
+        ]
+
+    def contender(self, name: str, task: str) -> tuple[Decoder, Method]:
+        """The decoder that has a contender's models, and the contender's method."""
+        found = parse_contender(name)
+        given: dict[str, str | None] = {}
+        if found.assets is not None:
+            for kind, folder in self.config.assets[found.assets].items():
+                given[kind] = folder.replace(TASK_FIELD, task)
+        key = (self.model_name(task), json.dumps(given, sort_keys=True))
+        if key not in self._decoders:
+            loaded = self.loaded(task)
+            self._decoders[key] = LanguageModel.of(loaded, given).decoder(
+                lattice_width=self.config.lattice_width
+            )
+        method = found.method
+        tuned = self._tuned(method)
+        if tuned:
+            method = method.with_setting("alpha", tuned[task])
+        return self._decoders[key], method
+
+    def _tuned(self, method: Method) -> dict[str, float]:
+        """Tuned weights of a method by task; none where it names one itself."""
+        if method.setting("alpha") is not None:
+            return {}
+        return self.alphas.get(class_of(method) or "", {})
+
+    def made_with(self, name: str) -> str:
+        """Tells the models that a contender drafts with by what is in their files."""
+        found = parse_contender(name)
+        kinds = tuple(kind for kind in OWN_ASSETS if kind in found.method.needs)
+        key = (found.assets, kinds)
+        if key not in self._made_with:
+            self._made_with[key] = self._made(name, kinds)
+        tuned = self._tuned(found.method)
+        if not tuned:
+            return self._made_with[key]
+        alphas = {task: tuned[task] for task in self.config.tasks}
+        text = f"{self._made_with[key]} {json.dumps(alphas, sort_keys=True)}"
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def _made(self, name: str, kinds: Sequence[str]) -> str:
+        given = self.config.assets.get(parse_contender(name).assets or "", {})
+        digest = hashlib.sha256()
+        for task in self.config.tasks if self._models_differ(name) else [""]:
+            for kind in kinds:
+                loaded = self.loaded(task or self.config.tasks[0])
+                folder = given.get(kind, "").replace(TASK_FIELD, task)
+                path = pathlib.Path(folder) if folder else loaded.own(OWN_ASSETS[kind])
+                if path is not None:
+                    digest.update(f"{task} {kind} {content_digest(path)}\n".encode())
+        return digest.hexdigest()
+
+    def depends_on_task(self, name: str) -> bool:
+        """Whether a contender's models or its weight differ from task to task."""
+        tuned = self._tuned(parse_contender(name).method)
+        if len({tuned[task] for task in self.config.tasks if task in tuned}) > 1:
+            return True
+        return self._models_differ(name)
+
+    def _models_differ(self, name: str) -> bool:
+        assets = self.config.assets.get(parse_contender(name).assets or "", {})
+        return TASK_FIELD in "".join([self.config.model, *assets.values()])
+
+    def label(self, name: str) -> str:
+        """What people read in place of a contender's name."""
+        if name in self.config.labels:
+            return self.config.labels[name]
+        decoder, _ = self.contender(name, self.config.tasks[0])
+        # Not with a tuned weight, which is that of one task.
+        found = parse_contender(name)
+        label, assets = decoder.label(found.method), found.assets
+        return label if assets is None else f"{label}, {assets.replace('_', ' ')}"
+
+    def texts(self, task: str) -> list[RecordedText]:
+        """What the model decodes of each example, with what it says along it.
+
+        Decodes what is not there yet, with a progress bar; what was decoded is kept
+        every `_KEPT_TOGETHER` texts.
+        """
+        if task not in self._texts:
+            found: list[RecordedText] = []
+            for part, examples in enumerate(self._parts(task)):
+                name = f"{task}{self.shard_suffix}{f'-part-{part}' * (part > 0)}.npz"
+                path = self.workdir / "texts" / name
+                digest = self.digest(task, examples)
+                texts = load_texts(path, digest)
+                if texts is None:
+                    texts = self._decode(task, examples)
+                    save_texts(path, digest, texts)
+                found += texts
+            self._texts[task] = found
+        return self._texts[task]
+
+    def _parts(self, task: str) -> list[list[StudyExample]]:
+        """Examples whose texts lie in one file."""
+        examples = self.examples(task)
+        starts = range(0, len(examples), _KEPT_TOGETHER)
+        return [examples[start : start + _KEPT_TOGETHER] for start in starts]
+
+    @property
+    def shard_suffix(self) -> str:
+        """Tells the files of one shard from those of others."""
+        if self.shard == WHOLE:
+            return ""
+        return f"-{self.shard.index}-of-{self.shard.count}"
+
+    def digest(self, task: str, examples: Sequence[StudyExample]) -> str:
+        """Tells what texts depend on: model, heads, prompts, lengths."""
+        loaded, config = self.loaded(task), self.config
+        facts: list[Any] = [
+            loaded.fingerprint,
+            loaded.heads_identity,
+            config.new_tokens(task),
+            config.lattice_width,
+            loaded.end_of_text,
+            [example.input_ids.tolist() for example in examples],
+        ]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+    def _decode(
+        self, task: str, examples: Sequence[StudyExample]
+    ) -> list[RecordedText]:
+        total = 2 * len(examples) * self.config.new_tokens(task)
+        with progress.bar(label="decoding", total=total, unit=" tokens") as bar:
+            bar.set_postfix_str(task, refresh=False)
+            return self._recorded(task, examples, bar.update)
+
+    def _recorded(
+        self,
+        task: str,
+        examples: Sequence[StudyExample],
+        advance: Callable[[int], object],
+    ) -> list[RecordedText]:
+        """Decodes, then records; `advance` is called with tokens of either."""
+        decoder, _ = self.contender("greedy", task)
+        options = self.options(task)
+        # The longest first, so that what is compiled for them fits the others.
+        order = sorted(range(len(examples)), key=lambda i: -len(examples[i].input_ids))
+        prompts = [examples[index].input_ids for index in order]
+        decoded = decoder.decode(GREEDY, prompts, options, on_progress=advance)
+        slots, positions = padded_sizes(decoded)
+        width = min(decoder.width, decoder.model.config.draft_vocab_size)
+        found: dict[int, RecordedText] = {}
+        for index, text in zip(order, decoded, strict=True):
+            found[index] = record_text(
+                decoder, text, width, slots=slots, positions=positions
+            )
+            advance(len(text.output_ids))
+        return [found[index] for index in range(len(examples))]

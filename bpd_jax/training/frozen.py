@@ -1,0 +1,228 @@
+"""Training a module on a frozen model: heads, block drafters and refiners.
+
+The module is an `Objective`: trained parameters, frozen arrays that it reads, a loss
+with gradients, and sums over held-out batches. The steps are those of `loop`.
+"""
+
+import functools
+import pathlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from bpd_jax.errors import UserError
+from bpd_jax.training import loop
+from bpd_jax.training.checkpoints import FOLDER as CHECKPOINTS
+from bpd_jax.training.checkpoints import Checkpoints
+from bpd_jax.training.config import OptimizerConfig
+from bpd_jax.training.meter import Meter
+from bpd_jax.training.metrics import MetricsWriter
+from bpd_jax.training.optimizer import learning_rate_schedule, make_optimizer
+from bpd_jax.training.run_lock import locked
+from bpd_jax.training.state import TrainState
+from bpd_jax.training.step import Metrics, updated
+from bpd_jax.typing import Array, Float, Params, PyTree
+
+# What a training of an earlier version left in place of `checkpoints`.
+_EARLIER = "checkpoint.npz"
+
+
+class LevelSums(NamedTuple):
+    """Sums over positions for heads 2 … L; they add up over batches.
+
+    Attributes:
+      loss: −log p of the targets in the draft vocabulary.
+      correct: targets that the head ranks first.
+      scored: targets in the draft vocabulary.
+      valid: all targets; those outside the draft vocabulary are misses.
+    """
+
+    loss: Float[Array, " levels"]
+    correct: Float[Array, " levels"]
+    scored: Float[Array, " levels"]
+    valid: Float[Array, " levels"]
+
+
+class Objective(Protocol):
+    """What is trained. Implementations are frozen dataclasses, static under jit."""
+
+    def loss_and_gradients(
+        self, trained: Params, frozen: PyTree, batch: Any
+    ) -> tuple[Array, LevelSums, Params]:
+        """The loss of a batch, the sums that metrics are made of, and gradients."""
+        ...
+
+    def held_out_sums(self, trained: Params, frozen: PyTree, batch: Any) -> Any:
+        """Sums over a held-out batch, a named tuple with a method `metrics(prefix)`."""
+        ...
+
+
+class Batches(NamedTuple):
+    """The batches of a training, named tuples of host arrays.
+
+    Attributes:
+      train: endless batches, from the step on where the run resumes.
+      held_out: batches to measure on, all of one size.
+      sample: batches of training positions, likewise; may be empty.
+    """
+
+    train: Iterator[Any]
+    held_out: Sequence[Any]
+    sample: Sequence[Any] = ()
+
+
+class Result(NamedTuple):
+    """What a training ended with.
+
+    Attributes:
+      trained: parameters.
+      held_out: measured on held-out batches.
+      sample: measured on batches of training positions; None without any.
+      seconds: of all runs together, without computing the frozen model's states.
+    """
+
+    trained: Params
+    held_out: Any
+    sample: Any
+    seconds: float
+
+
+def train(
+    objective: Objective,
+    trained: Params,
+    frozen: PyTree,
+    batches: Callable[[int], Batches],
+    folder: pathlib.Path,
+    *,
+    key: str,
+    optimizer: OptimizerConfig,
+    pace: loop.Pace,
+    meter: Meter,
+    ready: Callable[[], None] = lambda: None,
+    learning_rate: str = "OptimizerConfig.learning_rate",
+) -> Result:
+    """Trains an objective, or resumes its run in `folder`.
+
+    Args:
+      objective: what is trained.
+      trained: its parameters before the first step.
+      frozen: arrays that it reads.
+      batches: makes the batches, given the number of steps that were done before.
+      folder: of the run; it receives `checkpoints/` and the log.
+      key: equal for runs that may resume each other.
+      optimizer: of the trained parameters.
+      pace: length and intervals of the run.
+      meter: for the log.
+      ready: called when the checkpoint is known to fit, before the first step.
+      learning_rate: name of the setting, for messages.
+
+    Raises:
+      UserError: the checkpoint is damaged or of another training, the folder is in
+        use or cannot be written, or the loss is not finite.
+      SystemExit: with 128 + the signal's number, if one ended the run.
+    """
+    if (folder / _EARLIER).exists():
+        raise UserError(
+            f"{folder / _EARLIER} was written by an earlier version and cannot be "
+            "resumed: remove it to train from the beginning; states are kept."
+        )
+    transform = make_optimizer(optimizer, pace.steps)
+    state = TrainState(jnp.int32(0), trained, transform.init(trained))
+    with (
+        locked(folder),
+        Checkpoints(folder / CHECKPOINTS) as checkpoints,
+    ):
+        start, saved = checkpoints.latest_step or 0, {}
+        if start:
+            saved = checkpoints.restore_data()
+            if saved.get("key") != key:
+                raise UserError(
+                    f"{folder / CHECKPOINTS} is of a training with other settings, "
+                    "texts or model: remove it to train from the beginning (states "
+                    "are kept), or choose another folder."
+                )
+            state = checkpoints.restore(jax.tree.map(_abstract, state))
+            meter.restore(saved[loop.METER])
+        ready()
+        source = batches(start)
+        begin = time.perf_counter() - saved.get("seconds", 0.0)
+        step = make_step(objective, transform)
+        measured = functools.partial(measure, objective, frozen=frozen)
+        params, held_out = state.params, None
+
+        def evaluate(params: Params) -> dict[str, float]:
+            nonlocal held_out
+            held_out = measured(params, batches=source.held_out)
+            return held_out.metrics()
+
+        if start < pace.steps:
+            params, _ = loop.run(
+                pace,
+                folder,
+                checkpoints,
+                state,
+                start,
+                batches=source.train,
+                update=lambda state, batch, _: step(state, frozen, batch),
+                evaluate=evaluate,
+                data=lambda: {"key": key, "seconds": time.perf_counter() - begin},
+                rate=learning_rate_schedule(optimizer, pace.steps),
+                meter=meter,
+                learning_rate=learning_rate,
+            )
+        else:
+            evaluate(params)
+        sample = measured(params, batches=source.sample) if source.sample else None
+        if sample is not None and start < pace.steps:
+            with MetricsWriter(folder, pace.steps) as writer:
+                writer.write(pace.steps, sample.metrics("train"))
+    return Result(params, held_out, sample, time.perf_counter() - begin)
+
+
+def make_step(
+    objective: Objective, optimizer: optax.GradientTransformation
+) -> Callable[..., tuple[TrainState, Metrics]]:
+    """Builds `(state, frozen, batch) → (state, metrics)`, which consumes the state.
+
+    The metrics are those of `step.make_train_step`, without head 1.
+    """
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def step(
+        state: TrainState, frozen: PyTree, batch: Any
+    ) -> tuple[TrainState, Metrics]:
+        loss, sums, gradients = objective.loss_and_gradients(
+            state.params, frozen, batch
+        )
+        means = {
+            "loss_heads": sums.loss / jnp.maximum(sums.scored, 1),
+            "accuracy_heads": sums.correct / jnp.maximum(sums.valid, 1),
+        }
+        after, metrics = updated(optimizer, state, loss, gradients)
+        return after, means | metrics
+
+    return step
+
+
+def measure(
+    objective: Objective, trained: Params, *, frozen: PyTree, batches: Sequence[Any]
+) -> Any:
+    """Sums over some batches of equal size."""
+    parts = [
+        jax.device_get(_sums(objective, trained, frozen, batch)) for batch in batches
+    ]
+    return jax.tree.map(lambda *column: np.sum(column, axis=0), *parts)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _sums(objective: Objective, trained: Params, frozen: PyTree, batch: Any) -> Any:
+    return objective.held_out_sums(trained, frozen, batch)
+
+
+def _abstract(array: Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)

@@ -1,0 +1,75 @@
+"""What every kind of artifact shares; each kind's own checks are tested with it."""
+
+import json
+
+import numpy as np
+import pytest
+
+from bpd_jax import array_files
+from bpd_jax.artifacts import Artifact, read_tensors
+from bpd_jax.errors import UserError
+
+KIND = Artifact("a thing", "thing.json", ("x.*",), '"size"', remedy="make it again")
+ARRAYS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3)}
+
+
+@pytest.mark.parametrize("name", ["x.safetensors", "x.npz"])
+def test_an_artifact_is_read_as_it_was_written(tmp_path, name):
+    folder = tmp_path / "thing"
+    KIND.write(folder, {"size": 1}, name, {})
+    KIND.write(folder, {"size": 2}, name, ARRAYS)
+    assert KIND.read_header(folder, {"size": int}) == {"format": 1, "size": 2}
+    path = folder / name
+    if name.endswith(".npz"):
+        found = array_files.read_npz(path)
+    else:
+        found, identity = read_tensors(path)
+        assert len(identity) == 16
+    np.testing.assert_array_equal(found["a"], ARRAYS["a"], strict=True)
+    assert sorted(path.name for path in folder.iterdir()) == ["thing.json", name]
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+@pytest.mark.parametrize(
+    "header, words",
+    [
+        ("{", "Expecting"),
+        ("[]", "thing.json"),
+        ('{"format": 2, "size": 1}', "not of format 1"),
+        ('{"format": true, "size": 1}', "not of format 1"),
+        ('{"format": 1}', "size"),
+        ('{"format": 1, "size": "1"}', "size"),
+        ('{"format": 1, "size": true}', "size"),
+        ('{"format": 1, "size": NaN}', "NaN"),
+    ],
+)
+def test_a_damaged_header_is_reported_with_the_remedy(tmp_path, header, words):
+    (tmp_path / "thing.json").write_text(header)
+    with pytest.raises(UserError, match=words) as caught:
+        KIND.read_header(tmp_path, {"size": int})
+    assert str(caught.value).endswith("make it again.")
+
+
+def test_a_missing_header_is_reported_with_the_remedy(tmp_path):
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "nowhere", tmp_path / "file", tmp_path):
+        with pytest.raises(UserError, match=r"not hold a thing: .*; make it again"):
+            KIND.read_header(folder)
+
+
+def test_no_other_folder_is_replaced(tmp_path):
+    (tmp_path / "thing.json").write_text(json.dumps({"format": 1}))
+    with pytest.raises(UserError, match="not that of a thing"):
+        KIND.write(tmp_path, {"size": 1}, "x.npz", ARRAYS)
+    assert [path.name for path in tmp_path.iterdir()] == ["thing.json"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"nothing", b"\xff" * 20, (1 << 40).to_bytes(8, "little") + b"{}"],
+)
+def test_damaged_tensors_are_reported(tmp_path, content):
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="make it again"), KIND.reading(path):
+        read_tensors(path)

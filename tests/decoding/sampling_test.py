@@ -1,0 +1,146 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bpd_jax.decoding.options import StepOptions
+from bpd_jax.decoding.sampling import (
+    ACCEPTANCE,
+    DRAFTS,
+    choose,
+    filtered,
+    row_keys,
+    stream_keys,
+)
+
+SAMPLING = StepOptions(temperature=1.0)
+filter_once = jax.jit(filtered, static_argnums=1)
+
+
+def test_greedy_takes_the_best():
+    logits = jnp.array([[[0.0, 2.0, 1.0], [3.0, 2.0, 1.0]]])
+    keys = row_keys(0, jnp.array([0]))
+    assert choose(logits, jnp.array([[4, 5]]), keys, StepOptions()).tolist() == [[1, 0]]
+
+
+def test_samples_follow_the_softmax():
+    logits = np.log([0.5, 0.3, 0.2])
+    count = 20_000
+    keys = row_keys(1, jnp.array([0]))
+    positions = jnp.arange(count)[None]
+    for temperature in (1.0, 0.5):
+        drawn = choose(
+            jnp.broadcast_to(jnp.asarray(logits), (1, count, 3)),
+            positions,
+            keys,
+            StepOptions(temperature=temperature),
+        )
+        want = np.exp(logits / temperature)
+        want /= want.sum()
+        share = np.bincount(np.asarray(drawn)[0], minlength=3) / count
+        # Four standard deviations of a share.
+        np.testing.assert_allclose(share, want, atol=4 * 0.5 / np.sqrt(count))
+
+
+def test_the_draw_depends_on_row_and_position_alone():
+    rng = np.random.default_rng(0)
+    logits = jnp.asarray(rng.normal(size=(1, 1, 1000)))
+    one = choose(logits, jnp.array([[7]]), row_keys(3, jnp.array([5])), SAMPLING)
+    many = choose(
+        jnp.broadcast_to(logits, (3, 4, 1000)),
+        jnp.array([[1, 7, 7, 2]] * 3),
+        row_keys(3, jnp.array([4, 5, 6])),
+        SAMPLING,
+    )
+    assert many[1, 1] == many[1, 2] == one[0, 0]
+    assert many[1, 0] != one[0, 0]
+    assert many[0, 1] != one[0, 0]
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    st.lists(st.integers(-3, 3), min_size=7, max_size=7),
+    st.sampled_from([None, 1, 2, 4, 7, 20]),
+    st.sampled_from([1e-6, 0.2, 0.5, 0.9, 0.999, 1.0]),
+    st.sampled_from([0.5, 1.0, 3.0]),
+)
+def test_filters_keep_what_their_definitions_keep(scores, top_k, top_p, temperature):
+    """Top-k, the lowest ids of equal scores; then the fewest best that have `top_p`."""
+    options = StepOptions(temperature=temperature, top_k=top_k, top_p=top_p)
+    logits = np.array(scores, np.float32) / 2
+    got = np.asarray(filter_once(jnp.asarray(logits), options))
+
+    in_top_k = np.zeros(7, bool)
+    in_top_k[np.argsort(-logits, kind="stable")[:top_k]] = True
+    kept = sorted(set(logits[in_top_k].tolist()), reverse=True)
+    mass = {v: (logits[in_top_k] == v).sum() * np.exp(v / temperature) for v in kept}
+    reached, total, final = 0.0, sum(mass.values()), []
+    for value in kept:
+        # Within equal scores it does not matter which of them reach `top_p`.
+        if reached >= top_p * total - 1e-6:
+            break
+        final.append(value)
+        reached += mass[value]
+    want = np.where(in_top_k & np.isin(logits, final), logits / temperature, -np.inf)
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_filters_work_row_by_row():
+    logits = jnp.log(jnp.array([[0.5, 0.3, 0.15, 0.05], [0.05, 0.15, 0.3, 0.5]]))
+    options = StepOptions(temperature=1.0, top_p=0.7)
+    kept = jnp.isfinite(filter_once(logits, options))
+    assert kept.astype(int).tolist() == [[1, 1, 0, 0], [0, 0, 1, 1]]
+
+
+def test_filtered_tokens_are_never_chosen():
+    logits = jnp.broadcast_to(jnp.log(jnp.array([0.4, 0.35, 0.25])), (1, 3000, 3))
+    options = StepOptions(temperature=2.0, top_k=2)
+    keys = row_keys(0, jnp.array([0]))
+    drawn = choose(logits, jnp.arange(3000)[None], keys, options)
+    share = np.bincount(np.asarray(drawn)[0], minlength=3) / 3000
+    want = np.sqrt([0.4, 0.35, 0]) / np.sqrt([0.4, 0.35]).sum()
+    np.testing.assert_allclose(share, want, atol=4 * 0.5 / np.sqrt(3000))
+    assert share[2] == 0
+
+
+def test_choices_are_drawn_from_the_filtered_logits_among_equal_ones():
+    """Tokens 1, 2, 4 and 5 are equal at the edge: two of them make four."""
+    logits, count = jnp.array([3.0, 2.0, 2.0, 2.5, 2.0, 2.0, 0.0]), 4000
+    keys, positions = row_keys(0, jnp.array([0])), jnp.arange(count)[None]
+    for top_p in (1.0, 0.95):
+        options = StepOptions(temperature=1.0, top_k=4, top_p=top_p)
+        left = filter_once(logits, options)
+        assert jnp.flatnonzero(jnp.isfinite(left)).tolist() == [0, 1, 2, 3]
+        rows = jnp.broadcast_to(logits, (1, count, 7))
+        drawn = choose(rows, positions, keys, options)
+        share = np.bincount(np.asarray(drawn)[0], minlength=7) / count
+        want = jax.nn.softmax(left)
+        np.testing.assert_allclose(share, want, atol=4 * 0.5 / np.sqrt(count))
+        assert not share[4:].any()
+
+
+def test_rounding_changes_as_few_draws_with_top_k_as_without():
+    """Tokens nearly equal change places under rounding; their noise must not."""
+    count, vocab_size = 4000, 50
+    rng = np.random.default_rng(0)
+    logits = rng.normal(0, 0.01, (1, count, vocab_size))
+    rounded = logits + rng.uniform(-1e-3, 1e-3, logits.shape)
+    keys, positions = row_keys(0, jnp.array([0])), jnp.arange(count)[None]
+
+    def changed(options: StepOptions) -> float:
+        draws = (choose(jnp.asarray(x), positions, keys, options) for x in kinds)
+        return float(jnp.mean(next(draws) != next(draws)))
+
+    kinds = (logits, rounded)
+    assert changed(SAMPLING) < 0.005
+    # Top-k of 49 leaves out one token, which may be another one.
+    assert changed(StepOptions(temperature=1.0, top_k=vocab_size - 1)) < 0.01
+
+
+def test_streams_of_noise_share_no_key():
+    keys, places = row_keys(0, jnp.arange(3)), jnp.arange(3) + 5
+    choices = jax.vmap(jax.random.fold_in)(keys, places)
+    streams = [stream_keys(keys, places, stream) for stream in (DRAFTS, ACCEPTANCE)]
+    data = jnp.concatenate([jax.random.key_data(k) for k in (choices, *streams)])
+    assert len(np.unique(np.asarray(data), axis=0)) == 9

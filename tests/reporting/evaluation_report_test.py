@@ -1,0 +1,280 @@
+"""The report of an evaluation: its numbers, sentences, exhibits and page."""
+
+import dataclasses
+import io
+import math
+
+import pytest
+from rich.console import Console
+
+from bpd_jax.reporting import evaluation_sentences, numbers, wording
+from bpd_jax.reporting.evaluation_report import (
+    loss_charts,
+    methods_exhibit,
+    page_of,
+    print_table,
+    write_html,
+)
+from bpd_jax.reporting.evaluation_sentences import (
+    best_method,
+    fastest_sentence,
+    summary_sentence,
+    verdict,
+)
+from bpd_jax.reporting.page import render
+from bpd_jax.reporting.records import EvaluationReport, Step
+from bpd_jax.reporting.terms import DEFINITIONS
+from tests.reporting.page_test import Parsed
+
+
+def changed(report, name, **changes):
+    """The report with one method changed."""
+    methods = [
+        dataclasses.replace(method, **changes) if method.name == name else method
+        for method in report.methods
+    ]
+    return dataclasses.replace(report, methods=methods)
+
+
+@pytest.mark.parametrize(
+    "piece, shown",
+    [
+        ("def", "def"),
+        (" x\n\t", " x⏎⇥"),
+        ("\x1b[31m", "\\x1b[31m"),
+        ("\u202eabc", "\\u202eabc"),
+        ("\udc80", "\\udc80"),
+        ("é漢", "é漢"),
+    ],
+)
+def test_visible_pieces_have_one_line_and_no_control_characters(piece, shown):
+    assert wording.visible(piece) == shown
+
+
+def test_readable_text_keeps_its_lines():
+    assert wording.readable("a\n\tb\r\x00") == "a\n\tb\\r\\x00"
+
+
+def test_numbers():
+    assert wording.percent(0.1234) == "+12.3 %"
+    assert wording.percent(-0.05) == "−5.0 %"
+    assert wording.percent(0.5, sign=False) == "50.0 %"
+    assert wording.percent(None) == "—"
+    assert [
+        wording.fact(v)
+        for v in (True, None, 12_000, 16, 0.9, [2, 4], {"a": 1, "b": 2.5})
+    ] == [
+        "yes",
+        "—",
+        "12,000",
+        "16",
+        "0.9",
+        "2, 4",
+        "a 1, b 2.5",
+    ]
+
+
+def test_the_oracle_is_never_the_best_method(report):
+    best = best_method(report)
+    assert best is not None
+    assert best.name == "ngram_p"
+    assert max(m.block_efficiency for m in report.methods) > best.block_efficiency
+
+
+def test_summary_of_lossless_methods(report):
+    report = changed(report, "ngram_p", block_efficiency=2.5, gain=0.12)
+    assert summary_sentence(report) == (
+        "16-best 4-gram: 2.50 tokens per serial call, 12.0 % above BPD; outputs "
+        "identical for all methods."
+    )
+
+
+def test_summary_names_methods_that_differ(report):
+    report = changed(report, "bpd", differing=3, near_ties=1)
+    sentence = summary_sentence(report)
+    assert sentence.endswith("outputs DIFFER from greedy decoding for BPD.")
+
+
+def test_summary_counts_near_ties(report):
+    one = changed(report, "bpd", differing=1, near_ties=1)
+    assert "identical but for 1 near-tie." in summary_sentence(one)
+    more = changed(one, "ngram_p", differing=2, near_ties=2)
+    assert "identical but for 3 near-ties." in summary_sentence(more)
+
+
+def test_summary_without_methods(report):
+    empty = dataclasses.replace(report, methods=[], records=[])
+    assert summary_sentence(empty) == "No method was measured."
+
+
+def test_verdicts(report):
+    reference, bpd = report.methods[:2]
+    assert verdict(reference) == "reference"
+    assert verdict(bpd) == "identical ✓"
+    ties = dataclasses.replace(bpd, differing=2, near_ties=2)
+    assert verdict(ties) == "2 near-ties"
+    wrong = dataclasses.replace(bpd, differing=3, near_ties=2)
+    assert verdict(wrong) == "1 DIFFERENT"
+
+
+def printed(report, **settings):
+    out = io.StringIO()
+    print_table(report, Console(file=out, **{"width": 100, **settings}))
+    return out.getvalue()
+
+
+def rows_of(report):
+    """Texts of every row of all tables, by title of the table and label of the row."""
+    return {
+        (table.name, row.label): [
+            numbers.measured(cell, column)
+            for cell, column in zip(row.cells, table.columns, strict=True)
+        ]
+        for table in methods_exhibit(report).tables
+        for row in table.rows
+    }
+
+
+def test_tables_have_the_numbers_of_every_method(report):
+    bpd = dataclasses.replace(
+        report.methods[1],
+        block_efficiency=1.5,
+        seconds=1.25,
+        speedup=1.31,
+        nodes=6.04,
+        accepted=[0.125, 0.875],
+        repeated=0.5,
+        longest_run=1.5,
+        entropies=[1.0, 2.0, 3.25],
+        automatic=True,
+    )
+    report = dataclasses.replace(report, methods=[report.methods[0], bpd], records=[])
+    rows = rows_of(report)
+    calls, tokens = str(bpd.serial_calls), str(bpd.tokens)
+    assert rows["methods", "BPD ← auto"] == [
+        "1.50", "—", calls, tokens, "1.25 s", "1.31", "identical ✓"
+    ]  # fmt: skip
+    figures = ["6.0", "12.5 %", "50.0 %", "1.50", "1.00 … 3.25"]
+    assert rows["drafts", "BPD"] == figures
+    assert ("drafts", "Greedy") not in rows
+    one = dataclasses.replace(bpd, entropies=[1.0], repeated=None, accepted=[])
+    rows = rows_of(dataclasses.replace(report, methods=[one]))
+    assert rows["drafts", "BPD"] == ["6.0", "—", "—", "1.50", "1.00"]
+
+
+def test_gains_have_paired_intervals(report):
+    [gain] = [
+        row.cells[1]
+        for row in methods_exhibit(report).tables[0].rows
+        if row.label == "16-best 4-gram"
+    ]
+    assert gain.interval == pytest.approx((8.3, 21.7))
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_what_is_printed_has_every_number_and_fits(report, width):
+    text = printed(report, width=width)
+    assert max(map(len, text.splitlines())) <= width
+    for method in report.methods:
+        assert method.label.split()[0] in text
+        assert f"{method.block_efficiency:.2f}" in text
+        assert f" {method.serial_calls} " in text
+    words = " ".join(text.split())
+    assert summary_sentence(report) in words
+    for expected in (report.title, report.task, report.device, "layers 4"):
+        assert expected in words
+    assert report.notes[0] in words
+
+
+def test_different_outputs_are_red(report):
+    wrong = dataclasses.replace(report.methods[1], differing=2)
+    report = dataclasses.replace(report, methods=[wrong], records=[])
+    text = printed(report, force_terminal=True, color_system="standard")
+    assert "\x1b[1;31m2 DIFFERENT" in text
+
+
+def test_texts_that_differ_are_told_in_a_sentence(report):
+    parted = {"rate": 0.25, "first": 7, "gap": 0.0312}
+    report = changed(report, "bpd", divergence=parted, differing=1)
+    [sentence] = evaluation_sentences.divergence_sentences(report)
+    assert "BPD: 1 of 4 texts differ" in sentence
+    assert "earliest at token 7" in sentence
+    assert "0.031 below" in sentence
+
+
+def test_the_fastest_method_is_named(report):
+    oracle_aside = [m for m in report.methods if not m.upper_bound]
+    best = max(oracle_aside, key=lambda method: method.speedup)
+    sentence = fastest_sentence(report)
+    assert best.label in sentence
+    assert f"{best.speedup:.2f} times as fast" in sentence
+    slow = [dataclasses.replace(m, speedup=0.5) for m in report.methods[1:]]
+    greedy = dataclasses.replace(report.methods[0], speedup=1.0)
+    slow = dataclasses.replace(report, methods=[greedy, *slow], records=[])
+    assert "plain greedy decoding; " in fastest_sentence(slow)
+    assert "0.50 times" in fastest_sentence(slow)
+
+
+def test_charts_of_losses():
+    rows = [
+        {"step": 10, "loss": 8.0, "loss_head_1": 3.0, "loss_head_2": 5.0, "rate": 0.1},
+        {"step": 20, "loss": math.nan, "loss_head_1": 2.0, "loss_head_2": 4.0},
+        {"step": 30, "loss": 5.0, "validation_loss": 6.0, "validation_loss_head_1": 2},
+    ]
+    heads, total = loss_charts(rows)
+    assert [(s.label, s.x, s.y, s.dashed) for s in total.series] == [
+        ("training", [10, 30], [8, 5], False),
+        ("validation", [30], [6], True),
+    ]
+    labels = ["head 1", "head 2", "head 1, validation"]
+    assert [series.label for series in heads.series] == labels
+    assert loss_charts([{"step": 1}]) == []
+    [long] = loss_charts([{"step": n, "loss": 1 / (n + 1)} for n in range(10_001)])
+    assert len(long.series[0].x) <= 200
+
+
+def test_the_page_has_numbers_words_setting_and_drafts(report):
+    page = page_of(report)
+    text = Parsed(render(page)).text
+    assert summary_sentence(report) in text
+    for (_, label), cells in rows_of(report).items():
+        assert label in text
+        assert all(cell in text for cell in cells)
+    for words in [*DEFINITIONS, *DEFINITIONS.values(), *report.notes]:
+        assert words in text
+    for facts in (report.model, report.settings, report.versions):
+        assert wording.fact(facts) in text
+    # Every method but greedy decoding, which drafts nothing.
+    assert [len(prompt.traces) for prompt in page.texts] == [5] * 4
+    assert "The lattice of one block" in text
+
+
+def test_the_explorer_steps_through_the_records(report):
+    record = dataclasses.replace(
+        report.records[1],
+        steps=[Step(["a", "b", "x"], 2), Step(["c", "a"], 1, rank=3)],
+    )
+    other = dataclasses.replace(
+        report.records[2], steps=[Step(["a", "b"], 2), Step(["d"], 1)]
+    )
+    report = dataclasses.replace(report, records=[record, other])
+    first, second = page_of(report).texts
+    assert (first.key, second.key) == ("prompt/1", "prompt/1/zero_gram")
+    assert [first.pieces[token] for token in first.output] == ["a", "b", "c"]
+    calls = first.traces[0]["calls"]
+    assert [(c["at"], c["accepted"], c["rank"]) for c in calls] == [
+        (0, 2, 0),
+        (2, 1, 3),
+    ]
+    assert [first.pieces[token] for token in calls[1]["winner"]] == ["c", "a"]
+    assert calls[1]["draft"] == []  # only the winner of a call is recorded
+    assert [second.pieces[token] for token in second.output] == ["a", "b", "d"]
+
+
+def test_an_empty_report_is_a_page(tmp_path):
+    empty = EvaluationReport("Nothing yet", "2025-01-31", "", "", [])
+    write_html(empty, tmp_path / "folder" / "report.html")
+    [path] = (tmp_path / "folder").iterdir()
+    page = Parsed(path.read_text(encoding="utf-8"))
+    assert "No method was measured." in page.text
+    assert not any(tag == "svg" for tag, _ in page.elements)

@@ -1,0 +1,236 @@
+"""The page of all studies: complete, escaped, and of nothing from outside."""
+
+import base64
+import dataclasses
+import hashlib
+import html.parser
+import json
+import re
+
+import pytest
+
+from bpd_jax.reporting import numbers
+from bpd_jax.reporting.exhibits import Cell, Column, Exhibit, Finding, Row, Table
+from bpd_jax.reporting.page import Page, Part, render, summary_sentence
+from bpd_jax.reporting.terms import TERMS
+
+VOID = {"meta", "input"}
+NASTY = '</script><img src=x onerror=alert(1)><!-- " & \u202e'
+
+
+class Parsed(html.parser.HTMLParser):
+    """Elements, texts and table rows of a page whose elements are all closed."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.elements, self.texts = [], [], []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] not in ("script", "style"):
+            self.texts.append(data)
+
+    @property
+    def text(self):
+        return "".join(self.texts)
+
+
+@pytest.fixture(scope="module")
+def text(paper_report):
+    return render(paper_report)
+
+
+@pytest.fixture(scope="module")
+def page(text):
+    return Parsed(text)
+
+
+def test_every_number_of_every_table_is_there(paper_report, page):
+    for part in paper_report.parts:
+        for table in part.exhibit.tables:
+            for row in table.rows:
+                words = row.label
+                for cell, column in zip(row.cells, table.columns, strict=True):
+                    words += numbers.measured(cell, column)
+                    if bounds := numbers.interval(cell, column):
+                        words += f" {bounds}"
+                    if paper := numbers.printed(cell, column):
+                        words += f" paper {paper}"
+                assert words in page.text
+    assert "LAMBADA2.75 2.61–2.91 paper 3.12" in page.text
+    assert "not measured paper 1.23" in page.text
+
+
+def test_findings_notes_facts_and_figures_are_there(paper_report, page):
+    for part in paper_report.parts:
+        exhibit = part.exhibit
+        for words in (part.title, exhibit.question, *exhibit.notes):
+            assert words in page.text
+        for finding in exhibit.findings:
+            # In the summary and in its section.
+            assert page.text.count(finding.statement) == 2
+            assert page.text.count(finding.evidence.replace(" -", " −")) == 2
+        for chart in exhibit.charts:
+            assert chart.title in page.text
+    for figure in paper_report.figures:
+        assert f"{figure.name}{figure.value}{figure.note}" in page.text
+    assert "python -m experiments.run table4 --size=smollm2 --limit=50" in page.text
+    assert "Study.examples = 50" in page.text
+    assert "bpd_jax 0.7.0, jax 0.10.2" in page.text
+
+
+def test_a_minus_is_a_sign_and_a_hyphen_stays(page):
+    assert page.text.count("changes by −0.06 with 2-grams of SmolLM2-135M.") == 2
+
+
+def test_intervals_are_named_and_what_was_left_out_is_said(paper_report, page):
+    assert "95 % bootstrap interval over examples" in page.text
+    note = "Left out: neural:1@narrow: there is no model 'narrow'."
+    assert page.text.count(note) == 2
+    [part, *_] = paper_report.parts
+    table = dataclasses.replace(part.exhibit.tables[0], intervals="range of runs")
+    exhibit = dataclasses.replace(part.exhibit, tables=[table])
+    other = Parsed(render(Page("Other", "2025-01-31", [Part("table4", exhibit)])))
+    assert "1.40–1.60 range of runs" in other.text
+    assert "bootstrap interval over" not in other.text
+
+
+def test_words_are_explained_above_the_first_section(page):
+    summaries = [a.get("class") for tag, a in page.elements if tag == "details"]
+    assert summaries[1] == "terms card"
+    text = page.text
+    for term, words in TERMS.items():
+        assert text.index(term) < text.index(words) < text.index("What was run")
+
+
+def test_what_was_run_is_a_sentence(page):
+    assert (
+        "SmolLM2-135M-Instruct, 8 heads: 30 layers, 576 / 1536 wide, 8 heads; 39 texts "
+        "reported (15 to 24 of each of 2 tasks), 21 others to tune on; drawn by a "
+        "fixed shuffle; up to 64 tokens decoded of each; 16 candidates of every head; "
+        "documents cut so that a prompt has at most 384 tokens, prompts without a "
+        "document at most 768."
+    ) in page.text
+
+
+def test_the_summary_counts_statements(paper_report):
+    sentence = (
+        "Of 3 statements that were checked, 1 holds, 1 does not, 1 cannot be told."
+    )
+    assert summary_sentence(paper_report) == sentence
+    nothing = dataclasses.replace(paper_report, parts=[])
+    assert summary_sentence(nothing) == "No statement of the paper was checked."
+
+
+def test_many_statements_are_folded_by_exhibit(paper_report, page):
+    def opened(page):
+        return [
+            "open" in attributes
+            for tag, attributes in page.elements
+            if tag == "details" and not attributes.get("class")
+        ]
+
+    assert opened(page) == [True]
+    [part, *_] = paper_report.parts
+    many = dataclasses.replace(part.exhibit, findings=part.exhibit.findings * 5)
+    folded = Parsed(
+        render(dataclasses.replace(paper_report, parts=[Part("table4", many)]))
+    )
+    assert opened(folded) == [False]
+    assert "5 of 15 hold" in folded.text
+
+
+def test_links_lead_somewhere_and_ids_are_unique(page):
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    links = {a["href"] for tag, a in page.elements if tag == "a"}
+    assert {"#summary", "#table4", "#figure6_tiny", "#explorer-title"} <= links
+    assert {link.removeprefix("#") for link in links} <= set(ids)
+    for _, attributes in page.elements:
+        if "aria-labelledby" in attributes:
+            assert attributes["aria-labelledby"] in ids
+        if attributes.get("tabindex") == "0":
+            assert "aria-label" in attributes or "aria-labelledby" in attributes
+
+
+def test_groups_of_columns_span_them(page):
+    spans = [a["colspan"] for tag, a in page.elements if "colspan" in a]
+    assert spans == ["1", "3", "2", "1"]
+
+
+def test_dangerous_text_is_text(paper_report):
+    table = Table(
+        NASTY, NASTY, NASTY,
+        [Column(NASTY, NASTY, unit=NASTY)],
+        [Row(NASTY, [Cell(1.0, text=NASTY)])],
+        NASTY,
+    )  # fmt: skip
+    exhibit = Exhibit(
+        "table4", NASTY, NASTY, NASTY, [table],
+        findings=[Finding(NASTY, True, NASTY)],
+        notes=[NASTY],
+        facts={NASTY: NASTY, "model": NASTY, "gin": f"{NASTY}\n{NASTY}"},
+    )  # fmt: skip
+    explored = dataclasses.replace(
+        paper_report.texts[0], key=NASTY, group=NASTY, title=NASTY, prompt=NASTY
+    )
+    report = Page(NASTY, NASTY, [Part("table4", exhibit, NASTY)], texts=[explored])
+    text = render(report)
+    assert text.count("<script") == text.count("</script") == 2
+    assert "<img" not in text
+    assert "<!--" not in text
+    assert "\u202e" not in text
+    assert NASTY[:-1] in Parsed(text).text
+
+
+def test_data_of_the_explorer_come_back(paper_report, text):
+    data = re.search(r'<script type="application/json"[^>]*>(.*?)</script>', text)[1]
+    assert not set("<>&") & set(data)
+    texts = json.loads(data)
+    for given, found in zip(paper_report.texts, texts, strict=True):
+        assert found["key"] == given.key
+        assert found["output"] == given.output
+        assert found["candidates"] == given.candidates
+        assert found["traces"] == given.traces
+        # What cannot be seen is written out.
+        for piece, shown in zip(given.pieces, found["pieces"], strict=True):
+            assert shown == piece.replace("\u202e", "\\u202e")
+
+
+def test_policy_allows_this_script_alone(text, page):
+    script = text[text.rindex("<script>") + len("<script>") : text.rindex("</script>")]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    [policy] = [
+        a["content"] for _, a in page.elements
+        if a.get("http-equiv") == "Content-Security-Policy"
+    ]  # fmt: skip
+    assert policy.startswith("default-src 'none'; ")
+    assert f"script-src 'sha256-{digest}'" in policy
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write", script)
+
+
+def test_page_refers_to_nothing_outside(text, page):
+    outside = text.replace("http://www.w3.org/2000/svg", "")
+    assert not re.search(r"https?:|url\(|@import", outside)
+    for tag, attributes in page.elements:
+        assert tag not in ("link", "img", "iframe", "object", "base")
+        assert not {"src", "onclick", "onload"} & attributes.keys()
+
+
+def test_an_empty_report_is_a_page():
+    page = Parsed(render(Page("Nothing yet", "2025-01-31", [])))
+    assert "No statement of the paper was checked." in page.text
+    assert not any(tag == "svg" for tag, _ in page.elements)

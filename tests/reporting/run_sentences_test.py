@@ -1,0 +1,42 @@
+"""What was run, in sentences that are counted by hand."""
+
+from bpd_jax.reporting import run_sentences
+from bpd_jax.reporting.exhibits import Exhibit
+
+SETTINGS = {"max_new_tokens": 64, "lattice_width": 16, "rounds": 3}
+
+
+def run(title, counts, **facts):
+    examples = {task: {"report": n, "tune": m} for task, (n, m) in counts.items()}
+    facts = {"size": "smollm2", "model": "smollm2", "settings": SETTINGS, **facts}
+    return Exhibit(title, title, "", "", facts={**facts, "examples": examples})
+
+
+def test_studies_that_were_run_alike_share_a_sentence():
+    exhibits = [
+        run("Table 8", {"squad": (24, 12)}),
+        run("Table 4", {"squad": (24, 12), "rag": (15, 12)}),
+        run("Table E", {"rag": (3, 0)}, settings={"max_new_tokens": 32}),
+        run("Table 4", {"squad": (2, 0)}, size="tiny", model="demo", heads=3),
+    ]
+    assert run_sentences.sentences(exhibits) == [
+        "smollm2: 39 texts reported (15 to 24 of each of 2 tasks), 24 others to tune "
+        "on; drawn by a fixed shuffle; up to 64 tokens decoded of each; 16 candidates "
+        "of every head.",
+        "smollm2 (Table E): 3 texts reported (3 of one task); drawn by a fixed "
+        "shuffle; up to 32 tokens decoded of each.",
+        "tiny · demo: 3 heads; 2 texts reported (2 of one task); drawn by a fixed "
+        "shuffle; up to 64 tokens decoded of each; 16 candidates of every head.",
+    ]
+
+
+def test_other_counts_of_a_task_are_a_sentence_of_their_own():
+    exhibits = [run("Table 4", {"rag": (15, 12)}), run("Table 5", {"rag": (9, 12)})]
+    first, second = run_sentences.sentences(exhibits)
+    assert first.startswith("smollm2: 15 texts reported")
+    assert second.startswith("smollm2 (Table 5): 9 texts reported")
+
+
+def test_a_run_that_says_nothing_has_no_sentence():
+    nothing = Exhibit("table12", "Latency", "", "", facts={"examples": {}})
+    assert run_sentences.sentences([nothing]) == []
