@@ -64,7 +64,7 @@ class HarnessModel:
         Args:
           model: a run folder, one of its checkpoints, or a known name; see `api.load`.
           method: as in `bpd_jax.decode --method=help`. It changes the speed, not the
-            texts. By default `bpd`, or `greedy` if there are no block heads.
+            texts. By default `Decoder.default_method`.
           heads: folder of block heads for a pretrained model; None for its own.
           batch_size: texts read or decoded together.
           max_gen_toks: maximum length of a text in tokens where its task sets none.
@@ -92,12 +92,12 @@ class HarnessModel:
         if method is not None:
             parse_method(method)  # Validates it before loading the model.
         self.lm = api.load(model, heads=heads, precision=precision, **assets)
-        config = self.lm.loaded.functions.config
-        longest = config.trunk.max_length
+        longest = self.lm.loaded.functions.config.trunk.max_length
         if max_length is not None:
             check_value("max_length", max_length, integer(2, longest))
         self.max_length = max_length or longest
-        self.method = method or ("greedy" if config.block_size == 1 else "bpd")
+        decoder = self.lm.decoder(lattice_width=lattice_width, alpha=alpha)
+        self.method = method or decoder.default_method
         self.lattice_width, self.alpha = lattice_width, alpha
         self._defaults = DecodeOptions(
             max_new_tokens=max_gen_toks,
@@ -107,7 +107,6 @@ class HarnessModel:
         )
         parsed = parse_method(self.method)
         if parsed.kind != "auto":
-            decoder = self.lm.decoder(lattice_width=lattice_width, alpha=alpha)
             decoder.check(parsed, [], self._defaults)
 
     def keep(self, kind: str, arguments: tuple[Any, ...], answer: object) -> None:
