@@ -231,7 +231,7 @@ def test_wrong_arguments_are_refused_at_once(trained, arguments, message):
         HarnessModel(**{"model": str(trained / "run"), **arguments})
 
 
-@pytest.mark.parametrize("folder, method", [("run", "bpd"), ("plain", "greedy")])
+@pytest.mark.parametrize("folder, method", [("run", "bpd"), ("plain", "prompt_lookup")])
 def test_the_method_suits_the_model(trained, folder, method):
     assert HarnessModel(model=str(trained / folder)).method == method
 

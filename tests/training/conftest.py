@@ -46,7 +46,7 @@ def _equal_runs_share_their_work(
             patch.setattr(module, name, made_once_for_equal(getattr(module, name)))
         patch.setattr(trainer, "init_state", initialized_once(trainer.init_state))
         rows = tmp_path_factory.mktemp("rows")
-        patch.setattr(prepare, "prepare_rows", copied_rows(rows))
+        patch.setattr(row_preparation, "prepare_rows", copied_rows(rows))
         yield
 
 
