@@ -4,8 +4,8 @@
 
 Decodes held-out prompts plainly and replays every method on them, so that all see the
 same lattices and nothing but drafting is computed. Block efficiencies come with paired
-bootstrap intervals of the gain over BPD, and for every file of prompts apart. Writes
-one JSON file with date and versions.
+bootstrap intervals of the gain over one method, and for every file of prompts apart.
+Writes one JSON file with date and versions.
 """
 
 import dataclasses
@@ -47,8 +47,9 @@ METHODS = flags.DEFINE_list(
         *("neural:1", "neural:1:mode=parallel", "neural:16", "neural:16:normalise=1"),
         *("neural:64:search=best", "neural_ngram:1", "oracle"),
     ],
-    "methods to replay beside bpd; those that cannot be are left out.",
+    "methods to replay beside the baseline; those that cannot be are left out.",
 )
+BASELINE = flags.DEFINE_string("baseline", "bpd", "method that gains are relative to.")
 NUM_PROMPTS = flags.DEFINE_integer("num_prompts", 32, "held-out prompts.")
 PROMPT_TOKENS = flags.DEFINE_integer("prompt_tokens", 64, "tokens of each prompt.")
 OUTPUT = flags.DEFINE_string("output", "benchmarks/results/refiners.json", "file.")
@@ -58,12 +59,12 @@ def main() -> None:
     """Replays, prints, writes."""
     lm, decoder, config = decode_flags.load(decode_flags.config())
     loaded = lm.loaded
-    bpd = parse_method("bpd")
-    asked = dict.fromkeys([bpd, *map(parse_method, METHODS.value)])
+    baseline = parse_method(BASELINE.value)
+    asked = dict.fromkeys([baseline, *map(parse_method, METHODS.value)])
     groups = _groups(loaded)
     prompts = [prompt for group in groups.values() for prompt in group]
     options = config.options
-    check_methods(decoder, [bpd], prompts, options)
+    check_methods(decoder, [baseline], prompts, options)
     methods: list[Method] = []
     for method in asked:
         try:
@@ -88,6 +89,7 @@ def main() -> None:
         "prompts": len(prompts),
         "new_tokens": options.max_new_tokens,
         "lattice_width": decoder.width,
+        "baseline": baseline.name,
     }
     rows: dict[str, dict[str, Any]] = {}
     base: list[Generation] = []
@@ -102,12 +104,12 @@ def main() -> None:
                 text = json.dumps({**result, "methods": rows}, indent=2) + "\n"
                 temporary.write_text(text, encoding="utf-8")
             bar.update(1)
-    print(f"{'method':<36} tokens/call  gain over BPD (paired interval)  checked")
+    print(f"{'method':<44} tokens/call  gain over {baseline.name}  checked")
     for name, row in rows.items():
         low, high = row["paired_interval"]
         print(
-            f"{name:<36} {row['block_efficiency']:>11.2f} "
-            f"{100 * row['gain_over_bpd']:>+9.1f} % ({100 * low:+.1f} … "
+            f"{name:<44} {row['block_efficiency']:>11.2f} "
+            f"{100 * row['gain']:>+9.1f} % ({100 * low:+.1f} … "
             f"{100 * high:+.1f})  {row['nodes_per_call']:>6.1f}"
         )
     print(f"written to {OUTPUT.value}")
@@ -141,7 +143,7 @@ def _row(
     drafts = draft_statistics(found)
     return {
         "block_efficiency": efficiency,
-        "gain_over_bpd": efficiency / block_efficiency(base) - 1,
+        "gain": efficiency / block_efficiency(base) - 1,
         "paired_interval": list(paired_interval(found, base)),
         "nodes_per_call": drafts.nodes,
         "equal_neighbours": drafts.repeated,

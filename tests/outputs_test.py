@@ -6,7 +6,7 @@ from tests.commands import start
 
 COMMANDS = {
     "evaluate": ["--model=nowhere"],
-    "slim": ["--model=nowhere"],
+    "export_params": ["--model=nowhere"],
     "export": ["--model=nowhere"],
     "import_heads": ["--model=nowhere", "--medusa=nowhere"],
     "distill": ["--model=nowhere", "--made_up_prompts=1"],

@@ -188,7 +188,7 @@ def test_a_batch_that_the_mesh_cannot_split_is_named(train_config, tmp_path):
         ({"steps": 10.5}, "TrainConfig.steps must be a positive integer"),
         ({"length": 17}, "length = 17 exceeds TransformerConfig.max_length = 16"),
         ({"head_weights": (1.0,)}, "must hold 3 numbers"),
-        ({"head_weights": (1.0, -1.0, 1.0)}, "none negative"),
+        ({"head_weights": (1.0, -1.0, 1.0)}, "head_weights"),
         ({"model": "tiny"}, r"TrainConfig.model must be @BlockwiseConfig\(\)"),
         ({"seed": -1}, "TrainConfig.seed"),
     ],
