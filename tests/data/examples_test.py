@@ -95,7 +95,7 @@ def test_validation_records_may_be_taken_from_those_to_train_on(squad_task):
         for part in (train, held_out)
     ]
     assert not about[0] & about[1]
-    with pytest.raises(UserError, match="validation_from .*'test'"):
+    with pytest.raises(UserError, match=r"validation_from .*'test'"):
         dataclasses.replace(squad_task, validation_from="test")
 
 
