@@ -1,7 +1,7 @@
 """A product of few rows with a large matrix on a CPU, which reads the matrix once.
 
 Verifying a draft multiplies 2 to 32 rows with every matrix of the model. XLA first
-rearranges the matrix for such a product, which takes longer than the product itself;
+rearranges the matrix for such a product, which takes about as long as the product;
 this kernel reads the matrix as it lies in memory. `benchmarks.row_products` compares
 the two.
 
@@ -19,8 +19,6 @@ import jax.numpy as jnp
 
 from bpd_jax.models.row_kernel_tile import Tile
 from bpd_jax.typing import Array
-
-TARGET = "bpd_jax_rows_times_matrix"
 
 # Above this many rows XLA's products are as fast.
 MOST_ROWS = 48
@@ -62,30 +60,34 @@ def applies(x: Array, matrix: Array) -> bool:
     return 0 < x.size // length <= MOST_ROWS
 
 
-def rows_times_matrix(x: Array, matrix: Array) -> Array:
+def rows_times_matrix(x: Array, matrix: Array, tile: Tile | None = None) -> Array:
     """`x @ matrix.T` in float32, where `applies`.
 
     Args:
       x: `[M, K]`.
       matrix: `[O, K]`.
+      tile: whose width divides K; None for that of this processor.
 
     Returns:
       `[M, O]`.
     """
-    _register()
+    tile = tile or tile_of_processor()
+    assert tile is not None
     result = jax.ShapeDtypeStruct((x.shape[0], matrix.shape[0]), jnp.float32)
-    return jax.ffi.ffi_call(TARGET, result)(x, matrix)
+    return jax.ffi.ffi_call(_register(tile)[0], result)(x, matrix)
 
 
 @functools.cache
-def _register() -> Any:
-    """Compiles the kernel and registers it with XLA, once per process."""
+def _register(tile: Tile) -> tuple[str, Any]:
+    """Compiles a kernel and registers it with XLA, once per process.
+
+    Returns:
+      Its name there, and the engine that owns its code.
+    """
     from llvmlite import binding
 
     from bpd_jax.models.row_kernel_code import kernel_module
 
-    tile = tile_of_processor()
-    assert tile is not None
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     # No processor is named: for some, LLVM would split the widest registers in two.
@@ -100,5 +102,6 @@ def _register() -> Any:
     engine = binding.create_mcjit_compiler(module, machine)
     engine.finalize_object()
     address = engine.get_function_address("handler")
-    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(address), platform="cpu")
-    return engine  # It owns the code.
+    name = f"bpd_jax_rows_times_matrix_{tile.width}_{tile.outputs}_{tile.rows}"
+    jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(address), platform="cpu")
+    return name, engine

@@ -14,6 +14,7 @@ from bpd_jax.models.products import (
     decoding_layout,
     decoding_product,
 )
+from bpd_jax.models.row_kernel_tile import Tile
 
 pytestmark = pytest.mark.skipif(
     row_kernel.tile_of_processor() is None, reason="no kernel for this processor"
@@ -40,6 +41,22 @@ def test_products_equal_those_in_float64(rows, length, outputs):
     exact = np.asarray(x, np.float64) @ np.asarray(matrix, np.float64).T
     error = np.abs(multiply(x, matrix) - exact).max()
     assert error <= 1e-6 * np.sqrt(length) * max(1.0, np.abs(exact).max())
+
+
+@pytest.mark.parametrize("sizes", [(8, 2, 4), (4, 4, 4)], ids=["avx2", "arm"])
+def test_tiles_of_other_processors_multiply_too(sizes):
+    tile = Tile(*sizes)
+    for rows, length, outputs in (
+        (1, 16, 1),
+        (3, 64, 5),
+        (9, 576, 577),
+        (17, 96, 2051),
+    ):
+        x, matrix = operands(rows, length, outputs)
+        product = row_kernel.rows_times_matrix(x, matrix, tile)
+        np.testing.assert_allclose(product, x @ matrix.T, atol=1e-4, rtol=1e-4)
+        alone = row_kernel.rows_times_matrix(x[-1:], matrix, tile)
+        np.testing.assert_array_equal(alone, product[-1:])
 
 
 def test_numbers_do_not_depend_on_how_many_rows_there_are():
