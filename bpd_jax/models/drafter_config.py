@@ -53,8 +53,8 @@ class BlockDrafterConfig(Validated):
       guess_at_anchor: whether the query of the certain token guesses y_1 (DSpark: L - 1
         queries) or only informs the others (DFlash: L queries).
       reads_last_token: whether a linear function of the states of the last accepted
-        token and of y_0, one for each position, is added to the queries. The drafter
-        then learns from far fewer texts; published block drafters do not have it.
+        token and of y_0, one for each position, is added to the queries. Published
+        block drafters do not have it.
       markov_rank: R of a low-rank bigram that corrects the logits (DSpark's Markov
         head, a Markov refiner that is trained along); 0 for none.
       confidence: whether it predicts the probability that each guess is right.

@@ -182,7 +182,7 @@ _rows_times.defvjp(_forward, _backward)
 
 
 def _transposed(rows: Array) -> Array:
-    """`rows.T`, materialised: folded into the product, it takes 2.5 times as long."""
+    """`rows.T`, materialised: folded into the product, it takes longer."""
     if jax.default_backend() != "cpu":
         return rows.T
     return with_layout_constraint(rows.T, Layout((0, 1)))

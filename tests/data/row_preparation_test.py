@@ -91,15 +91,20 @@ def test_ready_rows_are_used_and_changed_tasks_make_new_ones(
     assert len(made) == 4
 
 
-def test_changed_text_makes_new_rows(tmp_path, text_task):
+def eight_texts(folder, text_task):
+    """A task of short files, half of which are for validation."""
     for name in "abcdefgh":
-        (tmp_path / f"{name}.txt").write_text(f"{name}: one two three")
-    task = dataclasses.replace(
+        (folder / f"{name}.txt").write_text(f"{name}: one two three")
+    return dataclasses.replace(
         text_task,
-        text_files=str(tmp_path / "*.txt"),
+        text_files=str(folder / "*.txt"),
         vocabulary="gpt3",
         validation_fraction=0.5,
     )
+
+
+def test_changed_text_makes_new_rows(tmp_path, text_task):
+    task = eight_texts(tmp_path, text_task)
     first = prepare_rows(task, "train", 16, tmp_path / "rows").num_documents
     for name in "ijklmnop":
         (tmp_path / f"{name}.txt").write_text(f"{name}: one two three")
@@ -120,14 +125,7 @@ def test_host_without_seqio_uses_what_was_prepared(text_task, train, monkeypatch
 
 
 def test_failure_leaves_the_old_rows(text_task, tmp_path):
-    for name in "abcdefgh":
-        (tmp_path / f"{name}.txt").write_text(f"{name}: one two three")
-    task = dataclasses.replace(
-        text_task,
-        text_files=str(tmp_path / "*.txt"),
-        vocabulary="gpt3",
-        validation_fraction=0.5,
-    )
+    task = eight_texts(tmp_path, text_task)
     rows = prepare_rows(task, "train", 16, tmp_path / "rows")
     before = contents(rows.folder)
     (tmp_path / "z.txt").write_bytes(b"\xff")
