@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from bpd_jax.models import attention_kernel
+from bpd_jax.models.cache import numbers
 from bpd_jax.typing import Array, Bool, Float, Int
 
 
@@ -39,9 +40,9 @@ def attention(
     see each other: P drafts side by side, at P times the cost of one. Every new token
     sees the first `prefix_lengths[b]` slots of the prefix, which is laid out as the
     cache is (see `KVCache`); instead of lengths, a mask may say which slots each new
-    token sees. Each token must see itself, so that no row is empty. Nothing differentiates
-    attention `for_decoding` or spreads it over devices, so that a kernel may read the
-    prefix.
+    token sees. Each token must see itself, so that no row is empty. Attention
+    `for_decoding` is neither differentiated nor spread over devices, so that a kernel
+    may read the prefix.
     """
     batch, length, num_heads, width = queries.shape
     kv_heads = keys.shape[2]
@@ -75,11 +76,13 @@ def attention(
         # Two score blocks under one softmax: the cache is never copied.
         assert prefix_values is not None
         assert prefix_lengths is not None
-        attend = _attend
+        attend = attention_kernel.prefix_attention
+        kernel = attention_kernel.applies(prefix_keys, prefix_values)
+        if prefix_lengths.ndim > 1 or not for_decoding or not kernel:
+            attend = _attend
+            prefix_keys, prefix_values = numbers(prefix_keys), numbers(prefix_values)
         if prefix_lengths.ndim > 1:
             prefix_lengths = jnp.repeat(prefix_lengths, group, axis=1)
-        elif for_decoding and attention_kernel.applies(prefix_keys, prefix_values):
-            attend = attention_kernel.prefix_attention
         mixed, prefix_peak, prefix_total = attend(
             folded, prefix_keys, prefix_values, prefix_lengths
         )

@@ -13,19 +13,26 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from bpd_jax.models.cache import BITS
 from bpd_jax.models.row_kernel import tile_of_processor
 from bpd_jax.models.row_kernel_tile import Tile
 from bpd_jax.typing import Array, Float, Int
 
-_STORED = (jnp.float32, jnp.bfloat16)
+_STORED = (jnp.float32, jnp.bfloat16, BITS)
 
 
 def applies(keys: Float[Array, "B K H S"], values: Float[Array, "B K S H"]) -> bool:
     """Whether `prefix_attention` can read this cache."""
-    if jax.default_backend() != "cpu" or keys.dtype != values.dtype:
+    known = keys.dtype == values.dtype and keys.dtype in _STORED
+    return known and reads_heads_of(values.shape[-1])
+
+
+def reads_heads_of(width: int) -> bool:
+    """Whether there is a kernel for this device and heads of so many features."""
+    if jax.default_backend() != "cpu":
         return False
-    tile, width = tile_of_processor(), values.shape[-1]
-    return tile is not None and width % tile.width == 0 and keys.dtype in _STORED
+    tile = tile_of_processor()
+    return tile is not None and width % tile.width == 0
 
 
 def prefix_attention(
@@ -39,7 +46,7 @@ def prefix_attention(
 
     Args:
       queries: scaled; they are multiplied in float32.
-      keys: of the cache, float32 or bfloat16.
+      keys: of the cache: float32, bfloat16, or the bits of bfloat16 (see `KVCache`).
       values: of the cache, in the same dtype.
       lengths: int32; rows without a visible slot have a peak of -inf and else zeros.
       tile: whose width divides H; None for that of this processor.
@@ -53,7 +60,7 @@ def prefix_attention(
     assert tile is not None
     rows = jax.ShapeDtypeStruct(queries.shape[:3], jnp.float32)
     mixed = jax.ShapeDtypeStruct(queries.shape, jnp.float32)
-    name, _ = _register(tile, queries.shape[-1], keys.dtype == jnp.bfloat16)
+    name, _ = _register(tile, queries.shape[-1], keys.dtype != jnp.float32)
     call = jax.ffi.ffi_call(name, (mixed, rows, rows))
     return call(queries.astype(jnp.float32), keys, values, lengths)
 

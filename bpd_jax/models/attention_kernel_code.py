@@ -246,9 +246,7 @@ class _Rows:
                         added.append(self._fma(weight, value, sums[m * vectors + v]))
                 return added
 
-            before = [
-                b.fmul(self._load_mixed(place), scales[m]) for m, place in places
-            ]
+            before = [b.fmul(self._load_mixed(place), scales[m]) for m, place in places]
             _, sums = accumulate(b, INT(0), count, 1, before, one)
             for (_, place), value in zip(places, sums, strict=True):
                 self._store(value, self.mixed, place)
