@@ -1,5 +1,6 @@
 """Attention of T new tokens over a cached prefix and over each other."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -76,6 +77,7 @@ def attention(
         # Two score blocks under one softmax: the cache is never copied.
         assert prefix_values is not None
         assert prefix_lengths is not None
+        attend: Callable[..., tuple[Array, Array, Array]]
         attend = attention_kernel.prefix_attention
         kernel = attention_kernel.applies(prefix_keys, prefix_values)
         if prefix_lengths.ndim > 1 or not for_decoding or not kernel:

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from bpd_jax.models.cache import BITS
+from bpd_jax.models.kernel_tile import Tile
 from bpd_jax.models.row_kernel import tile_of_processor
-from bpd_jax.models.row_kernel_tile import Tile
 from bpd_jax.typing import Array, Float, Int
 
 _STORED = (jnp.float32, jnp.bfloat16, BITS)
@@ -59,10 +59,11 @@ def prefix_attention(
     tile = tile or tile_of_processor()
     assert tile is not None
     rows = jax.ShapeDtypeStruct(queries.shape[:3], jnp.float32)
-    mixed = jax.ShapeDtypeStruct(queries.shape, jnp.float32)
+    every = jax.ShapeDtypeStruct(queries.shape, jnp.float32)
     name, _ = _register(tile, queries.shape[-1], keys.dtype != jnp.float32)
-    call = jax.ffi.ffi_call(name, (mixed, rows, rows))
-    return call(queries.astype(jnp.float32), keys, values, lengths)
+    call = jax.ffi.ffi_call(name, (every, rows, rows))
+    mixed, peaks, totals = call(queries.astype(jnp.float32), keys, values, lengths)
+    return mixed, peaks, totals
 
 
 @functools.cache
@@ -73,7 +74,7 @@ def _register(tile: Tile, width: int, half: bool) -> tuple[str, Any]:
       Its name there, and the engine that owns its code.
     """
     from bpd_jax.models.attention_kernel_code import attention_module
-    from bpd_jax.models.kernel_code import register
+    from bpd_jax.models.xla_kernel import register
 
     sizes = (tile.width, tile.outputs, tile.rows, width, int(half))
     name = "bpd_jax_prefix_attention_" + "_".join(map(str, sizes))

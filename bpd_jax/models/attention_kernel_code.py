@@ -6,26 +6,25 @@ score appears (Milakov and Gimelshein 2018, "Online normalizer calculation for
 softmax"). Rows of queries do not influence each other.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 
 from llvmlite import ir
 
-from bpd_jax.models.kernel_code import (
+from bpd_jax.models.kernel_tile import Tile
+from bpd_jax.models.llvm_code import (
     FLOAT,
     FLOATS,
     INT,
     POINTER,
-    Buffers,
-    Split,
     accumulate,
     add_function,
     for_each,
     intrinsic,
-    kernel_module,
     reduce_vector,
 )
-from bpd_jax.models.row_kernel_tile import Tile
+from bpd_jax.models.xla_kernel import Buffers, Split, kernel_module
 
 _HALF, _WORD = ir.IntType(16), ir.IntType(32)
 _SINGLE = 1 << 15  # A call of fewer products is not shared among threads.
@@ -133,25 +132,14 @@ class _Rows:
         state = [FLOAT(-math.inf)] * self.tile.rows + [FLOAT(0.0)] * self.tile.rows
         slot = INT(0)
         for vectors in sorted({self.tile.outputs, 1}, reverse=True):
-            slot, state = accumulate(
-                b,
-                slot,
-                self.visible,
-                vectors * self.tile.width,
-                state,
-                lambda s, state, v=vectors: self._group(s, state, v, masked=False),
-            )
-        # What is left of a vector: as a loop that runs once or never.
+            group = functools.partial(self._group, vectors=vectors, masked=False)
+            step = vectors * self.tile.width
+            slot, state = accumulate(b, slot, self.visible, step, state, group)
+        # The slots that fill no vector: as one step of a loop from there to its end.
         left = b.icmp_signed("<", slot, self.visible)
-        stop = b.select(left, INT(1), INT(0))
-        _, state = accumulate(
-            b,
-            INT(0),
-            stop,
-            1,
-            state,
-            lambda _, state: self._group(slot, state, 1, masked=True),
-        )
+        stop = b.select(left, b.add(slot, INT(1)), slot)
+        group = functools.partial(self._group, vectors=1, masked=True)
+        _, state = accumulate(b, slot, stop, 1, state, group)
         for m in self.rows:
             b.store(state[m], b.gep(peaks, [INT(m)])).align = 4
             total = state[self.tile.rows + m]
@@ -159,7 +147,7 @@ class _Rows:
         b.ret_void()
 
     def _group(
-        self, slot: ir.Value, state: list[ir.Value], vectors: int, *, masked: bool
+        self, slot: ir.Value, state: list[ir.Value], *, vectors: int, masked: bool
     ) -> list[ir.Value]:
         """Adds some vectors of slots to the state: peaks, then totals."""
         b, wide = self.b, self.tile.width

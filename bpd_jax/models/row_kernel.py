@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bpd_jax.models.row_kernel_tile import Tile
+from bpd_jax.models.kernel_tile import Tile
 from bpd_jax.typing import Array
 
 # Above this many rows XLA's products are as fast.
@@ -84,8 +84,8 @@ def _register(tile: Tile) -> tuple[str, Any]:
     Returns:
       Its name there, and the engine that owns its code.
     """
-    from bpd_jax.models.kernel_code import register
     from bpd_jax.models.row_kernel_code import product_module
+    from bpd_jax.models.xla_kernel import register
 
     name = f"bpd_jax_rows_times_matrix_{tile.width}_{tile.outputs}_{tile.rows}"
     return name, register(name, product_module(tile))

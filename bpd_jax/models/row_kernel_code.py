@@ -7,20 +7,18 @@ from collections.abc import Callable, Sequence
 
 from llvmlite import ir
 
-from bpd_jax.models.kernel_code import (
+from bpd_jax.models.kernel_tile import Tile
+from bpd_jax.models.llvm_code import (
     FLOAT,
     FLOATS,
     INT,
     POINTER,
-    Buffers,
-    Split,
     add_function,
     for_each,
     intrinsic,
-    kernel_module,
     reduce_vector,
 )
-from bpd_jax.models.row_kernel_tile import Tile
+from bpd_jax.models.xla_kernel import Buffers, Split, kernel_module
 
 _CHUNK = 1 << 15  # Numbers of the matrix in a chunk: 128 KiB.
 _SINGLE = 1 << 16  # A matrix of fewer numbers is not shared among threads.
