@@ -13,13 +13,13 @@ If a configuration does not fit, the error message contains the compiler's numbe
 """
 
 import json
-import pathlib
 import sys
 
 from absl import flags
 from rich.console import Console
 
 from bpd_jax import cli, configuration
+from bpd_jax.buckets import as_path
 from bpd_jax.compilation import report
 from bpd_jax.compilation.measure import Measured, compile_for
 from bpd_jax.compilation.programs import (
@@ -62,7 +62,7 @@ def main() -> None:
         check_writable(_OUTPUT.value)
     if _HLO.value:
         for name in _PROGRAM.value:
-            check_writable(pathlib.Path(_HLO.value, f"{name}.txt"))
+            check_writable(as_path(_HLO.value) / f"{name}.txt")
     shapes = DecodeShapes(**cli.flag_values(DecodeShapes))
     where = find_slice(cli.required("topology"), _SLICES.value)
     config = configuration.parse_flags(TrainConfig).value

@@ -20,6 +20,7 @@ import numpy as np
 from absl import flags
 
 from bpd_jax import cli, decode_flags, files, folders, progress
+from bpd_jax.buckets import as_path
 from bpd_jax.data.generations import HEADER, KIND, read_header, write_header
 from bpd_jax.data.tokenizer import FILE_NAME as TOKENIZER
 from bpd_jax.decoding import distillation
@@ -55,7 +56,7 @@ _MADE_UP_TOP_K = 100
 
 def main() -> None:
     """Reads the flags, makes up prompts, decodes, writes shards."""
-    output = pathlib.Path(cli.required("output"))
+    output = as_path(cli.required("output"))
     method = parse_method(METHOD.value)
     folders.check_folder(output, KIND)
     texts = decode_flags.prompt_texts()

@@ -20,6 +20,7 @@ from absl import flags
 from rich.text import Text
 
 from bpd_jax import api, cli, decode_flags, folders, progress
+from bpd_jax.buckets import as_path
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.generate import compile_task, padded_length, stream
 from bpd_jax.decoding.loading import LoadedModel
@@ -91,7 +92,7 @@ def main() -> None:
         folders.check_folder(OUTPUT.value, _KIND)
     lm, decoder, config = decode_flags.load(config)
     loaded = lm.loaded
-    output = pathlib.Path(OUTPUT.value or loaded.folder / "evaluation")
+    output = as_path(OUTPUT.value or loaded.folder / "evaluation")
     folders.check_folder(output, _KIND)
     options = config.options
     texts = decode_flags.prompt_texts()

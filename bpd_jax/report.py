@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from bpd_jax import cli, files
+from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 from bpd_jax.reporting import build, draft_picture
 from bpd_jax.reporting.charts import standalone
@@ -85,7 +86,7 @@ def _runs(folders: Sequence[str]) -> list[StudyRun]:
     """All runs below some folders, in the order of the catalog."""
     found: dict[pathlib.Path, None] = {}
     for folder in folders:
-        path = pathlib.Path(folder)
+        path = as_path(folder)
         if not path.is_dir():
             raise UserError(f"{folder} is not a folder.")
         below = {
@@ -179,7 +180,7 @@ def _folders() -> list[str]:
 
 def _write(folder: str | None, name: str, text: str) -> None:
     if folder:
-        with files.replacing_file(pathlib.Path(folder) / name) as temporary:
+        with files.replacing_file(as_path(folder) / name) as temporary:
             temporary.write_text(text, encoding="utf-8", newline="\n")
 
 

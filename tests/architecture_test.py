@@ -26,6 +26,7 @@ BASE = [
     "settings",
     "startup",
     "temporaries",
+    "buckets",
     "files",
     "folders",
     "array_files",
@@ -72,6 +73,8 @@ ROOMS = {
     "flax.nnx": [],
     "gin": ["bpd_jax/configuration.py"],
     "lm_eval": ["bpd_jax/lm_eval.py"],
+    "google.cloud": ["bpd_jax/buckets.py"],
+    "gcsfs": [],
     "rouge_score": ["bpd_jax/evaluation/metrics/rouge.py"],
 }
 

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from bpd_jax import files
+from bpd_jax.buckets import as_path
 from bpd_jax.data.example_task import DataTask, task_from_json
 from bpd_jax.data.prompts import held_out_prompts
 from bpd_jax.data.tokenizer import Tokenizer
@@ -204,7 +205,7 @@ def load_model(
             return _load_pretrained(name, file, heads)
     if name in PACKAGED:
         return _load_pretrained(name, find_packaged(name), heads)
-    path = pathlib.Path(KNOWN_RUNS.get(name, name))
+    path = as_path(KNOWN_RUNS.get(name, name))
     if path.is_file() or (path / "config.json").is_file():
         return _load_pretrained(path.stem if path.is_file() else path.name, path, heads)
     if not path.is_dir():

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 from bpd_jax import files, folders
+from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 from bpd_jax.reporting.records import Facts, Record
 from bpd_jax.studies.records import KINDS, DraftRecord
@@ -198,7 +199,7 @@ def open_run(folder: str | os.PathLike[str]) -> StudyRun:
     Raises:
       UserError: it is none, or damaged.
     """
-    folder = pathlib.Path(folder)
+    folder = as_path(folder)
     facts = read_header(folder)
     study = facts.pop("study")
     return StudyRun(folder, study, facts, read_records(folder))

@@ -133,6 +133,8 @@ def run(
             if saving or enough or best == step:
                 rest = data() | {METER: meter.state()}
                 checkpoints.save(step, state, rest, best)
+                if writer is not None:
+                    writer.publish()
             bar.update()
             if stopping or enough:
                 break
