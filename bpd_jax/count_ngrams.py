@@ -27,9 +27,10 @@ cli.define_flags(CountSettings)
 _BEAM_RUNNER = flags.DEFINE_string(
     "beam_runner",
     None,
-    "Count with an Apache Beam pipeline on this runner: DirectRunner, DataflowRunner, "
-    "SparkRunner, FlinkRunner. Default: on this machine, without Beam. A killed Beam "
-    "count is not resumed: remove OUTPUT.work and begin anew.",
+    "Count with an Apache Beam pipeline on this runner: DirectRunner, DaskRunner, "
+    "DataflowRunner, SparkRunner, FlinkRunner; see docs/clusters.md. Default: on this "
+    "machine, without Beam. A killed Beam count is not resumed: remove OUTPUT.work and "
+    "start again.",
 )
 _BEAM_OPTIONS = flags.DEFINE_string(
     "beam_options",
