@@ -28,7 +28,8 @@ from bpd_jax.reporting.page import Page, Part, write_page
 from bpd_jax.studies.catalog import NAMES, find_study
 from bpd_jax.studies.highlights import highlights
 from bpd_jax.studies.records import ExplorerRecord
-from bpd_jax.studies.run_files import HEADER, StudyRun, open_run
+from bpd_jax.studies.results import StudyRun
+from bpd_jax.studies.run_files import HEADER, open_run
 
 OUTPUT = flags.DEFINE_string("output", "report.html", "the page to write.")
 LATEX = flags.DEFINE_string("latex", None, "folder for one .tex file per table.")
