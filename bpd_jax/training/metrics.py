@@ -39,9 +39,9 @@ class MetricsWriter:
         self._told = False
         folder = pathlib.Path(folder)
         path = folder / FILE_NAME
-        kept = [row for row in read_rows(path) if row["step"] <= step]
+        retained = [row for row in read_rows(path) if row["step"] <= step]
         with files.replacing_file(path) as temporary:
-            text = "".join(json.dumps(row) + "\n" for row in kept)
+            text = "".join(json.dumps(row) + "\n" for row in retained)
             temporary.write_text(text, encoding="utf-8")
         # One line a write, so that a kill can tear only the last one.
         self._file: TextIO = path.open("a", encoding="utf-8", buffering=1)
