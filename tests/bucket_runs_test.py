@@ -1,19 +1,7 @@
 """A run under gs:// from beginning to end: trained, killed, resumed, decoded."""
 
-import os
-import pathlib
-import shutil
-import signal
-
-import jax
-import numpy as np
 import pytest
 
-from bpd_jax.buckets import as_path
-from bpd_jax.models.config import load_config
-from bpd_jax.training import metrics
-from bpd_jax.training.checkpoint_files import whole_steps
-from bpd_jax.training.checkpoints import load_parameters
 from tests.commands import call
 from tests.train_test import MODEL
 

@@ -161,7 +161,9 @@ def _write_killed(number, value):
     os._exit(number)
 
 
-@pytest.mark.parametrize("last", ["mine/.upload.part", "mine/1.npz", "mine/letter.json"])
+@pytest.mark.parametrize(
+    "last", ["mine/.upload.part", "mine/1.npz", "mine/letter.json"]
+)
 def test_what_a_killed_upload_leaves_is_refused_and_replaced(storage, last):
     write_letter(f"{BUCKET}/mine", value=1)
     process = multiprocessing.get_context("spawn").Process(
