@@ -25,7 +25,7 @@ from bpd_jax.models.cache import KVCache
 from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.flops import serial_call_flops, train_flops
 from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.models.partitioning import BATCH_SPEC
+from bpd_jax.models.partitioning import BATCH_SPEC, check_rows
 from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.search.device import DeviceTable
 from bpd_jax.settings import Count, Validated
@@ -34,8 +34,6 @@ from bpd_jax.training.optimizer import make_optimizer
 from bpd_jax.training.state import abstract_parameters, abstract_state
 from bpd_jax.training.step import make_train_step
 from bpd_jax.typing import PyTree
-
-ROWS = "data × fsdp"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,8 +105,8 @@ def train_program(config: TrainConfig, mesh: Mesh) -> Program:
         lambdas = np.zeros(config.model.block_size, np.float32)
         return step.lower(
             abstract,
-            _spread(batch, mesh, BATCH_SPEC),
-            _spread(lambdas, mesh, PartitionSpec()),
+            spread(batch, mesh, BATCH_SPEC),
+            spread(lambdas, mesh, PartitionSpec()),
         )
 
     return Program(
@@ -176,17 +174,17 @@ def decode_program(model: BlockwiseConfig, shapes: DecodeShapes, mesh: Mesh) -> 
         heads = "model" if model.trunk.kv_heads % mesh.shape["model"] == 0 else None
         in_heads = PartitionSpec(*BATCH_SPEC, heads)
         by_call = PartitionSpec(None, *BATCH_SPEC)
-        spread = _spread(state, mesh, BATCH_SPEC)
-        spread = dataclasses.replace(
-            spread,
-            history=_spread(state.history, mesh, by_call),
+        rows = spread(state, mesh, BATCH_SPEC)
+        rows = dataclasses.replace(
+            rows,
+            history=spread(state.history, mesh, by_call),
             cache=KVCache(
-                keys=_spread(state.cache.keys, mesh, in_heads),
-                values=_spread(state.cache.values, mesh, in_heads),
-                lengths=spread.cache.lengths,
+                keys=spread(state.cache.keys, mesh, in_heads),
+                values=spread(state.cache.values, mesh, in_heads),
+                lengths=rows.cache.lengths,
             ),
         )
-        return decode_on_device.lower(functions, weights, drafter, spread, options)
+        return decode_on_device.lower(functions, weights, drafter, rows, options)
 
     return Program(
         name="decode",
@@ -244,21 +242,11 @@ def ngram_shapes(
         vocab_size=vocab_size,
         end_of_text=0,
     )
-    number = _spread(np.float32(0), mesh, PartitionSpec())
+    number = spread(np.float32(0), mesh, PartitionSpec())
     return NGramArrays(table, Weight(number, number))
 
 
-def check_rows(name: str, rows: int, mesh: Mesh) -> None:
-    """Raises a `UserError` unless every part of the mesh gets as many rows."""
-    parts = mesh.shape["data"] * mesh.shape["fsdp"]
-    if rows % parts:
-        raise UserError(
-            f"{name} = {rows} is not a multiple of the mesh's {ROWS} = {parts}: "
-            "change one of them (MeshConfig.model shares out a row)."
-        )
-
-
-def _spread(tree: PyTree, mesh: Mesh, spec: PartitionSpec) -> Any:
+def spread(tree: PyTree, mesh: Mesh, spec: PartitionSpec) -> Any:
     """Shapes and dtypes of arrays that lie on a mesh."""
     sharding = NamedSharding(mesh, spec)
     return jax.tree.map(

@@ -179,7 +179,7 @@ def split_rows(batch: Batch, parts: int, mesh: Mesh) -> Batch:
     return jax.tree.map(split, batch)
 
 
-def put_batch(batch: Batch, mesh: Mesh) -> Any:
+def put_batch(batch: Any, mesh: Mesh) -> Any:
     """The batch as arrays over the mesh, from each process's own rows of it."""
     sharding = NamedSharding(mesh, BATCH_SPEC)
     return jax.tree.map(
