@@ -24,6 +24,8 @@ DATA = [
 ]
 FST = ["pynini>=2.1.7,<3"]
 BEAM = ["apache-beam>=2.77,<3"]
+# Counting on a Dask cluster. `all` leaves it out, and its test is skipped without it.
+DASK = [*BEAM, "dask>=2026.1", "distributed>=2026.1"]
 LM_EVAL = ["lm_eval>=0.4.13,<0.5"]
 # The site; requirements-docs.txt has the tested versions.
 DOCS = [
@@ -119,6 +121,7 @@ setup(
         "data": DATA,
         "fst": FST,
         "beam": BEAM,
+        "dask": DASK,
         "lm_eval": LM_EVAL,
         "docs": DOCS,
         "tensorboard": TENSORBOARD,

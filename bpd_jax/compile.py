@@ -74,15 +74,15 @@ def main() -> None:
     # Refusals come before the first of them is compiled.
     programs: list[Program] = [makers[name]() for name in _PROGRAM.value]
     console = Console()
-    found: list[Measured] = []
+    measured: list[Measured] = []
     for program in programs:
         print(f"compiling {program.name} for {where.name} ...", file=sys.stderr)
-        found.append(compile_for(program, mesh, where, _HLO.value))
-    console.print(report.table(where, dict(mesh.shape), found))
-    for one in found:
+        measured.append(compile_for(program, mesh, where, _HLO.value))
+    console.print(report.table(where, dict(mesh.shape), measured))
+    for one in measured:
         console.print(report.collectives(one))
     if _OUTPUT.value:
-        figures = report.as_json(where, dict(mesh.shape), found)
+        figures = report.as_json(where, dict(mesh.shape), measured)
         with replacing_file(_OUTPUT.value) as path:
             path.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
         console.print(f"written to {_OUTPUT.value}")

@@ -28,7 +28,8 @@ from bpd_jax.reporting.page import Page, Part, write_page
 from bpd_jax.studies.catalog import NAMES, find_study
 from bpd_jax.studies.highlights import highlights
 from bpd_jax.studies.records import ExplorerRecord
-from bpd_jax.studies.run_files import HEADER, StudyRun, open_run
+from bpd_jax.studies.results import StudyRun
+from bpd_jax.studies.run_files import HEADER, open_run
 
 OUTPUT = flags.DEFINE_string("output", "report.html", "the page to write.")
 LATEX = flags.DEFINE_string("latex", None, "folder for one .tex file per table.")
@@ -113,11 +114,11 @@ def _parts(runs: Sequence[StudyRun]) -> list[Part]:
     parts: list[Part] = []
     for run in runs:
         size = _size(run) if alike[run.study] > 1 else ""
-        key = wanted = f"{run.study}_{size}" if size else run.study
+        key = base_key = f"{run.study}_{size}" if size else run.study
         again = 1
         while key in {part.key for part in parts}:
             again += 1
-            key = f"{wanted}_{again}"
+            key = f"{base_key}_{again}"
         if again > 1:
             size = f"{size} ({again})"
         parts.append(Part(key, find_study(run.study).exhibit(run), size))
@@ -135,9 +136,9 @@ def _texts(runs: Sequence[StudyRun]) -> list[ExplorerText]:
     texts: dict[str, ExplorerText] = {}
     for run, records in holding:
         order = list(run.facts.get("tasks", {}))
-        places = {name: index for index, name in enumerate(order)}
+        order_of = {name: index for index, name in enumerate(order)}
         for record in sorted(
-            records, key=lambda r: (places.get(r.task, len(places)), r.example)
+            records, key=lambda r: (order_of.get(r.task, len(order_of)), r.example)
         ):
             key, group = f"{record.task}/{record.example}", run.task_label(record.task)
             if several:

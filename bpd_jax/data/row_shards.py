@@ -33,8 +33,8 @@ def shard_folders(folder: pathlib.Path) -> list[pathlib.Path]:
       UserError: some are missing, or they are of several divisions.
     """
     counts = set()
-    for found in folder.glob("shard-*-of-*"):
-        match = re.fullmatch(r"shard-\d{5,}-of-(\d{5,})", found.name)
+    for shard in folder.glob("shard-*-of-*"):
+        match = re.fullmatch(r"shard-\d{5,}-of-(\d{5,})", shard.name)
         if match:
             counts.add(int(match[1]))
     if not counts:
@@ -87,12 +87,12 @@ class ShardedArray:
         if indices.size and not 0 <= indices.min() <= indices.max() < len(self):
             raise IndexError(f"rows {indices} of {len(self)}")
         shards = np.searchsorted(self._ends, indices, side="right")
-        found = np.empty((len(indices), self.shape[1]), self.dtype)
+        rows = np.empty((len(indices), self.shape[1]), self.dtype)
         for shard in np.unique(shards):
             array = self._array(int(shard))
-            mine = shards == shard
-            found[mine] = array[indices[mine] - (self._ends[shard] - len(array))]
-        return found
+            selected = shards == shard
+            rows[selected] = array[indices[selected] - (self._ends[shard] - len(array))]
+        return rows
 
     def _array(self, shard: int) -> np.ndarray:
         if shard not in self._open:

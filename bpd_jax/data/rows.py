@@ -184,15 +184,15 @@ def _joined(folder: pathlib.Path, paths: list[pathlib.Path]) -> PackedRows:
     first = open_rows(paths[0])
     counts, tokens, documents = [], 0, 0
     cut: collections.Counter[str] = collections.Counter()
-    whole = _without_shard(first)
+    common = _without_shard(first)
     with concurrent.futures.ThreadPoolExecutor(_OPENED_AT_ONCE) as pool:
         parts = list(pool.map(_without_arrays, paths))
     for path, part in zip(paths, parts, strict=True):
-        for name, mine in _without_shard(part).items():
-            if mine != whole.get(name):
+        for name, value in _without_shard(part).items():
+            if value != common.get(name):
                 raise UserError(
-                    f"{path} does not belong to {paths[0]}: {name} is {mine!r} here "
-                    f"and {whole.get(name)!r} there."
+                    f"{path} does not belong to {paths[0]}: {name} is {value!r} here "
+                    f"and {common.get(name)!r} there."
                 )
         counts.append(len(part))
         tokens += part.num_tokens
@@ -213,7 +213,7 @@ def _joined(folder: pathlib.Path, paths: list[pathlib.Path]) -> PackedRows:
         ),
         num_tokens=tokens,
         num_documents=documents,
-        fingerprint=whole,
+        fingerprint=common,
         cut=dict(cut),
     )
 
@@ -311,9 +311,9 @@ class RowIterator:
 
     def __next__(self) -> Batch:
         first = self._given + self._process_index * self._local_size
-        places = np.arange(first, first + self._local_size)
+        positions = np.arange(first, first + self._local_size)
         self._given += self._batch_size
-        return self._rows.batch(self._rows_at(places))
+        return self._rows.batch(self._rows_at(positions))
 
     @property
     def epoch(self) -> float:
@@ -332,26 +332,26 @@ class RowIterator:
         Raises:
           UserError: the state is of other rows or another seed.
         """
-        for name, mine in self.state().items():
-            if name not in state or (name != "given" and state[name] != mine):
+        for name, current in self.state().items():
+            if name not in state or (name != "given" and state[name] != current):
                 raise UserError(
                     f"the saved place in the data does not fit {self._rows.folder}: "
-                    f"{name} was {state.get(name)} and is {mine}."
+                    f"{name} was {state.get(name)} and is {current}."
                 )
         self._given = int(state["given"])
 
-    def _rows_at(self, places: np.ndarray) -> np.ndarray:
-        """Indices of the rows at ascending `places` of the endless sequence of rows."""
-        epochs, places = np.divmod(places, len(self._rows))
+    def _rows_at(self, positions: np.ndarray) -> np.ndarray:
+        """Indices of the rows at ascending `positions` of the endless sequence."""
+        epochs, positions = np.divmod(positions, len(self._rows))
         if not self._shuffle:
-            return places
-        found = []
+            return positions
+        rows = []
         for epoch in np.unique(epochs):
             if epoch != self._epoch:
                 self._order = _order(len(self._rows), (self._seed, int(epoch)))
                 self._epoch = epoch
-            found.append(self._order(places[epochs == epoch]))
-        return np.concatenate(found)
+            rows.append(self._order(positions[epochs == epoch]))
+        return np.concatenate(rows)
 
 
 def _order(size: int, seed: tuple[int, int]) -> Callable[[np.ndarray], np.ndarray]:

@@ -92,10 +92,10 @@ class SafetensorsFiles:
     def _check_kind(self, name: str, kinds: frozenset[str]) -> None:
         kind = self._file(name).get_slice(name).get_dtype()
         if kind not in kinds:
-            wanted = "floats" if kinds is _FLOATS else "integers"
+            expected = "floats" if kinds is _FLOATS else "integers"
             raise UserError(
                 f"tensor {name} of {self._folder} is stored as {kind}, not as "
-                f"{wanted}: quantised safetensors files cannot be read; download the "
+                f"{expected}: quantised safetensors files cannot be read; download the "
                 "original model."
             )
 

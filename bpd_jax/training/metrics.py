@@ -42,8 +42,8 @@ class MetricsWriter:
         # Under gs:// nothing is appended to; see `publish`.
         self._local = buckets.on_disk(folder)
         path = folder / FILE_NAME
-        kept = [row for row in read_rows(path) if row["step"] <= step]
-        text = "".join(json.dumps(row) + "\n" for row in kept)
+        retained = [row for row in read_rows(path) if row["step"] <= step]
+        text = "".join(json.dumps(row) + "\n" for row in retained)
         for copy in {path, self._local / FILE_NAME}:
             with files.replacing_file(copy) as temporary:
                 temporary.write_text(text, encoding="utf-8")

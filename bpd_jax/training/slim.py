@@ -134,15 +134,15 @@ def load_run_parameters(
 
 def _load_slim(folder: pathlib.Path, model: BlockwiseConfig) -> Params:
     header = KIND.read_header(folder, {"sha256": str})
-    path, wanted = folder / TENSORS, parameter_shapes(model)
+    path, shapes = folder / TENSORS, parameter_shapes(model)
     with KIND.reading(path):
         if header["sha256"] != _digest(path):
             raise ValueError(f"it is not what {HEADER} describes")
         stored, _ = read_tensors(path)
-        leaves = by_path(wanted)
+        leaves = by_path(shapes)
         array_files.check_shapes(stored, {k: x.shape for k, x in leaves.items()})
     parameters = [jnp.asarray(stored[k].astype(x.dtype)) for k, x in leaves.items()]
-    return jax.tree.unflatten(jax.tree.structure(wanted), parameters)
+    return jax.tree.unflatten(jax.tree.structure(shapes), parameters)
 
 
 def _is_float(dtype: np.dtype) -> bool:

@@ -41,8 +41,8 @@ def check_space(folder: pathlib.Path, abstract: TrainState, keep: int) -> None:
     if isinstance(folder, BucketPath):
         return  # Buckets have no size.
     size = state_bytes(abstract)
-    there = sum(path.name.isdigit() for path in folder.glob("*"))
-    needed = size * max(keep + 2 - there, 1)
+    existing = sum(path.name.isdigit() for path in folder.glob("*"))
+    needed = size * max(keep + 2 - existing, 1)
     torn = folder.glob(f"*{TORN}*")
     left = sum(path.stat().st_size for top in torn for path in top.rglob("*"))
     free = shutil.disk_usage(folder.parent).free + left

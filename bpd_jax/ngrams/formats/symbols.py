@@ -45,15 +45,15 @@ def printable_symbols(pieces: Iterable[str]) -> list[str]:
     becomes `\uNNNN`. A text that is empty, reserved or there already gets its token's
     id at its end, as in `<s>#50256`.
     """
-    taken = {EPSILON, *BOUNDARIES, *UNKNOWN, ""}
+    used = {EPSILON, *BOUNDARIES, *UNKNOWN, ""}
     names = []
     for token, piece in enumerate(pieces):
         name = "".join(map(_shown, piece))
-        if name in taken:
+        if name in used:
             name += f"#{token}"
-        while name in taken:
+        while name in used:
             name += "#"
-        taken.add(name)
+        used.add(name)
         names.append(name)
     return names
 
