@@ -183,7 +183,8 @@ def _running(pipeline: "apache_beam.Pipeline") -> Iterator[None]:
         with pipeline:
             yield
     finally:
-        client = getattr(pipeline.result, "client", None)
+        # Without a result the pipeline did not get as far as running.
+        client = getattr(getattr(pipeline, "result", None), "client", None)
         if client is not None:
             client.close()
 
