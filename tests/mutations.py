@@ -2,6 +2,7 @@
 
     python -m tests.mutations                       # all formats, 2,000 inputs each
     python -m tests.mutations --formats=arpa,gguf --inputs=50 --seed=3
+    python -m tests.mutations --table               # the result as Markdown
 
 The formats are those of `tests/mutation_formats.py`. Each is tested in a process of its
 own, with a limit of memory and of seconds per input. An input passes if its reader
@@ -265,6 +266,23 @@ def _in_child(
     sender.send({**row, "memory_mb": (peak - before) >> 10})
 
 
+def table(result: dict[str, Any]) -> str:
+    """Returns the rows of a result as a Markdown table, for docs/reliability.md."""
+    lines = [
+        "| format | inputs | read | refused | faults | slowest | memory |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name, row in sorted(result["formats"].items()):
+        numbers = [row["inputs"], row.get("read", 0), row.get("refused", 0)]
+        counts = " | ".join(f"{n:,}" for n in [*numbers, len(row["failures"])])
+        used = f"{row.get('slowest_seconds', 0)} s | {row.get('memory_mb', 0)} MB"
+        lines.append(f"| `{name}` | {counts} | {used} |")
+    total = sum(row["inputs"] for row in result["formats"].values())
+    faults = sum(len(row["failures"]) for row in result["formats"].values())
+    lines.append(f"| all | {total:,} | | | {faults} | | |")
+    return "\n".join(lines)
+
+
 def main() -> int:
     """Reads the flags; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -272,7 +290,11 @@ def main() -> int:
     parser.add_argument("--inputs", type=int, default=INPUTS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", default=RESULT, help="file of the results")
+    parser.add_argument("--table", action="store_true", help="print the results")
     flags = parser.parse_args()
+    if flags.table:
+        print(table(json.loads(pathlib.Path(flags.output).read_bytes())))
+        return 0
     from bpd_jax import files
     from bpd_jax.reporting import build
     from tests.mutation_formats import FORMATS

@@ -76,6 +76,11 @@ def test_some_damage_is_one_sentence(name: str) -> None:
     assert row["read"] + row["refused"] == 20
 
 
+def test_the_table_of_the_docs_is_that_of_the_results() -> None:
+    page = (mutations.ROOT / "docs" / "reliability.md").read_text()
+    assert mutations.table(json.loads(mutations.RESULT.read_bytes())) in page
+
+
 @pytest.mark.exhaustive
 def test_much_damage_is_one_sentence(tmp_path: pathlib.Path) -> None:
     output = tmp_path / "mutations.json"
