@@ -304,13 +304,6 @@ def main() -> int:
     rows = files.read_json(output)["formats"] if output.exists() else {}
     rows = {name: row for name, row in rows.items() if name in FORMATS}
     names = flags.formats.split(",") if flags.formats else list(FORMATS)
-    for name in names:
-        row = run(FORMATS[name], flags.inputs, flags.seed)
-        rows[name] = {"date": build.today(), "seed": flags.seed, **row}
-        facts = ", ".join(f"{k} {v}" for k, v in row.items() if k != "failures")
-        print(f"{name:<28} {facts}, failures {len(row['failures'])}", flush=True)
-        for failure in row["failures"][:20]:
-            print(f"    {failure}", flush=True)
     result = {
         "command": "python -m tests.mutations",
         "device": build.device(),
@@ -319,8 +312,15 @@ def main() -> int:
         "seconds_limit": SECONDS,
         "formats": rows,
     }
-    with files.replacing_file(output) as temporary:
-        temporary.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    for name in names:
+        row = run(FORMATS[name], flags.inputs, flags.seed)
+        rows[name] = {"date": build.today(), "seed": flags.seed, **row}
+        facts = ", ".join(f"{k} {v}" for k, v in row.items() if k != "failures")
+        print(f"{name:<28} {facts}, failures {len(row['failures'])}", flush=True)
+        for failure in row["failures"][:20]:
+            print(f"    {failure}", flush=True)
+        with files.replacing_file(output) as temporary:
+            temporary.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return int(any(rows[name]["failures"] for name in names))
 
 
