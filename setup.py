@@ -34,6 +34,8 @@ DOCS = [
     "mkdocstrings>=1,<2",
     "mkdocstrings-python>=2,<3",
 ]
+# Paths under gs://; Orbax reaches them by gcsfs.
+GCS = ["gcsfs>=2026.9,<2027", "google-cloud-storage>=3.14,<4"]
 TENSORBOARD = ["tensorboardX>=2.6.5,<3"]
 EVAL = ["rouge-score>=0.1.2,<0.2"]
 DEV = [
@@ -124,7 +126,8 @@ setup(
         "docs": DOCS,
         "tensorboard": TENSORBOARD,
         "eval": EVAL,
-        "all": DATA + FST + BEAM + TENSORBOARD + EVAL,
+        "gcs": GCS,
+        "all": DATA + FST + BEAM + TENSORBOARD + EVAL + GCS,
         "cuda13": ["jax[cuda13]"],
         "tpu": ["jax[tpu]"],
         "dev": DEV,

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bpd_jax import folders
+from bpd_jax.buckets import as_path, on_disk
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams import parallel, storage, trie
 from bpd_jax.ngrams.counting import bounded, windows
@@ -86,9 +87,9 @@ def count_with_beam(
     check_order(order)
     if min_counts is not None:
         check_min_counts(min_counts, order)
-    output = pathlib.Path(output)
+    output = as_path(output)
     folders.check_folder(output, storage.KINDS["counts"])
-    folder = shared_folder or f"{output}.work"
+    folder = shared_folder or f"{on_disk(output)}.work"
     if FileSystems.exists(folder):
         raise UserError(
             f"{folder} is there already: remove it, as a killed pipeline is not "
@@ -112,7 +113,9 @@ def count_with_beam(
                 | "merge" >> beam.MapTuple(functools.partial(write_part, folder))
             )
         mapped = stack.enter_context(
-            tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.")
+            tempfile.TemporaryDirectory(
+                dir=on_disk(output).parent, prefix=f".{output.name}."
+            )
         )
         sorted_windows = read_parts(folder, packing)
         counts = bounded.assemble(sorted_windows, packing, source, min_counts, mapped)
