@@ -268,6 +268,8 @@ class _Reader:
                 self._read(config_parser.ConfigParser(stream, _Delegate()), name)
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read {name}: {error}.") from error
+        except RecursionError:
+            raise UserError(f"{name}: a value is nested too deeply.") from None
         except (SyntaxError, tokenize.TokenError) as error:
             line = getattr(error, "lineno", None) or error.args[1][0]
             raise UserError(f"{name}:{line}: {_syntax(error)}.") from error
@@ -277,6 +279,9 @@ class _Reader:
         try:
             parser = config_parser.ConfigParser(binding + "\n", _Delegate())
             self._read(parser, _COMMAND_LINE)
+        except RecursionError:
+            name = binding.partition("=")[0].strip()
+            raise UserError(f"--gin.{name}: its value is nested too deeply.") from None
         except (SyntaxError, tokenize.TokenError) as error:
             name, _, value = (part.strip() for part in binding.partition("="))
             constant = _CONSTANTS.get(value.lower())
@@ -429,7 +434,7 @@ def _syntax(error: Exception) -> str:
     # gin quotes Python's parser, which prints the address of an object.
     token = re.search(r"Failed to parse token '(.*)'", text, re.DOTALL)
     if token is None:
-        return text.rstrip(".")
+        return " ".join(text.split()).rstrip(".")
     constant = _CONSTANTS.get(token[1].lower())
     advice = f"write {constant}" if constant else "text needs quotes"
     return f"{token[1]} is not a gin value: {advice}"

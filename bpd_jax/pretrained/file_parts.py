@@ -21,6 +21,7 @@ from bpd_jax.errors import UserError
 HEADER = "parts.json"
 KIND = folders.FolderKind("a file in parts", HEADER, ("part_*",), '"parts"')
 
+_LONGEST_NAME = 255  # bytes, of file systems
 # What a digest and a plain file name look like.
 _DIGEST, _NAME = re.compile("[0-9a-f]{64}"), re.compile(r"[\w.-]+")
 
@@ -122,7 +123,13 @@ def _manifest(folder: pathlib.Path) -> tuple[Piece, list[Piece]]:
         parts = [Piece(**part) for part in facts["parts"]]
         for piece in (file, *parts):
             named = _NAME.fullmatch(piece.name) and piece.name.strip(".")
-            if not named or not _DIGEST.fullmatch(piece.digest) or not piece.size >= 0:
+            long = len(os.fsencode(piece.name)) > _LONGEST_NAME
+            if (
+                not named
+                or long
+                or not _DIGEST.fullmatch(piece.digest)
+                or not piece.size >= 0
+            ):
                 raise ValueError(f"{piece.name!r} has no plain name, digest or size")
         return file, parts
     except FileNotFoundError:

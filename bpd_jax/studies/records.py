@@ -7,10 +7,12 @@ efficiency and the drafts that were made; the comparison of Table 5 needs all of
 
 import dataclasses
 import functools
+import re
 from collections.abc import Sequence
 
 import numpy as np
 
+from bpd_jax.errors import UserError
 from bpd_jax.reporting.records import Record
 
 TUNE, REPORT = PARTS = ("tune", "report")
@@ -18,6 +20,8 @@ TUNE, REPORT = PARTS = ("tune", "report")
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 # Larger numbers, of which there are few, are the characters from here on.
 _BEYOND = 0x100
+_LARGE = f"{chr(_BEYOND + len(_DIGITS))}-\ud7ff"
+_NUMBERS, _YIELDS = re.compile(f"[0-9a-z{_LARGE}]*"), re.compile(f"[1-9a-z{_LARGE}]*")
 
 
 def to_digits(values: Sequence[int] | np.ndarray) -> str:
@@ -93,6 +97,16 @@ class DraftRecord(Record):
     longest: str
     nodes: int
     head_entropy: list[float] = dataclasses.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        # A yield of 0 would never reach the end of the text.
+        rest = (self.length, self.equal, self.longest)
+        if (
+            not _YIELDS.fullmatch(self.accepted)
+            or not all(map(_NUMBERS.fullmatch, rest))
+            or min(map(len, rest)) < len(self.accepted)
+        ):
+            raise UserError("its numbers per token are not those of a text")
 
     @property
     def yields(self) -> np.ndarray:

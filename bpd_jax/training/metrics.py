@@ -112,15 +112,21 @@ class MetricsWriter:
 
 
 def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The rows of a `metrics.jsonl`, [] if there is none, without a torn last line."""
+    """Returns the rows of a `metrics.jsonl` up to the first that is damaged.
+
+    A kill can leave the last line incomplete. Without a file there are no rows.
+    """
     try:
-        lines = as_path(path).read_text(encoding="utf-8").splitlines()
+        lines = as_path(path).read_bytes().splitlines()
     except FileNotFoundError:
         return []
-    rows = []
+    rows: list[dict[str, Any]] = []
     for line in lines:
         try:
-            rows.append(json.loads(line))
-        except ValueError:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
             break
+        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+            break
+        rows.append(row)
     return rows
