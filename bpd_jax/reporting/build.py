@@ -44,13 +44,13 @@ _PACKAGES = ("jax", "flax", "numpy", "pynini", "bpd_jax")
 
 def versions() -> Facts:
     """Versions of Python and of the packages that decide the numbers."""
-    found: Facts = {"python": platform.python_version()}
+    result: Facts = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            result[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return result
 
 
 def today() -> str:

@@ -73,10 +73,15 @@ def largest_gain(
       UserError: no block was drafted by both methods.
     """
     drafted = [
-        (text, at, _draft(text, plain, one), _draft(text, refined, other))
+        (
+            text,
+            position,
+            _draft(text, plain, plain_call),
+            _draft(text, refined, refined_call),
+        )
         for text in texts
-        for at, one in _calls(text, plain).items()
-        if (other := _calls(text, refined).get(at)) is not None
+        for position, plain_call in _calls(text, plain).items()
+        if (refined_call := _calls(text, refined).get(position)) is not None
     ]
     best = most_telling(DraftPicture(*block, len(drafted)) for block in drafted)
     if best is None:

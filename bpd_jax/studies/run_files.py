@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bpd_jax import files, folders
+from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 from bpd_jax.reporting.records import Facts, Record
 from bpd_jax.studies.records import KINDS
@@ -157,7 +158,7 @@ def open_run(folder: str | os.PathLike[str]) -> StudyRun:
     Raises:
       UserError: it holds no results, or is damaged.
     """
-    folder = pathlib.Path(folder)
+    folder = as_path(folder)
     facts = read_header(folder)
     study = facts.pop("study")
     return StudyRun(folder, study, facts, read_records(folder))
