@@ -1,6 +1,6 @@
-"""What the contenders of a run cost the hardware, from its sizes and its records.
+"""Hardware costs of a run's contenders, from its model sizes and its records.
 
-`study.json` may hold `model_sizes`, from which our own table is made:
+`study.json` may hold `model_sizes`, from which the table of the run is made:
 
     {"model": SIZE, "rescorers": {SET: SIZE, …}, "ngrams": {SET: COUNT, …}}
 
@@ -103,8 +103,7 @@ def _rescoring(method: Method, block_size: int, width: int) -> tuple[int, int] |
       width: candidates per head, where the method names none.
 
     Returns:
-      Zeros without a rescorer; None where the formula does not know all that the method
-      reads and does.
+      Zeros without a rescorer; None for methods that the formula does not cover.
     """
     kind = method.kind
     known = kind.startswith(("bpd", "zero_gram", "ngram", "medusa", "neural"))
