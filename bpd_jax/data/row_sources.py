@@ -1,4 +1,4 @@
-"""Where the rows of a token file come from: documents, examples, generated texts."""
+"""Sources of rows: documents, examples, generated texts."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
@@ -37,15 +37,15 @@ class Row(NamedTuple):
 
 
 class RowSource(NamedTuple):
-    """Where rows come from.
+    """The rows of a split, and facts about them.
 
     Attributes:
-      rows: to be read once.
-      documents: how many documents or examples have been read.
+      rows: an iterator, which can be read once.
+      documents: number of documents or examples read so far.
       vocab_size: V.
       end_of_text: the token that ends a document.
-      has_context: whether there are tokens without a loss.
-      cut: what did not fit, as far as it has been read; None where nothing is lost.
+      has_context: whether some tokens are not in the loss.
+      cut: counts of what did not fit so far; None if nothing can be lost.
     """
 
     rows: Iterator[Row]
@@ -72,11 +72,11 @@ def open_source(
       length: tokens of a row, T.
       vocabulary: the task's tokenizer.
       shard: part of the split.
-      cache_dir: where `cache_pipeline.cache_task` has put the tokens; None reads the
-        text.
+      cache_dir: folder in which `cache_pipeline.cache_task` cached the tokens; None
+        reads the text.
 
     Raises:
-      UserError: the source or vocabulary is at fault.
+      UserError: the source or vocabulary is invalid.
     """
     if isinstance(task, TextTask) and task.corpus == GENERATIONS:
         return _generated_rows(task, split, length, vocabulary, shard)
@@ -91,7 +91,7 @@ def _seqio_rows(
     shard: Shard,
     cache_dir: str | None,
 ) -> RowSource:
-    # seqio and TensorFlow take seconds to import, and rows that are ready need none.
+    # seqio and TensorFlow take seconds to import, and existing rows do not need them.
     from bpd_jax.data import seqio_cache, seqio_tasks
 
     if cache_dir is not None:
@@ -117,7 +117,7 @@ def _seqio_rows(
             label=f"rows {split}",
             total=None if total is None else round(total / shard.count),
             unit=" examples",
-            # The source has a bar over its text.
+            # The source shows a progress bar over its text.
             disable=isinstance(task, TextTask) and cache_dir is None,
         ):
             read += 1
@@ -179,7 +179,7 @@ def _generated_rows(
 
 
 def describe_source(source: RowSource) -> dict[str, Any]:
-    """What `rows.json` says of a source that has been read."""
+    """The fields of `rows.json` for a source that has been read."""
     about: dict[str, Any] = {
         "loss_mask": source.has_context,
         "documents": source.documents(),
