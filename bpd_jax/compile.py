@@ -13,13 +13,13 @@ If a configuration does not fit, the error message contains the compiler's numbe
 """
 
 import json
-import pathlib
 import sys
 
 from absl import flags
 from rich.console import Console
 
 from bpd_jax import cli, configuration
+from bpd_jax.buckets import as_path
 from bpd_jax.compilation import report
 from bpd_jax.compilation.measure import Measured, compile_for
 from bpd_jax.compilation.programs import (
@@ -40,7 +40,7 @@ _TOPOLOGY = flags.DEFINE_string(
     "topology", None, "The slice: a chip and its sides, as v4:4x4x4 or v5e:4x4."
 )
 _SLICES = flags.DEFINE_integer(
-    "slices", 1, "Slices that work together, joined by the data centre's network."
+    "slices", 1, "Number of slices, joined by the data centre's network."
 )
 _PROGRAM = flags.DEFINE_list(
     "program", ["train"], "What to compile: train, decode, or train,decode."
@@ -51,7 +51,7 @@ cli.define_flags(DecodeShapes)
 
 
 def main() -> None:
-    """Does what the flags say."""
+    """Compiles the programs that the flags name and prints the tables."""
     unknown = [name for name in _PROGRAM.value if name not in _PROGRAMS]
     if unknown or not _PROGRAM.value:
         raise UserError(
@@ -62,7 +62,7 @@ def main() -> None:
         check_writable(_OUTPUT.value)
     if _HLO.value:
         for name in _PROGRAM.value:
-            check_writable(pathlib.Path(_HLO.value, f"{name}.txt"))
+            check_writable(as_path(_HLO.value) / f"{name}.txt")
     shapes = DecodeShapes(**cli.flag_values(DecodeShapes))
     where = find_slice(cli.required("topology"), _SLICES.value)
     config = configuration.parse_flags(TrainConfig).value
@@ -71,7 +71,7 @@ def main() -> None:
         "train": lambda: train_program(config, mesh),
         "decode": lambda: decode_program(config.model, shapes, mesh),
     }
-    # Refusals come before the first of them is compiled.
+    # All programs are validated before the first one is compiled.
     programs: list[Program] = [makers[name]() for name in _PROGRAM.value]
     console = Console()
     measured: list[Measured] = []

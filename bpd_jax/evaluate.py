@@ -20,6 +20,7 @@ from absl import flags
 from rich.text import Text
 
 from bpd_jax import api, cli, decode_flags, folders, progress
+from bpd_jax.buckets import as_path
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.generate import compile_task, padded_length, stream
 from bpd_jax.decoding.loading import LoadedModel
@@ -51,10 +52,10 @@ METHODS = flags.DEFINE_list(
         "ngram:32:search=best:adaptive=1",
         "oracle",
     ],
-    "methods to compare with greedy decoding; auto marks the one that it chooses.",
+    "methods to compare with greedy decoding; auto marks its choice.",
 )
 ROUNDS = flags.DEFINE_integer(
-    "rounds", 1, "times that all methods decode all prompts.", lower_bound=1
+    "rounds", 1, "number of times that all methods decode all prompts.", lower_bound=1
 )
 SHOW = flags.DEFINE_string(
     "show",
@@ -77,12 +78,12 @@ AUTOMATIC = parse_method("auto")
 _KIND = folders.FolderKind(
     "a report of evaluate", "report.json", ("report.html", "records.jsonl"), '"methods"'
 )
-# Prompts that the report shows step by step; records.jsonl holds all.
+# Number of prompts that the report shows step by step; records.jsonl has all.
 _SHOWN_PROMPTS = 12
 
 
 def main() -> None:
-    """Reads the flags, decodes by every method, checks, prints, writes."""
+    """Decodes by every method, compares the texts, and writes the report."""
     methods = [parse_method(name) for name in METHODS.value if name.strip()]
     config = decode_flags.config()
     _check(methods, config.options)
@@ -91,7 +92,7 @@ def main() -> None:
         folders.check_folder(OUTPUT.value, _KIND)
     lm, decoder, config = decode_flags.load(config)
     loaded = lm.loaded
-    output = pathlib.Path(OUTPUT.value or loaded.folder / "evaluation")
+    output = as_path(OUTPUT.value or loaded.folder / "evaluation")
     folders.check_folder(output, _KIND)
     options = config.options
     texts = decode_flags.prompt_texts()
@@ -132,7 +133,7 @@ def _check(methods: Sequence[Method], options: DecodeOptions) -> None:
         )
     if set(methods) == {AUTOMATIC}:
         raise UserError(
-            "--methods=auto names no method that auto could choose: add some by name."
+            "--methods=auto names no method for auto to choose: add some by name."
         )
 
 
@@ -176,7 +177,7 @@ def _compare(
     prompts: Sequence[np.ndarray],
     config: DecodeConfig,
 ) -> list[MethodResult]:
-    """Compiles, then decodes, with a progress bar for each."""
+    """Compiles all methods, then decodes, each with a progress bar."""
     count = len({*methods, GREEDY})
     total = len({GREEDY, *(m for m in methods if not m.is_oracle)})
     with progress.bar(label="compiling", total=total, unit=" methods") as bar:

@@ -14,7 +14,7 @@ from bpd_jax.training.slim import DTYPES, KIND, write_slim
 _MODEL = flags.DEFINE_string("model", None, "Run folder.")
 _OUTPUT = flags.DEFINE_string("output", None, "Folder to write.")
 _DTYPE = flags.DEFINE_string(
-    "dtype", "bfloat16", f"To store parameters in: {' or '.join(DTYPES)}."
+    "dtype", "bfloat16", f"dtype of the stored parameters: {' or '.join(DTYPES)}."
 )
 
 

@@ -1,4 +1,4 @@
-"""Makes one page from the results of studies; exports their tables and charts.
+"""Writes one page from the results of studies; exports their tables and charts.
 
     python -m bpd_jax.report experiments --output=report.html
 
@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from bpd_jax import cli, files
+from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 from bpd_jax.reporting import build, draft_picture
 from bpd_jax.reporting.charts import standalone
@@ -27,7 +28,8 @@ from bpd_jax.reporting.page import Page, Part, write_page
 from bpd_jax.studies.catalog import NAMES, find_study
 from bpd_jax.studies.highlights import highlights
 from bpd_jax.studies.records import ExplorerRecord
-from bpd_jax.studies.run_files import HEADER, StudyRun, open_run
+from bpd_jax.studies.results import StudyRun
+from bpd_jax.studies.run_files import HEADER, open_run
 
 OUTPUT = flags.DEFINE_string("output", "report.html", "the page to write.")
 LATEX = flags.DEFINE_string("latex", None, "folder for one .tex file per table.")
@@ -47,7 +49,7 @@ _DEPTH = 3
 
 
 def main(folders: Sequence[str]) -> None:
-    """Reads the flags, draws every study's exhibit, writes page and files."""
+    """Computes the exhibits of all studies and writes the page and files."""
     if not folders:
         raise UserError(
             "name folders of results: python -m bpd_jax.report experiments "
@@ -85,7 +87,7 @@ def _runs(folders: Sequence[str]) -> list[StudyRun]:
     """All runs below some folders, in the order of the catalog."""
     found: dict[pathlib.Path, None] = {}
     for folder in folders:
-        path = pathlib.Path(folder)
+        path = as_path(folder)
         if not path.is_dir():
             raise UserError(f"{folder} is not a folder.")
         below = {
@@ -107,7 +109,7 @@ def _runs(folders: Sequence[str]) -> list[StudyRun]:
 
 
 def _parts(runs: Sequence[StudyRun]) -> list[Part]:
-    """The exhibits; several of one study are told apart by size, then by number."""
+    """The exhibits; several of one study are distinguished by size, then by number."""
     alike = Counter(run.study for run in runs)
     parts: list[Part] = []
     for run in runs:
@@ -128,7 +130,7 @@ def _size(run: StudyRun) -> str:
 
 
 def _texts(runs: Sequence[StudyRun]) -> list[ExplorerText]:
-    """Texts of the explorer by task, each once; of several sizes, each by its own."""
+    """Texts of the explorer by task, without duplicates within a size."""
     holding = [(run, found) for run in runs if (found := run.of(ExplorerRecord))]
     several = len({_size(run) for run, _ in holding}) > 1
     texts: dict[str, ExplorerText] = {}
@@ -159,7 +161,7 @@ def _texts(runs: Sequence[StudyRun]) -> list[ExplorerText]:
 
 
 def _write_files(parts: Sequence[Part]) -> None:
-    """Writes tables and charts where the flags say; other files there are left."""
+    """Writes tables and charts into the folders of the flags."""
     for part in parts:
         suffix = part.key.removeprefix(part.exhibit.name)
         for table in part.exhibit.tables:
@@ -173,13 +175,13 @@ def _write_files(parts: Sequence[Part]) -> None:
 
 
 def _folders() -> list[str]:
-    """Those that flags name for tables and charts."""
+    """The folders for tables and charts."""
     return [folder for folder in (LATEX.value, CSV.value, SVG.value) if folder]
 
 
 def _write(folder: str | None, name: str, text: str) -> None:
     if folder:
-        with files.replacing_file(pathlib.Path(folder) / name) as temporary:
+        with files.replacing_file(as_path(folder) / name) as temporary:
             temporary.write_text(text, encoding="utf-8", newline="\n")
 
 

@@ -10,7 +10,6 @@ The model stays unchanged. Training takes minutes; after Ctrl-C the same command
 it.
 """
 
-import pathlib
 import shlex
 import sys
 
@@ -19,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bpd_jax import cli
+from bpd_jax.buckets import as_path
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.training.refiner_settings import RefinerSettings
 from bpd_jax.training.refiner_sources import default_data
@@ -51,12 +51,12 @@ cli.define_flags(RefinerSettings)
 
 
 def main() -> None:
-    """Does what the flags say."""
+    """Trains the refiner and prints its accuracies."""
     name = cli.required("model")
     cli.required("kind")
     settings = RefinerSettings(**cli.flag_values(RefinerSettings))
     loaded = load_model(name, _HEADS.value)
-    output = pathlib.Path(_OUTPUT.value or loaded.folder / FOLDER / settings.kind)
+    output = as_path(_OUTPUT.value or loaded.folder / FOLDER / settings.kind)
     report = train_refiner(
         settings,
         loaded.functions.config,
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def print_held_out(held_out: HeldOut, console: Console) -> None:
-    """Prints how every head guesses the text and the model's own next tokens."""
+    """Prints the accuracy of every head on the text and on the model's predictions."""
     rows = Table(
         "head",
         "text: plain",

@@ -1,13 +1,13 @@
 """Compiles a program for a slice and measures the result."""
 
 import dataclasses
-import pathlib
 import re
 import time
 
 import jax
 from jax.sharding import Mesh
 
+from bpd_jax.buckets import as_path
 from bpd_jax.compilation.costs import Costs, costs_of
 from bpd_jax.compilation.hlo import parse
 from bpd_jax.compilation.programs import Program
@@ -125,7 +125,7 @@ def compile_for(
     assert analysis is not None
     assert counted is not None
     if folder is not None:
-        with replacing_file(pathlib.Path(folder) / f"{program.name}.txt") as path:
+        with replacing_file(as_path(folder) / f"{program.name}.txt") as path:
             path.write_text(text, encoding="utf-8")
     # One program for a slice; its partitions are the devices of the first one.
     partitions = mesh.size // where.slices

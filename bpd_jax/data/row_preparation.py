@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from bpd_jax import folders
+from bpd_jax.buckets import as_path
 from bpd_jax.data import corpora, examples, row_sources, tokenizer
 from bpd_jax.data.example_task import DataTask, ExampleTask
 from bpd_jax.data.row_shards import shard_folders, shard_name
@@ -63,7 +64,7 @@ def prepare_rows(
             f"there is no shard {shard.index} of {shard.count}: they are counted from "
             "0."
         )
-    folder = pathlib.Path(folder)
+    folder = as_path(folder)
     fingerprint = rows_fingerprint(task, split, length)
     if shard.count > 1:
         if (folder / "rows.json").exists():

@@ -46,7 +46,9 @@ def shard_folders(folder: pathlib.Path) -> list[pathlib.Path]:
         )
     (count,) = counts
     folders = [folder / shard_name(index, count) for index in range(count)]
-    missing = [path.name for path in folders if not (path / "rows.json").exists()]
+    # One request under gs://, not one for each shard.
+    prepared = {path.parent for path in folder.rglob("rows.json")}
+    missing = [path.name for path in folders if path not in prepared]
     if missing:
         raise UserError(
             f"{folder} lacks {len(missing)} of {count} shards, {missing[0]} first: "
@@ -59,15 +61,18 @@ class ShardedArray:
     """Arrays `[rows, length]` in several .npy files, as one array.
 
     A file is mapped into memory when one of its rows is read, and unmapped when many
-    other files have been used since.
+    other files have been used since. Under gs:// it is copied to the local disk first,
+    so a host copies only the files that contain its rows.
     """
 
-    def __init__(self, paths: list[pathlib.Path], rows: list[int], like: np.ndarray):
-        """Initialises from the files, their numbers of rows, and one of the arrays."""
+    def __init__(
+        self, paths: list[pathlib.Path], rows: list[int], length: int, dtype: np.dtype
+    ) -> None:
+        """Initialises from the files, their numbers of rows, and their common shape."""
         self._paths = paths
         self._ends = np.cumsum(rows)
-        self.dtype = like.dtype
-        self.shape = (int(self._ends[-1]), like.shape[1])
+        self.dtype = dtype
+        self.shape = (int(self._ends[-1]), length)
         self.size = self.shape[0] * self.shape[1]
         self._open: collections.OrderedDict[int, np.ndarray] = collections.OrderedDict()
 
@@ -92,7 +97,18 @@ class ShardedArray:
     def _array(self, shard: int) -> np.ndarray:
         if shard not in self._open:
             path = self._paths[shard]
-            self._open[shard] = array_files.open_npy(path)
+            begin = self._ends[shard - 1] if shard else 0
+            wanted = (int(self._ends[shard] - begin), self.shape[1])
+            try:
+                array = array_files.open_npy(path)
+                if array.shape != wanted or array.dtype != self.dtype:
+                    raise ValueError(f"it is {array.shape} {array.dtype}")
+            except (OSError, ValueError) as error:
+                raise UserError(
+                    f"cannot read {path}: {getattr(error, 'strerror', None) or error}; "
+                    "remove the folder and prepare it again."
+                ) from error
+            self._open[shard] = array
             if len(self._open) > _OPEN_FILES:
                 self._open.popitem(last=False)
         self._open.move_to_end(shard)

@@ -8,7 +8,9 @@ such folders (`row_shards`).
 """
 
 import collections
+import concurrent.futures
 import dataclasses
+import math
 import os
 import pathlib
 from collections.abc import Callable
@@ -18,6 +20,7 @@ import numpy as np
 
 from bpd_jax import array_files
 from bpd_jax.artifacts import Artifact
+from bpd_jax.buckets import BucketPath, as_path
 from bpd_jax.data.permutation import Permutation
 from bpd_jax.data.row_shards import ShardedArray, shard_folders
 from bpd_jax.errors import UserError
@@ -41,6 +44,9 @@ _FIELDS = {
     "end_of_text": int,
     "fingerprint": dict,
 }
+
+_OPENED_AT_ONCE = 16  # shards
+_NPY_HEADER = 128  # bytes, of an array of two axes
 
 # The order of this many rows is a table of 64 MB; that of more rows is computed.
 _LARGEST_TABLE = 1 << 23
@@ -146,7 +152,7 @@ def open_rows(folder: str | os.PathLike[str]) -> PackedRows:
     Raises:
       UserError: the folder is missing, incomplete, or of another version.
     """
-    folder = pathlib.Path(folder)
+    folder = as_path(folder)
     shards = shard_folders(folder)
     if shards:
         return _joined(folder, shards)
@@ -179,8 +185,9 @@ def _joined(folder: pathlib.Path, paths: list[pathlib.Path]) -> PackedRows:
     counts, tokens, documents = [], 0, 0
     cut: collections.Counter[str] = collections.Counter()
     common = _without_shard(first)
-    for path in paths:
-        part = open_rows(path)
+    with concurrent.futures.ThreadPoolExecutor(_OPENED_AT_ONCE) as pool:
+        parts = list(pool.map(_without_arrays, paths))
+    for path, part in zip(paths, parts, strict=True):
         for name, value in _without_shard(part).items():
             if value != common.get(name):
                 raise UserError(
@@ -193,7 +200,8 @@ def _joined(folder: pathlib.Path, paths: list[pathlib.Path]) -> PackedRows:
         cut.update(part.cut)
 
     def join(name: str, like: Any) -> ShardedArray:
-        return ShardedArray([path / name for path in paths], counts, like)
+        files = [path / name for path in paths]
+        return ShardedArray(files, counts, first.length, like.dtype)
 
     return dataclasses.replace(
         first,
@@ -210,14 +218,30 @@ def _joined(folder: pathlib.Path, paths: list[pathlib.Path]) -> PackedRows:
     )
 
 
+def _without_arrays(folder: pathlib.Path) -> PackedRows:
+    """Opens a folder of rows, checks its files and closes them again."""
+    rows = open_rows(folder)
+    nothing = np.empty((len(rows), 0), np.uint16)
+    return dataclasses.replace(
+        rows, tokens=nothing, segment_ids=nothing, loss_mask=None
+    )
+
+
 def _without_shard(rows: PackedRows) -> dict[str, Any]:
     return {key: rows.fingerprint[key] for key in rows.fingerprint if key != "shard"}
 
 
 def _open_array(
     path: pathlib.Path, shape: tuple[int, int], dtypes: tuple[type, ...]
-) -> np.ndarray:
+) -> np.ndarray | ShardedArray:
     with KIND.reading(path):
+        if isinstance(path, BucketPath):
+            # Its size alone is looked at, and it is copied when a row of it is used.
+            size = path.stat().st_size - _NPY_HEADER
+            for dtype in map(np.dtype, dtypes):
+                if size == math.prod(shape) * dtype.itemsize:
+                    return ShardedArray([path], [shape[0]], shape[1], dtype)
+            raise ValueError(f"its size does not fit {HEADER}, which says {shape}")
         array = array_files.open_npy(path)
         if array.shape != shape or array.dtype not in dtypes:
             raise ValueError(

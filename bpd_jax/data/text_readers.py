@@ -4,11 +4,11 @@ import codecs
 import gzip
 import json
 import os
-import pathlib
 import zlib
 from collections.abc import Iterator, Sequence
 
 from bpd_jax import files
+from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 
 Path = str | os.PathLike[str]
@@ -16,7 +16,7 @@ Path = str | os.PathLike[str]
 
 def is_json_lines(path: Path) -> bool:
     """Whether the name says that each line is one JSON record."""
-    return pathlib.Path(path).name.endswith((".jsonl", ".jsonl.gz"))
+    return as_path(path).name.endswith((".jsonl", ".jsonl.gz"))
 
 
 def read_text(path: Path) -> str:
@@ -28,7 +28,7 @@ def read_text(path: Path) -> str:
       UserError: the file cannot be read or is not UTF-8.
     """
     try:
-        return _decode(pathlib.Path(path).read_bytes(), path, offset=0)
+        return _decode(as_path(path).read_bytes(), path, offset=0)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
 
@@ -42,7 +42,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     opened = gzip.open if str(path).endswith(".gz") else open
     offset = 0
     try:
-        with opened(path, "rb") as file:
+        with opened(as_path(path), "rb") as file:
             for number, line in enumerate(files.bounded_lines(file, path), start=1):
                 yield number, _decode(line, path, offset).rstrip("\r\n")
                 offset += len(line)

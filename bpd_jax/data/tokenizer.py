@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 import tokenizers
 
 from bpd_jax import files
+from bpd_jax.buckets import as_path
 from bpd_jax.data.text_task import SMALLEST_VOCABULARY
 from bpd_jax.errors import UserError, library_errors
 
@@ -235,7 +236,7 @@ def named_tokenizer(vocabulary: str) -> Tokenizer:
 
 def tokenizer_file(path: str | os.PathLike[str]) -> pathlib.Path:
     """Returns the tokenizer.json that `path` is or, as a folder, holds."""
-    path = pathlib.Path(path).expanduser()
+    path = as_path(path).expanduser()
     file = path / FILE_NAME if path.is_dir() else path
     if not file.exists():
         raise UserError(

@@ -1,8 +1,10 @@
 """A single block in detail: its lattice and the drafts of several methods."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol, TypeVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -36,7 +38,7 @@ class BlockView:
     Attributes:
       text: token ids before the block.
       tokens, log_probs: the lattice, `[L, W]`.
-      greedy: the L tokens that greedy decoding emits.
+      greedy: the tokens that greedy decoding emits, `[L]`; -1 after the text's end.
       paths: one per method.
     """
 
@@ -45,6 +47,49 @@ class BlockView:
     log_probs: np.ndarray
     greedy: np.ndarray
     paths: list[BlockPath]
+
+    @property
+    def gain(self) -> tuple[int, int]:
+        """Tokens that the refined draft gains over BPD, then its accepted tokens."""
+        refined = self.paths[-2]
+        return refined.accepted - self.paths[0].accepted, refined.accepted
+
+
+def view_block(
+    text: np.ndarray,
+    tokens: np.ndarray,
+    log_probs: np.ndarray,
+    greedy: np.ndarray,
+    refined: Mapping[str, np.ndarray],
+) -> BlockView:
+    """A block with the drafts of BPD, of refined methods and of the oracle.
+
+    Args:
+      text, tokens, log_probs, greedy: as in `BlockView`.
+      refined: drafts by label.
+    """
+    is_candidate = (tokens == greedy[:, None]).any(1)
+    oracle = np.where(is_candidate, greedy, tokens[:, 0])
+    drafts = {"BPD": tokens[:, 0], **refined, "Oracle": oracle}
+    view = BlockView(text, tokens, log_probs, greedy, [])
+    view.paths.extend(_path(label, view, draft) for label, draft in drafts.items())
+    return view
+
+
+class Gains(Protocol):
+    """A block in which a refined draft is compared with a plain one."""
+
+    @property
+    def gain(self) -> tuple[int, int]:
+        """Tokens that the refined draft gains, then its accepted tokens."""
+
+
+AnyBlock = TypeVar("AnyBlock", bound=Gains)
+
+
+def most_telling(blocks: Iterable[AnyBlock]) -> AnyBlock | None:
+    """The first of the blocks with the largest gain; None of none."""
+    return max(blocks, key=lambda block: block.gain, default=None)
 
 
 def telling_block(
@@ -84,15 +129,20 @@ def telling_block(
     if refined is not bpd:
         drafts = _drafts(decoder, replay, refined, calls)
     views = []
+    tokens = np.asarray(replay.recording.tokens)
     for call, row_ends in enumerate(calls):
-        lattice = _lattices(replay, row_ends)
+        lattice = jax.tree.map(np.asarray, _lattices(replay, row_ends))
         for row, end in enumerate(row_ends):
-            view = _view(replay, lattice, row, int(end))
-            if drafts is not None:
-                path = _path(refined.label, view, drafts[call][row])
-                view.paths.insert(1, path)
-            views.append(view)
-    return max(views, key=_gain)
+            views.append(
+                view_block(
+                    tokens[row, :end],
+                    lattice.tokens[row],
+                    lattice.log_probs[row],
+                    tokens[row, end : end + size],
+                    {} if drafts is None else {refined.label: drafts[call][row]},
+                )
+            )
+    return most_telling(views)
 
 
 def _lattices(replay: Replay, ends: np.ndarray) -> Lattice:
@@ -126,29 +176,9 @@ def _drafts(
     return drafts
 
 
-def _view(replay: Replay, lattice: Lattice, row: int, end: int) -> BlockView:
-    """One block with the drafts of BPD and the oracle."""
-    text = np.asarray(replay.recording.tokens[row])
-    tokens = np.asarray(lattice.tokens[row])
-    log_probs = np.asarray(lattice.log_probs[row])
-    greedy = text[end : end + len(tokens)]
-    view = BlockView(text[:end], tokens, log_probs, greedy, [])
-    is_candidate = (tokens == greedy[:, None]).any(1)
-    oracle = np.where(is_candidate, greedy, tokens[:, 0])
-    view.paths.append(_path("BPD", view, tokens[:, 0]))
-    view.paths.append(_path("Oracle", view, oracle))
-    return view
-
-
 def _path(label: str, view: BlockView, draft: np.ndarray) -> BlockPath:
     """A draft as a path through the lattice, up to the first token outside of it."""
     matches = view.tokens[: len(draft)] == draft[: len(view.tokens), None]
     length = int(np.cumprod(matches.any(1)).sum())
     accepted = int(np.cumprod(draft[:length] == view.greedy[:length]).sum())
     return BlockPath(label, np.argmax(matches[:length], axis=1).tolist(), accepted)
-
-
-def _gain(view: BlockView) -> tuple[int, int]:
-    """Tokens that the refined draft gains over BPD, then its accepted tokens."""
-    refined = view.paths[-2]
-    return refined.accepted - view.paths[0].accepted, refined.accepted

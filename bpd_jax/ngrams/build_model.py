@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 
 from bpd_jax import folders
+from bpd_jax.buckets import as_path, on_disk
 from bpd_jax.data import corpora, text_task, tokenizer
 from bpd_jax.data.task_tokenizer import task_tokenizer
 from bpd_jax.errors import UserError
@@ -91,9 +92,9 @@ def build(settings: Settings) -> BuildReport:
     Raises:
       UserError: the input or a setting is invalid.
     """
-    output = pathlib.Path(settings.output)
+    output = as_path(settings.output)
     folders.check_folder(output, storage.KINDS["model"])
-    work = output.with_name(f"{output.name}.work")
+    work = on_disk(output.with_name(f"{output.name}.work"))
     report = BuildReport()
     # All inputs are validated before the long computation.
     heldout = _heldout(settings)
@@ -227,7 +228,7 @@ def _counts(
             memory=settings.memory,
             work_folder=work,
         )
-    path = pathlib.Path(settings.counts or "")
+    path = as_path(settings.counts or "")
     if path.is_dir():
         if settings.vocab_size is not None or settings.end_of_text is not None:
             raise UserError(
@@ -258,7 +259,7 @@ def _counts(
 
 
 def _read_models(settings: Settings) -> NGramModel:
-    if all(pathlib.Path(name).is_dir() for name in settings.model):
+    if all(as_path(name).is_dir() for name in settings.model):
         for name in ("vocab_size", "end_of_text", "model_symbols"):
             if getattr(settings, name) is not None:
                 raise UserError(

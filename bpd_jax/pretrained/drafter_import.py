@@ -10,6 +10,7 @@ import pathlib
 import jax
 import numpy as np
 
+from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 from bpd_jax.models.attachments import check_vocabulary, fingerprint
 from bpd_jax.models.config import BlockwiseConfig
@@ -66,7 +67,7 @@ def import_drafter(
       UserError: the drafter is missing, damaged, not supported, or belongs to another
         model.
     """
-    folder = pathlib.Path(folder)
+    folder = as_path(folder)
     fields = Fields.read(folder / CONFIG)
     tensors = open_checkpoint(folder)
     about = describe(fields, tensors.names)

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator
 
 from bpd_jax import files, folders
+from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 
 HEADER = "parts.json"
@@ -46,7 +47,7 @@ def split_file(
     Raises:
       UserError: the file cannot be read, or the folder cannot be written.
     """
-    path = pathlib.Path(path)
+    path = as_path(path)
     if most_bytes < 1:
         raise UserError(f"parts of {most_bytes} bytes are too small: give 1 or more.")
     parts: list[Piece] = []
@@ -79,7 +80,7 @@ def joined_file(folder: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     Raises:
       UserError: a part is missing, or a digest differs.
     """
-    folder = pathlib.Path(folder)
+    folder = as_path(folder)
     file, parts = _manifest(folder)
     digest = hashlib.sha256()
     with tempfile.TemporaryDirectory(prefix="bpd_jax_") as temporary:

@@ -5,6 +5,7 @@ import pathlib
 
 import tokenizers
 
+from bpd_jax.buckets import as_path
 from bpd_jax.data.text_readers import read_text
 from bpd_jax.errors import UserError, library_errors
 from bpd_jax.models.config import TransformerConfig
@@ -27,7 +28,7 @@ def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
     Raises:
       UserError: something is missing, damaged or not supported.
     """
-    folder = pathlib.Path(path)
+    folder = as_path(path)
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder with a model.")
     if not (folder / "config.json").is_file():

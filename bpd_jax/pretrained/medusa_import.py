@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 from bpd_jax.models.config import BlockHeadsConfig, TransformerConfig
 from bpd_jax.pretrained.json_files import Fields
@@ -48,7 +49,7 @@ def import_heads(
       UserError: there are no such heads, they are incomplete or damaged, or they belong
         to a model of another width or vocabulary.
     """
-    source = _HeadsFolder(pathlib.Path(folder))
+    source = _HeadsFolder(as_path(folder))
     layout, heads, layers = source.layout, source.heads, source.layers
     width = trunk.d_model
 

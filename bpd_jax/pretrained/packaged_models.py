@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import pathlib
 
+from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 
 
@@ -41,7 +42,7 @@ def find_packaged(name: str) -> pathlib.Path:
     packaged = PACKAGED[name]
     package = importlib.util.find_spec(packaged.package)
     for folder in (package.submodule_search_locations or []) if package else []:
-        path = pathlib.Path(folder) / packaged.file
+        path = as_path(folder) / packaged.file
         if path.is_file():
             return path
     raise UserError(

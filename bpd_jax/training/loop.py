@@ -133,6 +133,8 @@ def run(
             if saving or enough or best == step:
                 position = data() | {METER: meter.state()}
                 checkpoints.save(step, state, position, best)
+                if writer is not None:
+                    writer.publish()
             bar.update()
             if stopping or enough:
                 break

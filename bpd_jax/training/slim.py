@@ -19,6 +19,7 @@ from safetensors.numpy import save
 
 from bpd_jax import array_files, folders
 from bpd_jax.artifacts import Artifact, read_tensors
+from bpd_jax.buckets import as_path
 from bpd_jax.data import tokenizer
 from bpd_jax.errors import UserError
 from bpd_jax.models.attachments import by_path
@@ -59,7 +60,7 @@ def write_slim(
     Raises:
       UserError: the run is missing or damaged, or `output` is something else.
     """
-    run, output = pathlib.Path(run), pathlib.Path(output)
+    run, output = as_path(run), as_path(output)
     if dtype not in DTYPES:
         raise UserError(
             f"parameters are stored in one of {', '.join(DTYPES)}, not in {dtype!r}."
@@ -97,7 +98,7 @@ def selected_step(folder: str | os.PathLike[str]) -> int | None:
     Raises:
       UserError: the newest checkpoint is broken.
     """
-    saved = pathlib.Path(folder) / checkpoints.FOLDER
+    saved = as_path(folder) / checkpoints.FOLDER
     best = checkpoints.best_step(saved)
     newest = max(checkpoints.whole_steps(saved), default=None)
     if best is None or best == newest:
@@ -124,7 +125,7 @@ def load_run_parameters(
     Raises:
       UserError: there are none, or they are damaged or of another model.
     """
-    folder = pathlib.Path(folder)
+    folder = as_path(folder)
     saved = folder / checkpoints.FOLDER
     if step is not None or saved.exists() or not (folder / HEADER).exists():
         return checkpoints.load_parameters(saved, model, step=step)

@@ -8,6 +8,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from bpd_jax.buckets import as_path
 from bpd_jax.data.rows import Batch, RowIterator
 from bpd_jax.errors import UserError
 from bpd_jax.training import distributed, loop, peers, run_folder
@@ -71,7 +72,7 @@ def train(
         loss is no longer finite.
       SystemExit: with 128 + the signal's number, if one ended the run.
     """
-    folder = pathlib.Path(workdir)
+    folder = as_path(workdir)
     mesh = make_mesh(config.mesh)
     check_batch(config, mesh)
     optimizer = make_optimizer(config.optimizer, config.steps)

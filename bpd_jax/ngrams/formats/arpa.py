@@ -16,12 +16,12 @@ import functools
 import gzip
 import math
 import os
-import pathlib
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from bpd_jax import files, progress
+from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams import parallel, trie
 from bpd_jax.ngrams.formats.arpa_reader import ArpaReader
@@ -53,7 +53,7 @@ def write_arpa(
       UserError: the symbols do not match the vocabulary, the file cannot be written, or
         a logarithm of the model is NaN.
     """
-    path = pathlib.Path(path)
+    path = as_path(path)
     if symbols is None:
         symbols = [str(token) for token in range(model.vocab_size)]
     else:
@@ -204,6 +204,6 @@ def read_arpa(
             f"unknown is {unknown}, which is outside the vocabulary 0 ... "
             f"{(vocab_size or 1) - 1}."
         )
-    reader = ArpaReader(pathlib.Path(path), vocab_size, symbols, unknown)
+    reader = ArpaReader(as_path(path), vocab_size, symbols, unknown)
     with contextlib.closing(reader):
         return reader.read(end_of_text)

@@ -6,10 +6,10 @@ is its id plus 1 because label 0 is `<epsilon>`.
 """
 
 import os
-import pathlib
 from collections.abc import Iterable, Sequence
 
 from bpd_jax import files
+from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 
 EPSILON = "<epsilon>"
@@ -79,7 +79,7 @@ def read_symbols(path: str | os.PathLike[str]) -> list[str]:
     Raises:
       UserError: the file is missing or is not a symbol table.
     """
-    path = pathlib.Path(path)
+    path = as_path(path)
     try:
         lines = path.read_bytes().decode("utf-8").splitlines()
     except OSError as error:
