@@ -261,7 +261,8 @@ def resolve(
 
 def tuned_method(lm: LanguageModel, batch_size: int) -> Method | None:
     """The choice of `bpd_jax.tune` on this device for a batch size, if it has run."""
-    from bpd_jax.decoding.speedup import device, tuned_choice
+    from bpd_jax.decoding.speedup import tuned_choice
+    from bpd_jax.provenance import device
 
     path = own_tuning(lm.loaded)
     return None if path is None else tuned_choice(path, device(), batch_size)

@@ -31,7 +31,7 @@ from bpd_jax.decoding.methods import Method, describe_methods, parse_method
 from bpd_jax.decoding.options import DecodeConfig
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.compare import MethodResult
-from bpd_jax.reporting.build import decode_records
+from bpd_jax.reporting.evaluation_records import decode_records
 from bpd_jax.reporting.records import DecodeRecord
 from bpd_jax.reporting.terminal import print_steps, print_stream, standard_output
 

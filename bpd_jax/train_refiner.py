@@ -22,7 +22,7 @@ from bpd_jax.buckets import as_path
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.training.refiner_settings import RefinerSettings
 from bpd_jax.training.refiner_sources import default_data
-from bpd_jax.training.refiners import HeldOut, train_refiner
+from bpd_jax.training.refiners import RefinerHeldOut, train_refiner
 
 FOLDER = "refiners"
 
@@ -74,7 +74,7 @@ def main() -> None:
     )
 
 
-def print_held_out(held_out: HeldOut, console: Console) -> None:
+def print_held_out(held_out: RefinerHeldOut, console: Console) -> None:
     """Prints the accuracy of every head on the text and on the model's predictions."""
     rows = Table(
         "head",

@@ -18,7 +18,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from bpd_jax import cli, decode_flags, files, progress
+from bpd_jax import cli, decode_flags, files, progress, provenance
 from bpd_jax.decoding.asset_files import TUNING
 from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.decoding.methods import Method, parse_method
@@ -31,7 +31,6 @@ from bpd_jax.decoding.speedup import (
     predict,
 )
 from bpd_jax.errors import UserError
-from bpd_jax.reporting import build
 
 BATCH_SIZES = flags.DEFINE_list("batch_sizes", ["1"], "prompts decoded together.")
 METHODS = flags.DEFINE_list(
@@ -131,9 +130,9 @@ def _write(
     facts = {
         "accuracies": accuracies,
         "heads": heads,
-        "date": build.today(),
-        "device": build.device(),
-        "versions": build.versions(),
+        "date": provenance.today(),
+        "device": provenance.device(),
+        "versions": provenance.versions(),
         "choices": {size: choice.method.name for size, choice in choices.items()},
         "predictions": {
             size: [row(p) for p in choice.predictions]

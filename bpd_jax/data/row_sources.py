@@ -28,7 +28,7 @@ class Shard:
 WHOLE = Shard(0, 1)
 
 
-class Row(NamedTuple):
+class PackedRow(NamedTuple):
     """One row, `[T]` each; see `rows.Batch`."""
 
     tokens: np.ndarray
@@ -48,7 +48,7 @@ class RowSource(NamedTuple):
       cut: counts of what did not fit so far; None if nothing can be lost.
     """
 
-    rows: Iterator[Row]
+    rows: Iterator[PackedRow]
     documents: Callable[[], int]
     vocab_size: int
     end_of_text: int
@@ -123,7 +123,7 @@ def _seqio_rows(
             read += 1
             yield example
 
-    rows: Iterator[Row]
+    rows: Iterator[PackedRow]
     has_inputs = isinstance(task, ExampleTask) and task.has_inputs
     fill = pad if isinstance(task, ExampleTask) and not task.packed else pack
     if has_inputs:
@@ -131,14 +131,14 @@ def _seqio_rows(
         separator = len(vocabulary.encode(SEPARATOR))
         pieces = join_examples(count(), length, separator, cut)
         rows = (
-            Row(row[:, 0], segment_ids, row[:, 1])
+            PackedRow(row[:, 0], segment_ids, row[:, 1])
             for row, segment_ids in fill(pieces, length)
         )
     else:
         cut = None
         documents = (example["targets"] for example in count())
         rows = (
-            Row(row, segment_ids, segment_ids != 0)
+            PackedRow(row, segment_ids, segment_ids != 0)
             for row, segment_ids in fill(cut_documents(documents, length), length)
         )
     return RowSource(
@@ -167,7 +167,7 @@ def _generated_rows(
     end = end_token(texts)
     return RowSource(
         rows=(
-            Row(row[:, 0], segment_ids, row[:, 1])
+            PackedRow(row[:, 0], segment_ids, row[:, 1])
             for row, segment_ids in pack(cut_texts(texts, bar, length), length)
         ),
         documents=lambda: len(chosen),

@@ -15,7 +15,7 @@ from bpd_jax.ngrams.search.finite_scores import check_alpha, with_finite_scores
 _ROOM = 4096
 
 
-class Paths(NamedTuple):
+class BestPaths(NamedTuple):
     """The best paths, best first.
 
     Attributes:
@@ -104,7 +104,7 @@ class PathSearch:
         history: np.ndarray,
         num_paths: int,
         alpha: float | np.ndarray = 1.0,
-    ) -> Paths:
+    ) -> BestPaths:
         """Returns the P best distinct token sequences of one lattice, or all if fewer.
 
         Args:
@@ -139,7 +139,7 @@ class PathSearch:
         choices = np.zeros((num_paths, positions), np.int32)
         scores = np.zeros(num_paths)
         while True:
-            result = self._search(
+            count = self._search(
                 self._arrays,
                 past,
                 predicted,
@@ -150,8 +150,8 @@ class PathSearch:
                 choices,
                 scores,
             )
-            if result >= 0:
-                return Paths(choices[:result], scores[:result])
+            if count >= 0:
+                return BestPaths(choices[:count], scores[:count])
             self._workspace(candidates, grow=True)
 
     def _workspace(self, candidates: int, grow: bool = False) -> tuple[Any, ...]:
