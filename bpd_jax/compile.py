@@ -44,7 +44,7 @@ _TOPOLOGY = flags.DEFINE_string(
     "topology", None, "The slice: a chip and its sides, as v4:4x4x4 or v5e:4x4."
 )
 _SLICES = flags.DEFINE_integer(
-    "slices", 1, "Slices that work together, joined by the data centre's network."
+    "slices", 1, "Number of slices, joined by the data centre's network."
 )
 _PROGRAM = flags.DEFINE_list(
     "program",
@@ -58,7 +58,7 @@ cli.define_flags(DecodeShapes)
 
 
 def main() -> None:
-    """Does what the flags say."""
+    """Compiles the programs that the flags name and prints the tables."""
     unknown = [name for name in _PROGRAM.value if name not in _PROGRAMS]
     if unknown or not _PROGRAM.value:
         raise UserError(
@@ -72,7 +72,7 @@ def main() -> None:
             check_writable(as_path(_HLO.value) / f"{name}.txt")
     shapes = DecodeShapes(**cli.flag_values(DecodeShapes))
     where = find_slice(cli.required("topology"), _SLICES.value)
-    # Refusals come before the first of them is compiled.
+    # All programs are validated before the first one is compiled.
     programs: list[Program] = []
     for name in _PROGRAM.value:
         if name == "drafter":

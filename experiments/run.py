@@ -27,11 +27,10 @@ from collections.abc import Iterable
 
 from absl import flags
 
-from bpd_jax import cli, configuration, folders
+from bpd_jax import cli, configuration, folders, provenance
 from bpd_jax.configuration import Parsed
 from bpd_jax.data.row_sources import WHOLE, Shard
 from bpd_jax.errors import UserError
-from bpd_jax.reporting import build
 from bpd_jax.reporting.records import Record
 from bpd_jax.reporting.terminal import print_exhibit
 from bpd_jax.studies import run_files
@@ -171,9 +170,9 @@ def _measure(name: str, config: StudyConfig, shard: Shard, text: str) -> None:
     before = check_header(folder, context)
     now = {
         "command": _command(),
-        "date": build.today(),
-        "device": build.device(),
-        "versions": build.versions(),
+        "date": provenance.today(),
+        "device": provenance.device(),
+        "versions": provenance.versions(),
     }
     sessions = list(before.get("sessions", []))
     facts = {**continued(before, facts_of(context)), "left_out": left_out, "gin": text}

@@ -12,7 +12,7 @@ import numpy as np
 
 from bpd_jax.evaluation.blocks import BlockView, most_telling, view_block
 from bpd_jax.reporting import wording
-from bpd_jax.reporting.build import lattice_picture
+from bpd_jax.reporting.evaluation_records import lattice_picture
 from bpd_jax.reporting.exhibits import Cell, Column, Table
 from bpd_jax.reporting.records import LatticePicture
 from bpd_jax.studies.records import Call, ExplorerRecord, Trace

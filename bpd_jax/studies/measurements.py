@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 
-from bpd_jax import progress
+from bpd_jax import progress, provenance
 from bpd_jax.decoding.asset_files import OWN_ASSETS
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.metrics.catalog import metric_of
-from bpd_jax.reporting import build
 from bpd_jax.reporting.records import Record
 from bpd_jax.studies import study
 from bpd_jax.studies.measure import draft_records, oracle_records
@@ -178,10 +177,10 @@ def measure_timing(context: StudyContext, run: StudyRun, keep: Keep) -> None:
 def _same_device(run: StudyRun, records: Collection[Record]) -> None:
     """Raises a `UserError` if times of two machines would be mixed."""
     known = {session["device"] for session in run.facts.get("sessions", [])}
-    if records and known - {build.device()}:
+    if records and known - {provenance.device()}:
         raise UserError(
             f"{run.folder} has times of another device ({', '.join(sorted(known))}) "
-            f"than this one ({build.device()}): name another --workdir."
+            f"than this one ({provenance.device()}): name another --workdir."
         )
 
 

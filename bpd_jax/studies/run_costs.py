@@ -4,7 +4,7 @@
 
     {"model": SIZE, "rescorers": {SET: SIZE, …}, "ngrams": {SET: COUNT, …}}
 
-where SIZE is `dataclasses.asdict(hardware.model_size(config))`, COUNT that of n-grams
+where SIZE is `dataclasses.asdict(token_cost.model_size(config))`, COUNT that of n-grams
 and SET the name of a contender's models, `""` for the model's own.
 """
 
@@ -12,7 +12,7 @@ from bpd_jax.decoding.methods import Method
 from bpd_jax.drafting.refiners.neural import PARALLEL
 from bpd_jax.drafting.searches.chains import most_prefixes
 from bpd_jax.errors import UserError
-from bpd_jax.evaluation.hardware import CONTEXTS, Cost, ModelSize, cost
+from bpd_jax.evaluation.token_cost import CONTEXTS, Cost, ModelSize, cost
 from bpd_jax.studies.config import BPD, parse_contender
 from bpd_jax.studies.results import StudyRun
 

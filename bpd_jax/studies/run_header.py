@@ -4,7 +4,7 @@ import dataclasses
 import pathlib
 
 from bpd_jax.errors import UserError
-from bpd_jax.evaluation.hardware import model_size
+from bpd_jax.evaluation.token_cost import model_size
 from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.reporting.records import Facts
 from bpd_jax.studies.run_files import HEADER, read_header

@@ -4,7 +4,13 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from bpd_jax.evaluation.hardware import CONTEXTS, Cost, cost, paper_sizes, printed_cost
+from bpd_jax.evaluation.token_cost import (
+    CONTEXTS,
+    Cost,
+    cost,
+    paper_sizes,
+    printed_cost,
+)
 from bpd_jax.reporting.exhibits import (
     BARS,
     Cell,
@@ -347,8 +353,8 @@ STUDY = Study(
     charts=[_chart],
     findings=[_cells_follow, _bars, _trade_off],
     notes=[
-        "The paper prints no formulas. Those used here were recovered from the "
-        "printed cells and give all of them; they are in bpd_jax.evaluation.hardware.",
+        "The paper prints no formulas. Those used here were recovered from the printed "
+        "cells and give all of them; they are in bpd_jax.evaluation.token_cost.",
         "The paper's cache traffic is 8 times too large: it takes the feed-forward "
         "width 12288 for the width 1536 of keys and values. (It takes 1536 for the "
         "rescorer, which is right only if its attention heads are 128 wide.)",

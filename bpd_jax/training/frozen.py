@@ -30,7 +30,7 @@ from bpd_jax.training.state import TrainState
 from bpd_jax.training.step import Metrics, put_batch, updated
 from bpd_jax.typing import Array, Float, Params, PyTree
 
-# What a training of an earlier version left in place of `checkpoints`.
+# The checkpoint folder of earlier versions.
 _EARLIER = "checkpoint.npz"
 
 
@@ -51,7 +51,7 @@ class LevelSums(NamedTuple):
 
 
 class Objective(Protocol):
-    """What is trained. Implementations are frozen dataclasses, static under jit."""
+    """A training objective: a frozen dataclass, static under jit."""
 
     def loss_and_gradients(
         self, trained: Params, frozen: PyTree, batch: Any
@@ -79,13 +79,13 @@ class Batches(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What a training ended with.
+    """The result of a training run.
 
     Attributes:
       trained: parameters.
-      held_out: measured on held-out batches.
-      sample: measured on batches of training positions; None without any.
-      seconds: of all runs together, without computing the frozen model's states.
+      held_out: sums over held-out batches.
+      sample: sums over batches of training positions; None if there are none.
+      seconds: duration of all runs together, without that of computing states.
     """
 
     trained: Params
@@ -112,16 +112,16 @@ def train(
     """Trains an objective, or resumes its run in `folder`.
 
     Args:
-      objective: what is trained.
-      trained: its parameters before the first step.
+      objective: the objective.
+      trained: initial values of its parameters.
       frozen: arrays that it reads.
-      batches: makes the batches, given the number of steps that were done before.
-      folder: of the run; it receives `checkpoints/` and the log.
+      batches: function that makes the batches, given the number of completed steps.
+      folder: run folder; `checkpoints/` and the log are written there.
       key: equal for runs that may resume each other.
-      optimizer: of the trained parameters.
+      optimizer: optimizer of the trained parameters.
       pace: length and intervals of the run.
-      meter: for the log.
-      ready: called when the checkpoint is known to fit, before the first step.
+      meter: throughput meter for the log.
+      ready: called before the first step, when the checkpoint is known to match.
       learning_rate: name of the setting, for messages.
       mesh: over which batches are spread; what is trained and what is frozen is whole
         on every device. None for one device.
