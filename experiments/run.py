@@ -44,7 +44,9 @@ from bpd_jax.studies.study_context import StudyContext
 from bpd_jax.studies.tasks import HELD_OUT
 from bpd_jax.studies.tuning import tune
 
-SIZE = flags.DEFINE_string("size", "tiny", "tiny, smollm2 or paper: which gin file.")
+SIZE = flags.DEFINE_string(
+    "size", "tiny", "tiny, small, smollm2 or paper: which gin file."
+)
 DATA = flags.DEFINE_string(
     "data",
     None,
