@@ -24,6 +24,8 @@ DATA = [
 ]
 FST = ["pynini>=2.1.7,<3"]
 BEAM = ["apache-beam>=2.77,<3"]
+# Counting on a Dask cluster. `all` leaves it out, and its test is skipped without it.
+DASK = [*BEAM, "dask>=2026.1", "distributed>=2026.1"]
 LM_EVAL = ["lm_eval>=0.4.13,<0.5"]
 # The site; requirements-docs.txt has the tested versions.
 DOCS = [
@@ -32,6 +34,8 @@ DOCS = [
     "mkdocstrings>=1,<2",
     "mkdocstrings-python>=2,<3",
 ]
+# Paths under gs://; Orbax reaches them by gcsfs.
+GCS = ["gcsfs>=2026.9,<2027", "google-cloud-storage>=3.14,<4"]
 TENSORBOARD = ["tensorboardX>=2.6.5,<3"]
 EVAL = ["rouge-score>=0.1.2,<0.2"]
 DEV = [
@@ -117,11 +121,13 @@ setup(
         "data": DATA,
         "fst": FST,
         "beam": BEAM,
+        "dask": DASK,
         "lm_eval": LM_EVAL,
         "docs": DOCS,
         "tensorboard": TENSORBOARD,
         "eval": EVAL,
-        "all": DATA + FST + BEAM + TENSORBOARD + EVAL,
+        "gcs": GCS,
+        "all": DATA + FST + BEAM + TENSORBOARD + EVAL + GCS,
         "cuda13": ["jax[cuda13]"],
         "tpu": ["jax[tpu]"],
         "dev": DEV,

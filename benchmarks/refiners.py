@@ -79,7 +79,15 @@ def main() -> None:
         with decode_flags.token_bar("decoding", len(group), config) as bar:
             texts += decoder.decode(GREEDY, group, together, on_progress=bar.update)
     width = max([decoder.width, *(method.setting("k") or 1 for method in methods)])
-    replay = record(decoder, texts, options, width=width, keep_hidden=True)
+    with progress.bar(label="recording", total=len(texts), unit=" texts") as bar:
+        replay = record(
+            decoder,
+            texts,
+            options,
+            width=width,
+            keep_hidden=True,
+            on_progress=bar.update,
+        )
     replayer = replay.decoder(width=decoder.width, alpha=decoder.alpha)
     result = {
         "command": " ".join(["python -m benchmarks.refiners", *sys.argv[1:]]),

@@ -3,8 +3,8 @@
     python -m benchmarks.row_products --model=smollm2
 
 Times, in turns, a pass over 1 to 64 draft tokens with parameters as they are stored,
-which XLA multiplies, and in the layout for decoding, which `bpd_jax.models.row_kernel`
-multiplies; and the products of such a pass without all else. Writes one JSON file with
+which XLA multiplies, and in the layout for decoding, which our kernels multiply and
+attend with; and the products of such a pass without all else. Writes one JSON file with
 machine, date and versions.
 """
 

@@ -21,7 +21,7 @@ def main() -> None:
     """Runs the command that the first argument names, or lists all of them."""
     name, *arguments = sys.argv[1:] or ["help"]
     name = name.replace("-", "_") if not name.startswith("-") else name
-    if name in (names := [known for known, _ in commands()]):
+    if name in (names := [command for command, _ in commands()]):
         sys.argv[1:] = arguments
         runpy.run_module(f"bpd_jax.{name}", run_name="__main__", alter_sys=True)
         return

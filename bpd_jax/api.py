@@ -125,8 +125,8 @@ def load(
     """
     for asset in assets:
         if asset not in OWN_ASSETS:
-            known = ", ".join(OWN_ASSETS)
-            raise UserError(f"there is no asset {asset!r}: choose from {known}.")
+            names = ", ".join(OWN_ASSETS)
+            raise UserError(f"there is no asset {asset!r}: choose from {names}.")
     loaded = load_model(name, heads, weights)
     loaded = loaded if chat else loaded.without_chat()
     lm = LanguageModel.of(loaded, assets)
@@ -272,8 +272,8 @@ def visible_text(
     lm: LanguageModel, tokens: Sequence[int] | np.ndarray, options: DecodeOptions
 ) -> str:
     """The text of decoded tokens, up to the end of text or a stop text."""
-    kept = [int(token) for token in tokens if token not in options.end_tokens]
-    return cut_at_stop(lm.loaded.tokenizer.decode(kept), options.stop)
+    shown = [int(token) for token in tokens if token not in options.end_tokens]
+    return cut_at_stop(lm.loaded.tokenizer.decode(shown), options.stop)
 
 
 class VisibleText:
@@ -345,10 +345,10 @@ def _is_conversation(prompt: Prompt) -> bool:
 
 
 def _options(lm: LanguageModel, fields: dict[str, Any]) -> DecodeOptions:
-    known = [field.name for field in dataclasses.fields(DecodeOptions)]
+    names = [field.name for field in dataclasses.fields(DecodeOptions)]
     for name in fields:
-        if name not in known:
-            raise UserError(f"there is no option {name!r}: choose from {known}.")
+        if name not in names:
+            raise UserError(f"there is no option {name!r}: choose from {names}.")
     fields.setdefault("end_of_text", lm.loaded.end_of_text)
     if isinstance(fields.get("stop"), str):
         fields["stop"] = (fields["stop"],)

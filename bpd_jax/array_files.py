@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import math
 import os
-import pathlib
 import struct
 import tokenize
 import zipfile
@@ -18,6 +17,8 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import IO, Any
 
 import numpy as np
+
+from bpd_jax.buckets import as_path
 
 # What numpy and zipfile raise besides OSError and ValueError when bytes are damaged.
 DAMAGE = (
@@ -164,7 +165,7 @@ def read_npz(
       ValueError: it is damaged, or an array is not as declared.
     """
     arrays = {}
-    with _damage_told(), zipfile.ZipFile(pathlib.Path(path)) as archive:
+    with _damage_told(), zipfile.ZipFile(as_path(path)) as archive:
         members = {
             info.filename.removesuffix(".npy"): info for info in archive.filelist
         }

@@ -27,7 +27,8 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from bpd_jax import array_files, files, folders
+from bpd_jax import array_files, buckets, files, folders
+from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 
 SAFETENSORS, NPZ = ".safetensors", ".npz"
@@ -89,7 +90,7 @@ class Artifact(folders.FolderKind):
     ) -> None:
         """Writes the header alone, whole or not at all; see `write`."""
         text = json.dumps({self.version_name: self.version, **header}, indent=2) + "\n"
-        with files.replacing_file(pathlib.Path(folder) / self.marker) as path:
+        with files.replacing_file(as_path(folder) / self.marker) as path:
             path.write_text(text, encoding="utf-8")
 
     def read_header(
@@ -107,10 +108,16 @@ class Artifact(folders.FolderKind):
           UserError: the header is missing, damaged, of another version, or lacks a
             field.
         """
-        path = pathlib.Path(folder) / self.marker
+        path = as_path(folder) / self.marker
         try:
             header = files.read_json(path)
         except (FileNotFoundError, NotADirectoryError):
+            if buckets.unfinished_upload(path.parent) == self.title:
+                raise UserError(
+                    f"{folder} is not complete: the upload of {self.title} was "
+                    "interrupted, or has not ended; run the command that writes it "
+                    "again."
+                ) from None
             raise UserError(
                 f"{folder} does not hold {self.title}: {path} is missing; "
                 f"{self.remedy}."

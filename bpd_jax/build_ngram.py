@@ -68,13 +68,13 @@ def _perplexity(measure: Measure | None) -> str:
             "perplexity: not measured; name a text with --heldout_text or "
             "--heldout_tokens"
         )
-    found = measure.model
-    values = f"{found.perplexity:,.2f}"
+    model = measure.model
+    values = f"{model.perplexity:,.2f}"
     if measure.unpruned is not None:
         before = measure.unpruned.perplexity
         values = f"{before:,.2f} before pruning, {values} after it"
-    unknown = f", {found.unknown:,} of them unknown" if found.unknown else ""
-    return f"perplexity, {measure.text}: {values} ({found.events:,} events{unknown})"
+    unknown = f", {model.unknown:,} of them unknown" if model.unknown else ""
+    return f"perplexity, {measure.text}: {values} ({model.events:,} events{unknown})"
 
 
 if __name__ == "__main__":

@@ -202,13 +202,13 @@ def flag_values(kind: type) -> dict[str, Any]:
     Raises:
       UserError: a flag is not a value of its field.
     """
-    given = {}
+    values = {}
     for name, check in checks_of(kind).items():
         value = flags.FLAGS[name].value if name in flags.FLAGS else None
         if value is not None:
             is_text = check.flag is None
-            given[name] = parse_setting(kind, name, value, "--") if is_text else value
-    return given
+            values[name] = parse_setting(kind, name, value, "--") if is_text else value
+    return values
 
 
 def whole_numbers(flag: str) -> tuple[int, ...] | None:

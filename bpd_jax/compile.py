@@ -13,13 +13,13 @@ If a configuration does not fit, the error message contains the compiler's numbe
 """
 
 import json
-import pathlib
 import sys
 
 from absl import flags
 from rich.console import Console
 
 from bpd_jax import cli, configuration
+from bpd_jax.buckets import as_path
 from bpd_jax.compilation import report
 from bpd_jax.compilation.measure import Measured, compile_for
 from bpd_jax.compilation.programs import (
@@ -62,7 +62,7 @@ def main() -> None:
         check_writable(_OUTPUT.value)
     if _HLO.value:
         for name in _PROGRAM.value:
-            check_writable(pathlib.Path(_HLO.value, f"{name}.txt"))
+            check_writable(as_path(_HLO.value) / f"{name}.txt")
     shapes = DecodeShapes(**cli.flag_values(DecodeShapes))
     where = find_slice(cli.required("topology"), _SLICES.value)
     config = configuration.parse_flags(TrainConfig).value
@@ -74,15 +74,15 @@ def main() -> None:
     # Refusals come before the first of them is compiled.
     programs: list[Program] = [makers[name]() for name in _PROGRAM.value]
     console = Console()
-    found: list[Measured] = []
+    measured: list[Measured] = []
     for program in programs:
         print(f"compiling {program.name} for {where.name} ...", file=sys.stderr)
-        found.append(compile_for(program, mesh, where, _HLO.value))
-    console.print(report.table(where, dict(mesh.shape), found))
-    for one in found:
+        measured.append(compile_for(program, mesh, where, _HLO.value))
+    console.print(report.table(where, dict(mesh.shape), measured))
+    for one in measured:
         console.print(report.collectives(one))
     if _OUTPUT.value:
-        figures = report.as_json(where, dict(mesh.shape), found)
+        figures = report.as_json(where, dict(mesh.shape), measured)
         with replacing_file(_OUTPUT.value) as path:
             path.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
         console.print(f"written to {_OUTPUT.value}")

@@ -86,9 +86,9 @@ def configurable(name: str) -> Callable[..., Any] | None:
     if name not in CONFIGURABLES:
         return None
     module = importlib.import_module(f"bpd_jax.{CONFIGURABLES[name]}")
-    found: Callable[..., Any] = getattr(module, name)
-    gin.external_configurable(found, module="bpd_jax")
-    return found
+    target: Callable[..., Any] = getattr(module, name)
+    gin.external_configurable(target, module="bpd_jax")
+    return target
 
 
 class _Delegate(ParserDelegate):
@@ -171,11 +171,13 @@ class Parsed(Generic[T]):
         in_force = {setting.name: setting for setting in self.settings}
         lines = []
         for source in (*self.files, _COMMAND_LINE):
-            mine = [setting for setting in self.settings if setting.source == source]
-            if source == _COMMAND_LINE and not mine:
+            selected = [
+                setting for setting in self.settings if setting.source == source
+            ]
+            if source == _COMMAND_LINE and not selected:
                 continue
-            lines.append(source if mine else f"{source} (sets nothing itself)")
-            for setting in mine:
+            lines.append(source if selected else f"{source} (sets nothing itself)")
+            for setting in selected:
                 later = in_force[setting.name]
                 note = "" if later is setting else f"   (overridden, {later.place})"
                 lines.append(f"  {setting.name} = {setting.value}{note}")
@@ -235,8 +237,8 @@ def parse(
             reader.read_binding(binding)
         reader.check_required()
         reader.check_macros()
-        asked = {setting.name.partition(".")[0] for setting in reader.settings}
-        value = _build(next((o for o in others if o.__name__ in asked), kind))
+        bound = {setting.name.partition(".")[0] for setting in reader.settings}
+        value = _build(next((o for o in others if o.__name__ in bound), kind))
         return Parsed(
             value,
             tuple(reader.files),
@@ -255,11 +257,11 @@ class _Reader:
         self.files: list[str] = []
         self.settings: list[Setting] = []
 
-    def read_file(self, name: str, place: str) -> None:
-        """Reads a file that is mentioned at `place`."""
-        name, path = _find_file(name, place)
+    def read_file(self, name: str, location: str) -> None:
+        """Reads a file that is mentioned at `location`."""
+        name, path = _find_file(name, location)
         if self.files.count(name) > 1:
-            raise UserError(f"{place} includes {name}, which includes itself.")
+            raise UserError(f"{location} includes {name}, which includes itself.")
         self.files.append(name)
         try:
             with path.open(encoding="utf-8") as stream:
@@ -290,23 +292,23 @@ class _Reader:
 
     def _read(self, parser: config_parser.ConfigParser, source: str) -> None:
         while True:
-            place = f"{source}:{parser.current_token.start[0]}"
+            location = f"{source}:{parser.current_token.start[0]}"
             try:
                 statement = parser.parse_statement()
             except ValueError as error:
                 # An unknown reference; gin adds lines about where it stands.
-                raise UserError(_at(place, error)) from error
+                raise UserError(_at(location, error)) from error
             if statement is None:
                 return
-            place = f"{source}:{statement.location.line_num}"
+            location = f"{source}:{statement.location.line_num}"
             if isinstance(statement, config_parser.IncludeStatement):
-                self.read_file(statement.filename, place)
+                self.read_file(statement.filename, location)
             elif isinstance(statement, config_parser.BindingStatement):
                 self._bind(statement, source)
             elif isinstance(statement, config_parser.ImportStatement):
                 raise UserError(
-                    f"{place}: imports are not used here; gin files set the arguments "
-                    f"of {', '.join(sorted(CONFIGURABLES))}."
+                    f"{location}: imports are not supported; gin files set the "
+                    f"arguments of {', '.join(sorted(CONFIGURABLES))}."
                 )
 
     def _bind(self, statement: config_parser.BindingStatement, source: str) -> None:
@@ -323,19 +325,19 @@ class _Reader:
         if not argument:
             gin.bind_parameter((scoped, "gin.macro", "value"), value)
             return
-        known = configurable(selector.rpartition(".")[2])
-        if known is None:
+        target = configurable(selector.rpartition(".")[2])
+        if target is None:
             raise UserError(
                 f"{setting.place}: there is nothing called {selector}"
                 f"{_suggest(selector, list(CONFIGURABLES))}."
             )
-        names = list(inspect.signature(known).parameters)
+        names = list(inspect.signature(target).parameters)
         if argument not in names:
             raise UserError(
                 f"{setting.place}: {selector} has no parameter {argument}"
                 f"{_suggest(argument, names)}."
             )
-        _check_nested(setting, known, argument, value)
+        _check_nested(setting, target, argument, value)
         gin.bind_parameter((scope, selector, argument), value)
 
     @functools.cached_property
@@ -376,8 +378,8 @@ class _Reader:
             name for setting in self.in_force.values() for name in setting.macros
         }
         for setting in self.settings:
-            given = setting.source == _COMMAND_LINE
-            used = effective if given else mentioned
+            on_command_line = setting.source == _COMMAND_LINE
+            used = effective if on_command_line else mentioned
             if setting.is_macro and setting.name not in used:
                 raise UserError(
                     f"{setting.place}: nothing uses {setting.name}"
@@ -385,8 +387,8 @@ class _Reader:
                 )
 
 
-def _find_file(name: str, place: str) -> tuple[str, pathlib.Path]:
-    """The full name of a configuration file that is mentioned at `place`, its path.
+def _find_file(name: str, location: str) -> tuple[str, pathlib.Path]:
+    """The full name of a configuration file that is mentioned at `location`, its path.
 
     Raises:
       UserError: there is no such file.
@@ -400,21 +402,21 @@ def _find_file(name: str, place: str) -> tuple[str, pathlib.Path]:
         if path.is_file():
             return each, path
     raise UserError(
-        f"{place} names the configuration file {name}, which does not exist in this "
+        f"{location} names the configuration file {name}, which does not exist in this "
         f"folder, in {_ROOT} or in {_ROOT / 'gin_configs'}."
     )
 
 
 def _check_nested(
-    setting: Setting, known: Callable[..., Any], argument: str, value: object
+    setting: Setting, target: Callable[..., Any], argument: str, value: object
 ) -> None:
     """Raises if a value stands where another registered dataclass belongs."""
     if value is None or isinstance(value, ConfigurableReference):
         return
-    hint = typing.get_type_hints(known).get(argument)
-    for wanted in (hint, *typing.get_args(hint)):
-        name = getattr(wanted, "__name__", "")
-        if dataclasses.is_dataclass(wanted) and name in CONFIGURABLES:
+    hint = typing.get_type_hints(target).get(argument)
+    for expected in (hint, *typing.get_args(hint)):
+        name = getattr(expected, "__name__", "")
+        if dataclasses.is_dataclass(expected) and name in CONFIGURABLES:
             raise UserError(
                 f"{setting.place}: {setting.name} must be a {name}, not a value: write "
                 f"@{name}() and set its fields, as in {name}.FIELD = VALUE."
@@ -464,12 +466,12 @@ def _build(kind: type[T]) -> T:
         ) from None
 
 
-def _at(place: str, error: Exception) -> str:
-    return f"{place}: {str(error).partition(chr(10))[0].rstrip('.')}."
+def _at(location: str, error: Exception) -> str:
+    return f"{location}: {str(error).partition(chr(10))[0].rstrip('.')}."
 
 
-def _suggest(name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
+def _suggest(name: str, names: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, names, n=1)
     if close:
         return f"; did you mean {close[0]}?"[:-1]
-    return f": there is {', '.join(known)}" if known else ""
+    return f": there is {', '.join(names)}" if names else ""

@@ -27,9 +27,10 @@ cli.define_flags(CountSettings)
 _BEAM_RUNNER = flags.DEFINE_string(
     "beam_runner",
     None,
-    "Count with an Apache Beam pipeline on this runner: DirectRunner, DataflowRunner, "
-    "SparkRunner, FlinkRunner. Default: on this machine, without Beam. A killed Beam "
-    "count is not resumed: remove OUTPUT.work and begin anew.",
+    "Count with an Apache Beam pipeline on this runner: DirectRunner, DaskRunner, "
+    "DataflowRunner, SparkRunner, FlinkRunner; see docs/clusters.md. Default: on this "
+    "machine, without Beam. A killed Beam count is not resumed: remove OUTPUT.work and "
+    "start again.",
 )
 _BEAM_OPTIONS = flags.DEFINE_string(
     "beam_options",
@@ -77,9 +78,9 @@ def print_summary(counts: NGramCounts, console: Console) -> None:
     sizes = Table("order", "in the text", "after min counts")
     for column in sizes.columns:
         column.justify = "right"
-    for index, seen in enumerate(counts.seen):
-        kept = counts.sizes[index] if index < len(counts.sizes) else 0
-        sizes.add_row(str(index + 1), f"{seen:,}", f"{kept:,}")
+    for index, counted in enumerate(counts.seen):
+        retained = counts.sizes[index] if index < len(counts.sizes) else 0
+        sizes.add_row(str(index + 1), f"{counted:,}", f"{retained:,}")
     sizes.add_section()
     sizes.add_row("all", f"{sum(counts.seen):,}", f"{sum(counts.sizes):,}")
     console.print(sizes)

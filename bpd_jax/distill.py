@@ -20,6 +20,7 @@ import numpy as np
 from absl import flags
 
 from bpd_jax import cli, decode_flags, files, folders, progress
+from bpd_jax.buckets import as_path
 from bpd_jax.data.generations import HEADER, KIND, read_header, write_header
 from bpd_jax.data.tokenizer import FILE_NAME as TOKENIZER
 from bpd_jax.decoding import distillation
@@ -55,7 +56,7 @@ _MADE_UP_TOP_K = 100
 
 def main() -> None:
     """Reads the flags, makes up prompts, decodes, writes shards."""
-    output = pathlib.Path(cli.required("output"))
+    output = as_path(cli.required("output"))
     method = parse_method(METHOD.value)
     folders.check_folder(output, KIND)
     texts = decode_flags.prompt_texts()
@@ -76,42 +77,42 @@ def main() -> None:
             f"{loaded.name} has no chat template, so it cannot make up prompts: give "
             "--prompts_file."
         )
-    given = [loaded.encode_prompt(text) for text in texts]
-    facts = _facts(loaded, options, given)
+    inputs = [loaded.encode_prompt(text) for text in texts]
+    facts = _facts(loaded, options, inputs)
     _check_same(output, loaded, facts)
     # Validates the request before prompts are made up, which takes long.
-    decoder.check(method, _not_too_long(given), options)
+    decoder.check(method, _not_too_long(inputs), options)
     made_up = _made_up(output, loaded, decoder, options) if MADE_UP.value else []
-    prompts = [*map(loaded.encode_prompt, made_up), *given]
-    kept = _not_too_long(prompts)
-    if not kept:
+    prompts = [*map(loaded.encode_prompt, made_up), *inputs]
+    accepted = _not_too_long(prompts)
+    if not accepted:
         raise UserError(
             f"no prompt has {LONGEST.value} tokens or fewer: raise --longest_prompt."
         )
-    if len(kept) < len(prompts):
+    if len(accepted) < len(prompts):
         print(
-            f"{len(prompts) - len(kept)} prompts of more than {LONGEST.value} tokens "
-            "are left out."
+            f"{len(prompts) - len(accepted)} prompts of more than {LONGEST.value} "
+            "tokens are left out."
         )
-    decoder.check(method, kept, options)
+    decoder.check(method, accepted, options)
     # Nothing is written earlier: the files of a rejected command would make the
     # corrected command fail.
     _write_beginning(output, loaded, facts, made_up)
-    done = distillation.answered(kept, output)
+    done = distillation.answered(accepted, output)
     if done:
-        print(f"{len(done)} of {len(kept)} texts are there already.")
+        print(f"{len(done)} of {len(accepted)} texts are there already.")
     elsewhere: set[int] = set()
     for folder in ANSWERED.value:
-        elsewhere |= distillation.answered(kept, folder, same_prompts=False)
+        elsewhere |= distillation.answered(accepted, folder, same_prompts=False)
     if elsewhere - done:
         print(f"{len(elsewhere - done)} texts are answered in other folders.")
     finished = done | elsewhere
-    order = distillation.order_of(kept, options.seed)
+    order = distillation.order_of(accepted, options.seed)
     waiting = [index for index in order if index not in finished]
     with decode_flags.token_bar("writing", len(waiting), config) as bar:
         task = decoder.task(method, options)
-        distillation.distill(task, kept, waiting, output, on_progress=bar.update)
-    print(f"{len(distillation.answered(kept, output))} texts: {output}")
+        distillation.distill(task, accepted, waiting, output, on_progress=bar.update)
+    print(f"{len(distillation.answered(accepted, output))} texts: {output}")
 
 
 def _not_too_long(prompts: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -119,11 +120,11 @@ def _not_too_long(prompts: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def _facts(
-    loaded: LoadedModel, options: DecodeOptions, given: Sequence[np.ndarray]
+    loaded: LoadedModel, options: DecodeOptions, inputs: Sequence[np.ndarray]
 ) -> dict[str, Any]:
     """The settings that the texts depend on, and the files of the prompts."""
     digest = hashlib.blake2b(digest_size=16)
-    for prompt in given:
+    for prompt in inputs:
         digest.update(np.int64(len(prompt)).tobytes())
         digest.update(np.asarray(prompt, np.int32).tobytes())
     chosen = json.loads(json.dumps(dataclasses.asdict(options)))
@@ -148,14 +149,14 @@ def _check_same(output: pathlib.Path, loaded: LoadedModel, facts: dict) -> None:
     if about["base"] != loaded.fingerprint:
         raise UserError(f"{output} holds texts of another model: choose another one.")
     for name, value in facts.items():
-        found = about["facts"].get(name)
-        if name == "options" and isinstance(found, dict):
+        recorded = about["facts"].get(name)
+        if name == "options" and isinstance(recorded, dict):
             # It changes only the speed; earlier versions recorded it.
-            found = {k: v for k, v in found.items() if k != "batch_size"}
+            recorded = {k: v for k, v in recorded.items() if k != "batch_size"}
         # The same prompts may have come from a file of another name.
-        if name == "prompts_files" or found == value:
+        if name == "prompts_files" or recorded == value:
             continue
-        made_with = f"{name} = {found}, not {value}"
+        made_with = f"{name} = {recorded}, not {value}"
         if name == "prompts_blake2b":
             made_with = f"other prompts than those of {facts['prompts_files']}"
         raise UserError(
@@ -208,14 +209,14 @@ def _made_up(
     # No made-up prompt is shorter than its opening.
     decoder.check(GREEDY, [opening], options)
     with progress.bar(label="making up", total=MADE_UP.value, unit=" prompts") as bar:
-        found = distillation.make_up_prompts(
+        generated = distillation.make_up_prompts(
             decoder.task(GREEDY, sampling),
             opening,
             MADE_UP.value,
             options.batch_size,
             bar.update,
         )
-    return [loaded.tokenizer.decode(tokens.tolist()) for tokens in found]
+    return [loaded.tokenizer.decode(tokens.tolist()) for tokens in generated]
 
 
 def _read_made_up(path: pathlib.Path) -> list[str]:
@@ -224,8 +225,8 @@ def _read_made_up(path: pathlib.Path) -> list[str]:
         texts = files.read_json(path)
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path} ({error}): {remedy}.") from error
-    whole = isinstance(texts, list) and len(texts) == MADE_UP.value
-    if not whole or not all(isinstance(text, str) for text in texts):
+    is_complete = isinstance(texts, list) and len(texts) == MADE_UP.value
+    if not is_complete or not all(isinstance(text, str) for text in texts):
         raise UserError(f"{path} is not a list of {MADE_UP.value} texts: {remedy}.")
     return texts
 

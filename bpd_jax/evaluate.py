@@ -20,6 +20,7 @@ from absl import flags
 from rich.text import Text
 
 from bpd_jax import api, cli, decode_flags, folders, progress
+from bpd_jax.buckets import as_path
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.generate import compile_task, padded_length, stream
 from bpd_jax.decoding.loading import LoadedModel
@@ -91,7 +92,7 @@ def main() -> None:
         folders.check_folder(OUTPUT.value, _KIND)
     lm, decoder, config = decode_flags.load(config)
     loaded = lm.loaded
-    output = pathlib.Path(OUTPUT.value or loaded.folder / "evaluation")
+    output = as_path(OUTPUT.value or loaded.folder / "evaluation")
     folders.check_folder(output, _KIND)
     options = config.options
     texts = decode_flags.prompt_texts()
@@ -102,8 +103,8 @@ def main() -> None:
         prompts = loaded.held_out(NUM_PROMPTS.value, PROMPT_TOKENS.value)
         assert loaded.task is not None
         source = f"{loaded.task.name}, held-out documents"
-    asked, automatic = AUTOMATIC in methods, None
-    if asked:
+    uses_auto, automatic = AUTOMATIC in methods, None
+    if uses_auto:
         automatic = api.tuned_method(lm, options.batch_size)
         methods = [method for method in methods if method != AUTOMATIC]
         methods += [] if automatic is None else [automatic]
@@ -112,7 +113,7 @@ def main() -> None:
     if shown is not None:
         _show(lm, decoder, shown, prompts, texts, options)
     results = _compare(decoder, methods, prompts, config)
-    if asked:
+    if uses_auto:
         automatic = automatic or fastest(results)
     report = _write(
         output, loaded, decoder, options, results, source, texts or None, automatic
@@ -157,13 +158,14 @@ def _show(
     prompted = texts[0] if texts else lm.loaded.tokenizer.decode(tokens)
     console.print(Text(f"\n{prompted}\n", style="dim"), soft_wrap=True)
     pieces = api.marked_pieces(lm, stream(task, prompt, padded=padded), options)
-    found = print_stream(pieces, console)
-    assert found is not None
+    generation = print_stream(pieces, console)
+    assert generation is not None
     console.print(
         Text(
-            f"\n{method.name}: {len(found.output_ids)} tokens in {found.serial_calls} "
-            f"calls of the model, {found.block_efficiency:.2f} per call. Marked tokens "
-            "are accepted draft tokens; plain decoding makes a call for each.\n",
+            f"\n{method.name}: {len(generation.output_ids)} tokens in "
+            f"{generation.serial_calls} calls of the model, "
+            f"{generation.block_efficiency:.2f} per call. Marked tokens are accepted "
+            "draft tokens; plain decoding makes a call for each.\n",
             style="dim",
         )
     )

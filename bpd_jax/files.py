@@ -11,10 +11,12 @@ import os
 import pathlib
 import stat
 import tempfile
+import uuid
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from bpd_jax import temporaries
+from bpd_jax import buckets, temporaries
+from bpd_jax.buckets import BucketPath, as_path
 from bpd_jax.errors import UserError
 
 _MOST_JSON = 1 << 30  # bytes
@@ -42,6 +44,11 @@ def check_writable(path: str | os.PathLike[str], *, folder: bool = False) -> Non
             raise UserError(f"cannot write {path}: it is a {found}; name a {wanted}.")
     with telling(path):
         target.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(target, BucketPath):
+            probe = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
+            probe.write_generation(b"")
+            probe.unlink(missing_ok=True)
+            return
         with tempfile.TemporaryFile(dir=target.parent):
             pass
 
@@ -53,7 +60,8 @@ def replacing_file(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     The temporary file lies in the same folder and is on the disk before one rename
     makes it the result. If the block raises, it is removed and `path` is untouched. A
     link stays, and the file that it names is replaced. A device, a pipe or a socket is
-    no file to replace: then `path` itself is yielded, to be written directly.
+    no file to replace: then `path` itself is yielded, to be written directly. What
+    becomes an object under gs:// is written on the local disk and uploaded.
 
     Raises:
       UserError: the folder cannot be written, or the disk is full.
@@ -63,6 +71,14 @@ def replacing_file(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
             yield pathlib.Path(path)
         return
     target = resolved(path)
+    if isinstance(target, BucketPath):
+        with telling(path):
+            staged = buckets.staging(target)
+            temporaries.remove_remainders(staged.parent, staged.name)
+            with temporaries.part_file(staged) as temporary:
+                yield temporary
+                buckets.upload(temporary, target)
+        return
     with telling(path):
         target.parent.mkdir(parents=True, exist_ok=True)
         temporaries.remove_remainders(target.parent, target.name)
@@ -79,6 +95,8 @@ def is_stream(path: str | os.PathLike[str]) -> bool:
     What `/dev/stdout` and `/proc/self/fd/1` name is written directly even where it is
     a regular file: the shell that opened it would not see one put in its place.
     """
+    if isinstance(as_path(path), BucketPath):
+        return False
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError):
@@ -95,11 +113,13 @@ def resolved(path: str | os.PathLike[str]) -> pathlib.Path:
     Raises:
       UserError: it has no name, or its links go round in a circle.
     """
-    with telling(path):
-        target = pathlib.Path(os.path.realpath(path))
-        if target.is_symlink():
-            raise UserError(f"cannot write {path}: its links go round in a circle.")
-    if not target.name:
+    target = as_path(path)
+    if not isinstance(target, BucketPath):
+        with telling(path):
+            target = pathlib.Path(os.path.realpath(path))
+            if target.is_symlink():
+                raise UserError(f"cannot write {path}: its links go round in a circle.")
+    if not target.name or (isinstance(target, BucketPath) and not target.key):
         raise UserError(f"cannot write {path}: give it a name.")
     return target
 
@@ -128,7 +148,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
       OSError: it cannot be read.
       ValueError: it is too large, no UTF-8 or no JSON; see `parse_json`.
     """
-    with pathlib.Path(path).open("rb") as stream:
+    with as_path(path).open("rb") as stream:
         data = stream.read(_MOST_JSON + 1)
     if len(data) > _MOST_JSON:
         raise ValueError(f"it has more than {_MOST_JSON:,} bytes")

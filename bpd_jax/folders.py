@@ -12,7 +12,8 @@ import os
 import pathlib
 from collections.abc import Iterator
 
-from bpd_jax import files, temporaries
+from bpd_jax import buckets, files, temporaries
+from bpd_jax.buckets import BucketPath
 from bpd_jax.errors import UserError
 
 # Headers are short; what comes after this many bytes tells nothing about their kind.
@@ -46,7 +47,9 @@ class FolderKind:
           OSError: it cannot be read.
         """
         entries = sorted(
-            name for name in os.listdir(folder) if not temporaries.is_temporary(name)
+            path.name
+            for path in folder.iterdir()
+            if not temporaries.is_temporary(path.name)
         )
         if not entries:
             return None
@@ -56,6 +59,8 @@ class FolderKind:
                 return f"it holds {name}, which is not part of {self.title}"
         marker = folder / self.marker
         if not marker.is_file():
+            if buckets.unfinished_upload(folder) == self.title:
+                return None
             return f"it is not {self.title}: it has no file {self.marker}"
         if self.text:
             with marker.open("rb") as stream:
@@ -75,9 +80,13 @@ def check_folder(path: str | os.PathLike[str], kind: FolderKind) -> None:
       UserError: it holds something else, is not a folder, or cannot be written.
     """
     files.check_writable(path, folder=True)
-    parent = files.resolved(path).parent
+    target = files.resolved(path)
+    if isinstance(target, BucketPath):
+        with files.telling(path):
+            _check_kind(path, kind)
+        return
     # Not while another process is between the two renames that replace the folder.
-    with files.telling(path), temporaries.exclusive(parent):
+    with files.telling(path), temporaries.exclusive(target.parent):
         _check_kind(path, kind)
 
 
@@ -86,7 +95,9 @@ def _check_kind(path: str | os.PathLike[str], kind: FolderKind) -> None:
     reason = None
     if not target.exists():
         return
-    if not kind.in_place and pathlib.Path.cwd().is_relative_to(target):
+    if isinstance(target, BucketPath):
+        reason = kind.foreign(target) if target.is_dir() else "it is a file"
+    elif not kind.in_place and pathlib.Path.cwd().is_relative_to(target):
         reason = "it is the current folder or above it"
     elif not kind.in_place and os.path.ismount(target):
         reason = "it is a mounted file system"
@@ -112,11 +123,24 @@ def replacing_folder(
     stays, and the folder that it names is replaced. Of several processes that write
     the same folder, the last one wins.
 
+    A folder under gs:// is written on the local disk and uploaded. While it replaces
+    another one, and after an interruption, there is neither; see
+    `buckets.upload_folder`.
+
     Raises:
       UserError: `path` is not of this kind, cannot be written, or the disk is full.
     """
     check_folder(path, kind)
     target = files.resolved(path)
+    if isinstance(target, BucketPath):
+        with files.telling(path):
+            staged = buckets.staging(target)
+            temporaries.remove_remainders(staged.parent, staged.name)
+            with temporaries.part_folder(staged) as temporary:
+                yield temporary
+                _check_kind(path, kind)
+                buckets.upload_folder(temporary, target, kind.marker, kind.title)
+        return
     with files.telling(path):
         temporaries.remove_remainders(target.parent, target.name)
         with temporaries.part_folder(target) as temporary:
@@ -141,6 +165,10 @@ def remove_folder(path: str | os.PathLike[str], kind: FolderKind) -> None:
     if not target.exists():
         return
     check_folder(path, kind)
+    if isinstance(target, BucketPath):
+        with files.telling(path):
+            buckets.remove_folder(target, kind.marker)
+        return
     with files.telling(path), temporaries.part_folder(target) as temporary:
         os.rename(target, temporary / target.name)
 

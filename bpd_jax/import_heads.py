@@ -8,11 +8,10 @@ heads alone or a complete model with heads. `--model` must be the model that the
 trained on, which the files do not record. docs/export.md describes the layouts.
 """
 
-import pathlib
-
 from absl import flags
 
 from bpd_jax import cli, folders
+from bpd_jax.buckets import as_path
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.errors import UserError
 from bpd_jax.models.attachments import DTYPES, fingerprint
@@ -35,7 +34,7 @@ OUTPUT = flags.DEFINE_string("output", None, "folder of block heads to write.")
 
 def main() -> None:
     """Reads the flags, loads the base, reads the heads, writes them as ours."""
-    name, folder = cli.required("model"), pathlib.Path(cli.required("medusa"))
+    name, folder = cli.required("model"), as_path(cli.required("medusa"))
     output = cli.required("output")
     folders.check_folder(output, KIND)
     loaded = load_model(name)

@@ -81,8 +81,8 @@ class HarnessModel:
         super().__init__()
         for name in assets:
             if name not in api.OWN_ASSETS:
-                known = ", ".join([*_ARGUMENTS, *api.OWN_ASSETS])
-                raise UserError(f"there is no model argument {name!r}: give {known}.")
+                names = ", ".join([*_ARGUMENTS, *api.OWN_ASSETS])
+                raise UserError(f"there is no model argument {name!r}: give {names}.")
         if not model:
             raise UserError("the model argument 'model' is missing: give model=NAME.")
         if isinstance(batch_size, str) and batch_size.isdecimal():
@@ -143,13 +143,13 @@ class HarnessModel:
         follows an end-of-text token.
         """
         bare = context.rstrip()
-        whole, before = self.encode(context + continuation), self.encode(bare)
+        full, context_ids = self.encode(context + continuation), self.encode(bare)
         # One token may span the end of the context and the beginning of the rest.
         least = 1 if len(bare) < len(context + continuation) else 0
-        count = max(len(whole) - len(before), least)
-        if count == len(whole):
-            whole = [self.lm.loaded.tokenizer.end_of_text, *whole]
-        return np.asarray(whole, np.int32), count
+        count = max(len(full) - len(context_ids), least)
+        if count == len(full):
+            full = [self.lm.loaded.tokenizer.end_of_text, *full]
+        return np.asarray(full, np.int32), count
 
     def loglikelihood(
         self, requests: Sequence[Request], disable_tqdm: bool = False
@@ -198,7 +198,7 @@ class HarnessModel:
     def _scores(
         self, texts: Sequence[tuple[np.ndarray, int]], disable: bool
     ) -> Iterator[tuple[int, Score]]:
-        found = score_texts(
+        scores = score_texts(
             self.lm.loaded.functions,
             self.lm.loaded.params,
             texts,
@@ -208,7 +208,7 @@ class HarnessModel:
         total = len(texts)
         return iter(
             progress.bar(
-                found, label="scoring", total=total, unit=" texts", disable=disable
+                scores, label="scoring", total=total, unit=" texts", disable=disable
             )
         )
 
@@ -236,16 +236,16 @@ class HarnessModel:
         for index, request in enumerate(requests):
             context, settings = request.args
             options = decode_options(settings, self._defaults)
-            room = self.max_length - options.max_new_tokens
-            if room < 1:
+            max_prompt = self.max_length - options.max_new_tokens
+            if max_prompt < 1:
                 raise UserError(
                     f"a task asks for up to {options.max_new_tokens} new tokens, but "
                     f"the model holds {self.max_length}, prompt included: give "
                     "--gen_kwargs max_gen_toks=NUMBER."
                 )
             ids = self.encode(context) or [self.lm.loaded.tokenizer.end_of_text]
-            cut += len(ids) > room
-            ids = ids[-room:]
+            cut += len(ids) > max_prompt
+            ids = ids[-max_prompt:]
             groups[options, _length_class(len(ids))][index] = ids
         if cut:
             _LOG.warning("%d contexts are too long; their beginnings are cut.", cut)
@@ -358,8 +358,8 @@ def decode_options(
     left = dict(settings)
     until = left.pop("until", None) or []
     stops = [until] if isinstance(until, str) else until
-    given = [left.pop(name, None) for name in _MOST_TOKENS]
-    most = next((most for most in given if most is not None), defaults.max_new_tokens)
+    limits = [left.pop(name, None) for name in _MOST_TOKENS]
+    most = next((most for most in limits if most is not None), defaults.max_new_tokens)
     sample = left.pop("do_sample", None)
     temperature = left.pop("temperature", None)
     if sample is False:

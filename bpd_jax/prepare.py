@@ -101,10 +101,10 @@ def main() -> None:
 def _task() -> DataTask:
     """The task that the gin files or the flags name."""
     if configuration.has_files():
-        given = [flag.name for flag in _OF_TASK if flag.present]
-        if given:
+        task_flags = [flag.name for flag in _OF_TASK if flag.present]
+        if task_flags:
             raise UserError(
-                f"--{given[0]} does not go with --gin_file: set it there, as in "
+                f"--{task_flags[0]} does not go with --gin_file: set it there, as in "
                 "--gin.ExampleTask.max_examples=100."
             )
         parsed: Parsed[Any] = configuration.parse_flags(ExampleTask, TextTask)

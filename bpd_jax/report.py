@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from bpd_jax import cli, files
+from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 from bpd_jax.reporting import build, draft_picture
 from bpd_jax.reporting.charts import standalone
@@ -27,7 +28,8 @@ from bpd_jax.reporting.page import Page, Part, write_page
 from bpd_jax.studies.catalog import NAMES, find_study
 from bpd_jax.studies.highlights import highlights
 from bpd_jax.studies.records import ExplorerRecord
-from bpd_jax.studies.run_files import HEADER, StudyRun, open_run
+from bpd_jax.studies.results import StudyRun
+from bpd_jax.studies.run_files import HEADER, open_run
 
 OUTPUT = flags.DEFINE_string("output", "report.html", "the page to write.")
 LATEX = flags.DEFINE_string("latex", None, "folder for one .tex file per table.")
@@ -85,7 +87,7 @@ def _runs(folders: Sequence[str]) -> list[StudyRun]:
     """All runs below some folders, in the order of the catalog."""
     found: dict[pathlib.Path, None] = {}
     for folder in folders:
-        path = pathlib.Path(folder)
+        path = as_path(folder)
         if not path.is_dir():
             raise UserError(f"{folder} is not a folder.")
         below = {
@@ -112,11 +114,11 @@ def _parts(runs: Sequence[StudyRun]) -> list[Part]:
     parts: list[Part] = []
     for run in runs:
         size = _size(run) if alike[run.study] > 1 else ""
-        key = wanted = f"{run.study}_{size}" if size else run.study
+        key = base_key = f"{run.study}_{size}" if size else run.study
         again = 1
         while key in {part.key for part in parts}:
             again += 1
-            key = f"{wanted}_{again}"
+            key = f"{base_key}_{again}"
         if again > 1:
             size = f"{size} ({again})"
         parts.append(Part(key, find_study(run.study).exhibit(run), size))
@@ -134,9 +136,9 @@ def _texts(runs: Sequence[StudyRun]) -> list[ExplorerText]:
     texts: dict[str, ExplorerText] = {}
     for run, records in holding:
         order = list(run.facts.get("tasks", {}))
-        places = {name: index for index, name in enumerate(order)}
+        order_of = {name: index for index, name in enumerate(order)}
         for record in sorted(
-            records, key=lambda r: (places.get(r.task, len(places)), r.example)
+            records, key=lambda r: (order_of.get(r.task, len(order_of)), r.example)
         ):
             key, group = f"{record.task}/{record.example}", run.task_label(record.task)
             if several:
@@ -179,7 +181,7 @@ def _folders() -> list[str]:
 
 def _write(folder: str | None, name: str, text: str) -> None:
     if folder:
-        with files.replacing_file(pathlib.Path(folder) / name) as temporary:
+        with files.replacing_file(as_path(folder) / name) as temporary:
             temporary.write_text(text, encoding="utf-8", newline="\n")
 
 

@@ -169,10 +169,10 @@ WORDS = Check(
 
 
 def _bytes(text: str) -> int:
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)B?\s*", text.upper(), re.A)
-    if found is None:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)B?\s*", text.upper(), re.A)
+    if match is None:
         raise ValueError(f"{text} is not a size")
-    digits, unit = found.groups()
+    digits, unit = match.groups()
     return int(float(digits) * 1000 ** " KMGT".index(unit or " "))
 
 
@@ -224,11 +224,11 @@ def setting(default: Any, help_: str, check: Check) -> Any:
 def checks_of(kind: type) -> dict[str, Check]:
     """The check of every field of a dataclass that has one."""
     hints = typing.get_type_hints(kind, include_extras=True)
-    found = {
+    checks = {
         field.name: field.metadata.get("check") or _check_of(hints[field.name])
         for field in dataclasses.fields(kind)
     }
-    return {name: check for name, check in found.items() if check is not None}
+    return {name: check for name, check in checks.items() if check is not None}
 
 
 def _check_of(hint: Any) -> Check | None:
@@ -267,32 +267,32 @@ def _values(check: Check | None) -> Check:
 def fields_of(settings: Any) -> dict[str, dataclasses.Field]:
     """The declared settings of a dataclass or of an instance, in order."""
     kind = settings if isinstance(settings, type) else type(settings)
-    known = checks_of(kind)
-    return {f.name: f for f in dataclasses.fields(kind) if f.name in known}
+    checks = checks_of(kind)
+    return {f.name: f for f in dataclasses.fields(kind) if f.name in checks}
 
 
 @functools.cache
 def help_of(kind: type) -> dict[str, str]:
     """The help of every field, from the docstrings of the class and its bases."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for base in reversed(kind.__mro__):
-        found |= documented_attributes(base.__dict__.get("__doc__") or "")
+        texts |= documented_attributes(base.__dict__.get("__doc__") or "")
     if dataclasses.is_dataclass(kind):
         for field in dataclasses.fields(kind):
-            found[field.name] = field.metadata.get("help", found.get(field.name, ""))
-    return found
+            texts[field.name] = field.metadata.get("help", texts.get(field.name, ""))
+    return texts
 
 
 def documented_attributes(docstring: str) -> dict[str, str]:
     """The entries under `Attributes` in a docstring, each on one line, by name."""
     _, _, entries = inspect.cleandoc(docstring).partition("\nAttributes:\n")
     section = re.split(r"\n\n?(?=\S)", entries, maxsplit=1)[0]
-    found = {}
+    texts = {}
     for entry in re.split(r"\n(?=  \S)", section):
         names, _, about = entry.strip().partition(": ")
         for name in names.split(", ") if names else ():
-            found[name] = " ".join(about.split())
-    return found
+            texts[name] = " ".join(about.split())
+    return texts
 
 
 def check_settings(settings: Any, prefix: str) -> None:

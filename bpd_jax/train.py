@@ -88,21 +88,25 @@ def _start(config: TrainConfig, start: str) -> Params:
             f"the vocabulary {config.task.vocabulary} is made from the task's own "
             f"text, and {start} has another: give that folder in its place."
         )
-    theirs = loaded.functions.config
-    trunk = dataclasses.asdict(theirs.trunk)
-    for name, mine in dataclasses.asdict(config.model.trunk).items():
-        if name not in ("dtype", "param_dtype") and mine != trunk[name]:
+    loaded_config = loaded.functions.config
+    trunk = dataclasses.asdict(loaded_config.trunk)
+    for name, value in dataclasses.asdict(config.model.trunk).items():
+        if name not in ("dtype", "param_dtype") and value != trunk[name]:
             raise UserError(
-                f"TransformerConfig.{name} is {mine!r} and {trunk[name]!r} in {start}: "
-                "give the sizes of the model that the run starts from."
+                f"TransformerConfig.{name} is {value!r} and {trunk[name]!r} in "
+                f"{start}: give the sizes of the model that the run starts from."
             )
     if config.model.heads is None:
         distributed.say(f"start: the trunk of {start}")
-    elif config.model.heads == theirs.heads:
+    elif config.model.heads == loaded_config.heads:
         distributed.say(f"start: the trunk and the block heads of {start}")
         return {part: loaded.params[part] for part in ("trunk", "heads")}
     else:
-        other = "it has none" if theirs.heads is None else "its own are of other sizes"
+        other = (
+            "it has none"
+            if loaded_config.heads is None
+            else "its own are of other sizes"
+        )
         distributed.say(f"start: the trunk of {start}, with new block heads ({other})")
     return {"trunk": loaded.params["trunk"]}
 

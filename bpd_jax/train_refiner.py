@@ -10,7 +10,6 @@ The model stays unchanged. Training takes minutes; after Ctrl-C the same command
 it.
 """
 
-import pathlib
 import shlex
 import sys
 
@@ -19,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bpd_jax import cli
+from bpd_jax.buckets import as_path
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.training.refiner_settings import RefinerSettings
 from bpd_jax.training.refiner_sources import default_data
@@ -56,7 +56,7 @@ def main() -> None:
     cli.required("kind")
     settings = RefinerSettings(**cli.flag_values(RefinerSettings))
     loaded = load_model(name, _HEADS.value)
-    output = pathlib.Path(_OUTPUT.value or loaded.folder / FOLDER / settings.kind)
+    output = as_path(_OUTPUT.value or loaded.folder / FOLDER / settings.kind)
     report = train_refiner(
         settings,
         loaded.functions.config,

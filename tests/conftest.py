@@ -12,10 +12,14 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
 from bpd_jax.compiled import forget_compiled
+
+if TYPE_CHECKING:
+    from tests.fake_storage import FakeStorage
 
 # Tests compile far longer than they compute, so code is compiled quickly, not well.
 _XLA_FLAGS = (
@@ -134,6 +138,23 @@ def trained(made_once: Callable[..., pathlib.Path]) -> pathlib.Path:
     """
     pytest.importorskip("seqio")
     return made_once("trained", _train)
+
+
+@pytest.fixture(scope="module")
+def storage(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator["FakeStorage"]:
+    """An empty bucket `bpd-test`; gs:// leads to it, with a cache of its own."""
+    pytest.importorskip("google.cloud.storage", reason="needs the extra gcs")
+    pytest.importorskip("gcsfs", reason="needs the extra gcs")
+    from tests.fake_storage import FakeStorage
+
+    with FakeStorage("bpd-test") as served, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STORAGE_EMULATOR_HOST", served.url)
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        # Clients do not ask for the credentials of a machine in the cloud.
+        patch.setenv("NO_GCE_CHECK", "true")
+        yield served
 
 
 def _train(folder: pathlib.Path) -> None:

@@ -51,14 +51,14 @@ class Collective:
         result is g n; 2 n (g-1) / g for an all-reduce (a reduce-scatter and an
         all-gather); n (g-1) / g for a reduce-scatter and an all-to-all; else n.
         """
-        others = self.group_size - 1
+        peers = self.group_size - 1
         if self.kind == "all-gather":
-            return self.nbytes * others
+            return self.nbytes * peers
         if self.kind == "all-reduce":
-            return 2 * self.nbytes * others / self.group_size
+            return 2 * self.nbytes * peers / self.group_size
         if self.kind in ("reduce-scatter", "all-to-all", "ragged-all-to-all"):
-            return self.nbytes * others / self.group_size
-        return self.nbytes if others else 0
+            return self.nbytes * peers / self.group_size
+        return self.nbytes if peers else 0
 
 
 def collective_of(
@@ -127,22 +127,22 @@ def device_groups(
         return _rows(_numbers(sizes).transpose(axes).reshape(shape))
     mesh = re.search(r"replica_groups=mesh\[(.*?)\](.*?)\{(.*?)\}", text)
     if mesh:
-        places = _along_axes(mesh[1], mesh[3])
+        indices = _along_axes(mesh[1], mesh[3])
         order = _device_order(mesh[2])
         if order is None:
-            return places
-        return tuple(tuple(int(order[x]) for x in group) for group in places)
+            return indices
+        return tuple(tuple(int(order[x]) for x in group) for group in indices)
     return (tuple(range(devices)),)
 
 
 def _device_order(text: str) -> np.ndarray | None:
     """The devices of a mesh, row by row: `device_ids=([4,2]T(1,0))` or a list."""
-    if found := re.search(r"device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\)", text):
-        sizes = tuple(map(int, found[1].split(",")))
-        axes = tuple(map(int, found[2].split(","))) if found[2] else None
+    if match := re.search(r"device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\)", text):
+        sizes = tuple(map(int, match[1].split(",")))
+        axes = tuple(map(int, match[2].split(","))) if match[2] else None
         return _numbers(sizes).transpose(axes).reshape(-1)
-    if found := re.search(r"device_ids=\(([\d,]+)\)", text):
-        return np.array([int(x) for x in found[1].split(",")])
+    if match := re.search(r"device_ids=\(([\d,]+)\)", text):
+        return np.array([int(x) for x in match[1].split(",")])
     return None
 
 
@@ -161,10 +161,10 @@ def _along_axes(mesh: str, axes: str) -> tuple[tuple[int, ...], ...]:
     sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", mesh)}
     parts: list[int] = []
     moving: list[int] = []
-    wanted = re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", axes)
+    requested = re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", axes)
     for name, size in sizes.items():
         inside = []
-        for axis, before, width in wanted:
+        for axis, before, width in requested:
             if axis == name:
                 low = int(before or 1)
                 inside.append((low, low * int(width or size)))

@@ -107,10 +107,10 @@ class Costs:
 
 def costs_of(module: Module, devices: int) -> Costs:
     """Costs of one run of a program that is partitioned over `devices`."""
-    known: dict[tuple[str, bool], Costs] = {}
+    computed: dict[tuple[str, bool], Costs] = {}
 
     def of(name: str, fused: bool) -> Costs:
-        if (name, fused) not in known:
+        if (name, fused) not in computed:
             computation = module.computations[name]
             total = Costs()
             for instruction in computation.instructions.values():
@@ -118,8 +118,8 @@ def costs_of(module: Module, devices: int) -> Costs:
                 if instruction.opcode == "fusion":
                     one = _new_collectives(one, total)
                 total += one
-            known[name, fused] = total
-        return known[name, fused]
+            computed[name, fused] = total
+        return computed[name, fused]
 
     return of(module.entry, False)
 
@@ -161,28 +161,28 @@ def _one(
     if opcode in ("call", "async-start"):
         return of(instruction.called[0], fused)
     if opcode.removesuffix("-start") in COLLECTIVES:
-        found = collective_of(computation, instruction, devices)
-        return Costs(collectives=Counter({found: 1}))
-    own = Costs()
+        collective = collective_of(computation, instruction, devices)
+        return Costs(collectives=Counter({collective: 1}))
+    total = Costs()
     if opcode == "send" and _MEGASCALE in instruction.attributes:
         # The runtime on the host sends it on.
         kind = instruction.word("_xla_megascale_transfer_type").strip('"')
         nbytes = computation.operands(instruction)[0].nbytes
-        own = Costs(network=Counter({kind: nbytes}))
+        total = Costs(network=Counter({kind: nbytes}))
     elif opcode == "fusion":
-        own = of(instruction.called[0], True)
+        total = of(instruction.called[0], True)
     elif opcode == "custom-call":
         target = instruction.word("custom_call_target")
         if target in _FREE_CALLS:
-            return own
-        own = _kernel(computation, instruction)
+            return total
+        total = _kernel(computation, instruction)
     elif opcode == "dot":
-        own = Costs(flops=dot_flops(computation, instruction))
+        total = Costs(flops=dot_flops(computation, instruction))
     elif opcode == "convolution":
-        own = Costs(flops=convolution_flops(computation, instruction))
+        total = Costs(flops=convolution_flops(computation, instruction))
     if fused:
-        return own
-    return own + Costs(other_bytes=traffic(module, computation, instruction))
+        return total
+    return total + Costs(other_bytes=traffic(module, computation, instruction))
 
 
 def _kernel(computation: Computation, instruction: Instruction) -> Costs:

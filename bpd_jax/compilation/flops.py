@@ -33,8 +33,8 @@ def convolution_flops(computation: Computation, instruction: Instruction) -> flo
     count = len(spatial)
 
     def each(name: str, default: str) -> list[str]:
-        found = dict(part.split("=") for part in window.split() if "=" in part)
-        return found[name].split("x") if name in found else [default] * count
+        fields = dict(part.split("=") for part in window.split() if "=" in part)
+        return fields[name].split("x") if name in fields else [default] * count
 
     pads, strides = each("pad", "0_0"), each("stride", "1")
     dilations, bases = each("rhs_dilate", "1"), each("lhs_dilate", "1")
@@ -62,8 +62,10 @@ def _meetings(
     last = (size - 1) * base
     total = 0
     for k in range(kernel):
-        places = range(k * dilation - pad, k * dilation - pad + out * stride, stride)
-        total += sum(0 <= place <= last and place % base == 0 for place in places)
+        positions = range(k * dilation - pad, k * dilation - pad + out * stride, stride)
+        total += sum(
+            0 <= position <= last and position % base == 0 for position in positions
+        )
     return total
 
 

@@ -65,8 +65,8 @@ class Instruction:
         """Names of the computations that it runs; the body of a loop, not its test."""
         return tuple(
             name.strip().removeprefix("%")
-            for found in _CALLED.findall(self.attributes)
-            for name in found.rstrip(",").strip("{}").split(",")
+            for match in _CALLED.findall(self.attributes)
+            for name in match.rstrip(",").strip("{}").split(",")
         )
 
     @property
@@ -76,13 +76,13 @@ class Instruction:
 
     def word(self, attribute: str) -> str:
         """What stands after `attribute=`, such as a name; empty if nothing does."""
-        found = re.search(rf"\b{attribute}=%?\"?([\w.\->]+)", self.attributes)
-        return found[1] if found else ""
+        match = re.search(rf"\b{attribute}=%?\"?([\w.\->]+)", self.attributes)
+        return match[1] if match else ""
 
     def numbers(self, attribute: str) -> tuple[int, ...]:
         """The numbers of an attribute such as `dimensions={1,2}`."""
-        found = re.search(rf"\b{attribute}=\{{([\d,]*)\}}", self.attributes)
-        return tuple(map(int, found[1].split(","))) if found and found[1] else ()
+        match = re.search(rf"\b{attribute}=\{{([\d,]*)\}}", self.attributes)
+        return tuple(map(int, match[1].split(","))) if match and match[1] else ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,8 +148,8 @@ class Module:
 
         def start(element: Instruction) -> int | None:
             """What an element of the carried tuple is before the first turn."""
-            place = int(element.word("index"))
-            return _constant(around, around.operands(carried)[place])
+            index = int(element.word("index"))
+            return _constant(around, around.operands(carried)[index])
 
         counter, limit = test.operands(compare)
         if counter.opcode != "get-tuple-element":
@@ -159,10 +159,10 @@ class Module:
             last = start(limit)
         else:
             last = _constant(test, limit)
-        place = int(counter.word("index"))
+        index = int(counter.word("index"))
         step = 1
         if body.root.opcode == "tuple":
-            after = body.operands(body.root)[place]
+            after = body.operands(body.root)[index]
             if after.opcode == "add":
                 steps = [_constant(body, x) for x in body.operands(after)]
                 step = next((x for x in steps if x is not None), 1)
@@ -185,10 +185,10 @@ def parse(text: str) -> Module:
             assert root is not None
             computations[name] = Computation(name, body, root)
             name = ""
-        elif name and (found := _INSTRUCTION.match(line)):
-            instruction = _instruction(found[2], line[found.end() :])
+        elif name and (match := _INSTRUCTION.match(line)):
+            instruction = _instruction(match[2], line[match.end() :])
             body[instruction.name] = instruction
-            root = instruction if found[1] else root
+            root = instruction if match[1] else root
     return Module(computations, entry)
 
 
@@ -208,8 +208,8 @@ def _constant(within: Computation, instruction: Instruction) -> int | None:
     """The value of an integer constant or of a copy of one."""
     while instruction.opcode in ("copy", "copy-start", "copy-done", "bitcast"):
         instruction = within.operands(instruction)[0]
-    found = re.fullmatch(r"-?\d+", instruction.arguments)
-    return int(found[0]) if instruction.opcode == "constant" and found else None
+    match = re.fullmatch(r"-?\d+", instruction.arguments)
+    return int(match[0]) if instruction.opcode == "constant" and match else None
 
 
 def _instruction(name: str, text: str) -> Instruction:
@@ -234,10 +234,10 @@ def _instruction(name: str, text: str) -> Instruction:
 def _closing(text: str) -> int:
     """Where the parenthesis closes that opens at the beginning."""
     depth = 0
-    for place, character in enumerate(text):
+    for index, character in enumerate(text):
         depth += (character == "(") - (character == ")")
         if depth == 0:
-            return place
+            return index
     raise ValueError(f"a parenthesis does not close: {text[:80]}")
 
 
@@ -257,5 +257,5 @@ def _bits(dtype: str) -> int:
     if dtype == "pred":
         return 8
     # f32, bf16, s8, u4, f8e4m3fn, c64
-    found = re.fullmatch(r"(?:bf|f|s|u|c)(\d+)(?:e\w+)?", dtype)
-    return int(found[1]) if found else 0
+    match = re.fullmatch(r"(?:bf|f|s|u|c)(\d+)(?:e\w+)?", dtype)
+    return int(match[1]) if match else 0

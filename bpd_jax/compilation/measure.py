@@ -1,13 +1,13 @@
 """Compiles a program for a slice and says what came of it."""
 
 import dataclasses
-import pathlib
 import re
 import time
 
 import jax
 from jax.sharding import Mesh
 
+from bpd_jax.buckets import as_path
 from bpd_jax.compilation.costs import Costs, costs_of
 from bpd_jax.compilation.hlo import parse
 from bpd_jax.compilation.programs import Program
@@ -120,34 +120,34 @@ def compile_for(
             f"the {program.name} step does not fit {where.name}: {refused}; {_REMEDY}."
         ) from error
     seconds = time.perf_counter() - start
-    text, found = compiled.as_text() or "", compiled.memory_analysis()
+    text, analysis = compiled.as_text() or "", compiled.memory_analysis()
     chip, counted = where.chip, compiled.cost_analysis()
-    assert found is not None
+    assert analysis is not None
     assert counted is not None
     if folder is not None:
-        with replacing_file(pathlib.Path(folder) / f"{program.name}.txt") as path:
+        with replacing_file(as_path(folder) / f"{program.name}.txt") as path:
             path.write_text(text, encoding="utf-8")
     # One program for a slice; its partitions are the devices of the first one.
     partitions = mesh.size // where.slices
     costs = costs_of(parse(text), partitions)
-    places = [device.coords for device in mesh.devices.flat[:partitions]]
+    coordinates = [device.coords for device in mesh.devices.flat[:partitions]]
     return Measured(
         program=program,
         cores=mesh.size,
         seconds=seconds,
         memory=Memory(
-            arguments=found.argument_size_in_bytes,
-            outputs=found.output_size_in_bytes,
-            donated=found.alias_size_in_bytes,
-            temporaries=found.temp_size_in_bytes,
-            code=found.generated_code_size_in_bytes,
+            arguments=analysis.argument_size_in_bytes,
+            outputs=analysis.output_size_in_bytes,
+            donated=analysis.alias_size_in_bytes,
+            temporaries=analysis.temp_size_in_bytes,
+            code=analysis.generated_code_size_in_bytes,
             usable=chip.usable,
         ),
         xla_flops=counted["flops"],
         costs=costs,
-        link_bytes=link_bytes(costs, places),
+        link_bytes=link_bytes(costs, coordinates),
         network_bytes=network_bytes(costs, where.slices),
-        times=roofline(costs, chip, where.sides, places, where.slices),
+        times=roofline(costs, chip, where.sides, coordinates, where.slices),
         peak_flops=chip.flops / chip.cores,
     )
 
@@ -170,7 +170,7 @@ def out_of_memory(message: str) -> str | None:
     if not message.startswith("RESOURCE_EXHAUSTED"):
         return None
     for refusal in _REFUSALS:
-        if found := refusal.search(message):
-            needed, usable = (re.sub(r"([KMGT])$", r" \1iB", x) for x in found.groups())
+        if match := refusal.search(message):
+            needed, usable = (re.sub(r"([KMGT])$", r" \1iB", x) for x in match.groups())
             return f"it needs {needed} of the {usable} of a core"
     return None

@@ -217,21 +217,22 @@ def ngram_shapes(
     """
     vocab_size = model.trunk.vocab_size
     symbols = trie.symbol_width(vocab_size)
-    rest, orders = shapes.num_ngrams - symbols, shapes.ngram_order - 1
-    if shapes.ngram_order < 2 or rest < orders:
+    remaining, orders = shapes.num_ngrams - symbols, shapes.ngram_order - 1
+    if shapes.ngram_order < 2 or remaining < orders:
         raise UserError(
             f"--num_ngrams={shapes.num_ngrams} and --ngram_order="
             f"{shapes.ngram_order}: the order "
             f"must be 2 or more, and the n-grams more than the {symbols:,} unigrams."
         )
-    sizes = [symbols, *[rest // orders] * orders]
+    sizes = [symbols, *[remaining // orders] * orders]
     kind = np.uint16 if symbols <= np.iinfo(np.uint16).max else np.int32
 
     # Shapes in place of arrays: nothing but tracing sees them.
     def arrays(sizes: list[int], dtype: Any) -> Any:
-        whole = NamedSharding(mesh, PartitionSpec())
+        replicated_sharding = NamedSharding(mesh, PartitionSpec())
         return tuple(
-            jax.ShapeDtypeStruct((size,), dtype, sharding=whole) for size in sizes
+            jax.ShapeDtypeStruct((size,), dtype, sharding=replicated_sharding)
+            for size in sizes
         )
 
     table = DeviceTable(

@@ -15,7 +15,7 @@ _GIB = 2**30
 _PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax")
 
 
-def table(where: Slice, mesh: dict[str, int], found: Sequence[Measured]) -> Table:
+def table(where: Slice, mesh: dict[str, int], programs: Sequence[Measured]) -> Table:
     """All figures, one column per program."""
     chip = where.chip
     sizes = " × ".join(f"{axis} {size}" for axis, size in mesh.items())
@@ -29,62 +29,68 @@ def table(where: Slice, mesh: dict[str, int], found: Sequence[Measured]) -> Tabl
         caption_justify="left",
     )
     made.add_column("")
-    for one in found:
+    for one in programs:
         made.add_column(one.program.name, justify="right")
 
     def row(label: str, *values: str, **style: Any) -> None:
         made.add_row(label, *values, **style)
 
-    row("what", *(one.program.about for one in found))
-    row("compiled in", *(f"{one.seconds:.0f} s" for one in found))
+    row("what", *(one.program.about for one in programs))
+    row("compiled in", *(f"{one.seconds:.0f} s" for one in programs))
     made.add_section()
     for name in ("arguments", "outputs", "donated", "temporaries", "code"):
         sign = "-" if name == "donated" else ""
         row(
             f"HBM: {name}",
-            *(f"{sign}{_gib(getattr(one.memory, name))}" for one in found),
+            *(f"{sign}{_gib(getattr(one.memory, name))}" for one in programs),
         )
     row(
         f"HBM: all, of {_gib(chip.usable)}",
-        *(_gib(one.memory.needed) for one in found),
+        *(_gib(one.memory.needed) for one in programs),
         style="bold",
     )
     made.add_section()
-    row("FLOPs, the compiler's count", *(_tera(one.xla_flops) for one in found))
-    row("FLOPs, loops counted as they run", *(_tera(one.costs.flops) for one in found))
+    row("FLOPs, the compiler's count", *(_tera(one.xla_flops) for one in programs))
+    row(
+        "FLOPs, loops counted as they run",
+        *(_tera(one.costs.flops) for one in programs),
+    )
     row(
         "FLOPs, the model's own",
-        *(_tera(one.program.model_flops / one.cores) for one in found),
+        *(_tera(one.program.model_flops / one.cores) for one in programs),
     )
-    row("bytes, HBM", *(f"{one.costs.hbm_bytes / 1e9:,.2f} GB" for one in found))
-    row("bytes, links", *(f"{one.link_bytes / 1e9:,.3f} GB" for one in found))
+    row("bytes, HBM", *(f"{one.costs.hbm_bytes / 1e9:,.2f} GB" for one in programs))
+    row("bytes, links", *(f"{one.link_bytes / 1e9:,.3f} GB" for one in programs))
     several = where.slices > 1
     if several:
-        row("bytes, network", *(f"{one.network_bytes / 1e9:,.3f} GB" for one in found))
-    row("loops counted as one turn", *(f"{one.costs.open_loops}" for one in found))
+        row(
+            "bytes, network",
+            *(f"{one.network_bytes / 1e9:,.3f} GB" for one in programs),
+        )
+    row("loops counted as one turn", *(f"{one.costs.open_loops}" for one in programs))
     made.add_section()
     for name in ("compute", "memory", "links"):
-        row(f"least time, {name}", *(_ms(getattr(one.times, name)) for one in found))
+        row(f"least time, {name}", *(_ms(getattr(one.times, name)) for one in programs))
     if several and chip.network is None:
-        row("least time, network", *("not known" for _ in found))
+        row("least time, network", *("not known" for _ in programs))
     elif several:
-        row("least time, network", *(_ms(one.times.network) for one in found))
+        row("least time, network", *(_ms(one.times.network) for one in programs))
     row(
         "roofline",
-        *(f"{_ms(one.times.seconds)} ({one.times.bound})" for one in found),
+        *(f"{_ms(one.times.seconds)} ({one.times.bound})" for one in programs),
         style="bold",
     )
-    row("tokens per second, at the roofline", *(_rate(one) for one in found))
-    row("MFU, at the roofline", *(f"{one.mfu:.1%}" for one in found))
+    row("tokens per second, at the roofline", *(_rate(one) for one in programs))
+    row("MFU, at the roofline", *(f"{one.mfu:.1%}" for one in programs))
     return made
 
 
-def collectives(found: Measured) -> Table:
+def collectives(program: Measured) -> Table:
     """What is exchanged, the largest first."""
-    made = Table(title=f"{found.program.name}: collectives", title_justify="left")
+    made = Table(title=f"{program.program.name}: collectives", title_justify="left")
     for name in ("kind", "group", "times", "bytes sent", "in all"):
         made.add_column(name, justify="left" if name == "kind" else "right")
-    for kind, size, count, sent in summed_collectives(found):
+    for kind, size, count, sent in summed_collectives(program):
         made.add_row(
             kind,
             f"{size}",
@@ -95,11 +101,11 @@ def collectives(found: Measured) -> Table:
     return made
 
 
-def summed_collectives(found: Measured) -> list[tuple[str, int, int, float]]:
+def summed_collectives(program: Measured) -> list[tuple[str, int, int, float]]:
     """Kind, devices of a group, how often, and bytes sent in all by one core."""
     times: dict[tuple[str, int], int] = defaultdict(int)
     sent: dict[tuple[str, int], float] = defaultdict(float)
-    for collective, count in found.costs.collectives.items():
+    for collective, count in program.costs.collectives.items():
         key = (collective.kind, collective.group_size)
         times[key] += count
         sent[key] += count * collective.sent
@@ -108,7 +114,7 @@ def summed_collectives(found: Measured) -> list[tuple[str, int, int, float]]:
 
 
 def as_json(
-    where: Slice, mesh: dict[str, int], found: Sequence[Measured]
+    where: Slice, mesh: dict[str, int], programs: Sequence[Measured]
 ) -> dict[str, Any]:
     """The same, for machines; times in seconds, memory in bytes."""
     return {
@@ -118,7 +124,7 @@ def as_json(
         "mesh": dict(mesh),
         "chip": dataclasses.asdict(where.chip),
         "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
-        "programs": {one.program.name: _figures(one) for one in found},
+        "programs": {one.program.name: _figures(one) for one in programs},
     }
 
 

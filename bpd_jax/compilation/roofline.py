@@ -33,7 +33,7 @@ def roofline(
     costs: Costs,
     chip: Chip,
     sides: Sequence[int],
-    places: Sequence[Sequence[int]],
+    coordinates: Sequence[Sequence[int]],
     slices: int = 1,
 ) -> Roofline:
     """The roofline of one device; without the network if its speed is not known.
@@ -42,7 +42,7 @@ def roofline(
       costs: of one device.
       chip: its peak figures, shared evenly by the cores of a chip.
       sides: chips along each side of the slice.
-      places: coordinates of the chip of each device, in the order of the program's
+      coordinates: coordinates of the chip of each device, in the order of the program's
         partitions.
       slices: that take part.
     """
@@ -51,7 +51,7 @@ def roofline(
         compute=costs.flops / (chip.flops / chip.cores),
         memory=costs.hbm_bytes / (chip.hbm / chip.cores),
         links=sum(
-            count * link_seconds(collective, chip, sides, places)
+            count * link_seconds(collective, chip, sides, coordinates)
             for collective, count in costs.collectives.items()
         ),
         network=sent / (chip.network / chip.cores) if chip.network else 0.0,
@@ -62,7 +62,7 @@ def link_seconds(
     collective: Collective,
     chip: Chip,
     sides: Sequence[int],
-    places: Sequence[Sequence[int]],
+    coordinates: Sequence[Sequence[int]],
 ) -> float:
     """The least time of one collective.
 
@@ -75,10 +75,10 @@ def link_seconds(
     Worked example: 8 bytes to send on each core of a v4, in groups of four chips along
     a side of 4 that hold one core of each chip: 8 · 2 / (2 · 45e9) seconds.
     """
-    group = [tuple(places[device]) for device in collective.groups[0]]
+    group = [tuple(coordinates[device]) for device in collective.groups[0]]
     links = 0
     for axis, side in enumerate(sides):
-        extent = len({place[axis] for place in group})
+        extent = len({coordinate[axis] for coordinate in group})
         if extent > 1:
             links += 2 if extent == side and side % chip.wraps == 0 else 1
     if not links:
@@ -87,11 +87,11 @@ def link_seconds(
     return collective.sent * sharing / (links * chip.link)
 
 
-def link_bytes(costs: Costs, places: Sequence[Sequence[int]]) -> float:
+def link_bytes(costs: Costs, coordinates: Sequence[Sequence[int]]) -> float:
     """Bytes that one device sends to other chips."""
     total = 0.0
     for collective, count in costs.collectives.items():
-        if len({tuple(places[device]) for device in collective.groups[0]}) > 1:
+        if len({tuple(coordinates[device]) for device in collective.groups[0]}) > 1:
             total += count * collective.sent
     return total
 

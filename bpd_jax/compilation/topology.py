@@ -84,7 +84,7 @@ def find_slice(topology: str, slices: int = 1) -> Slice:
     # Programs for TPUs that are not there can be written to the cache, but not read.
     jax.config.update("jax_enable_compilation_cache", False)
     try:
-        found = topologies.get_topology_desc(
+        description = topologies.get_topology_desc(
             platform="tpu",
             topology_name=topology.replace(_MEGACORE, ""),
             **({"chip_config_name": "megacore"} if _MEGACORE in topology else {}),
@@ -96,4 +96,4 @@ def find_slice(topology: str, slices: int = 1) -> Slice:
             f"--topology={topology} is no slice that the TPU compiler knows: {reason}."
         ) from error
     name = topology if slices == 1 else f"{slices} × {topology}"
-    return Slice(name, chip, sides, tuple(found.devices), slices)
+    return Slice(name, chip, sides, tuple(description.devices), slices)

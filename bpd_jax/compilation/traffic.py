@@ -28,8 +28,10 @@ def traffic(
             return update.nbytes + (written if instruction.nbytes else 0)
         case "copy-start":
             # Its result is a tuple of both places and a flag.
-            there = instruction.shapes[0]
-            return operands[0].nbytes + (there.nbytes if there.space == 0 else 0)
+            destination = instruction.shapes[0]
+            return operands[0].nbytes + (
+                destination.nbytes if destination.space == 0 else 0
+            )
         case "fusion":
             inside = module.computations[instruction.called[0]]
             total = _written_inside(inside)

@@ -180,9 +180,9 @@ def _in_one_sentence(folder: str) -> Iterator[None]:
     except UserError as error:
         raise UserError(str(error).partition(" [while running ")[0]) from error
     except (RuntimeError, tf.errors.OpError) as error:  # As text, out of TensorFlow.
-        told = re.search(r"UserError: (.*?)( \[while running .*)?$", str(error), re.M)
-        if told is None:
+        match = re.search(r"UserError: (.*?)( \[while running .*)?$", str(error), re.M)
+        if match is None:
             raise
-        raise UserError(told[1]) from error
+        raise UserError(match[1]) from error
     except OSError as error:
         raise UserError(f"cannot write {folder}: {error.strerror or error}") from error

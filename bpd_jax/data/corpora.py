@@ -102,7 +102,7 @@ def matched_files(pattern: str, parameter: str) -> list[SourceFile]:
     Raises:
       UserError: there is none.
     """
-    given, pattern = pattern, os.path.expanduser(pattern)
+    original, pattern = pattern, os.path.expanduser(pattern)
     root = pathlib.Path(_fixed_folder(pattern))
     paths = [pathlib.Path(name) for name in glob.glob(pattern, recursive=True)]
     files = [
@@ -112,7 +112,7 @@ def matched_files(pattern: str, parameter: str) -> list[SourceFile]:
     ]
     if not files:
         raise UserError(
-            f"{parameter}={given!r} matches no file: check the path; '**' crosses "
+            f"{parameter}={original!r} matches no file: check the path; '**' crosses "
             "folders."
         )
     return sorted(files)
@@ -152,10 +152,10 @@ def source_digest(task: TextTask) -> str:
     return files_digest(corpus_files(task))
 
 
-def files_digest(found: Iterable[SourceFile]) -> str:
+def files_digest(source_files: Iterable[SourceFile]) -> str:
     """Returns a digest of names, sizes and times of files."""
     digest = hashlib.blake2b(digest_size=16)
-    for name, path in found:
+    for name, path in source_files:
         status = path.stat()
         line = f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n"
         digest.update(line.encode("utf-8", "surrogateescape"))
@@ -226,11 +226,11 @@ def sample_ids(documents: Iterable[Document], max_bytes: int) -> tuple[set[str],
     total = 0
     cut = 1.0
     for document in documents:
-        place = fraction_of("order", document.id)
-        if place >= cut:
+        fraction = fraction_of("order", document.id)
+        if fraction >= cut:
             continue
         size = len(document.text.encode("utf-8"))
-        heapq.heappush(chosen, (-place, document.id, size))
+        heapq.heappush(chosen, (-fraction, document.id, size))
         total += size
         while total > max_bytes:
             last, _, size = heapq.heappop(chosen)
@@ -263,44 +263,44 @@ def split_documents(
         chosen, total = sample_ids(all_documents(task), task.max_bytes)
     elif label and not any(file.path.suffix == ".gz" for file in corpus_files(task)):
         total = sum(file.path.stat().st_size for file in corpus_files(task))
-    places = []
+    fractions = []
     with progress.bar(
         label=label or "", total=total, unit="B", unit_scale=True, disable=label is None
     ) as bar:
         for document in all_documents(task, among):
             if chosen is not None and document.id not in chosen:
                 continue
-            place = fraction_of("split", document.id)
-            places.append(place)
-            if split in (ALL, SPLITS[place < task.validation_fraction]):
+            fraction = fraction_of("split", document.id)
+            fractions.append(fraction)
+            if split in (ALL, SPLITS[fraction < task.validation_fraction]):
                 yield document
             bar.update(len(document.text.encode("utf-8")))
     if among is None:
-        _check_places(task, places, split)
+        _check_places(task, fractions, split)
 
 
-def _check_places(task: TextTask, places: list[float], split: str) -> None:
+def _check_places(task: TextTask, fractions: list[float], split: str) -> None:
     """Raises a `UserError` unless both splits hold a document, if there are two."""
     corpus = task.text_files or task.corpus
     limit = "" if task.max_bytes is None else f" within max_bytes={task.max_bytes}"
-    if not places:
+    if not fractions:
         raise UserError(f"{corpus} holds no text{limit}.")
     if split == ALL:
         return
-    if len(places) == 1:
+    if len(fractions) == 1:
         raise UserError(
             f"{corpus} holds one document{limit}, which cannot be split into train "
             "and validation: give more documents, for example as .jsonl with one a "
             "line."
         )
-    first, last = sorted(places)[0], sorted(places)[-1]
+    first, last = sorted(fractions)[0], sorted(fractions)[-1]
     if first >= task.validation_fraction or last < task.validation_fraction:
         empty = "validation" if first >= task.validation_fraction else "train"
         # Any fraction above the first place and not above the last leaves neither
         # split empty; two digits suffice unless the places nearly coincide.
         advice = min(math.ceil((first + 1e-6) * 100) / 100, last)
         raise EmptySplitError(
-            f"none of the {len(places)} documents of {corpus}{limit} falls into the "
+            f"none of the {len(fractions)} documents of {corpus}{limit} falls into the "
             f"{empty} split at validation_fraction={task.validation_fraction}",
             f"give more documents or set validation_fraction to {advice}.",
         )

@@ -43,28 +43,28 @@ def example_files(task: ExampleTask, split: str) -> list[SourceFile]:
     task.check_split(split)
     assert task.files is not None
     source = task.source_split(split)
-    found = corpora.matched_files(task.files.replace(SPLIT, source), "files")
-    for file in found:
+    matches = corpora.matched_files(task.files.replace(SPLIT, source), "files")
+    for file in matches:
         if not text_readers.is_json_lines(file.path):
             raise UserError(
                 f"{file.path} of files={task.files!r} is not JSON Lines: its name must "
                 "end in .jsonl or .jsonl.gz."
             )
-    return found
+    return matches
 
 
 def found_splits(task: ExampleTask) -> tuple[str, ...]:
     """The splits that there are files for; of TensorFlow Datasets, all."""
     if not task.has_split_files:
         return task.splits
-    found = []
+    existing = []
     for split in ALL_SPLITS:
         try:
             example_files(task, split)
         except UserError:
             continue
-        found.append(split)
-    return tuple(found)
+        existing.append(split)
+    return tuple(existing)
 
 
 def source_digest(task: ExampleTask, split: str) -> str:
@@ -123,8 +123,8 @@ def _records(
             if not texts[about.target]:
                 continue
             if by_hash:
-                place = corpora.fraction_of("split", texts[about.topic])
-                if SPLITS[place < task.validation_fraction] != split:
+                fraction = corpora.fraction_of("split", texts[about.topic])
+                if SPLITS[fraction < task.validation_fraction] != split:
                     continue
             yield Record(f"{name}:{number}", texts)
 

@@ -46,8 +46,8 @@ def split_texts(
 
 
 def _split_of(text: np.ndarray, validation_fraction: float) -> str:
-    place = fraction_of("split", text.astype("<i4").tobytes().hex())
-    return SPLITS[place < validation_fraction]
+    fraction = fraction_of("split", text.astype("<i4").tobytes().hex())
+    return SPLITS[fraction < validation_fraction]
 
 
 def cut_texts(

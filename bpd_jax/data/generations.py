@@ -18,6 +18,7 @@ import numpy as np
 
 from bpd_jax import array_files, files
 from bpd_jax.artifacts import Artifact
+from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 
 HEADER = "distill.json"
@@ -102,7 +103,7 @@ def write_shard(
     assert len(prompt_lengths) == len(texts)
     assert all(0 <= p <= n for p, n in zip(prompt_lengths, lengths, strict=True))
     joined = np.concatenate(texts) if lengths else np.zeros(0)
-    path = pathlib.Path(folder) / shard_name(index)
+    path = as_path(folder) / shard_name(index)
     with files.replacing_file(path) as temporary, temporary.open("wb") as stream:
         np.savez(
             stream,
@@ -128,7 +129,7 @@ def shard_name(index: int) -> str:
 def shard_paths(folder: str | os.PathLike[str]) -> list[pathlib.Path]:
     """The shards there are, in the order of their numbers."""
     numbered = []
-    for path in pathlib.Path(folder).glob("shard-*.npz"):
+    for path in as_path(folder).glob("shard-*.npz"):
         number = path.stem.removeprefix("shard-")
         if number.isdecimal() and path.name == shard_name(int(number)):
             numbered.append((int(number), path))
@@ -147,7 +148,7 @@ def open_generations(folder: str | os.PathLike[str]) -> Generations:
     Raises:
       UserError: the folder is missing, empty or damaged.
     """
-    folder = pathlib.Path(folder)
+    folder = as_path(folder)
     about = read_header(folder)
     paths = shard_paths(folder)
     if not paths:

@@ -30,23 +30,23 @@ def pack(
       padding).
     """
     waiting: list[list[np.ndarray]] = []
-    room: list[int] = []  # Free positions of each waiting row.
+    free_positions: list[int] = []  # Free positions of each waiting row.
     for piece in pieces:
-        fitting = [i for i, free in enumerate(room) if free >= len(piece)]
+        fitting = [i for i, free in enumerate(free_positions) if free >= len(piece)]
         if fitting:
-            best = min(fitting, key=room.__getitem__)
+            best = min(fitting, key=free_positions.__getitem__)
             waiting[best].append(piece)
-            room[best] -= len(piece)
+            free_positions[best] -= len(piece)
         else:
             if len(waiting) == _OPEN_ROWS:
-                fullest = room.index(min(room))
-                room.pop(fullest)
+                fullest = free_positions.index(min(free_positions))
+                free_positions.pop(fullest)
                 yield _row(waiting.pop(fullest), length)
             waiting.append([piece])
-            room.append(length - len(piece))
-            best = len(room) - 1
-        if room[best] == 0:
-            room.pop(best)
+            free_positions.append(length - len(piece))
+            best = len(free_positions) - 1
+        if free_positions[best] == 0:
+            free_positions.pop(best)
             yield _row(waiting.pop(best), length)
     for row in waiting:
         yield _row(row, length)

@@ -29,12 +29,12 @@ class Permutation:
         draw = np.random.default_rng(seed)
         self._keys = draw.integers(0, 2**64, _ROUNDS, np.uint64)
 
-    def __call__(self, places: np.ndarray) -> np.ndarray:
-        """Returns the numbers at `places`, `[n]` int64 each."""
-        found = self._network(np.asarray(places).astype(np.uint64))
-        while (walking := found >= self._size).any():
-            found[walking] = self._network(found[walking])
-        return found.astype(np.int64)
+    def __call__(self, positions: np.ndarray) -> np.ndarray:
+        """Returns the numbers at `positions`, `[n]` int64 each."""
+        result = self._network(np.asarray(positions).astype(np.uint64))
+        while (walking := result >= self._size).any():
+            result[walking] = self._network(result[walking])
+        return result.astype(np.int64)
 
     def _network(self, values: np.ndarray) -> np.ndarray:
         left, right = values >> self._half, values & self._mask

@@ -119,14 +119,14 @@ def _inputs(
     texts: Sequence[_Text], prompt_tokens: int, tokenizer: Tokenizer
 ) -> list[Prompt]:
     separator = tokenizer.encode(SEPARATOR)
-    kept = prompt_tokens - len(separator)
-    if kept < 1:
+    length = prompt_tokens - len(separator)
+    if length < 1:
         raise UserError(
             f"a prompt of {prompt_tokens} tokens has no room for any inputs: ask for "
             "longer ones."
         )
     return [
-        Prompt(text.id, np.array([*ids[:kept], *separator], np.int32))
+        Prompt(text.id, np.array([*ids[:length], *separator], np.int32))
         for text, ids in _encoded(texts, tokenizer)
     ]
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from bpd_jax import folders
+from bpd_jax.buckets import as_path
 from bpd_jax.data import corpora, examples, row_sources, tokenizer
 from bpd_jax.data.example_task import DataTask, ExampleTask
 from bpd_jax.data.row_shards import shard_folders, shard_name
@@ -64,7 +65,7 @@ def prepare_rows(
             f"there is no shard {shard.index} of {shard.count}: they are counted from "
             "0."
         )
-    folder = pathlib.Path(folder)
+    folder = as_path(folder)
     fingerprint = rows_fingerprint(task, split, length)
     if shard.count > 1:
         if (folder / "rows.json").exists():
@@ -74,8 +75,8 @@ def prepare_rows(
             )
         folder = folder / shard_name(shard.index, shard.count)
         fingerprint["shard"] = [shard.index, shard.count]
-    found = _find_rows(folder)
-    if found is not None and fingerprint.items() <= found.items():
+    existing = _find_rows(folder)
+    if existing is not None and fingerprint.items() <= existing.items():
         return open_rows(folder)
     if not _can_make(task):
         raise UserError(
@@ -83,12 +84,12 @@ def prepare_rows(
             f"{length}, and this host cannot make them: seqio is not installed. Make "
             "them where it is, and copy the folder."
         )
-    if found and folder.is_dir() and shard_folders(folder):
-        differing = sorted(k for k in fingerprint if fingerprint[k] != found.get(k))
+    if existing and folder.is_dir() and shard_folders(folder):
+        differing = sorted(k for k in fingerprint if fingerprint[k] != existing.get(k))
         name = differing[0]
         raise UserError(
-            f"{folder} holds shards of other rows: {name} is {found.get(name)!r} there "
-            f"and {fingerprint[name]!r} here; name another folder, or remove it."
+            f"{folder} holds shards of other rows: {name} is {existing.get(name)!r} "
+            f"there and {fingerprint[name]!r} here; name another folder, or remove it."
         )
     folders.check_folder(folder, KIND)
     _make_rows(task, split, length, folder, fingerprint, shard, cache_dir)

@@ -33,8 +33,8 @@ def shard_folders(folder: pathlib.Path) -> list[pathlib.Path]:
       UserError: some are missing, or they are of several divisions.
     """
     counts = set()
-    for found in folder.glob("shard-*-of-*"):
-        match = re.fullmatch(r"shard-\d{5,}-of-(\d{5,})", found.name)
+    for shard in folder.glob("shard-*-of-*"):
+        match = re.fullmatch(r"shard-\d{5,}-of-(\d{5,})", shard.name)
         if match:
             counts.add(int(match[1]))
     if not counts:
@@ -46,7 +46,9 @@ def shard_folders(folder: pathlib.Path) -> list[pathlib.Path]:
         )
     (count,) = counts
     folders = [folder / shard_name(index, count) for index in range(count)]
-    missing = [path.name for path in folders if not (path / "rows.json").exists()]
+    # One request under gs://, not one for each shard.
+    prepared = {path.parent for path in folder.rglob("rows.json")}
+    missing = [path.name for path in folders if path not in prepared]
     if missing:
         raise UserError(
             f"{folder} lacks {len(missing)} of {count} shards, {missing[0]} first: "
@@ -59,15 +61,18 @@ class ShardedArray:
     """Arrays `[rows, length]` of one kind in several .npy files, as one.
 
     A file is mapped into memory when a row of it is asked for, and let go when many
-    others have been since.
+    others have been since. Under gs:// it is copied to the local disk first, so a host
+    copies only the files that hold its rows.
     """
 
-    def __init__(self, paths: list[pathlib.Path], rows: list[int], like: np.ndarray):
-        """Takes the files, the rows of each, and one of the arrays."""
+    def __init__(
+        self, paths: list[pathlib.Path], rows: list[int], length: int, dtype: np.dtype
+    ) -> None:
+        """Takes the files, the rows of each, and what they have in common."""
         self._paths = paths
         self._ends = np.cumsum(rows)
-        self.dtype = like.dtype
-        self.shape = (int(self._ends[-1]), like.shape[1])
+        self.dtype = dtype
+        self.shape = (int(self._ends[-1]), length)
         self.size = self.shape[0] * self.shape[1]
         self._open: collections.OrderedDict[int, np.ndarray] = collections.OrderedDict()
 
@@ -82,17 +87,28 @@ class ShardedArray:
         if indices.size and not 0 <= indices.min() <= indices.max() < len(self):
             raise IndexError(f"rows {indices} of {len(self)}")
         shards = np.searchsorted(self._ends, indices, side="right")
-        found = np.empty((len(indices), self.shape[1]), self.dtype)
+        rows = np.empty((len(indices), self.shape[1]), self.dtype)
         for shard in np.unique(shards):
             array = self._array(int(shard))
-            mine = shards == shard
-            found[mine] = array[indices[mine] - (self._ends[shard] - len(array))]
-        return found
+            selected = shards == shard
+            rows[selected] = array[indices[selected] - (self._ends[shard] - len(array))]
+        return rows
 
     def _array(self, shard: int) -> np.ndarray:
         if shard not in self._open:
             path = self._paths[shard]
-            self._open[shard] = array_files.open_npy(path)
+            begin = self._ends[shard - 1] if shard else 0
+            wanted = (int(self._ends[shard] - begin), self.shape[1])
+            try:
+                array = array_files.open_npy(path)
+                if array.shape != wanted or array.dtype != self.dtype:
+                    raise ValueError(f"it is {array.shape} {array.dtype}")
+            except (OSError, ValueError) as error:
+                raise UserError(
+                    f"cannot read {path}: {getattr(error, 'strerror', None) or error}; "
+                    "remove the folder and prepare it again."
+                ) from error
+            self._open[shard] = array
             if len(self._open) > _OPEN_FILES:
                 self._open.popitem(last=False)
         self._open.move_to_end(shard)

@@ -8,7 +8,9 @@ context only, `loss_mask.npy`, of bool, marks the others. Or it holds such folde
 """
 
 import collections
+import concurrent.futures
 import dataclasses
+import math
 import os
 import pathlib
 from collections.abc import Callable
@@ -18,6 +20,7 @@ import numpy as np
 
 from bpd_jax import array_files
 from bpd_jax.artifacts import Artifact
+from bpd_jax.buckets import BucketPath, as_path
 from bpd_jax.data.permutation import Permutation
 from bpd_jax.data.row_shards import ShardedArray, shard_folders
 from bpd_jax.errors import UserError
@@ -41,6 +44,9 @@ _FIELDS = {
     "end_of_text": int,
     "fingerprint": dict,
 }
+
+_OPENED_AT_ONCE = 16  # shards
+_NPY_HEADER = 128  # bytes, of an array of two axes
 
 # The order of this many rows is a table of 64 MB; of more, it is computed.
 _LARGEST_TABLE = 1 << 23
@@ -146,7 +152,7 @@ def open_rows(folder: str | os.PathLike[str]) -> PackedRows:
     Raises:
       UserError: the folder is missing, incomplete, or of another version.
     """
-    folder = pathlib.Path(folder)
+    folder = as_path(folder)
     shards = shard_folders(folder)
     if shards:
         return _joined(folder, shards)
@@ -178,14 +184,15 @@ def _joined(folder: pathlib.Path, paths: list[pathlib.Path]) -> PackedRows:
     first = open_rows(paths[0])
     counts, tokens, documents = [], 0, 0
     cut: collections.Counter[str] = collections.Counter()
-    whole = _without_shard(first)
-    for path in paths:
-        part = open_rows(path)
-        for name, mine in _without_shard(part).items():
-            if mine != whole.get(name):
+    common = _without_shard(first)
+    with concurrent.futures.ThreadPoolExecutor(_OPENED_AT_ONCE) as pool:
+        parts = list(pool.map(_without_arrays, paths))
+    for path, part in zip(paths, parts, strict=True):
+        for name, value in _without_shard(part).items():
+            if value != common.get(name):
                 raise UserError(
-                    f"{path} does not belong to {paths[0]}: {name} is {mine!r} here "
-                    f"and {whole.get(name)!r} there."
+                    f"{path} does not belong to {paths[0]}: {name} is {value!r} here "
+                    f"and {common.get(name)!r} there."
                 )
         counts.append(len(part))
         tokens += part.num_tokens
@@ -193,7 +200,8 @@ def _joined(folder: pathlib.Path, paths: list[pathlib.Path]) -> PackedRows:
         cut.update(part.cut)
 
     def join(name: str, like: Any) -> ShardedArray:
-        return ShardedArray([path / name for path in paths], counts, like)
+        files = [path / name for path in paths]
+        return ShardedArray(files, counts, first.length, like.dtype)
 
     return dataclasses.replace(
         first,
@@ -205,8 +213,17 @@ def _joined(folder: pathlib.Path, paths: list[pathlib.Path]) -> PackedRows:
         ),
         num_tokens=tokens,
         num_documents=documents,
-        fingerprint=whole,
+        fingerprint=common,
         cut=dict(cut),
+    )
+
+
+def _without_arrays(folder: pathlib.Path) -> PackedRows:
+    """Opens a folder of rows, checks its files and closes them again."""
+    rows = open_rows(folder)
+    nothing = np.empty((len(rows), 0), np.uint16)
+    return dataclasses.replace(
+        rows, tokens=nothing, segment_ids=nothing, loss_mask=None
     )
 
 
@@ -216,8 +233,15 @@ def _without_shard(rows: PackedRows) -> dict[str, Any]:
 
 def _open_array(
     path: pathlib.Path, shape: tuple[int, int], dtypes: tuple[type, ...]
-) -> np.ndarray:
+) -> np.ndarray | ShardedArray:
     with KIND.reading(path):
+        if isinstance(path, BucketPath):
+            # Its size alone is looked at, and it is copied when a row of it is used.
+            size = path.stat().st_size - _NPY_HEADER
+            for dtype in map(np.dtype, dtypes):
+                if size == math.prod(shape) * dtype.itemsize:
+                    return ShardedArray([path], [shape[0]], shape[1], dtype)
+            raise ValueError(f"its size does not fit {HEADER}, which says {shape}")
         array = array_files.open_npy(path)
         if array.shape != shape or array.dtype not in dtypes:
             raise ValueError(
@@ -287,9 +311,9 @@ class RowIterator:
 
     def __next__(self) -> Batch:
         first = self._given + self._process_index * self._local_size
-        places = np.arange(first, first + self._local_size)
+        positions = np.arange(first, first + self._local_size)
         self._given += self._batch_size
-        return self._rows.batch(self._rows_at(places))
+        return self._rows.batch(self._rows_at(positions))
 
     @property
     def epoch(self) -> float:
@@ -308,26 +332,26 @@ class RowIterator:
         Raises:
           UserError: the state is of other rows or another seed.
         """
-        for name, mine in self.state().items():
-            if name not in state or (name != "given" and state[name] != mine):
+        for name, current in self.state().items():
+            if name not in state or (name != "given" and state[name] != current):
                 raise UserError(
                     f"the saved place in the data does not fit {self._rows.folder}: "
-                    f"{name} was {state.get(name)} and is {mine}."
+                    f"{name} was {state.get(name)} and is {current}."
                 )
         self._given = int(state["given"])
 
-    def _rows_at(self, places: np.ndarray) -> np.ndarray:
-        """Indices of the rows at ascending `places` of the endless sequence of rows."""
-        epochs, places = np.divmod(places, len(self._rows))
+    def _rows_at(self, positions: np.ndarray) -> np.ndarray:
+        """Indices of the rows at ascending `positions` of the endless sequence."""
+        epochs, positions = np.divmod(positions, len(self._rows))
         if not self._shuffle:
-            return places
-        found = []
+            return positions
+        rows = []
         for epoch in np.unique(epochs):
             if epoch != self._epoch:
                 self._order = _order(len(self._rows), (self._seed, int(epoch)))
                 self._epoch = epoch
-            found.append(self._order(places[epochs == epoch]))
-        return np.concatenate(found)
+            rows.append(self._order(positions[epochs == epoch]))
+        return np.concatenate(rows)
 
 
 def _order(size: int, seed: tuple[int, int]) -> Callable[[np.ndarray], np.ndarray]:

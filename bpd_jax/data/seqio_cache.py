@@ -82,16 +82,16 @@ def check_fits(task: DataTask, folder: str) -> None:
     path = os.path.join(folder, ABOUT)
     try:
         with tf.io.gfile.GFile(path) as file:
-            found = json.load(file)
+            saved = json.load(file)
     except (tf.errors.NotFoundError, ValueError) as error:
         raise UserError(
             f"cannot read {path}: {folder} was not made by bpd_jax.prepare, or is "
             "damaged; name another folder."
         ) from error
-    for name, mine in about(task).items():
-        if found.get(name) != mine:
+    for name, expected in about(task).items():
+        if saved.get(name) != expected:
             raise UserError(
                 f"{folder} is the cache of another task: {name} is "
-                f"{found.get(name)!r} there and {mine!r} here; name another folder, or "
-                "remove it."
+                f"{saved.get(name)!r} there and {expected!r} here; name another "
+                "folder, or remove it."
             )

@@ -105,13 +105,13 @@ def register(task: DataTask) -> seqio.Task:
     many threads, so a task that is registered stays as it is.
     """
     with _registering:
-        found = get_task(task)
-        if _registered.get(found.name) != task:
-            if found.name in seqio.TaskRegistry.names():
-                seqio.TaskRegistry.remove(found.name)
-            seqio.TaskRegistry.add_provider(found.name, found)
-            _registered[found.name] = task
-        return seqio.TaskRegistry.get(found.name)
+        task_object = get_task(task)
+        if _registered.get(task_object.name) != task:
+            if task_object.name in seqio.TaskRegistry.names():
+                seqio.TaskRegistry.remove(task_object.name)
+            seqio.TaskRegistry.add_provider(task_object.name, task_object)
+            _registered[task_object.name] = task
+        return seqio.TaskRegistry.get(task_object.name)
 
 
 _registering = threading.Lock()
@@ -175,8 +175,8 @@ def _registered_task(name: str, vocabulary: str) -> seqio.Task:
     """Returns the seqio task of that name, with `vocabulary` in place of its own."""
     registered = seqio.TaskRegistry.names()
     if name not in registered:
-        known = ", ".join([*CORPORA, *sorted(registered)])
-        raise UserError(f"unknown task {name!r}: the known ones are {known}.")
+        names = ", ".join([*CORPORA, *sorted(registered)])
+        raise UserError(f"unknown task {name!r}: the known ones are {names}.")
     task = seqio.TaskRegistry.get(name)
     if "targets" not in task.output_features:
         raise UserError(f"the seqio task {name} has no feature 'targets'.")

@@ -4,11 +4,11 @@ import codecs
 import gzip
 import json
 import os
-import pathlib
 import zlib
 from collections.abc import Iterator, Sequence
 
 from bpd_jax import files
+from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 
 Path = str | os.PathLike[str]
@@ -16,7 +16,7 @@ Path = str | os.PathLike[str]
 
 def is_json_lines(path: Path) -> bool:
     """Whether the name says that each line is one JSON record."""
-    return pathlib.Path(path).name.endswith((".jsonl", ".jsonl.gz"))
+    return as_path(path).name.endswith((".jsonl", ".jsonl.gz"))
 
 
 def read_text(path: Path) -> str:
@@ -28,7 +28,7 @@ def read_text(path: Path) -> str:
       UserError: the file cannot be read or is not UTF-8.
     """
     try:
-        return _decode(pathlib.Path(path).read_bytes(), path, offset=0)
+        return _decode(as_path(path).read_bytes(), path, offset=0)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
 
@@ -42,7 +42,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     opened = gzip.open if str(path).endswith(".gz") else open
     offset = 0
     try:
-        with opened(path, "rb") as file:
+        with opened(as_path(path), "rb") as file:
             for number, line in enumerate(files.bounded_lines(file, path), start=1):
                 yield number, _decode(line, path, offset).rstrip("\r\n")
                 offset += len(line)
@@ -81,11 +81,11 @@ def read_json_fields(
     Raises:
       UserError: as `read_json_field`.
     """
-    for number, place, record in _records(path):
+    for number, location, record in _records(path):
         yield (
             number,
             {
-                field: _text_of(record, field, place, field == may_be_empty)
+                field: _text_of(record, field, location, field == may_be_empty)
                 for field in fields
             },
         )
@@ -100,14 +100,14 @@ def read_json_texts(path: Path, field: str) -> Iterator[tuple[int, list[str]]]:
     Raises:
       UserError: as `read_json_fields`.
     """
-    for number, place, record in _records(path):
+    for number, location, record in _records(path):
         first = _value_of(record, field)
         if first is None:
             yield number, []
             continue
-        found = _whole_value_of(record, field)
-        texts = found if isinstance(found, list) and "/" in field else [first]
-        yield number, [_checked_text(text, field, place) for text in texts]
+        value = _whole_value_of(record, field)
+        texts = value if isinstance(value, list) and "/" in field else [first]
+        yield number, [_checked_text(text, field, location) for text in texts]
 
 
 def _records(path: Path) -> Iterator[tuple[int, str, object]]:
@@ -115,17 +115,17 @@ def _records(path: Path) -> Iterator[tuple[int, str, object]]:
     for number, line in read_lines(path):
         if not line.strip():
             continue
-        place = f"{path}, line {number}"
+        location = f"{path}, line {number}"
         try:
             record = json.loads(line)
         except json.JSONDecodeError as error:
             raise UserError(
-                f"{place} is not JSON: {error.msg} at column {error.colno}."
+                f"{location} is not JSON: {error.msg} at column {error.colno}."
             ) from error
         except (RecursionError, ValueError) as error:
             # Objects within objects, thousands deep, or a number as long.
-            raise UserError(f"{place} cannot be read as JSON: {error}.") from error
-        yield number, place, record
+            raise UserError(f"{location} cannot be read as JSON: {error}.") from error
+        yield number, location, record
 
 
 # In place of a field that a record lacks.
@@ -134,47 +134,47 @@ _LACKING = object()
 
 def _whole_value_of(record: object, field: str) -> object:
     """The value in a field; None is that of `null`."""
-    found = record
+    value = record
     for name in field.split("/"):
-        found = found.get(name, _LACKING) if isinstance(found, dict) else _LACKING
-        if found is None:
+        value = value.get(name, _LACKING) if isinstance(value, dict) else _LACKING
+        if value is None:
             return None
-    return found
+    return value
 
 
 def _value_of(record: object, field: str) -> object:
     """The value in a field, the first of a list; None is that of `null` and `[]`."""
-    found = _whole_value_of(record, field)
-    if "/" in field and isinstance(found, list):
-        return found[0] if found else None
-    return _LACKING if "/" in field and isinstance(found, str) else found
+    value = _whole_value_of(record, field)
+    if "/" in field and isinstance(value, list):
+        return value[0] if value else None
+    return _LACKING if "/" in field and isinstance(value, str) else value
 
 
-def _text_of(record: object, field: str, place: str, may_be_empty: bool) -> str:
-    found = _value_of(record, field)
-    if found is None and may_be_empty:
+def _text_of(record: object, field: str, location: str, may_be_empty: bool) -> str:
+    value = _value_of(record, field)
+    if value is None and may_be_empty:
         return ""
-    return _checked_text(found, field, place)
+    return _checked_text(value, field, location)
 
 
-def _checked_text(found: object, field: str, place: str) -> str:
-    if not isinstance(found, str):
+def _checked_text(value: object, field: str, location: str) -> str:
+    if not isinstance(value, str):
         shape: object = ["..."] if "/" in field else "..."
         for name in reversed(field.split("/")):
             shape = {name: shape}
         raise UserError(
-            f"{place} has no text in the field {field!r}: each line must look like "
+            f"{location} has no text in the field {field!r}: each line must look like "
             f"{json.dumps(shape)}."
         )
     # JSON can spell half of a surrogate pair, which no UTF-8 text holds.
     try:
-        found.encode("utf-8")
+        value.encode("utf-8")
     except UnicodeEncodeError as error:
         raise UserError(
-            f"{place}: the field {field!r} holds the lone surrogate "
-            f"\\u{ord(found[error.start]):04x}, which is not text."
+            f"{location}: the field {field!r} holds the lone surrogate "
+            f"\\u{ord(value[error.start]):04x}, which is not text."
         ) from error
-    return found
+    return value
 
 
 def _decode(data: bytes, path: Path, offset: int) -> str:

@@ -99,8 +99,8 @@ def trained_size(vocabulary: str) -> int | None:
 
 def short_vocabulary(vocabulary: str) -> str:
     """The vocabulary in the name of a task: a path is `custom`."""
-    known = vocabulary == "gpt3" or trained_size(vocabulary) is not None
-    return vocabulary if known else "custom"
+    is_name = vocabulary == "gpt3" or trained_size(vocabulary) is not None
+    return vocabulary if is_name else "custom"
 
 
 def check_split(split: str) -> None:

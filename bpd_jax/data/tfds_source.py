@@ -20,8 +20,8 @@ class TfdsSource(seqio.TfdsDataSource):
         limit = "" if task.max_examples is None else f"[:{task.max_examples}]"
         splits = {split: split + limit for split in task.dataset.splits}
         if task.divides_train:
-            kept = min(99, max(1, round(100 - 100 * task.validation_fraction)))
-            first, last = f":{kept}%", f"{kept}%:"
+            percent = min(99, max(1, round(100 - 100 * task.validation_fraction)))
+            first, last = f":{percent}%", f"{percent}%:"
             if task.max_examples is not None:
                 first, last = f":{task.max_examples}", f"-{task.max_examples}:"
             splits |= {"train": f"train[{first}]", "validation": f"train[{last}]"}
@@ -38,10 +38,10 @@ class TfdsSource(seqio.TfdsDataSource):
         Raises:
           UserError: they are not there.
         """
-        known = self.tfds_dataset.info.splits
-        if known and self._task.source_split(split) not in known:
+        splits = self.tfds_dataset.info.splits
+        if splits and self._task.source_split(split) not in splits:
             raise self._missing(split)
-        self._check_division(known)
+        self._check_division(splits)
         try:
             return super().get_dataset(split, *args, **kwargs)
         except AssertionError as error:
@@ -55,19 +55,19 @@ class TfdsSource(seqio.TfdsDataSource):
 
     def num_input_examples(self, split: str) -> int | None:
         """Returns the number of records in a split, None if it is not known."""
-        known = self.tfds_dataset.info.splits
+        splits = self.tfds_dataset.info.splits
         # Of mocked data, and of some very large ones, nothing or 0 is said.
         source = self._task.source_split(split)
-        if source not in known or not known[source].num_examples:
+        if source not in splits or not splits[source].num_examples:
             return None
         return super().num_input_examples(split)
 
-    def _check_division(self, known: Mapping[str, Any]) -> None:
+    def _check_division(self, splits: Mapping[str, Any]) -> None:
         """Raises a `UserError` if records would be trained on and held out."""
         limit = self._task.max_examples
-        if limit is None or not self._task.divides_train or "train" not in known:
+        if limit is None or not self._task.divides_train or "train" not in splits:
             return
-        total = known["train"].num_examples
+        total = splits["train"].num_examples
         if total and total < 2 * limit:
             raise UserError(
                 f"max_examples is {limit}, but the train split of "

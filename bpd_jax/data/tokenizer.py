@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 import tokenizers
 
 from bpd_jax import files
+from bpd_jax.buckets import as_path
 from bpd_jax.data.text_task import SMALLEST_VOCABULARY
 from bpd_jax.errors import UserError, library_errors
 
@@ -52,13 +53,13 @@ class Tokenizer:
         """
         vocabulary = backend.get_vocab(with_added_tokens=True)
         if end_of_text is None:
-            known = [token for token in _END_OF_TEXT_NAMES if token in vocabulary]
-            if not known:
+            end_names = [token for token in _END_OF_TEXT_NAMES if token in vocabulary]
+            if not end_names:
                 raise UserError(
                     f"{name} has no end-of-text token: looked for "
                     f"{', '.join(_END_OF_TEXT_NAMES)}."
                 )
-            end_of_text = vocabulary[known[0]]
+            end_of_text = vocabulary[end_names[0]]
         self.end_of_text: int = end_of_text
         # Published vocabularies may leave ids unused.
         self.vocab_size: int = max(vocabulary.values()) + 1
@@ -235,7 +236,7 @@ def named_tokenizer(vocabulary: str) -> Tokenizer:
 
 def tokenizer_file(path: str | os.PathLike[str]) -> pathlib.Path:
     """Returns the tokenizer.json that `path` is or, as a folder, holds."""
-    path = pathlib.Path(path).expanduser()
+    path = as_path(path).expanduser()
     file = path / FILE_NAME if path.is_dir() else path
     if not file.exists():
         raise UserError(
@@ -262,7 +263,7 @@ def _byte_of_character() -> dict[str, int]:
     are U+0100, U+0101, and so on.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
+    unprintable = [byte for byte in range(256) if byte not in printable]
     table = {chr(byte): byte for byte in printable}
-    table.update({chr(0x100 + rank): byte for rank, byte in enumerate(others)})
+    table.update({chr(0x100 + rank): byte for rank, byte in enumerate(unprintable)})
     return table

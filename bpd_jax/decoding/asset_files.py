@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bpd_jax import files
+from bpd_jax.buckets import as_path
 from bpd_jax.decoding.loading import LoadedModel, load_model
 from bpd_jax.drafting.assets import KINDS, Assets, AttachedDrafter, SmallModel
 from bpd_jax.errors import UserError
@@ -135,7 +136,7 @@ def read_drafter(loaded: LoadedModel, folder: str | os.PathLike[str]) -> LoadedD
     Raises:
       UserError: the folder is missing, damaged, or holds no such drafter.
     """
-    folder = pathlib.Path(folder)
+    folder = as_path(folder)
     if (folder / CONFIG).is_file() and not (folder / HEADER).is_file():
         from bpd_jax.pretrained.drafter_import import import_drafter
 

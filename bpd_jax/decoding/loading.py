@@ -9,13 +9,16 @@ import jax
 import numpy as np
 
 from bpd_jax import files
+from bpd_jax.buckets import as_path
 from bpd_jax.data.example_task import DataTask, task_from_json
 from bpd_jax.data.prompts import held_out_prompts
 from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.decoding.conversation import Chat
 from bpd_jax.errors import UserError
+from bpd_jax.models import attention_kernel
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise import BlockwiseConfig
+from bpd_jax.models.cache import BITS
 from bpd_jax.models.config import load_config
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.heads_files import HEADER, LoadedHeads, attach_heads, load_heads
@@ -108,12 +111,13 @@ class LoadedModel:
         config = self.functions.config
         trunk = dataclasses.replace(config.trunk, dtype=dtype)
         config = dataclasses.replace(config, trunk=trunk)
-        # On a CPU XLA converts a whole bfloat16 cache to float32 and back to write a
-        # few slots of it, and multiplies single rows no faster in bfloat16.
         on_cpu = dtype == "bfloat16" and jax.default_backend() == "cpu"
+        # XLA multiplies single rows no faster in bfloat16 on a CPU; our kernel does.
+        kernel = attention_kernel.reads_heads_of(trunk.head_width)
+        cache_dtype = BITS.__name__ if kernel else "float32"
         return dataclasses.replace(
             self,
-            functions=ModelFunctions(config, "float32" if on_cpu else None),
+            functions=ModelFunctions(config, cache_dtype if on_cpu else None),
             params=cast_matrices(self.params, dtype),
         )
 
@@ -201,7 +205,7 @@ def load_model(
             return _load_pretrained(name, file, heads)
     if name in PACKAGED:
         return _load_pretrained(name, find_packaged(name), heads)
-    path = pathlib.Path(KNOWN_RUNS.get(name, name))
+    path = as_path(KNOWN_RUNS.get(name, name))
     if path.is_file() or (path / "config.json").is_file():
         return _load_pretrained(path.stem if path.is_file() else path.name, path, heads)
     if not path.is_dir():

@@ -232,9 +232,11 @@ class Method:
             for name, value in self.settings
             if name not in hidden
         ]
-        if self.beside is not None and alias is None:
-            extra.append(self.beside.label(order))
-        return f"{words} ({', '.join(extra)})" if extra else words
+        words += f" ({', '.join(extra)})" if extra else ""
+        if self.beside is None or alias is not None:
+            return words
+        beside = self.beside.label(order)
+        return f"{words}, with {beside[0].lower()}{beside[1:]}"
 
     def _words(self, order: int | None) -> str:
         assert self.source is not None

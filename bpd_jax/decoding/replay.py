@@ -25,6 +25,7 @@ from bpd_jax.decoding.recording import (
     padded_sizes,
     record_text,
 )
+from bpd_jax.decoding.refill import padded_length
 from bpd_jax.drafting.assets import Assets
 from bpd_jax.errors import UserError
 from bpd_jax.typing import PyTree
@@ -159,6 +160,7 @@ def record(
     *,
     width: int | None = None,
     keep_hidden: bool = False,
+    on_progress: Callable[[int], object] = lambda texts: None,
 ) -> Replay:
     """Runs the model once over decoded texts.
 
@@ -169,6 +171,7 @@ def record(
       width: candidates kept per head, at most the draft vocabulary; by default
         the decoder's.
       keep_hidden: also keep hidden states, for hydra and recurrent.
+      on_progress: called after each text with the number 1.
 
     Raises:
       UserError: the texts were not decoded greedily, or there are none.
@@ -176,11 +179,15 @@ def record(
     if options.temperature != 0 or not texts:
         raise UserError("replay needs at least one text that was decoded greedily.")
     width = min(width or decoder.width, decoder.model.config.draft_vocab_size)
-    slots, positions = padded_sizes(texts)
-    recorded = [
-        record_text(decoder, text, width, slots=slots, positions=positions)
-        for text in texts
-    ]
+    most, positions = padded_sizes(texts)
+    recorded = []
+    for text in texts:
+        # A few sizes, so that few programs are compiled and short texts stay short.
+        slots = min(padded_length(len(text.input_ids) + positions), most)
+        recorded.append(
+            record_text(decoder, text, width, slots=slots, positions=positions)
+        )
+        on_progress(1)
     return replay_of(decoder, recorded, options, keep_hidden=keep_hidden)
 
 

@@ -10,27 +10,27 @@ Sums = Mapping[float, tuple[int, int]]
 def best_alpha(sums: Sums) -> float:
     """The alpha of the highest block efficiency; ties go to the one nearest 1.
 
-    At 1 heads and rescorer count alike, which is what one takes without tuning. A tie
-    shows nothing that would speak for leaving it, and the extremes of the grid are the
-    values that carry over worst to other texts. Of two that are as near, the smaller:
-    it trusts the model's own heads more.
+    1 is the default without tuning: heads and rescorer have equal weight. Values at the
+    ends of the grid generalise worst to other texts. Of two alphas at the same distance
+    from 1 the smaller one is chosen, which gives the model's own heads more weight.
 
     Args:
-      sums: one entry at least; all over the same examples.
+      sums: at least one entry; all over the same examples.
     """
     return min(sums, key=lambda a: (-_efficiency(sums[a]), abs(a - 1), a))
 
 
 @dataclasses.dataclass(frozen=True)
 class Tuned:
-    """An alpha and what it is worth.
+    """A tuned alpha with its block efficiency.
 
     Attributes:
       alpha: chosen on the tuning examples.
-      efficiency: its block efficiency on the others, which are reported.
-      habit_alpha: chosen on the reported examples themselves, as the paper may have
-        done ("evaluation set", appendix C.2; appendix E says held out).
-      habit_efficiency: its block efficiency there; never below `efficiency`.
+      efficiency: its block efficiency on the reported examples.
+      habit_alpha: alpha chosen on the reported examples themselves, as the paper may
+        have done ("evaluation set", appendix C.2; appendix E says held out).
+      habit_efficiency: block efficiency of `habit_alpha` on the reported examples;
+        never below `efficiency`.
     """
 
     alpha: float
@@ -43,8 +43,8 @@ def tune_alpha(tune: Sums, report: Sums) -> Tuned:
     """Chooses alpha on some examples and reports it on others.
 
     Args:
-      tune: of the tuning examples.
-      report: of the others; the same alphas.
+      tune: sums over the tuning examples.
+      report: sums over the reported examples, for the same alphas.
     """
     chosen, habit = best_alpha(tune), best_alpha(report)
     return Tuned(chosen, _efficiency(report[chosen]), habit, _efficiency(report[habit]))

@@ -1,8 +1,10 @@
-"""Single blocks looked at closely: the lattice and what each method drafts from it."""
+"""A single block in detail: its lattice and the drafts of several methods."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol, TypeVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -19,9 +21,9 @@ class BlockPath:
     """A draft of a block.
 
     Attributes:
-      label: the method.
-      candidates: per position the index of its token in the lattice.
-      accepted: leading tokens that greedy decoding emits.
+      label: display name of the method.
+      candidates: for each position, the index of the draft token in the lattice.
+      accepted: number of leading tokens that greedy decoding emits.
     """
 
     label: str
@@ -36,8 +38,8 @@ class BlockView:
     Attributes:
       text: token ids before the block.
       tokens, log_probs: the lattice, `[L, W]`.
-      greedy: the L tokens that greedy decoding emits.
-      paths: one per method that is drawn.
+      greedy: the tokens that greedy decoding emits, `[L]`; -1 after the text's end.
+      paths: one per method.
     """
 
     text: np.ndarray
@@ -46,13 +48,56 @@ class BlockView:
     greedy: np.ndarray
     paths: list[BlockPath]
 
+    @property
+    def gain(self) -> tuple[int, int]:
+        """Tokens that the refined draft gains over BPD, then its accepted tokens."""
+        refined = self.paths[-2]
+        return refined.accepted - self.paths[0].accepted, refined.accepted
+
+
+def view_block(
+    text: np.ndarray,
+    tokens: np.ndarray,
+    log_probs: np.ndarray,
+    greedy: np.ndarray,
+    refined: Mapping[str, np.ndarray],
+) -> BlockView:
+    """A block with the drafts of BPD, of refined methods and of the oracle.
+
+    Args:
+      text, tokens, log_probs, greedy: as in `BlockView`.
+      refined: drafts by label.
+    """
+    is_candidate = (tokens == greedy[:, None]).any(1)
+    oracle = np.where(is_candidate, greedy, tokens[:, 0])
+    drafts = {"BPD": tokens[:, 0], **refined, "Oracle": oracle}
+    view = BlockView(text, tokens, log_probs, greedy, [])
+    view.paths.extend(_path(label, view, draft) for label, draft in drafts.items())
+    return view
+
+
+class Gains(Protocol):
+    """A block in which a refined draft is compared with a plain one."""
+
+    @property
+    def gain(self) -> tuple[int, int]:
+        """Tokens that the refined draft gains, then its accepted tokens."""
+
+
+AnyBlock = TypeVar("AnyBlock", bound=Gains)
+
+
+def most_telling(blocks: Iterable[AnyBlock]) -> AnyBlock | None:
+    """The first of the blocks with the largest gain; None of none."""
+    return max(blocks, key=lambda block: block.gain, default=None)
+
 
 def telling_block(
     decoder: Decoder, results: Sequence[MethodResult], max_prompts: int = 8
 ) -> BlockView | None:
     """The block in which refinement gained most over BPD.
 
-    Looks at every serial call of BPD on the first `max_prompts` prompts: the texts are
+    Considers every serial call of BPD on the first `max_prompts` prompts: the texts are
     recorded, and the refined method drafts from the recording (see `Replay`).
 
     Returns:
@@ -84,15 +129,20 @@ def telling_block(
     if refined is not bpd:
         drafts = _drafts(decoder, replay, refined, calls)
     views = []
-    for call, places in enumerate(calls):
-        lattice = _lattices(replay, places)
-        for row, end in enumerate(places):
-            view = _view(replay, lattice, row, int(end))
-            if drafts is not None:
-                path = _path(refined.label, view, drafts[call][row])
-                view.paths.insert(1, path)
-            views.append(view)
-    return max(views, key=_gain)
+    tokens = np.asarray(replay.recording.tokens)
+    for call, row_ends in enumerate(calls):
+        lattice = jax.tree.map(np.asarray, _lattices(replay, row_ends))
+        for row, end in enumerate(row_ends):
+            views.append(
+                view_block(
+                    tokens[row, :end],
+                    lattice.tokens[row],
+                    lattice.log_probs[row],
+                    tokens[row, end : end + size],
+                    {} if drafts is None else {refined.label: drafts[call][row]},
+                )
+            )
+    return most_telling(views)
 
 
 def _lattices(replay: Replay, ends: np.ndarray) -> Lattice:
@@ -109,46 +159,26 @@ def _lattices(replay: Replay, ends: np.ndarray) -> Lattice:
 def _drafts(
     decoder: Decoder, replay: Replay, refined: MethodResult, calls: np.ndarray
 ) -> list[np.ndarray]:
-    """The draft that wins after every beginning of every text, `[calls][R, L]`."""
+    """The winning draft after every beginning of every text, `[calls][R, L]`."""
     replayer = replay.decoder(width=replay.model.width, alpha=decoder.alpha)
     task = replayer.task(refined.method, replay.options)
     tokens = np.asarray(replay.recording.tokens)
     rows = range(len(tokens))
     beginnings = [tokens[row, : ends[row]] for ends in calls for row in rows]
-    found = []
+    drafts = []
     for call in range(len(calls)):
         chosen = [call * len(rows) + row for row in rows]
         new_tokens = replay.options.max_new_tokens
         state = task.prefill(beginnings, chosen, len(rows), new_tokens)
         history = task.run(state, 1).history
         assert history is not None
-        found.append(np.asarray(history.drafts[0]))
-    return found
-
-
-def _view(replay: Replay, lattice: Lattice, row: int, end: int) -> BlockView:
-    """One block with the drafts of BPD and the oracle."""
-    text = np.asarray(replay.recording.tokens[row])
-    tokens = np.asarray(lattice.tokens[row])
-    log_probs = np.asarray(lattice.log_probs[row])
-    greedy = text[end : end + len(tokens)]
-    view = BlockView(text[:end], tokens, log_probs, greedy, [])
-    held = (tokens == greedy[:, None]).any(1)
-    oracle = np.where(held, greedy, tokens[:, 0])
-    view.paths.append(_path("BPD", view, tokens[:, 0]))
-    view.paths.append(_path("Oracle", view, oracle))
-    return view
+        drafts.append(np.asarray(history.drafts[0]))
+    return drafts
 
 
 def _path(label: str, view: BlockView, draft: np.ndarray) -> BlockPath:
-    """A draft as a way through the lattice, as far as it stays inside."""
-    known = view.tokens[: len(draft)] == draft[: len(view.tokens), None]
-    length = int(np.cumprod(known.any(1)).sum())
+    """A draft as a path through the lattice, up to the first token outside of it."""
+    matches = view.tokens[: len(draft)] == draft[: len(view.tokens), None]
+    length = int(np.cumprod(matches.any(1)).sum())
     accepted = int(np.cumprod(draft[:length] == view.greedy[:length]).sum())
-    return BlockPath(label, np.argmax(known[:length], axis=1).tolist(), accepted)
-
-
-def _gain(view: BlockView) -> tuple[int, int]:
-    """How much the refined draft gained, then how long it was."""
-    refined = view.paths[-2]
-    return refined.accepted - view.paths[0].accepted, refined.accepted
+    return BlockPath(label, np.argmax(matches[:length], axis=1).tolist(), accepted)

@@ -1,4 +1,4 @@
-"""Several methods on the same prompts: what each gains, and that none errs."""
+"""Compares methods on the same prompts: speed, and equality of their texts."""
 
 import concurrent.futures
 import dataclasses
@@ -17,20 +17,20 @@ from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.equality import Difference, differences
 
-# Programs that are compiled at a time: tracing takes one core, the compiler another.
+# Number of programs compiled at once: tracing uses one core, the compiler another.
 _COMPILERS = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class MethodResult:
-    """What one method did with all prompts.
+    """The results of one method on all prompts.
 
     Attributes:
       method: the method.
       label: display name.
       generations: one per prompt.
-      differences: prompts whose output is not the greedy one.
-      seconds: of all prompts, by round; empty where nothing was timed.
+      differences: prompts whose output differs from that of greedy decoding.
+      seconds: duration of all prompts in each round; empty if nothing was timed.
     """
 
     method: Method
@@ -45,15 +45,15 @@ class MethodResult:
         return [d for d in self.differences if not d.near_tie]
 
     def speedup(self, plain: "MethodResult") -> float | None:
-        """How many times as fast as `plain` this method is; None if nothing was timed.
+        """Speed-up over `plain`; None if nothing was timed.
 
-        The median over rounds of the ratio within a round, in which both met the same
-        state of the machine.
+        This is the median over rounds of the ratio within a round, because the load of
+        the machine may change between rounds.
         """
         if not self.seconds:
             return None
         pairs = zip(plain.seconds, self.seconds, strict=True)
-        return statistics.median(reference / mine for reference, mine in pairs)
+        return statistics.median(reference / seconds for reference, seconds in pairs)
 
 
 def compile_methods(
@@ -63,23 +63,23 @@ def compile_methods(
     options: DecodeOptions,
     on_compiled: Callable[[str], object] = lambda label: None,
 ) -> None:
-    """Compiles what `compare` needs, two methods at a time.
+    """Compiles the programs that `compare` needs, two methods at a time.
 
-    The oracle is left out, which needs texts before it can draft.
+    The oracle is skipped, because it needs the texts of greedy decoding first.
 
     Args:
       decoder: model and methods.
-      methods: besides greedy decoding.
+      methods: methods other than greedy decoding.
       prompts: token ids.
       options: lengths, batch size.
-      on_compiled: called with the label of every method that is ready.
+      on_compiled: called with the label of every method that has been compiled.
     """
     tasks = {
         method: decoder.prepare(method, prompts, options)
         for method in dict.fromkeys([GREEDY, *methods])
         if not method.is_oracle
     }
-    # The first one alone, because the others share a part of its programs.
+    # Greedy decoding comes first, because the other methods share some of its programs.
     compile_task(tasks.pop(GREEDY), prompts)
     on_compiled(decoder.label(GREEDY))
     with concurrent.futures.ThreadPoolExecutor(_COMPILERS) as pool:
@@ -105,11 +105,11 @@ def compare(
 
     Args:
       decoder: model and methods.
-      methods: in the order of the table; greedy decoding is put first.
+      methods: in the order of the table; greedy decoding always comes first.
       prompts: token ids.
       options: lengths, temperature, batch size.
       on_progress: called with a method's label and a number of decoded tokens.
-      rounds: times that all methods take turns.
+      rounds: number of times that all methods are run, in alternation.
 
     Returns:
       One result per method, each compared with the greedy output in every round; the
@@ -121,7 +121,7 @@ def compare(
         decoder.check(method, prompts, options)
     decoded: dict[Method, list[Generation]] = {}
     seconds: dict[Method, list[float]] = {method: [] for method in ordered}
-    found: dict[Method, dict[int, Difference]] = {method: {} for method in ordered}
+    by_prompt: dict[Method, dict[int, Difference]] = {method: {} for method in ordered}
     for _ in range(rounds):
         for method in ordered:
             generations = decoder.decode(
@@ -136,13 +136,13 @@ def compare(
             for difference in differences(
                 decoder.model, decoder.params, decoded[GREEDY], generations
             ):
-                found[method].setdefault(difference.prompt_index, difference)
+                by_prompt[method].setdefault(difference.prompt_index, difference)
     return [
         MethodResult(
             method,
             decoder.label(method),
             decoded[method],
-            list(found[method].values()),
+            list(by_prompt[method].values()),
             tuple(seconds[method]),
         )
         for method in ordered
@@ -150,20 +150,20 @@ def compare(
 
 
 def fastest(results: Sequence[MethodResult]) -> Method:
-    """The method that took the least time in the first round, the oracle aside."""
+    """The method that took the least time in the first round, except the oracle."""
     real = [result for result in results if not result.method.is_oracle]
     return min(real, key=lambda result: result.seconds[0]).method
 
 
 def fail_on_errors(results: Sequence[MethodResult], records: pathlib.Path) -> None:
-    """Checks that every output is greedy decoding's, but for rounding.
+    """Checks that every output equals that of greedy decoding, up to rounding.
 
     Args:
-      results: of all methods.
-      records: file to be sent with a report of the defect.
+      results: one per method.
+      records: file that the error message asks to attach to a bug report.
 
     Raises:
-      UserError: one is not.
+      UserError: an output differs by more than rounding explains.
     """
     for result in results:
         for error in result.errors:

@@ -1,4 +1,4 @@
-"""Refined drafts against vanilla ones, position by position (paper Table 5)."""
+"""Position-by-position comparison of refined and vanilla drafts (paper Table 5)."""
 
 import dataclasses
 from typing import Self
@@ -8,12 +8,14 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Changes:
-    """Positions of one outcome, and what refinement did to repetition there.
+    """Positions with the same outcome, and the effect of refinement on repetition.
 
     Attributes:
-      total: positions.
-      repaired: the vanilla draft had equal neighbours and the refined one has none.
-      introduced: the reverse.
+      total: number of positions.
+      repaired: positions where the vanilla draft has equal neighbouring tokens and the
+        refined draft has none.
+      introduced: positions where the refined draft has equal neighbouring tokens and
+        the vanilla draft has none.
     """
 
     total: int = 0
@@ -29,18 +31,18 @@ class Changes:
 
     @property
     def repair(self) -> float | None:
-        """Share that repair repetition; None of none."""
+        """Share of positions that repair repetition; None without positions."""
         return self.repaired / self.total if self.total else None
 
     @property
     def regress(self) -> float | None:
-        """Share that introduce it; None of none."""
+        """Share of positions that introduce repetition; None without positions."""
         return self.introduced / self.total if self.total else None
 
 
 @dataclasses.dataclass(frozen=True)
 class DraftComparison:
-    """Positions where refined drafts yield as much, more and less than vanilla ones."""
+    """Positions where refined drafts yield as many, more, and fewer tokens."""
 
     ties: int = 0
     wins: Changes = Changes()
@@ -53,7 +55,7 @@ class DraftComparison:
 
     @property
     def positions(self) -> int:
-        """All of them."""
+        """Number of all positions."""
         return self.ties + self.wins.total + self.losses.total
 
 
@@ -65,13 +67,15 @@ def compare_drafts(
 ) -> DraftComparison:
     """Compares the drafts of two methods along one text.
 
-    A position is a token of the text, whether decoding calls there or not: LAMBADA's
-    counts in Table 5 add up to its tokens. A win is a position where a call would yield
-    more tokens with the refined draft.
+    Every token of the text is a position, even if decoding makes no serial call there:
+    LAMBADA's counts in Table 5 add up to its number of tokens. A win is a position
+    where a call would yield more tokens with the refined draft.
 
     Args:
-      vanilla_accepted, refined_accepted: `[T]`, tokens that a call there yields.
-      vanilla_equal, refined_equal: `[T]`, equal neighbours in the draft there.
+      vanilla_accepted, refined_accepted: `[T]`, tokens that a call at each position
+        yields.
+      vanilla_equal, refined_equal: `[T]`, number of equal neighbouring tokens in the
+        draft at each position.
     """
     repaired = (vanilla_equal > 0) & (refined_equal == 0)
     introduced = (vanilla_equal == 0) & (refined_equal > 0)

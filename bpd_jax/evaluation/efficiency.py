@@ -17,7 +17,7 @@ def block_efficiency(generations: Sequence[Generation]) -> float:
 
 
 def headroom_taken(efficiency: float, base: float, oracle: float) -> float | None:
-    """Share of the oracle's headroom: (BE - BE of BPD) / (BE of the oracle - BPD's).
+    """Share of the headroom: (BE - BE of BPD) / (BE of the oracle - BE of BPD).
 
     >>> headroom_taken(1.75, base=1.5, oracle=2.5)
     0.25
@@ -29,7 +29,7 @@ def headroom_taken(efficiency: float, base: float, oracle: float) -> float | Non
         from, in the paper k = 16.
 
     Returns:
-      1 for the oracle itself, negative below BPD; None where the oracle gains nothing.
+      1 for the oracle itself, negative below BPD; None if the oracle gains nothing.
     """
     return (efficiency - base) / (oracle - base) if oracle > base else None
 
@@ -53,12 +53,12 @@ def ratio_interval(
 ) -> tuple[float, float]:
     """Percentile interval of Σ tokens / Σ calls, resampling examples.
 
-    Each resample draws as many examples as there are, with replacement, and divides
-    the sum of their tokens by the sum of their calls.
+    Each resample draws n examples with replacement, and divides the sum of their
+    tokens by the sum of their calls.
 
     Args:
-      tokens, calls: of every example, `[n]`.
-      **settings: of `bootstrap`: `level`, `resamples`, `seed`.
+      tokens, calls: number of tokens and of serial calls of every example, `[n]`.
+      **settings: arguments of `bootstrap`: `level`, `resamples`, `seed`.
     """
     return bootstrap(
         lambda drawn: tokens[drawn].sum(-1) / np.maximum(calls[drawn].sum(-1), 1),
@@ -76,17 +76,18 @@ def gain_interval(
 ) -> tuple[float, float]:
     """Percentile interval of the gain in block efficiency over another method.
 
-    Every resample draws the same examples for both methods: what is hard for one is
-    hard for the other, so the interval is far narrower than that of either. Arguments
-    are those of `ratio_interval`; examples stand in the same order for both methods.
+    Every resample draws the same examples for both methods. An example that is hard
+    for one method is usually hard for the other, so the interval is far narrower than
+    that of either method. Arguments are those of `ratio_interval`; examples are in the
+    same order for both methods.
     """
 
     def gain(drawn: np.ndarray) -> np.ndarray:
-        mine, theirs = (
+        efficiency, base = (
             t[drawn].sum(-1) / np.maximum(c[drawn].sum(-1), 1)
             for t, c in ((tokens, calls), (base_tokens, base_calls))
         )
-        gains: np.ndarray = mine / np.maximum(theirs, 1e-9) - 1
+        gains: np.ndarray = efficiency / np.maximum(base, 1e-9) - 1
         return gains
 
     return bootstrap(gain, len(base_tokens), **settings)
@@ -101,17 +102,17 @@ def difference_interval(
 ) -> tuple[float, float] | None:
     """Percentile interval of a difference of shares, resampling examples.
 
-    That is Σ events / Σ cases - Σ base events / Σ base cases; every resample draws the
-    same examples for both shares. One without a case of either is left out.
+    The difference is Σ events / Σ cases - Σ base events / Σ base cases; every resample
+    draws the same examples for both shares. A resample without cases is left out.
 
     Args:
-      events, cases: of every example, how many cases there are and of how many the
-        event is seen, `[n]`.
-      base_events, base_cases: of the other share, in the same order.
+      events, cases: number of cases of every example, and of those with the event,
+        `[n]`.
+      base_events, base_cases: the same for the other share, in the same order.
       **settings: as in `ratio_interval`.
 
     Returns:
-      None if no resample has cases of both.
+      None if no resample has cases of both shares.
     """
     if not cases.any() or not base_cases.any():
         return None
@@ -136,19 +137,19 @@ def bootstrap(
 
     Args:
       statistic: maps indices of examples, `[..., n]`, to values, `[...]`; resamples
-        without a value, which are not a number, are left out.
-      count: n.
-      level: share of the resamples inside.
-      resamples: how many.
-      seed: of the draws.
+        whose value is NaN are left out.
+      count: n, the number of examples.
+      level: share of the resamples inside the interval.
+      resamples: number of resamples.
+      seed: seed of the resampling.
     """
     if count == 1:
         value = float(statistic(np.zeros((1, 1), int))[0])
         return value, value
     with warnings.catch_warnings():
-        # SciPy's own interval, which is not used, has no place for missing values.
+        # SciPy's own interval, which is not used, does not support missing values.
         warnings.simplefilter("ignore", stats.DegenerateDataWarning)
-        found = stats.bootstrap(
+        values = stats.bootstrap(
             (np.arange(count),),
             lambda drawn, axis: statistic(drawn.astype(int)),
             n_resamples=resamples,
@@ -156,7 +157,7 @@ def bootstrap(
             method="percentile",
             rng=np.random.default_rng(seed),
         ).bootstrap_distribution
-    low, high = np.nanquantile(found, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.nanquantile(values, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
 

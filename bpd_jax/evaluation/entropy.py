@@ -1,4 +1,4 @@
-"""How sure the heads are, and how block efficiency follows (paper section 6.2)."""
+"""Entropy of the heads and its relation to block efficiency (paper section 6.2)."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -6,24 +6,25 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import stats
 
-# Orders that are drawn for a p-value, where there are more: eight points or more.
-_ORDERS = 9999
+# Permutations drawn for a p-value; with fewer than eight points all are enumerated.
+_PERMUTATIONS = 9999
 
 
 def h_max(entropies: Sequence[float]) -> int:
-    """Largest k with H[i] <= H[i + 1] for all i < k: how far entropy grows.
+    """Largest k with H[i] <= H[i + 1] for all i < k: the head up to which it grows.
 
-    Worked example: entropies 1.0, 1.5, 1.5, 1.2, 3.0 grow up to head 3, so 3; what
-    comes after the first fall does not count. Falling at once gives 1.
+    Worked example: the entropies 1.0, 1.5, 1.5, 1.2, 3.0 grow up to head 3, so the
+    result is 3; values after the first decrease do not count. If the second value is
+    smaller than the first, the result is 1.
 
     >>> h_max([1.0, 1.5, 1.5, 1.2, 3.0])
     3
 
     Args:
-      entropies: mean entropy of heads 1 … L; the unit does not matter.
+      entropies: mean entropy of heads 1 … L, in any unit.
 
     Returns:
-      1 … L.
+      A number in 1 … L.
     """
     falls = np.diff(np.asarray(entropies, float)) < 0
     return int(np.argmax(falls)) + 1 if falls.any() else len(entropies)
@@ -34,11 +35,10 @@ class Fit:
     """A least-squares line through points.
 
     Attributes:
-      slope, intercept: of y over x.
+      slope, intercept: of y as a function of x.
       correlation: Pearson's R.
-      rank_correlation: Spearman's: Pearson's R of the ranks, equals sharing the mean of
-        theirs.
-      p_value: of the rank correlation, two-sided, by permutation.
+      rank_correlation: Spearman's rank correlation; ties share the mean of their ranks.
+      p_value: two-sided p-value of the rank correlation, from a permutation test.
     """
 
     slope: float
@@ -48,11 +48,11 @@ class Fit:
     p_value: float
 
     def grows(self, level: float = 0.05) -> bool | None:
-        """Whether y grows with x, or falls; None where chance may do as much."""
+        """True if y increases with x, False if it decreases, None if insignificant."""
         return None if self.p_value >= level else self.rank_correlation > 0
 
     def falls(self, level: float = 0.05) -> bool | None:
-        """Whether y falls with x, or grows; None where chance may do as much."""
+        """True if y decreases with x, False if it increases, None if insignificant."""
         return None if self.p_value >= level else self.rank_correlation < 0
 
 
@@ -60,11 +60,11 @@ def fit_line(x: Sequence[float], y: Sequence[float]) -> Fit | None:
     """Fits a line by linear regression.
 
     Args:
-      x, y: of equal length.
+      x, y: coordinates of the points.
 
     Returns:
-      None where a correlation means nothing: fewer than 3 points, or all x or all y
-      are the same.
+      None if the correlation is undefined: fewer than 3 points, or all x or all y are
+      equal.
     """
     if len(x) < 3 or min(x) == max(x) or min(y) == max(y):
         return None
@@ -76,7 +76,7 @@ def fit_line(x: Sequence[float], y: Sequence[float]) -> Fit | None:
         permutation_type="pairings",
         alternative="greater",
         vectorized=True,
-        n_resamples=_ORDERS,
+        n_resamples=_PERMUTATIONS,
         rng=np.random.default_rng(0),
     )
     return Fit(

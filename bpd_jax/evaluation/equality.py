@@ -1,4 +1,4 @@
-"""Whether two decodings of the same prompts are the same text, and if not, why."""
+"""Compares two decodings of the same prompts, and explains differences."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -12,22 +12,23 @@ from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.typing import Params
 
 # Two logits closer than this are equal up to rounding: a forward pass of another shape
-# adds the same numbers in another order, and either token may win. In half precision a
-# logit of 16 has a rounding error of 0.06 and 0.008, and a trunk adds to it.
+# sums the same numbers in another order, and either token may have the larger logit. A
+# logit of 16 has a rounding error of 0.06 in bfloat16 and 0.008 in float16, and the
+# layers of the trunk add to it.
 NEAR_TIES = {"float32": 1e-4, "bfloat16": 0.25, "float16": 0.03}
 
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """Where a text leaves the reference.
+    """The first difference between a text and the reference.
 
     Attributes:
-      prompt_index: of the prompt.
+      prompt_index: index of the prompt.
       position: index in `output_ids` of the first token that differs.
-      gap: how far the lower of the two tokens' logits lies below the model's best one
-        there; infinite if one of the texts has no token there.
-      near_tie: both tokens are the model's best, up to rounding. A text that just
-        stops is never one: its end-of-text token would be part of it.
+      gap: difference between the model's largest logit at that position and the lower
+        logit of the two tokens; infinite if one of the texts has ended there.
+      near_tie: whether both tokens are the most probable one, up to rounding. False
+        for a text that merely stops early: the end-of-text token is part of a text.
     """
 
     prompt_index: int
@@ -38,14 +39,13 @@ class Difference:
 
 @dataclasses.dataclass(frozen=True)
 class Divergence:
-    """How far the texts of a method are from the reference.
+    """Summary of the differences between a method's texts and the reference.
 
     Attributes:
       rate: share of prompts whose text differs.
-      first: the first token that differs, of the prompt where that comes earliest,
-        from 1; None if all are equal.
-      gap: median gap where texts part, of texts that do not just stop; None if there
-        are none.
+      first: smallest number, from 1, of a differing token over all prompts; None if all
+        texts are equal.
+      gap: median of the finite gaps; None if there are none.
     """
 
     rate: float
@@ -54,7 +54,7 @@ class Divergence:
 
 
 def divergence(differences: Sequence[Difference], prompts: int) -> Divergence:
-    """Sums up the differences among some prompts."""
+    """Summarises the differences of a number of prompts."""
     if not differences:
         return Divergence(0.0)
     gaps = [d.gap for d in differences if np.isfinite(d.gap)]
@@ -66,7 +66,7 @@ def divergence(differences: Sequence[Difference], prompts: int) -> Divergence:
 
 
 def first_difference(a: np.ndarray, b: np.ndarray) -> int | None:
-    """Index of the first differing element, None if both are the same.
+    """Index of the first differing element; None if both arrays are equal.
 
     >>> first_difference(np.array([1, 2, 3]), np.array([1, 2]))
     2
@@ -84,35 +84,35 @@ def differences(
     reference: Sequence[Generation],
     other: Sequence[Generation],
 ) -> list[Difference]:
-    """Every prompt whose greedy output is not that of the reference, token for token.
+    """The prompts whose greedy output differs from the reference in some token.
 
-    Nothing is computed for prompts whose outputs are equal.
+    The model runs only for prompts whose outputs differ.
     """
-    found = []
+    results = []
     tie = NEAR_TIES[model.config.trunk.dtype]
-    for index, (wanted, got) in enumerate(zip(reference, other, strict=True)):
-        position = first_difference(wanted.output_ids, got.output_ids)
+    for index, (expected, actual) in enumerate(zip(reference, other, strict=True)):
+        position = first_difference(expected.output_ids, actual.output_ids)
         if position is not None:
-            gap = _gap(model, params, wanted, got, position)
-            found.append(Difference(index, position, gap, gap < tie))
-    return found
+            gap = _gap(model, params, expected, actual, position)
+            results.append(Difference(index, position, gap, gap < tie))
+    return results
 
 
 def _gap(
     model: ModelFunctions,
     params: Params,
-    wanted: Generation,
-    got: Generation,
+    expected: Generation,
+    actual: Generation,
     position: int,
 ) -> float:
-    """The `gap` of two texts that part at `position`."""
-    if position >= min(len(wanted.output_ids), len(got.output_ids)):
+    """The `gap` of two texts that differ first at `position`."""
+    if position >= min(len(expected.output_ids), len(actual.output_ids)):
         return float("inf")
-    text = np.concatenate([wanted.input_ids, wanted.output_ids[:position]])
+    text = np.concatenate([expected.input_ids, expected.output_ids[:position]])
     tokens = jnp.asarray(text)[None]
     positions = jnp.arange(len(text))[None]
     mask = causal_mask(jnp.ones_like(tokens))
     hidden, _ = model.forward(params, tokens, positions, mask)
     logits = np.asarray(model.next_token_logits(params, hidden[0, -1]))
-    chosen = [wanted.output_ids[position], got.output_ids[position]]
+    chosen = [expected.output_ids[position], actual.output_ids[position]]
     return float(logits.max() - logits[chosen].min())

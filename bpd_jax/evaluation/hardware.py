@@ -1,26 +1,25 @@
-"""What a decoded token costs a device: memory traffic and arithmetic, by formula.
+"""Memory traffic and arithmetic per decoded token, by formula.
 
-Two models of the same three quantities per decoded token: reads of parameters, traffic
-of the key-value cache, and FLOPs. `printed_cost` is the arithmetic behind the paper's
-Table 11, recovered from its cells, all 42 of which it reproduces to the last digit;
-`cost` is ours. The paper's formula differs in this:
+Two cost models compute the same three quantities per decoded token: parameter reads,
+traffic of the key-value cache, and FLOPs. `printed_cost` is the formula behind the
+paper's Table 11, recovered from its cells, all 42 of which it reproduces to the last
+digit; `cost` is the corrected formula. They differ as follows:
 
-- It takes the width of the feed-forward layer for that of keys and values: its cache
-  traffic is 12288 / 1536 = 8 times too large. (For the rescorer it takes 1536, which is
+- The paper uses the width of the feed-forward layer as that of keys and values: its
+  cache traffic is 12288 / 1536 = 8 times too large. (For the rescorer it uses 1536,
   4 times the model's width of 384; with attention heads of width 128, the reading that
-  gives 61M parameters, 1536 would be right.)
-- The rescorer is read once per serial call. That is the parallel variant; as Algorithm
-  2 is written, each of L - 1 = 8 steps reads it again: 2.306 GB of parameters per token
-  against 1.823 of plain BPD.
-- The weights are multiplied by one token per call, 2 FLOPs each, however many draft
-  tokens are verified; but attention is computed again for the whole sequence, every
-  position with every other, at 8 FLOPs per layer, pair and unit of width: twice what
-  scores and weighted sums take. The second term is 99.7 % of the 0.931 T of
-  autoregressive decoding.
-- Autoregressive decoding is charged for the block heads' parameters too.
+  gives 61M parameters, 1536 would be correct.)
+- In the paper the rescorer is read once per serial call, as in the parallel variant. In
+  Algorithm 2 each of L - 1 = 8 steps reads it again: 2.306 GB of parameters per token,
+  compared with 1.823 GB for plain BPD.
+- In the paper the weights are multiplied by one token per call, 2 FLOPs each,
+  regardless of the number of draft tokens, and attention is recomputed for all pairs of
+  positions, at 8 FLOPs per layer, pair and unit of width: twice the cost of scores and
+  weighted sums. The second term is 99.7 % of the 0.931 T of autoregressive decoding.
+- The paper includes the block heads' parameters in autoregressive decoding.
 
-Right in it, and kept: the prefix is read once for all drafts of a call, as attention
-over a tree of drafts does.
+In both models the prefix is read once for all drafts of a call, as in attention over a
+tree of drafts.
 """
 
 import dataclasses
@@ -39,20 +38,23 @@ CONTEXTS = (128, 512, 1024, 2048)
 
 @dataclasses.dataclass(frozen=True)
 class ModelSize:
-    """What the cost of a model depends on.
+    """The sizes of a model that determine its cost.
 
     Attributes:
-      trunk_parameters: all that a pass reads: the block heads are left out, and an
-        embedding that is not shared with the softmax, of which a pass reads a few rows.
-      trunk_weights: those that every token is multiplied by, the softmax included.
-      head_parameters: of heads 2 … L together; a shared softmax counts as none.
-      head_weights: what one hidden state is multiplied by in all of them, softmax
-        included.
-      layers: of the trunk.
-      attention_width: of all queries of a layer together.
-      kv_width: of its keys, or values.
+      trunk_parameters: number of parameters that a pass reads, without the block heads
+        and without an embedding that is not shared with the softmax, of which a pass
+        reads only a few rows.
+      trunk_weights: number of weights that every token is multiplied by, including the
+        softmax.
+      head_parameters: number of parameters of heads 2 … L together, without a shared
+        softmax.
+      head_weights: number of weights of all heads that one hidden state is multiplied
+        by, including the softmax.
+      layers: number of layers of the trunk.
+      attention_width: width of all queries of a layer together.
+      kv_width: width of all keys of a layer together, and of its values.
       block_size: L; 1 without block heads.
-      value_bytes: of a parameter and of a cached value.
+      value_bytes: bytes of a parameter and of a cached value.
     """
 
     trunk_parameters: int
@@ -75,8 +77,8 @@ def model_size(config: BlockwiseConfig, value_bytes: float = 2) -> ModelSize:
     """The sizes of a model.
 
     Args:
-      config: of the model.
-      value_bytes: of a parameter and of a cached value, 2 in half precision.
+      config: configuration of the model.
+      value_bytes: bytes of a parameter and of a cached value, 2 in half precision.
     """
     trunk, shapes = config.trunk, parameter_shapes(config)
     heads = shapes.get("heads", {})
@@ -96,7 +98,7 @@ def model_size(config: BlockwiseConfig, value_bytes: float = 2) -> ModelSize:
 
 
 def _count(shapes: Params, name: str = "") -> int:
-    """Parameters in those leaves whose name begins like that."""
+    """Number of parameters in the leaves whose name starts with `name`."""
     return sum(
         int(np.prod(leaf.shape))
         for path, leaf in jax.tree_util.tree_leaves_with_path(shapes)
@@ -106,7 +108,7 @@ def _count(shapes: Params, name: str = "") -> int:
 
 @functools.cache
 def paper_sizes() -> tuple[ModelSize, ModelSize]:
-    """The paper's 1.5B model and 61M rescorer, in the readings that come nearest.
+    """The paper's 1.5B model and 61M rescorer, in the closest readings of their sizes.
 
     A gated trunk and eight further heads of width 12288 have 1.57e9 parameters; a
     rescorer with attention heads of width 128 has 62.7e6.
@@ -121,12 +123,12 @@ def paper_sizes() -> tuple[ModelSize, ModelSize]:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Of one decoded token.
+    """The cost of one decoded token.
 
     Attributes:
-      parameter_bytes: read, of all models.
-      kv_bytes: of the cache, read and written.
-      flops: floating-point operations; a multiply-add is two.
+      parameter_bytes: bytes of parameters read, of all models.
+      kv_bytes: bytes of the cache read and written.
+      flops: floating-point operations; a multiply-add counts as two.
     """
 
     parameter_bytes: float
@@ -146,28 +148,28 @@ def cost(
     rescored: int = 0,
     batch: int = 1,
 ) -> Cost:
-    """What a decoded token costs.
+    """The cost of a decoded token.
 
-    One serial call runs the `nodes` tokens of its drafts through the trunk and, on one
-    state, the block heads; it reads the cache of the prefix and writes that of the
-    nodes. A rescorer reads itself and its cache `passes` times, and runs what the last
-    call yielded, which it must catch up with, and draft tokens. A call yields
+    One serial call processes the `nodes` tokens of its drafts with the trunk and one
+    state with the block heads; it reads the cache of the prefix and writes that of the
+    nodes. A rescorer reads its parameters and its cache `passes` times, and processes
+    the tokens that the last call yielded and the draft tokens. A call yields
     `efficiency` tokens.
 
     Args:
-      model: that decodes.
+      model: sizes of the model that decodes.
       context: tokens of the prefix.
       efficiency: block efficiency.
-      nodes: different draft tokens that a call checks.
-      drafting: whether the block heads run; not in autoregressive decoding.
+      nodes: distinct draft tokens that a call verifies.
+      drafting: whether the block heads run; False for autoregressive decoding.
       rescorer: a small model that refines drafts, if any.
-      passes: of the rescorer per call: L - 1 for Algorithm 2, 1 for its parallel
-        variant.
-      rescored: draft tokens that the rescorer runs per call: L - 2 along one draft,
-        whose first token is certain, and whose last nothing follows.
-      batch: sequences decoded together, which share the reads of parameters.
+      passes: passes of the rescorer per call: L - 1 for Algorithm 2, 1 for its
+        parallel variant.
+      rescored: draft tokens that the rescorer processes per call: L - 2 along one
+        draft, because the first token is certain and nothing follows the last one.
+      batch: number of sequences decoded together, which share parameter reads.
     """
-    # A token of a draft sees the prefix and, on average, half of the draft.
+    # A draft token attends to the prefix and, on average, half of the draft.
     depth = (model.block_size + 1) / 2 if drafting else 1.0
     parameters = model.value_bytes * model.trunk_parameters
     kv = model.kv_bytes * (context + nodes)
@@ -183,16 +185,16 @@ def cost(
     return Cost(parameters / (batch * efficiency), kv / efficiency, flops / efficiency)
 
 
-def _token_flops(model: ModelSize, seen: float) -> float:
-    """Of one token that attends to `seen` tokens."""
-    attention = model.layers * model.attention_width * seen
+def _token_flops(model: ModelSize, attended: float) -> float:
+    """FLOPs of one token that attends to `attended` tokens."""
+    attention = model.layers * model.attention_width * attended
     return 2 * model.trunk_weights + 2 * 2 * attention
 
 
 def printed_cost(
     efficiency: float, context: int, *, drafts: int = 0, passes: int = 0
 ) -> Cost:
-    """The arithmetic of Table 11 for the paper's 1.5B model and 61M rescorer.
+    """The formula of Table 11 for the paper's 1.5B model and 61M rescorer.
 
     Per token, with S the context, p the drafts, BE the block efficiency and
     m = S + 9 p the positions of a call:
@@ -202,15 +204,16 @@ def printed_cost(
         FLOPs        2 · 1.5e9 + 8 · 18 · 1536 · m²
                                                 + (2 · 61e6 + 8 · 12 · 384 · (S + 9)²) n
 
-    over BE, in bytes and FLOPs, with the right-hand terms for neural rescoring alone,
-    where the table has n = 1. The table prints FLOPs for S = 2048, and divides by the
-    block efficiency as it prints it, with three decimals.
+    divided by BE, in bytes and FLOPs. The right-hand terms are for neural rescoring
+    only, where the table has n = 1. The table prints FLOPs for S = 2048, and divides by
+    the printed block efficiency, which has three decimals.
 
     Args:
-      efficiency: mean block efficiency over the seven tasks; 1 for autoregressive.
+      efficiency: mean block efficiency over the seven tasks; 1 for autoregressive
+        decoding.
       context: S, in tokens.
       drafts: p; 0 for autoregressive decoding.
-      passes: n, how often a call reads the rescorer; 0 without one.
+      passes: n, number of times that a call reads the rescorer; 0 without one.
     """
     positions = context + 9 * drafts
     parameters = 2 * 1.5e9

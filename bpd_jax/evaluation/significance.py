@@ -1,11 +1,10 @@
-"""Whether one method beats another by more than chance: paired permutation tests.
+"""Paired permutation tests, and conclusions from intervals and from several tests.
 
-Both tests ask how often a difference at least as large as the one seen arises if, for
-every example by itself, it is a coin's toss which of two results belongs to which
-method. `scipy.stats.permutation_test` counts all tosses where there are few, and draws
-them otherwise, with p = (1 + hits) / (1 + draws), which is never 0 and keeps the test
-valid (Phipson and Smyth 2010). It also says what intervals, and several comparisons
-together, mean.
+Both tests compute how often a difference at least as large as the observed one arises
+if the results of the two methods are swapped at random for each example independently.
+`scipy.stats.permutation_test` enumerates all swaps if there are few, and otherwise
+samples them with p = (1 + hits) / (1 + samples), which is never 0 and keeps the test
+valid (Phipson and Smyth 2010).
 """
 
 from collections.abc import Callable, Sequence
@@ -15,24 +14,24 @@ import numpy as np
 from scipy import stats
 
 FEWEST = 6
-"""Examples below which nothing is significant at 5 %: five that all point one way, each
-by the toss of a coin, have a probability of 2 / 2⁵ = 0.06."""
+"""Number of examples below which nothing is significant at 5 %: five examples that all
+favour the same method have a p-value of 2 / 2⁵ = 0.06."""
 
 
 def sign_flip_test(differences: np.ndarray, **settings: Any) -> float:
     """Two-sided p-value of a mean difference of per-example scores.
 
     Args:
-      differences: of every example, one method's score minus the other's, `[n]`.
-      **settings: of the test: `resamples`, `seed`.
+      differences: one method's score minus the other's for every example, `[n]`.
+      **settings: arguments of `_swap_test`: `resamples`, `seed`.
 
     Returns:
-      1 for no examples, and for one.
+      The p-value; 1 for fewer than two examples.
     """
     signed = np.stack([differences, -np.asarray(differences, float)])
     rows = np.arange(len(differences))
     return _swap_test(
-        lambda mine, _: np.abs(signed[mine, rows].sum(-1)), len(rows), **settings
+        lambda first, _: np.abs(signed[first, rows].sum(-1)), len(rows), **settings
     )
 
 
@@ -46,22 +45,22 @@ def efficiency_test(
     """Two-sided p-value of a difference in block efficiency, a ratio of sums.
 
     Args:
-      tokens, calls: of every example by one method, `[n]`.
-      base_tokens, base_calls: of the same examples by the other.
+      tokens, calls: of one method, for every example, `[n]`.
+      base_tokens, base_calls: of the other method, for the same examples.
       **settings: as in `sign_flip_test`.
 
     Returns:
-      1 for no examples, and for one.
+      The p-value; 1 for fewer than two examples.
     """
     rows = np.arange(len(tokens))
     both_tokens, both_calls = (
         np.stack(pair) for pair in ((tokens, base_tokens), (calls, base_calls))
     )
 
-    def difference(mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    def difference(first: np.ndarray, second: np.ndarray) -> np.ndarray:
         ratios = [
-            both_tokens[who, rows].sum(-1) / both_calls[who, rows].sum(-1)
-            for who in (mine, theirs)
+            both_tokens[method, rows].sum(-1) / both_calls[method, rows].sum(-1)
+            for method in (first, second)
         ]
         return np.abs(ratios[0] - ratios[1])
 
@@ -75,20 +74,20 @@ def _swap_test(
     resamples: int = 9999,
     seed: int = 0,
 ) -> float:
-    """Share of swaps of the methods with a statistic as large as the one seen.
+    """Share of swaps of the methods whose statistic is at least the observed one.
 
     Args:
-      statistic: of which method stands first and second for each example, `[..., n]`
-        of 0 and 1 each.
-      count: n.
-      resamples: swaps that are drawn, where there are more.
-      seed: of the draws.
+      statistic: function of the indices (0 or 1) of the first and of the second method
+        of each example, `[..., n]` each.
+      count: n, the number of examples.
+      resamples: maximum number of swaps; more are sampled, fewer are enumerated.
+      seed: seed of the sampling.
     """
-    if count < 2:  # A swap changes nothing but the sign.
+    if count < 2:  # A swap changes only the sign.
         return 1.0
-    found = stats.permutation_test(
+    result = stats.permutation_test(
         (np.zeros(count, int), np.ones(count, int)),
-        lambda mine, theirs, axis: statistic(mine, theirs),
+        lambda first, second, axis: statistic(first, second),
         permutation_type="samples",
         alternative="greater",
         vectorized=True,
@@ -96,20 +95,21 @@ def _swap_test(
         batch=2000,
         rng=np.random.default_rng(seed),
     )
-    return float(found.pvalue)
+    return float(result.pvalue)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Corrects p-values for that there are several (Holm 1979).
+    """Adjusts p-values for multiple comparisons (Holm 1979).
 
-    The smallest of m is multiplied by m, the next by m - 1, and so on; none becomes
-    smaller than one before it, or more than 1.
+    The smallest of m values is multiplied by m, the next one by m - 1, and so on; no
+    result is smaller than one before it or larger than 1.
 
     >>> holm([0.04, 0.01, 0.03])
     [0.06, 0.03, 0.06]
 
     Returns:
-      Adjusted values in the given order: those up to a level hold together at it.
+      Adjusted values in the order of the arguments. The comparisons whose adjusted
+      value is at most a level are jointly significant at this level.
     """
     order = np.argsort(p_values, kind="stable")
     scaled = np.asarray(p_values, float)[order] * np.arange(len(order), 0, -1)
@@ -119,7 +119,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def side(interval: tuple[float, float], value: float = 0.0) -> bool | None:
-    """Whether an interval lies above a value, or below; None where it holds it.
+    """True if an interval lies above a value, False if below, None if it contains it.
 
     >>> side((0.1, 0.3)), side((-0.3, -0.1)), side((-0.1, 0.3))
     (True, False, None)
@@ -129,13 +129,13 @@ def side(interval: tuple[float, float], value: float = 0.0) -> bool | None:
 
 
 def together(verdicts: Sequence[bool | None]) -> bool | None:
-    """Whether several comparisons bear out that all are so.
+    """Combines the results of several comparisons.
 
     >>> together([True, True]), together([True, None]), together([None, False])
     (True, None, False)
 
     Returns:
-      False if one speaks against it; None of none, or if one cannot tell.
+      True if all are True; False if one is False; otherwise None.
     """
     if False in verdicts:
         return False

@@ -1,4 +1,4 @@
-"""Figures about drafts, from what every serial call left behind."""
+"""Statistics of drafts, from the records of serial calls."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -10,16 +10,16 @@ from bpd_jax.decoding.generate import Generation
 
 @dataclasses.dataclass(frozen=True)
 class DraftStatistics:
-    """What the drafts of a method look like, over all serial calls.
+    """Statistics of a method's drafts over all serial calls.
 
     Attributes:
-      nodes: mean number of different prefixes that a call checks.
-      rank: mean rank of the draft that wins, 0 for the best scored.
-      repeated: share of neighbours in the best-ranked draft that are equal (paper
+      nodes: mean number of distinct prefixes that a call verifies.
+      rank: mean rank of the winning draft; 0 is the best-scored draft.
+      repeated: share of equal neighbouring tokens in the best-scored draft (paper
         section 6.1, "% consecutive"); None for drafts of one token.
-      longest_run: mean over the drafts of two tokens and more of the longest run of one
-        token ("max run"); None likewise.
-      entropies: mean entropy of each head that was drafted from, in nats, head 2
+      longest_run: length of the longest run of one token ("max run"), mean over the
+        drafts of at least two tokens; None for drafts of one token.
+      entropies: mean entropy in nats of each head that provided candidates, head 2
         first; empty without heads.
       accepted: share of calls that accept 1, 2, … L tokens.
     """
@@ -57,7 +57,7 @@ def draft_statistics(generations: Sequence[Generation]) -> DraftStatistics:
 def repetition(drafts: np.ndarray) -> tuple[float | None, float | None]:
     """Share of equal neighbours, and mean longest run (paper section 6.1, Table 3).
 
-    A draft of one token has no neighbours and counts for neither.
+    Drafts of one token are left out.
 
     Worked example: `a a a b` and `a b c d` have 2 equal pairs of 6, and longest runs
     of 3 and 1, so 1/3 and 2.
@@ -66,7 +66,7 @@ def repetition(drafts: np.ndarray) -> tuple[float | None, float | None]:
       drafts: `[calls, L]`, -1 past the end of a draft.
 
     Returns:
-      None twice if no draft has two tokens.
+      (None, None) if no draft has two tokens.
     """
     pairs = (drafts[:, 1:] >= 0) & (drafts[:, :-1] >= 0)
     if not pairs.any():

@@ -19,6 +19,7 @@ import numpy as np
 
 from bpd_jax import array_files
 from bpd_jax.artifacts import Artifact, read_tensors
+from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.typing import Params
@@ -171,7 +172,7 @@ class AttachmentFiles(Generic[Config]):
         Raises:
           UserError: the folder is missing, damaged, or of another kind.
         """
-        folder = pathlib.Path(folder)
+        folder = as_path(folder)
         sizes = {"d_model": int, "vocab_size": int}
         rest = {"base": str, "base_name": str, "config": dict, "facts": dict}
         header = self.kind.read_header(folder, {**sizes, **rest})

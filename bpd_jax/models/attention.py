@@ -1,10 +1,13 @@
 """Attention of T new tokens over a cached prefix and over each other."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from bpd_jax.models import attention_kernel
+from bpd_jax.models.cache import numbers
 from bpd_jax.typing import Array, Bool, Float, Int
 
 
@@ -26,6 +29,8 @@ def attention(
     prefix_keys: Float[Array, "B K H S"] | None = None,
     prefix_values: Float[Array, "B K S H"] | None = None,
     prefix_lengths: Int[Array, " B"] | Bool[Array, "B T S"] | None = None,
+    *,
+    for_decoding: bool = False,
 ) -> Float[Array, "B T N H"]:
     """Scaled dot-product attention with grouped queries; softmax in float32.
 
@@ -36,7 +41,9 @@ def attention(
     see each other: P drafts side by side, at P times the cost of one. Every new token
     sees the first `prefix_lengths[b]` slots of the prefix, which is laid out as the
     cache is (see `KVCache`); instead of lengths, a mask may say which slots each new
-    token sees. Each token must see itself, so that no row is empty.
+    token sees. Each token must see itself, so that no row is empty. Attention
+    `for_decoding` is neither differentiated nor spread over devices, so that a kernel
+    may read the prefix.
     """
     batch, length, num_heads, width = queries.shape
     kv_heads = keys.shape[2]
@@ -70,24 +77,43 @@ def attention(
         # Two score blocks under one softmax: the cache is never copied.
         assert prefix_values is not None
         assert prefix_lengths is not None
-        if prefix_lengths.ndim == 1:
-            visible = jnp.arange(prefix_values.shape[2]) < prefix_lengths[:, None]
-            visible = visible[:, None, None]
-        else:
-            visible = jnp.repeat(prefix_lengths, group, axis=1)[:, None]
-        prefix = (folded @ prefix_keys).astype(jnp.float32)
-        prefix = jnp.where(visible, prefix, -jnp.inf)
-        peak = jnp.maximum(joined(peak), prefix.max(-1, keepdims=True))
+        attend: Callable[..., tuple[Array, Array, Array]]
+        attend = attention_kernel.prefix_attention
+        kernel = attention_kernel.applies(prefix_keys, prefix_values)
+        if prefix_lengths.ndim > 1 or not for_decoding or not kernel:
+            attend = _attend
+            prefix_keys, prefix_values = numbers(prefix_keys), numbers(prefix_values)
+        if prefix_lengths.ndim > 1:
+            prefix_lengths = jnp.repeat(prefix_lengths, group, axis=1)
+        mixed, prefix_peak, prefix_total = attend(
+            folded, prefix_keys, prefix_values, prefix_lengths
+        )
+        peak = jnp.maximum(joined(peak), prefix_peak[..., None])
+        share = jnp.exp(prefix_peak[..., None] - peak)
         weights = joined(jnp.exp(scores - split(peak)))
-        prefix_weights = jnp.exp(prefix - peak)
-        total = weights.sum(-1, keepdims=True) + prefix_weights.sum(-1, keepdims=True)
+        total = weights.sum(-1, keepdims=True) + share * prefix_total[..., None]
         weights = split(weights / total).astype(values.dtype)
-        mixed = joined(weights @ values)
-        prefix_weights = (prefix_weights / total).astype(prefix_values.dtype)
-        # A cache may be wider than the activations; see `ModelFunctions`.
-        mixed = (mixed + prefix_weights @ prefix_values).astype(values.dtype)
+        mixed = joined(weights @ values) + mixed * (share / total)
+        mixed = mixed.astype(values.dtype)
     mixed = mixed.reshape(batch, kv_heads, length, group, width).swapaxes(1, 2)
     return mixed.reshape(batch, length, num_heads, width)
+
+
+def _attend(
+    queries: Float[Array, "B K M H"],
+    keys: Float[Array, "B K H S"],
+    values: Float[Array, "B K S H"],
+    visible: Int[Array, " B"] | Bool[Array, "B M S"],
+) -> tuple[Float[Array, "B K M H"], Float[Array, "B K M"], Float[Array, "B K M"]]:
+    """`attention_kernel.prefix_attention` by XLA; a mask may stand for lengths."""
+    if visible.ndim == 1:
+        visible = (jnp.arange(values.shape[2]) < visible[:, None])[:, None]
+    scores = (queries @ keys).astype(jnp.float32)
+    scores = jnp.where(visible[:, None], scores, -jnp.inf)
+    peak = scores.max(-1)
+    # Where nothing is visible, the peak is no number to subtract.
+    weights = jnp.exp(scores - jnp.maximum(peak, jnp.finfo(jnp.float32).min)[..., None])
+    return weights.astype(values.dtype) @ values, peak, weights.sum(-1)
 
 
 def causal_mask(segment_ids: Int[Array, "B T"]) -> Bool[Array, "B T T"]:

@@ -20,6 +20,10 @@ import jax.numpy as jnp
 from bpd_jax.models.config import TransformerConfig
 from bpd_jax.typing import Array, Float, Int
 
+# A cache of this dtype holds bfloat16 numbers as their bits: to write a few slots of an
+# array in bfloat16 on a CPU, XLA converts all of it to float32 and back.
+BITS = jnp.uint16
+
 
 @flax.struct.dataclass
 class KeyValues:
@@ -104,6 +108,13 @@ def commit(cache: KVCache, new: KeyValues, counts: Int[Array, " B"]) -> KVCache:
     )
 
 
+def numbers(cached: Array) -> Array:
+    """Keys or values of the cache as floating-point numbers."""
+    if cached.dtype == BITS:
+        return jax.lax.bitcast_convert_type(cached, jnp.bfloat16)
+    return cached
+
+
 def write_rows(
     buffer: Array, block: Array, starts: Int[Array, " B"], *, axis: int = 1
 ) -> Array:
@@ -115,8 +126,9 @@ def write_rows(
     """
 
     def write_row(row: Array, new: Array, start: Array) -> Array:
-        return jax.lax.dynamic_update_slice_in_dim(
-            row, new.astype(row.dtype), start, axis=axis - 1
-        )
+        return jax.lax.dynamic_update_slice_in_dim(row, new, start, axis=axis - 1)
 
+    if buffer.dtype == BITS and block.dtype != BITS:
+        block = jax.lax.bitcast_convert_type(block.astype(jnp.bfloat16), BITS)
+    block = block.astype(buffer.dtype)
     return jax.vmap(write_row)(buffer, block, starts)

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import os
-import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ import jax.numpy as jnp
 
 from bpd_jax import array_files
 from bpd_jax.artifacts import Artifact
+from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 from bpd_jax.models.attachments import by_path
 from bpd_jax.models.refiners import KINDS, RefinerConfig, init_refiner
@@ -82,7 +82,7 @@ def load_refiner(folder: str | os.PathLike[str]) -> LoadedRefiner:
     Raises:
       UserError: the folder is missing, damaged, or holds no refiner.
     """
-    folder = pathlib.Path(folder)
+    folder = as_path(folder)
     header = KIND.read_header(folder, {"kind": str, "config": dict, "facts": dict})
     with KIND.reading(folder / HEADER):
         config = KINDS[header["kind"]](**header["config"])

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bpd_jax.models.row_kernel_tile import Tile
+from bpd_jax.models.kernel_tile import Tile
 from bpd_jax.typing import Array
 
 # Above this many rows XLA's products are as fast.
@@ -84,24 +84,8 @@ def _register(tile: Tile) -> tuple[str, Any]:
     Returns:
       Its name there, and the engine that owns its code.
     """
-    from llvmlite import binding
+    from bpd_jax.models.row_kernel_code import product_module
+    from bpd_jax.models.xla_kernel import register
 
-    from bpd_jax.models.row_kernel_code import kernel_module
-
-    binding.initialize_native_target()
-    binding.initialize_native_asmprinter()
-    # No processor is named: for some, LLVM would split the widest registers in two.
-    machine = binding.Target.from_default_triple().create_target_machine(
-        features=binding.get_host_cpu_features().flatten(), opt=3
-    )
-    module = binding.parse_assembly(str(kernel_module(tile)))
-    module.verify()
-    options = binding.create_pipeline_tuning_options(speed_level=3)
-    passes = binding.create_pass_builder(machine, options)
-    passes.getModulePassManager().run(module, passes)
-    engine = binding.create_mcjit_compiler(module, machine)
-    engine.finalize_object()
-    address = engine.get_function_address("handler")
     name = f"bpd_jax_rows_times_matrix_{tile.width}_{tile.outputs}_{tile.rows}"
-    jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(address), platform="cpu")
-    return name, engine
+    return name, register(name, product_module(tile))

@@ -201,6 +201,7 @@ class Attention(nn.Module):
                 cache.keys[layer],
                 cache.values[layer],
                 cache.lengths,
+                for_decoding=self.query.has_variable("params", TRANSPOSED),
             )
         return self.output(mixed), keys, values
 

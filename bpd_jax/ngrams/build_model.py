@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 
 from bpd_jax import folders
+from bpd_jax.buckets import as_path, on_disk
 from bpd_jax.data import corpora, text_task, tokenizer
 from bpd_jax.data.task_tokenizer import task_tokenizer
 from bpd_jax.errors import UserError
@@ -92,9 +93,9 @@ def build(settings: Settings) -> BuildReport:
     Raises:
       UserError: the input or a setting is at fault.
     """
-    output = pathlib.Path(settings.output)
+    output = as_path(settings.output)
     folders.check_folder(output, storage.KINDS["model"])
-    work = output.with_name(f"{output.name}.work")
+    work = on_disk(output.with_name(f"{output.name}.work"))
     report = BuildReport()
     # Whatever can be at fault is looked at before the long work.
     heldout = _heldout(settings)
@@ -108,9 +109,9 @@ def build(settings: Settings) -> BuildReport:
         _check_has_text(heldout)
     if settings.model:
         with report.stage("read"):
-            whole = _read_models(settings)
-        _check_fit(settings, whole.order, whole.vocab_size, symbols, heldout)
-        report.counted = report.kept = whole.sizes
+            models = _read_models(settings)
+        _check_fit(settings, models.order, models.vocab_size, symbols, heldout)
+        report.counted = report.kept = models.sizes
     else:
         with report.stage("count"):
             counts = _counts(settings, source, work)
@@ -120,13 +121,13 @@ def build(settings: Settings) -> BuildReport:
         report.tokens, report.sequences = counts.tokens, counts.sequences
         report.counted, report.kept = counts.seen, counts.sizes
         with report.stage("estimate"):
-            whole = estimate_katz(counts, settings.bins)
+            models = estimate_katz(counts, settings.bins)
         del counts
-    model = whole
+    model = models
     if settings.prunes:
         with report.stage("prune"):
             model = prune(
-                whole,
+                models,
                 settings.max_ngrams,
                 theta=settings.theta,
                 max_per_order=settings.max_per_order,
@@ -134,8 +135,8 @@ def build(settings: Settings) -> BuildReport:
     report.pruned = model.sizes
     with report.stage("measure"):
         texts = {"held-out text": heldout, "training text": source}
-        report.measure = _measure(whole, model, texts)
-    del whole
+        report.measure = _measure(models, model, texts)
+    del models
     if settings.unseen_log_prob is not None:
         model = model.with_unseen_tokens(settings.unseen_log_prob)
     with (
@@ -228,7 +229,7 @@ def _counts(
             memory=settings.memory,
             work_folder=work,
         )
-    path = pathlib.Path(settings.counts or "")
+    path = as_path(settings.counts or "")
     if path.is_dir():
         if settings.vocab_size is not None or settings.end_of_text is not None:
             raise UserError(
@@ -259,7 +260,7 @@ def _counts(
 
 
 def _read_models(settings: Settings) -> NGramModel:
-    if all(pathlib.Path(name).is_dir() for name in settings.model):
+    if all(as_path(name).is_dir() for name in settings.model):
         for name in ("vocab_size", "end_of_text", "model_symbols"):
             if getattr(settings, name) is not None:
                 raise UserError(
@@ -289,8 +290,8 @@ def _symbols(settings: Settings) -> list[str] | None:
         return None
     if settings.symbols != STRINGS:
         return read_symbols(settings.symbols)
-    found = _tokenizer(settings)
-    return printable_symbols(map(found.piece, range(found.vocab_size)))
+    tokenizer = _tokenizer(settings)
+    return printable_symbols(map(tokenizer.piece, range(tokenizer.vocab_size)))
 
 
 def _tokenizer(settings: Settings) -> tokenizer.Tokenizer:
@@ -306,14 +307,16 @@ def _tokenizer(settings: Settings) -> tokenizer.Tokenizer:
 
 
 def _measure(
-    whole: NGramModel, model: NGramModel, texts: dict[str, sources.TokenSource | None]
+    unpruned: NGramModel,
+    model: NGramModel,
+    texts: dict[str, sources.TokenSource | None],
 ) -> Measure | None:
     """Measures perplexity on the first of the texts that is there."""
     for name, text in texts.items():
         if text is None:
             continue
-        if model is whole:
+        if model is unpruned:
             return Measure(name, model.evaluate(text.sequences()), None)
-        after, before = evaluate_all([model, whole], text.sequences())
+        after, before = evaluate_all([model, unpruned], text.sequences())
         return Measure(name, after, before)
     return None

@@ -96,17 +96,17 @@ class CountSettings(Validated):
 
     def check_together(self) -> None:
         """Raises a `UserError` for settings of another source."""
-        given = [name for name in self.sources if getattr(self, name)]
-        if len(given) != 1:
-            found = " and ".join(f"--{name}" for name in given) or "none"
+        selected = [name for name in self.sources if getattr(self, name)]
+        if len(selected) != 1:
+            listed = " and ".join(f"--{name}" for name in selected) or "none"
             raise UserError(
-                f"give exactly one of {_flags(self.sources)}: found {found}."
+                f"give exactly one of {_flags(self.sources)}: found {listed}."
             )
         for name, sources in _ONLY_WITH.items():
-            if getattr(self, name, None) is not None and given[0] not in sources:
-                known = [source for source in sources if source in self.sources]
-                raise UserError(f"--{name} goes with {_flags(known)} only.")
-        order = self.order or (None if given == ["counts"] else DEFAULT_ORDER)
+            if getattr(self, name, None) is not None and selected[0] not in sources:
+                known_sources = [source for source in sources if source in self.sources]
+                raise UserError(f"--{name} goes with {_flags(known_sources)} only.")
+        order = self.order or (None if selected == ["counts"] else DEFAULT_ORDER)
         if self.min_counts is not None and order not in (None, len(self.min_counts)):
             raise UserError(
                 f"--min_counts has {len(self.min_counts)} numbers, but --order is "

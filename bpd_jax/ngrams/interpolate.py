@@ -69,19 +69,19 @@ def _union(first: NGramModel, second: NGramModel) -> trie.Keys:
     """Returns the n-grams that are in either model."""
     keys: list[np.ndarray] = []
     # Per model, the place in the union of each of its n-grams of the order below.
-    places = [np.zeros(1, np.int64), np.zeros(1, np.int64)]
+    indices = [np.zeros(1, np.int64), np.zeros(1, np.int64)]
     for order in range(max(first.order, second.order)):
         renumbered = []
-        for model, place in zip((first, second), places, strict=True):
+        for model, index in zip((first, second), indices, strict=True):
             if order < model.order:
                 parents, symbols = np.divmod(model.keys[order], model.width)
-                renumbered.append(place[parents] * model.width + symbols)
+                renumbered.append(index[parents] * model.width + symbols)
             else:
                 renumbered.append(np.zeros(0, np.int64))
         # Two sorted runs: this sort merges them.
         both = np.sort(np.concatenate(renumbered), kind="stable")
         keys.append(both[np.append(True, both[1:] != both[:-1])])
-        places = [np.searchsorted(keys[-1], part) for part in renumbered]
+        indices = [np.searchsorted(keys[-1], part) for part in renumbered]
     return tuple(keys)
 
 
@@ -92,24 +92,24 @@ def _log_probs_at(
     width = model.width
     result: list[np.ndarray] = []
     # The place in the model of each n-gram of the order below, -1 if it lacks it.
-    places = np.zeros(1, np.int64)
+    indices = np.zeros(1, np.int64)
     for order in range(len(keys)):
         parents, symbols = np.divmod(keys[order], width)
-        histories = places[parents]
+        histories = indices[parents]
         if order < model.order:
             offsets = trie.child_offsets(model.keys, order, width)
-            places = trie.find(model.keys[order], histories, symbols, width, offsets)
-            known = places >= 0
+            indices = trie.find(model.keys[order], histories, symbols, width, offsets)
+            exists = indices >= 0
         else:
-            places = np.full(keys[order].size, -1)
-            known = np.zeros(places.size, bool)
-        score = np.full(places.size, -np.inf)
+            indices = np.full(keys[order].size, -1)
+            exists = np.zeros(indices.size, bool)
+        score = np.full(indices.size, -np.inf)
         if order:
             score = result[-1][links[order]]
             if order <= len(model.log_backoffs):
                 weights = model.log_backoffs[order - 1][histories]
                 score = score + np.where(histories >= 0, weights, 0.0)
         if order < model.order:
-            score[known] = model.log_probs[order][places[known]]
+            score[exists] = model.log_probs[order][indices[exists]]
         result.append(score)
     return result

@@ -51,10 +51,10 @@ def good_turing_discounts(counts: np.ndarray, bins: int = DEFAULT_BINS) -> np.nd
     n = np.empty(bins + 2, np.int64)  # n[r] for r = 0 ... bins + 1
     katz_kernels.count_counts(counts, n)
     factors = np.full(bins + 2, 1 - _SMALLEST_DISCOUNT)
-    seen = np.flatnonzero(n)
-    if not seen.size:
+    nonzero = np.flatnonzero(n)
+    if not nonzero.size:
         return factors
-    lowest = seen[0]
+    lowest = nonzero[0]
     norm = (bins + 1) * n[bins + 1] / (lowest * n[lowest])
     for r in range(1, bins + 1):
         # As in OpenGrm, an empty bin counts as one n-gram.

@@ -45,7 +45,7 @@ def fill_probs(
     highest = factors.size - 1
     for history in range(begin, end):
         total = followed[history]
-        for place in range(offsets[history], offsets[history + 1]):
-            count = counts[place]
-            stored = table[count] if 0 <= count < table.size else probs[place]
-            probs[place] = stored * factors[max(0, min(count, highest))] / total
+        for index in range(offsets[history], offsets[history + 1]):
+            count = counts[index]
+            stored = table[count] if 0 <= count < table.size else probs[index]
+            probs[index] = stored * factors[max(0, min(count, highest))] / total

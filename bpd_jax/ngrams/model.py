@@ -36,9 +36,9 @@ class Evaluation(NamedTuple):
     @property
     def perplexity(self) -> float:
         """Perplexity per known event; NaN if none is known."""
-        known = self.events - self.unknown
+        scored = self.events - self.unknown
         try:
-            return math.exp(-self.log_prob / known) if known else math.nan
+            return math.exp(-self.log_prob / scored) if scored else math.nan
         except OverflowError:
             return math.inf
 
@@ -81,8 +81,8 @@ class NGramModel:
                 f"end_of_text is {self.end_of_text}, which is outside the vocabulary "
                 f"0 ... {self.vocab_size - 1}."
             )
-        place = np.searchsorted(self.keys[0], self.end_of_text)
-        if place < self.keys[0].size and self.keys[0][place] == self.end_of_text:
+        index = np.searchsorted(self.keys[0], self.end_of_text)
+        if index < self.keys[0].size and self.keys[0][index] == self.end_of_text:
             raise UserError(
                 f"end_of_text is {self.end_of_text}, but the model has that token as "
                 "an ordinary unigram beside </s>."
@@ -248,16 +248,16 @@ class NGramModel:
         if self.end_of_text is not None:
             tokens = np.delete(tokens, self.end_of_text)
         unigrams = np.union1d(self.keys[0], tokens)
-        place = np.searchsorted(unigrams, self.keys[0])
+        index = np.searchsorted(unigrams, self.keys[0])
         keys, log_probs = [unigrams], [np.full(unigrams.size, float(log_prob))]
-        log_probs[0][place] = self.log_probs[0]
+        log_probs[0][index] = self.log_probs[0]
         log_backoffs = list(self.log_backoffs)
         if self.order > 1:
             # Only bigrams point at unigrams; the order of everything stays.
             parents, symbols = np.divmod(self.keys[1], self.width)
-            keys.append(place[parents] * self.width + symbols)
+            keys.append(index[parents] * self.width + symbols)
             log_backoffs[0] = np.zeros(unigrams.size)
-            log_backoffs[0][place] = self.log_backoffs[0]
+            log_backoffs[0][index] = self.log_backoffs[0]
         return dataclasses.replace(
             self,
             keys=(*keys, *self.keys[2:]),
@@ -334,11 +334,13 @@ def evaluate_all(
 
     def scored(stream: np.ndarray) -> list[Evaluation]:
         results = []
-        for model, own in zip(models, offsets, strict=True):
-            scores = model.stream_log_probs(stream, own)[stream != model.bos]
-            known = np.isfinite(scores)
-            unknown = int(np.count_nonzero(~known))
-            results.append(Evaluation(scores.size, unknown, float(scores[known].sum())))
+        for model, model_offsets in zip(models, offsets, strict=True):
+            scores = model.stream_log_probs(stream, model_offsets)[stream != model.bos]
+            finite = np.isfinite(scores)
+            unknown = int(np.count_nonzero(~finite))
+            results.append(
+                Evaluation(scores.size, unknown, float(scores[finite].sum()))
+            )
         return results
 
     streams = _streams(models[0], sequences)

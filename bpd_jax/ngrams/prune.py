@@ -120,8 +120,8 @@ def prune(
     if not roomy:
         _apply_order_limits(model, costs, limits)
     if max_ngrams is not None:
-        room = max_ngrams - model.sizes[0]
-        threshold = max(threshold, _threshold(np.concatenate(costs), room))
+        max_removable = max_ngrams - model.sizes[0]
+        threshold = max(threshold, _threshold(np.concatenate(costs), max_removable))
     keep = [np.ones(model.sizes[0], bool), *(cost > threshold for cost in costs)]
     return _selected(model, keep)
 
@@ -157,13 +157,13 @@ def _apply_order_limits(
 ) -> None:
     """Sets the costs of the n-grams that order limits drop to minus infinity."""
     links = trie.suffix_links(model.keys, model.width)
-    for place, limit in enumerate(limits):
-        cost = costs[place]
-        if place:
-            shorter = np.isneginf(costs[place - 1])
-            counts = trie.child_counts(model.keys, place + 1, model.width)
+    for index, limit in enumerate(limits):
+        cost = costs[index]
+        if index:
+            shorter = np.isneginf(costs[index - 1])
+            counts = trie.child_counts(model.keys, index + 1, model.width)
             cost[np.repeat(shorter, counts)] = -math.inf
-            cost[shorter[links[place + 1]]] = -math.inf
+            cost[shorter[links[index + 1]]] = -math.inf
         if limit is not None:
             cost[cost <= _threshold(cost, limit)] = -math.inf
 

@@ -10,7 +10,6 @@ Counts are kept in the same way, under a header `ngram_counts.json`.
 import dataclasses
 import json
 import os
-import pathlib
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -19,6 +18,7 @@ import numpy as np
 
 from bpd_jax import array_files, folders
 from bpd_jax.artifacts import Artifact
+from bpd_jax.buckets import as_path
 from bpd_jax.ngrams import trie
 
 # The arrays of each kind: for how many of the highest orders there is none.
@@ -84,7 +84,7 @@ def write_arrays(
     kind: str = "model",
 ) -> None:
     """Writes the arrays and then the header into a folder that exists."""
-    folder = pathlib.Path(folder)
+    folder = as_path(folder)
     described = {}
     for name, array in arrays.items():
         array = np.ascontiguousarray(array)
@@ -113,7 +113,7 @@ def read_folder(
     Raises:
       UserError: a file is missing, cut short, changed (with `verify`) or foreign.
     """
-    folder, artifact = pathlib.Path(folder), KINDS[kind]
+    folder, artifact = as_path(folder), KINDS[kind]
     fields = {"magic": str, "crc32": int, "settings": dict, "arrays": dict}
     header = artifact.read_header(folder, fields)
     settings, described = header["settings"], header["arrays"]

@@ -90,9 +90,9 @@ def line_blocks(path: pathlib.Path, label: str | None) -> Generator[bytes, None,
                 bar.update(len(data))
                 end = data.rfind(b"\n") + 1
                 if end:
-                    whole = b"".join([*begun, data[:end]])
-                    lines += whole.count(b"\n")
-                    yield whole
+                    block = b"".join([*begun, data[:end]])
+                    lines += block.count(b"\n")
+                    yield block
                     begun = []
                 begun.append(data[end:])
                 if len(begun) * _BLOCK > files.MOST_LINE:

@@ -110,12 +110,12 @@ def find(
     """
     if offsets is not None:
         return _find_among_children(keys, parents, symbols, width, offsets)
-    wanted = np.asarray(parents, np.int64) * width + symbols
+    target = np.asarray(parents, np.int64) * width + symbols
     if not keys.size:
-        return np.full(wanted.shape, -1, np.int64)
-    index = np.minimum(np.searchsorted(keys, wanted), keys.size - 1)
-    found = (keys[index] == wanted) & (np.asarray(parents) >= 0)
-    return np.where(found & (np.asarray(symbols) >= 0), index, -1)
+        return np.full(target.shape, -1, np.int64)
+    index = np.minimum(np.searchsorted(keys, target), keys.size - 1)
+    exists = (keys[index] == target) & (np.asarray(parents) >= 0)
+    return np.where(exists & (np.asarray(symbols) >= 0), index, -1)
 
 
 def _find_among_children(
@@ -128,16 +128,16 @@ def _find_among_children(
     from bpd_jax.ngrams import trie_kernels
 
     parents, symbols = np.broadcast_arrays(parents, symbols)
-    found = np.empty(parents.size, np.int64)
+    indices = np.empty(parents.size, np.int64)
     trie_kernels.fill_children(
         keys,
         offsets,
         np.ascontiguousarray(parents, np.int64).ravel(),
         np.ascontiguousarray(symbols, np.int64).ravel(),
         width,
-        found,
+        indices,
     )
-    return found.reshape(parents.shape)
+    return indices.reshape(parents.shape)
 
 
 def child_offsets(keys: Sequence[np.ndarray], order: int, width: int) -> np.ndarray:
@@ -167,17 +167,17 @@ def suffix_links(keys: Sequence[np.ndarray], width: int) -> list[np.ndarray]:
     lower = child_offsets(keys, 0, width)
     for order in range(1, len(keys)):
         offsets = child_offsets(keys, order, width)
-        found = np.empty(keys[order].size, np.int64)
+        targets = np.empty(keys[order].size, np.int64)
         fill = functools.partial(
             trie_kernels.fill_suffix_links,
             (keys[order], offsets),
             (keys[order - 1], lower),
             links[-1],
             width,
-            found,
+            targets,
         )
         in_threads(fill, offsets)
-        links.append(found)
+        links.append(targets)
         lower = offsets
     return links
 
@@ -194,9 +194,9 @@ def closed_under_affixes(
     keep = [mask.copy() for mask in keep]
     links = suffix_links(keys, width)
     for order in range(len(keys) - 1, 0, -1):
-        kept = keep[order]
-        keep[order - 1][keys[order][kept] // width] = True
-        keep[order - 1][links[order][kept]] = True
+        selected = keep[order]
+        keep[order - 1][keys[order][selected] // width] = True
+        keep[order - 1][links[order][selected]] = True
     return keep
 
 

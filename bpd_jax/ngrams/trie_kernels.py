@@ -25,20 +25,20 @@ _ALIKE = 16
 @numba.njit(types.void(INTS, types.int64, INTS_OUT), cache=True, nogil=True)
 def fill_offsets(keys: np.ndarray, width: int, offsets: np.ndarray) -> None:
     """Writes where each parent's extensions begin, `[parents + 1]`."""
-    place = 0
+    index = 0
     for parent in range(offsets.size):
         first = parent * width
-        while place < keys.size and keys[place] < first:
-            place += 1
-        offsets[parent] = place
+        while index < keys.size and keys[index] < first:
+            index += 1
+        offsets[parent] = index
 
 
 @numba.njit(types.int64(INTS, *RANGE, types.int64), cache=True, nogil=True)
-def lower_bound(keys: np.ndarray, begin: int, end: int, wanted: int) -> int:
-    """Returns the first place of `begin ... end` whose key is not below `wanted`."""
+def lower_bound(keys: np.ndarray, begin: int, end: int, target: int) -> int:
+    """Returns the first index in `begin ... end` whose key is at least `target`."""
     while begin < end:
         middle = (begin + end) >> 1
-        if keys[middle] < wanted:
+        if keys[middle] < target:
             begin = middle + 1
         else:
             end = middle
@@ -73,22 +73,22 @@ def fill_suffix_links(
         if suffix < 0:
             links[offsets[parent] : offsets[parent + 1]] = -1
             continue
-        place, last = lower_offsets[suffix], lower_offsets[suffix + 1]
+        index, last = lower_offsets[suffix], lower_offsets[suffix + 1]
         shift = (suffix - parent) * width
         first, end_child = offsets[parent], offsets[parent + 1]
-        alike = last - place < _ALIKE * (end_child - first)
+        alike = last - index < _ALIKE * (end_child - first)
         for child in range(first, end_child):
-            wanted = keys[child] + shift
+            target = keys[child] + shift
             reach = last
             if alike:
                 step = 1
-                while place + step < last and lower_keys[place + step] < wanted:
-                    place += step
+                while index + step < last and lower_keys[index + step] < target:
+                    index += step
                     step *= 2
-                reach = min(place + step, last)
-            place = lower_bound(lower_keys, place, reach, wanted)
-            found = place < last and lower_keys[place] == wanted
-            links[child] = place if found else -1
+                reach = min(index + step, last)
+            index = lower_bound(lower_keys, index, reach, target)
+            exists = index < last and lower_keys[index] == target
+            links[child] = index if exists else -1
 
 
 @numba.njit(
@@ -100,18 +100,18 @@ def fill_children(
     parents: np.ndarray,
     symbols: np.ndarray,
     width: int,
-    found: np.ndarray,
+    indices: np.ndarray,
 ) -> None:
     """Writes where `parents + symbols` are, -1 for those that are not."""
     for query in range(parents.size):
         parent, symbol = parents[query], symbols[query]
-        found[query] = -1
+        indices[query] = -1
         if parent >= 0 and symbol >= 0:
-            wanted = parent * width + symbol
+            target = parent * width + symbol
             last = offsets[parent + 1]
-            place = lower_bound(keys, offsets[parent], last, wanted)
-            if place < last and keys[place] == wanted:
-                found[query] = place
+            index = lower_bound(keys, offsets[parent], last, target)
+            if index < last and keys[index] == target:
+                indices[query] = index
 
 
 @numba.njit(

@@ -220,13 +220,13 @@ def _heads(
     }
 
 
-def _refuse(fields: Fields, name: str, what: str) -> None:
+def _refuse(fields: Fields, name: str, reason: str) -> None:
     if name in fields:
-        _cannot(fields, f"{what} ({name})")
+        _cannot(fields, f"{reason} ({name})")
 
 
-def _cannot(fields: Fields, what: str) -> NoReturn:
+def _cannot(fields: Fields, reason: str) -> NoReturn:
     raise UserError(
-        f"{fields.source} asks for {what}, which a block drafter here cannot compute: "
-        "give another drafter."
+        f"{fields.source} asks for {reason}, which bpd_jax's block drafter does not "
+        "support: use another drafter."
     )

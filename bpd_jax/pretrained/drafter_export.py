@@ -201,18 +201,18 @@ def _layer_settings(
 
 def _rope_parameters(rotary: RotaryConfig) -> dict[str, Any]:
     """The inverse of `hf_config.rotary_config`."""
-    found: dict[str, Any] = {"rope_theta": rotary.base}
+    parameters: dict[str, Any] = {"rope_theta": rotary.base}
     if rotary.scaling == "none":
-        return {"rope_type": "default", **found}
-    found |= {"rope_type": rotary.scaling, "factor": rotary.factor}
+        return {"rope_type": "default", **parameters}
+    parameters |= {"rope_type": rotary.scaling, "factor": rotary.factor}
     if rotary.scaling != "linear":
-        found["original_max_position_embeddings"] = rotary.original_length
+        parameters["original_max_position_embeddings"] = rotary.original_length
     if rotary.scaling == "llama3":
-        found["low_freq_factor"] = rotary.low_factor
-        found["high_freq_factor"] = rotary.high_factor
+        parameters["low_freq_factor"] = rotary.low_factor
+        parameters["high_freq_factor"] = rotary.high_factor
     if rotary.scaling == "yarn":
-        found["beta_fast"] = rotary.beta_fast
-        found["beta_slow"] = rotary.beta_slow
-        found["truncate"] = rotary.truncate
-        found["attention_factor"] = rotary.amplitude
-    return found
+        parameters["beta_fast"] = rotary.beta_fast
+        parameters["beta_slow"] = rotary.beta_slow
+        parameters["truncate"] = rotary.truncate
+        parameters["attention_factor"] = rotary.amplitude
+    return parameters

@@ -10,6 +10,7 @@ import pathlib
 import jax
 import numpy as np
 
+from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 from bpd_jax.models.attachments import check_vocabulary, fingerprint
 from bpd_jax.models.config import BlockwiseConfig
@@ -66,7 +67,7 @@ def import_drafter(
       UserError: there is no such drafter, it is damaged or of another model, or ours
         cannot compute the same.
     """
-    folder = pathlib.Path(folder)
+    folder = as_path(folder)
     fields = Fields.read(folder / CONFIG)
     tensors = open_checkpoint(folder)
     about = describe(fields, tensors.names)
@@ -91,26 +92,26 @@ def import_drafter(
     layout = drafter_layout(config, trunk)
     _check_names(folder, tensors.names, {origin.name for origin in layout.values()})
     try:
-        found: dict[str, np.ndarray] = {
+        arrays: dict[str, np.ndarray] = {
             path: origin.convert(read_tensor(tensors, origin))
             for path, origin in layout.items()
         }
     except UserError as error:
         raise UserError(f"{folder}: {error}") from error
     if config.draft_vocabulary is not None:
-        found["vocabulary"] = _vocabulary(folder, tensors, config, trunk.vocab_size)
+        arrays["vocabulary"] = _vocabulary(folder, tensors, config, trunk.vocab_size)
     embedding = params["trunk"]["embedding"]
-    found["mask_embedding"] = _mask_embedding(
+    arrays["mask_embedding"] = _mask_embedding(
         folder, tensors, embedding, about.mask_token
     )
     softmax = _own_softmax(
-        folder, tensors, softmax_rows(model, params, found.get("vocabulary"))
+        folder, tensors, softmax_rows(model, params, arrays.get("vocabulary"))
     )
     if softmax is not None:
-        found["softmax"] = softmax
+        arrays["softmax"] = softmax
     return LoadedDrafter(
         config=config,
-        tensors=found,
+        tensors=arrays,
         base=fingerprint(model, params),
         base_name=name,
         d_model=trunk.d_model,
@@ -123,8 +124,8 @@ def import_drafter(
 
 def _check_names(folder: pathlib.Path, names: set[str], expected: set[str]) -> None:
     """Refuses tensors whose part in the drafter is not known."""
-    others = {EMBEDDING, SOFTMAX, DRAFT_TO_TARGET, TARGET_IN_DRAFT, *UNUSED}
-    unknown = sorted(names - expected - others)
+    shared_names = {EMBEDDING, SOFTMAX, DRAFT_TO_TARGET, TARGET_IN_DRAFT, *UNUSED}
+    unknown = sorted(names - expected - shared_names)
     if unknown:
         raise UserError(
             f"{folder} has {len(unknown)} tensors that a block drafter here does not "
@@ -176,27 +177,27 @@ def _mask_embedding(
     """
     if EMBEDDING not in tensors.names:
         return np.asarray(embedding[token], np.float32)
-    own = tensors.read(EMBEDDING)
-    if own.shape != embedding.shape:
+    embeddings = tensors.read(EMBEDDING)
+    if embeddings.shape != embedding.shape:
         raise UserError(
-            f"{EMBEDDING} of {folder} has shape {list(own.shape)} and not "
+            f"{EMBEDDING} of {folder} has shape {list(embeddings.shape)} and not "
             f"{list(embedding.shape)}: the drafter belongs to another model."
         )
     difference = size = 0.0
-    for begin in range(0, len(own), _ROWS):
+    for begin in range(0, len(embeddings), _ROWS):
         rows = slice(begin, begin + _ROWS)
-        theirs = np.array(jax.device_get(embedding[rows]), np.float32)
-        mine = np.array(own[rows], np.float32)
-        if begin <= token < begin + len(mine):
-            mine[token - begin] = theirs[token - begin]
-        difference += float(np.square(mine - theirs).sum())
-        size += float(np.square(theirs).sum())
+        expected = np.array(jax.device_get(embedding[rows]), np.float32)
+        actual = np.array(embeddings[rows], np.float32)
+        if begin <= token < begin + len(actual):
+            actual[token - begin] = expected[token - begin]
+        difference += float(np.square(actual - expected).sum())
+        size += float(np.square(expected).sum())
     if not difference <= _SAME_EMBEDDING**2 * size:
         raise UserError(
             f"the embeddings of the block drafter in {folder} are not those of the "
             "model: it belongs to another one."
         )
-    return np.asarray(own[token], np.float32)
+    return np.asarray(embeddings[token], np.float32)
 
 
 def _own_softmax(
@@ -205,18 +206,18 @@ def _own_softmax(
     """The drafter's softmax, unless it is the target's in the precision of the file."""
     if SOFTMAX not in tensors.names:
         return None
-    own = tensors.read(SOFTMAX)
-    if own.shape != softmax.shape:
+    matrix = tensors.read(SOFTMAX)
+    if matrix.shape != softmax.shape:
         raise UserError(
-            f"{SOFTMAX} of {folder} has shape {list(own.shape)} and not "
+            f"{SOFTMAX} of {folder} has shape {list(matrix.shape)} and not "
             f"{list(softmax.shape)}: the drafter belongs to another model."
         )
-    for begin in range(0, len(own), _ROWS):
+    for begin in range(0, len(matrix), _ROWS):
         rows = slice(begin, begin + _ROWS)
-        theirs = np.asarray(jax.device_get(softmax[rows]))
-        narrow = np.dtype(min(own.dtype, theirs.dtype, key=lambda t: t.itemsize))
-        if not np.array_equal(own[rows].astype(narrow), theirs.astype(narrow)):
-            return own
+        expected = np.asarray(jax.device_get(softmax[rows]))
+        narrow = np.dtype(min(matrix.dtype, expected.dtype, key=lambda t: t.itemsize))
+        if not np.array_equal(matrix[rows].astype(narrow), expected.astype(narrow)):
+            return matrix
     return None
 
 

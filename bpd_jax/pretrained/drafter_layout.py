@@ -54,7 +54,7 @@ def drafter_layout(
     layers = config.transformer(target)
     width, rank = layers.d_model, config.markov_rank
     inputs = len(config.feature_layers) * width
-    found = {
+    layout = {
         "fusion/kernel": Origin("fc.weight", (width, inputs), np.transpose),
         "fusion_norm/scale": Origin("hidden_norm.weight", (width,)),
         "final_norm/scale": Origin("norm.weight", (width,)),
@@ -62,14 +62,14 @@ def drafter_layout(
     for layer in range(config.num_layers):
         for path, origin in llama_layer(layers, layer).items():
             name = origin.name.removeprefix("model.")
-            found["/".join(path)] = Origin(name, origin.shape, origin.convert)
+            layout["/".join(path)] = Origin(name, origin.shape, origin.convert)
     if rank:
         outputs = config.draft_vocabulary or target.vocab_size
         head = "markov_head.markov_w{}.weight"
-        found["markov/embedding"] = Origin(head.format(1), (target.vocab_size, rank))
-        found["markov/output"] = Origin(head.format(2), (outputs, rank))
+        layout["markov/embedding"] = Origin(head.format(1), (target.vocab_size, rank))
+        layout["markov/output"] = Origin(head.format(2), (outputs, rank))
     if config.confidence:
         read = width + (rank if config.confidence_reads_markov else 0)
-        found["confidence/kernel"] = Origin(CONFIDENCE, (1, read), np.transpose)
-        found["confidence/bias"] = Origin("confidence_head.proj.bias", (1,))
-    return found
+        layout["confidence/kernel"] = Origin(CONFIDENCE, (1, read), np.transpose)
+        layout["confidence/bias"] = Origin("confidence_head.proj.bias", (1,))
+    return layout

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator
 
 from bpd_jax import files, folders
+from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 
 HEADER = "parts.json"
@@ -46,11 +47,11 @@ def split_file(
     Raises:
       UserError: the file cannot be read, or the folder cannot be written.
     """
-    path = pathlib.Path(path)
+    path = as_path(path)
     if most_bytes < 1:
         raise UserError(f"parts of {most_bytes} bytes are too small: give 1 or more.")
     parts: list[Piece] = []
-    whole, size = hashlib.sha256(), 0
+    total, size = hashlib.sha256(), 0
     with folders.replacing_folder(folder, KIND) as temporary:
         try:
             with path.open("rb") as stream:
@@ -59,12 +60,12 @@ def split_file(
                     (temporary / name).write_bytes(data)
                     digest = hashlib.sha256(data).hexdigest()
                     parts.append(Piece(name, len(data), digest))
-                    whole.update(data)
+                    total.update(data)
                     size += len(data)
         except OSError as error:
             raise UserError(f"cannot split {path}: {error.strerror}.") from error
         manifest = {
-            "file": dataclasses.asdict(Piece(path.name, size, whole.hexdigest())),
+            "file": dataclasses.asdict(Piece(path.name, size, total.hexdigest())),
             "parts": [dataclasses.asdict(part) for part in parts],
         }
         text = json.dumps(manifest, indent=2) + "\n"
@@ -79,17 +80,17 @@ def joined_file(folder: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     Raises:
       UserError: a part is missing, or it or the whole has another digest.
     """
-    folder = pathlib.Path(folder)
+    folder = as_path(folder)
     file, parts = _manifest(folder)
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     with tempfile.TemporaryDirectory(prefix="bpd_jax_") as temporary:
         path = pathlib.Path(temporary) / file.name
         with path.open("wb") as output:
             for part in parts:
                 data = _read(folder / part.name, part)
-                whole.update(data)
+                digest.update(data)
                 output.write(data)
-        if whole.hexdigest() != file.digest:
+        if digest.hexdigest() != file.digest:
             raise UserError(
                 f"the parts in {folder} are not those of {file.name}: split it again."
             )

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, TypeVar
 import gguf
 import numpy as np
 
+from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 
 Value: TypeAlias = int | float | bool | str | np.ndarray | list[str]
@@ -96,7 +97,7 @@ class GGUFFile:
           UserError: it is missing, not a GGUF file, damaged, one part of a model, or
             quantised in a way that cannot be read.
         """
-        self.path = pathlib.Path(path)
+        self.path = as_path(path)
         _check_start(self.path)
         try:
             reader = _Reader(self.path)

@@ -120,13 +120,13 @@ class GGUFTensors:
         for origin in layout.values():
             stored = self._stored_name(origin.name)
             shape = self._file.shape(stored)
-            wanted = origin.shape
+            expected = origin.shape
             if self._restore(origin.name) is np.transpose:
-                wanted = wanted[::-1]
-            if shape != wanted:
+                expected = expected[::-1]
+            if shape != expected:
                 raise UserError(
                     f"{self._file.path}: tensor {stored} has shape {list(shape)}, and "
-                    f"the file's values ask for {list(wanted)}: convert it again."
+                    f"the file's values ask for {list(expected)}: convert it again."
                 )
             unused.discard(stored)
         if unused:

@@ -26,30 +26,30 @@ def read_rotary(file: GGUFFile, architecture: str, head_width: int) -> RotaryCon
     Raises:
       UserError: they are stretched in a way that is not known.
     """
-    place = f"{architecture}.rope"
-    base = file.find(f"{place}.freq_base", float) or 10000.0
-    turned = file.find(f"{place}.dimension_count", int) or head_width
+    prefix = f"{architecture}.rope"
+    base = file.find(f"{prefix}.freq_base", float) or 10000.0
+    turned = file.find(f"{prefix}.dimension_count", int) or head_width
     if not 0 < turned <= head_width or turned % 2:
         raise UserError(
-            f"{file.path}: {place}.dimension_count cannot be {turned}, of heads that "
+            f"{file.path}: {prefix}.dimension_count cannot be {turned}, of heads that "
             f"are {head_width} wide: convert the model again."
         )
     plain = RotaryConfig(base, fraction=turned / head_width)
-    kind = file.find(f"{place}.scaling.type", str)
+    kind = file.find(f"{prefix}.scaling.type", str)
     # Older files have the factor under another name, and without a type.
     factor = (
-        file.find(f"{place}.scaling.factor", float)
-        or file.find(f"{place}.scale_linear", float)
+        file.find(f"{prefix}.scaling.factor", float)
+        or file.find(f"{prefix}.scale_linear", float)
         or 1.0
     )
     if kind == "yarn":
-        if file.find(f"{place}.scaling.yarn_log_multiplier", float):
+        if file.find(f"{prefix}.scaling.yarn_log_multiplier", float):
             raise UserError(
-                f"{file.path}: {place}.scaling.yarn_log_multiplier is not supported."
+                f"{file.path}: {prefix}.scaling.yarn_log_multiplier is not supported."
             )
         growth = (
-            file.find(f"{place}.scaling.yarn_attn_factor", float)
-            or file.find(f"{place}.scaling.attn_factor", float)
+            file.find(f"{prefix}.scaling.yarn_attn_factor", float)
+            or file.find(f"{prefix}.scaling.attn_factor", float)
             or 1.0
         )
         usual = RotaryConfig()
@@ -58,11 +58,11 @@ def read_rotary(file: GGUFFile, architecture: str, head_width: int) -> RotaryCon
             plain.fraction,
             "yarn",
             factor,
-            file.find(f"{place}.scaling.original_context_length", int)
+            file.find(f"{prefix}.scaling.original_context_length", int)
             or file.get(f"{architecture}.context_length", int),
-            beta_fast=file.find(f"{place}.scaling.yarn_beta_fast", float)
+            beta_fast=file.find(f"{prefix}.scaling.yarn_beta_fast", float)
             or usual.beta_fast,
-            beta_slow=file.find(f"{place}.scaling.yarn_beta_slow", float)
+            beta_slow=file.find(f"{prefix}.scaling.yarn_beta_slow", float)
             or usual.beta_slow,
             # The file's comes on top of the usual one.
             attention_factor=None
@@ -71,7 +71,7 @@ def read_rotary(file: GGUFFile, architecture: str, head_width: int) -> RotaryCon
         )
     if kind not in (None, "none", "linear"):
         raise UserError(
-            f"{file.path}: {place}.scaling.type {kind!r} is not supported; none, "
+            f"{file.path}: {prefix}.scaling.type {kind!r} is not supported; none, "
             "linear and yarn are."
         )
     if kind != "none" and factor != 1:
@@ -83,13 +83,13 @@ def read_rotary(file: GGUFFile, architecture: str, head_width: int) -> RotaryCon
             f"{file.path}: {FACTORS} has shape {list(file.shape(FACTORS))}, not "
             f"[{turned // 2}]: convert the model again."
         )
-    found = _llama3(plain, head_width, file.read(FACTORS).astype(np.float64))
-    if found is None:
+    scaling = _llama3(plain, head_width, file.read(FACTORS).astype(np.float64))
+    if scaling is None:
         raise UserError(
             f"{file.path}: the factors of {FACTORS} are not those of Llama 3's "
             "scaling, the only one that is supported."
         )
-    return found
+    return scaling
 
 
 def _llama3(
@@ -112,17 +112,17 @@ def _llama3(
     if factor == factors.min():
         scaling = "none" if factor == 1 else "linear"
         return dataclasses.replace(plain, scaling=scaling, factor=factor)
-    kept = (1 / factors - 1 / factor) / (1 - 1 / factor)
-    slopes = np.diff(kept) / np.diff(frequencies)
+    shares = (1 / factors - 1 / factor) / (1 - 1 / factor)
+    slopes = np.diff(shares) / np.diff(frequencies)
     steepest = int(np.argmax(slopes))
     slope = slopes[steepest]
     if slope <= 0:
         return None
-    zero = frequencies[steepest] - kept[steepest] / slope
+    zero = frequencies[steepest] - shares[steepest] / slope
     if zero <= 0:
         return None
     turns = _ORIGINAL_LENGTH / (2 * math.pi)
-    found = dataclasses.replace(
+    candidate = dataclasses.replace(
         plain,
         scaling="llama3",
         factor=factor,
@@ -130,6 +130,6 @@ def _llama3(
         low_factor=float(np.float32(zero * turns)),
         high_factor=float(np.float32((zero + 1 / slope) * turns)),
     )
-    wanted = frequencies / factors
-    same = np.allclose(found.frequencies(head_width), wanted, rtol=1e-5, atol=0)
-    return found if same else None
+    expected = frequencies / factors
+    same = np.allclose(candidate.frequencies(head_width), expected, rtol=1e-5, atol=0)
+    return candidate if same else None

@@ -220,15 +220,15 @@ def _merges(
     SentencePiece stores no merges: it joins whatever gives the best piece.
     """
     normal = {token: id for token, id in vocabulary.items() if kinds[id] == _NORMAL}
-    found = []
+    pairs = []
     for token, id in normal.items():
         for cut in range(1, len(token)):
             left, right = token[:cut], token[cut:]
             if left in normal and right in normal:
                 # Among equals, the order of Hugging Face's converter.
                 rank = (-scores[id], -len(left), -len(right), normal[left])
-                found.append((rank, (left, right)))
-    return [pair for _, pair in sorted(found)]
+                pairs.append((rank, (left, right)))
+    return [pair for _, pair in sorted(pairs)]
 
 
 def _id(file: GGUFFile, name: str, size: int) -> int | None:
@@ -240,5 +240,5 @@ def _id(file: GGUFFile, name: str, size: int) -> int | None:
     return id
 
 
-def _damaged(file: GGUFFile, what: str) -> UserError:
-    return UserError(f"{file.path}: its tokenizer has {what}: convert it again.")
+def _damaged(file: GGUFFile, reason: str) -> UserError:
+    return UserError(f"{file.path}: its tokenizer has {reason}: convert it again.")

@@ -5,6 +5,7 @@ import pathlib
 
 import tokenizers
 
+from bpd_jax.buckets import as_path
 from bpd_jax.data.text_readers import read_text
 from bpd_jax.errors import UserError, library_errors
 from bpd_jax.models.config import TransformerConfig
@@ -27,7 +28,7 @@ def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
     Raises:
       UserError: something is missing, damaged or of a kind that ours is not.
     """
-    folder = pathlib.Path(path)
+    folder = as_path(path)
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder with a model.")
     if not (folder / "config.json").is_file():
@@ -101,11 +102,11 @@ def _read_tokenizer(folder: pathlib.Path) -> tokenizers.Tokenizer:
 def _tokenizer_settings(folder: pathlib.Path) -> Fields:
     """What the small files beside the tokenizer say, the newer one first."""
     path = folder / "tokenizer_config.json"
-    found: dict[str, object] = {}
+    settings: dict[str, object] = {}
     for file in (folder / "special_tokens_map.json", path):
         if file.is_file():
-            found.update(Fields.read(file).values)
-    return Fields(found, str(path))
+            settings.update(Fields.read(file).values)
+    return Fields(settings, str(path))
 
 
 def _special_text(settings: Fields, name: str) -> str | None:
@@ -142,21 +143,21 @@ def _end_tokens(
     sources = [fields]
     if (folder / "generation_config.json").is_file():
         sources.insert(0, Fields.read(folder / "generation_config.json"))
-    own = _special_token(settings, "eos_token", tokenizer)
-    found = [] if own is None else [own]
+    end_of_text = _special_token(settings, "eos_token", tokenizer)
+    tokens = [] if end_of_text is None else [end_of_text]
     for source in sources:
         for token in source.items("eos_token_id"):
             if type(token) is not int:
                 raise UserError(
                     f"eos_token_id in {source.source} must be an id or a list of ids."
                 )
-            found.append(token)
-    if not found:
+            tokens.append(token)
+    if not tokens:
         raise UserError(
             f"{folder} names no token that ends a text: give eos_token_id in its "
             "config.json."
         )
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(tokens))
 
 
 def _chat_template(folder: pathlib.Path, settings: Fields) -> str | None:

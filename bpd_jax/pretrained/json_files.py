@@ -103,6 +103,6 @@ class Fields:
             raise UserError(f"{self.source} does not say {name}.")
         return value
 
-    def _wrong(self, name: str, wanted: str) -> UserError:
+    def _wrong(self, name: str, expected: str) -> UserError:
         value = self.values.get(name)
-        return UserError(f"{name} in {self.source} must be {wanted}, not {value!r}.")
+        return UserError(f"{name} in {self.source} must be {expected}, not {value!r}.")

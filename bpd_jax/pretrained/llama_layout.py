@@ -59,61 +59,68 @@ def llama_layout(config: TransformerConfig) -> dict[Path, Origin]:
     queries and keys) have the same names.
     """
     table = (config.vocab_size, config.d_model)
-    found: dict[Path, Origin] = {
+    layout: dict[Path, Origin] = {
         ("embedding",): Origin("model.embed_tokens.weight", table),
         ("final_norm", "scale"): Origin("model.norm.weight", (config.d_model,)),
     }
     if not config.tied_softmax:
-        found["softmax",] = Origin("lm_head.weight", table)
+        layout["softmax",] = Origin("lm_head.weight", table)
     for layer in range(config.num_layers):
-        found.update(llama_layer(config, layer))
-    return found
+        layout.update(llama_layer(config, layer))
+    return layout
 
 
 def llama_layer(config: TransformerConfig, layer: int) -> dict[Path, Origin]:
     """The tensors of one layer; see `llama_layout`."""
     width, head, heads = config.d_model, config.head_width, config.num_heads
-    found: dict[Path, Origin] = {}
+    layout: dict[Path, Origin] = {}
 
-    def add(ours: str, name: str, shape: tuple[int, ...], convert: Convert) -> None:
-        path = tuple(ours.format(layer).split("."))
-        found[path] = Origin(f"model.layers.{layer}.{name}", shape, convert)
+    def add(
+        parameter: str, name: str, shape: tuple[int, ...], convert: Convert
+    ) -> None:
+        path = tuple(parameter.format(layer).split("."))
+        layout[path] = Origin(f"model.layers.{layer}.{name}", shape, convert)
 
     def has_bias(choice: bool | None) -> bool:
         return config.use_bias if choice is None else choice
 
-    for ours, name in (
+    for parameter, name in (
         ("attention", "input_layernorm"),
         ("mlp", "post_attention_layernorm"),
     ):
-        add(ours + "_norm_{}.scale", f"{name}.weight", (width,), _same)
-    for ours, name, count in (
+        add(parameter + "_norm_{}.scale", f"{name}.weight", (width,), _same)
+    for parameter, name, count in (
         ("query", "q", heads),
         ("key", "k", config.kv_heads),
         ("value", "v", config.kv_heads),
     ):
-        ours, shape = f"attention_{{}}.{ours}", (count * head, width)
+        parameter, shape = f"attention_{{}}.{parameter}", (count * head, width)
         kernel, bias = _transposed(width, count, head), _reshaped(count, head)
-        add(f"{ours}.kernel", f"self_attn.{name}_proj.weight", shape, kernel)
+        add(f"{parameter}.kernel", f"self_attn.{name}_proj.weight", shape, kernel)
         if has_bias(config.qkv_bias):
-            add(f"{ours}.bias", f"self_attn.{name}_proj.bias", shape[:1], bias)
+            add(f"{parameter}.bias", f"self_attn.{name}_proj.bias", shape[:1], bias)
         if config.query_key_norm and name != "v":
-            add(f"{ours}_norm.scale", f"self_attn.{name}_norm.weight", (head,), _same)
+            add(
+                f"{parameter}_norm.scale",
+                f"self_attn.{name}_norm.weight",
+                (head,),
+                _same,
+            )
     output = "attention_{}.output"
     kernel = _transposed(heads, head, width)
     add(f"{output}.kernel", "self_attn.o_proj.weight", (width, heads * head), kernel)
     if has_bias(config.output_bias):
         add(f"{output}.bias", "self_attn.o_proj.bias", (width,), _same)
-    for ours, name, shape in (
+    for parameter, name, shape in (
         ("input", "gate", (config.d_ff, width)),
         ("gate", "up", (config.d_ff, width)),
         ("output", "down", (width, config.d_ff)),
     ):
-        ours = f"mlp_{{}}.{ours}"
-        add(f"{ours}.kernel", f"mlp.{name}_proj.weight", shape, np.transpose)
+        parameter = f"mlp_{{}}.{parameter}"
+        add(f"{parameter}.kernel", f"mlp.{name}_proj.weight", shape, np.transpose)
         if has_bias(config.mlp_bias):
-            add(f"{ours}.bias", f"mlp.{name}_proj.bias", shape[:1], _same)
-    return found
+            add(f"{parameter}.bias", f"mlp.{name}_proj.bias", shape[:1], _same)
+    return layout
 
 
 def _reshaped(*shape: int) -> Convert:

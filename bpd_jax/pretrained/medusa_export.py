@@ -53,20 +53,20 @@ def export_heads(
     Raises:
       UserError: other engines cannot run such heads, or a number exceeds float16.
     """
-    place = LAYOUTS[layout]
-    check_exportable(model.heads, place)
+    names = LAYOUTS[layout]
+    check_exportable(model.heads, names)
     assert model.heads is not None
-    tensors = _tensors(place, model, params, dtype)
+    tensors = _tensors(names, model, params, dtype)
     settings = {
         "base_model_name_or_path": base,
         "torch_dtype": dtype,
         **(
             _vllm_settings(model, model.heads)
-            if place is VLLM
+            if names is VLLM
             else _medusa_settings(model.heads)
         ),
     }
-    write_folder(folder, KIND, place.file, tensors, settings)
+    write_folder(folder, KIND, names.file, tensors, settings)
 
 
 def _vllm_settings(model: BlockwiseConfig, heads: BlockHeadsConfig) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def _tensors(
     """All tensors of the file, by name."""
     heads = model.heads
     assert heads is not None
-    found = jax.device_get(params["heads"])
+    arrays = jax.device_get(params["heads"])
     tensors: dict[str, np.ndarray] = {}
 
     def add(name: str, value: np.ndarray) -> None:
@@ -106,13 +106,13 @@ def _tensors(
 
     for head in range(heads.num_heads - 1):
         for layer in range(heads.layers):
-            weight, bias = found["kernel"][head, layer].T, found["bias"][head, layer]
+            weight, bias = arrays["kernel"][head, layer].T, arrays["bias"][head, layer]
             add(layout.layer_name(head, layer, "weight"), weight)
             add(layout.layer_name(head, layer, "bias"), bias)
         if heads.own_softmax:
-            add(layout.softmax_name(head, heads.layers), found["softmax"][head])
+            add(layout.softmax_name(head, heads.layers), arrays["softmax"][head])
     if layout is VLLM and not heads.own_softmax:
-        vocabulary = found.get("vocabulary")
+        vocabulary = arrays.get("vocabulary")
         rows = jax.device_get(softmax_rows(model, params, vocabulary))
         add(layout.softmax_name(0, heads.layers), rows)
         if vocabulary is not None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 from bpd_jax.models.config import BlockHeadsConfig, TransformerConfig
 from bpd_jax.pretrained.json_files import Fields
@@ -48,7 +49,7 @@ def import_heads(
       UserError: there are no such heads, they are incomplete or damaged, or they belong
         to a model of another width or vocabulary.
     """
-    source = _HeadsFolder(pathlib.Path(folder))
+    source = _HeadsFolder(as_path(folder))
     layout, heads, layers = source.layout, source.heads, source.layers
     width = trunk.d_model
 
@@ -102,15 +103,15 @@ class _HeadsFolder:
             raise UserError(f"{folder} is not a folder with Medusa heads.")
         self._files = SafetensorsFiles(folder, sorted(folder.glob("*.safetensors")))
         self.names = _names_of_heads(self._files.names)
-        places = {
+        candidates = {
             name: _numbered(layout, self.names) for name, layout in LAYOUTS.items()
         }
-        found = [name for name in places if places[name]]
-        if not found:
+        layouts = [name for name in candidates if candidates[name]]
+        if not layouts:
             raise _no_heads(folder)
-        self.layout = LAYOUTS[found[0]]
-        self.heads = 1 + max(head for head, _ in places[found[0]])
-        self.layers = 1 + max(layer for _, layer in places[found[0]])
+        self.layout = LAYOUTS[layouts[0]]
+        self.heads = 1 + max(head for head, _ in candidates[layouts[0]])
+        self.layers = 1 + max(layer for _, layer in candidates[layouts[0]])
         path = folder / CONFIG
         self._settings = Fields.read(path) if path.is_file() else Fields({}, str(path))
         if self._settings.number("logit_scale", 1.0) != 1:
@@ -207,5 +208,5 @@ def _numbered(layout: Layout, names: Iterable[str]) -> set[tuple[int, int]]:
     pattern = re.escape(layout.layer).replace(r"\{head\}", r"(\d{1,4})")
     pattern = pattern.replace(r"\{layer\}", r"(\d{1,4})")
     pattern = pattern.replace(r"\{part\}", "(?:weight|bias)")
-    found = (re.fullmatch(pattern, name, re.ASCII) for name in names)
-    return {(int(match[1]), int(match[2])) for match in found if match}
+    matches = (re.fullmatch(pattern, name, re.ASCII) for name in names)
+    return {(int(match[1]), int(match[2])) for match in matches if match}

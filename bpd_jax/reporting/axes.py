@@ -50,23 +50,28 @@ def ticks_inside(values: Sequence[float]) -> list[float]:
 
     A few whole numbers are ticks themselves, as numbers of heads are.
     """
-    found = sorted(set(values))
-    if len(found) <= 16 and all(value == int(value) for value in found):
-        return found
-    return [t for t in ticks(found[0], found[-1]) if found[0] <= t <= found[-1]]
+    distinct = sorted(set(values))
+    if len(distinct) <= 16 and all(value == int(value) for value in distinct):
+        return distinct
+    return [
+        t for t in ticks(distinct[0], distinct[-1]) if distinct[0] <= t <= distinct[-1]
+    ]
 
 
 def log_ticks(values: Sequence[float]) -> list[float]:
     """Ticks of a logarithmic axis: few values themselves, else 1, 2, 5, 10, 20, …"""
-    found = sorted(set(values))
-    if len(found) <= 8:
-        return found
-    lowest, highest = math.floor(math.log10(found[0])), math.ceil(math.log10(found[-1]))
+    distinct = sorted(set(values))
+    if len(distinct) <= 8:
+        return distinct
+    lowest, highest = (
+        math.floor(math.log10(distinct[0])),
+        math.ceil(math.log10(distinct[-1])),
+    )
     return [
         round(unit * 10.0**power, 12)
         for power in range(lowest, highest + 1)
         for unit in (1, 2, 5)
-        if found[0] <= unit * 10.0**power <= found[-1]
+        if distinct[0] <= unit * 10.0**power <= distinct[-1]
     ]
 
 

@@ -44,13 +44,13 @@ _PACKAGES = ("jax", "flax", "numpy", "pynini", "bpd_jax")
 
 def versions() -> Facts:
     """Versions of Python and of the packages that decide the numbers."""
-    found: Facts = {"python": platform.python_version()}
+    result: Facts = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            result[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return result
 
 
 def today() -> str:
@@ -173,21 +173,29 @@ def visible(tokens: np.ndarray, options: DecodeOptions) -> list[int]:
     return [int(token) for token in tokens if token not in options.end_tokens]
 
 
-def lattice_picture(view: BlockView, decode: Decode, piece: Piece) -> LatticePicture:
-    """The records of one lattice; the certain position keeps its one candidate."""
+def lattice_picture(
+    view: BlockView, decode: Decode, piece: Piece, rows: int | None = None
+) -> LatticePicture:
+    """The records of one lattice; the certain position keeps its one candidate.
+
+    Args:
+      view: the block.
+      decode, piece: give the text of tokens and of one token.
+      rows: candidates of each position that are kept; all by default.
+    """
     positions = [
         [
             Candidate(piece(token), float(log_prob))
             for token, log_prob in zip(column, scores, strict=True)
             if np.isfinite(log_prob)
-        ]
+        ][:rows]
         for column, scores in zip(view.tokens, view.log_probs, strict=True)
     ]
     return LatticePicture(
         prompt_tail=decode(view.text[-24:].tolist()),
         positions=positions,
         paths=[Path(p.label, p.candidates, p.accepted) for p in view.paths],
-        greedy=[piece(token) for token in view.greedy],
+        greedy=[piece(token) for token in view.greedy if token >= 0],
     )
 
 

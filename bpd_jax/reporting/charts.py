@@ -98,10 +98,10 @@ def draw(chart: Chart, standalone: bool = False) -> Markup:
 
 @functools.cache
 def _environment() -> jinja2.Environment:
-    found = environment().overlay()
-    found.tests = found.tests | {"line": marks.is_line, "marked": marks.is_marked}
-    found.filters = found.filters | {"tick_text": tick_text, "words": marks.words}
-    return found
+    derived = environment().overlay()
+    derived.tests = derived.tests | {"line": marks.is_line, "marked": marks.is_marked}
+    derived.filters = derived.filters | {"tick_text": tick_text, "words": marks.words}
+    return derived
 
 
 def _marks_css() -> str:
@@ -133,7 +133,7 @@ def drawable(chart: Chart) -> Chart:
     """Leaves out points that have no place: of no number, or of none on a log axis."""
     series = []
     for each in chart.series:
-        kept = [
+        drawn = [
             index
             for index, (x, y) in enumerate(zip(each.x, each.y, strict=True))
             if math.isfinite(x)
@@ -141,7 +141,7 @@ def drawable(chart: Chart) -> Chart:
             and (x > 0 or not chart.logarithmic)
         ]
         fields: dict[str, Any] = {
-            name: [values[index] for index in kept] if values else []
+            name: [values[index] for index in drawn] if values else []
             for name in ("x", "y", "low", "high", "names")
             for values in [getattr(each, name)]
         }
@@ -177,8 +177,8 @@ def is_wide(chart: Chart) -> bool:
 def sloping(chart: Chart, width: float) -> bool:
     """Whether the names of bars are too long to stand side by side."""
     names = _categories(chart)
-    room = width / max(len(names), 1) - 4
-    return any(axes.text_width(_short(name), 11.5) > room for name in names)
+    available = width / max(len(names), 1) - 4
+    return any(axes.text_width(_short(name), 11.5) > available for name in names)
 
 
 def _short(name: str) -> str:
@@ -237,15 +237,15 @@ def _legend(
 
 def _x_ticks(frame: Frame) -> list[tuple[float, str]]:
     """Ticks with their numbers; one that would touch the one before is left out."""
-    found = []
+    labelled_ticks = []
     free = -math.inf
     for tick in frame.x.ticks:
         x, text = frame.x.place(tick), tick_text(tick)
         half = axes.text_width(text, 11.5) / 2
         fits = x - half > free
-        found.append((x, text if fits else ""))
+        labelled_ticks.append((x, text if fits else ""))
         free = x + half + 3 if fits else free
-    return found
+    return labelled_ticks
 
 
 def _point_labels(chart: Chart, frame: Frame) -> list[labels.Label]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bpd_jax.errors import UserError
+from bpd_jax.evaluation.blocks import most_telling
 from bpd_jax.reporting.explorer import ExplorerText
 from bpd_jax.reporting.templates import rendered
 from bpd_jax.reporting.wording import visible
@@ -52,6 +53,11 @@ class DraftPicture:
     refined: Draft
     blocks: int
 
+    @property
+    def gain(self) -> tuple[int, int]:
+        """Tokens that the refined draft gains, then its accepted tokens."""
+        return self.refined.accepted - self.plain.accepted, self.refined.accepted
+
 
 def largest_gain(
     texts: Sequence[ExplorerText], plain: str = "bpd", refined: str = "ngram:16"
@@ -66,19 +72,24 @@ def largest_gain(
     Raises:
       UserError: no block was drafted by both methods.
     """
-    blocks = [
-        (text, at, _draft(text, plain, one), _draft(text, refined, other))
+    drafted = [
+        (
+            text,
+            position,
+            _draft(text, plain, plain_call),
+            _draft(text, refined, refined_call),
+        )
         for text in texts
-        for at, one in _calls(text, plain).items()
-        if (other := _calls(text, refined).get(at)) is not None
+        for position, plain_call in _calls(text, plain).items()
+        if (refined_call := _calls(text, refined).get(position)) is not None
     ]
-    if not blocks:
+    best = most_telling(DraftPicture(*block, len(drafted)) for block in drafted)
+    if best is None:
         raise UserError(
             f"there is no block that both {plain} and {refined} drafted: give results "
             "with texts of the explorer, such as those of figure4."
         )
-    best = max(blocks, key=lambda block: block[3].accepted - block[2].accepted)
-    return DraftPicture(*best, blocks=len(blocks))
+    return best
 
 
 def _calls(text: ExplorerText, contender: str) -> dict[int, dict[str, Any]]:

@@ -65,9 +65,9 @@ def fastest_sentence(report: EvaluationReport) -> str:
             f"Fastest: {labelled(best)}, {best.speedup:.2f} times as fast as plain "
             "greedy decoding."
         )
-    others = [m for m in report.methods if m.name != GREEDY]
-    rest = dataclasses.replace(report, methods=others, records=[])
-    second = fastest_method(rest)
+    drafting = [m for m in report.methods if m.name != GREEDY]
+    without_greedy = dataclasses.replace(report, methods=drafting, records=[])
+    second = fastest_method(without_greedy)
     if second is None:
         return "Fastest: plain greedy decoding."
     return (

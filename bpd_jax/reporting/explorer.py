@@ -95,20 +95,20 @@ def texts_of(report: EvaluationReport) -> list[ExplorerText]:
 
 def _calls(steps: Sequence[Step], pieces: list[str]) -> list[dict[str, Any]]:
     """Serial calls as the explorer has them; adds tokens to `pieces`."""
-    calls, at = [], 0
+    calls, position = [], 0
     for step in steps:
         pieces += [piece for piece in dict.fromkeys(step.draft) if piece not in pieces]
         winner = [pieces.index(piece) for piece in step.draft]
         calls.append(
             {
-                "at": at,
+                "at": position,
                 "draft": [] if step.rank else winner,
                 "winner": winner,
                 "accepted": step.accepted,
                 "rank": step.rank,
             }
         )
-        at += step.accepted
+        position += step.accepted
     return calls
 
 

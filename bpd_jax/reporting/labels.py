@@ -60,7 +60,7 @@ class Label:
 
 
 def place(
-    points: Sequence[tuple[float, float, str]], frame: Box, taken: Sequence[Box] = ()
+    points: Sequence[tuple[float, float, str]], frame: Box, occupied: Sequence[Box] = ()
 ) -> list[Label]:
     """Chooses a place for every name, one after another.
 
@@ -68,9 +68,9 @@ def place(
       points: x, y and name; an empty name gets no label, nor does one that would be
         hidden nowhere less than `_HIDDEN`: in a crowd only some names can be read.
       frame: that labels should not leave.
-      taken: what they should not cover besides the points.
+      occupied: what they should not cover besides the points.
     """
-    covered = list(taken) + [
+    covered = list(occupied) + [
         Box(x - _POINT, y - _POINT, x + _POINT, y + _POINT) for x, y, _ in points
     ]
     labels = []
@@ -78,12 +78,12 @@ def place(
         if not name:
             continue
         choices = [Label(name, x + dx, y + dy, anchor) for dx, dy, anchor in _PLACES]
-        lost = [
+        overlaps = [
             4 * (box.area - box.shared(frame)) + sum(map(box.shared, covered))
             for box in (choice.box for choice in choices)
         ]
-        best = choices[lost.index(min(lost))]
-        if min(lost) > _HIDDEN * best.box.area:
+        best = choices[overlaps.index(min(overlaps))]
+        if min(overlaps) > _HIDDEN * best.box.area:
             continue
         labels.append(best)
         covered.append(best.box)

@@ -79,9 +79,9 @@ def escape(text: str) -> str:
     return re.sub(r"-+|[^-]", _shown, readable(text))
 
 
-def _shown(found: re.Match[str]) -> str:
+def _shown(match: re.Match[str]) -> str:
     """A run of hyphens, or one character: beyond Latin-1 by its number."""
-    text = found[0]
+    text = match[0]
     if text.startswith("-"):
         return "{}".join(text)
     if text not in _SPECIAL and ord(text) > 0xFF:
@@ -105,7 +105,9 @@ def table_latex(table: Table, label: str) -> str:
         caption += f" In brackets: {table.intervals}."
     if numbers.has_printed(table):
         caption += " In italics: printed in the paper."
-    places = "".join("l" if words else "r" for words in numbers.columns_of_words(table))
+    alignment = "".join(
+        "l" if words else "r" for words in numbers.columns_of_words(table)
+    )
     return "\n".join(
         [
             _PACKAGES,
@@ -115,7 +117,7 @@ def table_latex(table: Table, label: str) -> str:
             rf"  \caption{{{escape(caption)}}}",
             rf"  \label{{tab:{label}}}",
             r"  \resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
-            rf"  \begin{{tabular}}{{l{places}}}",
+            rf"  \begin{{tabular}}{{l{alignment}}}",
             r"    \toprule",
             *(f"    {line}" for line in _heading(table)),
             r"    \midrule",

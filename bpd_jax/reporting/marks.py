@@ -49,7 +49,7 @@ def styles_of(series: Sequence[Series]) -> list[Style]:
     solid = [each.label for each in series if not each.dashed]
     alone = sum(each.dashed for each in series) == 1
     styles = []
-    others = len(solid)
+    next_number = len(solid)
     for each in series:
         if not each.dashed:
             number = solid.index(each.label)
@@ -61,7 +61,7 @@ def styles_of(series: Sequence[Series]) -> list[Style]:
                 styles.append(Style("var(--soft)", 0, True))
                 continue
             else:
-                number, others = others, others + 1
+                number, next_number = next_number, next_number + 1
         colour = f"var(--hue-{number % _HUES})"
         styles.append(Style(colour, number % len(_SHAPES), each.dashed))
     return styles
@@ -81,12 +81,12 @@ def is_marked(series: Series, chart: Chart) -> bool:
 
 def words(series: Series, index: int, chart: Chart) -> str:
     """What a mark stands for, as shown when it is pointed at."""
-    at = series.x[index]
+    x = series.x[index]
     name = series.names[index] if series.names else ""
     if not name and chart.categories:
-        name = chart.categories[int(at)]
+        name = chart.categories[int(x)]
     elif not series.names and chart.kind != BARS:
-        name = f"at {at:.4g}"
+        name = f"at {x:.4g}"
     text = f"{series.label}{f', {name}' if name else ''}: {_number(series.y[index])}"
     if series.low and series.high:
         text += f" ({_number(series.low[index])} to {_number(series.high[index])})"

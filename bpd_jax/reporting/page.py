@@ -112,7 +112,7 @@ def render(page: Page) -> str:
     """Returns the page as HTML."""
     script = resource("contents.js") + resource("explorer.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    known = {
+    common_facts = {
         name: "; ".join(values)
         for name in ("model", "device", "date", "versions")
         if (values := _distinct(page, name))
@@ -129,7 +129,7 @@ def render(page: Page) -> str:
             meta=page.meta or " · ".join(_run_words(page)),
             lead=page.lead or summary_sentence(page),
             entries=entries,
-            known=known,
+            known=common_facts,
             runs=run_sentences.sentences([part.exhibit for part in page.parts]),
             folded=sum(len(part.exhibit.findings) for part in page.parts) > _SHOWN,
             summary_id=SUMMARY,
@@ -148,8 +148,8 @@ def render(page: Page) -> str:
 
 @functools.cache
 def _environment() -> jinja2.Environment:
-    found = environment().overlay()
-    found.filters = found.filters | {
+    derived = environment().overlay()
+    derived.filters = derived.filters | {
         "measured": numbers.measured,
         "interval": numbers.interval,
         "printed": numbers.printed,
@@ -162,8 +162,8 @@ def _environment() -> jinja2.Environment:
         "run_facts": run_facts,
         "signed": _signed,
     }
-    found.tests = found.tests | {"wide": charts.is_wide, "has_points": _has_points}
-    return found
+    derived.tests = derived.tests | {"wide": charts.is_wide, "has_points": _has_points}
+    return derived
 
 
 def _signed(text: str) -> str:

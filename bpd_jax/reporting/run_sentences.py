@@ -49,13 +49,13 @@ def sentences(exhibits: Sequence[Exhibit]) -> list[str]:
                 break
         else:
             groups.append(new)
-    found, named = [], set[str]()
+    result, named = [], set[str]()
     for group in groups:
         # The first sentence of a size is of most studies; others say of which.
         studies = f" ({', '.join(group.studies)})" if group.name in named else ""
         named.add(group.name)
-        found.append(f"{group.name}{studies}: {_sentence(group.alike, group.counts)}.")
-    return found
+        result.append(f"{group.name}{studies}: {_sentence(group.alike, group.counts)}.")
+    return result
 
 
 def _group(exhibit: Exhibit) -> _Group:

@@ -23,7 +23,7 @@ def resource(name: str) -> str:
 @functools.cache
 def environment() -> jinja2.Environment:
     """The environment that all templates share."""
-    found = jinja2.Environment(
+    result = jinja2.Environment(
         loader=jinja2.FunctionLoader(resource),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -32,9 +32,9 @@ def environment() -> jinja2.Environment:
         finalize=_readable,
     )
     # A number without trailing zeros; with so many decimal places.
-    found.filters["g"] = lambda value: f"{value:g}"
-    found.filters["fixed"] = lambda value, places=2: f"{value:.{places}f}"
-    return found
+    result.filters["g"] = lambda value: f"{value:g}"
+    result.filters["fixed"] = lambda value, places=2: f"{value:.{places}f}"
+    return result
 
 
 def rendered(name: str, **values: Any) -> Markup:

@@ -128,9 +128,9 @@ def print_stream(
     """
     console = console or standard_output()
     colour = console.color_system is not None and not console.no_color
-    found = None
+    result = None
     for piece, marked, last in pieces:
-        found = found if last is None else last
+        result = result if last is None else last
         bare = piece.strip()
         if not marked or not bare:
             text = Text(piece)
@@ -142,7 +142,7 @@ def print_stream(
         console.print(text, end="", soft_wrap=True, highlight=False)
         console.file.flush()
     console.print()
-    return found
+    return result
 
 
 def standard_output() -> Console:

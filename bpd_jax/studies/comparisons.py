@@ -1,113 +1,131 @@
 """Tables and findings that compare contenders task by task."""
 
+import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from bpd_jax.evaluation.efficiency import headroom_taken
-from bpd_jax.evaluation.entropy import fit_line
+from bpd_jax.evaluation.entropy import Fit, fit_line
 from bpd_jax.evaluation.significance import efficiency_test, holm
 from bpd_jax.reporting.exhibits import Cell, Column, Finding, Table
 from bpd_jax.studies import printed
 from bpd_jax.studies.config import BPD
 from bpd_jax.studies.printed import Numbers
-from bpd_jax.studies.results import (
+from bpd_jax.studies.results import StudyRun
+from bpd_jax.studies.tables import (
     ALL,
-    MISSING,
+    Entry,
+    by_row,
     cell,
-    drafts_of,
-    efficiency,
-    efficiency_cell,
-    gain_cell,
+    correlation,
+    judged,
     missing_cell,
-    oracle_of,
-    paired,
-    paper_value,
-    sums,
-    task_rows,
-    task_table,
+    table,
 )
-from bpd_jax.studies.run_files import StudyRun
 
 # Block efficiencies closer than this are equal: rounding of a share.
 _EQUAL = 1e-9
 
 
-def efficiency_table(
-    run: StudyRun, name: str, contenders: Sequence[str], numbers: Numbers
+def task_table(
+    run: StudyRun, suffix: str, title: str, columns: Sequence[Entry], caption: str = ""
 ) -> Table:
-    """Block efficiency with bootstrap intervals over examples."""
+    """A table of the run's tasks, and of all of them if there are several."""
+    rows = run.rows("all")
+    if len(run.tasks) < 2:
+        del rows[ALL]
+    return table(f"{run.study}{suffix}", title, "task", rows, columns, caption)
 
-    def entry(contender: str) -> Callable[[str | None], Cell]:
-        return lambda task: efficiency_cell(
-            drafts_of(run, contender, task), paper_value(run, numbers, contender, task)
+
+def efficiency_table(
+    numbers: Numbers, contenders: Callable[[StudyRun], list[str]] | None = None
+) -> Callable[[StudyRun], Table]:
+    """Block efficiency of contenders, with bootstrap intervals over examples.
+
+    Args:
+      numbers: the paper's, by task and column.
+      contenders: those of a run that the table has; all by default.
+    """
+
+    def draw(run: StudyRun) -> Table:
+        def value(name: str, task: str | None) -> Cell:
+            return run.drafts(name, task).cell(run.printed(numbers, name, task))
+
+        names = contenders(run) if contenders else run.contenders
+        means = [run.printed(numbers, name, ALL) for name in names]
+        return task_table(
+            run,
+            "",
+            "Block efficiency: tokens per serial call",
+            [(Column(run.label(n)), functools.partial(value, n)) for n in names],
+            "In the last row our value is over all texts, the paper's the mean of its "
+            "seven tasks."
+            if any(mean is not None for mean in means)
+            else "",
         )
 
-    printed_means = [paper_value(run, numbers, other, ALL) for other in contenders]
-    return task_table(
-        run,
-        name,
-        "Block efficiency: tokens per serial call",
-        [(Column(run.label(other)), entry(other)) for other in contenders],
-        "In the last row our value is over all texts, the paper's the mean of its "
-        "seven tasks."
-        if any(value is not None for value in printed_means)
-        else "",
-    )
+    return draw
 
 
-def gain_table(
-    run: StudyRun, name: str, contenders: Sequence[str], numbers: Numbers
-) -> Table:
+def gain_table(numbers: Numbers) -> Callable[[StudyRun], Table]:
     """Gain over BPD in percent with paired intervals; a star where p < 0.05."""
-    refined = [contender for contender in contenders if contender != BPD]
 
-    def cells(task: str | None) -> list[Cell]:
-        pairs = {name: paired(run, [name, BPD], task) for name in refined}
-        # The oracle gains by definition, so it is not tested.
-        tested = [n for n in refined if pairs[n][0] and not n.startswith("oracle")]
-        p_values = holm([efficiency_test(*sums(a), *sums(b)) for a, b in
-                         (pairs[n] for n in tested)])  # fmt: skip
-        stars = {n: "*" for n, p in zip(tested, p_values, strict=True) if p < 0.05}
-        plain = paper_value(run, numbers, BPD, task)
-        found = []
-        for contender, (mine, base) in pairs.items():
-            theirs = paper_value(run, numbers, contender, task)
-            paper = 100 * (theirs / plain - 1) if theirs and plain else None
-            gain = gain_cell(mine, base, paper)
-            text = stars.get(contender, "") if mine else MISSING
-            found.append(Cell(gain.value, paper, gain.interval, text))
-        return found
+    def draw(run: StudyRun) -> Table:
+        refined = [name for name in run.contenders if name != BPD]
 
-    columns = [Column(run.label(name), digits=1, unit="+%") for name in refined]
-    return Table(
-        name,
-        "Gain in block efficiency over BPD",
-        "task",
-        columns,
-        task_rows(run, cells),
-        "Paired bootstrap intervals over examples. * p < 0.05 in a paired permutation "
-        "test, after Holm's correction for the contenders of a row.",
-    )
+        def cells(task: str | None) -> list[Cell]:
+            pairs = {name: run.paired([name, BPD], task) for name in refined}
+            # The oracle gains by definition, so it is not tested.
+            tested = {
+                name: efficiency_test(*mine.sums, *base.sums)
+                for name, (mine, base) in pairs.items()
+                if mine and not name.startswith("oracle")
+            }
+            p_values = dict(zip(tested, holm([*tested.values()]), strict=True))
+            plain = run.printed(numbers, BPD, task)
+            row = []
+            for name, (mine, base) in pairs.items():
+                theirs = run.printed(numbers, name, task)
+                paper = 100 * (theirs / plain - 1) if theirs and plain else None
+                gain = mine.gain(base, paper)
+                if p_values.get(name, 1) < 0.05:
+                    gain = dataclasses.replace(gain, text="*")
+                row.append(gain)
+            return row
+
+        return task_table(
+            run,
+            "_gain",
+            "Gain in block efficiency over BPD",
+            by_row([Column(run.label(n), digits=1, unit="+%") for n in refined], cells),
+            "Paired bootstrap intervals over examples. * p < 0.05 in a paired "
+            "permutation test, after Holm's correction for the contenders of a row.",
+        )
+
+    return draw
 
 
-def headroom_table(run: StudyRun, name: str, contenders: Sequence[str]) -> list[Table]:
-    """Share of the oracle's headroom taken; nothing without an oracle."""
-    oracle = oracle_of(run)
-    others = [c for c in contenders if c != BPD and not c.startswith("oracle")]
+def headroom_table(run: StudyRun) -> list[Table]:
+    """Share of the oracle's headroom taken; no table without an oracle."""
+    oracle, names = run.oracle, run.contenders
+    others = [name for name in names if name != BPD and not name.startswith("oracle")]
     if oracle is None or not others:
         return []
 
-    def entry(contender: str) -> Callable[[str | None], Cell]:
-        return lambda task: headroom_cell(
-            *map(efficiency, paired(run, [contender, BPD, oracle], task))
-        )
+    def share(name: str, task: str | None) -> Cell:
+        together = run.paired([name, BPD, oracle], task)
+        return headroom_cell(*(drafts.efficiency for drafts in together))
 
-    columns = [(Column(run.label(c), digits=0, unit="%"), entry(c)) for c in others]
+    columns = [
+        (Column(run.label(name), digits=0, unit="%"), functools.partial(share, name))
+        for name in others
+    ]
     return [
         task_table(
             run,
-            name,
+            "_headroom",
             "Share of the oracle's headroom taken",
             columns,
             f"(BE - BE of BPD) / (BE of {run.label(oracle)} - BE of BPD). Trees and "
@@ -135,8 +153,8 @@ def headroom_cell(
 def never_below(
     run: StudyRun,
     statement: str,
-    upper: Mapping[str, float],
-    lower: Mapping[str, float],
+    upper: Mapping[str, float] | str,
+    lower: Mapping[str, float] | str,
     *,
     strictly: bool = False,
     mostly: bool = False,
@@ -144,16 +162,17 @@ def never_below(
     """Whether values of `upper` are at least those of `lower` on every task.
 
     Args:
-      run: for the names of tasks.
+      run: for the labels of tasks.
       statement: of the paper.
-      upper, lower: values by task.
-      strictly: whether equal ones speak against it.
-      mostly: whether it is enough that it is so on more than half of the tasks.
+      upper, lower: values by task, or contenders with their block efficiencies.
+      strictly: whether equal values contradict it.
+      mostly: whether it is enough that it holds on more than half of the tasks.
     """
-    tasks = [task for task in upper if task in lower]
+    high, low = (run.by_task(x) if isinstance(x, str) else x for x in (upper, lower))
+    tasks = [task for task in high if task in low]
     if not tasks:
-        return Finding(statement, None, "Not measured.")
-    margins = {task: upper[task] - lower[task] for task in tasks}
+        return judged(statement, "Not measured.")
+    margins = {task: high[task] - low[task] for task in tasks}
     higher = [task for task in tasks if margins[task] > _EQUAL]
     equal = [task for task in tasks if abs(margins[task]) <= _EQUAL]
     holding = higher if strictly else [*higher, *equal]
@@ -161,7 +180,7 @@ def never_below(
     evidence = f"Higher on {len(higher)} of {len(tasks)} tasks"
     if equal:
         evidence += f", equal on {len(equal)}"
-    ratios = [upper[task] / lower[task] for task in tasks if lower[task]]
+    ratios = [high[task] / low[task] for task in tasks if low[task]]
     if ratios:
         evidence += f"; mean difference {100 * (np.mean(ratios) - 1):+.1f} %"
     evidence += "."
@@ -179,20 +198,19 @@ def weak_gain_most(
     gains = [refined[task] / base[task] - 1 for task in tasks]
     fit = fit_line([base[task] for task in tasks], gains)
     if fit is None:
-        return Finding(statement, None, "Too few tasks.")
+        return judged(statement, "Too few tasks.")
     return Finding(
         statement,
         fit.falls(),
         f"Rank correlation of BPD's block efficiency and the gain over {len(tasks)} "
-        f"tasks: {fit.rank_correlation:+.2f} (p = {fit.p_value:.2g}). Gains from "
-        f"{100 * min(gains):+.1f} to "
+        f"tasks: {correlation(fit)}. Gains from {100 * min(gains):+.1f} to "
         f"{100 * max(gains):+.1f} %.",
     )
 
 
-def printed_trend(values: Mapping[str, float]) -> tuple[float, float]:
-    """Rank correlation, and its p, of values with BPD's printed block efficiency."""
+def printed_trend(values: Mapping[str, float]) -> Fit:
+    """The line of printed values over BPD's printed block efficiency, by task."""
     base = printed.column(printed.TABLE4, BPD)
     fit = fit_line([base[task] for task in values], [*values.values()])
     assert fit is not None
-    return fit.rank_correlation, fit.p_value
+    return fit

@@ -5,17 +5,21 @@ blocks in which a refined draft was right further than BPD's.
 """
 
 import dataclasses
-import itertools
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
+import numpy as np
+
+from bpd_jax.evaluation.blocks import BlockView, most_telling, view_block
 from bpd_jax.reporting import wording
-from bpd_jax.reporting.exhibits import Cell, Column, Exhibit, Finding, Row, Table
-from bpd_jax.reporting.records import Candidate, LatticePicture, Path
+from bpd_jax.reporting.build import lattice_picture
+from bpd_jax.reporting.exhibits import Cell, Column, Table
+from bpd_jax.reporting.records import LatticePicture
 from bpd_jax.studies.records import Call, ExplorerRecord, Trace
 from bpd_jax.studies.refinements import BPD, MEDUSA, REFINES, method_of
-from bpd_jax.studies.results import counted, tasks_of
-from bpd_jax.studies.run_files import StudyRun
+from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study import EXPLORER, Study
+from bpd_jax.studies.tables import ALL, Judgement, by_row, counted, finding, table
 
 _PICTURES = 3
 _CALLS = 8
@@ -24,85 +28,57 @@ _ROWS = 5
 _TAIL = 160
 
 ORACLE = "oracle"
-# Kinds whose drafts are ways through the heads' lattice.
+# Kinds whose drafts are paths through the heads' lattice.
 _IN_LATTICE = {BPD, "zero_gram", MEDUSA, *REFINES}
 
 
-def accepted(record: ExplorerRecord, at: int, rows: Sequence[int]) -> int:
-    """Leading tokens of a draft that greedy decoding writes.
+class RefinedBlock(NamedTuple):
+    """A serial call of a refined contender: its text, and where and what it drafted."""
+
+    record: ExplorerRecord
+    at: int
+    view: BlockView
+
+    @property
+    def gain(self) -> tuple[int, int]:
+        return self.view.gain
+
+
+def view_of(record: ExplorerRecord, at: int, label: str, draft: list[int]) -> BlockView:
+    """A block of a recorded text, with tokens as indices into the text's pieces.
 
     Worked example: greedy decoding writes `a b c`, and the heads' candidates are x, b
-    and c, y. The rows 0 0 0 are `a x c`, of which 1 token is accepted; the rows 0 1 0
-    are `a b c`, of which 3 are.
+    and c, y. BPD drafts `a x c`, of which 1 token is accepted; of the draft `a b c` all
+    3 are.
 
     Args:
       record: the text with the candidates along it.
       at: where the block begins.
-      rows: one per position; position 0 is certain and has none but row 0.
+      label, draft: of a refined method.
     """
-    text = record.output[at:]
-    columns = [text[:1], *record.candidates[at]]
-    count = 0
-    for token, column, row in zip(text, columns, rows, strict=False):
-        if column[row] != token:
-            break
-        count += 1
-    return count
+    heads, scores = record.candidates[at], record.log_probs[at]
+    # The first token is certain: it has no other candidate.
+    others = len(heads[0]) - 1 if heads else 0
+    certain = [record.output[at], *[-1] * others]
+    text = record.output[at : at + 1 + len(heads)]
+    text += [-1] * (1 + len(heads) - len(text))
+    return view_block(
+        np.array(record.output[:at], int),
+        np.array([certain, *heads]),
+        np.array([[0.0, *[-np.inf] * others], *scores]),
+        np.array(text),
+        {label: np.array(draft)},
+    )
 
 
-@dataclasses.dataclass(frozen=True)
-class RefinedBlock:
-    """One serial call of a refined contender, beside what else the lattice holds.
-
-    Every draft is a row of the lattice per position.
-
-    Attributes:
-      record: the text.
-      at: position of the block in it.
-      best: of every head the best candidate: BPD's draft.
-      refined: the draft that won, as far as it stays in the lattice.
-      oracle: what greedy decoding writes, where the lattice has it; else row 0.
-    """
-
-    record: ExplorerRecord
-    at: int
-    best: list[int]
-    refined: list[int]
-    oracle: list[int]
-
-    def accepted(self, rows: Sequence[int]) -> int:
-        """Leading tokens of a draft that greedy decoding writes."""
-        return accepted(self.record, self.at, rows)
-
-    @property
-    def gain(self) -> int:
-        """Tokens that the refined draft yields more than BPD's."""
-        return self.accepted(self.refined) - self.accepted(self.best)
-
-
-def blocks_of(record: ExplorerRecord, contender: str) -> Iterator[RefinedBlock]:
+def blocks_of(
+    record: ExplorerRecord, contender: str, label: str = ""
+) -> Iterator[RefinedBlock]:
     """Calls of a contender of whose draft the lattice has all that was accepted."""
     for call in _trace(record, contender).calls:
-        heads = record.candidates[call.at]
-        refined = [0]
-        for token, column in zip(call.winner[1:], heads, strict=False):
-            if token not in column:
-                break
-            refined.append(column.index(token))
-        if len(refined) < call.accepted:
-            continue
-        following = record.output[call.at + 1 :]
-        held = itertools.zip_longest(heads, following[: len(heads)])
-        yield RefinedBlock(
-            record,
-            call.at,
-            best=[0] * (1 + len(heads)),
-            refined=refined,
-            oracle=[
-                0,
-                *(column.index(t) if t in column else 0 for column, t in held),
-            ],
-        )
+        view = view_of(record, call.at, label, call.winner)
+        if len(view.paths[1].candidates) >= call.accepted:
+            yield RefinedBlock(record, call.at, view)
 
 
 def refined_contender(records: Sequence[ExplorerRecord]) -> str | None:
@@ -118,83 +94,62 @@ def refined_contender(records: Sequence[ExplorerRecord]) -> str | None:
     return min(calls, key=calls.__getitem__, default=None)
 
 
-def telling_blocks(
-    records: Sequence[ExplorerRecord], contender: str, tasks: Sequence[str]
-) -> list[RefinedBlock]:
-    """Of every task the first block that gains most over BPD, most gain first.
+class _Data(NamedTuple):
+    """A run, the refined contender that is shown, and its blocks, most gain first.
 
-    Args:
-      records: of all tasks.
-      contender: whose drafts are compared with BPD's.
-      tasks: in the order that decides between equal gains.
+    Of every task it is the block that gains most over BPD, if any does; equal gains are
+    in the order of tasks.
     """
-    found = []
-    for task in tasks:
-        blocks = [
+
+    run: StudyRun
+    records: list[ExplorerRecord]
+    contender: str | None
+    blocks: list[RefinedBlock]
+
+
+def _prepare(run: StudyRun) -> _Data:
+    records = sorted(run.of(ExplorerRecord), key=lambda record: record.example)
+    contender = refined_contender(records)
+    if contender is None:
+        return _Data(run, records, None, [])
+    tasks = [*run.tasks, *sorted({record.task for record in records} - {*run.tasks})]
+    blocks = [
+        most_telling(
             block
-            for record in sorted(records, key=lambda record: record.example)
+            for record in records
             if record.task == task
-            for block in blocks_of(record, contender)
-        ]
-        best = max(blocks, key=lambda block: block.gain, default=None)
-        if best is not None and best.gain > 0:
-            found.append(best)
-    return sorted(found, key=lambda block: -block.gain)
-
-
-def picture(block: RefinedBlock, label: str) -> LatticePicture:
-    """The lattice of a block with three ways through it: BPD, refined, oracle."""
-    record = block.record
-    paths = [
-        Path(name, rows, block.accepted(rows))
-        for name, rows in (
-            ("BPD", block.best),
-            (label, block.refined),
-            ("Oracle", block.oracle),
+            for block in blocks_of(record, contender, run.label(contender))
         )
+        for task in tasks
     ]
-    shown = max(_ROWS, *(1 + row for path in paths for row in path.candidates))
-    text = record.output[block.at :]
-    before = record.prompt + _text(record, record.output[: block.at])
-    return LatticePicture(
-        prompt_tail=before[-_TAIL:],
-        positions=[
-            [Candidate(record.pieces[text[0]], 0.0)],
-            *(
-                [
-                    Candidate(record.pieces[token], log_prob)
-                    for token, log_prob in zip(column, scores, strict=True)
-                ][:shown]
-                for column, scores in zip(
-                    record.candidates[block.at], record.log_probs[block.at], strict=True
-                )
-            ),
-        ],
-        paths=paths,
-        greedy=[record.pieces[token] for token in text[: len(block.best)]],
-    )
+    gaining = [block for block in blocks if block is not None and block.gain[0] > 0]
+    gaining.sort(key=lambda block: -block.gain[0])
+    return _Data(run, records, contender, gaining)
 
 
-def steps_table(run: StudyRun, record: ExplorerRecord, contender: str) -> Table:
-    """The first calls of BPD and of a refined contender on one text (Table 2)."""
-    traces = [_trace(record, name) for name in (BPD, contender)]
+def _lattices(data: _Data) -> list[LatticePicture]:
+    """The lattices of the first blocks with the paths of BPD, refined and oracle."""
+    pictures = []
+    for record, at, view in data.blocks[:_PICTURES]:
+        rows = max(1 + row for path in view.paths for row in path.candidates)
+        picture = lattice_picture(
+            view,
+            lambda _: "",
+            record.pieces.__getitem__,
+            max(_ROWS, rows),
+        )
+        before = record.prompt + _text(record, record.output[:at])
+        pictures.append(dataclasses.replace(picture, prompt_tail=before[-_TAIL:]))
+    return pictures
+
+
+def _steps_table(data: _Data) -> list[Table]:
+    """The first calls on the text of the first block (Table 2)."""
+    if not data.blocks or data.contender is None:
+        return []
+    run, record = data.run, data.blocks[0].record
+    traces = [_trace(record, name) for name in (BPD, data.contender)]
     traces = [trace for trace in traces if trace.calls]
-    rows = []
-    for number in range(min(_CALLS, max(len(trace.calls) for trace in traces))):
-        cells = []
-        for trace in traces:
-            if number < len(trace.calls):
-                call = trace.calls[number]
-                cells += [Cell(call.accepted), Cell(text=_step(record, call))]
-            else:
-                cells += [Cell(text="done"), Cell()]
-        rows.append(Row(f"{number + 1}", cells))
-    totals = []
-    for trace in traces:
-        tokens = sum(call.accepted for call in trace.calls)
-        calls = counted(len(trace.calls), "call")
-        totals += [Cell(tokens), Cell(text=f"in {calls}")]
-    rows.append(Row("Whole text", totals, strong=True))
     columns = [
         column
         for trace in traces
@@ -203,15 +158,31 @@ def steps_table(run: StudyRun, record: ExplorerRecord, contender: str) -> Table:
             Column("Draft", run.label(trace.contender)),
         )
     ]
-    return Table(
-        name="table2",
-        title=f"Step by step: example {record.example} of "
-        f"{run.task_label(record.task)}",
-        heading="Serial call",
-        columns=columns,
-        rows=rows,
-        caption="The draft that won in every call; what was rejected stands in ⟦ ⟧.",
+
+    def cells(number: int | None) -> list[Cell]:
+        row = []
+        for calls in (trace.calls for trace in traces):
+            if number is ALL:
+                total = Cell(sum(call.accepted for call in calls))
+                row += [total, Cell(text=f"in {counted(len(calls), 'call')}")]
+            elif number < len(calls):
+                call = calls[number]
+                row += [Cell(call.accepted), Cell(text=_step(record, call))]
+            else:
+                row += [Cell(text="done"), Cell()]
+        return row
+
+    most = min(_CALLS, max(len(trace.calls) for trace in traces))
+    title = f"Step by step: example {record.example} of {run.task_label(record.task)}"
+    steps = table(
+        "table2",
+        title,
+        "Serial call",
+        {**{number: f"{number + 1}" for number in range(most)}, ALL: "Whole text"},
+        by_row(columns, cells),
+        "The draft that won in every call; what was rejected stands in ⟦ ⟧.",
     )
+    return [steps]
 
 
 def _trace(record: ExplorerRecord, contender: str) -> Trace:
@@ -231,106 +202,82 @@ def _step(record: ExplorerRecord, call: Call) -> str:
     return wording.visible(kept + (f"⟦{dropped}⟧" if dropped else ""))
 
 
-def present(study: Study, run: StudyRun) -> Exhibit:
-    """Draws up to three lattices, and the first calls of the text of the first."""
-    records = run.of(ExplorerRecord)
-    known = tasks_of(run)
-    tasks = [*known, *sorted({record.task for record in records} - set(known))]
-    contender = refined_contender(records)
-    lattices, tables, notes = [], [], []
-    if contender is None:
-        notes.append("No refined contender was recorded on every text.")
-    else:
-        blocks = telling_blocks(records, contender, tasks)
-        lattices = [
-            picture(block, run.label(contender)) for block in blocks[:_PICTURES]
-        ]
-        if blocks:
-            tables.append(steps_table(run, blocks[0].record, contender))
-        else:
-            notes.append("In no block was the refined draft right further than BPD’s.")
-        notes.append(
-            "Chosen by rule: of all refined contenders the one with the fewest serial "
-            "calls; of each task the first block in which its draft gains most over "
-            f"BPD’s; of those the {_PICTURES} that gain most."
-        )
-        if blocks:
-            places = "; ".join(
-                f"{run.task_label(block.record.task)}, example {block.record.example}, "
-                f"token {block.at + 1}"
-                for block in blocks[:_PICTURES]
-            )
-            notes.append(f"The lattices are of: {places}.")
-    return study.show(
-        run,
-        tables=tables,
-        lattices=lattices,
-        findings=[_bounded(records), _further(run, records, contender)],
-        notes=notes,
+def _notes(data: _Data) -> list[str]:
+    if data.contender is None:
+        return ["No refined contender was recorded on every text."]
+    rule = (
+        "Chosen by rule: of all refined contenders the one with the fewest serial "
+        "calls; of each task the first block in which its draft gains most over "
+        f"BPD’s; of those the {_PICTURES} that gain most."
+    )
+    if not data.blocks:
+        return ["In no block was the refined draft right further than BPD’s.", rule]
+    places = "; ".join(
+        f"{data.run.task_label(record.task)}, example {record.example}, token {at + 1}"
+        for record, at, _ in data.blocks[:_PICTURES]
+    )
+    return [rule, f"The lattices are of: {places}."]
+
+
+def _outcomes(margins: Sequence[int]) -> str:
+    """How often one draft is right further than another."""
+    further, less = (sum(sign * margin > 0 for margin in margins) for sign in (1, -1))
+    return (
+        f"further in {further:,}, as far in {len(margins) - further - less:,}, less "
+        f"far in {less:,}."
     )
 
 
-def _bounded(records: Sequence[ExplorerRecord]) -> Finding:
-    """The oracle's recorded calls against those of the others in its lattice."""
-    statement = (
-        "Where the oracle and another way through the lattice begin at one token, the "
-        "oracle is right at least as far."
-    )
+@finding(
+    "Where the oracle and another way through the lattice begin at one token, the "
+    "oracle is right at least as far."
+)
+def _bounded(data: _Data) -> Judgement | str:
     margins: list[int] = []
     others: set[str] = set()
-    for record in records:
+    for record in data.records:
         bounds = {call.at: call.accepted for call in _trace(record, ORACLE).calls}
         for trace in record.traces:
             method = method_of(trace.contender)
-            if method.kind not in _IN_LATTICE or method.beside:
-                continue
-            found = [
-                bounds[call.at] - call.accepted
-                for call in trace.calls
-                if call.at in bounds
-            ]
-            margins += found
-            others |= {trace.contender} if found else set()
+            shared = [call for call in trace.calls if call.at in bounds]
+            if method.kind in _IN_LATTICE and not method.beside and shared:
+                margins += [bounds[call.at] - call.accepted for call in shared]
+                others.add(trace.contender)
     if not margins:
-        return Finding(statement, None, "Not measured.")
-    further, less = (sum(sign * margin > 0 for margin in margins) for sign in (1, -1))
-    return Finding(
-        statement,
-        not less,
+        return "Not measured."
+    return (
+        min(margins) >= 0,
         f"{counted(len(margins), 'call')} of {counted(len(others), 'method')} beside "
-        f"the recorded calls of the oracle: it is further in {further:,}, as far in "
-        f"{len(margins) - further - less:,}, less far in {less:,}.",
+        f"the recorded calls of the oracle: it is {_outcomes(margins)}",
     )
 
 
-def _further(
-    run: StudyRun, records: Sequence[ExplorerRecord], contender: str | None
-) -> Finding:
-    statement = "Refined drafts are more often right further than BPD’s than less far."
-    if contender is None:
-        return Finding(statement, None, "Not measured.")
-    gains = []
-    for record in records:
-        for call in _trace(record, contender).calls:
-            best = [0] * (1 + len(record.candidates[call.at]))
-            gains.append(call.accepted - accepted(record, call.at, best))
-    wins, losses = (sum(sign * gain > 0 for gain in gains) for sign in (1, -1))
-    return Finding(
-        statement,
-        wins > losses,
-        f"{run.label(contender)}, {counted(len(gains), 'call')}: further in {wins:,}, "
-        f"as far in {len(gains) - wins - losses:,}, less far in {losses:,}.",
+@finding("Refined drafts are more often right further than BPD’s than less far.")
+def _further(data: _Data) -> Judgement | str:
+    if data.contender is None:
+        return "Not measured."
+    gains = [
+        call.accepted - view_of(record, call.at, "", call.winner).paths[0].accepted
+        for record in data.records
+        for call in _trace(record, data.contender).calls
+    ]
+    return (
+        sum((gain > 0) - (gain < 0) for gain in gains) > 0,
+        f"{data.run.label(data.contender)}, {counted(len(gains), 'call')}: "
+        f"{_outcomes(gains)}",
     )
 
 
 STUDY = Study(
-    name="figure4",
-    title="The lattice of one block",
-    paper="Figures 4 and 5, Table 2",
-    question=(
-        "What does refinement do to a single draft: which candidates do the heads "
-        "offer, which path does each method take, and how far is it right?"
-    ),
-    present=present,
+    "figure4",
+    "The lattice of one block",
+    "Figures 4 and 5, Table 2",
+    "What does refinement do to a single draft: which candidates do the heads offer, "
+    "which path does each method take, and how far is it right?",
     measures=(EXPLORER,),
+    prepare=_prepare,
+    tables=[_steps_table],
+    lattices=[_lattices],
+    findings=[_bounded, _further],
+    notes=[_notes],
 )

@@ -5,16 +5,7 @@ from collections.abc import Sequence
 from bpd_jax.evaluation.efficiency import gain_interval, headroom_taken
 from bpd_jax.reporting.page import KeyFigure
 from bpd_jax.studies.config import BPD
-from bpd_jax.studies.records import DraftRecord
-from bpd_jax.studies.results import (
-    contenders_of,
-    drafts_of,
-    efficiency,
-    oracle_of,
-    paired,
-    sums,
-)
-from bpd_jax.studies.run_files import StudyRun
+from bpd_jax.studies.results import Drafts, StudyRun
 
 _MAIN = "table4"
 
@@ -28,14 +19,14 @@ def highlights(runs: Sequence[StudyRun]) -> list[KeyFigure]:
       runs: in the order of the page.
     """
     for run in sorted(runs, key=lambda run: run.study != _MAIN):
-        if drafts_of(run, BPD):
+        if run.drafts(BPD):
             return _figures(run)
     return []
 
 
 def _figures(run: StudyRun) -> list[KeyFigure]:
-    base = drafts_of(run, BPD)
-    plain = efficiency(base) or 0.0
+    base = run.drafts(BPD)
+    plain = base.efficiency or 0.0
     tasks = len({record.task for record in base})
     figures = [
         KeyFigure(
@@ -45,12 +36,11 @@ def _figures(run: StudyRun) -> list[KeyFigure]:
             f"task{'s' * (tasks > 1)}",
         )
     ]
-    best = _best(run, len(base))
-    if not best:
+    name, best = _best(run, len(base))
+    if not len(best):
         return figures
-    refined = efficiency(best) or 0.0
-    label = run.label(best[0].contender)
-    low, high = gain_interval(*sums(best), *sums(base))
+    refined, label = best.efficiency or 0.0, run.label(name)
+    low, high = gain_interval(*best.sums, *base.sums)
     figures.append(
         KeyFigure(
             "Best of Table 4" if run.study == _MAIN else "Best method",
@@ -59,10 +49,9 @@ def _figures(run: StudyRun) -> list[KeyFigure]:
             f"({_percent(low)} … {_percent(high)})",
         )
     )
-    oracle = oracle_of(run)
-    mine, theirs, bound = map(
-        efficiency, paired(run, [best[0].contender, BPD, oracle or BPD])
-    )
+    oracle = run.oracle
+    together = run.paired([name, BPD, oracle or BPD])
+    mine, theirs, bound = (drafts.efficiency for drafts in together)
     if oracle is None or mine is None or theirs is None or bound is None:
         return figures
     figures.append(KeyFigure("Oracle", f"{bound:.2f}", run.label(oracle)))
@@ -82,12 +71,14 @@ def _percent(share: float) -> str:
     return f"{100 * share:+.1f} %".replace("-", "−")
 
 
-def _best(run: StudyRun, texts: int) -> list[DraftRecord]:
-    """Drafts of the best method among those recorded on every text that BPD was."""
-    found = [
-        paired(run, [name, BPD])[0]
-        for name in contenders_of(run)
+def _best(run: StudyRun, texts: int) -> tuple[str, Drafts]:
+    """The best method of those recorded on every text that BPD was, and its drafts."""
+    drafts = {
+        name: run.paired([name, BPD])[0]
+        for name in run.contenders
         if name != BPD and not name.startswith(("oracle", "greedy"))
-    ]
-    whole = [drafts for drafts in found if len(drafts) == texts]
-    return max(whole, key=lambda drafts: efficiency(drafts) or 0.0, default=[])
+    }
+    whole = [(name, one) for name, one in drafts.items() if len(one) == texts]
+    return max(
+        whole, key=lambda pair: pair[1].efficiency or 0, default=("", Drafts([]))
+    )

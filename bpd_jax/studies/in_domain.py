@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bpd_jax import files
+from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams.build_model import Settings, build
 from bpd_jax.studies.study_context import StudyContext
@@ -35,7 +36,7 @@ def build_in_domain(context: StudyContext, task: str) -> dict[str, Any]:
     """
     output = context.workdir / "in_domain" / task
     loaded, sources = context.loaded(task), context.sources(task)
-    data = pathlib.Path(context.config.data or "")
+    data = as_path(context.config.data or "")
     if has_train(data, task):
         sources = [*read_sources(data, task, [_TRAIN]), *sources]
     texts = rest_of(sources, context.whole_draw(task), context.config.in_domain)
@@ -52,7 +53,7 @@ def build_in_domain(context: StudyContext, task: str) -> dict[str, Any]:
     if header.is_file() and files.read_json(header) == facts:
         return facts
     with tempfile.TemporaryDirectory(prefix="bpd_jax") as folder:
-        path = pathlib.Path(folder) / "tokens.txt"
+        path = as_path(folder) / "tokens.txt"
         lines = [" ".join(map(str, ids)) + "\n" for ids in tokens]
         path.write_text("".join(lines), encoding="utf-8")
         build(

@@ -22,7 +22,8 @@ from bpd_jax.studies.records import (
     QualityRecord,
     TimingRecord,
 )
-from bpd_jax.studies.run_files import HEADER, StudyRun, open_run, read_header
+from bpd_jax.studies.results import StudyRun
+from bpd_jax.studies.run_files import HEADER, open_run, read_header
 from bpd_jax.studies.study_context import StudyContext
 
 Keep = Callable[[Iterable[Record]], None]

@@ -4,309 +4,211 @@ Contenders are compared on the examples that all of them were recorded on, so th
 run that was stopped early is compared fairly.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from bpd_jax.decoding.methods import Method
-from bpd_jax.evaluation.efficiency import gain_interval, ratio_interval
-from bpd_jax.reporting.exhibits import Cell, Column, Row, Series, Table
-from bpd_jax.reporting.numbers import number
+from bpd_jax.reporting.exhibits import Cell
+from bpd_jax.reporting.records import Facts, Record
 from bpd_jax.studies.config import parse_contender
 from bpd_jax.studies.printed import TASKS, Numbers
 from bpd_jax.studies.records import REPORT, DraftRecord, call_positions, from_digits
-from bpd_jax.studies.run_files import StudyRun
+from bpd_jax.studies.tables import ALL, Sums, gain_cell, ratio_cell
 
-ALL = None
-"""In the place of a task: all of them together."""
-
-MISSING = "not measured"
+T = TypeVar("T", bound=Record)
 
 
-def counted(count: int, noun: str) -> str:
-    """Returns a number of things.
+@dataclasses.dataclass(frozen=True)
+class Drafts:
+    """What one contender drafted on some examples."""
 
-    >>> counted(1, "task"), counted(2016, "win")
-    ('1 task', '2,016 wins')
+    records: list[DraftRecord]
 
-    Args:
-      count: how many.
-      noun: in the singular; its plural has one more s.
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __iter__(self) -> Iterator[DraftRecord]:
+        return iter(self.records)
+
+    @functools.cached_property
+    def sums(self) -> Sums:
+        """Tokens and serial calls of every example."""
+        tokens = np.array([record.tokens for record in self], int)
+        return tokens, np.array([record.calls for record in self], int)
+
+    @property
+    def efficiency(self) -> float | None:
+        """Block efficiency over the examples; None of none."""
+        tokens, calls = self.sums
+        return float(tokens.sum() / calls.sum()) if len(self) else None
+
+    @property
+    def checked(self) -> float:
+        """Draft tokens that a serial call checks, the mean over all calls."""
+        return sum(record.nodes for record in self) / int(self.sums[1].sum())
+
+    @property
+    def repetition(self) -> tuple[float | None, float | None]:
+        """Share of equal neighbours and mean longest run in the drafts of decoding.
+
+        As `bpd_jax.evaluation.statistics.repetition` has them (paper section 6.1): over
+        the calls that decoding makes, of drafts of two tokens and more.
+        """
+        pairs = equal = drafts = longest = 0
+        for record in self:
+            calls = call_positions(record.yields)
+            length = from_digits(record.length)[calls]
+            equal += int(record.repeats[calls].sum())
+            pairs += int((length - 1).sum())
+            longest += int(from_digits(record.longest)[calls][length > 1].sum())
+            drafts += int((length > 1).sum())
+        return (equal / pairs, longest / drafts) if pairs else (None, None)
+
+    def cell(self, paper: float | None = None) -> Cell:
+        """Block efficiency with its bootstrap interval over examples."""
+        return ratio_cell(self.sums, paper)
+
+    def gain(self, base: "Drafts", paper: float | None = None) -> Cell:
+        """Gain in block efficiency in percent over drafts of the same examples."""
+        return gain_cell(self.sums, base.sums, paper)
+
+
+@dataclasses.dataclass(frozen=True)
+class StudyRun:
+    """The results of a study, as a folder holds them.
+
+    Attributes:
+      folder: where it lies.
+      study: name of the study, such as `table4`.
+      facts: command, date, device, versions, model, gin text, settings; `labels` maps
+        contenders to their display names, and `tasks` does so for tasks.
+      records: all of them.
     """
-    return f"{count:,} {noun}{'s' * (count != 1)}"
 
+    folder: pathlib.Path
+    study: str
+    facts: Facts
+    records: list[Record]
 
-def decimal(value: float, digits: int = 2, *, sign: bool = False) -> str:
-    """Returns a number as tables show it: with a real minus and with thousands.
+    def of(self, kind: type[T]) -> list[T]:
+        """The records of one kind."""
+        return [record for record in self.records if isinstance(record, kind)]
 
-    >>> decimal(-0.821), decimal(1128.44, 1, sign=True)
-    ('−0.82', '+1,128.4')
+    def label(self, contender: str) -> str:
+        """The display name of a contender."""
+        return str(self.facts.get("labels", {}).get(contender, contender))
 
-    Args:
-      value: the number.
-      digits: decimal places.
-      sign: whether a positive value gets one.
-    """
-    return number(value, Column("", digits=digits), sign=sign)
+    def task_label(self, task: str | None, everything: str = "all") -> str:
+        """The display name of a task, or of `ALL` of them."""
+        if task is ALL:
+            return everything
+        return str(self.facts.get("tasks", {}).get(task, task))
 
+    @property
+    def tasks(self) -> list[str]:
+        """The tasks, in the order of the configuration."""
+        return list(self.facts.get("tasks", {}))
 
-def tasks_of(run: StudyRun) -> list[str]:
-    """The tasks of a run, in the order of its configuration."""
-    return list(run.facts.get("tasks", {}))
+    def rows(self, everything: str = "All") -> dict[str | None, str]:
+        """Rows of a table: the tasks, then `ALL` of them, with their labels."""
+        return {task: self.task_label(task, everything) for task in [*self.tasks, ALL]}
 
+    @functools.cached_property
+    def _by_contender(self) -> dict[str, list[DraftRecord]]:
+        """Records of drafts in the order of tasks and examples."""
+        order = {name: index for index, name in enumerate(self.tasks)}
+        found: dict[str, list[DraftRecord]] = {}
+        for record in sorted(
+            self.of(DraftRecord),
+            key=lambda r: (order.get(r.task, len(order)), r.example),
+        ):
+            found.setdefault(record.contender, []).append(record)
+        return found
 
-def task_name(run: StudyRun, task: str | None, everything: str = "all") -> str:
-    """What people read in place of a task, or of all of them."""
-    return everything if task is ALL else run.task_label(task)
+    @property
+    def contenders(self) -> list[str]:
+        """The contenders with records of drafts, in the order of the configuration."""
+        recorded = dict.fromkeys(record.contender for record in self.of(DraftRecord))
+        named = [name for name in self.facts.get("labels", {}) if name in recorded]
+        return list(dict.fromkeys([*named, *recorded]))
 
+    @property
+    def oracle(self) -> str | None:
+        """The recorded oracle that bounds the others: of all heads, the widest.
 
-def contenders_of(run: StudyRun) -> list[str]:
-    """The contenders with records of drafts, in the order of the configuration."""
-    found = dict.fromkeys(record.contender for record in run.of(DraftRecord))
-    named = [name for name in run.facts.get("labels", {}) if name in found]
-    return list(dict.fromkeys([*named, *found]))
+        A width that is not written is the lattice's, which no other exceeds.
+        """
+        oracles = [
+            contender
+            for contender in map(parse_contender, self.contenders)
+            if contender.method.is_oracle and contender.method.setting("heads") is None
+        ]
+        widest = max(
+            oracles, key=lambda c: c.method.setting("k") or float("inf"), default=None
+        )
+        return None if widest is None else widest.name
 
+    def drafts(
+        self, contender: str, task: str | None = ALL, part: str = REPORT
+    ) -> Drafts:
+        """What one contender drafted, in the order of tasks and examples.
 
-def oracle_of(run: StudyRun) -> str | None:
-    """The recorded oracle that bounds the others: of all heads, the widest.
+        Args:
+          contender: its name.
+          task: one task, or `ALL`.
+          part: of the examples.
+        """
+        return Drafts(
+            [
+                record
+                for record in self._by_contender.get(contender, [])
+                if record.part == part and task in (ALL, record.task)
+            ]
+        )
 
-    A width that is not written is the lattice's, which no other exceeds.
-    """
-    oracles = [
-        contender
-        for contender in map(parse_contender, contenders_of(run))
-        if contender.method.is_oracle and contender.method.setting("heads") is None
-    ]
-    widest = max(
-        oracles, key=lambda c: c.method.setting("k") or float("inf"), default=None
-    )
-    return None if widest is None else widest.name
+    def paired(
+        self, contenders: Sequence[str], task: str | None = ALL, part: str = REPORT
+    ) -> list[Drafts]:
+        """What contenders drafted on the examples that all of them were recorded on.
+
+        Returns:
+          One entry per contender, all with the same examples in the same order.
+        """
+        drafts = [self.drafts(name, task, part) for name in contenders]
+        keys = [{(r.task, r.example) for r in records} for records in drafts]
+        common = set.intersection(*keys) if keys else set()
+        return [
+            Drafts(
+                [record for record in one if (record.task, record.example) in common]
+            )
+            for one in drafts
+        ]
+
+    def by_task(self, contender: str) -> dict[str, float]:
+        """Block efficiency of a contender on every task that it was measured on."""
+        values = {t: self.drafts(contender, t).efficiency for t in self.tasks}
+        return {task: value for task, value in values.items() if value is not None}
+
+    def printed(
+        self, numbers: Numbers, contender: str, task: str | None
+    ) -> float | None:
+        """What the paper prints of a task beside a contender, if anything.
+
+        Of all tasks together it is the mean of the paper's seven, where all were run.
+        """
+        column = self.facts.get("printed", {}).get(contender)
+        if task is not ALL:
+            return numbers.get(task, {}).get(column)
+        found = [numbers.get(name, {}).get(column) for name in self.tasks]
+        values = [value for value in found if value is not None]
+        return sum(values) / len(values) if len(values) == len(TASKS) else None
 
 
 def drafts_from_lattice(method: Method) -> bool:
     """Whether all that a method drafts lies in the heads' lattice, which bounds it."""
     return method.within_lattice and not method.is_oracle
-
-
-def drafts_of(
-    run: StudyRun, contender: str, task: str | None = ALL, part: str = REPORT
-) -> list[DraftRecord]:
-    """What one contender drafted, in the order of tasks and examples.
-
-    Args:
-      run: of a study.
-      contender: its name.
-      task: one task, or `ALL`.
-      part: of the examples.
-    """
-    order = {name: index for index, name in enumerate(tasks_of(run))}
-    found = [
-        record
-        for record in run.drafts.get(contender, [])
-        if record.part == part and task in (ALL, record.task)
-    ]
-    return sorted(found, key=lambda r: (order.get(r.task, len(order)), r.example))
-
-
-def paired(
-    run: StudyRun,
-    contenders: Sequence[str],
-    task: str | None = ALL,
-    part: str = REPORT,
-) -> list[list[DraftRecord]]:
-    """What contenders drafted on the examples that all of them were recorded on.
-
-    Args:
-      run: of a study, perhaps stopped before its end.
-      contenders: their names.
-      task: one task, or `ALL`.
-      part: of the examples.
-
-    Returns:
-      One list per contender, all in the same order.
-    """
-    found = [drafts_of(run, name, task, part) for name in contenders]
-    keys = [{(record.task, record.example) for record in one} for one in found]
-    common = set.intersection(*keys) if keys else set()
-    return [
-        [record for record in one if (record.task, record.example) in common]
-        for one in found
-    ]
-
-
-def sums(records: Sequence[DraftRecord]) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens and serial calls of every example."""
-    tokens = np.array([record.tokens for record in records], int)
-    return tokens, np.array([record.calls for record in records], int)
-
-
-def efficiency(records: Sequence[DraftRecord]) -> float | None:
-    """Block efficiency over some examples; None of none."""
-    tokens, calls = sums(records)
-    return float(tokens.sum() / calls.sum()) if len(records) else None
-
-
-def by_task(run: StudyRun, contender: str) -> dict[str, float]:
-    """Block efficiency of a contender on every task that it was measured on."""
-    found = {
-        task: efficiency(drafts_of(run, contender, task)) for task in tasks_of(run)
-    }
-    return {task: value for task, value in found.items() if value is not None}
-
-
-def checked_tokens(records: Sequence[DraftRecord]) -> float:
-    """Draft tokens that a serial call checks, the mean over the calls of decoding."""
-    return sum(r.nodes for r in records) / sum(r.calls for r in records)
-
-
-def repetition_of(
-    records: Sequence[DraftRecord],
-) -> tuple[float | None, float | None]:
-    """Share of equal neighbours and mean longest run in the drafts of decoding.
-
-    As `bpd_jax.evaluation.statistics.repetition` has them (paper section 6.1): over the
-    calls that decoding makes, of drafts of two tokens and more.
-    """
-    pairs = equal = drafts = longest = 0
-    for record in records:
-        calls = call_positions(from_digits(record.accepted))
-        length = from_digits(record.length)[calls]
-        equal += int(from_digits(record.equal)[calls].sum())
-        pairs += int((length - 1).sum())
-        longest += int(from_digits(record.longest)[calls][length > 1].sum())
-        drafts += int((length > 1).sum())
-    return (equal / pairs, longest / drafts) if pairs else (None, None)
-
-
-def missing_cell(paper: float | None = None, text: str = MISSING) -> Cell:
-    """A cell without a value of ours."""
-    return Cell(paper=paper, text=text)
-
-
-def cell(
-    value: float | None,
-    paper: float | None = None,
-    *,
-    scale: float = 1.0,
-    text: str = MISSING,
-) -> Cell:
-    """A cell of a value, times `scale`; of None, one with a text."""
-    if value is None:
-        return missing_cell(paper, text)
-    return Cell(scale * value, paper)
-
-
-def ratio_cell(
-    numerators: np.ndarray, denominators: np.ndarray, paper: float | None = None
-) -> Cell:
-    """Σ numerators / Σ denominators with its bootstrap interval over examples."""
-    if not len(numerators):
-        return missing_cell(paper)
-    value = float(numerators.sum() / denominators.sum())
-    if len(numerators) == 1:
-        return Cell(value, paper)
-    return Cell(value, paper, ratio_interval(numerators, denominators))
-
-
-def efficiency_cell(records: Sequence[DraftRecord], paper: float | None = None) -> Cell:
-    """Block efficiency with its bootstrap interval over examples."""
-    return ratio_cell(*sums(records), paper)
-
-
-def gain_cell(
-    records: Sequence[DraftRecord],
-    base: Sequence[DraftRecord],
-    paper: float | None = None,
-) -> Cell:
-    """Gain in block efficiency over `base` in percent, with its paired interval.
-
-    Both hold the same examples, in the same order.
-    """
-    return gain_of_sums(sums(records), sums(base), paper)
-
-
-def gain_of_sums(
-    mine: tuple[np.ndarray, np.ndarray],
-    base: tuple[np.ndarray, np.ndarray],
-    paper: float | None = None,
-) -> Cell:
-    """As `gain_cell`, from tokens and serial calls of every example."""
-    if not len(mine[0]) or not len(base[0]):
-        return missing_cell(paper)
-    ratio = (mine[0].sum() / mine[1].sum()) / (base[0].sum() / base[1].sum())
-    gain = 100 * (float(ratio) - 1)
-    if len(mine[0]) == 1:
-        return Cell(gain, paper)
-    low, high = gain_interval(*mine, *base)
-    return Cell(gain, paper, (100 * low, 100 * high))
-
-
-def paper_value(
-    run: StudyRun, numbers: Numbers, contender: str, task: str | None
-) -> float | None:
-    """What the paper prints of a task beside a contender, if anything.
-
-    Of all tasks together it is the mean of the paper's seven, where all were run.
-    """
-    column = run.facts.get("printed", {}).get(contender)
-    if task is not ALL:
-        return numbers.get(task, {}).get(column)
-    found = [numbers.get(name, {}).get(column) for name in tasks_of(run)]
-    values = [value for value in found if value is not None]
-    return sum(values) / len(values) if len(values) == len(TASKS) else None
-
-
-def task_rows(
-    run: StudyRun,
-    cells: Callable[[str | None], list[Cell]],
-    everything: str = "all",
-) -> list[Row]:
-    """A row for every task, and one for all of several."""
-    tasks = tasks_of(run)
-    rows = [Row(run.task_label(task), cells(task)) for task in tasks]
-    return rows + [Row(everything, cells(ALL), strong=True)] * (len(tasks) > 1)
-
-
-def task_table(
-    run: StudyRun,
-    name: str,
-    title: str,
-    columns: Sequence[tuple[Column, Callable[[str | None], Cell]]],
-    caption: str = "",
-) -> Table:
-    """Tasks in rows; every column has a function from a task, or `ALL`, to its cell."""
-    return Table(
-        name,
-        title,
-        "task",
-        [column for column, _ in columns],
-        task_rows(run, lambda task: [entry(task) for _, entry in columns]),
-        caption,
-    )
-
-
-def line_of(
-    label: str,
-    points: Mapping[Any, Cell] | Mapping[Any, float],
-    *,
-    dashed: bool = False,
-) -> Series:
-    """A line through points; of cells with intervals, with its band."""
-    cells = {
-        float(x): y if isinstance(y, Cell) else Cell(float(y))
-        for x, y in points.items()
-    }
-    values = {x: found.value for x, found in cells.items() if found.value is not None}
-    bounds: list[tuple[float, float]] = []
-    if any(found.interval for found in cells.values()):
-        # A single example has no interval.
-        bounds = [cells[x].interval or (y, y) for x, y in values.items()]
-    return Series(
-        label,
-        list(values),
-        list(values.values()),
-        [low for low, _ in bounds],
-        [high for _, high in bounds],
-        dashed=dashed,
-    )

@@ -14,8 +14,7 @@ from bpd_jax.drafting.searches.chains import most_prefixes
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.hardware import CONTEXTS, Cost, ModelSize, cost
 from bpd_jax.studies.config import BPD, parse_contender
-from bpd_jax.studies.results import contenders_of, drafts_of, efficiency, tasks_of
-from bpd_jax.studies.run_files import StudyRun
+from bpd_jax.studies.results import StudyRun
 
 RunCosts = dict[str, tuple[float, dict[int, Cost]]]
 """By contender: mean block efficiency over tasks, and costs by context."""
@@ -50,28 +49,22 @@ def costs_of(run: StudyRun) -> RunCosts:
         ) from error
     plain = {context: cost(model, context, drafting=False) for context in CONTEXTS}
     found: RunCosts = {PLAIN: (1.0, plain)}
-    for name in contenders_of(run):
+    for name in run.contenders:
         contender = parse_contender(name)
         rescorer = rescorers.get(contender.assets or "")
         rescoring = _rescoring(contender.method, model.block_size, width)
         if rescoring is None or (rescoring[0] and rescorer is None):
             continue
         passes, rescored = rescoring
-        records = drafts_of(run, name)
-        means = [
-            value
-            for task in tasks_of(run)
-            if (value := efficiency([r for r in records if r.task == task])) is not None
-        ]
+        drafts, means = run.drafts(name), run.by_task(name).values()
         if means:
             mean = sum(means) / len(means)
-            nodes = sum(r.nodes for r in records) / sum(r.calls for r in records)
             costs = {
                 context: cost(
                     model,
                     context,
                     efficiency=mean,
-                    nodes=nodes,
+                    nodes=drafts.checked,
                     rescorer=rescorer if passes else None,
                     passes=passes,
                     rescored=rescored,

@@ -5,21 +5,21 @@ that it was writing; the next run drops the unfinished line and resumes. Publish
 results may be compressed (`records.jsonl.gz`).
 """
 
-import collections
 import dataclasses
-import functools
 import gzip
 import json
 import os
 import pathlib
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from bpd_jax import files, folders
+from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 from bpd_jax.reporting.records import Facts, Record
-from bpd_jax.studies.records import KINDS, DraftRecord
+from bpd_jax.studies.records import KINDS
+from bpd_jax.studies.results import StudyRun
 
 HEADER, RECORDS = "study.json", "records.jsonl"
 # Programs that share the work have a file of records each.
@@ -38,46 +38,6 @@ _TYPES: dict[str, tuple[type, type]] = {
     "sessions": (list, dict),
     "size": (str, object),
 }
-
-T = TypeVar("T", bound=Record)
-
-
-@dataclasses.dataclass(frozen=True)
-class StudyRun:
-    """What a folder holds.
-
-    Attributes:
-      folder: where it lies.
-      study: name of the study, such as `table4`.
-      facts: command, date, device, versions, model, gin text, settings; `labels` maps
-        contenders to their display names, and `tasks` does so for tasks.
-      records: all of them.
-    """
-
-    folder: pathlib.Path
-    study: str
-    facts: Facts
-    records: list[Record]
-
-    def of(self, kind: type[T]) -> list[T]:
-        """The records of one kind."""
-        return [record for record in self.records if isinstance(record, kind)]
-
-    @functools.cached_property
-    def drafts(self) -> dict[str, list[DraftRecord]]:
-        """The records of drafts by contender."""
-        found = collections.defaultdict(list)
-        for record in self.of(DraftRecord):
-            found[record.contender].append(record)
-        return dict(found)
-
-    def label(self, contender: str) -> str:
-        """The display name of a contender."""
-        return str(self.facts.get("labels", {}).get(contender, contender))
-
-    def task_label(self, task: str) -> str:
-        """The display name of a task."""
-        return str(self.facts.get("tasks", {}).get(task, task))
 
 
 def write_header(folder: pathlib.Path, study: str, facts: Facts) -> None:
@@ -198,7 +158,7 @@ def open_run(folder: str | os.PathLike[str]) -> StudyRun:
     Raises:
       UserError: it is none, or damaged.
     """
-    folder = pathlib.Path(folder)
+    folder = as_path(folder)
     facts = read_header(folder)
     study = facts.pop("study")
     return StudyRun(folder, study, facts, read_records(folder))

@@ -1,26 +1,26 @@
 """Scores × searches: what finds good drafts under the same scores."""
 
+import functools
 import itertools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from bpd_jax.decoding.methods import NODES, Method
 from bpd_jax.drafting.searches.static import BLOCK
-from bpd_jax.evaluation.significance import FEWEST, side
-from bpd_jax.reporting.exhibits import Cell, Column, Exhibit, Finding, Row, Table
+from bpd_jax.reporting.exhibits import Cell, Column, Finding, Table
 from bpd_jax.studies.comparisons import headroom_table
 from bpd_jax.studies.config import BPD, parse_contender
-from bpd_jax.studies.results import (
-    checked_tokens,
-    contenders_of,
-    drafts_of,
-    efficiency,
-    efficiency_cell,
-    gain_cell,
-    missing_cell,
-    paired,
-)
-from bpd_jax.studies.run_files import StudyRun
+from bpd_jax.studies.refinements import method_of
+from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study import Study
+from bpd_jax.studies.tables import (
+    by_row,
+    judged,
+    missing_cell,
+    table,
+    verdict,
+    with_interval,
+)
 
 WALK, EXACT, BEAM, SEVERAL, STATIC, TREE = SEARCHES = (
     "greedy walk",
@@ -32,8 +32,6 @@ WALK, EXACT, BEAM, SEVERAL, STATIC, TREE = SEARCHES = (
 )
 Place = tuple[str, int]
 """One of `SEARCHES`, and how many paths or nodes it finds."""
-Grid = dict[str, dict[Place, str]]
-"""Contenders by score and place."""
 HEADS_ALONE = "0-gram"
 NAMES = {
     "zero_gram": HEADS_ALONE,
@@ -49,19 +47,6 @@ NAMES = {
 """Scores by kind of method, for people."""
 TRAINED = ("markov", "recurrent", "hydra", "neural", "medusa_neural")
 """Scores that were trained; the others come from counts, or from the heads alone."""
-NOTES = [
-    "Beyond the paper. All searches choose among the same candidates of the heads, "
-    "except that Hydra heads make candidates of their own.",
-    "Drafts of a path are checked as one tree. `checked` is what a serial call checks: "
-    "trees and P drafts are to be compared at like numbers.",
-    "Scores are compared under the same search for as many drafts or nodes. Of the "
-    "heads alone, whose scores do not depend on earlier tokens of a draft, the greedy "
-    "walk is the best draft, and a beam of P holds the P best.",
-    "A static tree ranks candidates by their scores after each path of the tree. With "
-    "the block refined first, as in the paper’s slides, it ranks them by their scores "
-    "along the greedy path, which takes one pass of a small LM per position over one "
-    "path.",
-]
 _WORDED = ("search", "adaptive", "normalise", "mode", "order")
 _WITHOUT_EXACT = ("neural", "recurrent", "hydra")
 _SOURCE_SETTINGS = ("k", "heads", "lookup")
@@ -89,7 +74,7 @@ def place_of(contender: str) -> Place:
     >>> place_of("ngram:64:search=best@c4_4")
     ('tree of {}', 64)
     """
-    method = parse_contender(contender).method
+    method = method_of(contender)
     return search_of(method), method.count
 
 
@@ -115,31 +100,26 @@ def score_of(contender: str) -> str:
     return f"{name}, {', '.join(words)}" if words else name
 
 
-def present(study: Study, run: StudyRun) -> Exhibit:
-    """Draws scores in rows and searches in columns, and what each call checks."""
-    contenders = [
-        name
-        for name in contenders_of(run)
-        if name != BPD and not name.startswith("oracle")
-    ]
+class _Data(NamedTuple):
+    """Contenders of a run but BPD and oracles, in the order of searches."""
+
+    run: StudyRun
+    contenders: list[str]
+    grid: dict[str, dict[Place, str]]
+    """Contenders by score and place."""
+
+
+def _prepare(run: StudyRun) -> _Data:
+    contenders = _compared(run)
     ordered = sorted(contenders, key=_order)
-    grid: Grid = {score_of(name): {} for name in contenders}
+    grid: dict[str, dict[Place, str]] = {score_of(name): {} for name in contenders}
     for name in ordered:
         grid[score_of(name)][place_of(name)] = name
-    return study.show(
-        run,
-        tables=[
-            _grid_table(run, grid, list(dict.fromkeys(map(place_of, ordered)))),
-            _list_table(run, contenders),
-            *headroom_table(run, "searches_headroom", contenders),
-        ],
-        findings=[
-            *_searches(run, grid),
-            *_refined(run, ordered),
-            *_trained(run, ordered),
-        ],
-        notes=NOTES,
-    )
+    return _Data(run, ordered, grid)
+
+
+def _compared(run: StudyRun) -> list[str]:
+    return [c for c in run.contenders if c != BPD and not c.startswith("oracle")]
 
 
 def _order(contender: str) -> tuple[int, int]:
@@ -147,53 +127,46 @@ def _order(contender: str) -> tuple[int, int]:
     return SEARCHES.index(search), count
 
 
-def _grid_table(run: StudyRun, grid: Grid, used: Sequence[Place]) -> Table:
-    rows = [
-        Row(
-            score,
-            [
-                efficiency_cell(drafts_of(run, row[place]))
-                if place in row
-                else Cell(text="–")
-                for place in used
-            ],
-        )
-        for score, row in grid.items()
+def _grid_table(data: _Data) -> Table:
+    """Scores in rows, searches in columns."""
+
+    def cell(place: Place, score: str) -> Cell:
+        name = data.grid[score].get(place)
+        return Cell(text="–") if name is None else data.run.drafts(name).cell()
+
+    places = dict.fromkeys(map(place_of, data.contenders))
+    columns = [
+        (Column(search.format(count)), functools.partial(cell, (search, count)))
+        for search, count in places
     ]
-    return Table(
-        "searches",
-        "Block efficiency over all tasks",
-        "scores",
-        [Column(search.format(count)) for search, count in used],
-        rows,
-    )
+    rows = {score: score for score in data.grid}
+    title = "Block efficiency over all tasks"
+    return table("searches", title, "scores", rows, columns)
 
 
-def _list_table(run: StudyRun, contenders: Sequence[str]) -> Table:
-    rows = []
-    for name in [BPD, *contenders]:
+def _list_table(data: _Data) -> Table:
+    """Every contender, and what each call checks."""
+
+    def cells(name: str) -> list[Cell]:
         # A run that was stopped has some contenders on fewer texts.
-        records, base = paired(run, [name, BPD])
-        calls = sum(record.calls for record in records)
+        drafts, base = data.run.paired([name, BPD])
         checked, gain = missing_cell(), missing_cell()
-        if calls:
-            checked = Cell(checked_tokens(records))
-            gain = Cell(text="–") if name == BPD else gain_cell(records, base)
-        rows.append(Row(run.label(name), [efficiency_cell(records), gain, checked]))
-    return Table(
-        "searches_list",
-        "Every contender",
-        "contender",
-        [
-            Column("tokens per call"),
-            Column("gain over BPD", digits=1, unit="+%"),
-            Column("checked", digits=1),
-        ],
-        rows,
-    )
+        if len(drafts):
+            checked = Cell(drafts.checked)
+            gain = Cell(text="–") if name == BPD else drafts.gain(base)
+        return [drafts.cell(), gain, checked]
+
+    columns = [
+        Column("tokens per call"),
+        Column("gain over BPD", digits=1, unit="+%"),
+        Column("checked", digits=1),
+    ]
+    rows = {name: data.run.label(name) for name in [BPD, *_compared(data.run)]}
+    title = "Every contender"
+    return table("searches_list", title, "contender", rows, by_row(columns, cells))
 
 
-def _searches(run: StudyRun, grid: Grid) -> list[Finding]:
+def _searches(data: _Data) -> list[Finding]:
     """Under each score, one search against another."""
     findings = []
     for better, worse, statement in (
@@ -203,41 +176,41 @@ def _searches(run: StudyRun, grid: Grid) -> list[Finding]:
         (TREE, SEVERAL, "A tree of {} nodes beats {} drafts"),
         (TREE, BEAM, "A tree of {} nodes beats a beam of {}"),
     ):
-        for score, row in grid.items():
+        for score, row in data.grid.items():
             for (first, mine), (second, theirs) in itertools.product(row, row):
                 unlike = worse == BEAM and better == SEVERAL and mine != theirs
                 if (first, second) != (better, worse) or unlike:
                     continue
                 words = f"{statement.format(mine, theirs)} ({score})."
                 names = row[first, mine], row[second, theirs]
-                findings.append(_beats(run, words, *names))
+                findings.append(_beats(data.run, words, *names))
     return findings
 
 
-def _refined(run: StudyRun, contenders: Sequence[str]) -> list[Finding]:
+def _refined(data: _Data) -> list[Finding]:
     """Under each search, each score against those of the heads alone."""
     findings = []
-    for name in contenders:
-        base = _heads_alone(name, contenders)
+    for name in data.contenders:
+        base = _heads_alone(name, data.contenders)
         if base is not None:
             search, count = place_of(name)
             statement = (
                 "Refined drafts beat those of the heads alone "
                 f"({search.format(count)}, {score_of(name)})."
             )
-            findings.append(_beats(run, statement, name, base))
+            findings.append(_beats(data.run, statement, name, base))
     return findings
 
 
 def _heads_alone(contender: str, others: Sequence[str]) -> str | None:
     """The contender that finds as many drafts or nodes, but under no other score."""
-    method = parse_contender(contender).method
+    method = method_of(contender)
     if NAMES.get(method.kind) == HEADS_ALONE:
         return None
     search, count = place_of(contender)
     place = {WALK: EXACT, BEAM: SEVERAL}.get(search, search), count
     for other in others:
-        base = parse_contender(other).method
+        base = method_of(other)
         if (
             NAMES.get(base.kind) == HEADS_ALONE
             and place_of(other) == place
@@ -247,21 +220,20 @@ def _heads_alone(contender: str, others: Sequence[str]) -> str | None:
     return None
 
 
-def _trained(run: StudyRun, contenders: Sequence[str]) -> list[Finding]:
+def _trained(data: _Data) -> list[Finding]:
     """Under each search, the best trained score against the best untrained one."""
-    findings = []
-    for place in dict.fromkeys(map(place_of, contenders)):
-        names = [name for name in contenders if place_of(name) == place]
+    run, findings = data.run, []
+    for search, count in dict.fromkeys(map(place_of, data.contenders)):
+        names = [n for n in data.contenders if place_of(n) == (search, count)]
         # A run that was stopped has some contenders on fewer texts.
         values = {
-            name: efficiency(records) or 0.0
-            for name, records in zip(names, paired(run, names), strict=True)
+            name: drafts.efficiency or 0.0
+            for name, drafts in zip(names, run.paired(names), strict=True)
         }
-        trained = [n for n in names if parse_contender(n).method.kind in TRAINED]
+        trained = [name for name in names if method_of(name).kind in TRAINED]
         untrained = [name for name in names if name not in trained]
         if trained and untrained:
             best, other = (max(t, key=values.__getitem__) for t in (trained, untrained))
-            search, count = place
             statement = (
                 "Trained refiners beat those that need no training "
                 f"({search.format(count)}: {run.label(best)} against "
@@ -272,25 +244,17 @@ def _trained(run: StudyRun, contenders: Sequence[str]) -> list[Finding]:
 
 
 def _beats(run: StudyRun, statement: str, first: str, second: str) -> Finding:
-    """Whether one beats the other.
-
-    That is None where the interval of the gain holds 0, or of too few texts.
-    """
-    mine, theirs = paired(run, [first, second])
-    if not mine:
-        return Finding(statement, None, "Not measured.")
-    cell = gain_cell(mine, theirs)
-    holds, interval = None, ""
-    if cell.interval is not None:
-        low, high = cell.interval
-        interval = f" ({low:+.1f} … {high:+.1f})"
-        holds = side(cell.interval) if len(mine) >= FEWEST else None
+    """Whether one contender beats another, by the interval of its gain."""
+    mine, theirs = run.paired([first, second])
+    if not len(mine):
+        return judged(statement, "Not measured.")
+    gain = mine.gain(theirs)
     return Finding(
         statement,
-        holds,
-        f"{efficiency(mine):.3f} against {efficiency(theirs):.3f} tokens per call, "
-        f"{cell.value:+.1f} %{interval}, checking {checked_tokens(mine):.1f} against "
-        f"{checked_tokens(theirs):.1f} draft tokens.",
+        verdict(gain, len(mine)),
+        f"{mine.efficiency:.3f} against {theirs.efficiency:.3f} tokens per call, "
+        f"{with_interval(gain)}, checking {mine.checked:.1f} against "
+        f"{theirs.checked:.1f} draft tokens.",
     )
 
 
@@ -300,5 +264,20 @@ STUDY = Study(
     "Beyond the paper",
     "Refinement is a score and a search. What does a better search bring under the "
     "same score, and a better score, trained or not, under the same search?",
-    present,
+    prepare=_prepare,
+    tables=[_grid_table, _list_table, lambda data: headroom_table(data.run)],
+    findings=[_searches, _refined, _trained],
+    notes=[
+        "Beyond the paper. All searches choose among the same candidates of the "
+        "heads, except that Hydra heads make candidates of their own.",
+        "Drafts of a path are checked as one tree. `checked` is what a serial call "
+        "checks: trees and P drafts are to be compared at like numbers.",
+        "Scores are compared under the same search for as many drafts or nodes. Of "
+        "the heads alone, whose scores do not depend on earlier tokens of a draft, "
+        "the greedy walk is the best draft, and a beam of P holds the P best.",
+        "A static tree ranks candidates by their scores after each path of the tree. "
+        "With the block refined first, as in the paper’s slides, it ranks them by "
+        "their scores along the greedy path, which takes one pass of a small LM per "
+        "position over one path.",
+    ],
 )

@@ -1,12 +1,12 @@
-"""What a study is: a name, what it asks, and how its records become an exhibit."""
+"""A study: a name, a question, and how its exhibit is made of its records."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from bpd_jax.reporting.exhibits import Exhibit
 from bpd_jax.studies.config import class_of, parse_contender
-from bpd_jax.studies.run_files import StudyRun
+from bpd_jax.studies.results import StudyRun
 
 DRAFTS, ORACLE, EXPLORER, QUALITY, TIMING, LATENCY = MEASURES = (
     "drafts",
@@ -17,7 +17,10 @@ DRAFTS, ORACLE, EXPLORER, QUALITY, TIMING, LATENCY = MEASURES = (
     "latency",
 )
 DRAFTING = frozenset((DRAFTS, EXPLORER, TIMING))
-"""Those for which contenders draft, so that their weights α matter."""
+"""Measurements in which contenders draft, so that their weights α matter."""
+
+Part = Callable[[Any], Any]
+"""Makes tables, charts, findings or notes of the prepared records: one or a list."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,30 +32,51 @@ class Study:
       title: heading of its section.
       paper: tables and figures of the paper, such as "Tables 4 and 9", or
         "Beyond the paper".
-      question: what it asks, in a sentence or two.
-      measures: what kinds of records it is drawn from; see `MEASURES`.
-      present: draws the exhibit from records of a run; every number in it comes from
-        those or is the paper's.
+      question: the question that it answers, in a sentence or two.
+      measures: the kinds of records that it needs; see `MEASURES`.
+      prepare: computes what several parts share from a run; the run itself by default.
+      tables, charts, lattices, findings: functions of what `prepare` returns. Every
+        number in them comes from the run's records or from the paper.
+      notes: sentences, or functions that make them.
     """
 
     name: str
     title: str
     paper: str
     question: str
-    present: Callable[["Study", StudyRun], Exhibit]
     measures: tuple[str, ...] = (DRAFTS,)
-
-    def show(self, run: StudyRun, **contents: Any) -> Exhibit:
-        """An exhibit of this study with the given tables, charts, findings …."""
-        titles = (self.name, self.title, self.paper, self.question)
-        return Exhibit(*titles, **contents, facts=run.facts)
+    prepare: Callable[[StudyRun], Any] = lambda run: run
+    tables: Sequence[Part] = ()
+    charts: Sequence[Part] = ()
+    lattices: Sequence[Part] = ()
+    findings: Sequence[Part] = ()
+    notes: Sequence[str | Part] = ()
 
     def exhibit(self, run: StudyRun) -> Exhibit:
         """The exhibit of a run."""
-        found = self.present(self, run)
+        data = self.prepare(run)
+
+        def made(parts: Iterable[str | Part]) -> list[Any]:
+            results = [part(data) if callable(part) else part for part in parts]
+            return [
+                entry
+                for result in results
+                for entry in (result if isinstance(result, list) else [result])
+            ]
+
         weights = _weights(run) if DRAFTING & {*self.measures} else []
-        notes = [*found.notes, *weights, *run.facts.get("notes", [])]
-        return dataclasses.replace(found, notes=notes)
+        return Exhibit(
+            self.name,
+            self.title,
+            self.paper,
+            self.question,
+            tables=made(self.tables),
+            charts=made(self.charts),
+            lattices=made(self.lattices),
+            findings=made(self.findings),
+            notes=[*made(self.notes), *weights, *run.facts.get("notes", [])],
+            facts=run.facts,
+        )
 
 
 def _weights(run: StudyRun) -> list[str]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from bpd_jax import progress
 from bpd_jax.api import LanguageModel
+from bpd_jax.buckets import as_path
 from bpd_jax.data.prompts import read_prompts_file
 from bpd_jax.data.row_sources import WHOLE, Shard
 from bpd_jax.decoding.asset_files import OWN_ASSETS
@@ -100,7 +101,7 @@ class StudyContext:
             raise UserError(f"the task {task} needs --data, the folder that holds it.")
         return [
             source
-            for source in tasks.read_sources(pathlib.Path(self.config.data), task)
+            for source in tasks.read_sources(as_path(self.config.data), task)
             if not self._trained or source.beginning not in self._trained
         ]
 
@@ -220,7 +221,7 @@ class StudyContext:
             for kind in kinds:
                 loaded = self.loaded(task or self.config.tasks[0])
                 folder = given.get(kind, "").replace(TASK_FIELD, task)
-                path = pathlib.Path(folder) if folder else loaded.own(OWN_ASSETS[kind])
+                path = as_path(folder) if folder else loaded.own(OWN_ASSETS[kind])
                 if path is not None:
                     digest.update(f"{task} {kind} {content_digest(path)}\n".encode())
         return digest.hexdigest()

@@ -2,63 +2,37 @@
 
 import itertools
 
-from bpd_jax.reporting.exhibits import Exhibit, Finding
+from bpd_jax.reporting.exhibits import Finding
 from bpd_jax.studies.comparisons import efficiency_table, headroom_table, never_below
 from bpd_jax.studies.printed import TABLE10
 from bpd_jax.studies.refinements import method_of
-from bpd_jax.studies.results import by_task, contenders_of
-from bpd_jax.studies.run_files import StudyRun
+from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study import Study
 
-NOTES = [
-    "With the first 3 or 6 heads of the same model. The paper does not say whether it "
-    "trained models of fewer heads; experiments/heads has configurations for that.",
-    "The paper has BPD alone. With p drafts fewer heads may do better: the p best then "
-    "differ in the tokens that matter, not in those far ahead.",
-]
 
-
-def present(study: Study, run: StudyRun) -> Exhibit:
-    """Draws block efficiencies of every method by number of heads."""
-    contenders = contenders_of(run)
-    return study.show(
-        run,
-        tables=[
-            efficiency_table(run, "table10", contenders, TABLE10),
-            *headroom_table(run, "table10_headroom", contenders),
-        ],
-        findings=_findings(run, contenders),
-        notes=NOTES,
-    )
-
-
-def _findings(run: StudyRun, contenders: list[str]) -> list[Finding]:
-    """Of every kind of method: more heads are no worse, and help less and less."""
-    findings = []
+def _findings(run: StudyRun) -> list[Finding]:
+    """Every kind of method with more heads against the same with fewer."""
     families: dict[tuple[str, int], list[str]] = {}
-    for name in contenders:
+    for name in run.contenders:
         method = method_of(name)
-        if method.is_oracle:
-            continue
-        families.setdefault((method.kind, method.count), []).append(name)
-    for family in families.values():
-        # Without a number it is all heads.
-        order = sorted(
-            family, key=lambda n: method_of(n).setting("heads") or float("inf")
+        if not method.is_oracle:
+            families.setdefault((method.kind, method.count), []).append(name)
+    return [
+        never_below(
+            run,
+            f"More heads help: {run.label(many)} against {run.label(few)}.",
+            many,
+            few,
+            strictly=True,
         )
-        values = [by_task(run, name) for name in order]
-        steps = itertools.pairwise(zip(order, values, strict=True))
-        for (few, less), (many, more) in steps:
-            findings.append(
-                never_below(
-                    run,
-                    f"More heads help: {run.label(many)} against {run.label(few)}.",
-                    more,
-                    less,
-                    strictly=True,
-                )
-            )
-    return findings
+        for family in families.values()
+        for few, many in itertools.pairwise(sorted(family, key=_heads))
+    ]
+
+
+def _heads(contender: str) -> float:
+    """The number of heads; infinity for all of them."""
+    return method_of(contender).setting("heads") or float("inf")
 
 
 STUDY = Study(
@@ -66,5 +40,13 @@ STUDY = Study(
     "3, 6 and 9 heads",
     "Table 10",
     "How far ahead is it worth guessing?",
-    present,
+    tables=[efficiency_table(TABLE10), headroom_table],
+    findings=[_findings],
+    notes=[
+        "With the first 3 or 6 heads of the same model. The paper does not say whether "
+        "it trained models of fewer heads; experiments/heads has configurations for "
+        "that.",
+        "The paper has BPD alone. With p drafts fewer heads may do better: the p best "
+        "then differ in the tokens that matter, not in those far ahead.",
+    ],
 )

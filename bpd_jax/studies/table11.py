@@ -1,23 +1,33 @@
 """Table 11 and Figure 2: what a decoded token costs the hardware, by formula."""
 
+import functools
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from bpd_jax.evaluation.hardware import CONTEXTS, Cost, cost, paper_sizes, printed_cost
 from bpd_jax.reporting.exhibits import (
+    BARS,
     Cell,
     Chart,
     Column,
-    Exhibit,
     Finding,
     Row,
     Series,
     Table,
 )
 from bpd_jax.studies import printed
-from bpd_jax.studies.results import decimal
+from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.run_costs import Pair, RunCosts, costs_of, pair_of
-from bpd_jax.studies.run_files import StudyRun
 from bpd_jax.studies.study import Study
+from bpd_jax.studies.tables import (
+    Entry,
+    Judgement,
+    decimal,
+    finding,
+    judged,
+    line_of,
+    table,
+)
 
 LONGEST = CONTEXTS[-1]
 
@@ -37,42 +47,11 @@ _SEQUENTIAL = "61M, sequential"
 REFINED = "16-best 4-gram"
 
 
-def present(study: Study, run: StudyRun) -> Exhibit:
-    """Draws the paper's table, the right one, and that of the run's own model."""
-    ours = costs_of(run)
-    return study.show(
-        run,
-        tables=[_printed_table(), _right_table(), *_our_table(run, ours), _changes()],
-        charts=[_chart()],
-        findings=[_cells_follow(), *map(_bar, _QUANTITIES), *_trade_off(ours)],
-        notes=_notes(),
-    )
+class _Data(NamedTuple):
+    """A run, and what its contenders cost; most tables need neither."""
 
-
-def _notes() -> list[str]:
-    steps = _costs(_SEQUENTIAL)[LONGEST].parameter_bytes / 1e9
-    return [
-        "The paper prints no formulas. Those used here were recovered from the printed "
-        "cells and give all of them; they stand in bpd_jax.evaluation.hardware.",
-        "The paper's cache traffic is 8 times too large: it takes the feed-forward "
-        "width 12288 for the width 1536 of keys and values. (It takes 1536 for the "
-        "rescorer, which is right only if its attention heads are 128 wide.)",
-        "The paper's FLOPs multiply the weights by one token per call, and compute the "
-        "attention of all 2,048 + 9 p positions again, at twice its cost. With a "
-        "cache, a token takes 2 FLOPs per weight and attends to the positions before "
-        "it: 0.003 T, not 0.931 T. By the right formula 129 draft tokens in place of 9 "
-        "cost about 12 times as much per decoded token.",
-        "The paper reads the rescorer once per call. Algorithm 2 as written reads it "
-        f"once per head: {decimal(steps, 3)} GB of parameters per token, more than BPD "
-        "without rescoring.",
-        "The paper's Figure 2 sets NewsRoom's gain in block efficiency beside changes "
-        "of means over seven tasks.",
-        "Our formula: values of 2 bytes; the prefix is read once per call for all "
-        "drafts, and every draft token's keys and values are written once. Drafts of "
-        "the paper share nothing but their certain token; ours are counted as the "
-        "distinct prefixes that were checked. N-gram models lie in the host's memory "
-        "and are not counted.",
-    ]
+    run: StudyRun
+    costs: RunCosts
 
 
 def _efficiency(row: str) -> float:
@@ -108,26 +87,28 @@ def _costs(
     return {c: formula(row, c, _efficiency(row)) for c in CONTEXTS}
 
 
-def _columns(flops_digits: int, kv_digits: int) -> list[Column]:
-    return [
+def _cost_table(
+    suffix: str, title: str, rows: Mapping[str, list[Cell]], digits: int, caption: str
+) -> Table:
+    """A table of costs per token; parameters have three decimal places."""
+    columns = [
         Column("BE", digits=3),
         Column("parameters", "GB per token", 3),
-        *(
-            Column(f"cache, {context} tokens", "GB per token", kv_digits)
-            for context in CONTEXTS
-        ),
-        Column(f"at {LONGEST} tokens", "TFLOPs per token", flops_digits),
+        *(Column(f"cache, {c} tokens", "GB per token", digits) for c in CONTEXTS),
+        Column(f"at {LONGEST} tokens", "TFLOPs per token", digits),
     ]
+    entries = [Row(label, cells) for label, cells in rows.items()]
+    return Table(f"table11{suffix}", title, "method", columns, entries, caption)
 
 
-def _values(efficiency: float, costs: Mapping[int, Cost]) -> list[float]:
+def _cells(efficiency: float, costs: Mapping[int, Cost]) -> list[Cell]:
     """In the order of the columns."""
     last = costs[LONGEST]
+    traffic = [last.parameter_bytes, *(costs[c].kv_bytes for c in CONTEXTS)]
     return [
-        efficiency,
-        last.parameter_bytes / 1e9,
-        *(costs[context].kv_bytes / 1e9 for context in CONTEXTS),
-        last.flops / 1e12,
+        Cell(efficiency),
+        *(Cell(n / 1e9) for n in traffic),
+        Cell(last.flops / 1e12),
     ]
 
 
@@ -140,76 +121,81 @@ def _compared(row: str) -> list[Cell]:
         if name == "61M":
             by_task[printed.LAMBADA] = printed.LAMBADA_61M_TABLE4
         mean = printed.mean(by_task)
-    cells = printed.TABLE11[name].values()
-    return [Cell(*pair) for pair in zip(_values(mean, _costs(row)), cells, strict=True)]
+    cells = zip(_cells(mean, _costs(row)), printed.TABLE11[name].values(), strict=True)
+    return [Cell(cell.value, paper) for cell, paper in cells]
 
 
-def _printed_table() -> Table:
-    return Table(
-        "table11",
+def _printed_table(data: _Data) -> Table:
+    return _cost_table(
+        "",
         "The paper's table, computed again from its own formulas",
-        "method",
-        _columns(flops_digits=3, kv_digits=3),
-        [Row(row, _compared(row)) for row in _ROWS if row != _SEQUENTIAL],
+        {row: _compared(row) for row in _ROWS if row != _SEQUENTIAL},
+        3,
         "Block efficiency is the mean of Table 4 over the seven tasks. The costs are "
         "divided by the block efficiency that Table 11 prints.",
     )
 
 
-def _right_table() -> Table:
-    rows = [
-        Row(row, [*map(Cell, _values(_efficiency(row), _costs(row, _right_cost)))])
-        for row in _ROWS
-    ]
+def _right_table(data: _Data) -> Table:
     model, rescorer = paper_sizes()
     total = (model.trunk_parameters + model.head_parameters) / 1e9
-    return Table(
-        "table11_right",
+    return _cost_table(
+        "_right",
         "The same for the paper's model by the right formulas",
-        "method",
-        _columns(flops_digits=4, kv_digits=4),
-        rows,
+        {row: _cells(_efficiency(row), _costs(row, _right_cost)) for row in _ROWS},
+        4,
         f"The model has {total:.2f} billion parameters with its heads, the rescorer "
         f"{rescorer.trunk_parameters / 1e6:.1f} million. Autoregressive decoding reads "
         "no heads.",
     )
 
 
+def _our_table(data: _Data) -> list[Table]:
+    run, costs = data
+    if not costs:
+        return []
+    ngrams = [
+        f"{name or 'own'}: {count:,} n-grams"
+        for name, count in run.facts["model_sizes"].get("ngrams", {}).items()
+    ]
+    ours = _cost_table(
+        "_ours",
+        "The same for the model of this run",
+        {run.label(name): _cells(*both) for name, both in costs.items()},
+        5,
+        "Measured block efficiency, mean over tasks, and measured draft tokens per "
+        "call." + (f" N-gram models: {'; '.join(ngrams)}." if ngrams else ""),
+    )
+    return [ours]
+
+
 _QUANTITIES = {
-    "block efficiency": "block_efficiency",
-    "FLOPs": "flops",
-    "cache traffic": "kv_cache",
+    "block_efficiency": "block efficiency",
+    "flops": "FLOPs",
+    "kv_cache": "cache traffic",
 }
+"""Bars of Figure 2 with their labels."""
 
 
-def _changes() -> Table:
+def _changes(data: _Data) -> Table:
     """Figure 2, in percent, with what it mixes set apart."""
-    both = (False, True)
-    pairs = [_pair(means=not alone, right=right) for right in both for alone in both]
-    rows = [
-        Row(
-            label,
-            [
-                Cell(_printed_change(key)[1], printed.FIGURE2[key]),
-                *(Cell(_change(pair, key)) for pair in pairs),
-            ],
+    columns: list[Entry] = [
+        (
+            Column("as printed", "from printed tables", digits=2, unit="+%"),
+            lambda key: Cell(_printed_change(key)[1], printed.FIGURE2[key]),
         )
-        for label, key in _QUANTITIES.items()
     ]
-    columns = [
-        Column("as printed", "from printed tables", digits=2, unit="+%"),
-        *(
-            Column(label, group, digits=1, unit="+%")
-            for group in ("by the paper's formulas", "by the right formulas")
-            for label in ("seven tasks", "NewsRoom")
-        ),
-    ]
-    return Table(
+    for right, group in enumerate(("the paper's formulas", "the right formulas")):
+        for alone, label in enumerate(("seven tasks", "NewsRoom")):
+            pair = _pair(means=not alone, right=bool(right))
+            column = Column(label, f"by {group}", digits=1, unit="+%")
+            columns.append((column, functools.partial(_change, pair)))
+    return table(
         "figure2",
         "16-best 4-gram against BPD, per decoded token",
         "quantity",
+        _QUANTITIES,
         columns,
-        rows,
         f"Cache and FLOPs at {LONGEST} tokens. The first column is of printed cells: "
         "NewsRoom's in Table 4 for block efficiency, as Figure 2 has it, and those of "
         "Table 11 for the rest.",
@@ -246,7 +232,7 @@ def _printed_change(key: str) -> tuple[float, float, float]:
     return low, middle, high
 
 
-def _change(pair: Pair, key: str) -> float:
+def _change(pair: Pair, key: str) -> Cell:
     """Change from BPD to its refinement in percent."""
     (efficiency_before, before), (efficiency_after, after) = pair
     ratio = {
@@ -254,67 +240,43 @@ def _change(pair: Pair, key: str) -> float:
         "flops": after.flops / before.flops,
         "kv_cache": after.kv_bytes / before.kv_bytes,
     }[key]
-    return 100 * (ratio - 1)
+    return Cell(100 * (ratio - 1))
 
 
-def _our_table(run: StudyRun, ours: RunCosts) -> list[Table]:
-    if not ours:
-        return []
-    rows = [
-        Row(run.label(name), [*map(Cell, _values(*found))])
-        for name, found in ours.items()
-    ]
-    ngrams = [
-        f"{name or 'own'}: {count:,} n-grams"
-        for name, count in run.facts["model_sizes"].get("ngrams", {}).items()
-    ]
-    return [
-        Table(
-            "table11_ours",
-            "The same for the model of this run",
-            "method",
-            _columns(flops_digits=5, kv_digits=5),
-            rows,
-            "Measured block efficiency, mean over tasks, and measured draft tokens per "
-            "call." + (f" N-gram models: {'; '.join(ngrams)}." if ngrams else ""),
-        )
-    ]
-
-
-def _chart() -> Chart:
+def _chart(data: _Data) -> Chart:
     """Figure 2 as bars, by the paper's formulas."""
-    places = [float(place) for place in range(len(_QUANTITIES))]
 
     def bars(label: str, pair: Pair) -> Series:
-        return Series(label, places, [_change(pair, k) for k in _QUANTITIES.values()])
+        return line_of(label, {i: _change(pair, k) for i, k in enumerate(_QUANTITIES)})
 
+    paper = dict(enumerate(printed.FIGURE2.values()))
     return Chart(
         "figure2",
         "16-best 4-gram against BPD, by the paper's formulas",
-        "bars",
+        BARS,
         "quantity per decoded token",
         "change in %",
         [
-            Series("as printed", places, [*printed.FIGURE2.values()], dashed=True),
+            line_of("as printed", paper, dashed=True),
             bars("NewsRoom alone", _pair(means=False, right=False)),
             bars("means over seven tasks", _pair(means=True, right=False)),
         ],
-        categories=list(_QUANTITIES),
+        categories=list(_QUANTITIES.values()),
     )
 
 
-def _cells_follow() -> Finding:
-    """All printed cells against Table 4 and the formulas."""
-    cells = [cell for row in _printed_table().rows for cell in row.cells]
+@finding(
+    "Table 11: all cells follow from Table 4 and from the printed sizes of the models."
+)
+def _cells_follow(data: _Data) -> Judgement:
+    cells = [cell for row in _printed_table(data).rows for cell in row.cells]
     off = [
         abs(cell.value - cell.paper)
         for cell in cells
         if cell.value is not None and cell.paper is not None
     ]
     same = sum(error < 5.01e-4 for error in off)
-    return Finding(
-        "Table 11: all cells follow from Table 4 and from the printed sizes of the "
-        "models.",
+    return (
         same == len(cells),
         f"{same} of {len(cells)} cells are the same to the last of three decimals; the "
         f"largest difference is {decimal(max(off), 4)}. That they follow does not make "
@@ -322,45 +284,56 @@ def _cells_follow() -> Finding:
     )
 
 
-def _bar(label: str) -> Finding:
-    """A bar of Figure 2 against the tables that it is made from."""
-    key = _QUANTITIES[label]
-    low, middle, high = _printed_change(key)
-    paper = printed.FIGURE2[key]
-    source = "Table 4" if key == "block_efficiency" else "Table 11"
-    return Finding(
-        f"Figure 2: the bar of {label} follows from {source}.",
-        low <= paper <= high,
-        f"{decimal(middle, sign=True)} for {decimal(paper, sign=True)} %. The digits "
-        f"that {source} prints leave {decimal(low, sign=True)} to "
-        f"{decimal(high, sign=True)} %.",
-    )
+def _bars(data: _Data) -> list[Finding]:
+    """The bars of Figure 2 against the tables that they are made from."""
+    findings = []
+    for key, label in _QUANTITIES.items():
+        low, middle, high = _printed_change(key)
+        paper = printed.FIGURE2[key]
+        source = "Table 4" if key == "block_efficiency" else "Table 11"
+        evidence = (
+            f"{decimal(middle, sign=True)} for {decimal(paper, sign=True)} %. The "
+            f"digits that {source} prints leave {decimal(low, sign=True)} to "
+            f"{decimal(high, sign=True)} %."
+        )
+        statement = f"Figure 2: the bar of {label} follows from {source}."
+        findings.append(Finding(statement, low <= paper <= high, evidence))
+    return findings
 
 
-def _trade_off(ours: RunCosts) -> list[Finding]:
+def _trade_off(data: _Data) -> list[Finding]:
     statement = (
         f"At {LONGEST} tokens 16-best drafts under n-grams move less cache per token "
         "than BPD's, for hardly more FLOPs (10 % at most)"
     )
-    pairs: list[tuple[str, Pair | None]] = [
-        ("the paper's model, by the right formulas", _pair(means=True, right=True)),
-        ("this run's model, by the right formulas", pair_of(ours)),
-    ]
     findings = []
-    for label, pair in pairs:
-        holds, evidence = None, "Not measured."
+    for model, pair in (
+        ("the paper's model", _pair(means=True, right=True)),
+        ("this run's model", pair_of(data.costs)),
+    ):
+        judgement: Judgement | str = "Not measured."
         if pair is not None:
-            gain, flops, kv = (_change(pair, k) for k in _QUANTITIES.values())
-            holds = kv < 0 and flops <= 10
-            evidence = (
+            gain, flops, kv = (_change(pair, k).value or 0.0 for k in _QUANTITIES)
+            judgement = (
+                kv < 0 and flops <= 10,
                 f"Cache traffic {decimal(kv, 1, sign=True)} %, FLOPs "
                 f"{decimal(flops, 1, sign=True)} %, block efficiency "
                 f"{decimal(gain, 1, sign=True)} %. The paper: "
                 f"{decimal(printed.FIGURE2['kv_cache'], 1, sign=True)} % and "
-                f"{decimal(printed.FIGURE2['flops'], 1, sign=True)} %."
+                f"{decimal(printed.FIGURE2['flops'], 1, sign=True)} %.",
             )
-        findings.append(Finding(f"{statement}: {label}.", holds, evidence))
+        words = f"{statement}: {model}, by the right formulas."
+        findings.append(judged(words, judgement))
     return findings
+
+
+def _read_each_step(data: _Data) -> str:
+    steps = _costs(_SEQUENTIAL)[LONGEST].parameter_bytes / 1e9
+    return (
+        "The paper reads the rescorer once per call. Algorithm 2 as written reads it "
+        f"once per head: {decimal(steps, 3)} GB of parameters per token, more than BPD "
+        "without rescoring."
+    )
 
 
 STUDY = Study(
@@ -369,5 +342,28 @@ STUDY = Study(
     "Table 11, Figure 2",
     "What does a decoded token cost in reads of parameters, traffic of the cache and "
     "FLOPs, and what does refinement change?",
-    present,
+    prepare=lambda run: _Data(run, costs_of(run)),
+    tables=[_printed_table, _right_table, _our_table, _changes],
+    charts=[_chart],
+    findings=[_cells_follow, _bars, _trade_off],
+    notes=[
+        "The paper prints no formulas. Those used here were recovered from the printed "
+        "cells and give all of them; they stand in bpd_jax.evaluation.hardware.",
+        "The paper's cache traffic is 8 times too large: it takes the feed-forward "
+        "width 12288 for the width 1536 of keys and values. (It takes 1536 for the "
+        "rescorer, which is right only if its attention heads are 128 wide.)",
+        "The paper's FLOPs multiply the weights by one token per call, and compute the "
+        "attention of all 2,048 + 9 p positions again, at twice its cost. With a "
+        "cache, a token takes 2 FLOPs per weight and attends to the positions before "
+        "it: 0.003 T, not 0.931 T. By the right formula 129 draft tokens in place of 9 "
+        "cost about 12 times as much per decoded token.",
+        _read_each_step,
+        "The paper's Figure 2 sets NewsRoom's gain in block efficiency beside changes "
+        "of means over seven tasks.",
+        "Our formula: values of 2 bytes; the prefix is read once per call for all "
+        "drafts, and every draft token's keys and values are written once. Drafts of "
+        "the paper share nothing but their certain token; ours are counted as the "
+        "distinct prefixes that were checked. N-gram models lie in the host's memory "
+        "and are not counted.",
+    ],
 )

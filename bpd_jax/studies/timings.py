@@ -1,7 +1,7 @@
 """What contenders did against a clock: sums, block efficiencies and speed-ups."""
 
-import dataclasses
 from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,13 +11,8 @@ from bpd_jax.reporting.exhibits import Cell
 from bpd_jax.studies.measure_timing import plain_name, speculative_name
 from bpd_jax.studies.records import TimingRecord
 from bpd_jax.studies.refinements import unrefined
-from bpd_jax.studies.results import (
-    gain_of_sums,
-    missing_cell,
-    ratio_cell,
-    tasks_of,
-)
-from bpd_jax.studies.run_files import StudyRun
+from bpd_jax.studies.results import StudyRun
+from bpd_jax.studies.tables import gain_cell, missing_cell, ratio_cell
 
 Turn = tuple[str, int, int]
 """Task, example, round."""
@@ -25,14 +20,8 @@ Tasks = Collection[str] | None
 """Names of tasks; None for all."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Sums:
-    """What one contender did on some prompts, rounds added up.
-
-    Attributes:
-      tokens, calls: `[prompts]`.
-      milliseconds: `[prompts]`.
-    """
+class TimedSums(NamedTuple):
+    """What one contender did on some prompts, rounds added up, `[prompts]` each."""
 
     tokens: np.ndarray
     calls: np.ndarray
@@ -50,7 +39,7 @@ class Timings:
             turns = self._records.setdefault((record.contender, record.temperature), {})
             turns[record.task, record.example, record.round] = record
         measured = {task for turns in self._records.values() for task, *_ in turns}
-        known = [task for task in tasks_of(run) if task in measured]
+        known = [task for task in run.tasks if task in measured]
         self.tasks = [*known, *sorted(measured - set(known))]
         self.temperatures = sorted({temperature for _, temperature in self._records})
         self.drawn = any(name != plain_name(name) for name, _ in self._records)
@@ -107,7 +96,7 @@ class Timings:
 
     def sums(
         self, names: Sequence[str], temperature: float, tasks: Tasks = None
-    ) -> list[Sums] | None:
+    ) -> list[TimedSums] | None:
         """What contenders did on the prompts that all of them decoded in a round.
 
         Args:
@@ -138,8 +127,45 @@ class Timings:
                     record.calls,
                     1e3 * record.seconds,
                 )
-            found.append(Sums(*columns))
+            found.append(TimedSums(*columns))
         return found
+
+    def efficiency(self, name: str, temperature: float, tasks: Tasks) -> Cell:
+        """Tokens per serial call, with the interval over prompts."""
+        sums = self.sums([name], temperature, tasks)
+        if sums is None or self._partial(name, GREEDY.name, temperature, tasks):
+            return missing_cell()
+        return ratio_cell((sums[0].tokens, sums[0].calls))
+
+    def speed(
+        self, name: str, base: str, temperature: float, tasks: Tasks = None
+    ) -> Cell:
+        """How many times as fast as another contender, in tokens per second."""
+        sums = self.sums([name, base], temperature, tasks)
+        if sums is None or self._partial(name, base, temperature, tasks):
+            return missing_cell()
+        mine, theirs = ((one.tokens, one.milliseconds) for one in sums)
+        (value, other) = (
+            float(tokens.sum() / milliseconds.sum())
+            for tokens, milliseconds in (mine, theirs)
+        )
+        if name == base or len(mine[0]) < 2:
+            return Cell(value / other)
+        low, high = gain_interval(*mine, *theirs)
+        return Cell(value / other, interval=(1 + low, 1 + high))
+
+    def gain(self, name: str, base: str, temperature: float) -> Cell:
+        """Gain in block efficiency in percent, over all tasks."""
+        sums = self.sums([name, base], temperature)
+        if sums is None or not self.covers(name, base, temperature):
+            return missing_cell()
+        mine, theirs = ((one.tokens, one.calls) for one in sums)
+        return gain_cell(mine, theirs)
+
+    def _partial(self, name: str, other: str, temperature: float, tasks: Tasks) -> bool:
+        """Whether a sum over several tasks lacks some of them."""
+        several = tasks is None or len(tasks) != 1
+        return several and not self.covers(name, other, temperature, tasks)
 
 
 def base_of(name: str, others: Iterable[str]) -> str | None:
@@ -148,53 +174,3 @@ def base_of(name: str, others: Iterable[str]) -> str | None:
     alike = [plain_name(o) for o in others if (o != plain_name(o)) == drawn]
     base = unrefined(plain_name(name), alike)
     return speculative_name(base) if drawn and base is not None else base
-
-
-def efficiency_cell(
-    timings: Timings, name: str, temperature: float, tasks: Tasks
-) -> Cell:
-    """Tokens per serial call, with the interval over prompts."""
-    found = timings.sums([name], temperature, tasks)
-    if found is None or _partial(timings, name, GREEDY.name, temperature, tasks):
-        return missing_cell()
-    return ratio_cell(found[0].tokens, found[0].calls)
-
-
-def speed_cell(
-    timings: Timings, name: str, base: str, temperature: float, tasks: Tasks
-) -> Cell:
-    """How many times as fast as another contender, in tokens per second."""
-    found = timings.sums([name, base], temperature, tasks)
-    if found is None or _partial(timings, name, base, temperature, tasks):
-        return missing_cell()
-    mine, theirs = found
-    speed = _speed(mine) / _speed(theirs)
-    if name == base or len(mine.tokens) < 2:
-        return Cell(speed)
-    low, high = gain_interval(
-        mine.tokens, mine.milliseconds, theirs.tokens, theirs.milliseconds
-    )
-    return Cell(speed, interval=(1 + low, 1 + high))
-
-
-def gain_cell(timings: Timings, name: str, base: str, temperature: float) -> Cell:
-    """Gain in block efficiency in percent, over all tasks."""
-    found = timings.sums([name, base], temperature)
-    if found is None or not timings.covers(name, base, temperature):
-        return missing_cell()
-    mine, theirs = found
-    return gain_of_sums((mine.tokens, mine.calls), (theirs.tokens, theirs.calls))
-
-
-def _partial(
-    timings: Timings, name: str, other: str, temperature: float, tasks: Tasks
-) -> bool:
-    """Whether a sum over several tasks lacks some of them; one is never partial."""
-    if tasks is not None and len(tasks) == 1:
-        return False
-    return not timings.covers(name, other, temperature, tasks)
-
-
-def _speed(sums: Sums) -> float:
-    """Tokens per millisecond."""
-    return float(sums.tokens.sum() / sums.milliseconds.sum())

@@ -1,14 +1,17 @@
 """The files of a checkpoint: opening a folder of them and reading one item.
 
 Neither Orbax nor tensorstore compares checksums of arrays, so a flipped bit would load
-as another weight. Therefore every checkpoint holds the SHA-256 of its files in
-`digests.json`, written before the checkpoint gets its name.
+as another weight. Therefore every checkpoint holds the digests of its files in
+`digests.json`, written before the checkpoint counts as whole: SHA-256 on a disk, and
+under gs:// the MD5 that the bucket keeps of every object, so that nothing is downloaded
+to compute or to compare them.
 """
 
 import concurrent.futures
 import contextlib
 import functools
 import hashlib
+import importlib.util
 import json
 import os
 import pathlib
@@ -18,8 +21,10 @@ from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+from etils.epath import gpath
 
-from bpd_jax import files
+from bpd_jax import buckets, files
+from bpd_jax.buckets import BucketPath
 from bpd_jax.errors import UserError
 from bpd_jax.models.stacking import is_stacked
 from bpd_jax.training.distributed import first
@@ -28,6 +33,8 @@ from bpd_jax.typing import PyTree
 
 # In the names that Orbax gives to checkpoints while it writes them.
 TORN = "orbax-checkpoint-tmp"
+# Under gs://, where nothing can be renamed, Orbax writes this file last.
+_COMMITTED = "commit_success.txt"
 DIGESTS = "digests.json"
 _READERS = 4  # files hashed at once
 _LEAST_SLICE = 1 << 20  # bytes
@@ -49,6 +56,9 @@ _DAMAGE = (
 
 def whole_steps(folder: pathlib.Path) -> list[int]:
     """Steps of the checkpoints in a folder, by their names."""
+    if isinstance(folder, BucketPath):
+        whole = (path.parent.name for path in folder.glob(f"*/{_COMMITTED}"))
+        return sorted(int(name) for name in whole if name.isdigit())
     if not folder.is_dir():
         return []
     return [int(path.name) for path in folder.iterdir() if path.name.isdigit()]
@@ -77,8 +87,10 @@ def open_folder(folder: pathlib.Path, **options: Any) -> ocp.CheckpointManager:
     """Orbax's manager of a folder of checkpoints of ours, with its options."""
     quiet_saves()
     _write_small_arrays_whole()
+    if isinstance(folder, BucketPath):
+        _reach_buckets()
     return ocp.CheckpointManager(
-        folder,
+        str(folder),
         options=ocp.CheckpointManagerOptions(**options),
         # Named here, so that metadata can be read before anything is saved.
         item_handlers={
@@ -87,6 +99,25 @@ def open_folder(folder: pathlib.Path, **options: Any) -> ocp.CheckpointManager:
             "data": ocp.JsonCheckpointHandler(),
         },
     )
+
+
+@functools.cache
+def _reach_buckets() -> None:
+    """Lets Orbax use gcsfs and tensorstore under gs://.
+
+    Where TensorFlow is installed too, `epath` would take its client, which no storage
+    emulator can stand in for, and which asks for credentials of its own.
+    """
+    emulator = os.environ.get("STORAGE_EMULATOR_HOST")
+    if emulator:
+        os.environ.setdefault("TENSORSTORE_GCS_HTTP_URL", emulator)
+        os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+    if importlib.util.find_spec("gcsfs") is None:
+        raise UserError(
+            "checkpoints under gs:// need the extra gcs (gcsfs is missing): pip "
+            "install 'bpd_jax[gcs]'."
+        )
+    gpath._is_tf_installed = lambda: False
 
 
 @functools.cache
@@ -146,9 +177,14 @@ def write_digests(checkpoint: pathlib.Path) -> None:
     Raises:
       OSError: a file cannot be read, or that of the digests not written.
     """
-    digests = _digests(checkpoint, checkpoint)
-    text = json.dumps({"sha256": digests}, indent=1) + "\n"
-    (checkpoint / DIGESTS).write_text(text, encoding="utf-8")
+    algorithm = "md5" if isinstance(checkpoint, BucketPath) else "sha256"
+    digests = _digests(checkpoint, checkpoint, algorithm)
+    text = json.dumps({algorithm: digests}, indent=1) + "\n"
+    path = checkpoint / DIGESTS
+    if isinstance(path, BucketPath):
+        path.write_generation(text.encode())
+    else:
+        path.write_text(text, encoding="utf-8")
 
 
 def _check_digests(place: pathlib.Path) -> None:
@@ -160,10 +196,12 @@ def _check_digests(place: pathlib.Path) -> None:
     if not (checkpoint / DIGESTS).exists():
         return
     with _reading(place):
-        saved = files.read_json(checkpoint / DIGESTS)["sha256"]
+        content = files.read_json(checkpoint / DIGESTS)
+        algorithm = "md5" if "md5" in content else "sha256"
+        saved = content[algorithm]
         prefix = f"{place.name}/"
         wanted = {name: saved[name] for name in saved if name.startswith(prefix)}
-        present = _digests(place, checkpoint)
+        present = _digests(place, checkpoint, algorithm)
         for name in sorted(wanted.keys() | present.keys()):
             if name not in present:
                 raise ValueError(f"{name} is missing")
@@ -171,18 +209,29 @@ def _check_digests(place: pathlib.Path) -> None:
                 raise ValueError(f"{name} is not what was saved")
 
 
-def _digests(top: pathlib.Path, checkpoint: pathlib.Path) -> dict[str, str]:
-    """SHA-256 of the files below `top`, by their paths within the checkpoint."""
-    paths = sorted(path for path in top.rglob("*") if path.is_file())
+def _digests(
+    top: pathlib.Path, checkpoint: pathlib.Path, algorithm: str
+) -> dict[str, str]:
+    """Digests of the files below `top`, by their paths within the checkpoint."""
+    known: dict[pathlib.Path, str | None] = {}
+    if isinstance(top, BucketPath):
+        sums = buckets.md5_sums(top)
+        known = {path: md5 if algorithm == "md5" else None for path, md5 in sums}
+    else:
+        known = dict.fromkeys(path for path in top.rglob("*") if path.is_file())
+
+    def digest(path: pathlib.Path) -> str:
+        found = known[path]
+        if found is not None:
+            return found
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, algorithm).hexdigest()
+
+    paths = sorted(known)
     with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
-        found = list(pool.map(_sha256, paths))
+        found = list(pool.map(digest, paths))
     names = (path.relative_to(checkpoint).as_posix() for path in paths)
     return dict(zip(names, found, strict=True))
-
-
-def _sha256(path: pathlib.Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 @contextlib.contextmanager

@@ -2,8 +2,9 @@
 
 A run folder holds them as `checkpoints/STEP/{params,optimizer,data}`. Parameters lie
 apart from the rest, so that decoding reads nothing else. A checkpoint is written under
-another name and renamed when it is whole, so a folder named STEP is never half written;
-what a kill leaves of one is removed by the next run.
+another name and renamed when it is whole, so a folder named STEP is never half written.
+Under gs:// a folder STEP is whole when it holds `commit_success.txt`, written last.
+What a kill leaves of a checkpoint is removed by the next run.
 """
 
 import contextlib
@@ -19,6 +20,7 @@ import orbax.checkpoint as ocp
 from jax.sharding import Mesh, SingleDeviceSharding
 from orbax.checkpoint import checkpoint_managers
 
+from bpd_jax.buckets import BucketPath, as_path
 from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.compute import ComputeConfig
@@ -64,7 +66,7 @@ class Checkpoints:
 
     def __init__(self, folder: str | os.PathLike[str], keep: int = 1) -> None:
         """Opens or makes `folder`; the newest `keep` checkpoints and the best stay."""
-        self._folder = pathlib.Path(folder).absolute()
+        self._folder = as_path(folder).absolute()
         self._policy = _NewestAndBest(keep)
         with self._saving():
             self._manager = open_folder(
@@ -125,9 +127,13 @@ class Checkpoints:
 
     def _seal(self) -> None:
         """Adds digests to the checkpoint whose files are all written."""
-        if is_first():
-            for path in self._folder.glob(f"{self._step}.*{TORN}*"):
-                write_digests(path)
+        if not is_first():
+            return
+        if isinstance(self._folder, BucketPath):
+            write_digests(self._folder / str(self._step))
+            return
+        for path in self._folder.glob(f"{self._step}.*{TORN}*"):
+            write_digests(path)
 
     def wait(self) -> None:
         """Waits for a save that is under way; raises as `save` does."""
@@ -206,7 +212,7 @@ def best_step(folder: str | os.PathLike[str]) -> int | None:
     Raises:
       UserError: the newest checkpoint is broken.
     """
-    folder = pathlib.Path(folder).absolute()
+    folder = as_path(folder).absolute()
     steps = whole_steps(folder)
     if not steps:
         return None
@@ -234,7 +240,7 @@ def load_parameters(
     Raises:
       UserError: there is no such checkpoint, or it is broken or of another model.
     """
-    folder = pathlib.Path(folder).absolute()
+    folder = as_path(folder).absolute()
     steps: list[int] = []
     if folder.is_dir():
         with contextlib.closing(open_folder(folder, create=False)) as manager:

@@ -157,10 +157,10 @@ def agree(value: T) -> T:
     """What process 0 has, in all of them; it must be JSON."""
     if jax.process_count() == 1:
         return value
-    mine = np.frombuffer(json.dumps(value).encode(), np.uint8).astype(np.int32)
-    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(mine))))
-    theirs = multihost_utils.broadcast_one_to_all(np.resize(mine, size))
-    return json.loads(np.asarray(theirs, np.uint8).tobytes())
+    own_bytes = np.frombuffer(json.dumps(value).encode(), np.uint8).astype(np.int32)
+    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(own_bytes))))
+    shared = multihost_utils.broadcast_one_to_all(np.resize(own_bytes, size))
+    return json.loads(np.asarray(shared, np.uint8).tobytes())
 
 
 def first(work: Callable[[], T]) -> T | None:

@@ -84,7 +84,7 @@ class HeadSchedule(Validated):
         return {"added": [], "entropies": None}
 
     def advance(
-        self, place: Place, step: int, entropies: Sequence[float] | None = None
+        self, state: Place, step: int, entropies: Sequence[float] | None = None
     ) -> Place:
         """The place after a step; the old one is left as it is.
 
@@ -92,15 +92,15 @@ class HeadSchedule(Validated):
         the first evaluation waits for it.
 
         Args:
-          place: after an earlier step.
+          state: after an earlier step.
           step: steps done so far.
           entropies: per head, if an evaluation followed this step; None if not.
         """
         if not self.needs_entropies:
-            return place
+            return state
         assert self.add_every is not None
-        measured = place["entropies"] if entropies is None else list(entropies)
-        added = [list(entry) for entry in place["added"]]
+        measured = state["entropies"] if entropies is None else list(entropies)
+        added = [list(entry) for entry in state["added"]]
         if measured is not None:
             present = {head for head, _ in added}
             missing = {*range(2, len(measured) + 1)} - present
@@ -112,18 +112,18 @@ class HeadSchedule(Validated):
                 added.append([head, step])
         return {"added": added, "entropies": measured}
 
-    def weights(self, place: Place, step: int, base: Sequence[float]) -> np.ndarray:
+    def weights(self, state: Place, step: int, base: Sequence[float]) -> np.ndarray:
         """λ_h of a step.
 
         Args:
-          place: after the step before it.
+          state: after the step before it.
           step: the step, counted from 1.
           base: λ_h without a schedule, for h = 1 … L.
 
         Returns:
           `[L]` float32.
         """
-        since: dict[int, int] = dict(place["added"])
+        since: dict[int, int] = dict(state["added"])
         weights = []
         for head, weight in enumerate(base, start=1):
             after: int | None = 0

@@ -124,25 +124,25 @@ def _forward(
         )
 
         def one(chunk: Chunk) -> tuple[Sums, Array, Array]:
-            found, error = how.sums(how.logits(chunk.state, weights), chunk)
+            partial, error = how.sums(how.logits(chunk.state, weights), chunk)
             error = error.astype(weights.dtype)
             by_state = product("nV,VD->nD", error, weights)
-            return found, by_state, how.by_matrix(error, chunk.state)
+            return partial, by_state, how.by_matrix(error, chunk.state)
 
         def add(carry: Any, chunk: Chunk) -> tuple[Any, Array]:
             total, by_softmax = carry
-            found, by_state, by_weights = how.on_each(one, chunk)
+            partial, by_state, by_weights = how.on_each(one, chunk)
             # Scaled after the products: in bfloat16 the scale would be rounded.
             by_softmax += head.scale * by_weights
             by_softmax = how.pin(by_softmax, *spec)
             by_state = (head.scale * by_state).astype(state.dtype)
-            return (_plus(total, found), by_softmax), by_state
+            return (_plus(total, partial), by_softmax), by_state
 
         zero = Sums(jnp.float32(0), jnp.float32(0))
         chunks = how.chunks(state, head.targets, head.valid)
-        (found, by_softmax), parts = jax.lax.scan(add, (zero, by_softmax), chunks)
+        (partial, by_softmax), parts = jax.lax.scan(add, (zero, by_softmax), chunks)
         by_head, by_input = pull(how.joined(parts, *hidden.shape[:2]))
-        return (by_softmax, by_hidden + by_input), (found, by_head)
+        return (by_softmax, by_hidden + by_input), (partial, by_head)
 
     zeros = jnp.zeros((how.groups, *weights.shape), jnp.float32)
     spec = (*BATCH_SPEC, "model")
@@ -222,6 +222,6 @@ def _head_state(
     return apply_head(model.heads, weights, hidden, dtype=model.trunk.dtype)
 
 
-def _plus(total: Sums, found: Sums) -> Sums:
+def _plus(total: Sums, added: Sums) -> Sums:
     """Adds the sums of all devices."""
-    return jax.tree.map(lambda a, b: a + b.sum(0), total, found)
+    return jax.tree.map(lambda a, b: a + b.sum(0), total, added)

@@ -131,8 +131,10 @@ def run(
                 meter.restart()
             best, enough = after(step, validation)
             if saving or enough or best == step:
-                rest = data() | {METER: meter.state()}
-                checkpoints.save(step, state, rest, best)
+                position = data() | {METER: meter.state()}
+                checkpoints.save(step, state, position, best)
+                if writer is not None:
+                    writer.publish()
             bar.update()
             if stopping or enough:
                 break

@@ -155,9 +155,9 @@ def _scaled_loss(
     hidden, matrix, targets, valid = _run(model, params, batch, compute, mesh)
     how = HeadsLoss(model, compute.loss_chunk, mesh)
     if learned == "model":
-        said = best_tokens(how, params.get("heads"), matrix, hidden)
+        predicted = best_tokens(how, params.get("heads"), matrix, hidden)
         # Head h at i guesses what head 1 says at i + h - 1, about token i + h.
-        guessed = [jnp.roll(said, -h, axis=1) for h in range(1, model.block_size)]
+        guessed = [jnp.roll(predicted, -h, axis=1) for h in range(1, model.block_size)]
         targets = jnp.stack([targets[0], *guessed])
     heads = params.get("heads")
     total, loss, correct = heads_loss(how, heads, matrix, hidden, targets, valid, scale)

@@ -4,13 +4,13 @@ import contextlib
 import importlib.util
 import json
 import os
-import pathlib
 import sys
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self, TextIO
 
-from bpd_jax import files, progress
+from bpd_jax import buckets, files, progress
+from bpd_jax.buckets import as_path
 
 FILE_NAME = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
@@ -37,20 +37,25 @@ class MetricsWriter:
         """
         self._events: Any = None
         self._told = False
-        folder = pathlib.Path(folder)
+        folder = as_path(folder)
+        self._folder = folder
+        # Under gs:// nothing is appended to; see `publish`.
+        self._local = buckets.on_disk(folder)
         path = folder / FILE_NAME
-        kept = [row for row in read_rows(path) if row["step"] <= step]
-        with files.replacing_file(path) as temporary:
-            text = "".join(json.dumps(row) + "\n" for row in kept)
-            temporary.write_text(text, encoding="utf-8")
+        retained = [row for row in read_rows(path) if row["step"] <= step]
+        text = "".join(json.dumps(row) + "\n" for row in retained)
+        for copy in {path, self._local / FILE_NAME}:
+            with files.replacing_file(copy) as temporary:
+                temporary.write_text(text, encoding="utf-8")
         # One line a write, so that a kill can tear only the last one.
+        path = self._local / FILE_NAME
         self._file: TextIO = path.open("a", encoding="utf-8", buffering=1)
         if tensorboard_available():
             from tensorboardX import SummaryWriter
 
-            events = folder / TENSORBOARD
+            begun = (folder / TENSORBOARD).exists()
             self._events = SummaryWriter(
-                str(events), purge_step=step + 1 if events.exists() else None
+                str(self._local / TENSORBOARD), purge_step=step + 1 if begun else None
             )
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -62,6 +67,18 @@ class MetricsWriter:
             with self._telling():
                 for name, value in values.items():
                     self._events.add_scalar(name, value, step)
+
+    def publish(self) -> None:
+        """Uploads the files of a run under gs://; others are where they belong."""
+        if not isinstance(self._folder, buckets.BucketPath):
+            return
+        with self._telling():
+            if self._events is not None and not self._file.closed:
+                self._events.flush()
+            events = (self._local / TENSORBOARD).glob("*")
+            for path in (self._local / FILE_NAME, *events):
+                target = self._folder / path.relative_to(self._local)
+                buckets.upload(path, target)
 
     @contextlib.contextmanager
     def _telling(self) -> Iterator[None]:
@@ -91,12 +108,13 @@ class MetricsWriter:
         if self._events is not None:
             with self._telling():
                 self._events.close()
+        self.publish()
 
 
 def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """The rows of a `metrics.jsonl`, [] if there is none, without a torn last line."""
     try:
-        lines = pathlib.Path(path).read_text(encoding="utf-8").splitlines()
+        lines = as_path(path).read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         return []
     rows = []

@@ -10,10 +10,12 @@ from bpd_jax.typing import PyTree
 def learning_rate_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     """The learning rate at each step, counted from 0, of a run of `steps` steps."""
     peak, final = config.learning_rate, config.learning_rate * config.final_fraction
-    rest = max(steps - config.warmup_steps, 1)
+    decay_steps = max(steps - config.warmup_steps, 1)
     decay = {
-        "cosine": optax.cosine_decay_schedule(peak, rest, alpha=config.final_fraction),
-        "linear": optax.linear_schedule(peak, final, rest),
+        "cosine": optax.cosine_decay_schedule(
+            peak, decay_steps, alpha=config.final_fraction
+        ),
+        "linear": optax.linear_schedule(peak, final, decay_steps),
         "constant": optax.constant_schedule(peak),
     }[config.schedule]
     if not config.warmup_steps:

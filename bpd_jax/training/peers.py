@@ -97,10 +97,10 @@ def _lasting(link: socket.socket) -> socket.socket:
 
 def _receive(link: socket.socket, count: int) -> bytes:
     """The next `count` bytes; fewer if the connection ends."""
-    found = b""
-    while len(found) < count and (more := link.recv(count - len(found))):
-        found += more
-    return found
+    received = b""
+    while len(received) < count and (more := link.recv(count - len(received))):
+        received += more
+    return received
 
 
 def _watch(number: int, links: dict[int, socket.socket]) -> None:

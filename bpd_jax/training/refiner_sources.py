@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bpd_jax.buckets import as_path
 from bpd_jax.data.rows import Batch, PackedRows, RowIterator, open_rows
 from bpd_jax.errors import UserError
 from bpd_jax.models.attachments import fingerprint
@@ -85,7 +86,7 @@ def open_source(
     Raises:
       UserError: it is neither, or does not fit the model.
     """
-    folder = pathlib.Path(data)
+    folder = as_path(data)
     if (folder / STATES_HEADER).exists():
         return _states(folder, settings, model, base)
     train, validation = (

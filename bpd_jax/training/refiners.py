@@ -11,7 +11,6 @@ import hashlib
 import json
 import math
 import os
-import pathlib
 import shutil
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bpd_jax import files, folders
+from bpd_jax.buckets import as_path
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.refiner_files import KIND, save_refiner
@@ -200,7 +200,7 @@ def train_refiner(
       SystemExit: with 128 + the signal's number, if one ended the run.
     """
     config = settings.config_for(model)
-    output = pathlib.Path(output)
+    output = as_path(output)
     folders.check_folder(output, KIND)
     folder = output.with_name(output.name + ".training")
     folders.check_folder(folder, _RUN)

@@ -108,8 +108,8 @@ def _fingerprints(folder: pathlib.Path) -> dict[str, dict[str, Any]]:
     return {split: open_rows(folder / DATA / split).fingerprint for split in SPLITS}
 
 
-def _check_same(folder: pathlib.Path, name: str, saved: dict, mine: dict) -> None:
-    old, new = _flat(saved), _flat(mine)
+def _check_same(folder: pathlib.Path, name: str, saved: dict, current: dict) -> None:
+    old, new = _flat(saved), _flat(current)
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key):
             raise UserError(

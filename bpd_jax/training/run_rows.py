@@ -22,20 +22,20 @@ def make_run_rows(config: TrainConfig, folder: pathlib.Path) -> None:
     """
     begun = run_folder.begun_rows(folder)
     for split in SPLITS:
-        place = folder / run_folder.DATA / split
+        target = folder / run_folder.DATA / split
         if begun is None:
-            row_preparation.prepare_rows(config.task, split, config.length, place)
-        elif _are_there(place, begun[split]):
+            row_preparation.prepare_rows(config.task, split, config.length, target)
+        elif _are_there(target, begun[split]):
             if not _same_source(config, split, begun[split]):
                 say(
                     f"note: the text of the {split} split of {config.task.name} has "
                     "changed; the run resumes with the rows that it began with."
                 )
         elif _same_source(config, split, begun[split]):
-            row_preparation.prepare_rows(config.task, split, config.length, place)
+            row_preparation.prepare_rows(config.task, split, config.length, target)
         else:
             raise UserError(
-                f"{place} does not hold the rows that the run began with, and they "
+                f"{target} does not hold the rows that the run began with, and they "
                 f"cannot be made again, as the text of {config.task.name} has changed "
                 "since: bring back the folder or the text, or choose another --workdir."
             )
@@ -67,9 +67,9 @@ def open_run_rows(
     return train_rows, validation_rows
 
 
-def _are_there(place: pathlib.Path, fingerprint: dict) -> bool:
+def _are_there(target: pathlib.Path, fingerprint: dict) -> bool:
     try:
-        return open_rows(place).fingerprint == fingerprint
+        return open_rows(target).fingerprint == fingerprint
     except UserError:
         return False
 

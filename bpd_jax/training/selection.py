@@ -81,8 +81,8 @@ class Selection:
         same = saved["name"] == name and (
             name != "validation_loss" or tuple(saved.get("weights", ())) == weights
         )
-        kept = ("step", "value", "waited") if same else ("step",)
-        return dataclasses.replace(new, **{key: saved[key] for key in kept})
+        names = ("step", "value", "waited") if same else ("step",)
+        return dataclasses.replace(new, **{key: saved[key] for key in names})
 
     def __str__(self) -> str:
         if self.value is None:

@@ -20,6 +20,7 @@ from safetensors.numpy import save
 
 from bpd_jax import array_files, folders
 from bpd_jax.artifacts import Artifact, read_tensors
+from bpd_jax.buckets import as_path
 from bpd_jax.data import tokenizer
 from bpd_jax.errors import UserError
 from bpd_jax.models.attachments import by_path
@@ -63,7 +64,7 @@ def write_slim(
     Raises:
       UserError: the run is missing or damaged, or `output` is something else.
     """
-    run, output = pathlib.Path(run), pathlib.Path(output)
+    run, output = as_path(run), as_path(output)
     if dtype not in DTYPES:
         raise UserError(
             f"parameters are stored in one of {', '.join(DTYPES)}, not in {dtype!r}."
@@ -104,7 +105,7 @@ def selected_step(folder: str | os.PathLike[str]) -> int | None:
     Raises:
       UserError: the newest checkpoint is broken.
     """
-    saved = pathlib.Path(folder) / checkpoints.FOLDER
+    saved = as_path(folder) / checkpoints.FOLDER
     best = checkpoints.best_step(saved)
     newest = max(checkpoints.whole_steps(saved), default=None)
     if best is None or best == newest:
@@ -131,7 +132,7 @@ def load_run_parameters(
     Raises:
       UserError: there are none, or they are damaged or of another model.
     """
-    folder = pathlib.Path(folder)
+    folder = as_path(folder)
     saved = folder / checkpoints.FOLDER
     if step is not None or saved.exists() or not (folder / HEADER).exists():
         return checkpoints.load_parameters(saved, model, step=step)
@@ -140,15 +141,15 @@ def load_run_parameters(
 
 def _load_slim(folder: pathlib.Path, model: BlockwiseConfig) -> Params:
     header = KIND.read_header(folder, {"sha256": str})
-    path, wanted = folder / TENSORS, parameter_shapes(model)
+    path, shapes = folder / TENSORS, parameter_shapes(model)
     with KIND.reading(path):
         if header["sha256"] != _digest(path):
             raise ValueError(f"it is not what {HEADER} describes")
         stored, _ = read_tensors(path)
-        leaves = by_path(wanted)
+        leaves = by_path(shapes)
         array_files.check_shapes(stored, {k: x.shape for k, x in leaves.items()})
     parameters = [jnp.asarray(stored[k].astype(x.dtype)) for k, x in leaves.items()]
-    return jax.tree.unflatten(jax.tree.structure(wanted), parameters)
+    return jax.tree.unflatten(jax.tree.structure(shapes), parameters)
 
 
 def _is_float(dtype: np.dtype) -> bool:

@@ -156,8 +156,8 @@ class HeadsLoss:
         if self.groups > 1:
             return jax.vmap(function)(chunk)
         # A product with an axis of length 1 is slower on a CPU, and needs a copy.
-        found = function(jax.tree.map(lambda x: x[0], chunk))
-        return jax.tree.map(lambda x: x[None], found)
+        results = function(jax.tree.map(lambda x: x[0], chunk))
+        return jax.tree.map(lambda x: x[None], results)
 
     def sums(
         self, logits: Float[Array, "n R"], chunk: Chunk, *, entropies: bool = False

@@ -6,6 +6,7 @@ import shutil
 import jax
 
 from bpd_jax import files
+from bpd_jax.buckets import BucketPath
 from bpd_jax.errors import UserError
 from bpd_jax.training.checkpoint_files import TORN
 from bpd_jax.training.state import TrainState
@@ -37,9 +38,11 @@ def check_space(folder: pathlib.Path, abstract: TrainState, keep: int) -> None:
       keep: `TrainConfig.keep_checkpoints`.
     """
     files.check_writable(folder, folder=True)
+    if isinstance(folder, BucketPath):
+        return  # Buckets have no size.
     size = state_bytes(abstract)
-    there = sum(path.name.isdigit() for path in folder.glob("*"))
-    needed = size * max(keep + 2 - there, 1)
+    existing = sum(path.name.isdigit() for path in folder.glob("*"))
+    needed = size * max(keep + 2 - existing, 1)
     torn = folder.glob(f"*{TORN}*")
     left = sum(path.stat().st_size for top in torn for path in top.rglob("*"))
     free = shutil.disk_usage(folder.parent).free + left

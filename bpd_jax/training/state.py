@@ -74,17 +74,20 @@ def init_state(
     return jax.jit(init, out_shardings=shardings)(jax.random.key(seed))
 
 
-def with_parameters(state: TrainState, given: Params) -> TrainState:
+def with_parameters(state: TrainState, replacements: Params) -> TrainState:
     """The state with other parameters, before the first step.
 
     Args:
-      state: of `init_state`.
-      given: `trunk`, its layers one by one, or `heads`, or both, of the same sizes;
-        they are copied. What is not given stays as it is.
+      state: from `init_state`.
+      replacements: parameters `trunk` (not scanned over layers), `heads`, or both, of
+        the same sizes; they are copied. Other parameters stay unchanged.
     """
-    if "trunk" in given and is_stacked(state.params["trunk"]):
+    if "trunk" in replacements and is_stacked(state.params["trunk"]):
         layers = jax.tree.leaves(state.params["trunk"]["layers"])
-        given = {**given, "trunk": stack_layers(given["trunk"], len(layers[0]))}
+        replacements = {
+            **replacements,
+            "trunk": stack_layers(replacements["trunk"], len(layers[0])),
+        }
 
     def put(old: Array, new: Array) -> Array:
         # A copy, because a step of training consumes its state. Every process places
@@ -94,8 +97,8 @@ def with_parameters(state: TrainState, given: Params) -> TrainState:
             old.shape, old.sharding, lambda index: copy[index]
         )
 
-    mine = {part: state.params[part] for part in given}
-    placed = jax.tree.map(put, mine, dict(given))
+    current = {part: state.params[part] for part in replacements}
+    placed = jax.tree.map(put, current, dict(replacements))
     return state._replace(params={**state.params, **placed})
 
 

@@ -80,8 +80,8 @@ def make_train_step(
             return part_gradient(params, batch, scale)
 
         def add(total: Any, part: Batch) -> tuple[Any, None]:
-            found = part_gradient(params, part, scale)
-            return jax.tree.map(jnp.add, total, found), None
+            part_gradients = part_gradient(params, part, scale)
+            return jax.tree.map(jnp.add, total, part_gradients), None
 
         parts = split_rows(batch, compute.accumulate, mesh)
         first = jax.tree.map(lambda x: x[0], parts)

@@ -8,6 +8,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from bpd_jax.buckets import as_path
 from bpd_jax.data.rows import Batch, RowIterator
 from bpd_jax.errors import UserError
 from bpd_jax.training import distributed, loop, peers, run_folder
@@ -71,7 +72,7 @@ def train(
         loss is no longer finite.
       SystemExit: with 128 + the signal's number, if one ended the run.
     """
-    folder = pathlib.Path(workdir)
+    folder = as_path(workdir)
     mesh = make_mesh(config.mesh)
     check_batch(config, mesh)
     optimizer = make_optimizer(config.optimizer, config.steps)
@@ -105,7 +106,7 @@ def train(
             saved.get(_SELECTION), config.select_by, config.lambdas
         ).among(checkpoints.steps())
         schedule = config.head_schedule or HeadSchedule()
-        place = saved.get(_HEAD_SCHEDULE) or schedule.start()
+        schedule_state = saved.get(_HEAD_SCHEDULE) or schedule.start()
         if start >= config.steps or selection.is_over(config.patience):
             say(_already(folder, start, config, selection))
             return {}
@@ -141,20 +142,23 @@ def train(
         def update(
             state: TrainState, batch: Batch, step: int
         ) -> tuple[TrainState, Metrics]:
-            lambdas = schedule.weights(place, step, config.lambdas)
+            lambdas = schedule.weights(schedule_state, step, config.lambdas)
             return step_fn(state, put_batch(batch, mesh), lambdas)
 
         def after(step: int, row: dict[str, float] | None) -> tuple[int | None, bool]:
-            nonlocal place, selection, validation
+            nonlocal schedule_state, selection, validation
             if row is not None:
                 validation, selection = row, selection.after(step, row)
             entropies = None if row is None else _entropies(row)
-            place = schedule.advance(place, step, entropies)
+            schedule_state = schedule.advance(schedule_state, step, entropies)
             return selection.step, selection.is_over(config.patience)
 
         def data() -> dict[str, Any]:
-            own = {_SELECTION: selection.to_json(), _HEAD_SCHEDULE: place}
-            return batches.state() | own
+            run_state = {
+                _SELECTION: selection.to_json(),
+                _HEAD_SCHEDULE: schedule_state,
+            }
+            return batches.state() | run_state
 
         _, step = loop.run(
             loop.Pace(
@@ -226,8 +230,8 @@ def _closing(
         for name, value in validation.items()
         if name.startswith("validation_loss_head_")
     ]
-    how = "finished" if step == config.steps else f"stopped early at step {step:,}"
+    ending = "finished" if step == config.steps else f"stopped early at step {step:,}"
     return (
-        f"{how}: validation loss per head {', '.join(losses)} (nats per token), "
+        f"{ending}: validation loss per head {', '.join(losses)} (nats per token), "
         f"{selection}; the run is in {folder}"
     )

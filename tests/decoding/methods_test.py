@@ -81,8 +81,8 @@ def test_parts_compose(text):
     assert method.setting("alpha") == 0.5
     assert method.setting("lookup") == 8
     assert method.needs == {"markov", "ngram"}
-    assert method.label(4) == "Tree of 32, Markov head + 4-gram (alpha 0.5, " + (
-        "Prompt lookup of 8)"
+    assert method.label(4) == (
+        "Tree of 32, Markov head + 4-gram (alpha 0.5), with prompt lookup of 8"
     )
     assert method.without("alpha").composed == "heads+markov+ngram/tree:32+lookup:8"
 

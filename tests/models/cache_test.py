@@ -7,7 +7,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bpd_jax.models.blockwise import parameter_shapes
-from bpd_jax.models.cache import KeyValues, KVCache, commit, empty_cache
+from bpd_jax.models.cache import KeyValues, KVCache, commit, empty_cache, numbers
 from bpd_jax.models.config import BlockwiseConfig, TransformerConfig
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
@@ -97,3 +97,17 @@ def test_no_product_of_a_pass_copies_cache_or_weights():
         found = re.search(r"= f32\[([\d,]+)\]\S* (?:copy|transpose|slice)\(", line)
         if found:
             assert math.prod(map(int, found[1].split(","))) < 32 * 32, line
+
+
+def test_bits_of_bfloat16_are_committed_and_read():
+    config = TransformerConfig(
+        num_layers=1, d_model=4, num_heads=1, d_ff=4, vocab_size=8, max_length=8
+    )
+    cache = empty_cache(config, 2, 6, "uint16")
+    block = jnp.asarray([[0.5, -3.0], [1.2, 0.0]], jnp.float32)
+    new = jnp.broadcast_to(block[None, :, :, None, None], (1, 2, 2, 1, 4))
+    cache = commit(cache, KeyValues(new, -new), jnp.array([2, 1]))
+    assert cache.keys[0].dtype == cache.values[0].dtype == jnp.uint16
+    stored = numbers(cache.keys[0])[:, 0, 0, :2]
+    np.testing.assert_array_equal(stored, block.astype(jnp.bfloat16))
+    np.testing.assert_array_equal(numbers(cache.values[0])[:, 0, :2, 0], -stored)

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from bpd_jax.models import row_kernel
+from bpd_jax.models.kernel_tile import Tile
 from bpd_jax.models.products import (
     DECODING_SOFTMAX,
     TRANSPOSED,
     decoding_layout,
     decoding_product,
 )
-from bpd_jax.models.row_kernel_tile import Tile
 
 pytestmark = pytest.mark.skipif(
     row_kernel.tile_of_processor() is None, reason="no kernel for this processor"

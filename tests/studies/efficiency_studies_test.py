@@ -7,7 +7,7 @@ import pytest
 from bpd_jax.studies.catalog import find_study
 from bpd_jax.studies.comparisons import never_below, weak_gain_most
 from bpd_jax.studies.records import REPORT, TUNE, DraftRecord
-from bpd_jax.studies.run_files import StudyRun
+from bpd_jax.studies.results import StudyRun
 
 TASKS = {"squad": "SQuAD", "xsum": "XSum"}
 
@@ -198,7 +198,7 @@ def test_weak_tasks_gain_most_if_ranks_run_against_each_other():
     falling = {task: value + 1 for task, value in base.items()}  # by 100, 50, 33 … %
     growing = {task: value**2 for task, value in base.items()}
     assert weak_gain_most("W.", base, falling).holds is True
-    assert "-1.00" in weak_gain_most("W.", base, falling).evidence
+    assert "−1.00" in weak_gain_most("W.", base, falling).evidence
     assert weak_gain_most("W.", base, growing).holds is False
     few = {task: base[task] for task in "abc"}
     assert weak_gain_most("W.", few, falling).holds is None

@@ -5,7 +5,7 @@ import pytest
 from bpd_jax.studies.catalog import find_study
 from bpd_jax.studies.figure4 import blocks_of, refined_contender
 from bpd_jax.studies.records import Call, ExplorerRecord, Trace
-from bpd_jax.studies.run_files import StudyRun
+from bpd_jax.studies.results import StudyRun
 
 STUDY = find_study("figure4")
 A, B, C, D, X, Y = range(6)
@@ -63,38 +63,30 @@ def exhibit(*records, facts=FACTS):
     )
 
 
+def paths(*given, **changed):
+    """Candidates and accepted tokens of BPD, the refined method and the oracle."""
+    block = next(blocks_of(text(*given, **changed), "ngram:2@own"))
+    return [(path.candidates, path.accepted) for path in block.view.paths]
+
+
 def test_a_block_counts_what_greedy_decoding_writes():
     # Text a b c d, candidates of the heads x b and c y: BPD drafts a x c, of which one
     # token is right, the refined method a b c, of which all three are.
-    block = next(blocks_of(text(), "ngram:2@own"))
-    assert (block.best, block.refined, block.oracle) == (
-        [0, 0, 0],
-        [0, 1, 0],
-        [0, 1, 0],
-    )
-    assert block.accepted(block.best) == 1
-    assert block.accepted(block.refined) == 3
-    assert block.gain == 2
+    assert paths() == [([0, 0, 0], 1), ([0, 1, 0], 3), ([0, 1, 0], 3)]
+    assert next(blocks_of(text(), "ngram:2@own")).gain == (2, 3)
     # The third head does not have d: the oracle falls back on its best candidate.
-    block = next(blocks_of(text(output=(A, B, D, C)), "ngram:2@own"))
-    assert block.oracle == [0, 1, 0]
-    assert block.accepted(block.oracle) == 2
+    assert paths(output=(A, B, D, C))[2] == ([0, 1, 0], 2)
 
 
 def test_the_end_of_the_text_ends_a_block():
-    block = next(blocks_of(text(output=(A, B)), "ngram:2@own"))
-    assert block.accepted(block.oracle) == 2
-    assert block.gain == 1
+    assert [accepted for _, accepted in paths(output=(A, B))] == [1, 2, 2]
 
 
 def test_a_draft_is_followed_as_far_as_the_lattice_has_it():
     # Nothing that was accepted may be missing: here the second head's b is.
     assert list(blocks_of(text(second=(X, Y)), "ngram:2@own")) == []
     # What was rejected may: the text is a b d c, and the draft's c was not kept.
-    cut = text(output=(A, B, D, C), third=(D, Y))
-    block = next(blocks_of(cut, "ngram:2@own"))
-    assert block.refined == [0, 1]
-    assert block.accepted(block.refined) == 2
+    assert paths(output=(A, B, D, C), third=(D, Y))[1] == ([0, 1], 2)
 
 
 def test_the_refined_contender_with_the_fewest_calls_is_shown():

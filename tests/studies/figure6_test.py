@@ -7,7 +7,7 @@ import pytest
 from bpd_jax.reporting.exhibits import Exhibit
 from bpd_jax.studies.catalog import find_study
 from bpd_jax.studies.records import DraftRecord, OracleRecord
-from bpd_jax.studies.run_files import StudyRun
+from bpd_jax.studies.results import StudyRun
 
 
 def oracle(task, tokens, calls, example=0):
@@ -106,7 +106,7 @@ def test_weak_tasks_have_most_to_gain():
     ]
     weak = exhibit(records).findings[3]
     assert weak.holds is None  # three tasks cannot tell
-    assert "-1.00 (p = 0.3" in weak.evidence
+    assert "−1.00 (p = 0.3" in weak.evidence
     assert "over 3 tasks, with gains from 33 to 100 %" in weak.evidence
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from bpd_jax.studies.highlights import highlights
 from bpd_jax.studies.records import REPORT, DraftRecord
-from bpd_jax.studies.run_files import StudyRun
+from bpd_jax.studies.results import StudyRun
 
 
 def draft(contender, example, accepted):

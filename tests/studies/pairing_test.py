@@ -3,8 +3,7 @@
 import pathlib
 
 from bpd_jax.studies.records import DraftRecord
-from bpd_jax.studies.results import contenders_of, oracle_of, paired
-from bpd_jax.studies.run_files import StudyRun
+from bpd_jax.studies.results import StudyRun
 
 
 def run_of(*places):
@@ -26,17 +25,17 @@ def test_only_shared_examples_are_compared():
         ("ngram:1", "b", 0),
         ("ngram:1", "b", 1),
     )
-    assert contenders_of(run) == ["bpd", "ngram:1"]
-    found = paired(run, ["bpd", "ngram:1"])
+    assert run.contenders == ["bpd", "ngram:1"]
+    found = run.paired(["bpd", "ngram:1"])
     expected = [("a", 1), ("b", 0)]
     assert [[(r.task, r.example) for r in one] for one in found] == [expected] * 2
-    assert paired(run, ["bpd", "ngram:1"], "a", "tune") == [[], []]
+    assert [*map(len, run.paired(["bpd", "ngram:1"], "a", "tune"))] == [0, 0]
 
 
 def test_the_oracle_is_the_widest_of_all_heads():
     run = run_of(
         ("oracle:k=2", "a", 1), ("oracle:k=16", "a", 1), ("oracle:heads=3", "a", 1)
     )
-    assert oracle_of(run) == "oracle:k=16"
-    assert oracle_of(run_of(("oracle", "a", 1), ("oracle:k=4", "a", 1))) == "oracle"
-    assert oracle_of(run_of(("bpd", "a", 1))) is None
+    assert run.oracle == "oracle:k=16"
+    assert run_of(("oracle", "a", 1), ("oracle:k=4", "a", 1)).oracle == "oracle"
+    assert run_of(("bpd", "a", 1)).oracle is None

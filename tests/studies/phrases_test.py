@@ -1,4 +1,4 @@
-from bpd_jax.studies.results import counted, decimal
+from bpd_jax.studies.tables import counted, decimal
 
 
 def test_things_are_counted_in_singular_and_plural():

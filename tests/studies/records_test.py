@@ -14,13 +14,7 @@ from bpd_jax.studies.records import (
     from_digits,
     to_digits,
 )
-from bpd_jax.studies.results import (
-    drafts_of,
-    efficiency,
-    gain_cell,
-    repetition_of,
-    sums,
-)
+from bpd_jax.studies.results import Drafts
 
 
 def draft(accepted="21321", example=0, contender="bpd", part="report", **given):
@@ -55,17 +49,17 @@ def test_calls_go_from_yield_to_yield():
 
 def test_efficiency_is_a_ratio_of_sums():
     records = [draft(), draft("1111")]
-    tokens, calls = sums(records)
+    tokens, calls = Drafts(records).sums
     assert tokens.tolist() == [5, 4]
     assert calls.tolist() == [2, 4]
-    assert efficiency(records) == 9 / 6
-    assert efficiency([]) is None
+    assert Drafts(records).efficiency == 9 / 6
+    assert Drafts([]).efficiency is None
 
 
 def test_a_gain_is_in_percent():
     """9 tokens in 6 calls against 9 in 9."""
     base = [draft("11111"), draft("1111")]
-    cell = gain_cell([draft(), draft("1111")], base, paper=7.0)
+    cell = Drafts([draft(), draft("1111")]).gain(Drafts(base), paper=7.0)
     assert cell.value == pytest.approx(50.0)
     assert cell.paper == 7.0
     low, high = cell.interval
@@ -75,15 +69,15 @@ def test_a_gain_is_in_percent():
 
 def test_repetition_is_that_of_the_calls():
     """Calls at 0 and 2: no equal neighbours of 2 + 2, longest runs of 1 and 1."""
-    assert repetition_of([draft()]) == (0.0, 1.0)
+    assert Drafts([draft()]).repetition == (0.0, 1.0)
     # Calls at 0, 1, 2, …: 0 + 1 + 0 + 0 + 2 of 5 · 2 pairs, runs 1, 2, 1, 1, 3.
-    assert repetition_of([draft("11111")]) == (0.3, 1.6)
+    assert Drafts([draft("11111")]).repetition == (0.3, 1.6)
     # A draft of one token has no neighbours.
-    assert repetition_of([draft("11111", length="13311", longest="12111")]) == (
+    assert Drafts([draft("11111", length="13311", longest="12111")]).repetition == (
         3 / 4,
         1.5,
     )
-    assert repetition_of([draft("11", length="11")]) == (None, None)
+    assert Drafts([draft("11", length="11")]).repetition == (None, None)
 
 
 def test_records_come_back_in_their_order(tmp_path):
@@ -94,8 +88,8 @@ def test_records_come_back_in_their_order(tmp_path):
     run = run_files.open_run(tmp_path)
     assert run.study == "table4"
     assert run.of(LatencyRecord) == [latency]
-    assert drafts_of(run, "bpd") == [draft(task="xsum"), draft(), draft(example=1)]
-    assert drafts_of(run, "bpd", "squad", "tune") == [draft(part="tune")]
+    assert [*run.drafts("bpd")] == [draft(task="xsum"), draft(), draft(example=1)]
+    assert [*run.drafts("bpd", "squad", "tune")] == [draft(part="tune")]
     assert run.task_label("squad") == "S"
     assert run.label("bpd") == "bpd"
 

@@ -6,7 +6,7 @@ import pytest
 
 from bpd_jax.studies.catalog import find_study
 from bpd_jax.studies.records import REPORT, DraftRecord
-from bpd_jax.studies.run_files import StudyRun
+from bpd_jax.studies.results import StudyRun
 
 ONE, TWO, FOUR = "1111", "2121", "4321"
 """Tokens along a text that a draft from there has right: 1, 2 or 4 per call."""
@@ -154,7 +154,7 @@ def test_every_score_is_compared_with_the_heads_alone():
     }
     evidence = found["(tree of 64, n-gram)."].evidence
     assert evidence.startswith(
-        "1.000 against 2.000 tokens per call, -50.0 % (-50.0 … -50.0), checking"
+        "1.000 against 2.000 tokens per call, −50.0 % (−50.0 … −50.0), checking"
     )
 
 

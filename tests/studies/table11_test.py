@@ -11,7 +11,7 @@ from bpd_jax.reporting.exhibits import Exhibit
 from bpd_jax.studies import printed
 from bpd_jax.studies.catalog import find_study
 from bpd_jax.studies.records import DraftRecord
-from bpd_jax.studies.run_files import StudyRun
+from bpd_jax.studies.results import StudyRun
 
 SIZE = ModelSize(
     trunk_parameters=1000,

@@ -2,7 +2,7 @@ import pathlib
 
 from bpd_jax.studies.catalog import find_study
 from bpd_jax.studies.records import LatencyRecord
-from bpd_jax.studies.run_files import StudyRun
+from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.table12 import LABELS
 
 STUDY = find_study("table12")

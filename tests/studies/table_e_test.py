@@ -5,7 +5,7 @@ import pytest
 
 from bpd_jax.studies.catalog import find_study
 from bpd_jax.studies.records import TimingRecord
-from bpd_jax.studies.run_files import StudyRun
+from bpd_jax.studies.results import StudyRun
 
 STUDY = find_study("table_e")
 LABELS = {

@@ -1,11 +1,11 @@
-"""Which score says how good the texts of a task are."""
+"""The quality metric of each task."""
 
 from collections.abc import Callable, Sequence
 
 from bpd_jax.evaluation.metrics import numbers, rouge, squad
 
 Metric = Callable[[str, Sequence[str]], dict[str, float]]
-"""Scores by name, in 0 … 1, of a prediction against right answers."""
+"""Scores of a prediction, given reference answers, by name; each in 0 … 1."""
 
 _METRICS: dict[str, Metric] = {
     "squad": squad.scores,
@@ -15,14 +15,14 @@ _METRICS: dict[str, Metric] = {
     "xsum": rouge.scores,
     "newsroom": rouge.scores,
     "gsm8k": numbers.scores,
-    # Categories of Spec-Bench. The short answers of its `rag` are those of Natural
+    # Categories of Spec-Bench. The answers of `rag` are the short answers of Natural
     # Questions, which are compared by SQuAD's rules.
     "summarization": rouge.scores,
     "rag": squad.scores,
     "math_reasoning": numbers.scores,
 }
 
-# Long answers hold many right words, and are never the right one.
+# `rag` uses F1: long answers contain many correct words but never match exactly.
 _HEADLINES = {"lambada": "perplexity", "squad": "exact_match", "rag": "f1"}
 
 LABELS = {
@@ -37,28 +37,28 @@ LABELS = {
     "rougeLsum": "ROUGE-Lsum",
     "final_number": "Final number right",
 }
-"""What people read, by name of a score."""
+"""Display names of the scores."""
 
 PERPLEXITIES = {
     "perplexity": ("log_prob", "tokens"),
     "last_word_perplexity": ("last_word_log_prob", "last_word_tokens"),
 }
-"""Scores that are perplexities: sums of which log-probabilities, over which tokens."""
+"""Names of the log-probability sum and of the token count of each perplexity."""
 
 
 def metric_of(task: str) -> Metric | None:
     """The metric of a task's texts.
 
     Returns:
-      None for a task that has none: LAMBADA, whose passages are scored and not
-      written (`lambada.passage_scores`); translation, which is measured by BLEU over
-      all texts; and tasks without one right answer.
+      None for a task without one: LAMBADA, whose passages are scored and not generated
+      (`lambada.passage_scores`); translation, whose metric, BLEU, is computed over all
+      texts; and tasks without reference answers.
     """
     return _METRICS.get(task)
 
 
 def headline_of(task: str) -> str | None:
-    """The score that stands for a task: the paper's (Table 1), where it has one."""
+    """The main score of a task: that of the paper's Table 1, if it has one."""
     if task in _HEADLINES:
         return _HEADLINES[task]
     usual: dict[Metric, str] = {rouge.scores: "rougeL", numbers.scores: "final_number"}

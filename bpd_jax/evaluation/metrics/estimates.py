@@ -1,4 +1,4 @@
-"""Scores of many examples as one number with its interval."""
+"""Mean scores and perplexities of many examples, with bootstrap intervals."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,24 +11,23 @@ from bpd_jax.evaluation.metrics.catalog import PERPLEXITIES
 
 
 class Estimate(NamedTuple):
-    """A number, and its 95 % bootstrap interval over examples if there are several."""
+    """A value and its 95 % bootstrap interval; the interval is None for one example."""
 
     value: float
     interval: tuple[float, float] | None
 
 
 def mean(values: Sequence[float]) -> Estimate:
-    """The mean over examples, of which there are one or more."""
-    found = np.asarray(values, float)
-    return _ratio(found, np.ones(len(found)))
+    """The mean over at least one example."""
+    return _ratio(np.asarray(values, float), np.ones(len(values)))
 
 
 def perplexity(log_probs: Sequence[float], tokens: Sequence[float]) -> Estimate:
-    """exp of the mean negative log-probability of a token, over all examples.
+    """The exponential of the mean negative log-probability per token.
 
     Args:
-      log_probs: sums in nats of each example.
-      tokens: how many tokens each sum is of.
+      log_probs: log-probability of each example, in nats.
+      tokens: number of tokens of each example.
     """
     ratio = _ratio(-np.asarray(log_probs, float), np.asarray(tokens, float))
     interval = ratio.interval
@@ -46,14 +45,14 @@ def _ratio(numerators: np.ndarray, denominators: np.ndarray) -> Estimate:
 
 
 def estimate(name: str, scores: Sequence[Mapping[str, float]]) -> Estimate | None:
-    """One score over examples: a perplexity as itself, all others in percent.
+    """Aggregates one score over examples; scores other than perplexities in percent.
 
     Args:
-      name: of the score, one of `catalog.LABELS`.
-      scores: of every example, as metrics and `lambada.passage_scores` give them.
+      name: name of the score, a key of `catalog.LABELS`.
+      scores: scores of every example, from a `Metric` or `lambada.passage_scores`.
 
     Returns:
-      None if no example has that score.
+      None if no example has this score.
     """
     parts = PERPLEXITIES.get(name, (name,))
     columns = [

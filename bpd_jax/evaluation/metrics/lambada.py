@@ -1,7 +1,7 @@
-"""How well a model knows passages, and whether it guesses their last words.
+"""Perplexity of passages, and accuracy on their last words.
 
-LAMBADA (Paperno et al. 2016). The paper's Table 1 prints a perplexity and does not say
-of which tokens, so both are measured: that of whole passages, and that of last words.
+For LAMBADA (Paperno et al. 2016). The paper's Table 1 prints a perplexity without
+stating of which tokens, so both are measured: of complete passages and of last words.
 """
 
 import re
@@ -19,7 +19,7 @@ Encode = Callable[[str], Sequence[int]]
 
 
 def split_last_word(passage: str) -> tuple[str, str]:
-    """The passage before its last word, without white space at its end, and the word.
+    """Splits a passage into the text before its last word and that word, both stripped.
 
     >>> split_last_word("i do n't care about signs")
     ("i do n't care about", 'signs')
@@ -30,8 +30,8 @@ def split_last_word(passage: str) -> tuple[str, str]:
     match = re.search(r"(?s)(.*\S)\s+(\S+)\s*$", passage)
     if match is None:
         raise UserError(
-            f"the passage {passage!r:.60} has no word before its last one: LAMBADA's "
-            "passages have several."
+            f"the passage {passage!r:.60} has fewer than two words: LAMBADA scores the "
+            "last word after the words before it."
         )
     return match[1], match[2]
 
@@ -47,23 +47,23 @@ def passage_scores(
 ) -> list[dict[str, float]]:
     """Scores passages by teacher forcing.
 
-    Worked example: `the cat sat` in the tokens `th e _ca t _s at`. Scored are `e _ca t
-    _s at`, of which `_s at` are the last word's; the first token follows nothing. The
-    last word is right if greedy decoding after `the cat` writes `_s at`.
+    Worked example: `the cat sat` has the tokens `th e _ca t _s at`. The tokens `e _ca t
+    _s at` are scored; the first token has no context. The last word is `_s at`; it is
+    correct if greedy decoding after `the cat` generates it.
 
     Args:
       model: functions of the model.
       params: its parameters.
       encode: the model's tokenizer.
-      passages: texts of two words and more.
-      begin_of_text: token that the model's texts begin with, if any. It is read before
-        the passage; the first token of the passage is not scored even so.
-      batch_size: passages read together.
+      passages: texts of at least two words.
+      begin_of_text: token that the model's texts begin with, if any. It precedes the
+        passage; the first token of the passage is not scored in this case either.
+      batch_size: number of passages processed together.
 
     Returns:
-      Of each passage `log_prob` (in nats) of `tokens` tokens, all but the first;
-      `last_word`, 1 if greedy decoding writes it, else 0; `last_word_log_prob` of
-      `last_word_tokens` tokens.
+      For each passage `log_prob` (in nats) of its `tokens` tokens after the first;
+      `last_word`, 1 if greedy decoding generates the last word, else 0; and
+      `last_word_log_prob` of its `last_word_tokens` tokens.
 
     Raises:
       UserError: a passage has fewer than two words.
@@ -71,13 +71,13 @@ def passage_scores(
     begin = [] if begin_of_text is None else [begin_of_text]
     texts: list[tuple[np.ndarray, int]] = []
     for passage in passages:
-        before, _ = split_last_word(passage)
+        context, _ = split_last_word(passage)
         ids = list(encode(passage.rstrip()))
         tokens = np.array([*begin, *ids], np.int32)
-        # One token may hold the end of the one and the beginning of the other.
-        last = max(len(ids) - len(encode(before)), 1)
+        # A token may span the end of the context and the beginning of the last word.
+        last = max(len(ids) - len(encode(context)), 1)
         texts += [(tokens, len(ids) - 1), (tokens, last)]
-    found = dict(
+    scores = dict(
         progress.bar(
             score_texts(model, params, texts, batch_size=batch_size),
             label="passages",
@@ -87,11 +87,11 @@ def passage_scores(
     )
     return [
         {
-            "log_prob": found[whole].log_prob,
-            "tokens": float(texts[whole][1]),
-            "last_word": float(found[whole + 1].is_greedy),
-            "last_word_log_prob": found[whole + 1].log_prob,
-            "last_word_tokens": float(texts[whole + 1][1]),
+            "log_prob": scores[index].log_prob,
+            "tokens": float(texts[index][1]),
+            "last_word": float(scores[index + 1].is_greedy),
+            "last_word_log_prob": scores[index + 1].log_prob,
+            "last_word_tokens": float(texts[index + 1][1]),
         }
-        for whole in range(0, len(texts), 2)
+        for index in range(0, len(texts), 2)
     ]

@@ -1,7 +1,7 @@
-"""ROUGE of summaries, by the package `rouge-score`.
+"""ROUGE of summaries (Lin 2004), by the package `rouge-score`.
 
-Lin 2004. The package is Google's port of the original script; with its stemmer (Porter)
-it equals that script's option `-m`, by which the literature reports.
+The package is Google's port of the original script; its Porter stemmer corresponds to
+that script's option `-m`, which is customary in the literature.
 """
 
 import functools
@@ -28,15 +28,16 @@ def _scorer() -> Any:
 def scores(prediction: str, references: Sequence[str]) -> dict[str, float]:
     """F-measures `rouge1`, `rouge2`, `rougeL` and `rougeLsum`, in 0 … 1.
 
-    `rougeL` is that of the longest common subsequence of both texts as they stand (the
-    paper's); `rougeLsum` takes each line for a sentence and unites the subsequences.
+    `rougeL` is computed from the longest common subsequence of the complete texts (as
+    in the paper); `rougeLsum` treats each line as a sentence and unites the
+    subsequences.
 
     Args:
-      prediction: the summary that was written.
-      references: right summaries, one or more; of each score the best one counts.
+      prediction: a generated summary.
+      references: one or more reference summaries; the best score of each kind counts.
 
     Raises:
       UserError: the package is missing.
     """
-    found = _scorer().score_multi(list(references), prediction)
-    return {kind: float(found[kind].fmeasure) for kind in KINDS}
+    results = _scorer().score_multi(list(references), prediction)
+    return {kind: float(results[kind].fmeasure) for kind in KINDS}

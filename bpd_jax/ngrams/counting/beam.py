@@ -13,6 +13,7 @@ result lies on disk from the beginning.
 
 import contextlib
 import functools
+import importlib
 import io
 import itertools
 import os
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bpd_jax import folders
+from bpd_jax.buckets import as_path, on_disk
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams import parallel, storage, trie
 from bpd_jax.ngrams.counting import bounded, windows
@@ -40,6 +42,10 @@ _SAMPLE_TOKENS = 1 << 20
 _SAMPLE_MEMORY = 1 << 24  # bytes
 # What else these take is known to their job server alone.
 _WITH_JOB_SERVER = ("PortableRunner", "FlinkRunner", "SparkRunner")
+# Beam knows neither the short name of this runner nor, before its module is imported,
+# its options.
+_DASK = "DaskRunner"
+_DASK_MODULE = "apache_beam.runners.dask.dask_runner"
 
 _Packed = tuple[bytes, bytes]  # rows and counts
 
@@ -81,9 +87,9 @@ def count_with_beam(
     check_order(order)
     if min_counts is not None:
         check_min_counts(min_counts, order)
-    output = pathlib.Path(output)
+    output = as_path(output)
     folders.check_folder(output, storage.KINDS["counts"])
-    folder = shared_folder or f"{output}.work"
+    folder = shared_folder or f"{on_disk(output)}.work"
     if FileSystems.exists(folder):
         raise UserError(
             f"{folder} is there already: remove it, as a killed pipeline is not "
@@ -97,7 +103,7 @@ def count_with_beam(
         output.parent.mkdir(parents=True, exist_ok=True)
         FileSystems.mkdirs(folder)
         stack.callback(FileSystems.delete, [folder])
-        with pipeline:
+        with _running(pipeline):
             _ = (
                 pipeline
                 | "shares" >> beam.Create(shares)
@@ -107,7 +113,9 @@ def count_with_beam(
                 | "merge" >> beam.MapTuple(functools.partial(write_part, folder))
             )
         mapped = stack.enter_context(
-            tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.")
+            tempfile.TemporaryDirectory(
+                dir=on_disk(output).parent, prefix=f".{output.name}."
+            )
         )
         sorted_windows = read_parts(folder, packing)
         counts = bounded.assemble(sorted_windows, packing, source, min_counts, mapped)
@@ -124,6 +132,7 @@ def _pipeline(texts: Sequence[str]) -> "apache_beam.Pipeline":
     import apache_beam as beam
     from apache_beam.options import pipeline_options
 
+    texts = _for_dask(texts)
     usage = io.StringIO()
     try:
         with contextlib.redirect_stderr(usage):
@@ -141,6 +150,45 @@ def _pipeline(texts: Sequence[str]) -> "apache_beam.Pipeline":
     if unknown and not runner.endswith(_WITH_JOB_SERVER):
         raise UserError(f"Beam knows no option {' and '.join(unknown)}.")
     return pipeline
+
+
+def _for_dask(texts: Sequence[str]) -> list[str]:
+    """Completes the options of a pipeline on Dask; returns those of others unchanged.
+
+    By default the runner gives 128 files to one task. Here each file is a task, so that
+    all workers count and a killed worker loses one file at most.
+
+    Raises:
+      UserError: Dask is not installed.
+    """
+    names = [f"--runner={_DASK}", f"--runner={_DASK_MODULE}.{_DASK}"]
+    if not set(names) & set(texts):
+        return list(texts)
+    try:
+        importlib.import_module(_DASK_MODULE)
+    except ImportError as error:
+        raise UserError(
+            f"{_DASK} needs the packages dask and distributed ({error}): install "
+            "bpd_jax with the extra dask."
+        ) from error
+    others = [text for text in texts if text not in names]
+    if not any(
+        "--dask_npartitions" in x or "--dask_partition_size" in x for x in others
+    ):
+        others.append("--dask_partition_size=1")
+    return [names[1], *others]
+
+
+@contextlib.contextmanager
+def _running(pipeline: "apache_beam.Pipeline") -> Iterator[None]:
+    """Runs what is added to the pipeline, and leaves a cluster when it has finished."""
+    try:
+        with pipeline:
+            yield
+    finally:
+        client = getattr(pipeline.result, "client", None)
+        if client is not None:
+            client.close()
 
 
 @contextlib.contextmanager

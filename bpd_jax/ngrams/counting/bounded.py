@@ -2,13 +2,13 @@
 
 import contextlib
 import os
-import pathlib
 import tempfile
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from bpd_jax import folders, progress
+from bpd_jax.buckets import as_path, on_disk
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams import storage
 from bpd_jax.ngrams.counting import levels, runs, windows
@@ -235,9 +235,9 @@ def count_to_folder(
     Raises:
       UserError: as `count`; or `output` is there and holds something else.
     """
-    output = pathlib.Path(output)
+    output = as_path(output)
     folders.check_folder(output, storage.KINDS["counts"])
-    work = output.with_name(f"{output.name}.work")
+    work = on_disk(output.with_name(f"{output.name}.work"))
     counts = count(
         source, order=order, min_counts=min_counts, memory=memory, work_folder=work
     )

@@ -15,6 +15,7 @@ from typing import NamedTuple, NoReturn
 
 import numpy as np
 
+from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.counting import levels
@@ -67,7 +68,7 @@ def read_counts(
         text: an n-gram is there twice, is counted more often than its first or last
         symbols alone, or they are missing; or V is too large.
     """
-    path = pathlib.Path(path)
+    path = as_path(path)
     ids = None
     if symbols is not None:
         vocab_size = len(symbols)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bpd_jax import progress
+from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams.counting.windows import Packing, SortedWindows
 
@@ -103,9 +104,7 @@ def assemble(
     keys = np.empty((order, _STEP + 1), np.int64)
     numbers = np.empty_like(keys)
     followed = np.empty(keys.shape)
-    store = _Store(
-        order, windows.most, None if folder is None else pathlib.Path(folder)
-    )
+    store = _Store(order, windows.most, None if folder is None else as_path(folder))
     bar = progress.bar(
         windows.parts, label="count", total=windows.number, unit=" parts"
     )

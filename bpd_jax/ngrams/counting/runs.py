@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bpd_jax import files, folders, temporaries
+from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams import parallel
 from bpd_jax.ngrams.counting.windows import Counted, SortedWindows, merged
@@ -77,7 +78,7 @@ class RunFolder:
           UserError: the folder holds something else, runs of another count, or runs
             that are damaged.
         """
-        self.folder = pathlib.Path(folder)
+        self.folder = as_path(folder)
         self.complete = False
         self._words = words
         self._settings = dict(settings)

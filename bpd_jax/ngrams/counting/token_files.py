@@ -13,6 +13,7 @@ from typing import NoReturn
 import numpy as np
 
 from bpd_jax import array_files, progress
+from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams.counting.windows import TokenBatch
 from bpd_jax.ngrams.text_blocks import line_blocks
@@ -36,7 +37,7 @@ def read_batches(
     Raises:
       UserError: the file cannot be read, or holds something else.
     """
-    path = pathlib.Path(path)
+    path = as_path(path)
     if _is_array(path):
         return _array_documents(path, end_of_text, label)
     return _text_lines(path, label)
@@ -48,7 +49,7 @@ def highest_id(path: str | os.PathLike[str]) -> int:
     Raises:
       UserError: as `read_batches`.
     """
-    path = pathlib.Path(path)
+    path = as_path(path)
     label = "highest id"
     if _is_array(path):
         blocks = _array_blocks(path, label)

@@ -16,12 +16,12 @@ import functools
 import gzip
 import math
 import os
-import pathlib
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from bpd_jax import files, progress
+from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams import parallel, trie
 from bpd_jax.ngrams.formats.arpa_reader import ArpaReader
@@ -53,7 +53,7 @@ def write_arpa(
       UserError: the symbols do not fit, the file cannot be written, or the model holds
         a logarithm that is no number.
     """
-    path = pathlib.Path(path)
+    path = as_path(path)
     if symbols is None:
         symbols = [str(token) for token in range(model.vocab_size)]
     else:
@@ -110,10 +110,10 @@ class _Writer:
         model = self._model
         if order == model.order:
             return np.zeros(model.keys[-1].size, bool)
-        found = trie.child_counts(model.keys, order, model.width) > 0
+        has_children = trie.child_counts(model.keys, order, model.width) > 0
         if order == 1:
-            found |= model.keys[0] == model.bos
-        return found
+            has_children |= model.keys[0] == model.bos
+        return has_children
 
     def _block(self, order: int, is_history: np.ndarray, part: slice) -> bytes:
         from bpd_jax.ngrams.formats import arpa_kernels
@@ -130,12 +130,12 @@ class _Writer:
             weights[chosen] = model.log_backoffs[order - 1][part][chosen]
             if not np.isfinite(weights[chosen]).all():
                 raise UserError(f"a back-off weight of the {order}-grams is no number.")
-        numbers, others = format_numbers(scores), format_numbers(weights / _LOG10)
-        letters = numbers[0].size + others[0].size
+        numbers, backoffs = format_numbers(scores), format_numbers(weights / _LOG10)
+        letters = numbers[0].size + backoffs[0].size
         # A line has a name and a blank or tab per symbol, a second tab and its end.
         line = order * (self._longest + 1) + 2
         text = np.empty(letters + len(rows) * line, np.uint8)
-        length = arpa_kernels.join_lines(rows, numbers, others, self._names, text)
+        length = arpa_kernels.join_lines(rows, numbers, backoffs, self._names, text)
         assert length >= 0
         return self._pack(text[:length].tobytes())
 
@@ -205,6 +205,6 @@ def read_arpa(
             f"unknown is {unknown}, which is outside the vocabulary 0 ... "
             f"{(vocab_size or 1) - 1}."
         )
-    reader = ArpaReader(pathlib.Path(path), vocab_size, symbols, unknown)
+    reader = ArpaReader(as_path(path), vocab_size, symbols, unknown)
     with contextlib.closing(reader):
         return reader.read(end_of_text)

@@ -67,8 +67,8 @@ def join_lines(
     needed = scores[0].size + weights[0].size
     for ngram in range(rows.shape[0]):
         needed += weights[1][ngram + 1] > weights[1][ngram]
-        for place in range(rows.shape[1]):
-            symbol = rows[ngram, place]
+        for index in range(rows.shape[1]):
+            symbol = rows[ngram, index]
             needed += names[1][symbol + 1] - names[1][symbol] + 1
         needed += 1
     if needed > text.size:
@@ -76,9 +76,9 @@ def join_lines(
     at = 0
     for ngram in range(rows.shape[0]):
         at = _put(scores, ngram, text, at)
-        for place in range(rows.shape[1]):
-            text[at] = _BLANK if place else _TAB
-            at = _put(names, rows[ngram, place], text, at + 1)
+        for index in range(rows.shape[1]):
+            text[at] = _BLANK if index else _TAB
+            at = _put(names, rows[ngram, index], text, at + 1)
         if weights[1][ngram + 1] > weights[1][ngram]:
             text[at] = _TAB
             at = _put(weights, ngram, text, at + 1)
@@ -234,21 +234,21 @@ def parse_ngrams(
     ends = np.empty(order + 2, np.int64)
     while count < most:
         # The fields of one line.
-        place, fields = at, 0
-        while place < text.size and text[place] != _LINE:
-            if text[place] in _BLANKS:
-                place += 1
+        position, fields = at, 0
+        while position < text.size and text[position] != _LINE:
+            if text[position] in _BLANKS:
+                position += 1
                 continue
             if fields == order + 2:
                 return at, count, passed
-            begins[fields] = place
-            while place < text.size and text[place] != _LINE:
-                if text[place] in _BLANKS:
+            begins[fields] = position
+            while position < text.size and text[position] != _LINE:
+                if text[position] in _BLANKS:
                     break
-                place += 1
-            ends[fields] = place
+                position += 1
+            ends[fields] = position
             fields += 1
-        if place == text.size:
+        if position == text.size:
             return at, count, passed
         if fields:
             if fields < order + 1 or (fields == order + 2 and not may_have_weight):
@@ -271,5 +271,5 @@ def parse_ngrams(
             lines[count] = passed
             count += 1
         passed += 1
-        at = place + 1
+        at = position + 1
     return at, count, passed

@@ -99,8 +99,10 @@ class ArpaReader:
         ) as bar:
             for order, size in enumerate(sizes, start=1):
                 section = self._section(order, size, len(sizes), bar)
-                known = (section.rows != _UNKNOWN).all(axis=1)
-                sections.append(section if known.all() else section.taken(known))
+                in_vocabulary = (section.rows != _UNKNOWN).all(axis=1)
+                sections.append(
+                    section if in_vocabulary.all() else section.taken(in_vocabulary)
+                )
         line = self._next_line()
         if line != b"\\end\\":
             self._fail(f"expected \\end\\, found {_shown(line)}")
@@ -108,8 +110,8 @@ class ArpaReader:
             pass  # The checksum of a gzip file comes at its very end.
         return self._model(sections, end_of_text)
 
-    def _fail(self, what: str, line: int | None = None) -> NoReturn:
-        raise UserError(f"{self._path}, line {line or self._text.number}: {what}.")
+    def _fail(self, reason: str, line: int | None = None) -> NoReturn:
+        raise UserError(f"{self._path}, line {line or self._text.number}: {reason}.")
 
     def _next_line(self) -> bytes:
         """Returns the next line that is not empty."""
@@ -281,7 +283,7 @@ class ArpaReader:
             keys, sections = self._sorted(sections, width)
             links = trie.suffix_links(keys, width)
             missing = [np.flatnonzero(link < 0) for link in links]
-            if not any(places.size for places in missing):
+            if not any(indices.size for indices in missing):
                 break
             if missing[1].size:
                 line = int(sections[1].lines[missing[1]].min())

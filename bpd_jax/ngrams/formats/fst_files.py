@@ -21,6 +21,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from bpd_jax import files
+from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams.formats import fst_format
 from bpd_jax.ngrams.formats.fst_reader import FstReader
@@ -73,7 +74,7 @@ def model_from_fst(
         not that of an n-gram model.
     """
     reader = FstReader(
-        fst_format.decode(_read(pathlib.Path(path)), str(path)),
+        fst_format.decode(_read(as_path(path)), str(path)),
         str(path),
         vocab_size=vocab_size,
         symbols=symbols,

@@ -117,21 +117,21 @@ def _decode(data: bytes) -> Automaton:
         raise IndexError("not a whole number of words")
     words = np.frombuffer(data, "<i4", offset=at).astype(np.int32)
     begins = np.empty(words.size // STATE_WORDS + 1, np.int64)
-    found = fst_kernels.find_states(words, begins)
+    found_states = fst_kernels.find_states(words, begins)
     # Programs that write to a pipe leave the number of states open, as -1.
-    if found < 0 or states not in (found, -1):
+    if found_states < 0 or states not in (found_states, -1):
         raise IndexError("the states do not end where the data end")
-    arc_counts = words[begins[:found] + 1].astype(np.int64)
+    arc_counts = words[begins[:found_states] + 1].astype(np.int64)
     arc_at = _arc_places(arc_counts)
     labels, targets = words[arc_at], words[arc_at + 3]
     for state in (targets, np.array([start])):
-        if state.size and not 0 <= state.min() <= state.max() < found:
+        if state.size and not 0 <= state.min() <= state.max() < found_states:
             raise IndexError("there is no such state")
     if (labels != words[arc_at + 1]).any():
         raise ValueError("an arc has an output label of its own")
     return Automaton(
         start,
-        words[begins[:found]].view(np.float32),
+        words[begins[:found_states]].view(np.float32),
         arc_counts,
         labels,
         words[arc_at + 2].view(np.float32),

@@ -76,8 +76,8 @@ class FstReader:
             end_of_text,
         )
 
-    def _fail(self, what: str) -> NoReturn:
-        raise UserError(f"{self._name} is no automaton of an n-gram model: {what}.")
+    def _fail(self, reason: str) -> NoReturn:
+        raise UserError(f"{self._name} is no automaton of an n-gram model: {reason}.")
 
     def _tokens(self, symbols: Sequence[str] | None) -> np.ndarray:
         """Returns the tokens of the arcs that are not back-off arcs."""
@@ -87,14 +87,14 @@ class FstReader:
         if self._automaton.symbols is None:
             self._fail("it has no symbol table, but strings were given for the tokens")
         ids = {name: token for token, name in enumerate(symbols)}
-        different, places = np.unique(labels, return_inverse=True)
+        different, indices = np.unique(labels, return_inverse=True)
         tokens = []
         for label in different.tolist():
             name = self._automaton.symbols.get(label)
             if name not in ids:
                 self._fail(f"{name or label!r} is not a token of the vocabulary")
             tokens.append(ids[name])
-        return np.array(tokens, np.int64)[places]
+        return np.array(tokens, np.int64)[indices]
 
     def _find_depths(self) -> None:
         """Finds where each state backs off to, and how far that is from the root."""
@@ -175,12 +175,12 @@ class FstReader:
             self._keys.append(key)
             self._log_probs.append(self._ngram_log_probs[ngrams])
             self._sorted_targets.append(targets[ngrams])
-            place = np.flatnonzero(extends[ngrams])
-            states = targets[ngrams[place]]
-            self._places[states] = place
+            indices = np.flatnonzero(extends[ngrams])
+            states = targets[ngrams[indices]]
+            self._places[states] = indices
             if order < source_depths.max():
                 weights = np.zeros(key.size)
-                weights[place] = self._state_weights[states]
+                weights[indices] = self._state_weights[states]
                 self._log_backoffs.append(weights)
 
     def _check_targets(self) -> None:
@@ -194,13 +194,13 @@ class FstReader:
         ):
             expected = reached[link]
             states = np.flatnonzero(self._depths == order)
-            places = self._places[states]
-            if (expected[places] != self._backoffs[states]).any():
+            ngram_indices = self._places[states]
+            if (expected[ngram_indices] != self._backoffs[states]).any():
                 self._fail(
                     "a back-off arc does not lead to the history without its first "
                     "symbol"
                 )
-            expected[places] = states
+            expected[ngram_indices] = states
             leads = targets >= 0
             if (expected[leads] != targets[leads]).any():
                 self._fail("an arc does not lead to the longest history after it")

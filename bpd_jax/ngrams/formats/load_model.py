@@ -1,9 +1,9 @@
 """Models from files of any known form."""
 
 import os
-import pathlib
 from collections.abc import Sequence
 
+from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams.formats import arpa, fst_files
 from bpd_jax.ngrams.model import NGramModel
@@ -27,7 +27,7 @@ def load_model(
     Raises:
       UserError: nothing is there, or it is at fault.
     """
-    path = pathlib.Path(path)
+    path = as_path(path)
     if path.is_dir():
         return NGramModel.load(path)
     if not path.exists():

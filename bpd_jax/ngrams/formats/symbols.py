@@ -6,10 +6,10 @@ is its id plus 1 because label 0 is `<epsilon>`.
 """
 
 import os
-import pathlib
 from collections.abc import Iterable, Sequence
 
 from bpd_jax import files
+from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 
 EPSILON = "<epsilon>"
@@ -45,15 +45,15 @@ def printable_symbols(pieces: Iterable[str]) -> list[str]:
     becomes `\uNNNN`. A text that is empty, reserved or there already gets its token's
     id at its end, as in `<s>#50256`.
     """
-    taken = {EPSILON, *BOUNDARIES, *UNKNOWN, ""}
+    used = {EPSILON, *BOUNDARIES, *UNKNOWN, ""}
     names = []
     for token, piece in enumerate(pieces):
         name = "".join(map(_shown, piece))
-        if name in taken:
+        if name in used:
             name += f"#{token}"
-        while name in taken:
+        while name in used:
             name += "#"
-        taken.add(name)
+        used.add(name)
         names.append(name)
     return names
 
@@ -79,7 +79,7 @@ def read_symbols(path: str | os.PathLike[str]) -> list[str]:
     Raises:
       UserError: the file is missing or is no such table.
     """
-    path = pathlib.Path(path)
+    path = as_path(path)
     try:
         lines = path.read_bytes().decode("utf-8").splitlines()
     except OSError as error:

@@ -137,10 +137,10 @@ class DeviceTable:
         begin = jax.lax.axis_index(self.shard_axis) * array.shape[0]
         local = index - begin
         here = (local >= 0) & (local < array.shape[0])
-        found = jnp.take(array, local, mode="clip")
-        if found.dtype == jnp.uint16:
-            found = found.astype(jnp.int32)
-        return jax.lax.psum(jnp.where(here, found, 0), self.shard_axis)
+        values = jnp.take(array, local, mode="clip")
+        if values.dtype == jnp.uint16:
+            values = values.astype(jnp.int32)
+        return jax.lax.psum(jnp.where(here, values, 0), self.shard_axis)
 
     def has_children(self, order: int, index: Int[Array, "..."]) -> Bool[Array, "..."]:
         """Whether n-grams of `order` (1, 2, ...) have extensions."""
@@ -175,8 +175,8 @@ class DeviceTable:
 
         steps = self.steps[order - 1]
         low, _ = jax.lax.fori_loop(0, steps, halve, (low, end - low))
-        found = (low < end) & (self.take(level, low) == symbols)
-        return jnp.where(found, low, -1)
+        exists = (low < end) & (self.take(level, low) == symbols)
+        return jnp.where(exists, low, -1)
 
 
 def _by_symbol(

@@ -24,14 +24,14 @@ def with_finite_scores(model: NGramModel) -> NGramModel:
     has_end = ends < model.keys[0].size and model.keys[0][ends] == model.eos
     if model.end_of_text is not None and not has_end:
         # The symbol before `<s>`, which is the last of all: only places move.
-        places = np.arange(model.keys[0].size)
-        places[places >= ends] += 1
+        indices = np.arange(model.keys[0].size)
+        indices[indices >= ends] += 1
         keys = [np.insert(model.keys[0], ends, model.eos)]
         log_probs = [np.insert(model.log_probs[0], ends, UNSEEN)]
         log_backoffs = list(model.log_backoffs)
         if model.order > 1:
             parents, symbols = np.divmod(model.keys[1], model.width)
-            keys.append(places[parents] * model.width + symbols)
+            keys.append(indices[parents] * model.width + symbols)
             log_backoffs[0] = np.insert(log_backoffs[0], ends, 0.0)
         model = dataclasses.replace(
             model,

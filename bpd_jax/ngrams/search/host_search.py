@@ -139,7 +139,7 @@ class PathSearch:
         choices = np.zeros((num_paths, positions), np.int32)
         scores = np.zeros(num_paths)
         while True:
-            found = self._search(
+            result = self._search(
                 self._arrays,
                 past,
                 predicted,
@@ -150,8 +150,8 @@ class PathSearch:
                 choices,
                 scores,
             )
-            if found >= 0:
-                return Paths(choices[:found], scores[:found])
+            if result >= 0:
+                return Paths(choices[:result], scores[:result])
             self._workspace(candidates, grow=True)
 
     def _workspace(self, candidates: int, grow: bool = False) -> tuple[Any, ...]:

@@ -73,11 +73,11 @@ def fill_table(
     for parent in range(len(offsets) - 1):
         if offsets[parent + 1] - offsets[parent] <= FEW:
             continue
-        for place in range(offsets[parent], offsets[parent + 1]):
-            slot = slot_of(keys[place], bits)
+        for index in range(offsets[parent], offsets[parent + 1]):
+            slot = slot_of(keys[index], bits)
             while table[slot] >= 0:
                 slot = (slot + 1) & last
-            table[slot] = mark_of(keys[place], bits, shift) | place
+            table[slot] = mark_of(keys[index], bits, shift) | index
 
 
 @numba.njit(cache=True, nogil=True)

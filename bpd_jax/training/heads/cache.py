@@ -17,6 +17,7 @@ import numpy as np
 
 from bpd_jax import array_files, files, folders, progress
 from bpd_jax.artifacts import Artifact
+from bpd_jax.buckets import as_path
 from bpd_jax.data.generations import Generations, fit_together, specs_of_texts
 from bpd_jax.errors import UserError
 from bpd_jax.training.heads.base import Base, states_dtype
@@ -120,7 +121,7 @@ def cached_states(
       UserError: the folder holds states of another model or of other texts, or the
         disk lacks room.
     """
-    folder = pathlib.Path(folder)
+    folder = as_path(folder)
     layers, wanted_prompts = base.layers, include_prompts
     stored = _stored(folder)
     if stored and set(layers) <= set(stored["layers"]):
@@ -323,7 +324,7 @@ def open_states(folder: str | os.PathLike[str], fingerprint: str) -> States:
     Raises:
       UserError: it is missing, incomplete, or of another model than `fingerprint`.
     """
-    folder = pathlib.Path(folder)
+    folder = as_path(folder)
     header = _check_header(folder, {"base": fingerprint})
     with KIND.reading(folder / HEADER):
         dtype, d_model = states_dtype(header["dtype"]), int(header["d_model"])

@@ -8,6 +8,7 @@ from typing import Unpack
 import jax
 import jax.numpy as jnp
 
+from bpd_jax.buckets import on_disk
 from bpd_jax.models.attachments import About
 from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
@@ -161,7 +162,7 @@ class DrafterObjective:
         """From the cache, which holds the states of prompts too."""
         config = self.config
         states = cached_states(
-            config.states or folder / STATES,
+            config.states or on_disk(folder / STATES),
             plan.texts,
             base,
             plan.base,

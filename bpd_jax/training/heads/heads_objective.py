@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bpd_jax.buckets import on_disk
 from bpd_jax.models.attachments import About
 from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.heads import condition, init_heads, is_trained, softmax_rows
@@ -144,7 +145,7 @@ class HeadsObjective:
 
         if config.mode == "cache":
             states = cached_states(
-                config.states or folder / STATES,
+                config.states or on_disk(folder / STATES),
                 plan.texts,
                 base,
                 plan.base,

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from bpd_jax import files, progress
+from bpd_jax.buckets import as_path
 from bpd_jax.models.attachments import VOCABULARY
 from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
@@ -63,7 +64,7 @@ def train_heads(
         finite.
       SystemExit: with 128 + the signal's number, if one ended the run.
     """
-    folder = pathlib.Path(workdir)
+    folder = as_path(workdir)
     objective = make_objective(config, model)
     output = folder / output_name(config)
     files.check_writable(output, folder=True)
@@ -103,7 +104,7 @@ def train_heads(
         {**result.trained, **vocabulary},
         base=plan.base,
         # Without the folders that the model lies in.
-        base_name=pathlib.Path(config.model).name,
+        base_name=as_path(config.model).name,
         d_model=model.trunk.d_model,
         vocab_size=model.trunk.vocab_size,
         facts=_facts(config, plan, result),

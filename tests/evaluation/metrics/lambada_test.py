@@ -93,7 +93,7 @@ def test_last_words():
         '"No insurance?"\n\n she',
         "said",
     )
-    with pytest.raises(UserError, match="'alone' has no word before its last one"):
+    with pytest.raises(UserError, match="'alone' has fewer than two words"):
         split_last_word("alone")
 
 

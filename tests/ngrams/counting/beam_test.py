@@ -2,8 +2,14 @@
 
 import filecmp
 import gzip
+import importlib.util
 import json
+import os
 import pathlib
+import signal
+import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -21,6 +27,10 @@ TWO_WORKERS = [
     "--direct_num_workers=2",
     "--direct_running_mode=multi_threading",
 ]
+needs_dask = pytest.mark.skipif(
+    importlib.util.find_spec("distributed") is None,
+    reason="dask and distributed are not installed (extra dask)",
+)
 
 
 @pytest.fixture
@@ -172,3 +182,65 @@ def test_bad_input_leaves_nothing(tmp_path: pathlib.Path, token_files: str) -> N
     (output / "thesis.txt").write_text("years of work")
     with pytest.raises(UserError, match="not part of n-gram counts"):
         count_with_beam(source, output, order=2, options=IN_PROCESS)
+
+
+@needs_dask
+@pytest.mark.exhaustive
+def test_a_killed_worker_of_a_cluster_changes_nothing(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes of Dask count; one is killed when the first part is written."""
+    from dask.distributed import LocalCluster
+
+    folder = tmp_path / "tokens"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(6):
+        tokens = rng.zipf(1.3, size=100_000) % 300
+        np.save(folder / f"{number}.npy", tokens.astype(np.uint16))
+    source = open_source(tokens=str(folder / "*"), end_of_text=0, vocab_size=300)
+    bounded.count_to_folder(source, tmp_path / "one", order=4)
+    work = tmp_path / "beam.work"
+    written: list[int] = []
+
+    def kill(victim: int) -> None:
+        deadline = time.monotonic() + 240
+        while not (parts := list(work.glob("part_*"))) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        os.kill(victim, signal.SIGKILL)
+        written.append(len(parts))
+
+    cluster = LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
+    )
+    with cluster:
+        victim = cluster.workers[0].process.pid
+        thread = threading.Thread(target=kill, args=(victim,))
+        thread.start()
+        options = [
+            "--runner=DaskRunner",
+            f"--dask_client_address={cluster.scheduler_address}",
+        ]
+        count_with_beam(source, tmp_path / "beam", order=4, options=options)
+        thread.join()
+        assert cluster.workers[0].process.pid != victim  # Another took its place.
+        (folder / "6.txt").write_text("1 2\n3 999\n")
+        source = open_source(tokens=str(folder / "*"), end_of_text=0, vocab_size=300)
+        monkeypatch.setattr("bpd_jax.ngrams.counting.beam._SAMPLE_TOKENS", 1)
+        with pytest.raises(UserError, match=r"6\.txt: sequence 2 .* 999.*299\.$"):
+            count_with_beam(source, tmp_path / "bad", order=4, options=options)
+    assert 1 <= written[0] < 100
+    assert same_folders(tmp_path / "one", tmp_path / "beam")
+
+
+def test_a_cluster_without_its_packages_is_one_sentence(
+    tmp_path: pathlib.Path, token_files: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("dask", "apache_beam.runners.dask.dask_runner"):
+        monkeypatch.setitem(sys.modules, name, None)
+    source = open_source(tokens=token_files)
+    with pytest.raises(UserError, match="extra dask"):
+        count_with_beam(
+            source, tmp_path / "beam", order=2, options=["--runner=DaskRunner"]
+        )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tokens"]

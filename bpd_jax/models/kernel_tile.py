@@ -1,4 +1,4 @@
-"""The size of the inner loop of `row_kernel`."""
+"""The size of the inner loops of our kernels."""
 
 import dataclasses
 
@@ -9,8 +9,8 @@ class Tile:
 
     Attributes:
       width: W, numbers of a vector register.
-      outputs: rows of the matrix; a power of two.
-      rows: rows of x.
+      outputs: rows of the matrix, or vectors of slots; a power of two.
+      rows: rows of x, or queries.
     """
 
     width: int

@@ -1,0 +1,494 @@
+"""Paths under gs://: objects of Google Cloud Storage, used as files.
+
+`as_path` makes a path of what a user names; a name under gs:// becomes a `BucketPath`.
+
+- Reading: whatever opens a `BucketPath` gets a copy of the object on the local disk.
+  It is made when the object is first opened, compared with the object's size and
+  checksum, and kept in `~/.cache/bpd_jax/buckets` under the object's name, generation
+  and size. So every host copies only the files that it reads, once.
+- Writing: `files` and `folders` write locally and upload. An object appears as a whole
+  or not at all; of a folder the marker is uploaded last (`upload_folder`).
+
+The packages of the extra `gcs` are imported when the first such path is used.
+"""
+
+import base64
+import concurrent.futures
+import contextlib
+import errno
+import fnmatch
+import functools
+import io
+import json
+import os
+import pathlib
+import stat
+from collections.abc import Generator, Iterator
+from typing import IO, Any
+
+from bpd_jax import temporaries
+from bpd_jax.errors import UserError
+
+# In a folder that is being uploaded, or whose upload was interrupted.
+UPLOAD = ".upload" + temporaries.SUFFIX
+_THREADS = 8
+_PATIENCE = 60.0  # seconds for which a request that fails is repeated
+
+
+def as_path(path: str | os.PathLike[str]) -> pathlib.Path:
+    """Returns a `BucketPath` for a name under gs://, else a `pathlib.Path`.
+
+    Raises:
+      UserError: a name under gs:// has no bucket, or goes up with `..`.
+    """
+    if isinstance(path, BucketPath):
+        return path
+    text = str(path)  # What `pathlib` has made of gs://bucket begins with gs:/bucket.
+    if not text.startswith("gs:/"):
+        return pathlib.Path(path)
+    found = BucketPath(text)
+    if len(found.parts) < 2 or ".." in found.parts:
+        raise UserError(f"{path} is not a path such as gs://bucket/folder.")
+    return found
+
+
+class BucketPath(pathlib.PosixPath):
+    """A file or folder under gs://.
+
+    A folder is what names of objects have in common up to a slash, so it exists as long
+    as it is not empty. Every failure is an `OSError`.
+    """
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return super().__str__().replace("gs:/", "gs://", 1)
+
+    def __fspath__(self) -> str:
+        return os.fspath(self.local())
+
+    @property
+    def bucket(self) -> str:
+        """Name of the bucket."""
+        return self.parts[1]
+
+    @property
+    def key(self) -> str:
+        """Name of the object in the bucket."""
+        return "/".join(self.parts[2:])
+
+    def absolute(self) -> "BucketPath":
+        """Itself."""
+        return self
+
+    def resolve(self, strict: bool = False) -> "BucketPath":
+        """Itself: there are no links."""
+        return self
+
+    def expanduser(self) -> "BucketPath":
+        """Itself."""
+        return self
+
+    def local(self) -> pathlib.Path:
+        """A copy of the object on the local disk, of the size that it has.
+
+        Raises:
+          OSError: there is no such object, or it cannot be copied as a whole.
+        """
+        blob = self._blob()
+        if blob is not None:
+            return _copy(self, blob)
+        code = errno.EISDIR if self.is_dir() else errno.ENOENT
+        raise OSError(code, os.strerror(code), str(self))
+
+    def read_generation(self) -> tuple[bytes, int]:
+        """The content of a small object and its generation; b"" and 0 if missing."""
+        with _requests(self):
+            blob = self._blob()
+            if blob is None:
+                return b"", 0
+            try:
+                content = blob.download_as_bytes(
+                    if_generation_match=blob.generation, retry=_retry()
+                )
+            except _api_errors().NotFound:
+                return b"", 0
+            return content, blob.generation
+
+    def write_generation(self, content: bytes, generation: int | None = None) -> int:
+        """Writes an object.
+
+        Args:
+          content: all of it.
+          generation: that it must have before, 0 for none; None for any.
+
+        Returns:
+          The generation that it has afterwards.
+
+        Raises:
+          FileExistsError: it has another generation.
+          OSError: it cannot be written.
+        """
+        with _requests(self):
+            blob = _bucket(self.bucket).blob(self.key)
+            blob.upload_from_file(
+                io.BytesIO(content),
+                size=len(content),
+                if_generation_match=generation,
+                retry=_retry(),
+            )
+            return blob.generation
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        """Kind, size and time of a file or folder, nothing else."""
+        blob = self._blob()
+        if blob is not None:
+            seconds = blob.updated.timestamp() if blob.updated else 0.0
+            return _status(stat.S_IFREG | 0o644, blob.size, seconds)
+        with _requests(self):
+            for _ in _list(self, recursive=True, max_results=1):
+                return _status(stat.S_IFDIR | 0o755, 0, 0.0)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self))
+
+    def iterdir(self) -> Generator["BucketPath", None, None]:
+        """Files and folders directly in a folder, in the order of their names."""
+        with _requests(self):
+            listed = _list(self, recursive=False)
+            names = {blob.name for blob in listed} | set(listed.prefixes)
+        if not names and not self.is_dir():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self))
+        above = _prefix(self)
+        for name in sorted(name.removeprefix(above).strip("/") for name in names):
+            if name:
+                yield self / name
+
+    def glob(self, pattern: str) -> Generator["BucketPath", None, None]:
+        """Paths below the folder that match a pattern without `**`."""
+        first, _, rest = pattern.partition("/")
+        with contextlib.suppress(FileNotFoundError):
+            for path in self.iterdir():
+                if not fnmatch.fnmatchcase(path.name, first):
+                    continue
+                if rest:
+                    yield from path.glob(rest)
+                else:
+                    yield path
+
+    def rglob(self, pattern: str) -> Generator["BucketPath", None, None]:
+        """Files below the folder, at any depth, whose names match a pattern."""
+        with _requests(self):
+            names = [blob.name for blob in _list(self, recursive=True)]
+        for name in names:
+            path = self / name.removeprefix(_prefix(self))
+            if not name.endswith("/") and fnmatch.fnmatchcase(path.name, pattern):
+                yield path
+
+    def open(  # type: ignore[override]
+        self, mode: str = "r", *args: Any, **options: Any
+    ) -> IO[Any]:
+        """Opens the local copy for reading."""
+        if set(mode) - set("rbt"):
+            raise _unsupported(self)
+        return self.local().open(mode, *args, **options)
+
+    def mkdir(self, *args: Any, **options: Any) -> None:
+        """Does nothing: a folder exists as soon as something is in it."""
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        """Removes an object."""
+        with _requests(self):
+            try:
+                _bucket(self.bucket).blob(self.key).delete(retry=_retry())
+            except _api_errors().NotFound:
+                if not missing_ok:
+                    raise
+
+    def rename(self, target: Any) -> Any:
+        """Not possible, as writing a part of an object is not."""
+        raise _unsupported(self)
+
+    def _blob(self) -> Any:
+        """The description of the object; None if there is none."""
+        if not self.key:
+            return None
+        with _requests(self):
+            return _bucket(self.bucket).get_blob(self.key, retry=_retry())
+
+
+def on_disk(path: pathlib.Path) -> pathlib.Path:
+    """Where work lies that is resumed and thrown away: `path`, if it is on a disk."""
+    return staging(path) if isinstance(path, BucketPath) else path
+
+
+def staging(path: BucketPath) -> pathlib.Path:
+    """Where the file or folder is written on the local disk before its upload.
+
+    Raises:
+      OSError: the local disk cannot be written.
+    """
+    place = _cache("uploads", path.bucket, *path.parts[2:])
+    place.parent.mkdir(parents=True, exist_ok=True)
+    return place
+
+
+def upload(
+    source: pathlib.Path, path: BucketPath, generation: int | None = None
+) -> int:
+    """Uploads a file; the object appears, or is replaced, when all of it is there.
+
+    Args:
+      source: on the local disk.
+      path: of the object.
+      generation: that it must have before, 0 for none; None for any.
+
+    Returns:
+      The generation that it has afterwards.
+
+    Raises:
+      FileExistsError: it has another generation.
+      OSError: it could not be uploaded, or has another size afterwards.
+    """
+    with _requests(path):
+        blob = _bucket(path.bucket).blob(path.key)
+        blob.upload_from_filename(
+            os.fspath(source), if_generation_match=generation, retry=_retry()
+        )
+    _check_size(path, blob.size, source.stat().st_size)
+    return blob.generation
+
+
+def upload_folder(
+    source: pathlib.Path, path: BucketPath, marker: str, title: str
+) -> None:
+    """Uploads a folder in place of another one of its kind.
+
+    The marker of the older one is removed first and the new one uploaded last, so what
+    is left by an interruption has no marker. An object `UPLOAD` tells whose it is until
+    then. If two processes upload to one folder at the same time, at most one of them
+    succeeds: each replaces only what was there when it began, and withdraws its marker
+    if the folder holds anything else than what it uploaded.
+
+    Args:
+      source: folder on the local disk.
+      path: folder in the bucket.
+      marker: name of the file without which readers refuse the folder.
+      title: of the kind of folder; see `unfinished_upload`.
+
+    Raises:
+      OSError: it could not be uploaded, or another process uploads there.
+    """
+    names = [p.relative_to(source).as_posix() for p in source.rglob("*") if p.is_file()]
+    note = json.dumps({"title": title}).encode()
+    uploaded = {UPLOAD: (path / UPLOAD).write_generation(note)}
+    before = {name: g for name, g in generations(path).items() if name != UPLOAD}
+    try:
+        if marker in before:
+            _delete(path / marker, before.pop(marker))
+
+        def send(name: str) -> int:
+            return upload(source / name, path / name, before.get(name, 0))
+
+        rest = [name for name in names if name != marker]
+        with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
+            uploaded |= zip(rest, pool.map(send, rest), strict=True)
+            stale = before.keys() - set(rest)
+            list(pool.map(lambda name: _delete(path / name, before[name]), stale))
+        uploaded[marker] = send(marker)
+        if generations(path) != uploaded:
+            _delete(path / marker, uploaded[marker])
+            raise FileExistsError
+    except FileExistsError as error:
+        words = "another process uploads to it; run the command again when it has ended"
+        raise OSError(errno.EBUSY, words, str(path)) from error
+    _delete(path / UPLOAD, uploaded[UPLOAD])
+
+
+def remove_folder(path: BucketPath, marker: str) -> None:
+    """Removes all objects of a folder, the marker first."""
+    (path / marker).unlink(missing_ok=True)
+    for name, generation in generations(path).items():
+        _delete(path / name, generation)
+
+
+def unfinished_upload(path: pathlib.Path) -> str | None:
+    """The title of the folder whose upload to `path` did not finish; None if none."""
+    if not isinstance(path, BucketPath):
+        return None
+    content, generation = (path / UPLOAD).read_generation()
+    if not generation:
+        return None
+    try:
+        return str(json.loads(content)["title"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def generations(path: BucketPath) -> dict[str, int]:
+    """Generations of all objects of a folder, by their names within it."""
+    with _requests(path):
+        return {
+            blob.name.removeprefix(_prefix(path)): blob.generation
+            for blob in _list(path, recursive=True)
+        }
+
+
+def md5_sums(path: BucketPath) -> list[tuple[BucketPath, str | None]]:
+    """All objects of a folder with their MD5 in hexadecimal digits.
+
+    It is None where the bucket does not keep it: for composite objects.
+    """
+    with _requests(path):
+        return [
+            (
+                path / blob.name.removeprefix(_prefix(path)),
+                blob.md5_hash and base64.b64decode(blob.md5_hash).hex(),
+            )
+            for blob in _list(path, recursive=True)
+        ]
+
+
+def _copy(path: BucketPath, blob: Any) -> pathlib.Path:
+    """Copies one generation of an object into the cache, unless it is there."""
+    if ".." in path.parts:
+        raise OSError(errno.EINVAL, "the name goes up with ..", str(path))
+    above = _cache("files", path.bucket, *path.parts[2:-1])
+    copy = above / f"@{blob.generation}-{blob.size}" / path.name
+    if copy.exists():
+        return copy
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    # One process copies it while the others that want it wait.
+    with temporaries.exclusive(copy.parent):
+        if copy.exists():
+            return copy
+        temporaries.remove_remainders(copy.parent, copy.name)
+        with temporaries.part_file(copy) as temporary, _requests(path):
+            blob.download_to_filename(
+                os.fspath(temporary),
+                if_generation_match=blob.generation,
+                retry=_retry(),
+            )
+            _check_size(path, temporary.stat().st_size, blob.size)
+            os.replace(temporary, copy)
+    # What maps or reads an older copy keeps it until it lets go.
+    for old in above.glob(f"@*/{path.name}"):
+        if old != copy:
+            old.unlink(missing_ok=True)
+    return copy
+
+
+def _check_size(path: BucketPath, size: int, wanted: int) -> None:
+    if size != wanted:
+        words = f"{size:,} of its {wanted:,} bytes arrived; run the command again"
+        raise OSError(errno.EIO, words, str(path))
+
+
+def _delete(path: BucketPath, generation: int) -> None:
+    """Removes one generation of an object, if it is there."""
+    with _requests(path), contextlib.suppress(_api_errors().NotFound):
+        blob = _bucket(path.bucket).blob(path.key)
+        blob.delete(if_generation_match=generation, retry=_retry())
+
+
+def _prefix(path: BucketPath) -> str:
+    return f"{path.key}/" if path.key else ""
+
+
+def _list(path: BucketPath, *, recursive: bool, max_results: int | None = None) -> Any:
+    return _bucket(path.bucket).list_blobs(
+        prefix=_prefix(path),
+        delimiter=None if recursive else "/",
+        max_results=max_results,
+        retry=_retry(),
+    )
+
+
+def _status(mode: int, size: int, seconds: float) -> os.stat_result:
+    fields = (mode, 0, 0, 1, 0, 0, size, *[int(seconds)] * 3)
+    nanoseconds = dict.fromkeys(
+        ("st_atime_ns", "st_mtime_ns", "st_ctime_ns"), int(seconds * 1e9)
+    )
+    return os.stat_result(fields, nanoseconds)
+
+
+def _cache(*parts: str) -> pathlib.Path:
+    cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return cache.joinpath("bpd_jax", "buckets", *parts)
+
+
+def _unsupported(path: BucketPath) -> OSError:
+    words = "a file under gs:// is only replaced as a whole"
+    return OSError(errno.ENOTSUP, words, str(path))
+
+
+def _bucket(name: str) -> Any:
+    return _client(os.getpid()).bucket(name)
+
+
+@functools.cache
+def _client(process: int) -> Any:
+    """The client of this process; a forked one does not share its connections."""
+    del process
+    try:
+        from google.cloud import storage
+    except ImportError as error:
+        raise UserError(
+            f"paths under gs:// need the extra gcs ({error}): pip install "
+            "'bpd_jax[gcs]'."
+        ) from error
+    from google.auth.exceptions import GoogleAuthError
+
+    try:
+        return storage.Client()
+    except (GoogleAuthError, OSError) as error:
+        raise UserError(
+            f"cannot log in to Google Cloud Storage: {_words(error)}"
+        ) from error
+
+
+def _retry() -> Any:
+    from google.cloud.storage.retry import DEFAULT_RETRY
+
+    return DEFAULT_RETRY.with_timeout(_PATIENCE)
+
+
+def _api_errors() -> Any:
+    from google.api_core import exceptions
+
+    return exceptions
+
+
+@contextlib.contextmanager
+def _requests(path: BucketPath) -> Iterator[None]:
+    """Turns what the client raises into an `OSError` of `path`."""
+    # Before the `try`, so that a missing package is told by `_client`.
+    _client(os.getpid())
+    from google.api_core import exceptions
+    from google.auth.exceptions import GoogleAuthError
+    from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
+    from requests import RequestException
+
+    try:
+        yield
+    except exceptions.PreconditionFailed as error:
+        raise FileExistsError(errno.EEXIST, "it has changed", str(path)) from error
+    except exceptions.NotFound as error:
+        raise FileNotFoundError(errno.ENOENT, _words(error), str(path)) from error
+    except exceptions.Forbidden as error:
+        raise PermissionError(errno.EACCES, _words(error), str(path)) from error
+    except (
+        exceptions.GoogleAPIError,
+        GoogleAuthError,
+        DataCorruption,
+        InvalidResponse,
+        RequestException,
+    ) as error:
+        raise OSError(errno.EIO, _words(error), str(path)) from error
+
+
+def _words(error: BaseException) -> str:
+    """The first line of what went wrong, not of how often it was tried."""
+    error = getattr(error, "cause", None) or error
+    text = getattr(error, "message", None) or str(error)
+    with contextlib.suppress(AttributeError, ValueError, LookupError, TypeError):
+        text = error.response.json()["error"]["message"]  # type: ignore[attr-defined]
+    return str(text).strip().partition("\n")[0][:300].rstrip(".")

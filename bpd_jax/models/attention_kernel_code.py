@@ -1,0 +1,323 @@
+"""The machine code of `attention_kernel`, as LLVM's intermediate representation.
+
+A tile of queries meets the slots of the cache in groups that fit in registers: their
+scores, the exponentials, and the sum of the values so far, rescaled when a greater
+score appears (Milakov and Gimelshein 2018, "Online normalizer calculation for
+softmax"). Rows of queries do not influence each other.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+
+from llvmlite import ir
+
+from bpd_jax.models.kernel_tile import Tile
+from bpd_jax.models.llvm_code import (
+    FLOAT,
+    FLOATS,
+    INT,
+    POINTER,
+    accumulate,
+    add_function,
+    for_each,
+    intrinsic,
+    reduce_vector,
+)
+from bpd_jax.models.xla_kernel import Buffers, Split, kernel_module
+
+_HALF, _WORD = ir.IntType(16), ir.IntType(32)
+_SINGLE = 1 << 15  # A call of fewer products is not shared among threads.
+
+# exp(x) = 2^n exp(r) with n = round(x / ln 2): r = x - n ln 2, where ln 2 is the sum of
+# two numbers of which the first has few bits; the Taylor polynomial of exp(r) to r^7 is
+# exact to float32 for |r| <= ln(2) / 2. Adding and subtracting 1.5 * 2^23 rounds, and
+# leaves n in the low bits.
+_ROUND, _LN2 = 1.5 * 2.0**23, (0.693359375, math.log(2) - 0.693359375)
+_LEAST = -87.0  # Of arguments: its exponential is near the least normal number.
+
+
+def attention_module(tile: Tile, width: int, half: bool) -> ir.Module:
+    """The kernel as LLVM's intermediate representation.
+
+    Arguments of `handler`: queries, keys, values and lengths; its results: mixed
+    values, peaks and totals; see `prefix_attention`.
+
+    Args:
+      tile: rows of queries, and vectors of slots, that registers hold.
+      width: H, a multiple of the tile's width.
+      half: whether keys and values are bfloat16.
+    """
+    stored = _HALF if half else FLOAT
+
+    def split(b: ir.IRBuilder, buffers: Buffers) -> Split:
+        batch, heads, rows = (buffers.size(0, axis) for axis in range(3))
+        slots = buffers.size(1, 3)
+        tiles = b.sdiv(b.add(rows, INT(tile.rows - 1)), INT(tile.rows))
+        chunks = b.mul(b.mul(batch, heads), tiles)
+        products = b.mul(b.mul(chunks, slots), INT(width))
+        kinds = [FLOATS, *[POINTER] * 2, _WORD.as_pointer(), *[FLOATS] * 3]
+        arrays = [buffers.data(i, kind) for i, kind in enumerate(kinds)]
+        return Split(
+            values=[*arrays, heads, rows, slots, tiles],
+            chunks=chunks,
+            alone=b.icmp_signed("<", products, INT(_SINGLE)),
+        )
+
+    def run(b: ir.IRBuilder, values: Sequence[ir.Value], chunk: ir.Value) -> None:
+        queries, keys, cached, lengths, mixed, peaks, totals = values[:7]
+        heads, rows, slots, tiles = values[7:]
+        item, index = b.sdiv(chunk, tiles), b.srem(chunk, tiles)
+        first = b.sdiv(b.mul(index, rows), tiles)
+        count = b.sub(b.sdiv(b.mul(b.add(index, INT(1)), rows), tiles), first)
+        length = b.load(b.gep(lengths, [b.sdiv(item, heads)]))
+        visible = b.sext(length, INT)
+        visible = b.select(b.icmp_signed("<", visible, slots), visible, slots)
+        row = b.add(b.mul(item, rows), first)
+        begin = b.mul(b.mul(item, slots), INT(width))
+        keys, cached = (
+            b.gep(b.bitcast(array, stored.as_pointer()), [begin])
+            for array in (keys, cached)
+        )
+        queries, mixed = (
+            b.gep(array, [b.mul(row, INT(width))]) for array in (queries, mixed)
+        )
+        peaks, totals = (b.gep(array, [row]) for array in (peaks, totals))
+        arguments = [queries, keys, cached, mixed, peaks, totals, slots, visible]
+        end = b.function.append_basic_block("end")
+        choice = b.switch(count, end)
+        for number in range(1, tile.rows + 1):
+            block = b.function.append_basic_block("rows")
+            choice.add_case(INT(number), block)
+            b.position_at_end(block)
+            size = Tile(tile.width, tile.outputs, number)
+            b.call(_Rows(b.module, size, width, stored).function, arguments)
+            b.branch(end)
+        b.position_at_end(end)
+
+    kinds = [FLOATS, *[POINTER] * 2, _WORD.as_pointer(), *[FLOATS] * 3, *[INT] * 4]
+    return kernel_module("attention_kernel", 4, 3, split, kinds, run)
+
+
+class _Rows:
+    """The function for so many rows of queries, over all visible slots.
+
+    Its arguments: queries, keys, values, mixed values, peaks, totals, S, and how many
+    slots are visible.
+    """
+
+    def __init__(self, module: ir.Module, tile: Tile, width: int, stored: ir.Type):
+        self.tile, self.width, self.stored = tile, width, stored
+        self.module, self.rows = module, range(tile.rows)
+        self.vector = ir.VectorType(FLOAT, tile.width)
+        arrays = [stored.as_pointer()] * 2
+        kinds = [FLOATS, *arrays, FLOATS, FLOATS, FLOATS, INT, INT]
+        self.function, self.b = add_function(module, f"rows_{tile.rows}", kinds)
+        self.queries, self.keys, self.values, self.mixed, peaks, totals, *sizes = (
+            self.function.args
+        )
+        for pointer in self.function.args[:6]:
+            pointer.add_attribute("noalias")
+        self.slots, self.visible = sizes
+        self._emit(peaks, totals)
+
+    def _emit(self, peaks: ir.Value, totals: ir.Value) -> None:
+        b, size = self.b, self.tile.width * self.tile.outputs
+        kind = ir.ArrayType(FLOAT, self.tile.rows * size)
+        self.weights = b.bitcast(b.alloca(kind), FLOATS)
+        count = self.tile.rows * self.width
+        zero = self._constant(0.0)
+        for i in range(0, count, self.tile.width):
+            self._store(zero, self.mixed, INT(i))
+        state = [FLOAT(-math.inf)] * self.tile.rows + [FLOAT(0.0)] * self.tile.rows
+        slot = INT(0)
+        for vectors in sorted({self.tile.outputs, 1}, reverse=True):
+            group = functools.partial(self._group, vectors=vectors, masked=False)
+            step = vectors * self.tile.width
+            slot, state = accumulate(b, slot, self.visible, step, state, group)
+        # The slots that fill no vector: as one step of a loop from there to its end.
+        left = b.icmp_signed("<", slot, self.visible)
+        stop = b.select(left, b.add(slot, INT(1)), slot)
+        group = functools.partial(self._group, vectors=1, masked=True)
+        _, state = accumulate(b, slot, stop, 1, state, group)
+        for m in self.rows:
+            b.store(state[m], b.gep(peaks, [INT(m)])).align = 4
+            total = state[self.tile.rows + m]
+            b.store(total, b.gep(totals, [INT(m)])).align = 4
+        b.ret_void()
+
+    def _group(
+        self, slot: ir.Value, state: list[ir.Value], *, vectors: int, masked: bool
+    ) -> list[ir.Value]:
+        """Adds some vectors of slots to the state: peaks, then totals."""
+        b, wide = self.b, self.tile.width
+        mask = self._mask(slot) if masked else None
+        scores = self._scores(slot, vectors, mask)
+        peaks, totals, scales = [], [], []
+        for m in self.rows:
+            row = [scores[m * vectors + v] for v in range(vectors)]
+            top = row[0]
+            for other in row[1:]:
+                top = self._greater(top, other)
+            peak = self._greater(state[m], reduce_vector(b, top, self._greater))
+            shift = self._spread(peak)
+            scale = self._exp(b.fsub(self._spread(state[m]), shift))
+            total = self._constant(0.0)
+            for v, score in enumerate(row):
+                weight = self._exp(b.fsub(score, shift))
+                if mask is not None:
+                    weight = b.select(mask, weight, self._constant(0.0))
+                self._store(weight, self.weights, INT((m * vectors + v) * wide))
+                total = b.fadd(total, weight)
+            first = b.extract_element(scale, _WORD(0))
+            total = reduce_vector(b, total, b.fadd)
+            before = b.fmul(state[self.tile.rows + m], first)
+            peaks.append(peak)
+            totals.append(b.fadd(before, total))
+            scales.append(scale)
+        count = b.sub(self.visible, slot) if masked else INT(vectors * wide)
+        self._mix(slot, scales, vectors * wide, count)
+        return peaks + totals
+
+    def _scores(
+        self, slot: ir.Value, vectors: int, mask: ir.Value | None
+    ) -> list[ir.Value]:
+        """Products of the queries with the keys of some vectors of slots."""
+        b = self.b
+
+        def feature(h: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+            start = b.add(b.mul(h, self.slots), slot)
+            keys = [
+                self._load(self.keys, b.add(start, INT(v * self.tile.width)), mask)
+                for v in range(vectors)
+            ]
+            added = []
+            for m in self.rows:
+                at = b.add(h, INT(m * self.width))
+                query = self._spread(b.load(b.gep(self.queries, [at])))
+                for v, key in enumerate(keys):
+                    added.append(self._fma(query, key, sums[m * vectors + v]))
+            return added
+
+        zeros = [self._constant(0.0)] * (self.tile.rows * vectors)
+        _, scores = accumulate(b, INT(0), INT(self.width), 1, zeros, feature)
+        if mask is None:
+            return scores
+        return [b.select(mask, score, self._constant(-math.inf)) for score in scores]
+
+    def _mix(
+        self, slot: ir.Value, scales: list[ir.Value], stride: int, count: ir.Value
+    ) -> None:
+        """Rescales the mixed values and adds those of some slots."""
+        b, wide = self.b, self.tile.width
+        most = self.width // wide
+        vectors = math.gcd(most, self.tile.outputs)
+
+        def part(first: ir.Value) -> None:
+            places = [
+                (m, b.add(first, INT(m * self.width + v * wide)))
+                for m in self.rows
+                for v in range(vectors)
+            ]
+
+            def one(j: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+                start = b.add(b.mul(b.add(slot, j), INT(self.width)), first)
+                values = [
+                    self._load(self.values, b.add(start, INT(v * wide)))
+                    for v in range(vectors)
+                ]
+                added = []
+                for m in self.rows:
+                    at = b.add(j, INT(m * stride))
+                    weight = self._spread(b.load(b.gep(self.weights, [at])))
+                    for v, value in enumerate(values):
+                        added.append(self._fma(weight, value, sums[m * vectors + v]))
+                return added
+
+            before = [b.fmul(self._load_mixed(place), scales[m]) for m, place in places]
+            _, sums = accumulate(b, INT(0), count, 1, before, one)
+            for (_, place), value in zip(places, sums, strict=True):
+                self._store(value, self.mixed, place)
+
+        for_each(b, INT(0), INT(self.width), vectors * wide, part)
+
+    def _exp(self, x: ir.Value) -> ir.Value:
+        """The exponential of numbers of at most 0, which may be -inf."""
+        b, number = self.b, self._constant
+        x = b.select(b.fcmp_ordered("<", x, number(_LEAST)), number(_LEAST), x)
+        shifted = self._fma(x, number(1 / math.log(2)), number(_ROUND))
+        n = b.fsub(shifted, number(_ROUND))
+        for part in _LN2:
+            x = self._fma(n, number(-part), x)
+        result = number(1 / math.factorial(7))
+        for power in reversed(range(7)):
+            result = self._fma(result, x, number(1 / math.factorial(power)))
+        words = ir.VectorType(_WORD, self.tile.width)
+
+        def whole(value: int) -> ir.Constant:
+            return ir.Constant(words, [value] * self.tile.width)
+
+        exponent = b.add(b.bitcast(shifted, words), whole(127))
+        scale = b.bitcast(b.shl(exponent, whole(23)), self.vector)
+        return b.fmul(result, scale)
+
+    def _mask(self, slot: ir.Value) -> ir.Value:
+        """Which numbers of a vector that begins at a slot are visible."""
+        words = ir.VectorType(_WORD, self.tile.width)
+        left = self.b.trunc(self.b.sub(self.visible, slot), _WORD)
+        lanes = ir.Constant(words, list(range(self.tile.width)))
+        return self.b.icmp_signed("<", lanes, self._spread(left))
+
+    def _load(
+        self, array: ir.Value, at: ir.Value, mask: ir.Value | None = None
+    ) -> ir.Value:
+        """A vector of keys or values, in float32; what is masked is not read."""
+        b, wide = self.b, self.tile.width
+        kind = ir.VectorType(self.stored, wide)
+        place = b.bitcast(b.gep(array, [at]), kind.as_pointer())
+        size = 2 if self.stored is _HALF else 4
+        if mask is None:
+            loaded = b.load(place)
+            loaded.align = size
+        else:
+            bits = ir.VectorType(ir.IntType(1), wide)
+            suffix = f"v{wide}{'i16' if size == 2 else 'f32'}"
+            kinds = [kind.as_pointer(), _WORD, bits, kind]
+            name = f"llvm.masked.load.{suffix}.p0"
+            masked_load = intrinsic(self.module, name, kind, kinds)
+            nothing = ir.Constant(kind, [0 if size == 2 else 0.0] * wide)
+            loaded = b.call(masked_load, [place, _WORD(size), mask, nothing])
+        if size == 4:
+            return loaded
+        words = ir.VectorType(_WORD, wide)
+        high = b.shl(b.zext(loaded, words), ir.Constant(words, [16] * wide))
+        return b.bitcast(high, self.vector)
+
+    def _load_mixed(self, at: ir.Value) -> ir.Value:
+        place = self.b.gep(self.mixed, [at])
+        loaded = self.b.load(self.b.bitcast(place, self.vector.as_pointer()))
+        loaded.align = 4
+        return loaded
+
+    def _store(self, vector: ir.Value, array: ir.Value, at: ir.Value) -> None:
+        place = self.b.bitcast(self.b.gep(array, [at]), self.vector.as_pointer())
+        self.b.store(vector, place).align = 4
+
+    def _fma(self, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
+        name = f"llvm.fma.v{self.tile.width}f32"
+        fma = intrinsic(self.module, name, self.vector, [self.vector] * 3)
+        return self.b.call(fma, [x, y, z])
+
+    def _greater(self, x: ir.Value, y: ir.Value) -> ir.Value:
+        return self.b.select(self.b.fcmp_ordered(">", x, y), x, y)
+
+    def _constant(self, value: float) -> ir.Constant:
+        return ir.Constant(self.vector, [value] * self.tile.width)
+
+    def _spread(self, number: ir.Value) -> ir.Value:
+        """A vector whose numbers are all the same one."""
+        kind = ir.VectorType(number.type, self.tile.width)
+        one = self.b.insert_element(ir.Constant(kind, ir.Undefined), number, _WORD(0))
+        places = ir.VectorType(_WORD, self.tile.width)
+        zeros = ir.Constant(places, [0] * self.tile.width)
+        return self.b.shuffle_vector(one, one, zeros)

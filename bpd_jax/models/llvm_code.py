@@ -1,0 +1,100 @@
+"""Functions, loops and vectors in LLVM's intermediate representation."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import ir
+
+INT, FLOAT = ir.IntType(64), ir.FloatType()
+POINTER, FLOATS = ir.IntType(8).as_pointer(), FLOAT.as_pointer()
+
+
+def add_function(
+    module: ir.Module,
+    name: str,
+    arguments: Sequence[ir.Type],
+    result: ir.Type | None = None,
+) -> tuple[ir.Function, ir.IRBuilder]:
+    """An internal function with an empty first block."""
+    kind = ir.FunctionType(result or ir.VoidType(), arguments)
+    function = ir.Function(module, kind, name)
+    function.linkage = "internal"
+    return function, ir.IRBuilder(function.append_basic_block("entry"))
+
+
+def for_each(
+    b: ir.IRBuilder,
+    start: ir.Value,
+    stop: ir.Value,
+    step: int,
+    body: Callable[[ir.Value], Any],
+) -> ir.Value:
+    """Runs `body` at start, start + step, … while a whole step is left.
+
+    Returns:
+      Where the next step would begin.
+    """
+    return accumulate(b, start, stop, step, [], lambda i, _: [body(i), []][1])[0]
+
+
+def accumulate(
+    b: ir.IRBuilder,
+    start: ir.Value,
+    stop: ir.Value,
+    step: int,
+    initial: Sequence[ir.Value],
+    body: Callable[[ir.Value, list[ir.Value]], Sequence[ir.Value]],
+) -> tuple[ir.Value, list[ir.Value]]:
+    """`for_each` with values in registers, which `body` gets and returns anew.
+
+    Returns:
+      Where the next step would begin, and the last values.
+    """
+    before, function = b.block, b.function
+    head = function.append_basic_block("head")
+    inside = function.append_basic_block("inside")
+    after = function.append_basic_block("after")
+    b.branch(head)
+    b.position_at_end(head)
+    i = b.phi(INT)
+    values = [b.phi(value.type) for value in initial]
+    following = b.add(i, INT(step))
+    b.cbranch(b.icmp_signed("<=", following, stop), inside, after)
+    b.position_at_end(inside)
+    changed = body(i, list(values))
+    i.add_incoming(start, before)
+    i.add_incoming(following, b.block)
+    for value, first, then in zip(values, initial, changed, strict=True):
+        value.add_incoming(first, before)
+        value.add_incoming(then, b.block)
+    b.branch(head)
+    b.position_at_end(after)
+    return i, list(values)
+
+
+def reduce_vector(
+    b: ir.IRBuilder,
+    vector: ir.Value,
+    combine: Callable[[ir.Value, ir.Value], ir.Value],
+) -> ir.Value:
+    """A vector's numbers combined by halves: always in the same order."""
+    width = vector.type.count
+    while width > 1:
+        width //= 2
+        kind = ir.VectorType(ir.IntType(32), width)
+        low = ir.Constant(kind, list(range(width)))
+        high = ir.Constant(kind, list(range(width, 2 * width)))
+        vector = combine(
+            b.shuffle_vector(vector, vector, low),
+            b.shuffle_vector(vector, vector, high),
+        )
+    return b.extract_element(vector, ir.IntType(32)(0))
+
+
+def intrinsic(
+    module: ir.Module, name: str, result: ir.Type, arguments: Sequence[ir.Type]
+) -> ir.Function:
+    """A function that is defined elsewhere, declared once."""
+    if name in module.globals:
+        return module.globals[name]
+    return ir.Function(module, ir.FunctionType(result, arguments), name)

@@ -1,0 +1,243 @@
+"""Kernels for the CPU, written in LLVM's intermediate representation and run by XLA.
+
+XLA calls them through its foreign function interface, whose structs are declared in
+`xla/ffi/api/c_api.h` under `jax.ffi.include_dir()`: the offsets below are in bytes, on
+machines of 64 bits. XLA promises to support this version of the interface for a year
+after the next one.
+
+The work of a call is split into chunks. The threads of XLA claim one after another, the
+calling thread too: it never waits for a thread that has not begun.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from llvmlite import binding, ir
+
+from bpd_jax.models.llvm_code import (
+    FLOATS,
+    INT,
+    POINTER,
+    add_function,
+    for_each,
+    intrinsic,
+)
+
+_NULL = ir.Constant(POINTER, None)
+
+# Functions in XLA_FFI_Api.
+_ERROR_DESTROY, _SCHEDULE, _NUM_THREADS = 64, 136, 144
+
+# The state of a call that several threads work on: these, then the values of the call,
+# 8 bytes each.
+_FIELDS = ("next", "done", "users", "chunks")
+
+
+class Split(NamedTuple):
+    """The work of one call.
+
+    Attributes:
+      values: what every chunk needs: pointers and integers of 64 bits.
+      chunks: how many chunks there are.
+      alone: whether the calling thread does all of it.
+    """
+
+    values: Sequence[ir.Value]
+    chunks: ir.Value
+    alone: ir.Value
+
+
+class Buffers:
+    """The arguments of a call, followed by its results."""
+
+    def __init__(self, b: ir.IRBuilder, frame: ir.Value, inputs: int, results: int):
+        self._builder = b
+        groups = ((72, inputs), (112, results))
+        self._buffers = [
+            _at(b, _at(b, frame, offset, POINTER), 8 * i, POINTER)
+            for offset, count in groups
+            for i in range(count)
+        ]
+
+    def data(self, index: int, kind: ir.Type = FLOATS) -> ir.Value:
+        """The address of an array's numbers."""
+        return _at(self._builder, self._buffers[index], 24, kind)
+
+    def size(self, index: int, axis: int) -> ir.Value:
+        """The size of an axis."""
+        sizes = _at(self._builder, self._buffers[index], 40, INT.as_pointer())
+        return self._builder.load(self._builder.gep(sizes, [INT(axis)]))
+
+
+def kernel_module(
+    name: str,
+    inputs: int,
+    results: int,
+    split: Callable[[ir.IRBuilder, Buffers], Split],
+    kinds: Sequence[ir.Type],
+    run: Callable[[ir.IRBuilder, Sequence[ir.Value], ir.Value], None],
+) -> ir.Module:
+    """A module whose function `handler` is a target of XLA.
+
+    Args:
+      name: of the module.
+      inputs: number of arguments.
+      results: number of results.
+      split: emits code that splits a call into chunks.
+      kinds: of the values in `Split.values`.
+      run: emits code that computes one chunk, from those values and its index.
+    """
+    module = ir.Module(name)
+    chunk, b = add_function(module, "chunk", [*kinds, INT])
+    run(b, chunk.args[:-1], chunk.args[-1])
+    b.ret_void()
+    work = _add_work(module, chunk)
+    function = ir.Function(module, ir.FunctionType(POINTER, [POINTER]), "handler")
+    (frame,) = function.args
+    b = ir.IRBuilder(function.append_basic_block("entry"))
+    extension = _at(b, frame, 8, POINTER)
+    with b.if_then(b.icmp_unsigned("!=", extension, _NULL)):
+        # XLA asks which version of the interface this is (0.3), and for its traits.
+        metadata = _at(b, extension, 24, POINTER)
+        for offset, number in ((24, 0), (28, 3), (32, 0)):
+            _put(b, metadata, offset, ir.IntType(32)(number))
+        b.ret(_NULL)
+    values, chunks, alone = split(b, Buffers(b, frame, inputs, results))
+    with b.if_then(alone):
+        for_each(b, INT(0), chunks, 1, lambda i: b.call(chunk, [*values, i]))
+        b.ret(_NULL)
+    _share(b, module, frame, work, values, chunks)
+    b.ret(_NULL)
+    return module
+
+
+def register(name: str, module: ir.Module) -> Any:
+    """Compiles the module's `handler` and registers it as a target of XLA.
+
+    Returns:
+      The engine that owns the machine code; it must outlive every call.
+    """
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    # No processor is named: for some, LLVM would split the widest registers in two.
+    machine = binding.Target.from_default_triple().create_target_machine(
+        features=binding.get_host_cpu_features().flatten(), opt=3
+    )
+    parsed = binding.parse_assembly(str(module))
+    parsed.verify()
+    options = binding.create_pipeline_tuning_options(speed_level=3)
+    passes = binding.create_pass_builder(machine, options)
+    passes.getModulePassManager().run(parsed, passes)
+    engine = binding.create_mcjit_compiler(parsed, machine)
+    engine.finalize_object()
+    address = engine.get_function_address("handler")
+    jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(address), platform="cpu")
+    return engine
+
+
+def _at(b: ir.IRBuilder, base: ir.Value, offset: int, kind: ir.Type) -> ir.Value:
+    """Reads from `base + offset` bytes."""
+    return b.load(b.bitcast(b.gep(base, [INT(offset)]), kind.as_pointer()))
+
+
+def _put(b: ir.IRBuilder, base: ir.Value, offset: int, value: ir.Value) -> None:
+    """Writes to `base + offset` bytes."""
+    b.store(value, b.bitcast(b.gep(base, [INT(offset)]), value.type.as_pointer()))
+
+
+def _field(b: ir.IRBuilder, state: ir.Value, name: str) -> ir.Value:
+    offset = 8 * _FIELDS.index(name)
+    return b.bitcast(b.gep(state, [INT(offset)]), INT.as_pointer())
+
+
+def _add_work(module: ir.Module, chunk: ir.Function) -> ir.Function:
+    """What every thread does: claims chunks until none is left, then leaves the state.
+
+    The last thread that leaves frees it. Argument: the state.
+    """
+    free = intrinsic(module, "free", ir.VoidType(), [POINTER])
+    function, b = add_function(module, "work", [POINTER])
+    (state,) = function.args
+    claim, compute, leave = (
+        function.append_basic_block(name) for name in ("claim", "compute", "leave")
+    )
+    chunks = b.load(_field(b, state, "chunks"))
+    values = [
+        _at(b, state, 8 * (len(_FIELDS) + i), argument.type)
+        for i, argument in enumerate(chunk.args[:-1])
+    ]
+    b.branch(claim)
+    b.position_at_end(claim)
+    index = b.atomic_rmw("add", _field(b, state, "next"), INT(1), "monotonic")
+    b.cbranch(b.icmp_signed("<", index, chunks), compute, leave)
+    b.position_at_end(compute)
+    b.call(chunk, [*values, index])
+    b.atomic_rmw("add", _field(b, state, "done"), INT(1), "release")
+    b.branch(claim)
+    b.position_at_end(leave)
+    _leave(b, state, free)
+    b.ret_void()
+    return function
+
+
+def _leave(b: ir.IRBuilder, state: ir.Value, free: ir.Function) -> None:
+    """Gives one use of the state back; the last one frees it."""
+    users = b.atomic_rmw("sub", _field(b, state, "users"), INT(1), "acq_rel")
+    with b.if_then(b.icmp_signed("==", users, INT(1))):
+        b.call(free, [state])
+
+
+def _share(
+    b: ir.IRBuilder,
+    module: ir.Module,
+    frame: ir.Value,
+    work: ir.Function,
+    values: Sequence[ir.Value],
+    chunks: ir.Value,
+) -> None:
+    """Works on this thread and on those of XLA that are idle."""
+    malloc = intrinsic(module, "malloc", POINTER, [INT])
+    interface, context = _at(b, frame, 16, POINTER), _at(b, frame, 24, POINTER)
+    call = ir.FunctionType(POINTER, [POINTER]).as_pointer()
+
+    def ask(offset: int, *arguments: ir.Value) -> ir.Value:
+        """Calls a function of XLA; returns its error, or null."""
+        struct = b.bitcast(stack, POINTER)
+        size = 8 * (2 + len(arguments))
+        for i, value in enumerate((INT(size), _NULL, *arguments)):
+            _put(b, struct, 8 * i, value)
+        return b.call(_at(b, interface, offset, call), [struct])
+
+    with b.goto_entry_block():
+        stack = b.alloca(ir.ArrayType(INT, 5))
+        threads = b.alloca(INT)
+    b.store(INT(1), threads)
+    ask(_NUM_THREADS, context, b.bitcast(threads, POINTER))
+    helpers = b.sub(b.load(threads), INT(1))
+    most = b.sub(chunks, INT(1))
+    helpers = b.select(b.icmp_signed("<", helpers, most), helpers, most)
+    state = b.call(malloc, [INT(8 * (len(_FIELDS) + len(values)))])
+    # This thread uses it twice: for its work, and to wait for the others.
+    users = b.add(helpers, INT(2))
+    for i, value in enumerate([INT(0), INT(0), users, chunks, *values]):
+        _put(b, state, 8 * i, value)
+    free = intrinsic(module, "free", ir.VoidType(), [POINTER])
+
+    def schedule(_: ir.Value) -> None:
+        task = b.bitcast(work, POINTER)
+        error = ask(_SCHEDULE, context, task, state)
+        with b.if_then(b.icmp_unsigned("!=", error, _NULL)):
+            ask(_ERROR_DESTROY, error)
+            _leave(b, state, free)  # No thread will run this task.
+
+    for_each(b, INT(0), helpers, 1, schedule)
+    b.call(work, [state])
+    wait = b.function.append_basic_block("wait")
+    end = b.function.append_basic_block("end")
+    b.branch(wait)
+    b.position_at_end(wait)
+    done = b.load_atomic(_field(b, state, "done"), "acquire", 8)
+    b.cbranch(b.icmp_signed("==", done, chunks), end, wait)
+    b.position_at_end(end)
+    _leave(b, state, free)

@@ -1,0 +1,224 @@
+"""Builders of tables, charts and findings, which all studies share."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bpd_jax.evaluation.efficiency import gain_interval, ratio_interval
+from bpd_jax.evaluation.entropy import Fit
+from bpd_jax.evaluation.significance import FEWEST, side
+from bpd_jax.reporting.exhibits import Cell, Column, Finding, Row, Series, Table
+from bpd_jax.reporting.numbers import number
+
+ALL = None
+"""Stands for all tasks together where a task is expected."""
+
+MISSING = "not measured"
+
+Key = Any
+"""What a row of a table is about, such as the name of a task."""
+
+Entry = tuple[Column, Callable[[Key], Cell]]
+"""A column, and its cell in each row."""
+
+Sums = tuple[np.ndarray, np.ndarray]
+"""Tokens, and serial calls or seconds, of every example, `[n]` each."""
+
+Judgement = tuple[bool | None, str]
+"""Whether a statement holds, None where that cannot be decided, and the evidence."""
+
+
+def counted(count: int, noun: str) -> str:
+    """Returns a number of things.
+
+    >>> counted(1, "task"), counted(2016, "win")
+    ('1 task', '2,016 wins')
+
+    Args:
+      count: how many.
+      noun: in the singular; its plural has one more s.
+    """
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
+def decimal(value: float, digits: int = 2, *, sign: bool = False) -> str:
+    """Returns a number as tables show it: with a real minus and with thousands.
+
+    >>> decimal(-0.821), decimal(1128.44, 1, sign=True)
+    ('−0.82', '+1,128.4')
+
+    Args:
+      value: the number.
+      digits: decimal places.
+      sign: whether a positive value gets one.
+    """
+    return number(value, Column("", digits=digits), sign=sign)
+
+
+def correlation(fit: Fit) -> str:
+    """Returns a rank correlation with its p-value, for a sentence."""
+    return f"{decimal(fit.rank_correlation)} (p = {fit.p_value:.2g})"
+
+
+def with_interval(
+    cell: Cell, digits: int = 1, unit: str = " %", *, sign: bool = True
+) -> str:
+    """Returns a value with its interval, if it has one, for a sentence.
+
+    >>> with_interval(Cell(20.0, interval=(-1.0, 41.0)))
+    '+20.0 % (−1.0 … +41.0)'
+    """
+    assert cell.value is not None
+    text = f"{decimal(cell.value, digits, sign=sign)}{unit}"
+    if cell.interval is None:
+        return text
+    low, high = (decimal(end, digits, sign=sign) for end in cell.interval)
+    return f"{text} ({low} … {high})"
+
+
+def verdict(cell: Cell, examples: int, nothing: float = 0.0) -> bool | None:
+    """Whether a gain is positive by its interval; False if it is negative.
+
+    Args:
+      cell: of the gain.
+      examples: that it was measured on; fewer than `FEWEST` decide nothing.
+      nothing: the value that stands for no gain.
+    """
+    if cell.interval is None or examples < FEWEST:
+        return None
+    return side(cell.interval, nothing)
+
+
+def finding(
+    statement: str,
+) -> Callable[[Callable[[Any], Judgement | str]], Callable[[Any], Finding]]:
+    """Decorates a function that judges a statement, as a part of a study.
+
+    The function returns the verdict with the evidence, or the evidence alone where
+    nothing can be decided.
+    """
+
+    def decorate(judge: Callable[[Any], Judgement | str]) -> Callable[[Any], Finding]:
+        return lambda data: judged(statement, judge(data))
+
+    return decorate
+
+
+def judged(statement: str, judgement: Judgement | str) -> Finding:
+    """The finding of a statement; see `finding`."""
+    if isinstance(judgement, str):
+        judgement = None, judgement
+    return Finding(statement, *judgement)
+
+
+def missing_cell(paper: float | None = None, text: str = MISSING) -> Cell:
+    """A cell without a value of ours."""
+    return Cell(paper=paper, text=text)
+
+
+def cell(
+    value: float | None,
+    paper: float | None = None,
+    *,
+    scale: float = 1.0,
+    text: str = MISSING,
+) -> Cell:
+    """A cell of a value, times `scale`; of None, one with a text."""
+    if value is None:
+        return missing_cell(paper, text)
+    return Cell(scale * value, paper)
+
+
+def ratio_cell(sums: Sums, paper: float | None = None) -> Cell:
+    """The ratio of two sums with its bootstrap interval over examples."""
+    numerators, denominators = sums
+    if not len(numerators):
+        return missing_cell(paper)
+    value = float(numerators.sum() / denominators.sum())
+    if len(numerators) == 1:
+        return Cell(value, paper)
+    return Cell(value, paper, ratio_interval(numerators, denominators))
+
+
+def gain_cell(mine: Sums, base: Sums, paper: float | None = None) -> Cell:
+    """Gain of a ratio over another in percent, with its paired bootstrap interval.
+
+    Both hold the same examples, in the same order.
+    """
+    if not len(mine[0]) or not len(base[0]):
+        return missing_cell(paper)
+    ratio = (mine[0].sum() / mine[1].sum()) / (base[0].sum() / base[1].sum())
+    gain = 100 * (float(ratio) - 1)
+    if len(mine[0]) == 1:
+        return Cell(gain, paper)
+    low, high = gain_interval(*mine, *base)
+    return Cell(gain, paper, (100 * low, 100 * high))
+
+
+def by_row(
+    columns: Sequence[Column], cells: Callable[[Key], Sequence[Cell]]
+) -> list[Entry]:
+    """Columns whose cells are computed together for each row."""
+    cached = functools.cache(cells)
+
+    def entry(index: int, key: Key) -> Cell:
+        return cached(key)[index]
+
+    return [(c, functools.partial(entry, index)) for index, c in enumerate(columns)]
+
+
+def table(
+    name: str,
+    title: str,
+    heading: str,
+    rows: Mapping[Key, str],
+    columns: Sequence[Entry],
+    caption: str = "",
+    **fields: Any,
+) -> Table:
+    """A table with a cell for each pair of a row and a column.
+
+    Args:
+      name, title, heading, caption: as in `Table`.
+      rows: keys with their labels; `ALL` is a summary.
+      columns: each with a function from a key to its cell.
+      **fields: further fields of `Table`.
+    """
+    cells = {key: [entry(key) for _, entry in columns] for key in rows}
+    return Table(
+        name,
+        title,
+        heading,
+        [column for column, _ in columns],
+        [Row(label, cells[key], strong=key is ALL) for key, label in rows.items()],
+        caption,
+        **fields,
+    )
+
+
+def line_of(
+    label: str,
+    points: Mapping[Any, Cell] | Mapping[Any, float],
+    *,
+    dashed: bool = False,
+) -> Series:
+    """A line through points; of cells with intervals, with its band."""
+    cells = {
+        float(x): y if isinstance(y, Cell) else Cell(float(y))
+        for x, y in points.items()
+    }
+    values = {x: found.value for x, found in cells.items() if found.value is not None}
+    bounds: list[tuple[float, float]] = []
+    if any(found.interval for found in cells.values()):
+        # A single example has no interval.
+        bounds = [cells[x].interval or (y, y) for x, y in values.items()]
+    return Series(
+        label,
+        list(values),
+        list(values.values()),
+        [low for low, _ in bounds],
+        [high for _, high in bounds],
+        dashed=dashed,
+    )

@@ -1,0 +1,234 @@
+"""Paths under gs://, against a storage server in this process."""
+
+import multiprocessing
+import os
+import pathlib
+import signal
+import threading
+
+import numpy as np
+import pytest
+
+from bpd_jax import artifacts, buckets, files, folders
+from bpd_jax.buckets import BucketPath, as_path
+from bpd_jax.errors import UserError
+
+BUCKET = "gs://bpd-test"
+KIND = artifacts.Artifact("a letter", "letter.json", ("*.npz",), remedy="write it anew")
+
+
+@pytest.fixture(autouse=True)
+def empty(request):
+    """An empty bucket without a hook, for the tests that use one."""
+    if "storage" in request.fixturenames:
+        storage = request.getfixturevalue("storage")
+        storage.objects["bpd-test"].clear()
+        storage.requests.clear()
+        storage.before_upload = lambda name: None
+
+
+def put(storage, name, data):
+    return storage.put("bpd-test", name, data)
+
+
+def names(storage):
+    return sorted(storage.objects["bpd-test"])
+
+
+def write_letter(folder, count=3, value=1):
+    with folders.replacing_folder(folder, KIND) as temporary:
+        for number in range(count):
+            np.savez(temporary / f"{number}.npz", x=np.full(4, value))
+        KIND.write_header(temporary, {"count": count})
+
+
+def test_only_names_under_gs_are_bucket_paths(tmp_path):
+    assert type(as_path(str(tmp_path))) is type(tmp_path)
+    path = as_path("gs://b/a") / "c.txt"
+    assert isinstance(path, BucketPath)
+    assert str(path) == f"{path}" == "gs://b/a/c.txt"
+    assert (path.bucket, path.key, path.name) == ("b", "a/c.txt", "c.txt")
+    assert str(path.with_suffix(".gz").parent) == "gs://b/a"
+    assert as_path(pathlib.Path("gs://b/a/c.txt")) == path
+    for bad in ("gs://", "gs://b/../c"):
+        with pytest.raises(UserError, match="gs://bucket"):
+            as_path(bad)
+
+
+def test_a_missing_package_is_told(monkeypatch):
+    buckets._client.cache_clear()
+    monkeypatch.setitem(__import__("sys").modules, "google.cloud", None)
+    with pytest.raises(UserError, match=r"bpd_jax\[gcs\]"):
+        as_path("gs://b/a").exists()
+
+
+def test_files_and_folders_are_looked_at_like_those_of_a_disk(storage):
+    for name in ("a/b.txt", "a/c/d.txt", "a/c/e.md", "ab.txt"):
+        put(storage, name, name.encode())
+    top = as_path(BUCKET) / "a"
+    assert top.is_dir() and not top.is_file()
+    assert (top / "b.txt").is_file() and not (top / "b.txt").is_dir()
+    assert not (top / "b").exists() and not as_path(f"{BUCKET}/x").exists()
+    assert [path.name for path in top.iterdir()] == ["b.txt", "c"]
+    assert list(top.glob("*/*.txt")) == [top / "c" / "d.txt"]
+    assert {path.name for path in top.rglob("*.txt")} == {"b.txt", "d.txt"}
+    assert (top / "c" / "d.txt").stat().st_size == 9
+    assert (top / "b.txt").read_text() == "a/b.txt"
+    with pytest.raises(FileNotFoundError):
+        (top / "b").read_bytes()
+    with pytest.raises(FileNotFoundError):
+        list((top / "nothing").iterdir())
+    with pytest.raises(IsADirectoryError):
+        open(top, "rb")
+    with pytest.raises(OSError, match="as a whole"):
+        (top / "b.txt").open("a")
+
+
+def test_a_file_is_copied_once_and_again_when_it_has_changed(storage):
+    path = as_path(f"{BUCKET}/x.bin")
+    put(storage, "x.bin", b"first")
+    first = np.memmap(path, mode="r")
+    assert path.read_bytes() == b"first"
+    assert storage.downloads() == ["x.bin"]
+    put(storage, "x.bin", b"other")
+    assert path.read_bytes() == b"other"
+    assert storage.downloads() == ["x.bin"] * 2
+    assert bytes(first) == b"first"  # Whoever reads the older one keeps it.
+    assert len(list(path.local().parent.parent.glob("@*/x.bin"))) == 1
+
+
+def test_a_copy_of_another_size_is_refused(storage):
+    put(storage, "x.json", b"[1]").reported = 4
+    with pytest.raises(OSError, match="3 of its 4 bytes"):
+        as_path(f"{BUCKET}/x.json").read_text()
+    stored = put(storage, "m/letter.json", b'{"format": 1}')
+    stored.reported = 14
+    with pytest.raises(UserError, match=r"13 of its 14 bytes.*write it anew"):
+        KIND.read_header(f"{BUCKET}/m")
+
+
+def test_a_file_is_replaced_when_it_is_whole(storage):
+    path = f"{BUCKET}/a/text.txt"
+    files.check_writable(path)
+    with files.replacing_file(path) as temporary:
+        temporary.write_text("one\r\ntwo")
+        assert names(storage) == []
+    assert storage.objects["bpd-test"]["a/text.txt"].data == b"one\r\ntwo"
+    with pytest.raises(RuntimeError), files.replacing_file(path) as temporary:
+        temporary.write_text("three")
+        raise RuntimeError
+    assert as_path(path).read_bytes() == b"one\r\ntwo"
+    large = os.urandom(9 << 20)  # In several requests.
+    with files.replacing_file(path) as temporary:
+        temporary.write_bytes(large)
+    assert as_path(path).read_bytes() == large
+    assert not list(buckets.staging(as_path(path)).parent.iterdir())
+
+
+def test_a_bucket_that_does_not_exist_is_told_before_the_work(storage):
+    for check in (
+        lambda: files.check_writable("gs://no-such-bucket/x.txt"),
+        lambda: folders.check_folder("gs://no-such-bucket/x", KIND),
+    ):
+        with pytest.raises(UserError, match=r"cannot write gs://no-such-bucket/x.*not"):
+            check()
+
+
+def test_a_folder_of_another_kind_is_not_written_to(storage):
+    put(storage, "theirs/photo.jpg", b"...")
+    with pytest.raises(UserError, match=r"photo\.jpg"):
+        write_letter(f"{BUCKET}/theirs")
+    with pytest.raises(UserError, match="is a folder"):
+        files.check_writable(f"{BUCKET}/theirs")
+    with pytest.raises(UserError, match=r"photo\.jpg"):
+        folders.remove_folder(f"{BUCKET}/theirs", KIND)
+    assert names(storage) == ["theirs/photo.jpg"]
+
+
+def test_a_folder_is_replaced_and_removed(storage):
+    write_letter(f"{BUCKET}/mine", count=3)
+    write_letter(f"{BUCKET}/mine", count=2, value=7)
+    assert names(storage) == ["mine/0.npz", "mine/1.npz", "mine/letter.json"]
+    assert KIND.read_header(f"{BUCKET}/mine")["count"] == 2
+    with np.load(as_path(f"{BUCKET}/mine/1.npz")) as arrays:
+        assert arrays["x"].tolist() == [7] * 4
+    folders.remove_folder(f"{BUCKET}/mine", KIND)
+    assert names(storage) == []
+
+
+def _write_killed(number, value):
+    write_letter(f"{BUCKET}/mine", value=value)
+    os._exit(number)
+
+
+@pytest.mark.parametrize(
+    "last", ["mine/.upload.part", "mine/1.npz", "mine/letter.json"]
+)
+def test_what_a_killed_upload_leaves_is_refused_and_replaced(storage, last):
+    write_letter(f"{BUCKET}/mine", value=1)
+    process = multiprocessing.get_context("spawn").Process(
+        target=_write_killed, args=(0, 2)
+    )
+    seen = []
+
+    def kill(name):
+        seen.append(name)
+        if name == last:
+            os.kill(process.pid, signal.SIGKILL)
+            process.join()
+
+    storage.before_upload = kill
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert last in seen
+    storage.before_upload = lambda name: None
+    if last == "mine/.upload.part":
+        # Nothing of the older one is gone yet; its own header is still there.
+        assert KIND.read_header(f"{BUCKET}/mine")["count"] == 3
+    storage.objects["bpd-test"].pop("mine/letter.json", None)  # The request arrived.
+    if last != "mine/.upload.part":
+        with pytest.raises(UserError, match="interrupted"):
+            KIND.read_header(f"{BUCKET}/mine")
+    write_letter(f"{BUCKET}/mine", value=3)
+    assert KIND.read_header(f"{BUCKET}/mine")["count"] == 3
+    with np.load(as_path(f"{BUCKET}/mine/0.npz")) as arrays:
+        assert arrays["x"].tolist() == [3] * 4
+    assert "mine/.upload.part" not in names(storage)
+    # What it had staged on this disk is gone with the next writer of that name.
+    assert not list(buckets.staging(as_path(f"{BUCKET}/mine")).parent.glob(".mine.*"))
+
+
+def test_an_interrupted_folder_belongs_to_its_own_kind(storage):
+    put(storage, "f/.upload.part", b'{"title": "a photo album"}')
+    put(storage, "f/0.npz", b"...")
+    with pytest.raises(UserError, match="it is not a letter"):
+        write_letter(f"{BUCKET}/f")
+    put(storage, "f/.upload.part", b'{"title": "a letter"}')
+    write_letter(f"{BUCKET}/f")
+    assert KIND.read_header(f"{BUCKET}/f")["count"] == 3
+
+
+@pytest.mark.parametrize("moment", ["mine/1.npz", "mine/letter.json"])
+def test_of_two_writers_at_once_none_leaves_a_mixture(storage, moment):
+    """While one uploads `moment`, another one writes the whole folder."""
+    other = threading.Thread(
+        target=write_letter, args=(f"{BUCKET}/mine",), kwargs={"value": 2}
+    )
+
+    def interrupt(name):
+        if name == moment:
+            storage.before_upload = lambda name: None
+            other.start()
+            other.join()
+
+    storage.before_upload = interrupt
+    with pytest.raises(UserError, match="another process"):
+        write_letter(f"{BUCKET}/mine", value=1)
+    found = set()
+    for number in range(3):
+        with np.load(as_path(f"{BUCKET}/mine/{number}.npz")) as arrays:
+            found |= set(arrays["x"].tolist())
+    # The folder is the other's, or has no header.
+    if "mine/letter.json" in names(storage):
+        assert found == {2}

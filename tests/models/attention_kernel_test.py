@@ -1,0 +1,157 @@
+"""The kernel for attention to the cache: exact sums, one order, visible slots alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bpd_jax.models import attention_kernel, row_kernel
+from bpd_jax.models.attention import attention
+from bpd_jax.models.attention_kernel import prefix_attention
+from bpd_jax.models.cache import BITS
+from bpd_jax.models.kernel_tile import Tile
+
+pytestmark = pytest.mark.skipif(
+    row_kernel.tile_of_processor() is None, reason="no kernel for this processor"
+)
+
+
+def inputs(batch, heads, rows, width, slots, dtype="float32", seed=0):
+    """Queries, keys, values and lengths; the first row sees all, the last one none."""
+    rng = np.random.default_rng(seed)
+    shapes = (
+        (batch, heads, rows, width),
+        (batch, heads, width, slots),
+        (batch, heads, slots, width),
+    )
+    queries, keys, values = (
+        jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in shapes
+    )
+    lengths = rng.integers(0, slots + 1, batch).astype(np.int32)
+    lengths[-1], lengths[0] = 0, slots
+    return queries, keys.astype(dtype), values.astype(dtype), jnp.asarray(lengths)
+
+
+def exact(queries, keys, values, lengths):
+    """Mixed values, peaks and totals in float64."""
+    queries, keys, values = (
+        np.asarray(array.astype(jnp.float32), np.float64)
+        for array in (queries, keys, values)
+    )
+    seen = np.arange(keys.shape[-1]) < np.asarray(lengths)[:, None, None, None]
+    scores = np.where(seen, queries @ keys, -np.inf)
+    peaks = scores.max(-1)
+    shifts = np.where(np.isinf(peaks), 0, peaks)[..., None]
+    weights = np.exp(scores - shifts)
+    return weights @ values, peaks, weights.sum(-1)
+
+
+# Whole groups of slots and what is left of them, whole tiles of queries and remainders,
+# and heads whose features fill no group of vectors.
+@pytest.mark.parametrize(
+    "tile", [None, (8, 2, 4), (4, 4, 4)], ids=["this", "avx2", "arm"]
+)
+@pytest.mark.parametrize(
+    "sizes, dtype",
+    [((3, 3, 3, 64, 385), "float32"), ((2, 1, 13, 128, 77), "float32"),
+     ((4, 2, 7, 48, 64), "bfloat16"), ((2, 2, 5, 16, 5), "bfloat16")],
+)  # fmt: skip
+def test_attention_equals_that_in_float64(sizes, dtype, tile):
+    arrays = inputs(*sizes, dtype)
+    results = prefix_attention(*arrays, tile and Tile(*tile))
+    for result, expected in zip(results, exact(*arrays), strict=True):
+        assert result.dtype == jnp.float32
+        np.testing.assert_allclose(result, expected, rtol=3e-5, atol=3e-5)
+
+
+def test_numbers_do_not_depend_on_other_queries():
+    queries, *rest = inputs(2, 2, 20, 64, 150)
+    every = [np.asarray(array) for array in prefix_attention(queries, *rest)]
+    for rows in (1, 2, 5, 6, 7, 13):
+        for chosen in (slice(rows), slice(-rows, None)):
+            few = prefix_attention(queries[:, :, chosen], *rest)
+            for result, expected in zip(few, every, strict=True):
+                np.testing.assert_array_equal(result, expected[:, :, chosen])
+
+
+def test_slots_past_the_length_are_not_read():
+    queries, keys, values, _ = inputs(2, 1, 3, 16, 40)
+    lengths = jnp.array([17, 0], jnp.int32)
+    hidden = jnp.arange(40) >= 17
+    spoilt = (
+        jnp.where(hidden, jnp.nan, keys),
+        jnp.where(hidden[:, None], jnp.nan, values),
+    )
+    clean = prefix_attention(queries, keys, values, lengths)
+    for result, expected in zip(
+        prefix_attention(queries, *spoilt, lengths), clean, strict=True
+    ):
+        np.testing.assert_array_equal(result, expected)
+    # A length past the end, as of a ring of slots, means all of them.
+    whole = prefix_attention(queries, keys, values, jnp.array([40, 40], jnp.int32))
+    more = prefix_attention(queries, keys, values, jnp.array([99, 41], jnp.int32))
+    for result, expected in zip(more, whole, strict=True):
+        np.testing.assert_array_equal(result, expected)
+
+
+def test_extreme_scores():
+    """Far below the greatest score nothing is left; a NaN is not lost."""
+    queries = jnp.full((1, 1, 1, 16), 10.0)
+    keys = jnp.zeros((1, 1, 16, 3)).at[..., 0].set(1.0).at[..., 2].set(-1e30)
+    values = jnp.arange(3.0)[None, None, :, None] * jnp.ones(16)
+    lengths = jnp.array([3], jnp.int32)
+    mixed, peak, total = prefix_attention(queries, keys, values, lengths)
+    assert float(peak[0, 0, 0]) == 160.0
+    np.testing.assert_allclose(total, [[[1.0]]])
+    np.testing.assert_allclose(mixed, jnp.zeros((1, 1, 1, 16)), atol=1e-30)
+    broken = prefix_attention(queries, keys.at[..., 0].set(jnp.nan), values, lengths)
+    assert np.isnan(broken[0]).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bits"])
+def test_attention_for_decoding_equals_that_by_xla(dtype, monkeypatch):
+    rng = np.random.default_rng(1)
+    queries = jnp.asarray(rng.standard_normal((2, 5, 6, 16)), jnp.float32)
+    keys, values = jnp.asarray(rng.standard_normal((2, 2, 5, 3, 16)), jnp.float32)
+    prefix = [
+        jnp.asarray(rng.standard_normal(shape), jnp.float32)
+        for shape in ((2, 3, 16, 21), (2, 3, 21, 16))
+    ]
+    if dtype != "float32":
+        prefix = [array.astype(jnp.bfloat16) for array in prefix]
+    expected = attention(
+        queries,
+        keys,
+        values,
+        jnp.ones((2, 5, 5), bool),
+        *[array.astype(jnp.float32) for array in prefix],
+        jnp.array([21, 0]),
+    )
+    if dtype == "bits":
+        prefix = [jax.lax.bitcast_convert_type(array, BITS) for array in prefix]
+    arguments = (
+        (queries, keys, values, jnp.ones((2, 5, 5), bool)),
+        (*prefix, jnp.array([21, 0])),
+    )
+    calls = []
+
+    def counted(*operands):
+        calls.append(operands)
+        return prefix_attention(*operands)
+
+    monkeypatch.setattr(attention_kernel, "prefix_attention", counted)
+    result = attention(*arguments[0], *arguments[1], for_decoding=True)
+    assert len(calls) == 1
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+    # Without the kernel, XLA reads the same cache.
+    result = attention(*arguments[0], *arguments[1])
+    assert len(calls) == 1
+    tolerance = 1e-5 if dtype == "float32" else 0.02
+    np.testing.assert_allclose(result, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_other_caches_are_left_to_xla():
+    keys, values = jnp.ones((1, 1, 16, 3)), jnp.ones((1, 1, 3, 16))
+    assert attention_kernel.applies(keys, values)
+    assert not attention_kernel.applies(keys.astype("float16"), values)
+    assert not attention_kernel.applies(keys[:, :, :9], values[..., :9])
