@@ -56,6 +56,18 @@ SETTINGS: dict[str, tuple[str, list[str]]] = {
         "v4:2x2x1",
         [_PRETRAIN, *_DECODE, "--gin.MeshConfig.data=2", "--gin.MeshConfig.model=4"],
     ),
+    "drafter_v5e_8": (
+        "v5e:2x4",
+        [
+            "--program=drafter",
+            "--gin_file=gin_configs/models/blockwise_1b5.gin",
+            "--gin_file=gin_configs/runs/drafter.gin",
+            "--gin.MODEL='runs/blockwise_1b5'",
+            "--gin.DATA='runs/texts'",
+            "--gin.FEATURE_LAYERS=(1, 9, 16)",
+            "--gin.HeadsTrainConfig.mesh=@MeshConfig()",
+        ],
+    ),
     "vicuna_7b_decode_v5e_4": (
         "v5e:2x2",
         [*_vicuna("7b"), "--gin.MeshConfig.model=4", *_ALONE],

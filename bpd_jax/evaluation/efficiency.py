@@ -13,7 +13,7 @@ from bpd_jax.decoding.generate import Generation
 def block_efficiency(generations: Sequence[Generation]) -> float:
     """Decoded tokens per serial call over all prompts (paper section 5)."""
     tokens, calls = _sums(generations)
-    return float(tokens.sum() / max(calls.sum(), 1))
+    return float(tokens.sum()) / max(float(calls.sum()), 1.0)
 
 
 def headroom_taken(efficiency: float, base: float, oracle: float) -> float | None:

@@ -137,7 +137,9 @@ def _discounted(counts: NGramCounts, order: int, bins: int, events: int) -> np.n
 
     complete = np.flatnonzero(children == events)
     if complete.size:
-        rests = [1 - probs[slice(*offsets[[h, h + 1]])].sum() for h in complete]
+        rests = [
+            1 - probs[offsets[h] : offsets[h + 1]].sum() for h in complete.tolist()
+        ]
         eos = np.full(complete.size, trie.eos_symbol(counts.vocab_size))
         probs[trie.find(counts.keys[order - 1], complete, eos, width)] += rests
     return probs

@@ -154,7 +154,7 @@ def _vocabulary(
             "damaged."
         )
     ids = np.arange(len(distances)) + distances.astype(np.int64)
-    if not 0 <= ids.min() <= ids.max() < vocab_size:
+    if not 0 <= np.min(ids) <= np.max(ids) < vocab_size:
         raise UserError(
             f"{DRAFT_TO_TARGET} of {folder} leads to tokens outside of 0 to "
             f"{vocab_size - 1}: it is damaged, or of another model."

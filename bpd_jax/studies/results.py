@@ -45,7 +45,7 @@ class Drafts:
     def efficiency(self) -> float | None:
         """Block efficiency over the examples; None of none."""
         tokens, calls = self.sums
-        return float(tokens.sum() / calls.sum()) if len(self) else None
+        return float(tokens.sum()) / float(calls.sum()) if len(self) else None
 
     @property
     def checked(self) -> float:

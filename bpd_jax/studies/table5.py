@@ -221,7 +221,7 @@ def _weak_tasks(every: list[_Comparisons]) -> Judgement:
     for one in every:
         base = one.run.by_task(BPD)
         margins = {
-            task: one.margins(task).sum() / one.total(task).positions
+            task: float(one.margins(task).sum()) / one.total(task).positions
             for task in base
             if one.total(task).positions
         }

@@ -131,12 +131,17 @@ def cell(
     return Cell(scale * value, paper)
 
 
+def _ratio(sums: Sums) -> float:
+    numerators, denominators = sums
+    return float(numerators.sum()) / float(denominators.sum())
+
+
 def ratio_cell(sums: Sums, paper: float | None = None) -> Cell:
     """The ratio of two sums with its bootstrap interval over examples."""
     numerators, denominators = sums
     if not len(numerators):
         return missing_cell(paper)
-    value = float(numerators.sum() / denominators.sum())
+    value = _ratio(sums)
     if len(numerators) == 1:
         return Cell(value, paper)
     return Cell(value, paper, ratio_interval(numerators, denominators))
@@ -149,8 +154,8 @@ def gain_cell(mine: Sums, base: Sums, paper: float | None = None) -> Cell:
     """
     if not len(mine[0]) or not len(base[0]):
         return missing_cell(paper)
-    ratio = (mine[0].sum() / mine[1].sum()) / (base[0].sum() / base[1].sum())
-    gain = 100 * (float(ratio) - 1)
+    ratio = _ratio(mine) / _ratio(base)
+    gain = 100 * (ratio - 1)
     if len(mine[0]) == 1:
         return Cell(gain, paper)
     low, high = gain_interval(*mine, *base)

@@ -146,7 +146,7 @@ class Timings:
             return missing_cell()
         mine, theirs = ((one.tokens, one.milliseconds) for one in sums)
         (value, other) = (
-            float(tokens.sum() / milliseconds.sum())
+            float(tokens.sum()) / float(milliseconds.sum())
             for tokens, milliseconds in (mine, theirs)
         )
         if name == base or len(mine[0]) < 2:

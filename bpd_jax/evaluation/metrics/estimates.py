@@ -37,7 +37,7 @@ def perplexity(log_probs: Sequence[float], tokens: Sequence[float]) -> Estimate:
 
 
 def _ratio(numerators: np.ndarray, denominators: np.ndarray) -> Estimate:
-    value = float(numerators.sum() / denominators.sum())
+    value = float(numerators.sum()) / float(denominators.sum())
     several = len(numerators) > 1
     return Estimate(
         value, ratio_interval(numerators, denominators) if several else None

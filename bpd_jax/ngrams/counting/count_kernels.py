@@ -1,6 +1,7 @@
 """The inner loops of counting, compiled. `windows` and `levels` say what they mean."""
 
 import math
+from typing import Any
 
 import numba
 import numpy as np
@@ -274,7 +275,8 @@ def parse_ids(
       at fault.
     """
     num_ids, lines, length = 0, 0, 0
-    value, inside = np.int64(0), False
+    value: Any = np.int64(0)
+    inside = False
     for index in range(text.size + 1):
         # A missing line end after the last line is made up for.
         byte = text[index] if index < text.size else np.uint8(10)
@@ -320,7 +322,8 @@ def parse_counts(
       this function knows.
     """
     used, found, line, fields = 0, 0, 1, 0
-    value, last, length = np.int64(0), np.int64(0), 0
+    value: Any = np.int64(0)
+    last, length = np.int64(0), 0
     resume = 0  # after <s> or </s>
     for index in range(text.size + 1):
         if index < resume:

@@ -118,7 +118,7 @@ class FstReader:
         while (moving := above != self._root).any():
             self._depths += moving
             above = self._backoffs[above]
-            if self._depths.max() > _DEEPEST:
+            if np.max(self._depths) > _DEEPEST:
                 self._fail("its back-off arcs go round in a circle")
 
     def _collect(self, tokens: np.ndarray, eos: int) -> None:

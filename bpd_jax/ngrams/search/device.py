@@ -84,7 +84,7 @@ class DeviceTable:
             log_backoffs.append(weights.astype(np.float32))
             symbols.append((model.keys[order] % width).astype(symbol_type))
             log_probs.append(model.log_probs[order].astype(np.float32))
-            steps.append(int(number.max(initial=0)).bit_length())
+            steps.append(int(np.max(number, initial=0)).bit_length())
         return cls(
             log_probs=tuple(log_probs),
             log_backoffs=tuple(log_backoffs),

@@ -123,7 +123,7 @@ class PathSearch:
         check_alpha(alphas.min(initial=0.0) if np.isfinite(alphas).all() else np.nan)
         predicted = np.ascontiguousarray(tokens, np.int64)
         for used in (predicted, np.asarray(history)):
-            if used.size and not 0 <= used.min() <= used.max() < model.vocab_size:
+            if used.size and not 0 <= np.min(used) <= np.max(used) < model.vocab_size:
                 raise UserError(
                     f"the lattice or the text before it has a token outside the "
                     f"vocabulary 0 ... {model.vocab_size - 1}."

@@ -7,6 +7,8 @@ its key.
 This module needs numba; import it where it is used.
 """
 
+from typing import Any
+
 import numba
 import numpy as np
 
@@ -26,9 +28,10 @@ def _hash(
 def slot_of(
     key: int,
     bits: int,
-) -> np.int64:
+) -> int:
     """The first slot of a key in a table of 2^bits slots: the hash's top bits."""
-    return np.int64(_hash(key) >> np.uint64(64 - bits))
+    slot: Any = np.int64(_hash(key) >> np.uint64(64 - bits))
+    return slot
 
 
 @numba.njit(cache=True, nogil=True)
@@ -36,9 +39,10 @@ def mark_of(
     key: int,
     bits: int,
     shift: int,
-) -> np.int64:
+) -> int:
     """The next bits of the hash, as the upper part of an entry."""
-    return np.int64((_hash(key) << np.uint64(bits)) >> np.uint64(1 + shift)) << shift
+    mark: Any = np.int64((_hash(key) << np.uint64(bits)) >> np.uint64(1 + shift))
+    return mark << shift
 
 
 @numba.njit(cache=True, nogil=True)
