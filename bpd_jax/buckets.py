@@ -472,7 +472,8 @@ def _requests(path: BucketPath) -> Iterator[None]:
     except exceptions.PreconditionFailed as error:
         raise FileExistsError(errno.EEXIST, "it has changed", str(path)) from error
     except exceptions.NotFound as error:
-        raise FileNotFoundError(errno.ENOENT, _words(error), str(path)) from error
+        words = f"not found; is there a bucket {path.bucket}?"
+        raise FileNotFoundError(errno.ENOENT, words, str(path)) from error
     except exceptions.Forbidden as error:
         raise PermissionError(errno.EACCES, _words(error), str(path)) from error
     except (

@@ -42,7 +42,7 @@ mkdir .venv-tpu
 "$python" -m venv .venv-tpu
 # The versions are those of requirements.txt; jax says which libtpu goes with it.
 .venv-tpu/bin/python -m pip install --disable-pip-version-check --quiet \
-  --constraint requirements.txt --editable ".[tpu]" 2>.venv-tpu/pip.log || {
+  --constraint requirements.txt --editable ".[tpu,gcs]" 2>.venv-tpu/pip.log || {
   grep -v '^WARNING' .venv-tpu/pip.log >&2 || true
   stop "pip could not install the packages; run again, and it starts anew."
 }

@@ -80,8 +80,9 @@ def check_within_share(flag: str, folder: str) -> None:
 
 def check_start(start: str | None) -> None:
     """Raises UserError if a run starts from a folder that the workers cannot see."""
-    if start and "/" in start and not start.startswith(f"../{SHARE}/"):
+    if start and "/" in start and not start.startswith((f"../{SHARE}/", "gs://")):
         raise UserError(
             f"TrainConfig.start = {start!r} is not a folder of the workers: put it on "
-            f"the share and name it as they see it, such as ../{SHARE}/blockwise_1b5."
+            f"the share and name it as they see it, such as ../{SHARE}/blockwise_1b5, "
+            "or into a bucket."
         )

@@ -53,9 +53,9 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path):
 
 @pytest.fixture
 def lock(storage, monkeypatch):
-    """The lock of a run under gs://, whose lease is a moment."""
+    """The lock of a run under gs://, whose lease is a few seconds."""
     storage.objects["bpd-test"].clear()
-    monkeypatch.setattr(run_lock, "LEASE", 0.6)
+    monkeypatch.setattr(run_lock, "LEASE", 4.0)
     return as_path("gs://bpd-test/run") / FILE_NAME
 
 
@@ -86,7 +86,8 @@ def test_the_lock_of_a_dead_process_of_this_machine_is_taken_at_once(lock, monke
 
 
 @pytest.mark.parametrize("content", [left_behind(host="another"), b"", b"[1]"])
-def test_another_lock_is_taken_when_it_has_expired(lock, content, capfd):
+def test_another_lock_is_taken_when_it_has_expired(lock, content, capfd, monkeypatch):
+    monkeypatch.setattr(run_lock, "LEASE", 0.6)
     lock.write_generation(content)
     with locked(lock.parent):
         assert "waiting" in capfd.readouterr().err
@@ -103,7 +104,8 @@ def test_a_run_whose_lock_was_taken_ends_at_once(lock, monkeypatch):
     assert json.loads(lock.read_generation()[0])["host"] == "another"
 
 
-def test_of_two_that_take_an_expired_lock_one_gets_it(lock, storage):
+def test_of_two_that_take_an_expired_lock_one_gets_it(lock, storage, monkeypatch):
+    monkeypatch.setattr(run_lock, "LEASE", 0.6)
     lock.write_generation(left_behind(host="another"))
 
     def overtake(name):
