@@ -429,7 +429,7 @@ def _client(process: int) -> Any:
     """The client of this process; a forked one does not share its connections."""
     del process
     try:
-        from google.cloud import storage
+        import google.cloud.storage as storage
     except ImportError as error:
         raise UserError(
             f"paths under gs:// need the extra gcs ({error}): pip install "

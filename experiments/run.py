@@ -45,7 +45,7 @@ from bpd_jax.studies.tasks import HELD_OUT
 from bpd_jax.studies.tuning import tune
 
 SIZE = flags.DEFINE_string(
-    "size", "tiny", "tiny, smollm2 or paper: the gin file of this name."
+    "size", "tiny", "tiny, small, smollm2 or paper: the gin file of this name."
 )
 DATA = flags.DEFINE_string(
     "data",

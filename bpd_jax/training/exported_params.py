@@ -5,6 +5,7 @@ folder does, `parameters.safetensors`, whose tensors are named by their paths, s
 `trunk/embedding`, and `slim.json`, which describes them.
 """
 
+import dataclasses
 import hashlib
 import os
 import pathlib
@@ -24,7 +25,7 @@ from bpd_jax.data import tokenizer
 from bpd_jax.errors import UserError
 from bpd_jax.models.attachments import by_path
 from bpd_jax.models.blockwise import parameter_shapes
-from bpd_jax.models.config import BlockwiseConfig, load_config
+from bpd_jax.models.config import BlockwiseConfig, load_config, save_config
 from bpd_jax.training import checkpoints, run_folder
 from bpd_jax.typing import Params
 
@@ -45,6 +46,7 @@ def write_exported(
     run: str | os.PathLike[str],
     output: str | os.PathLike[str],
     dtype: str = "bfloat16",
+    precision: str | None = None,
 ) -> int:
     """Writes the parameters of the best checkpoint of a run, atomically.
 
@@ -53,6 +55,8 @@ def write_exported(
       output: output folder; an older export is replaced.
       dtype: dtype of the stored parameters, bfloat16 or float32. Loading converts them
         to the model's `param_dtype`.
+      precision: of activations and products of the exported model; None for that of
+        the run.
 
     Returns:
       The size of the parameters in bytes.
@@ -70,6 +74,7 @@ def write_exported(
         if not (run / name).is_file():
             raise UserError(f"{run / name} does not exist: is this a run folder?")
     model = load_config(run / run_folder.MODEL)
+    trunk = dataclasses.replace(model.trunk, dtype=precision or model.trunk.dtype)
     chosen = selected_step(run)
     params = jax.device_get(load_run_parameters(run, model, chosen))
     tensors = {
@@ -79,6 +84,8 @@ def write_exported(
     with folders.replacing_folder(output, KIND) as temporary:
         for name in _KEPT:
             shutil.copyfile(run / name, temporary / name)
+        written = dataclasses.replace(model, trunk=trunk)
+        save_config(written, temporary / run_folder.MODEL)
         path = temporary / TENSORS
         path.write_bytes(save(tensors))
         KIND.write_header(temporary, {"dtype": dtype, "sha256": _digest(path)})

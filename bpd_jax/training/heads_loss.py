@@ -127,14 +127,14 @@ def _forward(
             partial, error = how.sums(how.logits(chunk.state, weights), chunk)
             error = error.astype(weights.dtype)
             by_state = product("nV,VD->nD", error, weights)
-            return partial, by_state, product("nV,nD->VD", error, chunk.state)
+            return partial, by_state, how.by_matrix(error, chunk.state)
 
         def add(carry: Any, chunk: Chunk) -> tuple[Any, Array]:
             total, by_softmax = carry
             partial, by_state, by_weights = how.on_each(one, chunk)
             # Scaled after the products: in bfloat16 the scale would be rounded.
             by_softmax += head.scale * by_weights
-            by_softmax = how.pin(by_softmax, *BATCH_SPEC, "model")
+            by_softmax = how.pin(by_softmax, *spec)
             by_state = (head.scale * by_state).astype(state.dtype)
             return (_plus(total, partial), by_softmax), by_state
 
@@ -145,16 +145,22 @@ def _forward(
         return (by_softmax, by_hidden + by_input), (partial, by_head)
 
     zeros = jnp.zeros((how.groups, *weights.shape), jnp.float32)
+    spec = (*BATCH_SPEC, "model")
+    if how.by_columns:
+        zeros, spec = zeros.swapaxes(1, 2), (*BATCH_SPEC, None, "model")
     start = (
-        how.pin(zeros, *BATCH_SPEC, "model"),
+        how.pin(zeros, *spec),
         how.pin(jnp.zeros(hidden.shape, jnp.float32), *BATCH_SPEC),
     )
     (by_softmax, by_hidden), sums, by_heads = _over_heads(
         how.model, run, start, _Head(heads, targets, valid, scale)
     )
+    by_softmax = by_softmax.sum(0)
+    if how.by_columns:
+        by_softmax = by_softmax.T
     gradients = (
         by_heads,
-        by_softmax.sum(0)[: len(softmax)].astype(softmax.dtype),
+        by_softmax[: len(softmax)].astype(softmax.dtype),
         by_hidden.astype(hidden.dtype),
     )
     return (jnp.dot(scale, sums.loss), sums.loss, sums.correct), gradients

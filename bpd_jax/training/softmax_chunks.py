@@ -10,6 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.partitioning import BATCH_SPEC
+from bpd_jax.models.products import on_cpu, summed_rows
 from bpd_jax.typing import Array, Bool, Float, Int
 
 
@@ -103,6 +104,23 @@ class HeadsLoss:
         # Not -inf, which times a probability of 0 would make the entropy NaN.
         least = jnp.finfo(logits.dtype).min
         return jnp.where(jnp.arange(len(weights)) < size, logits, least)
+
+    @property
+    def by_columns(self) -> bool:
+        """Whether the gradient of the softmax's matrix is summed as `[D, R]`.
+
+        A CPU multiplies bfloat16 fastest with the numbers that are summed side by side.
+        That needs one operand transposed, and states are smaller than logits.
+        """
+        return self.model.trunk.dtype == "bfloat16" and on_cpu(self.mesh)
+
+    def by_matrix(
+        self, error: Float[Array, "n R"], state: Float[Array, "n D"]
+    ) -> Float[Array, "R D"] | Float[Array, "D R"]:
+        """The gradient of the softmax's matrix from that of a chunk's logits."""
+        if self.by_columns:
+            return summed_rows(state, error)
+        return product("nV,nD->VD", error, state)
 
     def chunks(self, state: Array, targets: Array, valid: Array) -> Chunk:
         """`[B, T]` cut along T: `[chunks, G, n]`.

@@ -1,3 +1,4 @@
+import dataclasses
 import shutil
 
 import jax
@@ -6,7 +7,7 @@ import numpy as np
 import pytest
 
 from bpd_jax.errors import UserError
-from bpd_jax.models.config import save_config
+from bpd_jax.models.config import load_config, save_config
 from bpd_jax.training.checkpoints import Checkpoints
 from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.exported_params import load_run_parameters, write_exported
@@ -60,6 +61,16 @@ def test_parameters_come_back_rounded(run, model, tmp_path, dtype):
     ]
     for name in ("model.json", "task.json", "tokenizer.json"):
         assert (tmp_path / "slim" / name).read_bytes() == (folder / name).read_bytes()
+
+
+def test_a_model_is_exported_in_another_precision(run, model, tmp_path):
+    folder, params = run
+    write_exported(folder, tmp_path / "slim", "float32", "bfloat16")
+    exported = load_config(tmp_path / "slim" / "model.json")
+    trunk = dataclasses.replace(model.trunk, dtype="bfloat16")
+    assert exported == dataclasses.replace(model, trunk=trunk) != model
+    loaded = load_run_parameters(tmp_path / "slim", exported)
+    jax.tree.map(np.testing.assert_array_equal, loaded, params)
 
 
 def test_a_slim_folder_can_be_slimmed_again_and_replaced(slim, model, tmp_path):
