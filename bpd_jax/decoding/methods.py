@@ -176,11 +176,6 @@ class Method:
         raise UserError(f"{self.name} has no setting {name!r}.")
 
     @property
-    def source_name(self) -> str:
-        """Of the source, or ""."""
-        return "" if self.source is None else self.source.name
-
-    @property
     def search_name(self) -> str:
         """Of the search, or ""."""
         return "" if self.search is None else self.search.name

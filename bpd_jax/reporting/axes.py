@@ -1,4 +1,4 @@
-"""Axes of charts: from values to pixels, and where the ticks stand."""
+"""Axes of charts: positions in pixels, and ticks."""
 
 import dataclasses
 import math
@@ -12,10 +12,10 @@ class Axis:
     """One axis of a chart.
 
     Attributes:
-      first, last: values at its two ends.
-      start, end: pixels of its two ends; of a y axis, `start` is the bottom.
-      ticks: values that are marked.
-      logarithmic: whether equal factors have equal lengths.
+      first, last: values at the two ends.
+      start, end: pixels of the two ends; for a y axis, `start` is the bottom.
+      ticks: values with a tick.
+      logarithmic: whether the scale is logarithmic.
     """
 
     first: float
@@ -26,7 +26,7 @@ class Axis:
     logarithmic: bool = False
 
     def place(self, value: float) -> float:
-        """The pixel of a value; the middle if the axis has but one value."""
+        """The pixel of a value; the middle if the axis has only one value."""
         value, first, last = map(self._warped, (value, self.first, self.last))
         share = (value - first) / (last - first) if last > first else 0.5
         return round(self.start + share * (self.end - self.start), 2)
@@ -36,19 +36,19 @@ class Axis:
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Returns about five round numbers whose first is ≤ low and last ≥ high."""
+    """Returns about five round numbers from at most `low` to at least `high`."""
     raw = (high - low or abs(high) or 1.0) / 5
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(power * unit for unit in (1, 2, 5, 10) if power * unit >= raw * 0.9999)
-    # A quotient such as 0.3 / 0.1 is a little less than whole.
+    # A quotient such as 0.3 / 0.1 is slightly below an integer.
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(step * index, 12) for index in range(first, max(last, first + 1) + 1)]
 
 
 def ticks_inside(values: Sequence[float]) -> list[float]:
-    """Ticks between the least and the greatest value.
+    """Ticks between the smallest and the largest value.
 
-    A few whole numbers are ticks themselves, as numbers of heads are.
+    A few integers, such as numbers of heads, are ticks themselves.
     """
     distinct = sorted(set(values))
     if len(distinct) <= 16 and all(value == int(value) for value in distinct):
@@ -59,7 +59,7 @@ def ticks_inside(values: Sequence[float]) -> list[float]:
 
 
 def log_ticks(values: Sequence[float]) -> list[float]:
-    """Ticks of a logarithmic axis: few values themselves, else 1, 2, 5, 10, 20, …"""
+    """Ticks of a logarithmic axis: the values if they are few, else 1, 2, 5, 10, …"""
     distinct = sorted(set(values))
     if len(distinct) <= 8:
         return distinct
@@ -85,9 +85,9 @@ def tick_text(value: float) -> str:
 
 
 def text_width(text: str, size: float = 12) -> float:
-    """Pixels that a text of that font size takes at most, nearly.
+    """An approximate upper bound for the width of a text in pixels.
 
-    An SVG drawn here cannot ask the browser for them.
+    The browser's metrics are not available when an SVG is drawn.
     """
     return size * sum(
         0.38
@@ -100,7 +100,7 @@ def text_width(text: str, size: float = 12) -> float:
 
 
 def wrapped(text: str, width: float, size: float = 12) -> list[str]:
-    """Returns a text as lines that fit, broken between words where it can be."""
+    """Wraps a text to lines of a width, between words if possible."""
     lines = [""]
     for word in text.split():
         line = f"{lines[-1]} {word}".strip()
@@ -118,7 +118,7 @@ def wrapped(text: str, width: float, size: float = 12) -> list[str]:
 
 
 def shortened(text: str, width: float, size: float = 12) -> str:
-    """Returns a text that fits, its end replaced by … if it does not."""
+    """Truncates a text to a width, with … at its end."""
     if text_width(text, size) <= width:
         return text
     while text and text_width(f"{text}…", size) > width:

@@ -1,4 +1,4 @@
-"""An exhibit's charts as SVG, for a page or as files of their own."""
+"""Draws an exhibit's charts as SVG, for a page or as separate files."""
 
 import dataclasses
 import functools
@@ -15,18 +15,18 @@ from bpd_jax.reporting.exhibits import BARS, LINES, Chart, Series
 from bpd_jax.reporting.marks import Style
 from bpd_jax.reporting.templates import environment, resource
 
-# Pixels of the drawing: the least width, the height between the axes, margins.
+# Pixels of the drawing: minimum width, height between the axes, right margin.
 _WIDTH, _PLOT, _RIGHT = 400, 204, 14
 _LEGEND_ROW, _SWATCH = 20, 26
 _BAR, _GAP = 12, 16
 _SLOPE = math.radians(35)
-# The title of a file of its own: its font, which is bold, and its lines.
+# Font size and line height of the title of a separate file.
 _TITLE, _TITLE_ROW = 14 * 1.08, 19
 
 
 @dataclasses.dataclass(frozen=True)
 class Frame:
-    """Where things are: the drawing's size and its two axes."""
+    """The size of a drawing and its two axes."""
 
     width: float
     height: float
@@ -35,7 +35,7 @@ class Frame:
 
     @property
     def right(self) -> float:
-        """Where horizontal lines end."""
+        """The x coordinate of the right end of horizontal lines."""
         return self.width - _RIGHT
 
     @property
@@ -48,8 +48,8 @@ def draw(chart: Chart, standalone: bool = False) -> Markup:
     """Returns the SVG element; it needs the style of `charts.css` around it.
 
     Args:
-      chart: what to draw.
-      standalone: whether it has its style in it and its title above.
+      chart: the chart.
+      standalone: whether to include the style, and the title above the chart.
     """
     chart = drawable(chart)
     styled = list(zip(chart.series, marks.styles_of(chart.series), strict=True))
@@ -109,7 +109,7 @@ def _marks_css() -> str:
 
 
 def standalone(chart: Chart) -> str:
-    """Returns an SVG file with its style in it, in the colours of a white page."""
+    """Returns an SVG file with its style, in the colours of a white page."""
     variables = dict[str, str]()
     for name in ("base.css", "charts.css"):
         text = resource(name)
@@ -120,7 +120,7 @@ def standalone(chart: Chart) -> str:
 
 
 def description(chart: Chart) -> str:
-    """What is drawn, in words that can be read aloud."""
+    """A description of the chart for screen readers."""
     parts = []
     for series in chart.series:
         if series.x:
@@ -130,7 +130,7 @@ def description(chart: Chart) -> str:
 
 
 def drawable(chart: Chart) -> Chart:
-    """Leaves out points that have no place: of no number, or of none on a log axis."""
+    """Leaves out points that cannot be drawn: NaN, or not positive on a log axis."""
     series = []
     for each in chart.series:
         drawn = [
@@ -150,7 +150,7 @@ def drawable(chart: Chart) -> Chart:
 
 
 def frame_of(chart: Chart, top: float = 10) -> Frame:
-    """Sizes the drawing: `top` is where the space between the axes begins."""
+    """Computes the size of a drawing whose plot area begins at `top`."""
     y_ticks = _y_ticks(chart)
     left = 32 + max(axes.text_width(tick_text(tick), 11.5) for tick in y_ticks)
     width, below = float(_WIDTH), 44.0
@@ -161,7 +161,7 @@ def frame_of(chart: Chart, top: float = 10) -> Frame:
         if sloping(chart, width - left - _RIGHT):
             longest = max(axes.text_width(_short(name), 11.5) for name in names)
             below += longest * math.sin(_SLOPE)
-            # The first name leans out to the left.
+            # The first name extends to the left.
             reach = longest * math.cos(_SLOPE) + 6
             left = max(left, reach - (width - left - _RIGHT) / len(names) / 2)
     bottom = top + _PLOT
@@ -170,12 +170,12 @@ def frame_of(chart: Chart, top: float = 10) -> Frame:
 
 
 def is_wide(chart: Chart) -> bool:
-    """Whether it needs more than the least width, so that it gets a row of its own."""
+    """Whether the chart is wider than the minimum, so that it needs its own row."""
     return frame_of(chart).width > _WIDTH
 
 
 def sloping(chart: Chart, width: float) -> bool:
-    """Whether the names of bars are too long to stand side by side."""
+    """Whether the names of bars are too long to be horizontal."""
     names = _categories(chart)
     available = width / max(len(names), 1) - 4
     return any(axes.text_width(_short(name), 11.5) > available for name in names)
@@ -205,7 +205,7 @@ def _y_ticks(chart: Chart) -> list[float]:
 def _x_axis(chart: Chart, start: float, end: float) -> Axis:
     values = [value for series in chart.series for value in series.x] or [0.0, 1.0]
     if chart.kind == BARS:
-        # Category i takes the space from i - 1/2 to i + 1/2.
+        # Category i extends from i - 1/2 to i + 1/2.
         return Axis(-0.5, max(len(_categories(chart)), 1) - 0.5, start, end, [])
     if chart.logarithmic:
         ticks = axes.log_ticks(values)
@@ -220,7 +220,7 @@ def _x_axis(chart: Chart, start: float, end: float) -> Axis:
 def _legend(
     chart: Chart, styled: list[tuple[Series, Style]]
 ) -> tuple[list[tuple[Series, Style, float, float, str]], float]:
-    """Entries of the legend, and the height below it where the axes may begin."""
+    """Entries of the legend, and the y coordinate below it."""
     if len(chart.series) < 2 and not any(series.dashed for series in chart.series):
         return [], 12.0
     entries = []
@@ -236,7 +236,7 @@ def _legend(
 
 
 def _x_ticks(frame: Frame) -> list[tuple[float, str]]:
-    """Ticks with their numbers; one that would touch the one before is left out."""
+    """Ticks with their labels; a label that would touch the previous one is empty."""
     labelled_ticks = []
     free = -math.inf
     for tick in frame.x.ticks:

@@ -1,4 +1,4 @@
-"""An exhibit's tables as CSV: what was measured, its bounds and the paper's number."""
+"""An exhibit's tables as CSV: measured values, intervals and the paper's values."""
 
 import csv
 import io

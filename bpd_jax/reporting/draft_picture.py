@@ -1,7 +1,7 @@
-"""A picture of one block: its lattice, the plain draft and the refined one, as SVG.
+"""A picture of one block as SVG: its lattice, the plain draft and the refined draft.
 
 It shows the block of all recorded texts in which the refined draft gains most over the
-plain one, both drafted from the same position.
+plain one from the same position.
 """
 
 import dataclasses
@@ -25,9 +25,9 @@ class Draft:
     """One method's draft of a block.
 
     Attributes:
-      label: of the method, such as `16-best 4-gram`.
-      tokens: the draft that won, as indices into the text's pieces.
-      accepted: how many of them are right, from the first on.
+      label: label of the method, such as `16-best 4-gram`.
+      tokens: the winning draft, as indices into the text's pieces.
+      accepted: number of accepted tokens.
     """
 
     label: str
@@ -40,10 +40,10 @@ class DraftPicture:
     """A block of a text, and two drafts of it.
 
     Attributes:
-      text: with the lattice and the texts of tokens.
-      at: where the block begins.
-      plain: the most probable token of every head.
-      refined: of a method that rescores the lattice.
+      text: the text, with its lattices and pieces.
+      at: position at which the block begins.
+      plain: the draft of the most probable tokens.
+      refined: the draft of a method that rescores the lattice.
       blocks: number of blocks that it was chosen from.
     """
 
@@ -62,12 +62,12 @@ class DraftPicture:
 def largest_gain(
     texts: Sequence[ExplorerText], plain: str = "bpd", refined: str = "ngram:16"
 ) -> DraftPicture:
-    """The block in which a refined draft has most tokens more right than a plain one.
+    """The block in which a refined draft gains most accepted tokens over a plain one.
 
     Args:
-      texts: with the traces of both methods.
-      plain: name of a method.
-      refined: name of another one.
+      texts: texts with the traces of both methods.
+      plain: name of the plain method.
+      refined: name of the refined method.
 
     Raises:
       UserError: no block was drafted by both methods.
@@ -93,7 +93,7 @@ def largest_gain(
 
 
 def _calls(text: ExplorerText, contender: str) -> dict[int, dict[str, Any]]:
-    """The calls of a method, by position."""
+    """The serial calls of a method, by position."""
     return {
         call["at"]: call
         for trace in text.traces
@@ -108,7 +108,7 @@ def _draft(text: ExplorerText, contender: str, call: dict[str, Any]) -> Draft:
 
 
 def svg(picture: DraftPicture) -> str:
-    """Draws the block; the file needs nothing but itself."""
+    """Draws the block as a self-contained SVG file."""
     pieces = picture.text.pieces
     drafts = (picture.plain, picture.refined)
     columns = _columns(picture)
@@ -181,7 +181,7 @@ def svg(picture: DraftPicture) -> str:
 
 
 def _columns(picture: DraftPicture) -> list[list[int]]:
-    """The tokens of each column: the certain first one, then what each head proposes.
+    """The tokens of each column: the certain token, then the candidates of each head.
 
     A token of a draft that is not among the recorded candidates comes last.
     """
@@ -195,6 +195,6 @@ def _columns(picture: DraftPicture) -> list[list[int]]:
 
 
 def _shown(piece: str) -> str:
-    """A token on one line; a space before a word is left out."""
+    """A token on one line, without the space before a word."""
     text = visible(piece)
     return text.strip() or text.replace(" ", "␣")

@@ -41,8 +41,8 @@ def summaries(
     """One row of the table per method.
 
     Args:
-      results: of all methods.
-      automatic: the method that `auto` chose, which its row says.
+      results: one result per method.
+      automatic: the method that `auto` chose, which is marked.
     """
     plain = {r.method.name: r.generations for r in results}.get("bpd")
     base = block_efficiency(plain) if plain else 0.0
@@ -104,11 +104,11 @@ def decode_records(
     Texts end before a stop text.
 
     Args:
-      result: of one method.
-      decode: gives the text of tokens.
-      piece: shows one token.
-      options: that were decoded with.
-      prompts: as people wrote them; None decodes their tokens.
+      result: result of one method.
+      decode: converts tokens to text.
+      piece: converts one token to text.
+      options: options of decoding.
+      prompts: original texts of the prompts; None decodes their tokens.
     """
     records = []
     for index, generation in enumerate(result.generations):
@@ -146,7 +146,7 @@ def decode_records(
 
 
 def visible(tokens: np.ndarray, options: DecodeOptions) -> list[int]:
-    """The tokens without the marks of a document's beginning and end."""
+    """The tokens without begin and end tokens."""
     return [int(token) for token in tokens if token not in options.end_tokens]
 
 
@@ -177,7 +177,7 @@ def lattice_picture(
 
 
 def training_curves(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The rows of a run's metrics.jsonl; none if the run kept no metrics."""
+    """The rows of a run's metrics.jsonl; empty if there is none."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""The report of one evaluation: its sentences, and the exhibits that it is made of."""
+"""The report of one evaluation: its exhibits and key figures."""
 
 import math
 import os
@@ -34,7 +34,7 @@ from bpd_jax.reporting.terminal import print_exhibit, standard_output
 from bpd_jax.reporting.terms import DEFINITIONS
 from bpd_jax.reporting.wording import fact, percent
 
-# A line of a chart has at most so many points, each the mean of a run of neighbours.
+# Maximum number of points of a line, each the mean of neighbouring points.
 _POINTS = 200
 _LOSS = re.compile(r"(validation_)?loss(?:_head_(\d+))?")
 _TONES = {"identical": "good", "near-tie": "warn", "different": "bad"}
@@ -101,7 +101,7 @@ def write_html(report: EvaluationReport, path: str | os.PathLike[str]) -> None:
 
 
 def print_table(report: EvaluationReport, console: Console | None = None) -> None:
-    """Prints model, task and device, the tables, and the result in words.
+    """Prints model, task and device, the tables, and a summary sentence.
 
     Args:
       report: what was measured.
@@ -119,7 +119,7 @@ def print_table(report: EvaluationReport, console: Console | None = None) -> Non
 
 
 def methods_exhibit(report: EvaluationReport) -> Exhibit:
-    """All methods in a table, what their drafts look like, and both as charts."""
+    """Tables and charts of all methods and of their drafts."""
     tables = [_methods_table(report)] if report.methods else []
     charts = []
     if drafting := drafting_methods(report):
@@ -245,9 +245,9 @@ def _accepted_chart(drafting: Sequence[MethodSummary]) -> Chart:
 
 
 def loss_charts(rows: Sequence[Mapping[str, float]]) -> list[Chart]:
-    """Loss of every head and of all together by training step, as far as logged.
+    """Charts of the logged losses by training step: of every head and of all together.
 
-    Other keys and values that are not finite are ignored.
+    Other keys and non-finite values are ignored.
     """
     total: dict[str, list[tuple[float, float]]] = {}
     heads: dict[str, list[tuple[float, float]]] = {}

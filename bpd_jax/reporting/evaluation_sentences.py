@@ -1,4 +1,4 @@
-"""What an evaluation found, in words: the best and the fastest method, differences."""
+"""Sentences about an evaluation: best and fastest method, differences of texts."""
 
 import dataclasses
 
@@ -30,7 +30,7 @@ def divergence_sentences(report: EvaluationReport) -> list[str]:
 
 
 def verdict(method: MethodSummary) -> str:
-    """Says how the outputs compare with greedy decoding, in two words."""
+    """Describes in two words how the outputs compare with greedy decoding."""
     if method.name == GREEDY:
         return "reference"
     if method.identical:
@@ -86,7 +86,7 @@ def best_method(report: EvaluationReport) -> MethodSummary | None:
 
 
 def summary_sentence(report: EvaluationReport) -> str:
-    """Returns the result in one sentence of plain words.
+    """Returns a summary of the results in one sentence.
 
     Example: `16-best 4-gram: 1.58 tokens per serial call, 12.0 % above BPD; outputs
     identical for all methods.`

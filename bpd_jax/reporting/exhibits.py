@@ -1,7 +1,7 @@
-"""What a table or figure of the paper becomes: numbers of ours beside those printed.
+"""Exhibits: tables and charts of measured values beside those printed in the paper.
 
-An `Exhibit` is drawn from records and knows nothing of how it is shown; pages, LaTeX
-and CSV are made of it.
+An `Exhibit` is computed from records and independent of its presentation as a page,
+LaTeX or CSV.
 """
 
 import dataclasses
@@ -16,11 +16,11 @@ class Cell(Record):
     """One entry of a table.
 
     Attributes:
-      value: what was measured; None if it was not.
-      paper: what the paper prints there, in the same unit; None if nothing.
+      value: the measured value; None if there is none.
+      paper: the paper's value, in the same unit; None if there is none.
       interval: (low, high) of the value.
-      text: words in place of a value, or after it.
-      tone: `good`, `warn` or `bad`, for its colour; "" for none.
+      text: text instead of a value, or after it.
+      tone: `good`, `warn` or `bad`, which sets its colour; "" for none.
     """
 
     value: float | None = None
@@ -61,12 +61,12 @@ class Table(Record):
     """A table.
 
     Attributes:
-      name: of its files, such as `table4`.
+      name: name of its files, such as `table4`.
       title: heading above it.
-      heading: of the column of row labels.
+      heading: heading of the column of row labels.
       columns, rows: every row has a cell for every column.
       caption: sentences below it.
-      intervals: what the intervals of its cells are.
+      intervals: description of the intervals of its cells.
     """
 
     name: str
@@ -91,11 +91,12 @@ class Series(Record):
     """One line, cloud of points or set of bars.
 
     Attributes:
-      label: in the legend.
-      x, y: of equal length; of bars, `x` counts the categories from 0.
+      label: label in the legend.
+      x, y: coordinates; for bars, `x` is the index of the category, from 0.
       low, high: intervals of `y`, or empty.
-      names: of single points, or empty.
-      dashed: set apart from what was measured: the paper's values, a fitted line.
+      names: names of single points, or empty.
+      dashed: whether it is dashed, for values that were not measured: the paper's
+        values, a fitted line.
     """
 
     label: str
@@ -142,12 +143,12 @@ class Chart(Record):
 
 @dataclasses.dataclass(frozen=True)
 class Finding(Record):
-    """A statement of the paper, and whether what was measured bears it out.
+    """A statement of the paper, and whether the measurements confirm it.
 
     Attributes:
-      statement: the paper's, in our words.
-      holds: None where it cannot be told.
-      evidence: the numbers, in a sentence.
+      statement: the statement, paraphrased.
+      holds: whether it holds; None if inconclusive.
+      evidence: a sentence with the numbers.
     """
 
     statement: str
@@ -161,9 +162,9 @@ class Exhibit(Record):
 
     Attributes:
       name: of the study and its folder, such as `table4`.
-      title: of its section.
-      paper: which tables and figures of the paper these are, above its title.
-      question: what it asks, in a sentence or two.
+      title: title of its section.
+      paper: the corresponding tables and figures of the paper.
+      question: the question of the study, in one or two sentences.
       tables, charts, lattices, findings: what it shows.
       notes: sentences that the reader should know: what differs from the paper.
       facts: named facts of the run: command, date, device, versions, model.

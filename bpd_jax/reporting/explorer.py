@@ -1,7 +1,7 @@
-"""The draft explorer: texts with every lattice along them, to be stepped through.
+"""The data of the draft explorer: texts with the lattices at all positions.
 
-The page's script draws it, from data that stand in the page as JSON. It makes text
-nodes of them and no markup, so nothing in a token can become an element.
+The page's script draws it from JSON in the page. The script creates text nodes and no
+markup, so that nothing in a token can become an element.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Names beside the points of a chart, where they hide one another least."""
+"""Placement of names beside the points of a chart, with little overlap."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -31,14 +31,14 @@ class Box:
     bottom: float
 
     def shared(self, other: "Box") -> float:
-        """Area that both cover."""
+        """The area of the intersection."""
         width = min(self.right, other.right) - max(self.left, other.left)
         height = min(self.bottom, other.bottom) - max(self.top, other.top)
         return max(width, 0) * max(height, 0)
 
     @property
     def area(self) -> float:
-        """Of the whole."""
+        """The area."""
         return (self.right - self.left) * (self.bottom - self.top)
 
 
@@ -62,7 +62,7 @@ class Label:
 def place(
     points: Sequence[tuple[float, float, str]], frame: Box, occupied: Sequence[Box] = ()
 ) -> list[Label]:
-    """Chooses a place for every name, one after another.
+    """Chooses a position for every name, one after another.
 
     Args:
       points: x, y and name; an empty name gets no label, nor does one that would be

@@ -1,4 +1,4 @@
-"""An exhibit's tables as LaTeX that pdflatex reads, whatever a model has written."""
+"""An exhibit's tables as LaTeX for pdflatex, with all text escaped."""
 
 import re
 
@@ -70,12 +70,12 @@ _COMMANDS = (
 
 
 def escape(text: str) -> str:
-    r"""Returns text that LaTeX shows as it is.
+    r"""Escapes text for LaTeX.
 
     >>> escape("50 % of a_b")
     '50 \\% of a\\_b'
     """
-    # Hyphens side by side would become a dash.
+    # Adjacent hyphens would become a dash.
     return re.sub(r"-+|[^-]", _shown, readable(text))
 
 

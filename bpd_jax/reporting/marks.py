@@ -1,4 +1,4 @@
-"""How the series of a chart look: colours, shapes, words."""
+"""Colours, shapes and tooltips of the series of a chart."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ _SHAPES: list[list[tuple[float, float]]] = [
 
 @dataclasses.dataclass(frozen=True)
 class Style:
-    """How a series looks: a CSS colour, the number of its shape, whether dashed."""
+    """The style of a series: CSS colour, index of the shape, whether it is dashed."""
 
     colour: str
     shape: int
@@ -80,7 +80,7 @@ def is_marked(series: Series, chart: Chart) -> bool:
 
 
 def words(series: Series, index: int, chart: Chart) -> str:
-    """What a mark stands for, as shown when it is pointed at."""
+    """The tooltip of a mark."""
     x = series.x[index]
     name = series.names[index] if series.names else ""
     if not name and chart.categories:

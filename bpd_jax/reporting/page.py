@@ -1,6 +1,6 @@
-"""Exhibits as one HTML page that needs nothing but itself.
+"""Exhibits as one self-contained HTML page.
 
-The studies' page and the report of one evaluation are both made here. Jinja2 escapes
+The studies' page and the report of one evaluation are rendered here. Jinja2 escapes
 every value that a template prints, control characters included, and the page's own
 security policy allows no network and no script but the page's.
 """
@@ -27,13 +27,13 @@ from bpd_jax.reporting.terms import TERMS
 from bpd_jax.reporting.wording import fact
 
 SUMMARY, EXPLORER = "summary", "explorer-title"
-# More statements than these are folded away by exhibit.
+# Above this number, statements are collapsed by exhibit.
 _SHOWN = 12
-# Longer groups of facts get a line for each.
+# Longer groups of facts have one line per fact.
 _LINE = 90
 # Characters of a cell's text that make its column one of words.
 _WORDS_FROM = 14
-# Facts that programs read, and those that are among the notes.
+# Facts for programs, and those that are in the notes.
 _HIDDEN_FACTS = frozenset(
     {"labels", "tasks", "printed", "left_out", "notes", "texts", "made_with"}
 )
@@ -50,12 +50,12 @@ class KeyFigure:
 
 @dataclasses.dataclass(frozen=True)
 class PagePart:
-    """An exhibit at its place on the page.
+    """An exhibit as a section of the page.
 
     Attributes:
-      key: its id, which no other part has.
-      exhibit: what it shows.
-      size: which of several runs of its study it is, such as `smollm2`; "" if alone.
+      key: its unique id.
+      exhibit: the exhibit.
+      size: size of the run, such as `smollm2`, if there are several; otherwise "".
     """
 
     key: str
@@ -72,7 +72,7 @@ class PagePart:
 
 @dataclasses.dataclass(frozen=True)
 class Page:
-    """What a page shows.
+    """The contents of a page.
 
     Attributes:
       title: heading of the page.
@@ -176,7 +176,7 @@ def _has_points(chart: Chart) -> bool:
 
 
 def summary_sentence(page: Page) -> str:
-    """Returns how many of the paper's statements were borne out."""
+    """Returns a sentence about how many of the paper's statements hold."""
     verdicts = [f.holds for part in page.parts for f in part.exhibit.findings]
     if not verdicts:
         return "No statement of the paper was checked."

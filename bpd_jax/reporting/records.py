@@ -1,8 +1,8 @@
-"""What a report is made of: records that are written as JSON and read back.
+"""The records of a report, which are written as JSON and read back.
 
-Nothing here depends on models or arrays. `Record.to_json()` gives dicts, lists, strings
-and numbers; `Record.from_json()` reads them, and says in one sentence what is wrong
-with data that do not fit.
+Nothing here depends on models or arrays. `Record.to_json()` returns dicts, lists,
+strings and numbers; `Record.from_json()` reads them, and reports invalid data in one
+sentence.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ GREEDY = "greedy"
 
 
 class Record:
-    """A dataclass that goes to JSON and back."""
+    """A dataclass that can be converted to and from JSON."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the record as dicts, lists and scalars."""
@@ -42,7 +42,7 @@ class Record:
 
 @dataclasses.dataclass(frozen=True)
 class Step(Record):
-    """One serial call: the draft that won, and how much of it was right.
+    """One serial call: the winning draft and its number of accepted tokens.
 
     Example: `Step(["def", " add", "(x"], accepted=2)` emitted `def add`; the model
     itself wanted another token than `(x`.
@@ -220,7 +220,7 @@ class LatticePicture(Record):
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationReport(Record):
-    """Everything that one evaluation has to show.
+    """The results of one evaluation.
 
     Attributes:
       title: heading of the report.

@@ -1,4 +1,4 @@
-"""What was run, in sentences: models, how many texts, how long they are."""
+"""Sentences about runs: models, numbers of texts, lengths."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ _SETTINGS = ("max_new_tokens", "longest_prompt", "longest_whole", "lattice_width
 
 @dataclasses.dataclass
 class _Group:
-    """Studies of one size that were run alike.
+    """Studies of one size with the same settings.
 
     Attributes:
       name: of the size, and of the model where that is another.

@@ -1,4 +1,4 @@
-"""Jinja2 templates of pages and pictures: the files beside this one.
+"""Jinja2 templates of pages and pictures, which are files in this package.
 
 Every value that a template prints is escaped, control characters included, unless it
 is markup already.

@@ -1,6 +1,5 @@
-"""Texts and facts as pages, LaTeX and terminals show them."""
+"""Formatting of texts and facts for pages, LaTeX and terminals."""
 
-import html
 from typing import Any
 
 MISSING = "—"
@@ -27,15 +26,6 @@ def readable(text: str) -> str:
         else character.encode("unicode_escape").decode("ascii")
         for character in text
     )
-
-
-def escaped(text: str) -> str:
-    """Returns text for an HTML page: every text that goes there passes here.
-
-    >>> escaped("a < b")
-    'a &lt; b'
-    """
-    return html.escape(readable(text))
 
 
 def percent(fraction: float | None, *, sign: bool = True) -> str:
