@@ -29,10 +29,9 @@ import jax
 import numpy as np
 from absl import flags
 
-from bpd_jax import cli, configuration, files
+from bpd_jax import cli, configuration, files, provenance
 from bpd_jax.errors import UserError
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
-from bpd_jax.reporting import build
 from bpd_jax.training.checkpoints import Checkpoints
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.metrics import FILE_NAME, read_rows
@@ -110,9 +109,9 @@ def _measure(scratch: pathlib.Path) -> dict[str, Any]:
     )
     return {
         "command": " ".join(["python -m benchmarks.kill", *sys.argv[1:]]),
-        "date": build.today(),
-        "device": build.device(),
-        "versions": build.versions(),
+        "date": provenance.today(),
+        "device": provenance.device(),
+        "versions": provenance.versions(),
         "steps": STEPS.value,
         "processes": PROCESSES.value,
         "seed": SEED.value,

@@ -429,7 +429,7 @@ def _client(process: int) -> Any:
     """The client of this process; a forked one does not share its connections."""
     del process
     try:
-        from google.cloud import storage
+        import google.cloud.storage as storage
     except ImportError as error:
         raise UserError(
             f"paths under gs:// need the extra gcs ({error}): pip install "
@@ -487,8 +487,8 @@ def _requests(path: BucketPath) -> Iterator[None]:
 
 def _words(error: BaseException) -> str:
     """The first line of what went wrong, not of how often it was tried."""
-    error = getattr(error, "cause", None) or error
-    text = getattr(error, "message", None) or str(error)
+    cause: Any = getattr(error, "cause", None) or error
+    text = getattr(cause, "message", None) or str(cause)
     with contextlib.suppress(AttributeError, ValueError, LookupError, TypeError):
-        text = error.response.json()["error"]["message"]  # type: ignore[attr-defined]
+        text = cause.response.json()["error"]["message"]
     return str(text).strip().partition("\n")[0][:300].rstrip(".")

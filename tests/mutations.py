@@ -296,8 +296,7 @@ def main() -> int:
     if flags.table:
         print(table(json.loads(pathlib.Path(flags.output).read_bytes())))
         return 0
-    from bpd_jax import files
-    from bpd_jax.reporting import build
+    from bpd_jax import files, provenance
     from tests.mutation_formats import FORMATS
 
     output = pathlib.Path(flags.output)
@@ -309,14 +308,14 @@ def main() -> int:
         "command": "python -m tests.mutations",
         # jax would start threads to tell it, and a process with threads must not fork.
         "device": f"cpu, {os.cpu_count()} cores, {platform.machine()}",
-        "versions": build.versions(),
+        "versions": provenance.versions(),
         "memory_limit_mb": MEMORY >> 20,
         "seconds_limit": SECONDS,
         "formats": rows,
     }
     for name in names:
         row = run(FORMATS[name], flags.inputs, flags.seed)
-        rows[name] = {"date": build.today(), "seed": flags.seed, **row}
+        rows[name] = {"date": provenance.today(), "seed": flags.seed, **row}
         facts = ", ".join(f"{k} {v}" for k, v in row.items() if k != "failures")
         print(f"{name:<28} {facts}, failures {len(row['failures'])}", flush=True)
         for failure in row["failures"][:20]:

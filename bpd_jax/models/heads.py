@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from bpd_jax.errors import UserError
 from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.partitioning import BLOCK_HEAD, EMBED, MLP, VOCAB, unbox
+from bpd_jax.models.products import product
 from bpd_jax.models.refiners import unit_rms
 from bpd_jax.models.transformer import ACTIVATIONS, named_normal, named_zeros
 from bpd_jax.typing import AnyArray, Array, Float, Params
@@ -219,21 +220,26 @@ def apply_head(
       side: see `condition`; None for heads that are not conditioned.
       dtype: of the products.
     """
-    w = {name: value.astype(dtype) for name, value in weights.items()}
     activation = ACTIVATIONS[config.activation]
+
+    def times(x: Array, kernel: Array) -> Array:
+        return product(x, kernel, 1, dtype)
+
+    def affine(x: Array, kernel: Array, bias: Array) -> Array:
+        return times(x, kernel) + bias.astype(dtype)
 
     def joined(state: Array, update: Array) -> Array:
         return state + update if config.residual else update
 
     if config.kind == "medusa":
-        for kernel, bias in zip(w["kernel"], w["bias"], strict=True):
-            hidden = joined(hidden, activation(hidden @ kernel + bias))
+        for layer in zip(weights["kernel"], weights["bias"], strict=True):
+            hidden = joined(hidden, activation(affine(hidden, *layer)))
         return hidden
-    inner = hidden @ w["kernel_in"] + w["bias_in"]
+    inner = affine(hidden, weights["kernel_in"], weights["bias_in"])
     if side is not None:
-        inner += side @ w["kernel_side"]
+        inner += times(side, weights["kernel_side"])
     inner = activation(inner)
-    return joined(hidden, inner @ w["kernel_out"] + w["bias_out"])
+    return joined(hidden, affine(inner, weights["kernel_out"], weights["bias_out"]))
 
 
 def softmax_rows(

@@ -24,6 +24,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
+from jax.sharding import Mesh
 
 from bpd_jax.models import row_kernel
 from bpd_jax.typing import Array, Params
@@ -37,16 +38,22 @@ _FLOAT32_SUMS = contextvars.ContextVar("float32_sums", default=False)
 
 
 @contextlib.contextmanager
-def float32_sums() -> Iterator[None]:
+def float32_sums(enabled: bool = True) -> Iterator[None]:
     """Within it, `product` of bfloat16 operands adds in float32.
 
     It acts when a function is traced, so it belongs inside of jitted functions.
     """
-    token = _FLOAT32_SUMS.set(True)
+    token = _FLOAT32_SUMS.set(enabled)
     try:
         yield
     finally:
         _FLOAT32_SUMS.reset(token)
+
+
+def on_cpu(mesh: Mesh | None) -> bool:
+    """Whether the devices are CPUs; without a mesh, whether the default one is."""
+    device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
+    return device.platform == "cpu"
 
 
 def accumulator(x: Array, stored: Array) -> Any:
@@ -174,22 +181,29 @@ def _backward(operands: tuple[Array, Array], gradient: Array) -> tuple[Array, Ar
     rows, matrix = operands
     return (
         _sum(gradient, matrix, ((1,), (1,))),
-        _sum(_transposed(rows), gradient, ((1,), (0,))),
+        summed_rows(rows, gradient).astype(rows.dtype),
     )
 
 
 _rows_times.defvjp(_forward, _backward)
 
 
-def _transposed(rows: Array) -> Array:
-    """`rows.T`, materialised: folded into the product, it takes longer."""
-    if jax.default_backend() != "cpu":
-        return rows.T
-    return with_layout_constraint(rows.T, Layout((0, 1)))
+def summed_rows(x: Array, y: Array) -> Array:
+    """`x.T @ y` of `[n, A]` and `[n, B]`, `[A, B]` in float32; x is the smaller one.
+
+    On a CPU x.T is materialised: folded into the product, it takes longer.
+    """
+    transposed = x.T
+    if jax.default_backend() == "cpu":
+        transposed = with_layout_constraint(transposed, Layout((0, 1)))
+    return _wide_sum(transposed, y, ((1,), (0,)))
+
+
+def _wide_sum(x: Array, y: Array, axes: tuple[tuple[int], tuple[int]]) -> Array:
+    return jax.lax.dot_general(
+        x, y, (axes, ((), ())), preferred_element_type=jnp.float32
+    )
 
 
 def _sum(x: Array, y: Array, axes: tuple[tuple[int], tuple[int]]) -> Array:
-    total = jax.lax.dot_general(
-        x, y, (axes, ((), ())), preferred_element_type=jnp.float32
-    )
-    return total.astype(x.dtype)
+    return _wide_sum(x, y, axes).astype(x.dtype)

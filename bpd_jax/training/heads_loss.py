@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.heads import apply_head
 from bpd_jax.models.partitioning import BATCH_SPEC
-from bpd_jax.training.softmax_chunks import Chunk, HeadsLoss, Sums, product
+from bpd_jax.training.softmax_chunks import Chunk, HeadsLoss, LossSums, product
 from bpd_jax.typing import Array, Bool, Float, Int, Params
 
 
@@ -56,22 +56,22 @@ def heads_sums(
     valid: Bool[Array, "L B T"],
     *,
     entropies: bool = True,
-) -> Sums:
+) -> LossSums:
     """The sums of every head, `[L]` each."""
     weights = how.matrix(softmax)
 
-    def run(carry: None, head: _Head) -> tuple[None, tuple[Sums, None]]:
+    def run(carry: None, head: _Head) -> tuple[None, tuple[LossSums, None]]:
         state = _head_state(how.model, head.weights, hidden)
 
-        def one(chunk: Chunk) -> Sums:
+        def one(chunk: Chunk) -> LossSums:
             logits = how.logits(chunk.state, weights)
             return how.sums(logits, chunk, entropies=entropies)[0]
 
-        def add(total: Sums, chunk: Chunk) -> tuple[Sums, None]:
+        def add(total: LossSums, chunk: Chunk) -> tuple[LossSums, None]:
             return _plus(total, how.on_each(one, chunk)), None
 
         nothing = jnp.float32(0)
-        zero = Sums(nothing, nothing, nothing if entropies else None)
+        zero = LossSums(nothing, nothing, nothing if entropies else None)
         chunks = how.chunks(state, head.targets, head.valid)
         return carry, (jax.lax.scan(add, zero, chunks)[0], None)
 
@@ -117,44 +117,50 @@ def _forward(
     """`heads_loss`, and its gradients as residuals."""
     weights = how.matrix(softmax)
 
-    def run(carry: Any, head: _Head) -> tuple[Any, tuple[Sums, Params | None]]:
+    def run(carry: Any, head: _Head) -> tuple[Any, tuple[LossSums, Params | None]]:
         by_softmax, by_hidden = carry
         state, pull = jax.vjp(
             functools.partial(_head_state, how.model), head.weights, hidden
         )
 
-        def one(chunk: Chunk) -> tuple[Sums, Array, Array]:
+        def one(chunk: Chunk) -> tuple[LossSums, Array, Array]:
             partial, error = how.sums(how.logits(chunk.state, weights), chunk)
             error = error.astype(weights.dtype)
             by_state = product("nV,VD->nD", error, weights)
-            return partial, by_state, product("nV,nD->VD", error, chunk.state)
+            return partial, by_state, how.by_matrix(error, chunk.state)
 
         def add(carry: Any, chunk: Chunk) -> tuple[Any, Array]:
             total, by_softmax = carry
             partial, by_state, by_weights = how.on_each(one, chunk)
             # Scaled after the products: in bfloat16 the scale would be rounded.
             by_softmax += head.scale * by_weights
-            by_softmax = how.pin(by_softmax, *BATCH_SPEC, "model")
+            by_softmax = how.pin(by_softmax, *spec)
             by_state = (head.scale * by_state).astype(state.dtype)
             return (_plus(total, partial), by_softmax), by_state
 
-        zero = Sums(jnp.float32(0), jnp.float32(0))
+        zero = LossSums(jnp.float32(0), jnp.float32(0))
         chunks = how.chunks(state, head.targets, head.valid)
         (partial, by_softmax), parts = jax.lax.scan(add, (zero, by_softmax), chunks)
         by_head, by_input = pull(how.joined(parts, *hidden.shape[:2]))
         return (by_softmax, by_hidden + by_input), (partial, by_head)
 
     zeros = jnp.zeros((how.groups, *weights.shape), jnp.float32)
+    spec = (*BATCH_SPEC, "model")
+    if how.by_columns:
+        zeros, spec = zeros.swapaxes(1, 2), (*BATCH_SPEC, None, "model")
     start = (
-        how.pin(zeros, *BATCH_SPEC, "model"),
+        how.pin(zeros, *spec),
         how.pin(jnp.zeros(hidden.shape, jnp.float32), *BATCH_SPEC),
     )
     (by_softmax, by_hidden), sums, by_heads = _over_heads(
         how.model, run, start, _Head(heads, targets, valid, scale)
     )
+    by_softmax = by_softmax.sum(0)
+    if how.by_columns:
+        by_softmax = by_softmax.T
     gradients = (
         by_heads,
-        by_softmax.sum(0)[: len(softmax)].astype(softmax.dtype),
+        by_softmax[: len(softmax)].astype(softmax.dtype),
         by_hidden.astype(hidden.dtype),
     )
     return (jnp.dot(scale, sums.loss), sums.loss, sums.correct), gradients
@@ -175,10 +181,10 @@ heads_loss.defvjp(_forward, _backward)
 
 def _over_heads(
     model: BlockwiseConfig,
-    run: Callable[[Any, _Head], tuple[Any, tuple[Sums, Any]]],
+    run: Callable[[Any, _Head], tuple[Any, tuple[LossSums, Any]]],
     carry: Any,
     heads: _Head,
-) -> tuple[Any, Sums, Any]:
+) -> tuple[Any, LossSums, Any]:
     """`lax.scan` over the heads, preceded by head 1 if it has no layer of its own.
 
     Args:
@@ -216,6 +222,6 @@ def _head_state(
     return apply_head(model.heads, weights, hidden, dtype=model.trunk.dtype)
 
 
-def _plus(total: Sums, added: Sums) -> Sums:
+def _plus(total: LossSums, added: LossSums) -> LossSums:
     """Adds the sums of all devices."""
     return jax.tree.map(lambda a, b: a + b.sum(0), total, added)

@@ -12,6 +12,7 @@ from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.heads import softmax_rows
+from bpd_jax.models.products import float32_sums, on_cpu
 from bpd_jax.training.heads_loss import best_tokens, heads_loss, heads_sums
 from bpd_jax.training.softmax_chunks import HeadsLoss
 from bpd_jax.typing import AnyArray, Array, Bool, Float, Int, Params
@@ -138,6 +139,19 @@ def scaled_loss(
 
     The arguments are those of `blockwise_loss`; `learned` is its `head_targets`.
     """
+    with float32_sums(on_cpu(mesh)):
+        return _scaled_loss(model, params, batch, scale, compute, learned, mesh)
+
+
+def _scaled_loss(
+    model: BlockwiseConfig,
+    params: Params,
+    batch: Batch,
+    scale: Float[Array, " L"],
+    compute: ComputeConfig,
+    learned: str,
+    mesh: Mesh | None,
+) -> tuple[Float[Array, ""], HeadSums]:
     hidden, matrix, targets, valid = _run(model, params, batch, compute, mesh)
     how = HeadsLoss(model, compute.loss_chunk, mesh)
     if learned == "model":
@@ -158,9 +172,10 @@ def evaluation_sums(
     mesh: Mesh | None = None,
 ) -> HeadSums:
     """The sums of a batch with the heads' entropies, against the text's tokens."""
-    hidden, matrix, targets, valid = _run(model, params, batch, compute, mesh)
-    how = HeadsLoss(model, compute.loss_chunk, mesh)
-    sums = heads_sums(how, params.get("heads"), matrix, hidden, targets, valid)
+    with float32_sums(on_cpu(mesh)):
+        hidden, matrix, targets, valid = _run(model, params, batch, compute, mesh)
+        how = HeadsLoss(model, compute.loss_chunk, mesh)
+        sums = heads_sums(how, params.get("heads"), matrix, hidden, targets, valid)
     count = valid.sum((1, 2), dtype=jnp.float32)
     return HeadSums(sums.loss, sums.correct, count, sums.entropy)
 

@@ -36,7 +36,7 @@ from bpd_jax.studies.text_files import content_digest
 from bpd_jax.studies.tuning import tune
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
-SIZES = ("tiny", "smollm2", "paper")
+SIZES = ("tiny", "small", "smollm2", "paper")
 FILES = [
     path
     for name in NAMES

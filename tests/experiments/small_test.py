@@ -1,0 +1,141 @@
+"""The size `small`: its gin files, and the order in which its script makes things."""
+
+import gzip
+import pathlib
+import shutil
+import subprocess
+
+import pytest
+
+from bpd_jax import configuration
+from bpd_jax.cli import rewrite_gin_arguments
+from bpd_jax.models.blockwise import count_parameters
+from bpd_jax.studies.config import TASK_FIELD, StudyConfig
+from bpd_jax.training.config import TrainConfig
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+RECIPE = "experiments/small/recipe.sh"
+TRAINED = ("cnn_dailymail", "squad", "samsum")
+
+# Stands for Python: notes its arguments, and makes what such a command ends with.
+STUB = """#!/usr/bin/env bash
+echo "$*" >> commands.txt
+for word in "$@"; do
+    case $word in
+        --output=*.html) touch "${word#*=}" ;;
+        --output=*)
+            mkdir -p "${word#*=}"
+            touch "${word#*=}"/{slim,rows,ngram_model}.json ;;
+    esac
+done
+"""
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    """A folder in which the recipe has run, and its commands."""
+    folder = tmp_path_factory.mktemp("small")
+    (folder / RECIPE).parent.mkdir(parents=True)
+    shutil.copy(ROOT / RECIPE, folder / RECIPE)
+    stub = folder / "python"
+    stub.write_text(STUB)
+    stub.chmod(0o755)
+    for task in TRAINED:
+        path = folder / "data" / task / "train.jsonl.gz"
+        path.parent.mkdir(parents=True)
+        count = 100 if task == "cnn_dailymail" else 1000
+        path.write_bytes(gzip.compress(b"{}\n" * count))
+    (folder / "data/samsum/test.jsonl.gz").touch()
+    return folder, run_recipe(folder)
+
+
+def run_recipe(folder, *stages):
+    """Runs the recipe and returns the words of each command."""
+    done = subprocess.run(
+        ["bash", RECIPE, "text/*.txt", "data", *stages],
+        cwd=folder,
+        env={"PATH": "/usr/bin:/bin", "PYTHON_BIN": "./python"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    commands = folder / "commands.txt"
+    lines = commands.read_text().splitlines() if commands.exists() else []
+    commands.unlink(missing_ok=True)
+    return [line.split() for line in lines]
+
+
+def trainings(commands):
+    """The configuration of each run of training, by the name of its folder."""
+    found = {}
+    for words in commands:
+        if words[1] != "bpd_jax.train":
+            continue
+        files, bindings = [], ["TransformerConfig.vocab_size=8192"]
+        for word in rewrite_gin_arguments(words[2:]):
+            name, _, value = word.partition("=")
+            if name == "--workdir":
+                folder = value.rpartition("/")[2]
+            else:
+                (files if name == "--gin_file" else bindings).append(
+                    value.removeprefix("=")
+                )
+        found[folder] = configuration.parse(files, bindings, TrainConfig).value
+    return found
+
+
+def test_every_run_of_training_has_a_configuration(recipe):
+    runs = trainings(recipe[1])
+    assert list(runs) == [
+        "base",
+        *("shallow", "deep", "wide"),
+        *TRAINED,
+        *(f"deep_{task}" for task in TRAINED),
+    ]
+    base = runs["base"]
+    assert base.model.block_size == 9
+    assert base.lambdas == (1.0,) * 9
+    assert 8e6 < count_parameters(base.model)["total"] < 15e6
+    sizes = [count_parameters(runs[name].model) for name in ("shallow", "deep", "wide")]
+    assert [size["heads"] for size in sizes] == [0, 0, 0]
+    totals = [size["total"] for size in sizes]
+    assert totals == sorted(set(totals))
+    for name in ("shallow", "deep", "wide"):
+        assert runs[name].task == base.task  # They share the rows.
+        assert runs[name].length == base.length
+    for name in TRAINED:
+        for run, start in ((name, "base"), (f"deep_{name}", "deep")):
+            assert runs[run].start == f"runs/small/training/{start}"
+            assert runs[run].model == runs[start].model
+        # What is reported does not select the checkpoint.
+        source = runs[name].task.validation_from
+        assert source == ("validation" if name == "samsum" else "train")
+    assert runs["cnn_dailymail"].steps < runs["squad"].steps
+
+
+def test_studies_have_all_models(recipe):
+    folder, _ = recipe
+    for path in (ROOT / "experiments").glob("*/small.gin"):
+        study = f"StudyConfig.study={path.parent.name!r}"
+        config = configuration.parse([path], [study], StudyConfig).value
+        names = [*config.contenders, *config.tuners.values()]
+        used = {name.partition("@")[2] for name in names} - {""}
+        paths = [path for name in used for path in config.assets[name].values()]
+        for task in config.tasks:
+            for one in [config.model, *paths]:
+                # What a study makes itself is in its own folder.
+                if not one.startswith("{workdir}"):
+                    assert (folder / one.replace(TASK_FIELD, task)).is_dir(), path
+    news = folder / "runs/small/xsum"
+    assert news.resolve() == (folder / "runs/small/cnn_dailymail").resolve()
+
+
+def test_finished_stages_are_skipped(recipe):
+    folder, first = recipe
+    assert len(first) > 20
+    again = run_recipe(folder)
+    assert [words[1] for words in again] == ["experiments.run", "bpd_jax.report"]
+    shutil.rmtree(folder / "runs/small/deep")
+    missing = run_recipe(folder, "rescorers")
+    assert [words[1] for words in missing] == ["bpd_jax.train", "bpd_jax.export_params"]
