@@ -19,6 +19,7 @@ import math
 import multiprocessing
 import os
 import pathlib
+import platform
 import random
 import resource
 import signal
@@ -305,7 +306,8 @@ def main() -> int:
     names = flags.formats.split(",") if flags.formats else list(FORMATS)
     result = {
         "command": "python -m tests.mutations",
-        "device": provenance.device(),
+        # jax would start threads to tell it, and a process with threads must not fork.
+        "device": f"cpu, {os.cpu_count()} cores, {platform.machine()}",
         "versions": provenance.versions(),
         "memory_limit_mb": MEMORY >> 20,
         "seconds_limit": SECONDS,

@@ -5,6 +5,7 @@ import pathlib
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -74,6 +75,38 @@ def test_some_damage_is_one_sentence(name: str) -> None:
     row = read_damaged(FORMATS[name], 20, 1)
     assert row["failures"] == []
     assert row["read"] + row["refused"] == 20
+
+
+LONG = b"a" * 300
+# Inputs that ended in a traceback, or did not end.
+WORST: list[tuple[str, str, Callable[[bytes], bytes]]] = [
+    ("records.jsonl", "records.jsonl", lambda d: d.replace(b'ed":"', b'ed":"0')),
+    ("records.jsonl", "records.jsonl", lambda d: d.replace(b'gth":"', b'gth":"~')),
+    ("gin_file", "run.gin", lambda d: d + b"STEPS\n"),
+    ("gin_file", "run.gin", lambda d: d + b"STEPS = " + b"[" * 9_000),
+    ("gin_flags", "flags.txt", lambda d: d + b"STEPS = " + b"[" * 9_000),
+    ("metrics.jsonl", "metrics.jsonl", lambda d: d[:40] + b"\xff" + d[40:]),
+    ("metrics.jsonl", "metrics.jsonl", lambda d: b"[" * 100_000),
+    ("metrics.jsonl", "metrics.jsonl", lambda d: b"[1]\n" + d),
+    ("parts", "parts/parts.json", lambda d: d.replace(b'"file"', b'"%s"' % LONG)),
+    ("ngram_model", "keys_1.npy", lambda d: d[:8] + b"\xff\xff" + b" " * 70_000),
+    ("ngram_counts", "followed_1.npy", lambda d: d[:128] + bytes(len(d) - 128)),
+]
+
+
+@pytest.mark.parametrize("name, path, edit", WORST)
+def test_the_worst_is_one_sentence(
+    tmp_path: pathlib.Path, name: str, path: str, edit: Callable[[bytes], bytes]
+) -> None:
+    example, folder = FORMATS[name], tmp_path / "folder"
+    folder.mkdir()
+    example.make(folder)
+    before = (folder / path).read_bytes()
+    (folder / path).write_bytes(edit(before))
+    assert (folder / path).read_bytes() != before
+    if example.reseal is not None:
+        example.reseal(folder)
+    assert not mutations.attempt(lambda: example.read(folder))
 
 
 def test_the_table_of_the_docs_is_that_of_the_results() -> None:
