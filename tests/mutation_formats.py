@@ -36,13 +36,13 @@ from bpd_jax.pretrained.gguf_model import open_gguf
 from bpd_jax.pretrained.huggingface import open_folder
 from bpd_jax.pretrained.load_parameters import load_trunk
 from bpd_jax.pretrained.medusa_import import import_heads
-from bpd_jax.reporting.build import training_curves
+from bpd_jax.reporting.evaluation_records import training_curves
 from bpd_jax.studies import run_files
 from bpd_jax.training.checkpoint_files import DIGESTS, write_digests
 from bpd_jax.training.checkpoints import Checkpoints, load_parameters
 from bpd_jax.training.config import TrainConfig
+from bpd_jax.training.exported_params import load_run_parameters, write_exported
 from bpd_jax.training.metrics import FILE_NAME, MetricsWriter, read_rows
-from bpd_jax.training.slim import load_run_parameters, write_slim
 from tests import damage_test
 from tests.data.rows_test import write_rows
 from tests.mutations import Format
@@ -195,7 +195,7 @@ def _write_slim(folder: pathlib.Path) -> None:
     damage_test.save_config(RUN, folder / "run" / "model.json")
     for name in ("task.json", "tokenizer.json"):
         (folder / "run" / name).write_text("{}")
-    write_slim(folder / "run", folder / "slim")
+    write_exported(folder / "run", folder / "slim")
 
 
 def _prompts(name: str) -> Callable[[pathlib.Path], object]:
@@ -242,7 +242,8 @@ for name in ("token_ids.txt", "token_ids.txt.gz", "token_ids.npy"):
 
 def _read_trunk(checkpoint: Any) -> None:
     load_trunk(checkpoint.config, checkpoint.layout, checkpoint.tensors)
-    checkpoint.tokenizer.encode("Why?")
+    ends = checkpoint.end_tokens
+    Tokenizer(checkpoint.tokenizer, "folder", ends[0]).encode("Why?")
 
 
 _add(

@@ -83,7 +83,8 @@ class Tokenizer:
         """Returns the ids of each text; texts are shared out over the CPU cores.
 
         Raises:
-          UserError: a text cannot be written as UTF-8.
+          UserError: a text cannot be written as UTF-8, or the tokenizer lacks a token
+            that it needs.
         """
         try:
             encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
@@ -95,6 +96,11 @@ class Tokenizer:
                         "which stands for a byte that is not UTF-8."
                     ) from error
             raise
+        except Exception as error:  # The library raises that class itself.
+            raise UserError(
+                f"the tokenizer cannot encode a text: {str(error).strip('.')}; its "
+                "tokenizer.json is damaged or incomplete."
+            ) from error
         return [encoding.ids for encoding in encodings]
 
     def encode_chat(self, text: str) -> list[int]:
