@@ -98,7 +98,10 @@ def telling_errors() -> Iterator[None]:
         if reason is None:
             raise
         platforms = os.environ["JAX_PLATFORMS"]
-        _fail(f"JAX cannot start what JAX_PLATFORMS={platforms} names{reason}.")
+        _fail(
+            f"JAX cannot start what JAX_PLATFORMS={platforms} names{reason}: "
+            "unset it, or install what this device needs."
+        )
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise

@@ -20,8 +20,9 @@ from bpd_jax import buckets, temporaries
 from bpd_jax.buckets import BucketPath, as_path
 from bpd_jax.errors import UserError
 
-_MOST_JSON, _JSON_PIECE = 1 << 30, 1 << 20  # bytes
-MOST_LINE = 1 << 28  # bytes
+# Parsed, JSON takes up to some thirty times as much memory.
+_MOST_JSON, _JSON_PIECE = 1 << 27, 1 << 20  # bytes
+MOST_LINE = 1 << 24  # bytes
 
 
 def check_writable(path: str | os.PathLike[str], *, folder: bool = False) -> None:

@@ -16,7 +16,9 @@ stop() {
 
 # The folder counts too: an environment does not survive being moved.
 wanted=$({ cat requirements.txt setup.py; pwd; } | cksum)
-if [ -f "$MARK" ] && [ "$(cat "$MARK")" = "$wanted" ] && .venv/bin/python -c "" 2>/dev/null; then
+version() { "$1" -c "import sys; print(sys.version_info[:2])" 2>/dev/null; }
+if [ -f "$MARK" ] && [ "$(cat "$MARK")" = "$wanted" ] && .venv/bin/python -c "" 2>/dev/null &&
+  [ -z "${PYTHON:-}" -o "$(version "${PYTHON:-}")" = "$(version .venv/bin/python)" ]; then
   exit 0
 fi
 if [ -e .venv ] && [ ! -f "$MARK" ]; then

@@ -57,7 +57,7 @@ def test_only_names_under_gs_are_bucket_paths(tmp_path):
 
 def test_a_missing_package_is_told(monkeypatch):
     buckets._client.cache_clear()
-    monkeypatch.setitem(__import__("sys").modules, "google.cloud", None)
+    monkeypatch.setitem(__import__("sys").modules, "google.cloud.storage", None)
     with pytest.raises(UserError, match=r"bpd_jax\[gcs\]"):
         as_path("gs://b/a").exists()
 

@@ -99,3 +99,17 @@ def test_the_tour_of_decoding_names_everything() -> None:
         assert f'"{layout}"' in rest
     for command in " ".join(blocks(DECODING, "bash")).split("python -m ")[1:]:
         assert command.startswith("bpd_jax.decode --")
+
+
+def test_tests_that_are_named_exist() -> None:
+    """In docs, README and SECURITY.md: the file, and the function after `::`."""
+    pages = [ROOT / "README.md", ROOT / "SECURITY.md", *(ROOT / "docs").rglob("*.md")]
+    missing = []
+    for page in pages:
+        named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page.read_text())
+        for file, function in named:
+            path = ROOT / file
+            source = path.read_text() if path.is_file() else ""
+            if not source or (function and f"def {function}(" not in source):
+                missing.append(f"{page.name}: {file}::{function}")
+    assert missing == []

@@ -182,6 +182,10 @@ def damaged(
             path.write_bytes(kept[path])
 
 
+class Expired(BaseException):
+    """An input takes too long; no reader handles it as an error of the file."""
+
+
 def attempt(read: Callable[[], object]) -> str | None:
     """Reads; returns None if the input was read, "" if it was refused, or the fault."""
     from bpd_jax.errors import UserError
@@ -190,8 +194,14 @@ def attempt(read: Callable[[], object]) -> str | None:
         read()
         return None
     except UserError as error:
+        causes = [error.__cause__, error.__context__]
+        for cause in causes:
+            if isinstance(cause, MemoryError):
+                return f"MemoryError: {error}"[:300]
+            if cause is not None:
+                causes += [cause.__cause__, cause.__context__]
         return f"lines: {error}" if "\n" in str(error) else ""
-    except Exception as error:  # Whatever else it is, it is a fault.
+    except (Exception, Expired) as error:  # Whatever else it is, it is a fault.
         return f"{type(error).__name__}: {error}"[:300]
 
 
@@ -246,7 +256,7 @@ def _in_child(
     os.dup2(output, 2)
 
     def expired(*_: object) -> None:
-        raise TimeoutError(f"longer than {SECONDS} seconds")
+        raise Expired(f"longer than {SECONDS} seconds")
 
     def timed(folder: pathlib.Path) -> None:
         signal.alarm(SECONDS)

@@ -8,10 +8,12 @@ from collections.abc import Generator
 
 import numpy as np
 
-from bpd_jax import files, progress
+from bpd_jax import progress
 from bpd_jax.errors import UserError
 
 _BLOCK = 1 << 24
+# A whole corpus may be one line of token ids.
+_MOST_LINE = 1 << 28  # bytes
 
 
 class TextBlocks:
@@ -68,7 +70,7 @@ def line_blocks(path: pathlib.Path, label: str | None) -> Generator[bytes, None,
 
     Raises:
       UserError: the file cannot be read, is cut short or damaged, or has a line of
-        more than `files.MOST_LINE` bytes.
+        more than 256 MiB.
     """
     lines = 0
     begun: list[bytes] = []  # of a line whose end is in a later block
@@ -95,9 +97,9 @@ def line_blocks(path: pathlib.Path, label: str | None) -> Generator[bytes, None,
                     yield block
                     begun = []
                 begun.append(data[end:])
-                if len(begun) * _BLOCK > files.MOST_LINE:
+                if len(begun) * _BLOCK > _MOST_LINE:
                     raise UserError(
-                        f"{path} has a line of more than {files.MOST_LINE:,} bytes "
+                        f"{path} has a line of more than {_MOST_LINE:,} bytes "
                         f"after line {lines}: is this a file of lines?"
                     )
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:

@@ -72,9 +72,10 @@ def source_bundle() -> tuple[str, Command]:
 
 def check_within_share(flag: str, folder: str) -> None:
     """Raises UserError unless a flag names a folder within the share."""
-    if folder.startswith("/") or ".." in folder.split("/"):
+    if folder.startswith("/") or ":" in folder or ".." in folder.split("/"):
         raise UserError(
-            f"--{flag}={folder} must be a folder within the share, such as runs/base."
+            f"--{flag}={folder} must be a folder within the share, such as runs/base. "
+            "(A run that you start on the slices yourself may lie under gs://.)"
         )
 
 

@@ -91,7 +91,7 @@ class TpuSlice:
                 f"--name={self.name} must be lower-case letters, digits and hyphens, "
                 "at most 60, the first of them a letter."
             )
-        if not re.fullmatch(r"[^:\s]+:/\S*", self.share):
+        if not re.fullmatch(r"(?!gs:)[^:\s]+:/\S*", self.share):
             raise UserError(
                 f"--share={self.share} is not HOST:/FOLDER, as mount takes it."
             )

@@ -250,6 +250,7 @@ def test_a_number_of_chips_has_one_shape():
     [
         ({"name": "My_slice"}, "--name=My_slice must be lower-case"),
         ({"share": "/runs"}, "--share=/runs is not HOST:/FOLDER"),
+        ({"share": "gs://bucket/runs"}, "--share=gs://bucket/runs is not HOST:/FOLDER"),
         ({"slices": 0}, "--slices=0 must be 1 or more"),
         ({"spot": True, "reserved": True}, "exclude each other"),
         ({"labels": ("Team=nlp",)}, "--labels=Team=nlp must be KEY=VALUE"),

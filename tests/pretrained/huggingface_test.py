@@ -237,7 +237,7 @@ def test_a_tokenizer_of_gigabytes_is_not_read(folder):
 def test_a_model_of_other_sizes_is_refused(folder):
     path = folder()
     edit(path / "config.json", intermediate_size=25)
-    refused(path, r"mlp\.\w+\.weight has shape \[\d+, \d+\], and the configuration")
+    refused(path, r"mlp\.\w+\.weight has shape \[\d+, \d+\], but the configuration")
     edit(path / "config.json", intermediate_size=24, tie_word_embeddings=False)
     refused(path, r"has no tensor lm_head\.weight")
     edit(path / "config.json", num_hidden_layers=10**12)

@@ -133,5 +133,5 @@ def test_a_tensor_of_another_shape_is_refused():
     config = llama(vocab_size=50)
     tensors = CountingTensors(llama_layout(config))
     tensors.shapes["model.norm.weight"] = (97,)
-    with pytest.raises(UserError, match=r"has shape \[97\], and the config"):
+    with pytest.raises(UserError, match=r"has shape \[97\], but the config"):
         load_trunk(config, llama_layout(config), tensors)
