@@ -43,7 +43,7 @@ def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
     for token in (*ends, *([] if begin is None else [begin])):
         if not 0 <= token < config.vocab_size:
             raise UserError(
-                f"{folder} names token {token} as begin or end of a text, but its "
+                f"{folder} names token {token} as beginning or end of a text, but its "
                 f"model has {config.vocab_size} tokens."
             )
     return Checkpoint(

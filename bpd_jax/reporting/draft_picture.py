@@ -5,6 +5,7 @@ plain one from the same position.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -114,7 +115,9 @@ def svg(picture: DraftPicture) -> str:
     columns = _columns(picture)
     words = [[_shown(pieces[token]) for token in column] for column in columns]
     widths = [_CHARACTER * max(map(len, column)) + 14 for column in words]
-    lefts = [_LEFT + _NAMES + sum(widths[:i]) + _GAP * i for i in range(len(widths))]
+    # Not `sum`, whose rounding differs between versions of Python.
+    before = itertools.accumulate(widths[:-1], initial=0.0)
+    lefts = [_LEFT + _NAMES + width + _GAP * i for i, width in enumerate(before)]
     middles = [left + wide / 2 for left, wide in zip(lefts, widths, strict=True)]
     below = _TOP + _ROW * max(map(len, columns)) + 16
     chosen = [
