@@ -35,11 +35,10 @@ from absl import flags
 from benchmarks.accelerator_parts import results
 from benchmarks.accelerator_parts.jobs import Part, Row, Setting
 from benchmarks.timing import first_line
-from bpd_jax import cli, decode_flags, progress
+from bpd_jax import cli, decode_flags, progress, provenance
 from bpd_jax.errors import UserError
 from bpd_jax.pretrained.file_parts import split_file
 from bpd_jax.pretrained.packaged_models import find_packaged
-from bpd_jax.reporting import build
 
 PART = flags.DEFINE_list("part", list(results.PARTS), "parts to run.")
 PLATFORM = flags.DEFINE_enum(
@@ -141,9 +140,9 @@ def _run(
             rows[name] = {
                 **row,
                 "seconds_of_the_job": time.perf_counter() - start,
-                "date": build.today(),
-                "machine": build.device(),
-                "versions": build.versions(),
+                "date": provenance.today(),
+                "machine": provenance.device(),
+                "versions": provenance.versions(),
                 "command": " ".join(
                     ["python -m benchmarks.accelerator", *sys.argv[1:]]
                 ),

@@ -33,7 +33,7 @@ import numpy as np
 from absl import flags
 
 from benchmarks.timing import read_bandwidth, seconds_of
-from bpd_jax import cli, files
+from bpd_jax import cli, files, provenance
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
@@ -42,7 +42,6 @@ from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.config import BlockwiseConfig, TransformerConfig
 from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.reporting import build
 from bpd_jax.typing import Array, Params
 
 PYTHON = flags.DEFINE_string("python", "", "interpreter with torch and transformers.")
@@ -242,7 +241,7 @@ def main() -> None:
             "transformers_forward": functools.partial(theirs, "forward"),
         }
         greedy = {length: greedy_costs(runs, length) for length in prompts}
-        versions = build.versions() | ask(way="versions")
+        versions = provenance.versions() | ask(way="versions")
 
     speed = read_bandwidth()
     # Of the position table only one row is read.
@@ -250,8 +249,8 @@ def main() -> None:
     read -= params["trunk"]["position_embedding"].nbytes
     result = {
         "command": " ".join(["python -m benchmarks.autoregressive", *sys.argv[1:]]),
-        "date": build.today(),
-        "device": build.device(),
+        "date": provenance.today(),
+        "device": provenance.device(),
         "load_average": {"before": load, "after": os.getloadavg()[0]},
         "versions": versions,
         "new_tokens": NEW_TOKENS.value,

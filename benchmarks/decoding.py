@@ -24,7 +24,7 @@ import jax
 import numpy as np
 from absl import flags
 
-from bpd_jax import cli, configuration, decode_flags, files, progress
+from bpd_jax import cli, configuration, decode_flags, files, progress, provenance
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.generate import Generation, Task
 from bpd_jax.decoding.loop import decode_on_device
@@ -43,7 +43,6 @@ from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.ngrams.formats import load_model as ngram_files
-from bpd_jax.reporting import build
 
 METHODS = flags.DEFINE_list(
     "methods",
@@ -252,9 +251,9 @@ def main() -> None:
     passes = measure_passes(decoder, batch, length)
     result = {
         "command": " ".join(["python -m benchmarks.decoding", *sys.argv[1:]]),
-        "date": build.today(),
-        "device": build.device(),
-        "versions": build.versions(),
+        "date": provenance.today(),
+        "device": provenance.device(),
+        "versions": provenance.versions(),
         "precision": decoder.model.config.trunk.dtype,
         "prompts": len(prompts),
         "new_tokens": options.max_new_tokens,

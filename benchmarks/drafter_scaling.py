@@ -15,9 +15,9 @@ from typing import Any
 
 from absl import flags
 
-from bpd_jax import cli, files
+from bpd_jax import cli, files, provenance
 from bpd_jax.errors import UserError
-from bpd_jax.reporting import build, charts
+from bpd_jax.reporting import charts
 from bpd_jax.reporting.exhibits import LINES, Chart, Series
 
 RUNS = flags.DEFINE_string("runs", None, "folder of the folders of runs.")
@@ -34,8 +34,8 @@ def main() -> None:
     output = pathlib.Path(OUTPUT.value)
     result = {
         "command": " ".join(["python -m benchmarks.drafter_scaling", *sys.argv[1:]]),
-        "date": build.today(),
-        "versions": build.versions(),
+        "date": provenance.today(),
+        "versions": provenance.versions(),
         "runs": rows,
     }
     text = table(rows)

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from bpd_jax import cli, decode_flags, files, progress
+from bpd_jax import cli, decode_flags, files, progress, provenance
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.loading import LoadedModel
@@ -41,7 +41,6 @@ from bpd_jax.drafting.parts import (
 )
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.equality import differences
-from bpd_jax.reporting import build
 
 METHODS = flags.DEFINE_list(
     "methods", [], "methods to compare; default: all compositions of the registry."
@@ -198,9 +197,9 @@ def main() -> None:
     prompts = _prompts(lm.loaded, len(methods), options)
     facts: dict[str, Any] = {
         "command": " ".join(["python -m benchmarks.equality", *sys.argv[1:]]),
-        "date": build.today(),
-        "device": build.device(),
-        "versions": build.versions(),
+        "date": provenance.today(),
+        "device": provenance.device(),
+        "versions": provenance.versions(),
         "model": lm.loaded.fingerprint,
         "precision": decoder.model.config.trunk.dtype,
         "prompts": len(prompts),

@@ -1,13 +1,14 @@
 """Kills a tiny run at random moments, again and again, and compares how it ends.
 
     python -m benchmarks.kill
-    python -m benchmarks.kill --kills=100 --seed=1
+    python -m benchmarks.kill --kills=100 --seed=1 --processes=2
 
 One run goes from its first step to its last. Another of the same configuration is
 killed (SIGKILL) while it starts, between its saves and in the middle of them, all the
-way from its first steps to its last, and started again each time. In the end
-parameters, optimizer and metrics of both must be equal bit for bit. Prints a table and
-writes one JSON file.
+way from its first steps to its last, and started again each time. With several
+processes one of them is killed, and the others must end by themselves; at a start,
+when they may not have met yet, all are killed. In the end parameters, optimizer and
+metrics of both must be equal bit for bit. Prints a table and writes one JSON file.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ import json
 import os
 import pathlib
 import random
+import socket
 import subprocess
 import sys
 import tempfile
@@ -27,10 +29,9 @@ import jax
 import numpy as np
 from absl import flags
 
-from bpd_jax import cli, configuration, files
+from bpd_jax import cli, configuration, files, provenance
 from bpd_jax.errors import UserError
-from bpd_jax.models.partitioning import make_mesh
-from bpd_jax.reporting import build
+from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.training.checkpoints import Checkpoints
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.metrics import FILE_NAME, read_rows
@@ -40,12 +41,15 @@ from bpd_jax.training.state import abstract_state
 KILLS = flags.DEFINE_integer("kills", 20, "how often the run is killed.", 1)
 SEED = flags.DEFINE_integer("seed", 0, "of the moments.")
 STEPS = flags.DEFINE_integer("steps", 2000, "of the run.", 4 * 50)
+PROCESSES = flags.DEFINE_integer("processes", 1, "of the run.", 1)
 OUTPUT = flags.DEFINE_string("output", "benchmarks/results/kill_cpu.json", "file.")
 
 # In this order until there are enough; then they are shuffled.
 MOMENTS = ("save", "step", "save", "step", "start")
-# Seconds to wait for anything before something must be wrong.
-PATIENCE = 300.0
+
+PATIENCE = flags.DEFINE_float(
+    "patience", 300.0, "seconds to wait for anything before it is an error."
+)
 # The last kill comes so many steps before the end, which leaves time for a save.
 REST = 100
 
@@ -58,6 +62,7 @@ class Kill:
 
     Attributes:
       moment: `start`, `step` or `save`.
+      process: index of the process that was killed.
       seconds: from the start of the process.
       step: of the last row of metrics.
       checkpoint: the newest whole one, or None.
@@ -66,6 +71,7 @@ class Kill:
     """
 
     moment: str
+    process: int
     seconds: float
     step: int
     checkpoint: int | None
@@ -103,10 +109,11 @@ def _measure(scratch: pathlib.Path) -> dict[str, Any]:
     )
     return {
         "command": " ".join(["python -m benchmarks.kill", *sys.argv[1:]]),
-        "date": build.today(),
-        "device": build.device(),
-        "versions": build.versions(),
+        "date": provenance.today(),
+        "device": provenance.device(),
+        "versions": provenance.versions(),
         "steps": STEPS.value,
+        "processes": PROCESSES.value,
         "seed": SEED.value,
         "torn_saves": torn,
         "equal": all(found.values()),
@@ -125,34 +132,66 @@ def _write_inputs(scratch: pathlib.Path) -> pathlib.Path:
     texts = scratch / "texts" / "*.txt"
     gin_file.write_text(
         f"include '{CONFIGURATION}'\nSTEPS = {STEPS.value}\nTEXT_FILES = '{texts}'\n"
+        f"TrainConfig.mesh = @MeshConfig()\nMeshConfig.data = {PROCESSES.value}\n"
     )
     return gin_file
 
 
-def _launch(gin_file: pathlib.Path, workdir: pathlib.Path) -> subprocess.Popen:
-    return subprocess.Popen(
-        [
-            *(sys.executable, "-m", "bpd_jax.train"),
-            *(f"--gin_file={gin_file}", f"--workdir={workdir}"),
-        ],
-        cwd=pathlib.Path(__file__).resolve().parent.parent,
-        env={
-            **os.environ,
-            "JAX_PLATFORMS": "cpu",
-            # Every start after the first reads the programs that it compiled.
-            "JAX_COMPILATION_CACHE_DIR": str(gin_file.parent / "compiled"),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        },
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+def _launch(gin_file: pathlib.Path, workdir: pathlib.Path) -> list[subprocess.Popen]:
+    command = [sys.executable, "-m", "bpd_jax.train"]
+    command += [f"--gin_file={gin_file}", f"--workdir={workdir}"]
+    several = [[]]
+    if PROCESSES.value > 1:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{probe.getsockname()[1]}"
+        join = [
+            f"--coordinator_address={address}",
+            f"--num_processes={PROCESSES.value}",
+        ]
+        several = [[*join, f"--process_id={i}"] for i in range(PROCESSES.value)]
+    return [
+        subprocess.Popen(
+            [*command, *flags],
+            cwd=pathlib.Path(__file__).resolve().parent.parent,
+            env={
+                **os.environ,
+                "JAX_PLATFORMS": "cpu",
+                # Every start after the first reads the programs that it compiled.
+                "JAX_COMPILATION_CACHE_DIR": str(gin_file.parent / "compiled"),
+                "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for flags in several
+    ]
 
 
-def _finish(process: subprocess.Popen) -> None:
-    output, _ = process.communicate(timeout=PATIENCE)
-    if process.returncode:
-        raise UserError(f"the run ended with {process.returncode}: {output[-2000:]}")
+def _finish(processes: list[subprocess.Popen]) -> None:
+    for process in processes:
+        output, _ = process.communicate(timeout=PATIENCE.value)
+        if process.returncode:
+            raise UserError(
+                f"the run ended with {process.returncode}: {output[-2000:]}"
+            )
+
+
+def _kill(processes: list[subprocess.Popen], moment: str, victim: int) -> None:
+    """Kills one process, at a start all; those left must end with an error."""
+    for index, process in enumerate(processes):
+        if index == victim or moment == "start":
+            process.kill()
+    for index, process in enumerate(processes):
+        output, _ = process.communicate(timeout=PATIENCE.value)
+        if process.returncode == 0:
+            raise UserError("the run ended before it was killed: give more --steps.")
+        if index != victim and moment != "start" and process.returncode < 0:
+            raise UserError(
+                f"process {index} ended with {process.returncode} when process "
+                f"{victim} was killed: {output[-2000:]}"
+            )
 
 
 def _kill_again_and_again(gin_file: pathlib.Path, workdir: pathlib.Path) -> list[Kill]:
@@ -166,31 +205,30 @@ def _kill_again_and_again(gin_file: pathlib.Path, workdir: pathlib.Path) -> list
     chance.shuffle(moments)
     part = (STEPS.value - REST) / KILLS.value
     print(
-        f"{'kill':>4} {'at':<6} {'seconds':>7} {'step':>5} {'whole':>6}  half written"
+        f"{'kill':>4} {'at':<6} {'process':>7} {'seconds':>7} {'step':>5} "
+        f"{'whole':>6}  half written"
     )
     kills: list[Kill] = []
     for index, moment in enumerate(moments):
         aim = int((index + chance.random()) * part)
         reached = _reaching(workdir, aim)
         left = _half_written(workdir)
-        process = _launch(gin_file, workdir)
+        processes = _launch(gin_file, workdir)
+        first, victim = processes[0], chance.randrange(len(processes))
         began = time.monotonic()
         if moment == "start":
-            _wait(process, chance.uniform(0, 4), lambda: False)
+            _wait(first, chance.uniform(0, 4), lambda: False)
         else:
-            _wait(process, PATIENCE, reached)
+            _wait(first, PATIENCE.value, reached)
         if moment == "save":
-            _wait(process, PATIENCE, _saving(workdir))
-        process.kill()
-        process.communicate()
+            _wait(first, PATIENCE.value, _saving(workdir))
         after = time.monotonic() - began
-        if process.returncode == 0:
-            raise UserError("the run ended before it was killed: give more --steps.")
+        _kill(processes, moment, victim)
         step, checkpoint = _state_of(workdir)
         torn = bool(_half_written(workdir) - left)
-        kills.append(Kill(moment, round(after, 2), step, checkpoint, torn))
+        kills.append(Kill(moment, victim, round(after, 2), step, checkpoint, torn))
         print(
-            f"{len(kills):>4} {moment:<6} {after:>7.2f} {step:>5} "
+            f"{len(kills):>4} {moment:<6} {victim:>7} {after:>7.2f} {step:>5} "
             f"{'-' if checkpoint is None else checkpoint:>6}  {'yes' if torn else ''}",
             flush=True,
         )
@@ -265,7 +303,8 @@ def _state_of(workdir: pathlib.Path) -> tuple[int, int | None]:
 def _same_state(gin_file: pathlib.Path, *workdirs: pathlib.Path) -> bool:
     config = configuration.parse([gin_file], [], TrainConfig).value
     optimizer = make_optimizer(config.optimizer, config.steps)
-    mesh = make_mesh(config.mesh)
+    # Of one process, on whose device the states are compared.
+    mesh = make_mesh(MeshConfig())
     abstract = abstract_state(config.model, optimizer, mesh, config.compute)
     states = []
     for workdir in workdirs:

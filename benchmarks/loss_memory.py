@@ -22,14 +22,13 @@ import jax
 import numpy as np
 from absl import flags
 
-from bpd_jax import cli, files, progress
+from bpd_jax import cli, files, progress, provenance
 from bpd_jax.data.rows import Batch, make_batch
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
 from bpd_jax.models.flops import train_flops
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
-from bpd_jax.reporting import build
 from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.loss import blockwise_loss
 from bpd_jax.training.optimizer import make_optimizer
@@ -149,9 +148,9 @@ def main() -> None:
         }
     result = {
         "command": " ".join(["python -m benchmarks.loss_memory", *sys.argv[1:]]),
-        "date": build.today(),
-        "device": build.device(),
-        "versions": build.versions(),
+        "date": provenance.today(),
+        "device": provenance.device(),
+        "versions": provenance.versions(),
         "batch": [ROWS.value, LENGTH.value],
         "vocab_size": VOCAB.value,
         "d_model": D_MODEL.value,

@@ -23,14 +23,13 @@ from collections.abc import Iterator
 import numpy as np
 from absl import flags
 
-from bpd_jax import cli, files
+from bpd_jax import cli, files, provenance
 from bpd_jax.ngrams.counting import bounded
 from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.counting.sources import TokenSource, open_source
 from bpd_jax.ngrams.counting.windows import TokenBatch
 from bpd_jax.ngrams.katz import estimate_katz
 from bpd_jax.ngrams.prune import prune
-from bpd_jax.reporting import build
 
 TEXT = flags.DEFINE_string("text", None, "glob of text files.")
 TOKENS = flags.DEFINE_string("tokens", None, "glob of files of token ids.")
@@ -126,9 +125,9 @@ def main() -> None:
     build_seconds = sum(medians.values()) - medians["read"]
     result = {
         "command": " ".join(["python -m benchmarks.ngram_build", *sys.argv[1:]]),
-        "date": build.today(),
-        "device": build.device(),
-        "versions": build.versions(),
+        "date": provenance.today(),
+        "device": provenance.device(),
+        "versions": provenance.versions(),
         "tokens": loaded.tokens,
         "order": ORDER.value,
         "min_counts": minimums,

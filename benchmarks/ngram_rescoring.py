@@ -19,14 +19,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.synthetic_ngrams import synthetic_model
-from bpd_jax import cli, files, progress
+from bpd_jax import cli, files, progress, provenance
 from bpd_jax.drafting.engines.host import HostEngine
 from bpd_jax.drafting.lattice import Lattice
 from bpd_jax.drafting.refiners.ngram import NGramRefiner
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams.formats.load_model import load_model
 from bpd_jax.ngrams.model import NGramModel
-from bpd_jax.reporting import build
 from bpd_jax.studies import printed
 from bpd_jax.studies.measure_latency import (
     DEVICE,
@@ -117,9 +116,9 @@ def main() -> None:
     results = {engine: measure(engine, model) for engine in ENGINE_NAMES.value}
     record = {
         "command": " ".join(["python -m benchmarks.ngram_rescoring", *sys.argv[1:]]),
-        "date": build.today(),
-        "device": build.device(),
-        "versions": build.versions(),
+        "date": provenance.today(),
+        "device": provenance.device(),
+        "versions": provenance.versions(),
         "model": {"kind": kind, "ngrams": model.sizes, "total": sum(model.sizes)},
         "lattices": LATTICES.value,
         "device_batch": BATCH.value,

@@ -19,14 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from bpd_jax import cli, decode_flags, files, progress
+from bpd_jax import cli, decode_flags, files, progress, provenance
 from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.errors import UserError
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.reporting import build
 from bpd_jax.typing import Array, Float, Int, Params
 
 GOLDEN = flags.DEFINE_string("golden", None, "What transformers computed.")
@@ -75,9 +74,9 @@ def main() -> None:
     partings = [row for row in rows if row["parts_at"] is not None]
     result = {
         "command": " ".join(["python -m benchmarks.parity", *sys.argv[1:]]),
-        "date": build.today(),
-        "device": build.device(),
-        "versions": build.versions(),
+        "date": provenance.today(),
+        "device": provenance.device(),
+        "versions": provenance.versions(),
         "prompts": len(rows),
         "largest_difference_of_last_logits": max(row["logits"] for row in rows),
         "largest_difference_of_mean_nll": max(row["nll"] for row in rows),

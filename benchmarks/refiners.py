@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from bpd_jax import cli, decode_flags, files, progress
+from bpd_jax import cli, decode_flags, files, progress, provenance
 from bpd_jax.data.prompts import read_prompts_file
 from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.decoding.generate import Generation
@@ -29,7 +29,6 @@ from bpd_jax.decoding.speedup import check_methods
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.efficiency import block_efficiency, paired_interval
 from bpd_jax.evaluation.statistics import draft_statistics
-from bpd_jax.reporting import build
 
 # One row of searches for each score.
 METHODS = flags.DEFINE_list(
@@ -91,9 +90,9 @@ def main() -> None:
     replayer = replay.decoder(width=decoder.width, alpha=decoder.alpha)
     result = {
         "command": " ".join(["python -m benchmarks.refiners", *sys.argv[1:]]),
-        "date": build.today(),
-        "device": build.device(),
-        "versions": build.versions(),
+        "date": provenance.today(),
+        "device": provenance.device(),
+        "versions": provenance.versions(),
         "prompts": len(prompts),
         "new_tokens": options.max_new_tokens,
         "lattice_width": decoder.width,

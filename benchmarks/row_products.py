@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from absl import flags
 
-from bpd_jax import cli, files
+from bpd_jax import cli, files, provenance
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.errors import UserError
 from bpd_jax.models.cache import KVCache
@@ -32,7 +32,6 @@ from bpd_jax.models.products import (
     times_rows,
 )
 from bpd_jax.models.row_kernel import tile_of_processor
-from bpd_jax.reporting import build
 from bpd_jax.typing import Array, Params
 
 MODEL = flags.DEFINE_string("model", "smollm2", "model whose matrices are used.")
@@ -134,9 +133,9 @@ def main() -> None:
         }
     result = {
         "command": " ".join(["python -m benchmarks.row_products", *sys.argv[1:]]),
-        "date": build.today(),
-        "device": build.device(),
-        "versions": build.versions(),
+        "date": provenance.today(),
+        "device": provenance.device(),
+        "versions": provenance.versions(),
         "context": CONTEXT.value,
         "milliseconds": table,
     }

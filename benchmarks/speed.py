@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from absl import flags
 
-from bpd_jax import cli, decode_flags, files
+from bpd_jax import cli, decode_flags, files, provenance
 from bpd_jax.data.rows import RowIterator, open_rows
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.loading import LoadedModel
@@ -25,7 +25,6 @@ from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.evaluation.efficiency import block_efficiency
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
-from bpd_jax.reporting import build
 from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.optimizer import make_optimizer
 from bpd_jax.training.state import abstract_state, init_state
@@ -97,9 +96,9 @@ def main() -> None:
     options = config.options
     result = {
         "command": " ".join(["python -m benchmarks.speed", *sys.argv[1:]]),
-        "date": build.today(),
-        "device": build.device(),
-        "versions": build.versions(),
+        "date": provenance.today(),
+        "device": provenance.device(),
+        "versions": provenance.versions(),
         "prompts": NUM_PROMPTS.value,
         "new_tokens": options.max_new_tokens,
         "batch_size": options.batch_size,

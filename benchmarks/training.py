@@ -23,10 +23,9 @@ import jax
 from absl import flags
 
 from benchmarks.training_step import TimedStep
-from bpd_jax import cli, configuration, files, progress
+from bpd_jax import cli, configuration, files, progress, provenance
 from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.models.partitioning import make_mesh
-from bpd_jax.reporting import build
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.throughput import peak_tokens_per_second
 from bpd_jax.training.trainer import check_batch
@@ -76,9 +75,9 @@ def main() -> None:
         }
     result = {
         "command": " ".join(["python -m benchmarks.training", *sys.argv[1:]]),
-        "date": build.today(),
-        "device": build.device(),
-        "versions": build.versions(),
+        "date": provenance.today(),
+        "device": provenance.device(),
+        "versions": provenance.versions(),
         "batch": [config.batch_size, config.length],
         "mesh": dict(mesh.shape),
         "compute": dataclasses.asdict(config.compute),

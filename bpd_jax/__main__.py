@@ -18,7 +18,7 @@ from bpd_jax.errors import UserError
 
 
 def main() -> None:
-    """Runs the command that the first argument names, or lists all of them."""
+    """Runs the command named by the first argument, or lists all commands."""
     name, *arguments = sys.argv[1:] or ["help"]
     name = name.replace("-", "_") if not name.startswith("-") else name
     if name in (names := [command for command, _ in commands()]):
@@ -42,7 +42,7 @@ def commands() -> Iterator[tuple[str, str]]:
         if module.ispkg or module.name == "__main__":
             continue
         spec = importlib.util.find_spec(f"bpd_jax.{module.name}")
-        # Modules of the package are files, whose loader has their source.
+        # The package consists of files, so the loader has their source.
         source = spec.loader.get_source(spec.name)  # type: ignore[union-attr]
         if '\nif __name__ == "__main__":\n' in source:
             about = ast.get_docstring(ast.parse(source)) or ""

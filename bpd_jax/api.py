@@ -1,4 +1,4 @@
-"""The Python interface: load a model, decode texts, by any method."""
+"""The Python interface: load a model and decode texts by any method."""
 
 import dataclasses
 import sys
@@ -26,7 +26,7 @@ Prompt = str | Sequence[int] | np.ndarray | Sequence[Message]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LanguageModel:
-    """A model, its tokenizer, and what its methods draft with."""
+    """A model, its tokenizer, and the assets of its drafting methods."""
 
     loaded: LoadedModel
     assets: Assets
@@ -35,7 +35,7 @@ class LanguageModel:
     def of(
         cls, loaded: LoadedModel, folders: Mapping[str, str | None] | None = None
     ) -> "LanguageModel":
-        """A loaded model with what its methods draft with; see `load_assets`."""
+        """A loaded model with the assets of its methods; see `load_assets`."""
         return cls(loaded, load_assets(loaded, folders))
 
     def decoder(
@@ -58,9 +58,9 @@ class LanguageModel:
         )
 
     def encode(self, prompt: Prompt) -> np.ndarray:
-        """Token ids of a prompt; ids are taken as they are.
+        """Token ids of a prompt; token ids are returned unchanged.
 
-        A text is what a user says, if the model has a chat template; a conversation is
+        If the model has a chat template, a text is a user's message; a conversation is
         a list of messages with `role` and `content`.
         """
         if isinstance(prompt, str) or _is_conversation(prompt):
@@ -73,7 +73,7 @@ class LanguageModel:
             ) from error
         if not np.issubdtype(ids.dtype, np.integer):
             return ids  # decoding refuses it
-        # Ids too large for int32 stay what they are, and are refused too.
+        # Ids beyond int32 keep their value, and are refused as well.
         narrow = ids.astype(np.int32)
         return narrow if np.array_equal(narrow, ids) else ids
 
@@ -83,9 +83,9 @@ class Completion:
     """One decoded prompt.
 
     Attributes:
-      text: what was decoded, without end-of-text token, up to a stop text.
-      method: that decoded it.
-      generation: the same as tokens, with what every serial call did.
+      text: the decoded text, without end-of-text token, up to a stop text.
+      method: the method that decoded it.
+      generation: the decoded tokens, with a record of every serial call.
     """
 
     text: str
@@ -107,26 +107,25 @@ def load(
     precision: str | None = None,
     **assets: str | None,
 ) -> LanguageModel:
-    """Loads a model and what its methods draft with.
+    """Loads a model and the assets of its drafting methods.
 
     Args:
       name: a run folder, one of its checkpoints, a Hugging Face folder, a GGUF file, or
         a known name such as `smollm2`.
       heads: folder of block heads for a pretrained model; None for its own.
       weights: folder with the file of a known model in parts; see `load_model`.
-      chat: whether texts are what a user says to a model that has a chat template.
-      precision: of activations and matrix products; None for the model's own.
+      chat: whether prompts are user messages, if the model has a chat template.
+      precision: dtype of activations and matrix products; None for the model's own.
       **assets: folders of `ngram`, `rescorer`, `draft_model`, `markov`, `recurrent`,
-        `hydra` or `drafter`; what is not given is taken from the model's folder, if it
-        is there.
+        `hydra` or `drafter`; by default those in the model's folder.
 
     Raises:
-      UserError: something is missing, damaged or made for another model.
+      UserError: something is missing, damaged, or belongs to another model.
     """
     for asset in assets:
         if asset not in OWN_ASSETS:
             names = ", ".join(OWN_ASSETS)
-            raise UserError(f"there is no asset {asset!r}: choose from {names}.")
+            raise UserError(f"unknown asset {asset!r}: choose from {names}.")
     loaded = load_model(name, heads, weights)
     loaded = loaded if chat else loaded.without_chat()
     lm = LanguageModel.of(loaded, assets)
@@ -148,14 +147,14 @@ def generate(
     """Decodes prompts.
 
     Args:
-      lm: from `load`.
-      prompts: texts or token ids.
-      method: as in `--method=help`; `auto` measures which is fastest here; None is
-        `Decoder.default_method`.
-      lattice_width: candidates per head (the paper's k) where the method names none.
-      alpha: weight of the refiners where the method names none; trained refiners
-        keep their own.
-      mesh: devices over which a batch is spread; the parameters must be there.
+      lm: a model from `load`.
+      prompts: texts, conversations or token ids.
+      method: name of a method, as in `--method=help`; `auto` measures which is fastest
+        on this device; None is `Decoder.default_method`.
+      lattice_width: candidates per head (the paper's k), unless the method sets k.
+      alpha: weight of the refiners, unless the method sets alpha; trained refiners
+        have their own default.
+      mesh: devices over which a batch is sharded; the parameters must be on them.
       on_progress: called after each batch with the number of new tokens.
       **options: fields of `DecodeOptions`, such as `max_new_tokens` or `temperature`.
 
@@ -163,7 +162,7 @@ def generate(
       One completion per prompt, in order.
 
     Raises:
-      UserError: bad input, before anything is compiled.
+      UserError: invalid input; raised before anything is compiled.
     """
     decode_options = _options(lm, options)
     decoder = lm.decoder(lattice_width=lattice_width, alpha=alpha, mesh=mesh)
@@ -190,7 +189,7 @@ def stream(
     alpha: float = DecodeConfig.alpha,
     **options: Any,
 ) -> Iterator[str]:
-    """Decodes one prompt and yields its text as it comes; see `generate`."""
+    """Decodes one prompt and yields its text incrementally; see `generate`."""
     decode_options = _options(lm, options)
     decoder = lm.decoder(lattice_width=lattice_width, alpha=alpha)
     check_not_empty([prompt])
@@ -209,19 +208,19 @@ def resolve(
     *,
     verbose: bool = False,
 ) -> Method:
-    """The method of a name.
+    """Returns the method of a name.
 
     Args:
       lm: the model.
-      decoder: of the model.
-      name: of a method; `auto` is what `bpd_jax.tune` chose on this device, or else is
-        measured now; None is `Decoder.default_method`.
-      prompts: that will be decoded.
-      options: with which.
-      verbose: whether to print what `auto` chooses, and why.
+      decoder: a decoder of the model.
+      name: name of a method; `auto` is the choice of `bpd_jax.tune` on this device, or
+        is measured now; None is `Decoder.default_method`.
+      prompts: the prompts to decode.
+      options: the options of decoding.
+      verbose: whether to print the choice of `auto` and its reason.
 
     Raises:
-      UserError: there is no such method; or, of `auto`, bad input.
+      UserError: there is no such method, or the input is invalid.
     """
     if not isinstance(name, str | None):
         raise UserError(f"method is {name!r}: give its name, as in ngram:16.")
@@ -261,8 +260,9 @@ def resolve(
 
 
 def tuned_method(lm: LanguageModel, batch_size: int) -> Method | None:
-    """What `bpd_jax.tune` chose on this device for a batch size, if it has run."""
-    from bpd_jax.decoding.speedup import device, tuned_choice
+    """The choice of `bpd_jax.tune` on this device for a batch size, if it has run."""
+    from bpd_jax.decoding.speedup import tuned_choice
+    from bpd_jax.provenance import device
 
     path = own_tuning(lm.loaded)
     return None if path is None else tuned_choice(path, device(), batch_size)
@@ -277,9 +277,9 @@ def visible_text(
 
 
 class VisibleText:
-    """The text of tokens that arrive one after another, as far as it may be shown.
+    """The text of tokens that arrive one after another.
 
-    Half a character, or what could be the beginning of a stop text, waits for more.
+    An incomplete character, or a possible beginning of a stop text, is held back.
     """
 
     def __init__(self, lm: LanguageModel, options: DecodeOptions) -> None:
@@ -289,11 +289,11 @@ class VisibleText:
         self._longest = max((len(text) for text in options.stop), default=1)
 
     def add(self, tokens: np.ndarray, last: bool) -> str:
-        """Takes new tokens and returns the text that may be shown now.
+        """Adds tokens and returns the new text that can be shown.
 
         Args:
-          tokens: `[n]`, which follow those before.
-          last: whether no more follow.
+          tokens: `[n]`, the next tokens.
+          last: whether these are the last tokens.
         """
         self._tokens += tokens.tolist()
         text = visible_text(self._lm, self._tokens, self._options)
@@ -311,7 +311,7 @@ def visible_pieces(
     pieces: Iterator[tuple[np.ndarray, Generation | None]],
     options: DecodeOptions,
 ) -> Iterator[tuple[str, Generation | None]]:
-    """Pieces of text that may be shown: whole characters that no stop text may take."""
+    """Pieces of text without incomplete characters or possible stop texts."""
     text = VisibleText(lm, options)
     for new, generation in pieces:
         yield text.add(new, generation is not None), generation
@@ -327,11 +327,11 @@ def marked_pieces(
     Args:
       lm: the model.
       pieces: from `generate.stream` with `calls=1`.
-      options: that were decoded with.
+      options: the options of decoding.
 
     Yields:
-      A text, whether its tokens are accepted draft tokens that cost no call of their
-      own, and at last the whole generation.
+      A text, whether its tokens are accepted draft tokens, and with the last text the
+      complete generation.
     """
     text = VisibleText(lm, options)
     for new, generation in pieces:
@@ -348,7 +348,7 @@ def _options(lm: LanguageModel, fields: dict[str, Any]) -> DecodeOptions:
     names = [field.name for field in dataclasses.fields(DecodeOptions)]
     for name in fields:
         if name not in names:
-            raise UserError(f"there is no option {name!r}: choose from {names}.")
+            raise UserError(f"unknown option {name!r}: choose from {names}.")
     fields.setdefault("end_of_text", lm.loaded.end_of_text)
     if isinstance(fields.get("stop"), str):
         fields["stop"] = (fields["stop"],)

@@ -144,7 +144,8 @@ class Artifact(folders.FolderKind):
 
     def damaged(self, path: str | os.PathLike[str], reason: object) -> UserError:
         """The error of a file that is missing, damaged or of another artifact."""
-        text = str(reason) or type(reason).__name__
+        # numpy adds lines of advice that is not for users.
+        text = str(reason).strip().partition("\n")[0] or type(reason).__name__
         return UserError(f"cannot read {path} ({text.rstrip('.')}): {self.remedy}.")
 
 

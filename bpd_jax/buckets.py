@@ -487,8 +487,8 @@ def _requests(path: BucketPath) -> Iterator[None]:
 
 def _words(error: BaseException) -> str:
     """The first line of what went wrong, not of how often it was tried."""
-    error = getattr(error, "cause", None) or error
-    text = getattr(error, "message", None) or str(error)
+    cause: Any = getattr(error, "cause", None) or error
+    text = getattr(cause, "message", None) or str(cause)
     with contextlib.suppress(AttributeError, ValueError, LookupError, TypeError):
-        text = error.response.json()["error"]["message"]  # type: ignore[attr-defined]
+        text = cause.response.json()["error"]["message"]
     return str(text).strip().partition("\n")[0][:300].rstrip(".")

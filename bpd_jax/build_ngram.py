@@ -27,14 +27,14 @@ cli.define_flags(Settings)
 
 
 def main() -> None:
-    """Builds what the flags say and prints a summary."""
+    """Builds the model and prints a summary."""
     cli.required("output")
     report = build(Settings(**cli.flag_values(Settings)))
     print_report(report, Console())
 
 
 def print_report(report: BuildReport, console: Console) -> None:
-    """Prints what was built as tables."""
+    """Prints a summary of the build as tables."""
     titles = ["order", "counted", "after min counts", "in the model"]
     columns = [report.counted, report.kept, report.pruned]
     if not report.tokens:

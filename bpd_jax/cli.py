@@ -1,4 +1,4 @@
-"""What every entry point does before and after its own work.
+"""The common part of all commands: flags, errors, exit status.
 
 Flags are absl's; `--gin.NAME=VALUE` is short for `--gin_bindings="NAME = VALUE"`.
 Bad input ends with one sentence on standard error and exit status 1.
@@ -19,7 +19,7 @@ from bpd_jax.compiled import keep_compiled
 from bpd_jax.errors import UserError
 from bpd_jax.settings import REPEATED, checks_of, help_of, parse_setting
 
-# The module that calls `define_flags` has the flags.
+# absl lists flags under the module that calls `define_flags`.
 flags.disclaim_key_flags()
 
 
@@ -47,13 +47,13 @@ def run(main: Callable[..., None], *, positional: bool = False) -> None:
     """Parses flags and runs `main()`; a `UserError` is printed, not traced.
 
     Exit status: 0; 1 for bad input or output that cannot be written; 130 after Ctrl-C;
-    141 if nobody reads the output any more, as in `… | head`.
+    141 if the output is no longer read, as in `… | head`.
 
     Args:
-      main: takes nothing, or a list of what is no flag if `positional`.
-      positional: whether anything may be given that is no flag.
+      main: a function without arguments, or of the list of positional arguments.
+      positional: whether positional arguments are allowed.
     """
-    # TensorFlow prints its start-up notes before absl can stop it.
+    # TensorFlow prints messages before absl can suppress them.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
@@ -78,7 +78,7 @@ def run(main: Callable[..., None], *, positional: bool = False) -> None:
 
 @contextlib.contextmanager
 def telling_errors() -> Iterator[None]:
-    """Ends the program in one sentence on bad input or an interrupt; see `run`."""
+    """Ends the program with one sentence on bad input or an interrupt; see `run`."""
     startup.print_any_text()
     try:
         with startup.interruptible(), _flushed_output():
@@ -107,7 +107,7 @@ def telling_errors() -> Iterator[None]:
         _fail(f"cannot write{name}: {error.strerror}.")
 
 
-# What a disk or a device says that takes no more.
+# Errors of a full disk or device.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -125,8 +125,8 @@ def _flushed_output() -> Iterator[None]:
 def _platform_fault() -> str | None:
     """Why JAX cannot start the platforms that the user named; None if it can.
 
-    The exception does not tell: JAX removes its own frames, and raises an assertion
-    without a message from the second call on.
+    The exception does not show this: JAX removes its own frames, and raises an
+    assertion without a message from the second call on.
     """
     jax = sys.modules.get("jax")
     if jax is None or not os.environ.get("JAX_PLATFORMS"):
@@ -147,7 +147,7 @@ def _fail(sentence: str) -> None:
 
 
 def _show_in_help() -> None:
-    """Makes `--help` list every flag of ours, not only the command's own file's."""
+    """Makes `--help` list the flags of all modules of bpd_jax."""
     for module, found in flags.FLAGS.flags_by_module_dict().items():
         if module.startswith("bpd_jax."):
             for flag in found:
@@ -162,7 +162,7 @@ def _parse(arguments: list[str]) -> list[str]:
 
 
 def required(flag: str) -> str:
-    """Returns the value of a flag that must be given."""
+    """Returns the value of a required flag."""
     value = flags.FLAGS[flag].value
     if not value:
         raise UserError(f"--{flag} is missing: {flags.FLAGS[flag].help}")
@@ -180,9 +180,9 @@ _DEFINE: dict[Any, Callable[..., Any]] = {
 
 
 def define_flags(kind: type, *names: str) -> None:
-    """Makes flags of the fields of a dataclass of settings; of all without names.
+    """Defines flags for fields of a dataclass of settings, by default for all.
 
-    A flag that is not given is None, and leaves the field at its default.
+    A flag that is not given is None, and the field keeps its default.
     """
     checks, helps = checks_of(kind), help_of(kind)
     defaults = {field.name: field.default for field in dataclasses.fields(kind)}
@@ -197,10 +197,10 @@ def define_flags(kind: type, *names: str) -> None:
 
 
 def flag_values(kind: type) -> dict[str, Any]:
-    """The fields of a dataclass of settings that flags give.
+    """The values of the fields that are set by flags.
 
     Raises:
-      UserError: a flag is not a value of its field.
+      UserError: the value of a flag is not valid for its field.
     """
     values = {}
     for name, check in checks_of(kind).items():

@@ -21,6 +21,7 @@ from rich.console import Console
 from bpd_jax import cli, configuration
 from bpd_jax.buckets import as_path
 from bpd_jax.compilation import report
+from bpd_jax.compilation.drafter_programs import drafter_programs
 from bpd_jax.compilation.measure import Measured, compile_for
 from bpd_jax.compilation.programs import (
     DecodeShapes,
@@ -31,19 +32,25 @@ from bpd_jax.compilation.programs import (
 from bpd_jax.compilation.topology import find_slice
 from bpd_jax.errors import UserError
 from bpd_jax.files import check_writable, replacing_file
+from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.partitioning import MeshConfig
 from bpd_jax.training.config import TrainConfig
+from bpd_jax.training.heads.settings import HeadsTrainConfig
 from bpd_jax.training.slices import make_mesh
 
-_PROGRAMS = ("train", "decode")
+_PROGRAMS = ("train", "decode", "drafter")
 
 _TOPOLOGY = flags.DEFINE_string(
     "topology", None, "The slice: a chip and its sides, as v4:4x4x4 or v5e:4x4."
 )
 _SLICES = flags.DEFINE_integer(
-    "slices", 1, "Slices that work together, joined by the data centre's network."
+    "slices", 1, "Number of slices, joined by the data centre's network."
 )
 _PROGRAM = flags.DEFINE_list(
-    "program", ["train"], "What to compile: train, decode, or train,decode."
+    "program",
+    ["train"],
+    "What to compile, several with commas between: train, decode, or drafter, which is "
+    "the training of a block drafter (HeadsTrainConfig) on the model as a frozen one.",
 )
 _OUTPUT = flags.DEFINE_string("output", None, "JSON file for all figures.")
 _HLO = flags.DEFINE_string("hlo", None, "Folder for the text of compiled programs.")
@@ -51,12 +58,12 @@ cli.define_flags(DecodeShapes)
 
 
 def main() -> None:
-    """Does what the flags say."""
+    """Compiles the programs that the flags name and prints the tables."""
     unknown = [name for name in _PROGRAM.value if name not in _PROGRAMS]
     if unknown or not _PROGRAM.value:
         raise UserError(
-            f"--program={','.join(_PROGRAM.value)}: give train, decode, or both with a "
-            "comma between."
+            f"--program={','.join(_PROGRAM.value)}: give some of "
+            f"{', '.join(_PROGRAMS)}, with commas between."
         )
     if _OUTPUT.value:
         check_writable(_OUTPUT.value)
@@ -65,14 +72,21 @@ def main() -> None:
             check_writable(as_path(_HLO.value) / f"{name}.txt")
     shapes = DecodeShapes(**cli.flag_values(DecodeShapes))
     where = find_slice(cli.required("topology"), _SLICES.value)
-    config = configuration.parse_flags(TrainConfig).value
-    mesh = make_mesh(config.mesh, where.devices)
-    makers = {
-        "train": lambda: train_program(config, mesh),
-        "decode": lambda: decode_program(config.model, shapes, mesh),
-    }
-    # Refusals come before the first of them is compiled.
-    programs: list[Program] = [makers[name]() for name in _PROGRAM.value]
+    # All programs are validated before the first one is compiled.
+    programs: list[Program] = []
+    for name in _PROGRAM.value:
+        if name == "drafter":
+            training = configuration.parse_flags(HeadsTrainConfig).value
+            model = configuration.parse_flags(BlockwiseConfig).value
+            mesh = make_mesh(training.mesh or MeshConfig(), where.devices)
+            programs += drafter_programs(training, model, mesh)
+            continue
+        config = configuration.parse_flags(TrainConfig).value
+        mesh = make_mesh(config.mesh, where.devices)
+        if name == "train":
+            programs.append(train_program(config, mesh))
+        else:
+            programs.append(decode_program(config.model, shapes, mesh))
     console = Console()
     measured: list[Measured] = []
     for program in programs:

@@ -1,4 +1,4 @@
-"""Compiled programs: kept on disk for the next command, and forgotten in good time."""
+"""The cache of compiled programs on disk, and freeing them in memory."""
 
 import gc
 import hashlib
@@ -7,15 +7,15 @@ import pathlib
 import platform
 import sys
 
-# Nothing is gained by keeping what compiles faster than it loads.
+# Programs that compile faster than they load are not cached.
 _LEAST_SECONDS = 1.0
 
 
 def keep_compiled() -> None:
-    """Lets jax keep what it compiles, in `~/.cache/bpd_jax`.
+    """Enables jax's compilation cache in `~/.cache/bpd_jax`.
 
-    Does nothing where `JAX_COMPILATION_CACHE_DIR` is set, even to nothing, or where jax
-    has not been imported.
+    Does nothing if `JAX_COMPILATION_CACHE_DIR` is set, even if empty, or if jax has not
+    been imported.
     """
     jax = sys.modules.get("jax")
     if jax is None or "JAX_COMPILATION_CACHE_DIR" in os.environ:
@@ -27,10 +27,10 @@ def keep_compiled() -> None:
 
 
 def forget_compiled() -> None:
-    """Frees all programs that this process compiled, for it compiles many more.
+    """Frees all programs that this process has compiled, before it compiles many more.
 
-    On a CPU each takes a dozen memory mappings, of which Linux allows a process 65,530:
-    past them the compiler dies.
+    On a CPU each takes a dozen memory mappings, of which Linux allows a process 65,530;
+    beyond that the compiler crashes.
     """
     jax = sys.modules.get("jax")
     if jax is not None:
@@ -41,8 +41,8 @@ def forget_compiled() -> None:
 def processor() -> str:
     """A name for this kind of processor.
 
-    Programs for a CPU use the instructions that it has, and a home folder may be shared
-    by machines that have others.
+    Programs use the instructions of the CPU, and machines with different CPUs may share
+    a home folder.
     """
     try:
         text = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
 """gin: from configuration files and `--gin.NAME=VALUE` to one frozen dataclass.
 
 gin sets the fields of the dataclasses in `CONFIGURABLES` and nothing else, and no other
-module knows of it. Every statement remembers where it was read, so that errors and
+module uses it. The location of every statement is recorded, so that errors and
 `--dry_run` can name the file and the line.
 """
 
@@ -29,13 +29,13 @@ from bpd_jax.errors import UserError
 T = TypeVar("T")
 
 _PACKAGE = pathlib.Path(__file__).resolve().parent
-# Holds gin_configs/: a wheel has them inside the package, a checkout beside it.
+# The folder of gin_configs/: inside the package in a wheel, beside it in a checkout.
 _ROOT = _PACKAGE if (_PACKAGE / "gin_configs").is_dir() else _PACKAGE.parent
 _COMMAND_LINE = "the command line"
 _REQUIRED = "gin.REQUIRED"
 # The macro that the files of gin_configs/tasks/ define.
 _TASK = "TASK"
-# What other languages call the constants of Python.
+# Constants of other languages and their names in Python.
 _CONSTANTS = {
     "true": "True",
     "yes": "True",
@@ -46,7 +46,7 @@ _CONSTANTS = {
     "none": "None",
     "null": "None",
 }
-# Tokens of GPT-2 and GPT-3, known on hosts that lack their tokenizer too.
+# The vocabulary size of GPT-2 and GPT-3, for hosts without their tokenizer.
 _GPT3_TOKENS = 50257
 
 _GIN_FILE = flags.DEFINE_multi_string(
@@ -82,7 +82,7 @@ CONFIGURABLES = {
 
 @functools.cache
 def configurable(name: str) -> Callable[..., Any] | None:
-    """Imports and registers what gin files call `name`; None if there is no such."""
+    """Imports and registers a dataclass or function; None if `name` is unknown."""
     if name not in CONFIGURABLES:
         return None
     module = importlib.import_module(f"bpd_jax.{CONFIGURABLES[name]}")
@@ -92,7 +92,7 @@ def configurable(name: str) -> Callable[..., Any] | None:
 
 
 class _Delegate(ParserDelegate):
-    """Registers what a file mentions as `@NAME` before gin looks for it."""
+    """Registers references `@NAME` before gin resolves them."""
 
     def configurable_reference(self, name: str, evaluate: bool) -> Any:
         configurable(name.rpartition("/")[2].rpartition(".")[2])
@@ -100,10 +100,10 @@ class _Delegate(ParserDelegate):
 
 
 def vocabulary_size(task: Any) -> int:
-    """Number of tokens of the vocabulary of a `Task`; trains nothing.
+    """Size of the vocabulary of a task; trains nothing.
 
-    Of generations it is that of the model that wrote them, which may have more tokens
-    than its tokenizer uses.
+    For generations it is that of the model that generated them, which may have more
+    tokens than its tokenizer uses.
     """
     from bpd_jax.data import generations, tokenizer
     from bpd_jax.data.text_task import GENERATIONS, TextTask
@@ -122,8 +122,8 @@ class Setting:
     """One statement `NAME = VALUE`.
 
     Attributes:
-      name: of a parameter, such as `TrainConfig.steps`, or of a macro.
-      value: as gin writes it.
+      name: name of a parameter, such as `TrainConfig.steps`, or of a macro.
+      value: value in gin's syntax.
       source: the file, or "the command line".
       line: in that file, from 1.
       macros: names of the macros that the value mentions.
@@ -137,27 +137,27 @@ class Setting:
 
     @property
     def place(self) -> str:
-        """Where it stands, for messages."""
+        """Its location, for messages."""
         if self.source == _COMMAND_LINE:
             return f"--gin.{self.name}={self.value}"
         return f"{self.source}:{self.line}"
 
     @property
     def is_macro(self) -> bool:
-        """Whether it defines a macro."""
+        """Whether the statement defines a macro."""
         return "." not in self.name
 
 
 @dataclasses.dataclass(frozen=True)
 class Parsed(Generic[T]):
-    """What a configuration says.
+    """A parsed configuration.
 
     Attributes:
-      value: the dataclass that was asked for.
-      files: every file, in the order read; an included one after its includer.
-      settings: every statement, in the order in which gin applied them.
-      text: all settings in force, as one gin file without includes.
-      operative: those of them that `value` was built from, defaults included.
+      value: the requested dataclass.
+      files: all files, in the order read; an included file comes after its includer.
+      settings: all statements, in the order in which gin applied them.
+      text: all effective settings, as one gin file without includes.
+      operative: the settings that `value` was built from, including defaults.
     """
 
     value: T
@@ -167,7 +167,7 @@ class Parsed(Generic[T]):
     operative: str
 
     def describe(self) -> str:
-        """Every file in the order read, each with what it sets."""
+        """All files in the order read, each with its settings."""
         in_force = {setting.name: setting for setting in self.settings}
         lines = []
         for source in (*self.files, _COMMAND_LINE):
@@ -190,7 +190,7 @@ def has_files() -> bool:
 
 
 def parse_flags(kind: type[T], *others: type[T]) -> Parsed[T]:
-    """Parses what `--gin_file` and `--gin.NAME=VALUE` give; see `parse`."""
+    """Parses `--gin_file` and `--gin.NAME=VALUE`; see `parse`."""
     if not _GIN_FILE.value:
         raise UserError(
             "--gin_file is missing: give a configuration file, such as "
@@ -200,7 +200,7 @@ def parse_flags(kind: type[T], *others: type[T]) -> Parsed[T]:
 
 
 def parse_decode_flags() -> DecodeConfig:
-    """What gin says about decoding; without gin files and settings, the defaults."""
+    """The `DecodeConfig` from gin; without gin files and settings, the defaults."""
     bindings = ["DecodeConfig.options = @DecodeOptions()", *_GIN_BINDINGS.value]
     return parse(_GIN_FILE.value, bindings, DecodeConfig).value
 
@@ -215,8 +215,8 @@ def parse(
 
     A file is looked up in the working directory, in the folder that holds
     `gin_configs/`, and in `gin_configs/` itself, so that `runs/pretrain.gin` and
-    `gin_configs/runs/pretrain.gin` name the same file. gin's own state is as clean
-    afterwards as before.
+    `gin_configs/runs/pretrain.gin` name the same file. gin's global state is cleared
+    afterwards.
 
     Args:
       paths: configuration files; later settings override earlier ones.
@@ -258,7 +258,7 @@ class _Reader:
         self.settings: list[Setting] = []
 
     def read_file(self, name: str, location: str) -> None:
-        """Reads a file that is mentioned at `location`."""
+        """Reads a file that is named at `location`."""
         name, path = _find_file(name, location)
         if self.files.count(name) > 1:
             raise UserError(f"{location} includes {name}, which includes itself.")
@@ -268,6 +268,8 @@ class _Reader:
                 self._read(config_parser.ConfigParser(stream, _Delegate()), name)
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read {name}: {error}.") from error
+        except RecursionError:
+            raise UserError(f"{name}: a value is nested too deeply.") from None
         except (SyntaxError, tokenize.TokenError) as error:
             line = getattr(error, "lineno", None) or error.args[1][0]
             raise UserError(f"{name}:{line}: {_syntax(error)}.") from error
@@ -277,6 +279,9 @@ class _Reader:
         try:
             parser = config_parser.ConfigParser(binding + "\n", _Delegate())
             self._read(parser, _COMMAND_LINE)
+        except RecursionError:
+            name = binding.partition("=")[0].strip()
+            raise UserError(f"--gin.{name}: its value is nested too deeply.") from None
         except (SyntaxError, tokenize.TokenError) as error:
             name, _, value = (part.strip() for part in binding.partition("="))
             constant = _CONSTANTS.get(value.lower())
@@ -296,7 +301,7 @@ class _Reader:
             try:
                 statement = parser.parse_statement()
             except ValueError as error:
-                # An unknown reference; gin adds lines about where it stands.
+                # An unknown reference; gin appends its own location.
                 raise UserError(_at(location, error)) from error
             if statement is None:
                 return
@@ -328,7 +333,7 @@ class _Reader:
         target = configurable(selector.rpartition(".")[2])
         if target is None:
             raise UserError(
-                f"{setting.place}: there is nothing called {selector}"
+                f"{setting.place}: unknown name {selector}"
                 f"{_suggest(selector, list(CONFIGURABLES))}."
             )
         names = list(inspect.signature(target).parameters)
@@ -342,7 +347,7 @@ class _Reader:
 
     @functools.cached_property
     def in_force(self) -> dict[str, Setting]:
-        """The last statement for each name."""
+        """The last statement for each name, which is effective."""
         return {setting.name: setting for setting in self.settings}
 
     def check_required(self) -> None:
@@ -355,10 +360,10 @@ class _Reader:
                 )
 
     def check_macros(self) -> None:
-        """Raises for a macro that is unknown or that changes nothing.
+        """Raises a `UserError` for a macro that is undefined or unused.
 
-        In a file it is enough that some statement mentions a macro; one given on the
-        command line must be mentioned by a statement that is in force.
+        A macro of a file must be mentioned by some statement, one of the command line
+        by an effective statement.
         """
         defined = [setting.name for setting in self.settings if setting.is_macro]
         for setting in self.settings:
@@ -388,7 +393,7 @@ class _Reader:
 
 
 def _find_file(name: str, location: str) -> tuple[str, pathlib.Path]:
-    """The full name of a configuration file that is mentioned at `location`, its path.
+    """The full name and the path of a configuration file that is named at `location`.
 
     Raises:
       UserError: there is no such file.
@@ -410,7 +415,7 @@ def _find_file(name: str, location: str) -> tuple[str, pathlib.Path]:
 def _check_nested(
     setting: Setting, target: Callable[..., Any], argument: str, value: object
 ) -> None:
-    """Raises if a value stands where another registered dataclass belongs."""
+    """Raises a `UserError` if a value is given instead of a registered dataclass."""
     if value is None or isinstance(value, ConfigurableReference):
         return
     hint = typing.get_type_hints(target).get(argument)
@@ -424,12 +429,12 @@ def _check_nested(
 
 
 def _syntax(error: Exception) -> str:
-    """What gin's parser objects to."""
+    """A description of gin's syntax error."""
     text = str(error.args[0])
-    # gin quotes Python's parser, which prints the address of an object.
+    # gin quotes Python's parser, which prints an object's address.
     token = re.search(r"Failed to parse token '(.*)'", text, re.DOTALL)
     if token is None:
-        return text.rstrip(".")
+        return " ".join(text.split()).rstrip(".")
     constant = _CONSTANTS.get(token[1].lower())
     advice = f"write {constant}" if constant else "text needs quotes"
     return f"{token[1]} is not a gin value: {advice}"
@@ -455,7 +460,7 @@ def _build(kind: type[T]) -> T:
         # gin appends lines about its own calls.
         raise UserError(str(error).partition("\n")[0]) from None
     except TypeError as error:
-        # Python's own message is the one source of what is missing.
+        # The missing arguments are only in Python's message.
         missing = re.match(r"(\w+)(?:\.__init__)?\(\) missing .*?: (.*)", str(error))
         if missing is None:
             raise

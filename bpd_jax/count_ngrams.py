@@ -35,19 +35,19 @@ _BEAM_RUNNER = flags.DEFINE_string(
 _BEAM_OPTIONS = flags.DEFINE_string(
     "beam_options",
     "",
-    "Options of the pipeline, with blanks between: '--direct_num_workers=2 "
+    "Options of the pipeline, separated by blanks: '--direct_num_workers=2 "
     "--direct_running_mode=multi_processing'.",
 )
 _BEAM_FOLDER = flags.DEFINE_string(
     "beam_folder",
     None,
-    "Folder that Beam's workers write and this machine reads, such as gs://bucket/x. "
+    "Folder for the results of Beam's workers, such as gs://bucket/x. "
     "Default: OUTPUT.work, for workers on this machine.",
 )
 
 
 def main() -> None:
-    """Counts what the flags say and prints a summary."""
+    """Counts n-grams and prints a summary."""
     output = cli.required("output")
     begin = time.perf_counter()
     settings = CountSettings(**cli.flag_values(CountSettings))
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def print_summary(counts: NGramCounts, console: Console) -> None:
-    """Prints the sizes of what was counted as a table."""
+    """Prints the counts as a table."""
     sizes = Table("order", "in the text", "after min counts")
     for column in sizes.columns:
         column.justify = "right"

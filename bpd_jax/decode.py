@@ -31,7 +31,7 @@ from bpd_jax.decoding.methods import Method, describe_methods, parse_method
 from bpd_jax.decoding.options import DecodeConfig
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.compare import MethodResult
-from bpd_jax.reporting.build import decode_records
+from bpd_jax.reporting.evaluation_records import decode_records
 from bpd_jax.reporting.records import DecodeRecord
 from bpd_jax.reporting.terminal import print_steps, print_stream, standard_output
 
@@ -39,7 +39,7 @@ PROMPT = flags.DEFINE_string("prompt", None, "text to continue.")
 METHOD = flags.DEFINE_string(
     "method",
     None,
-    "how to draft, as in ngram:16; auto measures which is fastest; help lists all. "
+    "method, such as ngram:16; auto measures which is fastest; help lists all. "
     "Default: a tree of the block drafter's drafts if the model has one, with prompt "
     "lookup; else bpd with block heads, and prompt_lookup without.",
 )
@@ -73,7 +73,7 @@ def main() -> None:
     config = decode_flags.config()
     name = METHOD.value or config.method
     if name:
-        parse_method(name)  # Validates it before loading the model.
+        parse_method(name)  # Validates the method before loading the model.
     texts = _prompts(PROMPT.value)
     if OUTPUT.value:
         files.check_writable(OUTPUT.value)
@@ -98,7 +98,7 @@ def _show(
     config: DecodeConfig,
     texts: list[str],
 ) -> None:
-    """Prints or writes what was decoded, and a line of figures."""
+    """Prints or writes the texts, and a summary line."""
     tokenizer = lm.loaded.tokenizer
     result = MethodResult(method, decoder.label(method), generations, [])
     records = decode_records(
@@ -131,7 +131,7 @@ def _prompts(prompt: str | None) -> list[str]:
 
 
 def _streamed(lm: api.LanguageModel, task: Task, prompt: np.ndarray) -> Generation:
-    """Decodes one prompt and prints its text as it comes."""
+    """Decodes one prompt and prints its text incrementally."""
     console = standard_output()
     # Compiles first, so that the measured seconds are those of decoding.
     with console.status("compiling"):
@@ -155,7 +155,7 @@ def _between(lm: api.LanguageModel) -> str:
 
 
 def _print_records(records: Sequence[DecodeRecord], between: str | None) -> None:
-    """Prints texts, unless there is nothing to put between; and drafts, if asked."""
+    """Prints texts, if there is a separator, and drafts, if requested."""
     console = Console(highlight=False, soft_wrap=True)
     for record in records:
         if between is not None:
@@ -169,7 +169,7 @@ def _print_records(records: Sequence[DecodeRecord], between: str | None) -> None
 def write_records(
     path: str | os.PathLike[str], records: Sequence[DecodeRecord]
 ) -> None:
-    """Writes one JSON line per record, whole or not at all."""
+    """Writes one JSON line per record, atomically."""
     with files.replacing_file(path) as temporary:
         lines = [
             json.dumps({field: getattr(record, field) for field in _OUTPUT_FIELDS})

@@ -32,8 +32,8 @@ WEIGHTS = flags.DEFINE_string(
 CHAT = flags.DEFINE_bool(
     "chat",
     True,
-    "whether a prompt is what a user says to a model that has a chat template; "
-    "--nochat continues it as it is.",
+    "whether a prompt is a user message, if the model has a chat template; "
+    "--nochat continues its text.",
 )
 PROMPTS_FILE = flags.DEFINE_multi_string(
     "prompts_file",
@@ -44,7 +44,7 @@ PRECISION = flags.DEFINE_enum(
     "precision",
     None,
     DTYPES,
-    "of activations and matrix products; default: the model's own.",
+    "dtype of activations and matrix products; default: the model's own.",
 )
 cli.define_flags(DecodeOptions, "max_new_tokens", "batch_size", "verification")
 cli.define_flags(
@@ -55,17 +55,17 @@ cli.define_flags(AssetPaths)
 
 
 def config() -> DecodeConfig:
-    """What gin and the flags say; the flags come last."""
+    """The configuration from gin files and flags; flags take precedence."""
     config = configuration.parse_decode_flags()
     options = dataclasses.replace(config.options, **cli.flag_values(DecodeOptions))
     return dataclasses.replace(config, options=options, **cli.flag_values(DecodeConfig))
 
 
 def load(config: DecodeConfig) -> tuple[api.LanguageModel, Decoder, DecodeConfig]:
-    """The model that the flags name, and a decoder of it.
+    """Loads the model that the flags name.
 
     Returns:
-      The options know the end-of-text token now.
+      The model, a decoder of it, and options with its end-of-text tokens.
     """
     lm = api.load(
         cli.required("model"),
@@ -81,11 +81,11 @@ def load(config: DecodeConfig) -> tuple[api.LanguageModel, Decoder, DecodeConfig
 
 
 def prompt_texts() -> list[str]:
-    """The texts of all files of prompts, in their order."""
+    """The prompts of all `--prompts_file`s, in order."""
     return [text for path in PROMPTS_FILE.value for text in read_prompts_file(path)]
 
 
 def token_bar(label: str, prompts: int, config: DecodeConfig) -> "progress.tqdm":
-    """A progress bar over tokens; texts that end early leave it short."""
+    """A progress bar over tokens; it ends early if texts do."""
     total = prompts * config.options.max_new_tokens
     return progress.bar(label=label, total=total, unit=" tokens")

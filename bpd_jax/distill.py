@@ -34,20 +34,28 @@ OUTPUT = flags.DEFINE_string("output", None, "folder of the texts.")
 MADE_UP = flags.DEFINE_integer(
     "made_up_prompts",
     0,
-    "prompts that the model makes up, besides those of files.",
+    "number of prompts that the model generates, in addition to those of files.",
     lower_bound=0,
 )
 MADE_UP_TOKENS = flags.DEFINE_integer(
-    "made_up_tokens", 64, "the most tokens of a made-up prompt.", lower_bound=1
+    "made_up_tokens",
+    64,
+    "maximum length of a generated prompt, in tokens.",
+    lower_bound=1,
 )
-METHOD = flags.DEFINE_string("method", GREEDY.name, "how to draft: any lossless one.")
+METHOD = flags.DEFINE_string(
+    "method", GREEDY.name, "decoding method; any lossless one."
+)
 LONGEST = flags.DEFINE_integer(
-    "longest_prompt", 512, "longer prompts, in tokens, are left out.", lower_bound=1
+    "longest_prompt",
+    512,
+    "maximum length of a prompt, in tokens; longer ones are skipped.",
+    lower_bound=1,
 )
 ANSWERED = flags.DEFINE_multi_string(
     "answered",
     [],
-    "another folder of texts, whose prompts are left out; may be repeated.",
+    "another folder of texts, whose prompts are skipped; may be repeated.",
 )
 
 _PROMPTS = "prompts.json"
@@ -55,7 +63,7 @@ _MADE_UP_TOP_K = 100
 
 
 def main() -> None:
-    """Reads the flags, makes up prompts, decodes, writes shards."""
+    """Collects or generates prompts, decodes them, and writes shards."""
     output = as_path(cli.required("output"))
     method = parse_method(METHOD.value)
     folders.check_folder(output, KIND)
@@ -63,7 +71,7 @@ def main() -> None:
     if not texts and MADE_UP.value < 1:
         raise UserError(
             "there are no prompts: give --prompts_file, or "
-            "--made_up_prompts=1000 if the model converses."
+            "--made_up_prompts=1000 if the model has a chat template."
         )
     lm, decoder, config = decode_flags.load(decode_flags.config())
     loaded = lm.loaded
@@ -80,7 +88,7 @@ def main() -> None:
     inputs = [loaded.encode_prompt(text) for text in texts]
     facts = _facts(loaded, options, inputs)
     _check_same(output, loaded, facts)
-    # Validates the request before prompts are made up, which takes long.
+    # Validates the request before generating prompts, which takes long.
     decoder.check(method, _not_too_long(inputs), options)
     made_up = _made_up(output, loaded, decoder, options) if MADE_UP.value else []
     prompts = [*map(loaded.encode_prompt, made_up), *inputs]
@@ -100,12 +108,12 @@ def main() -> None:
     _write_beginning(output, loaded, facts, made_up)
     done = distillation.answered(accepted, output)
     if done:
-        print(f"{len(done)} of {len(accepted)} texts are there already.")
+        print(f"{len(done)} of {len(accepted)} texts exist already.")
     elsewhere: set[int] = set()
     for folder in ANSWERED.value:
         elsewhere |= distillation.answered(accepted, folder, same_prompts=False)
     if elsewhere - done:
-        print(f"{len(elsewhere - done)} texts are answered in other folders.")
+        print(f"{len(elsewhere - done)} prompts are answered in other folders.")
     finished = done | elsewhere
     order = distillation.order_of(accepted, options.seed)
     waiting = [index for index in order if index not in finished]
@@ -122,7 +130,7 @@ def _not_too_long(prompts: Sequence[np.ndarray]) -> list[np.ndarray]:
 def _facts(
     loaded: LoadedModel, options: DecodeOptions, inputs: Sequence[np.ndarray]
 ) -> dict[str, Any]:
-    """The settings that the texts depend on, and the files of the prompts."""
+    """The settings that determine the texts, and the files of the prompts."""
     digest = hashlib.blake2b(digest_size=16)
     for prompt in inputs:
         digest.update(np.int64(len(prompt)).tobytes())
@@ -142,7 +150,7 @@ def _facts(
 
 
 def _check_same(output: pathlib.Path, loaded: LoadedModel, facts: dict) -> None:
-    """Raises a `UserError` if the folder holds texts of another model or command."""
+    """Raises a `UserError` if the folder contains texts of another model or command."""
     if not (output / HEADER).exists():
         return
     about = read_header(output)
@@ -151,9 +159,9 @@ def _check_same(output: pathlib.Path, loaded: LoadedModel, facts: dict) -> None:
     for name, value in facts.items():
         recorded = about["facts"].get(name)
         if name == "options" and isinstance(recorded, dict):
-            # It changes only the speed; earlier versions recorded it.
+            # Earlier versions recorded it, although it affects only the speed.
             recorded = {k: v for k, v in recorded.items() if k != "batch_size"}
-        # The same prompts may have come from a file of another name.
+        # The same prompts may come from a file with another name.
         if name == "prompts_files" or recorded == value:
             continue
         made_with = f"{name} = {recorded}, not {value}"
@@ -168,7 +176,7 @@ def _check_same(output: pathlib.Path, loaded: LoadedModel, facts: dict) -> None:
 def _write_beginning(
     output: pathlib.Path, loaded: LoadedModel, facts: dict, made_up: list[str]
 ) -> None:
-    """Writes all but the shards; the header, which identifies the rest, first."""
+    """Writes all files except the shards; first the header, which identifies them."""
     write_header(
         output,
         base=loaded.fingerprint,
@@ -185,7 +193,7 @@ def _write_beginning(
 def _made_up(
     output: pathlib.Path, loaded: LoadedModel, decoder: Decoder, options: DecodeOptions
 ) -> list[str]:
-    """Prompts that the model generates now, or generated when the run began."""
+    """Prompts that the model generates now, or generated when the run started."""
     chat, path = loaded.chat, output / _PROMPTS
     assert chat is not None
     if path.exists():
@@ -201,12 +209,12 @@ def _made_up(
     sampling = dataclasses.replace(
         options,
         temperature=options.temperature or 1.0,
-        # Tokens of the tail make nonsensical prompts.
+        # Sampling improbable tokens gives nonsensical prompts.
         top_k=options.top_k or _MADE_UP_TOP_K,
         max_new_tokens=MADE_UP_TOKENS.value,
     )
     decoder.check(GREEDY, [opening], sampling)
-    # No made-up prompt is shorter than its opening.
+    # A generated prompt is at least as long as its opening.
     decoder.check(GREEDY, [opening], options)
     with progress.bar(label="making up", total=MADE_UP.value, unit=" prompts") as bar:
         generated = distillation.make_up_prompts(
@@ -220,7 +228,7 @@ def _made_up(
 
 
 def _read_made_up(path: pathlib.Path) -> list[str]:
-    remedy = "remove it to make the prompts up again, and the shards with it"
+    remedy = "remove it and the shards to generate the prompts again"
     try:
         texts = files.read_json(path)
     except (OSError, ValueError) as error:

@@ -1,10 +1,10 @@
-"""The one exception that a user is meant to read."""
+"""The exception for errors that a user can correct."""
 
 import contextlib
 import re
 from collections.abc import Iterator
 
-# What a message quotes of a value or a list that is longer.
+# Maximum length of quoted values and lists in a message.
 _LONGEST_WORD = 200
 _LONGEST_MESSAGE = 1500
 
@@ -12,18 +12,18 @@ _LONGEST_MESSAGE = 1500
 class UserError(Exception):
     """Bad input: one sentence that names the file or parameter and what to do.
 
-    Library code raises it for anything a user can put right. The entry points
+    Library code raises it for anything that a user can correct. The commands
     (`bpd_jax.cli`) print it as `error: <sentence>` and exit with status 1; every
-    other exception keeps its traceback, because it is a bug of ours.
+    other exception is a bug and keeps its traceback.
     """
 
     def __str__(self) -> str:
-        """The sentence; very long values in it are cut in the middle."""
+        """The sentence, with very long values shortened in the middle."""
         return shortened(super().__str__())
 
 
 def shortened(text: str) -> str:
-    """The text without the middle of very long words, and of itself if it is long."""
+    """Shortens very long words of a text, and the text itself, in the middle."""
     longest = rf"\S{{{_LONGEST_WORD + 1},}}"
     text = re.sub(longest, lambda word: _cut(word[0], _LONGEST_WORD), text)
     return _cut(text, _LONGEST_MESSAGE)
@@ -39,11 +39,11 @@ def _cut(text: str, most: int) -> str:
 def library_errors(sentence: str) -> Iterator[None]:
     """Turns every exception of a library written in Rust into a `UserError`.
 
-    Such libraries (tokenizers) raise a bare Exception for every fault of their input,
-    and a BaseException, `pyo3_runtime.PanicException`, for a fault of their own.
+    Such libraries (tokenizers) raise a bare Exception for all invalid input, and a
+    BaseException, `pyo3_runtime.PanicException`, for internal errors.
 
     Args:
-      sentence: begins the message; the library's follows.
+      sentence: beginning of the message; the library's message follows.
     """
     try:
         yield

@@ -19,7 +19,7 @@ import numpy as np
 from absl import flags
 from rich.text import Text
 
-from bpd_jax import api, cli, decode_flags, folders, progress
+from bpd_jax import api, cli, decode_flags, folders, progress, provenance
 from bpd_jax.buckets import as_path
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.generate import compile_task, padded_length, stream
@@ -36,7 +36,7 @@ from bpd_jax.evaluation.compare import (
     fastest,
 )
 from bpd_jax.models.blockwise import count_parameters
-from bpd_jax.reporting import build
+from bpd_jax.reporting import evaluation_records
 from bpd_jax.reporting.evaluation_report import print_table, write_html
 from bpd_jax.reporting.evaluation_sentences import fastest_sentence
 from bpd_jax.reporting.records import DecodeRecord, EvaluationReport, save_report
@@ -52,10 +52,10 @@ METHODS = flags.DEFINE_list(
         "ngram:32:search=best:adaptive=1",
         "oracle",
     ],
-    "methods to compare with greedy decoding; auto marks the one that it chooses.",
+    "methods to compare with greedy decoding; auto marks its choice.",
 )
 ROUNDS = flags.DEFINE_integer(
-    "rounds", 1, "times that all methods decode all prompts.", lower_bound=1
+    "rounds", 1, "number of times that all methods decode all prompts.", lower_bound=1
 )
 SHOW = flags.DEFINE_string(
     "show",
@@ -78,12 +78,12 @@ AUTOMATIC = parse_method("auto")
 _KIND = folders.FolderKind(
     "a report of evaluate", "report.json", ("report.html", "records.jsonl"), '"methods"'
 )
-# Prompts that the report shows step by step; records.jsonl holds all.
+# Number of prompts that the report shows step by step; records.jsonl has all.
 _SHOWN_PROMPTS = 12
 
 
 def main() -> None:
-    """Reads the flags, decodes by every method, checks, prints, writes."""
+    """Decodes by every method, compares the texts, and writes the report."""
     methods = [parse_method(name) for name in METHODS.value if name.strip()]
     config = decode_flags.config()
     _check(methods, config.options)
@@ -133,7 +133,7 @@ def _check(methods: Sequence[Method], options: DecodeOptions) -> None:
         )
     if set(methods) == {AUTOMATIC}:
         raise UserError(
-            "--methods=auto names no method that auto could choose: add some by name."
+            "--methods=auto names no method for auto to choose: add some by name."
         )
 
 
@@ -154,7 +154,7 @@ def _show(
         bar.set_postfix_str(method.name)
         compile_task(task, [prompt], padded=padded)
         bar.update(1)
-    tokens = build.visible(prompt, options)
+    tokens = evaluation_records.visible(prompt, options)
     prompted = texts[0] if texts else lm.loaded.tokenizer.decode(tokens)
     console.print(Text(f"\n{prompted}\n", style="dim"), soft_wrap=True)
     pieces = api.marked_pieces(lm, stream(task, prompt, padded=padded), options)
@@ -177,7 +177,7 @@ def _compare(
     prompts: Sequence[np.ndarray],
     config: DecodeConfig,
 ) -> list[MethodResult]:
-    """Compiles, then decodes, with a progress bar for each."""
+    """Compiles all methods, then decodes, each with a progress bar."""
     count = len({*methods, GREEDY})
     total = len({GREEDY, *(m for m in methods if not m.is_oracle)})
     with progress.bar(label="compiling", total=total, unit=" methods") as bar:
@@ -213,20 +213,22 @@ def _write(
     tokenizer, config = loaded.tokenizer, loaded.functions.config
     records: list[DecodeRecord] = []
     for result in results:
-        records += build.decode_records(
+        records += evaluation_records.decode_records(
             result, tokenizer.decode, tokenizer.piece, options, texts
         )
     block = telling_block(decoder, results)
     picture = None
     if block is not None:
-        picture = build.lattice_picture(block, tokenizer.decode, tokenizer.piece)
+        picture = evaluation_records.lattice_picture(
+            block, tokenizer.decode, tokenizer.piece
+        )
     trunk = config.trunk
     report = EvaluationReport(
         title=TITLE.value,
-        created=build.today(),
+        created=provenance.today(),
         task=source,
-        device=build.device(),
-        methods=build.summaries(results, automatic),
+        device=provenance.device(),
+        methods=evaluation_records.summaries(results, automatic),
         records=[r for r in records if r.prompt_index < _SHOWN_PROMPTS],
         model={
             "run": loaded.name,
@@ -246,9 +248,9 @@ def _write(
             "rounds": ROUNDS.value,
             "verification": options.verification,
         },
-        versions=build.versions(),
+        versions=provenance.versions(),
         lattice=picture,
-        curves=build.training_curves(loaded.folder / "metrics.jsonl"),
+        curves=evaluation_records.training_curves(loaded.folder / "metrics.jsonl"),
     )
     with folders.replacing_folder(output, _KIND) as folder:
         save_report(report, folder / "report.json")

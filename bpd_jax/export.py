@@ -51,13 +51,13 @@ _BASE = flags.DEFINE_string(
     "base", None, "name or path of the base for the other engine; default --model."
 )
 _PRECISION = flags.DEFINE_enum(
-    "precision", "bfloat16", DTYPES, "of the numbers that are stored."
+    "precision", "bfloat16", DTYPES, "dtype of the stored tensors."
 )
 _OUTPUT = flags.DEFINE_string("output", None, "folder to write.")
 
 
 def main() -> None:
-    """Reads the flags, loads base and heads or drafter, writes the folder."""
+    """Loads base and heads or drafter, and writes the folder."""
     output = cli.required("output")
     if _FORMAT.value == SPECULATORS:
         if _HEADS.value is not None:
@@ -149,9 +149,9 @@ def _export_drafter(loaded: LoadedModel, output: str) -> None:
 
 
 def _mask_token(loaded: LoadedModel) -> int:
-    """A token after which nothing is drafted, so that its embedding is free.
+    """A token after which nothing is drafted, so that its embedding can be replaced.
 
-    One that the tokenizer does not use, if there is one, else that which ends texts.
+    This is a token that the tokenizer does not use, or else the end-of-text token.
     """
     unused = loaded.tokenizer.vocab_size
     return unused if unused < loaded.vocab_size else loaded.end_tokens[0]

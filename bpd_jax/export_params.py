@@ -10,12 +10,12 @@ CPU in float32: `--dtype=float32 --precision=float32`.
 from absl import flags
 
 from bpd_jax import cli, folders
-from bpd_jax.training.slim import DTYPES, KIND, write_slim
+from bpd_jax.training.exported_params import DTYPES, KIND, write_exported
 
 _MODEL = flags.DEFINE_string("model", None, "Run folder.")
 _OUTPUT = flags.DEFINE_string("output", None, "Folder to write.")
 _DTYPE = flags.DEFINE_string(
-    "dtype", "bfloat16", f"To store parameters in: {' or '.join(DTYPES)}."
+    "dtype", "bfloat16", f"dtype of the stored parameters: {' or '.join(DTYPES)}."
 )
 _PRECISION = flags.DEFINE_enum(
     "precision",
@@ -29,7 +29,7 @@ def main() -> None:
     """Writes the folder and prints its size."""
     run, output = cli.required("model"), cli.required("output")
     folders.check_folder(output, KIND)
-    size = write_slim(run, output, _DTYPE.value, _PRECISION.value)
+    size = write_exported(run, output, _DTYPE.value, _PRECISION.value)
     print(f"{output}: {size:,} bytes of parameters")
 
 

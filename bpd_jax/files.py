@@ -5,6 +5,7 @@ Folders are written through `bpd_jax.folders`.
 
 import contextlib
 import io
+import itertools
 import json
 import math
 import os
@@ -19,7 +20,7 @@ from bpd_jax import buckets, temporaries
 from bpd_jax.buckets import BucketPath, as_path
 from bpd_jax.errors import UserError
 
-_MOST_JSON = 1 << 30  # bytes
+_MOST_JSON, _JSON_PIECE = 1 << 30, 1 << 20  # bytes
 MOST_LINE = 1 << 28  # bytes
 
 
@@ -148,8 +149,10 @@ def read_json(path: str | os.PathLike[str]) -> Any:
       OSError: it cannot be read.
       ValueError: it is too large, no UTF-8 or no JSON; see `parse_json`.
     """
+    # In pieces, because `read(n)` allocates n bytes before it reads.
     with as_path(path).open("rb") as stream:
-        data = stream.read(_MOST_JSON + 1)
+        pieces = iter(lambda: stream.read(_JSON_PIECE), b"")
+        data = b"".join(itertools.islice(pieces, _MOST_JSON // _JSON_PIECE + 1))
     if len(data) > _MOST_JSON:
         raise ValueError(f"it has more than {_MOST_JSON:,} bytes")
     return parse_json(data)

@@ -27,20 +27,20 @@ MEDUSA = flags.DEFINE_string(
     "medusa", None, "folder with config.json and safetensors files of Medusa heads."
 )
 PRECISION = flags.DEFINE_enum(
-    "precision", "bfloat16", DTYPES, "of the numbers that are stored."
+    "precision", "bfloat16", DTYPES, "dtype of the stored tensors."
 )
 OUTPUT = flags.DEFINE_string("output", None, "folder of block heads to write.")
 
 
 def main() -> None:
-    """Reads the flags, loads the base, reads the heads, writes them as ours."""
+    """Loads the base, reads the heads, and writes them as block heads."""
     name, folder = cli.required("model"), as_path(cli.required("medusa"))
     output = cli.required("output")
     folders.check_folder(output, KIND)
     loaded = load_model(name)
     if loaded.task is not None:
         raise UserError(
-            f"--model={name} was trained here, with heads of its own: give the "
+            f"--model={name} was trained with bpd_jax and has its own heads: give the "
             "pretrained model that the Medusa heads belong to."
         )
     model = loaded.functions.config

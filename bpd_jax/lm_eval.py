@@ -18,13 +18,13 @@ from bpd_jax.lm_eval_model import HarnessModel
 
 
 def register() -> type[HarnessModel]:
-    """Makes the model `bpd_jax` known to the harness, for this process.
+    """Registers the model `bpd_jax` with the harness, for this process.
 
     Returns:
       Its class.
 
     Raises:
-      UserError: the harness is not installed, or not as a whole.
+      UserError: the harness is not installed, or incomplete.
     """
     try:
         from lm_eval.api.model import LM
@@ -45,10 +45,10 @@ def register() -> type[HarnessModel]:
             arg_dict: Mapping[str, Any],
             additional_config: Mapping[str, Any] | None = None,
         ) -> "HarnessLM":
-            """Takes `--model_args`, and `--batch_size` where they name none.
+            """Uses `--model_args`, and `--batch_size` if they have none.
 
-            The harness always gives a batch size, and a device, `cuda:0` by default,
-            which is not ours to choose: jax does.
+            The harness also passes a device, `cuda:0` by default, which is ignored:
+            jax chooses the device.
             """
             flags = additional_config or {}
             return cls(**{"batch_size": flags.get("batch_size") or 1, **arg_dict})
@@ -70,7 +70,7 @@ def register() -> type[HarnessModel]:
 
 def main() -> None:
     """Runs the harness's own command."""
-    # Its statistics would fork a process with jax's threads, which may never end.
+    # Its statistics would fork a process with jax's threads, which may deadlock.
     os.environ.setdefault("DISABLE_MULTIPROC", "1")
     with cli.telling_errors():
         register()

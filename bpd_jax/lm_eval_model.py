@@ -41,7 +41,7 @@ class HarnessModel:
       lm: the model.
       max_length: tokens of its context.
       method: the decoding method.
-      lattice_width, alpha: of the method, where its name does not set them.
+      lattice_width, alpha: settings of the method, unless its name sets them.
     """
 
     def __init__(
@@ -67,13 +67,13 @@ class HarnessModel:
             texts. By default `Decoder.default_method`.
           heads: folder of block heads for a pretrained model; None for its own.
           batch_size: texts read or decoded together.
-          max_gen_toks: maximum length of a text in tokens where its task sets none.
+          max_gen_toks: maximum length of a text in tokens, unless its task sets it.
           max_length: tokens of the context; by default the model's maximum.
-          lattice_width: candidates per head where the method sets none.
-          alpha: weight of the refiners where the method sets none.
-          precision: of activations and matrix products; by default the model's own.
-          seed: of the sampling noise.
-          **assets: folders of what the method drafts with; see `api.load`.
+          lattice_width: candidates per head, unless the method sets it.
+          alpha: weight of the refiners, unless the method sets it.
+          precision: dtype of activations and products; by default the model's own.
+          seed: seed of the sampling noise.
+          **assets: folders of the method's assets; see `api.load`.
 
         Raises:
           UserError: an argument is unknown or wrong, or something is missing.
@@ -82,7 +82,7 @@ class HarnessModel:
         for name in assets:
             if name not in api.OWN_ASSETS:
                 names = ", ".join([*_ARGUMENTS, *api.OWN_ASSETS])
-                raise UserError(f"there is no model argument {name!r}: give {names}.")
+                raise UserError(f"unknown model argument {name!r}: give {names}.")
         if not model:
             raise UserError("the model argument 'model' is missing: give model=NAME.")
         if isinstance(batch_size, str) and batch_size.isdecimal():
@@ -110,16 +110,16 @@ class HarnessModel:
             decoder.check(parsed, [], self._defaults)
 
     def keep(self, kind: str, arguments: tuple[Any, ...], answer: object) -> None:
-        """Called with each answer as soon as it is known; does nothing.
+        """Called with each answer as soon as it is computed; does nothing.
 
         Args:
-          kind: of the request: the name of the method that answers it.
-          arguments: of the request.
-          answer: what that method will return for it.
+          kind: kind of request: the name of the method that answers it.
+          arguments: arguments of the request.
+          answer: the answer of that method.
         """
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text, which may be a chat that is rendered already.
+        """Token ids of a text, which may be a rendered chat.
 
         Special tokens that are written out in the texts of a chat model are read as
         those tokens, as other tools do, so that results can be compared.
@@ -133,7 +133,7 @@ class HarnessModel:
         return ids if begin is None or ids[:1] == [begin] else [begin, *ids]
 
     def encode_pair(self, context: str, continuation: str) -> tuple[np.ndarray, int]:
-        """Token ids of a text, and how many of them are its continuation's.
+        """Token ids of a text, and the number of those of its continuation.
 
         Spaces at the end of the context belong to the continuation, because tokens
         begin with spaces. Worked example: of `4 times 2 is ` and `8.` the
@@ -338,7 +338,7 @@ _ARGUMENTS = tuple(HarnessModel.__init__.__kwdefaults__ or {})
 
 
 def _length_class(length: int) -> int:
-    """Which of up to 128, 512, 2048, 8192 … tokens a prompt has: 0, 1, 2, 3 …"""
+    """Class of a prompt by length: 0 up to 128 tokens, 1 up to 512, 2 up to 2048, …"""
     return (((length - 1) // 128).bit_length() + 1) // 2
 
 
@@ -350,7 +350,7 @@ def decode_options(
     Args:
       settings: `until`, one or several stop texts; `max_gen_toks` or a name that other
         programs have for it; `do_sample`, `temperature`, `top_p`, `top_k`, `seed`.
-      defaults: of what they do not set.
+      defaults: options that they do not set.
 
     Raises:
       UserError: a setting is unknown, or its value is not allowed.

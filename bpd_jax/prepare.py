@@ -8,7 +8,7 @@
         --num_shards=1024 --shard=3 --output=runs/c4/data/train
 
 A run in `--workdir=runs/squad` finds the rows of a split in `runs/squad/data/SPLIT`.
-Finished rows are not made again. Shards can be made on different machines.
+Finished rows are skipped. Shards can be made on different machines.
 
 With --cache_dir and without --output, a Beam pipeline tokenizes all splits into seqio's
 cache; with both, the rows are made from that cache:
@@ -47,7 +47,7 @@ _VOCABULARY = flags.DEFINE_string(
     "vocabulary", "gpt3", "gpt3, bpe:N, or the path of a tokenizer.json."
 )
 _VALIDATION_FRACTION = flags.DEFINE_float(
-    "validation_fraction", 0.02, "Share kept for validation where files say no split."
+    "validation_fraction", 0.02, "Share held out for validation if files have no split."
 )
 _MAX_EXAMPLES = flags.DEFINE_integer(
     "max_examples", None, "Examples of each split to take. Default: all."
@@ -56,16 +56,16 @@ _SPLIT = flags.DEFINE_string("split", "train", "Split to make rows of.")
 _LENGTH = flags.DEFINE_integer("length", None, "Tokens of a row.")
 _OUTPUT = flags.DEFINE_string("output", None, "Folder for the rows.")
 _NUM_SHARDS = flags.DEFINE_integer(
-    "num_shards", 1, "Parts that the split is made in, each in a folder in --output."
+    "num_shards", 1, "Number of parts of the split, each in a folder in --output."
 )
-_SHARD = flags.DEFINE_integer("shard", None, "Which part to make, from 0.")
+_SHARD = flags.DEFINE_integer("shard", None, "Index of the part to make, from 0.")
 _CACHE_DIR = flags.DEFINE_string(
     "cache_dir", None, "Folder of seqio's caches, to fill or, with --output, to read."
 )
 _BEAM_OPTIONS = flags.DEFINE_string(
     "beam_options",
     "",
-    "Options of the pipeline that fills the cache, with blanks between: "
+    "Options of the pipeline that fills the cache, separated by blanks: "
     "'--runner=DataflowRunner --region=…'.",
 )
 
@@ -73,7 +73,7 @@ _OF_TASK = (_TASK, _FILES, _DATA_DIR, _VOCABULARY, _VALIDATION_FRACTION, _MAX_EX
 
 
 def main() -> None:
-    """Does what the flags say and prints a summary."""
+    """Prepares rows or a cache and prints a summary."""
     begin = time.perf_counter()
     task = _task()
     if not _OUTPUT.value:
@@ -81,7 +81,7 @@ def main() -> None:
             raise UserError(
                 "--output or --cache_dir is missing: name the folder for the rows."
             )
-        # Late: rows of generated texts are made where TensorFlow is not installed.
+        # Imported late: rows of generated texts do not need TensorFlow.
         from bpd_jax.data.cache_pipeline import cache_task
 
         folder = cache_task(task, _CACHE_DIR.value, _BEAM_OPTIONS.value.split())
@@ -119,8 +119,7 @@ def _task() -> DataTask:
         )
     if name not in DATASETS:
         raise UserError(
-            f"unknown task {name!r}: the known ones are "
-            f"{', '.join([*DATASETS, *CORPORA])}."
+            f"unknown task {name!r}: choose one of {', '.join([*DATASETS, *CORPORA])}."
         )
     return ExampleTask(
         name,

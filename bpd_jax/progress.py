@@ -1,7 +1,7 @@
-"""Progress bars: live in a terminal, a line now and then in a log file.
+"""Progress bars: live in a terminal, occasional lines in a log file.
 
-What is shown never ends or blocks the work: output that nobody can read any more, of a
-terminal that was closed or a pipe that is full, is dropped.
+Output never ends or blocks the work: if a terminal was closed or a pipe is full, it is
+dropped.
 """
 
 import select
@@ -31,8 +31,8 @@ def bar(
     """Returns a `tqdm` bar with the project's look; use it like `tqdm`.
 
     Args:
-      iterable: what to walk, or None to call `update` by hand.
-      label: what the work is, in one or two words.
+      iterable: iterable to wrap, or None to call `update` explicitly.
+      label: one or two words.
       total: number of units; taken from `iterable` if it has a length.
       unit: name of one unit; with `unit_scale=True` it is counted in k and M.
       initial: units already done, for work that resumes.
@@ -56,12 +56,12 @@ def bar(
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
-    """Prints a line, to standard output by default, if somebody reads it."""
+    """Prints a line, by default to standard output, unless it cannot be written."""
     _Forgiving(sys.stdout if stream is None else stream).write(f"{text}\n")
 
 
 class _Forgiving:
-    """A text stream whose writes are dropped where the original's fail or block."""
+    """A text stream that drops writes that would fail or block."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

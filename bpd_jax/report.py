@@ -1,4 +1,4 @@
-"""Makes one page from the results of studies; exports their tables and charts.
+"""Writes one page from the results of studies; exports their tables and charts.
 
     python -m bpd_jax.report experiments --output=report.html
 
@@ -16,15 +16,15 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from bpd_jax import cli, files
+from bpd_jax import cli, files, provenance
 from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
-from bpd_jax.reporting import build, draft_picture
+from bpd_jax.reporting import draft_picture
 from bpd_jax.reporting.charts import standalone
 from bpd_jax.reporting.csv_tables import table_csv
 from bpd_jax.reporting.explorer import ExplorerText, title_of
 from bpd_jax.reporting.latex import table_latex
-from bpd_jax.reporting.page import Page, Part, write_page
+from bpd_jax.reporting.page import Page, PagePart, write_page
 from bpd_jax.studies.catalog import NAMES, find_study
 from bpd_jax.studies.highlights import highlights
 from bpd_jax.studies.records import ExplorerRecord
@@ -49,7 +49,7 @@ _DEPTH = 3
 
 
 def main(folders: Sequence[str]) -> None:
-    """Reads the flags, draws every study's exhibit, writes page and files."""
+    """Computes the exhibits of all studies and writes the page and files."""
     if not folders:
         raise UserError(
             "name folders of results: python -m bpd_jax.report experiments "
@@ -68,7 +68,7 @@ def main(folders: Sequence[str]) -> None:
     parts = _parts(runs)
     report = Page(
         title=TITLE.value,
-        created=build.today(),
+        created=provenance.today(),
         parts=parts,
         figures=highlights(runs),
         texts=_texts(runs),
@@ -108,10 +108,10 @@ def _runs(folders: Sequence[str]) -> list[StudyRun]:
     return sorted(runs, key=lambda run: NAMES.index(run.study))
 
 
-def _parts(runs: Sequence[StudyRun]) -> list[Part]:
-    """The exhibits; several of one study are told apart by size, then by number."""
+def _parts(runs: Sequence[StudyRun]) -> list[PagePart]:
+    """The exhibits; several of one study are distinguished by size, then by number."""
     alike = Counter(run.study for run in runs)
-    parts: list[Part] = []
+    parts: list[PagePart] = []
     for run in runs:
         size = _size(run) if alike[run.study] > 1 else ""
         key = base_key = f"{run.study}_{size}" if size else run.study
@@ -121,7 +121,7 @@ def _parts(runs: Sequence[StudyRun]) -> list[Part]:
             key = f"{base_key}_{again}"
         if again > 1:
             size = f"{size} ({again})"
-        parts.append(Part(key, find_study(run.study).exhibit(run), size))
+        parts.append(PagePart(key, find_study(run.study).exhibit(run), size))
     return parts
 
 
@@ -130,7 +130,7 @@ def _size(run: StudyRun) -> str:
 
 
 def _texts(runs: Sequence[StudyRun]) -> list[ExplorerText]:
-    """Texts of the explorer by task, each once; of several sizes, each by its own."""
+    """Texts of the explorer by task, without duplicates within a size."""
     holding = [(run, found) for run in runs if (found := run.of(ExplorerRecord))]
     several = len({_size(run) for run, _ in holding}) > 1
     texts: dict[str, ExplorerText] = {}
@@ -160,8 +160,8 @@ def _texts(runs: Sequence[StudyRun]) -> list[ExplorerText]:
     return list(texts.values())
 
 
-def _write_files(parts: Sequence[Part]) -> None:
-    """Writes tables and charts where the flags say; other files there are left."""
+def _write_files(parts: Sequence[PagePart]) -> None:
+    """Writes tables and charts into the folders of the flags."""
     for part in parts:
         suffix = part.key.removeprefix(part.exhibit.name)
         for table in part.exhibit.tables:
@@ -175,7 +175,7 @@ def _write_files(parts: Sequence[Part]) -> None:
 
 
 def _folders() -> list[str]:
-    """Those that flags name for tables and charts."""
+    """The folders for tables and charts."""
     return [folder for folder in (LATEX.value, CSV.value, SVG.value) if folder]
 
 

@@ -5,7 +5,7 @@
         \"\"\"How texts are decoded.
 
         Attributes:
-          max_new_tokens: decoded after each prompt, at most.
+          max_new_tokens: maximum number of tokens decoded after each prompt.
           acceptance: how draft tokens are accepted.
         \"\"\"
 
@@ -43,7 +43,7 @@ class Check:
       parse: reads a value from text; raises ValueError if it cannot.
       accepts: whether a value is allowed.
       optional: whether None is allowed, which leaves the choice to the caller.
-      convert: makes the value that is kept of an accepted one.
+      convert: converts an accepted value to the stored one.
       flag: type of its flag: int, float or bool; the words of an enumeration; REPEATED
         for a flag that may be given several times; None for a text that `parse` reads.
     """
@@ -89,7 +89,7 @@ def number(
     above: float = -math.inf,
     most: float = math.inf,
 ) -> Check:
-    """Finite numbers within bounds, of which any may be given."""
+    """Finite numbers, within optional bounds."""
     if least > -math.inf and most < math.inf:
         bounds = [f"from {least:g} to {most:g}"]
     else:
@@ -128,10 +128,10 @@ def instance(*kinds: type) -> Check:
 
 
 def each(check: Check, *, distinct: bool = False, repeated: bool = True) -> Check:
-    """Tuples whose elements pass a check; lists, as gin and JSON have, become tuples.
+    """Tuples whose elements pass a check; lists, as in gin and JSON, become tuples.
 
     Args:
-      check: of one element.
+      check: check of one element.
       distinct: whether all elements must differ.
       repeated: whether the flag of a list of texts is given once for each of them.
     """
@@ -193,8 +193,8 @@ class Validated:
     """Base of dataclasses of settings: validates every field of a new instance.
 
     Class variables:
-      prefix: what stands before the name of a field in messages; None for the name of
-        the class and a dot, as gin files write it.
+      prefix: prefix of field names in messages; None for the name of the class and a
+        dot, as in gin files.
     """
 
     prefix: ClassVar[str | None] = None
@@ -206,14 +206,14 @@ class Validated:
         self.check_together()
 
     def check_together(self) -> None:
-        """Raises a `UserError` for settings that do not go together."""
+        """Raises a `UserError` for incompatible settings."""
 
 
 def setting(default: Any, help_: str, check: Check) -> Any:
     """Declares a field of a part of methods.
 
     Args:
-      default: its value if it is not given.
+      default: its default value.
       help_: one line, without a full stop.
       check: the values that are allowed.
     """
@@ -232,7 +232,7 @@ def checks_of(kind: type) -> dict[str, Check]:
 
 
 def _check_of(hint: Any) -> Check | None:
-    """The check that an annotation stands for; None if it stands for none."""
+    """The check of an annotation; None if it has none."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         return next((item for item in inner[1:] if isinstance(item, Check)), None)
@@ -300,7 +300,7 @@ def check_settings(settings: Any, prefix: str) -> None:
 
     Args:
       settings: the instance.
-      prefix: stands before the name of a setting in the message.
+      prefix: prefix of the setting's name in messages.
 
     Raises:
       UserError: a value is not allowed.
@@ -332,12 +332,12 @@ def parse_setting(kind: type, name: str, text: str, prefix: str) -> Any:
 
     Args:
       kind: dataclass of settings.
-      name: of the setting.
-      text: the value as it was written.
-      prefix: stands before the name of the setting in the message.
+      name: name of the setting.
+      text: the value as text.
+      prefix: prefix of the setting's name in messages.
 
     Raises:
-      UserError: the text is not a value of that setting.
+      UserError: the text is not a valid value of the setting.
     """
     check = checks_of(kind)[name]
     try:

@@ -1,4 +1,4 @@
-"""What a program does first: handle Ctrl-C and repair its standard streams.
+"""Start-up of a program: handling of Ctrl-C and of closed standard streams.
 
 Python raises `KeyboardInterrupt` for Ctrl-C. That is not enough here: importing the
 libraries takes seconds and would end in a traceback, and several of them (jax, absl and
@@ -30,16 +30,16 @@ INTERRUPTED = 128 + signal.SIGINT
 """Exit status after Ctrl-C, as shells define it."""
 
 UNREAD = 128 + signal.SIGPIPE
-"""Exit status of a program whose output nobody reads, as shells define it."""
+"""Exit status of a program whose output is no longer read, as shells define it."""
 
-# Standard error, wherever the libraries send file descriptor 2 while they load.
+# Standard error, even if libraries redirect file descriptor 2 while they load.
 _messages = 2
 
 
 def is_program() -> bool:
     """Whether this process was started as `bpd` or as `python -m bpd_jax.NAME`.
 
-    To be asked while the package is imported: `sys.argv` changes afterwards.
+    Valid only while the package is imported: `sys.argv` changes afterwards.
     """
     if sys.argv[:1] != ["-m"]:
         return bool(sys.argv) and os.path.basename(sys.argv[0]) == "bpd"
@@ -59,7 +59,7 @@ def begin() -> None:
 
 
 def _leave(*_: object) -> None:
-    """Ends the process at once, whatever runs."""
+    """Ends the process immediately."""
     with contextlib.suppress(OSError):
         os.write(_messages, b"interrupted\n")
     os._exit(INTERRUPTED)
@@ -98,15 +98,15 @@ def interruptible() -> Iterator[None]:
             raise KeyboardInterrupt
     finally:
         signal.signal(signal.SIGINT, before)
-        if before is not _leave:  # The process goes on, as under pytest.
+        if before is not _leave:  # The process continues, as under pytest.
             timer.cancel()
 
 
 def _open_streams() -> None:
     """Opens /dev/null in place of standard streams that are closed.
 
-    Otherwise the next file that is opened would get the number of the stream, and what
-    a library prints would be written into it.
+    Otherwise the next opened file would get the number of the stream, and output of
+    libraries would be written into it.
     """
     for descriptor in (0, 1, 2):
         try:
@@ -121,7 +121,7 @@ def _open_streams() -> None:
 
 
 def print_any_text() -> None:
-    """Lets every text be printed: what the encoding lacks is escaped (`\\u00e9`)."""
+    """Escapes characters that the encoding of a stream lacks (`\\u00e9`)."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -139,10 +139,10 @@ def is_unread(stream: TextIO) -> bool:
 
 
 def discard(stream: TextIO) -> None:
-    """Sends all further output of a stream to nowhere.
+    """Discards all further output of a stream.
 
-    What its buffer still holds would otherwise fail when the process exits, and change
-    its exit status.
+    Otherwise flushing its buffer would fail when the process exits, and change its exit
+    status.
     """
     try:
         descriptor = stream.fileno()

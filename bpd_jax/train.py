@@ -45,14 +45,14 @@ _COORDINATOR = flags.DEFINE_string(
     "coordinator_address", None, "Host and port of process 0, if there are several."
 )
 _PROCESSES = flags.DEFINE_integer("num_processes", None, "How many there are.")
-_PROCESS = flags.DEFINE_integer("process_id", None, "Which of them this is, from 0.")
+_PROCESS = flags.DEFINE_integer("process_id", None, "Index of this process, from 0.")
 _DISTRIBUTED = flags.DEFINE_bool(
-    "distributed", False, "Let jax find the others, as it can on Cloud TPU."
+    "distributed", False, "Let jax find the other processes, as on Cloud TPU."
 )
 
 
 def main() -> None:
-    """Does what the flags say."""
+    """Trains a model, or heads or a block drafter for a frozen model."""
     distributed.initialize(
         _COORDINATOR.value,
         _PROCESSES.value,
@@ -77,10 +77,10 @@ def main() -> None:
 
 
 def _start(config: TrainConfig, start: str) -> Params:
-    """What a run begins with: a trunk, and its heads if the run's are like them.
+    """The initial parameters of a run: a trunk, and its heads if their sizes match.
 
     Raises:
-      UserError: the trunk has other sizes than the run's, or other tokens.
+      UserError: the sizes or the vocabulary differ from those of the run.
     """
     loaded = load_model(start)
     if config.task.trained_size is not None and loaded.task != config.task:

@@ -22,7 +22,7 @@ from bpd_jax.buckets import as_path
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.training.refiner_settings import RefinerSettings
 from bpd_jax.training.refiner_sources import default_data
-from bpd_jax.training.refiners import HeldOut, train_refiner
+from bpd_jax.training.refiners import RefinerHeldOut, train_refiner
 
 FOLDER = "refiners"
 
@@ -51,7 +51,7 @@ cli.define_flags(RefinerSettings)
 
 
 def main() -> None:
-    """Does what the flags say."""
+    """Trains the refiner and prints its accuracies."""
     name = cli.required("model")
     cli.required("kind")
     settings = RefinerSettings(**cli.flag_values(RefinerSettings))
@@ -74,8 +74,8 @@ def main() -> None:
     )
 
 
-def print_held_out(held_out: HeldOut, console: Console) -> None:
-    """Prints how every head guesses the text and the model's own next tokens."""
+def print_held_out(held_out: RefinerHeldOut, console: Console) -> None:
+    """Prints the accuracy of every head on the text and on the model's predictions."""
     rows = Table(
         "head",
         "text: plain",

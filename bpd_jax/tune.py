@@ -18,7 +18,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from bpd_jax import cli, decode_flags, files, progress
+from bpd_jax import cli, decode_flags, files, progress, provenance
 from bpd_jax.decoding.asset_files import TUNING
 from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.decoding.methods import Method, parse_method
@@ -31,24 +31,23 @@ from bpd_jax.decoding.speedup import (
     predict,
 )
 from bpd_jax.errors import UserError
-from bpd_jax.reporting import build
 
 BATCH_SIZES = flags.DEFINE_list("batch_sizes", ["1"], "prompts decoded together.")
 METHODS = flags.DEFINE_list(
-    "methods", [], "methods to compare; default: all that the model can do."
+    "methods", [], "methods to compare; default: all that the model supports."
 )
 NUM_PROMPTS = flags.DEFINE_integer(
     "num_prompts", 16, "held-out prompts to decode; at least the largest batch."
 )
 PROMPT_TOKENS = flags.DEFINE_integer("prompt_tokens", 64, "tokens of each of them.")
 
-# The least guesses of a head for an estimate of its accuracy, and the ranks of
-# candidates that a Medusa tree considers.
+# Minimum number of predictions of a head for an estimate of its accuracy, and number
+# of ranks that a Medusa tree considers.
 _LEAST_GUESSES, _RANKS = 50, 10
 
 
 def main() -> None:
-    """Reads the flags, measures, prints, writes."""
+    """Measures the model, prints predictions, and saves them."""
     sizes = cli.whole_numbers("batch_sizes") or ()
     if not sizes or min(sizes) < 1:
         raise UserError("--batch_sizes must name numbers of 1 or more, as in 1,8.")
@@ -131,9 +130,9 @@ def _write(
     facts = {
         "accuracies": accuracies,
         "heads": heads,
-        "date": build.today(),
-        "device": build.device(),
-        "versions": build.versions(),
+        "date": provenance.today(),
+        "device": provenance.device(),
+        "versions": provenance.versions(),
         "choices": {size: choice.method.name for size, choice in choices.items()},
         "predictions": {
             size: [row(p) for p in choice.predictions]

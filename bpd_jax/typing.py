@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 Array: TypeAlias = jax.Array
-# On the device, or on the host as numpy has it.
+# A jax array, or a numpy array on the host.
 AnyArray: TypeAlias = jax.Array | np.ndarray
 PyTree: TypeAlias = Any
 Params: TypeAlias = Any

@@ -5,16 +5,17 @@
     python -m experiments.run all --size=tiny
 
 Every study has a folder here with a gin file for each size. Texts are decoded once per
-model and task and kept; methods are replayed on them. Results go to
-`WORKDIR/STUDY/`: the configuration, versions and device (`study.json`) and the raw
-records of every example (`records.jsonl`), from which `bpd_jax.report WORKDIR` draws
-everything. An interrupted run resumes with the same command.
+model and task and stored; methods are replayed on them. `WORKDIR/STUDY/` contains the
+configuration, versions and device (`study.json`) and the raw records of every example
+(`records.jsonl`), from which `bpd_jax.report WORKDIR` makes all tables and figures. An
+interrupted run resumes with the same command.
 
 The weight α of each class of rescorers is tuned first, for every task, on examples that
-are not reported (`bpd_jax.studies.tuning`); `--gin.StudyConfig.tuners={}` leaves it 1.
+are not reported (`bpd_jax.studies.tuning`); with `--gin.StudyConfig.tuners={}` it is 1.
 
-`--shard=I/N` does every N-th example, so that N programs, one per device or host, share
-the work on one WORKDIR. `--publish` writes the results to `experiments/STUDY/results/`.
+`--shard=I/N` measures every N-th example, so that N programs, one per device or host,
+share the work on one WORKDIR. `--publish` copies the results to
+`experiments/STUDY/results/`.
 """
 
 import dataclasses
@@ -26,11 +27,10 @@ from collections.abc import Iterable
 
 from absl import flags
 
-from bpd_jax import cli, configuration, folders
+from bpd_jax import cli, configuration, folders, provenance
 from bpd_jax.configuration import Parsed
 from bpd_jax.data.row_sources import WHOLE, Shard
 from bpd_jax.errors import UserError
-from bpd_jax.reporting import build
 from bpd_jax.reporting.records import Record
 from bpd_jax.reporting.terminal import print_exhibit
 from bpd_jax.studies import run_files
@@ -45,7 +45,7 @@ from bpd_jax.studies.tasks import HELD_OUT
 from bpd_jax.studies.tuning import tune
 
 SIZE = flags.DEFINE_string(
-    "size", "tiny", "tiny, small, smollm2 or paper: which gin file."
+    "size", "tiny", "tiny, small, smollm2 or paper: the gin file of this name."
 )
 DATA = flags.DEFINE_string(
     "data",
@@ -56,20 +56,22 @@ WORKDIR = flags.DEFINE_string(
     "workdir", None, "Folder of the results; default: runs/paper/SIZE."
 )
 LIMIT = flags.DEFINE_integer(
-    "limit", None, "Only so many examples of each task, for a quick look."
+    "limit", None, "Number of examples of each task, for a quick look."
 )
-SHARD = flags.DEFINE_string("shard", None, "I/N: only examples I, I + N, I + 2 N, ….")
+SHARD = flags.DEFINE_string(
+    "shard", None, "I/N: measure only the examples I, I + N, I + 2 N, …."
+)
 PUBLISH = flags.DEFINE_bool(
     "publish",
     False,
-    "Measure nothing; write results to experiments/STUDY/results/SIZE.",
+    "Only copy the results to experiments/STUDY/results/SIZE.",
 )
 
 _HERE = pathlib.Path(__file__).parent
 
 
 def main(names: list[str]) -> None:
-    """Does one study after the other."""
+    """Runs the studies one after the other."""
     chosen = _chosen(names)
     parsed = {name: _configure(name) for name in chosen}
     shard = _shard()
@@ -98,7 +100,7 @@ def _chosen(names: list[str]) -> list[str]:
         if not _gin_file(name).is_file():
             sizes = sorted(path.stem for path in (_HERE / name).glob("*.gin"))
             raise UserError(
-                f"{name} has no size {SIZE.value!r}: there is {', '.join(sizes)}."
+                f"{name} has no size {SIZE.value!r}: choose from {', '.join(sizes)}."
             )
     return list(dict.fromkeys(names))
 
@@ -115,20 +117,19 @@ def _workdir() -> pathlib.Path:
 
 
 def _configure(name: str) -> Parsed[StudyConfig]:
-    """What gin says of a study, and the flags."""
+    """The configuration of a study, from gin files and flags."""
     paths = [f"experiments/{name}/{SIZE.value}.gin", *flags.FLAGS.gin_file]
-    given = [f"StudyConfig.study = {name!r}", f"StudyConfig.size = {SIZE.value!r}"]
-    parsed = configuration.parse(
-        paths, [*given, *flags.FLAGS.gin_bindings], StudyConfig
-    )
+    names = [f"StudyConfig.study = {name!r}", f"StudyConfig.size = {SIZE.value!r}"]
+    bindings = [*names, *flags.FLAGS.gin_bindings]
+    parsed = configuration.parse(paths, bindings, StudyConfig)
     config = parsed.value
     if DATA.value:
-        # Not through gin: where data lie is no setting to be kept with results.
+        # Not through gin, because the folder is not stored with the results.
         config = dataclasses.replace(config, data=DATA.value)
     if LIMIT.value is not None:
         tune = min(LIMIT.value, config.tune)
         config = dataclasses.replace(config, examples=LIMIT.value, tune=tune)
-    # What a folder may be called differently in is the folder of the results.
+    # Asset folders may be inside the folder of the results.
     assets = {
         name: {
             kind: path.replace("{workdir}", str(_workdir())) for kind, path in a.items()
@@ -141,14 +142,14 @@ def _configure(name: str) -> Parsed[StudyConfig]:
 def _shard() -> Shard:
     if SHARD.value is None:
         return WHOLE
-    found = re.fullmatch(r"(\d+)/(\d+)", SHARD.value, re.ASCII)
-    if found is None or not int(found[1]) < int(found[2]):
+    match = re.fullmatch(r"(\d+)/(\d+)", SHARD.value, re.ASCII)
+    if match is None or not int(match[1]) < int(match[2]):
         raise UserError(f"--shard={SHARD.value} is not I/N with I from 0 to N - 1.")
-    return Shard(int(found[1]), int(found[2]))
+    return Shard(int(match[1]), int(match[2]))
 
 
 def _measure(name: str, config: StudyConfig, shard: Shard, text: str) -> None:
-    """Makes what is missing of a study's records."""
+    """Makes the missing records of a study."""
     folder = _workdir() / name
     folders.check_folder(folder, run_files.KIND)
     folder.mkdir(parents=True, exist_ok=True)
@@ -169,9 +170,9 @@ def _measure(name: str, config: StudyConfig, shard: Shard, text: str) -> None:
     before = check_header(folder, context)
     now = {
         "command": _command(),
-        "date": build.today(),
-        "device": build.device(),
-        "versions": build.versions(),
+        "date": provenance.today(),
+        "device": provenance.device(),
+        "versions": provenance.versions(),
     }
     sessions = list(before.get("sessions", []))
     facts = {**continued(before, facts_of(context)), "left_out": left_out, "gin": text}
@@ -180,7 +181,7 @@ def _measure(name: str, config: StudyConfig, shard: Shard, text: str) -> None:
 
     def write() -> None:
         if (folder / run_files.HEADER).is_file():
-            # Programs that share the work write it too.
+            # Programs that share the work also write this file.
             for known in run_files.read_header(folder).get("sessions", []):
                 if known not in sessions:
                     sessions.append(known)
@@ -188,11 +189,11 @@ def _measure(name: str, config: StudyConfig, shard: Shard, text: str) -> None:
         run_files.write_header(folder, name, {**latest, **facts, "sessions": sessions})
 
     def keep(records: Iterable[Record]) -> None:
-        found = list(records)
-        if found and now not in sessions:
+        new = list(records)
+        if new and now not in sessions:
             sessions.append(now)
             write()
-        run_files.append_records(folder, found, f"records{context.shard_suffix}.jsonl")
+        run_files.append_records(folder, new, f"records{context.shard_suffix}.jsonl")
 
     write()
     run = run_files.open_run(folder)
@@ -201,27 +202,27 @@ def _measure(name: str, config: StudyConfig, shard: Shard, text: str) -> None:
 
 
 def _unavailable(context: StudyContext) -> dict[str, str]:
-    """Contenders whose models are not there, with the reason, which is printed."""
-    found: dict[str, str] = {}
+    """Contenders whose models are missing, with the reason, which is printed."""
+    reasons: dict[str, str] = {}
     tasks = context.config.tasks
     for task in tasks:
         for contender in context.config.parsed:
             once = not context.depends_on_task(contender.name)
-            if contender.name in found or (once and task != tasks[0]):
+            if contender.name in reasons or (once and task != tasks[0]):
                 continue
             try:
                 decoder, method = context.contender(contender.name, task)
                 decoder.drafter(method)
             except UserError as error:
-                found[contender.name] = str(error)
+                reasons[contender.name] = str(error)
                 print(f"left out: {contender.name}: {error}")
-    if len(found) == len(context.config.contenders) > 0:
-        raise UserError("no contender is left: see above for what each lacks.")
-    return found
+    if len(reasons) == len(context.config.contenders) > 0:
+        raise UserError("no contender is left: the reasons are listed above.")
+    return reasons
 
 
 def _command() -> str:
-    """The command, without folders of this machine."""
+    """The command without names of local folders."""
     text = "\0".join(sys.argv[1:])
     text = re.sub(r"(^|\0)--?(data|workdir)[=\0][^\0]*", r"\1--\2=FOLDER", text)
     words = text.split("\0")
@@ -229,7 +230,7 @@ def _command() -> str:
 
 
 def _publish(folder: pathlib.Path, output: pathlib.Path) -> None:
-    """Copies results to where they are kept."""
+    """Copies the results of a study to the folder of published results."""
     run = run_files.open_run(folder)
     run_files.publish(run, output)
     print(f"{len(run.records)} records: {output}")

@@ -85,7 +85,7 @@ def test_each_asset_comes_from_the_run_folder_or_from_its_argument(lm, trained):
 @pytest.mark.parametrize(
     "keywords, message",
     [
-        ({"tokens": 8}, r"there is no option 'tokens': choose from \['temperature'"),
+        ({"tokens": 8}, r"unknown option 'tokens': choose from \['temperature'"),
         ({"method": "nothing"}, "unknown method 'nothing'"),
         ({"method": "neural"}, "needs a small language model"),
         ({"lattice_width": 271, "method": "zero_gram"}, "lattice_width must be"),
@@ -132,9 +132,7 @@ def test_one_text_is_no_list_of_prompts(lm):
 
 
 def test_an_unknown_asset_is_refused(trained):
-    with pytest.raises(
-        UserError, match="there is no asset 'ngrams': choose from ngram"
-    ):
+    with pytest.raises(UserError, match="unknown asset 'ngrams': choose from ngram"):
         api.load(str(trained / "run"), ngrams="x")
 
 

@@ -34,6 +34,7 @@ BASE = [
     "progress",
     "cli",
     "compiled",
+    "provenance",
 ]
 LAYERS = [
     "models",

@@ -1,45 +1,154 @@
-"""A run under gs:// from beginning to end: trained, killed, resumed, decoded."""
+"""A run under gs:// from beginning to end: killed, resumed, decoded, evaluated."""
 
+import json
+import os
+import signal
+
+import jax
+import numpy as np
 import pytest
 
-from tests.commands import call
+from bpd_jax.buckets import as_path
+from bpd_jax.errors import UserError
+from bpd_jax.models.config import load_config
+from bpd_jax.training import metrics
+from bpd_jax.training.checkpoint_files import _check_digests, whole_steps
+from bpd_jax.training.checkpoints import best_step, load_parameters
+from tests.commands import call, start
 from tests.train_test import MODEL
 
-RUN = "gs://bpd-test/runs/demo"
+PREFIX = "runs/demo"
+RUN = f"gs://bpd-test/{PREFIX}"
+CHECKPOINTS = f"{PREFIX}/checkpoints"
 
-pytest.importorskip("seqio", reason="rows are made with seqio")
+
+def train(folder, workdir):
+    return call(
+        "bpd_jax.train",
+        *("--gin_file=run.gin", f"--workdir={workdir}"),
+        *("--gin.TEXT_FILES='texts/*.txt'", "--gin.STEPS=9"),
+        *("--gin.TrainConfig.checkpoint_every=3", "--gin.TrainConfig.log_every=1"),
+        folder=folder,
+    )
+
+
+def kill_at(storage, name):
+    """Kills the training process when it begins to upload an object."""
+
+    def kill(uploaded):
+        if uploaded == name:
+            holder = storage.objects["bpd-test"][f"{PREFIX}/.lock"].data
+            os.kill(json.loads(holder)["pid"], signal.SIGKILL)
+            raise ConnectionAbortedError
+
+    storage.before_upload = kill
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def run(storage, tmp_path_factory):
+    """A run killed while it saves step 6 and resumed, and one that never was."""
+    pytest.importorskip("seqio", reason="rows are made with seqio")
     folder = tmp_path_factory.mktemp("bucket_runs")
     (folder / "run.gin").write_text(MODEL)
     (folder / "texts").mkdir()
     for number in range(12):
         lines = [f"{number} times {k} is {number * k}." for k in range(20)]
         (folder / "texts" / f"{number}.txt").write_text("\n".join(lines))
-    return folder
-
-
-def train(folder, workdir, steps):
-    return call(
-        "bpd_jax.train",
-        *("--gin_file=run.gin", "--gin.TEXT_FILES='texts/*.txt'"),
-        *(f"--workdir={workdir}", f"--gin.STEPS={steps}"),
-        "--gin.TrainConfig.checkpoint_every=3",
-        *("--gin.TrainConfig.log_every=1", "--gin.LR_SCHEDULE='constant'"),
-        folder=folder,
-    )
-
-
-@pytest.fixture(scope="module")
-def run(folder, storage):
-    """A run of 9 steps, stopped at step 6, and killed while it saves step 9."""
     storage.objects["bpd-test"].clear()
-    result = train(folder, RUN, 6)
-    assert result.returncode == 0, result.stderr
+    kill_at(storage, f"{CHECKPOINTS}/6/commit_success.txt")
+    with pytest.raises(AssertionError, match="-9"):
+        train(folder, RUN)
+    storage.before_upload = lambda name: None
+    assert whole_steps(as_path(RUN) / "checkpoints") == [3]
+    for workdir in (RUN, "local"):
+        result = train(folder, workdir)
+        assert result.returncode == 0, result.stderr
     return folder
 
 
-def test_a(run, storage):
-    print(sorted(storage.objects["bpd-test"]))
+def test_a_killed_run_resumes_bit_exactly(run, storage):
+    config = load_config(run / "local" / "model.json")
+    ends = [
+        load_parameters(as_path(workdir) / "checkpoints", config, step=9)
+        for workdir in (RUN, run / "local")
+    ]
+    jax.tree.map(np.testing.assert_array_equal, *ends)
+    logs = [
+        [
+            {k: v for k, v in row.items() if "per_second" not in k}
+            for row in metrics.read_rows(as_path(workdir) / metrics.FILE_NAME)
+        ]
+        for workdir in (RUN, run / "local")
+    ]
+    assert logs[0] == logs[1]
+    # Its end gives the lock back, and leaves nothing half written.
+    names = storage.objects["bpd-test"]
+    assert not [name for name in names if name.endswith((".lock", ".part"))]
+
+
+def test_a_finished_run_says_so(run):
+    result = train(run, RUN)
+    assert result.returncode == 0, result.stderr
+    assert "already finished" in result.stdout
+
+
+def test_it_is_decoded_and_evaluated_where_it_lies(run, storage):
+    common = ["--max_new_tokens=8", "--prompt=3 times"]
+    remote, local = start(
+        "bpd_jax.decode",
+        [f"--model={RUN}", *common, f"--output={RUN}/out.jsonl"],
+        ["--model=local", *common, "--output=out.jsonl"],
+        folder=run,
+    )
+    assert remote.returncode == local.returncode == 0, remote.stderr
+    texts = [
+        json.loads((as_path(folder) / "out.jsonl").read_text())["output_ids"]
+        for folder in (RUN, run)
+    ]
+    assert texts[0] == texts[1]
+    result = call(
+        "bpd_jax.evaluate",
+        *(f"--model={RUN}", "--prompt_tokens=4", "--num_prompts=2"),
+        *("--max_new_tokens=8", "--methods=bpd", f"--output={RUN}/evaluation"),
+        folder=run,
+    )
+    assert result.returncode == 0, result.stderr
+    written = {path.name for path in (as_path(RUN) / "evaluation").iterdir()}
+    assert "report.html" in written
+    assert not [name for name in written if name.endswith(".part")]
+
+
+def test_damage_of_a_checkpoint_is_told(run, storage):
+    objects = storage.objects["bpd-test"]
+    config = load_config(as_path(RUN) / "model.json")
+    saved = f"{RUN}/checkpoints"
+    assert best_step(saved) in (3, 6, 9)
+    of_params = [name for name in objects if name.startswith(f"{CHECKPOINTS}/9/params")]
+    largest = max(of_params, key=lambda name: len(objects[name].data))
+    for name, read in (
+        (largest, lambda: load_parameters(saved, config, step=9)),
+        (f"{CHECKPOINTS}/9/data/metadata", lambda: best_step(saved)),
+    ):
+        whole = objects[name]
+        flipped = bytearray(whole.data)
+        flipped[len(flipped) // 2] ^= 1
+        storage.put("bpd-test", name, bytes(flipped))
+        with pytest.raises(UserError, match="cannot read the checkpoint"):
+            read()
+        del objects[name]
+        with pytest.raises(UserError, match="cannot read the checkpoint"):
+            read()
+        objects[name] = whole
+        read()
+
+
+def test_digests_are_compared_without_a_download(run, storage):
+    name = f"{CHECKPOINTS}/9/optimizer/_sharding"
+    whole = storage.objects["bpd-test"][name]
+    storage.put("bpd-test", name, whole.data + b" ")
+    storage.requests.clear()
+    with pytest.raises(UserError, match="not what was saved"):
+        _check_digests(as_path(f"{RUN}/checkpoints/9/optimizer"))
+    storage.objects["bpd-test"][name] = whole
+    _check_digests(as_path(f"{RUN}/checkpoints/9/optimizer"))
+    assert set(storage.downloads()) <= {f"{CHECKPOINTS}/9/digests.json"}

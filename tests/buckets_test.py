@@ -66,9 +66,11 @@ def test_files_and_folders_are_looked_at_like_those_of_a_disk(storage):
     for name in ("a/b.txt", "a/c/d.txt", "a/c/e.md", "ab.txt"):
         put(storage, name, name.encode())
     top = as_path(BUCKET) / "a"
-    assert top.is_dir() and not top.is_file()
-    assert (top / "b.txt").is_file() and not (top / "b.txt").is_dir()
-    assert not (top / "b").exists() and not as_path(f"{BUCKET}/x").exists()
+    assert (top.is_dir(), top.is_file()) == (True, False)
+    file = top / "b.txt"
+    assert (file.is_dir(), file.is_file()) == (False, True)
+    assert not (top / "b").exists()
+    assert not as_path(f"{BUCKET}/x").exists()
     assert [path.name for path in top.iterdir()] == ["b.txt", "c"]
     assert list(top.glob("*/*.txt")) == [top / "c" / "d.txt"]
     assert {path.name for path in top.rglob("*.txt")} == {"b.txt", "d.txt"}
@@ -79,7 +81,7 @@ def test_files_and_folders_are_looked_at_like_those_of_a_disk(storage):
     with pytest.raises(FileNotFoundError):
         list((top / "nothing").iterdir())
     with pytest.raises(IsADirectoryError):
-        open(top, "rb")
+        os.stat(top)
     with pytest.raises(OSError, match="as a whole"):
         (top / "b.txt").open("a")
 
@@ -114,9 +116,8 @@ def test_a_file_is_replaced_when_it_is_whole(storage):
         temporary.write_text("one\r\ntwo")
         assert names(storage) == []
     assert storage.objects["bpd-test"]["a/text.txt"].data == b"one\r\ntwo"
-    with pytest.raises(RuntimeError), files.replacing_file(path) as temporary:
-        temporary.write_text("three")
-        raise RuntimeError
+    with pytest.raises(ZeroDivisionError), files.replacing_file(path) as temporary:
+        temporary.write_text(str(1 / 0))
     assert as_path(path).read_bytes() == b"one\r\ntwo"
     large = os.urandom(9 << 20)  # In several requests.
     with files.replacing_file(path) as temporary:
@@ -161,9 +162,7 @@ def _write_killed(number, value):
     os._exit(number)
 
 
-@pytest.mark.parametrize(
-    "last", ["mine/.upload.part", "mine/1.npz", "mine/letter.json"]
-)
+@pytest.mark.parametrize("last", [".upload.part", "1.npz", "letter.json"])
 def test_what_a_killed_upload_leaves_is_refused_and_replaced(storage, last):
     write_letter(f"{BUCKET}/mine", value=1)
     process = multiprocessing.get_context("spawn").Process(
@@ -173,21 +172,20 @@ def test_what_a_killed_upload_leaves_is_refused_and_replaced(storage, last):
 
     def kill(name):
         seen.append(name)
-        if name == last:
+        if name == f"mine/{last}":
             os.kill(process.pid, signal.SIGKILL)
-            process.join()
+            raise ConnectionAbortedError
 
     storage.before_upload = kill
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
-    assert last in seen
+    assert f"mine/{last}" in seen
     storage.before_upload = lambda name: None
-    if last == "mine/.upload.part":
-        # Nothing of the older one is gone yet; its own header is still there.
+    if last == ".upload.part":
+        # Nothing of the older one is gone yet.
         assert KIND.read_header(f"{BUCKET}/mine")["count"] == 3
-    storage.objects["bpd-test"].pop("mine/letter.json", None)  # The request arrived.
-    if last != "mine/.upload.part":
+    else:
         with pytest.raises(UserError, match="interrupted"):
             KIND.read_header(f"{BUCKET}/mine")
     write_letter(f"{BUCKET}/mine", value=3)

@@ -110,7 +110,7 @@ def test_gin_is_left_clean(write):
         ("STEPS = 5\nTrainConfig.steps = (3\n", r"bad.gin:\d: "),
         (
             "\nTrainConfg.steps = 3\n",
-            r"bad.gin:2: there is nothing called TrainConfg; did you mean TrainConfig",
+            r"bad.gin:2: unknown name TrainConfg; did you mean TrainConfig",
         ),
         (
             "TrainConfig.step = 3\n",
@@ -130,7 +130,7 @@ def test_gin_is_left_clean(write):
         ("TrainConfig.steps = 3\n", r"TrainConfig.\w+ has no value: no file sets it"),
         ("include 'nowhere.gin'\n", r"bad.gin:1 names .* nowhere.gin, which does not"),
         ("include 'bad.gin'\n", r"bad.gin:1 includes bad.gin, which includes itself"),
-        ("import os\n", r"bad.gin:1: imports are not used"),
+        ("import os\n", r"bad.gin:1: imports are not supported"),
     ],
 )
 def test_bad_files_end_with_one_sentence(write, text, words):

@@ -6,6 +6,7 @@ The devices and the cache of compiled programs are set before jax is imported.
 import contextlib
 import fcntl
 import gc
+import importlib.util
 import os
 import pathlib
 import shutil
@@ -140,13 +141,21 @@ def trained(made_once: Callable[..., pathlib.Path]) -> pathlib.Path:
     return made_once("trained", _train)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def storage(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator["FakeStorage"]:
-    """An empty bucket `bpd-test`; gs:// leads to it, with a cache of its own."""
-    pytest.importorskip("google.cloud.storage", reason="needs the extra gcs")
-    pytest.importorskip("gcsfs", reason="needs the extra gcs")
+    """A server with one bucket, `bpd-test`, and a cache of its own for copies.
+
+    Clients look for it once in a process, so there is one for all tests.
+    """
+    for name in ("google.cloud.storage", "gcsfs"):
+        try:
+            missing = importlib.util.find_spec(name) is None
+        except ModuleNotFoundError:
+            missing = True
+        if missing:
+            pytest.skip("needs the extra gcs")
     from tests.fake_storage import FakeStorage
 
     with FakeStorage("bpd-test") as served, pytest.MonkeyPatch.context() as patch:

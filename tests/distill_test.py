@@ -84,10 +84,10 @@ def test_the_same_command_goes_on_in_whatever_batches(written):
     np.savez(path, **short)
     run = distill(folder, *arguments, "--output=again", "--batch_size=3")
     assert run.returncode == 0, run.stderr
-    assert "4 of 5 texts are there already." in run.stdout
+    assert "4 of 5 texts exist already." in run.stdout
     assert sorted(text for _, text in texts("again")) == sorted(t for _, t in before)
     run = distill(folder, *arguments, "--output=other", "--answered=texts")
-    assert "5 texts are answered in other folders" in run.stdout
+    assert "5 prompts are answered in other folders" in run.stdout
     assert not shard_paths(folder / "other")
 
 
@@ -122,7 +122,7 @@ def test_the_contents_of_prompts_files_count_and_not_their_names(written):
     renamed = [word.replace("prompts.jsonl", "renamed.jsonl") for word in arguments]
     run = distill(folder, *renamed)
     assert run.returncode == 0, run.stderr
-    assert "5 of 5 texts are there already." in run.stdout
+    assert "5 of 5 texts exist already." in run.stdout
     (folder / "renamed.jsonl").write_text(lines.replace("c c c", "w5 c c"))
     run = distill(folder, *renamed)
     assert run.returncode == 1

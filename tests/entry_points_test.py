@@ -182,7 +182,7 @@ def test_bad_input_is_refused_and_leaves_nothing(folder):
     cases = [
         ([], "nowhere does not exist"),
         (["--temperature=1"], "leave the temperature at 0"),
-        (["--methods=auto"], "names no method that auto could choose"),
+        (["--methods=auto"], "names no method for auto to choose"),
         (["--rounds=0"], "positive integer"),
     ]
     commands = [["--model=nowhere", *arguments] for arguments, _ in cases]

@@ -128,7 +128,7 @@ def test_out_and_back_in(heads, tmp_path):
     assert "they predict 2 to 3 tokens ahead" in whole[1]
     assert_refused(into, "holds thesis.txt")
     assert_refused(other, "blocks.1.layers.0.weight of wrong has shape [8, 8]")
-    assert_refused(nothing, "taken holds no Medusa heads")
+    assert_refused(nothing, "taken contains no Medusa heads")
     assert not (tmp_path / "never").exists()
     assert (tmp_path / "taken" / "thesis.txt").read_text() == "the only copy"
 

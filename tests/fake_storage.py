@@ -2,7 +2,7 @@
 
 Objects are kept in memory, with generations, preconditions, checksums, ranges and
 uploads in several requests. A test can look at `requests`, change `objects`, and take
-part in an upload by `before_upload`.
+part in an upload by `before_upload`, which drops it by a `ConnectionError`.
 """
 
 import base64

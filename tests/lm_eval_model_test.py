@@ -214,7 +214,7 @@ def test_settings_that_cannot_be_met_are_refused(settings, message):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"ngrams": "x"}, "no model argument 'ngrams': give model, method, heads"),
+        ({"ngrams": "x"}, "unknown model argument 'ngrams': give model, method, heads"),
         ({"model": ""}, "'model' is missing: give model=NAME"),
         ({"model": "nowhere"}, "there is no model 'nowhere'"),
         ({"method": "medusas"}, "did you mean medusa"),

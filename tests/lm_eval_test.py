@@ -134,4 +134,4 @@ def test_wrong_model_arguments_are_told_in_one_sentence(tasks, trained):
     done = evaluate(tasks, f"model={trained / 'run'},methods=bpd")
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
-    assert "error: there is no model argument 'methods': give model," in done.stderr
+    assert "error: unknown model argument 'methods': give model," in done.stderr

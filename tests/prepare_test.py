@@ -63,7 +63,7 @@ def test_rows_shards_gin_files_and_caches(folder):
     [
         {
             "": "--task is missing",
-            "--task=quad": "unknown task 'quad': the known ones are c4, ",
+            "--task=quad": "unknown task 'quad': choose one of c4, ",
             "--task=samsum": "--output or --cache_dir is missing",
             "--task=samsum --output=o": "--length is missing",
             "--task=samsum --output=o --length=1": "length is 1",

@@ -7,6 +7,7 @@ import shutil
 import jax
 import numpy as np
 
+from bpd_jax import provenance
 from bpd_jax.decoding.asset_files import load_assets, own_tuning
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.decoding.speedup import tuned_choice
@@ -14,7 +15,6 @@ from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.config import BlockHeadsConfig
 from bpd_jax.models.heads import init_heads
 from bpd_jax.models.heads_files import save_heads
-from bpd_jax.reporting import build
 from tests.commands import call
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -55,7 +55,7 @@ def test_what_was_measured_is_for_the_heads_it_was_measured_with(tmp_path, monke
     measured = json.loads(path.read_text())["accuracies"]
     assert np.array(measured).shape == (2, 10)
     assert load_assets(loaded).accuracies == tuple(map(tuple, measured))
-    assert tuned_choice(path, build.device(), 1) is not None
+    assert tuned_choice(path, provenance.device(), 1) is not None
     # Nothing of it holds for other heads, or for the model without any.
     assert own_tuning(given) is None
     assert load_assets(given).accuracies == ((0.5,), (0.25,))

@@ -20,7 +20,7 @@ from benchmarks.accelerator_parts.jobs import (
 from benchmarks.timing import copy_bandwidth
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.options import DecodeOptions
-from bpd_jax.evaluation.hardware import model_size
+from bpd_jax.evaluation.token_cost import model_size
 
 MODELS = ("smollm2_135m", "blockwise_1b5", "llama_7b")
 

@@ -16,7 +16,7 @@ from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.compare import compare, compile_methods
 from bpd_jax.evaluation.efficiency import block_efficiency
-from bpd_jax.evaluation.hardware import model_size
+from bpd_jax.evaluation.token_cost import model_size
 
 # Those that need what the model lacks are left out.
 METHODS = (

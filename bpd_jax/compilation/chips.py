@@ -1,4 +1,4 @@
-"""What the chips can do at most, from public figures."""
+"""Peak figures of the chips, from public sources."""
 
 import dataclasses
 
@@ -12,19 +12,19 @@ class Chip:
     Sources: the pages "TPU v4", "TPU v5e", "TPU v5p" and "TPU v6e" of Google Cloud's
     documentation for FLOPs, HBM and the shape of the network, and the table of chapter
     2 of "How to Scale Your Model" (Austin et al. 2025) for one link in one direction.
-    `usable` is what the compiler says it has, in the message with which it refuses a
-    program that needs more. `network` is an even share of the figure of a pod of 256
-    chips on the page "TPU v6e", which has those of v5e too.
+    `usable` is from the compiler's message when it refuses a program. `network` is an
+    even share of the figure of a pod of 256 chips on the page "TPU v6e", which has
+    those of v5e too.
 
     Attributes:
-      name: as a topology begins, such as `v4`.
+      name: prefix of its topologies, such as `v4`.
       cores: devices that jax sees on a chip. A v4 shows its two cores one by one, or,
         as on the hosts of Google Cloud, as one (`v4-megacore`).
       flops: dense bf16 FLOPs per second of a chip.
       hbm: bytes per second of a chip's memory.
       usable: bytes of memory that a program on one core may use.
       link: bytes per second of one link in one direction.
-      dimensions: of the torus that joins the chips.
+      dimensions: dimensions of the torus of chips.
       wraps: a side of a slice closes to a ring if its length is a multiple of this.
       network: bytes per second that a chip can send to other slices; None where no
         public figure is known.
@@ -61,7 +61,7 @@ def chip_of(topology: str) -> Chip:
     """The chip of a topology such as `v4:4x4x4`.
 
     Raises:
-      UserError: it is not known.
+      UserError: the chip is unknown.
     """
     chip = CHIPS.get(topology.partition(":")[0])
     if chip is None:

@@ -1,4 +1,4 @@
-"""What devices exchange with each other: how much, and in which groups."""
+"""Collectives: how much devices exchange, and in which groups."""
 
 import dataclasses
 import itertools
@@ -22,14 +22,14 @@ COLLECTIVES = (
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """A kind of exchange between devices.
+    """A collective operation.
 
     Attributes:
       kind: one of `COLLECTIVES`.
-      nbytes: of its operands on one device.
-      hbm_bytes: of operands and results that lie in the HBM.
+      nbytes: bytes of its operands on one device.
+      hbm_bytes: bytes of operands and results in the HBM.
       groups: the devices that exchange data with each other, by partition.
-      channel: its number in the program.
+      channel: its channel in the program.
     """
 
     kind: str
@@ -40,7 +40,7 @@ class Collective:
 
     @property
     def group_size(self) -> int:
-        """Devices of a group, g."""
+        """g, the number of devices of a group."""
         return len(self.groups[0])
 
     @property
@@ -67,7 +67,7 @@ def collective_of(
     """Reads an instruction that is one of `COLLECTIVES`.
 
     Args:
-      computation: that it stands in.
+      computation: the computation that contains it.
       instruction: the collective, or the start of one.
       devices: number of partitions.
     """
@@ -75,11 +75,11 @@ def collective_of(
     kind = instruction.opcode.removesuffix("-start")
     results = instruction.shapes
     if instruction.opcode.endswith("-start") and kind != "all-reduce":
-        # A tuple that holds the operands too.
+        # A tuple that contains the operands as well.
         results = results[len(operands) :]
     users = computation.users[instruction.name]
     if kind == "all-reduce" and {user.opcode for user in users} == {"dynamic-slice"}:
-        # So the TPU compiler writes a reduce-scatter, inside a fusion.
+        # The TPU compiler's form of a reduce-scatter, inside a fusion.
         kind = "reduce-scatter"
         results = tuple(shape for user in users for shape in user.shapes)
     return Collective(
@@ -95,7 +95,7 @@ def collective_of(
 def device_groups(
     instruction: Instruction, devices: int
 ) -> tuple[tuple[int, ...], ...]:
-    """Which devices exchange data in a collective, as numbers of partitions.
+    """The groups of devices that exchange data in a collective, by partition number.
 
     The three forms that the compiler writes:
 
@@ -168,7 +168,7 @@ def _along_axes(mesh: str, axes: str) -> tuple[tuple[int, ...], ...]:
             if axis == name:
                 low = int(before or 1)
                 inside.append((low, low * int(width or size)))
-        # Cut the axis where a part of it begins and ends: 8 with (2)2 is 2 × 2 × 2.
+        # Split the axis at the bounds of its part: 8 with (2)2 is 2 × 2 × 2.
         cuts = sorted({1, size, *(edge for part in inside for edge in part)})
         for low, high in itertools.pairwise(cuts):
             if any(begin <= low and high <= end for begin, end in inside):
@@ -181,7 +181,7 @@ def _along_axes(mesh: str, axes: str) -> tuple[tuple[int, ...], ...]:
 
 
 def _chains(pairs: list[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
-    """Sets of devices that pairs join, each sorted."""
+    """The connected components of pairs of devices, each sorted."""
     group_of: dict[int, set[int]] = {}
     for source, target in pairs:
         joined = group_of.get(source, {source}) | group_of.get(target, {target})

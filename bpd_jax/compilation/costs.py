@@ -1,10 +1,9 @@
-"""What one run of a compiled program costs: FLOPs, memory traffic, collectives.
+"""Costs of one run of a compiled program: FLOPs, memory traffic, collectives.
 
 XLA's own `cost_analysis` counts the body of a loop once. Here the body of a loop with a
-known number of trips counts as often as it runs, and that of an open-ended loop (the
-turn of a decode loop) once. Of a conditional the branch with the least memory traffic
-counts, because the branches of our programs are a rare way out (more room for a search
-that overflowed) beside the usual one.
+known trip count is multiplied by it, and that of an open-ended loop (the decode loop)
+counts once. For a conditional, the branch with the least memory traffic counts, because
+the other branch of our programs is rare (a search with a larger capacity).
 """
 
 import dataclasses
@@ -20,7 +19,7 @@ from bpd_jax.compilation.flops import convolution_flops, dot_flops, kernel_flops
 from bpd_jax.compilation.hlo import Computation, Instruction, Module
 from bpd_jax.compilation.traffic import traffic
 
-# They move nothing in memory, or what they move is counted where they lead.
+# They move nothing in memory, or their traffic is counted elsewhere.
 _FREE = frozenset(
     [
         "parameter",
@@ -38,7 +37,7 @@ _FREE = frozenset(
 )
 
 
-# Custom calls that only name a place or a moment.
+# Custom calls that are only markers.
 _FREE_CALLS = frozenset(
     [
         "AllocateBuffer",
@@ -50,23 +49,23 @@ _FREE_CALLS = frozenset(
 )
 
 
-# Carries data from one slice to another, by way of the hosts.
+# Transfers data from one slice to another through the hosts.
 _MEGASCALE = "xla_megascale_runtime"
 
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """Of one device.
+    """The costs of one device.
 
     Attributes:
-      flops: of matrix products, two per multiplication with addition, and of the
-        kernels that `flops` knows.
-      other_bytes: read from and written to the HBM, each operand and result of every
-        instruction once, collectives left out.
-      collectives: how often each runs.
-      kernels: how often each custom call runs, by name.
-      open_loops: loops whose turns are not known; one of each is counted.
-      network: bytes handed over for other TPU slices, by the kind of exchange, such as
+      flops: FLOPs of matrix products, two per multiply-add, and of the kernels that
+        `flops` supports.
+      other_bytes: bytes read from and written to the HBM, counting each operand and
+        result of every instruction once, without collectives.
+      collectives: number of runs of each collective.
+      kernels: number of runs of each custom call, by name.
+      open_loops: number of loops with an unknown trip count; one iteration is counted.
+      network: bytes sent to other TPU slices by kind of collective, such as
         `ALL_REDUCE`.
     """
 
@@ -94,7 +93,7 @@ class Costs:
         )
 
     def times(self, count: int) -> "Costs":
-        """Of `count` runs."""
+        """The costs of `count` runs."""
         return Costs(
             self.flops * count,
             self.other_bytes * count,
@@ -125,10 +124,10 @@ def costs_of(module: Module, devices: int) -> Costs:
 
 
 def _new_collectives(one: Costs, total: Costs) -> Costs:
-    """Leaves out the collectives of a fusion that earlier ones have begun.
+    """Leaves out the collectives of a fusion that earlier fusions have started.
 
-    The TPU compiler spreads a collective over several fusions that compute meanwhile;
-    each names it, with the same channel.
+    The TPU compiler overlaps a collective with several fusions; each of them contains
+    the collective, with the same channel.
     """
     begun = {collective.channel for collective in total.collectives}
     new = {
@@ -165,7 +164,7 @@ def _one(
         return Costs(collectives=Counter({collective: 1}))
     total = Costs()
     if opcode == "send" and _MEGASCALE in instruction.attributes:
-        # The runtime on the host sends it on.
+        # The runtime on the host forwards it.
         kind = instruction.word("_xla_megascale_transfer_type").strip('"')
         nbytes = computation.operands(instruction)[0].nbytes
         total = Costs(network=Counter({kind: nbytes}))

@@ -5,23 +5,23 @@ import re
 
 from bpd_jax.compilation.hlo import ArrayShape, Computation, Instruction
 
-# Products of two matrices per pair of query and key, of jax's splash attention: scores
-# and values forward; backward scores, weights and queries, or also keys and values.
+# Matrix products per pair of query and key in jax's splash attention: scores and
+# values forward; backward scores, weights and queries, or also keys and values.
 _PRODUCTS = {"splash_mha_fwd": 2, "splash_mha_dq": 3, "splash_mha_dkv": 4}
 
 
 def dot_flops(computation: Computation, instruction: Instruction) -> float:
-    """2 · elements of the result · length of the sums."""
+    """FLOPs of a dot product: 2 · elements of the result · length of the sums."""
     left = computation.operands(instruction)[0].shapes[0].dims
     summed = math.prod(left[i] for i in instruction.numbers("lhs_contracting_dims"))
     return 2.0 * instruction.shapes[0].elements * summed
 
 
 def convolution_flops(computation: Computation, instruction: Instruction) -> float:
-    """FLOPs of a convolution; padding is not multiplied.
+    """FLOPs of a convolution, without products with padding.
 
-    The TPU compiler writes matrix products as convolutions, and batched ones with
-    windows over the batch that meet mostly padding.
+    The TPU compiler expresses matrix products as convolutions, and batched ones with
+    windows over the batch that cover mostly padding.
     """
     left, right = (x.shapes[0].dims for x in computation.operands(instruction)[:2])
     out = instruction.shapes[0].dims
@@ -56,7 +56,7 @@ def convolution_flops(computation: Computation, instruction: Instruction) -> flo
 def _meetings(
     size: int, kernel: int, out: int, pad: int, stride: int, dilation: int, base: int
 ) -> int:
-    """Pairs of an output and a kernel position that meet an input, along one axis."""
+    """Number of pairs of output and kernel positions that use an input, on one axis."""
     if kernel == 1 and pad == 0 and base == 1:
         return out
     last = (size - 1) * base
@@ -70,16 +70,16 @@ def _meetings(
 
 
 def kernel_flops(name: str, operands: list[ArrayShape], attributes: str) -> float:
-    """FLOPs of one call of a kernel that the compiler cannot look into; 0 if unknown.
+    """FLOPs of one call of a Pallas kernel; 0 for an unknown kernel.
 
-    Causal attention leaves out the blocks above the diagonal: of n × n blocks
-    n (n+1) / 2 are computed, those on the diagonal whole.
+    Causal attention skips the blocks above the diagonal: n (n+1) / 2 of n × n blocks
+    are computed, including those on the diagonal completely.
 
     Args:
-      name: as the program has it.
-      operands: what it reads; the first float array of three axes or more is the
-        queries `[…, N, T, H]`.
-      attributes: in which the kernel notes the sizes of its blocks.
+      name: name of the kernel in the program.
+      operands: shapes of its operands; the first float array of at least three axes
+        is the queries `[…, N, T, H]`.
+      attributes: attributes of the kernel, which contain its block sizes.
     """
     products = next((n for key, n in _PRODUCTS.items() if name.startswith(key)), 0)
     queries = next((x for x in operands if len(x.dims) > 2 and "f" in x.dtype), None)

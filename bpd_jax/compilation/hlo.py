@@ -1,4 +1,4 @@
-"""The text of a compiled program, as its computations and their instructions."""
+"""Parses the text of a compiled program into computations and instructions."""
 
 import dataclasses
 import functools
@@ -17,12 +17,12 @@ _TRIPS = re.compile(r'"known_trip_count":\s*\{\s*"n":\s*"(\d+)"')
 
 @dataclasses.dataclass(frozen=True)
 class ArrayShape:
-    """An array as the compiler lays it out.
+    """The shape and layout of an array.
 
     Attributes:
-      dtype: as HLO writes it, such as `bf16`.
-      dims: sizes.
-      space: number of the memory it lies in; 0 is the HBM.
+      dtype: HLO's name of the dtype, such as `bf16`.
+      dims: sizes of the dimensions.
+      space: memory space; 0 is the HBM.
     """
 
     dtype: str
@@ -45,12 +45,12 @@ class Instruction:
     """One instruction.
 
     Attributes:
-      name: unique in its computation.
-      opcode: such as `fusion`.
-      shapes: of its result; several if it is a tuple.
+      name: unique name in its computation.
+      opcode: operation, such as `fusion`.
+      shapes: shapes of its result; several if it is a tuple.
       operands: names of instructions of the same computation.
-      arguments: what stands between its parentheses.
-      attributes: what stands after them.
+      arguments: text between its parentheses.
+      attributes: text after the parentheses.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Instruction:
 
     @property
     def called(self) -> tuple[str, ...]:
-        """Names of the computations that it runs; the body of a loop, not its test."""
+        """Names of the computations that it runs; for a loop only the body."""
         return tuple(
             name.strip().removeprefix("%")
             for match in _CALLED.findall(self.attributes)
@@ -75,7 +75,7 @@ class Instruction:
         return sum(shape.nbytes for shape in self.shapes if shape.space == 0)
 
     def word(self, attribute: str) -> str:
-        """What stands after `attribute=`, such as a name; empty if nothing does."""
+        """The text after `attribute=`, such as a name; empty if it is absent."""
         match = re.search(rf"\b{attribute}=%?\"?([\w.\->]+)", self.attributes)
         return match[1] if match else ""
 
@@ -87,14 +87,14 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-    """Instructions by name, in the order of the text, of which the last is the root."""
+    """Instructions by name, in the order of the text; the last one is the root."""
 
     name: str
     instructions: dict[str, Instruction]
     root: Instruction
 
     def operands(self, instruction: Instruction) -> list[Instruction]:
-        """The instructions that made the operands."""
+        """The instructions that compute the operands."""
         return [self.instructions[name] for name in instruction.operands]
 
     @functools.cached_property
@@ -108,7 +108,7 @@ class Computation:
 
     @functools.cached_property
     def users(self) -> dict[str, list[Instruction]]:
-        """Who reads what an instruction makes."""
+        """The instructions that use the result of each instruction."""
         users: dict[str, list[Instruction]] = {name: [] for name in self.instructions}
         for instruction in self.instructions.values():
             for operand in dict.fromkeys(instruction.operands):
@@ -124,15 +124,15 @@ class Module:
     entry: str
 
     def trips(self, around: Computation, loop: Instruction) -> int | None:
-        """How often the body of a loop runs; None if that is open.
+        """The trip count of a loop; None if it is unknown.
 
-        The CPU's compiler writes it down. The TPU's does not, and there it follows from
-        the loop itself, if that counts from a constant up to a constant: the test
+        The CPU compiler annotates it. The TPU compiler does not; there it is derived
+        from the loop, if that counts from a constant to a constant: the condition
         compares one element of the carried tuple with the limit, and the body adds the
         step to it.
 
         Args:
-          around: the computation that the loop stands in.
+          around: the computation that contains the loop.
           loop: a `while`.
         """
         if written := _TRIPS.search(loop.attributes):
@@ -147,7 +147,7 @@ class Module:
             return None
 
         def start(element: Instruction) -> int | None:
-            """What an element of the carried tuple is before the first turn."""
+            """The initial value of an element of the carried tuple."""
             index = int(element.word("index"))
             return _constant(around, around.operands(carried)[index])
 
@@ -172,7 +172,7 @@ class Module:
 
 
 def parse(text: str) -> Module:
-    """Reads what `jax.stages.Compiled.as_text` gives."""
+    """Parses the result of `jax.stages.Compiled.as_text`."""
     computations: dict[str, Computation] = {}
     entry, name = "", ""
     body: dict[str, Instruction] = {}
@@ -193,7 +193,7 @@ def parse(text: str) -> Module:
 
 
 def _joined(text: str) -> Iterator[str]:
-    """Lines, where attributes of kernels that span several are one."""
+    """Lines; attributes of kernels that span several lines are joined."""
     line = ""
     for part in text.splitlines():
         if part == "}" or _INSTRUCTION.match(part) or _COMPUTATION.match(part):
@@ -232,7 +232,7 @@ def _instruction(name: str, text: str) -> Instruction:
 
 
 def _closing(text: str) -> int:
-    """Where the parenthesis closes that opens at the beginning."""
+    """The index of the parenthesis that closes the first one."""
     depth = 0
     for index, character in enumerate(text):
         depth += (character == "(") - (character == ")")
@@ -253,7 +253,7 @@ def _shapes(text: str) -> Iterator[ArrayShape]:
 
 
 def _bits(dtype: str) -> int:
-    """Bits of an element; tokens and opaque values have none."""
+    """Bits of an element; 0 for tokens and opaque values."""
     if dtype == "pred":
         return 8
     # f32, bf16, s8, u4, f8e4m3fn, c64

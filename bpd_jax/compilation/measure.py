@@ -1,4 +1,4 @@
-"""Compiles a program for a slice and says what came of it."""
+"""Compiles a program for a slice and measures the result."""
 
 import dataclasses
 import re
@@ -32,12 +32,12 @@ class Memory:
     """Bytes of the HBM of one core.
 
     Attributes:
-      arguments: what the program is given; donated parts of it hold results later.
-      outputs: what it returns, donated parts included.
-      donated: outputs that lie where arguments lay.
-      temporaries: what it needs in between.
+      arguments: arguments, including donated ones.
+      outputs: results, including those in donated memory.
+      donated: results that reuse the memory of arguments.
+      temporaries: temporary memory.
       code: the program itself.
-      usable: what there is.
+      usable: memory that a program may use.
     """
 
     arguments: int
@@ -49,26 +49,26 @@ class Memory:
 
     @property
     def needed(self) -> int:
-        """All of it at once."""
+        """Total memory."""
         parts = self.arguments + self.outputs - self.donated
         return parts + self.temporaries + self.code
 
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """A compiled program; all costs are of one core and one run.
+    """A compiled program; all costs are those of one core and one run.
 
     Attributes:
-      program: what was compiled.
-      cores: devices that it runs on.
-      seconds: that compiling took.
+      program: the program.
+      cores: number of devices that it runs on.
+      seconds: duration of the compilation.
       memory: see `Memory`.
       xla_flops: the compiler's own count, in which the body of a loop counts once.
-      costs: with loops; see `costs`.
-      link_bytes: sent to other chips of the slice.
-      network_bytes: sent to other slices.
+      costs: costs with loops; see `costs`.
+      link_bytes: bytes sent to other chips of the slice.
+      network_bytes: bytes sent to other slices.
       times: the roofline.
-      peak_flops: of one core.
+      peak_flops: peak FLOPs per second of one core.
     """
 
     program: Program
@@ -84,12 +84,12 @@ class Measured:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all cores, at the roofline."""
+        """Tokens per second of all cores, at the roofline."""
         return self.program.tokens / self.times.seconds
 
     @property
     def mfu(self) -> float:
-        """The model's FLOPs over what all cores could do in the roofline's time."""
+        """Model FLOPs utilization of all cores in the roofline's time."""
         possible = self.times.seconds * self.cores * self.peak_flops
         return self.program.model_flops / possible
 
@@ -97,13 +97,13 @@ class Measured:
 def compile_for(
     program: Program, mesh: Mesh, where: Slice, folder: str | None = None
 ) -> Measured:
-    """Compiles with the compiler of the slice's chips.
+    """Compiles a program with the compiler of the slice's chips.
 
     Args:
-      program: what to compile.
-      mesh: over the devices of the slice.
+      program: the program.
+      mesh: mesh over the devices of the slice.
       where: the slice.
-      folder: gets the compiled text as `NAME.txt`; None keeps nothing.
+      folder: output folder of the compiled text, `NAME.txt`; None writes nothing.
 
     Raises:
       UserError: the program needs more memory than a core has.
@@ -159,7 +159,7 @@ _REFUSALS = (
 
 
 def out_of_memory(message: str) -> str | None:
-    """The compiler's numbers, if memory is why it refused.
+    """The compiler's numbers, if the program needs too much memory.
 
     >>> out_of_memory(
     ...     "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in "

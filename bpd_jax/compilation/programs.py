@@ -1,4 +1,4 @@
-"""What is compiled: jitted functions, and the shapes of what they are given."""
+"""The programs to compile: jitted functions with the shapes of their arguments."""
 
 import dataclasses
 import functools
@@ -25,7 +25,7 @@ from bpd_jax.models.cache import KVCache
 from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.flops import serial_call_flops, train_flops
 from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.models.partitioning import BATCH_SPEC
+from bpd_jax.models.partitioning import BATCH_SPEC, check_rows
 from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.search.device import DeviceTable
 from bpd_jax.settings import Count, Validated
@@ -35,19 +35,18 @@ from bpd_jax.training.state import abstract_parameters, abstract_state
 from bpd_jax.training.step import make_train_step
 from bpd_jax.typing import PyTree
 
-ROWS = "data × fsdp"
-
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """Something to compile.
+    """A program to compile.
 
     Attributes:
       name: `train` or `decode`.
-      about: sizes, in a few words.
-      lower: traces it; nothing is allocated.
-      tokens: that one run trains on; for decoding, the fewest it may emit, one per row.
-      model_flops: of one run on all devices; see `models.flops`.
+      about: a short description of its sizes.
+      lower: traces the program; nothing is allocated.
+      tokens: tokens of one training step; for decoding the minimum number of emitted
+        tokens, one per row.
+      model_flops: FLOPs of one run on all devices; see `models.flops`.
     """
 
     name: str
@@ -64,8 +63,8 @@ class DecodeShapes(Validated):
     Attributes:
       batch_size: rows over all devices.
       prompt_tokens: tokens of a prompt.
-      max_new_tokens: room for the answer.
-      drafts: P, best drafts that the n-gram search finds.
+      max_new_tokens: maximum length of the answer.
+      drafts: P, number of best drafts of the n-gram search.
       lattice_width: W, candidates of a head.
       num_ngrams: n-grams of the model on every device, of all orders.
       ngram_order: order of the n-gram model.
@@ -83,10 +82,10 @@ class DecodeShapes(Validated):
 
 
 def train_program(config: TrainConfig, mesh: Mesh) -> Program:
-    """One step of a training run, its state donated.
+    """One step of a training run, with donated state.
 
     Raises:
-      UserError: the rows of a batch cannot be shared out evenly.
+      UserError: the rows of a batch cannot be divided evenly.
     """
     check_rows("TrainConfig.batch_size", config.batch_size, mesh)
 
@@ -107,8 +106,8 @@ def train_program(config: TrainConfig, mesh: Mesh) -> Program:
         lambdas = np.zeros(config.model.block_size, np.float32)
         return step.lower(
             abstract,
-            _spread(batch, mesh, BATCH_SPEC),
-            _spread(lambdas, mesh, PartitionSpec()),
+            spread(batch, mesh, BATCH_SPEC),
+            spread(lambdas, mesh, PartitionSpec()),
         )
 
     return Program(
@@ -126,10 +125,10 @@ def train_program(config: TrainConfig, mesh: Mesh) -> Program:
 def decode_program(model: BlockwiseConfig, shapes: DecodeShapes, mesh: Mesh) -> Program:
     """The greedy decode loop with its n-gram search, `ngram_device:P`.
 
-    The loop ends when its rows do, so what is counted is one turn: one serial call.
+    The number of iterations is unknown, so the costs are those of one serial call.
 
     Raises:
-      UserError: the sizes do not fit the model or the mesh.
+      UserError: the sizes are not compatible with the model or the mesh.
     """
     check_rows("--batch_size", shapes.batch_size, mesh)
     limit, length = model.trunk.max_length, shapes.prompt_tokens + shapes.max_new_tokens
@@ -176,17 +175,17 @@ def decode_program(model: BlockwiseConfig, shapes: DecodeShapes, mesh: Mesh) -> 
         heads = "model" if model.trunk.kv_heads % mesh.shape["model"] == 0 else None
         in_heads = PartitionSpec(*BATCH_SPEC, heads)
         by_call = PartitionSpec(None, *BATCH_SPEC)
-        spread = _spread(state, mesh, BATCH_SPEC)
-        spread = dataclasses.replace(
-            spread,
-            history=_spread(state.history, mesh, by_call),
+        rows = spread(state, mesh, BATCH_SPEC)
+        rows = dataclasses.replace(
+            rows,
+            history=spread(state.history, mesh, by_call),
             cache=KVCache(
-                keys=_spread(state.cache.keys, mesh, in_heads),
-                values=_spread(state.cache.values, mesh, in_heads),
-                lengths=spread.cache.lengths,
+                keys=spread(state.cache.keys, mesh, in_heads),
+                values=spread(state.cache.values, mesh, in_heads),
+                lengths=rows.cache.lengths,
             ),
         )
-        return decode_on_device.lower(functions, weights, drafter, spread, options)
+        return decode_on_device.lower(functions, weights, drafter, rows, options)
 
     return Program(
         name="decode",
@@ -207,10 +206,10 @@ def decode_program(model: BlockwiseConfig, shapes: DecodeShapes, mesh: Mesh) -> 
 def ngram_shapes(
     model: BlockwiseConfig, shapes: DecodeShapes, mesh: Mesh
 ) -> NGramArrays:
-    """The arrays of an n-gram model of some size, whole on every device.
+    """The arrays of an n-gram model of a given size, replicated on every device.
 
-    Orders from the second on share the n-grams evenly. The search among the
-    continuations of a context is as long as if one had the whole vocabulary.
+    The n-grams are divided evenly among the orders from the second on. The search among
+    the continuations of a context is as long as for the whole vocabulary.
 
     Raises:
       UserError: there are fewer n-grams than tokens.
@@ -227,7 +226,7 @@ def ngram_shapes(
     sizes = [symbols, *[remaining // orders] * orders]
     kind = np.uint16 if symbols <= np.iinfo(np.uint16).max else np.int32
 
-    # Shapes in place of arrays: nothing but tracing sees them.
+    # Shapes instead of arrays: they are only traced.
     def arrays(sizes: list[int], dtype: Any) -> Any:
         replicated_sharding = NamedSharding(mesh, PartitionSpec())
         return tuple(
@@ -244,22 +243,12 @@ def ngram_shapes(
         vocab_size=vocab_size,
         end_of_text=0,
     )
-    number = _spread(np.float32(0), mesh, PartitionSpec())
+    number = spread(np.float32(0), mesh, PartitionSpec())
     return NGramArrays(table, Weight(number, number))
 
 
-def check_rows(name: str, rows: int, mesh: Mesh) -> None:
-    """Raises a `UserError` unless every part of the mesh gets as many rows."""
-    parts = mesh.shape["data"] * mesh.shape["fsdp"]
-    if rows % parts:
-        raise UserError(
-            f"{name} = {rows} is not a multiple of the mesh's {ROWS} = {parts}: "
-            "change one of them (MeshConfig.model shares out a row)."
-        )
-
-
-def _spread(tree: PyTree, mesh: Mesh, spec: PartitionSpec) -> Any:
-    """Shapes and dtypes of arrays that lie on a mesh."""
+def spread(tree: PyTree, mesh: Mesh, spec: PartitionSpec) -> Any:
+    """Shapes and dtypes of arrays, with their sharding over a mesh."""
     sharding = NamedSharding(mesh, spec)
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
@@ -267,7 +256,7 @@ def _spread(tree: PyTree, mesh: Mesh, spec: PartitionSpec) -> Any:
 
 
 def _in_words(compute: Any) -> str:
-    """The settings that are not the default ones."""
+    """A description of the settings that differ from their defaults."""
     return ", ".join(
         f"{field.name} {getattr(compute, field.name)}"
         for field in dataclasses.fields(compute)

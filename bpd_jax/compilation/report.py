@@ -16,14 +16,14 @@ _PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax")
 
 
 def table(where: Slice, mesh: dict[str, int], programs: Sequence[Measured]) -> Table:
-    """All figures, one column per program."""
+    """A table of all figures, with one column per program."""
     chip = where.chip
     sizes = " × ".join(f"{axis} {size}" for axis, size in mesh.items())
     made = Table(
         title=f"{where.name}: {len(where.devices)} cores, {sizes}",
         caption=(
-            "Per core. The roofline is the least time that the chip's peak figures "
-            "allow; it is no measurement."
+            "Per core. The roofline is the minimum time that the chip's peak figures "
+            "allow; it is not a measurement."
         ),
         title_justify="left",
         caption_justify="left",
@@ -86,7 +86,7 @@ def table(where: Slice, mesh: dict[str, int], programs: Sequence[Measured]) -> T
 
 
 def collectives(program: Measured) -> Table:
-    """What is exchanged, the largest first."""
+    """A table of the collectives, the largest first."""
     made = Table(title=f"{program.program.name}: collectives", title_justify="left")
     for name in ("kind", "group", "times", "bytes sent", "in all"):
         made.add_column(name, justify="left" if name == "kind" else "right")
@@ -102,7 +102,7 @@ def collectives(program: Measured) -> Table:
 
 
 def summed_collectives(program: Measured) -> list[tuple[str, int, int, float]]:
-    """Kind, devices of a group, how often, and bytes sent in all by one core."""
+    """Kind, group size, number of runs, and total bytes sent by one core."""
     times: dict[tuple[str, int], int] = defaultdict(int)
     sent: dict[tuple[str, int], float] = defaultdict(float)
     for collective, count in program.costs.collectives.items():
@@ -116,7 +116,7 @@ def summed_collectives(program: Measured) -> list[tuple[str, int, int, float]]:
 def as_json(
     where: Slice, mesh: dict[str, int], programs: Sequence[Measured]
 ) -> dict[str, Any]:
-    """The same, for machines; times in seconds, memory in bytes."""
+    """All figures as JSON values; times in seconds, memory in bytes."""
     return {
         "topology": where.name,
         "cores": len(where.devices),
@@ -171,6 +171,6 @@ def _ms(seconds: float) -> str:
 
 
 def _rate(one: Measured) -> str:
-    """A serial call emits one token a row or more."""
+    """Tokens per second; a lower bound for decoding."""
     least = "at least " if one.program.name == "decode" else ""
     return f"{least}{one.tokens_per_second:,.0f}"

@@ -1,4 +1,4 @@
-"""The least time that a chip needs for what a program does."""
+"""The minimum time of a program on a chip (roofline)."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from bpd_jax.compilation.costs import Costs
 
 @dataclasses.dataclass(frozen=True)
 class Roofline:
-    """Times of one run, in seconds, each as if the others were free."""
+    """Times of one run by resource, in seconds."""
 
     compute: float
     memory: float
@@ -19,12 +19,12 @@ class Roofline:
 
     @property
     def seconds(self) -> float:
-        """The longest: no program takes less, however well they overlap."""
+        """The longest of the times, a lower bound even with perfect overlap."""
         return max(self.compute, self.memory, self.links, self.network)
 
     @property
     def bound(self) -> str:
-        """Which of them it is."""
+        """The resource with the longest time."""
         names = ("compute", "memory", "links", "network")
         return max(names, key=lambda name: getattr(self, name))
 
@@ -36,15 +36,15 @@ def roofline(
     coordinates: Sequence[Sequence[int]],
     slices: int = 1,
 ) -> Roofline:
-    """The roofline of one device; without the network if its speed is not known.
+    """The roofline of one device; without the network if its speed is unknown.
 
     Args:
-      costs: of one device.
+      costs: costs of one device.
       chip: its peak figures, shared evenly by the cores of a chip.
       sides: chips along each side of the slice.
       coordinates: coordinates of the chip of each device, in the order of the program's
         partitions.
-      slices: that take part.
+      slices: number of slices.
     """
     sent = network_bytes(costs, slices)
     return Roofline(
@@ -64,7 +64,7 @@ def link_seconds(
     sides: Sequence[int],
     coordinates: Sequence[Sequence[int]],
 ) -> float:
-    """The least time of one collective.
+    """The minimum time of one collective.
 
     A group of devices that spreads along some sides of the torus can use the links of
     those sides: two per chip where it fills a side that closes to a ring, else one (the

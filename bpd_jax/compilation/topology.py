@@ -1,4 +1,4 @@
-"""Slices of TPUs that are not there, described by the compiler's own library."""
+"""Descriptions of TPU slices from the compiler's library, without the hardware."""
 
 import dataclasses
 import importlib.util
@@ -11,9 +11,8 @@ from jax.experimental import topologies
 from bpd_jax.compilation.chips import Chip, chip_of
 from bpd_jax.errors import UserError
 
-# The library looks for a TPU of its own when it is loaded, and for the host's name in
-# the cloud; these keep it quiet where there is neither. Processes that only compile
-# need not wait for each other.
+# When it is loaded, the library looks for a TPU and for the host's name in the cloud;
+# these settings silence it if there is neither. Several processes may compile at once.
 _QUIET = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_SKIP_MDS_QUERY": "1",
@@ -32,12 +31,11 @@ class Slice:
     """Chips joined by links, or several such slices, joined by a network.
 
     Attributes:
-      name: such as `v4:4x4x4`, or `2 × v4:4x4x4`.
-      chip: what each of them can do.
+      name: name, such as `v4:4x4x4` or `2 × v4:4x4x4`.
+      chip: peak figures of its chips.
       sides: chips along each side of a slice.
-      devices: what jax sees, of all slices; of a v4 each of the two cores of a chip is
-        one.
-      slices: how many.
+      devices: jax devices of all slices; each of the two cores of a v4 chip is one.
+      slices: number of slices.
     """
 
     name: str
@@ -52,10 +50,10 @@ def find_slice(topology: str, slices: int = 1) -> Slice:
 
     Args:
       topology: a chip and the sides of a slice, such as `v5e:4x4`.
-      slices: how many.
+      slices: number of slices.
 
     Raises:
-      UserError: there is no libtpu, or no such slice.
+      UserError: libtpu is not installed, or the slice is invalid.
     """
     chip = chip_of(topology)
     if slices < 1:
@@ -63,7 +61,7 @@ def find_slice(topology: str, slices: int = 1) -> Slice:
     text = topology.partition(":")[2]
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text):
         raise UserError(
-            f"--topology={topology} names no sides: write {chip.name}:"
+            f"--topology={topology} lacks the sides of the slice: write {chip.name}:"
             f"{'x'.join(['4'] * chip.dimensions)}."
         )
     sides = tuple(map(int, text.split("x")))
@@ -79,9 +77,9 @@ def find_slice(topology: str, slices: int = 1) -> Slice:
         )
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
-    # The host itself computes nothing, and a real TPU of its own is left alone.
+    # The host computes nothing itself, and does not use a TPU of its own.
     jax.config.update("jax_platforms", "cpu")
-    # Programs for TPUs that are not there can be written to the cache, but not read.
+    # Programs for absent TPUs can be written to the cache, but not read.
     jax.config.update("jax_enable_compilation_cache", False)
     try:
         description = topologies.get_topology_desc(
@@ -93,7 +91,7 @@ def find_slice(topology: str, slices: int = 1) -> Slice:
     except jax.errors.JaxRuntimeError as error:
         reason = str(error).partition("\n")[0].partition(": ")[2].rstrip(".")
         raise UserError(
-            f"--topology={topology} is no slice that the TPU compiler knows: {reason}."
+            f"--topology={topology} is not supported by the TPU compiler: {reason}."
         ) from error
     name = topology if slices == 1 else f"{slices} × {topology}"
     return Slice(name, chip, sides, tuple(description.devices), slices)

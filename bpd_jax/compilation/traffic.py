@@ -27,7 +27,7 @@ def traffic(
             written = sum(shape.nbytes for shape in update.shapes)
             return update.nbytes + (written if instruction.nbytes else 0)
         case "copy-start":
-            # Its result is a tuple of both places and a flag.
+            # Its result is a tuple of both buffers and a flag.
             destination = instruction.shapes[0]
             return operands[0].nbytes + (
                 destination.nbytes if destination.space == 0 else 0
@@ -43,7 +43,7 @@ def traffic(
 
 
 def _read_inside(module: Module, inside: Computation, name: str) -> float:
-    """Bytes that a fusion reads of a parameter: slices alone, if it only slices it."""
+    """Bytes that a fusion reads of a parameter; only slices if it only slices it."""
     total = 0.0
     for user in inside.users[name]:
         first = user.operands[0] == name
@@ -60,7 +60,7 @@ def _read_inside(module: Module, inside: Computation, name: str) -> float:
                     if _behind_bitcasts(nested, nested.root).name == parameter:
                         total += _read_inside(module, inside, user.name)
         elif not (
-            # Updated in place, handed on as it is, or exchanged.
+            # Updated in place, forwarded, or exchanged.
             (user.opcode == "dynamic-update-slice" and first)
             or user.opcode in ("tuple", "custom-call")
             or user.opcode in COLLECTIVES
@@ -70,7 +70,7 @@ def _read_inside(module: Module, inside: Computation, name: str) -> float:
 
 
 def _written_inside(inside: Computation) -> float:
-    """Bytes that a fusion writes: the updates alone where it updates in place."""
+    """Bytes that a fusion writes; only the updates for an in-place update."""
     root = inside.root
     written = 0.0
     for part in inside.operands(root) if root.opcode == "tuple" else [root]:
@@ -85,7 +85,7 @@ def _written_inside(inside: Computation) -> float:
 
 
 def _behind_bitcasts(inside: Computation, made: Instruction) -> Instruction:
-    """What an instruction is another view of; of a reduce-scatter the collective."""
+    """The instruction behind bitcasts; for a reduce-scatter the collective."""
     while made.opcode in ("bitcast", "dynamic-slice"):
         source = inside.operands(made)[0]
         if made.opcode == "dynamic-slice" and source.opcode not in COLLECTIVES:

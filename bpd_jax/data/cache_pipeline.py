@@ -1,4 +1,4 @@
-"""Making tokens of a task once, with Beam; `seqio_cache` reads them.
+"""Tokenizes a task once, with Beam; `seqio_cache` reads the result.
 
     shards of the source     files, each read and tokenized by one worker
       -> Reshuffle           which shuffles the examples
@@ -31,7 +31,7 @@ except ModuleNotFoundError as error:
         "it, or make the rows without a cache."
     ) from error
 
-# The first file in a folder of another file system: what lies beside it is ours.
+# Written first on a remote file system; marks the folder as created by this module.
 _BEGUN = "BEGUN"
 _KIND = folders.FolderKind("a cache of a task", seqio_cache.COMPLETED)
 
@@ -41,18 +41,18 @@ def cache_task(
 ) -> str:
     """Tokenizes all splits of a task with a Beam pipeline.
 
-    A local folder appears as a whole; on other file systems `BEGUN` is written first
-    and `COMPLETED` last, and what has the first and lacks the last is made again.
+    A local folder is created atomically. On other file systems `BEGUN` is written first
+    and `COMPLETED` last; a folder with only the first is overwritten.
 
     Args:
       task: source and vocabulary; a vocabulary that is trained must be trained before.
       cache_dir: folder for the caches of all tasks, also of another file system that
         TensorFlow knows, such as gs://bucket/cache.
-      options: of the pipeline, as Beam takes them on a command line.
-      least_files: files of a split, or as many as the source has if they are more.
+      options: command-line options of Beam.
+      least_files: minimum number of files per split; more if the source has more.
 
     Returns:
-      The folder of the task's cache. One that is there and fits is left as it is.
+      The folder of the task's cache. An existing matching cache is left unchanged.
 
     Raises:
       UserError: the source, an option or the folder is at fault, or Beam is missing.
@@ -80,13 +80,13 @@ def cache_task(
 
 @contextlib.contextmanager
 def _output(folder: str) -> Iterator[str]:
-    """The folder to write to, which is `folder` in the end."""
+    """Yields the folder to write to; it becomes `folder` on success."""
     if "://" in folder:
         if tf.io.gfile.exists(folder):
             names = tf.io.gfile.listdir(folder)
             if names and _BEGUN not in names:
                 raise _taken(folder)
-            tf.io.gfile.rmtree(folder)  # What a pipeline left that did not complete.
+            tf.io.gfile.rmtree(folder)  # Left by an interrupted pipeline.
         tf.io.gfile.makedirs(folder)
         with tf.io.gfile.GFile(f"{folder}/{_BEGUN}", "w") as file:
             file.write("by bpd_jax.prepare\n")
@@ -99,14 +99,14 @@ def _output(folder: str) -> Iterator[str]:
 
 
 def _taken(folder: str) -> UserError:
-    return UserError(f"{folder} exists and is no cache: name another folder.")
+    return UserError(f"{folder} exists and is not a cache: name another folder.")
 
 
 def _pipeline(options: Sequence[str]) -> beam.Pipeline:
     try:
         return beam.Pipeline(options=PipelineOptions(list(options)))
     except ValueError as error:
-        raise UserError(f"Beam does not take these options: {error}") from error
+        raise UserError(f"Beam does not accept these options: {error}") from error
 
 
 class _TFRecordSink(filebasedsink.FileBasedSink):
@@ -130,12 +130,12 @@ class _TFRecordSink(filebasedsink.FileBasedSink):
 def _add_split(
     pipeline: beam.Pipeline, task: DataTask, split: str, output: str, least_files: int
 ) -> None:
-    """Adds what tokenizes and writes one split, and describes it as seqio expects."""
+    """Adds the transforms that tokenize and write one split, with seqio's metadata."""
     seqio_task = seqio_tasks.register(task)
     tokenized = beam_utils.PreprocessTask(
         seqio_task,
         split,
-        # A worker knows no tasks but those that its modules register.
+        # A worker has only the tasks that its modules register.
         setup_fn=functools.partial(seqio_tasks.register, task),
     )
     num_shards = max(len(tokenized.shards), least_files)
@@ -174,7 +174,7 @@ def _serialized(example: dict[str, tf.Tensor]) -> bytes:
 
 @contextlib.contextmanager
 def _in_one_sentence(folder: str) -> Iterator[None]:
-    """Makes a `UserError` of what a worker or the disk says."""
+    """Converts errors of workers and of the file system into a `UserError`."""
     try:
         yield
     except UserError as error:

@@ -38,7 +38,7 @@ class SourceFile(NamedTuple):
 
 
 class EmptySplitError(UserError):
-    """One of the two splits holds no document; `reason` says it without advice."""
+    """A split has no documents; `reason` is the message without the advice."""
 
     def __init__(self, reason: str, advice: str) -> None:
         super().__init__(f"{reason}: {advice}")
@@ -75,14 +75,14 @@ def _stdlib_files(task: TextTask) -> list[SourceFile]:
         files += [
             SourceFile(path.relative_to(root).as_posix(), path)
             for path in (pathlib.Path(folder, name) for name in names)
-            # _sysconfigdata records how this interpreter was built: no one's prose.
+            # _sysconfigdata records how this interpreter was built: it is generated.
             if path.suffix == ".py"
             and not path.name.startswith("_sysconfigdata")
             and path.is_file()
         ]
     if not files:
         raise UserError(
-            f"there are no Python sources below {root}: this Python comes without "
+            f"there are no Python sources below {root}: this Python lacks "
             "them; use the corpus text_files."
         )
     return sorted(files)
@@ -96,8 +96,8 @@ def matched_files(pattern: str, parameter: str) -> list[SourceFile]:
     """Returns the files that a glob finds, sorted by name.
 
     Args:
-      pattern: in which `**` crosses folders and `~` is the user's own.
-      parameter: what error messages call it.
+      pattern: a glob; `**` matches folders at any depth, `~` is the home folder.
+      parameter: its name in error messages.
 
     Raises:
       UserError: there is none.
@@ -174,7 +174,7 @@ def all_documents(
     Raises:
       UserError: a file cannot be read, is not UTF-8 or is not valid JSON Lines; or
         the corpus holds no text.
-        (Files of the standard library that are not UTF-8 are passed over.)
+        (Files of the standard library that are not UTF-8 are skipped.)
     """
     if task.corpus == GENERATIONS:
         raise UserError(
@@ -213,12 +213,12 @@ def fraction_of(purpose: str, document_id: str) -> float:
 
 
 def sample_ids(documents: Iterable[Document], max_bytes: int) -> tuple[set[str], int]:
-    """Picks the documents that fill `max_bytes` of UTF-8 text, in hash order.
+    """Selects documents in hash order until `max_bytes` of UTF-8 text are reached.
 
-    A larger limit picks all that a smaller one picks, and more.
+    A larger limit selects a superset of the documents of a smaller one.
 
     Returns:
-      The ids, and the bytes of their text together.
+      The ids, and the total size of their texts in bytes.
     """
     # A heap with the last document in hash order on top: when the total passes
     # the limit, that document and all after it in hash order are out.

@@ -17,12 +17,12 @@ from bpd_jax.errors import UserError
 
 @dataclasses.dataclass
 class Cut:
-    """What did not fit into rows.
+    """Counts of what did not fit into rows.
 
     Attributes:
-      inputs: examples whose inputs were cut.
-      targets: examples whose targets were cut, too.
-      tokens: how many tokens were left out.
+      inputs: number of examples whose inputs were truncated.
+      targets: number of examples whose targets were truncated as well.
+      tokens: number of tokens left out.
     """
 
     inputs: int = 0
@@ -35,9 +35,9 @@ def join_examples(
 ) -> Iterator[np.ndarray]:
     """Yields every example as one piece of at most `length` tokens.
 
-    Of one that is too long, the inputs lose their last tokens before the separator.
-    Only where nothing but E and the separator is left of them, the targets lose their
-    last tokens, the final E among them. The example above in rows of fewer tokens:
+    If an example is too long, its inputs lose their last tokens before the separator.
+    If only E and the separator are left of them, the targets lose their last tokens,
+    including the final E. The example above in shorter rows:
 
         length 7   E a b s x y E
         length 5   E s x y E
@@ -45,9 +45,9 @@ def join_examples(
 
     Args:
       examples: `inputs` `[m]`, from E to separator, and `targets` `[n]`, to E.
-      length: of a row.
+      length: tokens of a row.
       separator: tokens of the separator.
-      cut: is added to.
+      cut: counts, updated in place.
 
     Yields:
       `[p, 2]` int32: each token, and 1 where it is learnt.
@@ -81,11 +81,11 @@ def join_examples(
 
 
 def cut_documents(documents: Iterable[np.ndarray], length: int) -> Iterator[np.ndarray]:
-    """Yields consecutive pieces of each document, the last of it shorter.
+    """Yields consecutive pieces of each document; the last one may be shorter.
 
     Args:
       documents: `[n]` ids each.
-      length: of a piece.
+      length: tokens of a piece.
 
     Yields:
       `[p]` ids.

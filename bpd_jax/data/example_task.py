@@ -1,4 +1,4 @@
-"""Which examples are read, with which prompt: the plain data that names such a task.
+"""Tasks of examples: data sets with their prompts, and the settings of a task.
 
 The eight data sets of Kim et al. 2024 (arXiv 2404.09221), section 5 and appendix, as
 TensorFlow Datasets has them. Six have inputs and targets; the two without a prompt are
@@ -22,15 +22,15 @@ from bpd_jax.settings import Count, Validated, Words, choice
 
 ALL_SPLITS = (*SPLITS, "test")
 
-# What stands in a row between the inputs and the targets of an example.
+# Separates the inputs and the targets of an example in a row.
 SEPARATOR = "\n"
-# What stands for the name of a split in `ExampleTask.files`.
+# Placeholder for the name of a split in `ExampleTask.files`.
 SPLIT = "{split}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """A data set, and how its records become inputs and targets.
+    """A data set, and the conversion of its records to inputs and targets.
 
     Attributes:
       tfds: name, configuration and version in TensorFlow Datasets.
@@ -66,20 +66,20 @@ class Dataset:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """All fields that are read."""
+        """The names of all fields that are read."""
         return (*self.prompt_fields, self.target)
 
     @property
     def topic(self) -> str:
-        """The field that an example is about: the long one, last in the prompt.
+        """The last field of the prompt, which is the longest one.
 
-        Where records are split by hashes, those of one topic stay together, as the
-        questions on one paragraph of SQuAD.
+        If records are split by hashes, records with the same value stay together, such
+        as the questions about one paragraph of SQuAD.
         """
         return self.prompt_fields[-1] if self.prompt else self.target
 
     def inputs(self, texts: Mapping[str, str]) -> str | None:
-        """The prompt, filled in; None for language modelling."""
+        """The prompt with the values of its fields; None for language modelling."""
         return self.prompt.format_map(texts) if self.prompt else None
 
 
@@ -116,28 +116,27 @@ DATASETS = {
 
 @dataclasses.dataclass(frozen=True)
 class ExampleTask(Validated):
-    """Examples of a data set, where they lie, and their vocabulary.
+    """Examples of a data set, their location and their vocabulary.
 
     Attributes:
-      name: of the data set, one of `DATASETS`.
-      data_dir: folder of TensorFlow Datasets, in which the data set is ready; None for
-        its usual one.
-      files: in place of TensorFlow Datasets, a glob of JSON Lines (`.jsonl`,
+      name: name of the data set, one of `DATASETS`.
+      data_dir: folder of TensorFlow Datasets that contains the prepared data set; None
+        for its default folder.
+      files: instead of TensorFlow Datasets, a glob of JSON Lines (`.jsonl`,
         `.jsonl.gz`) with its field names. `{split}` in it stands for `train`,
         `validation` and `test`; without it, the records are split into train and
-        validation by hashes of what they are about.
+        validation by hashes of the last field of the prompt.
       vocabulary: as `TextTask.vocabulary`.
-      validation_fraction: share of the records kept for validation where they are
-        taken from the records to train on: `files` has no `{split}`, or
-        `validation_from` is `train`.
+      validation_fraction: share of the training records held out for validation, if
+        `files` has no `{split}` or `validation_from` is `train`.
       validation_from: split that validation records are taken from: `validation`, or
         `train`, where the task has no other one or where its validation split is what
         is reported, as of SQuAD. Of JSON Lines they are chosen by hashes of what they
         are about, of TensorFlow Datasets they are the last ones.
-      max_examples: how many examples of each split to take, from its beginning; None
+      max_examples: maximum number of examples of each split, from its beginning; None
         for all.
-      packed: whether several examples share a row. Without it every example has a row
-        of its own, so that a batch of B rows is one of B examples.
+      packed: whether several examples share a row. Otherwise every example has a row
+        of its own, so that a batch of B rows has B examples.
     """
 
     prefix = ""
@@ -152,7 +151,7 @@ class ExampleTask(Validated):
     packed: bool = True
 
     def check_together(self) -> None:
-        """Raises a `UserError` for two sources, or a vocabulary that is none."""
+        """Raises a `UserError` for two sources, or an invalid vocabulary."""
         if self.files is not None and self.data_dir is not None:
             raise UserError(
                 f"files={self.files!r} and data_dir={self.data_dir!r} are both given: "
@@ -162,17 +161,17 @@ class ExampleTask(Validated):
 
     @property
     def dataset(self) -> Dataset:
-        """The data set that `name` names."""
+        """The data set of this name."""
         return DATASETS[self.name]
 
     @property
     def has_inputs(self) -> bool:
-        """Whether examples have inputs, so that only their targets are learnt."""
+        """Whether examples have inputs; then only their targets are in the loss."""
         return self.dataset.prompt is not None
 
     @property
     def has_split_files(self) -> bool:
-        """Whether `files` says which files are of which split."""
+        """Whether `files` has a placeholder for the split."""
         return self.files is not None and SPLIT in self.files
 
     @property
@@ -186,7 +185,7 @@ class ExampleTask(Validated):
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """The splits that it may have."""
+        """The names of its possible splits."""
         if self.files is None:
             return self.dataset.splits
         return ALL_SPLITS if self.has_split_files else SPLITS
@@ -218,11 +217,11 @@ DataTask: TypeAlias = TextTask | ExampleTask
 
 
 def task_from_json(fields: Mapping[str, object]) -> DataTask:
-    """Returns the task whose fields these are, as `dataclasses.asdict` gives them.
+    """Returns the task with these fields; the inverse of `dataclasses.asdict`.
 
     Raises:
-      TypeError: they are of neither kind of task.
+      TypeError: the fields are those of neither kind of task.
       UserError: a value is out of range.
     """
     kind = ExampleTask if "name" in fields else TextTask
-    return kind(**fields)  # type: ignore[arg-type]  # A TypeError is what is promised.
+    return kind(**fields)  # type: ignore[arg-type]  # Raises the documented TypeError.

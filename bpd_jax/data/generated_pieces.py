@@ -17,18 +17,18 @@ from bpd_jax.data.text_task import ALL, SPLITS, check_split
 def split_texts(
     texts: Generations, split: str, validation_fraction: float
 ) -> list[int]:
-    """Returns which texts belong to a split, in ascending order.
+    """Returns the indices of the texts of a split, in ascending order.
 
-    That depends on a text alone, so equal texts fall into the same split, and more
-    texts leave it as it is.
+    The split of a text depends only on its tokens, so equal texts are in the same
+    split, and adding texts does not change the split of others.
 
     Args:
-      texts: of a folder.
+      texts: generated texts.
       split: `train`, `validation`, or `all` for both together.
-      validation_fraction: share of the texts kept for validation.
+      validation_fraction: share of the texts held out for validation.
 
     Raises:
-      EmptySplitError: there is no such text.
+      EmptySplitError: the split has no text.
     """
     check_split(split)
     rows = [
@@ -60,13 +60,13 @@ def cut_texts(
         tokens   a b c   d E
         written  0 0 1   1 1
 
-    A piece without any token to learn (a piece's first token never is one: nothing
-    stands before it) is left out.
+    A piece without any token in the loss is left out. (The first token of a piece is
+    never in the loss, because it has no context.)
 
     Args:
-      texts: of a folder.
-      rows: which of them.
-      length: of a piece.
+      texts: generated texts.
+      rows: indices of the texts to yield.
+      length: tokens of a piece.
 
     Yields:
       `[n, 2]` int32: each token, and 1 where the model wrote it.
@@ -82,7 +82,7 @@ def cut_texts(
 
 
 def end_token(texts: Generations) -> int | None:
-    """The token that ends a text, as the options say that it was decoded with."""
+    """The end-of-text token that the texts were decoded with, if any."""
     options = texts.facts.get("options")
     end = options.get("end_of_text") if isinstance(options, dict) else None
     if isinstance(end, list) and end:

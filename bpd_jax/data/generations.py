@@ -1,4 +1,4 @@
-"""Texts that a model wrote itself, on disk: what block heads are trained on.
+"""Texts that a model generated, on disk: the training data of block heads.
 
 A folder holds `distill.json`, which describes them, and shards `shard-00000.npz`, ….
 Every shard has `tokens` `[N]` int32, all its texts joined; `offsets` `[R+1]` int64,
@@ -36,14 +36,14 @@ class Generations:
     """All texts of a folder.
 
     Attributes:
-      folder: where they lie.
+      folder: the folder.
       tokens: `[N]` int32, all texts joined.
       offsets: `[R+1]` int64: text r is `tokens[offsets[r]:offsets[r+1]]`.
       prompt_lengths: `[R]` int32.
       base: fingerprint of the model that wrote them (`models.heads_files`).
       vocab_size: V of that model.
-      facts: how they came about: what JSON can hold.
-      indices: `[R]` int64, of the prompts among all; -1 where it is not known.
+      facts: command, versions and settings of the generation, as JSON values.
+      indices: `[R]` int64, index of each prompt among all prompts; -1 if unknown.
     """
 
     folder: pathlib.Path
@@ -87,14 +87,14 @@ def write_shard(
     prompt_lengths: Sequence[int],
     indices: Sequence[int] | None = None,
 ) -> pathlib.Path:
-    """Writes texts as shard `index`, whole or not at all.
+    """Writes texts as shard `index`, atomically.
 
     Args:
-      folder: of the generations; it is made if need be.
+      folder: folder of the generations; created if missing.
       index: number of the shard, from 0; an older one of that number is replaced.
       texts: tokens of each text, its prompt first.
       prompt_lengths: tokens of each prompt.
-      indices: of each prompt among all; None if it is not known.
+      indices: index of each prompt among all prompts; None if unknown.
 
     Returns:
       The path of the shard.
@@ -127,7 +127,7 @@ def shard_name(index: int) -> str:
 
 
 def shard_paths(folder: str | os.PathLike[str]) -> list[pathlib.Path]:
-    """The shards there are, in the order of their numbers."""
+    """The paths of all shards, in the order of their numbers."""
     numbered = []
     for path in as_path(folder).glob("shard-*.npz"):
         number = path.stem.removeprefix("shard-")
@@ -137,7 +137,7 @@ def shard_paths(folder: str | os.PathLike[str]) -> list[pathlib.Path]:
 
 
 def next_shard(folder: str | os.PathLike[str]) -> int:
-    """The number after that of the last shard."""
+    """The number of the next shard to write."""
     paths = shard_paths(folder)
     return int(paths[-1].stem.removeprefix("shard-")) + 1 if paths else 0
 
@@ -188,15 +188,15 @@ def _read_shard(path: pathlib.Path, vocab_size: int) -> dict[str, np.ndarray]:
         )
         shard.setdefault("indices", np.full(len(shard["prompt_lengths"]), -1))
         if not fit_together(**shard):
-            raise ValueError("its texts do not fit their offsets")
+            raise ValueError("its offsets do not match its texts")
     return shard
 
 
 def specs_of_texts(vocab_size: int | None) -> dict[str, array_files.ArraySpec]:
-    """What the arrays of texts must be like; see `Generations`.
+    """The required shapes and types of the arrays; see `Generations`.
 
     Args:
-      vocab_size: V; None if it is not known.
+      vocab_size: V; None if unknown.
     """
     most = np.iinfo(np.int32).max if vocab_size is None else vocab_size - 1
     return {
@@ -213,7 +213,7 @@ def fit_together(
     prompt_lengths: np.ndarray,
     indices: np.ndarray | None = None,
 ) -> bool:
-    """Whether the texts are all the tokens, each as long as its prompt or longer."""
+    """Whether offsets, tokens and prompt lengths are consistent."""
     return bool(
         len(offsets) == len(prompt_lengths) + 1
         and (indices is None or len(indices) == len(prompt_lengths))

@@ -4,25 +4,25 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-# Rows that wait for pieces to fill them. More waste less and cost more time.
+# Number of open rows. More open rows waste less padding and take more time.
 _OPEN_ROWS = 64
 
 
 def pack(
     pieces: Iterable[np.ndarray], length: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Packs pieces into rows: each goes where it leaves the least room (best fit).
+    """Packs pieces into rows by best fit.
 
-    A row is given out when it is full; when a piece fits nowhere and enough rows
-    wait, the fullest one is given out with padding at its end. Length 4:
+    A row is yielded when it is full. If a piece fits into no row and enough rows are
+    open, the fullest one is yielded with padding at its end. With rows of length 4:
 
         pieces       1 2 3 | 4 5 6 7 | 8
         tokens       4 5 6 7,  1 2 3 8
         segment_ids  1 1 1 1,  1 1 1 2
 
     Args:
-      pieces: `[n]` ids with 1 ≤ n ≤ length; every id is a token, 0 too. Or `[n, C]`:
-        C numbers that belong together at each place.
+      pieces: `[n]` ids with 1 ≤ n ≤ length; every id is a token, 0 too. Or `[n, C]`,
+        with C values for each token.
       length: tokens of a row, T.
 
     Yields:
@@ -55,7 +55,7 @@ def pack(
 def pad(
     pieces: Iterable[np.ndarray], length: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Gives every piece a row of its own; arguments and results are those of `pack`."""
+    """Puts every piece into its own row; arguments and results as for `pack`."""
     for piece in pieces:
         yield _row([piece], length)
 

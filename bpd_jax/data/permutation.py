@@ -1,4 +1,4 @@
-"""A shuffled order without a table, for more rows than a table should hold.
+"""A pseudo-random permutation without a table, for very many rows.
 
 Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains": a Feistel network
 permutes the numbers of 2b bits, and a result that is too large is sent through it
@@ -12,17 +12,17 @@ _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
 class Permutation:
-    """A permutation of 0 … size - 1, drawn by a seed; it takes no memory."""
+    """A permutation of 0 … size - 1 that depends on a seed and needs no memory."""
 
     def __init__(self, size: int, seed: tuple[int, ...]) -> None:
         """Draws the permutation.
 
         Args:
-          size: how many numbers, 1 or more.
-          seed: as `numpy.random.default_rng` takes it.
+          size: number of elements, at least 1.
+          seed: seed of `numpy.random.default_rng`.
         """
         self._size = np.uint64(size)
-        # At most four times as many numbers as asked for, so few walks are long.
+        # The domain is at most four times `size`, so few walks are long.
         half = max(1, ((size - 1).bit_length() + 1) // 2)
         self._half = np.uint64(half)
         self._mask = np.uint64(2**half - 1)

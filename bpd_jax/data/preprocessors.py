@@ -1,11 +1,11 @@
-"""From texts to token ids: the preprocessors of seqio tasks."""
+"""The preprocessors of seqio tasks: from texts to token ids."""
 
 from collections.abc import Mapping
 
 from bpd_jax.data.example_task import SEPARATOR, Dataset
 from bpd_jax.data.quiet_tensorflow import seqio, tf
 
-# Texts that are tokenized at once, in parallel.
+# Number of texts tokenized at once, in parallel.
 _BATCH = 32
 
 Features = Mapping[str, seqio.Feature]
@@ -93,7 +93,7 @@ def frame_examples(
 
     def frame(example: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         framed = {"targets": tf.concat([example["targets"], end], 0)}
-        # Who asks for the targets alone, such as `token_documents`, has no inputs.
+        # Callers that request the targets alone, such as `token_documents`.
         if "inputs" in output_features:
             separator = output_features["inputs"].vocabulary.encode(SEPARATOR)
             framed["inputs"] = tf.concat([end, example["inputs"], separator], 0)

@@ -1,4 +1,4 @@
-"""Prompts to decode: held-out inputs or pieces of documents, or lines of a file."""
+"""Prompts to decode: held-out inputs, windows of documents, or lines of a file."""
 
 import itertools
 import os
@@ -18,15 +18,15 @@ class Prompt(NamedTuple):
 
     Attributes:
       document: id of the document or example.
-      tokens: `[tokens]` int32; begins with the end-of-text token where the document
-        or example begins.
+      tokens: `[tokens]` int32; begins with the end-of-text token at the beginning of a
+        document or example.
     """
 
     document: str
     tokens: np.ndarray
 
 
-# Texts that are tokenized at once.
+# Number of texts tokenized at once.
 _BATCH = 256
 
 
@@ -46,30 +46,30 @@ def held_out_prompts(
 ) -> list[Prompt]:
     """Returns prompts from the validation split.
 
-    Of documents all are of one length: the begin marker and the tokens of each document
-    are cut into consecutive windows of `prompt_tokens`; a shorter rest is no prompt.
-    First comes the first window of every document, then the second window of every
-    document, and so on, so the prompts come from as many documents as there are.
+    For documents, the begin marker and the tokens of each document are cut into
+    consecutive windows of `prompt_tokens`; a shorter last window is discarded. The
+    first windows of all documents come first, then all second windows, and so on, so
+    that the prompts come from as many documents as possible.
 
-    Of examples a prompt is the inputs of one with begin marker and separator, as in
-    training; inputs that are too long lose their last tokens before the separator.
+    For examples, a prompt is the inputs of an example with begin marker and separator,
+    as in training; inputs that are too long lose their last tokens before it.
 
     Args:
       task: the corpus or data set and its vocabulary.
       num: number of prompts.
-      prompt_tokens: tokens of a prompt, T; of examples, at most.
-      seed: chooses the order of the documents or examples.
-      tokenizer: the task's tokenizer if it is at hand; else it is loaded.
+      prompt_tokens: tokens of a prompt, T; for examples the maximum.
+      seed: seed of the order of the documents or examples.
+      tokenizer: the task's tokenizer; None loads it.
 
     Raises:
-      UserError: the validation split yields fewer prompts.
+      UserError: the validation split yields fewer than `num` prompts.
     """
     if num < 1 or prompt_tokens < 1:
         raise UserError(
             f"cannot cut {num} prompts of {prompt_tokens} tokens: both must be 1 or "
             "more."
         )
-    # Late, so that prompts of files are read without the modules of corpora.
+    # Imported late: prompts of files do not need the modules of corpora.
     from bpd_jax.data.corpora import fraction_of
     from bpd_jax.data.task_tokenizer import task_tokenizer
 
@@ -135,7 +135,7 @@ def _windows(
     texts: Sequence[_Text], num: int, prompt_tokens: int, tokenizer: Tokenizer
 ) -> list[Prompt]:
     """The first `num` windows, or all if there are fewer."""
-    # (which window of its document, which document, the prompt)
+    # (index of the window, index of the document, prompt)
     windows: list[tuple[int, int, Prompt]] = []
     documents = 0
     for rank, (text, ids) in enumerate(_encoded(texts, tokenizer)):
@@ -144,7 +144,7 @@ def _windows(
             window = tokens[turn * prompt_tokens : (turn + 1) * prompt_tokens]
             windows.append((turn, rank, Prompt(text.id, window)))
         documents += len(tokens) >= prompt_tokens
-        if documents == num:  # Their first windows come before all others.
+        if documents == num:  # The first windows come before all others.
             break
     windows.sort(key=lambda window: window[:2])
     return [prompt for _, _, prompt in windows[:num]]
@@ -153,8 +153,8 @@ def _windows(
 def read_prompts_file(path: str | os.PathLike[str]) -> list[str]:
     """Reads prompts: JSON Lines with the field `prompt`, or one prompt a line.
 
-    A file named `.jsonl` or `.jsonl.gz` is JSON Lines. In any other file, blank lines
-    are passed over.
+    A file named `.jsonl` or `.jsonl.gz` is JSON Lines. Blank lines of other files are
+    skipped.
 
     Raises:
       UserError: the file cannot be read, is not valid, or holds no or an empty prompt.
@@ -164,13 +164,13 @@ def read_prompts_file(path: str | os.PathLike[str]) -> list[str]:
     else:
         prompts = [text for _, text in text_readers.read_lines(path) if text.strip()]
     if not prompts:
-        raise UserError(f"{path} holds no prompt: write one a line.")
+        raise UserError(f"{path} contains no prompt: write one per line.")
     check_not_empty(prompts)
     return prompts
 
 
 def check_not_empty(prompts: Sequence[object]) -> None:
-    """Raises a `UserError` for a prompt that is a text of no characters."""
+    """Raises a `UserError` if a prompt is an empty text."""
     for number, prompt in enumerate(prompts, 1):
         if isinstance(prompt, str) and not prompt:
             raise UserError(f"prompt {number} is empty: give at least one character.")

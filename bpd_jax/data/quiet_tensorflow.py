@@ -1,7 +1,7 @@
 """TensorFlow and seqio, imported without their start-up notes and without a GPU.
 
-Every file of this room that needs them takes them from here. TensorFlow only reads
-and cuts text for us; a GPU it touched would be lost to JAX.
+All files of this package import them from here. TensorFlow only reads and cuts text;
+if it used a GPU, it would reserve its memory, which JAX needs.
 """
 
 import contextlib
@@ -15,10 +15,10 @@ from bpd_jax.errors import UserError
 
 @contextlib.contextmanager
 def _silent_stderr() -> Iterator[None]:
-    """Swallows what is written to standard error, unless the block fails.
+    """Discards output on standard error, unless the block fails.
 
-    TensorFlow's libraries write while they are loaded, below Python and before any
-    setting of theirs is read; so the file descriptor itself is turned away.
+    TensorFlow's libraries write to the file descriptor while they are loaded, before
+    any of their settings take effect, so the descriptor itself is redirected.
     """
     sys.stderr.flush()
     saved = os.dup(2)
@@ -41,13 +41,13 @@ try:
         import seqio
         import tensorflow as tf
 
-        # A program that ran TensorFlow before us has made its own choice.
+        # A program that has already used TensorFlow has chosen its own devices.
         with contextlib.suppress(RuntimeError):
             tf.config.set_visible_devices([], "GPU")
 except ModuleNotFoundError as error:
     raise UserError(
         f"preparing data needs tensorflow and seqio, and {error.name} is not "
-        "installed: prepare the data where they are, or install them here."
+        "installed: prepare the data on a machine that has them, or install them."
     ) from error
 
 __all__ = ["seqio", "tf"]

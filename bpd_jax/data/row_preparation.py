@@ -1,4 +1,4 @@
-"""From a task to a folder of packed rows, once; later runs find it ready."""
+"""Prepares the packed rows of a task in a folder, which later runs reuse."""
 
 import contextlib
 import dataclasses
@@ -32,29 +32,28 @@ def prepare_rows(
     shard: Shard = WHOLE,
     cache_dir: str | None = None,
 ) -> PackedRows:
-    """Tokenizes and packs one split into `folder`, or finds it there.
+    """Tokenizes and packs one split into `folder`, or reuses existing rows.
 
-    A folder made from the same task, text, vocabulary, split and length is used as
-    it is; any other folder of rows is replaced, but not one of shards. A host without
-    seqio cannot make rows of text and may lack the text, so there the text is not
-    compared.
+    A folder made from the same task, text, vocabulary, split and length is reused; any
+    other folder of rows is replaced, but not one of shards. A host without seqio cannot
+    make rows and may lack the text, so there the text is not compared.
 
     Args:
       task: source and vocabulary.
-      split: one of the task's: `train`, `validation`, of some `test`.
+      split: a split of the task: `train`, `validation`, for some tasks `test`.
       length: tokens of a row, T.
-      folder: where the rows lie afterwards.
+      folder: folder of the rows.
       shard: the part of the split to make, into a folder of its own in `folder`; when
         all parts are there, `folder` is one folder of rows. Parts may be made by
         several machines.
-      cache_dir: where `cache_pipeline.cache_task` has put the task's tokens; None
-        reads the text.
+      cache_dir: folder in which `cache_pipeline.cache_task` cached the task's tokens;
+        None reads the text.
 
     Returns:
-      The rows, of the part alone if it is one.
+      The rows, or those of `shard` alone.
 
     Raises:
-      UserError: the source or vocabulary is at fault, `folder` is something else, or
+      UserError: the source or vocabulary is invalid, `folder` has other contents, or
         rows must be made on a host without seqio.
     """
     _check_split(task, split)
@@ -97,7 +96,7 @@ def prepare_rows(
 
 
 def rows_fingerprint(task: DataTask, split: str, length: int) -> dict[str, Any]:
-    """What tells the rows that would be made from all others.
+    """A description of the rows that would be made, which identifies them.
 
     The text's digest is `source`, which is missing on a host that cannot make rows.
 
@@ -123,14 +122,14 @@ def _check_split(task: DataTask, split: str) -> None:
 
 
 def _can_make(task: DataTask) -> bool:
-    """Whether this host has what it takes to make rows."""
+    """Whether seqio, if the task needs it, is installed."""
     if not isinstance(task, ExampleTask) and task.corpus == GENERATIONS:
         return True
     return importlib.util.find_spec("seqio") is not None
 
 
 def _identity(task: DataTask, split: str) -> dict[str, Any]:
-    """What tells the texts of a split from those of other tasks, wherever they lie."""
+    """The settings that determine the texts of a split, without their location."""
     if not isinstance(task, ExampleTask):
         return {
             "corpus": task.corpus,
@@ -160,7 +159,7 @@ def _source_digest(task: DataTask, split: str) -> str:
 
 
 def _find_rows(folder: pathlib.Path) -> dict[str, Any] | None:
-    """Returns the fingerprint of the rows in `folder`, {} for rows that are broken."""
+    """Returns the fingerprint of the rows in `folder`; {} if they are damaged."""
     if not folder.exists():
         return None
     if folder.is_dir() and shard_folders(folder):
@@ -220,7 +219,7 @@ def _make_rows(
 
 
 class _NpyWriter:
-    """Writes a two-dimensional .npy file row by row, of a length not yet known."""
+    """Writes a two-dimensional .npy file row by row, without knowing their number."""
 
     def __init__(self, path: pathlib.Path, dtype: str, length: int) -> None:
         self.rows = 0
@@ -237,7 +236,7 @@ class _NpyWriter:
         self.rows += 1
 
     def __exit__(self, *error: object) -> None:
-        # numpy leaves blanks after the header, in which the true shape finds room.
+        # numpy pads the header with spaces, so the final shape fits.
         self._file.seek(0)
         self._write_header()
         self._file.close()

@@ -1,6 +1,6 @@
-"""Rows in several folders, as one. Needs only numpy.
+"""Rows in several folders, as one array. Needs only numpy.
 
-Work that is shared out leaves one folder of rows for each part, side by side:
+When rows are prepared in parallel, each part is a folder of its own:
 `shard-00000-of-01024`, `shard-00001-of-01024`, …
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 from bpd_jax import array_files
 from bpd_jax.errors import UserError
 
-# A mapped file keeps a file descriptor, of which a process may have 1,024.
+# A mapped file holds a file descriptor; a process may have 1,024 of them.
 _OPEN_FILES = 128
 
 
@@ -27,10 +27,10 @@ def shard_name(index: int, count: int) -> str:
 
 
 def shard_folders(folder: pathlib.Path) -> list[pathlib.Path]:
-    """The folders of all shards in `folder`, in order; none if it holds no shard.
+    """The folders of all shards in `folder`, in order; empty if there are none.
 
     Raises:
-      UserError: some are missing, or they are of several divisions.
+      UserError: some are missing, or their counts differ.
     """
     counts = set()
     for shard in folder.glob("shard-*-of-*"):
@@ -42,7 +42,7 @@ def shard_folders(folder: pathlib.Path) -> list[pathlib.Path]:
     if len(counts) > 1:
         raise UserError(
             f"{folder} holds shards of {' and of '.join(map(str, sorted(counts)))}: "
-            "remove those that do not belong."
+            "remove those of the wrong count."
         )
     (count,) = counts
     folders = [folder / shard_name(index, count) for index in range(count)]
@@ -58,17 +58,17 @@ def shard_folders(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 class ShardedArray:
-    """Arrays `[rows, length]` of one kind in several .npy files, as one.
+    """Arrays `[rows, length]` in several .npy files, as one array.
 
-    A file is mapped into memory when a row of it is asked for, and let go when many
-    others have been since. Under gs:// it is copied to the local disk first, so a host
-    copies only the files that hold its rows.
+    A file is mapped into memory when one of its rows is read, and unmapped when many
+    other files have been used since. Under gs:// it is copied to the local disk first,
+    so a host copies only the files that contain its rows.
     """
 
     def __init__(
         self, paths: list[pathlib.Path], rows: list[int], length: int, dtype: np.dtype
     ) -> None:
-        """Takes the files, the rows of each, and what they have in common."""
+        """Initialises from the files, their numbers of rows, and their common shape."""
         self._paths = paths
         self._ends = np.cumsum(rows)
         self.dtype = dtype

@@ -1,4 +1,4 @@
-"""Where the rows of a token file come from: documents, examples, generated texts."""
+"""Sources of rows: documents, examples, generated texts."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +28,7 @@ class Shard:
 WHOLE = Shard(0, 1)
 
 
-class Row(NamedTuple):
+class PackedRow(NamedTuple):
     """One row, `[T]` each; see `rows.Batch`."""
 
     tokens: np.ndarray
@@ -37,18 +37,18 @@ class Row(NamedTuple):
 
 
 class RowSource(NamedTuple):
-    """Where rows come from.
+    """The rows of a split, and facts about them.
 
     Attributes:
-      rows: to be read once.
-      documents: how many documents or examples have been read.
+      rows: an iterator, which can be read once.
+      documents: number of documents or examples read so far.
       vocab_size: V.
       end_of_text: the token that ends a document.
-      has_context: whether there are tokens without a loss.
-      cut: what did not fit, as far as it has been read; None where nothing is lost.
+      has_context: whether some tokens are not in the loss.
+      cut: counts of what did not fit so far; None if nothing can be lost.
     """
 
-    rows: Iterator[Row]
+    rows: Iterator[PackedRow]
     documents: Callable[[], int]
     vocab_size: int
     end_of_text: int
@@ -72,11 +72,11 @@ def open_source(
       length: tokens of a row, T.
       vocabulary: the task's tokenizer.
       shard: part of the split.
-      cache_dir: where `cache_pipeline.cache_task` has put the tokens; None reads the
-        text.
+      cache_dir: folder in which `cache_pipeline.cache_task` cached the tokens; None
+        reads the text.
 
     Raises:
-      UserError: the source or vocabulary is at fault.
+      UserError: the source or vocabulary is invalid.
     """
     if isinstance(task, TextTask) and task.corpus == GENERATIONS:
         return _generated_rows(task, split, length, vocabulary, shard)
@@ -91,7 +91,7 @@ def _seqio_rows(
     shard: Shard,
     cache_dir: str | None,
 ) -> RowSource:
-    # seqio and TensorFlow take seconds to import, and rows that are ready need none.
+    # seqio and TensorFlow take seconds to import, and existing rows do not need them.
     from bpd_jax.data import seqio_cache, seqio_tasks
 
     if cache_dir is not None:
@@ -117,13 +117,13 @@ def _seqio_rows(
             label=f"rows {split}",
             total=None if total is None else round(total / shard.count),
             unit=" examples",
-            # The source has a bar over its text.
+            # The source shows a progress bar over its text.
             disable=isinstance(task, TextTask) and cache_dir is None,
         ):
             read += 1
             yield example
 
-    rows: Iterator[Row]
+    rows: Iterator[PackedRow]
     has_inputs = isinstance(task, ExampleTask) and task.has_inputs
     fill = pad if isinstance(task, ExampleTask) and not task.packed else pack
     if has_inputs:
@@ -131,14 +131,14 @@ def _seqio_rows(
         separator = len(vocabulary.encode(SEPARATOR))
         pieces = join_examples(count(), length, separator, cut)
         rows = (
-            Row(row[:, 0], segment_ids, row[:, 1])
+            PackedRow(row[:, 0], segment_ids, row[:, 1])
             for row, segment_ids in fill(pieces, length)
         )
     else:
         cut = None
         documents = (example["targets"] for example in count())
         rows = (
-            Row(row, segment_ids, segment_ids != 0)
+            PackedRow(row, segment_ids, segment_ids != 0)
             for row, segment_ids in fill(cut_documents(documents, length), length)
         )
     return RowSource(
@@ -167,7 +167,7 @@ def _generated_rows(
     end = end_token(texts)
     return RowSource(
         rows=(
-            Row(row[:, 0], segment_ids, row[:, 1])
+            PackedRow(row[:, 0], segment_ids, row[:, 1])
             for row, segment_ids in pack(cut_texts(texts, bar, length), length)
         ),
         documents=lambda: len(chosen),
@@ -179,7 +179,7 @@ def _generated_rows(
 
 
 def describe_source(source: RowSource) -> dict[str, Any]:
-    """What `rows.json` says of a source that has been read."""
+    """The fields of `rows.json` for a source that has been read."""
     about: dict[str, Any] = {
         "loss_mask": source.has_context,
         "documents": source.documents(),

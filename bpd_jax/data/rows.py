@@ -2,9 +2,9 @@
 
 A folder of rows holds `tokens.npy` and `segment_ids.npy`, both `[rows, length]`,
 `rows.json` that describes them, and the vocabulary as `tokenizer.json`. Segments of
-a row are numbered 1, 2, ...; 0 marks padding at the row's end. Where some tokens are
-context only, `loss_mask.npy`, of bool, marks the others. Or it holds such folders, as
-`row_shards` has them.
+a row are numbered 1, 2, ...; 0 marks padding at the row's end. If some tokens are
+context only, `loss_mask.npy` (bool) marks the others. A folder may also contain several
+such folders (`row_shards`).
 """
 
 import collections
@@ -48,7 +48,7 @@ _FIELDS = {
 _OPENED_AT_ONCE = 16  # shards
 _NPY_HEADER = 128  # bytes, of an array of two axes
 
-# The order of this many rows is a table of 64 MB; of more, it is computed.
+# The order of this many rows is a table of 64 MB; that of more rows is computed.
 _LARGEST_TABLE = 1 << 23
 
 
@@ -59,7 +59,7 @@ class Batch(NamedTuple):
       tokens: `[B, T]` int32; 0 where there is padding (0 is also a real token).
       segment_ids: `[B, T]` int32; 1, 2, ... in each row, 0 is padding.
       positions: `[B, T]` int32; counts from 0 in each segment, 0 on padding.
-      loss_mask: `[B, T]` bool; true on every token to learn: on every real token,
+      loss_mask: `[B, T]` bool; true for every token in the loss: every real token,
         unless some are context only.
     """
 
@@ -103,19 +103,19 @@ class PackedRows:
     """The rows of one split, mapped into memory.
 
     Attributes:
-      folder: where they lie; it is also a valid `TextTask.vocabulary`.
+      folder: the folder; it is also a valid `TextTask.vocabulary`.
       tokens: `[rows, length]` uint16 or int32.
       segment_ids: `[rows, length]` uint16.
-      loss_mask: `[rows, length]` bool; None where every token has a loss.
+      loss_mask: `[rows, length]` bool; None if every token is in the loss.
       length: tokens of a row, T.
       num_tokens: tokens of all rows, padding not counted.
-      num_documents: documents or examples they come from.
+      num_documents: number of documents or examples.
       split: `train` or `validation`.
       vocabulary: `TextTask.vocabulary` of the task.
       vocab_size: number of token ids, V.
       end_of_text: id of the token that ends each document and, in text, begins it.
-      fingerprint: what the rows were made from; equal means the same rows.
-      cut: what did not fit into rows; see `example_pieces.Cut`. Empty for documents.
+      fingerprint: description of the source and settings; equal rows have equal ones.
+      cut: counts of what did not fit; see `example_pieces.Cut`. Empty for documents.
     """
 
     folder: pathlib.Path
@@ -137,7 +137,7 @@ class PackedRows:
 
     @property
     def waste(self) -> float:
-        """Share of the positions that hold padding."""
+        """Share of the positions that are padding."""
         return 1 - self.num_tokens / self.tokens.size
 
     def batch(self, indices: np.ndarray | slice) -> Batch:
@@ -180,7 +180,7 @@ def open_rows(folder: str | os.PathLike[str]) -> PackedRows:
 
 
 def _joined(folder: pathlib.Path, paths: list[pathlib.Path]) -> PackedRows:
-    """The rows of shards as one."""
+    """The rows of all shards together."""
     first = open_rows(paths[0])
     counts, tokens, documents = [], 0, 0
     cut: collections.Counter[str] = collections.Counter()
@@ -251,13 +251,13 @@ def _open_array(
 
 
 class RowIterator:
-    """Endless batches of rows, in an order that a restart can take up anywhere.
+    """Endless batches of rows, in an order that can be resumed at any batch.
 
-    Epoch e visits every row once, in an order drawn from (seed, e); that of very many
-    rows is computed place by place (`permutation`). Rows that fill
-    no whole batch at the end of an epoch begin the next one's first batch, so no row
-    is dropped and a batch may be larger than the corpus. The state is one number:
-    how many rows have been given out.
+    Epoch e visits every row once, in an order that depends on (seed, e); for very many
+    rows it is computed element by element (`permutation`). Rows that do not fill a
+    batch at the end of an epoch begin the first batch of the next one, so no row is
+    dropped and a batch may be larger than the corpus. The state is the number of rows
+    returned so far.
 
     With several processes each one gets its own consecutive part of every batch:
     process 1 of 2 holds rows B/2 to B-1.
@@ -276,14 +276,14 @@ class RowIterator:
 
         Args:
           rows: what to read.
-          batch_size: rows of a batch over all processes, B.
-          seed: of the order, 0 or more.
-          shuffle: False visits the rows as they lie in the file.
-          process_index: which part of the batch to give, from 0.
+          batch_size: B, rows of a batch over all processes.
+          seed: seed of the order, at least 0.
+          shuffle: False visits the rows in the order of the file.
+          process_index: index of the part of each batch to return, from 0.
           process_count: number of parts.
 
         Raises:
-          UserError: there are no rows, or the batch cannot be shared out evenly.
+          UserError: there are no rows, or the batch cannot be divided evenly.
         """
         if len(rows) == 0:
             raise UserError(f"{rows.folder} holds no rows.")
@@ -317,25 +317,26 @@ class RowIterator:
 
     @property
     def epoch(self) -> float:
-        """Passes over the rows so far, with the fraction of the current one."""
+        """Number of epochs so far, including the fraction of the current one."""
         return self._given / len(self._rows)
 
     def state(self) -> dict[str, int]:
-        """Returns what `restore` needs; the same in every process."""
+        """Returns the state for `restore`; the same in every process."""
         return {"given": self._given, "seed": self._seed, "rows": len(self._rows)}
 
     def restore(self, state: dict[str, int]) -> None:
-        """Continues where the iterator that returned `state` stood.
+        """Continues at the position of the iterator that returned `state`.
 
         The batch size and the number of processes may have changed.
 
         Raises:
-          UserError: the state is of other rows or another seed.
+          UserError: the state belongs to other rows or another seed.
         """
         for name, current in self.state().items():
             if name not in state or (name != "given" and state[name] != current):
                 raise UserError(
-                    f"the saved place in the data does not fit {self._rows.folder}: "
+                    "the saved position in the data does not match "
+                    f"{self._rows.folder}: "
                     f"{name} was {state.get(name)} and is {current}."
                 )
         self._given = int(state["given"])
@@ -355,7 +356,7 @@ class RowIterator:
 
 
 def _order(size: int, seed: tuple[int, int]) -> Callable[[np.ndarray], np.ndarray]:
-    """A function from places to rows that visits each of `size` rows once."""
+    """A permutation of `size` rows, as a function of positions."""
     if size > _LARGEST_TABLE:
         return Permutation(size, seed)
     return np.random.default_rng(seed).permutation(size).__getitem__

@@ -1,4 +1,4 @@
-"""Reading the tokens of a task from seqio's cache, which `cache_pipeline` fills.
+"""Reads the tokens of a task from seqio's cache, which `cache_pipeline` writes.
 
 The cache of a task is a folder of TFRecord files below `cache_dir`, as seqio has it; so
 any program that uses seqio reads it, with `use_cached=True`.
@@ -16,7 +16,7 @@ from bpd_jax.data.task_tokenizer import vocabulary_key
 from bpd_jax.data.text_task import SPLITS
 from bpd_jax.errors import UserError
 
-# Says, beside the files of a split, what they were made from.
+# Describes the source of the cache, beside the files of a split.
 ABOUT = "task.json"
 COMPLETED = "COMPLETED"
 
@@ -25,7 +25,7 @@ def use_cache(task: DataTask, cache_dir: str) -> None:
     """Lets `use_cached=True` of the task's seqio task read from `cache_dir`.
 
     Raises:
-      UserError: the task is not cached there, or was another one when it was.
+      UserError: the task is not cached there, or the cache is that of another task.
     """
     folder = cache_folder(task, cache_dir)
     if not is_complete(folder):
@@ -34,7 +34,7 @@ def use_cache(task: DataTask, cache_dir: str) -> None:
             "python -m bpd_jax.prepare --cache_dir and without --output."
         )
     check_fits(task, folder)
-    # seqio takes the first folder that holds the task.
+    # seqio uses the first folder that contains the task.
     seqio.set_global_cache_dirs([cache_dir])
 
 
@@ -48,17 +48,17 @@ def cache_folder(task: DataTask, cache_dir: str) -> str:
 
 
 def is_complete(folder: str) -> bool:
-    """Whether a pipeline has filled the folder to the end."""
+    """Whether a pipeline has completed the folder."""
     return tf.io.gfile.exists(os.path.join(folder, COMPLETED))
 
 
 def splits_of(task: DataTask) -> tuple[str, ...]:
-    """The splits that are cached."""
+    """The names of the cached splits."""
     return examples.found_splits(task) if isinstance(task, ExampleTask) else SPLITS
 
 
 def about(task: DataTask) -> dict[str, Any]:
-    """What a cache depends on; JSON."""
+    """The settings that a cache depends on, as JSON values."""
     if isinstance(task, ExampleTask):
         sources = {
             split: examples.source_digest(task, split) for split in splits_of(task)
@@ -66,10 +66,10 @@ def about(task: DataTask) -> dict[str, Any]:
     else:
         sources = {"all": corpora.source_digest(task)}
     fields = dataclasses.asdict(task)
-    for name in ("data_dir", "packed"):  # Tokens do not depend on them.
+    for name in ("data_dir", "packed"):  # The tokens do not depend on these settings.
         fields.pop(name, None)
     if fields.get("validation_from") == "validation":
-        fields.pop("validation_from")  # As in caches from before it could be chosen.
+        fields.pop("validation_from")  # Earlier caches lack this setting.
     return {
         **fields,
         "vocabulary": vocabulary_key(task),
@@ -78,7 +78,7 @@ def about(task: DataTask) -> dict[str, Any]:
 
 
 def check_fits(task: DataTask, folder: str) -> None:
-    """Raises a `UserError` unless the folder is the cache of this very task."""
+    """Raises a `UserError` unless the folder is the cache of this task."""
     path = os.path.join(folder, ABOUT)
     try:
         with tf.io.gfile.GFile(path) as file:

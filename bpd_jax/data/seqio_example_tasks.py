@@ -39,11 +39,11 @@ class JsonLinesSource(seqio.DataSource):
     """The records of an `ExampleTask` with `files`, as TensorFlow Datasets has them.
 
     Attributes:
-      error: what ended the last reading, if it was bad input; see `examples`.
+      error: the error that ended the last reading, if any; see `examples`.
     """
 
     def __init__(self, task: ExampleTask) -> None:
-        """Takes the task."""
+        """Initialises from a task with `files`."""
         super().__init__(splits=task.splits)
         self._task = task
         self.error: UserError | None = None
@@ -54,9 +54,9 @@ class JsonLinesSource(seqio.DataSource):
         return False
 
     def list_shards(self, split: str) -> Sequence[str]:
-        """Returns the names of the files, which several readers may share out."""
+        """Returns the names of the files, which several readers may divide."""
         if self._task.max_examples is not None:
-            return [split]  # Which files they fill is not known before reading.
+            return [split]  # The number of records is unknown before reading.
         return [name for name, _ in example_files(self._task, split)]
 
     def get_dataset(
@@ -110,7 +110,7 @@ def get_task(task: ExampleTask, load: Callable[[], Tokenizer] | None = None) -> 
 
     Args:
       task: source and vocabulary.
-      load: loads the tokenizer; by default that of the task.
+      load: function that loads the tokenizer; by default that of the task.
     """
     framed = [frame_examples] if task.has_inputs else [add_end_of_text]
     return seqio.Task(
@@ -144,7 +144,7 @@ def examples(
     """Yields the examples of a dataset made from `source`, as numpy arrays.
 
     Raises:
-      UserError: the source is at fault.
+      UserError: the source is invalid.
     """
     try:
         yield from dataset.as_numpy_iterator()

@@ -225,7 +225,7 @@ def load_model(
 
 def _load_run(folder: pathlib.Path) -> LoadedModel:
     # Late, like the formats below: a model is loaded by the modules of its kind alone.
-    from bpd_jax.training.slim import load_run_parameters, selected_step
+    from bpd_jax.training.exported_params import load_run_parameters, selected_step
 
     step = None
     if folder.parent.name == "checkpoints" and folder.name.isdigit():

@@ -16,7 +16,6 @@ over a single token until the batch is large; on a CPU it takes many times longe
 import dataclasses
 import functools
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -441,14 +440,6 @@ def check_methods(
         decoder.check(method, prompts, options)
 
 
-def device() -> str:
-    """The machine in words, such as `cpu × 1, 2 cores, x86_64`."""
-    kind = jax.devices()[0].device_kind
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-    cores = cores or os.cpu_count()
-    return f"{kind} × {jax.device_count()}, {cores} cores, {platform.machine()}"
-
-
 def tuned_choice(
     path: str | os.PathLike[str], device: str, batch_size: int
 ) -> Method | None:
@@ -456,7 +447,7 @@ def tuned_choice(
 
     Args:
       path: what it wrote, `drafting.json` of a run folder.
-      device: in words, see the function `device`.
+      device: description of this device; see `provenance.device`.
       batch_size: prompts decoded together.
 
     Raises:

@@ -10,6 +10,7 @@ import numpy as np
 
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.drafter_functions import DrafterFunctions
 
 
 def trunk_weights(model: BlockwiseConfig) -> int:
@@ -56,6 +57,57 @@ def train_flops(model: BlockwiseConfig, batch_size: int, length: int) -> float:
     weights = trunk_weights(model) + head_weights(model) + softmax
     attention = batch_size * attention_flops(model, length, length)
     return 6.0 * weights * batch_size * length + 3.0 * attention
+
+
+def forward_flops(model: BlockwiseConfig, batch_size: int, length: int) -> float:
+    """Of a pass of the trunk over texts, without a softmax.
+
+    Args:
+      model: sizes.
+      batch_size: rows.
+      length: tokens of a row.
+    """
+    attention = batch_size * attention_flops(model, length, length)
+    return 2.0 * trunk_weights(model) * batch_size * length + attention
+
+
+def drafter_train_flops(
+    drafter: DrafterFunctions, rows: int, length: int, anchors: int
+) -> float:
+    """Of one step of training a block drafter: forward, and twice as much backward.
+
+    Keys, values and the fusion of layers are computed of every token of a text, the
+    rest of every query of every block. Each query attends to the window and the block.
+    No gradient of the frozen softmax is computed.
+
+    Args:
+      drafter: sizes.
+      rows: texts.
+      length: tokens of a text.
+      anchors: blocks of a text.
+    """
+    config, target = drafter.config, drafter.target
+    queries, levels = rows * anchors * config.queries, config.block_size - 1
+    total = 0.0
+    shapes = jax.eval_shape(drafter.init, jax.random.key(0))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(shapes):
+        names = [key.key for key in path]
+        if names[-1] != "kernel":
+            continue
+        counts = queries
+        if names[0] == "fusion":
+            counts = rows * length
+        elif names[-2] in ("key", "value"):
+            counts += rows * length
+        elif names[0] == "query_condition":
+            counts = rows * anchors
+        total += 6.0 * leaf.size * counts
+        if names[-2] == "query":
+            # The layer's scores and weighted sums; the kernel is [D, N, H].
+            seen = min(config.window or length, length) + config.queries
+            total += 3.0 * 4.0 * queries * seen * leaf.shape[1] * leaf.shape[2]
+    softmax = (config.draft_vocabulary or target.vocab_size) * target.d_model
+    return total + 4.0 * softmax * rows * anchors * levels
 
 
 def serial_call_flops(

@@ -99,6 +99,22 @@ def parameter_shardings(boxed: PyTree, mesh: Mesh) -> PyTree:
     return jax.tree.map(_evenly, unbox(boxed), shardings)
 
 
+def check_rows(name: str, rows: int, mesh: Mesh) -> None:
+    """Raises a `UserError` unless every part of the mesh gets as many rows of a batch.
+
+    Args:
+      name: of the setting, for the message.
+      rows: of a batch.
+      mesh: from `make_mesh`.
+    """
+    parts = mesh.shape["data"] * mesh.shape["fsdp"]
+    if rows % parts:
+        raise UserError(
+            f"{name} = {rows} is not a multiple of the mesh's data × fsdp = {parts}: "
+            "change one of them (MeshConfig.model shares out a row)."
+        )
+
+
 def _evenly(array: Any, sharding: NamedSharding) -> NamedSharding:
     """Leaves axes whole that cannot be cut evenly, such as 50,257 tokens by two."""
     mesh = sharding.mesh

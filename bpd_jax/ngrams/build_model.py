@@ -1,4 +1,4 @@
-"""From text to the folder of an n-gram model: count, estimate, prune, write."""
+"""Builds the folder of an n-gram model: count, estimate, prune, write."""
 
 import contextlib
 import dataclasses
@@ -36,10 +36,10 @@ SYMBOLS_FILE = "symbols.txt"
 
 @dataclasses.dataclass(frozen=True)
 class Measure:
-    """What the model makes of a text.
+    """The evaluation of a model on a text.
 
     Attributes:
-      text: which text.
+      text: name of the text.
       model: the model that was written.
       unpruned: the model before pruning, or None if nothing was pruned.
     """
@@ -51,17 +51,17 @@ class Measure:
 
 @dataclasses.dataclass
 class BuildReport:
-    """What was built, for people to read.
+    """A summary of the build.
 
     Attributes:
       tokens: tokens counted; 0 if a model was read.
       sequences: documents or lines counted.
       counted: n-grams per order in the text or in the models that were read.
-      kept: those left by the minimum counts.
-      pruned: those in the model.
-      seconds: per stage.
-      measure: perplexities, on held-out text if there is some, else on the text that
-        was counted, if it is at hand.
+      kept: n-grams per order after the minimum counts.
+      pruned: n-grams per order in the model.
+      seconds: duration of each stage.
+      measure: perplexities, on held-out text if there is some, else on the counted
+        text, if it is available.
       written: path and size in bytes of each file.
     """
 
@@ -76,28 +76,27 @@ class BuildReport:
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Measures the seconds that the block takes."""
+        """Measures the duration of the block."""
         begin = time.perf_counter()
         yield
         self.seconds[name] = time.perf_counter() - begin
 
 
 def build(settings: Settings) -> BuildReport:
-    """Builds a model and writes it; the output folder appears as a whole.
+    """Builds a model and writes the output folder atomically.
 
-    It gets `model.arpa.gz`, `model.fst`, what `NGramModel.load` reads and, if tokens
-    are written as strings, `symbols.txt`. Counting more text than memory holds leaves
-    its work in `OUTPUT.work` when it is killed, and goes on from there when the same is
-    built again.
+    It contains `model.arpa.gz`, `model.fst`, the arrays for `NGramModel.load` and, if
+    tokens are written as strings, `symbols.txt`. If counting on disk is killed, its
+    partial results remain in `OUTPUT.work`, and the same command resumes.
 
     Raises:
-      UserError: the input or a setting is at fault.
+      UserError: the input or a setting is invalid.
     """
     output = as_path(settings.output)
     folders.check_folder(output, storage.KINDS["model"])
     work = on_disk(output.with_name(f"{output.name}.work"))
     report = BuildReport()
-    # Whatever can be at fault is looked at before the long work.
+    # All inputs are validated before the long computation.
     heldout = _heldout(settings)
     is_counted = bool(settings.counts or settings.model)
     source = None if is_counted else sources.source_of(settings)
@@ -148,7 +147,7 @@ def build(settings: Settings) -> BuildReport:
         arpa.write_arpa(model, temporary / ARPA_FILE, symbols)
         if symbols is not None:
             write_symbols(symbols, temporary / SYMBOLS_FILE)
-    with contextlib.suppress(UserError):  # The model is there, whatever lies in it.
+    with contextlib.suppress(UserError):  # The model is complete.
         folders.remove_folder(work, runs.KIND)
     report.written = {path: path.stat().st_size for path in sorted(output.iterdir())}
     return report
@@ -194,7 +193,7 @@ def _check_fit(
     symbols: list[str] | None,
     heldout: sources.TokenSource | None,
 ) -> None:
-    """Refuses settings that do not go with the order and the vocabulary."""
+    """Refuses settings that are incompatible with the order or the vocabulary."""
     limits = settings.max_per_order or ()
     if len(limits) >= order:
         raise UserError(
@@ -233,7 +232,7 @@ def _counts(
     if path.is_dir():
         if settings.vocab_size is not None or settings.end_of_text is not None:
             raise UserError(
-                f"{path} says itself what --vocab_size and --end_of_text are: leave "
+                f"{path} contains --vocab_size and --end_of_text itself: leave "
                 "them out."
             )
         counts = NGramCounts.load(path)
@@ -311,7 +310,7 @@ def _measure(
     model: NGramModel,
     texts: dict[str, sources.TokenSource | None],
 ) -> Measure | None:
-    """Measures perplexity on the first of the texts that is there."""
+    """Measures perplexity on the first available text."""
     for name, text in texts.items():
         if text is None:
             continue

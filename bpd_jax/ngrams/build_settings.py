@@ -1,4 +1,4 @@
-"""What to build an n-gram model from, and how: the settings of `build_model`."""
+"""The settings of `build_model`: sources of an n-gram model and parameters."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -34,10 +34,10 @@ _LIMIT = Check(
     optional=True,
 )
 
-# What `symbols` may be beside the path of a table.
+# Values of `symbols` other than the path of a table.
 IDS, STRINGS = "ids", "strings"
 
-# Settings that say something of some sources only.
+# Settings that apply to some sources only.
 _ONLY_WITH = {
     "split": SPLIT_SOURCES,
     "max_bytes": TEXT_SOURCES,
@@ -53,28 +53,29 @@ _ONLY_WITH = {
 
 @dataclasses.dataclass(frozen=True)
 class CountSettings(Validated):
-    """What to count, and how; every field is a flag of `count_ngrams`.
+    """The settings of counting; every field is a flag of `count_ngrams`.
 
     Attributes:
-      output: folder to write; an older one there is replaced.
+      output: output folder; an older one is replaced.
       task: text task such as stdlib, or a registered seqio task.
       text: glob of .txt, .jsonl or .jsonl.gz files.
       tokens: glob of files of token ids: a sequence per line, plain or gzip; or .npy
         arrays. `**` crosses folders.
-      generations: folder of texts that a model wrote; see bpd_jax.distill.
-      vocabulary: of task and text: gpt3, bpe:N, a tokenizer.json or a folder that has
-        one.
-      split: of task, text and generations: train, validation or all; by default all of
-        a text, else train.
-      max_bytes: of task and text: bytes of text to take, both splits together; by
+      generations: folder of texts that a model generated; see bpd_jax.distill.
+      vocabulary: for task and text: gpt3, bpe:N, a tokenizer.json or a folder that
+        contains one.
+      split: for task, text and generations: train, validation or all; by default all
+        for text, otherwise train.
+      max_bytes: for task and text: bytes of text to use, both splits together; by
         default all.
-      vocab_size: of files of token ids; by default the highest id plus 1.
-      end_of_text: of files of token ids: the token that stands for the ends of a
+      vocab_size: for files of token ids: size of the vocabulary; by default the highest
+        id plus 1.
+      end_of_text: for files of token ids: the token that stands for the ends of a
         sequence; see `NGramModel`.
       order: N, length of the longest n-grams; by default 4, or that of counts.
-      min_counts: least count of an n-gram, per order, as in 1,1,2,4; by default 1.
-      memory: for counting, about, as in 4GB, its default; more text goes through the
-        disk.
+      min_counts: minimum count of an n-gram, per order, as in 1,1,2,4; by default 1.
+      memory: approximate memory for counting, by default 4GB; larger texts are
+        counted on disk.
     """
 
     prefix = "--"
@@ -116,28 +117,28 @@ class CountSettings(Validated):
 
 @dataclasses.dataclass(frozen=True)
 class Settings(CountSettings):
-    """What to build from what; every field is a flag of `build_ngram`.
+    """The settings of a build; every field is a flag of `build_ngram`.
 
     Attributes:
       counts: folder of counts, or a text file of lines `a b c<TAB>5`.
-      model: one model to prune or to convert, or two to mix: folders, ARPA or .fst
-        files, with a comma between.
-      weight: of two models: the share of the first.
-      model_symbols: symbol table of model files that hold strings; by default they
-        hold token ids.
+      model: one model to prune or convert, or two to mix, separated by a comma:
+        folders, ARPA or .fst files.
+      weight: share of the first of two models.
+      model_symbols: symbol table of model files with strings; by default they contain
+        token ids.
       max_ngrams: prune to at most this many n-grams of all orders.
-      theta: prune n-grams whose loss raises the perplexity by this factor or less, such
-        as 1e-8.
+      theta: prune n-grams whose removal raises the perplexity by this factor or less,
+        such as 1e-8.
       max_per_order: prune to at most this many n-grams per order, from the bigrams up,
         as in 1000000,all,500000.
       bins: highest count with a Good-Turing discount.
-      heldout_split: of task, text and generations: split to measure perplexity on.
+      heldout_split: for task, text and generations: split to measure perplexity on.
       heldout_text: glob of text files to measure perplexity on.
       heldout_tokens: glob of files of token ids to measure perplexity on.
-      unseen_log_prob: natural logarithm of the probability of tokens never seen, such
-        as -1000; by default they have no unigram.
-      symbols: what to write for tokens: ids; strings, those of the vocabulary; or the
-        path of a symbol table.
+      unseen_log_prob: natural logarithm of the probability of unseen tokens, such as
+        -1000; by default they have no unigram.
+      symbols: names of tokens in the written files: ids; strings, those of the
+        vocabulary; or the path of a symbol table.
     """
 
     sources = ("task", "text", "tokens", "generations", "counts", "model")
@@ -157,7 +158,7 @@ class Settings(CountSettings):
     symbols: str = IDS
 
     def check_together(self) -> None:
-        """Raises a `UserError` for settings that do not go together."""
+        """Raises a `UserError` for incompatible settings."""
         super().check_together()
         heldout = ("heldout_split", "heldout_text", "heldout_tokens")
         if sum(getattr(self, name) is not None for name in heldout) > 1:
@@ -169,7 +170,7 @@ class Settings(CountSettings):
                 "vocabulary of both as a tokenizer.json."
             )
         if self.model and (len(self.model) > 2 or not all(self.model)):
-            raise UserError("--model takes one model, or two with a comma between.")
+            raise UserError("--model takes one model, or two separated by a comma.")
         if (len(self.model) == 2) != (self.weight is not None):
             raise UserError(
                 "--weight is the share of the first of two models: give --model=A,B "
@@ -178,7 +179,7 @@ class Settings(CountSettings):
 
     @property
     def prunes(self) -> bool:
-        """Whether n-grams may go."""
+        """Whether the model is pruned."""
         limits = (self.max_ngrams, self.theta, self.max_per_order)
         return any(limit is not None for limit in limits)
 

@@ -11,7 +11,7 @@ For the n-grams of the union the mixture is exact. It is approximate for a symbo
 neither model has seen after h: there the mixture of the two backed-off probabilities
 is replaced by alpha(h) P(w | h without its first symbol), one weight for all such
 symbols. The total they share is exact. lambda is the same in every context; it does not
-follow which model knows the history better (SRILM's `-bayes`).
+depend on the history (unlike SRILM's `-bayes`).
 """
 
 import dataclasses
@@ -68,7 +68,7 @@ def interpolate(first: NGramModel, second: NGramModel, weight: float) -> NGramMo
 def _union(first: NGramModel, second: NGramModel) -> trie.Keys:
     """Returns the n-grams that are in either model."""
     keys: list[np.ndarray] = []
-    # Per model, the place in the union of each of its n-grams of the order below.
+    # Per model, the index in the union of each of its n-grams of the order below.
     indices = [np.zeros(1, np.int64), np.zeros(1, np.int64)]
     for order in range(max(first.order, second.order)):
         renumbered = []
@@ -88,10 +88,10 @@ def _union(first: NGramModel, second: NGramModel) -> trie.Keys:
 def _log_probs_at(
     model: NGramModel, keys: trie.Keys, links: list[np.ndarray]
 ) -> list[np.ndarray]:
-    """Returns a model's log-probabilities of n-grams that it may lack, per order."""
+    """Returns a model's log-probabilities of given n-grams, per order."""
     width = model.width
     result: list[np.ndarray] = []
-    # The place in the model of each n-gram of the order below, -1 if it lacks it.
+    # The index in the model of each n-gram of the order below, -1 if missing.
     indices = np.zeros(1, np.int64)
     for order in range(len(keys)):
         parents, symbols = np.divmod(keys[order], width)

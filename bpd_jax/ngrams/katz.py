@@ -75,6 +75,9 @@ def estimate_katz(counts: NGramCounts, bins: int = DEFAULT_BINS) -> NGramModel:
     Args:
       counts: of orders 1 ... N, with or without minimum counts.
       bins: highest count that is discounted by Good-Turing; OpenGrm's default is 5.
+
+    Raises:
+      UserError: the counts contradict each other, or `bins` is out of range.
     """
     bos = trie.bos_symbol(counts.vocab_size)
     unigrams = np.where(counts.keys[0] == bos, 0, counts.counts[0])
@@ -111,6 +114,12 @@ def _discounted(counts: NGramCounts, order: int, bins: int, events: int) -> np.n
 
     numbers, width = counts.counts[order - 1], counts.width
     offsets = trie.child_offsets(counts.keys, order - 1, width)
+    followed, children = counts.followed[order - 2], np.diff(offsets)
+    if (followed[children > 0] < 1).any():
+        raise UserError(
+            "the counts contradict each other: an n-gram begins with a history that "
+            "nothing followed; count again."
+        )
     table = stored_table()
     probs = np.empty(numbers.size)
     high = np.flatnonzero(numbers >= table.size)
@@ -119,14 +128,14 @@ def _discounted(counts: NGramCounts, order: int, bins: int, events: int) -> np.n
         katz_kernels.fill_probs,
         numbers,
         offsets,
-        counts.followed[order - 2],
+        followed,
         good_turing_discounts(numbers, bins),
         table,
         probs,
     )
     trie.in_threads(fill, offsets)
 
-    complete = np.flatnonzero(np.diff(offsets) == events)
+    complete = np.flatnonzero(children == events)
     if complete.size:
         rests = [1 - probs[slice(*offsets[[h, h + 1]])].sum() for h in complete]
         eos = np.full(complete.size, trie.eos_symbol(counts.vocab_size))

@@ -13,20 +13,20 @@ from bpd_jax.ngrams import parallel, storage, trie
 from bpd_jax.ngrams.backoff import context_sums
 from bpd_jax.ngrams.counting import windows
 
-# Natural logarithm of the highest probability that a token never seen may get.
+# Natural logarithm of the highest probability that an unseen token may get.
 HIGHEST_UNSEEN = -50.0
 
-# Tokens that are scored at once.
+# Number of tokens scored at once.
 _PART = 1 << 20
 
 
 class Evaluation(NamedTuple):
-    """What a model makes of a text.
+    """The evaluation of a model on a text.
 
     Attributes:
       events: predicted symbols, one `</s>` per sequence included.
-      unknown: those of them that the model has no unigram for.
-      log_prob: natural logarithm of the probability of all the others.
+      unknown: number of predicted symbols without a unigram.
+      log_prob: natural logarithm of the probability of all other symbols.
     """
 
     events: int
@@ -35,7 +35,7 @@ class Evaluation(NamedTuple):
 
     @property
     def perplexity(self) -> float:
-        """Perplexity per known event; NaN if none is known."""
+        """Perplexity per event with a unigram; NaN if there is none."""
         scored = self.events - self.unknown
         try:
             return math.exp(-self.log_prob / scored) if scored else math.nan
@@ -52,9 +52,9 @@ class NGramModel:
     to about 1e-12, also after pruning.
 
     A model of documents may identify one token with the sentence boundaries: with
-    `end_of_text = e`, predicting e is predicting `</s>`, and a context in which e
-    stands is one in which `<s>` stands. So in a stream of documents, after the e that
-    ends a document the next one begins. Without it, `</s>` and `<s>` are symbols of
+    `end_of_text = e`, predicting e is predicting `</s>`, and e in a context
+    stands for `<s>`. In a stream of documents, the e that ends a document thus begins
+    the next one. Without it, `</s>` and `<s>` are symbols of
     their own only, `eos` and `bos`, which may be used as a token and in a context.
 
     Attributes:

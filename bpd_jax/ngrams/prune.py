@@ -1,7 +1,7 @@
-"""Relative-entropy pruning: the n-grams that change the model least go first.
+"""Relative-entropy pruning: removes the n-grams that change the model least.
 
-A. Stolcke 1998, "Entropy-based pruning of backoff language models". For each n-gram
-h w alone, taking it out changes the back-off weight of h from alpha to
+A. Stolcke 1998, "Entropy-based pruning of backoff language models". Removing a
+single n-gram h w changes the back-off weight of h from alpha to
 
     alpha' = (1 - sum of the other P(. | h)) / (1 - sum of the other P(. | h')),
 
@@ -26,11 +26,11 @@ from bpd_jax.ngrams.model import NGramModel
 
 
 def relative_entropies(model: NGramModel) -> list[np.ndarray]:
-    """Returns for every n-gram of orders 2 ... N what losing it costs, `[n]` nats.
+    """Returns the cost of removing each n-gram of orders 2 ... N, `[n]` nats.
 
-    Losing an n-gram means to lose those that need it, of which it is the prefix or
-    the suffix; its cost is therefore the highest of its own D and theirs (as in
-    OpenGrm's `ngramshrink`), and a threshold on costs leaves a closed set.
+    Removing an n-gram removes those of which it is the prefix or the suffix; its cost
+    is therefore the maximum of its own D and theirs (as in OpenGrm's `ngramshrink`),
+    and a threshold on costs leaves a closed set.
     """
     from bpd_jax.ngrams import prune_kernels
 
@@ -83,25 +83,26 @@ def prune(
 ) -> NGramModel:
     """Returns a model of fewer n-grams, normalised again.
 
-    An n-gram goes if any of the limits says so. All costs are those in the whole
-    model, so every limit is a threshold on costs, n-grams of equal cost stay or go
-    together, and the order in which n-grams are looked at makes no difference.
-    Unigrams are never pruned. An n-gram that stays keeps its prefix and its suffix:
+    An n-gram is removed if any limit requires it. All costs are those in the unpruned
+    model, so every limit is a threshold on costs, n-grams of equal cost are kept or
+    removed together, and the order of processing makes no difference. Unigrams are
+    never pruned. The prefix and the suffix of a retained n-gram are retained:
 
     1. `theta` and `max_ngrams` cannot separate them, because an n-gram never costs
        more than its prefix or suffix.
     2. `max_per_order` can. The shorter order wins: from bigrams up, each order drops
-       the n-grams whose prefix or suffix went, and then the cheapest until it fits.
-    3. `max_ngrams` then applies to what the other two leave.
+      the n-grams whose prefix or suffix was removed, then the cheapest until the limit
+       is met.
+    3. `max_ngrams` then applies to the remaining n-grams.
 
     Args:
       model: any back-off model that sums to one.
       max_ngrams: counted as ARPA files do, all orders and `<s>` included.
-      theta: n-grams go whose loss raises the perplexity by this factor or less,
-        e^D - 1 <= theta. So defined by SRILM's `-prune` and OpenGrm's `--theta`; for
-        the values in use, such as 1e-8, it is D in nats.
+      theta: removes n-grams whose removal raises the perplexity by this factor or less,
+        e^D - 1 <= theta, as in SRILM's `-prune` and OpenGrm's `--theta`; for common
+        values, such as 1e-8, it is D in nats.
       max_per_order: per order from the bigrams up, at most this many n-grams; None for
-        no limit. Those of orders that the model lacks make no difference.
+        no limit. Limits of orders that the model lacks are ignored.
 
     Raises:
       UserError: a limit is negative, or there are more unigrams than `max_ngrams`.
@@ -145,7 +146,7 @@ def _check(
 
 
 def _threshold(costs: np.ndarray, room: int) -> float:
-    """Returns the least cost above which at most `room` costs lie."""
+    """Returns the smallest cost above which at most `room` costs lie."""
     if costs.size <= room:
         return -math.inf
     last = costs.size - room - 1

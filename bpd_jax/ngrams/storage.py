@@ -1,4 +1,4 @@
-"""A folder of numpy arrays with a header that notices truncation and damage.
+"""A folder of numpy arrays with a header that detects truncation and damage.
 
 ngram_model.json     magic, version, checksum of what follows; settings; and per
                      array its dtype, shape and CRC-32
@@ -21,7 +21,7 @@ from bpd_jax.artifacts import Artifact
 from bpd_jax.buckets import as_path
 from bpd_jax.ngrams import trie
 
-# The arrays of each kind: for how many of the highest orders there is none.
+# The arrays of each kind, with the number of highest orders that lack them.
 _GROUPS = {
     "model": {"keys": 0, "log_probs": 0, "log_backoffs": 1},
     "counts": {"keys": 0, "counts": 0, "followed": 1},
@@ -64,13 +64,13 @@ def write_folder(
     *,
     kind: str = "model",
 ) -> None:
-    """Writes `folder` anew; it appears as a whole or not at all.
+    """Writes or replaces `folder` atomically.
 
     Args:
       folder: the folder.
-      arrays: by name.
-      settings: what JSON can hold.
-      kind: `model` or `counts`; the one is not read as the other.
+      arrays: arrays by name.
+      settings: JSON values.
+      kind: `model` or `counts`; one is not read as the other.
     """
     with folders.replacing_folder(folder, KINDS[kind]) as temporary:
         write_arrays(temporary, arrays, settings, kind=kind)
@@ -93,7 +93,7 @@ def write_arrays(
         except OSError as error:
             if error.errno is not None:
                 raise
-            # numpy says only how much of the array it wrote.
+            # numpy's message only states how much of the array it wrote.
             raise OSError(f"{error}; the disk may be full") from error
         described[name] = {
             "dtype": array.dtype.str,
@@ -179,7 +179,7 @@ def _names(kind: str, order: int) -> list[str]:
 def _spec(
     name: str, vocab_size: int, arrays: Mapping[str, np.ndarray]
 ) -> array_files.ArraySpec:
-    """What an array must be like beside those that were read before it."""
+    """The required shape of an array, given those that were read before it."""
     group, _, order = name.rpartition("_")
     if group != "keys":
         return dataclasses.replace(

@@ -31,11 +31,11 @@ from bpd_jax.ngrams import parallel
 
 Keys = tuple[np.ndarray, ...]
 
-# Many times what tokenizers have. Arrays with a place per token stay small, and a key
-# has room for 2^39 histories.
+# Far more than tokenizers have. Arrays with an entry per token stay small, and a key
+# can represent 2^39 histories.
 MOST_TOKENS = 1 << 24
 
-# A thread is worth starting for this many n-grams.
+# Minimum number of n-grams per thread.
 _THREAD_SIZE = 1 << 17
 
 EVERYTHING = slice(None)
@@ -75,7 +75,7 @@ def in_threads(function: Callable[[int, int], None], offsets: np.ndarray) -> Non
     """Calls `function(begin, end)` for ranges of parents with about equal extensions.
 
     Args:
-      function: one that lets go of the interpreter lock, as compiled loops do.
+      function: releases the interpreter lock, as compiled loops do.
       offsets: `[parents + 1]`, see `child_offsets`.
     """
     parents, children = offsets.size - 1, int(offsets[-1])
@@ -98,7 +98,7 @@ def find(
     width: int,
     offsets: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Returns where the n-grams `parents + symbols` are, -1 for those that are not.
+    """Returns the indices of the n-grams `parents + symbols`, -1 for missing ones.
 
     Args:
       keys: `[n]` int64, the keys of one order.
@@ -143,8 +143,8 @@ def _find_among_children(
 def child_offsets(keys: Sequence[np.ndarray], order: int, width: int) -> np.ndarray:
     """Returns where the extensions of each n-gram of `order` begin, `[n + 1]` int64.
 
-    Those of n-gram i are the places `offsets[i] ... offsets[i + 1]` of the order
-    above. Order 0 is the empty history, whose extensions are the unigrams.
+    Those of n-gram i are at `offsets[i] ... offsets[i + 1]` of the next order. Order 0
+    is the empty history, whose extensions are the unigrams.
     """
     parents = keys[order - 1].size if order else 1
     offsets = np.zeros(parents + 1, np.int64)
@@ -190,7 +190,7 @@ def child_counts(keys: Sequence[np.ndarray], order: int, width: int) -> np.ndarr
 def closed_under_affixes(
     keys: Sequence[np.ndarray], keep: Sequence[np.ndarray], width: int
 ) -> list[np.ndarray]:
-    """Returns `keep`, widened to the prefixes and suffixes of what it keeps."""
+    """Returns `keep`, extended to the prefixes and suffixes of selected n-grams."""
     keep = [mask.copy() for mask in keep]
     links = suffix_links(keys, width)
     for order in range(len(keys) - 1, 0, -1):
@@ -228,7 +228,7 @@ def ngrams(
       keys: per order, the n-grams.
       order: of those asked for.
       width: number of symbols.
-      part: which of them, without a step; by default all.
+      part: slice of the n-grams, without a step; by default all.
     """
     columns = []
     index = np.arange(*part.indices(keys[order - 1].size))

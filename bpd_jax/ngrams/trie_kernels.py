@@ -1,7 +1,7 @@
 """Compiled loops over the arrays of `bpd_jax.ngrams.trie`.
 
-Loops with `begin` and `end` do the extensions of these parents only, so that threads
-can share the work.
+Loops with `begin` and `end` process only the extensions of these parents, so that
+threads can divide the work.
 """
 
 import numba
@@ -102,7 +102,7 @@ def fill_children(
     width: int,
     indices: np.ndarray,
 ) -> None:
-    """Writes where `parents + symbols` are, -1 for those that are not."""
+    """Writes the indices of `parents + symbols`, -1 for missing ones."""
     for query in range(parents.size):
         parent, symbol = parents[query], symbols[query]
         indices[query] = -1
@@ -129,7 +129,7 @@ def fill_child_sums(
     begin: int,
     end: int,
 ) -> None:
-    """Writes the sums over each parent's extensions of values and suffixes' values."""
+    """Writes the sums of the values of each parent's extensions and their suffixes."""
     for parent in range(begin, end):
         total = lower_total = 0.0
         for child in range(offsets[parent], offsets[parent + 1]):

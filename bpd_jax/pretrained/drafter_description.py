@@ -1,4 +1,4 @@
-"""What the config.json of a published block drafter says; see `drafter_layout`."""
+"""Reads the config.json of a published block drafter; see `drafter_layout`."""
 
 import dataclasses
 from typing import Any, NoReturn
@@ -15,14 +15,14 @@ DSPARK = ("Qwen3DSparkModel", "DSparkDraftModel")
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """What config.json says.
+    """The contents of config.json.
 
     Attributes:
-      config: sizes.
-      mask_token: whose embedding is the mask embedding.
+      config: configuration of the drafter.
+      mask_token: token whose embedding is the mask embedding.
       d_model: D of the target.
       vocab_size: V of the target.
-      normalised_last: whether the state of the target's last layer is meant after the
+      normalised_last: whether the state of the target's last layer is that after the
         final norm, as in the `hidden_states` of the library transformers.
     """
 
@@ -33,7 +33,7 @@ class Description:
     normalised_last: bool
 
     def after_norm(self, layers: int) -> bool:
-        """Whether it reads a state of a target of so many layers after its norm."""
+        """Whether the drafter reads the last of `layers` layers after its norm."""
         return self.normalised_last and layers - 1 in self.config.feature_layers
 
 
@@ -41,11 +41,11 @@ def describe(fields: Fields, names: set[str]) -> Description:
     """Reads a config.json in any of the layouts.
 
     Args:
-      fields: of it.
-      names: of the tensors beside it.
+      fields: fields of config.json.
+      names: names of the tensors in the same folder.
 
     Raises:
-      UserError: it describes no block drafter, or one that differs from ours.
+      UserError: it does not describe a block drafter, or one that is not supported.
     """
     try:
         if TYPE in fields:
@@ -88,12 +88,12 @@ def _qwen3(fields: Fields, names: set[str]) -> Description:
     dspark = any(name in DSPARK for name in architectures)
     if not dspark and not any(name in DFLASH for name in architectures):
         raise UserError(
-            f"{fields.source} is not of a block drafter that can be read: its "
+            f"{fields.source} does not describe a supported block drafter: its "
             f"architectures are {', '.join(architectures) or 'missing'}, not "
             f"{', '.join(DFLASH + DSPARK)}."
         )
     inner = fields.fields("dflash_config")
-    # What older files have at the top level newer ones have in `dflash_config`.
+    # Newer files have in `dflash_config` what older ones have at the top level.
     both = Fields({**fields.values, **inner.values}, fields.source)
     for name in ("use_swa", "causal", "is_causal"):
         if both.flag(name, False):
@@ -132,7 +132,7 @@ def _description(
 
 
 def _layers(fields: Fields, name: str, first: int) -> tuple[int, ...]:
-    """Layers of the target, of which the first has the number `first`."""
+    """Layers of the target, counted from 0 instead of from `first`."""
     numbers = fields.items(name)
     if not numbers or not all(type(number) is int for number in numbers):
         raise UserError(f"{fields.source} has no list of layers {name}.")
@@ -186,7 +186,7 @@ def _sizes(fields: Fields, layers: Fields) -> dict[str, Any]:
 
 
 def _window(fields: Fields, layers: Fields) -> int | None:
-    """Accepted tokens that every layer sees, as speculators has it; None for all."""
+    """Accepted tokens that every layer attends to, in speculators; None for all."""
     sliding = [kind == "sliding_attention" for kind in layers.items("layer_types")]
     if not any(sliding):
         return None
@@ -205,12 +205,12 @@ def _draft_vocabulary(size: int, layers: Fields) -> dict[str, Any]:
 def _heads(
     fields: Fields, names: set[str], dspark: bool, *, rank: int
 ) -> dict[str, Any]:
-    """The Markov head and the confidence head, which DSpark alone has."""
+    """Settings of the Markov head and the confidence head, which only DSpark has."""
     rank = fields.integer("markov_rank", rank)
     kind = fields.text("markov_head_type", "vanilla").lower()
     if rank and kind != "vanilla":
-        _cannot(fields, f"a Markov head of type {kind!r}, where vanilla is known")
-    # vLLM does without a confidence head that is configured and not there.
+        _cannot(fields, f"a Markov head of type {kind!r} (only vanilla is supported)")
+    # vLLM accepts a confidence head that is configured but missing.
     confidence = fields.flag("enable_confidence_head", dspark) and CONFIDENCE in names
     reads = fields.flag("confidence_head_with_markov", dspark and rank > 0)
     return {

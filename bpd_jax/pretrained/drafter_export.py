@@ -1,7 +1,7 @@
-"""Block drafters, written in the layout of speculators; see `drafter_layout`.
+"""Exports block drafters in the layout of speculators; see `drafter_layout`.
 
-The folder has everything that drafting needs: an embedding (the target's, with the
-mask embedding in the row of the mask token) and the rows of the softmax.
+The folder contains everything that drafting needs, including an embedding (the
+target's, with the mask embedding in the row of the mask token) and the softmax.
 """
 
 import os
@@ -31,7 +31,7 @@ from bpd_jax.pretrained.export_folder import as_stored, write_folder
 from bpd_jax.pretrained.safetensors_files import CONFIG, SINGLE
 from bpd_jax.typing import Params
 
-# The version whose layout this is.
+# The version of speculators that introduced this layout.
 VERSION = "0.9.0"
 KIND = folders.FolderKind("an exported block drafter", CONFIG, (SINGLE,), f'"{TYPE}"')
 
@@ -46,17 +46,17 @@ def export_drafter(
     mask_token: int,
     dtype: str = "bfloat16",
 ) -> None:
-    """Writes a block drafter; the folder appears as a whole or not at all.
+    """Writes a block drafter atomically.
 
     Args:
-      folder: to write; an older one is replaced.
-      model: the target.
-      params: of it.
-      drafter: of this target.
-      base: name or path of the target, as the other program finds it.
-      mask_token: token whose embedding is replaced by the mask embedding, so that it
-        should never be followed by another one.
-      dtype: to store the numbers in: bfloat16, float16 or float32.
+      folder: output folder; an older export is replaced.
+      model: the target model.
+      params: parameters of the target model.
+      drafter: the block drafter.
+      base: name or path of the target for the other program.
+      mask_token: token whose embedding is replaced by the mask embedding; a token that
+        is never followed by another one.
+      dtype: dtype of the stored tensors: bfloat16, float16 or float32.
 
     Raises:
       UserError: the layout cannot represent the drafter, or a number exceeds float16.
@@ -96,10 +96,10 @@ def export_drafter(
 
 
 def check_exportable(config: BlockDrafterConfig) -> None:
-    """Refuses a block drafter that the layout, or the servers that read it, lack.
+    """Checks that the layout and the servers that read it support a block drafter.
 
     Raises:
-      UserError: it is one.
+      UserError: they do not.
     """
     wrong = None
     if config.reads_last_token:
@@ -118,7 +118,7 @@ def check_exportable(config: BlockDrafterConfig) -> None:
 
 
 def served_method(config: BlockDrafterConfig) -> str:
-    """The type of a block drafter: dspark, or dflash where that is enough."""
+    """The type of a block drafter: dflash if sufficient, otherwise dspark."""
     extra = config.markov_rank or config.confidence or config.guess_at_anchor
     return "dspark" if extra else "dflash"
 
@@ -174,7 +174,7 @@ def _settings(
 def _layer_settings(
     config: BlockDrafterConfig, model: BlockwiseConfig
 ) -> dict[str, Any]:
-    """The layers, as those of a Qwen3 model."""
+    """The configuration of the layers, in the form of a Qwen3 model."""
     assert config.rotary is not None
     kind = "full_attention" if config.window is None else "sliding_attention"
     return {

@@ -1,6 +1,6 @@
-"""Block drafters that others trained; `drafter_layout` describes the layouts.
+"""Imports published block drafters; `drafter_layout` describes the layouts.
 
-What a block drafter here cannot compute exactly as theirs is refused.
+A drafter that bpd_jax cannot compute exactly is refused.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ from bpd_jax.pretrained.safetensors_files import (
 )
 from bpd_jax.typing import Array, Params
 
-# Rows of a vocabulary that are compared at once.
+# Rows of an embedding or softmax compared at once.
 _ROWS = 4096
 # Quantisation of the target changes its embeddings by a few percent.
 _SAME_EMBEDDING = 0.1
@@ -54,18 +54,18 @@ def import_drafter(
     drafter has embeddings of its own, these are compared.
 
     Args:
-      folder: with config.json and safetensors files.
-      model: the target.
-      params: of it.
-      name: of the target, for messages.
+      folder: folder with config.json and safetensors files.
+      model: the target model.
+      params: parameters of the target.
+      name: name of the target for messages.
 
     Returns:
-      The drafter, its tensors in their precision. It has a softmax of its own if this
-      is not the target's.
+      The drafter, with tensors in their stored precision. It has its own softmax if
+      that differs from the target's.
 
     Raises:
-      UserError: there is no such drafter, it is damaged or of another model, or ours
-        cannot compute the same.
+      UserError: the drafter is missing, damaged, not supported, or belongs to another
+        model.
     """
     folder = as_path(folder)
     fields = Fields.read(folder / CONFIG)
@@ -123,19 +123,19 @@ def import_drafter(
 
 
 def _check_names(folder: pathlib.Path, names: set[str], expected: set[str]) -> None:
-    """Refuses tensors whose part in the drafter is not known."""
+    """Refuses unknown tensors."""
     shared_names = {EMBEDDING, SOFTMAX, DRAFT_TO_TARGET, TARGET_IN_DRAFT, *UNUSED}
     unknown = sorted(names - expected - shared_names)
     if unknown:
         raise UserError(
-            f"{folder} has {len(unknown)} tensors that a block drafter here does not "
-            f"have, such as {unknown[0]}: give another drafter."
+            f"{folder} has {len(unknown)} unknown tensors, such as "
+            f"{unknown[0]}: use another drafter."
         )
     pickled = next(folder.glob("mask_embedding.*"), None)
     if pickled is not None:
         raise UserError(
             f"{folder} has its mask embedding as the pickled file {pickled.name}, "
-            "which can run code and is not read: give another drafter."
+            "which can run code and is not read: use another drafter."
         )
 
 
@@ -170,7 +170,7 @@ def _vocabulary(
 def _mask_embedding(
     folder: pathlib.Path, tensors: SafetensorsFiles, embedding: Array, token: int
 ) -> np.ndarray:
-    """What the guessed positions read.
+    """The mask embedding.
 
     Raises:
       UserError: the other rows of the drafter's embedding are not the target's.
@@ -194,8 +194,8 @@ def _mask_embedding(
         size += float(np.square(expected).sum())
     if not difference <= _SAME_EMBEDDING**2 * size:
         raise UserError(
-            f"the embeddings of the block drafter in {folder} are not those of the "
-            "model: it belongs to another one."
+            f"the embeddings of the block drafter in {folder} differ from those of "
+            "the model: it belongs to another model."
         )
     return np.asarray(embeddings[token], np.float32)
 
@@ -203,7 +203,7 @@ def _mask_embedding(
 def _own_softmax(
     folder: pathlib.Path, tensors: SafetensorsFiles, softmax: Array
 ) -> np.ndarray | None:
-    """The drafter's softmax, unless it is the target's in the precision of the file."""
+    """The drafter's softmax; None if it equals the target's in the file's precision."""
     if SOFTMAX not in tensors.names:
         return None
     matrix = tensors.read(SOFTMAX)

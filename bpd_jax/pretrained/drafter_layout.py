@@ -1,4 +1,4 @@
-"""How other libraries store block drafters (DFlash, DSpark).
+"""The layouts in which other libraries store block drafters (DFlash, DSpark).
 
 Two layouts are in use, with the same names of tensors:
 
@@ -7,19 +7,19 @@ Two layouts are in use, with the same names of tensors:
 - that of the authors, whose config.json is that of a Qwen3 model with more fields:
   `dflash_config` in z-lab's DFlash, fields at the top level in DeepSpec's DSpark.
 
-They count differently from us:
+They count differently from bpd_jax:
 
-- `block_size` is the number of queries Q. DSpark guesses at the anchor too
-  (`sample_from_anchor`), so our L is Q + 1; in DFlash it is Q.
-- Layers of the target: `aux_hidden_state_layer_ids` of speculators counts the outputs
-  from the embedding, which is 0, so id i is our layer i - 1. `target_layer_ids` counts
-  layers from 0, as we do, and -1 is the embedding.
-- There is no mask embedding: the embedding of the token `mask_token_id` takes its
-  place, of the drafter's own `embed_tokens` if there is one, else of the target's.
-  (Ours reads the target's embedding of that token where it is the certain one.)
+- `block_size` is the number of queries Q. DSpark predicts at the anchor as well
+  (`sample_from_anchor`), so L is Q + 1; in DFlash L is Q.
+- Layers of the target: `aux_hidden_state_layer_ids` of speculators counts the embedding
+  as 0, so id i is layer i - 1 here. `target_layer_ids` counts layers from 0, as here,
+  and -1 is the embedding.
+- The mask embedding is the embedding of the token `mask_token_id`, in the drafter's own
+  `embed_tokens` if there is one, else in the target's. (If that token is the certain
+  token, bpd_jax uses the target's embedding.)
 - `d2t[i]` of a draft vocabulary is the distance from i to the token id.
 
-Matrices are [output, input]; ours are [input, …, output].
+Matrices are [output, input]; here they are [input, …, output].
 """
 
 import numpy as np
@@ -36,20 +36,20 @@ DRAFT_TO_TARGET = "d2t"
 TARGET_IN_DRAFT = "t2d"
 CONFIDENCE = "confidence_head.proj.weight"
 
-# Tensors that drafting does not read: what training compared with, and angles.
+# Tensors that drafting does not use: targets of training, rotary frequencies.
 UNUSED = ("verifier_lm_head.weight", "verifier_norm.weight", "rotary_emb.inv_freq")
 
 
 def drafter_layout(
     config: BlockDrafterConfig, target: TransformerConfig
 ) -> dict[str, Origin]:
-    """The tensors of a block drafter, by the paths of our parameters.
+    """The tensors of a block drafter, by the paths of its parameters.
 
-    The mask embedding and the frozen parameters are not among them.
+    The mask embedding and the frozen parameters are not included.
 
     Args:
-      config: sizes.
-      target: the trunk that it belongs to.
+      config: configuration of the drafter.
+      target: trunk of the target model.
     """
     layers = config.transformer(target)
     width, rank = layers.d_model, config.markov_rank

@@ -27,7 +27,7 @@ def as_stored(name: str, value: Any, dtype: str) -> np.ndarray:
     """Returns an array in one of `DTYPES`, contiguous and on the host.
 
     Raises:
-      UserError: a number exceeds float16; `name` says of which tensor.
+      UserError: a number of the tensor `name` exceeds float16.
     """
     # A number too large for float16 is reported below.
     with np.errstate(over="ignore"):
@@ -44,14 +44,14 @@ def write_folder(
     tensors: dict[str, np.ndarray],
     settings: Mapping[str, Any],
 ) -> None:
-    """Writes tensors and config.json; the folder appears as a whole or not at all.
+    """Writes tensors and config.json atomically.
 
     Args:
-      folder: to write; an older one of this kind is replaced.
-      kind: of the folder.
+      folder: output folder; an older one of this kind is replaced.
+      kind: kind of the folder.
       file: name of the safetensors file.
-      tensors: by name.
-      settings: for config.json.
+      tensors: tensors by name.
+      settings: contents of config.json.
     """
     with folders.replacing_folder(folder, kind) as temporary:
         # Readers of transformers' files expect this entry.

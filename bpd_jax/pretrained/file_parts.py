@@ -1,4 +1,4 @@
-"""A large file in parts, to carry it to a machine that has no network.
+"""Splits a large file into parts, to copy it to a machine without a network.
 
 FOLDER/parts.json       name, size and SHA-256 digest of the file and of every part
 FOLDER/part_001 …       its bytes, in order
@@ -21,7 +21,8 @@ from bpd_jax.errors import UserError
 HEADER = "parts.json"
 KIND = folders.FolderKind("a file in parts", HEADER, ("part_*",), '"parts"')
 
-# What a digest and a plain file name look like.
+_LONGEST_NAME = 255  # bytes, of file systems
+# Patterns of a digest and of a plain file name.
 _DIGEST, _NAME = re.compile("[0-9a-f]{64}"), re.compile(r"[\w.-]+")
 
 
@@ -42,7 +43,7 @@ def split_file(
     Args:
       path: the file.
       folder: that receives the parts and the manifest; replaced as a whole.
-      most_bytes: of a part, at least 1.
+      most_bytes: maximum size of a part, at least 1.
 
     Raises:
       UserError: the file cannot be read, or the folder cannot be written.
@@ -75,10 +76,10 @@ def split_file(
 
 @contextlib.contextmanager
 def joined_file(folder: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
-    """Yields the file that was split, in a temporary folder.
+    """Yields the path of the joined file in a temporary folder.
 
     Raises:
-      UserError: a part is missing, or it or the whole has another digest.
+      UserError: a part is missing, or a digest differs.
     """
     folder = as_path(folder)
     file, parts = _manifest(folder)
@@ -99,7 +100,7 @@ def joined_file(folder: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
 
 def _read(path: pathlib.Path, part: Piece) -> bytes:
     try:
-        # No more is read than the manifest tells.
+        # A file of another size is damaged and is not read.
         data = path.read_bytes() if path.stat().st_size == part.size else b""
     except OSError as error:
         raise UserError(
@@ -122,12 +123,18 @@ def _manifest(folder: pathlib.Path) -> tuple[Piece, list[Piece]]:
         parts = [Piece(**part) for part in facts["parts"]]
         for piece in (file, *parts):
             named = _NAME.fullmatch(piece.name) and piece.name.strip(".")
-            if not named or not _DIGEST.fullmatch(piece.digest) or not piece.size >= 0:
+            long = len(os.fsencode(piece.name)) > _LONGEST_NAME
+            if (
+                not named
+                or long
+                or not _DIGEST.fullmatch(piece.digest)
+                or not piece.size >= 0
+            ):
                 raise ValueError(f"{piece.name!r} has no plain name, digest or size")
         return file, parts
     except FileNotFoundError:
         raise UserError(
-            f"{folder} holds no {HEADER}: write it with python -m "
+            f"{folder} contains no {HEADER}: write it with python -m "
             "benchmarks.accelerator --split_weights=FOLDER."
         ) from None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:

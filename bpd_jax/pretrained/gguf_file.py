@@ -1,8 +1,8 @@
 """A GGUF file, read with the package gguf; tensors are dequantised one at a time.
 
-The package trusts what a file says. Here every length is compared with the bytes that
-are left before anything is made from it, so that a damaged file raises one `UserError`
-and never takes more memory than a small multiple of the file.
+The package trusts the lengths in a file. Here every length is compared with the
+remaining bytes before anything is allocated, so that a damaged file raises a
+`UserError` and never takes more memory than a small multiple of its size.
 """
 
 import itertools
@@ -21,13 +21,13 @@ from bpd_jax.errors import UserError
 Value: TypeAlias = int | float | bool | str | np.ndarray | list[str]
 _T = TypeVar("_T", int, float, bool, str, np.ndarray, list)
 
-# Far above those of any model: a large file alone would allow too many.
+# Far above the counts of any model; the size of a large file is no sufficient limit.
 _MOST_VALUES = 1 << 16
 _MOST_TENSORS = 1 << 20
 _MOST_TEXTS = 1 << 22
 _MOST_DIMENSIONS = 4
 
-# Elements that are dequantised together, which takes a few times their memory.
+# Elements dequantised at once, which takes a few times their memory.
 _CHUNK_ELEMENTS = 1 << 20
 
 _ARRAY, _STRING = gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.STRING
@@ -44,21 +44,21 @@ _WORDS = {
 class _Reader(gguf.GGUFReader):
     """The reader of the package, limited to the bytes of the file.
 
-    The package itself shortens what would lie beyond the end of a file, and makes
-    several arrays of each element of an array: the header of SmolLM2 (147,000 strings
-    and numbers) takes it 20 times as long.
+    The package itself truncates data beyond the end of a file, and makes several arrays
+    of each element of an array: for the header of SmolLM2 (147,000 strings and numbers)
+    it takes 20 times as long.
     """
 
     def __init__(self, path: pathlib.Path) -> None:
         self._texts = 0
-        # An offset that overflows raises instead of leading to another place.
+        # An offset that overflows raises an error instead of wrapping around.
         with np.errstate(over="raise"):
             super().__init__(path)
 
     def _get(
         self, offset: int, dtype: Any, count: int = 1, override_order: str | None = None
     ) -> np.ndarray:
-        del override_order  # Big-endian files are refused before.
+        del override_order  # Big-endian files have been refused before.
         return np.frombuffer(self.data, dtype, int(count), int(offset))
 
     def _get_field_parts(
@@ -95,7 +95,7 @@ class GGUFFile:
 
         Raises:
           UserError: it is missing, not a GGUF file, damaged, one part of a model, or
-            quantised in a way that cannot be read.
+            has an unsupported quantisation.
         """
         self.path = as_path(path)
         _check_start(self.path)
@@ -106,7 +106,7 @@ class GGUFFile:
             }
             self.tensors = {tensor.name: tensor for tensor in reader.tensors}
             _check_tensors(reader)
-        # What the package and NumPy raise where bytes are damaged.
+        # Exceptions of the package and of NumPy for damaged files.
         except (
             ArithmeticError,
             IndexError,
@@ -158,7 +158,7 @@ class GGUFFile:
         return value
 
     def get(self, key: str, kind: type[_T]) -> _T:
-        """Returns a value that every such file has.
+        """Returns a required value.
 
         Raises:
           UserError: it is missing or of another kind.
@@ -198,7 +198,7 @@ class GGUFFile:
 
 
 def _check_start(path: pathlib.Path) -> None:
-    """Checks magic, version and counts, which the package takes as they are."""
+    """Checks magic, version and counts, which the package does not check."""
     try:
         with path.open("rb") as stream:
             start = stream.read(24).ljust(24, b"\0")
@@ -228,14 +228,14 @@ def _value(field: gguf.ReaderField) -> Value:
     if field.types[0] == _ARRAY and field.types[-1] != _STRING:
         return field.parts[field.data[0]]
     if field.types[0] == gguf.GGUFValueType.FLOAT32:
-        # What was written as 1e-5 is to be read as 1e-5.
+        # A float32 that was written as 1e-5 is read as 1e-5.
         return float(str(field.parts[field.data[0]][0]))
     value: Value = field.contents()
     return value
 
 
 def _check_tensors(reader: _Reader) -> None:
-    """Raises a `ValueError` for a shape that no model has, or tensors that overlap."""
+    """Raises a `ValueError` for impossible shapes and overlapping tensors."""
     for tensor in reader.tensors:
         shape = tensor.shape.tolist()
         if not 1 <= len(shape) <= _MOST_DIMENSIONS or 0 in shape:

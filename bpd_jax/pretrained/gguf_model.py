@@ -1,4 +1,4 @@
-"""Language models in GGUF files: llama (Mistral and SmolLM too), qwen2, qwen3, gpt2."""
+"""Models in GGUF files: llama (also Mistral and SmolLM), qwen2, qwen3, gpt2."""
 
 import math
 import os
@@ -53,17 +53,17 @@ _IN_LAYER = re.compile(r"(?:model\.layers|transformer\.h)\.(\d+)\.(.+)")
 
 
 def open_gguf(path: str | os.PathLike[str]) -> Checkpoint:
-    """Opens a GGUF file and checks that all of its model is there.
+    """Opens a GGUF file and checks that its model is complete.
 
     Raises:
-      UserError: the file is missing, damaged, or of a kind that cannot be read.
+      UserError: the file is missing, damaged, or not supported.
     """
     file = GGUFFile(path)
     architecture = file.get("general.architecture", str)
     if architecture not in ARCHITECTURES:
         raise UserError(
-            f"{path} holds a model of architecture {architecture!r}; "
-            f"{', '.join(ARCHITECTURES)} can be read."
+            f"{path} contains a model of architecture {architecture!r}; "
+            f"{', '.join(ARCHITECTURES)} are supported."
         )
     config = _read_config(file, architecture)
     tensors = GGUFTensors(file, architecture, config)
@@ -144,9 +144,9 @@ class GGUFTensors:
         return f"blk.{match[1]}.{self._names.get(match[2], match[2])}.{kind}"
 
     def _restore(self, name: str) -> Callable[[np.ndarray], np.ndarray]:
-        """What undoes the change that the converter to GGUF made to a tensor."""
+        """The inverse of the change that the converter to GGUF made to a tensor."""
         if self._architecture == "gpt2":
-            # Hugging Face's GPT-2 alone multiplies by matrices [input, output].
+            # Only Hugging Face's GPT-2 has matrices [input, output].
             turned = re.search(r"\.c_(attn|proj|fc)\.weight$", name)
             return np.transpose if turned else np.asarray
         if self._architecture == "llama" and "self_attn.q_proj" in name:
@@ -159,7 +159,7 @@ class GGUFTensors:
 def _halves(tensor: np.ndarray, heads: int) -> np.ndarray:
     """Reorders the features of each head, which are the first axis.
 
-    In GGUF's llama positions turn pairs of neighbours, here pairs (i, i + H/2):
+    GGUF's llama rotates pairs of neighbours, bpd_jax pairs (i, i + H/2):
 
         stored  a0 b0 a1 b1 a2 b2   becomes   a0 a1 a2 b0 b1 b2
     """
@@ -168,7 +168,7 @@ def _halves(tensor: np.ndarray, heads: int) -> np.ndarray:
 
 
 def _read_config(file: GGUFFile, architecture: str) -> TransformerConfig:
-    """Reads sizes and choices of the trunk."""
+    """Reads the configuration of the trunk."""
 
     def size(key: str) -> int:
         value = file.get(f"{architecture}.{key}", int)
@@ -183,12 +183,12 @@ def _read_config(file: GGUFFile, architecture: str) -> TransformerConfig:
     num_heads, max_length = size("attention.head_count"), size("context_length")
     if num_layers > len(file.tensors):
         raise UserError(
-            f"{file.path} tells of {num_layers:,} layers and has only "
+            f"{file.path} declares {num_layers:,} layers but has only "
             f"{len(file.tensors):,} tensors: it is damaged, fetch it again."
         )
     window = file.find(f"{architecture}.attention.sliding_window", int)
     if window:
-        # Texts within one window are exact; longer ones would see too far.
+        # Texts within one window are exact; longer ones would attend beyond it.
         max_length = min(max_length, window)
     learned = architecture == "gpt2"
     norm = "norm_epsilon" if learned else "norm_rms_epsilon"

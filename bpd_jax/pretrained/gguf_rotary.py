@@ -1,4 +1,4 @@
-"""How a GGUF file tells its model's rotary positions."""
+"""Reads the rotary positions of a model from its GGUF file."""
 
 import dataclasses
 import math
@@ -11,28 +11,28 @@ from bpd_jax.pretrained.gguf_file import GGUFFile
 
 FACTORS = "rope_freqs.weight"
 
-# Of `llama3` only the ratios of its lengths matter; this one is Llama 3's.
+# In `llama3` scaling only the ratios of lengths matter; this is Llama 3's length.
 _ORIGINAL_LENGTH = 8192
 
 
 def read_rotary(file: GGUFFile, architecture: str, head_width: int) -> RotaryConfig:
-    """Returns how positions turn queries and keys.
+    """Returns the configuration of rotary positions.
 
     Args:
       file: the checkpoint.
-      architecture: with which the keys start.
+      architecture: prefix of the keys.
       head_width: H.
 
     Raises:
-      UserError: they are stretched in a way that is not known.
+      UserError: their scaling is not supported.
     """
     prefix = f"{architecture}.rope"
     base = file.find(f"{prefix}.freq_base", float) or 10000.0
     turned = file.find(f"{prefix}.dimension_count", int) or head_width
     if not 0 < turned <= head_width or turned % 2:
         raise UserError(
-            f"{file.path}: {prefix}.dimension_count cannot be {turned}, of heads that "
-            f"are {head_width} wide: convert the model again."
+            f"{file.path}: {prefix}.dimension_count cannot be {turned} for heads "
+            f"of width {head_width}: convert the model again."
         )
     plain = RotaryConfig(base, fraction=turned / head_width)
     kind = file.find(f"{prefix}.scaling.type", str)
@@ -64,7 +64,7 @@ def read_rotary(file: GGUFFile, architecture: str, head_width: int) -> RotaryCon
             or usual.beta_fast,
             beta_slow=file.find(f"{prefix}.scaling.yarn_beta_slow", float)
             or usual.beta_slow,
-            # The file's comes on top of the usual one.
+            # The factor of the file multiplies the usual one.
             attention_factor=None
             if growth == 1
             else growth * (0.1 * math.log(max(factor, 1.0)) + 1),

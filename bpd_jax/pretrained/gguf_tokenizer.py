@@ -1,9 +1,9 @@
 """The tokenizer inside a GGUF file, as one of the package `tokenizers`.
 
-Two kinds are read. `gpt2` is byte-level BPE: a text is cut by the pre-tokenizer's
-patterns, one after the other, then merged. `llama` is SentencePiece's BPE: spaces are
-▁, pieces merge in the order of their scores, and characters outside the vocabulary
-become bytes. The text is never normalised, so that it comes back as it was.
+Two kinds are supported. `gpt2` is byte-level BPE: a text is split by the
+pre-tokenizer's patterns, one after the other, then merged. `llama` is SentencePiece's
+BPE: spaces are ▁, pieces merge in the order of their scores, and characters outside the
+vocabulary become bytes. Text is never normalised, so that decoding restores it.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from bpd_jax.errors import UserError
 from bpd_jax.pretrained.gguf_file import GGUFFile
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-# Llama 3's and Qwen2's differ in how many digits stay together.
+# The patterns of Llama 3 and Qwen2 differ in the maximum number of digits.
 _GPT4 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|DIGITS|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -26,7 +26,7 @@ _QWEN2 = _GPT4.replace("DIGITS", r"\p{N}")
 
 _LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")
 
-# What each pre-tokenizer cuts by, one pattern after the other.
+# The patterns of each pre-tokenizer, applied one after the other.
 _PATTERNS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("gpt-2", "phi-2", "jais", "mpt", "olmo"), (_GPT2,)),
     **dict.fromkeys(
@@ -45,10 +45,10 @@ _PATTERNS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2"), (_QWEN2,)),
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"),
 }
-# Kinds of tokens.
+# Types of tokens.
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 
-# Names by which control tokens end a text or a turn, whatever else a file tells.
+# Names of control tokens that always end a text or a turn.
 _END_NAMES = (
     "<|endoftext|>",
     "<|end_of_text|>",
@@ -66,7 +66,7 @@ _LONGEST_TOKEN = 1024
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EmbeddedTokenizer:
-    """A tokenizer and how texts are framed; as `Checkpoint` has them."""
+    """A tokenizer with its begin and end tokens, as in `Checkpoint`."""
 
     tokenizer: tokenizers.Tokenizer
     chat_template: str | None
@@ -79,10 +79,10 @@ def read_tokenizer(file: GGUFFile, vocab_size: int) -> EmbeddedTokenizer:
 
     Args:
       file: the checkpoint.
-      vocab_size: rows of the embedding; the last ones may have no token.
+      vocab_size: rows of the embedding, possibly more than there are tokens.
 
     Raises:
-      UserError: the file has no tokenizer, a damaged one, or one of another kind.
+      UserError: the tokenizer is missing, damaged, or of an unsupported kind.
     """
     kind = file.get("tokenizer.ggml.model", str)
     tokens = file.get("tokenizer.ggml.tokens", list)
@@ -133,7 +133,7 @@ def read_tokenizer(file: GGUFFile, vocab_size: int) -> EmbeddedTokenizer:
     end_tokens = tuple(dict.fromkeys(id for id in ends if id is not None))
     if not end_tokens:
         raise UserError(
-            f"{file.path} does not tell which token ends a text "
+            f"{file.path} does not name the end-of-text token "
             "(tokenizer.ggml.eos_token_id): convert it again."
         )
     return EmbeddedTokenizer(
@@ -149,12 +149,12 @@ def _byte_level(
 ) -> tokenizers.Tokenizer:
     if pre not in _PATTERNS:
         raise UserError(
-            f"{file.path}: the pre-tokenizer {pre!r} is not known; these are: "
+            f"{file.path}: the pre-tokenizer {pre!r} is not supported; choose one of: "
             f"{', '.join(_PATTERNS)}."
         )
     merges = []
     for merge in file.get("tokenizer.ggml.merges", list):
-        # The first character is never the separator.
+        # The separator is never the first character.
         cut = merge.find(" ", 1)
         left, right = merge[:cut], merge[cut + 1 :]
         if cut < 0 or not {left, right, left + right} <= vocabulary.keys():
@@ -215,9 +215,9 @@ def _sentencepiece(
 def _merges(
     vocabulary: dict[str, int], kinds: np.ndarray, scores: np.ndarray
 ) -> list[tuple[str, str]]:
-    """Every way to join two pieces into a third, the best third first.
+    """All pairs of pieces that join to a third, in the order of its score.
 
-    SentencePiece stores no merges: it joins whatever gives the best piece.
+    SentencePiece stores no merges: it always joins to the piece with the best score.
     """
     normal = {token: id for token, id in vocabulary.items() if kinds[id] == _NORMAL}
     pairs = []
@@ -225,14 +225,14 @@ def _merges(
         for cut in range(1, len(token)):
             left, right = token[:cut], token[cut:]
             if left in normal and right in normal:
-                # Among equals, the order of Hugging Face's converter.
+                # Ties are ordered as in Hugging Face's converter.
                 rank = (-scores[id], -len(left), -len(right), normal[left])
                 pairs.append((rank, (left, right)))
     return [pair for _, pair in sorted(pairs)]
 
 
 def _id(file: GGUFFile, name: str, size: int) -> int | None:
-    """A token that the file names, as `bos`; None if it names none."""
+    """The id of a special token such as `bos`; None if the file has none."""
     key = f"tokenizer.ggml.{name}_token_id"
     id = file.find(key, int)
     if id is not None and not 0 <= id < size:

@@ -11,14 +11,14 @@ from bpd_jax.pretrained.llama_layout import Origin, Path
 def gpt2_layout(
     config: TransformerConfig, prefix: str = "transformer."
 ) -> dict[Path, Origin]:
-    """The tensors of GPT-2, by the paths of our trunk's parameters.
+    """The tensors of GPT-2, by the paths of the trunk's parameters.
 
-    Its matrices are [input, output], unlike everybody else's. Queries, keys and values
-    lie side by side in one.
+    Its matrices are [input, output], unlike those of other families. Queries, keys and
+    values are concatenated in one tensor.
 
     Args:
-      config: of the trunk.
-      prefix: of every name but the softmax's; the first files had none.
+      config: configuration of the trunk.
+      prefix: prefix of every name except the softmax; the first files had none.
     """
     width, inner, heads = config.d_model, config.d_ff, config.num_heads
     found: dict[Path, Origin] = {}

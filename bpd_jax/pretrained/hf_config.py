@@ -1,4 +1,4 @@
-"""From the config.json of a Hugging Face folder to our configuration."""
+"""Converts the config.json of a Hugging Face folder to a `TransformerConfig`."""
 
 import math
 
@@ -14,7 +14,7 @@ GPT2 = "gpt2"
 # Positions are int32.
 _LAST_POSITION = 2**31 - 1
 
-# Their names of activations; their plain `gelu` is not the tanh form, as ours is.
+# Activations by their names there; plain `gelu` is not the tanh approximation.
 _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
@@ -27,14 +27,14 @@ _ACTIVATIONS = {
 
 
 def transformer_config(fields: Fields) -> TransformerConfig:
-    """Translates config.json; what it leaves out is as in the library transformers.
+    """Converts config.json; missing fields have the defaults of transformers.
 
-    The longest text is the longest for which our model is theirs: where attention
-    slides over a window, it is the window, and where rotary frequencies would change
-    with the length of the text (`dynamic`), it is the length where that begins.
+    The maximum length is the longest for which both models are equal: with sliding-
+    window attention the window, and with rotary frequencies that change with the length
+    of the text (`dynamic`) the length from which they change.
 
     Raises:
-      UserError: it is of another kind of model, or asks for what ours does not have.
+      UserError: the kind of model or one of its settings is not supported.
     """
     try:
         return _translate(fields)
@@ -122,21 +122,21 @@ def _gpt2(fields: Fields) -> TransformerConfig:
 
 
 def activation_of(fields: Fields, name: str) -> str:
-    """Our name of an activation."""
+    """The name of an activation in `TransformerConfig`."""
     if name not in _ACTIVATIONS:
         raise UserError(
-            f"{fields.source} asks for the activation {name!r}, which cannot be had: "
-            f"there are {', '.join(_ACTIVATIONS)}."
+            f"{fields.source} has the activation {name!r}, which is not supported: "
+            f"choose one of {', '.join(_ACTIVATIONS)}."
         )
     return _ACTIVATIONS[name]
 
 
 def _window(fields: Fields, kind: str) -> int | None:
-    """How many tokens a sliding window holds, in layers that have one."""
+    """The size of the sliding window, if any layer has one."""
     if kind == "llama":
         return None
     if kind == "mistral":
-        # Only null switches it off.
+        # Only null disables it.
         slides = fields.values.get("sliding_window", 4096) is not None
     else:
         layers = fields.integer("num_hidden_layers")
@@ -162,7 +162,7 @@ def rotary_config(fields: Fields) -> tuple[RotaryConfig, int]:
         )
     kind = scaling.text("rope_type", scaling.text("type", "default"))
     limit = fields.integer("max_position_embeddings")
-    # So Vicuna says how far its positions were stretched.
+    # Vicuna states the scaling of its positions in this way.
     longest = max(limit, fields.integer("max_sequence_length", limit))
     original = fields.integer(
         "original_max_position_embeddings",
@@ -203,16 +203,16 @@ def rotary_config(fields: Fields) -> tuple[RotaryConfig, int]:
             truncate=scaling.flag("truncate", True),
             attention_factor=_attention_factor(scaling, factor),
         )
-        # Where the limit still is the original one, the factor says how far it goes.
+        # If the limit is the original length, the factor gives the extended one.
         return rotary, max(longest, int(min(original * factor, _LAST_POSITION)))
     raise UserError(
-        f"{scaling.source} asks for rotary positions of type {kind!r}, which cannot be "
-        "had: there are default, linear, dynamic, llama3 and yarn."
+        f"{scaling.source} has rotary positions of type {kind!r}, which are not "
+        "supported: choose one of default, linear, dynamic, llama3 and yarn."
     )
 
 
 def _attention_factor(scaling: Fields, factor: float) -> float:
-    """Of yarn; DeepSeek's two scales make it a quotient."""
+    """The attention factor of yarn; with DeepSeek's two scales a quotient."""
 
     def growth(scale: float) -> float:
         return 0.1 * scale * math.log(factor) + 1 if factor > 1 else 1.0

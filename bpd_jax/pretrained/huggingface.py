@@ -1,4 +1,4 @@
-"""Folders as Hugging Face's library transformers writes them."""
+"""Opens model folders in the format of Hugging Face's library transformers."""
 
 import os
 import pathlib
@@ -23,10 +23,10 @@ _MOST_BYTES = 100_000_000
 def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
     """Opens a folder with config.json, safetensors files and tokenizer.json.
 
-    Nothing in it is run, and of its tensors only names and shapes are read yet.
+    No code in it is executed, and only names and shapes of its tensors are read.
 
     Raises:
-      UserError: something is missing, damaged or of a kind that ours is not.
+      UserError: something is missing, damaged or not supported.
     """
     folder = as_path(path)
     if not folder.is_dir():
@@ -43,7 +43,7 @@ def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
     for token in (*ends, *([] if begin is None else [begin])):
         if not 0 <= token < config.vocab_size:
             raise UserError(
-                f"{folder} names token {token} as beginning or end of a text, but its "
+                f"{folder} names token {token} as begin or end of a text, but its "
                 f"model has {config.vocab_size} tokens."
             )
     return Checkpoint(
@@ -62,10 +62,10 @@ def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
 def _layout(
     config: TransformerConfig, fields: Fields, tensors: SafetensorsFiles
 ) -> dict[Path, Origin]:
-    """Where each parameter lies, once all are known to be there."""
+    """The location of each parameter; checks that all of them exist."""
     if config.num_layers > len(tensors.names):
         raise UserError(
-            f"{fields.source} tells of {config.num_layers:,} layers, and there are "
+            f"{fields.source} declares {config.num_layers:,} layers, but there are "
             f"only {len(tensors.names):,} tensors."
         )
     if fields.text("model_type") != GPT2:
@@ -93,14 +93,14 @@ def _read_tokenizer(folder: pathlib.Path) -> tokenizers.Tokenizer:
     text = _read_text(path)
     with library_errors(f"{path} is not a tokenizer.json"):
         tokenizer = tokenizers.Tokenizer.from_str(text)
-        # Padding to a fixed length takes as much memory as the file asks for.
+        # Padding to a fixed length could take any amount of memory.
         tokenizer.no_padding()
         tokenizer.no_truncation()
     return tokenizer
 
 
 def _tokenizer_settings(folder: pathlib.Path) -> Fields:
-    """What the small files beside the tokenizer say, the newer one first."""
+    """The settings in the small files beside the tokenizer, the newer one first."""
     path = folder / "tokenizer_config.json"
     settings: dict[str, object] = {}
     for file in (folder / "special_tokens_map.json", path):
@@ -110,7 +110,7 @@ def _tokenizer_settings(folder: pathlib.Path) -> Fields:
 
 
 def _special_text(settings: Fields, name: str) -> str | None:
-    """`bos_token` or `eos_token`: a text or an object that has it."""
+    """The text of `bos_token` or `eos_token`, stored as a string or in an object."""
     value = settings.values.get(name)
     if isinstance(value, dict):
         value = value.get("content")
@@ -127,7 +127,7 @@ def _special_token(
 
 def _begin_of_text(settings: Fields, tokenizer: tokenizers.Tokenizer) -> int | None:
     token = _special_token(settings, "bos_token", tokenizer)
-    # Where nothing is said, the tokenizer shows what it puts before a text.
+    # Without a setting, the encoding of an empty text shows the begin token.
     with library_errors("the tokenizer cannot encode an empty text"):
         shown = tokenizer.encode("").ids[:1] == [token]
     return token if settings.flag("add_bos_token", shown) else None
@@ -139,7 +139,7 @@ def _end_tokens(
     settings: Fields,
     tokenizer: tokenizers.Tokenizer,
 ) -> tuple[int, ...]:
-    """The tokenizer's own end token, and all at which the model was made to stop."""
+    """The tokenizer's end token, and the end tokens of the model's configuration."""
     sources = [fields]
     if (folder / "generation_config.json").is_file():
         sources.insert(0, Fields.read(folder / "generation_config.json"))

@@ -13,11 +13,11 @@ from bpd_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Fields:
-    """A JSON object whose fields are asked for by type; null is as good as absent.
+    """A JSON object with typed access to its fields; null counts as absent.
 
     Attributes:
-      values: by name.
-      source: where they are from, for error messages.
+      values: the fields by name.
+      source: the origin, for error messages.
     """
 
     values: Mapping[str, Any]
@@ -48,7 +48,7 @@ class Fields:
         return self.values.get(name) is not None
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A finite number; without a default it must be there."""
+        """A finite number; required unless there is a default."""
         value = self._get(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._wrong(name, "a number")
@@ -61,7 +61,7 @@ class Fields:
         return value
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """A whole number; without a default it must be there."""
+        """A whole number; required unless there is a default."""
         value = self.number(name, default)
         if not value.is_integer():
             raise self._wrong(name, "a whole number")
@@ -75,7 +75,7 @@ class Fields:
         return value
 
     def text(self, name: str, default: str | None = None) -> str:
-        """A string; without a default it must be there."""
+        """A string; required unless there is a default."""
         value = self._get(name, default)
         if not isinstance(value, str):
             raise self._wrong(name, "a text")
@@ -100,7 +100,7 @@ class Fields:
         if value is None:
             value = default
         if value is None:
-            raise UserError(f"{self.source} does not say {name}.")
+            raise UserError(f"{self.source} has no field {name}.")
         return value
 
     def _wrong(self, name: str, expected: str) -> UserError:

@@ -1,7 +1,7 @@
-"""Where each of our parameters lies in a checkpoint of Hugging Face's layout.
+"""The location of each parameter in a checkpoint of Hugging Face's layout.
 
-Their matrices are [output, input], with heads folded into one axis; ours are
-[input, …, output] with an axis per head.
+Their matrices are [output, input], with the heads folded into one axis; those of
+bpd_jax are [input, …, output] with an axis for the heads.
 """
 
 import dataclasses
@@ -22,12 +22,12 @@ def _same(tensor: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """One tensor of a checkpoint, or a part of it that is one of our parameters.
+    """The tensor of a checkpoint that contains a parameter.
 
     Attributes:
-      name: of the tensor; several parameters may be parts of one.
-      shape: of the whole tensor as it is stored.
-      convert: from that to our layout; a view, nothing is copied.
+      name: name of the tensor; one tensor may contain several parameters.
+      shape: shape of the stored tensor.
+      convert: converts the stored tensor to the parameter; returns a view.
     """
 
     name: str
@@ -38,13 +38,13 @@ class Origin:
         """Raises a `UserError` unless this is the shape of the stored tensor."""
         if shape != self.shape:
             raise UserError(
-                f"tensor {self.name} has shape {list(shape)}, and the configuration "
-                f"asks for {list(self.shape)}: the checkpoint is damaged, or belongs "
+                f"tensor {self.name} has shape {list(shape)}, but the configuration "
+                f"requires {list(self.shape)}: the checkpoint is damaged, or belongs "
                 "to another model than its configuration."
             )
 
     def stored(self, parameter: np.ndarray) -> np.ndarray:
-        """The inverse of `convert`, where the whole tensor is one parameter."""
+        """The inverse of `convert`, for a tensor that is a single parameter."""
         tensor = np.empty(self.shape, parameter.dtype)
         view = self.convert(tensor)
         assert np.shares_memory(view, tensor)
@@ -53,10 +53,10 @@ class Origin:
 
 
 def llama_layout(config: TransformerConfig) -> dict[Path, Origin]:
-    """The tensors of Llama and its relatives, by the paths of our trunk's parameters.
+    """The tensors of Llama and related models, by the paths of the trunk's parameters.
 
-    Mistral, SmolLM, Qwen2 (biases of queries, keys and values) and Qwen3 (norms of
-    queries and keys) have the same names.
+    Mistral, SmolLM, Qwen2 (with biases of queries, keys and values) and Qwen3 (with
+    norms of queries and keys) use the same names.
     """
     table = (config.vocab_size, config.d_model)
     layout: dict[Path, Origin] = {

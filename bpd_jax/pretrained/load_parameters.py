@@ -1,4 +1,4 @@
-"""From the tensors of a checkpoint to parameters on devices, one tensor at a time."""
+"""Loads the tensors of a checkpoint onto devices, one tensor at a time."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -13,7 +13,7 @@ from bpd_jax.models.partitioning import parameter_shardings, unbox
 from bpd_jax.pretrained.llama_layout import Origin, Path
 from bpd_jax.typing import Array, Params
 
-# A line of memory holds 16 or 32 numbers.
+# A cache line has 16 or 32 numbers.
 _ROWS = 32
 
 
@@ -36,15 +36,15 @@ def load_trunk(
 ) -> Params:
     """Reads the parameters of a model without block heads.
 
-    Besides the parameters there is never more than one tensor, as it was read, and the
-    piece of it that goes to one device. On many hosts each converts only the pieces of
-    its own devices.
+    At any time, memory contains the parameters, one tensor of the checkpoint and its
+    shard for one device. With several hosts, each host converts only the shards of its
+    own devices.
 
     Args:
-      config: of the trunk; parameters are made in its `param_dtype`.
-      layout: where each parameter lies.
+      config: configuration of the trunk; parameters have its `param_dtype`.
+      layout: location of each parameter.
       tensors: the checkpoint.
-      mesh: devices to spread the parameters over; None is the first one.
+      mesh: devices over which the parameters are sharded; None is the first device.
 
     Raises:
       UserError: a tensor is missing, damaged or of another shape.
@@ -87,7 +87,7 @@ def read_tensor(tensors: Tensors, origin: Origin) -> np.ndarray:
 def _place(
     values: np.ndarray, dtype: np.dtype, sharding: jax.sharding.Sharding
 ) -> Array:
-    """Copies one shard after another to the devices that hold it."""
+    """Copies the shards one after another to their devices."""
     indices = sharding.addressable_devices_indices_map(values.shape)
     owners: dict[tuple[tuple[int | None, int | None], ...], list[jax.Device]] = {}
     for device, index in indices.items():
@@ -104,10 +104,10 @@ def _place(
 
 
 def _copied(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """A copy in row-major order, always: a device may keep the array it is given.
+    """A copy in row-major order; always a copy, because a device may keep the array.
 
-    Rows are copied some at a time. Of a transposed matrix they are columns, and so
-    every line of memory is fetched once, not once for each of its numbers.
+    Several rows are copied at a time: the rows of a transposed matrix are columns, so
+    every cache line is read once, not once for each of its numbers.
     """
     copy = np.empty(values.shape, dtype)
     for begin in range(0, len(values), _ROWS):

@@ -1,4 +1,4 @@
-"""Block heads, written for other engines in the layouts of `medusa_layout`."""
+"""Exports block heads for other engines, in the layouts of `medusa_layout`."""
 
 import os
 from typing import Any
@@ -37,18 +37,17 @@ def export_heads(
     base: str,
     dtype: str = "bfloat16",
 ) -> None:
-    """Writes the heads of a model; the folder appears as a whole or not at all.
+    """Writes the heads of a model atomically.
 
-    A draft vocabulary has no place in the layout `medusa`: such heads choose from all
-    tokens there.
+    The layout `medusa` has no draft vocabulary: its heads choose from all tokens.
 
     Args:
-      folder: to write; an older one is replaced.
-      model: the base with its heads.
-      params: of both.
+      folder: output folder; an older export is replaced.
+      model: the base model with its heads.
+      params: parameters of both.
       layout: `vllm` or `medusa`.
-      base: name or path of the base, as the other engine finds it.
-      dtype: to store the numbers in: bfloat16, float16 or float32.
+      base: name or path of the base model for the other engine.
+      dtype: dtype of the stored tensors: bfloat16, float16 or float32.
 
     Raises:
       UserError: other engines cannot run such heads, or a number exceeds float16.
@@ -88,7 +87,7 @@ def _medusa_settings(heads: BlockHeadsConfig) -> dict[str, Any]:
         "medusa_num_heads": heads.num_heads - 1,
         "medusa_num_layers": heads.layers,
     }
-    # The first version did not call itself that.
+    # Files of version 1 have no version field.
     return sizes if heads.own_softmax else {**sizes, "version": "2"}
 
 

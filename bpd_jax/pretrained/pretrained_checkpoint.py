@@ -1,4 +1,4 @@
-"""A language model that others trained, opened but not yet read."""
+"""A pretrained checkpoint that has been opened; its tensors are not read yet."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -12,19 +12,19 @@ from bpd_jax.pretrained.load_parameters import Tensors
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """All that a checkpoint says of its model; `load_trunk` reads the parameters.
+    """The contents of a checkpoint; `load_trunk` reads its parameters.
 
     Attributes:
-      name: for people.
-      config: of the trunk.
-      layout: where each parameter lies, by its path in the trunk.
-      tensors: to read them from.
+      name: display name.
+      config: configuration of the trunk.
+      layout: location of each parameter, by its path in the trunk.
+      tensors: the tensors of the checkpoint.
       tokenizer: from text to ids and back.
-      chat_template: in Jinja, of a conversation as text; None if there is none.
-      begin_of_text: id that every text starts with; None if texts start bare.
-      begin_text: the token that begins a text, as text: templates may write it even
-        where texts start bare; empty if there is none.
-      end_tokens: ids that end a text; the first is the one to write.
+      chat_template: Jinja template of conversations; None if there is none.
+      begin_of_text: id that every text starts with; None if there is none.
+      begin_text: the begin-of-text token as text, which templates may write even if
+        texts do not start with it; empty if there is none.
+      end_tokens: ids that end a text; the first one is written.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The tensors of safetensors files; each is read when it is asked for."""
+"""The tensors of safetensors files, each read on demand."""
 
 import os
 import pathlib
@@ -16,7 +16,7 @@ CONFIG = "config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
-# Of a file, in bytes, where systems agree.
+# The longest file name in bytes on common systems.
 _LONGEST_NAME = 255
 
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
@@ -59,7 +59,7 @@ class SafetensorsFiles:
         return tuple(self._file(name).get_slice(name).get_shape())
 
     def check(self, layout: Mapping[Path, Origin]) -> None:
-        """Checks that all tensors of a layout are there; reads none.
+        """Checks that all tensors of a layout exist; reads none.
 
         Raises:
           UserError: one is missing, has another shape or is not stored as floats.
@@ -130,7 +130,7 @@ def _find_files(folder: pathlib.Path) -> list[pathlib.Path]:
         raise UserError(f"{folder} has neither {SINGLE} nor {INDEX}.")
     names = set()
     for name in Fields.read(index).fields("weight_map").values.values():
-        # Nothing outside the folder may be named.
+        # Files outside the folder must not be named.
         if (
             not isinstance(name, str)
             or pathlib.PurePath(name).name != (name or None)

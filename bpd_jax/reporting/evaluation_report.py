@@ -28,7 +28,7 @@ from bpd_jax.reporting.exhibits import (
     Series,
     Table,
 )
-from bpd_jax.reporting.page import KeyFigure, Page, Part, write_page
+from bpd_jax.reporting.page import KeyFigure, Page, PagePart, write_page
 from bpd_jax.reporting.records import EvaluationReport, MethodSummary
 from bpd_jax.reporting.terminal import print_exhibit, standard_output
 from bpd_jax.reporting.terms import DEFINITIONS
@@ -42,10 +42,10 @@ _TONES = {"identical": "good", "near-tie": "warn", "different": "bad"}
 
 def page_of(report: EvaluationReport) -> Page:
     """The page of an evaluation; parts without content are left out."""
-    parts = [Part("methods", methods_exhibit(report))]
+    parts = [PagePart("methods", methods_exhibit(report))]
     if report.lattice is not None:
         parts.append(
-            Part(
+            PagePart(
                 "lattice",
                 Exhibit(
                     "lattice",
@@ -62,7 +62,7 @@ def page_of(report: EvaluationReport) -> Page:
         )
     if charts := loss_charts(report.curves):
         parts.append(
-            Part(
+            PagePart(
                 "training",
                 Exhibit(
                     "training",

@@ -49,7 +49,7 @@ class KeyFigure:
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class PagePart:
     """An exhibit at its place on the page.
 
     Attributes:
@@ -88,7 +88,7 @@ class Page:
 
     title: str
     created: str
-    parts: list[Part]
+    parts: list[PagePart]
     figures: list[KeyFigure] = dataclasses.field(default_factory=list)
     texts: list[ExplorerText] = dataclasses.field(default_factory=list)
     lead: str = ""

@@ -1,4 +1,4 @@
-"""What a study measures: model, tasks, contenders, how many examples."""
+"""The settings of a study: model, tasks, contenders, numbers of examples."""
 
 import dataclasses
 import json
@@ -21,8 +21,8 @@ from bpd_jax.studies.printed import ALPHAS
 
 BPD = "bpd"
 
-# Settings that may change without making earlier records of a study wrong; digests of
-# their contents identify data and models (`StudyContext.digest`, `.made_with`) ...
+# Settings that may change while earlier records of a study stay valid; digests of their
+# contents identify data and models (`StudyContext.digest`, `.made_with`) ...
 _OPEN = (
     "assets",
     "batch_size",
@@ -35,11 +35,11 @@ _OPEN = (
     "shown",
     "speculative",
     "study",
-    # Contenders are known by their α (`StudyContext.made_with`).
+    # `StudyContext.made_with` covers the α of contenders.
     "alphas",
     "tuners",
 )
-# ... and those on which alone the drafts along one text depend.
+# ... and the settings that determine the drafts along a text.
 _DECISIVE = (
     "model",
     "examples",
@@ -52,7 +52,7 @@ _DECISIVE = (
     "trained_prompts",
     "turns",
 )
-# Settings that records of earlier versions lack, with the values that these had.
+# Settings that are missing in headers of earlier versions, with their values there.
 _ADDED: dict[str, Any] = {"decode_lengths": {}, "turns": 1}
 TASK_FIELD = "{task}"
 
@@ -64,10 +64,10 @@ class Contender:
     """A method with the models it drafts with.
 
     Attributes:
-      name: as it is written: `METHOD`, or `METHOD@SET` where SET names models of
+      name: `METHOD`, or `METHOD@SET` where SET names models of
         `StudyConfig.assets`.
       method: the method.
-      assets: SET; None for the model's own.
+      assets: SET; None for the models of the run folder.
     """
 
     name: str
@@ -93,13 +93,13 @@ CLASSES = ("ngram", "neural")
 
 
 def class_of(method: Method) -> str | None:
-    """The class of the rescorer of a method; None without one, and with several.
+    """The class of the rescorer of a method; None for none or several.
 
     >>> class_of(parse_contender("medusa_ngram:8").method)
     'ngram'
     """
-    found = [name for name in CLASSES if name in method.kind]
-    return found[0] if len(found) == 1 else None
+    classes = [name for name in CLASSES if name in method.kind]
+    return classes[0] if len(classes) == 1 else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,33 +119,34 @@ class StudyConfig(Validated):
       assets: sets of models: SET → kind (`ngram`, `rescorer`, …) → folder. `{task}` in
         a folder stands for the task.
       labels: display names of contenders that replace the methods' labels.
-      printed: contender → name of the column of the paper's table that it stands
-        beside; see `bpd_jax.studies.printed`.
-      notes: sentences that every reader should know, shown with the results.
-      examples, tune: of each task, to report on and to tune on; never the same.
-      turns: of a conversation: 1 for the first alone, 2 for both of MT-Bench. A later
-        turn is an example of its own, whose prompt has the model's greedy answers to
-        the earlier ones.
-      max_new_tokens: decoded of each example.
+      printed: contender → column of the paper's table that it is compared with; see
+        `bpd_jax.studies.printed`.
+      notes: sentences shown with the results.
+      examples, tune: numbers of examples of each task to report on and to tune on;
+        the two sets are disjoint.
+      turns: of a conversation: 1 for the first one, 2 for both of MT-Bench. A later
+        turn is a separate example, whose prompt contains the model's greedy answers
+        to the earlier ones.
+      max_new_tokens: tokens decoded for each example.
       decode_lengths: by task, in place of `max_new_tokens`.
       longest_prompt: in tokens; longer documents are cut. It is less where the model
         has too few positions for the prompt and what is decoded.
-      longest_whole: the same of a prompt that has no document to cut; longer ones are
-        left out.
-      lattice_width: k where a contender names none.
+      longest_whole: the same for a prompt without a document; longer prompts are left
+        out.
+      lattice_width: k of contenders without a k of their own.
       tuners: class of rescorers (`ngram`, `neural`) → the contender on which its weight
         α is tuned, for each task, on the `tune` examples. All contenders of the class
-        that name no α take the result (paper, appendix E). {} leaves α = 1.
-      alphas: the weights that are tried.
+        without an α of their own use the result (paper, appendix E). {} leaves α = 1.
+      alphas: the weights to try.
       trained_prompts: file of prompts that block heads were trained on; examples whose
         text begins one of them are left out.
-      in_domain: texts of each task that are neither reported nor tuned on, of which
-        in-domain n-gram models are counted (Table 7); 0 makes none.
-      shown: examples of each task that the draft explorer shows.
+      in_domain: number of texts of each task, neither reported nor tuned on, from which
+        in-domain n-gram models are built (Table 7); 0 for no such models.
+      shown: number of examples of each task in the draft explorer.
       batch_size: texts decoded together.
-      temperatures, rounds: of the studies with a clock.
-      speculative: contenders that a study with a clock times, above temperature 0, with
-        speculative sampling too.
+      temperatures, rounds: of the studies that measure time.
+      speculative: contenders that are timed with speculative sampling too, above
+        temperature 0.
     """
 
     prefix = ""
@@ -179,12 +180,12 @@ class StudyConfig(Validated):
     speculative: Names = ()
 
     def check_together(self) -> None:
-        """Raises a `UserError` for names that stand for nothing."""
+        """Raises a `UserError` for names that are not defined."""
         if not self.tasks:
             raise UserError("tasks is empty: name at least one.")
         self._check_tuners()
-        for name, found in self.assets.items():
-            for kind in found:
+        for name, models in self.assets.items():
+            for kind in models:
                 if kind not in OWN_ASSETS:
                     raise UserError(
                         f"assets[{name!r}] has the unknown kind {kind!r}: there is "
@@ -215,14 +216,14 @@ class StudyConfig(Validated):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What all records of a study share, as JSON has it."""
+        """The settings that all records of a study share, as JSON values."""
         fields = dataclasses.asdict(self)
         kept = {name: fields[name] for name in fields if name not in _OPEN}
-        found: dict[str, Any] = json.loads(json.dumps(kept))
-        return found
+        settings: dict[str, Any] = json.loads(json.dumps(kept))
+        return settings
 
     def differing(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """The values of other settings that differ from these, by name.
+        """Values of other settings that differ from these, by name.
 
         Args:
           settings: of an earlier run, perhaps of an earlier version.
@@ -232,12 +233,12 @@ class StudyConfig(Validated):
         return {n: theirs.get(n) for n in mine if theirs.get(n) != mine[n]}
 
     def texts_alike(self, facts: Mapping[str, Any]) -> bool:
-        """Whether the settings of another study's facts give the same texts."""
+        """Whether another study, given its facts, decodes the same texts."""
         settings = facts.get("settings") or {}
         return bool(settings) and not set(self.differing(settings)) & set(_DECISIVE)
 
     def new_tokens(self, task: str) -> int:
-        """How many tokens are decoded of an example, at most."""
+        """The largest number of tokens that are decoded for an example."""
         return self.decode_lengths.get(task, self.max_new_tokens)
 
     @property

@@ -1,4 +1,4 @@
-"""Later turns of conversations (MT-Bench): prompts with the model's own answers."""
+"""Later turns of conversations (MT-Bench): prompts with the model's answers."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -17,14 +17,14 @@ def later_turns(
     turns: int,
     longest: int,
 ) -> list[StudyExample]:
-    """Examples of the later turns of conversations, after the model's own answers.
+    """Examples of the later turns of conversations, after the model's answers.
 
     Args:
       examples: first turns.
       answer: the model's answers to prompts.
       loaded: the model.
-      turns: of a conversation, the first included.
-      longest: tokens of a prompt; conversations end before a longer one.
+      turns: of a conversation, including the first.
+      longest: tokens of a prompt; a conversation ends before a longer prompt.
 
     Raises:
       UserError: there are later turns, and the model has no chat template.

@@ -120,7 +120,7 @@ def _entropy_table(data: _Entropies) -> Table:
     columns += [Column("h_max", digits=0), Column("BE")]
     return table(
         "figure3",
-        "How sure each head is, and block efficiency",
+        "Entropy of each head, and block efficiency",
         "task",
         {task: run.task_label(task) for task in run.tasks},
         by_row(columns, cells),
@@ -201,7 +201,10 @@ def _vocabularies(data: _Entropies) -> str:
     )
 
 
-@finding("The later a head, the higher its entropy, on most tasks and never less.")
+@finding(
+    "The later a head, the higher its entropy: it grows on most tasks and falls on "
+    "none."
+)
 def _rises(data: _Entropies) -> Judgement | str:
     """By ranks, over all tasks: one dip between two heads does not decide it."""
     entropies = data.by_task
@@ -225,7 +228,8 @@ def _rises(data: _Entropies) -> Judgement | str:
 
 
 @finding(
-    "On LAMBADA entropy falls from no head to the next: h_max is the number of heads."
+    "On LAMBADA entropy never falls from one head to the next: h_max is the number of "
+    "heads."
 )
 def _never_falls_on_lambada(data: _Entropies) -> Judgement | str:
     values = data.by_task.get(printed.LAMBADA)
@@ -237,7 +241,7 @@ def _never_falls_on_lambada(data: _Entropies) -> Judgement | str:
     return last == len(values), f"{evidence}."
 
 
-@finding("On other tasks entropy does fall from a head to the next.")
+@finding("On other tasks entropy falls from some head to the next.")
 def _falls_somewhere(data: _Entropies) -> Judgement | str:
     last = {t: h_max(v) for t, v in data.by_task.items() if t != printed.LAMBADA}
     if not last:
@@ -271,7 +275,7 @@ STUDY = Study(
     "figure3",
     "Entropy of the heads",
     "Figure 3",
-    "Are later heads less sure of themselves, and does BPD accept more where entropy "
+    "Are later heads less certain, and does BPD accept more tokens where entropy "
     "grows steadily from head to head?",
     prepare=_prepare,
     tables=[_entropy_table, _fit_table],
@@ -279,10 +283,10 @@ STUDY = Study(
     findings=[_rises, _never_falls_on_lambada, _falls_somewhere, _correlates],
     notes=[
         "Entropy is in nats, over every position of the texts. h_max is the number of "
-        "the last head up to which it never falls; what scale entropy has does not "
+        "the last head up to which it never falls; the scale of entropy does not "
         "matter.",
-        "The paper does not say what the points of its Figure 3b are. Both readings "
-        "are given: tasks with several numbers of heads each, where h_max is at most "
+        "The paper does not define the points of its Figure 3b. Both interpretations "
+        "are shown: tasks with several numbers of heads each, where h_max is at most "
         "that number, and tasks with all heads.",
         _vocabularies,
     ],

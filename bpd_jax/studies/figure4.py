@@ -12,7 +12,7 @@ import numpy as np
 
 from bpd_jax.evaluation.blocks import BlockView, most_telling, view_block
 from bpd_jax.reporting import wording
-from bpd_jax.reporting.build import lattice_picture
+from bpd_jax.reporting.evaluation_records import lattice_picture
 from bpd_jax.reporting.exhibits import Cell, Column, Table
 from bpd_jax.reporting.records import LatticePicture
 from bpd_jax.studies.records import Call, ExplorerRecord, Trace
@@ -211,7 +211,10 @@ def _notes(data: _Data) -> list[str]:
         f"BPD’s; of those the {_PICTURES} that gain most."
     )
     if not data.blocks:
-        return ["In no block was the refined draft right further than BPD’s.", rule]
+        return [
+            "In no block does the refined draft have more accepted tokens than BPD’s.",
+            rule,
+        ]
     places = "; ".join(
         f"{data.run.task_label(record.task)}, example {record.example}, token {at + 1}"
         for record, at, _ in data.blocks[:_PICTURES]
@@ -220,17 +223,17 @@ def _notes(data: _Data) -> list[str]:
 
 
 def _outcomes(margins: Sequence[int]) -> str:
-    """How often one draft is right further than another."""
-    further, less = (sum(sign * margin > 0 for margin in margins) for sign in (1, -1))
+    """How often one draft has more accepted tokens than another, or fewer."""
+    more, fewer = (sum(sign * margin > 0 for margin in margins) for sign in (1, -1))
     return (
-        f"further in {further:,}, as far in {len(margins) - further - less:,}, less "
-        f"far in {less:,}."
+        f"more accepted tokens in {more:,}, as many in "
+        f"{len(margins) - more - fewer:,}, fewer in {fewer:,}."
     )
 
 
 @finding(
-    "Where the oracle and another way through the lattice begin at one token, the "
-    "oracle is right at least as far."
+    "Where the oracle and another path through the lattice begin at the same token, "
+    "the oracle has at least as many accepted tokens."
 )
 def _bounded(data: _Data) -> Judgement | str:
     margins: list[int] = []
@@ -247,12 +250,12 @@ def _bounded(data: _Data) -> Judgement | str:
         return "Not measured."
     return (
         min(margins) >= 0,
-        f"{counted(len(margins), 'call')} of {counted(len(others), 'method')} beside "
-        f"the recorded calls of the oracle: it is {_outcomes(margins)}",
+        f"{counted(len(margins), 'call')} of {counted(len(others), 'method')} at "
+        f"positions where the oracle was called too: it has {_outcomes(margins)}",
     )
 
 
-@finding("Refined drafts are more often right further than BPD’s than less far.")
+@finding("Refined drafts have more accepted tokens than BPD’s more often than fewer.")
 def _further(data: _Data) -> Judgement | str:
     if data.contender is None:
         return "Not measured."
@@ -273,7 +276,7 @@ STUDY = Study(
     "The lattice of one block",
     "Figures 4 and 5, Table 2",
     "What does refinement do to a single draft: which candidates do the heads offer, "
-    "which path does each method take, and how far is it right?",
+    "which path does each method take, and how many of its tokens are accepted?",
     measures=(EXPLORER,),
     prepare=_prepare,
     tables=[_steps_table],

@@ -1,4 +1,4 @@
-"""Figure 6: what the lattice holds, by candidates and by heads."""
+"""Figure 6: the oracle by candidates and by heads."""
 
 import collections
 import dataclasses
@@ -187,7 +187,7 @@ def _falling_returns(data: _Oracle) -> Judgement | str:
     )
 
 
-@finding("The less BPD accepts on a task, the more of it is there to be gained.")
+@finding("The less BPD accepts on a task, the more the oracle gains.")
 def _weak_gain_most(data: _Oracle) -> Judgement | str:
     lines = data.tasks.values()
     gains = [float(line[-1] / line[0] - 1) for line in lines]
@@ -263,10 +263,10 @@ STUDY = Study(
         _bounds_all,
     ],
     notes=[
-        "The oracle drafts the longest prefix of the text that lies in the lattice. At "
-        "no position can a draft from the same lattice yield more. Whole texts may "
-        "still take a call less now and then, because a shorter step can end in a "
-        "luckier place.",
+        "The oracle drafts the longest prefix of the text that lies in the lattice. "
+        "At no position can a draft from the same lattice yield more. Complete texts "
+        "may still occasionally take a call less, because a shorter step can end at a "
+        "better position.",
         "The paper's values are those of its Tables 4 and 9 for 1 (BPD), 2 and 16 "
         "candidates of nine heads.",
     ],

@@ -1,4 +1,4 @@
-"""The few numbers of all studies that a reader should remember."""
+"""The key figures of all studies."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Each task's own texts and n-gram models of them (paper appendix D, Table 7)."""
+"""In-domain texts of each task and n-gram models of them (appendix D, Table 7)."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from bpd_jax.ngrams.build_model import Settings, build
 from bpd_jax.studies.study_context import StudyContext
 from bpd_jax.studies.tasks import has_train, read_sources, rest_of
 
-# The paper adds words that a task never uses as unigrams of this log-probability.
+# Words that a task never uses are unigrams of this log-probability, as in the paper.
 _UNSEEN_LOG_PROB = -1000.0
 _ORDER = 2
 _TRAIN = "train"
@@ -23,13 +23,13 @@ _TRAIN = "train"
 def build_in_domain(context: StudyContext, task: str) -> dict[str, Any]:
     """Builds a 2-gram model of texts that are neither reported nor tuned on, once.
 
-    They come from the task's training split first, if there is one, and then from what
-    was not drawn of the split that is reported on, whatever the shard. The model is in
+    They come from the task's training split first, if there is one, and then from the
+    examples that were not drawn from the reported split, for any shard. The model is in
     `WORKDIR/in_domain/TASK`, the texts in `WORKDIR/in_domain_texts/TASK.jsonl`, for
     a rescorer to be trained on.
 
     Returns:
-      `texts`, how many it was counted from, and `digest` of what it depends on.
+      `texts`, the number of texts, and `digest` of all that the model depends on.
 
     Raises:
       UserError: every text was drawn.

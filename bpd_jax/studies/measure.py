@@ -1,4 +1,4 @@
-"""Makes the records of drafts and oracles, by replay of the texts."""
+"""Makes the records of drafts and of the oracle by replaying the texts."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -19,8 +19,7 @@ from bpd_jax.studies.records import (
 from bpd_jax.studies.study_context import StudyContext
 from bpd_jax.studies.tasks import StudyExample
 
-# Texts that are replayed together: all that fit well, since each contender is compiled
-# once for this many.
+# Number of texts that are replayed together; each contender is compiled once for it.
 _GROUP = 128
 
 
@@ -35,7 +34,7 @@ class ExampleText(NamedTuple):
 def draft_records(
     context: StudyContext, contender: str, tasks: Sequence[str]
 ) -> Iterator[list[DraftRecord]]:
-    """What a contender drafts along the texts of some tasks, a group at a time."""
+    """Records of a contender's drafts along the texts of some tasks, in groups."""
     for group, found in replay(context, contender, tasks, every_position=True):
         yield [
             _draft_record(place, generation, contender)
@@ -59,7 +58,7 @@ def replay(
     Args:
       context: model, examples, texts.
       contender: its name.
-      tasks: whose texts are meant.
+      tasks: their names.
       every_position: whether drafts are made at every position of a text, or only at
         those where decoding calls the model.
       part: of the examples; None for all.

@@ -1,4 +1,4 @@
-"""Makes what the draft explorer steps through: texts with all drafts along them."""
+"""Makes the records of the draft explorer: texts with all drafts along them."""
 
 from collections.abc import Sequence
 
@@ -58,7 +58,7 @@ def _record(
             Trace(name, context.label(name), _calls(generation, pieces))
             for name, generation in drafted.items()
         ],
-        # Last: the others have asked for all that there are.
+        # Last, when the other fields have numbered all tokens.
         pieces=pieces.texts,
     )
 
@@ -85,7 +85,7 @@ def _calls(generation: Generation, pieces: "_Pieces") -> list[Call]:
 
 
 class _Pieces:
-    """Numbers the tokens of one record as they come."""
+    """Numbers the tokens of one record in the order of their first use."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
@@ -99,7 +99,7 @@ class _Pieces:
 
     @property
     def texts(self) -> list[str]:
-        """The texts of all tokens that were asked for."""
+        """The texts of all numbered tokens."""
         return [self._loaded.tokenizer.piece(token) for token in self._numbers]
 
 

@@ -1,9 +1,9 @@
 """How long an n-gram model takes to find the best drafts of a lattice (Tables 12, 13).
 
-Every lattice is new to the search, as in decoding: it finds the model in memory but not
-in the processor's cache. One candidate of each position continues a walk over the
-model's bigrams, the others are drawn by their frequency, so that most pairs of
-neighbours are bigrams: harder than what a language model's heads propose.
+Every lattice is new to the search, as in decoding: the model is in memory, but not in
+the processor's cache. One candidate of each position continues a random walk over the
+model's bigrams, the others are drawn by their frequency. Most pairs of neighbours are
+therefore bigrams, which is harder than the candidates of a language model's heads.
 """
 
 import functools
@@ -30,7 +30,7 @@ from bpd_jax.typing import PyTree
 
 DEVICE, VITERBI, FST = ENGINES = ("device", "viterbi", "fst")
 
-# Fewer unigrams could not fill a lattice with candidates that differ.
+# With fewer unigrams a lattice could not have distinct candidates.
 _FEWEST_UNIGRAMS = 100
 
 Key = tuple[str, int, int, int]
@@ -92,7 +92,7 @@ class Lattices:
         return self._tokens[np.searchsorted(self._chances, place)]
 
     def _walk(self, number: int, length: int) -> np.ndarray:
-        """Random walks over the bigrams; one without a continuation begins anew."""
+        """Random walks over the bigrams; a walk without a continuation restarts."""
         model = self._model
         walk = np.empty((number, length), np.int32)
         walk[:, 0] = self._draw(number)
@@ -148,7 +148,7 @@ def refine_milliseconds(
       paths: P.
       lattice: `[n, L, W]`.
       context: the text before it, `[n, C]`.
-      batch: lattices in one call, at most n; what is left over is not timed.
+      batch: lattices in one call, at most n; a smaller rest is not timed.
 
     Returns:
       Milliseconds per lattice of every call, `[n // batch]`.
@@ -198,9 +198,9 @@ def latency_records(
       engines: of `ENGINES`; `fst` is the paper's.
       runs: of each cell; the paper's are 10.
       lattices: of each run, one after the other, each a new one; the time of a run is
-        their median, so that what else the machine does at times is left out.
+        their median, which leaves out interruptions by other processes.
       seed: of the lattices, which are the same for all engines.
-      done: cells that a resumed run has finished already.
+      done: keys that a resumed run has already measured.
 
     Raises:
       UserError: an engine is unknown or cannot be made here, or the model has too few
@@ -226,8 +226,3 @@ def latency_records(
         )
         milliseconds = np.median(times, axis=1).round(6).tolist()
         yield LatencyRecord(engine, steps, width, paths, milliseconds)
-
-
-def key_of(record: LatencyRecord) -> Key:
-    """The cell of a record."""
-    return record.engine, record.steps, record.width, record.paths

@@ -1,7 +1,6 @@
-"""From decoded texts and right answers to records of quality."""
+"""Scores decoded texts against their references."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -13,23 +12,8 @@ from bpd_jax.evaluation.metrics.lambada import (
 )
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.studies.records import QualityRecord
+from bpd_jax.studies.tasks import StudyExample
 from bpd_jax.typing import Params
-
-
-class Example(Protocol):
-    """What is asked of an example here."""
-
-    @property
-    def index(self) -> int:
-        """Its index in its task."""
-
-    @property
-    def part(self) -> str:
-        """`TUNE` or `REPORT`."""
-
-    @property
-    def references(self) -> Sequence[str]:
-        """Right answers; none where there is no such thing."""
 
 
 def plain_text(
@@ -48,7 +32,7 @@ def plain_text(
 
 def quality_records(
     task: str,
-    examples: Sequence[Example],
+    examples: Sequence[StudyExample],
     outputs: Sequence[Sequence[int] | np.ndarray],
     decode: Callable[[Iterable[int]], str],
     end_tokens: Collection[int],
@@ -57,9 +41,9 @@ def quality_records(
 
     Args:
       task: its name.
-      examples: what was asked.
+      examples: prompts with their references.
       outputs: the decoded tokens of each.
-      decode: the tokenizer's, from tokens to text.
+      decode: tokenizer function from tokens to text.
       end_tokens: tokens that end a text, as `LoadedModel.end_tokens`.
 
     Returns:
@@ -88,7 +72,7 @@ def quality_records(
 
 def passage_records(
     task: str,
-    examples: Sequence[Example],
+    examples: Sequence[StudyExample],
     passages: Sequence[str],
     model: ModelFunctions,
     params: Params,
@@ -106,8 +90,7 @@ def passage_records(
       model, params, encode, begin_of_text, batch_size: as of `passage_scores`.
 
     Returns:
-      One record of each; nothing is predicted but the passage itself, so `prediction`
-      is empty.
+      One record for each passage, with an empty `prediction`.
     """
     found = passage_scores(
         model,

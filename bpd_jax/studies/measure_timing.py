@@ -1,4 +1,4 @@
-"""Contenders decode the same prompts in turns, with a clock (Table E)."""
+"""Timing: contenders decode the same prompts in turns (Table E)."""
 
 import dataclasses
 from collections.abc import Collection, Iterator, Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from bpd_jax.studies.study_context import StudyContext, StudyExample
 
 Key = tuple[str, str, float, int]
-"""What is measured without a break: task, contender, temperature, round."""
+"""What is measured together: task, contender, temperature, round."""
 
 _SPECULATIVE = " (speculative)"
 
@@ -32,17 +32,12 @@ def speculative_name(contender: str) -> str:
 
 
 def plain_name(contender: str) -> str:
-    """The contender itself, whatever accepts its drafts.
+    """The name of the contender without its kind of acceptance.
 
     >>> plain_name("bpd (speculative)"), plain_name("bpd")
     ('bpd', 'bpd')
     """
     return contender.removesuffix(_SPECULATIVE)
-
-
-def key_of(record: TimingRecord) -> Key:
-    """What a record was measured with."""
-    return record.task, record.contender, record.temperature, record.round
 
 
 def timing_records(
@@ -59,10 +54,10 @@ def timing_records(
     """Decodes every prompt by every contender, one prompt at a time.
 
     Within a round all contenders decode all prompts of a task, so that noise of the
-    machine hits all alike; every round has its own seed. The prompts of a task are
-    padded to one length, so that all share the code that their first, untimed call
+    machine affects all alike; every round has its own seed. The prompts of a task are
+    padded to one length, so that all use the code that their first, untimed call
     compiles. With exact acceptance the noise of sampling depends on prompt and position
-    alone, so that all contenders write the same text.
+    alone, so that all contenders produce the same text.
 
     Args:
       context: model, prompts, contenders.
@@ -71,7 +66,7 @@ def timing_records(
       temperatures: of sampling; 0 is greedy.
       rounds: times that everything is decoded.
       examples_per_task: prompts of each task; fewer if it has fewer.
-      done: what a resumed run has finished already.
+      done: keys that a resumed run has already measured.
       speculative: contenders that, above temperature 0, are timed with speculative
         sampling too.
 
@@ -90,7 +85,7 @@ def timing_records(
     }
     keys = [
         (task, name, float(temperature), turn)
-        # A run that is stopped has whole temperatures and rounds.
+        # In this order a stopped run has complete temperatures and rounds.
         for temperature in temperatures
         for turn in range(rounds)
         for task in tasks
@@ -115,7 +110,7 @@ def timing_records(
             bar.set_postfix_str(f"{task}, {name}", refresh=False)
             plain = (task, GREEDY.name, temperature, turn)
             if plain not in texts:
-                # Other prompts, another length: nothing compiled serves any longer.
+                # The next prompts have another length, so compiled code is useless.
                 forget_compiled()
                 texts = {plain: _decode(context, plain, examples[task])}
             found = texts[plain]

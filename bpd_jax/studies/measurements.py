@@ -1,19 +1,19 @@
-"""Makes each kind of record: measures what a run lacks, and keeps it."""
+"""Makes each kind of record: measures what a run lacks, and stores it."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 
-from bpd_jax import progress
+from bpd_jax import progress, provenance
 from bpd_jax.decoding.asset_files import OWN_ASSETS
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.metrics.catalog import metric_of
-from bpd_jax.reporting import build
 from bpd_jax.reporting.records import Record
 from bpd_jax.studies import study
 from bpd_jax.studies.measure import draft_records, oracle_records
 from bpd_jax.studies.measure_explorer import explorer_records
 from bpd_jax.studies.measure_latency import ENGINES, latency_records
 from bpd_jax.studies.measure_quality import passage_records, quality_records
-from bpd_jax.studies.measure_timing import key_of, timing_records
+from bpd_jax.studies.measure_timing import timing_records
+from bpd_jax.studies.printed import LAMBADA
 from bpd_jax.studies.records import (
     DraftRecord,
     ExplorerRecord,
@@ -27,30 +27,26 @@ from bpd_jax.studies.run_files import HEADER, open_run, read_header
 from bpd_jax.studies.study_context import StudyContext
 
 Keep = Callable[[Iterable[Record]], None]
-_LAMBADA = "lambada"
 
 
 def measure_drafts(context: StudyContext, run: StudyRun, keep: Keep) -> None:
     """Replays every contender on the texts of all tasks.
 
-    What another study of the same folder has replayed already is taken from there.
+    Records that another study of the same folder already has are copied from there.
     """
-    done = {(r.contender, r.task, r.example) for r in run.of(DraftRecord)}
-    known = [
-        record
+    done = {record.key for record in run.of(DraftRecord)}
+    known = {
+        record.key: record
         for record in _of_other_studies(context, run)
-        if (record.contender, record.task, record.example) not in done
-    ]
-    keep(known)
-    done |= {(r.contender, r.task, r.example) for r in known}
+        if record.key not in done
+    }
+    keep(known.values())
+    done |= known.keys()
     missing = {
         name: [
             task
             for task in context.config.tasks
-            if any(
-                (name, task, example.index) not in done
-                for example in context.examples(task)
-            )
+            if any((name, task, e.index) not in done for e in context.examples(task))
         ]
         for name in context.config.contenders
     }
@@ -60,22 +56,16 @@ def measure_drafts(context: StudyContext, run: StudyRun, keep: Keep) -> None:
     with progress.bar(label="replaying", total=total, unit=" texts") as bar:
         for name, tasks in missing.items():
             bar.set_postfix_str(name, refresh=False)
-            for found in draft_records(context, name, tasks) if tasks else ():
-                keep(
-                    record
-                    for record in found
-                    if (record.contender, record.task, record.example) not in done
-                )
-                bar.update(len(found))
+            for records in draft_records(context, name, tasks) if tasks else ():
+                keep(record for record in records if record.key not in done)
+                bar.update(len(records))
 
 
 def _of_other_studies(context: StudyContext, run: StudyRun) -> Iterator[DraftRecord]:
-    """Drafts of this study's contenders along its texts, each once."""
-    config, seen = context.config, set()
+    """Drafts of this study's contenders along its texts, perhaps several times."""
+    config = context.config
     wanted = {
-        (task, example.index)
-        for task in config.tasks
-        for example in context.examples(task)
+        (t, example.index) for t in config.tasks for example in context.examples(t)
     }
     for header in sorted(context.workdir.glob(f"*/{HEADER}")):
         if header.parent == run.folder:
@@ -87,27 +77,22 @@ def _of_other_studies(context: StudyContext, run: StudyRun) -> Iterator[DraftRec
         alike = [
             c for c in config.contenders if made_with.get(c) == context.made_with(c)
         ]
-        same = {
+        same = [
             task
             for task in config.tasks
             if texts.get(task) == context.digest(task, context.whole_draw(task))
-        }
-        other = open_run(header.parent)
-        for record in other.of(DraftRecord):
-            key = (record.contender, record.task, record.example)
-            mine = record.task in same and record.contender in alike
-            if mine and key[1:] in wanted and key not in seen:
-                seen.add(key)
+        ]
+        for record in open_run(header.parent).of(DraftRecord):
+            contender, *place = record.key
+            if contender in alike and record.task in same and tuple(place) in wanted:
                 yield record
 
 
 def measure_oracle(context: StudyContext, run: StudyRun, keep: Keep) -> None:
     """The oracle of every width and number of heads."""
-    done = {(record.task, record.example) for record in run.of(OracleRecord)}
+    done = {record.key for record in run.of(OracleRecord)}
     for task in _unfinished(context, done):
-        keep(
-            r for r in oracle_records(context, task) if (r.task, r.example) not in done
-        )
+        keep(r for r in oracle_records(context, task) if r.key not in done)
 
 
 def measure_explorer(context: StudyContext, run: StudyRun, keep: Keep) -> None:
@@ -121,24 +106,23 @@ def measure_explorer(context: StudyContext, run: StudyRun, keep: Keep) -> None:
     tasks = [
         task
         for task in context.config.tasks
-        if len([place for place in done if place[0] == task]) < shown
+        if sum(task == other for other, _ in done) < shown
     ]
     for task in progress.bar(tasks, label="exploring", unit=" tasks"):
-        found = explorer_records(context, task, contenders, shown)
-        keep(r for r in found if (r.task, r.example) not in done)
+        records = explorer_records(context, task, contenders, shown)
+        keep(r for r in records if (r.task, r.example) not in done)
 
 
 def measure_quality(context: StudyContext, run: StudyRun, keep: Keep) -> None:
-    """How good the texts are, where a task has a metric."""
-    done = {(record.task, record.example) for record in run.of(QualityRecord)}
+    """Scores the texts of tasks that have a metric."""
+    done = {record.key for record in run.of(QualityRecord)}
     tasks = [
         task
         for task in _unfinished(context, done)
-        if task == _LAMBADA or metric_of(task) is not None
+        if task == LAMBADA or metric_of(task) is not None
     ]
     for task in progress.bar(tasks, label="scoring", unit=" tasks"):
-        found = _quality(context, task)
-        keep(r for r in found if (r.task, r.example) not in done)
+        keep(r for r in _quality(context, task) if r.key not in done)
 
 
 def _unfinished(context: StudyContext, done: Collection[tuple[str, int]]) -> list[str]:
@@ -152,7 +136,7 @@ def _unfinished(context: StudyContext, done: Collection[tuple[str, int]]) -> lis
 
 def _quality(context: StudyContext, task: str) -> list[QualityRecord]:
     loaded, examples = context.loaded(task), context.examples(task)
-    if task == _LAMBADA:
+    if task == LAMBADA:
         return passage_records(
             task,
             examples,
@@ -169,15 +153,15 @@ def _quality(context: StudyContext, task: str) -> list[QualityRecord]:
 
 
 def measure_timing(context: StudyContext, run: StudyRun, keep: Keep) -> None:
-    """Decodes with a clock.
+    """Times decoding.
 
     Raises:
       UserError: earlier records are of another device.
     """
     config = context.config
     _same_device(run, run.of(TimingRecord))
-    done = {key_of(record) for record in run.of(TimingRecord)}
-    for found in timing_records(
+    done = {record.key for record in run.of(TimingRecord)}
+    for records in timing_records(
         context,
         config.tasks,
         config.contenders,
@@ -187,16 +171,16 @@ def measure_timing(context: StudyContext, run: StudyRun, keep: Keep) -> None:
         done,
         speculative=config.speculative,
     ):
-        keep(found)
+        keep(records)
 
 
 def _same_device(run: StudyRun, records: Collection[Record]) -> None:
     """Raises a `UserError` if times of two machines would be mixed."""
     known = {session["device"] for session in run.facts.get("sessions", [])}
-    if records and known - {build.device()}:
+    if records and known - {provenance.device()}:
         raise UserError(
             f"{run.folder} has times of another device ({', '.join(sorted(known))}) "
-            f"than this one ({build.device()}): name another --workdir."
+            f"than this one ({provenance.device()}): name another --workdir."
         )
 
 
@@ -210,7 +194,7 @@ def measure_latency(context: StudyContext, run: StudyRun, keep: Keep) -> None:
             f"assets ({', '.join(OWN_ASSETS)})."
         )
     _same_device(run, run.of(LatencyRecord))
-    done = {(r.engine, r.steps, r.width, r.paths) for r in run.of(LatencyRecord)}
+    done = {record.key for record in run.of(LatencyRecord)}
     for record in latency_records(decoder.ngram, ENGINES[:3], done=done):
         keep([record])
 

@@ -4,7 +4,7 @@ Kim, Suresh, Papineni, Riley, Kumar and Benton, "Exploring and Improving Drafts 
 Blockwise Parallel Decoding", arXiv 2404.09221, and the authors' reply to the reviews at
 NeurIPS 2024 (Table E). Tasks have the names of `bpd_jax.data` and of Spec-Bench; a task
 that a table leaves out is left out here. Where the paper contradicts itself, the
-docstring below the table says so.
+docstring below the table notes it.
 
 Table 2 (an example of decoding) has no numbers. Tables A to D of the rebuttal, which
 cover sampling at temperatures 0.7 and 1, are in an attached PDF that is not public.
@@ -122,7 +122,7 @@ oracle over 2 and 16 candidates.
 
 LAMBADA's 61M is 3.10 in Table 9 and `LAMBADA_61M_TABLE4` in Table 4. SAMSum's oracle
 over 2 candidates, 1.23, is below BPD's 1.27, though 2 candidates hold the first one, so
-that at no position it can yield less."""
+that it cannot yield less at any position."""
 
 LAMBADA_61M_TABLE4 = 3.08
 """What Table 4 prints where Table 9 prints `TABLE4["lambada"]["61M"]`."""
@@ -152,8 +152,8 @@ vanilla ones (ties are printed in thousands or millions), and among the latter t
 percentages that repair and that introduce repetition.
 
 The refinement is local rescoring with the 61M model (caption and section 7.3). Section
-7.3 quotes NewsRoom's 66.23 % as MultiNews's. The counts tell how many tokens were
-decoded of an example: see `positions_per_example`."""
+7.3 quotes NewsRoom's 66.23 % as MultiNews's. The counts give the number of tokens
+decoded for an example: see `positions_per_example`."""
 
 EXAMPLES = {
     LAMBADA: 5153,
@@ -248,8 +248,8 @@ TABLE11 = _read(
 )
 """Table 11, per decoded token: block efficiency (mean of Table 4 over the seven tasks),
 gigabytes of parameters read, gigabytes of cache traffic after 128 … 2,048 tokens, and
-TFLOPs. Rows have the names of Table 4's columns. `bpd_jax.evaluation.hardware` has the
-formulas behind it."""
+TFLOPs. Rows have the names of Table 4's columns; `bpd_jax.evaluation.token_cost` has
+the formulas."""
 
 FIGURE2 = {"block_efficiency": 21.30, "flops": 4.04, "kv_cache": -2.54}
 """Figure 2: changes in percent of 16-best 4-gram against BPD.
@@ -258,7 +258,7 @@ The first is NewsRoom's (1.31 / 1.08), the others are of means over seven tasks.
 11 gives +4.04 (0.593 / 0.570) and -2.44 (1.079 / 1.106) for them."""
 
 FIGURE3_CORRELATION = 0.77
-"""Figure 3b: R of block efficiency over h_max; what its points are is not said."""
+"""Figure 3b: R of block efficiency over h_max; the paper does not define its points."""
 
 TABLE12 = {1: 1.630, 2: 1.751, 4: 1.878, 8: 1.871, 16: 1.983}
 """Table 12: milliseconds to find the N best drafts of 8 steps of 16 arcs, by N."""

@@ -1,23 +1,27 @@
-"""The raw results of studies, one JSON object per example: tables are drawn from these.
+"""The raw results of studies, one JSON object per example.
 
-What a draft is worth is kept for *every* position of a text, not only for those where
-decoding called the model. Which those are follows (`call_positions`), and with it block
-efficiency and the drafts that were made; the comparison of Table 5 needs all of them.
+Accepted tokens are stored for *every* position of a text, not only for those where
+decoding calls the model. The calls of decoding, and with them block efficiency, follow
+from these (`call_positions`); the comparison of Table 5 needs all positions.
 """
 
 import dataclasses
 import functools
+import re
 from collections.abc import Sequence
 
 import numpy as np
 
+from bpd_jax.errors import UserError
 from bpd_jax.reporting.records import Record
 
 TUNE, REPORT = PARTS = ("tune", "report")
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
-# Larger numbers, of which there are few, are the characters from here on.
+# Larger numbers, which are rare, are characters from here on.
 _BEYOND = 0x100
+_LARGE = f"{chr(_BEYOND + len(_DIGITS))}-\ud7ff"
+_NUMBERS, _YIELDS = re.compile(f"[0-9a-z{_LARGE}]*"), re.compile(f"[1-9a-z{_LARGE}]*")
 
 
 def to_digits(values: Sequence[int] | np.ndarray) -> str:
@@ -65,7 +69,7 @@ def call_positions(accepted: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class DraftRecord(Record):
-    """What one contender drafts along one text, position by position.
+    """The drafts of one contender along one text, position by position.
 
     The strings have one digit (`from_digits`) per token of the text.
 
@@ -94,6 +98,16 @@ class DraftRecord(Record):
     nodes: int
     head_entropy: list[float] = dataclasses.field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        # A yield of 0 would never reach the end of the text.
+        rest = (self.length, self.equal, self.longest)
+        if (
+            not _YIELDS.fullmatch(self.accepted)
+            or not all(map(_NUMBERS.fullmatch, rest))
+            or min(map(len, rest)) < len(self.accepted)
+        ):
+            raise UserError("its numbers per token are not those of a text")
+
     @property
     def yields(self) -> np.ndarray:
         """Tokens that a serial call yields at each position."""
@@ -114,6 +128,11 @@ class DraftRecord(Record):
         """Serial calls that decoding takes."""
         return len(call_positions(self.yields))
 
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """Identifies the record among those of its kind in a run."""
+        return self.contender, self.task, self.example
+
 
 @dataclasses.dataclass(frozen=True)
 class OracleRecord(Record):
@@ -132,15 +151,20 @@ class OracleRecord(Record):
     tokens: int
     calls: list[list[int]]
 
+    @property
+    def key(self) -> tuple[str, int]:
+        """As in `DraftRecord`."""
+        return self.task, self.example
+
 
 @dataclasses.dataclass(frozen=True)
 class QualityRecord(Record):
-    """How good one text is.
+    """The quality of one text.
 
     Attributes:
       task, example, part: as in `DraftRecord`.
       prediction: the decoded text.
-      references: right answers; of summaries, one.
+      references: correct answers; one for summaries.
       scores: by name: `exact_match`, `f1`, `rouge1`, `rouge2`, `rougeL` in 0 … 1;
         `log_prob` in nats of `tokens` tokens, `last_word` 0 or 1.
     """
@@ -152,10 +176,15 @@ class QualityRecord(Record):
     references: list[str]
     scores: dict[str, float]
 
+    @property
+    def key(self) -> tuple[str, int]:
+        """As in `DraftRecord`."""
+        return self.task, self.example
+
 
 @dataclasses.dataclass(frozen=True)
 class TimingRecord(Record):
-    """One prompt decoded by one contender, with a clock.
+    """One prompt decoded by one contender, with its time.
 
     Attributes:
       task, example: as in `DraftRecord`.
@@ -163,9 +192,9 @@ class TimingRecord(Record):
       temperature: of sampling; 0 is greedy.
       round: contenders take turns, and this counts the turns.
       tokens, calls: decoded tokens and serial calls.
-      seconds: wall time, prompt included, compilation not.
-      identical: whether the text is that of plain decoding with the same noise; None
-        where acceptance keeps only its distribution.
+      seconds: wall time with the prompt and without compilation.
+      identical: whether the text equals that of plain decoding with the same noise;
+        None for acceptance that keeps only the distribution.
     """
 
     task: str
@@ -178,15 +207,20 @@ class TimingRecord(Record):
     seconds: float
     identical: bool | None = None
 
+    @property
+    def key(self) -> tuple[str, str, float, int]:
+        """Identifies the records that are measured together, one per prompt."""
+        return self.task, self.contender, self.temperature, self.round
+
 
 @dataclasses.dataclass(frozen=True)
 class LatencyRecord(Record):
     """Time of refining one lattice.
 
     Attributes:
-      engine: that searched.
+      engine: of the search.
       steps, width, paths: heads, candidates of each, and drafts asked for.
-      milliseconds: of each run.
+      milliseconds: one value per run.
     """
 
     engine: str
@@ -194,6 +228,11 @@ class LatencyRecord(Record):
     width: int
     paths: int
     milliseconds: list[float]
+
+    @property
+    def key(self) -> tuple[str, int, int, int]:
+        """As in `DraftRecord`."""
+        return self.engine, self.steps, self.width, self.paths
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,7 +256,7 @@ class Call(Record):
 
 @dataclasses.dataclass(frozen=True)
 class Trace(Record):
-    """The calls of one contender on the text of an `ExplorerRecord`."""
+    """The serial calls of one contender on the text of an `ExplorerRecord`."""
 
     contender: str
     label: str
@@ -226,7 +265,7 @@ class Trace(Record):
 
 @dataclasses.dataclass(frozen=True)
 class ExplorerRecord(Record):
-    """One text with all that was drafted along it, to be stepped through.
+    """One text with all drafts along it, for the draft explorer.
 
     Attributes:
       task, example: as in `DraftRecord`.

@@ -1,4 +1,4 @@
-"""Which contenders refine what other contenders draft."""
+"""Pairs of contenders: with and without refinement."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ REFINES = {
     "medusa_ngram": MEDUSA,
     "medusa_neural": MEDUSA,
 }
-"""Kinds of methods with refiners of the heads, and the kind without them."""
+"""Kinds of methods that refine the heads' drafts, and the kind without refinement."""
 
 
 def method_of(contender: str) -> Method:
@@ -32,10 +32,10 @@ def method_of(contender: str) -> Method:
 
 
 def unrefined(contender: str, others: Sequence[str]) -> str | None:
-    """The contender that does the same without refinement.
+    """The contender that drafts in the same way without refinement.
 
-    A tree is compared with the tree of as many nodes that the same search finds, drafts
-    with those of BPD; both with as much of prompt lookup, whose gain is its own.
+    A tree is compared with the tree of as many nodes by the same search, other drafts
+    with those of BPD; both with the same number of tokens of prompt lookup.
 
     >>> unrefined("medusa_ngram:8@general_2", ["bpd", "medusa:32", "medusa:8"])
     'medusa:8'
@@ -44,10 +44,10 @@ def unrefined(contender: str, others: Sequence[str]) -> str | None:
 
     Args:
       contender: its name.
-      others: to choose from.
+      others: names to choose from.
 
     Returns:
-      None if it refines nothing, or none of the others does what it refines.
+      None if it does not refine, or there is no such contender.
     """
     method = method_of(contender)
     for other in others:

@@ -1,10 +1,10 @@
-"""What the contenders of a run cost the hardware, from its sizes and its records.
+"""Hardware costs of a run's contenders, from its model sizes and its records.
 
-`study.json` may hold `model_sizes`, from which our own table is made:
+`study.json` may hold `model_sizes`, from which the table of the run is made:
 
     {"model": SIZE, "rescorers": {SET: SIZE, …}, "ngrams": {SET: COUNT, …}}
 
-where SIZE is `dataclasses.asdict(hardware.model_size(config))`, COUNT that of n-grams
+where SIZE is `dataclasses.asdict(token_cost.model_size(config))`, COUNT that of n-grams
 and SET the name of a contender's models, `""` for the model's own.
 """
 
@@ -12,7 +12,7 @@ from bpd_jax.decoding.methods import Method
 from bpd_jax.drafting.refiners.neural import PARALLEL
 from bpd_jax.drafting.searches.chains import most_prefixes
 from bpd_jax.errors import UserError
-from bpd_jax.evaluation.hardware import CONTEXTS, Cost, ModelSize, cost
+from bpd_jax.evaluation.token_cost import CONTEXTS, Cost, ModelSize, cost
 from bpd_jax.studies.config import BPD, parse_contender
 from bpd_jax.studies.results import StudyRun
 
@@ -103,8 +103,7 @@ def _rescoring(method: Method, block_size: int, width: int) -> tuple[int, int] |
       width: candidates per head, where the method names none.
 
     Returns:
-      Zeros without a rescorer; None where the formula does not know all that the method
-      reads and does.
+      Zeros without a rescorer; None for methods that the formula does not cover.
     """
     kind = method.kind
     known = kind.startswith(("bpd", "zero_gram", "ngram", "medusa", "neural"))

@@ -1,8 +1,8 @@
 """The folder of a study's results: `study.json`, and records as JSON Lines.
 
-Records are appended, one line each, so that an interrupted run loses at most the record
-that it was writing; the next run drops the unfinished line and resumes. Published
-results may be compressed (`records.jsonl.gz`).
+Records are appended, one line each, so that an interrupted run loses at most one
+record; the next run drops an unfinished line and resumes. Published results are
+compressed (`records.jsonl.gz`).
 """
 
 import dataclasses
@@ -22,14 +22,14 @@ from bpd_jax.studies.records import KINDS
 from bpd_jax.studies.results import StudyRun
 
 HEADER, RECORDS = "study.json", "records.jsonl"
-# Programs that share the work have a file of records each.
+# Each of several programs that share the work has a file of records.
 _RECORD_FILES = ("records*.jsonl", "records*.jsonl.gz")
 PUBLISHED = folders.FolderKind("results of a study", HEADER, _RECORD_FILES, '"study"')
-# Where results are being made, other files may lie beside them.
+# A folder of results in progress may have other files.
 KIND = dataclasses.replace(PUBLISHED, in_place=True)
 _NAMES = {kind: name for name, kind in KINDS.items()}
 
-# Facts that programs look into: what each is, and what all values in it are.
+# Types of the facts that programs use, and of the values in them.
 _TYPES: dict[str, tuple[type, type]] = {
     **dict.fromkeys(("labels", "tasks", "left_out", "texts", "made_with"), (dict, str)),
     **dict.fromkeys(("examples", "assets", "model_sizes"), (dict, dict)),
@@ -50,7 +50,7 @@ def write_header(folder: pathlib.Path, study: str, facts: Facts) -> None:
 def append_records(
     folder: pathlib.Path, records: Sequence[Record], name: str = RECORDS
 ) -> None:
-    """Adds records, after dropping a last line that was never finished.
+    """Adds records, after dropping an unfinished last line.
 
     Args:
       folder: of the results.
@@ -105,7 +105,7 @@ def _read_file(path: pathlib.Path) -> Iterator[Record]:
     try:
         with opened(path, "rb") as stream:
             for number, line in enumerate(files.bounded_lines(stream, path), start=1):
-                # What follows the last line break was never finished.
+                # A line without a line break is unfinished.
                 if line.endswith(b"\n"):
                     yield _record(line, f"{path}:{number}")
     except (OSError, EOFError, zlib.error) as error:
@@ -156,7 +156,7 @@ def open_run(folder: str | os.PathLike[str]) -> StudyRun:
     """Reads a folder.
 
     Raises:
-      UserError: it is none, or damaged.
+      UserError: it holds no results, or is damaged.
     """
     folder = as_path(folder)
     facts = read_header(folder)
@@ -165,7 +165,7 @@ def open_run(folder: str | os.PathLike[str]) -> StudyRun:
 
 
 def publish(run: StudyRun, folder: pathlib.Path) -> None:
-    """Writes a run as a folder to be kept: records sorted, compressed, with no date."""
+    """Writes a run reproducibly: records are sorted and compressed without a date."""
     lines = sorted(_line(record) for record in run.records)
     with folders.replacing_folder(folder, PUBLISHED) as temporary:
         write_header(temporary, run.study, run.facts)

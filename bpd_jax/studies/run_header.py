@@ -1,10 +1,10 @@
-"""What a study's header says of its run, and whether another run may go on with it."""
+"""The header of a study's results, and checks that a run may resume with it."""
 
 import dataclasses
 import pathlib
 
 from bpd_jax.errors import UserError
-from bpd_jax.evaluation.hardware import model_size
+from bpd_jax.evaluation.token_cost import model_size
 from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.reporting.records import Facts
 from bpd_jax.studies.run_files import HEADER, read_header
@@ -12,11 +12,11 @@ from bpd_jax.studies.study_context import StudyContext
 from bpd_jax.studies.tasks import LABELS
 
 SESSION = ("command", "date", "device", "versions")
-"""Facts of one start of the program; `sessions` lists those that made records."""
+"""Facts of one run of the program; `sessions` lists the runs that made records."""
 
 
 def facts_of(context: StudyContext) -> Facts:
-    """Facts of model, examples and contenders."""
+    """Facts about model, examples and contenders."""
     config = context.config
     loaded = context.loaded(config.tasks[0])
     model = loaded.functions.config
@@ -55,9 +55,9 @@ def facts_of(context: StudyContext) -> Facts:
 
 
 def continued(before: Facts, now: Facts) -> Facts:
-    """The facts of a start, with what is known of contenders that it left out.
+    """The facts of a run, with earlier facts of contenders that it leaves out.
 
-    Their records are still there, and must be told from those of other models.
+    Their records are kept, and must not be mixed with records of other models.
     """
     kept = {
         name: {**now[name], **{k: v for k, v in found.items() if k not in now[name]}}
@@ -71,7 +71,7 @@ _REMEDY = "name another --workdir, or remove it"
 
 
 def check_settings(folder: pathlib.Path, context: StudyContext) -> Facts:
-    """The facts that the folder has so far, none if it is new.
+    """The facts that the folder has so far; {} if it is new.
 
     Raises:
       UserError: it holds results of other settings.
@@ -89,7 +89,7 @@ def check_settings(folder: pathlib.Path, context: StudyContext) -> Facts:
 
 
 def check_header(folder: pathlib.Path, context: StudyContext) -> Facts:
-    """As `check_settings`, and compares texts and models, which must be there.
+    """As `check_settings`, and compares the digests of texts and models too.
 
     Raises:
       UserError: the folder holds results of other settings, texts or models.
@@ -107,7 +107,7 @@ def check_header(folder: pathlib.Path, context: StudyContext) -> Facts:
         if name in context.config.contenders and context.made_with(name) != digest:
             raise UserError(
                 f"{folder} holds results of {name} with other models or weights α than "
-                f"there are now: {_REMEDY}."
+                f"the present ones: {_REMEDY}."
             )
     return before
 

@@ -1,4 +1,4 @@
-"""Scores × searches: what finds good drafts under the same scores."""
+"""Scores × searches: several searches under the same scores."""
 
 import functools
 import itertools
@@ -44,7 +44,7 @@ NAMES = {
     "medusa_ngram": "n-gram",
     "medusa_neural": "small LM",
 }
-"""Scores by kind of method, for people."""
+"""Display names of scores by kind of method."""
 TRAINED = ("markov", "recurrent", "hydra", "neural", "medusa_neural")
 """Scores that were trained; the others come from counts, or from the heads alone."""
 _WORDED = ("search", "adaptive", "normalise", "mode", "order")
@@ -53,7 +53,7 @@ _SOURCE_SETTINGS = ("k", "heads", "lookup")
 
 
 def search_of(method: Method) -> str:
-    """How a method chooses drafts, one of `SEARCHES`.
+    """The search of a method, one of `SEARCHES`.
 
     Scores that depend on the whole draft have no exact search over all drafts; theirs
     are those of a beam.
@@ -79,7 +79,7 @@ def place_of(contender: str) -> Place:
 
 
 def score_of(contender: str) -> str:
-    """What a contender scores drafts with, for people."""
+    """The display name of the scores of a contender."""
     found = parse_contender(contender)
     method = found.method
     name = NAMES.get(method.kind, method.kind)
@@ -145,7 +145,7 @@ def _grid_table(data: _Data) -> Table:
 
 
 def _list_table(data: _Data) -> Table:
-    """Every contender, and what each call checks."""
+    """Every contender, and the number of draft tokens that a call verifies."""
 
     def cells(name: str) -> list[Cell]:
         # A run that was stopped has some contenders on fewer texts.
@@ -203,7 +203,7 @@ def _refined(data: _Data) -> list[Finding]:
 
 
 def _heads_alone(contender: str, others: Sequence[str]) -> str | None:
-    """The contender that finds as many drafts or nodes, but under no other score."""
+    """The contender with as many drafts or nodes under the heads' scores alone."""
     method = method_of(contender)
     if NAMES.get(method.kind) == HEADS_ALONE:
         return None
@@ -269,12 +269,12 @@ STUDY = Study(
     findings=[_searches, _refined, _trained],
     notes=[
         "Beyond the paper. All searches choose among the same candidates of the "
-        "heads, except that Hydra heads make candidates of their own.",
-        "Drafts of a path are checked as one tree. `checked` is what a serial call "
-        "checks: trees and P drafts are to be compared at like numbers.",
-        "Scores are compared under the same search for as many drafts or nodes. Of "
+        "heads, except that Hydra heads propose their own.",
+        "Drafts are verified as one tree. `checked` counts the draft tokens that a "
+        "serial call verifies: compare trees with P drafts at similar counts.",
+        "Scores are compared under the same search for as many drafts or nodes. Under "
         "the heads alone, whose scores do not depend on earlier tokens of a draft, "
-        "the greedy walk is the best draft, and a beam of P holds the P best.",
+        "the greedy walk is the best draft, and a beam of P contains the P best.",
         "A static tree ranks candidates by their scores after each path of the tree. "
         "With the block refined first, as in the paper’s slides, it ranks them by "
         "their scores along the greedy path, which takes one pass of a small LM per "

@@ -91,10 +91,10 @@ def _weights(run: StudyRun) -> list[str]:
         if kind not in kinds:
             continue
         tuned = run.facts.get("alphas", {}).get(kind)
-        words = "α = 1, which was not tuned"
+        words = "α = 1, not tuned"
         if tuned:
             words = "α tuned on examples that are not reported: " + ", ".join(
                 f"{run.task_label(task)} {alpha:g}" for task, alpha in tuned.items()
             )
-        notes.append(f"{label} rescorers that name no α have {words}.")
+        notes.append(f"{label} rescorers without an α of their own use {words}.")
     return notes

@@ -1,7 +1,8 @@
-"""What the measurements of a study share: model, examples, decoded texts, replay.
+"""The context of all measurements of a study: model, examples, decoded texts.
 
-Texts are decoded greedily once per task and kept with what the model said along them
-(`WORKDIR/texts/TASK.npz`); studies of the same model, tasks and lengths share them.
+Texts are decoded greedily once per task and stored with the model's predictions along
+them (`WORKDIR/texts/TASK.npz`). Studies of the same model, tasks and lengths share
+them.
 """
 
 import functools
@@ -38,12 +39,12 @@ from bpd_jax.studies.records import REPORT, TUNE
 from bpd_jax.studies.tasks import StudyExample
 from bpd_jax.studies.text_files import content_digest, load_texts, save_texts
 
-# Texts that are kept as soon as all of them are there.
+# Number of texts that are stored together.
 _KEPT_TOGETHER = 128
 
 
 class StudyContext:
-    """Model, examples and texts of one study, each created when first used.
+    """Model, examples and texts of one study, each created when it is first used.
 
     Attributes:
       config, workdir, shard: as given.
@@ -54,12 +55,12 @@ class StudyContext:
     def __init__(
         self, config: StudyConfig, workdir: pathlib.Path, shard: Shard = WHOLE
     ) -> None:
-        """Loads nothing yet.
+        """Stores the settings; models are loaded when they are first used.
 
         Args:
           config: of the study.
-          workdir: where texts are kept.
-          shard: part of the examples that is this program's.
+          workdir: folder of the texts.
+          shard: the part of the examples that this program measures.
         """
         self.config, self.workdir, self.shard = config, workdir, shard
         self._examples: dict[str, list[StudyExample]] = {}
@@ -77,7 +78,7 @@ class StudyContext:
         """The model of a task; of all tasks, where they share one."""
         name = self.model_name(task)
         if name not in self._models:
-            # Large models of several tasks would not fit together.
+            # Large models of several tasks do not fit into memory together.
             self._models, self._decoders = {name: load_model(name)}, {}
         return self._models[name]
 
@@ -167,7 +168,7 @@ class StudyContext:
         ]
 
     def _answers(self, task: str, prompts: list[np.ndarray]) -> list[str]:
-        """What the model says to prompts, decoded greedily."""
+        """The model's greedy answers to prompts."""
         decoder, _ = self.contender(GREEDY.name, task)
         loaded = self.loaded(task)
         return [
@@ -201,7 +202,7 @@ class StudyContext:
         return self.alphas.get(class_of(method) or "", {})
 
     def made_with(self, name: str) -> str:
-        """Tells the models that a contender drafts with by what is in their files."""
+        """A digest of the models that a contender drafts with, from their files."""
         found = parse_contender(name)
         kinds = tuple(kind for kind in OWN_ASSETS if kind in found.method.needs)
         key = (found.assets, kinds)
@@ -238,20 +239,20 @@ class StudyContext:
         return TASK_FIELD in "".join([self.config.model, *assets.values()])
 
     def label(self, name: str) -> str:
-        """What people read in place of a contender's name."""
+        """The display name of a contender."""
         if name in self.config.labels:
             return self.config.labels[name]
         decoder, _ = self.contender(name, self.config.tasks[0])
         # Not with a tuned weight, which is that of one task.
-        found = parse_contender(name)
-        label, assets = decoder.label(found.method), found.assets
+        contender = parse_contender(name)
+        label, assets = decoder.label(contender.method), contender.assets
         return label if assets is None else f"{label}, {assets.replace('_', ' ')}"
 
     def texts(self, task: str) -> list[RecordedText]:
-        """What the model decodes of each example, with what it says along it.
+        """The decoded text of each example, with the model's predictions along it.
 
-        Decodes what is not there yet, with a progress bar; what was decoded is kept
-        every `_KEPT_TOGETHER` texts.
+        Decodes missing texts, with a progress bar; they are stored in groups of
+        `_KEPT_TOGETHER`.
         """
         if task not in self._texts:
             found: list[RecordedText] = []
@@ -268,20 +269,20 @@ class StudyContext:
         return self._texts[task]
 
     def _parts(self, task: str) -> list[list[StudyExample]]:
-        """Examples whose texts lie in one file."""
+        """Groups of examples whose texts are in one file."""
         examples = self.examples(task)
         starts = range(0, len(examples), _KEPT_TOGETHER)
         return [examples[start : start + _KEPT_TOGETHER] for start in starts]
 
     @property
     def shard_suffix(self) -> str:
-        """Tells the files of one shard from those of others."""
+        """Distinguishes the files of one shard from those of others."""
         if self.shard == WHOLE:
             return ""
         return f"-{self.shard.index}-of-{self.shard.count}"
 
     def digest(self, task: str, examples: Sequence[StudyExample]) -> str:
-        """Tells what texts depend on: model, heads, prompts, lengths."""
+        """A digest of all that texts depend on: model, heads, prompts, lengths."""
         loaded, config = self.loaded(task), self.config
         facts: list[Any] = [
             loaded.fingerprint,

@@ -1,4 +1,4 @@
-"""Table 1: how good the texts are, and how many tokens a call of BPD yields."""
+"""Table 1: quality of the texts, and block efficiency of BPD."""
 
 import functools
 import re
@@ -25,7 +25,7 @@ def _scores(run: StudyRun, task: str) -> list[dict[str, float]]:
 
 
 def _score_cells(run: StudyRun, task: str, name: str) -> list[Cell]:
-    """A score beside the paper's, if that is what it prints, and of how many texts."""
+    """A score, beside the paper's if it prints that score, and the number of texts."""
     scores = _scores(run, task)
     value, paper = estimate(name, scores), None
     if printed.METRICS.get(task) == name:
@@ -126,12 +126,12 @@ STUDY = Study(
     notes=[
         "The paper finetunes a model of 1.5 billion parameters on every task but "
         "LAMBADA. A model that was not finetuned, such as SmolLM2, answers in "
-        "sentences of its own, which exact match counts as wrong: F1 says more. Texts "
-        "that were cut at the limit of tokens are scored as they are.",
+        "sentences of its own, which exact match counts as wrong: F1 is more "
+        "informative. Texts that were cut at the token limit are scored as they are.",
         "Perplexity is per token of the model's own vocabulary, over all tokens of a "
         "passage but the first, so values of different vocabularies do not compare; "
-        "the paper does not say of which tokens its own is. Last words count as right "
-        "if greedy decoding writes them.",
+        "the paper does not name its vocabulary. A last word counts as correct if "
+        "greedy decoding produces it.",
         "Exact match and F1 follow the official script of SQuAD. ROUGE is the "
         "F-measure of the package rouge-score with its stemmer; ROUGE-L is over the "
         "text as a whole, ROUGE-Lsum over its lines.",

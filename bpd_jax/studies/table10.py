@@ -39,7 +39,7 @@ STUDY = Study(
     "table10",
     "3, 6 and 9 heads",
     "Table 10",
-    "How far ahead is it worth guessing?",
+    "How many heads are worth drafting with?",
     tables=[efficiency_table(TABLE10), headroom_table],
     findings=[_findings],
     notes=[
@@ -47,6 +47,6 @@ STUDY = Study(
         "it trained models of fewer heads; experiments/heads has configurations for "
         "that.",
         "The paper has BPD alone. With p drafts fewer heads may do better: the p best "
-        "then differ in the tokens that matter, not in those far ahead.",
+        "drafts then differ in their early tokens, not in those far ahead.",
     ],
 )

@@ -1,10 +1,16 @@
-"""Table 11 and Figure 2: what a decoded token costs the hardware, by formula."""
+"""Table 11 and Figure 2: hardware costs of a decoded token, by formula."""
 
 import functools
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from bpd_jax.evaluation.hardware import CONTEXTS, Cost, cost, paper_sizes, printed_cost
+from bpd_jax.evaluation.token_cost import (
+    CONTEXTS,
+    Cost,
+    cost,
+    paper_sizes,
+    printed_cost,
+)
 from bpd_jax.reporting.exhibits import (
     BARS,
     Cell,
@@ -128,7 +134,7 @@ def _compared(row: str) -> list[Cell]:
 def _printed_table(data: _Data) -> Table:
     return _cost_table(
         "",
-        "The paper's table, computed again from its own formulas",
+        "The paper's table, recomputed from its own formulas",
         {row: _compared(row) for row in _ROWS if row != _SEQUENTIAL},
         3,
         "Block efficiency is the mean of Table 4 over the seven tasks. The costs are "
@@ -278,9 +284,9 @@ def _cells_follow(data: _Data) -> Judgement:
     same = sum(error < 5.01e-4 for error in off)
     return (
         same == len(cells),
-        f"{same} of {len(cells)} cells are the same to the last of three decimals; the "
-        f"largest difference is {decimal(max(off), 4)}. That they follow does not make "
-        "the formulas right: see the notes.",
+        f"{same} of {len(cells)} cells are the same to the last of three decimals; "
+        f"the largest difference is {decimal(max(off), 4)}. This does not make the "
+        "formulas correct: see the notes.",
     )
 
 
@@ -348,7 +354,7 @@ STUDY = Study(
     findings=[_cells_follow, _bars, _trade_off],
     notes=[
         "The paper prints no formulas. Those used here were recovered from the printed "
-        "cells and give all of them; they stand in bpd_jax.evaluation.hardware.",
+        "cells and give all of them; they are in bpd_jax.evaluation.token_cost.",
         "The paper's cache traffic is 8 times too large: it takes the feed-forward "
         "width 12288 for the width 1536 of keys and values. (It takes 1536 for the "
         "rescorer, which is right only if its attention heads are 128 wide.)",
@@ -361,9 +367,9 @@ STUDY = Study(
         "The paper's Figure 2 sets NewsRoom's gain in block efficiency beside changes "
         "of means over seven tasks.",
         "Our formula: values of 2 bytes; the prefix is read once per call for all "
-        "drafts, and every draft token's keys and values are written once. Drafts of "
-        "the paper share nothing but their certain token; ours are counted as the "
-        "distinct prefixes that were checked. N-gram models lie in the host's memory "
-        "and are not counted.",
+        "drafts, and every draft token's keys and values are written once. The "
+        "paper's drafts share only their certain token; ours are counted as the "
+        "distinct prefixes that were verified. N-gram models are in the host's memory "
+        "and not counted.",
     ],
 )

@@ -24,9 +24,9 @@ LABELS = {
     VITERBI: "Dynamic programming on the host",
     DEVICE: "Inside the compiled loop",
 }
-"""What people read in place of engines, in the order of the tables."""
+"""Display names of engines, in the order of the tables."""
 
-# What "hardly" is taken to mean; the paper's own 16 paths take 1.22 times as long as 1.
+# The largest factor for "hardly"; in the paper 16 paths take 1.22 times as long as 1.
 _HARDLY = 1.5
 
 Shape = tuple[int, int, int]
@@ -60,7 +60,7 @@ def _prepare(run: StudyRun) -> dict[str, Times]:
 def _cells(engine: str, times: Times, shapes: Mapping[Shape, float]) -> list[Cell]:
     """Times of some shapes, and the last over the first.
 
-    The paper's numbers stand beside its own engine.
+    The paper's numbers are shown beside its own engine.
     """
     cells = [
         dataclasses.replace(
@@ -194,12 +194,12 @@ STUDY = Study(
     charts=[_chart],
     findings=[_findings],
     notes=[
-        "A step is a position where candidates are chosen among: the certain token "
-        "in front of them is none, so that 8 steps of 16 arcs hold 16⁸ paths.",
-        "The paper does not name its processor. Lattices here are made up over the "
-        "n-gram model’s own tokens, so that most neighbours are bigrams of the "
-        "model, and every one is new to the search.",
-        "OpenFst is asked for twice as many paths as drafts, because one draft has "
-        "a path for every way to back off: part of what more drafts cost here.",
+        "A step is a position with candidates to choose from; the certain token "
+        "before them is not a step, so 8 steps of 16 arcs have 16⁸ paths.",
+        "The paper does not name its processor. Lattices here are generated from the "
+        "n-gram model’s tokens, so that most neighbours are bigrams of the model, and "
+        "every lattice is new to the search.",
+        "OpenFst is asked for twice as many paths as drafts, because one draft has a "
+        "path for every way to back off. This is part of the cost of more drafts here.",
     ],
 )

@@ -86,15 +86,15 @@ STUDY = Study(
     "table3",
     "Repetition in drafts",
     "Table 3",
-    "Heads that guess independently say the same token twice. How often, and how often "
-    "still once a 2-gram model has chosen among their candidates?",
+    "Heads that predict independently repeat tokens. How often do they, before and "
+    "after a 2-gram model chooses among their candidates?",
     tables=[_table],
     charts=[_chart],
     findings=[_findings],
     notes=[
         "Over the best-ranked draft of every serial call: share of neighbours that are "
         "the same token, and mean longest run of one token (paper section 6.1).",
-        "The paper's text speaks of reductions of 9.9 to 24.5 points; by its table "
+        "The paper's text states reductions of 9.9 to 24.5 points; by its table "
         "SQuAD's is 7.9 and LAMBADA's 9.3.",
     ],
 )

@@ -1,4 +1,4 @@
-"""Table 5: where refined drafts yield more or less than vanilla ones, and why."""
+"""Table 5: where refined drafts yield more or fewer tokens than vanilla ones."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -186,13 +186,13 @@ def _more_often(share: _Share, other: _Share, every: list[_Comparisons]) -> Judg
     paper = sum(row[share.column] > row[other.column] for row in rows)
     return (
         together([holds for holds, _ in gaps]),
-        f"{'. '.join(words for _, words in gaps)}. A question of ours; by the paper's "
-        f"table so on {paper} of {counted(len(rows), 'task')}.",
+        f"{'. '.join(words for _, words in gaps)}. This question is ours; in the "
+        f"paper's table it is so on {paper} of {counted(len(rows), 'task')}.",
     )
 
 
 def _gap(one: _Comparisons, share: _Share, other: _Share) -> Judgement:
-    """What a difference of shares says about one contender, and its numbers."""
+    """The difference of two shares for one contender, with its interval."""
     mine, theirs = share.ratio(one.total()), other.ratio(one.total())
     if mine is None or theirs is None:
         return None, f"{one.label}: no wins or no losses"
@@ -285,8 +285,8 @@ STUDY = Study(
         "one has none; introducing is the reverse. Several drafts are judged by the "
         "one that scores best.",
         "The paper's table is about local rescoring with its 61M model (caption and "
-        "section 7.3): its numbers stand beside one draft under a neural rescorer. "
-        "They count other texts, so that percentages compare and counts do not.",
+        "section 7.3): its numbers are shown beside those of one draft under a neural "
+        "rescorer. They count other texts: compare percentages, not counts.",
         "p is of a sign-flip test over examples of wins minus losses, after Holm's "
         "correction for the rows of a table.",
         "A finding holds if it does for every refinement, and fails if the reverse is "

@@ -1,4 +1,4 @@
-"""Table 7: rescorers of the task's own texts against general ones."""
+"""Table 7: in-domain rescorers against general ones."""
 
 from bpd_jax.reporting.exhibits import Finding
 from bpd_jax.studies.comparisons import (
@@ -18,16 +18,17 @@ IN_DOMAIN, GENERAL = "in_domain", "general"
 def _notes(run: StudyRun) -> list[str]:
     kinds = {parse_contender(name).method.kind for name in run.contenders}
     notes = [
-        "Rescorers of a task go on from the general one with the task's texts."
+        "The rescorer of a task is the general one, trained further on the task's "
+        "texts."
         if "neural" in kinds
-        else "Of the paper's table only the n-gram half is here: no small language "
-        "model of a task's texts is among what was compared."
+        else "Here only the n-gram half of the paper's table is measured: no contender "
+        "has a small language model trained on a task's texts."
     ]
     texts = run.facts.get("in_domain", {})
     listed = ", ".join(f"{run.task_label(task)} {n:,}" for task, n in texts.items())
     return [
         *notes,
-        *([f"Texts that in-domain models learnt from: {listed}."] if texts else []),
+        *([f"Training texts of the in-domain models: {listed}."] if texts else []),
     ]
 
 
@@ -55,15 +56,16 @@ STUDY = Study(
     "table7",
     "In-domain and general rescorers",
     "Table 7",
-    "Is it better to learn from the very task, from few texts, or from many general "
-    "ones?",
+    "Is a rescorer better trained on a few texts of the task itself, or on many "
+    "general texts?",
     tables=[efficiency_table(TABLE7), gain_table({}), headroom_table],
     findings=[_findings],
     notes=[
-        "In-domain models learn from texts of the task that are neither reported nor "
-        "tuned on, as many as the setting in_domain says and the samples hold, the "
-        "paper's from whole training sets. Tokens that never occur in them are "
-        "unigrams of log-probability -1000, as in the paper's appendix D.",
+        "In-domain models are trained on texts of the task that are neither reported "
+        "nor tuned on: as many as the setting in_domain allows and the samples "
+        "contain. The paper's are trained on complete training sets. Tokens that "
+        "never occur in them are unigrams of log-probability -1000, as in the paper's "
+        "appendix D.",
         _notes,
     ],
 )

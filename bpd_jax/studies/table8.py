@@ -25,7 +25,7 @@ from bpd_jax.studies.tables import (
     table,
 )
 
-_HELD_OUT, _REPORTED = "tuned on held-out examples", "tuned on what is reported"
+_HELD_OUT, _REPORTED = "tuned on held-out examples", "tuned on reported examples"
 _COLUMNS = [
     Column("alpha", _HELD_OUT),
     Column("BE", _HELD_OUT),
@@ -41,7 +41,7 @@ _PAPER_EXAMPLES = 100
 
 
 class _Choice(NamedTuple):
-    """One row: what was tuned, and the reported drafts it stands for.
+    """One row: the tuned weights, and the reported drafts.
 
     Attributes:
       tuned: the weights that are best.
@@ -269,8 +269,8 @@ def _flattery(family: _Family) -> Finding:
         statement,
         mean < 1,
         f"{decimal(mean)} % on average over {counted(len(costs), 'task')}, at most "
-        f"{decimal(max(costs))} %. A question of ours: the paper names two kinds of "
-        "examples that it tunes on.",
+        f"{decimal(max(costs))} %. This question is ours: the paper names two kinds "
+        "of examples that it tunes on.",
     )
 
 
@@ -278,18 +278,18 @@ STUDY = Study(
     "table8",
     "The weight of the rescorer",
     "Table 8",
-    "How much should a rescorer's opinion weigh against the block heads' own, on which "
-    "task, and what is tuning worth?",
+    "How much weight should a rescorer have beside the block heads, on which task, "
+    "and how much does tuning gain?",
     prepare=_prepare,
     tables=[_tables],
     charts=[_charts],
     findings=[_findings],
     notes=[
         "Alpha is chosen for the highest block efficiency on examples that are "
-        "reported nowhere; among equals the one nearest 1 is taken. The paper speaks "
-        "of an evaluation set in one place and of held-out examples in another: what "
-        "tuning on the reported examples gives stands beside.",
-        "At alpha = 0 the rescorer says nothing, and the draft is BPD's. The charts' "
+        "reported nowhere; among equals the one nearest 1 is taken. The paper "
+        "mentions an evaluation set in one place and held-out examples in another, so "
+        "the result of tuning on the reported examples is shown too.",
+        "At alpha = 0 the rescorer has no effect, and the draft is BPD's. The charts' "
         "axis is logarithmic and begins above it.",
         "p is of a permutation test that swaps methods within examples, tuned against "
         "BPD, after Holm's correction for the rows of a table.",

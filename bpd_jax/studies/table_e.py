@@ -35,7 +35,7 @@ _KINDS = {
     "medusa": "medusa",
     "medusa_rescored": "medusa_neural",
 }
-"""Rows of the printed Table E, and the kinds of methods here that do the same."""
+"""Rows of the printed Table E, and the corresponding kinds of methods."""
 
 
 def _tables(timings: Timings) -> list[Table]:
@@ -73,7 +73,8 @@ def _table(timings: Timings, temperature: float) -> Table:
         "Method",
         {name: timings.label(name) for name in timings.contenders(temperature)},
         columns,
-        f"Refined methods stand below what they refine. Prompts: {prompts}.",
+        "Each refined method is listed below the method that it refines. Prompts: "
+        f"{prompts}.",
     )
 
 
@@ -119,7 +120,8 @@ def _printed_tables(timings: Timings) -> list[Table]:
                 )
                 for label, task in tasks.items()
             ],
-            "Ours are of this run’s model and device. Compare orders, not sizes.",
+            "Ours are of this run’s model and device: compare their order, not their "
+            "size.",
         )
         for model in printed.TABLE_E
     ]
@@ -191,7 +193,7 @@ def _chart(timings: Timings) -> list[Chart]:
     return [chart] if timings.tasks else []
 
 
-@finding("With exact acceptance every method writes plain decoding’s text.")
+@finding("With exact acceptance every method produces the text of plain decoding.")
 def _lossless(timings: Timings) -> Judgement | str:
     checked = [
         record
@@ -202,10 +204,10 @@ def _lossless(timings: Timings) -> Judgement | str:
         return "Not measured."
     apart = [record.contender for record in checked if not record.identical]
     same = len(checked) - len(apart)
-    evidence = f"The same: {same:,} of {counted(len(checked), 'text')}"
+    evidence = f"Identical: {same:,} of {counted(len(checked), 'text')}"
     if apart:
         names = dict.fromkeys(map(timings.run.label, apart))
-        evidence += f"; others are of {', '.join(names)}"
+        evidence += f"; the others are by {', '.join(names)}"
     return not apart, f"{evidence}."
 
 
@@ -260,7 +262,7 @@ def _above(
 
 
 def _printed_findings(timings: Timings) -> list[Finding]:
-    """What the rebuttal says of Table E, against its own numbers."""
+    """Claims of the rebuttal about Table E, checked against its numbers."""
     gains = {
         (model, base, task): 100 * (rows[f"{base}_rescored"][task] / plain - 1)
         for model, rows in printed.TABLE_E.items()
@@ -297,7 +299,7 @@ def _printed_findings(timings: Timings) -> list[Finding]:
 
 
 def _sampling(timings: Timings) -> list[str]:
-    words = "Speculative sampling writes other texts, of the same distribution."
+    words = "Speculative sampling produces other texts of the same distribution."
     return [words] if timings.drawn else []
 
 
@@ -314,31 +316,31 @@ STUDY = Study(
     findings=[_lossless, _refinement_findings, _printed_findings],
     notes=[
         "Table E is about greedy decoding of Vicuna 7B and 13B, with four heads, on "
-        "one A100: its speed-ups stand beside ours at temperature 0, of the "
-        "contender of each kind that was measured. Its categories MT-Bench, Sum, QA, "
-        "GSM8K and RAG are mt_bench (or its eight categories), summarization, qa, "
+        "one A100: its speed-ups are shown beside ours at temperature 0, for the "
+        "measured contender of each kind. Its categories MT-Bench, Sum, QA, GSM8K and "
+        "RAG are mt_bench (or its eight categories), summarization, qa, "
         "math_reasoning and rag of Spec-Bench. A second turn follows the model’s "
         "greedy answer to the first. Sampling at temperatures 0.7 and 1 is the "
         "subject of the rebuttal’s Tables A to D, in a PDF that is not public.",
-        "Draft model, lookahead and prompt lookup draft no lattice, so that there is "
-        "nothing to refine. With lookup, what prompt lookup drafts stands in the "
-        "same tree as refined drafts: what refinement adds is told only of trees "
+        "Draft model, lookahead and prompt lookup draft no lattice, so there is "
+        "nothing to refine. With lookup, the drafts of prompt lookup are in the same "
+        "tree as refined drafts: the effect of refinement is reported only for trees "
         "that otherwise have the same nodes, search and lookup.",
         "A Medusa tree with order=block is the form of the paper’s slides: local "
         "rescoring refines the block first, and the tree is filled from the refined "
         "scores. Without it, candidates are rescored after every path of the tree, "
-        "which is our form. Table E’s rescored Medusa stands beside the slides’ form "
-        "if both were measured.",
-        "One prompt at a time. The clock runs while the prompt is read and while it "
-        "is continued, not while code is compiled. Prompts of a category are padded "
-        "to one length for every contender. Contenders take turns: a speedup is "
-        "plain decoding’s time per token over the contender’s, of the same prompts "
-        "in the same rounds. Intervals resample prompts. What is said of refinement "
-        "holds or fails where they leave out no gain at every temperature, and "
-        f"cannot be told of fewer than {FEWEST} prompts.",
+        "which is our form. Table E’s rescored Medusa is shown beside the slides’ "
+        "form if both were measured.",
+        "One prompt at a time. Times include reading the prompt and continuing it, "
+        "but not compilation. Prompts of a category are padded to one length for "
+        "every contender. Contenders take turns: a speedup is plain decoding’s time "
+        "per token over the contender’s, of the same prompts in the same rounds. "
+        "Intervals resample prompts. A finding on refinement holds or fails where the "
+        f"intervals exclude a gain of zero at every temperature; fewer than {FEWEST} "
+        "prompts decide nothing.",
         "Above temperature 0, exact acceptance draws every token with noise that "
-        "depends on prompt and position alone, so that all contenders write the same "
-        "text.",
+        "depends on prompt and position alone, so that all contenders produce the "
+        "same text.",
         _sampling,
     ],
 )

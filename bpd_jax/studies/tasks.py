@@ -1,11 +1,12 @@
-"""The examples that studies decode: the paper's seven tasks, and Spec-Bench's six.
+"""The examples of studies: the paper's seven tasks and Spec-Bench's six.
 
-The paper's tasks come from where training reads them: JSON Lines with the field names
-of TensorFlow Datasets in `FOLDER/NAME/SPLIT.jsonl.gz`, or data sets that TensorFlow
-Datasets has prepared in FOLDER (its `data_dir`). Prompts are those of `bpd_jax.data`.
-Spec-Bench is `FOLDER/spec_bench/test.jsonl.gz`; its conversations (MT-Bench) are one
-task, or each of their eight categories is. The task `held_out` needs no FOLDER: it is
-beginnings of held-out documents of the model's own text.
+The paper's tasks are read from the same files as in training: JSON Lines with the field
+names of TensorFlow Datasets in `FOLDER/NAME/SPLIT.jsonl.gz`, or data sets that
+TensorFlow Datasets has prepared in FOLDER (its `data_dir`). Prompts are those of
+`bpd_jax.data`. Spec-Bench is `FOLDER/spec_bench/test.jsonl.gz`; its conversations
+(MT-Bench) are one task, and each of their eight categories is a task too. The task
+`held_out` needs no FOLDER: its prompts are beginnings of held-out documents of the
+model's training corpus.
 """
 
 import dataclasses
@@ -56,14 +57,14 @@ MT_BENCH = {
 }
 """The categories of the task `mt_bench`, each a task too."""
 LABELS = {**PAPER_TASKS, **SPEC_BENCH, **MT_BENCH, HELD_OUT: "held-out text"}
-"""Names of tasks, and what people read."""
+"""Display names of tasks."""
 
-# The first that there is: what the paper reports on, or what comes nearest.
+# In order of preference: the split that the paper reports on comes first.
 _SPLITS = ("test", "validation", "sample")
 _TRAIN = "train"
-# A text to be continued, whoever the model is.
+# The task whose texts are continued without a chat template, by any model.
 _PLAIN = "lambada"
-# So much of a document tells it from others.
+# Characters at the beginning of a document that identify it.
 _BEGINNING = 200
 
 
@@ -73,10 +74,10 @@ class TaskRecord:
 
     Attributes:
       task: its task.
-      document: its long text, which may be cut, or "".
-      before, after: what stands around the document in the prompt.
-      references: right answers, if there are any.
-      follow_ups: what the user says next, after each answer of the model.
+      document: its long text, which may be cut; or "".
+      before, after: text of the prompt before and after the document.
+      references: correct answers, if there are any.
+      follow_ups: the user's later messages, one after each answer of the model.
     """
 
     task: str
@@ -88,7 +89,7 @@ class TaskRecord:
 
     @property
     def beginning(self) -> str:
-        """What tells it from others, on whatever question."""
+        """Identifies the document, whatever the question about it."""
         return (self.document or self.before).strip()[:_BEGINNING]
 
 
@@ -101,7 +102,7 @@ class StudyExample:
       part: `TUNE` or `REPORT`.
       prompt: its text.
       input_ids: the prompt as the model reads it, int32.
-      references: right answers, if there are any.
+      references: correct answers, if there are any.
       beginning: of its document; see `TaskRecord.beginning`.
       follow_ups: see `TaskRecord.follow_ups`.
     """
@@ -142,7 +143,7 @@ def read_sources(
             # Cut, a passage would end with another last word.
             found.append(TaskRecord(task, "", document[0], "", ()))
             continue
-        # What stands before the document, and after it.
+        # The parts of the prompt before the document and after it.
         before = after = ""
         reached = False
         for literal, name in about.prompt_parts:
@@ -167,10 +168,10 @@ def _spec_bench(data: pathlib.Path, task: str) -> Iterator[TaskRecord]:
         turns = _texts(record, "turns")
         if not turns or task not in (category, kind):
             continue
-        # Of the first turn: one text, or a list of answers that are all right.
+        # For the first turn: one text, or a list of correct answers.
         right = record.get("reference") or [None]
         references = tuple(_texts({"first": right[0]}, "first"))
-        # An article may be cut; what ends with its question may not.
+        # An article may be cut; a prompt that ends with its question may not.
         before, found, article = turns[0].partition("Summarize: ")
         if task == "summarization" and found and not before:
             yield TaskRecord(task, article, found, "", references)
@@ -191,7 +192,7 @@ def _prepared_splits(data: pathlib.Path, task: str) -> list[str]:
 def _task_records(
     data: pathlib.Path, task: str, splits: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
-    """The records of the first split that there is, of either kind."""
+    """The records of the first split that exists, in either format."""
     lines = any(has_split(data, task, split) for split in (*splits, _TRAIN))
     prepared = [] if lines else _prepared_splits(data, task)
     split = next((split for split in splits if split in prepared), None)
@@ -205,7 +206,7 @@ def _task_records(
 
 
 def _records(folder: pathlib.Path, splits: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The records of the first split that there is, in order."""
+    """The records of the first split that exists, in order."""
     for split in splits:
         for ending in ("jsonl.gz", "jsonl"):
             path = folder / f"{split}.{ending}"
@@ -245,14 +246,14 @@ def draw_examples(
     longest: int,
     longest_whole: int,
 ) -> list[StudyExample]:
-    """Draws examples: always the same of the same records.
+    """Draws examples, always the same from the same records.
 
     Args:
       sources: all records of a task.
-      loaded: the model that is to read the prompts.
-      examples, tune: how many of each part.
+      loaded: the model that the prompts are encoded for.
+      examples, tune: numbers of reported and of tuning examples.
       longest: tokens of a prompt with a document, which is cut at its end to fit.
-      longest_whole: tokens of one without. Longer ones are passed over, and those
+      longest_whole: tokens of one without. Longer prompts are left out, and those
         whose document was drawn before.
     """
     order = list(range(len(sources)))
@@ -291,17 +292,17 @@ def has_split(data: pathlib.Path, task: str, split: str) -> bool:
 
 
 def has_train(data: pathlib.Path, task: str) -> bool:
-    """Whether the task has a training split, of either kind."""
+    """Whether the task has a training split, in either format."""
     return has_split(data, task, _TRAIN) or _TRAIN in _prepared_splits(data, task)
 
 
 def rest_of(
     sources: Sequence[TaskRecord], drawn: Sequence[StudyExample], count: int
 ) -> list[str]:
-    """Texts of up to `count` records of which no document was drawn, once each.
+    """Texts of up to `count` records whose documents were not drawn, each once.
 
-    A text is what a model is finetuned on: the task's prompt with all its fields, as
-    SQuAD's question, and the first right answer on a line of its own.
+    A text has the form that models are finetuned on: the task's prompt with all its
+    fields, such as SQuAD's question, and the first correct answer on a separate line.
     """
     seen = {example.beginning for example in drawn}
     found: list[str] = []
@@ -316,12 +317,12 @@ def rest_of(
 def _fitted(
     source: TaskRecord, loaded: LoadedModel, longest: int
 ) -> tuple[str, np.ndarray] | None:
-    """Prompt and tokens, the document cut until they are few enough."""
+    """Prompt and tokens, with the document cut until they fit; None if they cannot."""
     after = source.after
     if source.task == _PLAIN:
         loaded = loaded.without_chat()
     elif loaded.chat is None:
-        # Such a model was trained on inputs, a separator, targets.
+        # Such a model was trained on inputs, a separator and targets.
         after += SEPARATOR
     document = source.document
     tokens = loaded.tokenizer.encode(document)

@@ -1,4 +1,4 @@
-"""Recorded texts on disk, and what tells files of models apart."""
+"""Recorded texts on disk, and digests of model files."""
 
 import dataclasses
 import hashlib
@@ -14,15 +14,15 @@ from bpd_jax.decoding.recording import RecordedText
 from bpd_jax.errors import UserError
 
 _FIELDS = ("input_ids", "output_ids", "candidates", "log_probs", "entropies", "hidden")
-# Of a block drafter, in texts that were recorded with one.
+# Predictions of a block drafter, in texts that were recorded with one.
 _DRAFTER = ("drafter_candidates", "drafter_log_probs", "drafter_entropies")
-# So much of the beginning and of the end of each file tells models apart: a header may
-# be the same in all.
+# Bytes at the beginning and at the end of each file that a digest covers; models may
+# differ at the end alone, after the same header.
 _BYTES_READ = 1 << 20
 
 
 def content_digest(path: pathlib.Path) -> str:
-    """Tells files by names, sizes, first and last bytes; large ones are not read."""
+    """A digest of the names, sizes, first and last bytes of files."""
     files_ = sorted(path.rglob("*")) if path.is_dir() else [path]
     digest = hashlib.sha256()
     for file in files_:
@@ -37,7 +37,7 @@ def content_digest(path: pathlib.Path) -> str:
 
 
 def save_texts(path: pathlib.Path, digest: str, texts: Sequence[RecordedText]) -> None:
-    """Writes recorded texts, of which all or none have a block drafter's drafts."""
+    """Writes recorded texts; all or none of them have a block drafter's drafts."""
     arrays: dict[str, Any] = {}
     columns = {name: [getattr(text, name) for text in texts] for name in _FIELDS}
     drafts = [text.drafter for text in texts if text.drafter is not None]
@@ -51,7 +51,7 @@ def save_texts(path: pathlib.Path, digest: str, texts: Sequence[RecordedText]) -
 
 
 def load_texts(path: str | os.PathLike[str], digest: str) -> list[RecordedText] | None:
-    """The texts, or None if there are none that are up to date."""
+    """The texts, or None if the file is missing or has another digest."""
     try:
         arrays = array_files.read_npz(path)
         if str(arrays["digest"]) != digest:

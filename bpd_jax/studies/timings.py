@@ -1,4 +1,4 @@
-"""What contenders did against a clock: sums, block efficiencies and speed-ups."""
+"""Timings of contenders: sums, block efficiencies and speed-ups."""
 
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
@@ -21,7 +21,7 @@ Tasks = Collection[str] | None
 
 
 class TimedSums(NamedTuple):
-    """What one contender did on some prompts, rounds added up, `[prompts]` each."""
+    """Sums over the rounds of one contender, `[prompts]` each."""
 
     tokens: np.ndarray
     calls: np.ndarray
@@ -29,10 +29,10 @@ class TimedSums(NamedTuple):
 
 
 class Timings:
-    """The records of a run, by what they were measured with."""
+    """Timing records by contender, temperature, task, example and round."""
 
     def __init__(self, run: StudyRun) -> None:
-        """Sorts them."""
+        """Indexes the records of a run."""
         self.run = run
         self._records: dict[tuple[str, float], dict[Turn, TimingRecord]] = {}
         for record in run.of(TimingRecord):
@@ -45,9 +45,9 @@ class Timings:
         self.drawn = any(name != plain_name(name) for name, _ in self._records)
 
     def contenders(self, temperature: float) -> list[str]:
-        """Plain decoding, then the others as the run has them.
+        """Plain decoding, then the others in the order of the run.
 
-        Refined ones stand after what they refine.
+        Each refined contender follows the one that it refines.
         """
         found = [name for name, at in self._records if at == temperature]
         labels = self.run.facts.get("labels", {})
@@ -62,7 +62,7 @@ class Timings:
         ]
 
     def label(self, name: str) -> str:
-        """What people read."""
+        """The display name of a contender."""
         if name == GREEDY.name:
             return GREEDY.label()
         label = self.run.label(plain_name(name))
@@ -70,7 +70,7 @@ class Timings:
         return f"{label}, speculative sampling" if drawn else label
 
     def prompts(self, task: str, temperature: float) -> int:
-        """How many prompts of a task any contender decoded."""
+        """The number of prompts of a task that some contender decoded."""
         return len(
             {
                 turn[:2]
@@ -83,7 +83,7 @@ class Timings:
     def covers(
         self, name: str, other: str, temperature: float, tasks: Tasks = None
     ) -> bool:
-        """Whether a contender was measured in every one of some tasks another was."""
+        """Whether a contender was measured on every task that another was, of some."""
         mine, theirs = (
             {
                 task
@@ -97,7 +97,7 @@ class Timings:
     def sums(
         self, names: Sequence[str], temperature: float, tasks: Tasks = None
     ) -> list[TimedSums] | None:
-        """What contenders did on the prompts that all of them decoded in a round.
+        """Sums over the prompts that all of some contenders decoded in a round.
 
         Args:
           names: of the contenders.
@@ -169,7 +169,7 @@ class Timings:
 
 
 def base_of(name: str, others: Iterable[str]) -> str | None:
-    """What a contender refines, with drafts accepted in the same way."""
+    """The contender that another refines, with the same kind of acceptance."""
     drawn = name != plain_name(name)
     alike = [plain_name(o) for o in others if (o != plain_name(o)) == drawn]
     base = unrefined(plain_name(name), alike)

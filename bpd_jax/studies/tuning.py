@@ -1,9 +1,9 @@
-"""The weight α of rescorers, tuned for each task before anything is compared.
+"""Tuning the weight α of rescorers for each task, before the measurements.
 
 As in the paper (appendices C.2 and E): one model of each class of rescorers is tried
-with all weights of a grid, on examples that are not reported, and the weight of the
-highest block efficiency is that of the whole class on this task. The texts are decoded
-once, and every weight is replayed on them.
+with all weights of a grid, on examples that are not reported. The whole class takes the
+weight with the highest block efficiency on this task. The texts are decoded once, and
+every weight is replayed on them.
 """
 
 import dataclasses
@@ -25,16 +25,16 @@ FOLDER = "alphas"
 
 
 def tune(context: StudyContext) -> None:
-    """Gives a context the weights of its classes, by task.
+    """Sets the weights of a context's classes, by task.
 
-    They are kept as `WORKDIR/alphas/CLASS-TASK-DIGEST.json`, with the block efficiency
-    of every weight, for all studies that would tune on the same texts with the same
-    models. Only classes of which a contender names no weight are tuned, and nothing
-    without `tuners` or without examples to tune on. A class whose tuner lacks its model
-    keeps α = 1; the reason is printed.
+    They are stored in `WORKDIR/alphas/CLASS-TASK-DIGEST.json` with the block efficiency
+    of every weight, for all studies that tune on the same texts with the same models.
+    A class is tuned if some contender of it has no weight of its own, and if there are
+    `tuners` and examples to tune on. If the model of a tuner is missing, its class
+    keeps α = 1, and the reason is printed.
 
-    Each shard needs all examples to tune on: it decodes them itself, once, unless
-    another has been faster.
+    Each shard needs all tuning examples: it decodes them itself, unless another shard
+    has already stored the result.
     """
     config = context.config
     needed = {
@@ -52,7 +52,7 @@ def tune(context: StudyContext) -> None:
     alphas: dict[str, dict[str, float]] = {}
     for kind, tuner in tuners.items():
         if (reason := _unavailable(whole, tuner)) is not None:
-            print(f"α of {kind} rescorers is not tuned, and 1: {reason}")
+            print(f"α of {kind} rescorers is not tuned and stays 1: {reason}")
             continue
         alphas[kind] = {}
         for task in progress.bar(config.tasks, label="tuning", unit=" tasks"):
@@ -79,7 +79,7 @@ def _unavailable(context: StudyContext, contender: str) -> str | None:
 
 
 def _name(context: StudyContext, kind: str, tuner: str, task: str) -> str:
-    """The file of a result, named after all that it depends on."""
+    """The file name of a result, with a digest of all that it depends on."""
     examples = [e for e in context.whole_draw(task) if e.part == TUNE]
     facts = [
         context.digest(task, examples),
@@ -92,7 +92,7 @@ def _name(context: StudyContext, kind: str, tuner: str, task: str) -> str:
 
 
 def _tune_task(context: StudyContext, tuner: str, task: str) -> dict[str, Any]:
-    """Replays every weight on the texts to tune on."""
+    """Replays every weight on the tuning texts."""
     contender = parse_contender(tuner)
     suffix = "" if contender.assets is None else f"@{contender.assets}"
     sums: dict[float, tuple[int, int]] = {}

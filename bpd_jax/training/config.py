@@ -1,4 +1,4 @@
-"""What a training run is, as frozen dataclasses."""
+"""The settings of a training run, as frozen dataclasses."""
 
 import dataclasses
 from typing import Annotated
@@ -57,34 +57,35 @@ class OptimizerConfig(Validated):
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig(Validated):
-    """Everything that decides the parameters that a run ends with, and its pace.
+    """The settings of a run.
 
     Attributes:
-      model: sizes; its vocabulary must have as many tokens as the task's.
+      model: configuration of the model; its vocabulary size must be that of the task.
       task: corpus and vocabulary.
-      optimizer: of all parameters, trunk and heads together.
-      batch_size: rows of a step over all devices, B.
-      length: tokens of a row, T.
-      steps: of the whole run; a finished run goes on when this is raised.
-      seed: of the initial parameters and of the order of the rows.
-      mesh: how the devices share the work.
-      compute: how a step computes; it may change when a run goes on.
+      optimizer: optimizer of all parameters, trunk and heads together.
+      batch_size: B, rows of a step over all devices.
+      length: T, tokens of a row.
+      steps: steps of the whole run; a finished run continues if this is raised.
+      seed: seed of the initial parameters and of the order of the rows.
+      mesh: sharding over devices.
+      compute: trade-offs of memory and time; may change when a run resumes.
       head_weights: λ_h of each head in the loss; None for 1 each.
-      head_schedule: how λ_h change with the steps; None for not at all.
-      head_targets: what heads 2 to L learn: the `text`, or what the `model` itself
-        holds for likeliest there; see `blockwise_loss`.
-      start: name or folder of a trained model whose trunk, of the same sizes, the run
-        begins with, and whose heads too if they are of the same kind and sizes; of a
-        run, its best checkpoint. None begins with random numbers.
-      log_every: steps between two rows of metrics, which average over them.
+      head_schedule: schedule of λ_h; None for constant λ_h.
+      head_targets: targets of heads 2 to L: the `text`, or the most probable tokens of
+        the `model` itself; see `blockwise_loss`.
+      start: name or folder of a trained model that initialises the trunk, which must
+        have the same sizes, and the heads if they have the same kind and sizes; for a
+        run its best checkpoint. None initialises at random.
+      log_every: steps between two rows of metrics, which are averages over them.
       evaluate_every: steps between two losses on the validation split.
       evaluate_batches: batches of one such loss; None for the whole split.
-      select_by: the column of the validation metrics whose best checkpoint is kept and
-        decodes: of an accuracy the highest, of anything else the lowest.
-      patience: evaluations without a better one after which the run ends early; None
-        for never.
-      checkpoint_every: steps between two checkpoints; the last step has one too, and
-        every evaluation better than all before.
+      select_by: the validation metric that selects the best checkpoint, which is kept
+        and used for decoding: the highest accuracy, or the lowest value of another
+        metric.
+      patience: number of evaluations without improvement after which the run ends;
+        None for no limit.
+      checkpoint_every: steps between two checkpoints; there is also one after the last
+        step and after every improvement.
       keep_checkpoints: how many of the newest checkpoints stay on disk, with the best.
     """
 
@@ -110,7 +111,7 @@ class TrainConfig(Validated):
     keep_checkpoints: Count = 2
 
     def check_together(self) -> None:
-        """Raises a `UserError` for settings that contradict each other."""
+        """Raises a `UserError` for incompatible settings."""
         for name in ("dtype", "param_dtype"):
             if getattr(self.model.trunk, name) == "float16":
                 raise UserError(

@@ -20,7 +20,7 @@ class Evaluator:
     def __init__(
         self, config: TrainConfig, rows: PackedRows, abstract: TrainState, mesh: Mesh
     ) -> None:
-        """Compiles at once, so that no evaluation keeps a run from stopping soon."""
+        """Compiles at once, so that a run can be stopped soon during an evaluation."""
         step = make_eval_step(config.model, abstract, mesh, compute=config.compute)
         ids = np.zeros((config.batch_size, config.length), np.int32)
         sharding = NamedSharding(mesh, BATCH_SPEC)
@@ -45,7 +45,7 @@ class Evaluator:
         )
         totals = [np.sum(column, axis=0) for column in zip(*sums, strict=True)]
         if jax.process_count() > 1:
-            # What is decided by these numbers must be decided alike.
+            # All processes must make the same decisions from these numbers.
             totals = multihost_utils.broadcast_one_to_all(totals)
         loss, correct, valid, entropy = totals
         valid = np.maximum(valid, 1)
@@ -57,7 +57,7 @@ class Evaluator:
         }
 
     def _batch(self, first: int) -> Batch:
-        """This process's rows of the batch at `first`, filled up with padding."""
+        """This process's rows of the batch at `first`, padded to its size."""
         share = self._config.batch_size // self._parts
         first += self._part * share
         batch = self._rows.batch(slice(first, first + share))

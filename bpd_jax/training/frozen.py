@@ -14,8 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh
 
 from bpd_jax.errors import UserError
+from bpd_jax.models.partitioning import replicated
 from bpd_jax.training import loop
 from bpd_jax.training.checkpoints import FOLDER as CHECKPOINTS
 from bpd_jax.training.checkpoints import Checkpoints
@@ -25,10 +27,10 @@ from bpd_jax.training.metrics import MetricsWriter
 from bpd_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from bpd_jax.training.run_lock import locked
 from bpd_jax.training.state import TrainState
-from bpd_jax.training.step import Metrics, updated
+from bpd_jax.training.step import Metrics, put_batch, updated
 from bpd_jax.typing import Array, Float, Params, PyTree
 
-# What a training of an earlier version left in place of `checkpoints`.
+# The checkpoint folder of earlier versions.
 _EARLIER = "checkpoint.npz"
 
 
@@ -49,7 +51,7 @@ class LevelSums(NamedTuple):
 
 
 class Objective(Protocol):
-    """What is trained. Implementations are frozen dataclasses, static under jit."""
+    """A training objective: a frozen dataclass, static under jit."""
 
     def loss_and_gradients(
         self, trained: Params, frozen: PyTree, batch: Any
@@ -77,13 +79,13 @@ class Batches(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What a training ended with.
+    """The result of a training run.
 
     Attributes:
       trained: parameters.
-      held_out: measured on held-out batches.
-      sample: measured on batches of training positions; None without any.
-      seconds: of all runs together, without computing the frozen model's states.
+      held_out: sums over held-out batches.
+      sample: sums over batches of training positions; None if there are none.
+      seconds: duration of all runs together, without that of computing states.
     """
 
     trained: Params
@@ -105,21 +107,24 @@ def train(
     meter: Meter,
     ready: Callable[[], None] = lambda: None,
     learning_rate: str = "OptimizerConfig.learning_rate",
+    mesh: Mesh | None = None,
 ) -> Result:
     """Trains an objective, or resumes its run in `folder`.
 
     Args:
-      objective: what is trained.
-      trained: its parameters before the first step.
+      objective: the objective.
+      trained: initial values of its parameters.
       frozen: arrays that it reads.
-      batches: makes the batches, given the number of steps that were done before.
-      folder: of the run; it receives `checkpoints/` and the log.
+      batches: function that makes the batches, given the number of completed steps.
+      folder: run folder; `checkpoints/` and the log are written there.
       key: equal for runs that may resume each other.
-      optimizer: of the trained parameters.
+      optimizer: optimizer of the trained parameters.
       pace: length and intervals of the run.
-      meter: for the log.
-      ready: called when the checkpoint is known to fit, before the first step.
+      meter: throughput meter for the log.
+      ready: called before the first step, when the checkpoint is known to match.
       learning_rate: name of the setting, for messages.
+      mesh: over which batches are spread; what is trained and what is frozen is whole
+        on every device. None for one device.
 
     Raises:
       UserError: the checkpoint is damaged or of another training, the folder is in
@@ -132,6 +137,8 @@ def train(
             "resumed: remove it to train from the beginning; states are kept."
         )
     transform = make_optimizer(optimizer, pace.steps)
+    if mesh is not None:
+        trained, frozen = jax.device_put((trained, frozen), replicated(mesh))
     state = TrainState(jnp.int32(0), trained, transform.init(trained))
     with (
         locked(folder),
@@ -152,6 +159,11 @@ def train(
         source = batches(start)
         begin = time.perf_counter() - saved.get("seconds", 0.0)
         step = make_step(objective, transform)
+
+        def update(state: TrainState, batch: Any, _: int) -> tuple[TrainState, Metrics]:
+            placed = batch if mesh is None else put_batch(batch, mesh)
+            return step(state, frozen, placed)
+
         measured = functools.partial(measure, objective, frozen=frozen)
         params, held_out = state.params, None
 
@@ -168,7 +180,7 @@ def train(
                 state,
                 start,
                 batches=source.train,
-                update=lambda state, batch, _: step(state, frozen, batch),
+                update=update,
                 evaluate=evaluate,
                 data=lambda: {"key": key, "seconds": time.perf_counter() - begin},
                 rate=learning_rate_schedule(optimizer, pace.steps),

@@ -1,8 +1,8 @@
-"""How much each head counts in the loss, from the first step to the last.
+"""Schedules of the heads' weights in the loss.
 
-Three things beyond the paper, where λ_h = 1 for every head and every step: λ that
-decays with the distance a head looks ahead, heads that are added one after another, and
-a linear ramp for each head that is added.
+These go beyond the paper, where λ_h = 1 for every head and step: λ that decays with the
+distance of a head's prediction, heads that are added one after another, and a linear
+ramp for each added head.
 
 With heads added every 100 steps, a ramp of 50 steps and a decay of 0.5, in order of
 distance:
@@ -12,8 +12,8 @@ distance:
     λ_2        0     0  0.01  0.25   0.5   0.5   0.5   0.5   0.5
     λ_3        0     0     0     0     0     0 0.005  0.25  0.25
 
-What a run has measured and decided so far, its *place*, is plain JSON: it is saved with
-each checkpoint, so that a resumed run goes on as it would have.
+The state of a schedule is plain JSON; it is saved with each checkpoint, so that a
+resumed run continues with the same schedule.
 """
 
 import dataclasses
@@ -34,22 +34,22 @@ Place = dict[str, Any]
 class HeadSchedule(Validated):
     """Factors on λ_h (paper, appendix C.1), which is 1 without a schedule.
 
-    The order of entropy: at each addition the head comes next whose mean entropy was
-    lowest in the last evaluation, that is, the one surest of its token; of equal ones
-    the nearest. It needs `waiting`: a head that has not been trained at all is the
-    model's own softmax (its second matrix is zero), so the entropies of all such heads
-    are head 1's and say nothing of the tokens further ahead. A head with a small weight
-    learns nearly as fast, because AdamW divides the scale of a gradient out, and hardly
-    moves the trunk, where the gradients of all heads are added up. Its entropy is then
-    a measurement: how much can be known of that token from this trunk's states.
+    In the order `entropy`, the next head to be added is the one with the lowest mean
+    entropy in the last evaluation; ties are broken in favour of the nearest head. It
+    needs `waiting`: an untrained head is the model's own softmax (its second matrix is
+    zero), so the entropies of all such heads equal that of head 1 and are not
+    informative. A head with a small weight learns nearly as fast, because AdamW is
+    invariant to the scale of a gradient, and hardly affects the trunk, where the
+    gradients of all heads are summed. Its entropy then measures how predictable that
+    token is from the trunk's states.
 
     Attributes:
       decay: λ_h is multiplied by decay^(h - 1).
-      ramp_steps: steps over which the weight of a head that comes in rises linearly, to
-        all of it at the last of them; 0 for at once. Head 1 has no ramp.
-      add_every: steps between two additions, the first addition included; head 1 is
-        there from the start. None has all heads there from the start.
-      order: `distance` adds heads 2, 3, … L; `entropy` see above.
+      ramp_steps: steps over which the weight of an added head rises linearly to its
+        full value; 0 for no ramp. Head 1 has no ramp.
+      add_every: steps between two additions, and before the first one; head 1 is active
+        from the start. None activates all heads from the start.
+      order: `distance` adds heads 2, 3, … L; `entropy` is described above.
       waiting: share of its weight that a head has before it is added. With 0 its layer
         learns nothing until then, while weight decay shrinks its first matrix.
     """
@@ -70,7 +70,7 @@ class HeadSchedule(Validated):
         if self.order == "entropy" and not self.waiting:
             raise UserError(
                 "HeadSchedule.order = 'entropy' needs HeadSchedule.waiting above 0, "
-                "such as 0.01: the entropy of a head that is not trained at all says "
+                "such as 0.01: the entropy of an untrained head says "
                 "nothing."
             )
 
@@ -80,21 +80,21 @@ class HeadSchedule(Validated):
         return self.order == "entropy"
 
     def start(self) -> Place:
-        """The place of a run before its first step."""
+        """The state before the first step."""
         return {"added": [], "entropies": None}
 
     def advance(
         self, state: Place, step: int, entropies: Sequence[float] | None = None
     ) -> Place:
-        """The place after a step; the old one is left as it is.
+        """Returns the state after a step; the argument is not modified.
 
-        Only the order of entropy decides anything here. An addition that is due before
-        the first evaluation waits for it.
+        Only the order `entropy` changes the state. An addition that is due before the
+        first evaluation is postponed until then.
 
         Args:
-          state: after an earlier step.
+          state: the state after an earlier step.
           step: steps done so far.
-          entropies: per head, if an evaluation followed this step; None if not.
+          entropies: entropy of each head, if the step was evaluated; else None.
         """
         if not self.needs_entropies:
             return state
@@ -116,7 +116,7 @@ class HeadSchedule(Validated):
         """λ_h of a step.
 
         Args:
-          state: after the step before it.
+          state: the state after the preceding step.
           step: the step, counted from 1.
           base: λ_h without a schedule, for h = 1 … L.
 

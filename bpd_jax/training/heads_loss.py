@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.heads import apply_head
 from bpd_jax.models.partitioning import BATCH_SPEC
-from bpd_jax.training.softmax_chunks import Chunk, HeadsLoss, Sums, product
+from bpd_jax.training.softmax_chunks import Chunk, HeadsLoss, LossSums, product
 from bpd_jax.typing import Array, Bool, Float, Int, Params
 
 
@@ -56,22 +56,22 @@ def heads_sums(
     valid: Bool[Array, "L B T"],
     *,
     entropies: bool = True,
-) -> Sums:
+) -> LossSums:
     """The sums of every head, `[L]` each."""
     weights = how.matrix(softmax)
 
-    def run(carry: None, head: _Head) -> tuple[None, tuple[Sums, None]]:
+    def run(carry: None, head: _Head) -> tuple[None, tuple[LossSums, None]]:
         state = _head_state(how.model, head.weights, hidden)
 
-        def one(chunk: Chunk) -> Sums:
+        def one(chunk: Chunk) -> LossSums:
             logits = how.logits(chunk.state, weights)
             return how.sums(logits, chunk, entropies=entropies)[0]
 
-        def add(total: Sums, chunk: Chunk) -> tuple[Sums, None]:
+        def add(total: LossSums, chunk: Chunk) -> tuple[LossSums, None]:
             return _plus(total, how.on_each(one, chunk)), None
 
         nothing = jnp.float32(0)
-        zero = Sums(nothing, nothing, nothing if entropies else None)
+        zero = LossSums(nothing, nothing, nothing if entropies else None)
         chunks = how.chunks(state, head.targets, head.valid)
         return carry, (jax.lax.scan(add, zero, chunks)[0], None)
 
@@ -117,13 +117,13 @@ def _forward(
     """`heads_loss`, and its gradients as residuals."""
     weights = how.matrix(softmax)
 
-    def run(carry: Any, head: _Head) -> tuple[Any, tuple[Sums, Params | None]]:
+    def run(carry: Any, head: _Head) -> tuple[Any, tuple[LossSums, Params | None]]:
         by_softmax, by_hidden = carry
         state, pull = jax.vjp(
             functools.partial(_head_state, how.model), head.weights, hidden
         )
 
-        def one(chunk: Chunk) -> tuple[Sums, Array, Array]:
+        def one(chunk: Chunk) -> tuple[LossSums, Array, Array]:
             partial, error = how.sums(how.logits(chunk.state, weights), chunk)
             error = error.astype(weights.dtype)
             by_state = product("nV,VD->nD", error, weights)
@@ -138,7 +138,7 @@ def _forward(
             by_state = (head.scale * by_state).astype(state.dtype)
             return (_plus(total, partial), by_softmax), by_state
 
-        zero = Sums(jnp.float32(0), jnp.float32(0))
+        zero = LossSums(jnp.float32(0), jnp.float32(0))
         chunks = how.chunks(state, head.targets, head.valid)
         (partial, by_softmax), parts = jax.lax.scan(add, (zero, by_softmax), chunks)
         by_head, by_input = pull(how.joined(parts, *hidden.shape[:2]))
@@ -181,10 +181,10 @@ heads_loss.defvjp(_forward, _backward)
 
 def _over_heads(
     model: BlockwiseConfig,
-    run: Callable[[Any, _Head], tuple[Any, tuple[Sums, Any]]],
+    run: Callable[[Any, _Head], tuple[Any, tuple[LossSums, Any]]],
     carry: Any,
     heads: _Head,
-) -> tuple[Any, Sums, Any]:
+) -> tuple[Any, LossSums, Any]:
     """`lax.scan` over the heads, preceded by head 1 if it has no layer of its own.
 
     Args:
@@ -222,6 +222,6 @@ def _head_state(
     return apply_head(model.heads, weights, hidden, dtype=model.trunk.dtype)
 
 
-def _plus(total: Sums, added: Sums) -> Sums:
+def _plus(total: LossSums, added: LossSums) -> LossSums:
     """Adds the sums of all devices."""
     return jax.tree.map(lambda a, b: a + b.sum(0), total, added)

@@ -28,8 +28,8 @@ class MetricsWriter:
         """Continues the files of `folder` after `step`.
 
         Args:
-          folder: of the run.
-          step: where the run starts; rows of later steps, left by a run that was
+          folder: run folder.
+          step: step at which the run starts; rows of later steps, from a run that was
             killed after its last checkpoint, are dropped.
 
         Raises:
@@ -47,7 +47,7 @@ class MetricsWriter:
         for copy in {path, self._local / FILE_NAME}:
             with files.replacing_file(copy) as temporary:
                 temporary.write_text(text, encoding="utf-8")
-        # One line a write, so that a kill can tear only the last one.
+        # One write per line, so that a kill can truncate only the last line.
         path = self._local / FILE_NAME
         self._file: TextIO = path.open("a", encoding="utf-8", buffering=1)
         if tensorboard_available():
@@ -59,7 +59,7 @@ class MetricsWriter:
             )
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Writes one row; if that fails, it says so once, and the run goes on."""
+        """Writes one row; if that fails, prints one warning, and the run continues."""
         row = {"step": step, **values}
         with self._telling():
             self._file.write(json.dumps(row) + "\n")
@@ -82,7 +82,7 @@ class MetricsWriter:
 
     @contextlib.contextmanager
     def _telling(self) -> Iterator[None]:
-        # An error here would leave the other processes waiting for this one.
+        # After an error the other processes would wait for this one.
         try:
             yield
         except OSError as error:
@@ -112,15 +112,21 @@ class MetricsWriter:
 
 
 def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The rows of a `metrics.jsonl`, [] if there is none, without a torn last line."""
+    """Returns the rows of a `metrics.jsonl` up to the first that is damaged.
+
+    A kill can leave the last line incomplete. Without a file there are no rows.
+    """
     try:
-        lines = as_path(path).read_text(encoding="utf-8").splitlines()
+        lines = as_path(path).read_bytes().splitlines()
     except FileNotFoundError:
         return []
-    rows = []
+    rows: list[dict[str, Any]] = []
     for line in lines:
         try:
-            rows.append(json.loads(line))
-        except ValueError:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
             break
+        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+            break
+        rows.append(row)
     return rows

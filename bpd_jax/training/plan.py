@@ -8,10 +8,10 @@ from bpd_jax.data.rows import PackedRows, make_batch
 from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.training.config import TrainConfig
+from bpd_jax.training.disk_space import bytes_per_device, state_bytes
 from bpd_jax.training.loss import blockwise_loss
 from bpd_jax.training.metrics import tensorboard_available
 from bpd_jax.training.optimizer import make_optimizer
-from bpd_jax.training.space import bytes_per_device, state_bytes
 from bpd_jax.training.state import TrainState, abstract_state
 
 

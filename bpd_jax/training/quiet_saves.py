@@ -1,7 +1,7 @@
-"""Keeps a save that fails from printing pages before it is reported in one sentence.
+"""Suppresses the log of failed saves, which are reported in one sentence.
 
-Orbax logs an error with its traceback in every thread that meets it, and then raises
-it. Writes that it gives up on are complained of once more when they are collected.
+Orbax logs an error with its traceback in every thread that it occurs in, and then
+raises it. Abandoned writes are logged once more when they are garbage-collected.
 """
 
 import functools
@@ -11,7 +11,7 @@ import sys
 
 @functools.cache
 def quiet_saves() -> None:
-    """From now on only exceptions are reported; a second call does nothing."""
+    """Suppresses Orbax's log of errors; a second call does nothing."""
     logging.getLogger("absl").addFilter(lambda line: "orbax" not in line.pathname)
     logging.getLogger("asyncio").addFilter(
         lambda line: "exception was never retrieved" not in line.getMessage()

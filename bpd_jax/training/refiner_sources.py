@@ -37,7 +37,7 @@ from bpd_jax.typing import Params
 ROWS, POSITIONS = 16, 2048
 
 
-class Source(NamedTuple):
+class RefinerData(NamedTuple):
     """Batches, and how the frozen model reads one.
 
     Attributes:
@@ -80,7 +80,7 @@ def open_source(
     settings: RefinerSettings,
     model: BlockwiseConfig,
     base: Params,
-) -> Source:
+) -> RefinerData:
     """Opens a folder of packed rows or of cached states.
 
     Raises:
@@ -101,7 +101,7 @@ def open_source(
 
     held_out = held_out_rows(validation, size, settings.heldout_rows)
     key = json.dumps([train.fingerprint, validation.fingerprint, len(train)])
-    return Source(batches, held_out, freeze_rows, size, "rows", key)
+    return RefinerData(batches, held_out, freeze_rows, size, "rows", key)
 
 
 def held_out_rows(rows: PackedRows, size: int, limit: int) -> list[Batch]:
@@ -121,7 +121,7 @@ def _states(
     settings: RefinerSettings,
     model: BlockwiseConfig,
     base: Params,
-) -> Source:
+) -> RefinerData:
     states = open_states(folder, fingerprint(model, base))
     # As heads are trained by default: with the same seed, the same texts are held out.
     train, measured = split_texts(
@@ -141,7 +141,7 @@ def _states(
         return cached_batches(states, train, size, block, settings.seed, step)
 
     key = hashlib.sha256(states.positions.tokens.tobytes()).hexdigest()
-    return Source(batches, held_out, freeze_states, size, "positions", key)
+    return RefinerData(batches, held_out, freeze_states, size, "positions", key)
 
 
 def _open_rows(folder: pathlib.Path, model: BlockwiseConfig) -> PackedRows:

@@ -52,7 +52,7 @@ _RUN = folders.FolderKind(
 )
 
 
-class HeldOut(NamedTuple):
+class RefinerHeldOut(NamedTuple):
     """Sums over held-out positions for levels 1 … L-1, given the true earlier tokens.
 
     Attributes:
@@ -129,7 +129,9 @@ class RefinerObjective:
         (loss, sums), gradients = jax.value_and_grad(loss_of, has_aux=True)(trained)
         return loss, jax.lax.stop_gradient(sums), gradients
 
-    def held_out_sums(self, trained: Params, frozen: Params, batch: Any) -> HeldOut:
+    def held_out_sums(
+        self, trained: Params, frozen: Params, batch: Any
+    ) -> RefinerHeldOut:
         """Of the heads with and without the refiner, for both kinds of targets."""
         sums = []
         for own in (False, True):
@@ -140,7 +142,7 @@ class RefinerObjective:
             for inputs, matrices in (plain, refined):
                 losses, ranks = by_level(levels_ranks, matrices, (inputs, places))
                 sums.append(_sums(losses, ranks == 0, scored, seen.valid))
-        return HeldOut(*sums)
+        return RefinerHeldOut(*sums)
 
     def _places(
         self, base: Params, seen: Frozen
@@ -170,7 +172,7 @@ class Report(NamedTuple):
       seconds: of the steps and the measurement, compilation included.
     """
 
-    held_out: HeldOut
+    held_out: RefinerHeldOut
     seconds: float
 
 

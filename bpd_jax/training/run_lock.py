@@ -74,19 +74,15 @@ def _leased(path: BucketPath) -> Iterator[None]:
     def renew() -> None:
         nonlocal generation
         while not ended.wait(LEASE / 4):
-            with contextlib.suppress(FileExistsError):
+            # The network may come back before the lease has expired.
+            with contextlib.suppress(OSError):
                 try:
                     generation = path.write_generation(content, generation)
                 except FileExistsError:
-                    raise
-                except OSError:
-                    pass  # The network may come back before the lease has expired.
-                continue
-            # An answer that was lost looks like a change by somebody else.
-            with contextlib.suppress(OSError):
-                found, generation = path.read_generation()
-                if found != content:
-                    _end(path)
+                    # So it looks, too, when the answer to the last renewal was lost.
+                    found, generation = path.read_generation()
+                    if found != content:
+                        _end(path)
 
     thread = threading.Thread(target=renew, daemon=True)
     thread.start()

@@ -1,4 +1,4 @@
-"""The packed rows of a run, which stay what they were when it began."""
+"""The packed rows of a run, which do not change after it has started."""
 
 import pathlib
 
@@ -12,13 +12,13 @@ from bpd_jax.training.distributed import say
 
 
 def make_run_rows(config: TrainConfig, folder: pathlib.Path) -> None:
-    """Makes the rows of both splits, unless they are there.
+    """Makes the rows of both splits, unless they exist.
 
-    A run that has begun resumes with its own rows, even if the text has changed. Only
-    rows that are missing or damaged are made again, if they come out as they were.
+    A run resumes with its own rows, even if the text has changed. Missing or damaged
+    rows are made again, if the result is the same.
 
     Raises:
-      UserError: they cannot be made, or not as they were.
+      UserError: they cannot be made, or would differ.
     """
     begun = run_folder.begun_rows(folder)
     for split in SPLITS:
@@ -44,10 +44,10 @@ def make_run_rows(config: TrainConfig, folder: pathlib.Path) -> None:
 def open_run_rows(
     config: TrainConfig, folder: pathlib.Path
 ) -> tuple[PackedRows, PackedRows]:
-    """The rows that `make_run_rows` has made, to train and to validate on.
+    """Opens the training and validation rows that `make_run_rows` has made.
 
     Raises:
-      UserError: there are none, or the model has another vocabulary.
+      UserError: there are none, or the model's vocabulary size differs.
     """
     both = [open_rows(folder / run_folder.DATA / split) for split in SPLITS]
     train_rows, validation_rows = both
@@ -75,7 +75,7 @@ def _are_there(target: pathlib.Path, fingerprint: dict) -> bool:
 
 
 def _same_source(config: TrainConfig, split: str, fingerprint: dict) -> bool:
-    """Whether rows made now would have this fingerprint, as far as is known."""
+    """Whether rows made now would have this fingerprint, as far as can be checked."""
     try:
         now = row_preparation.rows_fingerprint(config.task, split, config.length)
     except UserError:

@@ -14,7 +14,7 @@ from bpd_jax.models.products import on_cpu, summed_rows
 from bpd_jax.typing import Array, Bool, Float, Int
 
 
-class Sums(NamedTuple):
+class LossSums(NamedTuple):
     """Sums over the valid positions, of one head or stacked `[L]`; float32.
 
     Attributes:
@@ -161,7 +161,7 @@ class HeadsLoss:
 
     def sums(
         self, logits: Float[Array, "n R"], chunk: Chunk, *, entropies: bool = False
-    ) -> tuple[Sums, Float[Array, "n R"]]:
+    ) -> tuple[LossSums, Float[Array, "n R"]]:
         """A chunk's sums, and the gradient of its summed loss by the logits."""
         is_target = jnp.arange(logits.shape[-1]) == chunk.targets[:, None]
         if self.mesh is None or self.mesh.size == 1:
@@ -177,7 +177,7 @@ class HeadsLoss:
             return jnp.sum(values, where=chunk.valid, dtype=jnp.float32)
 
         # Cheaper than an argmax: the maximum is known from the log-sum-exp.
-        sums = Sums(total(log_total - target), total(target == peak))
+        sums = LossSums(total(log_total - target), total(target == peak))
         if entropies:
             entropy = log_total - (chances * logits).sum(-1)
             sums = sums._replace(entropy=total(entropy))

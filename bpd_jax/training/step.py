@@ -46,7 +46,7 @@ def make_train_step(
 
     The metrics are `loss`, `loss_heads` and `accuracy_heads` (both `[L]`),
     `gradient_norm`, before clipping, and `finite`: whether loss and gradient norm are
-    finite. If they are not, the state comes back as it was, its step too.
+    finite. If they are not, the state, including its step, is unchanged.
 
     Args:
       model: sizes.
@@ -54,11 +54,11 @@ def make_train_step(
       abstract: of `abstract_state`, with the same `compute`.
       mesh: devices.
       compute: see `ComputeConfig`.
-      head_targets: what heads 2 … L learn, `text` or `model`; see `blockwise_loss`.
+      head_targets: targets of heads 2 … L, `text` or `model`; see `blockwise_loss`.
 
     Raises:
-      UserError: there is no such `head_targets`; or, at the first step, the batch
-        cannot be split as `compute.accumulate` says.
+      UserError: `head_targets` is unknown; or, at the first step, the batch cannot be
+        divided by `compute.accumulate`.
     """
     if head_targets not in TARGETS:
         raise UserError(
@@ -124,9 +124,9 @@ def make_eval_step(
 ) -> jax.stages.Wrapped:
     """Builds `(params, batch) → sums per head`, to be added up over batches.
 
-    They have the entropies of the heads; the targets are always the text's. A batch is
-    split as `compute.accumulate` says, so that evaluating needs no more memory than
-    training.
+    They include the entropies of the heads; the targets are always those of the text.
+    A batch is divided by `compute.accumulate`, so that evaluation needs no more memory
+    than training.
     """
 
     def part_sums(params: Params, batch: Batch) -> HeadSums:
@@ -154,13 +154,13 @@ def make_eval_step(
 
 
 def split_rows(batch: Batch, parts: int, mesh: Mesh) -> Batch:
-    """Cuts a batch into `[parts, B/parts, T]`; no row leaves its device.
+    """Splits a batch into `[parts, B/parts, T]`; every row stays on its device.
 
     Every part takes an equal share of each device's own rows: of rows 0 1 2 3 on one
     device and 4 5 6 7 on another, the first of two parts gets 0 1 4 5.
 
     Raises:
-      UserError: the rows of a device cannot be cut evenly.
+      UserError: the rows of a device cannot be divided evenly.
     """
     groups = mesh.shape["data"] * mesh.shape["fsdp"]
     rows = len(batch.tokens)
@@ -179,7 +179,7 @@ def split_rows(batch: Batch, parts: int, mesh: Mesh) -> Batch:
     return jax.tree.map(split, batch)
 
 
-def put_batch(batch: Batch, mesh: Mesh) -> Any:
+def put_batch(batch: Any, mesh: Mesh) -> Any:
     """The batch as arrays over the mesh, from each process's own rows of it."""
     sharding = NamedSharding(mesh, BATCH_SPEC)
     return jax.tree.map(
@@ -195,7 +195,7 @@ def updated(
 ) -> tuple[TrainState, Metrics]:
     """The state after a step, and its `loss`, `gradient_norm` and `finite`.
 
-    Where loss or norm is not finite, the state stays as it was, its step too.
+    If loss or norm is not finite, the state, including its step, is unchanged.
     """
     norm = optax.global_norm(gradients)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)

@@ -16,6 +16,7 @@ from bpd_jax.training.checkpoint_files import whole_steps
 from bpd_jax.training.checkpoints import FOLDER as CHECKPOINTS
 from bpd_jax.training.checkpoints import Checkpoints
 from bpd_jax.training.config import TrainConfig
+from bpd_jax.training.disk_space import check_space
 from bpd_jax.training.distributed import say
 from bpd_jax.training.evaluator import Evaluator
 from bpd_jax.training.head_schedule import HeadSchedule
@@ -27,7 +28,6 @@ from bpd_jax.training.run_lock import locked
 from bpd_jax.training.run_rows import make_run_rows, open_run_rows
 from bpd_jax.training.selection import Selection
 from bpd_jax.training.slices import make_mesh
-from bpd_jax.training.space import check_space
 from bpd_jax.training.state import (
     TrainState,
     abstract_state,

@@ -1,4 +1,4 @@
-"""Ends a run whose loss is no longer a number, and keeps the batch that did it."""
+"""Ends a run whose loss is not finite, and saves the batch that caused it."""
 
 import collections
 import pathlib
@@ -18,7 +18,7 @@ FOLDER = "nonfinite"
 
 
 class FiniteWatch:
-    """Looks at every step's loss and gradient, a little later.
+    """Checks the loss and gradient norm of every step, with a delay.
 
     The step itself leaves the state as it was when they are not finite. The flag is
     read `LAG` steps later, when it has long been there, and before anything is made

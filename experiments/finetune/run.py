@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from bpd_jax import cli, configuration, files
+from bpd_jax import cli, configuration, files, provenance
 from bpd_jax.configuration import Parsed
 from bpd_jax.data import text_readers
 from bpd_jax.data.example_task import ExampleTask
@@ -41,7 +41,6 @@ from bpd_jax.evaluation.metrics.catalog import LABELS, metric_of
 from bpd_jax.evaluation.metrics.estimates import estimate
 from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.models.partitioning import make_mesh
-from bpd_jax.reporting import build
 from bpd_jax.studies.measure_quality import plain_text
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.evaluator import Evaluator
@@ -81,9 +80,9 @@ def main() -> None:
             "checkpoint, prompts from all held-out examples. Scores are of the texts "
             "decoded from those prompts, in percent, against all right answers."
         ),
-        "date": build.today(),
-        "device": build.device(),
-        "versions": build.versions(),
+        "date": provenance.today(),
+        "device": provenance.device(),
+        "versions": provenance.versions(),
         "parameters": count_parameters(pretrained.model)["total"],
         "pretraining": {
             "steps": pretrained.steps,

@@ -6,6 +6,7 @@ import jax
 import pytest
 
 from bpd_jax.compilation.costs import costs_of
+from bpd_jax.compilation.drafter_programs import drafter_programs
 from bpd_jax.compilation.hlo import parse
 from bpd_jax.compilation.programs import (
     DecodeShapes,
@@ -17,8 +18,10 @@ from bpd_jax.data.text_task import TextTask
 from bpd_jax.errors import UserError
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
+from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.training.config import OptimizerConfig, TrainConfig
+from bpd_jax.training.heads.settings import HeadsTrainConfig
 from bpd_jax.training.state import abstract_parameters
 
 MODEL = BlockwiseConfig(
@@ -136,3 +139,36 @@ def test_what_does_not_fit_is_refused(mesh, make, message):
 def test_sizes_of_decoding_are_positive(field, flag, size):
     with pytest.raises(UserError, match=f"{flag} must be a positive"):
         replace(SHAPES, **{field: size})
+
+
+@pytest.mark.parametrize("anchor_guesses", [True, False])
+def test_training_a_block_drafter_costs_what_it_needs(anchor_guesses):
+    mesh = make_mesh(MeshConfig(data=8))
+    drafter = BlockDrafterConfig(
+        (0, 1),
+        5,
+        num_layers=2,
+        draft_vocabulary=128,
+        guess_at_anchor=anchor_guesses,
+        reads_last_token=True,
+    )
+    training = HeadsTrainConfig(
+        model="nowhere",
+        data="nowhere",
+        heads=drafter,
+        optimizer=OptimizerConfig(learning_rate=1e-3),
+        batch_size=64,
+        anchors_per_row=8,
+        row_tokens=32,
+        forward_tokens=256,
+    )
+    for program in drafter_programs(training, MODEL, mesh):
+        compiled = program.lower().compile()
+        found = costs_of(parse(compiled.as_text()), 8)
+        assert found.open_loops == 0
+        assert found.flops == pytest.approx(program.model_flops / 8, rel=0.05)
+    heads = replace(training, heads=BlockHeadsConfig(3, 16))
+    with pytest.raises(UserError, match="block drafter"):
+        drafter_programs(heads, MODEL, mesh)
+    with pytest.raises(UserError, match="multiple"):
+        drafter_programs(replace(training, batch_size=40), MODEL, mesh)

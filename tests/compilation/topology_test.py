@@ -16,9 +16,9 @@ from bpd_jax.errors import UserError
             "v9:2x2",
             r"v9:2x2 is not known: give a chip \(v4, v4-megacore, v5e, v5p, v6e\)",
         ),
-        ("v4", "v4 names no sides: write v4:4x4x4"),
-        ("v5e:", "v5e: names no sides: write v5e:4x4"),
-        ("v4:4xx4", "names no sides"),
+        ("v4", "v4 lacks the sides of the slice: write v4:4x4x4"),
+        ("v5e:", "v5e: lacks the sides of the slice: write v5e:4x4"),
+        ("v4:4xx4", "lacks the sides of the slice"),
         ("v5e:4x4x4", "v5e:4x4x4 has 3 sides, but slices of v5e have 2"),
     ],
 )

@@ -63,7 +63,7 @@ def test_bad_folders_are_told(tmp_path):
         open_generations(tmp_path)
     arrays = {"tokens": np.int32([1]), "prompt_lengths": np.int32([0])}
     np.savez(path, offsets=[0, 2], **arrays)
-    with pytest.raises(UserError, match="do not fit"):
+    with pytest.raises(UserError, match="do not match"):
         open_generations(tmp_path)
     path.write_bytes(b"PK\x03\x04 torn")
     with pytest.raises(UserError, match="cannot read"):

@@ -68,7 +68,7 @@ def test_bad_prompt_files(tmp_path):
     with pytest.raises(UserError, match=r"cannot read .*none\.txt"):
         read_prompts_file(tmp_path / "none.txt")
     (tmp_path / "empty.txt").write_text("\n \n")
-    with pytest.raises(UserError, match=r"empty\.txt holds no prompt"):
+    with pytest.raises(UserError, match=r"empty\.txt contains no prompt"):
         read_prompts_file(tmp_path / "empty.txt")
     (tmp_path / "void.jsonl").write_text('{"prompt": "x"}\n{"prompt": ""}\n')
     with pytest.raises(UserError, match="prompt 2 is empty: give at least one char"):

@@ -122,3 +122,55 @@ def test_incomplete_or_foreign_shards_are_refused(folder):
     write_shard(folder / shard_name(0, 2), 0, 2)
     with pytest.raises(UserError, match="holds shards of 2 and of 4"):
         open_rows(folder)
+
+
+def test_a_host_copies_only_the_shards_of_its_rows(folder, storage, monkeypatch):
+    upload(storage, folder)
+    for host, mine, shards in (
+        ("a", slice(0, 8), {0, 1}),
+        ("b", np.array([8, 12, 8]), {2, 3}),
+    ):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(folder.parent / host))
+        storage.requests.clear()
+        rows = open_rows("gs://bpd-test/rows")
+        batch, local = rows.batch(mine), open_rows(folder).batch(mine)
+        for name, array in batch._asdict().items():
+            np.testing.assert_array_equal(array, getattr(local, name))
+        copied = [name for name in storage.downloads() if name.endswith(".npy")]
+        assert sorted(copied) == sorted(
+            f"rows/{shard_name(index, 4)}/{name}.npy"
+            for index in shards
+            for name in ("tokens", "segment_ids", "loss_mask")
+        )
+        rows.batch(mine)
+        assert len(copied) == len(
+            [name for name in storage.downloads() if name.endswith(".npy")]
+        )
+
+
+def test_a_shard_of_another_size_is_refused_before_it_is_copied(folder, storage):
+    path = folder / shard_name(1, 4) / "tokens.npy"
+    np.save(path, np.load(path)[:-1])
+    upload(storage, folder)
+    storage.requests.clear()
+    with pytest.raises(UserError, match=r"shard-00001.*prepare it again"):
+        open_rows("gs://bpd-test/rows")
+    assert not [name for name in storage.downloads() if name.endswith(".npy")]
+
+
+def test_a_copy_that_is_cut_short_is_refused(folder, storage):
+    upload(storage, folder)
+    rows = open_rows("gs://bpd-test/rows")
+    name = f"rows/{shard_name(1, 4)}/tokens.npy"
+    stored = storage.objects["bpd-test"][name]
+    storage.put("bpd-test", name, stored.data[:-1]).reported = len(stored.data)
+    with pytest.raises(UserError, match="bytes arrived"):
+        rows.batch(slice(4, 6))
+
+
+def upload(storage, folder):
+    """Puts the rows into the bucket as they lie here."""
+    storage.objects["bpd-test"].clear()
+    for path in folder.rglob("*.*"):
+        name = path.relative_to(folder.parent).as_posix()
+        storage.put("bpd-test", name, path.read_bytes())

@@ -187,3 +187,15 @@ def test_several_models_are_scored_in_one_pass(
 def test_no_text_is_refused(trigrams: NGramModel) -> None:
     with pytest.raises(UserError, match="no text to score"):
         trigrams.evaluate([])
+
+
+def test_a_model_lies_in_a_bucket(trigrams: NGramModel, storage) -> None:
+    trigrams.save("gs://bpd-test/ngram")
+    loaded = NGramModel.load("gs://bpd-test/ngram")
+    assert loaded.sizes == trigrams.sizes
+    for mine, theirs in zip(loaded.log_probs, trigrams.log_probs, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    stored = storage.objects["bpd-test"]["ngram/keys_2.npy"]
+    storage.put("bpd-test", "ngram/keys_2.npy", stored.data[:-8])
+    with pytest.raises(UserError, match=r"keys_2\.npy"):
+        NGramModel.load("gs://bpd-test/ngram")

@@ -333,7 +333,7 @@ def test_damaged_files_are_refused(tmp_path):
 def test_pickled_files_are_not_opened(tmp_path):
     folder, _ = published(tmp_path / "m")
     (folder / "medusa_lm_head.safetensors").unlink()
-    refused(lambda: import_heads(folder, TRUNK), "holds no Medusa heads")
+    refused(lambda: import_heads(folder, TRUNK), "contains no Medusa heads")
     (folder / "medusa_lm_head.pt").write_bytes(b"not even looked at")
     refused(lambda: import_heads(folder, TRUNK), "not read; convert .*torch.load")
     refused(lambda: import_heads(tmp_path / "none", TRUNK), "none is not a folder")

@@ -18,7 +18,7 @@ from bpd_jax.reporting.exhibits import (
     Table,
 )
 from bpd_jax.reporting.explorer import ExplorerText, title_of
-from bpd_jax.reporting.page import KeyFigure, Page, Part
+from bpd_jax.reporting.page import KeyFigure, Page, PagePart
 from bpd_jax.reporting.records import LatticePicture
 
 HEADS = 8
@@ -324,10 +324,10 @@ def example_page(lattice: LatticePicture) -> Page:
         "Drafts in blockwise parallel decoding",
         "2025-01-31",
         [
-            Part("table4", table4()),
-            Part("figure3", figure3()),
-            Part("figure4", figure4),
-            Part("figure6_tiny", figure6(), "tiny"),
+            PagePart("table4", table4()),
+            PagePart("figure3", figure3()),
+            PagePart("figure4", figure4),
+            PagePart("figure6_tiny", figure6(), "tiny"),
         ],
         [
             KeyFigure("Drafts as they are", "1.57", "tokens per serial call"),

@@ -11,7 +11,7 @@ import pytest
 
 from bpd_jax.reporting import numbers
 from bpd_jax.reporting.exhibits import Cell, Column, Exhibit, Finding, Row, Table
-from bpd_jax.reporting.page import Page, Part, render, summary_sentence
+from bpd_jax.reporting.page import Page, PagePart, render, summary_sentence
 from bpd_jax.reporting.terms import TERMS
 
 VOID = {"meta", "input"}
@@ -103,7 +103,7 @@ def test_intervals_are_named_and_what_was_left_out_is_said(paper_report, page):
     [part, *_] = paper_report.parts
     table = dataclasses.replace(part.exhibit.tables[0], intervals="range of runs")
     exhibit = dataclasses.replace(part.exhibit, tables=[table])
-    other = Parsed(render(Page("Other", "2025-01-31", [Part("table4", exhibit)])))
+    other = Parsed(render(Page("Other", "2025-01-31", [PagePart("table4", exhibit)])))
     assert "1.40–1.60 range of runs" in other.text
     assert "bootstrap interval over" not in other.text
 
@@ -147,7 +147,7 @@ def test_many_statements_are_folded_by_exhibit(paper_report, page):
     [part, *_] = paper_report.parts
     many = dataclasses.replace(part.exhibit, findings=part.exhibit.findings * 5)
     folded = Parsed(
-        render(dataclasses.replace(paper_report, parts=[Part("table4", many)]))
+        render(dataclasses.replace(paper_report, parts=[PagePart("table4", many)]))
     )
     assert opened(folded) == [False]
     assert "5 of 15 hold" in folded.text
@@ -187,7 +187,7 @@ def test_dangerous_text_is_text(paper_report):
     explored = dataclasses.replace(
         paper_report.texts[0], key=NASTY, group=NASTY, title=NASTY, prompt=NASTY
     )
-    report = Page(NASTY, NASTY, [Part("table4", exhibit, NASTY)], texts=[explored])
+    report = Page(NASTY, NASTY, [PagePart("table4", exhibit, NASTY)], texts=[explored])
     text = render(report)
     assert text.count("<script") == text.count("</script") == 2
     assert "<img" not in text

@@ -86,7 +86,7 @@ def test_table4_says_what_holds():
     assert "Higher on 1 of 2 tasks, equal on 1" in bound.evidence
     zero = found["The p best 0-gram drafts yield at least what BPD does."]
     assert zero.holds is None
-    weak = found["Tasks where BPD does badly gain most (NGRAM:16)."]
+    weak = found["Tasks with a low block efficiency of BPD gain most (NGRAM:16)."]
     assert weak.holds is None  # two tasks are too few
 
 

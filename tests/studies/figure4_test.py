@@ -146,7 +146,10 @@ def test_findings_count_calls():
         text(), text(example=1, second=(B, X)), text(example=2, second=(X, Y))
     ).findings
     assert further.holds is True
-    assert "3 calls: further in 2, as far in 1, less far in 0" in further.evidence
+    assert (
+        "3 calls: more accepted tokens in 2, as many in 1, fewer in 0"
+        in further.evidence
+    )
 
 
 def test_the_recorded_oracle_is_compared_where_others_call_too():
@@ -157,15 +160,15 @@ def test_the_recorded_oracle_is_compared_where_others_call_too():
     bounded = exhibit(record).findings[0]
     assert bounded.holds is True
     assert bounded.evidence == (
-        "2 calls of 2 methods beside the recorded calls of the oracle: it is further "
-        "in 1, as far in 1, less far in 0."
+        "2 calls of 2 methods at positions where the oracle was called too: it has "
+        "more accepted tokens in 1, as many in 1, fewer in 0."
     )
     # An oracle that missed a token would be found out.
     worse = text()
     worse.traces[2] = trace("oracle", (0, [A, B], [A, B], 2, 0))
     bounded = exhibit(record, worse).findings[0]
     assert bounded.holds is False
-    assert "less far in 1" in bounded.evidence
+    assert "fewer in 1" in bounded.evidence
     # Drafts from elsewhere are not bounded, nor are those of fewer heads a bound.
     free = text()
     free.traces[1:] = [

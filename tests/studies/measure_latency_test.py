@@ -8,7 +8,6 @@ from bpd_jax.studies import measure_latency
 from bpd_jax.studies.measure_latency import (
     SHAPES,
     Lattices,
-    key_of,
     latency_records,
     make_rescorer,
     refine_milliseconds,
@@ -52,7 +51,7 @@ def test_every_engine_times_every_cell_once(model, monkeypatch):
     monkeypatch.setattr(measure_latency, "SHAPES", [(2, 2, 1), (2, 2, 3)])
     sizes = {"runs": 3, "lattices": 2}
     records = list(latency_records(model, ["fst", "viterbi"], **sizes))
-    assert [key_of(record) for record in records] == [
+    assert [record.key for record in records] == [
         ("fst", 2, 2, 1),
         ("fst", 2, 2, 3),
         ("viterbi", 2, 2, 1),
@@ -60,9 +59,9 @@ def test_every_engine_times_every_cell_once(model, monkeypatch):
     ]
     assert all(len(record.milliseconds) == 3 for record in records)
     assert all(ms > 0 for record in records for ms in record.milliseconds)
-    done = {key_of(record) for record in records[:3]}
+    done = {record.key for record in records[:3]}
     rest = latency_records(model, ["fst", "viterbi"], done=done, **sizes)
-    assert [key_of(record) for record in rest] == [("viterbi", 2, 2, 3)]
+    assert [record.key for record in rest] == [("viterbi", 2, 2, 3)]
 
 
 def test_a_run_is_the_median_of_its_lattices(model, monkeypatch):

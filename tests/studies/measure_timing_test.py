@@ -14,7 +14,7 @@ from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, Transformer
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.katz import estimate_katz
-from bpd_jax.studies.measure_timing import key_of, timing_records
+from bpd_jax.studies.measure_timing import timing_records
 from bpd_jax.studies.refinements import method_of
 from bpd_jax.studies.tasks import StudyExample
 
@@ -89,7 +89,7 @@ def test_contenders_take_turns_and_write_the_same_text(context, monkeypatch):
         )
     )
     jax.monitoring.unregister_event_duration_listener(listen)
-    assert [key_of(part[0]) for part in parts] == [
+    assert [part[0].key for part in parts] == [
         ("qa", name, 0.7, turn)
         for turn in (0, 1)
         for name in ("greedy", "ngram:2", "bpd (speculative)")
@@ -121,10 +121,10 @@ def test_what_is_finished_is_left_out(context):
     first = next(measure(done=()))
     assert first[0].contender == "greedy"
     # Greedy decoding draws nothing, so that speculative sampling has nothing to do.
-    rest = list(measure(done={key_of(first[0])}))
+    rest = list(measure(done={first[0].key}))
     assert [part[0].contender for part in rest] == ["bpd"]
     assert rest[0][0].identical
-    done = {key_of(part[0]) for part in (first, *rest)}
+    done = {part[0].key for part in (first, *rest)}
     assert not list(measure(done))
 
 

@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from bpd_jax.errors import UserError
-from bpd_jax.evaluation.hardware import ModelSize
+from bpd_jax.evaluation.token_cost import ModelSize
 from bpd_jax.reporting.exhibits import Exhibit
 from bpd_jax.studies import printed
 from bpd_jax.studies.catalog import find_study

@@ -197,7 +197,7 @@ def test_texts_that_differ_are_told():
     other = dataclasses.replace(same, example=1, identical=False)
     finding = exhibit(same, other).findings[0]
     assert finding.holds is False
-    assert finding.evidence == "The same: 1 of 2 texts; others are of BPD."
+    assert finding.evidence == "Identical: 1 of 2 texts; the others are by BPD."
 
 
 def test_nothing_measured_is_no_crash():

@@ -19,8 +19,8 @@ from bpd_jax.models.config import load_config
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.training import distributed
 from bpd_jax.training.checkpoints import load_parameters
+from bpd_jax.training.exported_params import load_run_parameters
 from bpd_jax.training.metrics import read_rows
-from bpd_jax.training.slim import load_run_parameters
 from bpd_jax.training.trainer import train
 from tests.commands import Script
 

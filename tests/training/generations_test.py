@@ -12,8 +12,8 @@ from bpd_jax.data.text_task import TextTask
 from bpd_jax.data.tokenizer import Tokenizer, train_bpe
 from bpd_jax.models.config import load_config
 from bpd_jax.training.config import OptimizerConfig, TrainConfig
+from bpd_jax.training.exported_params import load_run_parameters
 from bpd_jax.training.loss import blockwise_loss
-from bpd_jax.training.slim import load_run_parameters
 from bpd_jax.training.trainer import train
 
 

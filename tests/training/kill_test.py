@@ -16,13 +16,13 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def kill(folder, count, steps):
+def kill(folder, count, steps, processes=1):
     """What the benchmark writes after so many kills."""
     output = folder / "kill.json"
     result = subprocess.run(
         [
             *(sys.executable, "-m", "benchmarks.kill", f"--output={output}"),
-            *(f"--kills={count}", f"--steps={steps}"),
+            *(f"--kills={count}", f"--steps={steps}", f"--processes={processes}"),
         ],
         cwd=ROOT,
         # The devices of one process; eight would only be slower.
@@ -52,5 +52,9 @@ def test_killed_twice_it_ends_as_if_never(tmp_path):
 
 
 @pytest.mark.exhaustive
-def test_killed_twenty_times_it_ends_as_if_never(tmp_path):
-    check(kill(tmp_path, 20, 2000), 20)
+@pytest.mark.parametrize("processes", [1, 2])
+def test_killed_twenty_times_it_ends_as_if_never(tmp_path, processes):
+    """With accumulation, a head schedule and stacked layers (benchmarks/kill.gin)."""
+    found = kill(tmp_path, 20, 2000, processes)
+    check(found, 20)
+    assert {kill["process"] for kill in found["kills"]} == set(range(processes))

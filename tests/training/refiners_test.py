@@ -29,7 +29,7 @@ from bpd_jax.training.metrics import read_rows
 from bpd_jax.training.refiner_loss import freeze_rows
 from bpd_jax.training.refiner_settings import RefinerSettings
 from bpd_jax.training.refiner_sources import held_out_rows
-from bpd_jax.training.refiners import HeldOut, RefinerObjective, train_refiner
+from bpd_jax.training.refiners import RefinerHeldOut, RefinerObjective, train_refiner
 
 VOCAB = 280
 KINDS = ["markov", "recurrent", "hydra"]
@@ -255,7 +255,7 @@ def test_the_same_training_again_starts_afresh(model, params, data, tmp_path):
 
 def test_losses_are_means_over_the_draft_vocabulary():
     sums = LevelSums(*(np.array([x]) for x in (6.0, 1.0, 3.0, 4.0)))
-    columns = HeldOut(sums, sums, sums, sums).table()
+    columns = RefinerHeldOut(sums, sums, sums, sums).table()
     assert columns["refined_text_loss"] == [2.0]
     assert columns["refined_text_accuracy"] == [0.25]
 

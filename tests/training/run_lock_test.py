@@ -1,11 +1,15 @@
 import errno
 import fcntl
+import json
 import subprocess
 import sys
+import threading
 
 import pytest
 
+from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
+from bpd_jax.training import run_lock
 from bpd_jax.training.run_lock import FILE_NAME, locked
 
 HOLD = """
@@ -44,4 +48,68 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path):
         pytest.raises(UserError, match=r"cannot write .*Not a directory"),
         locked(tmp_path / "file" / "run"),
     ):
+        pass
+
+
+@pytest.fixture
+def lock(storage, monkeypatch):
+    """The lock of a run under gs://, whose lease is a moment."""
+    storage.objects["bpd-test"].clear()
+    monkeypatch.setattr(run_lock, "LEASE", 0.6)
+    return as_path("gs://bpd-test/run") / FILE_NAME
+
+
+def left_behind(**changes):
+    """What a process that was killed has left as its lock."""
+    fields = {**run_lock._identity(), "token": "x", **changes}
+    return json.dumps(fields).encode()
+
+
+def test_a_bucket_has_one_run_at_a_time(lock):
+    with locked(lock.parent):
+        before = lock.read_generation()[1]
+        with pytest.raises(UserError, match="is in use"), locked(lock.parent):
+            pass
+        assert lock.read_generation()[1] > before  # It has been renewed.
+    assert not lock.exists()
+    with locked(lock.parent):
+        pass
+
+
+def test_the_lock_of_a_dead_process_of_this_machine_is_taken_at_once(lock, monkeypatch):
+    monkeypatch.setattr(run_lock, "LEASE", 600.0)
+    with subprocess.Popen([sys.executable, "-c", ""]) as other:
+        pass
+    lock.write_generation(left_behind(pid=other.pid))
+    with locked(lock.parent):
+        assert lock.exists()
+
+
+@pytest.mark.parametrize("content", [left_behind(host="another"), b"", b"[1]"])
+def test_another_lock_is_taken_when_it_has_expired(lock, content, capfd):
+    lock.write_generation(content)
+    with locked(lock.parent):
+        assert "waiting" in capfd.readouterr().err
+        assert json.loads(lock.read_generation()[0])["host"] != "another"
+
+
+def test_a_run_whose_lock_was_taken_ends_at_once(lock, monkeypatch):
+    ended = threading.Event()
+    monkeypatch.setattr(run_lock, "_end", lambda path: ended.set())
+    with locked(lock.parent):
+        lock.write_generation(left_behind(host="another"))
+        assert ended.wait(10)
+    # Its end leaves the other's lock alone.
+    assert json.loads(lock.read_generation()[0])["host"] == "another"
+
+
+def test_of_two_that_take_an_expired_lock_one_gets_it(lock, storage):
+    lock.write_generation(left_behind(host="another"))
+
+    def overtake(name):
+        storage.before_upload = lambda name: None
+        lock.write_generation(left_behind(host="a third"))
+
+    storage.before_upload = overtake
+    with pytest.raises(UserError, match="is in use"), locked(lock.parent):
         pass

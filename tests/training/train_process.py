@@ -20,7 +20,7 @@ import orbax.checkpoint as ocp
 
 from bpd_jax import cli
 from bpd_jax.training import distributed, trainer
-from bpd_jax.training.slim import load_run_parameters
+from bpd_jax.training.exported_params import load_run_parameters
 
 
 class Recorded(trainer.RowIterator):

@@ -181,12 +181,23 @@ def _for_dask(texts: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def _running(pipeline: "apache_beam.Pipeline") -> Iterator[None]:
-    """Runs what is added to the pipeline, and leaves a cluster when it has finished."""
+    """Runs what is added to the pipeline, and leaves a cluster when it has finished.
+
+    Raises:
+      UserError: a Dask cluster cannot be reached, or its workers die again and again.
+    """
     try:
         with pipeline:
             yield
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        ours = type(error).__module__.startswith("distributed.")
+        if not ours and "trying to connect to" not in reason:
+            raise
+        raise UserError(f"the Dask cluster failed: {reason}") from error
     finally:
-        client = getattr(pipeline.result, "client", None)
+        # Without a result the pipeline did not get as far as running.
+        client = getattr(getattr(pipeline, "result", None), "client", None)
         if client is not None:
             client.close()
 

@@ -1,4 +1,4 @@
-"""ARPA files, plain or gzip: what SRILM, KenLM and OpenGrm read and write.
+"""ARPA files, plain or gzip, as used by SRILM, KenLM and OpenGrm.
 
     \\data\\
     ngram 1=4
@@ -50,8 +50,8 @@ def write_arpa(
       symbols: V strings to write for the tokens, none empty or with blanks in it.
 
     Raises:
-      UserError: the symbols do not fit, the file cannot be written, or the model holds
-        a logarithm that is no number.
+      UserError: the symbols do not match the vocabulary, the file cannot be written, or
+        a logarithm of the model is NaN.
     """
     path = as_path(path)
     if symbols is None:
@@ -70,8 +70,8 @@ class _Writer:
     A compiled loop joins the lines: on one core 4 times as fast as Python, and without
     keeping the other cores waiting for the interpreter lock.
 
-    A compressed file is a chain of gzip members, one per block, which every reader of
-    gzip takes for one text.
+    A compressed file is a sequence of gzip members, one per block, which gzip readers
+    decompress to one text.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class _Writer:
         self._longest = max(map(len, names))
 
     def blocks(self) -> Iterator[bytes]:
-        """Yields the file piece by piece."""
+        """Yields the file in blocks."""
         sizes = self._model.sizes
         head = [f"ngram {order}={size}" for order, size in enumerate(sizes, start=1)]
         yield self._pack("\n".join(["", "\\data\\", *head, ""]).encode())
@@ -172,19 +172,18 @@ def read_arpa(
     end_of_text: int | None = None,
     unknown: int | None = None,
 ) -> NGramModel:
-    """Reads a model; whatever is wrong with the file is told with its line.
+    """Reads a model; errors state the line of the file.
 
-    What other programs write is taken as follows.
+    Files of other programs are interpreted as follows.
 
     - A missing back-off weight is 1. One of `-inf` is "never", as -99 nats.
     - A log-probability of `-inf` is probability 0; -99 is a number like any other.
-      That of `<s>` is not looked at.
+      That of `<s>` is ignored.
     - `<unk>` (or `<UNK>`) is the token `unknown`, if one is given. Otherwise n-grams
-      with it are dropped and all others keep their scores: the share of `<unk>` goes
-      to nobody, so that the model adds up to less than one (see
-      `NGramModel.validate`).
-    - An n-gram whose suffix was pruned (SRILM) needs it here: the suffix is put in
-      with the probability that the model backs off to, which changes nothing.
+      with it are dropped and all others keep their scores: the probability of `<unk>`
+      is lost, so that the model sums to less than one (see `NGramModel.validate`).
+    - If the suffix of an n-gram was pruned (SRILM), it is added with the probability
+      that the model backs off to, which changes no score.
 
     Args:
       path: an ARPA file; gzip is recognised by its content.
@@ -194,8 +193,8 @@ def read_arpa(
       unknown: the token that `<unk>` stands for, or None.
 
     Raises:
-      UserError: the file is missing, cut short, inconsistent, or holds numbers or
-        tokens that cannot be.
+      UserError: the file is missing, truncated, inconsistent, or contains invalid
+        numbers or tokens.
     """
     if symbols is not None:
         check_symbols(len(symbols), symbols)

@@ -14,14 +14,14 @@ _BYTES_OUT = types.uint8[::1]
 _NAMES = types.Tuple((_BYTES, INTS))
 _TABLE = types.Array(types.int32, 1, "C", readonly=True)
 
-_MOST_DIGITS = 15  # An integer of this many, times a power of ten, is read exactly.
+_MOST_DIGITS = 15  # Integers of so many digits are exact in float64.
 _MOST_POWER = 22
 _POWERS = 10.0 ** np.arange(_MOST_POWER + 1)
 
 _TAB, _LINE, _BLANK = 9, 10, 32
 _BLANKS = (_TAB, 13, _BLANK)
 _PLUS, _MINUS, _POINT = 43, 45, 46
-# Signed, like every number that it meets: unsigned ones would make it a float.
+# Signed: combined with signed numbers, an unsigned one would become a float.
 _ZERO = np.int64(48)
 _EXPONENT = (69, 101)  # E, e
 
@@ -32,7 +32,7 @@ _EXPONENT = (69, 101)  # E, e
 def _put(
     words: tuple[np.ndarray, np.ndarray], number: int, text: np.ndarray, at: int
 ) -> int:
-    """Copies one of the words; returns where it ends."""
+    """Copies one of the words; returns the index after its end."""
     letters, begins = words
     for letter in range(begins[number], begins[number + 1]):
         text[at] = letters[letter]
@@ -52,17 +52,17 @@ def join_lines(
     names: tuple[np.ndarray, np.ndarray],
     text: np.ndarray,
 ) -> int:
-    """Writes one line per n-gram, unless there is no room for all of them.
+    """Writes one line per n-gram, unless the buffer is too small.
 
     Args:
-      rows: the symbols, `[n, order]`, each one of `names`.
+      rows: the symbols, `[n, order]`, indices of `names`.
       scores: their log-probabilities as text, and where each begins, `[n + 1]`.
       weights: their back-off weights likewise; an empty one is left out with its tab.
-      names: what stands for each symbol.
-      text: room for the result.
+      names: the name of each symbol.
+      text: output buffer.
 
     Returns:
-      The length of the result; -1 if the room is too small.
+      The length of the result; -1 if the buffer is too small.
     """
     needed = scores[0].size + weights[0].size
     for ngram in range(rows.shape[0]):
@@ -107,7 +107,7 @@ def _look_up(
     names: tuple[np.ndarray, np.ndarray],
     table: np.ndarray,
 ) -> int:
-    """Returns the slot of a name in the table, or of the gap where it belongs."""
+    """Returns the slot of a name in the table, or the empty slot for it."""
     letters, begins = names
     slot = _hash(text, begin, end) % table.size
     while table[slot] >= 0:
@@ -138,7 +138,7 @@ def fill_table(names: tuple[np.ndarray, np.ndarray], table: np.ndarray) -> None:
     nogil=True,
 )
 def parse_number(text: np.ndarray, begin: int, end: int) -> tuple[bool, float]:
-    """Returns whether this is a plain decimal number, and the float64 next to it."""
+    """Returns whether this is a plain decimal number, and the closest float64."""
     at = begin
     negative = at < end and text[at] == _MINUS
     if at < end and (negative or text[at] == _PLUS):
@@ -215,7 +215,7 @@ def parse_ngrams(
 
     Args:
       text: lines of a file.
-      at: where the next one begins.
+      at: index where the next line begins.
       may_have_weight: whether a back-off weight may follow.
       names: the names of the unigrams.
       table: their hash table, see `fill_table`.
@@ -225,8 +225,8 @@ def parse_ngrams(
       lines: the result, the place of each among the lines read, `[n]`.
 
     Returns:
-      Where the first line that was not read begins; how many n-grams were read; how
-      many lines, empty ones included.
+      Index where the first unread line begins; number of n-grams; number of lines,
+      including empty ones.
     """
     most, order = rows.shape
     count = passed = 0

@@ -1,7 +1,7 @@
-"""Names of tokens: what stands for them in ARPA files and automata.
+"""Names of tokens in ARPA files and automata.
 
-A symbol table is a list of V strings, none empty, none equal, none with a blank in it.
-As a file it has OpenFst's form, a name and a label per line, where the label of a token
+A symbol table is a list of V different non-empty strings without blanks. As a file it
+has OpenFst's form, a name and a label per line, where the label of a token
 is its id plus 1 because label 0 is `<epsilon>`.
 """
 
@@ -16,14 +16,14 @@ EPSILON = "<epsilon>"
 BOUNDARIES = ("</s>", "<s>")
 UNKNOWN = ("<unk>", "<UNK>")
 
-_BLANK = "\u2581"  # What SentencePiece shows for a blank.
+_BLANK = "\u2581"  # SentencePiece's symbol for a blank.
 
 
 def check_symbols(vocab_size: int, symbols: Sequence[str]) -> None:
     """Checks that a table names all tokens.
 
     Raises:
-      UserError: a name is missing, empty, double, reserved or has a blank in it.
+      UserError: a name is missing, empty, duplicate, reserved or contains a blank.
     """
     if len(symbols) != vocab_size:
         raise UserError(
@@ -39,11 +39,11 @@ def check_symbols(vocab_size: int, symbols: Sequence[str]) -> None:
 
 
 def printable_symbols(pieces: Iterable[str]) -> list[str]:
-    r"""Returns a symbol table that shows the texts of tokens as well as it can.
+    r"""Returns a symbol table with printable forms of the texts of tokens.
 
     A blank becomes U+2581 and any other character that is blank or not printable
-    becomes `\uNNNN`. A text that is empty, reserved or there already gets its token's
-    id at its end, as in `<s>#50256`.
+    becomes `\uNNNN`. The token's id is appended to a text that is empty, reserved or a
+    duplicate, as in `<s>#50256`.
     """
     used = {EPSILON, *BOUNDARIES, *UNKNOWN, ""}
     names = []
@@ -67,7 +67,7 @@ def _shown(character: str) -> str:
 
 
 def write_symbols(symbols: Sequence[str], path: str | os.PathLike[str]) -> None:
-    """Writes a table as OpenFst's tools read it."""
+    """Writes a table in OpenFst's format."""
     lines = [f"{name}\t{label}\n" for label, name in enumerate([EPSILON, *symbols])]
     with files.replacing_file(path) as temporary:
         temporary.write_text("".join(lines), encoding="utf-8")
@@ -77,7 +77,7 @@ def read_symbols(path: str | os.PathLike[str]) -> list[str]:
     """Reads what `write_symbols` wrote.
 
     Raises:
-      UserError: the file is missing or is no such table.
+      UserError: the file is missing or is not a symbol table.
     """
     path = as_path(path)
     try:
@@ -85,7 +85,7 @@ def read_symbols(path: str | os.PathLike[str]) -> list[str]:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is no symbol table: this is not UTF-8.") from error
+        raise UserError(f"{path} is not a symbol table: it is not UTF-8.") from error
     names: list[str] = []
     for number, line in enumerate(lines):
         fields = line.split()

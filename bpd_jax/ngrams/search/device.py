@@ -72,7 +72,7 @@ class DeviceTable:
         log_probs[0][unigrams] = model.log_probs[0]
         log_backoffs, first_child, symbols, steps = [], [], [], []
         for order in range(1, model.order):
-            # Plain numpy: hosts with accelerators may be without the compiled loops.
+            # Plain numpy: hosts with accelerators may lack numba.
             parents = model.keys[order] // width
             number = np.bincount(parents, minlength=model.keys[order - 1].size)
             weights = model.log_backoffs[order - 1]
@@ -124,7 +124,7 @@ class DeviceTable:
         return jnp.where(tokens == self.end_of_text, eos, tokens)
 
     def as_history(self, tokens: Int[Array, "..."]) -> Int[Array, "..."]:
-        """The symbols of tokens that others follow: `<s>` for the end of text."""
+        """The symbols of tokens in a history: `<s>` for the end of text."""
         if self.end_of_text is None:
             return tokens
         bos = trie.bos_symbol(self.vocab_size)
@@ -150,17 +150,17 @@ class DeviceTable:
     def find_child(
         self, order: int, parents: Int[Array, "..."], symbols: Int[Array, "..."]
     ) -> Int[Array, "..."]:
-        """Returns the index of the n-grams `parent + symbol`, -1 where there is none.
+        """Returns the indices of the n-grams `parent + symbol`, -1 for missing ones.
 
         Args:
-          order: of the parents, 1 ... N-1.
-          parents: indices; where they are negative, nothing is found.
-          symbols: of the same shape.
+          order: order of the parents, 1 ... N-1.
+          parents: indices; negative ones have no children.
+          symbols: last symbols, of the same shape.
         """
         first, level = self.first_child[order - 1], self.symbols[order - 1]
         at = jnp.maximum(parents, 0)
         low, end = self.take(first, at), self.take(first, at + 1)
-        # A negative parent has no children, and its search stays in one place.
+        # A negative parent has no children, and its search range is empty.
         end = jnp.where(parents < 0, low, end)
 
         def halve(_: int, window: tuple[Array, Array]) -> tuple[Array, Array]:

@@ -1,4 +1,4 @@
-"""A model under which every path of a lattice has a score."""
+"""Makes all scores of a model finite, so that every path of a lattice has a score."""
 
 import dataclasses
 import math
@@ -8,22 +8,22 @@ import numpy as np
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams.model import NGramModel
 
-# Natural logarithm of the probability that counts as none (the paper's, appendix C).
+# Log-probability of unseen n-grams (paper appendix C).
 UNSEEN = -1000.0
 
 
 def with_finite_scores(model: NGramModel) -> NGramModel:
-    """Returns a model that has log-probability `UNSEEN` where it has none.
+    """Returns a model with log-probability `UNSEEN` for what has none.
 
-    That is for tokens without a unigram, for the end of text if the model has no
-    `</s>`, and for n-grams and back-off weights of minus infinity. Sums of scores are
-    then finite whatever they are multiplied by.
+    This applies to tokens without a unigram, to the end of text if the model has no
+    `</s>`, and to n-grams and back-off weights of minus infinity. Weighted sums of
+    scores are then finite.
     """
     model = model.with_unseen_tokens(UNSEEN)
     ends = np.searchsorted(model.keys[0], model.eos)
     has_end = ends < model.keys[0].size and model.keys[0][ends] == model.eos
     if model.end_of_text is not None and not has_end:
-        # The symbol before `<s>`, which is the last of all: only places move.
+        # `<s>` is the last symbol, so only indices change.
         indices = np.arange(model.keys[0].size)
         indices[indices >= ends] += 1
         keys = [np.insert(model.keys[0], ends, model.eos)]
@@ -52,6 +52,6 @@ def _finite(values: np.ndarray) -> np.ndarray:
 
 
 def check_alpha(alpha: float) -> None:
-    """Raises a `UserError` unless alpha is a weight: finite, and not below 0."""
+    """Raises a `UserError` unless alpha is finite and not negative."""
     if not (math.isfinite(alpha) and alpha >= 0):
         raise UserError(f"alpha is {alpha}: it must be 0 or more.")

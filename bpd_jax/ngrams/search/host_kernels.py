@@ -11,7 +11,7 @@ log P(w | history) and the node that follows:
 
 Two facts keep this small. Every suffix of an n-gram is an n-gram, so `a b w` is looked
 for only where `b w` was found. And a node without an n-gram of its own for any
-candidate needs no row: it has that of its suffix, plus one weight.
+candidate needs no row of its own: its row is that of its suffix plus one weight.
 
 A model is far larger than a processor's cache, and waiting for one number after the
 other would take most of the time. So the work goes level by level, histories of one
@@ -27,16 +27,16 @@ import numpy as np
 
 from bpd_jax.ngrams.search.table_kernels import FEW, mark_of, slot_of, walk
 
-# What a node knows: its position, its n-gram's place, where the extensions of that
+# Fields of a node: its position, the index of its n-gram, where the extensions of that
 # begin and end, the row it uses, and the node of its longest suffix.
 POSITION, INDEX, BEGIN, END, ROW, SUFFIX = range(6)
 NODE_FIELDS = 6
-# What a query knows: who asks, for which candidate, the key (-1 once it is answered),
-# the place of the n-gram, and where the extensions of that begin and end.
+# Fields of a query: its node, its candidate, the key (-1 once it is answered), the
+# index of the n-gram, and where the extensions of that begin and end.
 ASKER, CANDIDATE, KEY, PLACE, FIRST, PAST = range(6)
 QUERY_FIELDS = 6
-# What is known of the n-grams behind a row: the node that owns it, how many candidates
-# have an n-gram of the row's own, and the list of these by symbol.
+# Fields of the n-grams of a row: the node that owns it, the number of candidates with
+# an n-gram of the row's own, and the list of these by symbol.
 OWNER, NUMBER, LISTED = range(3)
 
 
@@ -51,13 +51,13 @@ def _ask(
     own: np.ndarray,
     queries: np.ndarray,
 ) -> int:
-    """Asks for the n-grams of the nodes `first ... end - 1` and returns how many.
+    """Queries the n-grams of the nodes `first ... end - 1`; returns their number.
 
-    A suffix whose row is not its own has no n-gram for any candidate, hence neither has
-    a longer history. Where the extensions are few, the answer is there at once.
+    If a suffix has no row of its own, it has no n-gram for any candidate, and neither
+    has a longer history. If a node has few extensions, queries are answered at once.
     """
     for node in range(first, end):
-        # Only to have the memory on its way.
+        # Prefetches the memory.
         if nodes[BEGIN, node] < nodes[END, node]:
             queries[KEY, node - first] = keys[nodes[BEGIN, node]]
     number = 0
@@ -101,9 +101,9 @@ def _answer(
     queries: np.ndarray,
     number: int,
 ) -> int:
-    """Looks up the queries that are open; returns how many found their n-gram.
+    """Answers the open queries; returns the number of n-grams that exist.
 
-    These are left at the front, in order.
+    Their queries are moved to the front, in order.
     """
     low = (1 << shift) - 1
     for query in range(number):
@@ -125,7 +125,7 @@ def _answer(
     number, kept = kept, 0
     for query in range(number):
         key, place = queries[KEY, query], queries[PLACE, query]
-        # The mark is not the whole key.
+        # The mark is only a part of the key.
         if key >= 0 and keys[place] != key:
             place = walk(table, bits, shift, keys, key, 1)
         if place >= 0:
@@ -142,7 +142,7 @@ def _place_of_text(
     history: np.ndarray,
     length: int,
 ) -> int:
-    """Returns the place of the n-gram of the text's last `length` symbols, or -1."""
+    """Returns the index of the n-gram of the text's last `length` symbols, or -1."""
     keys, _, _, offsets, unigrams, tables, bits, shift, width = model
     if length > len(history):
         return -1
@@ -174,13 +174,13 @@ def _expand(
     answers: np.ndarray,
     begins: np.ndarray,
 ) -> int:
-    """Makes all nodes and rows.
+    """Builds all nodes and rows.
 
     `begins[n, j]` receives the first node of the histories of length n at position j,
     and `begins[n, J + 1]` the end of that length.
 
     Returns:
-      The node of the text before the lattice, or -1 if there is no room.
+      The node of the text before the lattice, or -1 if the capacity is too small.
     """
     keys, log_probs, log_backoffs, offsets, unigrams, tables, bits, shift, width = model
     nodes, weights, values, following, own, _ = graph
@@ -276,7 +276,7 @@ def _expand(
                 begins[length, position], begins[length, position - 1]
             )
 
-        # What they have n-grams for.
+        # The candidates that they have n-grams for.
         for node in range(first, count):
             suffix = nodes[SUFFIX, node]
             nodes[ROW, node] = nodes[ROW, suffix]
@@ -313,7 +313,7 @@ def _without_repeats(
     symbols: np.ndarray,
     head_scores: np.ndarray,
 ) -> np.ndarray:
-    """Scores with -inf where a position has the same symbol with a better score."""
+    """Scores, with -inf for a symbol that has a better score at its position."""
     scores = head_scores.copy()
     positions, candidates = scores.shape
     for position in range(positions):
@@ -387,7 +387,7 @@ def best_paths(
       head_scores: `[J, W]` float64; a candidate with -inf is not one, and of a symbol
         that a position has twice, the better one counts.
       alphas: `[J]` float64, weight of the n-gram's log-probability at each position.
-      graph: room for C nodes and their rows, a tuple of
+      graph: memory for C nodes and their rows, a tuple of
         nodes: `[NODE_FIELDS, C]` int64;
         weights: `[C]` float64, what a node adds to its row;
         values: `[C, W]` float64, the rows;
@@ -400,7 +400,7 @@ def best_paths(
       scores: `[P]` float64, receives the scores.
 
     Returns:
-      How many paths were found, at most P; or -1 if there are more than C nodes.
+      The number of paths, at most P; -1 if there are more than C nodes.
     """
     positions, candidates = predicted.shape
     begins = np.empty((len(model[0]), positions + 2), np.int64)

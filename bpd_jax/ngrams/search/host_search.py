@@ -11,11 +11,11 @@ from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.search.finite_scores import check_alpha, with_finite_scores
 
-# Nodes of the graph of one lattice that there is room for at first.
+# Initial capacity for nodes of the graph of one lattice.
 _ROOM = 4096
 
 
-class Paths(NamedTuple):
+class BestPaths(NamedTuple):
     """The best paths, best first.
 
     Attributes:
@@ -35,14 +35,14 @@ class PathSearch:
     n-gram of the orders below the highest, and 12 to 24 per n-gram whose history has
     more than 16 extensions.
 
-    The room for the search is kept between calls, so an object is for one thread.
+    The workspace is kept between calls, so an object must not be shared by threads.
 
     Attributes:
       nbytes: bytes of the index.
     """
 
     def __init__(self, model: NGramModel) -> None:
-        """Makes the index; takes seconds for a hundred million n-grams.
+        """Builds the index; takes seconds for a hundred million n-grams.
 
         Args:
           model: the model, to which `with_finite_scores` is applied.
@@ -73,13 +73,13 @@ class PathSearch:
         ):
             keys = _read_only(model.keys[order - 1])
             first = trie.child_offsets(model.keys, order - 1, model.width)
-            # At most two thirds full.
+            # At most two thirds of the slots are used.
             bits.append((table_kernels.count_tabled(first) * 3 // 2 + 1).bit_length())
             table = np.full(1 << bits[-1], -1, np.int64)
             table_kernels.fill_table(table, bits[-1], self._shift, keys, first)
             tables.append(_read_only(table))
             offsets.append(_read_only(first))
-        # Numba wants tuples that are not empty, also for a model of unigrams.
+        # Numba requires non-empty tuples, also for a model of unigrams.
         none = (_read_only(np.zeros(1, np.int64)),)
         self._arrays = (
             tuple(_read_only(keys) for keys in model.keys),
@@ -104,7 +104,7 @@ class PathSearch:
         history: np.ndarray,
         num_paths: int,
         alpha: float | np.ndarray = 1.0,
-    ) -> Paths:
+    ) -> BestPaths:
         """Returns the P best distinct token sequences of one lattice, or all if fewer.
 
         Args:
@@ -139,7 +139,7 @@ class PathSearch:
         choices = np.zeros((num_paths, positions), np.int32)
         scores = np.zeros(num_paths)
         while True:
-            result = self._search(
+            count = self._search(
                 self._arrays,
                 past,
                 predicted,
@@ -150,8 +150,8 @@ class PathSearch:
                 choices,
                 scores,
             )
-            if result >= 0:
-                return Paths(choices[:result], scores[:result])
+            if count >= 0:
+                return BestPaths(choices[:count], scores[:count])
             self._workspace(candidates, grow=True)
 
     def _workspace(self, candidates: int, grow: bool = False) -> tuple[Any, ...]:
@@ -174,7 +174,7 @@ class PathSearch:
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:
-    """A view that numba takes for the same type whether or not it is a mapped file."""
+    """A view that has the same numba type for memory-mapped and ordinary arrays."""
     view = np.ascontiguousarray(array).view()
     view.flags.writeable = False
     return view

@@ -1,7 +1,8 @@
-"""Hash tables of n-grams, for histories whose extensions are many.
+"""Hash tables of n-grams, for histories with many extensions.
 
-An entry is a part of the key's hash above the n-gram's place; -1 is no entry. Eight
-bytes then tell in one look whether the n-gram is there, up to a check of its key.
+An entry consists of a part of the key's hash and, below it, the n-gram's index; -1 is
+an empty slot. One read of eight bytes shows whether the n-gram exists, up to a check of
+its key.
 
 This module needs numba; import it where it is used.
 """
@@ -9,8 +10,8 @@ This module needs numba; import it where it is used.
 import numba
 import numpy as np
 
-# The extensions of most histories are so few that they are read in one go. Those of the
-# others are in hash tables.
+# Most histories have so few extensions that they are scanned. Those of the others are
+# in hash tables.
 FEW = 16
 
 
@@ -26,7 +27,7 @@ def slot_of(
     key: int,
     bits: int,
 ) -> np.int64:
-    """Where a table of 2^bits slots has a key at the earliest: the hash's top bits."""
+    """The first slot of a key in a table of 2^bits slots: the hash's top bits."""
     return np.int64(_hash(key) >> np.uint64(64 - bits))
 
 
@@ -64,8 +65,8 @@ def fill_table(
 
     Args:
       table: `[2^bits]` int64, all -1; more slots than keys.
-      bits: see there.
-      shift: bits of a place.
+      bits: logarithm of the number of slots.
+      shift: bits of an index.
       keys: `[n]` int64.
       offsets: where the extensions of each history begin among them.
     """
@@ -89,7 +90,7 @@ def walk(
     key: int,
     steps: int,
 ) -> int:
-    """Returns the place of a key, or -1, from `steps` behind its first slot on."""
+    """Returns the index of a key, or -1, starting `steps` after its first slot."""
     last = (1 << bits) - 1
     low = (1 << shift) - 1
     slot = (slot_of(key, bits) + steps) & last

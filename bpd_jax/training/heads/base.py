@@ -3,17 +3,21 @@
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
 
 from bpd_jax.errors import UserError
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.config import BlockwiseConfig, check_feature_layers
 from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.partitioning import BATCH_SPEC
 from bpd_jax.models.products import cast_matrices, transposed_kernels
+from bpd_jax.training.state import abstract_parameters
 from bpd_jax.typing import Array, Float, Int, Params
 
 _STEP = 32
@@ -30,6 +34,7 @@ class Base:
         dtype: str,
         layers: tuple[int, ...] = (),
         products: str = "float32",
+        mesh: Mesh | None = None,
     ) -> None:
         """Takes the model.
 
@@ -41,6 +46,7 @@ class Base:
           layers: whose outputs are part of a state, besides the final hidden state.
           products: precision of the model's products. bfloat16, with sums in float32,
             changes states by about 2 % of their size.
+          mesh: over which texts and parameters are spread; None for one device.
         """
         check_feature_layers(layers, model.trunk.num_layers)
         self.d_model = model.trunk.d_model
@@ -48,8 +54,12 @@ class Base:
         self.dtype = states_dtype(dtype)
         self.layers = layers
         self._arguments = (model, params, batch_tokens, dtype)
-        self._products = products
+        self._products, self._mesh = products, mesh
         trunk, trunk_config = params["trunk"], model.trunk
+        if mesh is not None:
+            abstract = abstract_parameters(BlockwiseConfig(trunk_config), mesh)
+            shardings = jax.tree.map(lambda x: x.sharding, abstract["trunk"])
+            trunk = jax.device_put(trunk, shardings)
         if products == "bfloat16":
             trunk_config = dataclasses.replace(trunk_config, dtype=products)
             trunk = cast_matrices(trunk, products)
@@ -58,7 +68,7 @@ class Base:
         self._params = {"trunk": trunk}
         self._batch_tokens = batch_tokens
         functions = ModelFunctions(BlockwiseConfig(trunk_config))
-        self._run = functools.partial(_run, functions, jnp.dtype(dtype), layers)
+        self._run = functools.partial(read_texts, functions, jnp.dtype(dtype), layers)
 
     @property
     def width(self) -> int:
@@ -67,7 +77,7 @@ class Base:
 
     def with_layers(self, layers: tuple[int, ...]) -> "Base":
         """The same model with other layers in its states."""
-        return Base(*self._arguments, layers, self._products)
+        return Base(*self._arguments, layers, self._products, self._mesh)
 
     def states(
         self, texts: Sequence[np.ndarray]
@@ -81,7 +91,7 @@ class Base:
         order = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
         while order:
             length = _padded(len(texts[order[0]]))
-            rows = max(1, self._batch_tokens // length)
+            rows = self._rows(length)
             batch, order = order[:rows], order[rows:]
             tokens = np.zeros((rows, min(length, self.max_length)), np.int32)
             for row, number in enumerate(batch):
@@ -92,7 +102,10 @@ class Base:
                         f"{self.max_length}: generate shorter texts."
                     )
                 tokens[row, : len(text)] = text
-            states = np.asarray(self._run(self._params, tokens))
+            placed: Any = tokens
+            if self._mesh is not None:
+                placed = jax.device_put(tokens, NamedSharding(self._mesh, BATCH_SPEC))
+            states = np.asarray(self._run(self._params, placed))
             for row, number in enumerate(batch):
                 found = states[row, : len(texts[number])]
                 if not np.isfinite(found).all():
@@ -101,6 +114,13 @@ class Base:
                         "HeadsTrainConfig.states_dtype = 'bfloat16'."
                     )
                 yield number, found
+
+    def _rows(self, length: int) -> int:
+        """Texts of a batch, of which every part of the mesh gets as many."""
+        rows, parts = max(1, self._batch_tokens // length), 1
+        if self._mesh is not None:
+            parts = self._mesh.shape["data"] * self._mesh.shape["fsdp"]
+        return -(-rows // parts) * parts
 
 
 def states_dtype(name: str) -> np.dtype:
@@ -118,14 +138,14 @@ def _padded(length: int) -> int:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _run(
+def read_texts(
     functions: ModelFunctions,
     dtype: jnp.dtype,
     layers: tuple[int, ...],
     params: Params,
     tokens: Int[Array, "B T"],
 ) -> Float[Array, "B T C"]:
-    """States in the precision that they are kept in."""
+    """States of a batch of texts, in the precision in which they are stored."""
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     # Nothing sees what a shorter text is filled up with: it comes after it.
     mask = causal_mask(jnp.ones_like(tokens))

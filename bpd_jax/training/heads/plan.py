@@ -179,7 +179,7 @@ def identity(config: HeadsTrainConfig, plan: Plan) -> str:
     fields = dataclasses.asdict(config)
     for name in ("model", "data", "states", "log_every", "evaluate_every"):
         del fields[name]
-    for name in ("checkpoint_every", "held_out_positions", "heads_dtype"):
+    for name in ("checkpoint_every", "held_out_positions", "heads_dtype", "mesh"):
         del fields[name]
     digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode())
     digest.update(f"{plan.base} {plan.steps}".encode())

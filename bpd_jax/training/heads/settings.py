@@ -4,10 +4,13 @@ import dataclasses
 import math
 from typing import Annotated
 
+from jax.sharding import Mesh
+
 from bpd_jax.errors import UserError
 from bpd_jax.models.attachments import DTYPES
 from bpd_jax.models.config import BlockHeadsConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
+from bpd_jax.models.partitioning import MeshConfig, check_rows
 from bpd_jax.settings import (
     Count,
     Natural,
@@ -65,6 +68,8 @@ class HeadsTrainConfig(Validated):
       products: float32, or bfloat16 with sums in float32, which is faster: how matrices
         are multiplied.
       forward_tokens: tokens that the model reads at once to compute states.
+      mesh: of the devices of this process that share a batch and the frozen model's
+        parameters; what is trained is whole on each. None for one device.
       held_out: share of the texts that accuracies are measured on.
       held_out_positions: positions of those, at most.
       log_every: steps between two rows of metrics, which average over them.
@@ -97,6 +102,7 @@ class HeadsTrainConfig(Validated):
     include_prompts: bool = False
     products: Annotated[str, choice(*PRODUCTS)] = "float32"
     forward_tokens: Count = 4096
+    mesh: MeshConfig | None = None
     held_out: Annotated[float, number(above=0, below=1)] = 0.02
     held_out_positions: Count = 16_384
     log_every: Count = 20
@@ -145,6 +151,14 @@ class HeadsTrainConfig(Validated):
                 "BlockHeadsConfig.first_has_ffn would change the output of the frozen "
                 "model: leave it out."
             )
+
+    def check_mesh(self, mesh: Mesh) -> None:
+        """Raises a `UserError` unless the devices can share out a batch."""
+        name, rows = "HeadsTrainConfig.batch_size", self.batch_size
+        if isinstance(self.heads, BlockDrafterConfig):
+            name += " // HeadsTrainConfig.anchors_per_row"
+            rows //= self.anchors_per_row
+        check_rows(name, rows, mesh)
 
     @property
     def block_size(self) -> int:

@@ -29,6 +29,7 @@ from bpd_jax.training.heads.plan import Plan, describe, identity, make_plan
 from bpd_jax.training.heads.settings import HeadsTrainConfig
 from bpd_jax.training.loop import Pace
 from bpd_jax.training.meter import Meter
+from bpd_jax.training.slices import make_mesh
 from bpd_jax.typing import Params
 
 HEADS, DRAFTER = "heads", "drafter"
@@ -68,6 +69,9 @@ def train_heads(
     objective = make_objective(config, model)
     output = folder / output_name(config)
     files.check_writable(output, folder=True)
+    mesh = None if config.mesh is None else make_mesh(config.mesh)
+    if mesh is not None:
+        config.check_mesh(mesh)
     plan = make_plan(config, model, params)
     progress.say(describe(config, model, plan))
     trained, frozen_arrays = objective.init(params, plan, jax.random.key(config.seed))
@@ -80,6 +84,7 @@ def train_heads(
             config.states_dtype,
             objective.layers,
             config.products,
+            mesh,
         )
         return objective.batches(base, plan, folder, step)
 
@@ -97,6 +102,7 @@ def train_heads(
         meter=Meter(config.batch_size, "positions", first_head=2),
         # What another training left in the folder stays until its checkpoint fits.
         ready=lambda: _write_configuration(folder, text, operative),
+        mesh=mesh,
     )
     vocabulary = {k: v for k, v in frozen_arrays.items() if k == VOCABULARY}
     objective.save(

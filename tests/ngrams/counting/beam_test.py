@@ -190,6 +190,7 @@ def test_a_killed_worker_of_a_cluster_changes_nothing(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two processes of Dask count; one is killed when the first part is written."""
+    import dask
     from dask.distributed import LocalCluster
 
     folder = tmp_path / "tokens"
@@ -229,6 +230,12 @@ def test_a_killed_worker_of_a_cluster_changes_nothing(
         monkeypatch.setattr("bpd_jax.ngrams.counting.beam._SAMPLE_TOKENS", 1)
         with pytest.raises(UserError, match=r"6\.txt: sequence 2 .* 999.*299\.$"):
             count_with_beam(source, tmp_path / "bad", order=4, options=options)
+    with (
+        dask.config.set({"distributed.comm.timeouts.connect": "1s"}),
+        pytest.raises(UserError, match="the Dask cluster failed: Timed out"),
+    ):
+        count_with_beam(source, tmp_path / "gone", order=4, options=options)
+    assert not list(tmp_path.glob("gone*"))
     assert 1 <= written[0] < 100
     assert same_folders(tmp_path / "one", tmp_path / "beam")
 

@@ -10,9 +10,11 @@ import pytest
 
 from bpd_jax.errors import UserError
 from bpd_jax.models.attention import causal_mask
+from bpd_jax.models.config import BlockHeadsConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_files import attach_drafter, load_drafter
 from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.partitioning import MeshConfig
 from bpd_jax.training import frozen
 from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.heads import train as module
@@ -20,6 +22,7 @@ from bpd_jax.training.heads.blocks import BlockBatch
 from bpd_jax.training.heads.drafter_objective import DrafterObjective, dpace_weights
 from bpd_jax.training.heads.settings import HeadsTrainConfig
 from bpd_jax.training.heads.train import train_heads
+from bpd_jax.training.metrics import read_rows
 
 DRAFTER = BlockDrafterConfig(
     feature_layers=(0,), block_size=4, num_layers=1, window=8, draft_vocabulary=20
@@ -226,3 +229,33 @@ def test_bad_settings_are_told(config, tmp_path, model, params):
                 dataclasses.replace(config, heads=drafter), model, params, tmp_path
             )
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "trained", [DRAFTER, BlockHeadsConfig(3, 16)], ids=["drafter", "heads"]
+)
+def test_devices_share_the_batches(tmp_path, config, model, params, trained):
+    config = dataclasses.replace(config, heads=trained, steps=6, evaluate_every=6)
+    alone = train_heads(config, model, params, tmp_path / "alone")
+    mesh = MeshConfig(data=2, fsdp=2, model=2)
+    config = dataclasses.replace(config, mesh=mesh)
+    train_heads(config, model, params, tmp_path / "shared")
+    again = train_heads(config, model, params, tmp_path / "shared")
+    assert again.metrics() == pytest.approx(alone.metrics(), rel=1e-3)
+    for name in ("loss", "gradient_norm"):
+        expected, found = (
+            [row[name] for row in read_rows(tmp_path / folder / "metrics.jsonl")
+             if name in row]
+            for folder in ("alone", "shared")
+        )  # fmt: skip
+        np.testing.assert_allclose(found, expected, rtol=1e-4)
+    # The mesh does not decide the result: one device resumes what several began.
+    alone = dataclasses.replace(config, mesh=None)
+    train_heads(alone, model, params, tmp_path / "shared")
+
+
+def test_a_batch_that_devices_cannot_share_is_refused(tmp_path, config, model, params):
+    config = dataclasses.replace(config, batch_size=40, mesh=MeshConfig(data=8))
+    with pytest.raises(UserError, match="anchors_per_row = 5 is not a multiple"):
+        train_heads(config, model, params, tmp_path)
+    assert not any(tmp_path.iterdir())

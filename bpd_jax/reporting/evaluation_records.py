@@ -1,11 +1,8 @@
-"""From results of an evaluation to a report's records."""
+"""Converts results of an evaluation to the records of a report."""
 
-import datetime
 import pathlib
-import platform
 import statistics
 from collections.abc import Callable, Sequence
-from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -13,7 +10,6 @@ import numpy as np
 from bpd_jax import files
 from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeOptions
-from bpd_jax.decoding.speedup import device as device
 from bpd_jax.decoding.stopping import cut_at_stop
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.blocks import BlockView
@@ -29,7 +25,6 @@ from bpd_jax.reporting.records import (
     GREEDY,
     Candidate,
     DecodeRecord,
-    Facts,
     LatticePicture,
     MethodSummary,
     Path,
@@ -38,24 +33,6 @@ from bpd_jax.reporting.records import (
 
 Piece = Callable[[int], str]
 Decode = Callable[[Sequence[int]], str]
-
-_PACKAGES = ("jax", "flax", "numpy", "pynini", "bpd_jax")
-
-
-def versions() -> Facts:
-    """Versions of Python and of the packages that decide the numbers."""
-    result: Facts = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            result[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return result
-
-
-def today() -> str:
-    """The date in ISO form."""
-    return datetime.date.today().isoformat()
 
 
 def summaries(

@@ -10,7 +10,7 @@ from bpd_jax.errors import UserError
 from bpd_jax.evaluation.blocks import BlockPath, BlockView
 from bpd_jax.evaluation.compare import MethodResult
 from bpd_jax.evaluation.equality import Difference
-from bpd_jax.reporting import build
+from bpd_jax.reporting import evaluation_records
 
 PIECES = ["<end>", "a", "b", "c"]
 
@@ -46,7 +46,7 @@ def result(method, accepted, differences=()):
 
 
 def test_summaries_sum_over_prompts_and_compare_with_bpd():
-    plain, bpd, ngram, oracle = build.summaries(
+    plain, bpd, ngram, oracle = evaluation_records.summaries(
         [
             result(parse_method("greedy"), [[1, 1, 1, 1], [1, 1]]),
             result(parse_method("bpd"), [[2, 2], [1, 1]]),
@@ -77,12 +77,12 @@ def test_summaries_sum_over_prompts_and_compare_with_bpd():
 
 
 def test_there_is_no_gain_without_bpd():
-    [row] = build.summaries([result(parse_method("ngram:4"), [[2, 2]])])
+    [row] = evaluation_records.summaries([result(parse_method("ngram:4"), [[2, 2]])])
     assert row.gain is None
 
 
 def test_records_hold_every_step_and_no_end_marks():
-    [record] = build.decode_records(
+    [record] = evaluation_records.decode_records(
         result(parse_method("ngram:4"), [[2, 3]]),
         decode,
         PIECES.__getitem__,
@@ -99,7 +99,7 @@ def test_records_hold_every_step_and_no_end_marks():
 
 def test_a_record_shows_the_prompt_that_was_typed():
     typed = ["as it was typed"]
-    [record] = build.decode_records(
+    [record] = evaluation_records.decode_records(
         result(parse_method("ngram:4"), [[2, 3]]),
         decode,
         PIECES.__getitem__,
@@ -110,7 +110,7 @@ def test_a_record_shows_the_prompt_that_was_typed():
 
 
 def test_the_text_of_a_record_ends_before_a_stop_text():
-    [record] = build.decode_records(
+    [record] = evaluation_records.decode_records(
         result(parse_method("ngram:4"), [[2, 3]]),
         decode,
         PIECES.__getitem__,
@@ -128,7 +128,7 @@ def test_a_lattice_keeps_only_what_is_possible():
         greedy=np.array([3, 2]),
         paths=[BlockPath("BPD", [0, 0], 1), BlockPath("Oracle", [0, 1], 2)],
     )
-    picture = build.lattice_picture(view, decode, PIECES.__getitem__)
+    picture = evaluation_records.lattice_picture(view, decode, PIECES.__getitem__)
     assert picture.prompt_tail == "ab"
     pieces = [[c.piece for c in position] for position in picture.positions]
     assert pieces == [["c"], ["a", "b"]]
@@ -139,9 +139,9 @@ def test_a_lattice_keeps_only_what_is_possible():
 
 def test_training_curves(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    assert build.training_curves(path) == []
+    assert evaluation_records.training_curves(path) == []
     path.write_text('{"step": 1, "loss": 2.5}\n\n')
-    assert build.training_curves(path) == [{"step": 1, "loss": 2.5}]
+    assert evaluation_records.training_curves(path) == [{"step": 1, "loss": 2.5}]
     path.write_text('{"step": 1, "lo')
     with pytest.raises(UserError, match=r"metrics\.jsonl is damaged"):
-        build.training_curves(path)
+        evaluation_records.training_curves(path)

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from bpd_jax.evaluation.hardware import (
+from bpd_jax.evaluation.token_cost import (
     CONTEXTS,
     Cost,
     ModelSize,

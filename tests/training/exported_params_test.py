@@ -10,8 +10,8 @@ from bpd_jax.errors import UserError
 from bpd_jax.models.config import load_config, save_config
 from bpd_jax.training.checkpoints import Checkpoints
 from bpd_jax.training.config import OptimizerConfig
+from bpd_jax.training.exported_params import load_run_parameters, write_exported
 from bpd_jax.training.optimizer import make_optimizer
-from bpd_jax.training.slim import load_run_parameters, write_slim
 from bpd_jax.training.state import abstract_state, init_state
 
 OPTIMIZER = make_optimizer(OptimizerConfig(1e-2), 10)
@@ -34,14 +34,14 @@ def run(model, one_device, tmp_path_factory):
 
 @pytest.fixture
 def slim(run, tmp_path):
-    write_slim(run[0], tmp_path / "slim")
+    write_exported(run[0], tmp_path / "slim")
     return tmp_path / "slim"
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_parameters_come_back_rounded(run, model, tmp_path, dtype):
     folder, params = run
-    size = write_slim(folder, tmp_path / "slim", dtype)
+    size = write_exported(folder, tmp_path / "slim", dtype)
     loaded = load_run_parameters(tmp_path / "slim", model)
     assert jax.tree.structure(loaded) == jax.tree.structure(params)
     for mine, theirs in zip(
@@ -65,7 +65,7 @@ def test_parameters_come_back_rounded(run, model, tmp_path, dtype):
 
 def test_a_model_is_exported_in_another_precision(run, model, tmp_path):
     folder, params = run
-    write_slim(folder, tmp_path / "slim", "float32", "bfloat16")
+    write_exported(folder, tmp_path / "slim", "float32", "bfloat16")
     exported = load_config(tmp_path / "slim" / "model.json")
     trunk = dataclasses.replace(model.trunk, dtype="bfloat16")
     assert exported == dataclasses.replace(model, trunk=trunk) != model
@@ -74,10 +74,10 @@ def test_a_model_is_exported_in_another_precision(run, model, tmp_path):
 
 
 def test_a_slim_folder_can_be_slimmed_again_and_replaced(slim, model, tmp_path):
-    write_slim(slim, tmp_path / "again")
+    write_exported(slim, tmp_path / "again")
     before = (slim / "parameters.safetensors").read_bytes()
     assert (tmp_path / "again" / "parameters.safetensors").read_bytes() == before
-    write_slim(slim, slim)
+    write_exported(slim, slim)
     assert (slim / "parameters.safetensors").read_bytes() == before
 
 
@@ -112,17 +112,17 @@ def test_damage_is_told(slim, model, make_model):
 def test_other_folders_are_not_replaced(run, tmp_path, model):
     folder, _ = run
     with pytest.raises(UserError, match="not part of a slim model"):
-        write_slim(folder, folder)
+        write_exported(folder, folder)
     with pytest.raises(UserError, match="float8"):
-        write_slim(folder, tmp_path / "slim", "float8")
+        write_exported(folder, tmp_path / "slim", "float8")
     with pytest.raises(UserError, match=r"model\.json does not exist"):
-        write_slim(tmp_path, tmp_path / "slim")
+        write_exported(tmp_path, tmp_path / "slim")
     (tmp_path / "empty").mkdir()
     save_config(model, tmp_path / "empty" / "model.json")
     with pytest.raises(UserError, match=r"task\.json does not exist"):
-        write_slim(tmp_path / "empty", tmp_path / "slim")
+        write_exported(tmp_path / "empty", tmp_path / "slim")
     for name in ("task.json", "tokenizer.json"):
         shutil.copy(folder / name, tmp_path / "empty")
     with pytest.raises(UserError, match="holds no checkpoint"):
-        write_slim(tmp_path / "empty", tmp_path / "slim")
+        write_exported(tmp_path / "empty", tmp_path / "slim")
     assert not (tmp_path / "slim").exists()

@@ -1,4 +1,4 @@
-"""Whether the disk can take what a run will save, asked before its first step."""
+"""Checks before a run that the disk has space for its checkpoints."""
 
 import pathlib
 import shutil
@@ -13,12 +13,12 @@ from bpd_jax.training.state import TrainState
 
 
 def state_bytes(abstract: TrainState) -> int:
-    """Bytes of a train state, all devices together; a checkpoint has as many."""
+    """Bytes of a train state over all devices, which is the size of a checkpoint."""
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(abstract))
 
 
 def bytes_per_device(abstract: TrainState) -> int:
-    """Bytes of a train state that the fullest device holds; all hold about as many."""
+    """Bytes of a train state on one device; all devices have about the same."""
     total = 0
     for leaf in jax.tree.leaves(abstract):
         shape = leaf.sharding.shard_shape(leaf.shape)
@@ -27,14 +27,15 @@ def bytes_per_device(abstract: TrainState) -> int:
 
 
 def check_space(folder: pathlib.Path, abstract: TrainState, keep: int) -> None:
-    """Raises a `UserError` unless checkpoints can be written and have room.
+    """Raises a `UserError` unless there is space for the checkpoints.
 
-    At its fullest the folder holds the newest `keep`, the best, and one being written.
-    What a kill has left half written is free, as it is removed before the next save.
+    At most, the folder contains the newest `keep`, the best, and one being written.
+    Incomplete checkpoints of a killed run count as free space, because they are removed
+    before the next save.
 
     Args:
-      folder: of the checkpoints, which need not exist.
-      abstract: what a checkpoint holds.
+      folder: folder of the checkpoints, which need not exist.
+      abstract: shapes and dtypes of a checkpoint.
       keep: `TrainConfig.keep_checkpoints`.
     """
     files.check_writable(folder, folder=True)

@@ -7,8 +7,8 @@ import pytest
 from bpd_jax.errors import UserError
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.training.config import OptimizerConfig
+from bpd_jax.training.disk_space import bytes_per_device, check_space, state_bytes
 from bpd_jax.training.optimizer import make_optimizer
-from bpd_jax.training.space import bytes_per_device, check_space, state_bytes
 from bpd_jax.training.state import abstract_state
 from bpd_jax.training.trainer import train
 

@@ -1,7 +1,7 @@
-"""A trained model without what only training needs: small enough to hand on.
+"""Exported parameters: a trained model without optimizer state and checkpoints.
 
-A slim folder holds `model.json`, `task.json` and `tokenizer.json` as the run folder
-does, `parameters.safetensors`, whose tensors are named by their paths, such as
+An exported folder contains `model.json`, `task.json` and `tokenizer.json` as the run
+folder does, `parameters.safetensors`, whose tensors are named by their paths, such as
 `trunk/embedding`, and `slim.json`, which describes them.
 """
 
@@ -42,27 +42,27 @@ KIND = Artifact(
 )
 
 
-def write_slim(
+def write_exported(
     run: str | os.PathLike[str],
     output: str | os.PathLike[str],
     dtype: str = "bfloat16",
     precision: str | None = None,
 ) -> int:
-    """Writes the parameters of a run, the best that it has; all or nothing appears.
+    """Writes the parameters of the best checkpoint of a run, atomically.
 
     Args:
       run: a run folder.
-      output: folder to write; an older slim one is replaced.
-      dtype: bfloat16 or float32, to store parameters in. When they are loaded they
-        become the model's `param_dtype` again.
-      precision: of activations and products of the model that is written; None for
-        that of the run.
+      output: output folder; an older export is replaced.
+      dtype: dtype of the stored parameters, bfloat16 or float32. Loading converts them
+        to the model's `param_dtype`.
+      precision: dtype of activations and products of the exported model; None for that
+        of the run.
 
     Returns:
       The size of the parameters in bytes.
 
     Raises:
-      UserError: the run is missing or damaged, or `output` is something else.
+      UserError: the run is missing or damaged, or `output` has other contents.
     """
     run, output = as_path(run), as_path(output)
     if dtype not in DTYPES:
@@ -94,16 +94,16 @@ def write_slim(
 
 
 def selected_step(folder: str | os.PathLike[str]) -> int | None:
-    """The step of a run that is to decode, if not the newest; says so where it differs.
+    """The step of the best checkpoint of a run; prints a note if it is not the newest.
 
     Args:
-      folder: of a run, or a slim one.
+      folder: a run folder, or exported parameters.
 
     Returns:
-      The step of the best checkpoint; None where there is none but the newest.
+      The step of the best checkpoint; None if it is the newest or there is none.
 
     Raises:
-      UserError: the newest checkpoint is broken.
+      UserError: the newest checkpoint is damaged.
     """
     saved = as_path(folder) / checkpoints.FOLDER
     best = checkpoints.best_step(saved)
@@ -121,30 +121,30 @@ def selected_step(folder: str | os.PathLike[str]) -> int | None:
 def load_run_parameters(
     folder: str | os.PathLike[str], model: BlockwiseConfig, step: int | None = None
 ) -> Params:
-    """Reads the parameters of a run folder, or of a slim one, onto the first device.
+    """Loads the parameters of a run folder, or exported ones, onto the first device.
 
     Args:
-      folder: of either kind. One that was slim and is trained anew has checkpoints,
-        which count.
-      model: sizes; see `load_config`.
-      step: which checkpoint; None for the newest.
+      folder: a run folder or exported parameters. If exported parameters have been
+        trained further, the checkpoints are used.
+      model: configuration; see `load_config`.
+      step: step of the checkpoint; None for the newest.
 
     Raises:
-      UserError: there are none, or they are damaged or of another model.
+      UserError: the parameters are missing, damaged, or belong to another model.
     """
     folder = as_path(folder)
     saved = folder / checkpoints.FOLDER
     if step is not None or saved.exists() or not (folder / HEADER).exists():
         return checkpoints.load_parameters(saved, model, step=step)
-    return _load_slim(folder, model)
+    return _load_exported(folder, model)
 
 
-def _load_slim(folder: pathlib.Path, model: BlockwiseConfig) -> Params:
+def _load_exported(folder: pathlib.Path, model: BlockwiseConfig) -> Params:
     header = KIND.read_header(folder, {"sha256": str})
     path, shapes = folder / TENSORS, parameter_shapes(model)
     with KIND.reading(path):
         if header["sha256"] != _digest(path):
-            raise ValueError(f"it is not what {HEADER} describes")
+            raise ValueError(f"it does not match {HEADER}")
         stored, _ = read_tensors(path)
         leaves = by_path(shapes)
         array_files.check_shapes(stored, {k: x.shape for k, x in leaves.items()})

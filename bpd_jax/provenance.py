@@ -1,0 +1,34 @@
+"""Date, device and versions: what a result states about its origin."""
+
+import datetime
+import os
+import platform
+from importlib import metadata
+
+import jax
+
+_PACKAGES = ("jax", "flax", "numpy", "pynini", "bpd_jax")
+
+
+def today() -> str:
+    """The date in ISO form."""
+    return datetime.date.today().isoformat()
+
+
+def device() -> str:
+    """A description of the machine, such as `cpu × 1, 2 cores, x86_64`."""
+    kind = jax.devices()[0].device_kind
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    cores = cores or os.cpu_count()
+    return f"{kind} × {jax.device_count()}, {cores} cores, {platform.machine()}"
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that affect results."""
+    result = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            result[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return result

@@ -1,0 +1,327 @@
+"""Damages files of every format and reads them: each is read or refused in a sentence.
+
+    python -m tests.mutations                       # all formats, 2,000 inputs each
+    python -m tests.mutations --formats=arpa,gguf --inputs=50 --seed=3
+    python -m tests.mutations --table               # the result as Markdown
+
+The formats are those of `tests/mutation_formats.py`. Each is tested in a process of its
+own, with a limit of memory and of seconds per input. An input passes if its reader
+returns or raises a `UserError` without a line break. Anything else is a failure:
+another exception, a crash, too much memory or time. The seed and the number of an input
+determine it. Prints a row per format and writes one JSON file.
+"""
+
+import argparse
+import dataclasses
+import gzip
+import json
+import math
+import multiprocessing
+import os
+import pathlib
+import random
+import resource
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+ROOT = pathlib.Path(__file__).parent.parent
+RESULT = ROOT / "benchmarks" / "results" / "mutations.json"
+INPUTS = 2000
+# Beyond what the process has when it starts to read.
+MEMORY = 1 << 30
+SECONDS = 30
+
+_NUMBERS = (
+    *(b"-1", b"0", b"1e400", b"-1e300", b"NaN", b"Infinity", b"99999999999999999999"),
+    *(b"2147483648", b"4294967295", b"1" * 5000),
+)
+_TOKENS = (
+    *(b"", b"\0", b"\xff\xfe", b"\xed\xa0\x80", b"\n", b"\t", b" ", b'"', b"'", b"\\"),
+    *(b"[" * 100_000, b'{"a":' * 50_000, b"}", b"null", b"[]", b"{}", b"<s>", b"#"),
+    *(b"a" * 100_000, b"\\ud800", b"..", b"/", b"%", b"@", b"\\data\\"),
+)
+_VALUES: tuple[Any, ...] = (
+    *(None, [], {}, [1], {"a": 1}, "", "x", "a" * 5000, -1, 0, 1, 3, 2**31, 2**70),
+    *(1e300, -0.5, True, False, "\ud800", [[]], [None], math.nan, math.inf),
+)
+_WORDS = tuple(
+    value.to_bytes(size, "little", signed=False)
+    for size in (1, 2, 4, 8)
+    for value in (0, 1, 2 ** (8 * size - 1), 2 ** (8 * size) - 1)
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """One format.
+
+    Attributes:
+      make: writes a valid example into an empty folder.
+      read: reads it from there, as the commands do.
+      files: pattern of the files that are damaged.
+      reseal: makes the checksums fit a damaged folder, as whoever means harm would;
+        None for formats without any.
+    """
+
+    make: Callable[[pathlib.Path], object]
+    read: Callable[[pathlib.Path], object]
+    files: str
+    reseal: Callable[[pathlib.Path], object] | None = None
+
+
+def mutate(data: bytes, chance: random.Random, name: str) -> bytes:
+    """Returns a damaged copy: of a gzip file what is packed, in half of the cases."""
+    if name.endswith(".gz") and chance.random() < 0.5:
+        inner = mutate(gzip.decompress(data), chance, name.removesuffix(".gz"))
+        return gzip.compress(inner, 1, mtime=0)
+    if name.endswith(".json") and chance.random() < 0.5:
+        fields = _change_value(json.loads(data), chance)
+        return json.dumps(fields).encode()
+    for _ in range(chance.choice((1, 1, 1, 2, 4))):
+        data = chance.choice(_DAMAGES)(data, chance)
+    return data
+
+
+def _truncate(data: bytes, chance: random.Random) -> bytes:
+    return data[: chance.randrange(len(data) + 1)]
+
+
+def _flip_bits(data: bytes, chance: random.Random) -> bytes:
+    changed = bytearray(data)
+    for _ in range(chance.choice((1, 1, 8)) if data else 0):
+        changed[_place(data, chance)] ^= 1 << chance.randrange(8)
+    return bytes(changed)
+
+
+def _overwrite(data: bytes, chance: random.Random) -> bytes:
+    place, word = _place(data, chance), chance.choice(_WORDS)
+    return data[:place] + word + data[place + len(word) :]
+
+
+def _delete(data: bytes, chance: random.Random) -> bytes:
+    place = _place(data, chance)
+    return data[:place] + data[place + 1 + int(chance.expovariate(0.05)) :]
+
+
+def _repeat(data: bytes, chance: random.Random) -> bytes:
+    place = _place(data, chance)
+    piece = data[place : place + 1 + int(chance.expovariate(0.02))]
+    return data[:place] + piece * chance.choice((2, 2, 1000)) + data[place:]
+
+
+def _move(data: bytes, chance: random.Random) -> bytes:
+    begin, place = _place(data, chance), _place(data, chance)
+    piece = data[begin : begin + 1 + int(chance.expovariate(0.05))]
+    return data[:place] + piece + data[place:]
+
+
+def _insert(data: bytes, chance: random.Random) -> bytes:
+    place = _place(data, chance)
+    return data[:place] + chance.choice(_TOKENS) + data[place:]
+
+
+def _change_number(data: bytes, chance: random.Random) -> bytes:
+    begin = _place(data, chance)
+    while begin < len(data) and not data[begin : begin + 1].isdigit():
+        begin += 1
+    end = begin
+    while end < len(data) and data[end : end + 1] in b"0123456789.e":
+        end += 1
+    return data[:begin] + chance.choice(_NUMBERS) + data[end:]
+
+
+def _place(data: bytes, chance: random.Random) -> int:
+    """An index; in half of the cases of the beginning, where headers are."""
+    most = max(len(data), 1)
+    return chance.randrange(min(most, 256) if chance.random() < 0.5 else most)
+
+
+_DAMAGES = (
+    *(_truncate, _flip_bits, _overwrite, _delete),
+    *(_repeat, _move, _insert, _change_number),
+)
+
+
+def _change_value(value: Any, chance: random.Random) -> Any:
+    """Replaces or removes a part of parsed JSON."""
+    if not isinstance(value, dict | list) or not value or chance.random() < 0.05:
+        return chance.choice(_VALUES)
+    keys = list(value) if isinstance(value, dict) else range(len(value))
+    key = chance.choice(keys)
+    changed = dict(value) if isinstance(value, dict) else list(value)
+    if chance.random() < 0.1:
+        del changed[key]
+    else:
+        changed[key] = _change_value(value[key], chance)
+    return changed
+
+
+def damaged(
+    example: Format, folder: pathlib.Path, inputs: int, seed: int
+) -> Iterator[int]:
+    """Damages a file of the folder; yields after each input and restores the file."""
+    example.make(folder)
+    example.read(folder)
+    kept = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    chosen = sorted(path for path in folder.glob(example.files) if path in kept)
+    for number in range(inputs):
+        chance = random.Random(f"{seed} {number}")
+        path = chance.choice(chosen)
+        path.write_bytes(mutate(kept[path], chance, path.name))
+        touched = [path]
+        if example.reseal is not None and chance.random() < 0.7:
+            touched = list(kept)
+            example.reseal(folder)
+        yield number
+        for path in touched:
+            path.write_bytes(kept[path])
+
+
+def attempt(read: Callable[[], object]) -> str | None:
+    """Reads; returns None if the input was read, "" if it was refused, or the fault."""
+    from bpd_jax.errors import UserError
+
+    try:
+        read()
+        return None
+    except UserError as error:
+        return f"lines: {error}" if "\n" in str(error) else ""
+    except Exception as error:  # Whatever else it is, it is a fault.
+        return f"{type(error).__name__}: {error}"[:300]
+
+
+def read_damaged(example: Format, inputs: int, seed: int) -> dict[str, Any]:
+    """Reads the damaged inputs of one format in this process; returns its row."""
+    counts = {"read": 0, "refused": 0}
+    failures: list[str] = []
+    longest = 0.0
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = pathlib.Path(scratch) / "folder"
+        folder.mkdir()
+        for number in damaged(example, folder, inputs, seed):
+            began = time.monotonic()
+            fault = attempt(lambda: example.read(folder))
+            longest = max(longest, time.monotonic() - began)
+            if fault:
+                failures.append(f"input {number}: {fault}")
+            else:
+                counts["read" if fault is None else "refused"] += 1
+    return {
+        "inputs": inputs,
+        **counts,
+        "failures": failures,
+        "slowest_seconds": round(longest, 2),
+    }
+
+
+def run(example: Format, inputs: int, seed: int) -> dict[str, Any]:
+    """Tests one format in a child of this process, which has imported the readers."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    with tempfile.TemporaryFile() as output:
+        child = context.Process(
+            target=_in_child, args=(sender, output.fileno(), example, inputs, seed)
+        )
+        child.start()
+        sender.close()
+        try:
+            return receiver.recv()
+        except EOFError:
+            child.join()
+            output.seek(0)
+            printed = output.read()[-500:].decode(errors="replace")
+            fault = f"the process ended with {child.exitcode}: {printed}"
+            return {"inputs": inputs, "failures": [fault]}
+
+
+def _in_child(
+    sender: Any, output: int, example: Format, inputs: int, seed: int
+) -> None:
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+
+    def expired(*_: object) -> None:
+        raise TimeoutError(f"longer than {SECONDS} seconds")
+
+    def timed(folder: pathlib.Path) -> None:
+        signal.alarm(SECONDS)
+        try:
+            example.read(folder)
+        finally:
+            signal.alarm(0)
+
+    signal.signal(signal.SIGALRM, expired)
+    # What compiles and loads at the first use belongs to no input.
+    read_damaged(example, 1, seed)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
+    most = pages * os.sysconf("SC_PAGE_SIZE") + MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    row = read_damaged(dataclasses.replace(example, read=timed), inputs, seed)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    sender.send({**row, "memory_mb": (peak - before) >> 10})
+
+
+def table(result: dict[str, Any]) -> str:
+    """Returns the rows of a result as a Markdown table, for docs/reliability.md."""
+    lines = [
+        "| format | inputs | read | refused | faults | slowest | memory |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name, row in sorted(result["formats"].items()):
+        numbers = [row["inputs"], row.get("read", 0), row.get("refused", 0)]
+        counts = " | ".join(f"{n:,}" for n in [*numbers, len(row["failures"])])
+        used = f"{row.get('slowest_seconds', 0)} s | {row.get('memory_mb', 0)} MB"
+        lines.append(f"| `{name}` | {counts} | {used} |")
+    total = sum(row["inputs"] for row in result["formats"].values())
+    faults = sum(len(row["failures"]) for row in result["formats"].values())
+    lines.append(f"| all | {total:,} | | | {faults} | | |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Reads the flags; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--formats", default="", help="comma-separated; default: all")
+    parser.add_argument("--inputs", type=int, default=INPUTS)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", default=RESULT, help="file of the results")
+    parser.add_argument("--table", action="store_true", help="print the results")
+    flags = parser.parse_args()
+    if flags.table:
+        print(table(json.loads(pathlib.Path(flags.output).read_bytes())))
+        return 0
+    from bpd_jax import files, provenance
+    from tests.mutation_formats import FORMATS
+
+    output = pathlib.Path(flags.output)
+    # Rows of formats that are not tested now are kept.
+    rows = files.read_json(output)["formats"] if output.exists() else {}
+    rows = {name: row for name, row in rows.items() if name in FORMATS}
+    names = flags.formats.split(",") if flags.formats else list(FORMATS)
+    result = {
+        "command": "python -m tests.mutations",
+        "device": provenance.device(),
+        "versions": provenance.versions(),
+        "memory_limit_mb": MEMORY >> 20,
+        "seconds_limit": SECONDS,
+        "formats": rows,
+    }
+    for name in names:
+        row = run(FORMATS[name], flags.inputs, flags.seed)
+        rows[name] = {"date": provenance.today(), "seed": flags.seed, **row}
+        facts = ", ".join(f"{k} {v}" for k, v in row.items() if k != "failures")
+        print(f"{name:<28} {facts}, failures {len(row['failures'])}", flush=True)
+        for failure in row["failures"][:20]:
+            print(f"    {failure}", flush=True)
+        with files.replacing_file(output) as temporary:
+            temporary.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return int(any(rows[name]["failures"] for name in names))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
