@@ -55,8 +55,8 @@ def write_exported(
       output: output folder; an older export is replaced.
       dtype: dtype of the stored parameters, bfloat16 or float32. Loading converts them
         to the model's `param_dtype`.
-      precision: of activations and products of the exported model; None for that of
-        the run.
+      precision: dtype of activations and products of the exported model; None for that
+        of the run.
 
     Returns:
       The size of the parameters in bytes.
