@@ -112,7 +112,7 @@ class LoadedModel:
         trunk = dataclasses.replace(config.trunk, dtype=dtype)
         config = dataclasses.replace(config, trunk=trunk)
         on_cpu = dtype == "bfloat16" and jax.default_backend() == "cpu"
-        # XLA multiplies single rows no faster in bfloat16 on a CPU; our kernel does.
+        # Where XLA reads the cache on a CPU, it would convert all of it in every pass.
         kernel = attention_kernel.reads_heads_of(trunk.head_width)
         cache_dtype = BITS.__name__ if kernel else "float32"
         return dataclasses.replace(

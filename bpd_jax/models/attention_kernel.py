@@ -1,8 +1,7 @@
 """Attention of few queries to the cache on a CPU, which reads each visible slot once.
 
-XLA multiplies the queries with all slots of every row, whether they hold tokens or not,
-and reads keys and values at half the speed of the memory. `benchmarks.row_products`
-compares the two.
+XLA multiplies the queries with all slots of every row, whether they hold tokens or not.
+`benchmarks.row_products` compares passes with and without the kernel.
 
 Every number of the result is summed in the same order, however many queries there are.
 """

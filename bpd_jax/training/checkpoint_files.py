@@ -225,8 +225,8 @@ def _reading(place: pathlib.Path) -> Iterator[None]:
     """Names the item of a checkpoint that cannot be read."""
     try:
         yield
-    except UserError:
-        raise
+    except (UserError, MemoryError, jax.errors.JaxRuntimeError):
+        raise  # The checkpoint may be sound: nobody should be told to remove it.
     except Exception as error:  # Orbax raises that class itself for a damaged array.
         raise UserError(
             f"cannot read the checkpoint {place}: {reason(error)}; remove the folder "
