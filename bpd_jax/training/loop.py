@@ -97,6 +97,8 @@ def run(
         writer = distributed.first(
             lambda: stack.enter_context(MetricsWriter(folder, start))
         )
+        # Before the bar appears: from then on a reader expects Ctrl-C to save.
+        stop = stack.enter_context(noted_signals())
         bar = stack.enter_context(
             progress.bar(
                 label="training",
@@ -106,7 +108,6 @@ def run(
                 disable=not distributed.is_first(),
             )
         )
-        stop = stack.enter_context(noted_signals())
         for step in range(start + 1, pace.steps + 1):
             batch = next(batches)
             state, metrics = update(state, batch, step)
