@@ -188,12 +188,24 @@ def read_prompts_file(path: str | os.PathLike[str]) -> list[str]:
         prompts = [text for _, text in lines if text.strip()]
     if not prompts:
         raise UserError(f"{path} contains no prompt: write one per line.")
-    check_not_empty(prompts)
+    check_texts(prompts)
     return prompts
 
 
-def check_not_empty(prompts: Sequence[object]) -> None:
-    """Raises a `UserError` if a prompt is an empty text."""
+def check_texts(prompts: Sequence[object]) -> None:
+    """Raises a `UserError` if a prompt is an empty text, or is not UTF-8."""
     for number, prompt in enumerate(prompts, 1):
-        if isinstance(prompt, str) and not prompt:
+        if not isinstance(prompt, str):
+            continue
+        if not prompt:
             raise UserError(f"prompt {number} is empty: give at least one character.")
+        try:
+            prompt.encode("utf-8")
+        except UnicodeEncodeError as error:
+            # Python keeps a byte of the command line as a surrogate.
+            code = ord(prompt[error.start])
+            kind = f"byte 0x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else ""
+            raise UserError(
+                f"prompt {number} is not UTF-8 text: character {error.start + 1} is "
+                f"the {kind or f'lone surrogate U+{code:04X}'}."
+            ) from error
