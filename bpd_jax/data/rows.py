@@ -31,6 +31,7 @@ KIND = Artifact(
     "token files",
     HEADER,
     ("tokens.npy", "segment_ids.npy", LOSS_MASK, "tokenizer.json"),
+    '"end_of_text"',
     remedy="remove the folder and prepare it again",
 )
 _FIELDS = {
