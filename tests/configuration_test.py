@@ -150,6 +150,10 @@ def test_bad_files_end_with_one_sentence(write, text, words):
         ),
         ("TrainConfig.stepz = 3", r"--gin.TrainConfig.stepz=3: TrainConfig has no"),
         ("STEPS = true", r"--gin.STEPS=true .*: write --gin.STEPS=True"),
+        ("STEPS = [1, 2", r"--gin.STEPS=\[1, 2 .*: a bracket is not closed"),
+        ("STEPS = 'a", r"--gin.STEPS='a .*: a quote is not closed"),
+        ("STEPS = " + "9" * 5000, r"--gin.STEPS=9+ … 9+ .*: .* too many digits"),
+        ("STEPS = '\udcff'", r"--gin.STEPS=.* not UTF-8"),
         ("STEPS = " + "x" * 5000, r"--gin.STEPS=x+ … x+ is not a gin value"),
         (
             "BlockwiseConfig.heads = 5",
@@ -171,7 +175,12 @@ def test_bad_settings_end_with_one_sentence(write, binding, words):
 
 @pytest.mark.parametrize(
     "value, words",
-    [("true", "true is not a gin value: write True"), ("gelu", "text needs quotes")],
+    [
+        ("true", "true is not a gin value: write True"),
+        ("gelu", "text needs quotes"),
+        ("9" * 5000, "too many digits"),
+        ("(1, 2", "a bracket is not closed"),
+    ],
 )
 def test_words_without_quotes_in_files_are_explained(write, value, words):
     with pytest.raises(UserError, match=words) as error:
