@@ -37,6 +37,15 @@ _TRAINED = "--gin.TransformerConfig.param_dtype='float32'"
 # Name: topology, and what else the command gets.
 SETTINGS: dict[str, tuple[str, list[str]]] = {
     "v4_128": ("v4:4x4x4", [_PRETRAIN, _mesh("v4_128")]),
+    "joint_drafter_v4_128": (
+        "v4:4x4x4",
+        [
+            _PRETRAIN,
+            "--gin_file=gin_configs/heads/drafter.gin",
+            "--gin.FEATURE_LAYERS=(1, 9, 16)",
+            _mesh("v4_128"),
+        ],
+    ),
     "v4_128_plain": (
         "v4:4x4x4",
         [
