@@ -14,10 +14,10 @@ from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.heads import softmax_rows
 from bpd_jax.models.products import float32_sums, on_cpu
 from bpd_jax.training.heads_loss import best_tokens, heads_loss, heads_sums
-from bpd_jax.training.softmax_chunks import HeadsLoss
+from bpd_jax.training.softmax_chunks import LossLayout
 from bpd_jax.typing import AnyArray, Array, Bool, Float, Int, Params
 
-# What heads 2 … L learn; see `blockwise_loss`.
+# Targets of heads 2 … L; see `blockwise_loss`.
 TARGETS = ("text", "model")
 
 _DEFAULT = ComputeConfig()
@@ -45,7 +45,7 @@ def head_targets(
     loss_mask: Bool[Array, "B T"],
     num_heads: int,
 ) -> tuple[Int[Array, "L B T"], Bool[Array, "L B T"]]:
-    """What each head should predict, and where.
+    """The targets of each head, and a mask of the valid ones.
 
     Head h at position i predicts `tokens[i + h]`. That is valid if i + h lies in the
     row, in the segment of i, which is not padding, and `loss_mask[i + h]` is true.
@@ -89,29 +89,29 @@ def blockwise_loss(
 ) -> tuple[Float[Array, ""], HeadSums]:
     """Σ_h λ_h loss_h, where loss_h is the mean of −log p_h over valid positions.
 
-    The paper's loss_h is the sum of −log p_h over positions (appendix C.1). Divided by
-    their number, the loss and its gradient have a scale that depends neither on the
-    batch nor on how much of it is padding or prompt. Heads are weighted by λ_h alike;
-    by a sum, head h would count a little less than head 1, since h - 1 more positions
-    at the end of each document have no target. A constant factor changes nothing under
-    AdamW but what clipping by norm does; what remains is that every batch counts alike
-    here, however many targets it has.
+    The paper's loss_h is the sum of −log p_h over positions (appendix C.1). Here it is
+    the mean, so that the scale of the loss and its gradient depends neither on the
+    batch size nor on the amount of padding and prompt. There are two differences: every
+    batch has the same weight regardless of its number of targets; and a sum would give
+    head h slightly less weight than head 1, because h - 1 more positions at the end of
+    each document have no target. A constant factor would only affect clipping by norm,
+    since AdamW is invariant to the scale of the gradient.
 
-    A head without any valid position in the batch contributes 0.
+    A head without a valid position in the batch contributes 0.
 
     Args:
       model: sizes.
-      params: of the model, stacked if `compute` says so.
+      params: parameters of the model, stacked if `compute.scan_layers`.
       batch: B rows of T tokens.
       lambdas: λ_h, L of them.
-      compute: see `ComputeConfig`; `accumulate` is the train step's.
-      head_targets: `text`, or `model`: heads 2 … L learn, in place of the text's
-        token, what head 1 holds for likeliest one position before it, which is what
-        greedy verification accepts; valid positions stay the same.
-      mesh: devices that the batch lies on; None for one device.
+      compute: see `ComputeConfig`; `accumulate` is not used here.
+      head_targets: `text`, or `model`: the target of heads 2 … L is not the token of
+        the text but the one that head 1 predicts from the position before it, which is
+        what greedy verification accepts; valid positions are the same.
+      mesh: devices that hold the batch; None for one device.
 
     Returns:
-      The loss, float32, and the sums that metrics are made of.
+      The loss, float32, and sums for the metrics.
     """
     scale = head_scale(model, batch, lambdas)
     return scaled_loss(model, params, batch, scale, compute, head_targets, mesh)
@@ -120,7 +120,7 @@ def blockwise_loss(
 def head_scale(
     model: BlockwiseConfig, batch: Batch, lambdas: tuple[float, ...] | AnyArray
 ) -> Float[Array, " L"]:
-    """λ_h over the number of valid positions of the batch, the weight of one."""
+    """The weight of each valid position: λ_h over their number in the batch."""
     valid = _text_targets(model, batch)[1]
     count = valid.sum((1, 2), dtype=jnp.float32)
     return jnp.asarray(lambdas, jnp.float32) / jnp.maximum(count, 1)
@@ -132,15 +132,15 @@ def scaled_loss(
     batch: Batch,
     scale: Float[Array, " L"],
     compute: ComputeConfig = _DEFAULT,
-    learned: str = "text",
+    targets_from: str = "text",
     mesh: Mesh | None = None,
 ) -> tuple[Float[Array, ""], HeadSums]:
-    """Σ_h scale_h · summed loss_h: with one `head_scale`, parts of a batch add up.
+    """Σ_h scale_h · Σ loss_h; with the batch's `head_scale`, its parts add up.
 
-    The arguments are those of `blockwise_loss`; `learned` is its `head_targets`.
+    The arguments are those of `blockwise_loss`; `targets_from` is its `head_targets`.
     """
     with float32_sums(on_cpu(mesh)):
-        return _scaled_loss(model, params, batch, scale, compute, learned, mesh)
+        return _scaled_loss(model, params, batch, scale, compute, targets_from, mesh)
 
 
 def _scaled_loss(
@@ -149,18 +149,21 @@ def _scaled_loss(
     batch: Batch,
     scale: Float[Array, " L"],
     compute: ComputeConfig,
-    learned: str,
+    targets_from: str,
     mesh: Mesh | None,
 ) -> tuple[Float[Array, ""], HeadSums]:
     hidden, matrix, targets, valid = _run(model, params, batch, compute, mesh)
-    how = HeadsLoss(model, compute.loss_chunk, mesh)
-    if learned == "model":
-        predicted = best_tokens(how, params.get("heads"), matrix, hidden)
-        # Head h at i guesses what head 1 says at i + h - 1, about token i + h.
-        guessed = [jnp.roll(predicted, -h, axis=1) for h in range(1, model.block_size)]
-        targets = jnp.stack([targets[0], *guessed])
+    layout = LossLayout(model, compute.loss_chunk, mesh)
+    if targets_from == "model":
+        predicted = best_tokens(layout, params.get("heads"), matrix, hidden)
+        # The target of head h at i is head 1's prediction of token i + h, made at
+        # i + h - 1.
+        later = [jnp.roll(predicted, -h, axis=1) for h in range(1, model.block_size)]
+        targets = jnp.stack([targets[0], *later])
     heads = params.get("heads")
-    total, loss, correct = heads_loss(how, heads, matrix, hidden, targets, valid, scale)
+    total, loss, correct = heads_loss(
+        layout, heads, matrix, hidden, targets, valid, scale
+    )
     return total, HeadSums(loss, correct, valid.sum((1, 2), dtype=jnp.float32))
 
 
@@ -171,11 +174,11 @@ def evaluation_sums(
     compute: ComputeConfig = _DEFAULT,
     mesh: Mesh | None = None,
 ) -> HeadSums:
-    """The sums of a batch with the heads' entropies, against the text's tokens."""
+    """The sums of a batch with the heads' entropies; targets are those of the text."""
     with float32_sums(on_cpu(mesh)):
         hidden, matrix, targets, valid = _run(model, params, batch, compute, mesh)
-        how = HeadsLoss(model, compute.loss_chunk, mesh)
-        sums = heads_sums(how, params.get("heads"), matrix, hidden, targets, valid)
+        layout = LossLayout(model, compute.loss_chunk, mesh)
+        sums = heads_sums(layout, params.get("heads"), matrix, hidden, targets, valid)
     count = valid.sum((1, 2), dtype=jnp.float32)
     return HeadSums(sums.loss, sums.correct, count, sums.entropy)
 
@@ -187,7 +190,7 @@ def _run(
     compute: ComputeConfig,
     mesh: Mesh | None,
 ) -> tuple[Array, Array, Array, Array]:
-    """Final hidden states, the softmax's matrix, targets and validity of the text."""
+    """Final hidden states, softmax matrix, and targets of the text with their mask."""
     hidden, _ = BlockwiseLM(model, compute, mesh).apply(
         {"params": params},
         jnp.asarray(batch.tokens),

@@ -1,9 +1,9 @@
-"""Training block heads or a block drafter on a frozen model, from texts it wrote.
+"""Training of block heads or a block drafter for a frozen model, on texts it generated.
 
-The model reads every text once; the states are the expensive part and are kept (see
-`cache`). The folder of a run holds `states/`, `checkpoints/`, `metrics.jsonl`, the
-configuration, and at the end `heads/`, which `models.heads_files` reads, or `drafter/`,
-which `models.drafter_files` reads. What is trained is a `HeadsOrDrafter`.
+The model reads every text once; computing the states is the expensive part, so they are
+cached (see `cache`). A run folder contains `states/`, `checkpoints/`, `metrics.jsonl`,
+the configuration, and at the end `heads/`, which `models.heads_files` reads, or
+`drafter/`, which `models.drafter_files` reads. The objective is a `HeadsOrDrafter`.
 """
 
 import dataclasses
@@ -45,25 +45,24 @@ def train_heads(
 ) -> HeldOut:
     """Trains heads or a block drafter, or resumes the run in `workdir`.
 
-    The result is in `heads/` or `drafter/` there.
-
-    SIGTERM and Ctrl-C end it after the current step with a checkpoint.
+    The result is written to `heads/` or `drafter/` in `workdir`. SIGTERM and Ctrl-C end
+    the run after the current step with a checkpoint.
 
     Args:
-      config: the run.
-      model: sizes of the frozen model; heads that it has do not matter.
-      params: its parameters.
-      workdir: folder of the run.
-      text: the gin text that `config` comes from, kept in the folder.
-      operative: the part of `text` in force, likewise.
+      config: settings of the run.
+      model: sizes of the frozen model; its heads are not used.
+      params: parameters of the frozen model.
+      workdir: run folder.
+      text: the gin text of `config`, written to the folder.
+      operative: the operative gin configuration, likewise.
 
     Returns:
-      What was measured on held-out texts at the end.
+      The final sums over held-out texts.
 
     Raises:
-      UserError: the texts, the folder or the disk do not fit, or the loss is not
-        finite.
-      SystemExit: with 128 + the signal's number, if one ended the run.
+      UserError: the texts, the folder or the disk space are unsuitable, or the loss is
+        not finite.
+      SystemExit: with code 128 + the number of the signal that ended the run.
     """
     folder = as_path(workdir)
     objective = make_objective(config, model)
@@ -100,7 +99,7 @@ def train_heads(
             plan.steps, config.log_every, config.evaluate_every, config.checkpoint_every
         ),
         meter=Meter(config.batch_size, "positions", first_head=2),
-        # What another training left in the folder stays until its checkpoint fits.
+        # Written only after the checkpoint in the folder turned out to be this run's.
         ready=lambda: _write_configuration(folder, text, operative),
         mesh=mesh,
     )
@@ -109,31 +108,31 @@ def train_heads(
         output,
         {**result.trained, **vocabulary},
         base=plan.base,
-        # Without the folders that the model lies in.
+        # Without the folders that contain the model.
         base_name=as_path(config.model).name,
         d_model=model.trunk.d_model,
         vocab_size=model.trunk.vocab_size,
         facts=_facts(config, plan, result),
     )
     progress.say(f"accuracy on held-out texts:\n{result.held_out.table()}")
-    progress.say(f"finished: {output} holds what was trained")
+    progress.say(f"finished: the result is in {output}")
     return result.held_out
 
 
 def make_objective(config: HeadsTrainConfig, model: BlockwiseConfig) -> HeadsOrDrafter:
-    """Heads or a block drafter, whichever `config.heads` describes."""
+    """The objective of the heads or of the block drafter in `config.heads`."""
     if isinstance(config.heads, BlockDrafterConfig):
         return DrafterObjective(config, model)
     return HeadsObjective(config, model)
 
 
 def output_name(config: HeadsTrainConfig) -> str:
-    """The folder of the result in that of a run."""
+    """Name of the folder of the result in a run folder."""
     return DRAFTER if isinstance(config.heads, BlockDrafterConfig) else HEADS
 
 
 def _facts(config: HeadsTrainConfig, plan: Plan, result: Result) -> dict[str, Any]:
-    """What the header of the result states about the training; no folders."""
+    """The facts about the training in the header of the result, without paths."""
     settings = dataclasses.asdict(config)
     for name in ("model", "data", "states"):
         del settings[name]
