@@ -13,7 +13,7 @@ from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.heads import softmax_rows
 from bpd_jax.models.products import float32_sums, on_cpu
-from bpd_jax.training.heads_loss import best_tokens, heads_loss, heads_sums
+from bpd_jax.training.chunked_loss import best_tokens, heads_loss, heads_sums
 from bpd_jax.training.softmax_chunks import LossLayout
 from bpd_jax.typing import AnyArray, Array, Bool, Float, Int, Params
 

@@ -1,8 +1,8 @@
 """Training data of refiners: packed rows, or cached states of the frozen model.
 
 Packed rows are those with which the model was trained; training runs the model on them.
-Cached states come from a training of heads (`training.heads.cache`): the model has
-already read its own texts, which is most of the work.
+Cached states come from a training of heads (`training.heads.states_cache`): the model
+has already read its own texts, which is most of the work.
 """
 
 import hashlib
@@ -24,11 +24,11 @@ from bpd_jax.training.heads.batches import (
     cached_batches,
     held_out_batches,
 )
-from bpd_jax.training.heads.cache import HEADER as STATES_HEADER
-from bpd_jax.training.heads.cache import open_states
 from bpd_jax.training.heads.objective import STATES
 from bpd_jax.training.heads.positions import split_texts
 from bpd_jax.training.heads.settings import HeadsTrainConfig
+from bpd_jax.training.heads.states_cache import HEADER as STATES_HEADER
+from bpd_jax.training.heads.states_cache import open_states
 from bpd_jax.training.refiner_loss import Frozen, freeze_rows, freeze_states
 from bpd_jax.training.refiner_settings import RefinerSettings
 from bpd_jax.training.run_folder import DATA

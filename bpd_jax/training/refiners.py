@@ -34,7 +34,7 @@ from bpd_jax.training.heads.cross_entropy import (
     levels_loss,
     levels_ranks,
 )
-from bpd_jax.training.heads.loss import draft_places
+from bpd_jax.training.heads.states_loss import draft_places
 from bpd_jax.training.loop import Pace
 from bpd_jax.training.meter import Meter
 from bpd_jax.training.refiner_loss import Frozen, draft_softmax, refined_inputs

@@ -22,8 +22,8 @@ from bpd_jax.training.evaluator import Evaluator
 from bpd_jax.training.head_schedule import HeadSchedule
 from bpd_jax.training.meter import Meter
 from bpd_jax.training.optimizer import learning_rate_schedule, make_optimizer
-from bpd_jax.training.plan import describe_run
 from bpd_jax.training.relayout import restore_state
+from bpd_jax.training.run_description import describe_run
 from bpd_jax.training.run_lock import locked
 from bpd_jax.training.run_rows import make_run_rows, open_run_rows
 from bpd_jax.training.selection import Selection

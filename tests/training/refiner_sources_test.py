@@ -17,8 +17,8 @@ from bpd_jax.models.refiner_files import load_refiner
 from bpd_jax.models.refiners import init_refiner
 from bpd_jax.training.frozen import measure
 from bpd_jax.training.heads.base import Base
-from bpd_jax.training.heads.cache import cached_states, open_states
 from bpd_jax.training.heads.positions import split_texts
+from bpd_jax.training.heads.states_cache import cached_states, open_states
 from bpd_jax.training.refiner_loss import freeze_rows, freeze_states
 from bpd_jax.training.refiner_settings import RefinerSettings
 from bpd_jax.training.refiner_sources import open_source

@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bpd_jax.training.heads.cache import States
 from bpd_jax.training.heads.positions import Positions, epoch_order
 from bpd_jax.training.heads.ring import Ring
+from bpd_jax.training.heads.states_cache import States
 
 
 class PositionBatch(NamedTuple):

@@ -19,13 +19,13 @@ from bpd_jax.models.products import float32_sums
 from bpd_jax.training.frozen import Batches, LevelSums
 from bpd_jax.training.heads.base import Base
 from bpd_jax.training.heads.blocks import BlockBatch, BlockBatcher
-from bpd_jax.training.heads.cache import cached_states
 from bpd_jax.training.heads.cross_entropy import Weigh, levels_loss, levels_ranks
 from bpd_jax.training.heads.held_out import HeldOut
-from bpd_jax.training.heads.loss import Targets, targets_of
 from bpd_jax.training.heads.objective import STATES, training_sample
 from bpd_jax.training.heads.plan import Plan
 from bpd_jax.training.heads.settings import HeadsTrainConfig
+from bpd_jax.training.heads.states_cache import cached_states
+from bpd_jax.training.heads.states_loss import Targets, targets_of
 from bpd_jax.typing import Array, Float, Int, Params
 
 

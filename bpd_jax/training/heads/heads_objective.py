@@ -22,13 +22,13 @@ from bpd_jax.training.heads.batches import (
     held_out_batches,
     ring_batches,
 )
-from bpd_jax.training.heads.cache import cached_states
 from bpd_jax.training.heads.held_out import HeldOut, head_sums
-from bpd_jax.training.heads.loss import loss_and_gradients, targets_of
 from bpd_jax.training.heads.objective import STATES, training_sample
 from bpd_jax.training.heads.plan import Plan
 from bpd_jax.training.heads.ring import Ring
 from bpd_jax.training.heads.settings import HeadsTrainConfig
+from bpd_jax.training.heads.states_cache import cached_states
+from bpd_jax.training.heads.states_loss import loss_and_gradients, targets_of
 from bpd_jax.typing import AnyArray, Array, Float, Params
 
 # Texts that are added to a ring at a time.

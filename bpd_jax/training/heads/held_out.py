@@ -9,7 +9,7 @@ import numpy as np
 from bpd_jax.models.config import BlockHeadsConfig
 from bpd_jax.models.heads import apply_head, layer_shapes
 from bpd_jax.training.heads.cross_entropy import by_level, levels_ranks
-from bpd_jax.training.heads.loss import Targets
+from bpd_jax.training.heads.states_loss import Targets
 from bpd_jax.typing import AnyArray, Array, Bool, Float, Int, Params
 
 RANKS = 16

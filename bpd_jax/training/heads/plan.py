@@ -15,7 +15,6 @@ from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.heads import init_heads, is_trained
-from bpd_jax.training.heads.cache import cache_bytes
 from bpd_jax.training.heads.positions import (
     Positions,
     draft_vocabulary,
@@ -23,6 +22,7 @@ from bpd_jax.training.heads.positions import (
     split_texts,
 )
 from bpd_jax.training.heads.settings import HeadsTrainConfig
+from bpd_jax.training.heads.states_cache import cache_bytes
 from bpd_jax.typing import Params
 
 

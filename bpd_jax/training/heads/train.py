@@ -1,9 +1,10 @@
 """Training of block heads or a block drafter for a frozen model, on texts it generated.
 
 The model reads every text once; computing the states is the expensive part, so they are
-cached (see `cache`). A run folder contains `states/`, `checkpoints/`, `metrics.jsonl`,
-the configuration, and at the end `heads/`, which `models.heads_files` reads, or
-`drafter/`, which `models.drafter_files` reads. The objective is a `HeadsOrDrafter`.
+cached (`states_cache`). A run folder contains `states/`, `checkpoints/`,
+`metrics.jsonl`, the configuration, and at the end `heads/`, which `models.heads_files`
+reads, or `drafter/`, which `models.drafter_files` reads. The objective is a
+`HeadsOrDrafter`.
 """
 
 import dataclasses

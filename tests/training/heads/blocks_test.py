@@ -7,8 +7,8 @@ import pytest
 
 from bpd_jax.errors import UserError
 from bpd_jax.training.heads.blocks import BlockBatcher
-from bpd_jax.training.heads.cache import States
 from bpd_jax.training.heads.positions import positions_of
+from bpd_jax.training.heads.states_cache import States
 
 
 @pytest.fixture

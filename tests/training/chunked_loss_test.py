@@ -15,7 +15,7 @@ from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
 from bpd_jax.models.heads import apply_head
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
-from bpd_jax.training.heads_loss import heads_loss
+from bpd_jax.training.chunked_loss import heads_loss
 from bpd_jax.training.loss import blockwise_loss, evaluation_sums, head_targets
 from bpd_jax.training.softmax_chunks import LossLayout
 from bpd_jax.training.state import abstract_parameters

@@ -13,7 +13,7 @@ from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.training.heads import cache
 from bpd_jax.training.heads.base import Base, _padded
 from bpd_jax.training.heads.batches import cached_batches
-from bpd_jax.training.heads.cache import cached_states, open_states
+from bpd_jax.training.heads.states_cache import cached_states, open_states
 
 
 @pytest.fixture(autouse=True)
