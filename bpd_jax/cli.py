@@ -160,6 +160,8 @@ def _show_in_help() -> None:
 def _parse(arguments: list[str]) -> list[str]:
     try:
         return flags.FLAGS(arguments)
+    except SystemExit:  # absl prints --help and ends with status 1.
+        sys.exit(0)
     except flags.Error as error:
         raise UserError(f"{error}; --help lists all flags.") from error
 

@@ -46,6 +46,17 @@ def test_bad_flags_are_one_sentence(argument, message, monkeypatch, capsys):
     assert captured.out == ""
 
 
+@pytest.mark.parametrize("flag", ["--help", "--helpfull", "--helpshort"])
+def test_help_is_no_error(flag, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["program", flag])
+    with pytest.raises(SystemExit) as ended:
+        cli.run(lambda: pytest.fail("main ran"))
+    assert ended.value.code == 0
+    captured = capsys.readouterr()
+    assert captured.out
+    assert captured.err == ""
+
+
 def test_every_command_is_a_program():
     """Most tests call `cli.run(main)` themselves: so must `python -m bpd_jax.NAME`."""
     files = [

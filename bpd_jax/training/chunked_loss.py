@@ -20,9 +20,13 @@ from bpd_jax.typing import Array, Bool, Float, Int, Params
 
 
 class _Head(NamedTuple):
-    """The arguments of one head; `weights` is None if it has no layer."""
+    """The arguments of one head; `weights` is None if it has no layer.
 
-    weights: Params | None
+    Of a model without block heads they are the head's states themselves, `[B, T, D]`:
+    those of one position of a block drafter.
+    """
+
+    weights: Params | Float[Array, "B T D"] | None
     targets: Int[Array, "B T"]
     valid: Bool[Array, "B T"]
     scale: Float[Array, ""]
@@ -31,7 +35,7 @@ class _Head(NamedTuple):
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def heads_loss(
     layout: LossLayout,
-    heads: Params | None,
+    heads: Params | Float[Array, "levels B T D"] | None,
     softmax: Float[Array, "V D"],
     hidden: Float[Array, "B T D"],
     targets: Int[Array, "L B T"],
@@ -61,7 +65,7 @@ def heads_loss(
 
 def heads_sums(
     layout: LossLayout,
-    heads: Params | None,
+    heads: Params | Float[Array, "levels B T D"] | None,
     softmax: Float[Array, "V D"],
     hidden: Float[Array, "B T D"],
     targets: Int[Array, "L B T"],
@@ -88,12 +92,12 @@ def heads_sums(
         return carry, (jax.lax.scan(add, zero, chunks)[0], None)
 
     scale = jnp.zeros(len(targets))
-    return _over_heads(layout.model, run, None, _Head(heads, targets, valid, scale))[1]
+    return _over_heads(run, None, _Head(heads, targets, valid, scale))[1]
 
 
 def best_tokens(
     layout: LossLayout,
-    heads: Params | None,
+    heads: Params | Float[Array, "levels B T D"] | None,
     softmax: Float[Array, "V D"],
     hidden: Float[Array, "B T D"],
 ) -> Int[Array, "B T"]:
@@ -165,7 +169,7 @@ def _forward(
         layout.pin(jnp.zeros(hidden.shape, jnp.float32), *BATCH_SPEC),
     )
     (by_softmax, by_hidden), sums, by_heads = _over_heads(
-        layout.model, run, start, _Head(heads, targets, valid, scale)
+        run, start, _Head(heads, targets, valid, scale)
     )
     by_softmax = by_softmax.sum(0)
     if layout.by_columns:
@@ -192,7 +196,6 @@ heads_loss.defvjp(_forward, _backward)
 
 
 def _over_heads(
-    model: BlockwiseConfig,
     run: Callable[[Any, _Head], tuple[Any, tuple[LossSums, Any]]],
     carry: Any,
     heads: _Head,
@@ -200,7 +203,6 @@ def _over_heads(
     """`lax.scan` over the heads, preceded by head 1 if it has no layer of its own.
 
     Args:
-      model: sizes.
       run: body of the scan.
       carry: initial carry.
       heads: arguments of all heads, stacked.
@@ -210,7 +212,8 @@ def _over_heads(
       stacked over the heads that have a layer.
     """
     weights, *per_head = heads
-    plain = model.block_size - (0 if model.heads is None else model.heads.num_ffns)
+    layers = 0 if weights is None else len(jax.tree.leaves(weights)[0])
+    plain = len(per_head[0]) - layers
     sums = []
     for index in range(plain):
         carry, (first, _) = run(carry, _Head(None, *(x[index] for x in per_head)))
@@ -225,12 +228,15 @@ def _over_heads(
 
 
 def _head_state(
-    model: BlockwiseConfig, weights: Params | None, hidden: Float[Array, "B T D"]
+    model: BlockwiseConfig,
+    weights: Params | Float[Array, "B T D"] | None,
+    hidden: Float[Array, "B T D"],
 ) -> Float[Array, "B T D"]:
     """The input of a head's softmax."""
     if weights is None:
         return hidden
-    assert model.heads is not None
+    if model.heads is None:
+        return weights
     return apply_head(model.heads, weights, hidden, dtype=model.trunk.dtype)
 
 

@@ -31,7 +31,7 @@ class Evaluator:
           abstract: shapes and shardings of the train state.
           mesh: devices.
         """
-        step = make_eval_step(config.model, abstract, mesh, compute=config.compute)
+        step = make_eval_step(config.model, abstract, mesh, config.compute, config.loss)
         ids = np.zeros((config.batch_size, config.length), np.int32)
         sharding = NamedSharding(mesh, BATCH_SPEC)
         batch = jax.tree.map(

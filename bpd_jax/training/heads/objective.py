@@ -9,11 +9,13 @@ from bpd_jax.models.attachments import About
 from bpd_jax.training.frozen import Batches, Objective
 from bpd_jax.training.heads.base import Base
 from bpd_jax.training.heads.plan import Plan
-from bpd_jax.training.heads.positions import spread
 from bpd_jax.typing import Array, Params
 
 # Name of the folder of cached states in a run folder.
 STATES = "states"
+
+# Neighbouring positions in a sample of those of training.
+_RUN = 32
 
 
 class HeadsOrDrafter(Objective, Protocol):
@@ -55,5 +57,13 @@ class HeadsOrDrafter(Objective, Protocol):
 
 
 def training_sample(train: np.ndarray, held_out: np.ndarray) -> np.ndarray:
-    """Training positions to evaluate: as many as held-out ones, evenly spaced."""
-    return spread(train, len(held_out))
+    """Training positions to evaluate: as many as held-out ones, or all.
+
+    They are runs of neighbours, spread over the texts, because a block drafter reads
+    the states of a whole text for each group of positions.
+    """
+    count = min(len(train), len(held_out))
+    runs = -(-count // _RUN)
+    starts = np.arange(runs) * len(train) // max(runs, 1)
+    sample = (starts[:, None] + np.arange(_RUN)).ravel()
+    return train[np.unique(np.minimum(sample, len(train) - 1))[:count]]
