@@ -118,22 +118,6 @@ def check_shapes(
             )
 
 
-def check_arrays(
-    arrays: Mapping[str, np.ndarray], specs: Mapping[str, ArraySpec]
-) -> None:
-    """Checks arrays by name.
-
-    Raises:
-      ValueError: one is missing, is not known, or is not as declared.
-    """
-    check_names(arrays, specs)
-    for name, spec in specs.items():
-        try:
-            spec.check(arrays[name])
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
-
-
 def open_npy(path: str | os.PathLike[str]) -> np.ndarray:
     """Maps a .npy file, read only.
 

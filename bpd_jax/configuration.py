@@ -237,7 +237,7 @@ def parse(
     """
     gin.clear_config()
     try:
-        reader = _Reader()
+        reader = _GinReader()
         for path in paths:
             reader.read_file(os.fspath(path), "the command line")
         for binding in bindings:
@@ -257,7 +257,7 @@ def parse(
         gin.clear_config()
 
 
-class _Reader:
+class _GinReader:
     """Applies statements one by one and keeps a record of each."""
 
     def __init__(self) -> None:

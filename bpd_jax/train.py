@@ -30,7 +30,7 @@ from bpd_jax import cli, configuration
 from bpd_jax.configuration import Parsed
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.errors import UserError
-from bpd_jax.training import distributed, plan, trainer
+from bpd_jax.training import distributed, run_description, trainer
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.heads import train as heads
 from bpd_jax.training.heads.settings import HeadsTrainConfig
@@ -67,8 +67,13 @@ def main() -> None:
     if _DRY_RUN.value:
         mesh = make_mesh(config.mesh)
         trainer.check_batch(config, mesh)
-        print(parsed.describe(), config, plan.describe_model(config.model), sep="\n\n")
-        print(plan.describe_shapes(config, mesh))
+        print(
+            parsed.describe(),
+            config,
+            run_description.describe_model(config.model),
+            sep="\n\n",
+        )
+        print(run_description.describe_shapes(config, mesh))
         return
     given = None
     if config.start is not None:

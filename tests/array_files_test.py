@@ -3,7 +3,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from bpd_jax.array_files import ArraySpec, check_arrays, open_npy, read_npz
+from bpd_jax.array_files import ArraySpec, open_npy, read_npz
 
 INTS = ArraySpec(("<i8",), (None,), 0, 9)
 FLOATS = ArraySpec(("<f8",), (2, None))
@@ -50,16 +50,19 @@ def test_order_is_compared_across_blocks(place):
         ArraySpec(("<i8",), (None,), increasing=True).check(values)
 
 
-def test_names_are_compared():
-    check_arrays({"a": np.array([1])}, {"a": INTS})
-    with pytest.raises(ValueError, match="'b' is missing"):
-        check_arrays({"a": np.array([1])}, {"a": INTS, "b": INTS})
-    with pytest.raises(ValueError, match="'c' is not known"):
-        check_arrays({"a": np.array([1]), "c": np.array([1])}, {"a": INTS})
-
-
 def save(path):
     np.savez(path, ints=np.arange(9), floats=np.ones((2, 3)), key=np.str_("abc"))
+
+
+def test_names_are_compared(tmp_path):
+    path = tmp_path / "a.npz"
+    np.savez(path, a=np.array([1]), c=np.array([1]))
+    with pytest.raises(ValueError, match="'b' is missing"):
+        read_npz(path, {"a": INTS, "b": INTS, "c": INTS})
+    with pytest.raises(ValueError, match="'c' is not known"):
+        read_npz(path, {"a": INTS})
+    arrays = read_npz(path, dict.fromkeys("abc", INTS), optional=("b",))
+    assert list(arrays) == ["a", "c"]
 
 
 def test_archives_come_back(tmp_path):

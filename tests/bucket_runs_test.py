@@ -147,7 +147,7 @@ def test_digests_are_compared_without_a_download(run, storage):
     whole = storage.objects["bpd-test"][name]
     storage.put("bpd-test", name, whole.data + b" ")
     storage.requests.clear()
-    with pytest.raises(UserError, match="not what was saved"):
+    with pytest.raises(UserError, match="has changed since it was saved"):
         _check_digests(as_path(f"{RUN}/checkpoints/9/optimizer"))
     storage.objects["bpd-test"][name] = whole
     _check_digests(as_path(f"{RUN}/checkpoints/9/optimizer"))

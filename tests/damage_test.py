@@ -36,12 +36,6 @@ from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.katz import estimate_katz
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.storage import _content_checksum
-from bpd_jax.reporting.records import (
-    EvaluationReport,
-    MethodSummary,
-    load_report,
-    save_report,
-)
 from bpd_jax.studies import run_files
 from tests.data.rows_test import write_rows
 
@@ -91,12 +85,6 @@ def save_texts(folder):
     write_shard(folder, 0, [np.array([1, 2, 3])], [1])
 
 
-def save_page(folder):
-    methods = [MethodSummary("bpd", "BPD", 1.5, 2, 3, 0.5, interval=(1.0, 2.0))]
-    report = EvaluationReport("t", "2025-01-31", "", "", methods)
-    save_report(report, folder / "report.json")
-
-
 def save_study(folder):
     facts = {"labels": {"bpd": "BPD"}, "tasks": {"squad": "SQuAD"}}
     run_files.write_header(folder, "table4", facts)
@@ -128,7 +116,6 @@ READERS: dict[str, tuple[str, Callable, Callable]] = {
     "refiner": ("refiner.json", save_markov, load_refiner),
     "texts": ("distill.json", save_texts, open_generations),
     "rows": ("rows.json", write_rows, open_rows),
-    "report": ("report.json", save_page, lambda f: load_report(f / "report.json")),
     "study": ("study.json", save_study, open_study),
     "task": ("task.json", save_task, lambda f: load_task(f / "task.json")),
     "choice": (

@@ -58,7 +58,7 @@ def test_trains_into_the_run_folder(folder):
 
 
 def test_the_default_data_are_rows_or_else_states(tmp_path):
-    with pytest.raises(UserError, match=r"neither packed rows in .*data nor states in"):
+    with pytest.raises(UserError, match=r"neither packed rows in .*data nor cached"):
         default_data(tmp_path)
     (tmp_path / "states").mkdir()
     (tmp_path / "states" / "states.json").write_text("{}")

@@ -14,7 +14,7 @@ from bpd_jax.data.text_task import SPLITS
 from bpd_jax.errors import UserError
 
 
-class Record(NamedTuple):
+class JsonRecord(NamedTuple):
     """The texts of one record; `id` is unique in its split."""
 
     id: str
@@ -76,7 +76,7 @@ def source_digest(task: ExampleTask, split: str) -> str:
 
 def read_records(
     task: ExampleTask, split: str, among: Iterable[SourceFile] | None = None
-) -> Iterator[Record]:
+) -> Iterator[JsonRecord]:
     """Yields the records of JSON Lines that have a target, by file name, then by line.
 
     Args:
@@ -112,7 +112,7 @@ def read_records(
 
 def _records(
     task: ExampleTask, split: str, files: Iterable[SourceFile]
-) -> Iterator[Record]:
+) -> Iterator[JsonRecord]:
     about = task.dataset
     by_hash = not task.has_split_files or (task.divides_train and split in SPLITS)
     for name, path in files:
@@ -126,7 +126,7 @@ def _records(
                 fraction = corpora.fraction_of("split", texts[about.topic])
                 if SPLITS[fraction < task.validation_fraction] != split:
                     continue
-            yield Record(f"{name}:{number}", texts)
+            yield JsonRecord(f"{name}:{number}", texts)
 
 
 def read_examples(task: ExampleTask, split: str) -> Iterator[Example]:

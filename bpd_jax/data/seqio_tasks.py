@@ -155,8 +155,8 @@ def token_documents(
         task = _registered_task(task_name, vocabulary)
         if text_files is not None or max_bytes is not None:
             raise UserError(
-                f"text_files and max_bytes go with the tasks {' and '.join(CORPORA)}, "
-                f"not with {task_name!r}."
+                f"text_files and max_bytes apply to the tasks {' and '.join(CORPORA)}, "
+                f"not to {task_name!r}."
             )
     if split not in task.splits:
         raise UserError(

@@ -1,4 +1,4 @@
-"""What drafting methods need besides the model, from folders."""
+"""Loading of the assets of drafting methods from folders."""
 
 import os
 import pathlib
@@ -23,36 +23,36 @@ from bpd_jax.models.refiner_files import LoadedRefiner, check_fits, load_refiner
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.pretrained.safetensors_files import CONFIG
 
-# What `bpd_jax.tune` found out about a model.
+# The results of `bpd_jax.tune` for a model.
 TUNING = "drafting.json"
 
-# What a model's folder may hold for its own drafting, by the name of the asset.
+# The folders of assets in a model's folder, by the name of the asset.
 OWN_ASSETS = {name: kind.folder for name, kind in KINDS.items()}
 
 
 def load_assets(
     loaded: LoadedModel, given: Mapping[str, str | None] | None = None
 ) -> Assets:
-    """Loads what there is to draft with.
+    """Loads the assets of a model.
 
     Args:
       loaded: the model.
-      given: folders (of an n-gram model also a file) by the names of `OWN_ASSETS`;
-        what is not given is taken from the model's own folders, if it is there (and,
-        of refiners, if it was trained on this very model).
+      given: folders (or the file of an n-gram model) by the names of `OWN_ASSETS`.
+        Other assets are loaded from the model's folders if they exist, and refiners
+        only if they were trained for this model.
 
     Raises:
-      UserError: something is missing, damaged or made for another model.
+      UserError: an asset is missing, damaged or made for another model.
     """
-    found: dict[str, Any] = {}
-    for name, own in OWN_ASSETS.items():
+    assets: dict[str, Any] = {}
+    for name, folder in OWN_ASSETS.items():
         path = (given or {}).get(name)
-        place = loaded.own(own) if path is None else path
-        if place is None:
+        source = loaded.own(folder) if path is None else path
+        if source is None:
             continue
-        asset = _load_asset(loaded, name, str(place))
+        asset = _load_asset(loaded, name, str(source))
         if isinstance(asset, LoadedRefiner) and not _trained_on(loaded, asset):
-            # The run's earlier checkpoints decode too, without refiners of the last.
+            # Earlier checkpoints of a run decode without the refiners of the last.
             if path is not None:
                 raise UserError(
                     f"the {name} refiner in {path} was trained on another model than "
@@ -60,12 +60,12 @@ def load_assets(
                     f"bpd_jax.train_refiner --kind={name}."
                 )
             continue
-        found[name] = asset
-    if "drafter" not in found and loaded.functions.config.drafter is not None:
-        found["drafter"] = _trained_along(loaded)
+        assets[name] = asset
+    if "drafter" not in assets and loaded.functions.config.drafter is not None:
+        assets["drafter"] = _trained_along(loaded)
     tuning = own_tuning(loaded)
     accuracies = None if tuning is None else load_accuracies(tuning)
-    return Assets(**found, accuracies=accuracies or loaded.accuracies)
+    return Assets(**assets, accuracies=accuracies or loaded.accuracies)
 
 
 def _trained_along(loaded: LoadedModel) -> AttachedDrafter:
@@ -80,10 +80,10 @@ def _trained_along(loaded: LoadedModel) -> AttachedDrafter:
 
 
 def own_tuning(loaded: LoadedModel) -> pathlib.Path | None:
-    """The model's own `drafting.json`, if it was written with the heads it has now.
+    """The model's `drafting.json`, if it was written for its present heads.
 
     Raises:
-      UserError: such a file is damaged.
+      UserError: the file is damaged.
     """
     for shelf in loaded.shelves:
         path = shelf / TUNING
@@ -101,7 +101,7 @@ def own_tuning(loaded: LoadedModel) -> pathlib.Path | None:
 
 
 def _trained_on(loaded: LoadedModel, refiner: LoadedRefiner) -> bool:
-    """Whether it belongs to this very model, as far as it says to which."""
+    """Whether a refiner was trained for this model, or does not name a model."""
     if refiner.base is None:
         return True
     return refiner.base == loaded.fingerprint
@@ -146,10 +146,10 @@ def _load_asset(
 
 
 def read_drafter(loaded: LoadedModel, folder: str | os.PathLike[str]) -> LoadedDrafter:
-    """Reads a block drafter of a model: one of ours, or a published one.
+    """Reads a block drafter of a model: one trained here, or a published one.
 
     Raises:
-      UserError: the folder is missing, damaged, or holds no such drafter.
+      UserError: the folder is missing or damaged, or does not hold such a drafter.
     """
     folder = as_path(folder)
     if (folder / CONFIG).is_file() and not (folder / HEADER).is_file():
@@ -164,7 +164,7 @@ def read_drafter(loaded: LoadedModel, folder: str | os.PathLike[str]) -> LoadedD
 def load_accuracies(
     path: str | os.PathLike[str],
 ) -> tuple[tuple[float, ...], ...] | None:
-    """Reads how often each head's candidates are right; None if nobody measured it."""
+    """Reads the accuracies of the heads' candidates; None if there are none."""
     try:
         return tuple(
             tuple(float(chance) for chance in head)

@@ -1,4 +1,4 @@
-"""A model with what its drafting methods need; decodes by any of them."""
+"""A model with the assets of its drafting methods; decodes with any of them."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +38,7 @@ GREEDY = parse_method("greedy")
 
 
 class Decoder:
-    """Binds model and methods together."""
+    """Decodes with a model and any method."""
 
     def __init__(
         self,
@@ -51,21 +51,21 @@ class Decoder:
         token_bytes: Callable[[], Sequence[bytes]] | None = None,
         mesh: Mesh | None = None,
     ) -> None:
-        """Checks that everything fits together.
+        """Creates a decoder.
 
         Args:
           model: functions of the model.
-          params: its parameters.
-          width: W, lattice candidates per head (the paper's k), where a method names
-            none; at most the vocabulary, and at most the draft vocabulary of heads
-            that a method asks.
-          alpha: weight of the refiners where a method names none.
-          assets: what methods draft with.
-          token_bytes: gives the bytes of every token, for stop texts.
-          mesh: over which batches are spread; the parameters must be there already.
+          params: parameters of the model.
+          width: W, the default number of lattice candidates per head (the paper's k);
+            at most the vocabulary, and at most the draft vocabulary of the heads that a
+            method uses.
+          alpha: default weight of the refiners.
+          assets: assets of the methods.
+          token_bytes: returns the bytes of every token, for stop texts.
+          mesh: devices that split batches; the parameters must be on them already.
 
         Raises:
-          UserError: something does not fit the model.
+          UserError: an argument is invalid or does not fit the model.
         """
         vocab_size = model.config.trunk.vocab_size
         check_value("lattice_width", width, integer(1, vocab_size))
@@ -86,10 +86,10 @@ class Decoder:
 
     @property
     def default_method(self) -> str:
-        """What drafts where no method is named: the best that the model comes with.
+        """The default method: the best one for the assets of the model.
 
-        A pass over more tokens costs little more on an accelerator, so trees are larger
-        there.
+        Trees are larger on an accelerator, where a pass over more tokens costs little
+        more.
         """
         if self.assets.drafter is None:
             return "bpd" if self.model.block_size > 1 else "prompt_lookup"
@@ -98,14 +98,14 @@ class Decoder:
         return f"{refined}/tree:{nodes}+lookup:8"
 
     def label(self, method: Method) -> str:
-        """What people read in tables."""
+        """The display name of a method."""
         return method.label(None if self.ngram is None else self.ngram.order)
 
     def drafter(self, method: Method, options: DecodeOptions | None = None) -> Drafter:
-        """The drafter of `method`, made once.
+        """The drafter of `method`, which is built once.
 
         Raises:
-          UserError: the method asks for something that is not there.
+          UserError: the method needs an asset that is missing.
         """
         # Drafts are drawn only for speculative sampling.
         drawn = options is not None and options.acceptance == SPECULATIVE
@@ -122,10 +122,10 @@ class Decoder:
         options: DecodeOptions,
         reference: Sequence[Text] | None = None,
     ) -> Task:
-        """What `generate` and `stream` decode with.
+        """The task for `generate` and `stream`.
 
         Raises:
-          UserError: the method or the stop texts ask for something that is not there.
+          UserError: the method needs a missing asset, or stop texts need a tokenizer.
         """
         return Task(
             self.model,
@@ -138,7 +138,7 @@ class Decoder:
         )
 
     def _stop_table(self, stop: tuple[str, ...]) -> StopTable:
-        """The automaton of some stop texts, made once."""
+        """The automaton of stop texts, which is built once."""
         if stop not in self._stops:
             if self.token_bytes is None:
                 raise UserError("stop texts need the model's tokenizer.")
@@ -149,13 +149,13 @@ class Decoder:
     def check(
         self, method: Method, prompts: Sequence[np.ndarray], options: DecodeOptions
     ) -> None:
-        """Compiles and decodes nothing.
+        """Checks the arguments of `decode` without compiling or decoding.
 
         Raises:
-          UserError: `decode` cannot do what is asked: a prompt is no text of the model,
-            or too long for it or for a small model that reads along; the method or the
-            stop texts ask for something that is not there; or drafts would know the
-            noise by which they are accepted.
+          UserError: a prompt has tokens outside the vocabulary, or is too long for the
+            model or for a small model that also reads it; an asset of the method or the
+            tokenizer for stop texts is missing; or the oracle is combined with a lossy
+            or sampling acceptance.
         """
         check_prompts(self.model, prompts, options)
         if method.is_oracle and options.acceptance != EXACT:
@@ -177,9 +177,9 @@ class Decoder:
         *,
         reference: Sequence[Text] | None = None,
     ) -> Task:
-        """A task that is checked, and that knows what the oracle is to know.
+        """Checks the arguments of `decode` and returns the task.
 
-        Takes the arguments of `decode`.
+        For the oracle without a reference, it first decodes greedily.
         """
         self.check(method, prompts, options)
         if not method.is_oracle:
@@ -197,15 +197,18 @@ class Decoder:
         reference: Sequence[Text] | None = None,
         on_progress: Callable[[int], object] = lambda tokens: None,
     ) -> list[Generation]:
-        """Decodes every prompt by `method`.
+        """Decodes every prompt with `method`.
 
         Args:
-          method: what to draft.
+          method: the drafting method.
           prompts: token ids, each `[T]`.
           options: lengths, temperature, batch size.
           reference: for the oracle: the same prompts decoded greedily with the same
-            options; decoded here if not given.
+            options; None to decode them here.
           on_progress: called after each batch with the number of new tokens.
+
+        Raises:
+          UserError: see `check`.
         """
         task = self.prepare(method, prompts, options, reference=reference)
         return generate(task, prompts, on_progress=on_progress)
@@ -213,16 +216,16 @@ class Decoder:
     def stream(
         self, method: Method, prompt: np.ndarray, options: DecodeOptions
     ) -> Iterator[tuple[np.ndarray, Generation | None]]:
-        """Decodes one prompt and yields tokens as they come; see `generate.stream`."""
+        """Decodes one prompt and yields tokens as they are decoded; see `stream`."""
         return stream(self.prepare(method, [prompt], options), prompt)
 
 
 def _look_up(
     reference: Sequence[Text],
 ) -> Callable[[Sequence[int], int, int], PyTree]:
-    """Gives the oracle its `Reference` for a batch of prompts."""
+    """Returns a function that makes the oracle's `Reference` for a batch of prompts."""
 
-    def give(indices: Sequence[int], batch: int, slots: int) -> Reference:
+    def make_reference(indices: Sequence[int], batch: int, slots: int) -> Reference:
         tokens = np.zeros((batch, slots), np.int32)
         for row, index in enumerate(indices):
             known = reference[index]
@@ -230,4 +233,4 @@ def _look_up(
             tokens[row, : len(text)] = text
         return Reference(jnp.asarray(tokens))
 
-    return give
+    return make_reference

@@ -1,7 +1,8 @@
-"""A block drafter's drafts along known texts, and a stand-in that answers from there.
+"""Records a block drafter's candidates along known texts, for replay.
 
-Replay has no states of the model's layers. It records what the drafter proposes at
-every position of the texts instead, and puts `RecordedDrafter` in its place.
+Replay does not run the model, so there are no states for the drafter to read. Its
+candidates at every position of the texts are recorded instead, and `RecordedDrafter`
+takes the drafter's place.
 """
 
 import dataclasses
@@ -21,18 +22,19 @@ from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.typing import Array, Float, Int, Params
 
-# Positions of a text that are drafted at together.
+# Positions of a text whose blocks are drafted in one batch.
 _CHUNK = 32
 
-Drafts = tuple[np.ndarray, np.ndarray, np.ndarray]
+# Candidates, log-probabilities and entropies along one text; see `record_drafter`.
+TextDrafts = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 @flax.struct.dataclass
 class RecordedDrafts:
-    """Candidates along R texts, with room for N positions of each.
+    """Candidates along R texts, padded to N positions.
 
     Attributes:
-      starts: position of each prompt's last token: column 0 is what is drafted there.
+      starts: position of the last token of each prompt, to which column 0 belongs.
       candidates, log_probs, entropies: see `DrafterFunctions.candidates`.
     """
 
@@ -44,10 +46,10 @@ class RecordedDrafts:
 
 @dataclasses.dataclass(frozen=True)
 class RecordedDrafter:
-    """Answers in the place of `DrafterFunctions`; its cache is the rows' lengths.
+    """`DraftingFunctions` with recorded candidates; the cache is the rows' lengths.
 
     Attributes:
-      config: of the drafter, without the layers that it reads.
+      config: sizes of the drafter.
     """
 
     config: BlockDrafterConfig
@@ -69,7 +71,7 @@ class RecordedDrafter:
     def candidates(
         self, params: RecordedDrafts, cache: Array, anchors: Array, width: int
     ) -> tuple[Array, Array, Array]:
-        """The recorded candidates behind each row's last token."""
+        """The candidates recorded at each row's last token."""
         del anchors
         rows = jnp.arange(cache.shape[0])
         last = params.candidates.shape[1] - 1
@@ -83,21 +85,22 @@ class RecordedDrafter:
 
 def record_drafter(
     decoder: Decoder, tokens: Int[Array, " S"], start: int, width: int, count: int
-) -> Drafts:
-    """Drafts of the decoder's block drafter along one text.
+) -> TextDrafts:
+    """Candidates of the decoder's block drafter along one text.
 
     Args:
       decoder: the model and the drafter.
       tokens: prompt and text, padded.
       start: position of the prompt's last token.
-      width: W, candidates kept.
-      count: N, positions from `start` on.
+      width: W, number of candidates.
+      count: N, number of positions, beginning with `start`.
 
     Returns:
-      Tokens `[N, L-1, W]`, log-probabilities and entropies `[N, L-1]`.
+      Tokens and log-probabilities `[N, L-1, W]`, and entropies `[N, L-1]`.
     """
     drafter = decoder.assets.drafter
     assert drafter is not None
+    assert isinstance(drafter.functions, DrafterFunctions)
     vocab_size = decoder.model.config.trunk.vocab_size
     choices = drafter.functions.config.draft_vocabulary or vocab_size
     drafts = _record(
@@ -125,16 +128,16 @@ def _record(
     width: int,
     count: int,
 ) -> tuple[Array, Array, Array]:
-    positions = jnp.arange(tokens.shape[0])[None]
-    mask = causal_mask(jnp.ones_like(positions))
+    every = jnp.arange(tokens.shape[0])[None]
+    mask = causal_mask(jnp.ones_like(every))
     layers = functions.config.feature_layers
     hidden, _, features = model.forward_with_features(
-        params, tokens[None], positions, mask, layers=layers
+        params, tokens[None], every, mask, layers=layers
     )
     certain = model.greedy_tokens(params, hidden[0])
 
     def drafts_at(chunk: Int[Array, " A"]) -> tuple[Array, Array, Array]:
-        # Past the end of the text stands what nobody reads.
+        # Results past the end of the text are not used.
         places = jnp.minimum(chunk, tokens.shape[0] - 1)
         states = functions.teacher_forced_states(
             drafter,
@@ -145,36 +148,36 @@ def _record(
         )
         return functions.best(drafter, states[0], width)
 
-    # All at once would need the attention of all blocks at a time.
+    # In chunks, because of the memory for the attention of all blocks.
     chunks = -(-count // _CHUNK)
-    wanted = start + jnp.arange(chunks * _CHUNK).reshape(chunks, _CHUNK)
-    drafts = jax.lax.map(drafts_at, wanted)
+    positions = start + jnp.arange(chunks * _CHUNK).reshape(chunks, _CHUNK)
+    drafts = jax.lax.map(drafts_at, positions)
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:count], drafts)
 
 
 def recorded_drafter(
     drafter: AttachedDrafter,
     starts: Sequence[int],
-    drafts: Sequence[Drafts],
+    drafts: Sequence[TextDrafts],
     positions: int,
 ) -> AttachedDrafter:
-    """The stand-in for a drafter on recorded texts.
+    """Replaces a drafter by its recorded candidates.
 
     Args:
-      drafter: that was recorded.
+      drafter: the drafter that was recorded.
       starts: see `RecordedDrafts`.
-      drafts: of each text.
-      positions: N, to which they are padded.
+      drafts: results of `record_drafter` for each text.
+      positions: N, number of positions to which they are padded.
     """
 
     def padded(index: int) -> Array:
         parts = [text[index] for text in drafts]
         shape = (len(parts), positions, *parts[0].shape[1:])
-        together = np.zeros(shape, parts[0].dtype)
+        stacked = np.zeros(shape, parts[0].dtype)
         for row, part in enumerate(parts):
-            together[row, : len(part)] = part
-        return jnp.asarray(together)
+            stacked[row, : len(part)] = part
+        return jnp.asarray(stacked)
 
     arrays = RecordedDrafts(jnp.asarray(starts, jnp.int32), *map(padded, range(3)))
-    functions: DrafterFunctions = RecordedDrafter(drafter.functions.config)  # type: ignore[assignment]
+    functions = RecordedDrafter(drafter.functions.config)
     return AttachedDrafter(functions, arrays, (), drafter.markov)

@@ -1,4 +1,4 @@
-"""What a model says along known texts, and a stand-in that answers from there."""
+"""Recording of a model's outputs along known texts, and a model that looks them up."""
 
 import dataclasses
 import functools
@@ -20,26 +20,26 @@ from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.functions import ModelFunctions, entropy
 from bpd_jax.typing import Array, Bool, Float, Int, Params
 
-# Positions whose logits of all heads exist at the same time, and texts' lengths are
-# padded to a multiple of it.
+# Positions for which the logits of all heads are computed at once. The lengths of texts
+# are padded to a multiple of it.
 _CHUNK = 32
 
 
 @dataclasses.dataclass(frozen=True)
 class RecordedText:
-    """One decoded text of n tokens and what the model says along it.
+    """A decoded text of n tokens and the model's outputs along it.
 
-    Column t is what it says where the text's token t comes next: heads 2 … L about
-    the tokens t + 1 … t + L - 1.
+    Column t contains the outputs before token t of the text: heads 2 … L predict the
+    tokens t + 1 … t + L - 1.
 
     Attributes:
       input_ids, output_ids: prompt and text, int32.
-      candidates: of heads 2 … L, best first `[n, L-1, W]` int32.
-      log_probs: theirs, in nats `[n, L-1, W]` float32.
-      entropies: of heads 1 … L, in nats `[n, L]` float32.
-      hidden: final hidden states `[n, D]`.
+      candidates: `[n, L-1, W]` int32, candidates of heads 2 … L, best first.
+      log_probs: `[n, L-1, W]` float32, their log-probabilities, in nats.
+      entropies: `[n, L]` float32, entropies of heads 1 … L, in nats.
+      hidden: `[n, D]`, final hidden states.
       drafter: candidates, log-probabilities and entropies of a block drafter at the
-        same columns, of its positions 1 … L-1; None without one.
+        same columns, for its positions 1 … L-1; None without a drafter.
     """
 
     input_ids: np.ndarray
@@ -53,15 +53,15 @@ class RecordedText:
 
 @flax.struct.dataclass
 class Recording:
-    """What a model says along R texts, with room for N positions of each.
+    """The outputs of a model along R texts, padded to N positions each.
 
     Attributes:
-      tokens: prompt and text.
-      starts: position of each prompt's last token: what was recorded begins there.
-      candidates, log_probs, entropies: of heads 2 … L from there on; see
+      tokens: prompts and texts.
+      starts: position of the last token of each prompt, where the recording begins.
+      candidates, log_probs, entropies: outputs of heads 2 … L from there on; see
         `ModelFunctions.block_candidates`.
-      hidden: final hidden states, or None if they were not kept.
-      params: the model's parameters where hidden states are kept, for drafters that
+      hidden: final hidden states; None if they were not recorded.
+      params: parameters of the model if hidden states are recorded, for drafters that
         use its embedding and softmax.
     """
 
@@ -74,7 +74,7 @@ class Recording:
     params: Params | None = None
 
     def places(self, hidden: Int[Array, "... 2"]) -> tuple[Array, Array]:
-        """Row and column of what was recorded, of a row and a position each."""
+        """Rows and columns of the recording, from pairs of a row and a position."""
         row, position = hidden[..., 0], hidden[..., 1]
         last = self.candidates.shape[1] - 1
         return row, jnp.clip(position - self.starts[row], 0, last)
@@ -82,15 +82,15 @@ class Recording:
 
 @dataclasses.dataclass(frozen=True)
 class RecordedModel:
-    """Answers from a recording; hashable, and decodable like `ModelFunctions`.
+    """A model that looks up its outputs in a recording; hashable, jit-static.
 
-    What stands for a hidden state is the row and the position of a token. It means
-    something where the token and its ancestors are those of the text, and nothing else
-    is ever accepted.
+    It has the methods of `ModelFunctions` that decoding calls. In place of a hidden
+    state it returns the row and the position of a token. They are meaningful if the
+    token and its ancestors are those of the text; other tokens are never accepted.
 
     Attributes:
-      config: of the model that was recorded.
-      width: the most candidates per head that there are.
+      config: sizes of the recorded model.
+      width: number of recorded candidates per head.
     """
 
     config: BlockwiseConfig
@@ -103,11 +103,11 @@ class RecordedModel:
 
     @property
     def head_features(self) -> tuple[int, ...]:
-        """None: candidates were recorded."""
+        """No layers, because candidates are recorded."""
         return ()
 
     def empty_cache(self, batch: int, slots: int) -> KVCache:
-        """A cache of no layers."""
+        """A cache without layers."""
         del slots
         return KVCache((), (), jnp.zeros((batch,), jnp.int32))
 
@@ -123,17 +123,18 @@ class RecordedModel:
         """Row and position of every token."""
         del mask, cache, earlier
         rows = jnp.broadcast_to(jnp.arange(tokens.shape[0])[:, None], tokens.shape)
-        nothing = jnp.zeros((0, *tokens.shape, 1, 1), jnp.float32)
+        empty = jnp.zeros((0, *tokens.shape, 1, 1), jnp.float32)
         last = params.tokens.shape[1] - 1
         places = jnp.stack([rows, jnp.minimum(positions, last)], axis=-1)
-        return places, KeyValues(nothing, nothing)
+        return places, KeyValues(empty, empty)
 
     def greedy_tokens(
         self, params: Recording, hidden: Int[Array, "... 2"]
     ) -> Int[Array, "..."]:
-        """The token of the text that comes next."""
-        row, place = hidden[..., 0], hidden[..., 1]
-        return params.tokens[row, jnp.minimum(place + 1, params.tokens.shape[1] - 1)]
+        """The next token of the text."""
+        row, position = hidden[..., 0], hidden[..., 1]
+        last = params.tokens.shape[1] - 1
+        return params.tokens[row, jnp.minimum(position + 1, last)]
 
     def block_candidates(
         self,
@@ -143,7 +144,7 @@ class RecordedModel:
         width: int,
         *conditions: Any,
     ) -> tuple[Array, Array, Array]:
-        """The candidates that were recorded there, whatever the heads read."""
+        """The recorded candidates; the inputs of conditioned heads are ignored."""
         del conditions
         row, column = params.places(hidden)
         heads = block_size - 1
@@ -154,7 +155,7 @@ class RecordedModel:
         )
 
     def states(self, params: Recording, hidden: Int[Array, "B 2"]) -> Array:
-        """The hidden states that were recorded."""
+        """The recorded hidden states."""
         assert params.hidden is not None
         return params.hidden[params.places(hidden)]
 
@@ -163,30 +164,30 @@ class RecordedModel:
         return ModelFunctions(self.config).embed(params.params, tokens)
 
     def draft_logits(self, params: Recording, states: Array, level: int) -> Array:
-        """The model's own, over its draft vocabulary."""
+        """Logits over the draft vocabulary; see `ModelFunctions.draft_logits`."""
         return ModelFunctions(self.config).draft_logits(params.params, states, level)
 
     def draft_tokens(self, params: Recording, indices: Array) -> Array:
-        """Token ids of places in the model's draft vocabulary."""
+        """Token ids of indices in the model's draft vocabulary."""
         return ModelFunctions(self.config).draft_tokens(params.params, indices)
 
 
 def record_text(
     decoder: Decoder, text: Generation, width: int, *, slots: int, positions: int
 ) -> RecordedText:
-    """Runs the model once over a text.
+    """Runs the model once over a text and records its outputs.
 
     Args:
-      decoder: the model that wrote it.
-      text: prompt and what was decoded.
-      width: W, candidates kept per head.
-      slots, positions: to which the whole text and its decoded part are padded; see
-        `padded_sizes`. Texts that are padded alike share a compiled program.
+      decoder: the model that decoded the text.
+      text: prompt and decoded text.
+      width: W, candidates recorded per head.
+      slots, positions: lengths to which the whole text and its decoded part are padded;
+        see `padded_sizes`. Texts of equal lengths share a compiled program.
     """
     prompt, output = text.input_ids, text.output_ids
     tokens = np.zeros(slots, np.int32)
     tokens[: len(prompt) + len(output)] = np.concatenate([prompt, output])
-    found = _record(
+    outputs = _record(
         decoder.model,
         decoder.params,
         jnp.asarray(tokens),
@@ -197,25 +198,32 @@ def record_text(
     drafts = None
     if decoder.assets.drafter is not None:
         start = len(prompt) - 1
-        every = record_drafter(decoder, jnp.asarray(tokens), start, width, positions)
-        candidates, log_probs, entropies = (array[: len(output)] for array in every)
+        padded = record_drafter(decoder, jnp.asarray(tokens), start, width, positions)
+        candidates, log_probs, entropies = (array[: len(output)] for array in padded)
         drafts = candidates, log_probs, entropies
-    # On the host: a replay runs on one device, wherever the model was.
-    arrays = [np.asarray(array)[: len(output)] for array in jax.device_get(found)]
-    shown, scores, spread, hidden = arrays
+    # On the host, because a replay may run on another device than the model.
+    candidates, log_probs, entropies, hidden = (
+        np.asarray(array)[: len(output)] for array in jax.device_get(outputs)
+    )
     return RecordedText(
-        np.asarray(prompt, np.int32), output, shown, scores, spread, hidden, drafts
+        np.asarray(prompt, np.int32),
+        output,
+        candidates,
+        log_probs,
+        entropies,
+        hidden,
+        drafts,
     )
 
 
 def padded_sizes(texts: Sequence[Generation | RecordedText]) -> tuple[int, int]:
-    """Slots of whole texts and of their decoded parts that hold all of these."""
+    """Lengths to which whole texts and their decoded parts can be padded."""
     most = max(len(text.output_ids) for text in texts)
     longest = max(len(text.input_ids) + len(text.output_ids) for text in texts)
-    # What is recorded begins at the prompt's end, and must lie within the slots.
+    # The padded recording begins at the end of the prompt and must fit into the text.
     positions = _rounded(most)
-    beyond = max(len(text.input_ids) for text in texts) + positions
-    return _rounded(max(longest, beyond)), positions
+    recorded = max(len(text.input_ids) for text in texts) + positions
+    return _rounded(max(longest, recorded)), positions
 
 
 def _rounded(count: int) -> int:
@@ -231,7 +239,7 @@ def _record(
     width: int,
     count: int,
 ) -> tuple[Array, Array, Array, Array]:
-    """What the model says after `count` tokens from `start` on; see `RecordedText`."""
+    """The outputs at `count` positions from `start` on; see `RecordedText`."""
     positions = jnp.arange(tokens.shape[0])[None]
     mask = causal_mask(jnp.ones_like(positions))
     states, _, features = forward(
@@ -241,16 +249,15 @@ def _record(
     if features is not None:
         features = jax.lax.dynamic_slice_in_dim(features[0], start, count)
 
-    def some(
+    def chunk_outputs(
         inputs: tuple[Float[Array, "chunk D"], Float[Array, "chunk F"] | None],
     ) -> tuple[Array, Array, Array]:
         states, features = inputs
         logits = model.next_token_logits(params, states).astype(jnp.float32)
-        own = jax.nn.log_softmax(logits)
-        first = entropy(own)[:, None]
+        first = entropy(jax.nn.log_softmax(logits))[:, None]
         if model.block_size == 1:
-            nothing = jnp.zeros((states.shape[0], 0, width))
-            return nothing.astype(jnp.int32), nothing, first
+            empty = jnp.zeros((states.shape[0], 0, width))
+            return empty.astype(jnp.int32), empty, first
         candidates, log_probs, entropies = model.block_candidates(
             params, states, model.block_size, width, logits.argmax(-1), features
         )
@@ -259,9 +266,9 @@ def _record(
     chunks = jax.tree.map(
         lambda array: array.reshape(-1, _CHUNK, array.shape[-1]), (hidden, features)
     )
-    found = jax.lax.map(some, chunks)
     candidates, log_probs, entropies = (
-        array.reshape(count, *array.shape[2:]) for array in found
+        array.reshape(count, *array.shape[2:])
+        for array in jax.lax.map(chunk_outputs, chunks)
     )
     return candidates, log_probs, entropies, hidden
 
@@ -271,12 +278,12 @@ def assemble(
     params: Params | None = None,
     sizes: tuple[int, int] | None = None,
 ) -> Recording:
-    """Puts recorded texts together.
+    """Stacks recorded texts.
 
     Args:
-      texts: of one model, with candidates of one width.
-      params: the model's parameters if hidden states are to be kept.
-      sizes: S and N; by default the least that hold all.
+      texts: recorded texts of one model, with equal numbers of candidates.
+      params: parameters of the model if hidden states are needed.
+      sizes: S and N; by default the smallest possible.
     """
     slots, positions = sizes or padded_sizes(texts)
     tokens = np.zeros((len(texts), slots), np.int32)
@@ -287,10 +294,10 @@ def assemble(
     def padded(name: str, columns: slice = slice(None)) -> Array:
         parts = [getattr(text, name)[:, columns] for text in texts]
         shape = (len(texts), positions, *parts[0].shape[1:])
-        together = np.zeros(shape, parts[0].dtype)
+        stacked = np.zeros(shape, parts[0].dtype)
         for row, part in enumerate(parts):
-            together[row, : len(part)] = part
-        return jnp.asarray(together)
+            stacked[row, : len(part)] = part
+        return jnp.asarray(stacked)
 
     return Recording(
         jnp.asarray(tokens),

@@ -1,10 +1,11 @@
-"""Replay: decode known texts again by other methods, without running the model.
+"""Replay: decodes known texts again with other methods, without running the model.
 
-With the text fixed, block efficiency depends on nothing but what each method drafts at
-each position, and that on the heads' lattice there. One pass over the texts records the
-lattices; a `RecordedModel` then plays the model's part in the very loop that decodes,
-by looking up what it said. Every method, weight, width and number of drafts follows at
-the price of its drafting. (Not lookahead, which asks the model about other texts.)
+For a given text, block efficiency depends only on the drafts at each position, and
+these on the heads' lattice at that position. One pass over the texts records the
+lattices. A `RecordedModel`, which looks up the recorded outputs, then takes the model's
+place in the decoding loop. So every method, weight, width and number of drafts costs
+only its drafting. (Lookahead cannot be replayed, because it runs the model on other
+texts.)
 """
 
 import dataclasses
@@ -33,17 +34,17 @@ from bpd_jax.typing import PyTree
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """Texts with what the model said along them.
+    """Decoded texts with the recorded outputs of the model.
 
     Attributes:
-      texts: what was decoded, one per prompt.
-      recording: what the model said.
-      model: answers from it.
-      assets: what methods draft with.
-      options: how far the texts were decoded.
-      token_bytes: the model's, for stop texts; see `Decoder`.
-      padded: to which prompts are padded; None for the least. Replays of equal sizes
-        share their compiled programs.
+      texts: the decoded texts, one per prompt.
+      recording: recorded outputs of the model.
+      model: model that looks up outputs in the recording.
+      assets: assets of the methods.
+      options: options with which the texts were decoded.
+      token_bytes: bytes of the model's tokens, for stop texts; see `Decoder`.
+      padded: length to which prompts are padded; None for the shortest possible.
+        Replays of equal sizes share their compiled programs.
     """
 
     texts: tuple[RecordedText, ...]
@@ -60,17 +61,17 @@ class Replay:
         width: int = DecodeConfig.lattice_width,
         alpha: float = DecodeConfig.alpha,
     ) -> Decoder:
-        """Decodes from the recording; see `Decoder` for the arguments.
+        """A decoder that uses the recording; see `Decoder` for the arguments.
 
         Raises:
           UserError: fewer candidates were recorded than `width`.
         """
         if width > self.model.width:
             raise UserError(
-                f"{self.model.width} candidates per head were recorded: give a "
-                f"lattice_width of at most that, not {width}."
+                f"lattice_width is {width}, but only {self.model.width} candidates per "
+                "head were recorded."
             )
-        # It has the methods of `ModelFunctions` that decoding calls.
+        # `RecordedModel` has the methods of `ModelFunctions` that decoding calls.
         model: PyTree = self.model
         return Decoder(
             model,
@@ -88,23 +89,26 @@ class Replay:
         *,
         every_position: bool = False,
     ) -> list[Generation]:
-        """What decoding by `method` would do: same drafts, same calls, same tokens.
+        """Replays decoding by `method`: the same drafts, serial calls and tokens.
 
-        Only which draft won a text's last call may differ, where that depends on what
-        would follow the end. `seconds` are those of drafting alone.
+        Only the winning draft of a text's last call may differ, if it depends on tokens
+        after the end. `seconds` are those of drafting alone.
 
         Args:
-          method: any but lookahead; its `k` at most what was recorded.
-          decoder: from `decoder()`, to be used again.
-          every_position: draft at every token of the texts, not only where decoding
-            calls the model: entry t of what is returned is what a call at token t
-            would draft and yield.
+          method: any method except lookahead.
+          decoder: a result of `decoder()`, to use it again.
+          every_position: whether to draft at every token of the texts rather than where
+            decoding calls the model. Entry t of a result is then that of a serial call
+            at token t.
+
+        Raises:
+          UserError: the method cannot be replayed, or needs more than was recorded.
         """
         check_replayable(method)
         k = method.setting("k") or 0
         if k > self.model.width:
             raise UserError(
-                f"{method.name} asks for {k} candidates per head, but "
+                f"{method.name} needs {k} candidates per head, but only "
                 f"{self.model.width} were recorded."
             )
         if method.needs_hidden and self.recording.hidden is None:
@@ -120,37 +124,40 @@ class Replay:
     def accuracies(
         self, ranks: int = 10, least: int = 1
     ) -> tuple[tuple[float, ...], ...]:
-        """How often the candidate of each rank of heads 2 … L is the right token.
+        """The share of right candidates by rank, for heads 2 … L.
 
         Args:
-          ranks: candidates of each head that are looked at.
-          least: tokens that every head must have guessed.
+          ranks: number of candidates of each head.
+          least: lowest number of predicted tokens of every head.
 
         Raises:
-          UserError: the texts are too few or too short for that.
+          UserError: the texts are too few or too short.
         """
-        found = []
+        accuracies = []
         for head in range(self.model.block_size - 1):
             hits, count = np.zeros(min(ranks, self.model.width)), 0
             for text in self.texts:
-                # Where token t comes next, head h + 2 predicts token t + h + 1.
-                guessed = max(len(text.output_ids) - head - 1, 0)
+                # Before token t, head h + 2 predicts token t + h + 1.
+                predicted = max(len(text.output_ids) - head - 1, 0)
                 right = text.output_ids[head + 1 :, None]
-                hits += (text.candidates[:guessed, head, :ranks] == right).sum(0)
-                count += guessed
+                hits += (text.candidates[:predicted, head, :ranks] == right).sum(0)
+                count += predicted
             if count < least:
                 raise UserError(
-                    f"head {head + 2} could guess only {count} tokens of the texts, "
-                    f"fewer than {least}: decode more of them, or longer ones."
+                    f"head {head + 2} predicts only {count} tokens of the texts, "
+                    f"fewer than {least}: decode more or longer texts."
                 )
-            found.append(tuple((hits / count).tolist()))
-        return tuple(found)
+            accuracies.append(tuple((hits / count).tolist()))
+        return tuple(accuracies)
 
 
 def check_replayable(method: Method) -> None:
     """Raises a `UserError` for lookahead."""
     if method.needs_model:
-        raise UserError("lookahead cannot be replayed: it asks the model itself.")
+        raise UserError(
+            "lookahead cannot be replayed, because its drafts come from running the "
+            "model."
+        )
 
 
 def record(
@@ -162,16 +169,16 @@ def record(
     keep_hidden: bool = False,
     on_progress: Callable[[int], object] = lambda texts: None,
 ) -> Replay:
-    """Runs the model once over decoded texts.
+    """Runs the model once over decoded texts and records its outputs.
 
     Args:
-      decoder: the model that wrote them.
-      texts: what it decoded, by whatever method.
-      options: with which it did; greedy ones.
-      width: candidates kept per head, at most the draft vocabulary; by default
-        the decoder's.
-      keep_hidden: also keep hidden states, for hydra and recurrent.
-      on_progress: called after each text with the number 1.
+      decoder: the model that decoded them.
+      texts: texts decoded by any method.
+      options: options with which they were decoded greedily.
+      width: candidates recorded per head, at most the draft vocabulary; by default
+        those of the decoder.
+      keep_hidden: whether to record hidden states, for hydra and recurrent.
+      on_progress: called with 1 after each text.
 
     Raises:
       UserError: the texts were not decoded greedily, or there are none.
@@ -182,7 +189,7 @@ def record(
     most, positions = padded_sizes(texts)
     recorded = []
     for text in texts:
-        # A few sizes, so that few programs are compiled and short texts stay short.
+        # Few different sizes, so that few programs are compiled.
         slots = min(padded_length(len(text.input_ids) + positions), most)
         recorded.append(
             record_text(decoder, text, width, slots=slots, positions=positions)
@@ -200,14 +207,14 @@ def replay_of(
     sizes: tuple[int, int] | None = None,
     padded: int | None = None,
 ) -> Replay:
-    """A replay of texts that were recorded before; arguments are those of `record`.
+    """Makes a replay of recorded texts.
 
     Args:
-      decoder: with the model that was recorded.
-      texts: what `record_text` returned.
-      options: with which they were decoded.
-      keep_hidden: as in `record`.
-      sizes: of the recording; see `assemble`.
+      decoder: a decoder of the model that was recorded.
+      texts: results of `record_text`.
+      options: options with which they were decoded.
+      keep_hidden: see `record`.
+      sizes: sizes of the recording; see `assemble`.
       padded: see `Replay`.
     """
     recording = assemble(texts, decoder.params if keep_hidden else None, sizes)
@@ -226,7 +233,7 @@ def replay_of(
 def _recorded_assets(
     assets: Assets, texts: Sequence[RecordedText], recording: Recording
 ) -> Assets:
-    """Assets in which a block drafter, if there is one, answers from the recording."""
+    """Replaces a block drafter by its recorded candidates, if there are any."""
     drafts = [text.drafter for text in texts if text.drafter is not None]
     if assets.drafter is None or len(drafts) < len(texts):
         return dataclasses.replace(assets, drafter=None)

@@ -1,9 +1,10 @@
-"""Stop texts, found on the device while decoding.
+"""Detection of stop texts on the device, during decoding.
 
-Tokens do not respect the borders of a stop text: `\\n\\n` may be one token, two, or the
-end of one and the beginning of the next. An automaton over bytes (Aho and Corasick
-1975) knows after every byte how much of a stop text has been read; run over the bytes
-of each token beforehand, it becomes a table from state and token to state.
+A stop text need not begin or end at a token boundary: `\\n\\n` may be one token or two,
+or the end of one and the beginning of the next. An automaton over bytes (Aho
+and Corasick 1975) tracks how much of a stop text has been read after every byte.
+Applied to the bytes of each token in advance, it becomes a table from state and token
+to state.
 """
 
 from collections.abc import Sequence
@@ -17,10 +18,11 @@ from bpd_jax.typing import Array, Bool, Int
 
 @flax.struct.dataclass
 class StopTable:
-    """The automaton of some stop texts over the tokens of a vocabulary.
+    """An automaton over tokens that accepts texts with a stop text.
 
     Attributes:
-      next_state: state 0 has read nothing of a stop text, the last one all of it.
+      next_state: the next state by state and token. In state 0 no part of a stop text
+        has been read, in the last state a whole one.
     """
 
     next_state: Int[Array, "states V"]
@@ -30,7 +32,7 @@ class StopTable:
         """Builds the table.
 
         Args:
-          stops: what ends a text, none empty.
+          stops: stop texts, none of them empty.
           token_bytes: the bytes of every token of the vocabulary.
         """
         automaton = _automaton(stops)
@@ -40,59 +42,59 @@ class StopTable:
             padded[token, : len(text)] = np.frombuffer(text, np.uint8)
         lengths = np.array([len(text) for text in token_bytes])
         states = np.repeat(np.arange(len(automaton))[:, None], len(token_bytes), axis=1)
-        for place in range(longest):
-            after = automaton[states, padded[:, place]]
-            states = np.where(place < lengths, after, states)
+        for index in range(longest):
+            after = automaton[states, padded[:, index]]
+            states = np.where(index < lengths, after, states)
         return cls(jnp.asarray(states, jnp.int32))
 
     @property
-    def found(self) -> int:
-        """The state in which a stop text has been read."""
+    def final_state(self) -> int:
+        """The state in which a whole stop text has been read."""
         return self.next_state.shape[0] - 1
 
     def run(
         self, states: Int[Array, " B"], tokens: Int[Array, "B L"]
     ) -> tuple[Int[Array, "B L"], Bool[Array, "B L"]]:
-        """The states after each token, and whether a stop text ended with it."""
+        """The states after each token, and whether a stop text has been read."""
         after = []
-        for place in range(tokens.shape[1]):
-            states = self.next_state[states, tokens[:, place]]
+        for index in range(tokens.shape[1]):
+            states = self.next_state[states, tokens[:, index]]
             after.append(states)
         stacked = jnp.stack(after, axis=1)
-        return stacked, stacked == self.found
+        return stacked, stacked == self.final_state
 
 
 def _automaton(stops: Sequence[bytes]) -> np.ndarray:
-    """From state and byte to state; the last state, once reached, is never left.
+    """`[states, 256]`: the next state by state and byte; the last state is absorbing.
 
-    Worked example: for `ab`, states 0 (nothing), 1 (`a`) and 2 (found); `a` leads from
-    1 to 1, `b` to 2, every other byte to 0.
+    Worked example: for `ab` the states are 0 (empty), 1 (`a`) and 2 (`ab`); from state
+    1, `a` leads to 1, `b` to 2 and every other byte to 0.
     """
     prefixes = sorted({stop[:n] for stop in stops for n in range(len(stop))}, key=len)
-    number = {prefix: state for state, prefix in enumerate(prefixes)}
-    found = len(prefixes)
-    table = np.zeros((found + 1, 256), np.int32)
-    table[found] = found
-    for prefix, state in number.items():
+    state_of = {prefix: state for state, prefix in enumerate(prefixes)}
+    final = len(prefixes)
+    table = np.zeros((final + 1, 256), np.int32)
+    table[final] = final
+    for prefix, state in state_of.items():
         for byte in range(256):
             text = prefix + bytes([byte])
             if any(text.endswith(stop) for stop in stops):
-                table[state, byte] = found
+                table[state, byte] = final
                 continue
-            while text not in number:
+            while text not in state_of:
                 text = text[1:]
-            table[state, byte] = number[text]
+            table[state, byte] = state_of[text]
     return table
 
 
 def cut_at_stop(text: str, stops: Sequence[str]) -> str:
-    """The text before the stop text that is complete first, or all of it.
+    """The text before the stop text that ends first, or the whole text.
 
-    Of several that are complete at the same place the longest counts, so what is cut
-    does not depend on how the text was split into tokens. Worked example: of `xabc`
-    the stops `abc` and `b` leave `xa`, and `ab` and `b` leave `x`.
+    If several end at the same position, the longest counts, so that the result does not
+    depend on the tokenization. Worked example: the stops `abc` and `b` cut `xabc` to
+    `xa`, and `ab` and `b` cut it to `x`.
     """
-    found = [
+    matches = [
         (begin + len(stop), begin) for stop in stops if (begin := text.find(stop)) >= 0
     ]
-    return text[: min(found)[1]] if found else text
+    return text[: min(matches)[1]] if matches else text

@@ -1,15 +1,16 @@
-"""What drafting methods need besides the model, and how to make it where it lacks."""
+"""Assets of drafting methods: n-grams, small models, refiners and drafters."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Protocol
 
 from bpd_jax.errors import UserError
+from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions, markov_refiner
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.refiner_files import LoadedRefiner
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.settings import Validated
-from bpd_jax.typing import Params
+from bpd_jax.typing import Array, Int, Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,25 +21,56 @@ class SmallModel:
     params: Params
 
 
+class DraftingFunctions(Protocol):
+    """The part of `DrafterFunctions` that drafting calls.
+
+    `decoding.recorded_drafter` implements it with recorded candidates. `params` and
+    `cache` are pytrees whose form the implementation determines.
+    """
+
+    @property
+    def config(self) -> BlockDrafterConfig:
+        """Sizes of the drafter."""
+        ...
+
+    def prefill(
+        self, params: Any, features: Any, lengths: Int[Array, " B"], length: int
+    ) -> Any:
+        """The cache after the prompts."""
+        ...
+
+    def append(
+        self, params: Any, cache: Any, features: Any, counts: Int[Array, " B"]
+    ) -> Any:
+        """The cache after `counts` more accepted tokens."""
+        ...
+
+    def candidates(
+        self, params: Any, cache: Any, anchors: Array, width: int
+    ) -> tuple[Array, Array, Array]:
+        """Candidates, their log-probabilities, and the entropies of the positions."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class AttachedDrafter:
     """A block drafter, ready to draft for the model that it was trained on.
 
     Attributes:
-      functions: of the drafter, or an object with the same methods.
-      params: its parameters.
+      functions: functions of the drafter.
+      params: parameters for `functions`.
       feature_layers: layers of the model whose outputs it reads.
       markov: its Markov head as a refiner of lattices; None without one.
     """
 
-    functions: DrafterFunctions
+    functions: DraftingFunctions
     params: Params
     feature_layers: tuple[int, ...]
     markov: Params | None = None
 
     @classmethod
     def of(cls, functions: DrafterFunctions, params: Params) -> "AttachedDrafter":
-        """Takes what the functions tell."""
+        """Attaches a drafter with the layers and the Markov head of its functions."""
         markov = None
         if functions.config.markov_rank:
             markov = markov_refiner(functions, params)[1]
@@ -47,16 +79,16 @@ class AttachedDrafter:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Assets:
-    """What there is to draft with; None is not there.
+    """The assets that are available to drafting methods; None for those that are not.
 
     Attributes:
       ngram: an n-gram model over the model's tokens.
-      rescorer: a small LM over the same tokens, for the method neural.
-      draft_model: likewise, for the method draft_model.
-      markov, recurrent, hydra: trained refiners of this very model.
-      drafter: a block drafter of this very model.
-      accuracies: `accuracies[j][r]`: how often the candidate of rank r of head j + 2
-        is right, for trees chosen from it.
+      rescorer: a small LM over the same tokens, for the refiner neural.
+      draft_model: a small LM over the same tokens, for the source draft_model.
+      markov, recurrent, hydra: refiners trained for this model.
+      drafter: a block drafter trained for this model.
+      accuracies: `accuracies[j][r]` is the share of right candidates of rank r of head
+        j + 2, from which the shape of a static tree is chosen.
     """
 
     ngram: NGramModel | None = None
@@ -69,7 +101,7 @@ class Assets:
     accuracies: tuple[tuple[float, ...], ...] | None = None
 
     def check(self, vocab_size: int) -> None:
-        """Raises a `UserError` where vocabularies differ."""
+        """Raises a `UserError` if a vocabulary differs from the model's."""
         if self.ngram is not None and self.ngram.vocab_size != vocab_size:
             raise UserError(
                 f"the n-gram model has {self.ngram.vocab_size} tokens and the language "
@@ -80,35 +112,35 @@ class Assets:
             small: SmallModel | None = getattr(self, name)
             if small is None:
                 continue
-            found = small.functions.config.trunk.vocab_size
-            if found != vocab_size:
+            small_size = small.functions.config.trunk.vocab_size
+            if small_size != vocab_size:
                 raise UserError(
-                    f"the {name.replace('_', ' ')} has {found} tokens and the language "
-                    f"model {vocab_size}: train it with the same tokenizer."
+                    f"the {name.replace('_', ' ')} has {small_size} tokens and the "
+                    f"language model {vocab_size}: train it with the same tokenizer."
                 )
 
     def get(self, name: str) -> Any:
-        """An asset by name; None if it is not there."""
+        """The asset of this name, or None."""
         return getattr(self, name)
 
     def need(self, name: str, method: str) -> Any:
-        """Returns what a method cannot do without.
+        """Returns an asset that a method requires.
 
         Raises:
-          UserError: it is not there; the message says how to make it.
+          UserError: there is none; the message says how to make one.
         """
-        found = getattr(self, name)
-        if found is None:
+        asset = getattr(self, name)
+        if asset is None:
             raise UserError(f"method {method} needs {KINDS[name].how_to_make}")
-        return found
+        return asset
 
 
 @dataclasses.dataclass(frozen=True)
 class AssetKind:
-    """What a kind of asset is called and where it comes from.
+    """A kind of asset.
 
     Attributes:
-      folder: in a model's own folder.
+      folder: folder of the asset in a model's folder.
       how_to_make: completes the sentence "method … needs".
     """
 

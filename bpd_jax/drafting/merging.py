@@ -1,4 +1,4 @@
-"""Merged prefixes, so that no prefix is computed twice; and the way back to chains."""
+"""Merging of equal prefixes of draft trees, and unrolling of trees into chains."""
 
 import dataclasses
 
@@ -10,16 +10,16 @@ from bpd_jax.typing import Array, Int
 
 
 def merge_prefixes(tree: DraftTree, max_nodes: int, max_depth: int) -> DraftTree:
-    """Keeps one node of every prefix that several nodes stand for.
+    """Merges the nodes with equal prefixes, so that no prefix is verified twice.
 
-    The first of them stays, with the best rank among them, so the children of a node
-    stand in order of rank. Worked example: see `DraftTree`.
+    The first of them is kept, with the best rank among them, so that the children of a
+    node remain in order of rank. Worked example: see `DraftTree`.
 
     Args:
       tree: chains or a tree; drawn children (`sources`) cannot be merged.
-      max_nodes: the most different prefixes that there can be; of more, those with
-        the highest index are dropped.
-      max_depth: nodes on the longest path.
+      max_nodes: highest number of different prefixes; of more, those with the highest
+        index are dropped.
+      max_depth: number of nodes on the longest path.
     """
     size = tree.size
     node = jnp.arange(size)
@@ -30,20 +30,20 @@ def merge_prefixes(tree: DraftTree, max_nodes: int, max_depth: int) -> DraftTree
     first = jnp.broadcast_to(node, tree.parents.shape)
     parent = tree.parents
     for _ in range(max_depth):
-        # By then the nodes of one depth more know whom they stand for.
+        # Every iteration resolves the nodes of one more depth.
         same = alike & (parent[:, :, None] == parent[:, None])
         first = jnp.where(tree.valid, jnp.argmax(same, axis=2), node)
         parent = jnp.where(tree.parents < 0, -1, take(first, tree.parents))
     rank = jnp.where(tree.valid, tree.ranks, size)
     rank = jnp.where(first[:, None] == node[:, None], rank[:, None], size).min(-1)
     keep = tree.valid & (first == node)
-    # A stable sort moves what is kept to the front and leaves its order alone.
+    # A stable sort moves the nodes that are kept to the front, in their order.
     kept = jnp.argsort(~keep, axis=1, stable=True)[:, :max_nodes]
-    place = jnp.cumsum(keep, axis=1) - 1
+    new_index = jnp.cumsum(keep, axis=1) - 1
     parents = take(parent, kept)
     return DraftTree(
         tokens=take(tree.tokens, kept),
-        parents=jnp.where(parents < 0, -1, take(place, parents)),
+        parents=jnp.where(parents < 0, -1, take(new_index, parents)),
         depths=take(tree.depths, kept),
         ranks=take(rank, kept),
         valid=take(keep, kept),
@@ -52,23 +52,24 @@ def merge_prefixes(tree: DraftTree, max_nodes: int, max_depth: int) -> DraftTree
 
 
 @flax.struct.dataclass
-class Chains:
+class UnrolledTree:
     """A tree unrolled into one chain for each of its leaves.
 
     Attributes:
-      nodes: the node that each place of each chain stands for, -1 past its end.
-      homes: for every node of the tree, one of its places, as P × L flattened.
+      nodes: the node at each position of each chain; -1 past the end of a chain.
+      homes: for every node of the tree, one of its positions in the chains, as an index
+        into P × L.
     """
 
     nodes: Int[Array, "B P L"]
     homes: Int[Array, "B M"]
 
 
-def unroll(tree: DraftTree, max_drafts: int, max_depth: int) -> Chains:
-    """Finds the paths from the roots to the leaves, in the order of the leaves.
+def unroll(tree: DraftTree, max_drafts: int, max_depth: int) -> UnrolledTree:
+    """Returns the paths from the root to the leaves, in the order of the leaves.
 
     Args:
-      tree: of at most `max_drafts` leaves.
+      tree: a tree with at most `max_drafts` leaves.
       max_drafts: P.
       max_depth: L.
     """
@@ -82,14 +83,14 @@ def unroll(tree: DraftTree, max_drafts: int, max_depth: int) -> Chains:
     used = jnp.arange(max_drafts) < leaf.sum(1, keepdims=True)
     at = jnp.where(used, order, -1)
     nodes = jnp.full((batch, max_drafts, max_depth), -1, jnp.int32)
-    place = jnp.arange(max_depth)
+    depth = jnp.arange(max_depth)
     for _ in range(max_depth):
-        here = (place == take(tree.depths, at)[:, :, None]) & (at >= 0)[:, :, None]
-        nodes = jnp.where(here, at[:, :, None], nodes)
+        at_depth = (depth == take(tree.depths, at)[:, :, None]) & (at >= 0)[:, :, None]
+        nodes = jnp.where(at_depth, at[:, :, None], nodes)
         at = jnp.where(at < 0, -1, take(tree.parents, at))
     flat = nodes.reshape(batch, -1)
     homes = jnp.argmax(flat[:, None] == node[:, None], axis=2)
-    return Chains(nodes, homes)
+    return UnrolledTree(nodes, homes)
 
 
 def union(first: DraftTree, second: DraftTree) -> DraftTree:
@@ -111,6 +112,6 @@ def union(first: DraftTree, second: DraftTree) -> DraftTree:
         depths=joined("depths"),
         ranks=joined("ranks"),
         valid=joined("valid"),
-        # The second may have nothing to add.
+        # The second tree may be empty.
         sizes=(*first.sizes, first.size),
     )

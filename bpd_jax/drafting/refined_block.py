@@ -1,10 +1,10 @@
-"""A block that is refined once, before a search: candidates of the greedy path.
+"""Refinement of a block along its greedy path, before a search.
 
-Refiners score a candidate after a path. A search may ask for these scores after every
+Refiners score candidates after a path. A search can request these scores for every
 path that it grows, or refine the block first: Algorithm 2 walks greedily through the
 block, and its scores of the k candidates of each position (the refined logits of the
-paper, section 7.1) then stand for that position after any path. A tree over them needs
-as many passes of a small LM as Algorithm 2, each over a single path.
+paper, section 7.1) are then used after every path. A tree over them needs as many
+passes of a small LM as Algorithm 2, each over a single path.
 """
 
 import dataclasses
@@ -21,10 +21,10 @@ from bpd_jax.typing import Array, Int, PyTree
 
 @flax.struct.dataclass
 class WalkState:
-    """The state of the greedy path, which stands for n paths.
+    """The state of the greedy path, which is used for n paths.
 
     Attributes:
-      walk: state of the one path.
+      walk: state of the greedy path.
       num_paths: n.
     """
 
@@ -54,41 +54,41 @@ class RefinedBlock:
 
     def candidates(self, arrays: PyTree, state: WalkState, level: int) -> Candidates:
         """The refined candidates of position `level`, the same after every path."""
-        found = self.paths.candidates(arrays, state.walk, level)
-        shape = (found.tokens.shape[0], state.num_paths, found.tokens.shape[2])
+        refined = self.paths.candidates(arrays, state.walk, level)
+        shape = (refined.tokens.shape[0], state.num_paths, refined.tokens.shape[2])
         return Candidates(
-            jnp.broadcast_to(found.tokens, shape),
-            jnp.broadcast_to(found.log_probs, shape),
+            jnp.broadcast_to(refined.tokens, shape),
+            jnp.broadcast_to(refined.log_probs, shape),
         )
 
     def extend(
         self, arrays: PyTree, state: WalkState, level: int, extension: Extension
     ) -> WalkState:
-        """Continues the greedy path by its best candidate, whatever paths grow."""
-        found = self.paths.candidates(arrays, state.walk, level)
-        picks = jnp.argmax(found.log_probs, axis=-1)
-        tokens = take(found.tokens[:, 0], picks)
-        best = Extension(jnp.zeros_like(picks), picks, tokens)
+        """Extends the greedy path by its best candidate, for all paths."""
+        refined = self.paths.candidates(arrays, state.walk, level)
+        choices = jnp.argmax(refined.log_probs, axis=-1)
+        tokens = take(refined.tokens[:, 0], choices)
+        best = Extension(jnp.zeros_like(choices), choices, tokens)
         walk = self.paths.extend(arrays, state.walk, level, best)
         return WalkState(walk, extension.parents.shape[1])
 
 
 @dataclasses.dataclass(frozen=True)
 class RefineFirst:
-    """Refines the block, then runs a search that grows level by level on it.
+    """Refines the block and then runs a search on it.
 
     Attributes:
-      search: it may ask for candidates at increasing levels only.
+      search: a search that requests candidates at increasing levels only.
     """
 
     search: Search
 
     def max_nodes(self, block_size: int, width: int) -> int:
-        """Of the search."""
+        """The highest number of nodes of the search."""
         return self.search.max_nodes(block_size, width)
 
     def max_drafts(self, block_size: int, width: int) -> int:
-        """Of the search."""
+        """The highest number of drafts of the search."""
         return self.search.max_drafts(block_size, width)
 
     @property

@@ -4,7 +4,8 @@
              = alpha(h) P(w | h without its first symbol)         elsewhere
 
 S. Katz 1987, "Estimation of probabilities from sparse data for the language model
-component of a speech recognizer". Unigrams are maximum likelihood; `<s>` is no event.
+component of a speech recognizer". Unigrams have their maximum-likelihood probabilities;
+`<s>` is never predicted.
 """
 
 import functools
@@ -22,19 +23,19 @@ from bpd_jax.ngrams.model import NGramModel
 DEFAULT_BINS = 5
 MOST_BINS = 1_000_000
 
-# OpenGrm discounts by this much where Good-Turing gives no usable number, and every
-# count above the bins: each history keeps some mass for what it has not seen.
+# The discount, as in OpenGrm, of counts above the bins and of those whose Good-Turing
+# factor is not usable. So every history leaves some mass for unseen symbols.
 _SMALLEST_DISCOUNT = 0.001
 
 
 def good_turing_discounts(counts: np.ndarray, bins: int = DEFAULT_BINS) -> np.ndarray:
-    """Returns the factors d by which the counts of one order are multiplied.
+    """Returns the discount factors d of the counts of one order.
 
     With n_r the number of n-grams seen r times, r* = (r+1) n_{r+1} / n_r and
     m = (k+1) n_{k+1} / n_1, the factor is d_r = (r*/r - m) / (1 - m) for r up to
-    k = `bins`. Where n-grams seen once were dropped, n_1 is replaced by j n_j of the
-    lowest count j that is left. A factor outside (0, 1), which small or odd samples
-    give, is replaced by 0.999, the factor of all counts above `bins`.
+    k = `bins`. If n-grams seen once were dropped, n_1 is replaced by j n_j, where j is
+    the lowest remaining count. A factor outside (0, 1), which occurs in small or
+    unusual samples, is replaced by 0.999, the factor of all counts above `bins`.
 
     Args:
       counts: `[n]` positive counts.
@@ -43,9 +44,12 @@ def good_turing_discounts(counts: np.ndarray, bins: int = DEFAULT_BINS) -> np.nd
     Returns:
       `[bins + 2]` float64: entry r is the factor of the count r, the last entry that
       of every higher count; entry 0 is not used.
+
+    Raises:
+      UserError: `bins` is out of range.
     """
     if not 1 <= bins <= MOST_BINS:
-        raise UserError(f"bins is {bins}: it must lie between 1 and {MOST_BINS:,}.")
+        raise UserError(f"bins is {bins}: it must be from 1 to {MOST_BINS:,}.")
     from bpd_jax.ngrams import katz_kernels
 
     n = np.empty(bins + 2, np.int64)  # n[r] for r = 0 ... bins + 1
@@ -69,15 +73,15 @@ def good_turing_discounts(counts: np.ndarray, bins: int = DEFAULT_BINS) -> np.nd
 def estimate_katz(counts: NGramCounts, bins: int = DEFAULT_BINS) -> NGramModel:
     """Estimates a model that agrees with `ngrammake --method=katz`.
 
-    A history that has been seen with the whole vocabulary has nothing to back off to;
-    OpenGrm gives its discounted mass to `</s>`, and so does this.
+    A history that has been seen with the whole vocabulary cannot back off; its
+    discounted mass goes to `</s>`, as in OpenGrm.
 
     Args:
-      counts: of orders 1 ... N, with or without minimum counts.
+      counts: counts of orders 1 ... N, with or without minimum counts.
       bins: highest count that is discounted by Good-Turing; OpenGrm's default is 5.
 
     Raises:
-      UserError: the counts contradict each other, or `bins` is out of range.
+      UserError: the counts are inconsistent, or `bins` is out of range.
     """
     bos = trie.bos_symbol(counts.vocab_size)
     unigrams = np.where(counts.keys[0] == bos, 0, counts.counts[0])
@@ -105,10 +109,10 @@ def _discounted(counts: NGramCounts, order: int, bins: int, events: int) -> np.n
     """Returns P(last symbol | history) of all n-grams of an order above 1, `[n]`.
 
     Args:
-      counts: of all orders.
-      order: of the n-grams.
+      counts: counts of all orders.
+      order: order of the n-grams.
       bins: highest count that is discounted by Good-Turing.
-      events: how many symbols can follow a history.
+      events: number of symbols that can follow a history.
     """
     from bpd_jax.ngrams import katz_kernels
 
@@ -117,8 +121,8 @@ def _discounted(counts: NGramCounts, order: int, bins: int, events: int) -> np.n
     followed, children = counts.followed[order - 2], np.diff(offsets)
     if (followed[children > 0] < 1).any():
         raise UserError(
-            "the counts contradict each other: an n-gram begins with a history that "
-            "nothing followed; count again."
+            "the counts are inconsistent: the history of an n-gram has no followers; "
+            "count again."
         )
     table = stored_table()
     probs = np.empty(numbers.size)
@@ -137,9 +141,9 @@ def _discounted(counts: NGramCounts, order: int, bins: int, events: int) -> np.n
 
     complete = np.flatnonzero(children == events)
     if complete.size:
-        rests = [
+        unassigned = [
             1 - probs[offsets[h] : offsets[h + 1]].sum() for h in complete.tolist()
         ]
         eos = np.full(complete.size, trie.eos_symbol(counts.vocab_size))
-        probs[trie.find(counts.keys[order - 1], complete, eos, width)] += rests
+        probs[trie.find(counts.keys[order - 1], complete, eos, width)] += unassigned
     return probs

@@ -1,4 +1,4 @@
-"""The inner loops of Katz estimation, compiled."""
+"""Compiled inner loops of Katz estimation."""
 
 import numba
 import numpy as np
@@ -8,7 +8,7 @@ from bpd_jax.ngrams.trie_kernels import FLOATS, FLOATS_OUT, INTS, INTS_OUT, RANG
 
 @numba.njit(numba.void(INTS, INTS_OUT), cache=True, nogil=True)
 def count_counts(counts: np.ndarray, numbers: np.ndarray) -> None:
-    """Writes how many counts are 0, 1, 2, ...; those outside are left out."""
+    """Writes how many counts are 0, 1, 2, ... and below `numbers.size`."""
     numbers[:] = 0
     for count in counts:
         if 0 <= count < numbers.size:
@@ -30,15 +30,16 @@ def fill_probs(
     begin: int,
     end: int,
 ) -> None:
-    """Writes discounted relative frequencies of the extensions of some histories.
+    """Writes the discounted relative frequencies of the n-grams of some histories.
 
     Args:
-      counts: `[n]` of the n-grams.
-      offsets: `[histories + 1]` where each history's n-grams begin.
-      followed: `[histories]` how often anything followed.
-      factors: discount of each count; the last one is that of all higher counts.
-      table: what each count is stored as; those beyond the end stand in `probs`.
-      probs: `[n]`, written.
+      counts: `[n]`, counts of the n-grams.
+      offsets: `[histories + 1]`, start of each history's n-grams.
+      followed: `[histories]`, number of times that any symbol followed.
+      factors: discount factor of each count; the last one is that of higher counts.
+      table: rounded values of small counts (`levels.as_stored`); those of larger
+        counts are in `probs`.
+      probs: `[n]`, the result.
       begin: the first history.
       end: the history after the last one.
     """

@@ -266,24 +266,6 @@ def save_report(report: EvaluationReport, path: str | os.PathLike[str]) -> None:
         temporary.write_text(text + "\n", encoding="utf-8")
 
 
-def load_report(path: str | os.PathLike[str]) -> EvaluationReport:
-    """Reads what `save_report` wrote.
-
-    Raises:
-      UserError: the file is missing, no JSON, or no report.
-    """
-    try:
-        data = files.read_json(path)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise UserError(f"{path} is not a JSON file: {error}") from error
-    try:
-        return EvaluationReport.from_json(data)
-    except UserError as error:
-        raise UserError(f"{path} is not a report: {error}") from error
-
-
 def _check_accepted(accepted: int, length: int) -> None:
     """The first token of a draft is certain, so at least that one is accepted."""
     if not 1 <= accepted <= length:

@@ -32,7 +32,7 @@ ORACLE = "oracle"
 _IN_LATTICE = {BPD, "zero_gram", MEDUSA, *REFINES}
 
 
-class RefinedBlock(NamedTuple):
+class BlockExample(NamedTuple):
     """A serial call of a refined contender: its text, and where and what it drafted."""
 
     record: ExplorerRecord
@@ -73,12 +73,12 @@ def view_of(record: ExplorerRecord, at: int, label: str, draft: list[int]) -> Bl
 
 def blocks_of(
     record: ExplorerRecord, contender: str, label: str = ""
-) -> Iterator[RefinedBlock]:
+) -> Iterator[BlockExample]:
     """Calls of a contender of whose draft the lattice has all that was accepted."""
     for call in _trace(record, contender).calls:
         view = view_of(record, call.at, label, call.winner)
         if len(view.paths[1].candidates) >= call.accepted:
-            yield RefinedBlock(record, call.at, view)
+            yield BlockExample(record, call.at, view)
 
 
 def refined_contender(records: Sequence[ExplorerRecord]) -> str | None:
@@ -94,7 +94,7 @@ def refined_contender(records: Sequence[ExplorerRecord]) -> str | None:
     return min(calls, key=calls.__getitem__, default=None)
 
 
-class _Data(NamedTuple):
+class _Figure4Data(NamedTuple):
     """A run, the refined contender that is shown, and its blocks, most gain first.
 
     Of every task it is the block that gains most over BPD, if any does; equal gains are
@@ -104,14 +104,14 @@ class _Data(NamedTuple):
     run: StudyRun
     records: list[ExplorerRecord]
     contender: str | None
-    blocks: list[RefinedBlock]
+    blocks: list[BlockExample]
 
 
-def _prepare(run: StudyRun) -> _Data:
+def _prepare(run: StudyRun) -> _Figure4Data:
     records = sorted(run.of(ExplorerRecord), key=lambda record: record.example)
     contender = refined_contender(records)
     if contender is None:
-        return _Data(run, records, None, [])
+        return _Figure4Data(run, records, None, [])
     tasks = [*run.tasks, *sorted({record.task for record in records} - {*run.tasks})]
     blocks = [
         most_telling(
@@ -124,10 +124,10 @@ def _prepare(run: StudyRun) -> _Data:
     ]
     gaining = [block for block in blocks if block is not None and block.gain[0] > 0]
     gaining.sort(key=lambda block: -block.gain[0])
-    return _Data(run, records, contender, gaining)
+    return _Figure4Data(run, records, contender, gaining)
 
 
-def _lattices(data: _Data) -> list[LatticePicture]:
+def _lattices(data: _Figure4Data) -> list[LatticePicture]:
     """The lattices of the first blocks with the paths of BPD, refined and oracle."""
     pictures = []
     for record, at, view in data.blocks[:_PICTURES]:
@@ -143,7 +143,7 @@ def _lattices(data: _Data) -> list[LatticePicture]:
     return pictures
 
 
-def _steps_table(data: _Data) -> list[Table]:
+def _steps_table(data: _Figure4Data) -> list[Table]:
     """The first calls on the text of the first block (Table 2)."""
     if not data.blocks or data.contender is None:
         return []
@@ -202,7 +202,7 @@ def _step(record: ExplorerRecord, call: Call) -> str:
     return wording.visible(kept + (f"⟦{dropped}⟧" if dropped else ""))
 
 
-def _notes(data: _Data) -> list[str]:
+def _notes(data: _Figure4Data) -> list[str]:
     if data.contender is None:
         return ["No refined contender was recorded on every text."]
     rule = (
@@ -235,7 +235,7 @@ def _outcomes(margins: Sequence[int]) -> str:
     "Where the oracle and another path through the lattice begin at the same token, "
     "the oracle has at least as many accepted tokens."
 )
-def _bounded(data: _Data) -> Judgement | str:
+def _bounded(data: _Figure4Data) -> Judgement | str:
     margins: list[int] = []
     others: set[str] = set()
     for record in data.records:
@@ -256,7 +256,7 @@ def _bounded(data: _Data) -> Judgement | str:
 
 
 @finding("Refined drafts have more accepted tokens than BPD’s more often than fewer.")
-def _further(data: _Data) -> Judgement | str:
+def _further(data: _Figure4Data) -> Judgement | str:
     if data.contender is None:
         return "Not measured."
     gains = [

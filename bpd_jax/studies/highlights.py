@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from bpd_jax.evaluation.efficiency import gain_interval, headroom_taken
 from bpd_jax.reporting.page import KeyFigure
 from bpd_jax.studies.config import BPD
-from bpd_jax.studies.results import Drafts, StudyRun
+from bpd_jax.studies.results import ContenderDrafts, StudyRun
 
 _MAIN = "table4"
 
@@ -71,7 +71,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:+.1f} %".replace("-", "−")
 
 
-def _best(run: StudyRun, texts: int) -> tuple[str, Drafts]:
+def _best(run: StudyRun, texts: int) -> tuple[str, ContenderDrafts]:
     """The best method of those recorded on every text that BPD was, and its drafts."""
     drafts = {
         name: run.paired([name, BPD])[0]
@@ -80,5 +80,7 @@ def _best(run: StudyRun, texts: int) -> tuple[str, Drafts]:
     }
     whole = [(name, one) for name, one in drafts.items() if len(one) == texts]
     return max(
-        whole, key=lambda pair: pair[1].efficiency or 0, default=("", Drafts([]))
+        whole,
+        key=lambda pair: pair[1].efficiency or 0,
+        default=("", ContenderDrafts([])),
     )

@@ -24,7 +24,7 @@ T = TypeVar("T", bound=Record)
 
 
 @dataclasses.dataclass(frozen=True)
-class Drafts:
+class ContenderDrafts:
     """What one contender drafted on some examples."""
 
     records: list[DraftRecord]
@@ -73,7 +73,7 @@ class Drafts:
         """Block efficiency with its bootstrap interval over examples."""
         return ratio_cell(self.sums, paper)
 
-    def gain(self, base: "Drafts", paper: float | None = None) -> Cell:
+    def gain(self, base: "ContenderDrafts", paper: float | None = None) -> Cell:
         """Gain in block efficiency in percent over drafts of the same examples."""
         return gain_cell(self.sums, base.sums, paper)
 
@@ -155,7 +155,7 @@ class StudyRun:
 
     def drafts(
         self, contender: str, task: str | None = ALL, part: str = REPORT
-    ) -> Drafts:
+    ) -> ContenderDrafts:
         """What one contender drafted, in the order of tasks and examples.
 
         Args:
@@ -163,7 +163,7 @@ class StudyRun:
           task: one task, or `ALL`.
           part: of the examples.
         """
-        return Drafts(
+        return ContenderDrafts(
             [
                 record
                 for record in self._by_contender.get(contender, [])
@@ -173,7 +173,7 @@ class StudyRun:
 
     def paired(
         self, contenders: Sequence[str], task: str | None = ALL, part: str = REPORT
-    ) -> list[Drafts]:
+    ) -> list[ContenderDrafts]:
         """What contenders drafted on the examples that all of them were recorded on.
 
         Returns:
@@ -183,7 +183,7 @@ class StudyRun:
         keys = [{(r.task, r.example) for r in records} for records in drafts]
         common = set.intersection(*keys) if keys else set()
         return [
-            Drafts(
+            ContenderDrafts(
                 [record for record in one if (record.task, record.example) in common]
             )
             for one in drafts

@@ -100,7 +100,7 @@ def score_of(contender: str) -> str:
     return f"{name}, {', '.join(words)}" if words else name
 
 
-class _Data(NamedTuple):
+class _SearchData(NamedTuple):
     """Contenders of a run but BPD and oracles, in the order of searches."""
 
     run: StudyRun
@@ -109,13 +109,13 @@ class _Data(NamedTuple):
     """Contenders by score and place."""
 
 
-def _prepare(run: StudyRun) -> _Data:
+def _prepare(run: StudyRun) -> _SearchData:
     contenders = _compared(run)
     ordered = sorted(contenders, key=_order)
     grid: dict[str, dict[Place, str]] = {score_of(name): {} for name in contenders}
     for name in ordered:
         grid[score_of(name)][place_of(name)] = name
-    return _Data(run, ordered, grid)
+    return _SearchData(run, ordered, grid)
 
 
 def _compared(run: StudyRun) -> list[str]:
@@ -127,7 +127,7 @@ def _order(contender: str) -> tuple[int, int]:
     return SEARCHES.index(search), count
 
 
-def _grid_table(data: _Data) -> Table:
+def _grid_table(data: _SearchData) -> Table:
     """Scores in rows, searches in columns."""
 
     def cell(place: Place, score: str) -> Cell:
@@ -144,7 +144,7 @@ def _grid_table(data: _Data) -> Table:
     return table("searches", title, "scores", rows, columns)
 
 
-def _list_table(data: _Data) -> Table:
+def _list_table(data: _SearchData) -> Table:
     """Every contender, and the number of draft tokens that a call verifies."""
 
     def cells(name: str) -> list[Cell]:
@@ -166,7 +166,7 @@ def _list_table(data: _Data) -> Table:
     return table("searches_list", title, "contender", rows, by_row(columns, cells))
 
 
-def _searches(data: _Data) -> list[Finding]:
+def _searches(data: _SearchData) -> list[Finding]:
     """Under each score, one search against another."""
     findings = []
     for better, worse, statement in (
@@ -187,7 +187,7 @@ def _searches(data: _Data) -> list[Finding]:
     return findings
 
 
-def _refined(data: _Data) -> list[Finding]:
+def _refined(data: _SearchData) -> list[Finding]:
     """Under each search, each score against those of the heads alone."""
     findings = []
     for name in data.contenders:
@@ -220,7 +220,7 @@ def _heads_alone(contender: str, others: Sequence[str]) -> str | None:
     return None
 
 
-def _trained(data: _Data) -> list[Finding]:
+def _trained(data: _SearchData) -> list[Finding]:
     """Under each search, the best trained score against the best untrained one."""
     run, findings = data.run, []
     for search, count in dict.fromkeys(map(place_of, data.contenders)):

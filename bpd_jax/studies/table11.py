@@ -53,7 +53,7 @@ _SEQUENTIAL = "61M, sequential"
 REFINED = "16-best 4-gram"
 
 
-class _Data(NamedTuple):
+class _Table11Data(NamedTuple):
     """A run, and what its contenders cost; most tables need neither."""
 
     run: StudyRun
@@ -131,7 +131,7 @@ def _compared(row: str) -> list[Cell]:
     return [Cell(cell.value, paper) for cell, paper in cells]
 
 
-def _printed_table(data: _Data) -> Table:
+def _printed_table(data: _Table11Data) -> Table:
     return _cost_table(
         "",
         "The paper's table, recomputed from its own formulas",
@@ -142,7 +142,7 @@ def _printed_table(data: _Data) -> Table:
     )
 
 
-def _right_table(data: _Data) -> Table:
+def _right_table(data: _Table11Data) -> Table:
     model, rescorer = paper_sizes()
     total = (model.trunk_parameters + model.head_parameters) / 1e9
     return _cost_table(
@@ -156,7 +156,7 @@ def _right_table(data: _Data) -> Table:
     )
 
 
-def _our_table(data: _Data) -> list[Table]:
+def _our_table(data: _Table11Data) -> list[Table]:
     run, costs = data
     if not costs:
         return []
@@ -183,7 +183,7 @@ _QUANTITIES = {
 """Bars of Figure 2 with their labels."""
 
 
-def _changes(data: _Data) -> Table:
+def _changes(data: _Table11Data) -> Table:
     """Figure 2, in percent, with what it mixes set apart."""
     columns: list[Entry] = [
         (
@@ -249,7 +249,7 @@ def _change(pair: Pair, key: str) -> Cell:
     return Cell(100 * (ratio - 1))
 
 
-def _chart(data: _Data) -> Chart:
+def _chart(data: _Table11Data) -> Chart:
     """Figure 2 as bars, by the paper's formulas."""
 
     def bars(label: str, pair: Pair) -> Series:
@@ -274,7 +274,7 @@ def _chart(data: _Data) -> Chart:
 @finding(
     "Table 11: all cells follow from Table 4 and from the printed sizes of the models."
 )
-def _cells_follow(data: _Data) -> Judgement:
+def _cells_follow(data: _Table11Data) -> Judgement:
     cells = [cell for row in _printed_table(data).rows for cell in row.cells]
     off = [
         abs(cell.value - cell.paper)
@@ -290,7 +290,7 @@ def _cells_follow(data: _Data) -> Judgement:
     )
 
 
-def _bars(data: _Data) -> list[Finding]:
+def _bars(data: _Table11Data) -> list[Finding]:
     """The bars of Figure 2 against the tables that they are made from."""
     findings = []
     for key, label in _QUANTITIES.items():
@@ -307,7 +307,7 @@ def _bars(data: _Data) -> list[Finding]:
     return findings
 
 
-def _trade_off(data: _Data) -> list[Finding]:
+def _trade_off(data: _Table11Data) -> list[Finding]:
     statement = (
         f"At {LONGEST} tokens 16-best drafts under n-grams move less cache per token "
         "than BPD's, for hardly more FLOPs (10 % at most)"
@@ -333,7 +333,7 @@ def _trade_off(data: _Data) -> list[Finding]:
     return findings
 
 
-def _read_each_step(data: _Data) -> str:
+def _read_each_step(data: _Table11Data) -> str:
     steps = _costs(_SEQUENTIAL)[LONGEST].parameter_bytes / 1e9
     return (
         "The paper reads the rescorer once per call. Algorithm 2 as written reads it "
@@ -348,7 +348,7 @@ STUDY = Study(
     "Table 11, Figure 2",
     "What does a decoded token cost in reads of parameters, traffic of the cache and "
     "FLOPs, and what does refinement change?",
-    prepare=lambda run: _Data(run, costs_of(run)),
+    prepare=lambda run: _Table11Data(run, costs_of(run)),
     tables=[_printed_table, _right_table, _our_table, _changes],
     charts=[_chart],
     findings=[_cells_follow, _bars, _trade_off],

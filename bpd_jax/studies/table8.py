@@ -12,7 +12,7 @@ from bpd_jax.studies.comparisons import headroom_cell, printed_trend
 from bpd_jax.studies.config import BPD, parse_contender
 from bpd_jax.studies.records import REPORT, TUNE
 from bpd_jax.studies.refinements import method_of
-from bpd_jax.studies.results import Drafts, StudyRun
+from bpd_jax.studies.results import ContenderDrafts, StudyRun
 from bpd_jax.studies.study import Study
 from bpd_jax.studies.tables import (
     by_row,
@@ -52,9 +52,9 @@ class _Choice(NamedTuple):
 
     tuned: Tuned
     examples: int
-    report: dict[float, Drafts]
-    base: Drafts
-    oracle: Drafts
+    report: dict[float, ContenderDrafts]
+    base: ContenderDrafts
+    oracle: ContenderDrafts
 
     @property
     def p_value(self) -> float:
@@ -137,11 +137,13 @@ def _choice(
     if not all(map(len, (*tune.values(), *report.values()))):
         return None
     tuned = tune_alpha(_sums(tune), _sums(report))
-    base, oracle = (beside.get(name or "", Drafts([])) for name in (BPD, run.oracle))
+    base, oracle = (
+        beside.get(name or "", ContenderDrafts([])) for name in (BPD, run.oracle)
+    )
     return _Choice(tuned, len(tune[min(family)]), report, base, oracle)
 
 
-def _sums(drafts: dict[float, Drafts]) -> Sums:
+def _sums(drafts: dict[float, ContenderDrafts]) -> Sums:
     totals = {a: [int(part.sum()) for part in d.sums] for a, d in drafts.items()}
     return {alpha: (tokens, calls) for alpha, (tokens, calls) in totals.items()}
 
@@ -173,7 +175,7 @@ def _table(family: _Family) -> Table:
             mine.gain(base),
             Cell(p_values[task]) if len(base) else missing_cell(),
             headroom,
-            report.get(1.0, Drafts([])).cell(),
+            report.get(1.0, ContenderDrafts([])).cell(),
             Cell(tuned.habit_alpha),
             Cell(tuned.habit_efficiency),
         ]

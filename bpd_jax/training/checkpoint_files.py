@@ -1,10 +1,10 @@
-"""The files of a checkpoint: opening a folder of them and reading one item.
+"""The files of checkpoints: Orbax's manager, reading of one item, and digests.
 
-Neither Orbax nor tensorstore compares checksums of arrays, so a flipped bit would load
-as another weight. Therefore every checkpoint holds the digests of its files in
-`digests.json`, written before the checkpoint counts as whole: SHA-256 on a disk, and
-under gs:// the MD5 that the bucket keeps of every object, so that nothing is downloaded
-to compute or to compare them.
+Neither Orbax nor tensorstore verifies checksums of arrays, so a flipped bit would load
+as another weight. Therefore every checkpoint contains the digests of its files in
+`digests.json`, written before the checkpoint is committed: SHA-256 on a disk, and under
+gs:// the MD5 that the bucket stores for every object, so that nothing is downloaded to
+compute or verify it.
 """
 
 import concurrent.futures
@@ -31,9 +31,9 @@ from bpd_jax.training.distributed import first
 from bpd_jax.training.quiet_saves import quiet_saves
 from bpd_jax.typing import PyTree
 
-# In the names that Orbax gives to checkpoints while it writes them.
+# Part of the name of a checkpoint folder while Orbax writes it.
 TORN = "orbax-checkpoint-tmp"
-# Under gs://, where nothing can be renamed, Orbax writes this file last.
+# Orbax writes this file last under gs://, where folders cannot be renamed.
 _COMMITTED = "commit_success.txt"
 DIGESTS = "digests.json"
 _READERS = 4  # files hashed at once
@@ -41,20 +41,20 @@ _LEAST_SLICE = 1 << 20  # bytes
 
 
 def whole_steps(folder: pathlib.Path) -> list[int]:
-    """Steps of the checkpoints in a folder, by their names."""
+    """Steps of the complete checkpoints in a folder, from their names."""
     if isinstance(folder, BucketPath):
-        whole = (path.parent.name for path in folder.glob(f"*/{_COMMITTED}"))
-        return sorted(int(name) for name in whole if name.isdigit())
+        names = (path.parent.name for path in folder.glob(f"*/{_COMMITTED}"))
+        return sorted(int(name) for name in names if name.isdigit())
     if not folder.is_dir():
         return []
     return [int(path.name) for path in folder.iterdir() if path.name.isdigit()]
 
 
 def reason(error: BaseException) -> str:
-    """What the system said, if it was the system; else the first line of the error."""
+    """The operating system's reason for an error, or else the error's first line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    # As tensorstore ends its account of what it was doing.
+    # tensorstore appends the system's error code to its message.
     system = re.search(r"os_error_code='(\d+)'", str(error))
     if system is not None:
         return os.strerror(int(system[1]))
@@ -70,7 +70,15 @@ def layers_are_stacked(
 
 
 def open_folder(folder: pathlib.Path, **options: Any) -> ocp.CheckpointManager:
-    """Orbax's manager of a folder of checkpoints of ours, with its options."""
+    """Opens Orbax's manager of a folder of checkpoints.
+
+    Args:
+      folder: the folder.
+      options: options of `CheckpointManagerOptions`.
+
+    Raises:
+      UserError: the folder is under gs:// and gcsfs is not installed.
+    """
     quiet_saves()
     _write_small_arrays_whole()
     if isinstance(folder, BucketPath):
@@ -78,7 +86,7 @@ def open_folder(folder: pathlib.Path, **options: Any) -> ocp.CheckpointManager:
     return ocp.CheckpointManager(
         str(folder),
         options=ocp.CheckpointManagerOptions(**options),
-        # Named here, so that metadata can be read before anything is saved.
+        # With handlers, metadata can be read before anything is saved.
         item_handlers={
             "params": ocp.StandardCheckpointHandler(),
             "optimizer": ocp.StandardCheckpointHandler(),
@@ -89,10 +97,10 @@ def open_folder(folder: pathlib.Path, **options: Any) -> ocp.CheckpointManager:
 
 @functools.cache
 def _reach_buckets() -> None:
-    """Lets Orbax use gcsfs and tensorstore under gs://.
+    """Makes Orbax use gcsfs and tensorstore under gs://.
 
-    Where TensorFlow is installed too, `epath` would take its client, which no storage
-    emulator can stand in for, and which asks for credentials of its own.
+    If TensorFlow is installed, `epath` would use its client, which does not support
+    storage emulators and needs credentials of its own.
     """
     emulator = os.environ.get("STORAGE_EMULATOR_HOST")
     if emulator:
@@ -108,9 +116,9 @@ def _reach_buckets() -> None:
 
 @functools.cache
 def _write_small_arrays_whole() -> None:
-    """Lets one device write an array that many hold, unless it is large.
+    """Makes one device write a replicated array, unless it is large.
 
-    By default each of them writes a slice, and jax compiles a program for each slice,
+    By default every device writes a slice, and jax compiles a program for each slice,
     which takes seconds at the first save.
     """
     handler = ocp.type_handlers.ArrayHandler(
@@ -126,34 +134,34 @@ def read_item(
     item: str,
     abstract: PyTree | None = None,
 ) -> Any:
-    """Reads one item of a checkpoint, after a look at the shapes it holds.
+    """Reads one item of a checkpoint after checking its digests and shapes.
 
     Args:
-      manager: of `open_folder`.
-      folder: that it manages.
-      step: which checkpoint.
+      manager: result of `open_folder`.
+      folder: the folder that it manages.
+      step: step of the checkpoint.
       item: `params`, `optimizer` or `data`.
       abstract: shapes and shardings of the arrays; None for `data`, which is JSON.
 
     Raises:
-      UserError: it is broken, or of other shapes.
+      UserError: the item is damaged, or has other shapes.
     """
-    place = folder / str(step) / item
-    first(lambda: _check_digests(place))
-    with _reading(place):
+    path = folder / str(step) / item
+    first(lambda: _check_digests(path))
+    with _reading(path):
         if abstract is None:
-            how = ocp.args.JsonRestore()
+            restore = ocp.args.JsonRestore()
         else:
-            _check_shapes(place, _description(manager, step, item), abstract)
-            how = ocp.args.StandardRestore(abstract)
-        return manager.restore(step, args=ocp.args.Composite(**{item: how}))[item]
+            _check_shapes(path, _description(manager, step, item), abstract)
+            restore = ocp.args.StandardRestore(abstract)
+        return manager.restore(step, args=ocp.args.Composite(**{item: restore}))[item]
 
 
 def _description(manager: ocp.CheckpointManager, step: int, item: str) -> PyTree:
-    """Shapes of the arrays of an item."""
+    """The tree of shapes of an item, from its metadata."""
     saved = manager.item_metadata(step)[item]
     if saved is None:
-        raise ValueError("its description is missing or broken")
+        raise ValueError("its metadata are missing or damaged")
     return saved.tree
 
 
@@ -161,7 +169,7 @@ def write_digests(checkpoint: pathlib.Path) -> None:
     """Writes the digests of all files of a checkpoint into it.
 
     Raises:
-      OSError: a file cannot be read, or that of the digests not written.
+      OSError: a file cannot be read, or the digests cannot be written.
     """
     algorithm = "md5" if isinstance(checkpoint, BucketPath) else "sha256"
     digests = _digests(checkpoint, checkpoint, algorithm)
@@ -173,32 +181,32 @@ def write_digests(checkpoint: pathlib.Path) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-def _check_digests(place: pathlib.Path) -> None:
-    """Raises a `UserError` unless the files of an item are those that were saved.
+def _check_digests(path: pathlib.Path) -> None:
+    """Raises a `UserError` unless the files of an item have the saved digests.
 
     A checkpoint of an earlier version has no digests and is not checked.
     """
-    checkpoint = place.parent
+    checkpoint = path.parent
     if not (checkpoint / DIGESTS).exists():
         return
-    with _reading(place):
+    with _reading(path):
         content = files.read_json(checkpoint / DIGESTS)
         algorithm = "md5" if "md5" in content else "sha256"
         saved = content[algorithm]
-        prefix = f"{place.name}/"
-        wanted = {name: saved[name] for name in saved if name.startswith(prefix)}
-        present = _digests(place, checkpoint, algorithm)
-        for name in sorted(wanted.keys() | present.keys()):
-            if name not in present:
+        prefix = f"{path.name}/"
+        expected = {name: saved[name] for name in saved if name.startswith(prefix)}
+        actual = _digests(path, checkpoint, algorithm)
+        for name in sorted(expected.keys() | actual.keys()):
+            if name not in actual:
                 raise ValueError(f"{name} is missing")
-            if wanted.get(name) != present[name]:
-                raise ValueError(f"{name} is not what was saved")
+            if expected.get(name) != actual[name]:
+                raise ValueError(f"{name} has changed since it was saved")
 
 
 def _digests(
     top: pathlib.Path, checkpoint: pathlib.Path, algorithm: str
 ) -> dict[str, str]:
-    """Digests of the files below `top`, by their paths within the checkpoint."""
+    """Digests of the files below `top` by path relative to the checkpoint."""
     known: dict[pathlib.Path, str | None] = {}
     if isinstance(top, BucketPath):
         sums = buckets.md5_sums(top)
@@ -206,31 +214,31 @@ def _digests(
     else:
         known = dict.fromkeys(path for path in top.rglob("*") if path.is_file())
 
-    def digest(path: pathlib.Path) -> str:
-        found = known[path]
-        if found is not None:
-            return found
+    def compute(path: pathlib.Path) -> str:
+        digest = known[path]
+        if digest is not None:
+            return digest
         with path.open("rb") as stream:
             return hashlib.file_digest(stream, algorithm).hexdigest()
 
     paths = sorted(known)
     with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
-        found = list(pool.map(digest, paths))
+        digests = list(pool.map(compute, paths))
     names = (path.relative_to(checkpoint).as_posix() for path in paths)
-    return dict(zip(names, found, strict=True))
+    return dict(zip(names, digests, strict=True))
 
 
 @contextlib.contextmanager
-def _reading(place: pathlib.Path) -> Iterator[None]:
-    """Names the item of a checkpoint that cannot be read."""
+def _reading(path: pathlib.Path) -> Iterator[None]:
+    """Turns errors of reading an item of a checkpoint into a `UserError`."""
     try:
         yield
     except (UserError, MemoryError, jax.errors.JaxRuntimeError):
-        raise  # The checkpoint may be sound: nobody should be told to remove it.
-    except Exception as error:  # Orbax raises that class itself for a damaged array.
+        raise  # The checkpoint may be intact: do not advise to remove it.
+    except Exception as error:  # Orbax raises `Exception` itself for a damaged array.
         raise UserError(
-            f"cannot read the checkpoint {place}: {reason(error)}; remove the folder "
-            f"{place.parent} to go back to the checkpoint before it."
+            f"cannot read the checkpoint {path}: {reason(error)}; remove the folder "
+            f"{path.parent} to go back to the previous checkpoint."
         ) from error
 
 
@@ -242,18 +250,19 @@ def _check_shapes(folder: pathlib.Path, saved: PyTree, abstract: PyTree) -> None
             for path, leaf in leaves
         }
 
-    theirs, mine = shapes(saved), shapes(abstract)
-    for name in sorted(theirs.keys() | mine.keys()):
-        if theirs.get(name) != mine.get(name):
+    stored, expected = shapes(saved), shapes(abstract)
+    for name in sorted(stored.keys() | expected.keys()):
+        if stored.get(name) != expected.get(name):
             raise UserError(
-                f"the checkpoint {folder} does not fit: {name} is "
-                f"{theirs.get(name, 'missing')} there and {mine.get(name, 'missing')} "
-                "in this configuration; use the configuration of that run."
+                f"the checkpoint {folder} does not fit: the shape of {name} is "
+                f"{stored.get(name, 'missing')} there and "
+                f"{expected.get(name, 'missing')} in this configuration; use the "
+                "configuration of that run."
             )
 
 
 def _key(entry: Any) -> str:
-    """The name of a path entry, the same for a named tuple and the dict saved of it."""
+    """The name of a path entry; equal for a named tuple and the dict saved from it."""
     for attribute in ("key", "name", "idx"):
         if hasattr(entry, attribute):
             return str(getattr(entry, attribute))

@@ -1,10 +1,10 @@
-"""Checkpoints: parameters, optimizer and place in the data, saved together by Orbax.
+"""Checkpoints: parameters, optimizer and position in the data, saved with Orbax.
 
-A run folder holds them as `checkpoints/STEP/{params,optimizer,data}`. Parameters lie
-apart from the rest, so that decoding reads nothing else. A checkpoint is written under
-another name and renamed when it is whole, so a folder named STEP is never half written.
-Under gs:// a folder STEP is whole when it holds `commit_success.txt`, written last.
-What a kill leaves of a checkpoint is removed by the next run.
+A run folder contains them as `checkpoints/STEP/{params,optimizer,data}`. Parameters are
+a separate item, so that decoding reads nothing else. A checkpoint is written under
+another name and renamed when it is complete, so a folder named STEP is never
+incomplete. Under gs:// a folder STEP is complete if it contains `commit_success.txt`,
+which is written last. The next run removes an incomplete checkpoint of a killed run.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ BEST = "best_step"
 
 
 class _NewestAndBest:
-    """Orbax's policy of what stays: the newest few, and the best."""
+    """An Orbax preservation policy: the newest checkpoints and the best one."""
 
     def __init__(self, newest: int) -> None:
         self.newest = newest
@@ -57,15 +57,15 @@ class _NewestAndBest:
         context: checkpoint_managers.PreservationContext,
     ) -> list[bool]:
         del context
-        stay = {found.step for found in checkpoints[-self.newest :]} | {self.best}
-        return [found.step in stay for found in checkpoints]
+        kept = {info.step for info in checkpoints[-self.newest :]} | {self.best}
+        return [info.step in kept for info in checkpoints]
 
 
 class Checkpoints:
     """The checkpoints of a run, saved asynchronously and read back."""
 
     def __init__(self, folder: str | os.PathLike[str], keep: int = 1) -> None:
-        """Opens or makes `folder`; the newest `keep` checkpoints and the best stay."""
+        """Opens or creates `folder`, which keeps the newest `keep` and the best."""
         self._folder = as_path(folder).absolute()
         self._policy = _NewestAndBest(keep)
         with self._saving():
@@ -75,19 +75,19 @@ class Checkpoints:
                 cleanup_tmp_directories=True,
                 async_options=ocp.AsyncOptions(post_finalization_callback=self._seal),
             )
-        self._step = 0  # of the newest save
-        # One process may see an older state of a shared folder than another.
+        self._step = 0  # step of the newest save
+        # Processes may see different states of a shared folder.
         self._newest = agree(self._manager.latest_step())
         if self._newest != self._manager.latest_step():
             self._manager.reload()
 
     @property
     def latest_step(self) -> int | None:
-        """Step of the newest checkpoint, also of one that is still being written."""
+        """Step of the newest checkpoint, which may still be being written."""
         return self._newest
 
     def steps(self) -> list[int]:
-        """Steps of all whole checkpoints; waits for a save that is under way."""
+        """Steps of all complete checkpoints; waits for a save in progress."""
         self.wait()
         return agree(sorted(self._manager.all_steps()))
 
@@ -98,17 +98,17 @@ class Checkpoints:
         data: dict[str, Any],
         best: int | None = None,
     ) -> None:
-        """Starts to save; the arrays are copied off before it returns.
+        """Starts an asynchronous save; returns when the arrays have been copied.
 
         Args:
-          step: of the state.
-          state: of the run.
-          data: what else the run needs to go on, as JSON.
-          best: step of the checkpoint that is not to be deleted; it may be this one.
+          step: step of the state.
+          state: train state.
+          data: what else the run needs to resume, as JSON.
+          best: step of the best checkpoint, which is kept; it may be this one.
 
         Raises:
-          UserError: this checkpoint, or the one before, cannot be written. Those that
-            were whole still are.
+          UserError: this or the previous checkpoint cannot be written. Complete
+            checkpoints stay complete.
         """
         if step == self.latest_step:
             return
@@ -126,7 +126,7 @@ class Checkpoints:
         self._newest = step
 
     def _seal(self) -> None:
-        """Adds digests to the checkpoint whose files are all written."""
+        """Adds digests to the checkpoint when all of its files are written."""
         if not is_first():
             return
         if isinstance(self._folder, BucketPath):
@@ -136,15 +136,15 @@ class Checkpoints:
             write_digests(path)
 
     def wait(self) -> None:
-        """Waits for a save that is under way; raises as `save` does."""
+        """Waits for a save in progress; raises like `save`."""
         with self._saving():
             self._manager.wait_until_finished()
 
     def restore(self, abstract: TrainState) -> TrainState:
-        """Reads the newest checkpoint onto the devices that `abstract` names.
+        """Restores the newest checkpoint with the shardings of `abstract`.
 
         Raises:
-          UserError: it is of another model or optimizer, or broken.
+          UserError: it belongs to another model or optimizer, or is damaged.
         """
         step = self.latest_step
         assert step is not None
@@ -154,13 +154,13 @@ class Checkpoints:
         return TrainState(params=params, **read("optimizer", rest))
 
     def is_stacked(self) -> bool:
-        """Whether the newest checkpoint holds its layers stacked."""
+        """Whether the layers of the newest checkpoint are stacked."""
         step = self.latest_step
         assert step is not None
         return layers_are_stacked(self._manager, self._folder, step)
 
     def restore_data(self) -> dict[str, Any]:
-        """Reads what `save` was given as `data` with the newest checkpoint."""
+        """Reads the argument `data` of `save` from the newest checkpoint."""
         step = self.latest_step
         assert step is not None
         return read_item(self._manager, self._folder, step, "data")
@@ -174,24 +174,23 @@ class Checkpoints:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # Waits for a save that is under way; a first error is not to be hidden by
-        # what closing says of it.
-        hushed = contextlib.suppress(UserError) if kind else contextlib.nullcontext()
-        with hushed, self._saving():
+        # Closing waits for a save in progress. Its error must not hide an earlier one.
+        quiet = contextlib.suppress(UserError) if kind else contextlib.nullcontext()
+        with quiet, self._saving():
             self._manager.close()
 
     @contextlib.contextmanager
     def _saving(self) -> Iterator[None]:
-        """Says in one sentence that the disk is full or something like it."""
+        """Turns errors of writing, such as a full disk, into a `UserError`."""
         try:
             yield
-        # What Orbax and tensorstore raise for what the system refuses.
+        # Orbax and tensorstore raise either of them for errors of the system.
         except (OSError, ValueError) as error:
             steps = whole_steps(self._folder)
             newest = (
-                f"the newest whole one is of step {max(steps):,}"
+                f"the newest complete checkpoint is that of step {max(steps):,}"
                 if steps
-                else "there is no whole one yet"
+                else "there is no complete checkpoint yet"
             )
             raise UserError(
                 f"cannot write a checkpoint to {self._folder}: {reason(error)}; "
@@ -201,7 +200,7 @@ class Checkpoints:
 
 
 def best_step(folder: str | os.PathLike[str]) -> int | None:
-    """The step that a run has selected so far, as its newest checkpoint has it.
+    """The step of the best checkpoint of a run, according to its newest checkpoint.
 
     Args:
       folder: the folder `checkpoints` of a run.
@@ -210,7 +209,7 @@ def best_step(folder: str | os.PathLike[str]) -> int | None:
       The step; None if there are no checkpoints or none was selected.
 
     Raises:
-      UserError: the newest checkpoint is broken.
+      UserError: the newest checkpoint is damaged.
     """
     folder = as_path(folder).absolute()
     steps = whole_steps(folder)
@@ -227,18 +226,19 @@ def load_parameters(
     step: int | None = None,
     mesh: Mesh | None = None,
 ) -> Params:
-    """Reads the parameters of one checkpoint, and nothing else of it.
+    """Reads the parameters of one checkpoint.
 
-    Layers that were saved stacked (`ComputeConfig.scan_layers`) come one by one.
+    Layers that were saved stacked (`ComputeConfig.scan_layers`) are unstacked.
 
     Args:
       folder: the folder `checkpoints` of a run.
       model: sizes; see `load_config`.
-      step: which checkpoint; None for the newest.
-      mesh: devices to put the parameters on; None for the first device alone.
+      step: step of the checkpoint; None for the newest.
+      mesh: devices of the parameters; None for the first device.
 
     Raises:
-      UserError: there is no such checkpoint, or it is broken or of another model.
+      UserError: there is no such checkpoint, it is damaged, or it belongs to another
+        model.
     """
     folder = as_path(folder).absolute()
     steps: list[int] = []
@@ -247,9 +247,11 @@ def load_parameters(
             steps = list(manager.all_steps())
             if steps and (step is None or step in steps):
                 return _load(manager, folder, step or max(steps), model, mesh)
-    wanted = "no checkpoint" if step is None else f"no checkpoint of step {step}"
-    there = f", only {', '.join(map(str, sorted(steps)))}" if steps else ""
-    raise UserError(f"{folder} holds {wanted}{there}: name a run that has saved one.")
+    missing = "no checkpoint" if step is None else f"no checkpoint of step {step}"
+    existing = f", only {', '.join(map(str, sorted(steps)))}" if steps else ""
+    raise UserError(
+        f"{folder} holds {missing}{existing}: name a run that has saved one."
+    )
 
 
 def _load(
@@ -269,8 +271,8 @@ def _load(
         )
 
     stacked = layers_are_stacked(manager, folder, step)
-    wanted = abstract(ComputeConfig(scan_layers=stacked))
-    params = read_item(manager, folder, step, "params", wanted)
+    saved = abstract(ComputeConfig(scan_layers=stacked))
+    params = read_item(manager, folder, step, "params", saved)
     if not stacked:
         return params
     shardings = jax.tree.map(lambda x: x.sharding, abstract(ComputeConfig()))

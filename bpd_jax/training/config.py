@@ -31,17 +31,17 @@ class OptimizerConfig(Validated):
     """AdamW with warmup, a schedule and clipping of the global gradient norm.
 
     Attributes:
-      learning_rate: its highest value, reached after the warmup.
-      warmup_steps: steps over which it rises linearly from 0.
-      schedule: what follows until the last step: `cosine` or `linear` decay to
-        `final_fraction` of the highest value, or `constant`.
+      learning_rate: highest learning rate, reached after the warmup.
+      warmup_steps: steps over which the learning rate rises linearly from 0.
+      schedule: schedule after the warmup: `cosine` or `linear` decay to
+        `final_fraction` of the highest learning rate, or `constant`.
       final_fraction: see `schedule`.
-      weight_decay: decoupled, of kernels and embeddings only.
+      weight_decay: decoupled weight decay of kernels and embeddings.
       beta1: decay rate of the mean of the gradients.
       beta2: decay rate of the mean of their squares.
       clip_norm: largest global norm of the gradients; None for no limit.
-      trunk_learning_rate: the highest value of the trunk, in place of `learning_rate`,
-        which is then that of the heads: for a trunk that has been trained already.
+      trunk_learning_rate: highest learning rate of the trunk, if it has been trained
+        already and should change less than the heads, which use `learning_rate`.
     """
 
     learning_rate: Positive

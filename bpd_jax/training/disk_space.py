@@ -40,7 +40,7 @@ def check_space(folder: pathlib.Path, abstract: TrainState, keep: int) -> None:
     """
     files.check_writable(folder, folder=True)
     if isinstance(folder, BucketPath):
-        return  # Buckets have no size.
+        return  # Buckets have no size limit.
     size = state_bytes(abstract)
     existing = sum(path.name.isdigit() for path in folder.glob("*"))
     needed = size * max(keep + 2 - existing, 1)
@@ -51,8 +51,9 @@ def check_space(folder: pathlib.Path, abstract: TrainState, keep: int) -> None:
         raise UserError(
             f"{folder} has {free / 1e9:,.1f} GB free and the run needs "
             f"{needed / 1e9:,.1f} GB: a checkpoint takes {size / 1e9:,.1f} GB, and "
-            f"there are up to TrainConfig.keep_checkpoints = {keep}, the best and one "
-            "being written; free some, lower it, or choose another --workdir."
+            f"the folder holds up to TrainConfig.keep_checkpoints = {keep} of them, "
+            "the best one and one being written; free space, lower keep_checkpoints, "
+            "or choose another --workdir."
         )
 
 

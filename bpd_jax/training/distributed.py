@@ -1,10 +1,10 @@
-"""Several processes, one run: how they meet, share out the data and agree.
+"""Runs of several processes: initialization, shares of the data, and agreement.
 
-Every process runs the same program on the devices of its host, and jax joins them into
-one mesh. The run folder lies on a file system that all of them reach. Whatever decides
-how the run goes on must come out the same in all of them, or they wait for each other
-forever: a signal that only one has received is put to the vote (`StopVote`), and what a
-folder holds is looked at by the first alone (`first`, `agree`).
+Every process runs the same program on the devices of its host, and jax joins the
+devices into one mesh. All processes can access the run folder. Every decision about the
+course of the run must be the same in all processes, or they would wait for each other
+forever: they vote on a signal that only one may have received (`StopVote`), and only
+the first reads the folder and tells the others (`first`, `agree`).
 """
 
 import collections
@@ -28,11 +28,11 @@ from bpd_jax.typing import Array
 
 T = TypeVar("T")
 
-# Steps that the host is ahead of the device when it looks at a result of it: enough for
-# the device never to wait, and few enough to stop soon.
+# Number of steps after which the host reads a result of a step: large enough for the
+# device never to wait for the host, and small enough to stop soon.
 LAG = 2
 
-# What `srun` sets for every task that it starts.
+# Environment variables that `srun` sets for every task.
 _SLURM = (
     "SLURM_JOB_ID",
     "SLURM_STEP_NODELIST",
@@ -50,45 +50,45 @@ def initialize(
     detect: bool = False,
     timeout: int = 300,
 ) -> None:
-    """Joins the other processes of the run; does nothing where there are none.
+    """Joins the other processes of the run; does nothing in a run of one process.
 
-    It comes before anything else that asks jax for its devices. Tasks that SLURM's
-    `srun` started find each other by themselves.
+    It must be called before jax is asked for its devices. Tasks started by SLURM's
+    `srun` are detected.
 
     Args:
       coordinator_address: host and port of process 0, such as `10.0.0.1:1234`.
-      num_processes: how many there are.
-      process_id: which one this is, from 0.
-      detect: let jax find all three, as it can on Cloud TPU and under Open MPI.
-      timeout: seconds to wait for the others.
+      num_processes: number of processes.
+      process_id: number of this process, from 0.
+      detect: whether jax detects all three, as it can on Cloud TPU and under Open MPI.
+      timeout: seconds to wait for the other processes.
 
     Raises:
-      UserError: only some of the three are given, they do not fit, or the others
-        cannot be reached.
+      UserError: only some of the three are given, they are invalid, or the other
+        processes cannot be reached.
     """
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "coordinator_address": coordinator_address,
         "num_processes": num_processes,
         "process_id": process_id,
     }
-    missing = [name for name, value in given.items() if value is None]
-    if missing and len(missing) < len(given):
+    missing = [name for name, value in options.items() if value is None]
+    if missing and len(missing) < len(options):
         raise UserError(
             f"--{missing[0]} is missing: coordinator_address, num_processes and "
-            "process_id are given together or not at all."
+            "process_id must be given together or not at all."
         )
     if not missing:
-        _check(given)
+        _check(options)
         if num_processes == 1:
             return
         if process_id:
             _wait_for(str(coordinator_address), timeout)
     elif not detect and not _is_slurm_task():
         return
-    # jax would take SIGTERM for itself; here the processes agree on a signal.
+    # jax would handle SIGTERM itself; here `StopVote` does.
     jax.config.update("jax_enable_preemption_service", False)
     try:
-        jax.distributed.initialize(**given, initialization_timeout=timeout)
+        jax.distributed.initialize(**options, initialization_timeout=timeout)
     except (ValueError, RuntimeError, OSError) as error:
         raise _unreachable(coordinator_address or "an unknown address", error) from (
             error
@@ -96,7 +96,7 @@ def initialize(
 
 
 def _wait_for(address: str, timeout: float) -> None:
-    """Waits until process 0 listens; jax itself would abort where it never does."""
+    """Waits until process 0 accepts connections; jax would abort if it never does."""
     host, _, port = address.rpartition(":")
     end = time.monotonic() + timeout
     while True:
@@ -113,16 +113,16 @@ def _unreachable(address: str, error: Exception) -> UserError:
     reason = str(error).strip().partition("\n")[0][:200]
     return UserError(
         f"cannot join the other processes at {address}: {reason}; check that all of "
-        "them run, with the same address and number of processes."
+        "them are running, with the same address and number of processes."
     )
 
 
-def _check(given: dict[str, Any]) -> None:
-    address, count, index = given.values()
+def _check(options: dict[str, Any]) -> None:
+    address, count, index = options.values()
     host, _, port = str(address).rpartition(":")
     if not host or not port.isdigit():
         raise UserError(
-            f"--coordinator_address={address} is not HOST:PORT, such as 10.0.0.1:1234."
+            f"--coordinator_address={address} must be HOST:PORT, such as 10.0.0.1:1234."
         )
     if not isinstance(count, int) or count < 1:
         raise UserError(f"--num_processes={count} must be 1 or more.")
@@ -131,7 +131,7 @@ def _check(given: dict[str, Any]) -> None:
 
 
 def _is_slurm_task() -> bool:
-    """Whether this is one of several tasks of one `srun`."""
+    """Whether this process is one of several tasks of an `srun` command."""
     if any(name not in os.environ for name in _SLURM):
         return False
     return int(os.environ["SLURM_NTASKS"]) > 1
@@ -141,7 +141,7 @@ def own_host() -> str:
     """The address at which other hosts reach this one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            # Chooses the interface of the default route; nothing is sent.
+            # Selects the interface of the default route; nothing is sent.
             probe.connect(("192.0.2.1", 9))
             return str(probe.getsockname()[0])
         except OSError:
@@ -154,47 +154,47 @@ def is_first() -> bool:
 
 
 def agree(value: T) -> T:
-    """What process 0 has, in all of them; it must be JSON."""
+    """Returns the value of process 0, which must be JSON, in all processes."""
     if jax.process_count() == 1:
         return value
-    own_bytes = np.frombuffer(json.dumps(value).encode(), np.uint8).astype(np.int32)
-    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(own_bytes))))
-    shared = multihost_utils.broadcast_one_to_all(np.resize(own_bytes, size))
+    encoded = np.frombuffer(json.dumps(value).encode(), np.uint8).astype(np.int32)
+    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(encoded))))
+    shared = multihost_utils.broadcast_one_to_all(np.resize(encoded, size))
     return json.loads(np.asarray(shared, np.uint8).tobytes())
 
 
 def first(work: Callable[[], T]) -> T | None:
-    """Lets process 0 do something with files; the others wait until it is done.
+    """Calls a function in process 0; the other processes wait until it returns.
 
     Returns:
-      In process 0 what `work` returns, in the others None.
+      The result of `work` in process 0, None in the others.
 
     Raises:
-      UserError: `work` raised one, in process 0; all raise it, so that none waits.
+      UserError: `work` raised one in process 0; all processes raise it.
     """
-    done, trouble = None, None
+    result, failure = None, None
     if is_first():
         try:
-            done = work()
+            result = work()
         except UserError as error:
-            trouble = error
-    words = agree(None if trouble is None else str(trouble))
-    if words is not None:
-        raise UserError(words) from trouble
-    return done
+            failure = error
+    message = agree(None if failure is None else str(failure))
+    if message is not None:
+        raise UserError(message) from failure
+    return result
 
 
 def say(text: str) -> None:
-    """Prints, in the first process only."""
+    """Prints a text in the first process only."""
     if is_first():
         progress.say(text)
 
 
 def batch_part(mesh: Mesh) -> tuple[int, int]:
-    """Which part of every batch this process reads, and how many parts there are.
+    """The index of this process's part of a batch, and the number of parts.
 
-    Processes whose devices split a layer (`model`) read the same part. A mesh of 8
-    devices in 4 processes of 2, as data × model:
+    Processes whose devices are along the `model` axis read the same part. For 8 devices
+    in 4 processes of 2, with a mesh of data × model:
 
         8 × 1   parts 0 1 2 3 of 4
         4 × 2   parts 0 1 2 3 of 4
@@ -207,24 +207,24 @@ def batch_part(mesh: Mesh) -> tuple[int, int]:
     count = mesh.shape["data"] * mesh.shape["fsdp"]
     rows: dict[int, set[int]] = collections.defaultdict(set)
     sharding = NamedSharding(mesh, BATCH_SPEC)
-    places: Mapping[Any, Any] = sharding.devices_indices_map((count,))
-    for device, (place,) in places.items():
-        rows[device.process_index] |= set(range(*place.indices(count)))
-    parts = sorted({tuple(sorted(held)) for held in rows.values()})
-    # jax hands out a process's rows by the same rule.
+    indices: Mapping[Any, Any] = sharding.devices_indices_map((count,))
+    for device, (part,) in indices.items():
+        rows[device.process_index] |= set(range(*part.indices(count)))
+    parts = sorted({tuple(sorted(numbers)) for numbers in rows.values()})
+    # jax assigns rows to processes by the same rule.
     if sum(map(len, parts)) != count or len({len(part) for part in parts}) > 1:
         raise UserError(
-            f"the mesh {dict(mesh.shape)} splits a batch across processes unevenly: "
-            "choose MeshConfig so that the devices of a process hold whole rows of it."
+            f"the mesh {dict(mesh.shape)} splits a batch unevenly across processes: "
+            "choose MeshConfig so that the devices of each process hold whole rows."
         )
     return parts.index(tuple(sorted(rows[jax.process_index()]))), len(parts)
 
 
 class StopVote:
-    """Whether any process wants to stop; all learn of it at the same step.
+    """A vote of all processes on stopping, with the same result at the same step.
 
-    One process alone is obeyed at once. Several vote with each step, as one number
-    computed on the devices, which is read when it has long been there.
+    A single process decides at once. Several processes compute the result on the
+    devices after each step and read it `LAG` steps later, without waiting for it.
     """
 
     def __init__(self, mesh: Mesh) -> None:
@@ -232,12 +232,12 @@ class StopVote:
         self._any = jax.jit(jnp.any, out_shardings=replicated(mesh))
         self._votes: collections.deque[Array] = collections.deque()
 
-    def __call__(self, wish: bool) -> bool:
-        """Takes this process's wish after a step, and tells whether to stop there."""
+    def __call__(self, stop: bool) -> bool:
+        """Casts this process's vote after a step; returns whether to stop now."""
         if jax.process_count() == 1:
-            return wish
+            return stop
         flags = jax.make_array_from_callback(
-            (self._sharding.mesh.size,), self._sharding, lambda _: np.array([wish])
+            (self._sharding.mesh.size,), self._sharding, lambda _: np.array([stop])
         )
         self._votes.append(self._any(flags))
         return len(self._votes) > LAG and bool(self._votes.popleft())

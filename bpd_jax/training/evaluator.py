@@ -1,4 +1,4 @@
-"""The losses of a model on the validation split."""
+"""Evaluation of a model on the validation split."""
 
 import jax
 import numpy as np
@@ -15,12 +15,22 @@ from bpd_jax.typing import Params
 
 
 class Evaluator:
-    """Evaluates on the rows of the validation split, in their order."""
+    """Computes validation metrics over the rows of the validation split, in order."""
 
     def __init__(
         self, config: TrainConfig, rows: PackedRows, abstract: TrainState, mesh: Mesh
     ) -> None:
-        """Compiles at once, so that a run can be stopped soon during an evaluation."""
+        """Compiles the evaluation step now rather than in the first evaluation.
+
+        A signal takes effect only between steps, so the first evaluation should not
+        be much longer than later ones.
+
+        Args:
+          config: settings of the run.
+          rows: rows of the validation split.
+          abstract: shapes and shardings of the train state.
+          mesh: devices.
+        """
         step = make_eval_step(config.model, abstract, mesh, config.compute, config.loss)
         ids = np.zeros((config.batch_size, config.length), np.int32)
         sharding = NamedSharding(mesh, BATCH_SPEC)
@@ -33,7 +43,7 @@ class Evaluator:
         self._part, self._parts = batch_part(mesh)
 
     def __call__(self, params: Params) -> dict[str, float]:
-        """The columns that `selection.columns` names; equal in all processes."""
+        """The metrics that `selection.columns` lists; equal in all processes."""
         size, limit = self._config.batch_size, self._config.evaluate_batches
         count = -(-len(self._rows) // size)
         count = count if limit is None else min(count, limit)
@@ -57,7 +67,7 @@ class Evaluator:
         }
 
     def _batch(self, first: int) -> Batch:
-        """This process's rows of the batch at `first`, padded to its size."""
+        """This process's rows of the batch that begins at row `first`, padded."""
         share = self._config.batch_size // self._parts
         first += self._part * share
         batch = self._rows.batch(slice(first, first + share))
@@ -66,7 +76,7 @@ class Evaluator:
 
 
 def per_head(name: str, values: np.ndarray, first: int = 1) -> dict[str, float]:
-    """One column for each head: `NAME_head_1`, …, or from another head on."""
+    """Metrics by name, one for each head: `NAME_head_{first}`, …."""
     return {
         f"{name}_head_{head}": float(value)
         for head, value in enumerate(values, start=first)

@@ -32,13 +32,13 @@ from bpd_jax.typing import Params
 HEADER, TENSORS = "slim.json", "parameters.safetensors"
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 
-_KEPT = (run_folder.MODEL, run_folder.TASK, tokenizer.FILE_NAME)
+_COPIED = (run_folder.MODEL, run_folder.TASK, tokenizer.FILE_NAME)
 KIND = Artifact(
-    "a slim model",
+    "exported parameters",
     HEADER,
-    (*_KEPT, TENSORS),
+    (*_COPIED, TENSORS),
     '"sha256"',
-    remedy="make it again with python -m bpd_jax.export_params",
+    remedy="export them again with python -m bpd_jax.export_params",
 )
 
 
@@ -67,22 +67,23 @@ def write_exported(
     run, output = as_path(run), as_path(output)
     if dtype not in DTYPES:
         raise UserError(
-            f"parameters are stored in one of {', '.join(DTYPES)}, not in {dtype!r}."
+            f"the dtype of stored parameters must be one of {', '.join(DTYPES)}, not "
+            f"{dtype!r}."
         )
     folders.check_folder(output, KIND)
-    for name in _KEPT:
+    for name in _COPIED:
         if not (run / name).is_file():
             raise UserError(f"{run / name} does not exist: is this a run folder?")
     model = load_config(run / run_folder.MODEL)
     trunk = dataclasses.replace(model.trunk, dtype=precision or model.trunk.dtype)
-    chosen = selected_step(run)
-    params = jax.device_get(load_run_parameters(run, model, chosen))
+    step = selected_step(run)
+    params = jax.device_get(load_run_parameters(run, model, step))
     tensors = {
         name: value.astype(DTYPES[dtype]) if _is_float(value.dtype) else value
         for name, value in by_path(params).items()
     }
     with folders.replacing_folder(output, KIND) as temporary:
-        for name in _KEPT:
+        for name in _COPIED:
             shutil.copyfile(run / name, temporary / name)
         written = dataclasses.replace(model, trunk=trunk)
         save_config(written, temporary / run_folder.MODEL)
@@ -111,7 +112,7 @@ def selected_step(folder: str | os.PathLike[str]) -> int | None:
     if best is None or best == newest:
         return None
     print(
-        f"{folder}: the checkpoint of step {best:,}, the best of its run; newest: "
+        f"{folder}: using the best checkpoint, that of step {best:,}; the newest is "
         f"{saved / str(newest)}",
         file=sys.stderr,
     )

@@ -1,7 +1,7 @@
-"""Training a module on a frozen model: heads, block drafters and refiners.
+"""Training of a module on a frozen model: heads, block drafters and refiners.
 
 The module is an `Objective`: trained parameters, frozen arrays that it reads, a loss
-with gradients, and sums over held-out batches. The steps are those of `loop`.
+with gradients, and sums over held-out batches. `loop` runs the steps.
 """
 
 import functools
@@ -28,9 +28,9 @@ from bpd_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from bpd_jax.training.run_lock import locked
 from bpd_jax.training.state import TrainState
 from bpd_jax.training.step import Metrics, put_batch, updated
-from bpd_jax.typing import Array, Float, Params, PyTree
+from bpd_jax.typing import Array, Bool, Float, Params, PyTree
 
-# The checkpoint folder of earlier versions.
+# The checkpoint file of earlier versions.
 _EARLIER = "checkpoint.npz"
 
 
@@ -49,6 +49,30 @@ class LevelSums(NamedTuple):
     scored: Float[Array, " levels"]
     valid: Float[Array, " levels"]
 
+    @classmethod
+    def of(
+        cls,
+        losses: Float[Array, "n levels"],
+        hits: Bool[Array, "n levels"],
+        scored: Bool[Array, "n levels"],
+        valid: Bool[Array, "n levels"],
+    ) -> "LevelSums":
+        """The sums of n positions, without gradients.
+
+        Args:
+          losses: −log p of each target.
+          hits: whether the head ranks the target first.
+          scored: whether there is a target in the draft vocabulary.
+          valid: whether there is a target.
+        """
+        sums = cls(
+            jnp.sum(losses, axis=0, where=scored),
+            jnp.sum(hits & scored, axis=0, dtype=jnp.float32),
+            scored.sum(0, dtype=jnp.float32),
+            valid.sum(0, dtype=jnp.float32),
+        )
+        return jax.lax.stop_gradient(sums)
+
 
 class Objective(Protocol):
     """A training objective: a frozen dataclass, static under jit."""
@@ -56,21 +80,21 @@ class Objective(Protocol):
     def loss_and_gradients(
         self, trained: Params, frozen: PyTree, batch: Any
     ) -> tuple[Array, LevelSums, Params]:
-        """The loss of a batch, the sums that metrics are made of, and gradients."""
+        """The loss of a batch, the sums for the metrics, and the gradients."""
         ...
 
     def held_out_sums(self, trained: Params, frozen: PyTree, batch: Any) -> Any:
-        """Sums over a held-out batch, a named tuple with a method `metrics(prefix)`."""
+        """Sums over a held-out batch: a named tuple with a method `metrics(prefix)`."""
         ...
 
 
 class Batches(NamedTuple):
-    """The batches of a training, named tuples of host arrays.
+    """The batches of a training run, named tuples of host arrays.
 
     Attributes:
-      train: endless batches, from the step on where the run resumes.
-      held_out: batches to measure on, all of one size.
-      sample: batches of training positions, likewise; may be empty.
+      train: endless training batches, beginning at the step at which the run resumes.
+      held_out: held-out batches of equal size.
+      sample: batches of training positions, evaluated likewise; may be empty.
     """
 
     train: Iterator[Any]
@@ -85,7 +109,7 @@ class Result(NamedTuple):
       trained: parameters.
       held_out: sums over held-out batches.
       sample: sums over batches of training positions; None if there are none.
-      seconds: duration of all runs together, without that of computing states.
+      seconds: duration of training over all resumed runs, without computing states.
     """
 
     trained: Params
@@ -117,24 +141,24 @@ def train(
       frozen: arrays that it reads.
       batches: function that makes the batches, given the number of completed steps.
       folder: run folder; `checkpoints/` and the log are written there.
-      key: equal for runs that may resume each other.
+      key: identifies the run; a checkpoint with another key is not resumed.
       optimizer: optimizer of the trained parameters.
       pace: length and intervals of the run.
-      meter: throughput meter for the log.
-      ready: called before the first step, when the checkpoint is known to match.
-      learning_rate: name of the setting, for messages.
-      mesh: over which batches are spread; what is trained and what is frozen is whole
-        on every device. None for one device.
+      meter: averages the metrics for the log.
+      ready: called before the first step, after the key of the checkpoint was checked.
+      learning_rate: name of the learning-rate setting, for error messages.
+      mesh: devices over which batches are split; trained and frozen arrays are
+        replicated. None for one device.
 
     Raises:
-      UserError: the checkpoint is damaged or of another training, the folder is in
+      UserError: the checkpoint is damaged or belongs to another run, the folder is in
         use or cannot be written, or the loss is not finite.
-      SystemExit: with 128 + the signal's number, if one ended the run.
+      SystemExit: with code 128 + the number of the signal that ended the run.
     """
     if (folder / _EARLIER).exists():
         raise UserError(
             f"{folder / _EARLIER} was written by an earlier version and cannot be "
-            "resumed: remove it to train from the beginning; states are kept."
+            "resumed: remove it to train from the beginning; cached states are kept."
         )
     transform = make_optimizer(optimizer, pace.steps)
     if mesh is not None:
@@ -149,14 +173,14 @@ def train(
             saved = checkpoints.restore_data()
             if saved.get("key") != key:
                 raise UserError(
-                    f"{folder / CHECKPOINTS} is of a training with other settings, "
-                    "texts or model: remove it to train from the beginning (states "
-                    "are kept), or choose another folder."
+                    f"{folder / CHECKPOINTS} belongs to a run with other settings, "
+                    "texts or model: remove it to train from the beginning (cached "
+                    "states are kept), or choose another folder."
                 )
             state = checkpoints.restore(jax.tree.map(_abstract, state))
             meter.restore(saved[loop.METER])
         ready()
-        source = batches(start)
+        run_batches = batches(start)
         begin = time.perf_counter() - saved.get("seconds", 0.0)
         step = make_step(objective, transform)
 
@@ -164,12 +188,12 @@ def train(
             placed = batch if mesh is None else put_batch(batch, mesh)
             return step(state, frozen, placed)
 
-        measured = functools.partial(measure, objective, frozen=frozen)
+        sums_over = functools.partial(measure, objective, frozen=frozen)
         params, held_out = state.params, None
 
         def evaluate(params: Params) -> dict[str, float]:
             nonlocal held_out
-            held_out = measured(params, batches=source.held_out)
+            held_out = sums_over(params, batches=run_batches.held_out)
             return held_out.metrics()
 
         if start < pace.steps:
@@ -179,7 +203,7 @@ def train(
                 checkpoints,
                 state,
                 start,
-                batches=source.train,
+                batches=run_batches.train,
                 update=update,
                 evaluate=evaluate,
                 data=lambda: {"key": key, "seconds": time.perf_counter() - begin},
@@ -189,7 +213,9 @@ def train(
             )
         else:
             evaluate(params)
-        sample = measured(params, batches=source.sample) if source.sample else None
+        sample = None
+        if run_batches.sample:
+            sample = sums_over(params, batches=run_batches.sample)
         if sample is not None and start < pace.steps:
             with MetricsWriter(folder, pace.steps) as writer:
                 writer.write(pace.steps, sample.metrics("train"))
@@ -199,9 +225,10 @@ def train(
 def make_step(
     objective: Objective, optimizer: optax.GradientTransformation
 ) -> Callable[..., tuple[TrainState, Metrics]]:
-    """Builds `(state, frozen, batch) → (state, metrics)`, which consumes the state.
+    """Builds the jitted step `(state, frozen, batch) → (state, metrics)`.
 
-    The metrics are those of `step.make_train_step`, without head 1.
+    The state is donated. The metrics are those of `step.make_train_step`, without
+    head 1.
     """
 
     @functools.partial(jax.jit, donate_argnums=0)
@@ -224,7 +251,7 @@ def make_step(
 def measure(
     objective: Objective, trained: Params, *, frozen: PyTree, batches: Sequence[Any]
 ) -> Any:
-    """Sums over some batches of equal size."""
+    """Sums of the objective over held-out batches of equal size."""
     parts = [
         jax.device_get(_sums(objective, trained, frozen, batch)) for batch in batches
     ]

@@ -27,7 +27,7 @@ from bpd_jax.settings import Count, Natural, Positive, Validated, choice, number
 
 ORDERS = ("distance", "entropy")
 
-Place = dict[str, Any]
+ScheduleState = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,8 +70,7 @@ class HeadSchedule(Validated):
         if self.order == "entropy" and not self.waiting:
             raise UserError(
                 "HeadSchedule.order = 'entropy' needs HeadSchedule.waiting above 0, "
-                "such as 0.01: the entropy of an untrained head says "
-                "nothing."
+                "such as 0.01: the entropy of an untrained head is not informative."
             )
 
     @property
@@ -79,13 +78,13 @@ class HeadSchedule(Validated):
         """Whether `advance` needs the results of evaluations."""
         return self.order == "entropy"
 
-    def start(self) -> Place:
+    def start(self) -> ScheduleState:
         """The state before the first step."""
         return {"added": [], "entropies": None}
 
     def advance(
-        self, state: Place, step: int, entropies: Sequence[float] | None = None
-    ) -> Place:
+        self, state: ScheduleState, step: int, entropies: Sequence[float] | None = None
+    ) -> ScheduleState:
         """Returns the state after a step; the argument is not modified.
 
         Only the order `entropy` changes the state. An addition that is due before the
@@ -112,7 +111,9 @@ class HeadSchedule(Validated):
                 added.append([head, step])
         return {"added": added, "entropies": measured}
 
-    def weights(self, state: Place, step: int, base: Sequence[float]) -> np.ndarray:
+    def weights(
+        self, state: ScheduleState, step: int, base: Sequence[float]
+    ) -> np.ndarray:
         """λ_h of a step.
 
         Args:

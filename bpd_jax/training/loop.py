@@ -1,9 +1,9 @@
-"""The loop of every training: steps, metrics, evaluations, checkpoints, signals.
+"""The training loop: steps, metrics, evaluations, checkpoints and signals.
 
 Pretraining and finetuning (`trainer`) and the training of modules on a frozen model
-(`frozen`: block heads, block drafters, refiners) share the log, the checkpoints and the
-way in which a run that was stopped or killed resumes: with the state, the position in
-the data and the running means that it had.
+(`frozen`: block heads, block drafters, refiners) share the log, the checkpoints and
+exact resume: a run that was stopped or killed continues with its train state, its
+position in the data and its running means.
 """
 
 import contextlib
@@ -22,13 +22,13 @@ from bpd_jax.training.checkpoints import Checkpoints
 from bpd_jax.training.distributed import say
 from bpd_jax.training.meter import Meter, short
 from bpd_jax.training.metrics import MetricsWriter
-from bpd_jax.training.signals import noted_signals
+from bpd_jax.training.signals import deferred_signals
 from bpd_jax.training.state import TrainState
 from bpd_jax.training.step import Metrics
 from bpd_jax.training.watch import FiniteWatch
 from bpd_jax.typing import Params
 
-# Name in the data item of a checkpoint.
+# Key of the meter's state in the data item of a checkpoint.
 METER = "meter"
 
 
@@ -61,44 +61,45 @@ def run(
     vote: Callable[[bool], bool] = bool,
     learning_rate: str = "OptimizerConfig.learning_rate",
 ) -> tuple[Params, int]:
-    """Does the steps from `start` on and saves after the last one.
+    """Runs the steps after `start` and saves a checkpoint after the last one.
 
     SIGTERM and Ctrl-C end the run after the current step with a checkpoint.
 
     Args:
       pace: length and intervals of the run.
-      folder: of the run, for the log.
-      checkpoints: of the run.
-      state: after `start` steps; it is consumed.
-      start: steps done, fewer than `pace.steps`.
-      batches: of this process, named tuples of host arrays.
-      update: does one step, counted from 1: `(state, batch, step) → (state, metrics)`,
+      folder: run folder, to which the log is written.
+      checkpoints: checkpoints of the run.
+      state: train state after `start` steps; its arrays are donated.
+      start: number of completed steps, less than `pace.steps`.
+      batches: batches of this process, named tuples of host arrays.
+      update: runs one step, counted from 1: `(state, batch, step) → (state, metrics)`,
         with the metrics of `step.make_train_step`.
-      evaluate: measures parameters on held-out data: a row of metrics, equal in all
-        processes.
-      data: gives what a checkpoint holds besides the state, as JSON.
-      rate: the learning rate, for the log.
-      meter: takes the metrics; it was restored if the run resumes.
-      after: takes each step and what was measured after it, None where nothing was;
-        returns the step of the best checkpoint, which is kept, and whether to stop.
-      vote: makes all processes stop together; see `StopVote`.
-      learning_rate: name of the setting, for messages.
+      evaluate: computes a row of metrics on held-out data, equal in all processes.
+      data: returns what a checkpoint holds besides the train state, as JSON.
+      rate: learning-rate schedule, for the log.
+      meter: averages the metrics; already restored if the run resumes.
+      after: called after each step with its number and its row of validation metrics,
+        or None if there was no evaluation; returns the step of the best checkpoint,
+        which is kept, and whether to stop early.
+      vote: agrees between processes on stopping; see `StopVote`.
+      learning_rate: name of the learning-rate setting, for error messages.
 
     Returns:
-      The parameters and the step with which the run ended.
+      The final parameters and the last step.
 
     Raises:
       UserError: a checkpoint cannot be written, or the loss is not finite.
-      SystemExit: with 128 + the signal's number, if one ended the run.
+      SystemExit: with code 128 + the number of the signal that ended the run.
     """
     with contextlib.ExitStack() as stack:
         watch = FiniteWatch(folder, checkpoints.steps, learning_rate)
-        # In the first process only.
+        # Only the first process writes the log.
         writer = distributed.first(
             lambda: stack.enter_context(MetricsWriter(folder, start))
         )
-        # Before the bar appears: from then on a reader expects Ctrl-C to save.
-        stop = stack.enter_context(noted_signals())
+        # Installed before the progress bar appears: from then on a user expects Ctrl-C
+        # to save a checkpoint.
+        stop = stack.enter_context(deferred_signals())
         bar = stack.enter_context(
             progress.bar(
                 label="training",
@@ -130,22 +131,22 @@ def run(
                 if writer is not None:
                     writer.write(step, validation)
                 meter.restart()
-            best, enough = after(step, validation)
-            if saving or enough or best == step:
+            best, stop_early = after(step, validation)
+            if saving or stop_early or best == step:
                 position = data() | {METER: meter.state()}
                 checkpoints.save(step, state, position, best)
                 if writer is not None:
                     writer.publish()
             bar.update()
-            if stopping or enough:
+            if stopping or stop_early:
                 break
-        # While signals are still noted, so that none tears the last save.
+        # Signals are still deferred here, so that none interrupts the last save.
         checkpoints.wait()
-    if stopping and step < pace.steps and not enough:
+    if stopping and step < pace.steps and not stop_early:
         say(
             f"stopped: {folder} is saved at step {step:,} of {pace.steps:,}; run the "
             "same command again to resume."
         )
-        # The signal may have been another process's, and not yet be this one's.
+        # If only another process has received the signal, `stop` is empty here.
         sys.exit(128 + (stop[0] if stop else signal.SIGTERM))
     return state.params, step

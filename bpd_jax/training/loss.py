@@ -15,9 +15,9 @@ from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.heads import softmax_rows
 from bpd_jax.models.products import float32_sums, on_cpu
 from bpd_jax.settings import Count, Validated, choice
+from bpd_jax.training.chunked_loss import best_tokens, heads_loss, heads_sums
 from bpd_jax.training.drafter_blocks import block_states, draw_positions
-from bpd_jax.training.heads_loss import best_tokens, heads_loss, heads_sums
-from bpd_jax.training.softmax_chunks import HeadsLoss
+from bpd_jax.training.softmax_chunks import LossLayout
 from bpd_jax.typing import AnyArray, Array, Bool, Float, Int, Params
 
 # Targets of heads 2 … L; see `LossSettings`.
@@ -66,7 +66,7 @@ def head_targets(
     loss_mask: Bool[Array, "B T"],
     num_heads: int,
 ) -> tuple[Int[Array, "L B T"], Bool[Array, "L B T"]]:
-    """What each head should predict, and where.
+    """The targets of each head, and a mask of the valid ones.
 
     Head h at position i predicts `tokens[i + h]`. That is valid if i + h lies in the
     row, in the segment of i, which is not padding, and `loss_mask[i + h]` is true.
@@ -111,13 +111,13 @@ def blockwise_loss(
 ) -> tuple[Float[Array, ""], HeadSums]:
     """Σ_h λ_h loss_h, where loss_h is the mean of −log p_h over valid positions.
 
-    The paper's loss_h is the sum of −log p_h over positions (appendix C.1). Divided by
-    their number, the loss and its gradient have a scale that depends neither on the
-    batch nor on how much of it is padding or prompt. Heads are weighted by λ_h alike;
-    by a sum, head h would count a little less than head 1, since h - 1 more positions
-    at the end of each document have no target. A constant factor changes nothing under
-    AdamW but what clipping by norm does; what remains is that every batch counts alike
-    here, however many targets it has.
+    The paper's loss_h is the sum of −log p_h over positions (appendix C.1). Here it is
+    the mean, so that the scale of the loss and its gradient depends neither on the
+    batch size nor on the amount of padding and prompt. There are two differences: every
+    batch has the same weight regardless of its number of targets; and a sum would give
+    head h slightly less weight than head 1, because h - 1 more positions at the end of
+    each document have no target. A constant factor would only affect clipping by norm,
+    since AdamW is invariant to the scale of the gradient.
 
     With a block drafter in place of heads, loss_2 … loss_L are those of its positions,
     over blocks that are drawn from the batch (`drafter_blocks`).
@@ -126,7 +126,7 @@ def blockwise_loss(
 
     Args:
       model: sizes.
-      params: of the model, stacked if `compute` says so.
+      params: parameters of the model, stacked if `compute.scan_layers`.
       batch: B rows of T tokens.
       lambdas: λ_h, L of them.
       compute: see `ComputeConfig`; `accumulate` is the train step's.
@@ -135,7 +135,7 @@ def blockwise_loss(
       step: of the training; blocks of a drafter are drawn anew in each.
 
     Returns:
-      The loss, float32, and the sums that metrics are made of.
+      The loss, float32, and sums for the metrics.
     """
     scale = head_scale(model, batch, lambdas, settings, step)
     return scaled_loss(model, params, batch, scale, compute, settings, mesh, step)
@@ -148,7 +148,7 @@ def head_scale(
     settings: LossSettings = _SETTINGS,
     step: Int[Array, ""] | int = 0,
 ) -> Float[Array, " L"]:
-    """λ_h over the number of valid positions of the batch, the weight of one."""
+    """The weight of each valid position: λ_h over their number in the batch."""
     valid = _text_targets(model, batch)[1]
     blocks = _drawn_blocks(model, batch, settings, step)
     count = _counts(_per_part(valid, blocks))
@@ -165,25 +165,25 @@ def scaled_loss(
     mesh: Mesh | None = None,
     step: Int[Array, ""] | int = 0,
 ) -> tuple[Float[Array, ""], HeadSums]:
-    """Σ_h scale_h · summed loss_h: with one `head_scale`, parts of a batch add up.
+    """Σ_h scale_h · Σ loss_h; with the batch's `head_scale`, its parts add up.
 
     The arguments are those of `blockwise_loss`.
     """
     blocks = _drawn_blocks(model, batch, settings, step)
-    how = HeadsLoss(model, compute.loss_chunk, mesh)
+    layout = LossLayout(model, compute.loss_chunk, mesh)
     with float32_sums(on_cpu(mesh)):
         parts, matrix = _run(model, params, batch, compute, mesh, blocks)
         targets, valid = _text_targets(model, batch)
         if settings.head_targets == "model":
             heads, hidden = params.get("heads"), parts[0].hidden
-            predicted = best_tokens(how, heads, matrix, hidden)
+            predicted = best_tokens(layout, heads, matrix, hidden)
             # Head h at i predicts the token of head 1 at i + h - 1, about token i + h.
             later = [jnp.roll(predicted, -h, axis=1) for h in range(1, len(targets))]
             targets = jnp.stack([targets[0], *later])
         valid_parts = _per_part(valid, blocks)
         scales = (scale,) if blocks is None else (scale[:1], scale[1:])
         results = [
-            heads_loss(how, part.heads, matrix, part.hidden, *rest)
+            heads_loss(layout, part.heads, matrix, part.hidden, *rest)
             for part, *rest in zip(
                 parts, _per_part(targets, blocks), valid_parts, scales, strict=True
             )
@@ -206,12 +206,12 @@ def evaluation_sums(
 ) -> HeadSums:
     """The sums of a batch with the heads' entropies, against the text's tokens."""
     blocks = _drawn_blocks(model, batch, settings, 0)
-    how = HeadsLoss(model, compute.loss_chunk, mesh)
+    layout = LossLayout(model, compute.loss_chunk, mesh)
     targets, valid = (_per_part(x, blocks) for x in _text_targets(model, batch))
     with float32_sums(on_cpu(mesh)):
         parts, matrix = _run(model, params, batch, compute, mesh, blocks)
         results = [
-            heads_sums(how, part.heads, matrix, part.hidden, *rest)
+            heads_sums(layout, part.heads, matrix, part.hidden, *rest)
             for part, *rest in zip(parts, targets, valid, strict=True)
         ]
     loss, correct, entropy = zip(*results, strict=True)

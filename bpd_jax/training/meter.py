@@ -1,4 +1,4 @@
-"""Means of the metrics between two rows of them, and the speed."""
+"""Means of the training metrics between two rows of the log, and the throughput."""
 
 import time
 from collections.abc import Mapping
@@ -14,10 +14,10 @@ _MEANS = ("loss", "loss_heads", "accuracy_heads", "gradient_norm")
 
 
 class Meter:
-    """Averages metrics since the last row; the device is waited for only there.
+    """Averages metrics since the last row; waits for the device only at a row.
 
-    Sums go into a checkpoint, so that a run that goes on averages over the same steps
-    as one that was never interrupted.
+    The sums are part of a checkpoint, so that a resumed run averages over the same
+    steps as an uninterrupted one.
     """
 
     def __init__(
@@ -27,47 +27,47 @@ class Meter:
         peak: float | None = None,
         first_head: int = 1,
     ) -> None:
-        """Starts with nothing.
+        """Creates an empty meter.
 
         Args:
-          per_step: tokens of a step over all devices, or whatever the unit is.
-          unit: of the speed.
+          per_step: tokens, or other units, of a step over all devices.
+          unit: what the throughput counts.
           peak: tokens per second at the devices' peak; see `throughput`.
-          first_head: the head that comes first in the metrics.
+          first_head: number of the first head in the metrics.
         """
         self._per_step, self._unit, self._peak = per_step, unit, peak
         self._first_head = first_head
-        self._waiting: list[Metrics] = []
+        self._pending: list[Metrics] = []
         self._sums: dict[str, np.ndarray] = {}
         self._steps = 0
-        self._timed = -1
-        self._clock = 0.0
+        self._timed_steps = -1
+        self._start_time = 0.0
 
     def add(self, metrics: Metrics) -> None:
-        """Takes the metrics of one step, still being computed."""
-        self._waiting.append(metrics)
-        if self._timed < 0:
-            # The first step compiles: wait for it and leave it out of the speed.
+        """Adds the metrics of one step, which may still be being computed."""
+        self._pending.append(metrics)
+        if self._timed_steps < 0:
+            # The first step compiles, so it is not part of the throughput.
             jax.block_until_ready(metrics)
             self.restart()
         else:
-            self._timed += 1
+            self._timed_steps += 1
 
     def restart(self) -> None:
-        """Leaves out the time since the last row, spent on something else."""
-        self._timed, self._clock = 0, time.perf_counter()
+        """Restarts the clock, so that the time since the last row does not count."""
+        self._timed_steps, self._start_time = 0, time.perf_counter()
 
     def take(self) -> dict[str, float]:
-        """The means since the last call."""
-        self._add_up()
+        """Returns the means since the last call and starts new ones."""
+        self._sum_pending()
         mean = {name: total / self._steps for name, total in self._sums.items()}
         values = {"loss": float(mean["loss"])}
         for kind in ("loss", "accuracy"):
             values |= per_head(kind, mean[f"{kind}_heads"], self._first_head)
         values["gradient_norm"] = float(mean["gradient_norm"])
-        seconds = time.perf_counter() - self._clock
-        if self._timed:
-            speed = self._timed * self._per_step / seconds
+        seconds = time.perf_counter() - self._start_time
+        if self._timed_steps:
+            speed = self._timed_steps * self._per_step / seconds
             values[f"{self._unit}_per_second"] = speed
             if self._peak is not None:
                 values["model_flops_utilization"] = speed / self._peak
@@ -76,28 +76,28 @@ class Meter:
         return values
 
     def state(self) -> dict[str, Any]:
-        """The sums since the last row, for `restore`, as JSON."""
-        self._add_up()
+        """The sums since the last row as JSON, for `restore`."""
+        self._sum_pending()
         sums = {name: total.tolist() for name, total in self._sums.items()}
         return {"steps": self._steps, "sums": sums}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state` returned; speeds are those of this process."""
+        """Continues from a result of `state`; the clock starts anew."""
         self._steps = state["steps"]
         self._sums = {name: np.array(x) for name, x in state["sums"].items()}
 
-    def _add_up(self) -> None:
-        # One step after the other, so that it does not matter when this is done.
-        for row in jax.device_get(self._waiting):
+    def _sum_pending(self) -> None:
+        # Adding the steps one by one gives the same sums whenever this is called.
+        for row in jax.device_get(self._pending):
             for name in _MEANS:
                 total = self._sums.get(name, np.float64(0))
                 self._sums[name] = total + np.asarray(row[name], np.float64)
-        self._steps += len(self._waiting)
-        self._waiting = []
+        self._steps += len(self._pending)
+        self._pending = []
 
 
 def short(row: dict[str, float]) -> str:
-    """A row of metrics for the progress bar."""
+    """The loss and the throughput of a row of metrics, for the progress bar."""
     speeds = [
         f", {value:,.0f} {name.removesuffix('_per_second')}/s"
         for name, value in row.items()

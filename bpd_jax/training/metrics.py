@@ -1,4 +1,4 @@
-"""One writer of metrics: JSON lines always, TensorBoard where it is installed."""
+"""The log of a run: JSON lines, and TensorBoard events if tensorboardX is installed."""
 
 import contextlib
 import importlib.util
@@ -33,13 +33,13 @@ class MetricsWriter:
             killed after its last checkpoint, are dropped.
 
         Raises:
-          UserError: they cannot be written.
+          UserError: the files cannot be written.
         """
         self._events: Any = None
-        self._told = False
+        self._warned = False
         folder = as_path(folder)
         self._folder = folder
-        # Under gs:// nothing is appended to; see `publish`.
+        # Objects under gs:// cannot be appended to; see `publish`.
         self._local = buckets.on_disk(folder)
         path = folder / FILE_NAME
         retained = [row for row in read_rows(path) if row["step"] <= step]
@@ -53,26 +53,26 @@ class MetricsWriter:
         if tensorboard_available():
             from tensorboardX import SummaryWriter
 
-            begun = (folder / TENSORBOARD).exists()
+            resumed = (folder / TENSORBOARD).exists()
             self._events = SummaryWriter(
-                str(self._local / TENSORBOARD), purge_step=step + 1 if begun else None
+                str(self._local / TENSORBOARD), purge_step=step + 1 if resumed else None
             )
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Writes one row; if that fails, prints one warning, and the run continues."""
+        """Writes one row; if writing fails, warns once and lets the run continue."""
         row = {"step": step, **values}
-        with self._telling():
+        with self._warn_once():
             self._file.write(json.dumps(row) + "\n")
         if self._events is not None:
-            with self._telling():
+            with self._warn_once():
                 for name, value in values.items():
                     self._events.add_scalar(name, value, step)
 
     def publish(self) -> None:
-        """Uploads the files of a run under gs://; others are where they belong."""
+        """Uploads the files of a run under gs://; does nothing for other runs."""
         if not isinstance(self._folder, buckets.BucketPath):
             return
-        with self._telling():
+        with self._warn_once():
             if self._events is not None and not self._file.closed:
                 self._events.flush()
             events = (self._local / TENSORBOARD).glob("*")
@@ -81,18 +81,18 @@ class MetricsWriter:
                 buckets.upload(path, target)
 
     @contextlib.contextmanager
-    def _telling(self) -> Iterator[None]:
-        # After an error the other processes would wait for this one.
+    def _warn_once(self) -> Iterator[None]:
+        # If this process ended here, the other ones would wait for it.
         try:
             yield
         except OSError as error:
-            if not self._told:
+            if not self._warned:
                 progress.say(
                     f"warning: cannot write {self._file.name}: "
                     f"{error.strerror or error}; training continues",
                     sys.stderr,
                 )
-            self._told = True
+            self._warned = True
 
     def __enter__(self) -> Self:
         return self
@@ -103,18 +103,18 @@ class MetricsWriter:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        with self._telling():
+        with self._warn_once():
             self._file.close()
         if self._events is not None:
-            with self._telling():
+            with self._warn_once():
                 self._events.close()
         self.publish()
 
 
 def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Returns the rows of a `metrics.jsonl` up to the first that is damaged.
+    """Returns the rows of a `metrics.jsonl` before the first damaged one.
 
-    A kill can leave the last line incomplete. Without a file there are no rows.
+    A killed run can leave the last line incomplete. A missing file has no rows.
     """
     try:
         with as_path(path).open("rb") as stream:

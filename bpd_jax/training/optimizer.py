@@ -8,7 +8,7 @@ from bpd_jax.typing import PyTree
 
 
 def learning_rate_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
-    """The learning rate at each step, counted from 0, of a run of `steps` steps."""
+    """The learning rate by step, counted from 0, for a run of `steps` steps."""
     peak, final = config.learning_rate, config.learning_rate * config.final_fraction
     decay_steps = max(steps - config.warmup_steps, 1)
     decay = {
@@ -20,7 +20,7 @@ def learning_rate_schedule(config: OptimizerConfig, steps: int) -> optax.Schedul
     }[config.schedule]
     if not config.warmup_steps:
         return decay
-    # Step 0 already moves: with a rate of 0 it would be computed in vain.
+    # The warmup begins above 0, because a step with a rate of 0 would be wasted.
     warmup = optax.linear_schedule(
         peak / config.warmup_steps, peak, max(config.warmup_steps - 1, 1)
     )
@@ -28,7 +28,7 @@ def learning_rate_schedule(config: OptimizerConfig, steps: int) -> optax.Schedul
 
 
 def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    """Builds the optimizer once, outside the train state, which holds arrays only."""
+    """Builds the optimizer for a run of `steps` steps."""
     parts = [
         optax.adamw(
             learning_rate_schedule(config, steps),
@@ -41,7 +41,7 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
     if config.clip_norm is not None:
         parts.insert(0, optax.clip_by_global_norm(config.clip_norm))
     if config.trunk_learning_rate is not None:
-        # All that AdamW does is in proportion to the rate.
+        # The whole update of AdamW is proportional to the learning rate.
         share = config.trunk_learning_rate / config.learning_rate
 
         def slow_trunk(updates: PyTree, params: PyTree) -> PyTree:
@@ -54,9 +54,9 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
 
 
 def decays(params: PyTree) -> PyTree:
-    """Whether weight decay acts on each parameter: not on biases and norms.
+    """A mask of the parameters with weight decay: all but biases and norm scales.
 
-    Names tell them apart, not the number of axes: a stacked bias has two.
+    They are recognised by name, because a stacked bias has two axes like a kernel.
     """
 
     def is_weight(path: tuple, _: object) -> bool:

@@ -1,7 +1,7 @@
-"""Suppresses the log of failed saves, which are reported in one sentence.
+"""Suppresses Orbax's log of failed saves, which are reported in one sentence.
 
-Orbax logs an error with its traceback in every thread that it occurs in, and then
-raises it. Abandoned writes are logged once more when they are garbage-collected.
+Orbax logs an error with its traceback in every thread in which it occurs before it
+raises it. Abandoned writes are logged again when they are garbage-collected.
 """
 
 import functools
@@ -16,10 +16,10 @@ def quiet_saves() -> None:
     logging.getLogger("asyncio").addFilter(
         lambda line: "exception was never retrieved" not in line.getMessage()
     )
-    before = sys.unraisablehook
+    previous = sys.unraisablehook
 
-    def hook(found: "sys.UnraisableHookArgs") -> None:
-        if str(found.exc_value) != "Event loop is closed":
-            before(found)
+    def hook(unraisable: "sys.UnraisableHookArgs") -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            previous(unraisable)
 
     sys.unraisablehook = hook

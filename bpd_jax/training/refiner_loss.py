@@ -1,7 +1,8 @@
-"""The inputs of a refiner's loss: states of the frozen model, softmax of all levels.
+"""The inputs of a refiner's loss: states of the frozen model and the refined softmax.
 
-The block's earlier tokens are those of the text, so that all levels of all positions
-are trained at once. n is the number of positions: B × T of packed rows.
+With teacher forcing, the earlier tokens of a block are those of the text, so all levels
+of all positions are trained at once. n is the number of positions, B × T for packed
+rows.
 """
 
 from typing import NamedTuple
@@ -29,14 +30,14 @@ from bpd_jax.typing import Array, Bool, Float, Int, Params
 
 
 class Frozen(NamedTuple):
-    """What the frozen model computes on a batch.
+    """The outputs of the frozen model on a batch, and the targets.
 
     Attributes:
-      hidden: h at every position.
-      states: of the block heads of levels 1 … L-1.
-      tokens: y_0 … y_{L-1}, the text after every position.
-      targets: of levels 1 … L-1.
-      valid: where they have a target.
+      hidden: final hidden state at every position.
+      states: states of the block heads of levels 1 … L-1.
+      tokens: y_0 … y_{L-1}, the tokens after every position.
+      targets: targets of levels 1 … L-1.
+      valid: whether a level has a target.
     """
 
     hidden: Float[Array, "n D"]
@@ -47,17 +48,18 @@ class Frozen(NamedTuple):
 
 
 def freeze_rows(
-    model: BlockwiseConfig, base: Params, batch: Batch, *, own: bool
+    model: BlockwiseConfig, base: Params, batch: Batch, *, model_targets: bool
 ) -> Frozen:
-    """Runs the frozen model and its block heads over B rows of T tokens.
+    """Runs the frozen model and its block heads on B rows of T tokens.
 
     Args:
       model: sizes.
       base: parameters.
       batch: the rows.
-      own: whether the targets are the model's own next tokens, which are what greedy
-        verification accepts, in place of the text's: at position i, the target of
-        level j is the model's best token at i + j, after the true tokens up to there.
+      model_targets: whether the targets are the model's own next tokens, which are what
+        greedy verification accepts, instead of those of the text: at position i, the
+        target of level j is the most probable token at i + j, given the text up to
+        there.
     """
     tokens, segment_ids, positions, loss_mask = (jnp.asarray(x) for x in batch)
     variables = {"params": base}
@@ -67,7 +69,7 @@ def freeze_rows(
     states = BlockwiseLM(model).apply(variables, hidden, method="head_states")
     after, valid = head_targets(tokens, segment_ids, loss_mask, model.block_size)
     targets = after[1:]
-    if own:
+    if model_targets:
         logits = BlockwiseLM(model).apply(variables, hidden, method="next_token_logits")
         best = logits.argmax(-1)
         targets = jnp.stack(
@@ -82,7 +84,7 @@ def freeze_rows(
 
 
 def freeze_states(
-    model: BlockwiseConfig, base: Params, batch: PositionBatch, *, own: bool
+    model: BlockwiseConfig, base: Params, batch: PositionBatch, *, model_targets: bool
 ) -> Frozen:
     """Runs the block heads on cached states of n positions.
 
@@ -90,9 +92,9 @@ def freeze_states(
       model: sizes.
       base: parameters.
       batch: the positions.
-      own: of no effect: the text is the model's own.
+      model_targets: not used, because the model has generated the text.
     """
-    del own
+    del model_targets
     hidden = jnp.asarray(batch.states).astype(model.trunk.dtype)
     states = BlockwiseLM(model).apply({"params": base}, hidden, method="head_states")
     tokens, valid = jnp.asarray(batch.tokens), jnp.asarray(batch.valid)
@@ -102,7 +104,7 @@ def freeze_states(
 def draft_softmax(
     model: BlockwiseConfig, base: Params
 ) -> Float[Array, "#levels draft D"]:
-    """The softmax of heads 2 … L, one that they share or one for each."""
+    """The softmax matrices of heads 2 … L: one that they share, or one for each."""
     if model.heads is not None and model.heads.has_softmax:
         matrix = base["heads"]["softmax"]
     else:
@@ -118,22 +120,22 @@ def refined_inputs(
     base: Params,
     frozen: Frozen,
 ) -> tuple[Float[Array, "n levels R"], Float[Array, "#levels draft R"]]:
-    """Inputs and matrices of the softmax of all levels, with the refiner.
+    """Inputs and matrices of the refined softmax of all levels.
 
     A correction of the logits adds columns: [state, query] · [softmax, output]ᵀ.
 
     Args:
-      config: of the refiner.
-      params: of the refiner.
+      config: sizes of the refiner.
+      params: parameters of the refiner.
       model: sizes of the frozen model.
-      base: its parameters.
-      frozen: what it computes on the batch.
+      base: parameters of the frozen model.
+      frozen: outputs of the frozen model on the batch.
     """
     matrix = draft_softmax(model, base)
     tokens = frozen.tokens
     if isinstance(config, HydraConfig):
         embedded = BlockwiseLM(model).apply({"params": base}, tokens, method="embed")
-        # Every position of the batch is a text of its own, with one path after it.
+        # Each position of the batch is treated as one text with a single path.
         states = [
             hydra_states(config, params, frozen.hidden, embedded[:, None, :j], j)
             for j in config.levels

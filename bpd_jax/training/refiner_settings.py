@@ -1,4 +1,4 @@
-"""What a refiner is and how it is trained, as one frozen dataclass."""
+"""The settings of a refiner and its training."""
 
 import dataclasses
 from typing import Annotated
@@ -18,17 +18,19 @@ class RefinerSettings(Validated):
 
     Attributes:
       kind: `markov`, `recurrent` or `hydra`.
-      targets: what the levels learn to guess: `model`, the model's own next tokens,
-        which are what verification accepts, or `text`, the true ones.
-      steps: of the whole training.
-      batch_size: of a step: rows, or positions of cached states; None for 16 rows or
+      targets: training targets: `model` for the model's own next tokens, which are what
+        verification accepts, or `text` for the tokens of the text.
+      steps: number of training steps.
+      batch_size: rows of a step, or positions of cached states; None for 16 rows or
         2048 positions.
-      learning_rate: its highest value, after a short warmup and before a cosine decay.
-      rank: of the correction; None for the default of the kind.
-      width: of the recurrent state or of a Hydra head's layer; None likewise.
-      seed: of the initial parameters and of the order of the rows.
-      heldout_rows: rows of the validation split, at most, to measure on at the end; of
-        cached states 2 % of the texts are measured.
+      learning_rate: highest learning rate, after a short warmup and before a cosine
+        decay.
+      rank: rank of the correction; None for the default of the kind.
+      width: width of the recurrent state or of a Hydra head's layer; None for the
+        default of the kind.
+      seed: seed of the initial parameters and of the order of the rows.
+      heldout_rows: highest number of rows of the validation split for the evaluation at
+        the end; with cached states, 2 % of the texts are evaluated.
     """
 
     prefix = "--"
@@ -44,14 +46,14 @@ class RefinerSettings(Validated):
     heldout_rows: Count = 1000
 
     def config_for(self, model: BlockwiseConfig) -> RefinerConfig:
-        """The sizes of the refiner of `model`.
+        """The configuration of a refiner for `model`.
 
         Raises:
-          UserError: the model guesses one token only, or a size is not the kind's.
+          UserError: the model has no block heads, or the kind has no rank or width.
         """
         if model.block_size < 2:
             raise UserError(
-                "the model has no block heads, hence no blocks to refine: train it "
+                "the model has no block heads whose drafts could be refined: train it "
                 "with BlockHeadsConfig.num_heads of 2 or more."
             )
         kind = KINDS[self.kind]
@@ -61,7 +63,7 @@ class RefinerSettings(Validated):
             if value is None:
                 continue
             if name not in {field.name for field in dataclasses.fields(kind)}:
-                raise UserError(f"--{name} has no meaning with --kind={self.kind}.")
+                raise UserError(f"--{name} does not apply to --kind={self.kind}.")
             sizes[name] = value
         trunk = model.trunk
         return kind(trunk.vocab_size, trunk.d_model, model.block_size, **sizes)

@@ -1,8 +1,8 @@
-"""The data of a refiner's training: packed rows, or a frozen model's cached states.
+"""Training data of refiners: packed rows, or cached states of the frozen model.
 
-Rows are those of a run that trained a model; the model reads them along the way. States
-are left by a training of heads (`training.heads.cache`): the model has read its own
-texts already, which is most of the work.
+Packed rows are those with which the model was trained; training runs the model on them.
+Cached states come from a training of heads (`training.heads.states_cache`): the model
+has already read its own texts, which is most of the work.
 """
 
 import hashlib
@@ -22,13 +22,13 @@ from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.training.heads.batches import (
     PositionBatch,
     cached_batches,
-    measured_batches,
+    held_out_batches,
 )
-from bpd_jax.training.heads.cache import HEADER as STATES_HEADER
-from bpd_jax.training.heads.cache import open_states
 from bpd_jax.training.heads.objective import STATES
 from bpd_jax.training.heads.positions import split_texts
 from bpd_jax.training.heads.settings import HeadsTrainConfig
+from bpd_jax.training.heads.states_cache import HEADER as STATES_HEADER
+from bpd_jax.training.heads.states_cache import open_states
 from bpd_jax.training.refiner_loss import Frozen, freeze_rows, freeze_states
 from bpd_jax.training.refiner_settings import RefinerSettings
 from bpd_jax.training.run_folder import DATA
@@ -38,12 +38,12 @@ ROWS, POSITIONS = 16, 2048
 
 
 class RefinerData(NamedTuple):
-    """Batches, and how the frozen model reads one.
+    """Batches, and the function that runs the frozen model on one of them.
 
     Attributes:
-      train: endless batches, from the given step on.
-      held_out: batches to measure on, all of one size.
-      freeze: `(model, base, batch, own) → Frozen`; see `freeze_rows`.
+      train: returns endless batches, beginning at the given step.
+      held_out: held-out batches of equal size.
+      freeze: `(model, base, batch, model_targets) → Frozen`; see `freeze_rows`.
       batch_size: positions or rows of a batch.
       unit: `positions` or `rows`.
       key: identifies the data.
@@ -58,10 +58,10 @@ class RefinerData(NamedTuple):
 
 
 def default_data(folder: pathlib.Path) -> pathlib.Path:
-    """What there is to train on in the folder of a run or of a pretrained model.
+    """The folder of rows, or of cached states, in a run's or pretrained model's folder.
 
     Raises:
-      UserError: there is nothing.
+      UserError: there is neither.
     """
     rows, states = folder / DATA, folder / STATES
     if rows.is_dir():
@@ -69,8 +69,8 @@ def default_data(folder: pathlib.Path) -> pathlib.Path:
     if (states / STATES_HEADER).is_file():
         return states
     raise UserError(
-        f"there is nothing to train on: neither packed rows in {rows} nor states in "
-        f"{states}; train the model or its heads here first, or name a folder with "
+        f"there is no training data: neither packed rows in {rows} nor cached states "
+        f"in {states}; train the model or its heads here first, or name a folder with "
         "--data."
     )
 
@@ -84,7 +84,7 @@ def open_source(
     """Opens a folder of packed rows or of cached states.
 
     Raises:
-      UserError: it is neither, or does not fit the model.
+      UserError: the folder holds neither, or does not fit the model.
     """
     folder = as_path(data)
     if (folder / STATES_HEADER).exists():
@@ -105,7 +105,7 @@ def open_source(
 
 
 def held_out_rows(rows: PackedRows, size: int, limit: int) -> list[Batch]:
-    """Batches of at most `limit` rows, spread evenly over all; filled with padding."""
+    """Batches of at most `limit` rows, evenly spaced; the last batch is padded."""
     count = min(limit, len(rows))
     picked = np.arange(count) * len(rows) // count
     batches = []
@@ -123,18 +123,23 @@ def _states(
     base: Params,
 ) -> RefinerData:
     states = open_states(folder, fingerprint(model, base))
-    # As heads are trained by default: with the same seed, the same texts are held out.
-    train, measured = split_texts(
+    # With the defaults and the seed of the training of heads, the same texts are held
+    # out.
+    train, held_out_positions = split_texts(
         states.positions,
         HeadsTrainConfig.held_out,
         HeadsTrainConfig.held_out_positions,
         settings.seed,
     )
-    if not len(train) or not len(measured):
-        raise UserError(f"{folder} has too few texts to train on and to measure on.")
+    if not len(train) or not len(held_out_positions):
+        raise UserError(f"{folder} has too few texts to train on and to hold out.")
     size, block = settings.batch_size or POSITIONS, model.block_size
-    held_out = measured_batches(
-        states.positions, measured, states.read(measured), size, block
+    held_out = held_out_batches(
+        states.positions,
+        held_out_positions,
+        states.read(held_out_positions),
+        size,
+        block,
     )
 
     def batches(step: int) -> Iterator[PositionBatch]:
@@ -150,12 +155,12 @@ def _open_rows(folder: pathlib.Path, model: BlockwiseConfig) -> PackedRows:
         raise UserError(f"{folder} holds no rows.")
     if rows.vocab_size != model.trunk.vocab_size:
         raise UserError(
-            f"{folder} is of a vocabulary of {rows.vocab_size} tokens and the model of "
-            f"{model.trunk.vocab_size}: give the rows that the model was trained on."
+            f"{folder} has a vocabulary of {rows.vocab_size} tokens and the model has "
+            f"{model.trunk.vocab_size}: use the rows that the model was trained on."
         )
     if rows.length > model.trunk.max_length:
         raise UserError(
-            f"{folder} has rows of {rows.length} tokens but the model holds "
-            f"{model.trunk.max_length}: give shorter rows."
+            f"{folder} has rows of {rows.length} tokens, which exceeds the model's "
+            f"max_length of {model.trunk.max_length}: use shorter rows."
         )
     return rows

@@ -1,8 +1,8 @@
-"""Training a refiner on a frozen model; the model itself stays as it is.
+"""Training of a refiner for a frozen model.
 
-`refiner_sources` provides the data. The run lies in the folder `OUTPUT.training` until
-it ends: a run that was stopped resumes from there. The refiner's own folder appears at
-the end, as a whole.
+`refiner_sources` provides the data. The run is in the folder `OUTPUT.training` until it
+ends, so that a stopped run can resume. The refiner's folder is written at the end,
+atomically.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ from bpd_jax.training.heads.cross_entropy import (
     levels_loss,
     levels_ranks,
 )
-from bpd_jax.training.heads.loss import draft_places
+from bpd_jax.training.heads.states_loss import draft_places
 from bpd_jax.training.loop import Pace
 from bpd_jax.training.meter import Meter
 from bpd_jax.training.refiner_loss import Frozen, draft_softmax, refined_inputs
@@ -96,80 +96,74 @@ class RefinerObjective:
     Attributes:
       config: sizes of the refiner.
       model: sizes of the frozen model.
-      freeze: runs the frozen model on a batch; see `refiner_sources.Source`.
-      own: whether the targets are the model's own next tokens.
+      freeze: runs the frozen model on a batch; see `refiner_sources.RefinerData`.
+      model_targets: whether the targets are the model's own next tokens.
     """
 
     config: RefinerConfig
     model: BlockwiseConfig
     freeze: Callable[..., Frozen]
-    own: bool
+    model_targets: bool
 
     def loss_and_gradients(
         self, trained: Params, frozen: Params, batch: Any
     ) -> tuple[Array, LevelSums, Params]:
         """The loss is the mean over positions, then over levels."""
-        seen = self.freeze(self.model, frozen, batch, own=self.own)
-        places, scored = self._places(frozen, seen)
+        outputs = self.freeze(
+            self.model, frozen, batch, model_targets=self.model_targets
+        )
+        places, scored = self._places(frozen, outputs)
         counts = jnp.maximum(scored.sum(0, dtype=jnp.float32), 1)
         weights = scored / (counts * scored.shape[1])
 
         def loss_of(params: Params) -> tuple[Array, LevelSums]:
             inputs, matrices = refined_inputs(
-                self.config, params, self.model, frozen, seen
+                self.config, params, self.model, frozen, outputs
             )
-            columns = inputs.shape[-1] - seen.states.shape[-1]
+            columns = inputs.shape[-1] - outputs.states.shape[-1]
             total, losses, hits = by_level(
                 functools.partial(levels_loss, trained_columns=columns),
                 matrices,
                 (inputs, places, weights),
             )
-            return total, _sums(losses, hits, scored, seen.valid)
+            return total, LevelSums.of(losses, hits, scored, outputs.valid)
 
         (loss, sums), gradients = jax.value_and_grad(loss_of, has_aux=True)(trained)
-        return loss, jax.lax.stop_gradient(sums), gradients
+        return loss, sums, gradients
 
     def held_out_sums(
         self, trained: Params, frozen: Params, batch: Any
     ) -> RefinerHeldOut:
-        """Of the heads with and without the refiner, for both kinds of targets."""
+        """Sums of the heads with and without the refiner, for both kinds of targets."""
         sums = []
-        for own in (False, True):
-            seen = self.freeze(self.model, frozen, batch, own=own)
-            places, scored = self._places(frozen, seen)
-            plain = seen.states, draft_softmax(self.model, frozen)
-            refined = refined_inputs(self.config, trained, self.model, frozen, seen)
+        for model_targets in (False, True):
+            outputs = self.freeze(
+                self.model, frozen, batch, model_targets=model_targets
+            )
+            places, scored = self._places(frozen, outputs)
+            plain = outputs.states, draft_softmax(self.model, frozen)
+            refined = refined_inputs(self.config, trained, self.model, frozen, outputs)
             for inputs, matrices in (plain, refined):
                 losses, ranks = by_level(levels_ranks, matrices, (inputs, places))
-                sums.append(_sums(losses, ranks == 0, scored, seen.valid))
+                sums.append(LevelSums.of(losses, ranks == 0, scored, outputs.valid))
         return RefinerHeldOut(*sums)
 
     def _places(
-        self, base: Params, seen: Frozen
+        self, base: Params, outputs: Frozen
     ) -> tuple[Int[Array, "n levels"], Bool[Array, "n levels"]]:
-        """Places of the targets in the draft vocabulary, and where they have one."""
+        """Indices of the targets in the draft vocabulary, and a mask of valid ones."""
         vocabulary = base.get("heads", {}).get("vocabulary")
         vocab_size = self.model.trunk.vocab_size
-        places, known = draft_places(seen.targets, vocabulary, vocab_size)
-        return places, seen.valid & known
-
-
-def _sums(losses: Array, hits: Array, scored: Array, valid: Array) -> LevelSums:
-    """Sums over positions of what is given for `[n, levels]`."""
-    return LevelSums(
-        jnp.sum(losses, axis=0, where=scored),
-        jnp.sum(hits & scored, axis=0, dtype=jnp.float32),
-        scored.sum(0, dtype=jnp.float32),
-        valid.sum(0, dtype=jnp.float32),
-    )
+        places, known = draft_places(outputs.targets, vocabulary, vocab_size)
+        return places, outputs.valid & known
 
 
 class Report(NamedTuple):
-    """What a training achieved.
+    """The result of training a refiner.
 
     Attributes:
-      held_out: measured at the end.
-      seconds: of the steps and the measurement, compilation included.
+      held_out: sums over held-out positions at the end.
+      seconds: duration of the steps and evaluations, compilation included.
     """
 
     held_out: RefinerHeldOut
@@ -186,20 +180,21 @@ def train_refiner(
 ) -> Report:
     """Trains a refiner, or resumes its training, and writes its folder.
 
-    SIGTERM and Ctrl-C end it after the current step with a checkpoint.
+    SIGTERM and Ctrl-C end the run after the current step with a checkpoint.
 
     Args:
-      settings: of the refiner and its training.
+      settings: settings of the refiner and its training.
       model: sizes of the frozen model.
-      base: its parameters.
+      base: parameters of the frozen model.
       data: a folder with the packed rows of both splits, `train` and `validation`, or
         with cached states of the model.
       output: folder of the refiner; an older refiner there is replaced.
-      command: kept in the folder.
+      command: command line, recorded in the folder.
 
     Raises:
-      UserError: settings, model, data or folder do not fit, or the loss is not finite.
-      SystemExit: with 128 + the signal's number, if one ended the run.
+      UserError: settings, model, data or folder are unsuitable, or the loss is not
+        finite.
+      SystemExit: with code 128 + the number of the signal that ended the run.
     """
     config = settings.config_for(model)
     output = as_path(output)
@@ -208,7 +203,7 @@ def train_refiner(
     folders.check_folder(folder, _RUN)
     source = open_source(data, settings, model, base)
     model_key = fingerprint(model, base)
-    about = json.dumps([dataclasses.asdict(settings), model_key, source.key])
+    run_key = json.dumps([dataclasses.asdict(settings), model_key, source.key])
     objective = RefinerObjective(
         config, model, source.freeze, settings.targets == "model"
     )
@@ -219,7 +214,7 @@ def train_refiner(
         base,
         lambda step: Batches(source.train(step), source.held_out),
         folder,
-        key=hashlib.sha256(about.encode()).hexdigest(),
+        key=hashlib.sha256(run_key.encode()).hexdigest(),
         optimizer=OptimizerConfig(settings.learning_rate, warmup),
         pace=Pace(settings.steps, _LOG_EVERY, settings.steps, _CHECKPOINT_EVERY),
         meter=Meter(source.batch_size, source.unit, first_head=2),

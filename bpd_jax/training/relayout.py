@@ -1,4 +1,4 @@
-"""Restoring a run whose layers were saved one by one into a scan of them, or back."""
+"""Restores a checkpoint with stacked layers into separate layers, or vice versa."""
 
 import dataclasses
 
@@ -20,17 +20,17 @@ def restore_state(
     abstract: TrainState,
     mesh: Mesh,
 ) -> TrainState:
-    """Reads the newest checkpoint, with its layers as `config.compute` has them.
+    """Restores the newest checkpoint, stacked if `config.compute.scan_layers`.
 
     Args:
-      checkpoints: of the run.
-      config: the run.
-      optimizer: of the run.
-      abstract: the state as it is to be.
-      mesh: to put it on.
+      checkpoints: checkpoints of the run.
+      config: settings of the run.
+      optimizer: optimizer of the run.
+      abstract: shapes, dtypes and shardings of the result.
+      mesh: devices.
 
     Raises:
-      UserError: the checkpoint is of another model or optimizer, or broken.
+      UserError: the checkpoint belongs to another model or optimizer, or is damaged.
     """
     stacked = checkpoints.is_stacked()
     if stacked == config.compute.scan_layers:
@@ -46,7 +46,7 @@ def restore_state(
         trunk = unstack_layers(trunk) if stacked else stack_layers(trunk, layers)
         return {**tree, "trunk": trunk}
 
-    # The optimizer keeps trees of the parameters' form: all of them are converted.
+    # The optimizer's state contains trees like the parameters; convert them too.
     return jax.jit(
         lambda state: jax.tree.map(convert, state, is_leaf=_has_trunk),
         out_shardings=jax.tree.map(lambda x: x.sharding, abstract),

@@ -1,4 +1,4 @@
-"""The folder of a run: what it holds, and whether a new run may use it."""
+"""The folder of a training run: its files, and checks before a run uses it."""
 
 import dataclasses
 import datetime
@@ -24,7 +24,7 @@ from bpd_jax.training.config import TrainConfig
 
 MODEL, TASK, VERSIONS = "model.json", "task.json", "versions.json"
 CONFIG, OPERATIVE = "config.gin", "operative.gin"
-# The folder of rows, and what tells the rows that the run began with from all others.
+# The folder of rows, and the file with the fingerprints of the run's rows.
 DATA, ROWS = "data", "data.json"
 
 _KNOWN = {
@@ -45,9 +45,9 @@ _KNOWN = {
 
 
 def check_usable(folder: pathlib.Path, config: TrainConfig) -> None:
-    """Raises a `UserError` unless the run can start or go on in `folder`.
+    """Raises a `UserError` unless the run can start or resume in `folder`.
 
-    It may be missing, empty, hold nothing but prepared rows, or hold an earlier part
+    The folder may be missing, empty, hold only prepared rows, or hold an earlier part
     of a run of the same model on the same task. Nothing is written.
     """
     if not folder.exists():
@@ -75,17 +75,17 @@ def check_usable(folder: pathlib.Path, config: TrainConfig) -> None:
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {folder / TASK}: {error}.") from error
     _check_same(folder, TASK, task, dataclasses.asdict(config.task))
-    rows = begun_rows(folder)
+    rows = initial_rows(folder)
     if rows is not None:
         length = {"length": rows["train"]["length"]}
         _check_same(folder, f"{DATA}/train", length, {"length": config.length})
 
 
-def begun_rows(folder: pathlib.Path) -> dict[str, dict[str, Any]] | None:
-    """Fingerprints of the rows that a run began with, by split; None before it began.
+def initial_rows(folder: pathlib.Path) -> dict[str, dict[str, Any]] | None:
+    """Fingerprints of the rows that a run started with, by split; None for a new run.
 
     Raises:
-      UserError: they are unknown.
+      UserError: the fingerprints cannot be read.
     """
     if not (folder / MODEL).exists():
         return None
@@ -93,7 +93,7 @@ def begun_rows(folder: pathlib.Path) -> dict[str, dict[str, Any]] | None:
     try:
         return files.read_json(path)
     except FileNotFoundError:
-        pass  # A slim folder that is trained anew, or one of an earlier version.
+        pass  # Exported parameters that are trained further, or an earlier version.
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path}: {error}.") from error
     try:
@@ -109,22 +109,22 @@ def _fingerprints(folder: pathlib.Path) -> dict[str, dict[str, Any]]:
 
 
 def _check_same(folder: pathlib.Path, name: str, saved: dict, current: dict) -> None:
-    old, new = _flat(saved), _flat(current)
+    old, new = _flatten(saved), _flatten(current)
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key):
             raise UserError(
                 f"{folder} holds another run: {key} is {old.get(key)!r} in its {name} "
                 f"and {new.get(key)!r} in this configuration; choose another "
-                "--workdir, or use its configuration to go on with it."
+                "--workdir, or use its configuration to resume it."
             )
 
 
-def _flat(fields: dict, prefix: str = "") -> dict[str, object]:
+def _flatten(fields: dict, prefix: str = "") -> dict[str, object]:
     flat: dict[str, object] = {}
     for key, value in fields.items():
         name = prefix + key
         flat.update(
-            _flat(value, name + ".") if isinstance(value, dict) else {name: value}
+            _flatten(value, name + ".") if isinstance(value, dict) else {name: value}
         )
     return flat
 
@@ -132,16 +132,17 @@ def _flat(fields: dict, prefix: str = "") -> dict[str, object]:
 def describe(
     folder: pathlib.Path, config: TrainConfig, text: str, operative: str
 ) -> None:
-    """Writes what the run is; `model.json`, which marks a run, comes last.
+    """Writes the files that describe the run, `model.json`, which marks a run, last.
 
-    What its rows and its vocabulary are is written once, when the run begins.
+    The fingerprints of the rows and the tokenizer are written once, when the run
+    starts.
     """
-    began = (folder / MODEL).exists() and (folder / ROWS).exists()
-    if not (began and (folder / tokenizer.FILE_NAME).exists()):
+    started = (folder / MODEL).exists() and (folder / ROWS).exists()
+    if not (started and (folder / tokenizer.FILE_NAME).exists()):
         with files.replacing_file(folder / tokenizer.FILE_NAME) as path:
             shutil.copyfile(folder / DATA / "train" / tokenizer.FILE_NAME, path)
     for name, content in {
-        **({} if began else {ROWS: _json(_fingerprints(folder))}),
+        **({} if started else {ROWS: _json(_fingerprints(folder))}),
         TASK: _json(dataclasses.asdict(config.task)),
         CONFIG: text,
         OPERATIVE: operative,
@@ -154,7 +155,7 @@ def describe(
 
 
 def versions() -> dict[str, str | None]:
-    """What the run depends on besides its configuration."""
+    """Date, versions, git commit and devices of this run, as JSON."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
@@ -169,7 +170,7 @@ def versions() -> dict[str, str | None]:
 
 
 def _git_commit() -> str | None:
-    """The commit of the source tree, with a "+" if changed; None outside git."""
+    """The commit of the source tree, with "+" if it has changes; None outside git."""
     root = pathlib.Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None

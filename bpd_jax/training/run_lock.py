@@ -1,4 +1,4 @@
-"""A run folder belongs to one run at a time."""
+"""The lock of a run folder, which only one run at a time may use."""
 
 import contextlib
 import fcntl
@@ -18,21 +18,21 @@ from bpd_jax.errors import UserError
 
 FILE_NAME = ".lock"
 
-# Seconds after which the lock of a run on a bucket is another run's to take, unless it
-# has been renewed. Whoever holds it renews it four times in this time.
+# Seconds after which another run may take the lock of a run under gs://, unless it has
+# been renewed. Its holder renews it four times in this time.
 LEASE = 60.0
 
 
 @contextlib.contextmanager
 def locked(folder: pathlib.Path) -> Iterator[None]:
-    """Keeps others from training in `folder`, which is made if need be.
+    """Locks `folder`, which is created if it does not exist, against other runs.
 
     On a file system the lock is `flock`, which the system releases however the process
-    ends; the empty file stays. Where the file system has no locks, nothing is kept from
-    anyone. Under gs:// it is a lease, see `_leased`.
+    ends; the empty file stays. On a file system without locks there is no protection.
+    Under gs:// the lock is a lease, see `_leased`.
 
     Raises:
-      UserError: another process holds it, or the folder cannot be written.
+      UserError: another process holds the lock, or the folder cannot be written.
     """
     path = folder / FILE_NAME
     if isinstance(path, BucketPath):
@@ -56,13 +56,14 @@ def locked(folder: pathlib.Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _leased(path: BucketPath) -> Iterator[None]:
-    """Holds a lock that is an object, written anew four times per `LEASE`.
+    """Holds a lock that is an object, rewritten four times per `LEASE`.
 
-    Only a writer that names the generation it has seen replaces the object, so of two
-    processes one gets it. What a killed process left is not renewed: after `LEASE`
-    seconds without a new generation it is taken over, or at once where the process
-    died on this machine. A process that was suspended for longer finds that it has
-    lost the lock, and ends without saving anything.
+    A write succeeds only if the object still has the generation that the writer has
+    read, so only one of two processes gets the lock. The lock of a killed process is no
+    longer renewed: another run takes it over after `LEASE` seconds without a new
+    generation, or at once if the process has ended on this machine. A process that was
+    suspended for longer notices that it has lost the lock, and ends without saving
+    anything.
     """
     content = json.dumps({**_identity(), "token": secrets.token_hex(8)}).encode()
     try:
@@ -74,14 +75,14 @@ def _leased(path: BucketPath) -> Iterator[None]:
     def renew() -> None:
         nonlocal generation
         while not ended.wait(LEASE / 4):
-            # The network may come back before the lease has expired.
+            # The network may recover before the lease expires.
             with contextlib.suppress(OSError):
                 try:
                     generation = path.write_generation(content, generation)
                 except FileExistsError:
-                    # So it looks, too, when the answer to the last renewal was lost.
-                    found, generation = path.read_generation()
-                    if found != content:
+                    # Also raised if the response to the last renewal was lost.
+                    current, generation = path.read_generation()
+                    if current != content:
                         _end(path)
 
     thread = threading.Thread(target=renew, daemon=True)
@@ -97,24 +98,24 @@ def _leased(path: BucketPath) -> Iterator[None]:
 
 
 def _take(path: BucketPath, content: bytes) -> int:
-    """Writes the lock when it is free; returns its generation.
+    """Writes the lock if it is free; returns its generation.
 
     Raises:
-      UserError: another process holds it.
-      OSError: it cannot be read or written.
+      UserError: another process holds the lock.
+      OSError: the lock cannot be read or written.
     """
-    found, generation = path.read_generation()
-    if generation and not _is_dead(found):
+    current, generation = path.read_generation()
+    if generation and not _is_dead(current):
         progress.say(
-            f"{path} was left by a run that may still be going on: waiting "
-            f"{LEASE:.0f} seconds to see",
+            f"{path} exists, so another run may be using the folder: waiting "
+            f"{LEASE:.0f} seconds to see whether it renews the lock",
             sys.stderr,
         )
         end = time.monotonic() + LEASE
         while generation and time.monotonic() < end:
             time.sleep(LEASE / 12)
-            before, generation = generation, path.read_generation()[1]
-            if generation not in (0, before):
+            previous, generation = generation, path.read_generation()[1]
+            if generation not in (0, previous):
                 raise _in_use(path)
     try:
         return path.write_generation(content, generation)
@@ -138,7 +139,7 @@ def _is_dead(content: bytes) -> bool:
 
 
 def _identity() -> dict[str, str | int]:
-    """This process, this boot of this machine, and who else sees the process number."""
+    """Identifies this process: host, boot of the host, PID namespace and PID."""
     boot = pathlib.Path("/proc/sys/kernel/random/boot_id")
     with contextlib.suppress(OSError):
         return {
@@ -152,15 +153,15 @@ def _identity() -> dict[str, str | int]:
 
 def _in_use(path: pathlib.Path) -> UserError:
     return UserError(
-        f"{path.parent} is in use: another process is training there; let it end, or "
-        "choose another --workdir."
+        f"{path.parent} is in use: another process is training there; wait until it "
+        "has finished, or choose another --workdir."
     )
 
 
 def _end(path: BucketPath) -> None:
-    """Ends the process at once: a checkpoint saved now would be among another run's."""
+    """Ends the process at once, so that it saves nothing to another run's folder."""
     progress.say(
-        f"error: {path.parent} has been taken over by another run, as this one did not "
+        f"error: another run has taken over {path.parent}, because this run did not "
         f"renew its lock for {LEASE:.0f} seconds; nothing more is saved",
         sys.stderr,
     )

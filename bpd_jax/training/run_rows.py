@@ -12,42 +12,43 @@ from bpd_jax.training.distributed import say
 
 
 def make_run_rows(config: TrainConfig, folder: pathlib.Path) -> None:
-    """Makes the rows of both splits, unless they exist.
+    """Prepares the rows of both splits unless they exist.
 
     A run resumes with its own rows, even if the text has changed. Missing or damaged
-    rows are made again, if the result is the same.
+    rows are prepared again if the text has not changed.
 
     Raises:
-      UserError: they cannot be made, or would differ.
+      UserError: the rows cannot be prepared, or would differ from those of the run.
     """
-    begun = run_folder.begun_rows(folder)
+    initial = run_folder.initial_rows(folder)
     for split in SPLITS:
         target = folder / run_folder.DATA / split
-        if begun is None:
+        if initial is None:
             row_preparation.prepare_rows(config.task, split, config.length, target)
-        elif _are_there(target, begun[split]):
-            if not _same_source(config, split, begun[split]):
+        elif _exist(target, initial[split]):
+            if not _same_source(config, split, initial[split]):
                 say(
                     f"note: the text of the {split} split of {config.task.name} has "
-                    "changed; the run resumes with the rows that it began with."
+                    "changed; the run resumes with the rows that it started with."
                 )
-        elif _same_source(config, split, begun[split]):
+        elif _same_source(config, split, initial[split]):
             row_preparation.prepare_rows(config.task, split, config.length, target)
         else:
             raise UserError(
-                f"{target} does not hold the rows that the run began with, and they "
-                f"cannot be made again, as the text of {config.task.name} has changed "
-                "since: bring back the folder or the text, or choose another --workdir."
+                f"{target} does not hold the rows that the run started with, and they "
+                "cannot be prepared again because the text of "
+                f"{config.task.name} has changed: restore the folder or the text, or "
+                "choose another --workdir."
             )
 
 
 def open_run_rows(
     config: TrainConfig, folder: pathlib.Path
 ) -> tuple[PackedRows, PackedRows]:
-    """Opens the training and validation rows that `make_run_rows` has made.
+    """Opens the training and validation rows that `make_run_rows` has prepared.
 
     Raises:
-      UserError: there are none, or the model's vocabulary size differs.
+      UserError: a split has no rows, or the model's vocabulary size differs.
     """
     both = [open_rows(folder / run_folder.DATA / split) for split in SPLITS]
     train_rows, validation_rows = both
@@ -67,7 +68,7 @@ def open_run_rows(
     return train_rows, validation_rows
 
 
-def _are_there(target: pathlib.Path, fingerprint: dict) -> bool:
+def _exist(target: pathlib.Path, fingerprint: dict) -> bool:
     try:
         return open_rows(target).fingerprint == fingerprint
     except UserError:
@@ -75,9 +76,9 @@ def _are_there(target: pathlib.Path, fingerprint: dict) -> bool:
 
 
 def _same_source(config: TrainConfig, split: str, fingerprint: dict) -> bool:
-    """Whether rows made now would have this fingerprint, as far as can be checked."""
+    """Whether the text and the settings are those of rows with this fingerprint."""
     try:
-        now = row_preparation.rows_fingerprint(config.task, split, config.length)
+        current = row_preparation.rows_fingerprint(config.task, split, config.length)
     except UserError:
         return False
-    return now.items() <= fingerprint.items()
+    return current.items() <= fingerprint.items()

@@ -1,4 +1,4 @@
-"""Which evaluation of a run was the best so far, and when to give up."""
+"""Selection of the best checkpoint of a run, and early stopping."""
 
 import dataclasses
 import math
@@ -7,12 +7,12 @@ from typing import Any
 
 
 def lower_is_better(name: str) -> bool:
-    """The direction of a column of validation metrics, by its name."""
+    """Whether lower values of a validation metric are better."""
     return "accuracy" not in name
 
 
 def columns(num_heads: int) -> list[str]:
-    """The columns of validation metrics that a run may be judged by."""
+    """Names of the validation metrics that can select the best checkpoint."""
     kinds = ("loss", "accuracy", "entropy")
     return ["validation_loss"] + [
         f"validation_{kind}_head_{head}"
@@ -23,14 +23,14 @@ def columns(num_heads: int) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """What is known after some evaluations; saved with every checkpoint, as JSON.
+    """The best evaluation so far; saved with every checkpoint as JSON.
 
     Attributes:
-      name: the column that decides.
-      step: of the best evaluation; None before the first.
-      value: of the column there.
-      waited: evaluations since then.
-      weights: λ_h, which make up `validation_loss`.
+      name: name of the validation metric that selects.
+      step: step of the best evaluation; None before the first one.
+      value: the metric at that step.
+      waited: number of evaluations since then.
+      weights: λ_h, on which `validation_loss` depends.
     """
 
     name: str
@@ -40,7 +40,12 @@ class Selection:
     weights: tuple[float, ...] = ()
 
     def after(self, step: int, row: Mapping[str, float]) -> "Selection":
-        """With one evaluation more; an equal one is not better, nor is a NaN."""
+        """The selection after another evaluation; equal values and NaN do not improve.
+
+        Args:
+          step: step of the evaluation.
+          row: its validation metrics.
+        """
         value = row[self.name]
         sign = 1 if lower_is_better(self.name) else -1
         if not math.isnan(value) and (
@@ -50,17 +55,17 @@ class Selection:
         return dataclasses.replace(self, waited=self.waited + 1)
 
     def is_over(self, patience: int | None) -> bool:
-        """Whether `patience` evaluations have passed without a better one."""
+        """Whether the last `patience` evaluations brought no improvement."""
         return patience is not None and self.waited >= patience
 
     def among(self, steps: Collection[int]) -> "Selection":
-        """A new start if the best checkpoint is not one of those that there are."""
+        """The selection, reset if the best checkpoint is not among `steps`."""
         if self.step is None or self.step in steps:
             return self
         return Selection(self.name, weights=self.weights)
 
     def to_json(self) -> dict[str, Any]:
-        """For `from_json`."""
+        """The fields as JSON, for `from_json`."""
         return dataclasses.asdict(self)
 
     @classmethod
@@ -70,10 +75,15 @@ class Selection:
         name: str,
         weights: tuple[float, ...] = (),
     ) -> "Selection":
-        """What was saved, as far as it says anything about this column.
+        """Restores a saved selection.
 
-        Of another column, or of a `validation_loss` of other weights, only the step
-        stays: that checkpoint is kept until an evaluation has taken its place.
+        If the metric or the weights of `validation_loss` have changed since, only the
+        step is restored, so that this checkpoint is kept until the next evaluation.
+
+        Args:
+          saved: a result of `to_json`; None for a new selection.
+          name: name of the validation metric.
+          weights: λ_h.
         """
         new = cls(name, weights=weights)
         if saved is None:

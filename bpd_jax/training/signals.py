@@ -1,4 +1,4 @@
-"""Ending a run between two steps, not in the middle of one."""
+"""Signals that end a run after the current step instead of in the middle of it."""
 
 import contextlib
 import signal
@@ -7,19 +7,20 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def noted_signals() -> Iterator[list[int]]:
-    """Yields a list that receives the first SIGTERM, SIGINT or SIGHUP.
+def deferred_signals() -> Iterator[list[int]]:
+    """Yields a list that receives the number of the first SIGTERM, SIGINT or SIGHUP.
 
-    A second one acts. SIGHUP, which a closed terminal sends, stays ignored where it is,
-    as under `nohup`.
+    The second signal has its usual effect. SIGHUP, which is sent when a terminal
+    closes, stays ignored if it was ignored before, as under `nohup`.
     """
     received: list[int] = []
     # Only the main thread may set handlers.
     if threading.current_thread() is not threading.main_thread():
         yield received
         return
-    # None: a handler that a library set, which Python cannot set again.
-    before = {
+    # `getsignal` returns None for a handler that was not set from Python and that
+    # Python therefore cannot restore.
+    previous = {
         kind: signal.getsignal(kind) or signal.SIG_DFL
         for kind in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         if kind != signal.SIGHUP or signal.getsignal(kind) != signal.SIG_IGN
@@ -30,10 +31,10 @@ def noted_signals() -> Iterator[list[int]]:
         restore()
 
     def restore() -> None:
-        for kind, handler in before.items():
+        for kind, handler in previous.items():
             signal.signal(kind, handler)
 
-    for kind in before:
+    for kind in previous:
         signal.signal(kind, receive)
     try:
         yield received

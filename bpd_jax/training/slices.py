@@ -1,7 +1,8 @@
-"""Meshes over several TPU slices, which only the data centre's network joins.
+"""Device meshes over several TPU slices.
 
-Within a slice fast links join all chips. From one slice to another only the `data` axis
-crosses: of a training step that is one sum of gradients.
+Fast links connect the chips of a slice; different slices communicate over the slower
+data-centre network. Therefore only the `data` axis spans slices: a training step then
+sends one sum of gradients across that network.
 """
 
 import collections
@@ -20,13 +21,13 @@ from bpd_jax.models.partitioning import MeshConfig
 def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Builds the mesh over devices, slice by slice along its first axis, `data`.
 
-    Worked example: `data = 4`, `fsdp = 2` over two slices of four chips lays rows 0 and
-    1 of the mesh over the first slice, rows 2 and 3 over the second.
+    Worked example: with `data = 4` and `fsdp = 2` over two slices of four chips, rows 0
+    and 1 of the mesh are on the first slice, rows 2 and 3 on the second.
 
     Args:
       config: sizes of the axes over all slices together.
-      devices: those to use, which may be of a topology that is not at hand; None for
-        all that there are.
+      devices: devices to use, possibly those of a topology description; None for all
+        devices of the run.
 
     Raises:
       UserError: the axes do not multiply to the number of devices, or `data` is not a
@@ -54,8 +55,8 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
 
 
 def slice_of(device: jax.Device) -> int:
-    """The number of a TPU's slice; 0 for every other device.
+    """The slice index of a TPU; 0 for all other devices.
 
-    GPUs have numbers too, of the machines that hold them, but one fast network.
+    GPUs have a slice index too, that of their host, but share one fast network.
     """
     return int(getattr(device, "slice_index", 0)) if device.platform == "tpu" else 0

@@ -20,14 +20,15 @@ _DEFAULT = ComputeConfig()
 
 
 class TrainState(NamedTuple):
-    """What a step of training changes.
+    """The state of training.
 
     Attributes:
-      step: steps done, int32.
-      params: of the model, in its `param_dtype`, float32 by default, whatever the
-        precision that it computes in; stacked if `ComputeConfig.scan_layers`.
-      opt_state: of the optimizer, sharded as the parameters it belongs to and in
-        their precision.
+      step: number of completed steps, int32.
+      params: parameters of the model in its `param_dtype` (float32 by default), which
+        is independent of the dtype of its computations; stacked if
+        `ComputeConfig.scan_layers`.
+      opt_state: state of the optimizer, with the shardings and dtypes of the
+        parameters.
     """
 
     step: Int[Array, ""]
@@ -61,10 +62,16 @@ def init_state(
     seed: int,
     compute: ComputeConfig = _DEFAULT,
 ) -> TrainState:
-    """The state before the first step.
+    """The train state before the first step.
 
-    Its values depend neither on the mesh nor on `compute`, which was given to
-    `abstract_state` too.
+    Its values depend neither on the mesh nor on `compute`.
+
+    Args:
+      model: sizes.
+      optimizer: optimizer of all parameters.
+      abstract: result of `abstract_state` with the same `compute`.
+      seed: seed of the parameters.
+      compute: see `ComputeConfig`.
     """
 
     def init(key: Array) -> TrainState:
@@ -75,12 +82,12 @@ def init_state(
 
 
 def with_parameters(state: TrainState, replacements: Params) -> TrainState:
-    """The state with other parameters, before the first step.
+    """Replaces parameters of an initial state.
 
     Args:
-      state: from `init_state`.
-      replacements: parameters `trunk` (not scanned over layers), `heads`, or both, of
-        the same sizes; they are copied. Other parameters stay unchanged.
+      state: result of `init_state`.
+      replacements: parameters `trunk` (not stacked), `heads`, or both, of the same
+        sizes; they are copied. Other parameters stay unchanged.
     """
     if "trunk" in replacements and is_stacked(state.params["trunk"]):
         layers = jax.tree.leaves(state.params["trunk"]["layers"])
@@ -90,8 +97,8 @@ def with_parameters(state: TrainState, replacements: Params) -> TrainState:
         }
 
     def put(old: Array, new: Array) -> Array:
-        # A copy, because a step of training consumes its state. Every process places
-        # its own part, as devices of several take nothing from each other.
+        # A copy, because a training step donates its state. Every process provides the
+        # shards of its own devices.
         copy = np.array(new, old.dtype)
         return jax.make_array_from_callback(
             old.shape, old.sharding, lambda index: copy[index]

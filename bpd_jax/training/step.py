@@ -39,10 +39,11 @@ def make_train_step(
     compute: ComputeConfig = _DEFAULT,
     settings: LossSettings = _SETTINGS,
 ) -> TrainStep:
-    """Builds `(state, batch, λ) → (state, metrics)`; it consumes its state.
+    """Builds the jitted train step `(state, batch, λ) → (state, metrics)`.
 
-    λ, `[L]` float32, are the weights of the heads' losses in this step. Gradients have
-    the precision of the parameters, float32 by default, whatever the model computes in.
+    The state is donated. λ, `[L]` float32, are the weights of the heads' losses in this
+    step. Gradients have the dtype of the parameters (float32 by default), independent
+    of the dtype of the model's computations.
 
     The metrics are `loss`, `loss_heads` and `accuracy_heads` (both `[L]`),
     `gradient_norm`, before clipping, and `finite`: whether loss and gradient norm are
@@ -50,8 +51,8 @@ def make_train_step(
 
     Args:
       model: sizes.
-      optimizer: of all parameters.
-      abstract: of `abstract_state`, with the same `compute`.
+      optimizer: optimizer of all parameters.
+      abstract: result of `abstract_state` with the same `compute`.
       mesh: devices.
       compute: see `ComputeConfig`.
       settings: of the loss.
@@ -121,11 +122,11 @@ def make_eval_step(
     compute: ComputeConfig = _DEFAULT,
     settings: LossSettings = _SETTINGS,
 ) -> jax.stages.Wrapped:
-    """Builds `(params, batch) → sums per head`, to be added up over batches.
+    """Builds the jitted evaluation step `(params, batch) → HeadSums`.
 
-    They include the entropies of the heads; the targets are always those of the text.
-    A batch is divided by `compute.accumulate`, so that evaluation needs no more memory
-    than training.
+    The sums include the entropies of the heads; the targets are always those of the
+    text. A batch is divided by `compute.accumulate`, so that evaluation needs no more
+    memory than training.
     """
 
     def part_sums(params: Params, batch: Batch) -> HeadSums:
@@ -179,7 +180,7 @@ def split_rows(batch: Batch, parts: int, mesh: Mesh) -> Batch:
 
 
 def put_batch(batch: Any, mesh: Mesh) -> Any:
-    """The batch as arrays over the mesh, from each process's own rows of it."""
+    """Builds global arrays over the mesh from each process's rows of a batch."""
     sharding = NamedSharding(mesh, BATCH_SPEC)
     return jax.tree.map(
         lambda x: jax.make_array_from_process_local_data(sharding, x), batch
@@ -192,9 +193,13 @@ def updated(
     loss: Float[Array, ""],
     gradients: Params,
 ) -> tuple[TrainState, Metrics]:
-    """The state after a step, and its `loss`, `gradient_norm` and `finite`.
+    """Applies the optimizer.
 
-    If loss or norm is not finite, the state, including its step, is unchanged.
+    If the loss or the gradient norm is not finite, the state, including its step, is
+    unchanged.
+
+    Returns:
+      The state after the step, and the metrics `loss`, `gradient_norm` and `finite`.
     """
     norm = optax.global_norm(gradients)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)

@@ -1,12 +1,12 @@
-"""How many tokens per second the devices could train on, if all was products."""
+"""The highest possible training throughput, from the devices' peak FLOP/s."""
 
 import jax
 
 from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.flops import train_flops
 
-# Dense bfloat16 products, FLOP/s per device as jax counts devices, from the makers'
-# data sheets; by the beginning of `device_kind`, the longer one first.
+# Dense bfloat16 FLOP/s per jax device, from the vendors' data sheets. Keys are prefixes
+# of `device_kind`; the longest matching prefix counts.
 PEAK_FLOPS = {
     "NVIDIA A100": 312e12,
     "NVIDIA H100": 989e12,
@@ -23,7 +23,13 @@ PEAK_FLOPS = {
 def peak_tokens_per_second(
     model: BlockwiseConfig, length: int, anchors: int = 0
 ) -> float | None:
-    """Tokens per second at the peak of all devices; None if it is not known."""
+    """Tokens per second if all devices ran at their peak; None for unknown devices.
+
+    Args:
+      model: sizes of the model.
+      length: T, tokens of a row.
+      anchors: anchors of a row, for a model with a block drafter.
+    """
     kind = jax.devices()[0].device_kind
     matching = [name for name in PEAK_FLOPS if kind.startswith(name)]
     if not matching:

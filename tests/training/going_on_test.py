@@ -74,10 +74,10 @@ def test_the_best_is_kept_and_decodes_and_an_early_stop_is_remembered(
     assert best_step(tmp_path / "checkpoints") == 2
     chosen = load_model(str(tmp_path)).params
     jax.tree.map(np.testing.assert_array_equal, chosen, parameters(tmp_path, 2))
-    assert "the checkpoint of step 2, the best of its run" in capsys.readouterr().err
+    assert "using the best checkpoint, that of step 2" in capsys.readouterr().err
     # The same command again has nothing to do.
     assert train(config, tmp_path) == {}
-    words = "stopped early at step 5, after 3 evaluations without a better one than"
+    words = "stopped early at step 5, after 3 evaluations without"
     assert words in capsys.readouterr().out
     # With more patience it goes on, and a better one takes the place of the best.
     script(monkeypatch, [4.3, 3.0, *[3.5] * 5])

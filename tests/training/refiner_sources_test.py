@@ -17,8 +17,8 @@ from bpd_jax.models.refiner_files import load_refiner
 from bpd_jax.models.refiners import init_refiner
 from bpd_jax.training.frozen import measure
 from bpd_jax.training.heads.base import Base
-from bpd_jax.training.heads.cache import cached_states, open_states
 from bpd_jax.training.heads.positions import split_texts
+from bpd_jax.training.heads.states_cache import cached_states, open_states
 from bpd_jax.training.refiner_loss import freeze_rows, freeze_states
 from bpd_jax.training.refiner_settings import RefinerSettings
 from bpd_jax.training.refiner_sources import open_source
@@ -86,7 +86,7 @@ def test_cached_states_give_the_sums_of_the_texts_themselves(kind, base, states)
     whole = (tokens, ones, places, ones > 0)
     found, want = (
         measure(
-            RefinerObjective(refiner_config, config, freeze, own=False),
+            RefinerObjective(refiner_config, config, freeze, model_targets=False),
             refiner,
             frozen=params,
             batches=batches,
@@ -112,7 +112,7 @@ def test_tokens_outside_the_draft_vocabulary_are_misses(base, states):
     settings = RefinerSettings("markov")
     source = open_source(states, settings, config, params)
     batch = source.held_out[0]
-    frozen = freeze_states(config, params, batch, own=True)
+    frozen = freeze_states(config, params, batch, model_targets=True)
     objective = objective_on(source, settings, config)
     refiner = init_refiner(objective.config, jax.random.key(0))
     sums = objective.held_out_sums(refiner, params, batch).plain_text

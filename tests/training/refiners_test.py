@@ -76,7 +76,7 @@ def data(tmp_path_factory):
 
 def evaluate(config, refiner, model, params, batches, freeze):
     """Sums over held-out batches."""
-    objective = RefinerObjective(config, model, freeze, own=False)
+    objective = RefinerObjective(config, model, freeze, model_targets=False)
     return measure(objective, refiner, frozen=params, batches=batches)
 
 
@@ -291,9 +291,9 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(
     plain = make_model(None)
     refused("no block heads", markov, plain, params, data, output)
     hydra = RefinerSettings("hydra", rank=4)
-    refused("--rank has no meaning", hydra, model, params, data, output)
+    refused("--rank does not apply", hydra, model, params, data, output)
     wide = RefinerSettings("markov", width=4)
-    refused("--width has no meaning", wide, model, params, data, output)
+    refused("--width does not apply", wide, model, params, data, output)
     small = dataclasses.replace(
         model, trunk=dataclasses.replace(model.trunk, vocab_size=99)
     )

@@ -76,7 +76,9 @@ def test_rows_that_cannot_be_made_again_are_told(begun):
     (texts / "0.txt").write_text("something else altogether")
     (run / "data" / "train" / "tokens.npy").unlink()
     before = content(run / "data")
-    words = r"data/train does not hold the rows that the run began with, .* has changed"
+    words = (
+        r"data/train does not hold the rows that the run started with, .* has changed"
+    )
     with pytest.raises(UserError, match=words):
         train(config, run)
     assert content(run / "data") == before

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from bpd_jax.training.signals import noted_signals
+from bpd_jax.training.signals import deferred_signals
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -12,7 +12,7 @@ def test_the_first_signal_is_noted_and_the_second_acts(number):
     seen = []
     before = signal.signal(number, lambda *_: seen.append("acted"))
     try:
-        with noted_signals() as received:
+        with deferred_signals() as received:
             signal.raise_signal(number)
             assert received == [number]
             assert seen == []
@@ -25,7 +25,7 @@ def test_the_first_signal_is_noted_and_the_second_acts(number):
 def test_a_hangup_that_is_ignored_stays_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with noted_signals() as received:
+        with deferred_signals() as received:
             signal.raise_signal(signal.SIGHUP)
         assert received == []
     finally:

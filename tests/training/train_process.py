@@ -53,7 +53,7 @@ def main() -> None:
             given = functools.partial(load_run_parameters, config.start, config.model)
         if int(index):
             _look_away()
-        trainer.train(config, run, given=given)
+        trainer.train(config, run, load_start=given)
     finally:
         np.save(rows, np.array(Recorded.rows))
 

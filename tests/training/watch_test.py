@@ -26,7 +26,7 @@ def test_a_step_is_looked_at_when_the_device_is_long_done(tmp_path, batch):
         watch.add(step, batch, {"finite": np.bool_(finite)})
         if step < 2 + LAG:
             watch.check(all_steps=False)
-    words = r"step 2, or its gradient, is not finite: .*step_2.npz.* begins anew\.$"
+    words = r"step 2 is not finite: .*step_2.npz.* starts from the beginning\.$"
     with pytest.raises(UserError, match=words):
         watch.check(all_steps=False)
 
@@ -35,8 +35,8 @@ def test_all_steps_are_looked_at_before_anything_is_saved(tmp_path, batch):
     watch = FiniteWatch(tmp_path, lambda: [2, 3])
     watch.add(4, batch, {"finite": np.bool_(False), "loss_heads": np.array([np.nan])})
     words = (
-        r"step 4, .* goes on from checkpoint 3; .* remove .*/checkpoints/3 to go back "
-        r"to checkpoint 2\.$"
+        r"step 4 .* resumes from checkpoint 3; .* remove .*/checkpoints/3 to resume "
+        r"from checkpoint 2\.$"
     )
     with pytest.raises(UserError, match=words):
         watch.check(all_steps=True)
@@ -57,7 +57,9 @@ def test_a_run_that_blows_up_stops_with_its_batch_and_goes_on(train_config, tmp_
     wild = dataclasses.replace(
         config, optimizer=optimizer, steps=8, checkpoint_every=8, evaluate_every=8
     )
-    with pytest.raises(UserError, match=r"step 4, .* from checkpoint 2; .* begin anew"):
+    with pytest.raises(
+        UserError, match=r"step 4 .* from checkpoint 2; .* the beginning"
+    ):
         train(wild, tmp_path)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["2"]
     jax.tree.map(np.testing.assert_array_equal, parameters(tmp_path), before)
@@ -82,7 +84,7 @@ def test_the_way_back_before_a_useless_checkpoint(train_config, tmp_path):
     optimizer = dataclasses.replace(config.optimizer, learning_rate=1e30)
     wild = dataclasses.replace(config, optimizer=optimizer, steps=8)
     newest = tmp_path / "checkpoints" / "3"
-    words = f"from checkpoint 3; .* remove {newest} to go back to checkpoint 2"
+    words = f"from checkpoint 3; .* remove {newest} to resume from checkpoint 2"
     with pytest.raises(UserError, match=words):
         train(wild, tmp_path)
     sound = dataclasses.replace(wild, optimizer=config.optimizer)

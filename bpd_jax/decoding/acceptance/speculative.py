@@ -1,18 +1,19 @@
 """Speculative sampling over draft trees: lossless at any temperature.
 
-A draft token x that was drawn with probability q(x), where the model has p(x), is kept
-with probability min(1, p(x) / q(x)); otherwise what is left to draw is the residual
-max(p - q, 0), normalised (Leviathan et al. 2023). A node with several children tries
-them one after the other, each against the residual of those before (SpecInfer, Miao et
-al. 2024). Children are drawn without replacement, so after a rejected child q is what
-is left of it without that child. A child that was chosen without chance has q = 1: it
-is kept with what probability is left of it, and otherwise taken out of p.
+A draft token x that was drawn with probability q(x) is accepted with probability
+min(1, p(x) / q(x)), where p is the model's distribution. If it is rejected, a token is
+drawn from the residual max(p - q, 0), normalised (Leviathan et al. 2023). The children
+of a node are tried one after the other, each against the residual of those before
+(SpecInfer, Miao et al. 2024). Children are drawn without replacement, so a rejected
+child is removed from q, which is normalised again. A child that was chosen
+deterministically has q = 1: it is accepted with its probability in the residual, and
+otherwise removed from p.
 
-Whatever was tried before, the token that comes out of a node has probability p. With
-one child, x comes out with q(x) min(1, p(x) / q(x)) = min(p(x), q(x)) as the child,
-and with p(x) - min(p(x), q(x)) out of the residual: its sum is just the probability of
-a rejection. Further children do the same for the residual, which does not depend on
-which child was rejected.
+The token at a node has distribution p, whatever the children. With one child, x results
+from acceptance with probability q(x) min(1, p(x) / q(x)) = min(p(x), q(x)), and from
+the residual with probability p(x) - min(p(x), q(x)), as the sum of these differences is
+the probability of a rejection. Further children do the same for the residual, which
+does not depend on the rejected child.
 """
 
 from typing import NamedTuple
@@ -26,15 +27,15 @@ from bpd_jax.typing import Array, Float, Int
 
 
 class _Walk(NamedTuple):
-    """Where one row stands.
+    """The state of the walk of one row.
 
     Attributes:
       node: the last accepted node.
       tried: the last of its children that was tried, or `node` if none was.
-      probs: what is left of the model's distribution after `node`; sums to 1.
-      source: logarithms of what is left of the distribution that its children were
-        drawn from; its sum is of no account.
-      attempts: children tried so far, for the noise.
+      probs: residual of the model's distribution after `node`; sums to 1.
+      source: unnormalised log-probabilities of the distribution from which its
+        remaining children were drawn.
+      attempts: number of children tried so far, for the random numbers.
     """
 
     node: Int[Array, ""]
@@ -50,17 +51,18 @@ def speculative_sampling(
     keys: Array,
     max_depth: int,
 ) -> Accepted:
-    """Walks down the tree, accepting or replacing.
+    """Accepts a path of the tree and draws the next token.
 
     Args:
       tree: the drafts, with one root: the certain token, which is accepted.
-      log_probs: of the model after every node, temperature and filters applied.
-      keys: one per row and serial call.
-      max_depth: nodes on the longest path.
+      log_probs: log-probabilities of the model after every node, with temperature and
+        filters.
+      keys: `[B]`, a random key for each row and serial call.
+      max_depth: number of nodes on the longest path.
     """
     drawn = tree.sources is not None
     if tree.sources is None:
-        # Nothing else could have been proposed in a child's place.
+        # The children were chosen deterministically.
         names = tree.tokens[..., None]
         odds = jnp.zeros(names.shape, jnp.float32)
     else:
@@ -93,7 +95,7 @@ def speculative_sampling(
             threshold = jax.random.uniform(jax.random.fold_in(key, walk.attempts))
             kept = threshold * chance < walk.probs[token]
             rest = jnp.maximum(walk.probs.at[candidates].add(-source), 0.0)
-            # Distributions that are equal leave nothing: only rounding rejects then.
+            # The residual of equal distributions is 0; then only rounding can reject.
             rest = jnp.where(rest.sum() > 0, rest, walk.probs)
             rejected = _Walk(
                 node=walk.node,
@@ -116,6 +118,6 @@ def speculative_sampling(
     deepest, following = jax.vmap(walk_row)(
         tree.tokens, tree.parents, tree.valid, log_probs, names, odds, keys
     )
-    # Nothing but the token after the last accepted node is ever used.
+    # Only the token after the last accepted node is used.
     choices = jnp.broadcast_to(following[:, None], tree.tokens.shape)
     return path_through(tree, deepest, choices, max_depth)

@@ -1,8 +1,8 @@
-"""n-gram refinement by OpenFst: lattice ∘ n-gram automaton, then shortest paths.
+"""N-gram refinement with OpenFst: lattice ∘ n-gram automaton, then shortest paths.
 
-The paper's engine (section 7.2). It composes with back-off as an arc without label,
-which any path may take: scores are upper bounds of the exact ones (see
-`bpd_jax.ngrams.formats.fst_files`). Verification makes the decoded text exact.
+This is the paper's engine (section 7.2). Back-off is an epsilon arc, which any path may
+take, so that scores are upper bounds of the exact ones (see
+`bpd_jax.ngrams.formats.fst_files`). Decoding remains lossless due to verification.
 """
 
 from collections.abc import Sequence
@@ -28,14 +28,14 @@ class _Path(NamedTuple):
 
 
 class FstEngine(HostEngine):
-    """The search by OpenFst."""
+    """N-gram search with OpenFst."""
 
     def __init__(self, model: NGramModel, alpha: float = 1.0) -> None:
-        """Builds the automaton once.
+        """Builds the automaton.
 
         Args:
-          model: a back-off n-gram model over the same token ids; what it has no
-            probability for gets log-probability -1000 (`with_finite_scores`).
+          model: a back-off n-gram model over the same token ids; tokens without a
+            probability get log-probability -1000 (`with_finite_scores`).
           alpha: weight of the n-gram's log-probability, above 0.
 
         Raises:
@@ -77,15 +77,17 @@ class FstEngine(HostEngine):
         alphas: np.ndarray,
         num_drafts: int,
     ) -> tuple[np.ndarray, np.ndarray]:
-        del alphas  # Constant: an arc of the automaton stands for every position.
-        # Costs are divided by α here, and scores multiplied by it below: the automaton
-        # of the n-gram model is then the same for every α.
+        del (
+            alphas
+        )  # Constant, because an arc of the automaton applies to all positions.
+        # Costs are divided by α, and scores multiplied by it below, so that the n-gram
+        # automaton is the same for every α.
         state = self._states.of_history(history.tolist())
         composed = self._compose(tokens, -log_probs / self.alpha, state)
         paths = best_paths(composed, num_drafts)
-        found = np.array([path.tokens for path in paths], np.int32)
+        drafts = np.array([path.tokens for path in paths], np.int32)
         scores = self.alpha * np.array([path.score for path in paths])
-        return found.reshape(len(paths), len(tokens)), scores
+        return drafts.reshape(len(paths), len(tokens)), scores
 
     def _compose(
         self, tokens: np.ndarray, costs: np.ndarray, state: int
@@ -95,8 +97,8 @@ class FstEngine(HostEngine):
         lattice = _fst(_sausage(tokens, costs))
         self._ngram.set_start(state)
         paths = pynini.compose(lattice, self._ngram)
-        # Only the end of the lattice is final. A back-off there predicts nothing, but
-        # a back-off weight above 1 would make it pay.
+        # Only the end of the lattice is final. Backing off there is useless, but a
+        # back-off weight above 1 would improve the score.
         zero = pynini.Weight.zero(paths.weight_type())
         for node in paths.states():
             if paths.final(node) != zero:
@@ -112,9 +114,10 @@ def _check_above_zero(alpha: float) -> None:
 def best_paths(paths: "pynini.Fst", count: int) -> list[_Path]:
     """The `count` best distinct strings of an acyclic acceptor, or all if fewer.
 
-    One string may have many paths, one per way to back off. Its best path comes first,
-    so the first distinct strings of enough best paths are the best strings; OpenFst's
-    own `unique` determinises everything first, which is far slower.
+    A string may have many paths, which differ in where they back off. Its best path
+    comes first, so the first distinct strings of enough best paths are the best
+    strings. OpenFst's option `unique` determinizes the acceptor first, which is far
+    slower.
     """
     import pynini
 

@@ -1,15 +1,15 @@
-"""A cache over the text so far: bigrams of prompt and output, mixed into a model.
+"""A bigram cache of prompt and output, interpolated with an n-gram model.
 
-Names, numbers and turns of phrase come back within a text. A bigram cache counts them
-where they stand, in the tokens on the device, for just the W × W pairs of candidates
-that a lattice asks for: one matrix product per position, and nothing to maintain.
+Names, numbers and phrases recur within a text. The cache counts bigrams directly in the
+tokens on the device, for the W × W pairs of candidates of a lattice: one matrix product
+per position, without state.
 """
 
 import jax.numpy as jnp
 
 from bpd_jax.typing import Array, Float, Int
 
-# How many sightings of a token make its own successors count as much as the model's.
+# Number of occurrences of a token at which the cache and the model have equal weights.
 STRENGTH = 1.0
 
 
@@ -18,10 +18,10 @@ def cache_counts(
     tokens: Int[Array, "B S"],
     lengths: Int[Array, " B"],
 ) -> Float[Array, "B L-1 W W+1"]:
-    """How often the text has candidate w right after candidate v one position before.
+    """Counts of the bigrams of candidate v and candidate w at the next position.
 
-    The last entry of each row counts v itself where something follows it. The certain
-    token, which is about to end the text, counts as what follows the last one.
+    The last entry of each row is the count of v, except at the end of the text. The
+    certain token counts as part of the text.
     """
     places, last = jnp.arange(tokens.shape[1]), lengths[:, None]
     tokens = jnp.where(places == last, candidates[:, 0, :1], tokens)
@@ -48,10 +48,10 @@ def mixed(
     """log((1 - λ) p + λ c(v w) / c(v)), with λ = c(v) / (c(v) + STRENGTH).
 
     Args:
-      log_probs: of the model.
-      counts: what the text says of each node's last token v; see `cache_counts`.
+      log_probs: log-probabilities of the model.
+      counts: counts of each node's last token v; see `cache_counts`.
     """
     total = counts[..., -1:]
-    # As logarithms, because float32 does not hold the smallest probabilities.
+    # In logarithms, because the smallest probabilities underflow in float32.
     seen = jnp.logaddexp(jnp.log(STRENGTH) + log_probs, jnp.log(counts[..., :-1]))
     return seen - jnp.log(STRENGTH + total)

@@ -1,9 +1,9 @@
-"""A block drafter as a source: all positions in parallel, from states of the model."""
+"""A block drafter as a source, which drafts all positions in parallel."""
 
 import dataclasses
 from typing import ClassVar
 
-from bpd_jax.drafting.assets import AttachedDrafter
+from bpd_jax.drafting.assets import AttachedDrafter, DraftingFunctions
 from bpd_jax.drafting.interface import Outcome, Prompts, View
 from bpd_jax.drafting.lattice import Lattice, build_lattice
 from bpd_jax.drafting.parts import (
@@ -15,47 +15,44 @@ from bpd_jax.drafting.parts import (
 )
 from bpd_jax.drafting.sources.heads import LatticeSource, check_paths, lattice_width
 from bpd_jax.errors import UserError
-from bpd_jax.models.drafter_functions import DrafterCache, DrafterFunctions
 from bpd_jax.settings import setting
-from bpd_jax.typing import Params
+from bpd_jax.typing import Params, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
 class BlockSource(LatticeSource):
     """The W best tokens of each position of a block drafter (DFlash, DSpark).
 
-    Its memory is what the drafter keeps of the model's states at the accepted tokens.
+    Its memory is the drafter's cache of the accepted tokens.
 
     Attributes:
       block_size: L, at most that of the drafter.
       width: W.
-      functions: of the drafter.
+      functions: functions of the drafter.
       feature_layers: layers of the model whose states it reads.
-      arrays: its parameters.
+      arrays: parameters of the drafter.
     """
 
     block_size: int
     width: int
-    functions: DrafterFunctions
+    functions: DraftingFunctions
     feature_layers: tuple[int, ...] = dataclasses.field()
     arrays: Params = dataclasses.field(compare=False)
 
-    def remember(self, arrays: Params, prompts: Prompts) -> DrafterCache:
+    def remember(self, arrays: Params, prompts: Prompts) -> PyTree:
         """Reads the prompts."""
         length = prompts.tokens.shape[1]
         return self.functions.prefill(arrays, prompts.features, prompts.lengths, length)
 
-    def learn(
-        self, arrays: Params, memory: DrafterCache, outcome: Outcome
-    ) -> DrafterCache:
+    def learn(self, arrays: Params, memory: PyTree, outcome: Outcome) -> PyTree:
         """Reads the accepted tokens."""
         return self.functions.append(arrays, memory, outcome.features, outcome.count)
 
     def build_lattice(
-        self, view: View, arrays: Params, memory: DrafterCache
-    ) -> tuple[Lattice, DrafterCache]:
-        """Drafts what may follow the certain token."""
-        # A recorded drafter knows its drafts, and a recording has no embeddings.
+        self, view: View, arrays: Params, memory: PyTree
+    ) -> tuple[Lattice, PyTree]:
+        """Drafts the tokens after the certain one."""
+        # A recorded drafter reads no layers, and a recorded model has no embeddings.
         anchors = view.next_token
         if self.feature_layers:
             anchors = view.model.embed(view.next_token)
@@ -74,7 +71,7 @@ class BlockSource(LatticeSource):
 
 @register
 @dataclasses.dataclass(frozen=True)
-class Block(SourcePart):
+class BlockPart(SourcePart):
     """Settings of the source `block`."""
 
     name: ClassVar[str] = "block"
@@ -95,14 +92,14 @@ class Block(SourcePart):
         """Makes the source.
 
         Raises:
-          UserError: there is no block drafter, or not one of such sizes.
+          UserError: there is no block drafter, or its sizes do not suffice.
         """
         drafter: AttachedDrafter = context.need("drafter")
         config = drafter.functions.config
         if self.length is not None and not 2 <= self.length <= config.block_size:
             raise UserError(
-                f"{context.method} asks for blocks of {self.length} tokens: give 2 to "
-                f"{config.block_size}."
+                f"the block length of {context.method} is {self.length}, and must be "
+                f"from 2 to {config.block_size}."
             )
         length = self.length or config.block_size
         choices = config.draft_vocabulary or context.vocab_size

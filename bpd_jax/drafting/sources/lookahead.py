@@ -1,11 +1,11 @@
 """Lookahead decoding: n-grams from parallel Jacobi iterations (Fu et al. 2024).
 
-Needs no heads. A *window* holds guesses of the tokens to come: W columns, one for each
-coming position, and N-1 levels, one for each of the last serial calls. Every call runs
-the window through the model, as a tree, beside the drafts that it checks. What the
-model says after the last level is the next level, and together with its column an
-n-gram of what the model tends to say. N-grams go to a *pool*; those that begin with the
-certain token are the drafts.
+It needs no heads. A *window* contains guesses of future tokens: W columns, one for each
+future position, and N-1 levels, one for each of the last serial calls. Every serial
+call runs the window through the model as a tree, along with the drafts to verify. The
+model's tokens after the last level are the next level; with the tokens of its column,
+each of them forms an n-gram that the model is likely to generate. The n-grams are added
+to a *pool*; those that begin with the certain token are the drafts.
 
 The tree (N = 4, W = 3; node `lc` is level l of column c; `00` is the certain token):
 
@@ -42,12 +42,12 @@ from bpd_jax.typing import Array, Bool, Int
 
 @flax.struct.dataclass
 class Guesses:
-    """What lookahead keeps between serial calls.
+    """The state of lookahead between serial calls.
 
     Attributes:
-      window: levels, the oldest first; level l of column c guesses the token c + l
-        places after the certain one.
-      pool: different n-grams, the most recent first; -1 where there are no more.
+      window: levels, the oldest first; level l of column c is a guess of the token
+        c + l positions after the certain one.
+      pool: different n-grams, the most recent first, padded with -1.
     """
 
     window: Int[Array, "B N-1 W"]
@@ -55,34 +55,34 @@ class Guesses:
 
 
 @flax.struct.dataclass
-class Turn:
-    """What one serial call checks and asks.
+class CallInputs:
+    """The inputs of one serial call.
 
     Attributes:
       next_token: the certain token.
-      drafts: continuations of it, from the pool.
-      found: which of them there are.
+      drafts: continuations of the certain token, from the pool.
+      valid: whether there is such a continuation.
       window: see `Guesses`.
     """
 
     next_token: Int[Array, " B"]
     drafts: Int[Array, "B G N-1"]
-    found: Bool[Array, "B G"]
+    valid: Bool[Array, "B G"]
     window: Int[Array, "B N-1 W"]
 
 
 @dataclasses.dataclass(frozen=True)
 class LookaheadDrafter(Stateless):
-    """Checks n-grams of the pool, and lets the window make new ones.
+    """Verifies n-grams of the pool, and generates new ones with the window.
 
-    Where several tokens are accepted, columns move along with the text, and those that
-    it has passed take up the rear: any tokens will do there.
+    When several tokens are accepted, the columns are shifted accordingly, and the
+    columns of accepted positions move to the end, where any tokens will do.
 
     Attributes:
       window: W, columns.
       order: N, the length of the n-grams.
-      guesses: G, the most n-grams that are checked in one call.
-      pool_size: C, the most n-grams that are kept for each row.
+      guesses: G, the highest number of n-grams verified in one call.
+      pool_size: C, the highest number of n-grams in the pool of each row.
     """
 
     window: int
@@ -94,9 +94,8 @@ class LookaheadDrafter(Stateless):
     def __post_init__(self) -> None:
         if self.window < 1 or self.order < 2 or self.guesses < 1:
             raise UserError(
-                f"lookahead with window {self.window}, order {self.order} and "
-                f"{self.guesses} guesses: give a window of at least 1, an order of at "
-                "least 2 and at least 1 guess."
+                "lookahead needs a window of at least 1, an order of at least 2 and at "
+                f"least 1 guess, not {self.window}, {self.order} and {self.guesses}."
             )
         if self.guesses > self.pool_size:
             raise UserError(
@@ -106,21 +105,21 @@ class LookaheadDrafter(Stateless):
 
     @property
     def max_depth(self) -> int:
-        """Of the window's last node, or of the n-grams."""
+        """The depth of the window's last node, or of the n-grams."""
         return max(self.window + self.order - 2, self.order)
 
     @property
     def max_nodes(self) -> int:
-        """N-1 for each guess and each column; the root is one of the columns'."""
+        """N-1 nodes for each guess and each column; the root belongs to a column."""
         return (self.order - 1) * (self.guesses + self.window)
 
     @property
     def max_drafts(self) -> int:
-        """One for each guess and each column."""
+        """One draft for each guess and each column."""
         return self.guesses + self.window
 
     def start(self, arrays: None, prompts: Prompts) -> Guesses:
-        """N-grams of the prompt; columns begin as pieces of it, taken at random."""
+        """Fills the pool, and randomly the window, with n-grams of the prompt."""
         del arrays
         tokens, lengths = prompts.tokens, prompts.lengths
         step = jnp.arange(self.order)
@@ -128,23 +127,25 @@ class LookaheadDrafter(Stateless):
         begin = lengths[:, None] - self.order - jnp.arange(most)
         places = jnp.maximum(begin[:, :, None] + step, 0)
         ngrams = jnp.where(begin[:, :, None] < 0, -1, take(tokens, places))
-        # The same chance for every row: a text must not depend on its batch.
-        chance = jax.random.uniform(jax.random.key(0), (1, self.window))
-        anywhere = (chance * lengths[:, None]).astype(jnp.int32)
-        pieces = (anywhere[:, None] + step[:-1, None]) % lengths[:, None, None]
+        # Equal random numbers for all rows: a text must not depend on its batch.
+        uniform = jax.random.uniform(jax.random.key(0), (1, self.window))
+        starts = (uniform * lengths[:, None]).astype(jnp.int32)
+        pieces = (starts[:, None] + step[:-1, None]) % lengths[:, None, None]
         empty = jnp.full((len(lengths), self.pool_size, self.order), -1, tokens.dtype)
-        return Guesses(take(tokens, pieces), _renewed(empty, ngrams))
+        return Guesses(take(tokens, pieces), _updated(empty, ngrams))
 
-    def look(self, view: View, arrays: None, memory: Guesses) -> tuple[Turn, Guesses]:
+    def look(
+        self, view: View, arrays: None, memory: Guesses
+    ) -> tuple[CallInputs, Guesses]:
         """Finds the latest n-grams that begin with the certain token."""
         del arrays
-        fits = memory.pool[:, :, 0] == view.next_token[:, None]
-        recency = jnp.where(fits, jnp.arange(self.pool_size, 0, -1), 0)
-        found, index = jax.lax.top_k(recency, self.guesses)
+        matches = memory.pool[:, :, 0] == view.next_token[:, None]
+        recency = jnp.where(matches, jnp.arange(self.pool_size, 0, -1), 0)
+        best, index = jax.lax.top_k(recency, self.guesses)
         drafts = take(memory.pool, index)[:, :, 1:]
-        return Turn(view.next_token, drafts, found > 0, memory.window), memory
+        return CallInputs(view.next_token, drafts, best > 0, memory.window), memory
 
-    def propose(self, seen: Turn, arrays: None) -> DraftTree:
+    def propose(self, seen: CallInputs, arrays: None) -> DraftTree:
         """Returns one tree of the n-grams and the window."""
         del arrays
         batch, size = seen.next_token.shape[0], self.max_nodes
@@ -166,9 +167,9 @@ class LookaheadDrafter(Stateless):
 
         window = seen.window.at[:, 0, 0].set(seen.next_token).reshape(batch, -1)
         drafts = seen.drafts.reshape(batch, -1)
-        # An empty pool has drafts of -1, which are no tokens.
+        # Drafts from an empty pool are -1, which is not a token.
         tokens = [window[:, :1], jnp.maximum(drafts, 0), window[:, 1:]]
-        used = jnp.repeat(seen.found, steps, axis=1)
+        used = jnp.repeat(seen.valid, steps, axis=1)
         return DraftTree(
             tokens=jnp.concatenate(tokens, axis=1),
             parents=per_row(parents),
@@ -178,34 +179,34 @@ class LookaheadDrafter(Stateless):
         )
 
     def learn(self, arrays: None, memory: Guesses, outcome: Outcome) -> Guesses:
-        """Puts the new level into the window, and its n-grams into the pool."""
+        """Adds the new level to the window, and its n-grams to the pool."""
         del arrays
         nodes = self._window_nodes()
         old, new = outcome.tree.tokens[:, nodes], outcome.choices[:, nodes[-1:]]
         levels = jnp.concatenate([old, new], axis=1)
-        passed = outcome.count[:, None] - 1
-        columns = (jnp.arange(self.window) + passed) % self.window
-        learnt = Guesses(
+        shift = outcome.count[:, None] - 1
+        columns = (jnp.arange(self.window) + shift) % self.window
+        updated = Guesses(
             window=jnp.take_along_axis(levels[:, 1:], columns[:, None], axis=2),
-            pool=_renewed(memory.pool, levels.swapaxes(1, 2)),
+            pool=_updated(memory.pool, levels.swapaxes(1, 2)),
         )
         running = (outcome.count > 0)[:, None, None]
-        return jax.tree.map(lambda a, b: jnp.where(running, a, b), learnt, memory)
+        return jax.tree.map(lambda a, b: jnp.where(running, a, b), updated, memory)
 
     def _window_nodes(self) -> np.ndarray:
-        """`[N-1, W]`: the window's nodes in the tree; all but the root come last."""
+        """`[N-1, W]`: the window's nodes: the root and the last nodes of the tree."""
         size = (self.order - 1) * self.window
         nodes = self.max_nodes - size + np.arange(size)
         nodes[0] = 0
         return nodes.reshape(self.order - 1, self.window)
 
 
-def _renewed(
+def _updated(
     pool: Int[Array, "B C N"], latest: Int[Array, "B n N"]
 ) -> Int[Array, "B C N"]:
-    """The pool with the latest n-grams in front; of equal ones the first stays."""
+    """The pool with the latest n-grams in front, without duplicates."""
     entries = jnp.concatenate([latest, pool], axis=1)
-    # The pool's own entries differ.
+    # The entries of the pool are different from each other.
     same = (entries[:, :, None] == latest[:, None]).all(-1)
     before = jnp.arange(latest.shape[1]) < jnp.arange(entries.shape[1])[:, None]
     keep = ~(same & before).any(-1) & (entries[:, :, 0] >= 0)

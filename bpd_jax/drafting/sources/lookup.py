@@ -1,4 +1,4 @@
-"""Prompt lookup: the text's own past as the draft (Saxena 2023). Needs no heads."""
+"""Prompt lookup: drafts are copied from the text itself (Saxena 2023); no heads."""
 
 import dataclasses
 from typing import ClassVar
@@ -21,33 +21,33 @@ from bpd_jax.typing import Array, Bool, Int, PyTree
 
 @flax.struct.dataclass
 class Copy:
-    """What was found.
+    """A copy of an earlier part of the text.
 
     Attributes:
-      tokens: the certain token, then what is copied.
-      found: whether there was anything to copy.
+      tokens: the certain token and the copied tokens.
+      valid: whether the text has a match.
     """
 
     tokens: Int[Array, "B T+1"]
-    found: Bool[Array, " B"]
+    valid: Bool[Array, " B"]
 
 
 @dataclasses.dataclass(frozen=True)
 class PromptLookup(Stateless):
-    """Drafts what followed the last place where the text ran as it does now.
+    """Drafts the tokens after the last earlier occurrence of the end of the text.
 
-    The last n tokens, the certain one included, are sought earlier in the text, with n
-    from `match` down to 1; of the places found for the largest n the latest counts.
+    The last n tokens, the certain one included, are searched for in the text before
+    them, with the largest possible n up to `match`; the last occurrence is used.
 
-    A copy that reaches the end of the text continues with what it has copied, as a text
-    that repeats itself would. Worked example (the certain token is the last `b`):
+    A copy that reaches the end of the text continues with the copied tokens, as if the
+    text repeated itself. Worked example (the certain token is the last `b`):
 
-        text   a b x a b        match 2: `a b` stands at 0, copied from `x` on
+        text   a b x a b        `a b` occurs at 0: copy from `x` on
         draft            x a b x a b
 
     Attributes:
       num_tokens: T, tokens drafted after the certain one.
-      match: the most tokens that are sought.
+      match: highest number of tokens that are searched for.
     """
 
     num_tokens: int
@@ -57,30 +57,30 @@ class PromptLookup(Stateless):
 
     @property
     def max_depth(self) -> int:
-        """T and the certain token."""
+        """T + 1, with the certain token."""
         return self.num_tokens + 1
 
     @property
     def max_nodes(self) -> int:
-        """One draft."""
+        """The nodes of a single draft."""
         return self.max_depth
 
     def look(self, view: View, arrays: None, memory: None) -> tuple[Copy, None]:
         """Searches the text."""
         del arrays
-        places = jnp.arange(view.tokens.shape[1])
+        positions = jnp.arange(view.tokens.shape[1])
         last = view.lengths[:, None]
-        text = jnp.where(places == last, view.next_token[:, None], view.tokens)
-        # How many of the last tokens stand right up to each place.
+        text = jnp.where(positions == last, view.next_token[:, None], view.tokens)
+        # The number of the text's last tokens that occur right up to each position.
         matched = jnp.zeros_like(text)
-        agree = places < last
+        equal = positions < last
         for back in range(self.match):
             ending = jnp.take_along_axis(text, jnp.maximum(last - back, 0), axis=1)
             earlier = jnp.roll(text, back, axis=1)
-            agree &= (earlier == ending) & (places >= back)
-            matched += agree
+            equal &= (earlier == ending) & (positions >= back)
+            matched += equal
         best = matched.max(axis=1, keepdims=True)
-        end = jnp.where(matched == best, places, -1).max(axis=1, keepdims=True)
+        end = jnp.where(matched == best, positions, -1).max(axis=1, keepdims=True)
         period = jnp.maximum(last - end, 1)
         copied = end + 1 + jnp.arange(self.num_tokens) % period
         draft = jnp.take_along_axis(text, copied, axis=1, mode="clip")
@@ -90,9 +90,9 @@ class PromptLookup(Stateless):
     def propose(self, seen: Copy, arrays: PyTree) -> DraftTree:
         """Returns one chain per row; without a match only its root is valid."""
         del arrays
-        scores = jnp.zeros((len(seen.found), 1), jnp.float32)
+        scores = jnp.zeros((len(seen.valid), 1), jnp.float32)
         chain = from_drafts(Drafts(seen.tokens[:, None], scores))
-        valid = (chain.depths == 0) | seen.found[:, None]
+        valid = (chain.depths == 0) | seen.valid[:, None]
         return dataclasses.replace(chain, valid=valid, sizes=(1,))
 
 

@@ -1,4 +1,4 @@
-"""Counts n-grams of any amount of text in bounded memory, on all cores, resumably."""
+"""Resumable counting of any amount of text in bounded memory, on all cores."""
 
 import contextlib
 import os
@@ -35,35 +35,35 @@ def count(
 ) -> NGramCounts:
     """Counts the n-grams of orders 1 ... `order` of a source.
 
-    What fits into memory is counted there. More text becomes sorted runs on disk, which
-    are then merged (`runs` in this folder): 8 W + 4 bytes per different window, W being
-    1 or, for long n-grams of large vocabularies, 2. The counts do not depend on which.
+    Text that fits into memory is counted there. More text is written to sorted runs on
+    disk, which are then merged (`runs`). A run takes 8 W + 4 bytes per distinct window,
+    where W is 1, or 2 for long n-grams of large vocabularies. The counts are the same.
 
-    With a work folder the memory taken is about `memory` and some tens of megabytes,
-    whatever the size of the text and of the result, except that a single document must
-    fit. (Pages of mapped files come on top while there is room.) A killed count goes on
-    after its last whole run if it is called again with the same work folder; order
-    and source must be the same, `min_counts` and `memory` may differ. Without one, the
-    result comes in addition, 24 bytes per n-gram and 16 for those of the highest order,
-    and nothing can be resumed.
+    With a work folder, counting needs about `memory` and some tens of megabytes,
+    whatever the size of the text and of the result, but a single document must fit.
+    (Pages of mapped files come on top while there is free memory.) A killed count
+    resumes after its last complete run if it is called again with the same work folder,
+    order and source; `min_counts` and `memory` may differ. Without a work folder, the
+    result needs additional memory, 24 bytes per n-gram and 16 for the highest order,
+    and counting cannot be resumed.
 
     Args:
-      source: what to count.
+      source: text to count.
       order: the highest order N.
-      min_counts: per order, see `counts.with_min_counts`, or None for 1 everywhere.
+      min_counts: per order, see `counts.with_min_counts`; None for 1 everywhere.
       memory: bytes.
-      work_folder: for runs and for a result larger than memory, which is mapped from
-        there: it must be kept until the result is saved.
+      work_folder: folder for runs and for a result larger than memory, which is mapped
+        from there: it must be kept until the result is saved.
 
     Raises:
-      UserError: the source or an argument is at fault, the disk is full, or the work
-        folder is that of another count.
+      UserError: the source or an argument is invalid, the disk is full, or the work
+        folder belongs to another count.
     """
     check_order(order)
     if memory < _LEAST_MEMORY:
         raise UserError(
-            f"memory is {memory} bytes: give {_LEAST_MEMORY:,} or more, best some "
-            "billions."
+            f"memory is {memory} bytes: it must be at least {_LEAST_MEMORY:,}, and "
+            "should be some billions."
         )
     if min_counts is not None:
         check_min_counts(min_counts, order)
@@ -78,16 +78,16 @@ def count(
             "end_of_text": source.end_of_text,
             "source": source.fingerprint(),
         }
-        found = runs.RunFolder(folder, packing.words, settings)
+        run_folder = runs.RunFolder(folder, packing.words, settings)
         limit = memory if work_folder is not None else None
-        sorted_windows = _sorted_windows(source, packing, memory, limit, found)
-        spilled = work_folder if len(found) else None
+        sorted_windows = _sorted_windows(source, packing, memory, limit, run_folder)
+        result_folder = work_folder if len(run_folder) else None
         try:
-            return assemble(sorted_windows, packing, source, min_counts, spilled)
+            return assemble(sorted_windows, packing, source, min_counts, result_folder)
         except OSError as error:
             raise UserError(
                 f"cannot write the counts to {folder}: {error.strerror or error}; "
-                "what was counted so far is kept."
+                "the runs counted so far are kept."
             ) from error
 
 
@@ -98,16 +98,16 @@ def assemble(
     min_counts: Sequence[int] | None,
     folder: str | os.PathLike[str] | None,
 ) -> NGramCounts:
-    """Returns the counts that sorted windows have, in memory or mapped from `folder`.
+    """Computes counts from sorted windows, in memory or mapped from `folder`.
 
-    Only minimum counts that fall with the order take the memory of a result with the
-    lowest of those numbers.
+    If a minimum count is smaller than that of a lower order, the smaller one is applied
+    first, so that the result temporarily needs more memory.
 
     Args:
-      sorted_windows: all of a source.
-      packing: theirs.
-      source: what they are of.
-      min_counts: per order, or None for 1 everywhere.
+      sorted_windows: all windows of a source.
+      packing: packing of the windows.
+      source: the source.
+      min_counts: per order; None for 1 everywhere.
       folder: see `levels.assemble`.
 
     Raises:
@@ -115,8 +115,8 @@ def assemble(
     """
     least = None
     if min_counts is not None:
-        # What is below this was seen too rarely in its own order and in all above it,
-        # so nothing that stays needs it. These numbers never fall.
+        # An n-gram below this minimum is too rare in its own order, and so is every
+        # longer n-gram that contains it. These numbers do not decrease.
         least = [min(min_counts[n : packing.order]) for n in range(packing.order)]
     result = levels.assemble(sorted_windows, packing, least, folder)
     counts = from_levels(result, source.vocab_size, source.end_of_text)
@@ -130,64 +130,66 @@ def _sorted_windows(
     packing: windows.Packing,
     memory: int,
     limit: int | None,
-    found: runs.RunFolder,
+    run_folder: runs.RunFolder,
 ) -> windows.SortedWindows:
-    """Returns the windows of the source, from memory or from runs.
+    """Returns the sorted windows of the source, in memory or from runs.
 
     Args:
-      source: what to count.
-      packing: of the windows.
+      source: text to count.
+      packing: packing of the windows.
       memory: bytes for the windows of a chunk of the source.
-      limit: bytes for windows and result together, or None.
-      found: where the runs go, and where those of an earlier try are.
+      limit: bytes for windows and result together; None for no limit.
+      run_folder: folder of the runs, which may contain those of a killed count.
     """
-    # A symbol begins at most one n-gram of each order.
+    # At most one n-gram of each order begins at a symbol.
     result_bytes = _window_bytes(packing) + 24 * packing.order
-    if not found.complete:
+    if not run_folder.complete:
         for stream, sequences, last in chunks(
-            source, packing, memory, skip=found.sequences
+            source, packing, memory, skip=run_folder.sequences
         ):
-            whole = windows.sorted_parts(stream, packing)
+            sorted_chunk = windows.sorted_parts(stream, packing)
             fits = limit is None or stream.size * result_bytes <= limit
-            if last and not len(found) and fits:
-                return whole
-            label = f"sort run {len(found) + 1}"
+            if last and not len(run_folder) and fits:
+                return sorted_chunk
             bar = progress.bar(
-                whole.parts, label=label, total=whole.number, unit=" parts"
+                sorted_chunk.parts,
+                label=f"sort run {len(run_folder) + 1}",
+                total=sorted_chunk.number,
+                unit=" parts",
             )
-            found.append(bar, sequences)
-            del stream, whole, bar  # Before the next stream is gathered.
-        if not len(found):
+            run_folder.append(bar, sequences)
+            del stream, sorted_chunk, bar  # Free memory before the next chunk.
+        if not len(run_folder):
             raise UserError(
                 f"{source.name} holds no text to count: the input is empty."
             )
-        found.finish()
-    return found.merge(memory)
+        run_folder.finish()
+    return run_folder.merge(memory)
 
 
 def _window_bytes(packing: windows.Packing) -> int:
-    """What sorting takes per symbol: itself twice, its window, a place and a count."""
+    """Bytes of sorting per symbol: the symbol twice, its window, index and count."""
     return 8 * packing.words + 16
 
 
 def chunks(
     source: TokenSource, packing: windows.Packing, memory: int, skip: int = 0
 ) -> Iterator[tuple[np.ndarray, int, bool]]:
-    """Yields streams whose windows can be sorted in so many bytes.
+    """Yields streams of symbols whose windows can be sorted within `memory`.
 
-    A stream is longer only if a single batch of the source is.
+    A stream exceeds it only if a single batch of the source does.
 
     Args:
-      source: what to read.
-      packing: of the windows.
+      source: text to read.
+      packing: packing of the windows.
       memory: bytes.
-      skip: sequences to leave out at the beginning.
+      skip: number of sequences to skip at the beginning.
 
     Yields:
-      The stream `[T]` int32, how many sequences it has, and whether it is the last.
+      The stream `[T]` int32, its number of sequences, and whether it is the last one.
 
     Raises:
-      UserError: the source is at fault.
+      UserError: the source cannot be read.
     """
     room = min(memory // _window_bytes(packing), runs.MOST_WINDOWS)
     pieces: list[np.ndarray] = []
@@ -213,7 +215,7 @@ def chunks(
 
 
 def _joined(pieces: list[np.ndarray]) -> np.ndarray:
-    """Joins arrays and lets go of them."""
+    """Concatenates arrays and clears the list, to free their memory."""
     joined = np.concatenate(pieces)
     pieces.clear()
     return joined
@@ -227,13 +229,13 @@ def count_to_folder(
     min_counts: Sequence[int] | None = None,
     memory: int = DEFAULT_MEMORY,
 ) -> NGramCounts:
-    """Counts and writes a folder that `NGramCounts.load` reads; see `count`.
+    """Counts a source and writes a folder that `NGramCounts.load` reads; see `count`.
 
-    The work folder is `OUTPUT.work`, removed at the end and left by a kill, so that
-    calling this again goes on.
+    The work folder is `OUTPUT.work`. It is removed at the end; after a kill it remains,
+    and another call resumes.
 
     Raises:
-      UserError: as `count`; or `output` is there and holds something else.
+      UserError: see `count`; or `output` exists and has other contents.
     """
     output = as_path(output)
     folders.check_folder(output, storage.KINDS["counts"])

@@ -1,4 +1,4 @@
-"""The inner loops of counting, compiled. `windows` and `levels` say what they mean."""
+"""Compiled inner loops of counting; see `windows` and `levels`."""
 
 import math
 from typing import Any
@@ -18,19 +18,20 @@ def fill_windows(
     places: np.ndarray,
     rows: np.ndarray,
 ) -> None:
-    """Packs the window of every place of a stream and files it under its part.
+    """Packs the window of every position of a stream and sorts windows into parts.
 
-    The window of a place is that of the place after it, moved one digit to the right,
-    with the place's own symbol in front; so the stream is walked backwards.
+    The window of a position is that of the next position, shifted by one digit to the
+    right, with the symbol of the position in front. Therefore the stream is processed
+    from its end.
 
     Args:
       stream: `[T]` int32 symbols, whole sequences.
       bases: `[W + 1]` uint64: entry 0 is the base b, entry w + 1 the weight of the
         first digit of word w.
-      eos: the symbol after which a window is empty.
-      part_of: `[symbols]` part of the windows that begin with a symbol.
-      places: `[parts]` int64, where each part begins; it is counted up.
-      rows: `[T, W]` uint64, written.
+      eos: the symbol after which windows are empty.
+      part_of: `[symbols]`, part of the windows that begin with a symbol.
+      places: `[parts]` int64, start of each part in `rows`; modified.
+      rows: `[T, W]` uint64, the result.
     """
     words = rows.shape[1]
     base = bases[0]
@@ -87,9 +88,14 @@ def radix_sort(rows: np.ndarray) -> None:
 
 @numba.njit(cache=True, nogil=True)
 def count_equal(rows: np.ndarray, counts: np.ndarray) -> int:
-    """Moves the distinct rows of a sorted `[n, W]` to its front; returns how many.
+    """Moves the distinct rows of sorted rows `[n, W]` to the front.
 
-    `counts` `[n]` gets how often each was there.
+    Args:
+      rows: sorted rows; modified.
+      counts: `[n]`, the result: number of occurrences of each distinct row.
+
+    Returns:
+      The number of distinct rows.
     """
     n, words = rows.shape
     last = -1
@@ -119,7 +125,7 @@ def merge(
     """Merges two sorted lists of distinct rows; the counts of equal rows add up.
 
     Returns:
-      How many rows of `rows` and `counts` were written.
+      The number of rows written to `rows` and `counts`.
     """
     words = rows.shape[1]
     a, b, written = 0, 0, 0
@@ -149,7 +155,7 @@ def merge(
 
 @numba.njit(cache=True, nogil=True)
 def _stored(count: int, table: np.ndarray) -> float:
-    """The function `counts.as_stored` of one count; `table` has the lower ones."""
+    """`levels.as_stored` of one count; `table` contains the results of small counts."""
     if count < table.size:
         return table[count]
     return math.exp(np.float64(np.float32(math.log(count))))
@@ -159,7 +165,7 @@ def _stored(count: int, table: np.ndarray) -> float:
 def sum_stored(
     parents: np.ndarray, counts: np.ndarray, table: np.ndarray, sums: np.ndarray
 ) -> None:
-    """Adds what each count is stored as to the sum of its parent, in order."""
+    """Adds the rounded counts (`levels.as_stored`) to the sums of their parents."""
     for index in range(parents.size):
         sums[parents[index]] += _stored(counts[index], table)
 
@@ -179,28 +185,29 @@ def split_orders(
     numbers: np.ndarray,
     followed: np.ndarray,
 ) -> np.ndarray:
-    """Turns sorted distinct windows into the n-grams of every order.
+    """Computes the n-grams of all orders from sorted distinct windows.
 
-    An n-gram is complete, and written, when the first window comes that does not begin
-    with it; until then its count is open. Windows that come in several calls continue
-    each other; a call without any completes everything.
+    An n-gram is complete, and written, at the first window that does not begin with it;
+    until then it is open. The windows may be split over several calls; a call without
+    windows completes all n-grams.
 
     Args:
       rows: `[n, W]` uint64.
       counts: `[n]`.
-      lengths: `[W]` digits of each word; they add up to N.
-      bases: as in `fill_windows`.
-      minimums: `[N]` least count of an n-gram to be written; they never fall.
-      table: of `_stored`.
-      state: `[4, N]` int64, kept between calls: the digits of the last window, open
-        counts, n-grams completed so far, n-grams written so far.
-      following: `[N]` float64, kept: the sum of what followed an open n-gram.
-      previous: `[W]` uint64, kept: the last window.
-      keys, numbers: `[N, n + 1]` int64, written: keys (see `trie`) and counts.
-      followed: `[N, n + 1]` float64, written: the sums of `following`.
+      lengths: `[W]`, number of digits of each word; their sum is N.
+      bases: see `fill_windows`.
+      minimums: `[N]`, lowest count of an n-gram to be written; non-decreasing.
+      table: see `_stored`.
+      state: `[4, N]` int64, kept between calls: digits of the last window, counts of
+        open n-grams, n-grams completed so far, n-grams written so far.
+      following: `[N]` float64, kept between calls: sum of the extensions of each open
+        n-gram.
+      previous: `[W]` uint64, kept between calls: the last window.
+      keys, numbers: `[N, n + 1]` int64, the results: keys (see `trie`) and counts.
+      followed: `[N, n + 1]` float64, the result: the sums of `following`.
 
     Returns:
-      `[N]` how many n-grams of each order were written.
+      `[N]`, number of n-grams of each order that were written.
     """
     n, words = rows.shape
     order = minimums.size
@@ -210,7 +217,7 @@ def split_orders(
     fresh = np.zeros(order, np.int64)
     written = np.zeros(order, np.int64)
     for index in range(max(n, 1)):
-        # The first place where this window differs from the last one.
+        # The first digit in which this window differs from the last one.
         first = 0
         if n > 0:
             first, begin, differs = order, 0, False
@@ -263,22 +270,21 @@ def split_orders(
 def parse_ids(
     text: np.ndarray, ids: np.ndarray, lengths: np.ndarray
 ) -> tuple[int, int, int]:
-    """Parses lines of decimal numbers with blanks between them.
+    """Parses lines of decimal numbers separated by blanks.
 
     Args:
       text: `[n]` uint8; whole lines.
-      ids: int32, written: the numbers of all lines.
-      lengths: int64, written: how many numbers each line has; 0 for an empty one.
+      ids: int32, the result: numbers of all lines.
+      lengths: int64, the result: how many numbers each line has; 0 if it is empty.
 
     Returns:
-      How many ids and how many lines were written, and 1 if the line after these is
-      at fault.
+      The numbers of ids and of lines written, and 1 if the line after these is invalid.
     """
     num_ids, lines, length = 0, 0, 0
     value: Any = np.int64(0)
     inside = False
     for index in range(text.size + 1):
-        # A missing line end after the last line is made up for.
+        # The last line may lack a line end.
         byte = text[index] if index < text.size else np.uint8(10)
         if 48 <= byte <= 57:
             value = value * 10 + (byte - 48)
@@ -308,18 +314,17 @@ def parse_counts(
     counts: np.ndarray,
     numbers: np.ndarray,
 ) -> tuple[int, int, int]:
-    """Parses lines of an n-gram and its count, symbols being ids, `<s>` and `</s>`.
+    """Parses lines of an n-gram, with ids, `<s>` and `</s>` as symbols, and its count.
 
     Args:
       text: `[n]` uint8; whole lines.
-      symbols: int32, written: those of all n-grams; -1 is `</s>` and -2 `<s>`.
-      sizes: int64, written: the order of each n-gram.
-      counts: int64, written.
-      numbers: int64, written: the number of each one's line, from 1.
+      symbols: int32, the result: symbols of all n-grams; -1 is `</s>` and -2 `<s>`.
+      sizes: int64, the result: order of each n-gram.
+      counts: int64, the result.
+      numbers: int64, the result: line number of each n-gram, from 1.
 
     Returns:
-      How many symbols and how many n-grams were written, and 1 if a line is none that
-      this function knows.
+      The numbers of symbols and of n-grams written, and 1 if a line has another form.
     """
     used, found, line, fields = 0, 0, 1, 0
     value: Any = np.int64(0)

@@ -21,23 +21,24 @@ __all__ = [
     "with_min_counts",
 ]
 
-# Each order takes arrays of its own; models of more than a dozen are not known.
+# A limit against mistaken orders; every order has its own arrays.
 MOST_ORDERS = 64
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class NGramCounts:
-    """How often every n-gram was seen; `bpd_jax.ngrams.trie` has the layout.
+    """Counts of the n-grams of all orders, in the layout of `bpd_jax.ngrams.trie`.
 
     Attributes:
       vocab_size: V; `</s>` is symbol V and `<s>` is V+1.
       keys: per order, `[n]` int64.
       counts: per order, `[n]` int64.
-      followed: per order but the highest, `[n]` float64: how often anything followed
-        the n-gram, `as_stored`. It includes what minimum counts dropped.
+      followed: per order except the highest, `[n]` float64: number of times that any
+        symbol followed the n-gram, `as_stored`. It includes n-grams that minimum counts
+        dropped.
       end_of_text: the token that stands for `</s>` and `<s>`, or None.
-      seen: per order, how many different n-grams there were before minimum counts;
-        by default as many as there are.
+      seen: per order, number of different n-grams before minimum counts; by default
+        their present number.
     """
 
     vocab_size: int
@@ -84,10 +85,10 @@ class NGramCounts:
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes a folder of arrays; the same counts give the same bytes.
 
-        See `bpd_jax.ngrams.storage`. An older folder of that name is replaced.
+        See `bpd_jax.ngrams.storage`. An older folder of counts is replaced.
 
         Raises:
-          UserError: it cannot be written; an older one is then untouched.
+          UserError: the folder cannot be written; an older one is then unchanged.
         """
         arrays = {
             f"{name}_{order}": array
@@ -106,15 +107,15 @@ class NGramCounts:
     def load(
         cls, folder: str | os.PathLike[str], *, verify: bool = True
     ) -> "NGramCounts":
-        """Reads what `save` wrote; the arrays stay on disk until they are touched.
+        """Opens a folder written by `save`; the arrays are memory-mapped.
 
         Args:
           folder: the folder.
-          verify: also read everything once to compare checksums; sizes are always
-            compared.
+          verify: whether to read all arrays once and verify their checksums; sizes are
+            always verified.
 
         Raises:
-          UserError: something is missing, cut short or changed.
+          UserError: the folder is missing, truncated or changed.
         """
         arrays, settings = storage.read_folder(folder, verify=verify, kind="counts")
         orders = range(1, settings["order"] + 1)
@@ -137,9 +138,9 @@ def count_ngrams(
 ) -> NGramCounts:
     """Counts the n-grams of orders 1 ... `order` of sequences in memory.
 
-    No n-gram crosses the end of a sequence; `<s>` is only a first symbol and `</s>`
-    only a last one, as in ARPA files. Orders longer than the longest sequence are
-    left out of the result. `bounded.count` counts what does not fit into memory.
+    N-grams do not cross sequences; `<s>` is only the first symbol of an n-gram and
+    `</s>` only the last, as in ARPA files. The result has no orders longer than the
+    longest sequence. `bounded.count` counts text that does not fit into memory.
 
     Args:
       sequences: token ids, one array per document, without begin and end tokens.
@@ -158,8 +159,8 @@ def count_ngrams(
         batch, vocab_size=vocab_size, end_of_text=end_of_text
     )
     packing = windows.Packing(order, vocab_size)
-    found = levels.assemble(windows.sorted_parts(stream, packing), packing)
-    return from_levels(found, vocab_size, end_of_text)
+    result = levels.assemble(windows.sorted_parts(stream, packing), packing)
+    return from_levels(result, vocab_size, end_of_text)
 
 
 def check_order(order: int) -> None:
@@ -169,21 +170,14 @@ def check_order(order: int) -> None:
 
 
 def from_levels(
-    found: levels.Levels, vocab_size: int, end_of_text: int | None
+    result: levels.Levels, vocab_size: int, end_of_text: int | None
 ) -> NGramCounts:
-    """Returns assembled levels as counts."""
-    return NGramCounts(
-        vocab_size,
-        found.keys,
-        found.counts,
-        found.followed,
-        end_of_text=end_of_text,
-        seen=found.seen,
-    )
+    """Converts the result of `levels.assemble`."""
+    return NGramCounts(vocab_size, *result[:3], end_of_text=end_of_text, seen=result[3])
 
 
 def check_min_counts(min_counts: Sequence[int], orders: int) -> None:
-    """Raises a `UserError` unless `min_counts` can be those of so many orders."""
+    """Raises a `UserError` unless `min_counts` is valid for this number of orders."""
     if len(min_counts) < orders:
         raise UserError(
             f"min_counts has {len(min_counts)} numbers for {orders} orders: give one "
@@ -197,18 +191,18 @@ def check_min_counts(min_counts: Sequence[int], orders: int) -> None:
 
 
 def with_min_counts(counts: NGramCounts, min_counts: Sequence[int]) -> NGramCounts:
-    """Drops the n-grams seen too rarely, as OpenGrm's count pruning does.
+    """Drops rare n-grams, like OpenGrm's count pruning.
 
-    A rare n-gram stays where a longer one that is kept needs it as its prefix or
-    suffix. The mass of what was dropped after a history goes to its back-off.
+    A rare n-gram is kept if it is the prefix or suffix of a longer one that is kept.
+    The mass of the dropped n-grams of a history goes to its back-off.
 
     Args:
-      counts: of orders 1 ... N.
-      min_counts: one number per order asked for (N or more of them); the first must
-        be 1, because unigrams are never dropped.
+      counts: counts of orders 1 ... N.
+      min_counts: lowest count to keep for each order, N numbers or more; the first
+        must be 1, because unigrams are never dropped.
 
     Raises:
-      UserError: `min_counts` does not fit.
+      UserError: `min_counts` is invalid.
     """
     check_min_counts(min_counts, len(counts.keys))
     keep = [

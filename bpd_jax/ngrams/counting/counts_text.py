@@ -1,11 +1,11 @@
-"""Counts as text: one n-gram, a tab and its count per line.
+"""Counts as text: an n-gram, a tab and its count per line.
 
     <s> 12    3
     12 7 </s>    2
 
-It is what OpenGrm's `ngramprint` and SRILM's `ngram-count -write` write, plain or gzip,
-in any order of the lines. A symbol is a token's id in decimal unless a table of strings
-is given; `<s>` and `</s>` are written so.
+This is the output format of OpenGrm's `ngramprint` and SRILM's `ngram-count -write`,
+plain or gzip, with the lines in any order. Symbols are decimal token ids, or strings if
+a symbol table is given, and `<s>` and `</s>`.
 """
 
 import os
@@ -23,7 +23,7 @@ from bpd_jax.ngrams.counting.counts import NGramCounts
 from bpd_jax.ngrams.counting.token_files import parse_id
 from bpd_jax.ngrams.text_blocks import line_blocks
 
-# Stand-ins until V is known.
+# Placeholders for </s> and <s> until V is known.
 _EOS, _BOS = -1, -2
 
 
@@ -31,10 +31,10 @@ class _Entries(NamedTuple):
     """The lines of a file, or those of one order.
 
     Attributes:
-      symbols: int32, those of all n-grams one after the other, or `[n, order]`.
+      symbols: int32, the symbols of all n-grams concatenated, or `[n, order]`.
       sizes: `[n]` int64, the order of each n-gram.
       counts: `[n]` int64.
-      lines: `[n]` int64, the number of each one's line.
+      lines: `[n]` int64, the line number of each n-gram.
     """
 
     symbols: np.ndarray
@@ -50,23 +50,23 @@ def read_counts(
     symbols: Sequence[str] | None = None,
     end_of_text: int | None = None,
 ) -> NGramCounts:
-    """Reads counts of all orders; whatever is wrong is told with its line.
+    """Reads counts of all orders; errors name the line.
 
-    The counts of a text have sums: what follows an n-gram that does not end in `</s>`
-    adds up to its own count. Where it is less, n-grams were left out by minimum counts,
-    and their mass goes to the back-off as with `counts.with_min_counts`. What precedes
-    an n-gram adds up to its own count or less.
+    In the counts of a text, the counts of the extensions of an n-gram that does not end
+    in `</s>` add up to its own count. If their sum is less, minimum counts have dropped
+    extensions, whose mass goes to the back-off as in `counts.with_min_counts`. The
+    counts of the n-grams that end with an n-gram add up to at most its own count.
 
     Args:
       path: the file; gzip is recognised by its content.
       vocab_size: V; by default the length of `symbols`, or else the highest id plus 1.
-      symbols: the strings of the tokens 0 ... V-1; by default tokens are decimal ids.
+      symbols: strings of the tokens 0 ... V-1; by default tokens are decimal ids.
       end_of_text: the token that stands for `</s>` and `<s>`, or None.
 
     Raises:
-      UserError: the file is missing or damaged, or its counts cannot be those of a
-        text: an n-gram is there twice, is counted more often than its first or last
-        symbols alone, or they are missing; or V is too large.
+      UserError: the file is missing or damaged; or its counts are inconsistent: an
+        n-gram is listed twice, or its prefix or suffix is missing or has a smaller
+        count; or V is too large.
     """
     path = as_path(path)
     ids = None
@@ -86,16 +86,16 @@ def read_counts(
     flat = np.where(entries.symbols == _EOS, vocab_size, entries.symbols)
     flat = np.where(flat == _BOS, vocab_size + 1, flat)
 
-    reader = _Reader(path, vocab_size)
+    reader = _CountsReader(path, vocab_size)
     for order in range(1, int(entries.sizes.max()) + 1):
-        chosen = entries.sizes == order
-        begins = (ends - entries.sizes)[chosen]
+        of_order = entries.sizes == order
+        begins = (ends - entries.sizes)[of_order]
         reader.add_order(
             _Entries(
                 flat[begins[:, None] + np.arange(order)],
-                entries.sizes[chosen],
-                entries.counts[chosen],
-                entries.lines[chosen],
+                entries.sizes[of_order],
+                entries.counts[of_order],
+                entries.lines[of_order],
             )
         )
     return reader.finish(end_of_text)
@@ -105,8 +105,8 @@ def _fail(path: pathlib.Path, line: int, what: str) -> NoReturn:
     raise UserError(f"{path}, line {line}: {what}.")
 
 
-class _Reader:
-    """Sorts and checks one order after the other."""
+class _CountsReader:
+    """Sorts and checks the n-grams, one order after the other."""
 
     def __init__(self, path: pathlib.Path, vocab_size: int) -> None:
         self._path = path
@@ -117,7 +117,7 @@ class _Reader:
         self._lines: list[np.ndarray] = []
 
     def add_order(self, entries: _Entries) -> None:
-        """Takes the n-grams of the next order, symbols `[n, order]`."""
+        """Adds the n-grams of the next order, with symbols `[n, order]`."""
         rows, _, counts, lines = entries
         order = len(self._keys) + 1
         if not len(rows):
@@ -127,25 +127,25 @@ class _Reader:
             )
         inner = (rows[:, :-1] == trie.eos_symbol(self._vocab_size)).any(axis=1)
         inner |= (rows[:, 1:] == trie.bos_symbol(self._vocab_size)).any(axis=1)
-        self._refuse(inner, "<s> is only first and </s> only last", lines)
+        self._refuse(inner, "<s> must be the first and </s> the last symbol", lines)
         parents = np.zeros(len(rows), np.int64)
         for affix, name in ((rows[:, :-1], "first"), (rows[:, 1:], "last")):
             if order == 1:
                 break
-            found = np.zeros(len(rows), np.int64)
+            indices = np.zeros(len(rows), np.int64)
             for keys, column in zip(self._keys, affix.T, strict=True):
-                found = trie.find(keys, found, column, self._width)
-            part = f"its {name} {order - 1} symbols alone"
-            self._refuse(found < 0, f"{part} have no count", lines)
-            more = counts > self._counts[-1][found]
-            self._refuse(more, f"it is counted more often than {part}", lines)
+                indices = trie.find(keys, indices, column, self._width)
+            part = f"its {name} {order - 1} symbols"
+            self._refuse(indices < 0, f"{part} have no count", lines)
+            more = counts > self._counts[-1][indices]
+            self._refuse(more, f"its count is higher than that of {part}", lines)
             if name == "first":
-                parents = found
+                parents = indices
         keys = parents * self._width + rows[:, -1]
         by_key = np.argsort(keys, kind="stable")
         keys = keys[by_key]
         twice = np.concatenate([[False], keys[1:] == keys[:-1]])
-        self._refuse(twice, f"this {order}-gram is there twice", lines[by_key])
+        self._refuse(twice, f"this {order}-gram is listed twice", lines[by_key])
         self._keys.append(keys)
         self._counts.append(counts[by_key])
         self._lines.append(lines[by_key])
@@ -165,14 +165,14 @@ class _Reader:
             np.add.at(sums, self._keys[order] // self._width, self._counts[order])
             self._refuse(
                 sums > counts,
-                "what begins with this n-gram adds up to more than its own count",
+                "the counts of its extensions add up to more than its own count",
                 self._lines[order - 1],
             )
             preceded = np.zeros(keys.size, np.int64)
             np.add.at(preceded, links[order], self._counts[order])
             self._refuse(
                 preceded > counts,
-                "what ends with this n-gram adds up to more than its own count",
+                "the counts of longer n-grams that end with it exceed its own count",
                 self._lines[order - 1],
             )
             ends = keys % self._width == trie.eos_symbol(self._vocab_size)
@@ -206,15 +206,15 @@ def _read_blocks(
             text = np.frombuffer(data, np.uint8)
             symbols = np.empty(text.size // 2 + 1, np.int32)
             sizes, counts, numbers = np.empty((3, lines), np.int64)
-            used, found, fault = count_kernels.parse_counts(
+            used, parsed, fault = count_kernels.parse_counts(
                 text, symbols, sizes, counts, numbers
             )
             if not fault:
                 yield _Entries(
                     symbols[:used],
-                    sizes[:found],
-                    counts[:found],
-                    before + numbers[:found],
+                    sizes[:parsed],
+                    counts[:parsed],
+                    before + numbers[:parsed],
                 )
                 before += lines - 1
                 continue
@@ -225,7 +225,7 @@ def _read_blocks(
 def _parse(
     path: pathlib.Path, data: bytes, before: int, ids: Mapping[str, int] | None
 ) -> _Entries:
-    """Parses lines with named symbols, and those with a fault in them."""
+    """Parses lines with named symbols, and lines in which there is an error."""
     symbols: list[int] = []
     sizes, counts, numbers = [], [], []
     for number, line in enumerate(data.split(b"\n"), start=before + 1):
@@ -241,10 +241,9 @@ def _parse(
         try:
             count = float(last)
         except ValueError:
-            _fail(path, number, f"the count {last!r} is no number")
+            _fail(path, number, f"the count {last!r} is not a number")
         if not (1 <= count < 2**63 and count == int(count)):
-            what = f"the count {last} is no whole number of 1 or more"
-            _fail(path, number, what)
+            _fail(path, number, f"the count {last} is not a positive integer")
         symbols += [_symbol(path, number, name, ids) for name in names]
         sizes.append(len(names))
         counts.append(_whole(last, count))
@@ -258,9 +257,9 @@ def _parse(
 
 
 def _whole(text: str, value: float) -> int:
-    """Returns a count to the last digit, where a float does not hold it."""
+    """Returns a count exactly, even if a float would round it."""
     digits = text.lstrip("0")
-    # Other scripts have digits too, and a zero that is not left out.
+    # Not `int(text)`, which would accept the digits of other scripts.
     return int(digits) if digits.isascii() and digits.isdecimal() else int(value)
 
 

@@ -1,7 +1,7 @@
-"""From sorted distinct windows to the n-grams of every order, in one pass.
+"""Computes the n-grams of all orders from sorted distinct windows, in one pass.
 
-What `windows` has sorted in memory, what lies in sorted runs on disk and what comes out
-of a Beam pipeline all become counts here, so they are equal to the last bit.
+All ways of counting end here: windows sorted in memory, sorted runs on disk and the
+output of a Beam pipeline. Therefore their counts are bitwise equal.
 """
 
 import functools
@@ -17,7 +17,7 @@ from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams.counting.windows import Packing, SortedWindows
 
-# Windows that are taken apart at once.
+# Windows that are processed at once.
 _STEP = 1 << 18
 # Counts below this are looked up.
 _TABLE_SIZE = 1 << 16
@@ -30,7 +30,7 @@ class Levels(NamedTuple):
       keys: per order, `[n]` int64.
       counts: per order, `[n]` int64.
       followed: per order but the highest, `[n]` float64.
-      seen: per order, how many n-grams there were before minimum counts.
+      seen: per order, number of n-grams before minimum counts.
     """
 
     keys: tuple[np.ndarray, ...]
@@ -40,11 +40,11 @@ class Levels(NamedTuple):
 
 
 def as_stored(counts: np.ndarray) -> np.ndarray:
-    """Returns counts as OpenGrm's automata hold them, `[n]` float64.
+    """Rounds counts as OpenGrm's automata do, `[n]` float64.
 
-    They hold the logarithm as a float32, off by up to 5e-7. A history that leaves its
-    back-off a thousandth of its mass passes that on a thousandfold, so that agreement
-    with OpenGrm beyond 1e-4 takes the same rounding.
+    The automata store the logarithm as a float32, with an error of up to 5e-7. If a
+    history leaves a thousandth of its mass to its back-off, this error is multiplied by
+    a thousand, so that results closer to OpenGrm's than 1e-4 need the same rounding.
     """
     with np.errstate(divide="ignore"):
         return np.exp(np.log(counts).astype(np.float32).astype(np.float64))
@@ -59,7 +59,7 @@ def stored_table() -> np.ndarray:
 def sum_followed(
     keys: Sequence[np.ndarray], counts: Sequence[np.ndarray], width: int
 ) -> tuple[np.ndarray, ...]:
-    """Returns per order but the highest how often anything followed each n-gram."""
+    """Sums the counts of the extensions of each n-gram, for all orders but the last."""
     from bpd_jax.ngrams.counting import count_kernels
 
     followed = []
@@ -78,17 +78,17 @@ def assemble(
     min_counts: Sequence[int] | None = None,
     folder: str | os.PathLike[str] | None = None,
 ) -> Levels:
-    """Reads the n-grams of all orders off sorted distinct windows.
+    """Computes the n-grams of all orders from sorted distinct windows.
 
     Args:
-      windows: of the whole text.
-      packing: of the windows.
-      min_counts: N numbers that never fall: n-grams seen less often are left out. Their
-        prefixes and suffixes were seen at least as often as they, so what stays is
-        closed. `followed` includes what is left out.
-      folder: where to keep the arrays, which are then memory-mapped, or None for
-        memory. Their size is that of the result: 24 bytes per n-gram, 16 for those of
-        the highest order. Everything else takes some tens of megabytes.
+      windows: windows of the whole text.
+      packing: packing of the windows.
+      min_counts: lowest count of each order, N non-decreasing numbers. Prefixes and
+        suffixes of an n-gram are at least as frequent, so that they are kept too.
+        `followed` includes dropped n-grams.
+      folder: folder of the arrays, which are then memory-mapped; None for memory. They
+        take 24 bytes per n-gram, and 16 for the highest order. Everything else takes
+        some tens of megabytes.
 
     Raises:
       UserError: there are no windows.
@@ -141,12 +141,12 @@ def assemble(
 
 
 class _Column:
-    """An array that grows, in memory or in a file."""
+    """A growing array in memory or in a file."""
 
     def __init__(self, dtype: type, most: int, path: pathlib.Path | None) -> None:
         self._path = path
         self._file = None if path is None else path.open("wb")
-        # Memory that is never written is never taken.
+        # The operating system allocates only the pages that are written.
         self._array: np.ndarray = np.empty(0 if path else most, dtype)
         self.size = 0
 

@@ -1,15 +1,15 @@
-"""Sorted runs on disk: counts of more text than memory holds.
+"""Sorted runs on disk, for counting more text than fits into memory.
 
-Each part of a text that fits is counted by itself; its sorted distinct windows and
-their counts are a run. Runs are merged by ranges of windows, so that the memory does
-not depend on their number or length.
+The text is counted in parts that fit; the sorted distinct windows of a part and their
+counts form a run. Runs are merged by ranges of windows, so that the memory does not
+depend on their number or length.
 
-manifest.json        what is counted; per run its windows, sequences and checksum
+manifest.json        settings; windows, sequences and checksums of each run
 run_00000.windows    rows of uint64
 run_00000.counts     uint32
 
-The manifest is there before the first run, and names a run only when it is whole: a
-killed count goes on after the last one.
+The manifest is written before the first run, and lists a run only when it is complete:
+a killed count resumes after the last complete run.
 """
 
 import bisect
@@ -38,9 +38,9 @@ _COLUMNS = ("keys_*.bin", "counts_*.bin", "followed_*.bin")
 KIND = folders.FolderKind(
     "runs of a count", MANIFEST, ("run_*.windows", "run_*.counts", *_COLUMNS), _MAGIC
 )
-# A run's counts are kept in 32 bits, so it is made of fewer windows than this.
+# The counts of a run have 32 bits, so a run has at most this number of windows.
 MOST_WINDOWS = 2**32 - 1
-# What merging takes at once: windows of all runs, copies, and their merger.
+# Copies of windows that merging holds at once: those of all runs, and their merger.
 _COPIES = 4
 _SAMPLES = 64  # per range of windows
 _BLOCK = 1 << 20
@@ -59,24 +59,24 @@ class RunFolder:
     """The runs of one count.
 
     Attributes:
-      folder: where they lie; it appears with the first run.
-      sequences: how many sequences of the source are counted in the runs.
-      complete: whether those are all.
+      folder: folder of the runs, which is created with the first run.
+      sequences: number of sequences of the source in the runs.
+      complete: whether the runs contain the whole source.
     """
 
     def __init__(
         self, folder: str | os.PathLike[str], words: int, settings: Mapping[str, Any]
     ) -> None:
-        """Opens the folder, or remembers where to make it.
+        """Opens the folder if it exists.
 
         Args:
           folder: the folder.
           words: W of the windows.
-          settings: what is counted, for JSON.
+          settings: settings of the count, as JSON.
 
         Raises:
-          UserError: the folder holds something else, runs of another count, or runs
-            that are damaged.
+          UserError: the folder has other contents, belongs to another count, or is
+            damaged.
         """
         self.folder = as_path(folder)
         self.complete = False
@@ -84,7 +84,7 @@ class RunFolder:
         self._settings = dict(settings)
         self._runs: list[_Run] = []
         manifest = self.folder / MANIFEST
-        # `_read` says more about a manifest that is damaged.
+        # `_read` has a more specific message for a damaged manifest.
         folders.check_folder(self.folder, dataclasses.replace(KIND, text=""))
         temporaries.remove_remainders(self.folder)
         if manifest.exists():
@@ -95,19 +95,20 @@ class RunFolder:
 
     @property
     def sequences(self) -> int:
-        """How many sequences of the source the runs have between them."""
+        """Number of sequences of the source in all runs."""
         return sum(run.sequences for run in self._runs)
 
     def append(self, parts: Iterable[Counted], sequences: int) -> None:
         """Writes a run.
 
         Args:
-          parts: sorted distinct windows, each part above the one before.
-          sequences: how many sequences of the source it has.
+          parts: sorted distinct windows; all windows of a part are greater than those
+            of the previous part.
+          sequences: number of sequences of the source in the run.
 
         Raises:
-          UserError: it cannot be written; the runs before it are kept. Where there
-            are none, the folder is removed.
+          UserError: the run cannot be written; earlier runs are kept. If there are
+            none, the folder is removed.
         """
         name = f"run_{len(self._runs):05d}"
         windows = 0
@@ -135,24 +136,24 @@ class RunFolder:
                     folders.remove_folder(self.folder, KIND)
                 raise
             raise UserError(
-                f"{error}; what was counted before is kept, in {len(self._runs)} runs: "
-                "make room and count again with the same settings to go on."
+                f"{error}; the {len(self._runs)} earlier runs are kept: free space and "
+                "count again with the same settings to resume."
             ) from error
         self._runs.append(run)
 
     def finish(self) -> None:
-        """Notes that the runs have the whole source."""
+        """Marks the runs as complete."""
         self._write(self._runs, complete=True)
         self.complete = True
 
     def merge(self, memory: int) -> SortedWindows:
-        """Merges the runs, taking about `memory` bytes for it."""
+        """Merges the runs within about `memory` bytes."""
         threads = parallel.cores()
         runs = [self._map(run) for run in self._runs]
         total = sum(run.windows for run in self._runs)
         at_once = memory // (_COPIES * (threads + 2) * 8 * (self._words + 1))
         number = max(total // max(at_once, 1), 4 * threads) + 1
-        # Ranges are told apart by the first word of a window alone.
+        # The limits of the ranges are first words of windows.
         stride = max(total // (number * _SAMPLES), 1)
         sample = np.sort(np.concatenate([rows[::stride, 0] for rows, _ in runs]))
         limits = np.unique(sample[:: max(sample.size // number, 1)][1:])
@@ -191,12 +192,12 @@ class RunFolder:
 
     def _damaged(self, run: _Run) -> UserError:
         return UserError(
-            f"{self.folder / run.name} is missing, cut short or damaged: remove "
+            f"{self.folder / run.name} is missing, truncated or damaged: remove "
             f"{self.folder} to count from the beginning."
         )
 
     def _verify(self, run: _Run) -> None:
-        """Raises a `UserError` unless the run is what was written."""
+        """Raises a `UserError` if the checksums of a run have changed."""
         rows, counts = self._map(run)
         checksums = (0, 0)
         for begin in range(0, run.windows, _BLOCK):
@@ -219,24 +220,24 @@ class RunFolder:
     def _read(self, path: pathlib.Path) -> None:
         try:
             content = files.read_json(path)
-            found = (content["magic"], content["version"])
+            magic_version = (content["magic"], content["version"])
             settings, complete = {**content["settings"]}, bool(content["complete"])
             runs = [_run(**run) for run in content["runs"]]
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror or error}") from error
         except (ValueError, TypeError, KeyError) as error:
             raise UserError(
-                f"{path} is no manifest of runs: remove {self.folder} to count from "
-                "the beginning, if nothing else is in it."
+                f"{path} is not a manifest of runs: if {self.folder} holds nothing "
+                "else, remove it to count from the beginning."
             ) from error
-        if found != (_MAGIC, _VERSION):
+        if magic_version != (_MAGIC, _VERSION):
             raise UserError(f"{path} was written by another program or version.")
         for name, value in self._settings.items():
             if settings.get(name) != value:
                 raise UserError(
                     f"{self.folder} holds the runs of another count, with {name} = "
-                    f"{settings.get(name)} and not {value}: count with the settings "
-                    "and the text it was begun with, or remove the folder."
+                    f"{settings.get(name)} and not {value}: use the same settings and "
+                    "text to resume it, or remove the folder."
                 )
         self._runs, self.complete = runs, complete
         for run in runs:
@@ -244,7 +245,7 @@ class RunFolder:
 
 
 def _run(name: str, windows: int, sequences: int, crc32: Iterable[int]) -> _Run:
-    """Returns a run of a manifest, which may hold anything."""
+    """Converts an entry of a manifest, whose values may have any type."""
     first, second = crc32
     return _Run(str(name), int(windows), int(sequences), (int(first), int(second)))
 

@@ -1,8 +1,8 @@
 """Files of token ids.
 
-Text, plain or gzip, has one sequence per line: decimal numbers with blanks between
-them. A `.npy` file is a one-dimensional array of integers, in which the end-of-text
-token stands after (or before) each document. Both are told by their content.
+Text files, plain or gzip, have one sequence per line: decimal numbers separated by
+blanks. A `.npy` file is a one-dimensional array of integers, in which the end-of-text
+token separates documents. The format is recognised by the content.
 """
 
 import os
@@ -26,16 +26,16 @@ _ARRAY_BLOCK = 1 << 21  # tokens
 def read_batches(
     path: str | os.PathLike[str], end_of_text: int | None, label: str | None = "read"
 ) -> Iterator[TokenBatch]:
-    """Yields the sequences of a file, some thousands at a time; none is cut.
+    """Yields batches of some thousands of whole sequences of a file.
 
     Args:
       path: the file.
-      end_of_text: what separates the documents of a `.npy` file, where nothing between
-        two of them is no document; without it, the array is one document.
-      label: name of a progress bar, or None for no bar.
+      end_of_text: the token that separates the documents of a `.npy` file; empty
+        documents are skipped. If None, the array is one document.
+      label: label of the progress bar; None for no bar.
 
     Raises:
-      UserError: the file cannot be read, or holds something else.
+      UserError: the file cannot be read, or does not hold token ids.
     """
     path = as_path(path)
     if _is_array(path):
@@ -47,7 +47,7 @@ def highest_id(path: str | os.PathLike[str]) -> int:
     """Returns the highest id of a file; -1 if there is none.
 
     Raises:
-      UserError: as `read_batches`.
+      UserError: see `read_batches`.
     """
     path = as_path(path)
     label = "highest id"
@@ -69,26 +69,26 @@ def _is_array(path: pathlib.Path) -> bool:
 def _array_documents(
     path: pathlib.Path, end_of_text: int | None, label: str | None
 ) -> Iterator[TokenBatch]:
-    begun: list[np.ndarray] = []  # of a document whose end is in a later block
+    unfinished: list[np.ndarray] = []  # parts of a document that ends in a later block
     for block in _array_blocks(path, label):
-        ends = np.flatnonzero(block == end_of_text)  # none if there is no such token
+        ends = np.flatnonzero(block == end_of_text)  # empty if it is None
         if ends.size:
-            whole = np.concatenate([*begun, block[: ends[-1]]])
-            yield from _documents(whole, end_of_text)
-            begun = []
+            complete = np.concatenate([*unfinished, block[: ends[-1]]])
+            yield from _documents(complete, end_of_text)
+            unfinished = []
             block = block[ends[-1] + 1 :]
-        begun.append(block)
-    if begun:
-        yield from _documents(np.concatenate(begun), end_of_text)
+        unfinished.append(block)
+    if unfinished:
+        yield from _documents(np.concatenate(unfinished), end_of_text)
 
 
 def _documents(tokens: np.ndarray, end_of_text: int | None) -> Iterator[TokenBatch]:
-    """Yields what stands between the ends of text, unless there is nothing."""
-    kept = tokens != end_of_text
-    bounds = np.concatenate([[-1], np.flatnonzero(~kept), [tokens.size]])
+    """Yields one batch of the non-empty documents, if there are any."""
+    inside = tokens != end_of_text
+    bounds = np.concatenate([[-1], np.flatnonzero(~inside), [tokens.size]])
     lengths = np.diff(bounds) - 1
-    if kept.any():
-        yield TokenBatch(tokens[kept], lengths[lengths > 0])
+    if inside.any():
+        yield TokenBatch(tokens[inside], lengths[lengths > 0])
 
 
 def _array_blocks(path: pathlib.Path, label: str | None) -> Iterator[np.ndarray]:
@@ -99,13 +99,12 @@ def _array_blocks(path: pathlib.Path, label: str | None) -> Iterator[np.ndarray]
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     except ValueError as error:
         raise UserError(
-            f"{path} is cut short or damaged: its header and its size are not those "
-            "of an array."
+            f"{path} is truncated or damaged: its header does not match its size."
         ) from error
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise UserError(
-            f"{path} holds {array.dtype} of shape {list(array.shape)}: token ids are "
-            "integers in one dimension, documents one after the other."
+            f"{path} holds {array.dtype} of shape {list(array.shape)}: token ids must "
+            "be a one-dimensional array of integers, with documents concatenated."
         )
     with progress.bar(
         label=label or "",
@@ -119,8 +118,8 @@ def _array_blocks(path: pathlib.Path, label: str | None) -> Iterator[np.ndarray]
             wrong = np.flatnonzero((block < 0) | (block > _HIGHEST_ID))
             if wrong.size:
                 raise UserError(
-                    f"{path}, index {begin + wrong[0]}: {block[wrong[0]]} is no token "
-                    "id."
+                    f"{path}, index {begin + wrong[0]}: {block[wrong[0]]} is not a "
+                    "token id."
                 )
             yield block.astype(np.int32)
             bar.update(block.size)
@@ -147,13 +146,13 @@ def _refuse_line(path: pathlib.Path, number: int, line: bytes) -> NoReturn:
     wrong = next(field for field in line.split() if parse_id(field) < 0)
     text = wrong.decode("utf-8", "backslashreplace")
     raise UserError(
-        f"{path}, line {number}: {text!r} is no token id; ids are decimal numbers "
-        "with blanks between them."
+        f"{path}, line {number}: {text!r} is not a token id; ids must be decimal "
+        "numbers separated by blanks."
     )
 
 
 def parse_id(field: bytes) -> int:
-    """Returns the token id that a field of any length holds, or -1."""
+    """Parses a token id; returns -1 if the field is not one."""
     digits = field.lstrip(b"0")
     if not field.isdigit() or len(digits) > 10:
         return -1

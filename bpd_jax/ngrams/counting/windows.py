@@ -1,12 +1,12 @@
-"""From sequences to sorted windows: one sort that serves every order.
+"""Sorted windows of sequences, from which the n-grams of all orders are counted.
 
-Each place of a text starts a window of N symbols. An n-gram's count is the number of
-windows that begin with it, so the sorted distinct windows with their counts say
-everything about the orders 1 ... N (`levels` reads it off).
+A window of N symbols begins at each position of a text. The count of an n-gram is the
+number of windows that begin with it, so the sorted distinct windows and their counts
+determine the n-grams of orders 1 ... N (see `levels`).
 
-A window is a row of W words of 64 bits, in most cases one. Its digits in base V + 3
-are symbol + 1, and 0 after the end of the sequence: rows sort as n-grams do, a shorter
-n-gram before its extensions.
+A window is a row of W words of 64 bits, where W is usually 1. Its digits in base V + 3
+are symbol + 1, and 0 after the end of the sequence, so that rows sort like n-grams: a
+shorter n-gram precedes its extensions.
 
 Worked example (V = 3, so `</s>` = 3, `<s>` = 4 and the base is 6; N = 3): the sequence
 `0 1` has the windows
@@ -26,18 +26,18 @@ import numpy as np
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams import parallel, trie
 
-# A stream is sorted in parts of about this many windows, which fit a core's cache, but
-# at most in so many parts.
+# A stream is sorted in parts of about this number of windows, which fit into a core's
+# cache, but in at most `_MOST_PARTS` parts.
 _PART_WINDOWS = 1 << 16
 _MOST_PARTS = 256
 
 
 class TokenBatch(NamedTuple):
-    """Some sequences one after the other.
+    """Concatenated sequences.
 
     Attributes:
       tokens: `[n]` int32.
-      lengths: `[m]` int64, those of the m sequences; they add up to n.
+      lengths: `[m]` int64, lengths of the m sequences, whose sum is n.
     """
 
     tokens: np.ndarray
@@ -49,7 +49,7 @@ class Counted(NamedTuple):
 
     Attributes:
       rows: `[n, W]` uint64.
-      counts: `[n]` int64, how often each was seen.
+      counts: `[n]` int64, number of occurrences of each.
     """
 
     rows: np.ndarray
@@ -57,12 +57,12 @@ class Counted(NamedTuple):
 
 
 class SortedWindows(NamedTuple):
-    """The distinct windows of a text, to be read once.
+    """The distinct windows of a text, which can be read once.
 
     Attributes:
-      most: how many there are at most.
-      number: how many parts they come in.
-      parts: each above the one before; a part may be empty.
+      most: upper bound on their number.
+      number: number of parts.
+      parts: the parts in ascending order; a part may be empty.
     """
 
     most: int
@@ -72,19 +72,19 @@ class SortedWindows(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Packing:
-    """How a window of `order` symbols of a vocabulary becomes a row of words."""
+    """The packing of a window of `order` symbols into a row of words."""
 
     order: int
     vocab_size: int
 
     @property
     def base(self) -> int:
-        """One digit for every symbol and one for what is beyond the end."""
+        """The number of digits: one for every symbol, and 0 past the end."""
         return trie.symbol_width(self.vocab_size) + 1
 
     @functools.cached_property
     def lengths(self) -> np.ndarray:
-        """`[W]` int64: how many digits each word holds, as many as fit in the first."""
+        """`[W]` int64: digits in each word; all words but the last are full."""
         most = 1
         while self.base ** (most + 1) <= 2**64:
             most += 1
@@ -110,10 +110,10 @@ def boundary_stream(
     vocab_size: int | None = None,
     end_of_text: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Joins sequences into one stream, each between `<s>` and `</s>`.
+    """Concatenates sequences into one stream, each between `<s>` and `</s>`.
 
-    A token `end_of_text` inside a sequence ends it there; one at its end, where most
-    files have it, is the `</s>` that the sequence gets anyway.
+    A token `end_of_text` ends a sequence. At the end of a sequence, where most files
+    have it, it is the `</s>` of the sequence.
 
     Worked example (V = 3, so `</s>` = 3 and `<s>` = 4; end_of_text = 2): the sequence
     `0 1 2 1 2` becomes the stream `4 0 1 3 4 1 3` at positions `0 1 2 3 0 1 2`.
@@ -121,14 +121,14 @@ def boundary_stream(
     Args:
       sequences: token ids in 0 ... V-1, one array per document.
       vocab_size: V; by default the highest id plus 1.
-      end_of_text: the token that bounds documents, or None.
+      end_of_text: the token that separates documents, or None.
 
     Returns:
       The stream `[T]` int32, each symbol's position in its sequence `[T]` int32
       (0 at `<s>`), and V.
 
     Raises:
-      UserError: there is no sequence, or a token outside the vocabulary.
+      UserError: there is no sequence, or a token is outside the vocabulary.
     """
     batch, vocab_size = join_all(sequences, vocab_size, end_of_text)
     stream = add_boundaries(batch, vocab_size=vocab_size, end_of_text=end_of_text)
@@ -140,7 +140,7 @@ def boundary_stream(
 
 
 def join(sequences: Iterable[Sequence[int] | np.ndarray]) -> TokenBatch:
-    """Returns sequences, at least one, as a batch."""
+    """Concatenates one or more sequences."""
     arrays = [np.asarray(sequence, np.int32) for sequence in sequences]
     lengths = np.array([array.size for array in arrays], np.int64)
     return TokenBatch(np.concatenate(arrays), lengths)
@@ -151,7 +151,7 @@ def join_all(
     vocab_size: int | None,
     end_of_text: int | None,
 ) -> tuple[TokenBatch, int]:
-    """Returns all sequences and V, by default the highest id plus 1.
+    """Concatenates all sequences; also returns V, by default the highest id plus 1.
 
     Raises:
       UserError: there is no sequence, or V is too large.
@@ -180,9 +180,9 @@ def add_boundaries(
     Args:
       batch: the sequences.
       vocab_size: V.
-      end_of_text: the token that bounds documents, or None.
+      end_of_text: the token that separates documents, or None.
       first: number of the first sequence, for error messages.
-      name: what error messages call the source of the sequences, or None.
+      name: name of the source in error messages, or None.
 
     Raises:
       UserError: a token is outside the vocabulary.
@@ -215,23 +215,24 @@ def add_boundaries(
 
 
 def _split_at(batch: TokenBatch, end_of_text: int) -> TokenBatch:
-    """Ends sequences at every `end_of_text`, which is left out.
+    """Splits sequences at every `end_of_text`, which is dropped.
 
-    Nothing between two of them is no document; a sequence of nothing else is one.
+    Empty documents are dropped too, but a sequence without tokens remains one empty
+    document.
     """
     tokens, lengths = batch
-    kept = tokens != end_of_text
-    if kept.all():
+    inside = tokens != end_of_text
+    if inside.all():
         return batch
-    owner = np.repeat(np.arange(lengths.size), lengths)
-    # A number that rises with every sequence and every end of text.
-    piece = (owner + np.cumsum(~kept))[kept]
+    sequence = np.repeat(np.arange(lengths.size), lengths)
+    # A number that increases with every sequence and every end of text.
+    piece = (sequence + np.cumsum(~inside))[inside]
     begins = np.flatnonzero(np.diff(piece, prepend=-1))
     sizes = np.diff(begins, append=piece.size)
-    owners = owner[kept][begins]
-    empty = np.setdiff1d(np.arange(lengths.size), owners)
-    sizes = np.insert(sizes, np.searchsorted(owners, empty), 0)
-    return TokenBatch(tokens[kept], sizes)
+    sequences = sequence[inside][begins]
+    empty = np.setdiff1d(np.arange(lengths.size), sequences)
+    sizes = np.insert(sizes, np.searchsorted(sequences, empty), 0)
+    return TokenBatch(tokens[inside], sizes)
 
 
 def sorted_parts(
@@ -240,10 +241,10 @@ def sorted_parts(
     """Sorts the windows of a stream, part by part, on all cores.
 
     Args:
-      stream: `[T]` int32, whole sequences as in `boundary_stream`.
-      packing: of the windows.
-      part_of: `[V + 2]` the part of the windows that begin with each symbol, rising
-        with the symbol; by default what makes parts of about equal size.
+      stream: `[T]` int32, whole sequences; see `boundary_stream`.
+      packing: packing of the windows.
+      part_of: `[V + 2]`, part of the windows that begin with each symbol,
+        non-decreasing; by default the parts are of about equal size.
     """
     from bpd_jax.ngrams.counting import count_kernels
 
@@ -280,11 +281,11 @@ def sorted_parts(
 
 
 def balanced_parts(occurrences: np.ndarray, parts: int) -> np.ndarray:
-    """Returns the part of each symbol, `[symbols]` int64, rising with the symbol.
+    """Returns the part of each symbol, `[symbols]` int64, non-decreasing.
 
     Args:
-      occurrences: `[symbols]` how often each was seen.
-      parts: how many parts to make; some may stay empty.
+      occurrences: `[symbols]`, number of occurrences of each symbol.
+      parts: number of parts, some of which may be empty.
     """
     before = np.cumsum(occurrences) - occurrences
     total = max(int(occurrences.sum()), 1)
@@ -292,7 +293,7 @@ def balanced_parts(occurrences: np.ndarray, parts: int) -> np.ndarray:
 
 
 def merged(lists: Sequence[Counted]) -> Counted:
-    """Merges sorted lists of distinct windows; the counts of equal ones add up."""
+    """Merges sorted lists of distinct windows, adding the counts of equal ones."""
     from bpd_jax.ngrams.counting import count_kernels
 
     lists = list(lists)

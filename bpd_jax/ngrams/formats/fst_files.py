@@ -1,15 +1,15 @@
-"""The n-gram automaton of OpenFst, in OpenGrm's layout.
+"""N-gram models as OpenFst automata in OpenGrm's layout.
 
-One state per history (`bpd_jax.ngrams.states`); the start state is the history `<s>`.
-An n-gram `h w` is an arc from h, labelled w, to the state after `h w`, with weight
--ln P(w | h); `h </s>` is the final weight of h. An arc without label (0, epsilon) leads
-to the history without its first symbol, with weight -ln alpha(h). Labels are token
-ids plus 1. Weights are tropical: costs in nats, float32.
+Each history (`bpd_jax.ngrams.states`) is a state; the start state is the history `<s>`.
+An n-gram `h w` is an arc with label w from h to the state after `h w`, with weight
+-ln P(w | h); `h </s>` is the final weight of h. An epsilon arc (label 0) leads to the
+history without its first symbol, with weight -ln alpha(h). Labels are token ids plus 1.
+Weights are tropical: costs in nats, float32.
 
-Taking the epsilon arc is meant for symbols that the history has no arc for, but an
-automaton lets any path take it. So the cheapest path of a text may back off although
-the n-gram is there, and its cost is then below that of the model; it is never above.
-That is the usual approximation; exact composition needs failure arcs.
+The epsilon arc is meant for symbols without an arc at the history, but any path of an
+automaton may take it. So the cheapest path of a text may back off although the n-gram
+exists; its cost is then lower than the model's, and never higher. This is the usual
+approximation; exact composition needs failure arcs.
 
 Files are written and read without OpenFst.
 """
@@ -35,15 +35,15 @@ def write_fst(
     path: str | os.PathLike[str],
     symbols: Sequence[str] | None = None,
 ) -> None:
-    """Writes the automaton of a model for OpenFst and OpenGrm to read.
+    """Writes a model as an OpenFst file.
 
     Args:
       model: the model.
       path: the file.
-      symbols: V strings for the tokens, kept in the file as its symbol tables.
+      symbols: strings of the V tokens, written as the symbol tables of the file.
 
     Raises:
-      UserError: the symbols do not fit, or the file cannot be written.
+      UserError: the symbols are invalid, or the file cannot be written.
     """
     if symbols is not None:
         check_symbols(model.vocab_size, symbols)
@@ -58,20 +58,20 @@ def model_from_fst(
     symbols: Sequence[str] | None = None,
     end_of_text: int | None = None,
 ) -> NGramModel:
-    """Reads the model of an automaton in OpenGrm's layout (whole sentences).
+    """Reads a model from an automaton in OpenGrm's layout for whole sentences.
 
-    It has the automaton's weights to the last bit, as float64.
+    The model has exactly the automaton's weights, as float64.
 
     Args:
       path: the file.
       vocab_size: V; by default the length of `symbols`, or else the highest label.
-      symbols: the strings of the tokens 0 ... V-1, to be found in the automaton's own
+      symbols: strings of the tokens 0 ... V-1, which are looked up in the automaton's
         symbol table; by default the label of a token is its id plus 1.
-      end_of_text: the model's, see `NGramModel`.
+      end_of_text: see `NGramModel`.
 
     Raises:
-      UserError: the file is missing, cut short or something else, or the automaton is
-        not that of an n-gram model.
+      UserError: the file is missing, truncated or of another format, or the automaton
+        is not an n-gram model.
     """
     reader = FstReader(
         fst_format.decode(_read(as_path(path)), str(path)),
@@ -89,7 +89,7 @@ def _read(path: pathlib.Path) -> bytes:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     if not data.startswith(fst_format.TYPES):
-        raise UserError(f"{path} is not a vector automaton of standard arcs (OpenFst).")
+        raise UserError(f"{path} is not an OpenFst vector FST with standard arcs.")
     return data
 
 
@@ -99,20 +99,23 @@ def fst_bytes(
     continuous: bool = False,
     symbols: Sequence[str] | None = None,
 ) -> bytes:
-    """Returns the automaton as OpenFst writes it; see `automaton_of`."""
+    """Returns a model's automaton in OpenFst's file format; see `automaton_of`."""
     return fst_format.encode(automaton_of(model, continuous=continuous), symbols)
 
 
 def automaton_of(
     model: NGramModel, *, continuous: bool = False
 ) -> fst_format.Automaton:
-    """Returns states and arcs of a model's automaton.
+    """Returns the automaton of a model.
 
     Args:
       model: the model.
-      continuous: build it for text that goes on, as in decoding, instead of whole
-        sentences: every state is final at no cost, and predicting `</s>` is an arc
-        labelled with the model's `end_of_text` token (if it has one) to the start.
+      continuous: whether the automaton is for incomplete text, as in decoding, rather
+        than for whole sentences: every state is final without cost, and `</s>` is an
+        arc to the start state with the model's `end_of_text` token (if any) as label.
+
+    Raises:
+      UserError: a weight is NaN or out of the range of float32.
     """
     table = StateTable(model)
     sources: list[np.ndarray] = []
@@ -143,7 +146,7 @@ def automaton_of(
     targets.append(table.backoff_states[1:])
 
     source, label = np.concatenate(sources), np.concatenate(labels)
-    # A stable sort is quick here: the parts are sorted already.
+    # A stable sort is fast here, because its parts are sorted already.
     by_source = np.argsort(source.astype(np.int64) * model.width + label, kind="stable")
     return fst_format.Automaton(
         start=table.start,
@@ -156,17 +159,17 @@ def automaton_of(
 
 
 def _costs(logarithms: np.ndarray) -> np.ndarray:
-    """Returns weights in float32; beyond its range a cost is infinite, which is never.
+    """Returns float32 weights; costs above its range are infinite (impossible).
 
     Raises:
-      UserError: a logarithm is no number, or so high that no weight can be.
+      UserError: a logarithm is NaN, or too high for float32.
     """
     with np.errstate(over="ignore"):
         costs = -logarithms.astype(np.float32)
     if np.isnan(costs).any() or np.isneginf(costs).any():
         raise UserError(
-            "a log-probability or back-off weight is no number, or too large for an "
-            f"automaton, whose weights end at {np.finfo(np.float32).max:.2g}: write "
-            "the model as an ARPA file."
+            "a log-probability or back-off weight is NaN, or exceeds the largest "
+            f"weight of an automaton, {np.finfo(np.float32).max:.2g}: write the model "
+            "as an ARPA file."
         )
     return costs

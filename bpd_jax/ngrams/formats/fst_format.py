@@ -1,4 +1,4 @@
-"""OpenFst's files of automata: VectorFst of StdArc, with or without symbol tables."""
+"""OpenFst's file format: VectorFst of StdArc, with or without symbol tables."""
 
 import struct
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ import numpy as np
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams.formats.symbols import EPSILON
 
-# The header begins with a magic number and the names of the two types.
+# The header begins with a magic number, the FST type and the arc type.
 TYPES = struct.pack("<ii6si8s", 2125659606, 6, b"vector", 8, b"standard")
 _HEADER = struct.Struct("<iiQqqq")
 _VERSION = 2
 _INPUT_SYMBOLS, _OUTPUT_SYMBOLS = 1, 2
 # Property bits of OpenFst: expanded, mutable; acceptor, input and output deterministic
-# (an epsilon is a symbol here), sorted by input and output label.
+# (epsilon counts as a symbol), sorted by input and output label.
 _PROPERTIES = 0x1 | 0x2 | 0x10000 | 0x40000 | 0x100000 | 0x10000000 | 0x40000000
 
 _SYMBOLS_MAGIC = struct.pack("<i", 2125658996)
@@ -28,11 +28,11 @@ class Automaton(NamedTuple):
     Attributes:
       start: the start state.
       finals: `[S]` float32, infinity where a state is not final.
-      arc_counts: `[S]` int64, arcs that leave each state.
+      arc_counts: `[S]` int64, number of arcs that leave each state.
       labels: `[A]` int32.
       weights: `[A]` float32.
-      targets: `[A]` int32.
-      symbols: names of labels, if the file has them.
+      targets: `[A]` int32, states to which the arcs lead.
+      symbols: names of the labels, if the file has a symbol table.
     """
 
     start: int
@@ -45,15 +45,15 @@ class Automaton(NamedTuple):
 
     @property
     def sources(self) -> np.ndarray:
-        """Where each arc comes from, `[A]` int64."""
+        """State from which each arc leaves, `[A]` int64."""
         return np.repeat(np.arange(self.arc_counts.size), self.arc_counts)
 
 
 def encode(automaton: Automaton, symbols: Sequence[str] | None = None) -> bytes:
-    """Returns an automaton as OpenFst writes it.
+    """Encodes an automaton in OpenFst's file format.
 
     Args:
-      automaton: what to write; its own `symbols` are not looked at.
+      automaton: the automaton; its `symbols` are not used.
       symbols: names of the labels 1, 2, ..., written as input and output symbols.
     """
     from bpd_jax.ngrams.formats.fst_kernels import ARC_WORDS, STATE_WORDS
@@ -82,23 +82,23 @@ def encode(automaton: Automaton, symbols: Sequence[str] | None = None) -> bytes:
 
 
 def decode(data: bytes, name: str) -> Automaton:
-    """Returns the automaton of what OpenFst wrote.
+    """Decodes OpenFst's file format.
 
     Args:
-      data: the content of a file.
-      name: what error messages call it.
+      data: content of a file.
+      name: name of the file in error messages.
 
     Raises:
-      UserError: it is cut short, damaged, something else, or a transducer.
+      UserError: the data are truncated, damaged, of another format, or a transducer.
     """
     if not data.startswith(TYPES):
-        raise UserError(f"{name} is not a vector automaton of standard arcs (OpenFst).")
+        raise UserError(f"{name} is not an OpenFst vector FST with standard arcs.")
     try:
         return _decode(data)
     except (struct.error, UnicodeDecodeError, IndexError) as error:
-        raise UserError(f"{name} is cut short or damaged: write it again.") from error
+        raise UserError(f"{name} is truncated or damaged: write it again.") from error
     except ValueError as error:
-        raise UserError(f"{name} is no acceptor: {error}.") from error
+        raise UserError(f"{name} is not an acceptor: {error}.") from error
 
 
 def _decode(data: bytes) -> Automaton:
@@ -114,24 +114,24 @@ def _decode(data: bytes) -> Automaton:
             table, at = _decode_symbols(data, at)
             symbols = table if symbols is None else symbols
     if (len(data) - at) % 4:
-        raise IndexError("not a whole number of words")
+        raise IndexError("the size is not a multiple of 4 bytes")
     words = np.frombuffer(data, "<i4", offset=at).astype(np.int32)
     begins = np.empty(words.size // STATE_WORDS + 1, np.int64)
-    found_states = fst_kernels.find_states(words, begins)
-    # Programs that write to a pipe leave the number of states open, as -1.
-    if found_states < 0 or states not in (found_states, -1):
+    num_states = fst_kernels.find_states(words, begins)
+    # Programs that write to a pipe store -1 as the number of states.
+    if num_states < 0 or states not in (num_states, -1):
         raise IndexError("the states do not end where the data end")
-    arc_counts = words[begins[:found_states] + 1].astype(np.int64)
+    arc_counts = words[begins[:num_states] + 1].astype(np.int64)
     arc_at = _arc_places(arc_counts)
     labels, targets = words[arc_at], words[arc_at + 3]
     for state in (targets, np.array([start])):
-        if state.size and not 0 <= state.min() <= state.max() < found_states:
+        if state.size and not 0 <= state.min() <= state.max() < num_states:
             raise IndexError("there is no such state")
     if (labels != words[arc_at + 1]).any():
-        raise ValueError("an arc has an output label of its own")
+        raise ValueError("an arc has different input and output labels")
     return Automaton(
         start,
-        words[begins[:found_states]].view(np.float32),
+        words[begins[:num_states]].view(np.float32),
         arc_counts,
         labels,
         words[arc_at + 2].view(np.float32),
@@ -141,7 +141,7 @@ def _decode(data: bytes) -> Automaton:
 
 
 def _arc_places(arc_counts: np.ndarray) -> np.ndarray:
-    """Returns at which word each arc begins."""
+    """Returns the index of the first word of each arc."""
     from bpd_jax.ngrams.formats.fst_kernels import ARC_WORDS, STATE_WORDS
 
     states_before = np.repeat(np.arange(1, arc_counts.size + 1), arc_counts)
@@ -158,7 +158,7 @@ def _encode_symbols(symbols: Sequence[str]) -> bytes:
 
 
 def _decode_symbols(data: bytes, at: int) -> tuple[dict[int, str], int]:
-    """Returns names by label, and where the table ends."""
+    """Returns names by label, and the end of the table."""
 
     def text(at: int) -> tuple[str, int]:
         (length,) = struct.unpack_from("<i", data, at)

@@ -17,11 +17,11 @@ def find_states(words: np.ndarray, begins: np.ndarray) -> int:
     """Finds the states in the 32-bit words of an automaton.
 
     Args:
-      words: of all states, each followed by its arcs.
-      begins: the result, where each state begins; room for as many as may be there.
+      words: all states, each followed by its arcs.
+      begins: the result: first word of each state; as long as there may be states.
 
     Returns:
-      The number of states, or -1 if the words do not end with the last arc of one.
+      The number of states, or -1 if the words do not end with the last arc of a state.
     """
     state = at = 0
     while at < words.size:

@@ -1,13 +1,12 @@
-"""The way from an automaton in OpenGrm's layout back to the model.
+"""Reconstruction of an n-gram model from an automaton in OpenGrm's layout.
 
-Only the automaton's form says which n-gram an arc stands for. The state without a
-back-off arc is the empty history; a state's depth, the number of back-off arcs from
-there to it, is the length of its history. The start state has the history `<s>`. Any
-other state of depth k is entered by just one arc from a state of depth k-1: the last
-symbol of its history is the label of that arc, the ones before are the history of that
-state.
+The structure of the automaton determines the n-gram of each arc. The state without a
+back-off arc is the empty history; the depth of a state, its number of back-off arcs to
+that state, is the length of its history. The start state has the history `<s>`. Exactly
+one arc leads to any other state of depth k from a state of depth k-1: its history is
+that of the other state followed by the label of the arc.
 
-Worked example (`a b` alone is a trigram history):
+Worked example, in which `a b` is the only history of length 2:
 
     state   back-off to   entered from   history
     0       -             -              ()
@@ -28,13 +27,13 @@ from bpd_jax.ngrams.backoff import NEVER
 from bpd_jax.ngrams.formats.fst_format import Automaton
 from bpd_jax.ngrams.model import NGramModel
 
-_DEEPEST = 64  # No model has n-grams of more symbols.
-# Costs are float32, so a probability of 1 may be stored as a little more.
+_MAX_DEPTH = 64  # A limit against cycles; see `counts.MOST_ORDERS`.
+# Costs are rounded to float32, so a probability of 1 may be slightly exceeded.
 _ROUNDING = 1e-3
 
 
 class FstReader:
-    """Finds the n-grams of one automaton; `model` is the result."""
+    """Reads the n-grams of an automaton; `model` is the result."""
 
     def __init__(
         self,
@@ -51,7 +50,7 @@ class FstReader:
         self._is_backoff = automaton.labels == 0
         for costs in (automaton.weights, automaton.finals):
             if np.isnan(costs).any() or np.isneginf(costs).any():
-                self._fail("a weight is no number")
+                self._fail("a weight is NaN or -inf")
         tokens = self._tokens(symbols)
         if vocab_size is None:
             vocab_size = len(symbols) if symbols else int(tokens.max(initial=0)) + 1
@@ -77,7 +76,7 @@ class FstReader:
         )
 
     def _fail(self, reason: str) -> NoReturn:
-        raise UserError(f"{self._name} is no automaton of an n-gram model: {reason}.")
+        raise UserError(f"{self._name} is not an n-gram model: {reason}.")
 
     def _tokens(self, symbols: Sequence[str] | None) -> np.ndarray:
         """Returns the tokens of the arcs that are not back-off arcs."""
@@ -85,7 +84,7 @@ class FstReader:
         if symbols is None:
             return labels.astype(np.int64) - 1
         if self._automaton.symbols is None:
-            self._fail("it has no symbol table, but strings were given for the tokens")
+            self._fail("it has no symbol table, in which to look up the symbols")
         ids = {name: token for token, name in enumerate(symbols)}
         different, indices = np.unique(labels, return_inverse=True)
         tokens = []
@@ -97,14 +96,14 @@ class FstReader:
         return np.array(tokens, np.int64)[indices]
 
     def _find_depths(self) -> None:
-        """Finds where each state backs off to, and how far that is from the root."""
+        """Finds the back-off state and the depth of each state."""
         automaton, states = self._automaton, self._automaton.arc_counts.size
         sources = self._sources[self._is_backoff]
         roots = np.flatnonzero(np.bincount(sources, minlength=states) == 0)
         if sources.size + roots.size != states or roots.size != 1:
             self._fail(
-                "every state but one has just one back-off arc, but here are "
-                f"{states} states, {roots.size} of them without, and {sources.size} "
+                "every state but one must have exactly one back-off arc, but of "
+                f"{states} states {roots.size} have none, and there are {sources.size} "
                 "back-off arcs"
             )
         self._root = int(roots[0])
@@ -118,15 +117,15 @@ class FstReader:
         while (moving := above != self._root).any():
             self._depths += moving
             above = self._backoffs[above]
-            if np.max(self._depths) > _DEEPEST:
-                self._fail("its back-off arcs go round in a circle")
+            if np.max(self._depths) > _MAX_DEPTH:
+                self._fail("its back-off arcs form a cycle")
 
     def _collect(self, tokens: np.ndarray, eos: int) -> None:
-        """Makes one list of all n-grams: arcs, ends and `<s>` by itself."""
+        """Collects all n-grams: arcs, final weights and the unigram `<s>`."""
         automaton = self._automaton
         is_arc = ~self._is_backoff
         ends = np.flatnonzero(np.isfinite(automaton.finals))
-        # `<s>` is never predicted; a target of -1 is none.
+        # `<s>` is never predicted. A target of -1 means that there is none.
         bos, none = np.array([self._bos]), np.array([-1])
         sources = [self._sources[is_arc], ends, np.array([self._root])]
         symbols = [tokens, np.full(ends.size, eos), bos]
@@ -137,7 +136,7 @@ class FstReader:
         self._ngram_targets = np.concatenate(targets)
         log_probs = -np.concatenate(costs).astype(np.float64)
         if (log_probs > _ROUNDING).any():
-            self._fail("a weight is negative, which is a probability above 1")
+            self._fail("a weight is negative, that is, a probability exceeds 1")
         self._ngram_log_probs = np.minimum(log_probs, 0.0)
         if automaton.start != self._root:
             if self._depths[automaton.start] != 1:
@@ -145,7 +144,7 @@ class FstReader:
             self._ngram_targets[-1] = automaton.start
 
     def _find_ngrams(self) -> None:
-        """Sorts the n-grams of each order, the order below first."""
+        """Finds and sorts the n-grams of each order, from order 1 on."""
         targets = self._ngram_targets
         source_depths = self._depths[self._ngram_sources]
         extends = self._depths[targets] == source_depths + 1

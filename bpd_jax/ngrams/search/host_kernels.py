@@ -1,21 +1,21 @@
 """Compiled search for the best paths of a lattice under an n-gram model.
 
-The paths of a lattice and the back-off of a model make a small graph. Its nodes at a
-position are the histories of the model that end there: the empty one, one per
-candidate token, one per pair of neighbouring candidates that is a history, and so on
-up to N-1 tokens. The row of a node holds, for every candidate w of the next position,
-log P(w | history) and the node that follows:
+The paths of a lattice and the back-off of a model form a small graph. Its nodes at a
+position are the histories of the model that end there: the empty one, one for each
+candidate token, one for each pair of neighbouring candidates that is a history, and so
+on up to N-1 tokens. The row of a node contains, for every candidate w of the next
+position, log P(w | history) and the next node:
 
     row(a b)[w] = log P(w | a b)                 if `a b w` is an n-gram
-                  log alpha(a b) + row(b)[w]     elsewhere
+                  log alpha(a b) + row(b)[w]     otherwise
 
-Two facts keep this small. Every suffix of an n-gram is an n-gram, so `a b w` is looked
-for only where `b w` was found. And a node without an n-gram of its own for any
-candidate needs no row of its own: its row is that of its suffix plus one weight.
+Two facts keep the graph small. Every suffix of an n-gram is an n-gram, so `a b w` is
+looked up only if `b w` exists. And a node that has no n-gram with any candidate does
+not need a row: its row is that of its suffix plus one weight.
 
-A model is far larger than a processor's cache, and waiting for one number after the
-other would take most of the time. So the work goes level by level, histories of one
-length at all positions together, in loops whose loads do not wait for each other.
+A model is far larger than a processor's cache, so that sequential memory accesses would
+take most of the time. Therefore the histories of one length at all positions are
+processed together, in loops with independent loads.
 
 This module needs numba; import it where it is used.
 """
@@ -27,34 +27,34 @@ import numpy as np
 
 from bpd_jax.ngrams.search.table_kernels import FEW, mark_of, slot_of, walk
 
-# Fields of a node: its position, the index of its n-gram, where the extensions of that
-# begin and end, the row it uses, and the node of its longest suffix.
+# Fields of a node: its position, the index of its n-gram, begin and end of the
+# extensions of that n-gram, the row that it uses, and the node of its longest suffix.
 POSITION, INDEX, BEGIN, END, ROW, SUFFIX = range(6)
 NODE_FIELDS = 6
-# Fields of a query: its node, its candidate, the key (-1 once it is answered), the
-# index of the n-gram, and where the extensions of that begin and end.
-ASKER, CANDIDATE, KEY, PLACE, FIRST, PAST = range(6)
+# Fields of a query: its node, its candidate, the key (-1 once it is resolved), the
+# index of the n-gram, and begin and end of the extensions of that n-gram.
+SOURCE, CANDIDATE, KEY, NGRAM, CHILD_BEGIN, CHILD_END = range(6)
 QUERY_FIELDS = 6
-# Fields of the n-grams of a row: the node that owns it, the number of candidates with
-# an n-gram of the row's own, and the list of these by symbol.
+# Fields of `row_ngrams`: the node for which the row was made, the number of candidates
+# with which that node has an n-gram, and the list of these candidates by symbol.
 OWNER, NUMBER, LISTED = range(3)
 
 
 @numba.njit(cache=True, nogil=True)
-def _ask(
+def _collect_queries(
     keys: np.ndarray,
     width: int,
     symbols: np.ndarray,
     first: int,
     end: int,
     nodes: np.ndarray,
-    own: np.ndarray,
+    row_ngrams: np.ndarray,
     queries: np.ndarray,
 ) -> int:
-    """Queries the n-grams of the nodes `first ... end - 1`; returns their number.
+    """Collects the queries of the nodes `first ... end - 1`; returns their number.
 
-    If a suffix has no row of its own, it has no n-gram for any candidate, and neither
-    has a longer history. If a node has few extensions, queries are answered at once.
+    A suffix without a row has no n-gram with any candidate, and neither has a longer
+    history. The queries of nodes with few extensions are resolved immediately.
     """
     for node in range(first, end):
         # Prefetches the memory.
@@ -63,37 +63,37 @@ def _ask(
     number = 0
     for node in range(first, end):
         row = nodes[ROW, node]
-        place, past = nodes[BEGIN, node], nodes[END, node]
-        if place == past or own[row, OWNER] != nodes[SUFFIX, node]:
+        ngram, ngrams_end = nodes[BEGIN, node], nodes[END, node]
+        if ngram == ngrams_end or row_ngrams[row, OWNER] != nodes[SUFFIX, node]:
             continue
         start = nodes[INDEX, node] * width
         wanted = symbols[nodes[POSITION, node]]
-        listed, listed_end = LISTED, LISTED + own[row, NUMBER]
-        if past - place > FEW:
+        listed, listed_end = LISTED, LISTED + row_ngrams[row, NUMBER]
+        if ngrams_end - ngram > FEW:
             while listed < listed_end:
-                w = own[row, listed]
-                queries[ASKER, number], queries[CANDIDATE, number] = node, w
+                w = row_ngrams[row, listed]
+                queries[SOURCE, number], queries[CANDIDATE, number] = node, w
                 queries[KEY, number] = start + wanted[w]
                 listed += 1
                 number += 1
             continue
-        # Both lists are in the order of symbols.
-        while place < past and listed < listed_end:
-            w = own[row, listed]
+        # Both lists are sorted by symbol.
+        while ngram < ngrams_end and listed < listed_end:
+            w = row_ngrams[row, listed]
             key = start + wanted[w]
-            if keys[place] < key:
-                place += 1
+            if keys[ngram] < key:
+                ngram += 1
                 continue
-            if keys[place] == key:
-                queries[ASKER, number], queries[CANDIDATE, number] = node, w
-                queries[KEY, number], queries[PLACE, number] = -1, place
+            if keys[ngram] == key:
+                queries[SOURCE, number], queries[CANDIDATE, number] = node, w
+                queries[KEY, number], queries[NGRAM, number] = -1, ngram
                 number += 1
             listed += 1
     return number
 
 
 @numba.njit(cache=True, nogil=True)
-def _answer(
+def _resolve(
     table: np.ndarray,
     bits: int,
     shift: int,
@@ -101,43 +101,43 @@ def _answer(
     queries: np.ndarray,
     number: int,
 ) -> int:
-    """Answers the open queries; returns the number of n-grams that exist.
+    """Resolves the remaining queries; returns the number of n-grams that exist.
 
     Their queries are moved to the front, in order.
     """
     low = (1 << shift) - 1
     for query in range(number):
         if queries[KEY, query] >= 0:
-            queries[PLACE, query] = table[slot_of(queries[KEY, query], bits)]
+            queries[NGRAM, query] = table[slot_of(queries[KEY, query], bits)]
     kept = 0
     for query in range(number):
-        key, place = queries[KEY, query], queries[PLACE, query]
-        if key >= 0 and place >= 0:
-            if place & ~low == mark_of(key, bits, shift):
-                place &= low
+        key, ngram = queries[KEY, query], queries[NGRAM, query]
+        if key >= 0 and ngram >= 0:
+            if ngram & ~low == mark_of(key, bits, shift):
+                ngram &= low
             else:
-                place = walk(table, bits, shift, keys, key, 1)
-        if place >= 0:
-            for field in range(PLACE):
+                ngram = walk(table, bits, shift, keys, key, 1)
+        if ngram >= 0:
+            for field in range(NGRAM):
                 queries[field, kept] = queries[field, query]
-            queries[PLACE, kept] = place
+            queries[NGRAM, kept] = ngram
             kept += 1
     number, kept = kept, 0
     for query in range(number):
-        key, place = queries[KEY, query], queries[PLACE, query]
-        # The mark is only a part of the key.
-        if key >= 0 and keys[place] != key:
-            place = walk(table, bits, shift, keys, key, 1)
-        if place >= 0:
-            for field in range(PLACE):
+        key, ngram = queries[KEY, query], queries[NGRAM, query]
+        # Equal marks do not imply equal keys.
+        if key >= 0 and keys[ngram] != key:
+            ngram = walk(table, bits, shift, keys, key, 1)
+        if ngram >= 0:
+            for field in range(NGRAM):
                 queries[field, kept] = queries[field, query]
-            queries[PLACE, kept] = place
+            queries[NGRAM, kept] = ngram
             kept += 1
     return kept
 
 
 @numba.njit(cache=True, nogil=True)
-def _place_of_text(
+def _text_ngram(
     model: tuple[Any, ...],
     history: np.ndarray,
     length: int,
@@ -147,20 +147,20 @@ def _place_of_text(
     if length > len(history):
         return -1
     tail = history[len(history) - length :]
-    place = unigrams[tail[0]]
+    ngram = unigrams[tail[0]]
     for order in range(1, length):
-        if place < 0:
+        if ngram < 0:
             return -1
-        key = place * width + tail[order]
-        first, past = offsets[order - 1][place], offsets[order - 1][place + 1]
+        key = ngram * width + tail[order]
+        first, end = offsets[order - 1][ngram], offsets[order - 1][ngram + 1]
         level = keys[order]
-        if past - first > FEW:
-            place = walk(tables[order - 1], bits[order - 1], shift, level, key, 0)
+        if end - first > FEW:
+            ngram = walk(tables[order - 1], bits[order - 1], shift, level, key, 0)
             continue
-        while first < past and level[first] < key:
+        while first < end and level[first] < key:
             first += 1
-        place = first if first < past and level[first] == key else -1
-    return place
+        ngram = first if first < end and level[first] == key else -1
+    return ngram
 
 
 @numba.njit(cache=True, nogil=True)
@@ -180,10 +180,10 @@ def _expand(
     and `begins[n, J + 1]` the end of that length.
 
     Returns:
-      The node of the text before the lattice, or -1 if the capacity is too small.
+      The node of the text before the lattice, or -1 if there are too many nodes.
     """
     keys, log_probs, log_backoffs, offsets, unigrams, tables, bits, shift, width = model
-    nodes, weights, values, following, own, _ = graph
+    nodes, weights, values, following, row_ngrams, _ = graph
     positions, candidates = predicted.shape
     room = nodes.shape[1]
     highest = len(keys)
@@ -203,31 +203,31 @@ def _expand(
     for position in range(positions):
         by_symbol = np.argsort(predicted[position])
         number = 0
-        for place in range(candidates):
-            w = by_symbol[place]
+        for rank in range(candidates):
+            w = by_symbol[rank]
             unigram = unigrams[predicted[position, w]]
             following[position, w] = position + 1
             values[position, w] = -np.inf
             if unigram >= 0:
                 values[position, w] = log_probs[0][unigram]
-                own[position, LISTED + number] = w
+                row_ngrams[position, LISTED + number] = w
                 number += 1
-        own[position, NUMBER], own[position, OWNER] = number, position
+        row_ngrams[position, NUMBER], row_ngrams[position, OWNER] = number, position
 
     for length in range(1, highest):
-        # The histories of this length: the one that ends the text, then those among
-        # the n-grams that the queries of the length before have found.
+        # The histories of this length: the end of the text, then those among the
+        # n-grams found by the queries of the previous length.
         if count >= room:
             return -1
         first = count
         starts, level_weights = offsets[length - 1], log_backoffs[length - 1]
-        place = _place_of_text(model, history, length)
-        if place >= 0 and (
-            starts[place] < starts[place + 1] or level_weights[place] != 0
+        ngram = _text_ngram(model, history, length)
+        if ngram >= 0 and (
+            starts[ngram] < starts[ngram + 1] or level_weights[ngram] != 0
         ):
             nodes[POSITION, count], nodes[SUFFIX, count] = 0, state
-            nodes[INDEX, count], weights[count] = place, level_weights[place]
-            nodes[BEGIN, count], nodes[END, count] = starts[place], starts[place + 1]
+            nodes[INDEX, count], weights[count] = ngram, level_weights[ngram]
+            nodes[BEGIN, count], nodes[END, count] = starts[ngram], starts[ngram + 1]
             state = count
             count += 1
         if length == 1:
@@ -236,24 +236,24 @@ def _expand(
                 for w in range(candidates):
                     unigram = unigrams[followed[position, w]]
                     if unigram >= 0:
-                        queries[ASKER, found], queries[CANDIDATE, found] = position, w
-                        queries[PLACE, found] = unigram
+                        queries[SOURCE, found], queries[CANDIDATE, found] = position, w
+                        queries[NGRAM, found] = unigram
                         found += 1
         if count + found > room:
             return -1
         for query in range(found):
-            place = queries[PLACE, query]
-            queries[FIRST, query], queries[PAST, query] = (
-                starts[place],
-                starts[place + 1],
+            ngram = queries[NGRAM, query]
+            queries[CHILD_BEGIN, query], queries[CHILD_END, query] = (
+                starts[ngram],
+                starts[ngram + 1],
             )
-            answers[query] = level_weights[place]
+            answers[query] = level_weights[ngram]
         for query in range(found):
-            asker, w = queries[ASKER, query], queries[CANDIDATE, query]
-            position, row = nodes[POSITION, asker], nodes[ROW, asker]
-            # After </s> the history begins anew; after the lattice nothing comes.
+            source, w = queries[SOURCE, query], queries[CANDIDATE, query]
+            position, row = nodes[POSITION, source], nodes[ROW, source]
+            # </s> starts a new history, and nothing follows the lattice.
             ended = length > 1 and predicted[position, w] != followed[position, w]
-            begin, end = queries[FIRST, query], queries[PAST, query]
+            begin, end = queries[CHILD_BEGIN, query], queries[CHILD_END, query]
             if (
                 ended
                 or position + 1 == positions
@@ -264,7 +264,7 @@ def _expand(
                 position + 1,
                 following[row, w],
             )
-            nodes[INDEX, count], weights[count] = queries[PLACE, query], answers[query]
+            nodes[INDEX, count], weights[count] = queries[NGRAM, query], answers[query]
             nodes[BEGIN, count], nodes[END, count] = begin, end
             following[row, w] = count
             count += 1
@@ -276,35 +276,37 @@ def _expand(
                 begins[length, position], begins[length, position - 1]
             )
 
-        # The candidates that they have n-grams for.
+        # The candidates with which they have n-grams.
         for node in range(first, count):
             suffix = nodes[SUFFIX, node]
             nodes[ROW, node] = nodes[ROW, suffix]
             weights[node] += weights[suffix]
-        found = _answer(
+        found = _resolve(
             tables[length - 1],
             bits[length - 1],
             shift,
             keys[length],
             queries,
-            _ask(keys[length], width, predicted, first, count, nodes, own, queries),
+            _collect_queries(
+                keys[length], width, predicted, first, count, nodes, row_ngrams, queries
+            ),
         )
         for query in range(found):
-            answers[query] = log_probs[length][queries[PLACE, query]]
+            answers[query] = log_probs[length][queries[NGRAM, query]]
         for query in range(found):
-            node, w = queries[ASKER, query], queries[CANDIDATE, query]
+            node, w = queries[SOURCE, query], queries[CANDIDATE, query]
             row = nodes[ROW, node]
-            if own[row, OWNER] != node:
+            if row_ngrams[row, OWNER] != node:
                 base, row = row, rows
                 for other in range(candidates):
                     values[row, other] = weights[node] + values[base, other]
                     following[row, other] = following[base, other]
-                own[row, OWNER], own[row, NUMBER] = node, 0
+                row_ngrams[row, OWNER], row_ngrams[row, NUMBER] = node, 0
                 nodes[ROW, node], weights[node] = row, 0.0
                 rows += 1
             values[row, w] = answers[query]
-            own[row, LISTED + own[row, NUMBER]] = w
-            own[row, NUMBER] += 1
+            row_ngrams[row, LISTED + row_ngrams[row, NUMBER]] = w
+            row_ngrams[row, NUMBER] += 1
     return state
 
 
@@ -313,7 +315,7 @@ def _without_repeats(
     symbols: np.ndarray,
     head_scores: np.ndarray,
 ) -> np.ndarray:
-    """Scores, with -inf for a symbol that has a better score at its position."""
+    """Scores, with -inf for a repeated symbol with a better score at its position."""
     scores = head_scores.copy()
     positions, candidates = scores.shape
     for position in range(positions):
@@ -333,7 +335,7 @@ def _complete(
     begins: np.ndarray,
 ) -> None:
     """Sets `best[node]` to the best score of a path from there to the end."""
-    nodes, weights, values, following, own, best = graph
+    nodes, weights, values, following, row_ngrams, best = graph
     positions, candidates = head_scores.shape
     best[positions] = 0.0
     for position in range(positions - 1, -1, -1):
@@ -341,7 +343,7 @@ def _complete(
         for length in range(begins.shape[0]):
             for node in range(begins[length, position], begins[length, position + 1]):
                 row = nodes[ROW, node]
-                if own[row, OWNER] != node:
+                if row_ngrams[row, OWNER] != node:
                     suffix = nodes[SUFFIX, node]
                     best[node] = best[suffix] + alpha * (
                         weights[node] - weights[suffix]
@@ -376,28 +378,28 @@ def best_paths(
         log_probs: N arrays;
         log_backoffs: N-1 arrays;
         offsets: N-1 arrays, the `trie.child_offsets` of the orders 1 ... N-1;
-        unigrams: `[width]` int64, the place of each symbol's unigram, -1 for none;
+        unigrams: `[width]` int64, index of each symbol's unigram, -1 for none;
         tables: N-1 hash tables of bigrams and longer n-grams, see `table_kernels`;
         bits: `[N-1]` int64, the tables have 2^bits slots;
         shift: see `table_kernels`;
         width: number of symbols.
       history: `[H]` symbols of the text, oldest first.
-      predicted: `[J, W]` int64, the symbols of the candidates when they are predicted.
-      followed: `[J, W]` int64, the symbols they are as part of a history.
-      head_scores: `[J, W]` float64; a candidate with -inf is not one, and of a symbol
-        that a position has twice, the better one counts.
+      predicted: `[J, W]` int64, symbols of the candidates as predictions.
+      followed: `[J, W]` int64, symbols of the candidates as part of a history.
+      head_scores: `[J, W]` float64; candidates with -inf are ignored, and of a symbol
+        that occurs twice at a position, the one with the better score is used.
       alphas: `[J]` float64, weight of the n-gram's log-probability at each position.
       graph: memory for C nodes and their rows, a tuple of
         nodes: `[NODE_FIELDS, C]` int64;
-        weights: `[C]` float64, what a node adds to its row;
+        weights: `[C]` float64, weight that a node adds to its row;
         values: `[C, W]` float64, the rows;
-        following: `[C, W]` int32, the nodes that follow;
-        own: `[C, LISTED + W]` int32, what is known of the rows;
-        best: `[C]` float64, the best completion of each node.
-      queries: `[QUERY_FIELDS, C * W]` int64, room for look-ups.
-      answers: `[C * W]` float64, room for their results.
-      choices: `[P, J]` int32, receives the candidates' numbers.
-      scores: `[P]` float64, receives the scores.
+        following: `[C, W]` int32, the next nodes;
+        row_ngrams: `[C, LISTED + W]` int32, see the fields above;
+        best: `[C]` float64, score of the best completion of each node.
+      queries: `[QUERY_FIELDS, C * W]` int64, memory for look-ups.
+      answers: `[C * W]` float64, memory for their results.
+      choices: `[P, J]` int32, the result: indices of the candidates.
+      scores: `[P]` float64, the result: scores of the paths.
 
     Returns:
       The number of paths, at most P; -1 if there are more than C nodes.
@@ -435,15 +437,15 @@ def best_paths(
                 total = gain + best[following[row, w]]
                 if total == -np.inf or (kept == most and total <= totals[most - 1]):
                     continue
-                place = kept if kept < most else most - 1
-                while place > 0 and totals[place - 1] < total:
-                    totals[place] = totals[place - 1]
-                    origin[place], pick[place] = origin[place - 1], pick[place - 1]
-                    new_gains[place] = new_gains[place - 1]
-                    new_ends[place] = new_ends[place - 1]
-                    place -= 1
-                totals[place], origin[place], pick[place] = total, path, w
-                new_gains[place], new_ends[place] = gain, following[row, w]
+                slot = kept if kept < most else most - 1
+                while slot > 0 and totals[slot - 1] < total:
+                    totals[slot] = totals[slot - 1]
+                    origin[slot], pick[slot] = origin[slot - 1], pick[slot - 1]
+                    new_gains[slot] = new_gains[slot - 1]
+                    new_ends[slot] = new_ends[slot - 1]
+                    slot -= 1
+                totals[slot], origin[slot], pick[slot] = total, path, w
+                new_gains[slot], new_ends[slot] = gain, following[row, w]
                 kept = min(kept + 1, most)
         number = kept
         ends[:number], gains[:number] = new_ends[:number], new_gains[:number]

@@ -1,4 +1,4 @@
-"""The frozen model's states along texts, computed in batches."""
+"""States of the frozen model for texts, computed in batches."""
 
 import dataclasses
 import functools
@@ -21,11 +21,11 @@ from bpd_jax.models.transformer_config import check_feature_layers
 from bpd_jax.training.state import abstract_parameters
 from bpd_jax.typing import Array, Float, Int, Params
 
-_STEP = 32
+_LENGTH_STEP = 32  # tokens
 
 
 class Base:
-    """A frozen model that reads texts."""
+    """A frozen model that computes the states of texts."""
 
     def __init__(
         self,
@@ -37,17 +37,21 @@ class Base:
         products: str = "float32",
         mesh: Mesh | None = None,
     ) -> None:
-        """Takes the model.
+        """Prepares the model.
 
         Args:
-          model: sizes; heads that it has do not matter.
+          model: sizes; its heads are not used.
           params: parameters.
-          batch_tokens: tokens read at once, padding included.
-          dtype: of the states that come back, float16 or bfloat16.
-          layers: whose outputs are part of a state, besides the final hidden state.
+          batch_tokens: tokens of a batch, padding included.
+          dtype: dtype of the states, float16 or bfloat16.
+          layers: layers whose outputs are part of a state, after the final hidden
+            state.
           products: precision of the model's products. bfloat16, with sums in float32,
             changes states by about 2 % of their size.
-          mesh: over which texts and parameters are spread; None for one device.
+          mesh: devices that split texts and parameters; None for one device.
+
+        Raises:
+          UserError: the model has no such layers.
         """
         check_feature_layers(layers, model.trunk.num_layers)
         self.d_model = model.trunk.d_model
@@ -73,7 +77,7 @@ class Base:
 
     @property
     def width(self) -> int:
-        """C, numbers of a state: the final hidden state, then the layers in order."""
+        """C, the width of a state: the final hidden state, then the layers in order."""
         return self.d_model * (1 + len(self.layers))
 
     def with_layers(self, layers: tuple[int, ...]) -> "Base":
@@ -83,11 +87,11 @@ class Base:
     def states(
         self, texts: Sequence[np.ndarray]
     ) -> Iterator[tuple[int, Float[np.ndarray, "n C"]]]:
-        """The number of a text in `texts` and its states `[n, C]`, the longest first.
+        """Yields the index of a text in `texts` and its states, longest texts first.
 
         Raises:
-          UserError: a text is longer than the model reads, or a state too large for
-            the precision.
+          UserError: a text exceeds the model's max_length, or a state is too large for
+            the dtype.
         """
         order = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
         while order:
@@ -95,29 +99,29 @@ class Base:
             rows = self._rows(length)
             batch, order = order[:rows], order[rows:]
             tokens = np.zeros((rows, min(length, self.max_length)), np.int32)
-            for row, number in enumerate(batch):
-                text = texts[number]
+            for row, index in enumerate(batch):
+                text = texts[index]
                 if len(text) > self.max_length:
                     raise UserError(
-                        f"a text has {len(text)} tokens and the model reads "
-                        f"{self.max_length}: generate shorter texts."
+                        f"a text has {len(text)} tokens, which exceeds the model's "
+                        f"max_length of {self.max_length}: generate shorter texts."
                     )
                 tokens[row, : len(text)] = text
             placed: Any = tokens
             if self._mesh is not None:
                 placed = jax.device_put(tokens, NamedSharding(self._mesh, BATCH_SPEC))
             states = np.asarray(self._run(self._params, placed))
-            for row, number in enumerate(batch):
-                found = states[row, : len(texts[number])]
-                if not np.isfinite(found).all():
+            for row, index in enumerate(batch):
+                text_states = states[row, : len(texts[index])]
+                if not np.isfinite(text_states).all():
                     raise UserError(
-                        f"the model's states do not fit {self.dtype.name}: set "
-                        "HeadsTrainConfig.states_dtype = 'bfloat16'."
+                        f"the model's states exceed the range of {self.dtype.name}: "
+                        "set HeadsTrainConfig.states_dtype = 'bfloat16'."
                     )
-                yield number, found
+                yield index, text_states
 
     def _rows(self, length: int) -> int:
-        """Texts of a batch, of which every part of the mesh gets as many."""
+        """Texts of a batch, a multiple of the number of parts of the mesh."""
         rows, parts = max(1, self._batch_tokens // length), 1
         if self._mesh is not None:
             parts = self._mesh.shape["data"] * self._mesh.shape["fsdp"]
@@ -125,16 +129,16 @@ class Base:
 
 
 def states_dtype(name: str) -> np.dtype:
-    """The numpy type of kept states."""
+    """The numpy dtype of stored states."""
     return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
 
 
 def _padded(length: int) -> int:
     """The next of 32, 64, 96, 128, 160, 192, 224, 256, 288, …, 512, 576, ….
 
-    An octave has at most eight lengths, so few shapes are compiled.
+    There are at most eight lengths per octave, so few shapes are compiled.
     """
-    step = max(_STEP, 1 << max(0, (length - 1).bit_length() - 4))
+    step = max(_LENGTH_STEP, 1 << max(0, (length - 1).bit_length() - 4))
     return -(-length // step) * step
 
 
@@ -148,7 +152,7 @@ def read_texts(
 ) -> Float[Array, "B T C"]:
     """States of a batch of texts, in the precision in which they are stored."""
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    # Nothing sees what a shorter text is filled up with: it comes after it.
+    # The padding of a shorter text comes after it, so the causal mask hides it.
     mask = causal_mask(jnp.ones_like(tokens))
     hidden, _, features = functions.forward_with_features(
         params, tokens, positions, mask, layers=layers

@@ -1,24 +1,24 @@
-"""Batches of positions with their states: one interface for disk and memory."""
+"""Batches of positions with their states, from a cache on disk or a ring in memory."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
-from bpd_jax.training.heads.cache import States
 from bpd_jax.training.heads.positions import Positions, epoch_order
 from bpd_jax.training.heads.ring import Ring
+from bpd_jax.training.heads.states_cache import States
 
 
 class PositionBatch(NamedTuple):
-    """Positions for one step of training; a pytree of host arrays.
+    """Positions of one training step; a pytree of host arrays.
 
     Attributes:
-      states: `[n, D]` of the frozen model, in half precision.
-      tokens: `[n, L]` int32, y_0 … y_{L-1}, the text after each position.
-      valid: `[n, L]` bool, whether they lie in the text.
-      later: `[n, L-1, D]` states after y_0 … y_{L-2}, with which the model itself
-        predicts y_1 … y_{L-1}; None if nobody asks. Any where not valid.
+      states: `[n, C]` states of the frozen model, in half precision.
+      tokens: `[n, L]` int32, y_0 … y_{L-1}, the tokens after each position.
+      valid: `[n, L]` bool, whether they are in the text.
+      later: `[n, L-1, C]` states after y_0 … y_{L-2}, from which the model itself
+        predicts y_1 … y_{L-1}, arbitrary where not valid; None if they are not needed.
     """
 
     states: np.ndarray
@@ -34,20 +34,20 @@ def with_targets(
     return PositionBatch(states, *positions.after(indices, block_size))
 
 
-def measured_batches(
+def held_out_batches(
     positions: Positions,
     indices: np.ndarray,
     states: np.ndarray,
     size: int,
     block_size: int,
 ) -> list[PositionBatch]:
-    """All of some positions in batches of one size; the last is filled up.
+    """Batches of equal size of the given positions; the last one is padded.
 
     Args:
-      positions: of all texts.
-      indices: positions to measure at.
-      states: of these.
-      size: of a batch; smaller if there are not so many positions.
+      positions: positions of all texts.
+      indices: indices of the positions to evaluate.
+      states: `[n, C]` states at these positions.
+      size: positions of a batch, at most their number.
       block_size: L.
     """
     batches = []
@@ -71,16 +71,16 @@ def cached_batches(
     *,
     later: bool = False,
 ) -> Iterator[PositionBatch]:
-    """Endless batches of cached positions; an epoch drops less than a batch.
+    """Endless batches of cached positions; an epoch drops an incomplete last batch.
 
     Args:
       states: the cache.
-      indices: positions to draw from.
-      size: of a batch; smaller if there are not so many positions.
+      indices: indices of the positions to draw from.
+      size: positions of a batch, at most their number.
       block_size: L.
-      seed: of the order, which depends on nothing else.
-      step: how many batches to leave out.
-      later: whether the states after the tokens that follow come along.
+      seed: seed of the order.
+      step: number of batches to skip.
+      later: whether to read `PositionBatch.later`.
     """
     size = min(size, len(indices))
     per_epoch = len(indices) // size
@@ -88,42 +88,42 @@ def cached_batches(
     while True:
         order = epoch_order(len(indices), seed, epoch)
         for number in range(step, per_epoch):
-            picked = indices[order[number * size : (number + 1) * size]]
-            found = states.read(picked)
-            batch = with_targets(states.positions, picked, found, block_size)
+            drawn = indices[order[number * size : (number + 1) * size]]
+            batch = with_targets(
+                states.positions, drawn, states.read(drawn), block_size
+            )
             if later:
-                batch = batch._replace(later=_later(states, picked, block_size))
+                batch = batch._replace(later=_later(states, drawn, block_size))
             yield batch
         epoch, step = epoch + 1, 0
 
 
-def _later(states: States, picked: np.ndarray, block_size: int) -> np.ndarray:
-    """`[n, L-1, D]`: the states at the positions after some; see `PositionBatch`."""
-    places = picked[:, None] + np.arange(1, block_size)
-    # Past the end of a text its neighbour's stand, which no target goes with.
-    places = np.minimum(places, len(states.positions) - 1)
-    return states.read(places.ravel()).reshape(*places.shape, -1)
+def _later(states: States, indices: np.ndarray, block_size: int) -> np.ndarray:
+    """`[n, L-1, C]`: the states at the next L-1 positions; see `PositionBatch`."""
+    after = indices[:, None] + np.arange(1, block_size)
+    # Past the end of a text these are states of the next text, but without a target.
+    after = np.minimum(after, len(states.positions) - 1)
+    return states.read(after.ravel()).reshape(*after.shape, -1)
 
 
 def ring_batches(
     ring: Ring, positions: Positions, size: int, block_size: int, uses: float
 ) -> Iterator[PositionBatch]:
-    """Endless batches from a ring, which reads on as it is used.
+    """Endless batches from a ring, which is refilled as its states are used.
 
     Args:
       ring: the ring.
-      positions: of all texts.
-      size: of a batch.
+      positions: positions of all texts.
+      size: positions of a batch.
       block_size: L.
-      uses: how often a state is drawn on average.
+      uses: average number of times that a state is drawn.
     """
-    owed = 0.0
+    due = 0.0  # states to add
     while True:
-        picked, found = ring.draw(size)
-        yield with_targets(positions, picked, found, block_size)
-        owed += size / uses
-        if owed >= 1:
+        yield with_targets(positions, *ring.draw(size), block_size)
+        due += size / uses
+        if due >= 1:
             before = ring.added
-            ring.add(int(owed))
-            # A group of texts may bring more than was owed.
-            owed -= ring.added - before
+            ring.add(int(due))
+            # The ring reads groups of texts, which may add more states than were due.
+            due -= ring.added - before

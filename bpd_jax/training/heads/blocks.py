@@ -1,11 +1,10 @@
-"""Batches for a block drafter: pieces of texts with their states, and random anchors.
+"""Batches for a block drafter: spans of texts with their states, and random anchors.
 
-An epoch uses every position once as the state before an anchor. Positions of a text are
-drawn in random order and cut into groups of A, the anchors of one row of a batch; rows
-come in random order. The rest of a text that does not fill a group leaves anchors
-empty. A text longer than a row is cut into spans, at other places in every epoch, and
-the row of a group begins a window before its span, so that an anchor always sees its
-whole window.
+An epoch uses every position once as the state before an anchor. The positions of a text
+are shuffled and split into groups of A, the anchors of one row of a batch; the rows are
+shuffled too. The last group of a text may have fewer anchors. A text longer than a row
+is split into spans, at different points in every epoch, and the row of a group begins
+one window before its span, so that every anchor sees its whole window.
 """
 
 import dataclasses
@@ -15,21 +14,21 @@ from typing import NamedTuple
 import numpy as np
 
 from bpd_jax.errors import UserError
-from bpd_jax.training.heads.cache import States
 from bpd_jax.training.heads.positions import Positions
+from bpd_jax.training.heads.states_cache import States
 
 
 class BlockBatch(NamedTuple):
     """A batch for one step of a block drafter; a pytree of host arrays.
 
     Attributes:
-      states: `[B, T, C]` of the frozen model, final hidden state first, in half
+      states: `[B, T, C]` states of the frozen model, final hidden state first, in half
         precision; zeros past the end of the text.
-      offsets: `[B]` int32, position in its text of the first of them.
-      anchors: `[B, A]` int32, places of the certain tokens, counted from there; 1 where
-        there is no anchor.
+      offsets: `[B]` int32, position of the row's first token in its text.
+      anchors: `[B, A]` int32, positions of the certain tokens in the row; 1 for unused
+        anchors.
       tokens: `[B, A, L]` int32, y_0 … y_{L-1} of each anchor.
-      valid: `[B, A, L]` bool, whether they lie in the text; all false without anchor.
+      valid: `[B, A, L]` bool, whether they are in the text; false for unused anchors.
     """
 
     states: np.ndarray
@@ -40,11 +39,11 @@ class BlockBatch(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """Anchors that share a row.
+    """Groups of anchors that share a row.
 
     Attributes:
-      positions: `[G, A]`, which positions; -1 for none.
-      starts: `[G]` int64, the first token of the row in its text.
+      positions: `[G, A]`, indices of the positions; -1 for unused anchors.
+      starts: `[G]` int64, position of the row's first token in its text.
     """
 
     positions: np.ndarray
@@ -52,17 +51,21 @@ class Groups(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class BlockSource:
-    """Makes batches of anchors.
+class BlockBatcher:
+    """Makes batches for a block drafter.
 
     Attributes:
-      states: of every token of the texts but their last ones.
-      positions: that anchors stand after.
+      states: states of all tokens of the texts except the last token of each.
+      positions: positions before the anchors.
       block_size: L.
       anchors: A, anchors of a row.
       rows: B, rows of a batch.
-      window: tokens that a block sees; None for all.
-      row_tokens: T, at most.
+      window: number of tokens that a block attends to; None for all.
+      row_tokens: highest number of tokens of a row.
+
+    Raises:
+      UserError: a text is longer than a row, and there is no window that allows it to
+        be split.
     """
 
     states: States
@@ -79,14 +82,14 @@ class BlockSource:
             self.window is None or self.window >= self.row_tokens
         ):
             raise UserError(
-                f"texts have up to {longest + 1} tokens, which is more than a row of "
-                f"HeadsTrainConfig.row_tokens = {self.row_tokens}: raise it, or set "
-                "BlockDrafterConfig.window to less."
+                f"the longest text has {longest + 1} tokens, which exceeds "
+                f"HeadsTrainConfig.row_tokens = {self.row_tokens}: raise row_tokens, "
+                "or set BlockDrafterConfig.window to less than it."
             )
 
     @property
     def _lengths(self) -> np.ndarray:
-        """Stored states of every text."""
+        """Number of stored states of every text."""
         return np.diff(self.states.positions.starts)
 
     @property
@@ -97,7 +100,7 @@ class BlockSource:
     def epoch(self, indices: np.ndarray, rng: np.random.Generator) -> Groups:
         """All groups of an epoch, in random order."""
         rows = self.positions.rows[indices]
-        # Tokens before the anchor, which is where it stands in its text.
+        # The number of tokens before an anchor is its position in the text.
         before = self._before(indices)
         span, starts = np.zeros_like(rows), np.zeros_like(rows)
         long = self._lengths[rows] > self.length
@@ -126,12 +129,12 @@ class BlockSource:
     def batches(
         self, indices: np.ndarray, seed: int, step: int = 0
     ) -> Iterator[BlockBatch]:
-        """Endless batches; an epoch drops less than a batch.
+        """Endless batches; an epoch drops an incomplete last batch.
 
         Args:
-          indices: positions to draw from.
-          seed: of the order, which depends on nothing else.
-          step: how many batches to leave out.
+          indices: indices of the positions to draw from.
+          seed: seed of the order.
+          step: number of batches to skip.
         """
         epoch = 0
         while True:
@@ -145,8 +148,8 @@ class BlockSource:
                 yield self.batch(groups, slice(number * size, (number + 1) * size))
             epoch += 1
 
-    def measured(self, indices: np.ndarray) -> list[BlockBatch]:
-        """All of some positions in batches of one size; the last is filled up."""
+    def held_out(self, indices: np.ndarray) -> list[BlockBatch]:
+        """Batches of equal size of the given positions; the last one is padded."""
         groups = self.epoch(indices, np.random.default_rng(0))
         size = min(self.rows, len(groups.starts))
         missing = -len(groups.starts) % size
@@ -160,15 +163,15 @@ class BlockSource:
         ]
 
     def batch(self, groups: Groups, part: slice) -> BlockBatch:
-        """The batch of some groups."""
-        picked, starts = groups.positions[part], groups.starts[part]
-        present = picked >= 0
-        indices = np.maximum(picked, 0)
+        """The batch of a slice of the groups."""
+        positions, starts = groups.positions[part], groups.starts[part]
+        present = positions >= 0
+        indices = np.maximum(positions, 0)
         after = self.positions.after(indices.ravel(), self.block_size)
-        shape = (*picked.shape, self.block_size)
+        shape = (*positions.shape, self.block_size)
         before = self._before(indices)
         anchors = np.where(present, before - starts[:, None], 1)
-        # The first of a group is always there, except in rows that fill a batch up.
+        # The first anchor of a group is always used, except in padding rows.
         rows = self.positions.rows[indices[:, 0]]
         stored, length = self.states.positions.starts, self.length
         states = np.zeros((len(rows), length, self.states.width), self.states.dtype)
@@ -185,6 +188,6 @@ class BlockSource:
         )
 
     def _before(self, indices: np.ndarray) -> np.ndarray:
-        """Tokens of the text up to and including each position."""
+        """Number of tokens of the text up to and including each position."""
         offsets = self.positions.offsets[self.positions.rows[indices]]
         return self.positions.places[indices] - offsets + 1

@@ -1,7 +1,8 @@
-"""Cross-entropy with a softmax over many tokens, whose gradient is found going forward.
+"""Cross-entropy with a large softmax, whose gradient is computed in the forward pass.
 
-What would be kept for going backward, an array of the size positions × vocabulary, is
-used while it is there: nothing of that size is kept, and nothing is computed twice.
+The backward pass would need an array of size positions × vocabulary. The gradients are
+computed while the logits of a chunk exist, so that no such array is stored and nothing
+is computed twice.
 """
 
 import functools
@@ -13,19 +14,20 @@ import jax.numpy as jnp
 
 from bpd_jax.typing import Array, Bool, Float, Int
 
-# Logits of a chunk: 32 MB in float32. Smaller ones cost time for adding up gradients.
+# Logits of a chunk: 32 MB in float32. Smaller chunks spend more time on accumulating
+# gradients.
 _CHUNK_LOGITS = 2**23
 
-# From probabilities of the targets and weights, new weights; all `[n]`.
+# Computes new weights from the probabilities of the targets and the weights; all `[n]`.
 Weigh = Callable[[Array, Array], Array]
 
 
 class Teacher(NamedTuple):
-    """What the model itself expects at the positions that are guessed.
+    """The model's own distribution at the predicted positions, as soft targets.
 
     Attributes:
-      states: of the model after the tokens before the target.
-      share: of the targets that is the model's distribution, 0 to 1.
+      states: states of the model after the tokens before the target.
+      share: weight of the model's distribution in the targets, 0 to 1.
     """
 
     states: Float[Array, "n D"]
@@ -44,18 +46,18 @@ def softmax_loss(
 ) -> tuple[Float[Array, ""], Float[Array, " n"], Bool[Array, " n"]]:
     """Sum of weights · −log softmax(state · matrixᵀ)[places].
 
-    Only the sum has a gradient, with respect to `state` and, if it is trained, to
-    `matrix`. Products are of the matrix's precision with sums in float32.
+    Only the sum is differentiable, with respect to `state` and, if it is trained,
+    `matrix`. Products have the matrix's precision, with sums in float32.
 
     Args:
       state: inputs of the softmax.
       matrix: rows of the softmax.
-      places: rows of the targets; any where the weight is 0.
-      weights: of the positions.
-      teacher: of share μ: the target is 1 - μ of the token at `places` and μ of
-        q = softmax(teacher.states · matrix[:, :D]ᵀ), and the loss is the cross-entropy
-        with that.
-      trained_columns: how many of the last columns of the matrix have a gradient.
+      places: rows of the targets; arbitrary where the weight is 0.
+      weights: weights of the positions.
+      teacher: soft targets of share μ: the target distribution is 1 - μ times the token
+        at `places` plus μ times q = softmax(teacher.states · matrix[:, :D]ᵀ), and the
+        loss is the cross-entropy with it.
+      trained_columns: number of the last columns of the matrix that have a gradient.
       weigh: computes the weights from the probabilities of the targets and `weights`;
         no gradient flows through it.
 
@@ -76,41 +78,41 @@ def _softmax_forward(
     trained_columns: int,
     weigh: Weigh | None,
 ) -> tuple[tuple[Array, Array, Array], tuple[Array, Array | None]]:
-    """`softmax_loss`, and its gradients as residuals."""
+    """`softmax_loss`, with its gradients as residuals."""
     rounded = state.astype(matrix.dtype)
     product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
     logits = product("nD,VD->nV", rounded, matrix)
-    found = jnp.take_along_axis(logits, places[:, None], 1)[:, 0]
+    target_logits = jnp.take_along_axis(logits, places[:, None], 1)[:, 0]
     top = logits.max(1)
-    likely = jnp.exp(logits - top[:, None])
-    total = likely.sum(1)
-    losses = jnp.log(total) + top - found
-    hits = found == top
+    exponentials = jnp.exp(logits - top[:, None])
+    total = exponentials.sum(1)
+    losses = jnp.log(total) + top - target_logits
+    hits = target_logits == top
     if weigh is not None:
         weights = weigh(jnp.exp(-losses), weights)
     # d loss / d state = Σ_v p_v matrix_v − matrix_place, likewise for the matrix.
     scale = weights / total
-    own = jnp.float32(1)
+    hard_share = jnp.float32(1)
     if teacher is not None:
         shared = matrix[:, : teacher.states.shape[1]]
-        theirs = product("nD,VD->nV", teacher.states.astype(matrix.dtype), shared)
-        expected = jax.nn.softmax(theirs)
-        own = 1 - teacher.share
-        # −Σ_v q_v log p_v, in place of that of the token at the place.
-        soft = jnp.log(total) + top - jnp.sum(expected * logits, axis=1)
-        losses = own * losses + teacher.share * soft
-        likely -= teacher.share * total[:, None] * expected
-    rounded_likely = likely.astype(matrix.dtype)
-    mean = product("nV,VD->nD", rounded_likely, matrix)
-    by_state = scale[:, None] * mean - own * weights[:, None] * matrix[places]
+        model_logits = product("nD,VD->nV", teacher.states.astype(matrix.dtype), shared)
+        soft_targets = jax.nn.softmax(model_logits)
+        hard_share = 1 - teacher.share
+        # −Σ_v q_v log p_v instead of −log p of the target.
+        soft_losses = jnp.log(total) + top - jnp.sum(soft_targets * logits, axis=1)
+        losses = hard_share * losses + teacher.share * soft_losses
+        exponentials -= teacher.share * total[:, None] * soft_targets
+    rounded_exponentials = exponentials.astype(matrix.dtype)
+    mean = product("nV,VD->nD", rounded_exponentials, matrix)
+    by_state = scale[:, None] * mean - hard_share * weights[:, None] * matrix[places]
     by_matrix = None
     if trained_columns:
         part = state[:, -trained_columns:]
         scaled = (scale[:, None] * part).astype(matrix.dtype)
-        by_matrix = product("nV,nD->VD", rounded_likely, scaled)
-        by_matrix = by_matrix.at[places].add(-(own * weights[:, None] * part))
+        by_matrix = product("nV,nD->VD", rounded_exponentials, scaled)
+        by_matrix = by_matrix.at[places].add(-(hard_share * weights[:, None] * part))
         by_matrix = by_matrix.astype(matrix.dtype)
-    # Where the weight is 0 the loss may be anything, but is a number.
+    # Losses with a weight of 0 are arbitrary but finite.
     result = jnp.sum(weights * losses), losses, hits
     return result, (by_state.astype(state.dtype), by_matrix)
 
@@ -145,13 +147,16 @@ def levels_loss(
     trained_columns: int = 0,
     weigh: Weigh | None = None,
 ) -> tuple[Float[Array, ""], Float[Array, "n levels"], Bool[Array, "n levels"]]:
-    """`softmax_loss` of several levels, some positions at a time.
+    """`softmax_loss` of several levels, in chunks of positions.
 
     Args:
       inputs, matrix, places, weights: see `softmax_loss`.
-      later: states of the model after the tokens before each target, for a teacher.
-      share: of the teacher.
-      trained_columns, weigh: see `softmax_loss`; a position's levels stay together.
+      later: states of the model after the tokens before each target, for soft targets.
+      share: weight of the soft targets; see `Teacher`.
+      trained_columns, weigh: see `softmax_loss`; a chunk has all levels of a position.
+
+    Returns:
+      The sum, the losses without weights, and whether each target is ranked first.
     """
     count, levels = places.shape
     chunk = max(1, chunk_size(count * levels, len(matrix)) // levels)
@@ -177,11 +182,11 @@ def levels_ranks(
     matrix: Float[Array, "draft R"],
     places: Int[Array, "n levels"],
 ) -> tuple[Float[Array, "n levels"], Int[Array, "n levels"]]:
-    """−log p and rank, from 0, of each target, some positions at a time."""
+    """−log p and rank, from 0, of each target, computed in chunks of positions."""
     count, levels = places.shape
     chunk = chunk_size(count, matrix.shape[0] * levels)
 
-    def look(part: tuple[Array, Array]) -> tuple[Array, Array]:
+    def chunk_ranks(part: tuple[Array, Array]) -> tuple[Array, Array]:
         state, place = part
         logits = jnp.einsum(
             "nlD,VD->nlV",
@@ -189,15 +194,15 @@ def levels_ranks(
             matrix,
             preferred_element_type=jnp.float32,
         )
-        found = jnp.take_along_axis(logits, place[..., None], -1)
-        losses = jax.nn.logsumexp(logits, -1) - found[..., 0]
-        return losses, jnp.sum(logits > found, -1)
+        target_logits = jnp.take_along_axis(logits, place[..., None], -1)
+        losses = jax.nn.logsumexp(logits, -1) - target_logits[..., 0]
+        return losses, jnp.sum(logits > target_logits, -1)
 
     parts = (
         inputs.reshape(count // chunk, chunk, levels, -1),
         places.reshape(count // chunk, chunk, levels),
     )
-    losses, ranks = jax.lax.map(look, parts)
+    losses, ranks = jax.lax.map(chunk_ranks, parts)
     return losses.reshape(count, levels), ranks.reshape(count, levels)
 
 
@@ -206,7 +211,17 @@ def by_level(
     matrices: Float[Array, "#levels draft R"],
     arrays: tuple[Array, ...],
 ) -> Any:
-    """`function(inputs, matrix, …)` for all levels, which may share one softmax."""
+    """Calls `function(inputs, matrix, …)` for all levels, which may share a softmax.
+
+    Args:
+      function: called once if the levels share a matrix, else once for each level.
+      matrices: softmax matrices of the levels.
+      arrays: inputs and other arrays, `[n, levels, …]` each.
+
+    Returns:
+      The result of `function`; results of several calls are concatenated along the
+      levels, scalars are added.
+    """
     inputs, *rest = arrays
     if len(matrices) == 1:
         return function(inputs, matrices[0], *rest)
@@ -220,6 +235,6 @@ def by_level(
 
 
 def chunk_size(positions: int, vocabulary: int) -> int:
-    """Positions of a chunk: the largest divisor whose logits stay in 32 MB."""
+    """Positions of a chunk: the largest divisor of `positions` with 32 MB of logits."""
     most = max(1, _CHUNK_LOGITS // vocabulary)
     return max(d for d in range(1, min(most, positions) + 1) if positions % d == 0)

@@ -1,4 +1,4 @@
-"""A block drafter as an objective: texts with their states, and random anchors."""
+"""The training objective of a block drafter, on texts with random anchors."""
 
 import dataclasses
 import functools
@@ -18,15 +18,14 @@ from bpd_jax.models.heads import softmax_rows
 from bpd_jax.models.products import float32_sums
 from bpd_jax.training.frozen import Batches, LevelSums
 from bpd_jax.training.heads.base import Base
-from bpd_jax.training.heads.blocks import BlockBatch, BlockSource
-from bpd_jax.training.heads.cache import cached_states
+from bpd_jax.training.heads.blocks import BlockBatch, BlockBatcher
 from bpd_jax.training.heads.cross_entropy import Weigh, levels_loss, levels_ranks
 from bpd_jax.training.heads.held_out import HeldOut
-from bpd_jax.training.heads.loss import Targets, draft_targets
-from bpd_jax.training.heads.measure import held_out_of
 from bpd_jax.training.heads.objective import STATES, training_sample
 from bpd_jax.training.heads.plan import Plan
 from bpd_jax.training.heads.settings import HeadsTrainConfig
+from bpd_jax.training.heads.states_cache import cached_states
+from bpd_jax.training.heads.states_loss import Targets, targets_of
 from bpd_jax.typing import Array, Float, Int, Params
 
 
@@ -35,8 +34,8 @@ class DrafterObjective:
     """See `HeadsOrDrafter`.
 
     Attributes:
-      config: of the training.
-      model: the frozen model.
+      config: settings of the run.
+      model: sizes of the frozen model.
     """
 
     config: HeadsTrainConfig
@@ -50,7 +49,7 @@ class DrafterObjective:
 
     @property
     def functions(self) -> DrafterFunctions:
-        """The block drafter in the precision of training."""
+        """The functions of the block drafter in the precision of training."""
         trunk = dataclasses.replace(
             self.model.trunk, dtype=self.config.products, param_dtype="float32"
         )
@@ -58,14 +57,14 @@ class DrafterObjective:
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Those whose outputs the drafter reads."""
+        """Layers whose outputs the drafter reads."""
         return self.drafter.feature_layers
 
     def init(self, params: Params, plan: Plan, rng: Array) -> tuple[Params, Params]:
-        """A new drafter; frozen are softmax, vocabulary and the model's embedding."""
+        """Initial drafter; frozen are softmax, vocabulary and the model's embedding."""
         trained = jax.jit(self.functions.init)(rng)
         if self.model.trunk.norm == "rms":
-            # The frozen softmax expects states of the size that the model's norm gives.
+            # The frozen softmax expects states with the scale of the model's last norm.
             scale = params["trunk"]["final_norm"]["scale"]
             trained["final_norm"]["scale"] = jnp.array(scale, jnp.float32)
         softmax = softmax_rows(self.model, params, None)
@@ -80,13 +79,12 @@ class DrafterObjective:
     def loss_and_gradients(
         self, trained: Params, frozen: Params, batch: BlockBatch
     ) -> tuple[Array, LevelSums, Params]:
-        """Of a batch of anchors.
+        """The loss of a batch of anchors, sums and gradients.
 
         The loss is Σ_j λ_j loss_j, where loss_j is the mean over the anchors that have
-        a target at level j, and λ sums to 1; D-PACE puts weights of its own in place of
-        the λ_j.
+        a target at level j, and λ sums to 1; D-PACE uses other weights than λ_j.
         """
-        targets = self._targets(frozen, batch)
+        targets = targets_of(batch, frozen, self.model)
         (loss, sums), gradients = jax.value_and_grad(self._loss, has_aux=True)(
             trained, frozen, batch, targets
         )
@@ -119,14 +117,7 @@ class DrafterObjective:
         )
         if self.drafter.confidence:
             total += self._confidence_loss(trained, batch, states, hits, scored)
-        found = scored > 0
-        sums = LevelSums(
-            jnp.sum(losses, axis=0, where=found),
-            jnp.sum(hits & found, axis=0, dtype=jnp.float32),
-            scored.sum(0),
-            targets.valid.sum(1, dtype=jnp.float32),
-        )
-        return total, jax.lax.stop_gradient(sums)
+        return total, LevelSums.of(losses, hits, targets.scored.T, targets.valid.T)
 
     def _confidence_loss(
         self,
@@ -136,7 +127,10 @@ class DrafterObjective:
         hits: Array,
         scored: Float[Array, "n levels"],
     ) -> Array:
-        """Cross-entropy with whether the first guess is right; the rest has no part."""
+        """Cross-entropy of predicting whether the first candidate is right.
+
+        Only the confidence head has a gradient.
+        """
         head = jax.lax.stop_gradient(trained) | {"confidence": trained["confidence"]}
         logits = self.functions.confidence_logits(
             head, jax.lax.stop_gradient(states), _previous(batch)
@@ -148,18 +142,17 @@ class DrafterObjective:
     def held_out_sums(
         self, trained: Params, frozen: Params, batch: BlockBatch
     ) -> HeldOut:
-        """Of a batch of anchors, given the true tokens to a Markov head."""
-        targets = self._targets(frozen, batch)
+        """Sums over a batch of anchors; a Markov head reads the true tokens."""
+        targets = targets_of(batch, frozen, self.model)
         states = self._states(trained, frozen, batch)
         inputs, matrix = self._softmax_inputs(trained, frozen, batch, states)
         losses, ranks = levels_ranks(inputs, matrix, targets.places.T)
-        losses = jnp.sum(losses.T, axis=1, where=targets.scored)
-        return held_out_of(losses, ranks.T, targets)
+        return HeldOut.of(losses, ranks, targets)
 
     def batches(
         self, base: Base, plan: Plan, folder: pathlib.Path, step: int
     ) -> Batches:
-        """From the cache, which holds the states of prompts too."""
+        """Batches from the cache, which contains the states of prompts too."""
         config = self.config
         states = cached_states(
             config.states or on_disk(folder / STATES),
@@ -168,7 +161,7 @@ class DrafterObjective:
             plan.base,
             include_prompts=True,
         )
-        source = BlockSource(
+        batcher = BlockBatcher(
             states,
             plan.positions,
             config.block_size,
@@ -179,9 +172,9 @@ class DrafterObjective:
         )
         sample = training_sample(plan.train, plan.held_out)
         return Batches(
-            source.batches(plan.train, config.seed, step),
-            source.measured(plan.held_out),
-            source.measured(sample),
+            batcher.batches(plan.train, config.seed, step),
+            batcher.held_out(plan.held_out),
+            batcher.held_out(sample),
         )
 
     def save(
@@ -213,7 +206,7 @@ class DrafterObjective:
         batch: BlockBatch,
         states: Float[Array, "n levels D"],
     ) -> tuple[Float[Array, "n levels R"], Float[Array, "draft R"]]:
-        """Vectors and matrix whose products are the logits.
+        """Inputs and matrix of the softmax, whose products are the logits.
 
         A Markov head adds columns: [state, E[y_{j-1}]] · [softmax, U]ᵀ.
         """
@@ -228,23 +221,15 @@ class DrafterObjective:
             jnp.concatenate([matrix, output], axis=-1),
         )
 
-    def _targets(self, frozen: Params, batch: BlockBatch) -> Targets:
-        tokens, valid = (
-            jnp.asarray(x).reshape(-1, self.config.block_size)[:, 1:]
-            for x in (batch.tokens, batch.valid)
-        )
-        vocab_size = self.model.trunk.vocab_size
-        return draft_targets(tokens, valid, frozen.get("vocabulary"), vocab_size)
-
     def _teacher_states(self, batch: BlockBatch) -> Float[Array, "n levels D"]:
-        """The model's final states after y_0 … y_{L-2}; any past the end of a text."""
+        """The model's final states after y_0 … y_{L-2}; arbitrary past a text's end."""
         hidden = jnp.asarray(batch.states)[..., : self.model.trunk.d_model]
         places = jnp.asarray(batch.anchors)[..., None] + jnp.arange(self.config.levels)
         rows, count = hidden.shape[0], places.shape[1] * self.config.levels
-        found = jnp.take_along_axis(
+        states = jnp.take_along_axis(
             hidden, places.reshape(rows, count)[..., None], axis=1, mode="clip"
         )
-        return found.reshape(-1, self.config.levels, hidden.shape[-1])
+        return states.reshape(-1, self.config.levels, hidden.shape[-1])
 
 
 def dpace_weights(
@@ -253,7 +238,7 @@ def dpace_weights(
     probabilities: Float[Array, " n"],
     weights: Float[Array, " n"],
 ) -> Float[Array, " n"]:
-    """D-PACE (arXiv 2605.18810): a level counts by how many later ones depend on it.
+    """D-PACE (arXiv 2605.18810): level weights that count the later levels.
 
     With q_i = (1 - α) p_i + α and P_j = Π_{i≤j} q_i, the weight of level j is
     Σ_{i≥j} P_i: the expected number of accepted levels that need it.
@@ -263,10 +248,10 @@ def dpace_weights(
     [1.5, 0.5]
 
     Args:
-      levels: L - 1; positions are blocks of as many levels, one after the other.
-      smoothing: α, so that no weight vanishes at the start.
-      probabilities: of the targets.
-      weights: which are multiplied; 0 where there is no target.
+      levels: L - 1; the n values are blocks of `levels` values.
+      smoothing: α, which keeps weights from vanishing at the start of training.
+      probabilities: probabilities of the targets.
+      weights: factors; 0 where there is no target.
     """
     present = (weights > 0).reshape(-1, levels)
     smooth = (1 - smoothing) * probabilities.reshape(-1, levels) + smoothing
@@ -276,6 +261,6 @@ def dpace_weights(
 
 
 def _previous(batch: BlockBatch) -> Int[Array, "n levels"]:
-    """y_0 … y_{L-2}, the tokens before the guessed ones."""
+    """y_0 … y_{L-2}, the tokens before the predicted ones."""
     tokens = jnp.asarray(batch.tokens)[..., :-1]
     return tokens.reshape(-1, tokens.shape[-1])

@@ -1,4 +1,4 @@
-"""Block heads as an objective: every position is an example of its own."""
+"""The training objective of block heads, on independent positions."""
 
 import dataclasses
 import functools
@@ -19,24 +19,19 @@ from bpd_jax.training.heads.base import Base
 from bpd_jax.training.heads.batches import (
     PositionBatch,
     cached_batches,
-    measured_batches,
+    held_out_batches,
     ring_batches,
 )
-from bpd_jax.training.heads.cache import cached_states
-from bpd_jax.training.heads.held_out import HeldOut
-from bpd_jax.training.heads.loss import (
-    Targets,
-    draft_targets,
-    loss_and_gradients,
-)
-from bpd_jax.training.heads.measure import head_sums
+from bpd_jax.training.heads.held_out import HeldOut, head_sums
 from bpd_jax.training.heads.objective import STATES, training_sample
 from bpd_jax.training.heads.plan import Plan
 from bpd_jax.training.heads.ring import Ring
 from bpd_jax.training.heads.settings import HeadsTrainConfig
+from bpd_jax.training.heads.states_cache import cached_states
+from bpd_jax.training.heads.states_loss import loss_and_gradients, targets_of
 from bpd_jax.typing import AnyArray, Array, Float, Params
 
-# Texts that a ring reads at a time.
+# Texts that are added to a ring at a time.
 _GROUP = 32
 
 
@@ -45,8 +40,8 @@ class HeadsObjective:
     """See `HeadsOrDrafter`.
 
     Attributes:
-      config: of the training.
-      model: the frozen model.
+      config: settings of the run.
+      model: sizes of the frozen model.
     """
 
     config: HeadsTrainConfig
@@ -60,11 +55,11 @@ class HeadsObjective:
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Those that conditioned heads read."""
+        """Layers that conditioned heads read."""
         return self.heads.feature_layers
 
     def init(self, params: Params, plan: Plan, rng: Array) -> tuple[Params, Params]:
-        """New heads; frozen are `matrix`, their common softmax, and `vocabulary`."""
+        """Initial heads; frozen are their shared softmax `matrix` and `vocabulary`."""
         heads = init_heads(self.model, params, self.heads, rng, plan.vocabulary)
         trained = {k: v for k, v in heads.items() if is_trained(self.heads, k)}
         frozen = {k: v for k, v in heads.items() if k == "vocabulary"}
@@ -78,7 +73,7 @@ class HeadsObjective:
     def loss_and_gradients(
         self, trained: Params, frozen: Params, batch: PositionBatch
     ) -> tuple[Array, LevelSums, Params]:
-        """Of a batch of positions."""
+        """The loss of a batch of positions, sums and gradients."""
         config = self.config
         side, pull = None, None
         if self.heads.is_conditioned:
@@ -90,7 +85,7 @@ class HeadsObjective:
             trained,
             frozen.get("matrix"),
             self._hidden(batch.states),
-            self._targets(frozen, batch),
+            targets_of(batch, frozen, self.model),
             config.lambdas,
             side=side,
             later=None if later is None else self._hidden(later),
@@ -102,13 +97,13 @@ class HeadsObjective:
         return loss, sums, gradients
 
     def _hidden(self, states: AnyArray) -> Float[Array, "... D"]:
-        """The final hidden states, which come first in cached states."""
+        """The final hidden states, the first part of cached states."""
         return jnp.asarray(states)[..., : self.model.trunk.d_model]
 
     def _side(
         self, kernel: Float[Array, "I C"], *, frozen: Params, batch: PositionBatch
     ) -> Float[Array, "n C"]:
-        """What conditioned heads read; see `models.heads.condition`."""
+        """The additional input of conditioned heads; see `models.heads.condition`."""
         embedded = None
         if self.heads.reads_anchor:
             embedded = frozen["embedding"][jnp.asarray(batch.tokens)[:, 0]]
@@ -119,7 +114,7 @@ class HeadsObjective:
     def held_out_sums(
         self, trained: Params, frozen: Params, batch: PositionBatch
     ) -> HeldOut:
-        """Of a batch of positions."""
+        """Sums over a batch of positions."""
         side = None
         if self.heads.is_conditioned:
             side = self._side(trained["kernel_condition"], frozen=frozen, batch=batch)
@@ -128,7 +123,7 @@ class HeadsObjective:
             trained,
             frozen.get("matrix"),
             self._hidden(batch.states),
-            self._targets(frozen, batch),
+            targets_of(batch, frozen, self.model),
             side=side,
             products=self.config.products,
         )
@@ -136,12 +131,12 @@ class HeadsObjective:
     def batches(
         self, base: Base, plan: Plan, folder: pathlib.Path, step: int
     ) -> Batches:
-        """From the cache, or from a ring of states."""
+        """Batches from the cache, or from a ring of states."""
         config, positions = self.config, plan.positions
         size, block = config.batch_size, config.block_size
 
-        def measured(indices: np.ndarray, states: np.ndarray) -> list[PositionBatch]:
-            return measured_batches(positions, indices, states, size, block)
+        def evaluated(indices: np.ndarray, states: np.ndarray) -> list[PositionBatch]:
+            return held_out_batches(positions, indices, states, size, block)
 
         if config.mode == "cache":
             states = cached_states(
@@ -163,10 +158,10 @@ class HeadsObjective:
             sample = training_sample(plan.train, plan.held_out)
             return Batches(
                 source,
-                measured(plan.held_out, states.read(plan.held_out)),
-                measured(sample, states.read(sample)),
+                evaluated(plan.held_out, states.read(plan.held_out)),
+                evaluated(sample, states.read(sample)),
             )
-        held_out = measured(plan.held_out, _read_states(plan, base))
+        held_out = evaluated(plan.held_out, _held_out_states(plan, base))
         ring = Ring(
             plan.texts,
             positions,
@@ -174,7 +169,7 @@ class HeadsObjective:
             base,
             capacity=config.ring_positions,
             group=_GROUP,
-            # A run that resumes reads the texts in another order.
+            # A resumed run reads the texts in another order.
             seed=config.seed + step,
         )
         return Batches(
@@ -187,19 +182,14 @@ class HeadsObjective:
         """Writes a folder of heads; see `heads_files`."""
         save_heads(folder, self.heads, params, dtype=self.config.heads_dtype, **about)
 
-    def _targets(self, frozen: Params, batch: PositionBatch) -> Targets:
-        tokens, valid = (jnp.asarray(x)[:, 1:] for x in (batch.tokens, batch.valid))
-        vocab_size = self.model.trunk.vocab_size
-        return draft_targets(tokens, valid, frozen.get("vocabulary"), vocab_size)
 
-
-def _read_states(plan: Plan, base: Base) -> np.ndarray:
-    """States of the held-out positions, computed now and kept in memory."""
+def _held_out_states(plan: Plan, base: Base) -> np.ndarray:
+    """`[n, C]`: states of the held-out positions, computed now."""
     positions, texts = plan.positions, plan.texts
-    found = np.empty((len(plan.held_out), base.width), base.dtype)
+    held_out_states = np.empty((len(plan.held_out), base.width), base.dtype)
     rows = np.unique(positions.rows[plan.held_out])
     for number, states in base.states([texts[row] for row in rows]):
-        mine = np.flatnonzero(positions.rows[plan.held_out] == rows[number])
-        places = positions.places[plan.held_out[mine]] - texts.offsets[rows[number]]
-        found[mine] = states[places]
-    return found
+        in_text = np.flatnonzero(positions.rows[plan.held_out] == rows[number])
+        places = positions.places[plan.held_out[in_text]] - texts.offsets[rows[number]]
+        held_out_states[in_text] = states[places]
+    return held_out_states

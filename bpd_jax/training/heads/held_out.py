@@ -1,11 +1,16 @@
-"""How well heads or a block drafter guess texts, as sums over positions."""
+"""Accuracy of heads and block drafters on held-out texts, as sums over positions."""
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bpd_jax.typing import AnyArray, Array, Bool, Float, Int
+from bpd_jax.models.config import BlockHeadsConfig
+from bpd_jax.models.heads import apply_head, layer_shapes
+from bpd_jax.training.heads.cross_entropy import by_level, levels_ranks
+from bpd_jax.training.heads.states_loss import Targets
+from bpd_jax.typing import AnyArray, Array, Bool, Float, Int, Params
 
 RANKS = 16
 TOPS = (1, 2, 4, 8, 16)
@@ -16,11 +21,11 @@ class HeldOut(NamedTuple):
 
     Attributes:
       loss: `[L-1]` −log p of the targets in the draft vocabulary.
-      ranks: `[L-1, 16]` how often the target is the candidate of each rank.
-      scored: `[L-1]` targets in the draft vocabulary.
-      valid: `[L-1]` all targets.
-      chain: `[L-1]` how often the first candidates of this and all earlier levels are
-        right: what verification of a single draft accepts.
+      ranks: `[L-1, 16]` number of targets that are the candidate of each rank.
+      scored: `[L-1]` number of targets in the draft vocabulary.
+      valid: `[L-1]` number of all targets.
+      chain: `[L-1]` number of positions at which the first candidates of this and all
+        earlier levels are right, which verification of a single draft accepts.
     """
 
     loss: Float[AnyArray, " levels"]
@@ -29,11 +34,27 @@ class HeldOut(NamedTuple):
     valid: Float[AnyArray, " levels"]
     chain: Float[AnyArray, " levels"]
 
+    @classmethod
+    def of(
+        cls,
+        losses: Float[Array, "n levels"],
+        ranks: Int[Array, "n levels"],
+        targets: Targets,
+    ) -> "HeldOut":
+        """The sums of n positions, from the loss and the rank of each target."""
+        scored, valid = targets.scored, targets.valid
+        return cls(
+            jnp.sum(losses.T, axis=1, where=scored),
+            rank_counts(ranks.T, scored),
+            scored.sum(1, dtype=jnp.float32),
+            valid.sum(1, dtype=jnp.float32),
+            chain_counts(ranks.T, scored, valid),
+        )
+
     @property
     def accuracies(self) -> list[list[float]]:
-        """`[j][r]`: how often the candidate of rank r of level j + 1 is right."""
-        found = np.asarray(self.ranks) / np.maximum(np.asarray(self.valid), 1)[:, None]
-        return [[round(float(x), 5) for x in head] for head in found]
+        """`[j][r]`: share of right candidates of rank r of level j + 1."""
+        return [_shares(head, self.valid[j]) for j, head in enumerate(self.ranks)]
 
     @property
     def losses(self) -> list[float]:
@@ -47,20 +68,20 @@ class HeldOut(NamedTuple):
 
     @property
     def chains(self) -> list[float]:
-        """Probabilities that levels 1 … j of one draft are all right."""
+        """Probabilities that levels 1 … j of a single draft are all right."""
         return _shares(self.chain, self.valid)
 
     @property
     def tokens_per_call(self) -> float:
         """Expected accepted tokens per call with one draft, the certain one included.
 
-        1 + Σ_j P(levels 1 … j are right), each over the positions whose text goes on
-        that far, under the text's own tokens.
+        1 + Σ_j P(levels 1 … j are right), each over the positions with a target at
+        level j, given the tokens of the text.
         """
         return round(1 + sum(self.chains), 4)
 
     def tops(self) -> dict[int, list[float]]:
-        """By k: how often the k best candidates of levels 1 … L-1 hold the target."""
+        """Top-k accuracies of levels 1 … L-1 by k."""
         rising = np.cumsum(self.accuracies, axis=1)
         return {k: [round(float(x), 5) for x in rising[:, k - 1]] for k in TOPS}
 
@@ -80,7 +101,7 @@ class HeldOut(NamedTuple):
         return row
 
     def facts(self) -> dict[str, object]:
-        """All of it as JSON can hold it."""
+        """All figures, as JSON."""
         return {
             "accuracies": self.accuracies,
             "top": self.tops(),
@@ -92,7 +113,7 @@ class HeldOut(NamedTuple):
         }
 
     def table(self) -> str:
-        """A table of accuracies, one line per head."""
+        """A text table of losses and accuracies, one line per head."""
         tops = "".join(f"{f'top-{k}':>8}" for k in TOPS)
         lines = [f"head    loss {tops}   chain"]
         columns = zip(self.losses, self.chains, *self.tops().values(), strict=True)
@@ -103,10 +124,36 @@ class HeldOut(NamedTuple):
         return "\n".join(lines)
 
 
+def head_sums(
+    config: BlockHeadsConfig,
+    heads: Params,
+    matrix: Float[Array, "draft D"] | None,
+    states: Float[Array, "n D"],
+    targets: Targets,
+    *,
+    side: Float[Array, "n C"] | None = None,
+    products: str = "float32",
+) -> HeldOut:
+    """Sums of heads over n positions; see `loss_and_gradients` for the arguments."""
+    states = states.astype(products)
+    side = None if side is None else side.astype(products)
+
+    def apply(weights: Params) -> Array:
+        return apply_head(config, weights, states, side, dtype=products)
+
+    layers = {name: heads[name] for name in layer_shapes(config, states.shape[-1])}
+    inputs = jnp.moveaxis(jax.lax.map(apply, layers), 0, 1)
+    matrices = heads["softmax"] if matrix is None else jnp.asarray(matrix)[None]
+    losses, ranks = by_level(
+        levels_ranks, matrices.astype(products), (inputs, targets.places.T)
+    )
+    return HeldOut.of(losses, ranks, targets)
+
+
 def rank_counts(
     ranks: Int[Array, "levels n"], scored: Bool[Array, "levels n"]
 ) -> Float[Array, "levels ranks"]:
-    """How often targets have each of the first ranks."""
+    """Number of scored targets with each of the first ranks."""
     hits = (ranks[..., None] == jnp.arange(RANKS)) & scored[..., None]
     return hits.sum(1, dtype=jnp.float32)
 
@@ -116,11 +163,11 @@ def chain_counts(
     scored: Bool[Array, "levels n"],
     valid: Bool[Array, "levels n"],
 ) -> Float[Array, " levels"]:
-    """How often the first candidates of the levels up to each one are all right."""
+    """Number of positions at which the first candidates up to each level are right."""
     right = jnp.cumprod((ranks == 0) & scored & valid, axis=0)
     return right.sum(1, dtype=jnp.float32)
 
 
 def _shares(part: AnyArray, whole: AnyArray) -> list[float]:
-    found = np.asarray(part) / np.maximum(np.asarray(whole), 1)
-    return [round(float(x), 5) for x in found]
+    shares = np.asarray(part) / np.maximum(np.asarray(whole), 1)
+    return [round(float(x), 5) for x in shares]

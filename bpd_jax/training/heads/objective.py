@@ -1,4 +1,4 @@
-"""What the training of heads or a block drafter asks of either."""
+"""The protocol that the objectives of heads and of block drafters implement."""
 
 import pathlib
 from typing import Protocol, Unpack
@@ -11,7 +11,7 @@ from bpd_jax.training.heads.base import Base
 from bpd_jax.training.heads.plan import Plan
 from bpd_jax.typing import Array, Params
 
-# The folder of cached states in that of a run.
+# Name of the folder of cached states in a run folder.
 STATES = "states"
 
 # Neighbouring positions in a sample of those of training.
@@ -19,7 +19,7 @@ _RUN = 32
 
 
 class HeadsOrDrafter(Objective, Protocol):
-    """Heads or a block drafter."""
+    """The objective of heads or of a block drafter."""
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -27,40 +27,40 @@ class HeadsOrDrafter(Objective, Protocol):
         ...
 
     def init(self, params: Params, plan: Plan, rng: Array) -> tuple[Params, Params]:
-        """New trained parameters, float32, and frozen arrays that training reads.
+        """Initial trained parameters, float32, and the frozen arrays.
 
         Args:
-          params: of the frozen model.
-          plan: of the training.
-          rng: a key.
+          params: parameters of the frozen model.
+          plan: plan of the run.
+          rng: random key.
         """
         ...
 
     def batches(
         self, base: Base, plan: Plan, folder: pathlib.Path, step: int
     ) -> Batches:
-        """Batches to train on and to measure on.
+        """Training and held-out batches.
 
         Args:
-          base: computes states that are missing.
-          plan: of the training.
-          folder: of the run.
-          step: batches to leave out.
+          base: frozen model, which computes missing states.
+          plan: plan of the run.
+          folder: run folder.
+          step: number of batches to skip.
         """
         ...
 
     def save(
         self, folder: pathlib.Path, params: Params, **about: Unpack[About]
     ) -> None:
-        """Writes trained parameters and the draft vocabulary; see `attachments`."""
+        """Writes the trained parameters and the draft vocabulary; see `attachments`."""
         ...
 
 
 def training_sample(train: np.ndarray, held_out: np.ndarray) -> np.ndarray:
-    """Positions of training to measure at: as many as held-out ones, or all.
+    """Training positions to evaluate: as many as held-out ones, or all.
 
-    They are runs of neighbours, spread over the texts: a block drafter reads the states
-    of a whole text for each group of its positions.
+    They are runs of neighbours, spread over the texts, because a block drafter reads
+    the states of a whole text for each group of positions.
     """
     count = min(len(train), len(held_out))
     runs = -(-count // _RUN)

@@ -1,8 +1,8 @@
-"""Which positions of generated texts heads are trained at, and what they guess there.
+"""Training positions in generated texts, and the tokens that follow them.
 
-A position is a token of a text whose state, once the model has read it, the heads start
-from. Position i of a text of n tokens has the tokens y_0 … y_{L-1} after it, i + 1 …
-i + L, as far as they lie in the text; head j guesses y_{j-1}.
+A position is a token of a text; the heads predict from the model's state after that
+token. The tokens after position i, y_0 … y_{L-1}, are those at i + 1 … i + L as far as
+they are in the text; head j predicts y_{j-1}.
 """
 
 import dataclasses
@@ -14,11 +14,11 @@ from bpd_jax.data.generations import Generations
 
 
 class After(NamedTuple):
-    """What follows some positions.
+    """The tokens after n positions.
 
     Attributes:
-      tokens: `[n, L]` int32, y_0 … y_{L-1}; past the end of the text some token.
-      valid: `[n, L]` bool, whether they lie in the text.
+      tokens: `[n, L]` int32, y_0 … y_{L-1}; arbitrary past the end of the text.
+      valid: `[n, L]` bool, whether they are in the text.
     """
 
     tokens: np.ndarray
@@ -27,15 +27,15 @@ class After(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Positions:
-    """The positions of some texts, text by text, each from `first` to its last but one.
+    """The positions of texts, in order; the last token of a text is not a position.
 
     Attributes:
-      tokens: `[N]` int32, all texts joined.
-      places: `[P]` int64, where each position lies in `tokens`.
-      ends: `[P]` int64, where its text ends.
-      rows: `[P]` int64, the number of its text.
-      starts: `[R+1]` int64: the positions of text r are `starts[r]` … `starts[r+1]`.
-      offsets: `[R]` int64, where each text begins in `tokens`.
+      tokens: `[N]` int32, all texts concatenated.
+      places: `[P]` int64, index of each position in `tokens`.
+      ends: `[P]` int64, end of its text in `tokens`.
+      rows: `[P]` int64, index of its text.
+      starts: `[R+1]` int64: the positions of text r are `starts[r]` … `starts[r+1]-1`.
+      offsets: `[R]` int64, start of each text in `tokens`.
     """
 
     tokens: np.ndarray
@@ -49,21 +49,21 @@ class Positions:
         return len(self.places)
 
     def after(self, indices: np.ndarray, count: int) -> After:
-        """The `count` tokens after each of some positions."""
+        """The `count` tokens after each of the given positions."""
         places = self.places[indices, None] + np.arange(1, count + 1)
         valid = places < self.ends[indices, None]
         return After(self.tokens[np.minimum(places, len(self.tokens) - 1)], valid)
 
 
 def positions_of(texts: Generations, include_prompts: bool) -> Positions:
-    """The positions that count: from the last token of the prompt, or from the first.
+    """The positions from the last token of each prompt on, or from its first token.
 
-    Worked example: the texts `a b|c d e` and `f|g` (| ends the prompt) have positions
-    b, c, d and f; b has y = c d e, c has d e, d has e, and f has g.
+    Worked example: the texts `a b|c d e` and `f|g`, where | ends the prompt, have the
+    positions b, c, d and f; b is followed by c d e, c by d e, d by e, and f by g.
 
     Args:
       texts: generated texts.
-      include_prompts: whether positions in prompts count as well.
+      include_prompts: whether to include the positions in prompts.
     """
     counts = position_counts(texts.lengths, texts.prompt_lengths, include_prompts)
     starts = np.concatenate([[0], np.cumsum(counts)])
@@ -89,34 +89,31 @@ def split_texts(
     seed: int,
     train_texts: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Positions to train at, and those of held-out texts to measure at.
+    """Splits texts into training and held-out texts.
 
     Args:
-      positions: of all texts.
-      share: of the texts that are held out, at least one text.
-      limit: positions of held-out texts that are measured, at most, spread evenly.
-      seed: of the choice.
-      train_texts: texts to train on, at most; of two numbers the smaller one names
-        some of the texts of the larger one.
+      positions: positions of all texts.
+      share: share of held-out texts; at least one text is held out.
+      limit: highest number of held-out positions, which are evenly spaced.
+      seed: seed of the split.
+      train_texts: highest number of training texts; a smaller number selects a subset
+        of the texts of a larger one.
 
     Returns:
-      Two arrays of indices into `positions`, both ascending.
+      Indices of the training positions and of the held-out positions, both ascending.
     """
     count = len(positions.starts) - 1
     order = np.random.default_rng((seed, 1)).permutation(count)
     held_out, rest = np.split(order, [max(1, round(share * count))])
 
     def positions_in(texts: np.ndarray) -> np.ndarray:
-        picked = np.zeros(count, bool)
-        picked[texts] = True
-        return np.flatnonzero(picked[positions.rows])
+        return np.flatnonzero(np.isin(positions.rows, texts))
 
-    measured = spread(positions_in(held_out), limit)
-    return positions_in(rest[:train_texts]), measured
+    return positions_in(rest[:train_texts]), spread(positions_in(held_out), limit)
 
 
 def spread(indices: np.ndarray, limit: int) -> np.ndarray:
-    """At most `limit` of some indices, spread evenly."""
+    """At most `limit` of the indices, evenly spaced."""
     kept = min(limit, len(indices))
     return indices[np.arange(kept) * len(indices) // max(kept, 1)]
 
@@ -124,7 +121,7 @@ def spread(indices: np.ndarray, limit: int) -> np.ndarray:
 def draft_vocabulary(frequencies: np.ndarray, size: int) -> np.ndarray:
     """The `size` most frequent tokens, int32, in ascending order.
 
-    Among equally frequent ones the lower ids are taken.
+    Lower ids take precedence among equally frequent tokens.
 
     >>> draft_vocabulary(np.array([3, 0, 5, 3, 1]), 3).tolist()
     [0, 2, 3]
@@ -138,11 +135,11 @@ _BLOCK, _WINDOW = 64, 4096
 
 
 def epoch_order(count: int, seed: int, epoch: int) -> np.ndarray:
-    """All of 0 … `count` - 1 in a random order that is cheap to read from disk.
+    """A random order of 0 … `count` - 1 that is cheap to read from disk.
 
-    Runs of 64 neighbours come in random order, and the members of 4096 such runs are
-    shuffled among themselves. Batches that follow each other have to come from very
-    many texts: heads learn the few texts of a smaller window by heart.
+    Runs of 64 neighbours are in random order, and windows of 4096 runs are shuffled.
+    With smaller windows, successive batches would come from few texts, and the heads
+    would overfit to them.
     """
     rng = np.random.default_rng((seed, 2, epoch))
     runs = rng.permutation(-(-count // _BLOCK))

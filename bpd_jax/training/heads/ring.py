@@ -1,7 +1,7 @@
-"""The frozen model's states in memory: the newest ones, while texts are read along.
+"""A ring buffer of the frozen model's newest states, for large collections of texts.
 
-For texts whose states would not fit on a disk. The memory is that of `capacity` states
-and their numbers, D × 2 + 8 bytes each, and never more.
+It is for texts whose states would not fit on a disk. It takes C × 2 + 8 bytes of memory
+for each of `capacity` states.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from bpd_jax.training.heads.positions import Positions
 
 
 class Ring:
-    """States of the positions that were read last."""
+    """A ring buffer of the states of the positions that were read last."""
 
     def __init__(
         self,
@@ -31,12 +31,12 @@ class Ring:
 
         Args:
           texts: generated texts.
-          positions: of all of them.
-          rows: the texts to read, round and round, in another order every time.
-          base: the model.
-          capacity: states to keep; no more than there are positions in `rows`.
+          positions: positions of all texts.
+          rows: indices of the texts to read, repeatedly and in a new order every time.
+          base: the frozen model.
+          capacity: number of states, at most that of the positions in `rows`.
           group: texts that are read at a time.
-          seed: of the orders and draws.
+          seed: seed of the orders and draws.
         """
         counts = np.diff(positions.starts)
         capacity = min(capacity, int(counts[rows].sum()))
@@ -52,11 +52,11 @@ class Ring:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the states and their numbers."""
+        """Bytes of the states and their position indices."""
         return self._states.nbytes + self._indices.nbytes
 
     def add(self, count: int) -> None:
-        """Reads texts until `count` new states, or a few more, replace the oldest."""
+        """Reads texts until at least `count` new states have replaced the oldest."""
         goal = self.added + count
         while self.added < goal:
             rows = [next(self._rows) for _ in range(self._group)]
@@ -67,12 +67,12 @@ class Ring:
 
     def draw(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Numbers `[n]` and states `[n, D]` of random positions in the ring."""
-        picked = self._rng.integers(0, len(self._indices), count)
-        return self._indices[picked], self._states[picked]
+        slots = self._rng.integers(0, len(self._indices), count)
+        return self._indices[slots], self._states[slots]
 
     def _put(self, first: int, states: np.ndarray) -> None:
         self.added += len(states)
-        # Of a text longer than the ring only the end stays.
+        # If a text is longer than the ring, only its end is stored.
         first += max(0, len(states) - len(self._indices))
         states = states[-len(self._indices) :]
         places = (self._next + np.arange(len(states))) % len(self._indices)

@@ -1,9 +1,10 @@
-"""Training block heads or a block drafter on a frozen model, from texts it wrote.
+"""Training of block heads or a block drafter for a frozen model, on texts it generated.
 
-The model reads every text once; the states are the expensive part and are kept (see
-`cache`). The folder of a run holds `states/`, `checkpoints/`, `metrics.jsonl`, the
-configuration, and at the end `heads/`, which `models.heads_files` reads, or `drafter/`,
-which `models.drafter_files` reads. What is trained is a `HeadsOrDrafter`.
+The model reads every text once; computing the states is the expensive part, so they are
+cached (`states_cache`). A run folder contains `states/`, `checkpoints/`,
+`metrics.jsonl`, the configuration, and at the end `heads/`, which `models.heads_files`
+reads, or `drafter/`, which `models.drafter_files` reads. The objective is a
+`HeadsOrDrafter`.
 """
 
 import dataclasses
@@ -50,25 +51,24 @@ def train_heads(
 ) -> HeldOut:
     """Trains heads or a block drafter, or resumes the run in `workdir`.
 
-    The result is in `heads/` or `drafter/` there.
-
-    SIGTERM and Ctrl-C end it after the current step with a checkpoint.
+    The result is written to `heads/` or `drafter/` in `workdir`. SIGTERM and Ctrl-C end
+    the run after the current step with a checkpoint.
 
     Args:
-      config: the run.
-      model: sizes of the frozen model; heads that it has do not matter.
-      params: its parameters.
-      workdir: folder of the run.
-      text: the gin text that `config` comes from, kept in the folder.
-      operative: the part of `text` in force, likewise.
+      config: settings of the run.
+      model: sizes of the frozen model; its heads are not used.
+      params: parameters of the frozen model.
+      workdir: run folder.
+      text: the gin text of `config`, written to the folder.
+      operative: the operative gin configuration, likewise.
 
     Returns:
-      What was measured on held-out texts at the end.
+      The final sums over held-out texts.
 
     Raises:
-      UserError: the texts, the folder, the disk or `config.start` do not fit, or the
-        loss is not finite.
-      SystemExit: with 128 + the signal's number, if one ended the run.
+      UserError: the texts, the folder, the disk space or `config.start` are unsuitable,
+        or the loss is not finite.
+      SystemExit: with code 128 + the number of the signal that ended the run.
     """
     folder = as_path(workdir)
     objective = make_objective(config, model)
@@ -108,7 +108,7 @@ def train_heads(
             plan.steps, config.log_every, config.evaluate_every, config.checkpoint_every
         ),
         meter=Meter(config.batch_size, "positions", first_head=2),
-        # What another training left in the folder stays until its checkpoint fits.
+        # Written only after the checkpoint in the folder turned out to be this run's.
         ready=lambda: _write_configuration(folder, text, operative),
         mesh=mesh,
     )
@@ -117,26 +117,26 @@ def train_heads(
         output,
         {**result.trained, **vocabulary},
         base=plan.base,
-        # Without the folders that the model lies in.
+        # Without the folders that contain the model.
         base_name=as_path(config.model).name,
         d_model=model.trunk.d_model,
         vocab_size=model.trunk.vocab_size,
         facts=_facts(config, plan, result, start),
     )
     progress.say(f"accuracy on held-out texts:\n{result.held_out.table()}")
-    progress.say(f"finished: {output} holds what was trained")
+    progress.say(f"finished: the result is in {output}")
     return result.held_out
 
 
 def make_objective(config: HeadsTrainConfig, model: BlockwiseConfig) -> HeadsOrDrafter:
-    """Heads or a block drafter, whichever `config.heads` describes."""
+    """The objective of the heads or of the block drafter in `config.heads`."""
     if isinstance(config.heads, BlockDrafterConfig):
         return DrafterObjective(config, model)
     return HeadsObjective(config, model)
 
 
 def output_name(config: HeadsTrainConfig) -> str:
-    """The folder of the result in that of a run."""
+    """Name of the folder of the result in a run folder."""
     return DRAFTER if isinstance(config.heads, BlockDrafterConfig) else HEADS
 
 
@@ -150,11 +150,10 @@ def _start(config: HeadsTrainConfig) -> LoadedHeads | LoadedDrafter | None:
 def _with_parameters(
     trained: Params, start: LoadedHeads | LoadedDrafter, plan: Plan
 ) -> Params:
-    """The parameters that training begins with, in place of new ones.
+    """The parameters of `start`, structured like `trained`.
 
     Raises:
-      UserError: they are not of the same sizes, or of another draft vocabulary where
-        that matters.
+      UserError: their shapes differ, or a softmax has another draft vocabulary.
     """
     stored = start.tensors
     shapes = {name: leaf.shape for name, leaf in by_path(trained).items()}
@@ -163,7 +162,7 @@ def _with_parameters(
         for name, shape in shapes.items()
         if name not in stored or stored[name].shape != shape
     ]
-    # Rows of a matrix that belong to tokens of the draft vocabulary.
+    # These matrices have a row for each token of the draft vocabulary.
     has_rows = any(name in shapes for name in ("markov/output", "softmax"))
     theirs, ours = np.asarray(stored.get(VOCABULARY)), np.asarray(plan.vocabulary)
     if has_rows and not np.array_equal(theirs, ours):
@@ -183,7 +182,7 @@ def _facts(
     result: Result,
     start: LoadedHeads | LoadedDrafter | None,
 ) -> dict[str, Any]:
-    """What the header of the result states about the training; no folders."""
+    """The facts about the training in the header of the result, without paths."""
     settings = dataclasses.asdict(config)
     for name in ("model", "data", "states", "start"):
         del settings[name]

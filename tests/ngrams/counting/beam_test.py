@@ -167,7 +167,7 @@ def test_bad_input_leaves_nothing(tmp_path: pathlib.Path, token_files: str) -> N
     output = tmp_path / "beam"
     source = open_source(tokens=token_files, vocab_size=10)
     (folder / "b.txt.gz").write_text("1 2\n3 x\n")
-    with pytest.raises(UserError, match=r"b\.txt\.gz, line 2: 'x' is no token id"):
+    with pytest.raises(UserError, match=r"b\.txt\.gz, line 2: 'x' is not a token id"):
         count_with_beam(source, output, order=2, options=IN_PROCESS)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tokens"]
     with pytest.raises(UserError, match="is there already"):

@@ -206,7 +206,7 @@ def test_a_damaged_run_is_noticed(
         path.unlink()
     else:
         path.write_bytes(data[:-8] if damage == "cut" else data)
-    with pytest.raises(UserError, match="run_00002 is missing, cut short or damaged"):
+    with pytest.raises(UserError, match="run_00002 is missing, truncated or damaged"):
         bounded.count(Batches(text), order=2, memory=MEMORY, work_folder=tmp_path)
 
 
@@ -221,7 +221,7 @@ def test_a_damaged_manifest_is_noticed(tmp_path: pathlib.Path) -> None:
         json.dumps({**whole, "settings": {}, "runs": [[1]]}),
     ):
         (tmp_path / runs.MANIFEST).write_text(content)
-        with pytest.raises(UserError, match="no manifest of runs"):
+        with pytest.raises(UserError, match="not a manifest of runs"):
             bounded.count(Batches([]), order=2, work_folder=tmp_path)
 
 
@@ -246,7 +246,7 @@ def test_a_full_disk_keeps_the_runs_before(
         bounded.count_to_folder(Batches(text), output, order=4, memory=MEMORY)
     assert list(tmp_path.iterdir()) == []
     fails = "run_00003.counts"
-    with pytest.raises(UserError, match="is kept, in 3 runs"):
+    with pytest.raises(UserError, match="3 earlier runs are kept"):
         bounded.count_to_folder(Batches(text), output, order=4, memory=MEMORY)
     assert not output.exists()
     work = tmp_path / "counts.work"
@@ -257,7 +257,7 @@ def test_a_full_disk_keeps_the_runs_before(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(levels._Column, "append", no_room)
-    with pytest.raises(UserError, match="No space left on device; what was counted"):
+    with pytest.raises(UserError, match="No space left on device; the runs counted"):
         bounded.count_to_folder(Batches(text), output, order=4, memory=MEMORY)
     assert not output.exists()
     monkeypatch.undo()

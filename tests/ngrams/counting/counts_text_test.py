@@ -89,33 +89,33 @@ SMALL = (
 @pytest.mark.parametrize(
     "old, new, message",
     [
-        ("0 1\t2", "0 1\t-2", "line 6: the count -2 is no whole number"),
-        ("0 1\t2", "0 1\t0", "line 6: the count 0 is no whole number"),
-        ("0 1\t2", "0 1\t1.5", "line 6: the count 1.5 is no whole number"),
-        ("0 1\t2", "0 1\tnan", "line 6: the count nan is no whole number"),
-        ("0 1\t2", "0 1\ttwo", "line 6: the count 'two' is no number"),
+        ("0 1\t2", "0 1\t-2", "line 6: the count -2 is not a positive"),
+        ("0 1\t2", "0 1\t0", "line 6: the count 0 is not a positive"),
+        ("0 1\t2", "0 1\t1.5", "line 6: the count 1.5 is not a positive"),
+        ("0 1\t2", "0 1\tnan", "line 6: the count nan is not a positive"),
+        ("0 1\t2", "0 1\ttwo", "line 6: the count 'two' is not a number"),
         ("0 1\t2", "2", "line 6: expected an n-gram, a tab and its count"),
         ("0 1\t2", "0 x\t2", "line 6: 'x' is not a token"),
         ("0 1\t2", "0 <s\t2", "line 6: '<s' is not a token"),
         ("0 1\t2", f"0 {2**31}\t2", "line 6: '2147483648' is not a token"),
         ("0 1\t2", "0 5\t2", "line 6: 5 is not a token"),
-        ("0 1\t2", "0 1\t9", "line 6: it is counted more often than its first 1"),
-        ("0 1\t2", "0 1\t3", "line 6: it is counted more often than its last 1"),
-        ("0 0\t2", "0 0\t3", "line 1: what begins with this n-gram adds up to more"),
-        ("0 0\t2", "0 1\t2", "line 7: this 2-gram is there twice"),
-        ("1\t2\n", "0\t4\n", "line 2: this 1-gram is there twice"),
-        ("1 </s>\t2", "1 0\t2", "line 9: its last 2 symbols alone have no count"),
-        ("0 1\t2", "1 1\t2", "line 9: its first 2 symbols alone have no count"),
-        ("0 1\t2", "0 <s>\t2", "line 6: <s> is only first and </s> only last"),
-        ("0 0\t2", "</s> 0\t2", "line 7: <s> is only first and </s> only last"),
+        ("0 1\t2", "0 1\t9", "line 6: its count is higher than that of its first 1"),
+        ("0 1\t2", "0 1\t3", "line 6: its count is higher than that of its last 1"),
+        ("0 0\t2", "0 0\t3", "line 1: the counts of its extensions add up to more"),
+        ("0 0\t2", "0 1\t2", "line 7: this 2-gram is listed twice"),
+        ("1\t2\n", "0\t4\n", "line 2: this 1-gram is listed twice"),
+        ("1 </s>\t2", "1 0\t2", "line 9: its last 2 symbols have no count"),
+        ("0 1\t2", "1 1\t2", "line 9: its first 2 symbols have no count"),
+        ("0 1\t2", "0 <s>\t2", "line 6: <s> must be the first and </s> the last"),
+        ("0 0\t2", "</s> 0\t2", "line 7: <s> must be the first and </s> the last"),
         (SMALL, "0 1\t2\n", "more than 1 symbols, but no 1-grams"),
         (SMALL, "\n", "holds no counts"),
         ("0 0\t2", "0 \xff\t2", "line 7: this is not UTF-8"),
-        ("0 1\t2", f"0 1\t{'9' * 5000}", r"line 6: the count 9+ … 9+ is no whole"),
+        ("0 1\t2", f"0 1\t{'9' * 5000}", r"line 6: the count 9+ … 9+ is not a"),
         (
             "0 1\t2",
             f"0 1\t{'x' * 5000}",
-            r"line 6: the count 'x+ … x+' is no number",
+            r"line 6: the count 'x+ … x+' is not a number",
         ),
         ("0 1\t2", f"0 {'9' * 5000}\t2", r"line 6: '9+ … 9+' is not a token"),
         ("1\t2", "1\t2\n2147483647\t1", "line 3: 2147483647 is not a token"),
@@ -142,7 +142,7 @@ def test_what_precedes_an_ngram_is_no_more_than_itself(tmp_path: pathlib.Path) -
     # A beginning of a sequence precedes as any token does.
     for line in ("1 2 5", "<s> 2 1"):
         path.write_text("\n".join([*lines[:6], line, *lines[6 + (line[0] == "1") :]]))
-        with pytest.raises(UserError, match=r"line 5: what ends with this n-gram adds"):
+        with pytest.raises(UserError, match=r"line 5: the counts of longer n-grams"):
             read_counts(path)
 
 

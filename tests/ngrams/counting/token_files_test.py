@@ -36,15 +36,15 @@ def test_lines_become_sequences(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     "line, message",
     [
-        (b"1 x2", "line 2: 'x2' is no token id"),
-        (b"1 -2", "line 2: '-2' is no token id"),
-        (b"1.5", "line 2: '1.5' is no token id"),
-        (b"1_0", "line 2: '1_0' is no token id"),
-        (b"1 \xff", r"line 2: '\\\\xff' is no token id"),
-        ("٣".encode(), "line 2: '٣' is no token id"),
-        (b"7 99999999999", "line 2: '99999999999' is no token id"),
-        (b"7 " + b"9" * 5000, r"line 2: '9+ … 9+' is no token id"),
-        (b"0" * 5000 + b"7 x", "line 2: 'x' is no token id"),
+        (b"1 x2", "line 2: 'x2' is not a token id"),
+        (b"1 -2", "line 2: '-2' is not a token id"),
+        (b"1.5", "line 2: '1.5' is not a token id"),
+        (b"1_0", "line 2: '1_0' is not a token id"),
+        (b"1 \xff", r"line 2: '\\\\xff' is not a token id"),
+        ("٣".encode(), "line 2: '٣' is not a token id"),
+        (b"7 99999999999", "line 2: '99999999999' is not a token id"),
+        (b"7 " + b"9" * 5000, r"line 2: '9+ … 9+' is not a token id"),
+        (b"0" * 5000 + b"7 x", "line 2: 'x' is not a token id"),
     ],
 )
 def test_anything_else_is_refused(
@@ -76,7 +76,7 @@ def test_lines_longer_than_a_block_are_whole(
     assert sequences(path) == [[10, 20, 30, 40], [5], [6, 7777, 8]]
     assert highest_id(path) == 7777
     path.write_text("1\n2\n3 x\n4\n")
-    with pytest.raises(UserError, match="line 3: 'x' is no token id"):
+    with pytest.raises(UserError, match="line 3: 'x' is not a token id"):
         list(read_batches(path, None))
 
 
@@ -106,8 +106,8 @@ def test_documents_of_an_array_lie_between_ends_of_text(
     [
         (np.zeros((2, 3), int), r"int64 of shape \[2, 3\]"),
         (np.zeros(3), "float64 of shape"),
-        (np.array([1, -2, 3]), "index 1: -2 is no token id"),
-        (np.array([1, 2, 2**31]), "index 2: 2147483648 is no token id"),
+        (np.array([1, -2, 3]), "index 1: -2 is not a token id"),
+        (np.array([1, 2, 2**31]), "index 2: 2147483648 is not a token id"),
     ],
 )
 def test_arrays_that_are_no_ids_are_refused(
@@ -143,7 +143,7 @@ def test_an_array_with_a_damaged_header_is_refused(
     data = path.read_bytes()
     assert old in data
     path.write_bytes(data.replace(old, new, 1))
-    with pytest.raises(UserError, match=r"ids\.npy is cut short or damaged"):
+    with pytest.raises(UserError, match=r"ids\.npy is truncated or damaged"):
         highest_id(path)
 
 
@@ -151,5 +151,5 @@ def test_an_array_cut_short_is_refused(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "ids.npy"
     np.save(path, np.arange(100))
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(UserError, match=r"ids\.npy is cut short or damaged"):
+    with pytest.raises(UserError, match=r"ids\.npy is truncated or damaged"):
         list(read_batches(path, 0))

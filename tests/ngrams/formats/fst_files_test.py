@@ -191,7 +191,7 @@ def test_write_and_read(trigrams: NGramModel, tmp_path: pathlib.Path) -> None:
 def test_automata_of_other_arcs_are_refused(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "other.fst"
     pynini.accep("a", arc_type="log").write(str(path))
-    with pytest.raises(UserError, match="not a vector automaton"):
+    with pytest.raises(UserError, match="not an OpenFst vector FST"):
         fst_files.model_from_fst(path)
 
 

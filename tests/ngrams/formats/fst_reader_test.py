@@ -134,7 +134,7 @@ def test_every_truncation_is_refused(
         with pytest.raises(UserError, match=r"model\.fst"):
             fst_files.model_from_fst(path)
     path.write_bytes(data + b"\0\0\0\0")
-    with pytest.raises(UserError, match="cut short or damaged"):
+    with pytest.raises(UserError, match="truncated or damaged"):
         fst_files.model_from_fst(path)
 
 
@@ -172,11 +172,11 @@ def from_root(automaton: fst_format.Automaton) -> np.ndarray:
 @pytest.mark.parametrize(
     "changes, message",
     [
-        (put("weights", ordinary, np.nan), "a weight is no number"),
-        (put("weights", backoff, -np.inf), "a weight is no number"),
-        (put("weights", ordinary, -0.5), "probability above 1"),
-        (put("labels", backoff, 10), "every state but one has just one back-off arc"),
-        (put("labels", ordinary, 0), "every state but one has just one back-off arc"),
+        (put("weights", ordinary, np.nan), "a weight is NaN or -inf"),
+        (put("weights", backoff, -np.inf), "a weight is NaN or -inf"),
+        (put("weights", ordinary, -0.5), "a probability exceeds 1"),
+        (put("labels", backoff, 10), "exactly one back-off arc"),
+        (put("labels", ordinary, 0), "exactly one back-off arc"),
         (put("labels", ordinary, 12), "the label 12 stands for the token 11"),
         (put("targets", backoff, 2), "start state does not back off to the empty"),
         (put("targets", from_root, 0), "the history of state"),
@@ -202,7 +202,7 @@ def test_a_circle_of_back_off_arcs_is_refused(trigrams: NGramModel) -> None:
     ]
     targets[first] = automaton.sources[second]
     targets[second] = automaton.sources[first]
-    with pytest.raises(UserError, match="go round in a circle"):
+    with pytest.raises(UserError, match="form a cycle"):
         fst_files.FstReader(
             automaton._replace(targets=targets),
             "it",
@@ -217,7 +217,7 @@ def test_the_automaton_for_text_that_goes_on_is_refused(
 ) -> None:
     path = tmp_path / "model.fst"
     path.write_bytes(fst_files.fst_bytes(document_model, continuous=True))
-    with pytest.raises(UserError, match="is no automaton of an n-gram model"):
+    with pytest.raises(UserError, match="is not an n-gram model"):
         fst_files.model_from_fst(path, vocab_size=10)
 
 
@@ -225,7 +225,7 @@ def test_other_programs_files_are_refused(tmp_path: pathlib.Path) -> None:
     pynini = pytest.importorskip("pynini")
     path = tmp_path / "other.fst"
     pynini.cross("a", "b").write(str(path))
-    with pytest.raises(UserError, match="is no acceptor"):
+    with pytest.raises(UserError, match="is not an acceptor"):
         fst_files.model_from_fst(path)
     pynini.accep("abc").write(str(path))
     with pytest.raises(UserError, match="every state but one"):
@@ -236,7 +236,7 @@ def test_other_programs_files_are_refused(tmp_path: pathlib.Path) -> None:
     with pytest.raises(UserError, match="cannot read"):
         fst_files.model_from_fst(tmp_path / "missing.fst")
     path.write_bytes(b"OpenGrm" * 30)
-    with pytest.raises(UserError, match="not a vector automaton"):
+    with pytest.raises(UserError, match="not an OpenFst vector FST"):
         fst_files.model_from_fst(path)
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from bpd_jax.errors import UserError
-from bpd_jax.training.heads.blocks import BlockSource
-from bpd_jax.training.heads.cache import States
+from bpd_jax.training.heads.blocks import BlockBatcher
 from bpd_jax.training.heads.positions import positions_of
+from bpd_jax.training.heads.states_cache import States
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def source(texts):
     whole = positions_of(texts, True)
     places = whole.places - whole.offsets[whole.rows]
     states = np.stack([whole.rows, places, whole.tokens[whole.places]], 1)
-    return BlockSource(
+    return BlockBatcher(
         States(whole, [states.astype(np.float32)]),
         positions_of(texts, False),
         block_size=4,
@@ -89,7 +89,7 @@ def test_batches_resume_anywhere(source):
 
 def test_all_held_out_positions_are_measured(source):
     indices = np.arange(len(source.positions))[5:40]
-    batches = source.measured(indices)
+    batches = source.held_out(indices)
     assert {len(batch.tokens) for batch in batches} == {len(batches[0].tokens)}
     assert sum(batch.valid[..., 0].sum() for batch in batches) == len(indices)
 

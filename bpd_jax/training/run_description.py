@@ -1,4 +1,4 @@
-"""What a run is about to do, in words and numbers."""
+"""Descriptions of a run that are printed before it starts."""
 
 import jax
 import numpy as np
@@ -16,7 +16,7 @@ from bpd_jax.training.state import TrainState, abstract_state
 
 
 def describe_model(model: BlockwiseConfig) -> str:
-    """Its sizes and its number of parameters, part by part."""
+    """The sizes of a model and the number of parameters of each part."""
     trunk, counts = model.trunk, count_parameters(model)
     parts = ", ".join(
         f"{part} {count:,}" for part, count in counts.items() if part != "total"
@@ -43,7 +43,7 @@ def describe_run(
     validation: PackedRows,
     start: int,
 ) -> str:
-    """A few lines to print before the first step."""
+    """Model, data, length and memory of a run, in a few lines."""
     epochs = config.steps * config.batch_size / len(train)
     axes = " × ".join(f"{name} {size}" for name, size in mesh.shape.items())
     count = jax.process_count()
@@ -63,7 +63,10 @@ def describe_run(
 
 
 def describe_shapes(config: TrainConfig, mesh: Mesh) -> str:
-    """Every array of the train state, and what a step returns, by tracing alone."""
+    """Shapes, dtypes and shardings of the parameters and of a step's results.
+
+    They are found by tracing; nothing is computed.
+    """
     optimizer = make_optimizer(config.optimizer, config.steps)
     abstract = abstract_state(config.model, optimizer, mesh, config.compute)
     ids = np.zeros((config.batch_size, config.length), np.int32)

@@ -5,7 +5,7 @@ import pytest
 
 from bpd_jax.models.config import BlockHeadsConfig
 from bpd_jax.models.heads import apply_head, condition, head_shapes, is_trained
-from bpd_jax.training.heads.loss import (
+from bpd_jax.training.heads.states_loss import (
     Targets,
     chunk_size,
     draft_targets,

@@ -1,4 +1,4 @@
-"""The heads' loss itself: exactness, memory, and how a mesh splits it."""
+"""The heads' loss itself: exactness, memory, and layout a mesh splits it."""
 
 import dataclasses
 import re
@@ -16,9 +16,9 @@ from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.heads import apply_head
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.models.transformer_config import TransformerConfig
-from bpd_jax.training.heads_loss import heads_loss
+from bpd_jax.training.chunked_loss import heads_loss
 from bpd_jax.training.loss import blockwise_loss, evaluation_sums, head_targets
-from bpd_jax.training.softmax_chunks import HeadsLoss
+from bpd_jax.training.softmax_chunks import LossLayout
 from bpd_jax.training.state import abstract_parameters
 from bpd_jax.training.step import put_batch
 
@@ -66,8 +66,8 @@ def test_gradients_equal_those_of_the_plain_loss_in_float64(
     scale = np.array(LAMBDAS[: model.block_size]) / valid.sum((1, 2))
 
     def fused(given):
-        how, weights = HeadsLoss(model, chunk), jnp.asarray(scale, jnp.float32)
-        return heads_loss(how, *given, targets, valid, weights)[0]
+        layout, weights = LossLayout(model, chunk), jnp.asarray(scale, jnp.float32)
+        return heads_loss(layout, *given, targets, valid, weights)[0]
 
     def plain(given):
         return plain_loss(model, *given, targets, valid, scale)

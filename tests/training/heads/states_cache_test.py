@@ -13,7 +13,7 @@ from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.training.heads import cache
 from bpd_jax.training.heads.base import Base, _padded
 from bpd_jax.training.heads.batches import cached_batches
-from bpd_jax.training.heads.cache import cached_states, open_states
+from bpd_jax.training.heads.states_cache import cached_states, open_states
 
 
 @pytest.fixture(autouse=True)
@@ -165,7 +165,7 @@ def test_a_full_disk_is_told_before_anything_is_computed(
 ):
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(UserError, match="GB free: make room"):
+    with pytest.raises(UserError, match="GB free: free space"):
         make(tmp_path / "states", model, params, texts, base_key)
     assert not (tmp_path / "states").exists()
 
@@ -183,7 +183,7 @@ def test_states_too_large_for_float16_are_told(
 
 def test_long_texts_are_told(model, params):
     base = Base(model, params, 128, "float16")
-    with pytest.raises(UserError, match="49 tokens and the model reads 48"):
+    with pytest.raises(UserError, match=r"49 tokens, which exceeds .* 48"):
         list(base.states([np.zeros(49, np.int32)]))
 
 

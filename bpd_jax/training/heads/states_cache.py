@@ -1,9 +1,9 @@
-"""The frozen model's states on disk: computed once, used by every training of heads.
+"""A cache of the frozen model's states on disk, shared by trainings of heads.
 
-A folder holds `states.json`, which says whose states they are, shards of states that
-are mapped into memory, and, once they are complete, the texts in `texts.npz`. A shard
-belongs to some texts and is named by their hash: a run that was killed resumes with the
-first one that is missing, and texts that were added later cost only their own states.
+A folder contains `states.json`, which identifies the model, shards of states, which are
+memory-mapped, and, when the states are complete, the texts in `texts.npz`. The name of
+a shard contains the hash of its texts: a killed run resumes with the first missing
+shard, and texts that are added later require only their own states to be computed.
 """
 
 import hashlib
@@ -35,12 +35,12 @@ KIND = Artifact(
     remedy="train heads with HeadsTrainConfig.mode = 'cache'",
 )
 
-# Bytes of a shard, and so what making one keeps in memory.
+# Bytes of a shard, which is computed in memory.
 _SHARD_BYTES = 2**26
 
 
 class States:
-    """The states of all positions, read from disk as they are needed."""
+    """The states of all positions, read from disk on demand."""
 
     def __init__(
         self,
@@ -49,14 +49,14 @@ class States:
         stored: np.ndarray | None = None,
         columns: np.ndarray | None = None,
     ) -> None:
-        """Takes the positions and their states.
+        """Creates a view of stored states.
 
         Args:
-          positions: whose states are read.
+          positions: positions whose states are read.
           shards: stored states, in order.
-          stored: `[P]`, where the state of every position is stored; None if the
-            stored states are those of the positions, in the same order.
-          columns: numbers of a stored state that are read; None for all.
+          stored: `[P]`, index of each position's state among the stored states; None if
+            exactly the states of the positions are stored, in the same order.
+          columns: columns of the stored states to read; None for all.
         """
         self.positions = positions
         self._shards = shards
@@ -66,35 +66,35 @@ class States:
 
     @property
     def width(self) -> int:
-        """Numbers of a state."""
+        """C, the width of a state."""
         width = self._shards[0].shape[1]
         return width if self._columns is None else len(self._columns)
 
     @property
     def dtype(self) -> np.dtype:
-        """Of the numbers."""
+        """The dtype of the states."""
         return self._shards[0].dtype
 
     def read(self, indices: np.ndarray) -> np.ndarray:
-        """States `[n, C]` of some positions."""
+        """Reads the states `[n, C]` at the given positions."""
         if self._stored is not None:
             indices = self._stored[indices]
-        found = np.empty((len(indices), self.width), self._shards[0].dtype)
-        where = np.searchsorted(self._bounds, indices, side="right") - 1
-        for number in np.unique(where):
-            here = where == number
-            places = indices[here] - self._bounds[number]
-            # In ascending order neighbours on disk are read together.
-            order = np.argsort(places)
-            rows = self._shards[number][places[order]]
+        states = np.empty((len(indices), self.width), self._shards[0].dtype)
+        shard_of = np.searchsorted(self._bounds, indices, side="right") - 1
+        for number in np.unique(shard_of):
+            in_shard = shard_of == number
+            rows = indices[in_shard] - self._bounds[number]
+            # Ascending order reads neighbouring states on disk together.
+            order = np.argsort(rows)
+            part = self._shards[number][rows[order]]
             if self._columns is not None:
-                rows = rows[:, self._columns]
-            found[np.flatnonzero(here)[order]] = rows
-        return found
+                part = part[:, self._columns]
+            states[np.flatnonzero(in_shard)[order]] = part
+        return states
 
 
 def cache_bytes(positions: int, width: int) -> int:
-    """Bytes that states take, on disk or in a ring: two for each number."""
+    """Bytes of stored states, which are in half precision."""
     return 2 * positions * width
 
 
@@ -106,48 +106,48 @@ def cached_states(
     *,
     include_prompts: bool,
 ) -> States:
-    """Opens the states of some texts, after computing those that are missing.
+    """Computes missing states of texts and opens the cache.
 
-    A folder that holds more (more layers, prompts too) serves as well.
+    A cache with more layers, or with the positions of prompts, can be used as well.
 
     Args:
-      folder: of the cache; it is made if need be.
+      folder: folder of the cache, which is created if it does not exist.
       texts: generated texts.
-      base: the model, with the layers whose outputs are wanted.
-      fingerprint: of the model.
-      include_prompts: whether positions in prompts count as well.
+      base: frozen model with the required layers.
+      fingerprint: fingerprint of the model.
+      include_prompts: whether to include the positions in prompts.
 
     Raises:
-      UserError: the folder holds states of another model or of other texts, or the
-        disk lacks room.
+      UserError: the folder holds states of another model or other texts, or the disk
+        has too little free space.
     """
     folder = as_path(folder)
-    layers, wanted_prompts = base.layers, include_prompts
-    stored = _stored(folder)
+    layers = base.layers
+    stored = _stored_header(folder)
     if stored and set(layers) <= set(stored["layers"]):
         base = base.with_layers(tuple(stored["layers"]))
-    include_prompts = include_prompts or stored.get("include_prompts") is True
+    stores_prompts = include_prompts or stored.get("include_prompts") is True
     header: dict[str, Any] = {
         "base": fingerprint,
         "d_model": base.d_model,
         "layers": list(base.layers),
         "dtype": base.dtype.name,
-        "include_prompts": include_prompts,
+        "include_prompts": stores_prompts,
     }
     folders.check_folder(folder, KIND)
     if (folder / HEADER).exists():
         _check_header(folder, header)
     earlier = _earlier_shards(folder, texts, header)
-    counts = position_counts(texts.lengths, texts.prompt_lengths, include_prompts)
+    counts = position_counts(texts.lengths, texts.prompt_lengths, stores_prompts)
     width = base.width
     shards = _shards(folder, texts, counts, width)
     sizes = [int(counts[rows.start : rows.stop].sum()) for rows, _ in shards]
     missing = [
         (rows, path, size)
         for (rows, path), size in zip(shards, sizes, strict=True)
-        if not _is_whole(path, (size, width))
+        if not _is_complete(path, (size, width))
     ]
-    _check_room(folder, cache_bytes(sum(size for *_, size in missing), width))
+    _check_space(folder, cache_bytes(sum(size for *_, size in missing), width))
     if missing:
         done = sum(sizes) - sum(size for *_, size in missing)
         with progress.bar(
@@ -158,10 +158,10 @@ def cached_states(
             unit_scale=True,
         ) as bar:
             for rows, path, _ in missing:
-                states = _read(base, texts, rows, counts, bar)
+                states = _compute(base, texts, rows, counts, bar)
                 KIND.write_header(folder, header)
                 _save(path, states)
-    # The last shard was not full and has given way to one with more texts.
+    # Texts were added: a shard with more texts has replaced the earlier last shard.
     for path in earlier - {path for _, path in shards}:
         path.unlink(missing_ok=True)
     with files.replacing_file(folder / TEXTS) as path, path.open("wb") as stream:
@@ -172,16 +172,16 @@ def cached_states(
             prompt_lengths=texts.prompt_lengths,
         )
     arrays = [_mapped(path, base.dtype) for _, path in shards]
-    positions = positions_of(texts, wanted_prompts)
-    places = None
-    if wanted_prompts != include_prompts:
-        # The stored positions of a text are all of its tokens but the last.
-        places = positions.places - positions.rows
-    return States(positions, arrays, places, _columns(base, layers))
+    positions = positions_of(texts, include_prompts)
+    indices = None
+    if include_prompts != stores_prompts:
+        # States of all tokens of a text but the last are stored.
+        indices = positions.places - positions.rows
+    return States(positions, arrays, indices, _columns(base, layers))
 
 
 def _columns(base: Base, layers: tuple[int, ...]) -> np.ndarray | None:
-    """Where the final hidden state and some layers stand in the states of `base`."""
+    """Columns of the final hidden state and of some layers in the states of `base`."""
     if layers == base.layers:
         return None
     blocks = [0, *(1 + base.layers.index(layer) for layer in layers)]
@@ -189,7 +189,7 @@ def _columns(base: Base, layers: tuple[int, ...]) -> np.ndarray | None:
     return (np.array(blocks)[:, None] * width + np.arange(width)).ravel()
 
 
-def _stored(folder: pathlib.Path) -> dict[str, Any]:
+def _stored_header(folder: pathlib.Path) -> dict[str, Any]:
     """The header of a cache; empty if there is none or it cannot be read."""
     try:
         return {"layers": [], **KIND.read_header(folder)}
@@ -197,40 +197,40 @@ def _stored(folder: pathlib.Path) -> dict[str, Any]:
         return {}
 
 
-def _check_header(folder: pathlib.Path, mine: dict[str, Any]) -> dict[str, Any]:
-    """The header of a cache; raises a `UserError` unless it has these values."""
-    theirs = {"layers": [], **KIND.read_header(folder)}
-    for name, value in mine.items():
-        if theirs.get(name) != value:
+def _check_header(folder: pathlib.Path, expected: dict[str, Any]) -> dict[str, Any]:
+    """Reads the header of a cache; raises a `UserError` if it has other values."""
+    header = {"layers": [], **KIND.read_header(folder)}
+    for name, value in expected.items():
+        if header.get(name) != value:
             raise UserError(
-                f"{folder} holds states of {name} {theirs.get(name)!r}, and this "
-                f"training needs {value!r}: choose another folder, or remove this one."
+                f"{folder} holds states with {name} = {header.get(name)!r}, and this "
+                f"run needs {value!r}: choose another folder, or remove this one."
             )
-    return theirs
+    return header
 
 
 def _earlier_shards(
     folder: pathlib.Path, texts: Generations, header: dict[str, Any]
 ) -> set[pathlib.Path]:
-    """The shards of the texts that the cache was completed for; there may be none.
+    """The shards of a complete cache, empty if it was never completed.
 
     Raises:
-      UserError: the new texts do not begin with those.
+      UserError: the texts do not begin with those of the cache.
     """
     try:
         old = _read_texts(folder, header["base"])
     except UserError:
-        # Never completed. Shards of other texts have other names, and stay.
+        # The cache was never completed. Shards of other texts have other names.
         return set()
-    goes_on = all(
-        np.array_equal(mine, theirs[: len(mine)])
-        for mine, theirs in (
+    extends = all(
+        np.array_equal(earlier, new[: len(earlier)])
+        for earlier, new in (
             (old.tokens, texts.tokens),
             (old.offsets, texts.offsets),
             (old.prompt_lengths, texts.prompt_lengths),
         )
     )
-    if not goes_on:
+    if not extends:
         raise UserError(
             f"{folder} holds states of other texts than those of {texts.folder}: "
             "choose another folder with HeadsTrainConfig.states, or remove this one."
@@ -243,7 +243,7 @@ def _earlier_shards(
 def _shards(
     folder: pathlib.Path, texts: Generations, counts: np.ndarray, width: int
 ) -> list[tuple[range, pathlib.Path]]:
-    """Texts and file of each shard."""
+    """The texts and the file of each shard."""
     return [
         (rows, folder / f"states-{number:05d}-{_hash(texts, rows)}.npy")
         for number, rows in enumerate(_shard_rows(counts, width))
@@ -251,17 +251,17 @@ def _shards(
 
 
 def _shard_rows(counts: np.ndarray, width: int) -> list[range]:
-    """Texts of each shard; they depend on the texts before, not on those after."""
+    """The texts of each shard, which do not depend on later texts."""
     limit = max(1, _SHARD_BYTES // (2 * width))
-    found, first, size = [], 0, 0
+    shards, first, size = [], 0, 0
     for row, count in enumerate(counts.tolist()):
         size += count
         if size >= limit:
-            found.append(range(first, row + 1))
+            shards.append(range(first, row + 1))
             first, size = row + 1, 0
     if size:
-        found.append(range(first, len(counts)))
-    return found
+        shards.append(range(first, len(counts)))
+    return shards
 
 
 def _hash(texts: Generations, rows: range) -> str:
@@ -273,20 +273,20 @@ def _hash(texts: Generations, rows: range) -> str:
     return digest.hexdigest()[:12]
 
 
-def _is_whole(path: pathlib.Path, shape: tuple[int, int]) -> bool:
+def _is_complete(path: pathlib.Path, shape: tuple[int, int]) -> bool:
     try:
-        found = array_files.open_npy(path)
+        array = array_files.open_npy(path)
     except (OSError, ValueError):
         return False
-    return found.shape == shape and found.dtype == np.uint16
+    return array.shape == shape and array.dtype == np.uint16
 
 
 def _mapped(path: pathlib.Path, dtype: np.dtype) -> np.ndarray:
-    # numpy's files know no bfloat16: both types are stored as their bits.
+    # .npy files have no bfloat16, so both dtypes are stored as uint16 bit patterns.
     return array_files.open_npy(path).view(dtype)
 
 
-def _check_room(folder: pathlib.Path, needed: int) -> None:
+def _check_space(folder: pathlib.Path, needed: int) -> None:
     nearest = next(
         p for p in (folder.absolute(), *folder.absolute().parents) if p.exists()
     )
@@ -294,21 +294,21 @@ def _check_room(folder: pathlib.Path, needed: int) -> None:
     if needed > free:
         raise UserError(
             f"the states take {needed / 1e9:.2f} GB and {nearest} has only "
-            f"{free / 1e9:.2f} GB free: make room, choose another folder with "
+            f"{free / 1e9:.2f} GB free: free space, choose another folder with "
             "HeadsTrainConfig.states, or set HeadsTrainConfig.mode = 'ring'."
         )
 
 
-def _read(
+def _compute(
     base: Base, texts: Generations, rows: range, counts: np.ndarray, bar: progress.tqdm
 ) -> np.ndarray:
-    """The states of all positions of some texts."""
+    """Computes the states `[n, C]` of all positions of some texts."""
     starts = np.concatenate([[0], np.cumsum(counts[rows.start : rows.stop])])
     states = np.empty((starts[-1], base.width), base.dtype)
-    for number, found in base.states([texts[row] for row in rows]):
+    for number, text_states in base.states([texts[row] for row in rows]):
         first, last = starts[number], starts[number + 1]
-        # The state of the last token has nothing to guess.
-        states[first:last] = found[len(found) - 1 - (last - first) : -1]
+        # The last token of a text is not a position: no token follows it.
+        states[first:last] = text_states[len(text_states) - 1 - (last - first) : -1]
         bar.update(last - first)
     return states
 
@@ -319,10 +319,10 @@ def _save(path: pathlib.Path, states: np.ndarray) -> None:
 
 
 def open_states(folder: str | os.PathLike[str], fingerprint: str) -> States:
-    """Opens the final hidden states of a cache without its texts' folder.
+    """Opens the final hidden states of a complete cache, without the generated texts.
 
     Raises:
-      UserError: it is missing, incomplete, or of another model than `fingerprint`.
+      UserError: the cache is missing, incomplete, or of another model.
     """
     folder = as_path(folder)
     header = _check_header(folder, {"base": fingerprint})
@@ -336,19 +336,19 @@ def open_states(folder: str | os.PathLike[str], fingerprint: str) -> States:
     counts = np.diff(positions.starts)
     for rows, path in _shards(folder, texts, counts, width):
         size = int(counts[rows.start : rows.stop].sum())
-        if not _is_whole(path, (size, width)):
-            raise KIND.damaged(path, "it is missing, or its shape does not fit")
+        if not _is_complete(path, (size, width)):
+            raise KIND.damaged(path, "it is missing or has another shape")
         shards.append(_mapped(path, dtype))
     columns = None if width == d_model else np.arange(d_model)
     return States(positions, shards, columns=columns)
 
 
 def _read_texts(folder: pathlib.Path, base: str) -> Generations:
-    """The texts of a complete cache; raises a `UserError` if there are none."""
+    """Reads the texts of a complete cache; raises a `UserError` if there are none."""
     with KIND.reading(folder / TEXTS):
         arrays = array_files.read_npz(
             folder / TEXTS, specs_of_texts(None), optional=("indices",)
         )
         if not fit_together(**arrays):
-            raise ValueError("its texts do not fit their offsets")
+            raise ValueError("its texts do not match their offsets")
     return Generations(folder, **arrays, base=base, vocab_size=0, facts={})
