@@ -162,6 +162,8 @@ def _parse(arguments: list[str]) -> list[str]:
         return flags.FLAGS(arguments)
     except flags.Error as error:
         raise UserError(f"{error}; --help lists all flags.") from error
+    except SystemExit:  # absl ends --help with status 1.
+        sys.exit(0)
 
 
 def required(flag: str) -> str:

@@ -46,6 +46,16 @@ def test_bad_flags_are_one_sentence(argument, message, monkeypatch, capsys):
     assert captured.out == ""
 
 
+def test_help_is_no_error(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["program", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        cli.run(lambda: pytest.fail("main ran"))
+    captured = capsys.readouterr()
+    assert ended.value.code == 0
+    assert "--helpfull" in captured.out
+    assert captured.err == ""
+
+
 def test_every_command_is_a_program():
     """Most tests call `cli.run(main)` themselves: so must `python -m bpd_jax.NAME`."""
     files = [
