@@ -50,6 +50,17 @@ SETTINGS: dict[str, tuple[str, list[str]]] = {
     "v5e_256": ("v5e:16x16", [_PRETRAIN, _mesh("v5e_256")]),
     "v5p_128": ("v5p:4x4x8", [_PRETRAIN, _mesh("v5p_128")]),
     "v6e_256": ("v6e:16x16", [_PRETRAIN, _mesh("v6e_256")]),
+    "124m_two_v5e_16": (
+        "v5e:4x4",
+        [
+            "--slices=2",
+            _PRETRAIN,
+            "--gin_file=gin_configs/models/blockwise_124m.gin",
+            _mesh("v5e_256"),
+            "--gin.MeshConfig.fsdp=16",
+            "--gin.BATCH_SIZE=256",
+        ],
+    ),
     "finetune_v4_8": ("v4:2x2x1", [*_FINETUNE, _mesh("finetune_8")]),
     "finetune_v5e_8": ("v5e:2x4", [*_FINETUNE, _mesh("finetune_8")]),
     "decode_v4_8": (

@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bpd_jax import progress
-from bpd_jax.data.prompts import check_not_empty
+from bpd_jax.data.prompts import check_texts
 from bpd_jax.decoding.asset_files import OWN_ASSETS, load_assets, own_tuning
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import Generation, check_prompts
@@ -168,7 +168,7 @@ def generate(
     decoder = lm.decoder(lattice_width=lattice_width, alpha=alpha, mesh=mesh)
     if isinstance(prompts, str):
         raise UserError(f"prompts is one text, {prompts!r}: give a list of texts.")
-    check_not_empty(prompts)
+    check_texts(prompts)
     tokens = [lm.encode(prompt) for prompt in prompts]
     chosen = resolve(lm, decoder, method, tokens, decode_options)
     generations = decoder.decode(
@@ -192,7 +192,7 @@ def stream(
     """Decodes one prompt and yields its text incrementally; see `generate`."""
     decode_options = _options(lm, options)
     decoder = lm.decoder(lattice_width=lattice_width, alpha=alpha)
-    check_not_empty([prompt])
+    check_texts([prompt])
     tokens = lm.encode(prompt)
     chosen = resolve(lm, decoder, method, [tokens], decode_options)
     pieces = decoder.stream(chosen, tokens, decode_options)

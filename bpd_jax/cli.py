@@ -160,10 +160,10 @@ def _show_in_help() -> None:
 def _parse(arguments: list[str]) -> list[str]:
     try:
         return flags.FLAGS(arguments)
+    except SystemExit:  # absl prints --help and ends with status 1.
+        sys.exit(0)
     except flags.Error as error:
         raise UserError(f"{error}; --help lists all flags.") from error
-    except SystemExit:  # absl ends --help with status 1.
-        sys.exit(0)
 
 
 def required(flag: str) -> str:

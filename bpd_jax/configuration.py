@@ -46,6 +46,13 @@ _CONSTANTS = {
     "none": "None",
     "null": "None",
 }
+# Words of Python's messages, of several versions, and what is wrong with a value.
+_FAULTS = {
+    "EOF in multi-line": "a bracket is not closed",
+    "integer string conversion": "an integer has too many digits",
+    "surrogates not allowed": "it is not UTF-8 text",
+    "unterminated string": "a quote is not closed",
+}
 # The vocabulary size of GPT-2 and GPT-3, for hosts without their tokenizer.
 _GPT3_TOKENS = 50257
 
@@ -75,7 +82,7 @@ CONFIGURABLES = {
     "StudyConfig": "studies.config",
     "TextTask": "data.text_task",
     "TrainConfig": "training.config",
-    "TransformerConfig": "models.config",
+    "TransformerConfig": "models.transformer_config",
     "vocabulary_size": "configuration",
 }
 
@@ -285,12 +292,14 @@ class _Reader:
         except (SyntaxError, tokenize.TokenError) as error:
             name, _, value = (part.strip() for part in binding.partition("="))
             constant = _CONSTANTS.get(value.lower())
-            advice = (
-                f"write --gin.{name}={constant}"
-                if constant
-                else "text needs quotes inside the quotes of the shell, as in "
-                f"--gin.{name}=\"'…'\""
-            )
+            advice = _fault(error, value)
+            if constant:
+                advice = f"write --gin.{name}={constant}"
+            elif advice is None:
+                advice = (
+                    "text needs quotes inside the quotes of the shell, as in "
+                    f"--gin.{name}=\"'…'\""
+                )
             raise UserError(
                 f"--gin.{name}={value} is not a gin value: {advice}."
             ) from error
@@ -434,10 +443,23 @@ def _syntax(error: Exception) -> str:
     # gin quotes Python's parser, which prints an object's address.
     token = re.search(r"Failed to parse token '(.*)'", text, re.DOTALL)
     if token is None:
-        return " ".join(text.split()).rstrip(".")
+        return _fault(error, "") or " ".join(text.split()).rstrip(".")
     constant = _CONSTANTS.get(token[1].lower())
-    advice = f"write {constant}" if constant else "text needs quotes"
+    advice = _fault(error, token[1]) or "text needs quotes"
+    if constant:
+        advice = f"write {constant}"
     return f"{token[1]} is not a gin value: {advice}"
+
+
+def _fault(error: Exception, value: str) -> str | None:
+    """What is wrong with a value; None if it may be text without quotes."""
+    text = str(error.args[0])
+    for words, fault in _FAULTS.items():
+        if words in text:
+            return fault
+    if text.startswith("Expected '"):
+        return f"e{text[1:]}".rstrip(".")
+    return "a quote is not closed" if value.startswith(("'", '"')) else None
 
 
 def _macros(value: object) -> Iterator[str]:

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from bpd_jax import api, cli, decode_flags, files
-from bpd_jax.data.prompts import check_not_empty
+from bpd_jax.data.prompts import check_texts
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import (
     Generation,
@@ -123,7 +123,7 @@ def _show(
 def _prompts(prompt: str | None) -> list[str]:
     files_given = bool(decode_flags.PROMPTS_FILE.value)
     if prompt is not None and not files_given:
-        check_not_empty([prompt])
+        check_texts([prompt])
         return [prompt]
     if files_given and prompt is None:
         return decode_flags.prompt_texts()

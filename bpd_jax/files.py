@@ -23,6 +23,9 @@ from bpd_jax.errors import UserError
 # Parsed, JSON takes up to some thirty times as much memory.
 _MOST_JSON, _JSON_PIECE = 1 << 27, 1 << 20  # bytes
 MOST_LINE = 1 << 24  # bytes
+# What a reader that keeps all lines of a file takes. As an object, each line takes some
+# hundred bytes more than its text.
+MOST_KEPT, LINE_COST = 1 << 30, 256  # bytes
 
 
 def check_writable(path: str | os.PathLike[str], *, folder: bool = False) -> None:
@@ -186,21 +189,37 @@ def _finite(text: str) -> float:
 
 
 def bounded_lines(
-    stream: BinaryIO | io.BufferedIOBase, path: str | os.PathLike[str]
+    stream: BinaryIO | io.BufferedIOBase,
+    path: str | os.PathLike[str],
+    *,
+    kept: bool = False,
 ) -> Iterator[bytes]:
     """Yields the lines of a file, none of which fills the memory.
 
-    A few megabytes of gzip can be one line of many gigabytes.
+    A few megabytes of gzip can unpack to one line, or to many lines, of gigabytes.
+
+    Args:
+      stream: the file.
+      path: its path, for messages.
+      kept: whether the caller keeps what it reads, so that all lines together must fit
+        into memory.
 
     Raises:
-      UserError: a line is longer than `MOST_LINE` bytes.
+      UserError: a line is longer than `MOST_LINE` bytes; or `kept`, and all lines
+        together take more than `MOST_KEPT` bytes, `LINE_COST` for each included.
     """
-    number = 1
+    number, total = 1, 0
     while line := stream.readline(MOST_LINE + 1):
         if len(line) > MOST_LINE:
             raise UserError(
                 f"{path}, line {number}, has more than {MOST_LINE:,} bytes: is this a "
                 "file of lines?"
+            )
+        total += len(line) + LINE_COST
+        if kept and total > MOST_KEPT:
+            raise UserError(
+                f"{path} is too large to be kept in memory: its first {number:,} lines "
+                f"take more than {MOST_KEPT >> 20} MiB there; split the file."
             )
         yield line
         number += 1

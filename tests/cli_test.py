@@ -46,13 +46,14 @@ def test_bad_flags_are_one_sentence(argument, message, monkeypatch, capsys):
     assert captured.out == ""
 
 
-def test_help_is_no_error(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["program", "--help"])
+@pytest.mark.parametrize("flag", ["--help", "--helpfull", "--helpshort"])
+def test_help_is_no_error(flag, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["program", flag])
     with pytest.raises(SystemExit) as ended:
         cli.run(lambda: pytest.fail("main ran"))
-    captured = capsys.readouterr()
     assert ended.value.code == 0
-    assert "--helpfull" in captured.out
+    captured = capsys.readouterr()
+    assert captured.out
     assert captured.err == ""
 
 

@@ -12,7 +12,8 @@ from bpd_jax.data.text_task import TextTask
 from bpd_jax.decoding.options import DecodeConfig
 from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise import count_parameters
-from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
+from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
+from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.studies.config import StudyConfig
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.head_schedule import HeadSchedule
@@ -149,6 +150,10 @@ def test_bad_files_end_with_one_sentence(write, text, words):
         ),
         ("TrainConfig.stepz = 3", r"--gin.TrainConfig.stepz=3: TrainConfig has no"),
         ("STEPS = true", r"--gin.STEPS=true .*: write --gin.STEPS=True"),
+        ("STEPS = [1, 2", r"--gin.STEPS=\[1, 2 .*: a bracket is not closed"),
+        ("STEPS = 'a", r"--gin.STEPS='a .*: a quote is not closed"),
+        ("STEPS = " + "9" * 5000, r"--gin.STEPS=9+ … 9+ .*: .* too many digits"),
+        ("STEPS = '\udcff'", r"--gin.STEPS=.* not UTF-8"),
         ("STEPS = " + "x" * 5000, r"--gin.STEPS=x+ … x+ is not a gin value"),
         (
             "BlockwiseConfig.heads = 5",
@@ -170,7 +175,12 @@ def test_bad_settings_end_with_one_sentence(write, binding, words):
 
 @pytest.mark.parametrize(
     "value, words",
-    [("true", "true is not a gin value: write True"), ("gelu", "text needs quotes")],
+    [
+        ("true", "true is not a gin value: write True"),
+        ("gelu", "text needs quotes"),
+        ("9" * 5000, "too many digits"),
+        ("(1, 2", "a bracket is not closed"),
+    ],
 )
 def test_words_without_quotes_in_files_are_explained(write, value, words):
     with pytest.raises(UserError, match=words) as error:
@@ -209,6 +219,7 @@ GIVEN = {
     "START": "'base'",
     "TRUNK_LEARNING_RATE": 1e-5,
     "ADD_EVERY": 5,
+    "FEATURE_LAYERS": "(0, 1)",
 }
 TINY = ("gin_configs/models/tiny.gin", "gin_configs/tasks/stdlib_small.gin")
 TRAIN = "gin_configs/runs/train.gin"
@@ -359,6 +370,10 @@ def test_ways_to_train_heads(monkeypatch):
         ramp_steps=5, add_every=5, order="entropy", waiting=0.01
     )
     assert config("model_targets").head_targets == "model"
+    drafter = config("drafter", "FEATURE_LAYERS = (1, 9, 16)", "ANCHORS = 16")
+    assert drafter.model.heads is None
+    assert drafter.model.num_losses == len(drafter.lambdas) == 9
+    assert drafter.loss.anchors_per_row == 16
 
 
 def test_a_file_that_sets_another_kind_builds_that(write):

@@ -10,6 +10,7 @@ import pytest
 
 from bpd_jax import files, temporaries
 from bpd_jax.data import text_readers
+from bpd_jax.data.prompts import read_prompts_file
 from bpd_jax.errors import UserError
 
 
@@ -188,3 +189,16 @@ def test_no_line_fills_the_memory(tmp_path, monkeypatch):
     assert [next(lines)[0] for _ in range(3)] == [1, 2, 3]
     with pytest.raises(UserError, match="line 4, has more than 10 bytes"):
         next(lines)
+
+
+def test_the_lines_that_are_kept_do_not_fill_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "MOST_KEPT", 10 * (files.LINE_COST + 2))
+    for name, line in {"a.txt.gz": b"a\n", "a.jsonl.gz": b'{"prompt": "a"}\n'}.items():
+        path = tmp_path / name
+        path.write_bytes(gzip.compress(line * 11))
+        with pytest.raises(UserError, match="too large to be kept in memory"):
+            read_prompts_file(path)
+        # What is read line by line may have any number of them.
+        assert len(list(text_readers.read_lines(path))) == 11
+    (tmp_path / "few.txt").write_bytes(b"a\n" * 10)
+    assert read_prompts_file(tmp_path / "few.txt") == ["a"] * 10

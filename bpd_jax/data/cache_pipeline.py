@@ -31,9 +31,9 @@ except ModuleNotFoundError as error:
         "it, or make the rows without a cache."
     ) from error
 
-# Written first on a remote file system; marks the folder as created by this module.
-_BEGUN = "BEGUN"
-_KIND = folders.FolderKind("a cache of a task", seqio_cache.COMPLETED)
+# Written first; marks the folder as created by this module.
+_BEGUN, _MAKER = "BEGUN", "by bpd_jax.prepare"
+_KIND = folders.FolderKind("a cache of a task", _BEGUN, text=_MAKER)
 
 
 def cache_task(
@@ -41,8 +41,8 @@ def cache_task(
 ) -> str:
     """Tokenizes all splits of a task with a Beam pipeline.
 
-    A local folder is created atomically. On other file systems `BEGUN` is written first
-    and `COMPLETED` last; a folder with only the first is overwritten.
+    `BEGUN` is written first and `COMPLETED` last. A local folder is created atomically;
+    on other file systems a folder with only the first of them is overwritten.
 
     Args:
       task: source and vocabulary; a vocabulary that is trained must be trained before.
@@ -83,19 +83,32 @@ def _output(folder: str) -> Iterator[str]:
     """Yields the folder to write to; it becomes `folder` on success."""
     if "://" in folder:
         if tf.io.gfile.exists(folder):
-            names = tf.io.gfile.listdir(folder)
-            if names and _BEGUN not in names:
+            if tf.io.gfile.listdir(folder) and not _is_begun(folder):
                 raise _taken(folder)
             tf.io.gfile.rmtree(folder)  # Left by an interrupted pipeline.
         tf.io.gfile.makedirs(folder)
-        with tf.io.gfile.GFile(f"{folder}/{_BEGUN}", "w") as file:
-            file.write("by bpd_jax.prepare\n")
+        _begin(folder)
         yield folder
         return
     if pathlib.Path(folder).exists():
         raise _taken(folder)
     with folders.replacing_folder(folder, _KIND) as temporary:
+        _begin(str(temporary))
         yield str(temporary)
+
+
+def _begin(folder: str) -> None:
+    with tf.io.gfile.GFile(f"{folder}/{_BEGUN}", "w") as file:
+        file.write(f"{_MAKER}\n")
+
+
+def _is_begun(folder: str) -> bool:
+    """Whether a pipeline of this module has begun the folder."""
+    marker = f"{folder}/{_BEGUN}"
+    if not tf.io.gfile.exists(marker):
+        return False
+    with tf.io.gfile.GFile(marker, "rb") as file:
+        return _MAKER.encode() in file.read(len(_MAKER))
 
 
 def _taken(folder: str) -> UserError:

@@ -7,6 +7,7 @@ prompt. An id is the file's path below the corpus folder, with `:line` for a lin
 JSON Lines.
 """
 
+import dataclasses
 import glob
 import hashlib
 import heapq
@@ -263,7 +264,7 @@ def split_documents(
         chosen, total = sample_ids(all_documents(task), task.max_bytes)
     elif label and not any(file.path.suffix == ".gz" for file in corpus_files(task)):
         total = sum(file.path.stat().st_size for file in corpus_files(task))
-    fractions = []
+    places = _Places()
     with progress.bar(
         label=label or "", total=total, unit="B", unit_scale=True, disable=label is None
     ) as bar:
@@ -271,36 +272,49 @@ def split_documents(
             if chosen is not None and document.id not in chosen:
                 continue
             fraction = fraction_of("split", document.id)
-            fractions.append(fraction)
+            places.add(fraction)
             if split in (ALL, SPLITS[fraction < task.validation_fraction]):
                 yield document
             bar.update(len(document.text.encode("utf-8")))
     if among is None:
-        _check_places(task, fractions, split)
+        _check_places(task, places, split)
 
 
-def _check_places(task: TextTask, fractions: list[float], split: str) -> None:
+@dataclasses.dataclass
+class _Places:
+    """The number of documents, and the first and the last of their places in [0, 1)."""
+
+    count: int = 0
+    first: float = 1.0
+    last: float = 0.0
+
+    def add(self, place: float) -> None:
+        self.count += 1
+        self.first, self.last = min(self.first, place), max(self.last, place)
+
+
+def _check_places(task: TextTask, places: _Places, split: str) -> None:
     """Raises a `UserError` unless both splits hold a document, if there are two."""
     corpus = task.text_files or task.corpus
     limit = "" if task.max_bytes is None else f" within max_bytes={task.max_bytes}"
-    if not fractions:
+    if not places.count:
         raise UserError(f"{corpus} holds no text{limit}.")
     if split == ALL:
         return
-    if len(fractions) == 1:
+    if places.count == 1:
         raise UserError(
             f"{corpus} holds one document{limit}, which cannot be split into train "
             "and validation: give more documents, for example as .jsonl with one a "
             "line."
         )
-    first, last = sorted(fractions)[0], sorted(fractions)[-1]
+    first, last = places.first, places.last
     if first >= task.validation_fraction or last < task.validation_fraction:
         empty = "validation" if first >= task.validation_fraction else "train"
         # Any fraction above the first place and not above the last leaves neither
         # split empty; two digits suffice unless the places nearly coincide.
         advice = min(math.ceil((first + 1e-6) * 100) / 100, last)
         raise EmptySplitError(
-            f"none of the {len(fractions)} documents of {corpus}{limit} falls into the "
+            f"none of the {places.count} documents of {corpus}{limit} falls into the "
             f"{empty} split at validation_fraction={task.validation_fraction}",
             f"give more documents or set validation_fraction to {advice}.",
         )

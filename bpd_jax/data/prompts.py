@@ -1,12 +1,14 @@
 """Prompts to decode: held-out inputs, windows of documents, or lines of a file."""
 
+import heapq
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from bpd_jax import files
 from bpd_jax.data import text_readers
 from bpd_jax.data.example_task import SEPARATOR, DataTask, ExampleTask
 from bpd_jax.data.tokenizer import Tokenizer
@@ -49,7 +51,8 @@ def held_out_prompts(
     For documents, the begin marker and the tokens of each document are cut into
     consecutive windows of `prompt_tokens`; a shorter last window is discarded. The
     first windows of all documents come first, then all second windows, and so on, so
-    that the prompts come from as many documents as possible.
+    that the prompts come from as many documents as possible. Of a split that does not
+    fit into memory, only the first documents in this order are read.
 
     For examples, a prompt is the inputs of an example with begin marker and separator,
     as in training; inputs that are too long lose their last tokens before it.
@@ -74,9 +77,8 @@ def held_out_prompts(
     from bpd_jax.data.task_tokenizer import task_tokenizer
 
     tokenizer = tokenizer or task_tokenizer(task)
-    texts = sorted(
-        _held_out_texts(task),
-        key=lambda text: (fraction_of(f"p{seed}", text.id), text),
+    texts = _first_texts(
+        _held_out_texts(task), lambda text: fraction_of(f"p{seed}", text.id)
     )
     if isinstance(task, ExampleTask) and task.has_inputs:
         prompts = _inputs(texts[:num], prompt_tokens, tokenizer)
@@ -101,6 +103,24 @@ def _held_out_texts(task: DataTask) -> Iterator[_Text]:
     for example in examples.read_examples(task, "validation"):
         text = example.targets if example.inputs is None else example.inputs
         yield _Text(example.id, text)
+
+
+def _first_texts(
+    texts: Iterable[_Text], place: Callable[[_Text], float]
+) -> list[_Text]:
+    """The texts in the order of their places, as many as the memory is to hold."""
+    heap: list[tuple[float, _Text]] = []
+    total = 0
+    for text in texts:
+        heapq.heappush(heap, (-place(text), text))
+        total += _cost(text)
+        while total > files.MOST_KEPT:
+            total -= _cost(heapq.heappop(heap)[1])
+    return [text for _, text in sorted(heap, key=lambda item: (-item[0], item[1]))]
+
+
+def _cost(text: _Text) -> int:
+    return len(text.text) + files.LINE_COST
 
 
 def _encoded(
@@ -157,20 +177,35 @@ def read_prompts_file(path: str | os.PathLike[str]) -> list[str]:
     skipped.
 
     Raises:
-      UserError: the file cannot be read, is not valid, or holds no or an empty prompt.
+      UserError: the file cannot be read, is not valid, is too large to be kept in
+        memory, or holds no or an empty prompt.
     """
     if text_readers.is_json_lines(path):
-        prompts = [text for _, text in text_readers.read_json_field(path, "prompt")]
+        records = text_readers.read_json_field(path, "prompt", kept=True)
+        prompts = [text for _, text in records]
     else:
-        prompts = [text for _, text in text_readers.read_lines(path) if text.strip()]
+        lines = text_readers.read_lines(path, kept=True)
+        prompts = [text for _, text in lines if text.strip()]
     if not prompts:
         raise UserError(f"{path} contains no prompt: write one per line.")
-    check_not_empty(prompts)
+    check_texts(prompts)
     return prompts
 
 
-def check_not_empty(prompts: Sequence[object]) -> None:
-    """Raises a `UserError` if a prompt is an empty text."""
+def check_texts(prompts: Sequence[object]) -> None:
+    """Raises a `UserError` if a prompt is an empty text, or is not UTF-8."""
     for number, prompt in enumerate(prompts, 1):
-        if isinstance(prompt, str) and not prompt:
+        if not isinstance(prompt, str):
+            continue
+        if not prompt:
             raise UserError(f"prompt {number} is empty: give at least one character.")
+        try:
+            prompt.encode("utf-8")
+        except UnicodeEncodeError as error:
+            # Python keeps a byte of the command line as a surrogate.
+            code = ord(prompt[error.start])
+            kind = f"byte 0x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else ""
+            raise UserError(
+                f"prompt {number} is not UTF-8 text: character {error.start + 1} is "
+                f"the {kind or f'lone surrogate U+{code:04X}'}."
+            ) from error

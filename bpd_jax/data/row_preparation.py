@@ -34,9 +34,10 @@ def prepare_rows(
 ) -> PackedRows:
     """Tokenizes and packs one split into `folder`, or reuses existing rows.
 
-    A folder made from the same task, text, vocabulary, split and length is reused; any
-    other folder of rows is replaced, but not one of shards. A host without seqio cannot
-    make rows and may lack the text, so there the text is not compared.
+    A folder made from the same task, text, vocabulary, split and length is reused. If
+    only the text has changed, or the rows are damaged, the folder is replaced; rows of
+    other settings and shards are not. A host without seqio cannot make rows and may
+    lack the text, so there the text is not compared.
 
     Args:
       task: source and vocabulary.
@@ -53,8 +54,8 @@ def prepare_rows(
       The rows, or those of `shard` alone.
 
     Raises:
-      UserError: the source or vocabulary is invalid, `folder` has other contents, or
-        rows must be made on a host without seqio.
+      UserError: the source or vocabulary is invalid, `folder` has other contents or
+        rows of other settings, or rows must be made on a host without seqio.
     """
     _check_split(task, split)
     if not 2 <= length <= _LONGEST_ROW:
@@ -75,7 +76,7 @@ def prepare_rows(
         folder = folder / shard_name(shard.index, shard.count)
         fingerprint["shard"] = [shard.index, shard.count]
     existing = _find_rows(folder)
-    if existing is not None and fingerprint.items() <= existing.items():
+    if fingerprint.items() <= existing.items():
         return open_rows(folder)
     if not _can_make(task):
         raise UserError(
@@ -83,12 +84,13 @@ def prepare_rows(
             f"{length}, and this host cannot make them: seqio is not installed. Make "
             "them where it is, and copy the folder."
         )
-    if existing and folder.is_dir() and shard_folders(folder):
-        differing = sorted(k for k in fingerprint if fingerprint[k] != existing.get(k))
+    differing = sorted(k for k in fingerprint if fingerprint[k] != existing.get(k))
+    shards = folder.is_dir() and shard_folders(folder)
+    if existing and (shards or differing != ["source"]):
         name = differing[0]
         raise UserError(
-            f"{folder} holds shards of other rows: {name} is {existing.get(name)!r} "
-            f"there and {fingerprint[name]!r} here; name another folder, or remove it."
+            f"{folder} holds other rows: {name} is {existing.get(name)!r} there and "
+            f"{fingerprint[name]!r} here; name another folder, or remove it."
         )
     folders.check_folder(folder, KIND)
     _make_rows(task, split, length, folder, fingerprint, shard, cache_dir)
@@ -158,10 +160,8 @@ def _source_digest(task: DataTask, split: str) -> str:
     return corpora.source_digest(task)
 
 
-def _find_rows(folder: pathlib.Path) -> dict[str, Any] | None:
-    """Returns the fingerprint of the rows in `folder`; {} if they are damaged."""
-    if not folder.exists():
-        return None
+def _find_rows(folder: pathlib.Path) -> dict[str, Any]:
+    """Returns the fingerprint of the rows in `folder`; {} if none can be read."""
     if folder.is_dir() and shard_folders(folder):
         return open_rows(folder).fingerprint
     try:

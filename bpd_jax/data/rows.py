@@ -31,6 +31,7 @@ KIND = Artifact(
     "token files",
     HEADER,
     ("tokens.npy", "segment_ids.npy", LOSS_MASK, "tokenizer.json"),
+    '"end_of_text"',
     remedy="remove the folder and prepare it again",
 )
 _FIELDS = {
@@ -261,6 +262,11 @@ class RowIterator:
 
     With several processes each one gets its own consecutive part of every batch:
     process 1 of 2 holds rows B/2 to B-1.
+
+    From a bucket a process copies each shard of which it reads a row. So that it does
+    not need all of them, several processes then divide a shuffled batch in the order of
+    the folder: the batches have the same rows, and process 0 of P reads little more
+    than the first P-th of the folder.
     """
 
     def __init__(
@@ -302,6 +308,8 @@ class RowIterator:
         self._shuffle = shuffle
         self._process_index = process_index
         self._local_size = batch_size // process_count
+        in_bucket = isinstance(rows.folder, BucketPath)
+        self._by_place = shuffle and process_count > 1 and in_bucket
         self._given = 0
         self._epoch = -1
         self._order: Callable[[np.ndarray], np.ndarray] = np.asarray
@@ -310,10 +318,13 @@ class RowIterator:
         return self
 
     def __next__(self) -> Batch:
-        first = self._given + self._process_index * self._local_size
-        positions = np.arange(first, first + self._local_size)
+        positions = self._given + np.arange(self._batch_size)
         self._given += self._batch_size
-        return self._rows.batch(self._rows_at(positions))
+        first = self._process_index * self._local_size
+        part = slice(first, first + self._local_size)
+        if self._by_place:
+            return self._rows.batch(np.sort(self._rows_at(positions))[part])
+        return self._rows.batch(self._rows_at(positions[part]))
 
     @property
     def epoch(self) -> float:

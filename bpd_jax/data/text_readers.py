@@ -33,17 +33,22 @@ def read_text(path: Path) -> str:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+def read_lines(path: Path, *, kept: bool = False) -> Iterator[tuple[int, str]]:
     """Yields (line number from 1, line without its ending); `.gz` is unpacked.
 
+    Args:
+      path: of the file.
+      kept: whether the caller keeps all lines; see `files.bounded_lines`.
+
     Raises:
-      UserError: the file cannot be read or unpacked, or is not UTF-8.
+      UserError: the file cannot be read or unpacked, is not UTF-8, or is too large.
     """
     opened = gzip.open if str(path).endswith(".gz") else open
     offset = 0
     try:
         with opened(as_path(path), "rb") as file:
-            for number, line in enumerate(files.bounded_lines(file, path), start=1):
+            lines = files.bounded_lines(file, path, kept=kept)
+            for number, line in enumerate(lines, start=1):
                 yield number, _decode(line, path, offset).rstrip("\r\n")
                 offset += len(line)
     except (OSError, EOFError, zlib.error) as error:
@@ -51,17 +56,19 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
         raise UserError(f"cannot read {path}: {reason}") from error
 
 
-def read_json_field(path: Path, field: str) -> Iterator[tuple[int, str]]:
+def read_json_field(
+    path: Path, field: str, *, kept: bool = False
+) -> Iterator[tuple[int, str]]:
     """Yields (line number from 1, the text in `field`) of a JSON Lines file.
 
-    Blank lines are passed over.
+    Blank lines are passed over. `kept` is that of `read_lines`.
 
     Raises:
       UserError: as `read_lines`; or a line is not a JSON object with a string in
         `field`.
     """
-    for number, texts in read_json_fields(path, [field]):
-        yield number, texts[field]
+    for number, location, record in _records(path, kept):
+        yield number, _text_of(record, field, location, False)
 
 
 def read_json_fields(
@@ -110,9 +117,9 @@ def read_json_texts(path: Path, field: str) -> Iterator[tuple[int, list[str]]]:
         yield number, [_checked_text(text, field, location) for text in texts]
 
 
-def _records(path: Path) -> Iterator[tuple[int, str, object]]:
+def _records(path: Path, kept: bool = False) -> Iterator[tuple[int, str, object]]:
     """Yields (line number from 1, words for the line, what is written there)."""
-    for number, line in read_lines(path):
+    for number, line in read_lines(path, kept=kept):
         if not line.strip():
             continue
         location = f"{path}, line {number}"

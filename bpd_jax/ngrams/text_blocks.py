@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import math
 import pathlib
 import zlib
 from collections.abc import Generator
@@ -14,10 +15,13 @@ from bpd_jax.errors import UserError
 _BLOCK = 1 << 24
 # A whole corpus may be one line of token ids.
 _MOST_LINE = 1 << 28  # bytes
+# A line that differs from all others takes about one byte of a gzip file at least: a
+# reference to what came before, and a character of its own.
+_MOST_PER_BYTE, _FEW_LINES = 2, 1 << 20
 
 
 class TextBlocks:
-    """Reads a file for loops that take many lines at once or a single one.
+    """Reads a file of n-grams for loops that take many lines at once or a single one.
 
     Attributes:
       block: `[n]` uint8, whole lines of the file.
@@ -31,7 +35,7 @@ class TextBlocks:
         self.at = 0
         self.number = 0
         self._bytes = b""
-        self._pieces = line_blocks(path, None)
+        self._pieces = line_blocks(path, None, distinct=True)
 
     def close(self) -> None:
         """Closes the file."""
@@ -58,7 +62,9 @@ class TextBlocks:
         return True
 
 
-def line_blocks(path: pathlib.Path, label: str | None) -> Generator[bytes, None, None]:
+def line_blocks(
+    path: pathlib.Path, label: str | None, *, distinct: bool = False
+) -> Generator[bytes, None, None]:
     """Yields blocks of whole lines of a plain or gzip file.
 
     Gzip is recognised by its content. The last line ends with a newline even where the
@@ -67,10 +73,12 @@ def line_blocks(path: pathlib.Path, label: str | None) -> Generator[bytes, None,
     Args:
       path: the file.
       label: name of a progress bar, or None for no bar.
+      distinct: whether no line is to occur twice, so that the lines of a gzip file are
+        limited by its size; for callers that keep what they read.
 
     Raises:
-      UserError: the file cannot be read, is cut short or damaged, or has a line of
-        more than 256 MiB.
+      UserError: the file cannot be read, is cut short or damaged, has a line of more
+        than 256 MiB, or more lines than can be distinct.
     """
     lines = 0
     begun: list[bytes] = []  # of a line whose end is in a later block
@@ -79,6 +87,9 @@ def line_blocks(path: pathlib.Path, label: str | None) -> Generator[bytes, None,
             raw = stack.enter_context(open(path, "rb"))
             packed = raw.peek(2)[:2] == b"\x1f\x8b"
             stream = gzip.GzipFile(fileobj=raw) if packed else raw
+            most_lines = math.inf
+            if distinct and packed:
+                most_lines = _FEW_LINES + _MOST_PER_BYTE * path.stat().st_size
             bar = stack.enter_context(
                 progress.bar(
                     label=label or "",
@@ -94,6 +105,12 @@ def line_blocks(path: pathlib.Path, label: str | None) -> Generator[bytes, None,
                 if end:
                     block = b"".join([*begun, data[:end]])
                     lines += block.count(b"\n")
+                    if lines > most_lines:
+                        raise UserError(
+                            f"{path} holds lines more than once: it unpacks to more "
+                            f"than {most_lines:,}, which is more than so small a file "
+                            "can hold if all differ."
+                        )
                     yield block
                     begun = []
                 begun.append(data[end:])

@@ -179,7 +179,8 @@ def lattice_picture(
 def training_curves(path: pathlib.Path) -> list[dict[str, Any]]:
     """The rows of a run's metrics.jsonl; empty if there is none."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        with path.open("rb") as stream:
+            lines = list(files.bounded_lines(stream, path, kept=True))
     except (FileNotFoundError, NotADirectoryError):
         return []
     except (OSError, ValueError) as error:

@@ -1,10 +1,11 @@
 """In-domain texts of each task and n-gram models of them (appendix D, Table 7)."""
 
 import hashlib
+import itertools
 import json
 import pathlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bpd_jax import files
@@ -12,7 +13,7 @@ from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams.build_model import Settings, build
 from bpd_jax.studies.study_context import StudyContext
-from bpd_jax.studies.tasks import has_train, read_sources, rest_of
+from bpd_jax.studies.tasks import TaskRecord, has_train, iterate_sources, rest_of
 
 # Words that a task never uses are unigrams of this log-probability, as in the paper.
 _UNSEEN_LOG_PROB = -1000.0
@@ -35,10 +36,12 @@ def build_in_domain(context: StudyContext, task: str) -> dict[str, Any]:
       UserError: every text was drawn.
     """
     output = context.workdir / "in_domain" / task
-    loaded, sources = context.loaded(task), context.sources(task)
+    loaded = context.loaded(task)
+    sources: Iterable[TaskRecord] = context.sources(task)
     data = as_path(context.config.data or "")
     if has_train(data, task):
-        sources = [*read_sources(data, task, [_TRAIN]), *sources]
+        # A training split may be large, and only its first records are needed.
+        sources = itertools.chain(iterate_sources(data, task, [_TRAIN]), sources)
     texts = rest_of(sources, context.whole_draw(task), context.config.in_domain)
     if not texts:
         raise UserError(

@@ -94,7 +94,7 @@ def read_records(folder: pathlib.Path) -> list[Record]:
     """Reads all `records*.jsonl` and `records*.jsonl.gz` of a folder.
 
     Raises:
-      UserError: a line is not a record.
+      UserError: a line is not a record, or a file is too large.
     """
     paths = [path for names in _RECORD_FILES for path in sorted(folder.glob(names))]
     return [record for path in paths for record in _read_file(path)]
@@ -104,7 +104,8 @@ def _read_file(path: pathlib.Path) -> Iterator[Record]:
     opened = gzip.open if path.suffix == ".gz" else open
     try:
         with opened(path, "rb") as stream:
-            for number, line in enumerate(files.bounded_lines(stream, path), start=1):
+            lines = files.bounded_lines(stream, path, kept=True)
+            for number, line in enumerate(lines, start=1):
                 # A line without a line break is unfinished.
                 if line.endswith(b"\n"):
                     yield _record(line, f"{path}:{number}")

@@ -13,7 +13,7 @@ import dataclasses
 import json
 import pathlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -119,7 +119,14 @@ class StudyExample:
 def read_sources(
     data: pathlib.Path, task: str, splits: Sequence[str] = _SPLITS
 ) -> list[TaskRecord]:
-    """All records of a task that have a document.
+    """All records of a task that have a document; see `iterate_sources`."""
+    return list(iterate_sources(data, task, splits))
+
+
+def iterate_sources(
+    data: pathlib.Path, task: str, splits: Sequence[str]
+) -> Iterator[TaskRecord]:
+    """Yields the records of a task that have a document.
 
     Args:
       data: folder of JSON Lines, or of TensorFlow Datasets.
@@ -127,21 +134,22 @@ def read_sources(
       splits: the first of them that exists is read.
 
     Raises:
-      UserError: there is no such task, no file of it, or a record is damaged.
+      UserError: there is no such task, no file of it, a record is damaged, or there are
+        more of them than the memory is to hold.
     """
     if task in SPEC_BENCH or task in MT_BENCH:
-        return list(_spec_bench(data, task))
+        yield from _spec_bench(data, task)
+        return
     if task not in PAPER_TASKS:
         raise UserError(f"there is no task {task!r}: use {', '.join(LABELS)}.")
     about = DATASETS[task]
-    found = []
     for record in _task_records(data, task, splits):
         document = _texts(record, about.topic)
         if not document or not document[0]:
             continue
         if about.prompt is None:
             # Cut, a passage would end with another last word.
-            found.append(TaskRecord(task, "", document[0], "", ()))
+            yield TaskRecord(task, "", document[0], "", ())
             continue
         # The parts of the prompt before the document and after it.
         before = after = ""
@@ -156,8 +164,7 @@ def read_sources(
                 before += text
             reached = reached or name == about.topic
         references = tuple(_texts(record, about.target))
-        found.append(TaskRecord(task, document[0], before, after, references))
-    return found
+        yield TaskRecord(task, document[0], before, after, references)
 
 
 def _spec_bench(data: pathlib.Path, task: str) -> Iterator[TaskRecord]:
@@ -212,7 +219,7 @@ def _records(folder: pathlib.Path, splits: Sequence[str]) -> Iterator[dict[str, 
             path = folder / f"{split}.{ending}"
             if not path.is_file():
                 continue
-            for number, line in text_readers.read_lines(path):
+            for number, line in text_readers.read_lines(path, kept=True):
                 try:
                     record = json.loads(line)
                 except ValueError as error:
@@ -297,7 +304,7 @@ def has_train(data: pathlib.Path, task: str) -> bool:
 
 
 def rest_of(
-    sources: Sequence[TaskRecord], drawn: Sequence[StudyExample], count: int
+    sources: Iterable[TaskRecord], drawn: Sequence[StudyExample], count: int
 ) -> list[str]:
     """Texts of up to `count` records whose documents were not drawn, each once.
 
@@ -307,7 +314,9 @@ def rest_of(
     seen = {example.beginning for example in drawn}
     found: list[str] = []
     for source in sources:
-        if len(found) < count and source.beginning not in seen:
+        if len(found) == count:
+            break
+        if source.beginning not in seen:
             seen.add(source.beginning)
             prompt = source.before + source.document + source.after
             found.append(SEPARATOR.join([prompt, *source.references[:1]]))

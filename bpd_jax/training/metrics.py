@@ -117,7 +117,8 @@ def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     A kill can leave the last line incomplete. Without a file there are no rows.
     """
     try:
-        lines = as_path(path).read_bytes().splitlines()
+        with as_path(path).open("rb") as stream:
+            lines = list(files.bounded_lines(stream, path, kept=True))
     except FileNotFoundError:
         return []
     rows: list[dict[str, Any]] = []

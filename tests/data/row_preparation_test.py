@@ -68,7 +68,7 @@ def test_preparing_again_gives_the_same_bytes(text_task, train, tmp_path):
     assert contents(again.folder) == contents(train.folder)
 
 
-def test_ready_rows_are_used_and_changed_tasks_make_new_ones(
+def test_ready_rows_are_used_and_those_of_another_task_are_kept(
     text_task, tmp_path, monkeypatch
 ):
     made = []
@@ -80,15 +80,21 @@ def test_ready_rows_are_used_and_changed_tasks_make_new_ones(
     prepare_rows(text_task, "validation", LENGTH, folder)
     prepare_rows(text_task, "validation", LENGTH, folder)
     assert len(made) == 1
-    prepare_rows(text_task, "validation", LENGTH // 2, folder)
-    assert len(made) == 2
+    before = contents(folder)
     smaller = dataclasses.replace(text_task, max_bytes=1500)
-    rows = prepare_rows(smaller, "validation", LENGTH // 2, folder)
-    assert len(made) == 3
-    # Broken rows are made anew too.
+    for task, split, length, name in (
+        (text_task, "validation", LENGTH // 2, "length"),
+        (text_task, "train", LENGTH, "split"),
+        (smaller, "validation", LENGTH, "max_bytes"),
+    ):
+        with pytest.raises(UserError, match=f"holds other rows: {name} is "):
+            prepare_rows(task, split, length, folder)
+    assert len(made) == 1
+    assert contents(folder) == before
+    # Damaged rows are made again.
     (folder / "tokens.npy").write_bytes(b"")
-    assert len(prepare_rows(smaller, "validation", LENGTH // 2, folder)) == len(rows)
-    assert len(made) == 4
+    prepare_rows(text_task, "validation", LENGTH, folder)
+    assert contents(folder) == before
 
 
 def eight_texts(folder, text_task):
@@ -140,6 +146,12 @@ def test_other_folders_are_not_touched(text_task, tmp_path):
     with pytest.raises(UserError, match="not part of token files"):
         prepare_rows(text_task, "train", LENGTH, tmp_path)
     assert contents(tmp_path) == {"precious.txt": b"keep"}
+    foreign = tmp_path / "theirs"
+    foreign.mkdir()
+    (foreign / "rows.json").write_text("[1, 2, 3]")
+    with pytest.raises(UserError, match="is not that of token files"):
+        prepare_rows(text_task, "train", LENGTH, foreign)
+    assert contents(foreign) == {"rows.json": b"[1, 2, 3]"}
     with pytest.raises(UserError, match="name a folder"):
         prepare_rows(text_task, "train", LENGTH, tmp_path / "precious.txt")
 

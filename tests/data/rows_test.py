@@ -1,3 +1,5 @@
+import dataclasses
+import itertools
 import json
 
 import numpy as np
@@ -5,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bpd_jax.buckets import as_path
 from bpd_jax.data.rows import Batch, RowIterator, open_rows, segment_positions
 from bpd_jax.errors import UserError
 
@@ -118,6 +121,29 @@ def test_processes_share_out_the_batch(rows, count):
             joined = np.concatenate([getattr(part, name) for part in got])
             np.testing.assert_array_equal(joined, getattr(expected, name))
     assert all(part.state() == whole.state() for part in parts)
+
+
+def test_processes_divide_batches_from_a_bucket_by_place(tmp_path):
+    """The same rows in each batch, and little more than its part for each process."""
+    length, size, count = 1 << 14, 512, 8
+    on_disk = write_rows(tmp_path / "rows", rows=length)
+    rows = dataclasses.replace(on_disk, folder=as_path("gs://bpd-test/rows"))
+    whole = RowIterator(on_disk, size, seed=1)
+    parts = [RowIterator(rows, size, 1, True, index, count) for index in range(count)]
+    read = [set() for _ in range(count)]
+    for step in range(2 * length // size):
+        if step == 5:  # A resumed iterator continues.
+            for index, part in enumerate(parts):
+                parts[index] = RowIterator(rows, size, 1, True, index, count)
+                parts[index].restore(part.state())
+        got = [first_tokens(next(part)) for part in parts]
+        assert [*itertools.chain(*got)] == sorted(first_tokens(next(whole)))
+        for seen, tokens in zip(read, got, strict=True):
+            assert len(tokens) == size // count
+            seen.update(token * 64 // length for token in tokens)
+    # Of 64 shards; an eighth are 8.
+    assert max(map(len, read)) <= 20
+    assert set.union(*read) == set(range(64))
 
 
 def test_restore_of_another_corpus_is_refused(rows, tmp_path):

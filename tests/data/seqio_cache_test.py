@@ -103,7 +103,10 @@ def test_on_another_file_system_only_what_is_its_own_is_removed(squad_task):
     with pytest.raises(UserError, match="exists and is not a cache"):
         cache_task(squad_task, "ram://bucket", ["--runner=DirectRunner"])
     assert tf.io.gfile.exists(other)
-    tf.io.gfile.remove(other)
+    tf.io.gfile.rename(other, f"{folder}/BEGUN")
+    with pytest.raises(UserError, match="exists and is not a cache"):
+        cache_task(squad_task, "ram://bucket", ["--runner=DirectRunner"])
+    tf.io.gfile.remove(f"{folder}/BEGUN")
     # One that is killed before COMPLETED is there.
     with cache_pipeline._output(folder), tf.io.gfile.GFile(mine, "w") as file:
         file.write("x")

@@ -1,5 +1,6 @@
 """Programs that outlive the connection that starts them."""
 
+import fcntl
 import os
 import pathlib
 import signal
@@ -116,6 +117,33 @@ def test_a_run_is_stopped_on_request(host, work, tmp_path):
     done = host("follow", "a")
     assert done.returncode == STOPPED
     assert "status 143" in done.stdout
+
+
+def test_a_run_is_stopped_while_it_starts(host, work, tmp_path):
+    """The lock is taken, but the process ID is not written yet."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "run.json").write_text('{"id": "a", "words": []}')
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        words = [sys.executable, SCRIPT, folder, "stop"]
+        with (
+            subprocess.Popen(list(map(str, words))) as stopping,
+            subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1) as run,
+        ):
+            with pytest.raises(subprocess.TimeoutExpired):
+                stopping.wait(timeout=1)
+            (folder / "pid").write_text(str(run.pid))
+            assert run.wait(timeout=30) == -signal.SIGTERM
+            assert stopping.wait(timeout=30) == 0
+    assert (folder / "stopped").read_text() == "a"
+
+
+def test_those_who_look_do_not_see_each_other(host, tmp_path):
+    (tmp_path / "run").mkdir()
+    with (tmp_path / "run" / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        assert host("stop", timeout=30).returncode == 0
 
 
 def test_a_killed_run_frees_the_lock(host, work, tmp_path):

@@ -5,8 +5,9 @@ import pathlib
 
 import pytest
 
+from bpd_jax.errors import UserError
 from bpd_jax.ngrams import text_blocks
-from bpd_jax.ngrams.text_blocks import TextBlocks
+from bpd_jax.ngrams.text_blocks import TextBlocks, line_blocks
 
 TEXT = b"one\n\nthree is a long line\nfour"
 
@@ -37,3 +38,22 @@ def test_a_line_of_many_blocks_takes_time_that_grows_with_its_length(
     line = TextBlocks(path).next_line()
     assert line is not None
     assert len(line) == 4_000_000
+
+
+def test_a_small_gzip_file_of_many_equal_lines_is_refused(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_blocks, "_FEW_LINES", 0)
+    path = tmp_path / "text"
+    path.write_bytes(gzip.compress(b"1 2\t3\n" * 100_000))
+    with pytest.raises(UserError, match="lines more than once"):
+        list(line_blocks(path, None, distinct=True))
+    # Token ids may well be the same in many lines.
+    (block,) = line_blocks(path, None)
+    assert block.count(b"\n") == 100_000
+    # As dense as distinct lines can be: one character of each is new.
+    text = b"".join(b"%d %d\t1\n" % (i, j) for i in range(300) for j in range(300))
+    path.write_bytes(gzip.compress(text, 9))
+    assert b"".join(line_blocks(path, None, distinct=True)) == text
+    path.write_bytes(text * 9)
+    assert len(b"".join(line_blocks(path, None, distinct=True))) == 9 * len(text)

@@ -200,7 +200,7 @@ def _read_blocks(
     from bpd_jax.ngrams.counting import count_kernels
 
     before = 0  # lines
-    for data in line_blocks(path, "read counts"):
+    for data in line_blocks(path, "read counts", distinct=True):
         lines = data.count(b"\n") + 1
         if ids is None:
             text = np.frombuffer(data, np.uint8)

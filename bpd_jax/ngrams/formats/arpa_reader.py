@@ -218,6 +218,8 @@ class ArpaReader:
             self._fail(f"the log-probability {_shown(fields[0])} is above 0")
         weight = self._logarithm(fields[-1]) if has_weight else 0.0
         if order == 1:
+            if fields[1] in self._names:
+                self._fail("this 1-gram is there twice")
             self._names[fields[1]] = row[0]
         weight = NEVER if math.isinf(weight) else weight
         return _Line(row, score, weight, self._text.number)

@@ -81,7 +81,11 @@ def read_symbols(path: str | os.PathLike[str]) -> list[str]:
     """
     path = as_path(path)
     try:
-        lines = path.read_bytes().decode("utf-8").splitlines()
+        with path.open("rb") as stream:
+            lines = [
+                line.decode("utf-8")
+                for line in files.bounded_lines(stream, path, kept=True)
+            ]
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
@@ -92,7 +96,7 @@ def read_symbols(path: str | os.PathLike[str]) -> list[str]:
         if len(fields) != 2 or fields[1] != str(number):
             raise UserError(
                 f"{path}, line {number + 1}: expected a name and the label {number}, "
-                f"found {line!r}."
+                f"found {line.strip()!r}."
             )
         names.append(fields[0])
     if not names or names[0] != EPSILON:
