@@ -40,8 +40,9 @@ from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.errors import UserError
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.blockwise import parameter_shapes
-from bpd_jax.models.config import BlockwiseConfig, TransformerConfig
+from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.typing import Array, Params
 
 PYTHON = flags.DEFINE_string("python", "", "interpreter with torch and transformers.")

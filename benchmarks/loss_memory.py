@@ -26,9 +26,10 @@ from bpd_jax import cli, files, progress, provenance
 from bpd_jax.data.rows import Batch, make_batch
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.compute import ComputeConfig
-from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
+from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.flops import train_flops
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
+from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.loss import blockwise_loss
 from bpd_jax.training.optimizer import make_optimizer

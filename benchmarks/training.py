@@ -67,7 +67,7 @@ def main() -> None:
             bar.update(1)
     for name, each in configs.items():
         speed = each.tokens_per_step / statistics.median(seconds[name])
-        peak = peak_tokens_per_second(each.model, each.length)
+        peak = peak_tokens_per_second(each.model, each.length, each.anchors_per_row)
         found[name] |= {
             "seconds_per_step": seconds[name],
             "tokens_per_second": speed,
@@ -93,7 +93,7 @@ def main() -> None:
 
 def _one_head(config: TrainConfig) -> TrainConfig:
     """The same run of the trunk alone."""
-    plain = dataclasses.replace(config.model, heads=None)
+    plain = dataclasses.replace(config.model, heads=None, drafter=None)
     return dataclasses.replace(
         config,
         model=plain,

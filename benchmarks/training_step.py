@@ -35,7 +35,7 @@ class TimedStep:
             self._abstract,
             mesh,
             config.compute,
-            config.head_targets,
+            config.loss,
         )
         _, parts = distributed.batch_part(mesh)
         share = (config.batch_size // parts, config.length)

@@ -82,7 +82,7 @@ CONFIGURABLES = {
     "StudyConfig": "studies.config",
     "TextTask": "data.text_task",
     "TrainConfig": "training.config",
-    "TransformerConfig": "models.config",
+    "TransformerConfig": "models.transformer_config",
     "vocabulary_size": "configuration",
 }
 

@@ -12,7 +12,7 @@ from bpd_jax.data.prompts import read_prompts_file
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
 from bpd_jax.drafting.assets import AssetPaths
-from bpd_jax.models.config import DTYPES
+from bpd_jax.models.transformer_config import DTYPES
 
 MODEL = flags.DEFINE_string(
     "model",

@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def _start(config: TrainConfig, start: str) -> Params:
-    """The initial parameters of a run: a trunk, and its heads if their sizes match.
+    """The initial parameters of a run: a trunk, and heads or a drafter if they match.
 
     Raises:
       UserError: the sizes or the vocabulary differ from those of the run.
@@ -96,19 +96,20 @@ def _start(config: TrainConfig, start: str) -> Params:
                 f"TransformerConfig.{name} is {value!r} and {trunk[name]!r} in "
                 f"{start}: give the sizes of the model that the run starts from."
             )
-    if config.model.heads is None:
+    parts = ["trunk"]
+    for part, title in (("heads", "block heads"), ("drafter", "block drafter")):
+        wanted, present = getattr(config.model, part), getattr(loaded_config, part)
+        if wanted is None:
+            continue
+        if wanted == present:
+            parts.append(part)
+            distributed.say(f"start: the trunk and the {title} of {start}")
+        else:
+            other = "it has none" if present is None else "its own are of other sizes"
+            distributed.say(f"start: the trunk of {start}, with new {title} ({other})")
+    if config.model.heads is None and config.model.drafter is None:
         distributed.say(f"start: the trunk of {start}")
-    elif config.model.heads == loaded_config.heads:
-        distributed.say(f"start: the trunk and the block heads of {start}")
-        return {part: loaded.params[part] for part in ("trunk", "heads")}
-    else:
-        other = (
-            "it has none"
-            if loaded_config.heads is None
-            else "its own are of other sizes"
-        )
-        distributed.say(f"start: the trunk of {start}, with new block heads ({other})")
-    return {"trunk": loaded.params["trunk"]}
+    return {part: loaded.params[part] for part in parts}
 
 
 def _train_heads(parsed: Parsed[HeadsTrainConfig]) -> None:

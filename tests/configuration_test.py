@@ -12,7 +12,8 @@ from bpd_jax.data.text_task import TextTask
 from bpd_jax.decoding.options import DecodeConfig
 from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise import count_parameters
-from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
+from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
+from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.studies.config import StudyConfig
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.head_schedule import HeadSchedule
@@ -218,6 +219,7 @@ GIVEN = {
     "START": "'base'",
     "TRUNK_LEARNING_RATE": 1e-5,
     "ADD_EVERY": 5,
+    "FEATURE_LAYERS": "(0, 1)",
 }
 TINY = ("gin_configs/models/tiny.gin", "gin_configs/tasks/stdlib_small.gin")
 TRAIN = "gin_configs/runs/train.gin"
@@ -368,6 +370,10 @@ def test_ways_to_train_heads(monkeypatch):
         ramp_steps=5, add_every=5, order="entropy", waiting=0.01
     )
     assert config("model_targets").head_targets == "model"
+    drafter = config("drafter", "FEATURE_LAYERS = (1, 9, 16)", "ANCHORS = 16")
+    assert drafter.model.heads is None
+    assert drafter.model.num_losses == len(drafter.lambdas) == 9
+    assert drafter.loss.anchors_per_row == 16
 
 
 def test_a_file_that_sets_another_kind_builds_that(write):

@@ -99,11 +99,11 @@ def train_program(config: TrainConfig, mesh: Mesh) -> Program:
             abstract,
             mesh,
             compute=compute,
-            head_targets=config.head_targets,
+            settings=config.loss,
         )
         ids = np.zeros((config.batch_size, config.length), np.int32)
         batch = Batch(ids, ids, ids, ids.astype(bool))
-        lambdas = np.zeros(config.model.block_size, np.float32)
+        lambdas = np.zeros(config.model.num_losses, np.float32)
         return step.lower(
             abstract,
             spread(batch, mesh, BATCH_SPEC),
@@ -114,11 +114,13 @@ def train_program(config: TrainConfig, mesh: Mesh) -> Program:
         name="train",
         about=(
             f"{config.batch_size} × {config.length} tokens, "
-            f"{config.model.block_size} heads, {_in_words(config.compute)}"
+            f"{config.model.num_losses} heads, {_in_words(config.compute)}"
         ),
         lower=lower,
         tokens=config.tokens_per_step,
-        model_flops=train_flops(config.model, config.batch_size, config.length),
+        model_flops=train_flops(
+            config.model, config.batch_size, config.length, config.anchors_per_row
+        ),
     )
 
 

@@ -16,6 +16,8 @@ from bpd_jax.models.drafter_files import (
     attach_drafter,
     load_drafter,
 )
+from bpd_jax.models.drafter_functions import DrafterFunctions, with_softmax
+from bpd_jax.models.heads import softmax_rows
 from bpd_jax.models.products import decoding_layout
 from bpd_jax.models.refiner_files import LoadedRefiner, check_fits, load_refiner
 from bpd_jax.ngrams.model import NGramModel
@@ -59,9 +61,22 @@ def load_assets(
                 )
             continue
         found[name] = asset
+    if "drafter" not in found and loaded.functions.config.drafter is not None:
+        found["drafter"] = _trained_along(loaded)
     tuning = own_tuning(loaded)
     accuracies = None if tuning is None else load_accuracies(tuning)
     return Assets(**found, accuracies=accuracies or loaded.accuracies)
+
+
+def _trained_along(loaded: LoadedModel) -> AttachedDrafter:
+    """The block drafter that was trained together with the model."""
+    config, params = loaded.functions.config, loaded.params
+    assert config.drafter is not None
+    functions = DrafterFunctions(config.drafter.resolve(config.trunk), config.trunk)
+    softmax = softmax_rows(config, params, None)
+    return AttachedDrafter.of(
+        functions, decoding_layout(with_softmax(params["drafter"], softmax, None))
+    )
 
 
 def own_tuning(loaded: LoadedModel) -> pathlib.Path | None:

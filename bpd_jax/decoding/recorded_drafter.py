@@ -139,7 +139,7 @@ def _record(
         states = functions.teacher_forced_states(
             drafter,
             features,
-            jnp.zeros(1, jnp.int32),
+            positions,
             model.embed(params, certain[places])[None],
             places[None] + 1,
         )

@@ -29,7 +29,8 @@ import jax
 import numpy as np
 
 from bpd_jax.models.blockwise import parameter_shapes
-from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
+from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
+from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.typing import Params
 
 CONTEXTS = (128, 512, 1024, 2048)

@@ -39,7 +39,6 @@ import jax
 import jax.numpy as jnp
 
 from bpd_jax.models.cache import KeyValues, KVCache
-from bpd_jax.models.config import TransformerConfig
 from bpd_jax.models.context_cache import cache_of_slots
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.partitioning import EMBED, MLP
@@ -50,6 +49,7 @@ from bpd_jax.models.transformer import (
     named_normal,
     norm,
 )
+from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.typing import Array, Float, Int
 
 # Small at first, so that the embedding of y_0 and the context are seen beside it.

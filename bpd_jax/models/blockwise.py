@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bpd_jax.models.attention import Segments
+from bpd_jax.models.block_drafter import BlockDrafter
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.config import BlockwiseConfig
@@ -51,6 +52,10 @@ class BlockwiseLM(nn.Module):
                 trunk.param_dtype,
                 softmax_rows=lambda: self.trunk.softmax_matrix,
             )
+        drafter = self.config.drafter
+        if drafter is not None:
+            layers = drafter.transformer(trunk)
+            self.drafter = BlockDrafter(drafter.resolve(trunk), layers)
 
     def __call__(
         self,
@@ -160,9 +165,10 @@ class BlockwiseLM(nn.Module):
 
         Conditioned heads read y_0, the model's own best next token, at each.
         """
-        heads = self.config.heads
-        layers = () if heads is None else heads.feature_layers
+        heads, layers = self.config.heads, self.config.feature_layers
         hidden, _, features = self.with_features(tokens, positions, mask, layers=layers)
+        if self.config.drafter is not None and self.is_initializing():
+            self.drafter.initialize(features)
         if heads is None or not heads.is_conditioned:
             return self.head_logits(hidden)
         anchors = jnp.argmax(self.trunk.logits(hidden), axis=-1)
@@ -214,6 +220,8 @@ def count_parameters(config: BlockwiseConfig) -> dict[str, int]:
     A draft vocabulary and the rows of the softmax that it repeats do not count.
     """
     counts = {"embedding": 0, "positions": 0, "blocks": 0, "heads": 0}
+    if config.drafter is not None:
+        counts["drafter"] = 0
     for path, leaf in jax.tree_util.tree_leaves_with_path(parameter_shapes(config)):
         names = [entry.key for entry in path]
         if names[0] == "heads":
@@ -221,6 +229,8 @@ def count_parameters(config: BlockwiseConfig) -> dict[str, int]:
             if not is_trained(config.heads, names[1]):
                 continue
             part = "heads"
+        elif names[0] == "drafter":
+            part = "drafter"
         elif names[1] == "embedding":
             part = "embedding"
         elif names[1] == "position_embedding":

@@ -17,7 +17,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from bpd_jax.models.config import TransformerConfig
+from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.typing import Array, Float, Int
 
 # A cache of this dtype holds bfloat16 numbers as their bits: to write a few slots of an

@@ -8,115 +8,23 @@ from typing import Annotated, Any
 
 from bpd_jax import files
 from bpd_jax.errors import UserError
-from bpd_jax.models.rotary import RotaryConfig
-from bpd_jax.settings import Positive, Validated, choice, each, integer
+from bpd_jax.models.drafter_config import BlockDrafterConfig, drafter_from_fields
+from bpd_jax.models.transformer_config import (
+    Activation,
+    LayerNumbers,
+    Layers,
+    Size,
+    Tokens,
+    TransformerConfig,
+    check_feature_layers,
+    trunk_from_fields,
+)
+from bpd_jax.settings import Validated, choice, integer
 
-ACTIVATIONS = ("gelu", "silu", "relu", "gelu_exact")
-DTYPES = ("float32", "bfloat16", "float16")
-NORMS = ("layer", "rms")
 HEAD_KINDS = ("feed_forward", "medusa")
 
-MOST_TOKENS = 2**24
-"""The largest vocabulary."""
-
-# The limits are far above the sizes of published models. Beyond them compiling would
-# not end, or no machine would have the memory.
-Size = Annotated[int, integer(1, 2**20)]
-Tokens = Annotated[int, integer(1, MOST_TOKENS)]
-Heads = Annotated[int, integer(1, 1024)]
-Layers = Annotated[int, integer(1, 1000)]
-Rank = Annotated[int, integer(1, 2**16)]
 # Each block head is traced and compiled by itself.
 BlockHeads = Annotated[int, integer(1, 256)]
-LayerNumbers = Annotated[tuple[int, ...], each(integer(0), distinct=True)]
-Activation = Annotated[str, choice(*ACTIVATIONS)]
-Dtype = Annotated[str, choice(*DTYPES)]
-
-
-@dataclasses.dataclass(frozen=True)
-class TransformerConfig(Validated):
-    """A pre-norm decoder-only transformer.
-
-    The defaults are the paper's model, as GPT-2 is built; with `rotary`, `norm="rms"`,
-    `gated` and `activation="silu"` it is a Llama.
-
-    Attributes:
-      vocab_size: V, number of tokens.
-      num_layers: number of transformer blocks.
-      d_model: D, width of the residual stream.
-      d_ff: F, inner width of the feed-forward layers.
-      num_heads: N, query heads.
-      num_kv_heads: K, key-value heads; None means N.
-      head_dim: H, width of one head; None means D / N.
-      max_length: the longest text in tokens; rows of the position table, if any.
-      activation: of the feed-forward layers: gelu (its tanh form, as GPT-2 has it),
-        silu, relu or gelu_exact.
-      gated: whether the feed-forward layers multiply by a second, linear branch.
-      use_bias: whether projections and layer norms have biases.
-      qkv_bias: likewise for queries, keys and values (Qwen2); None means `use_bias`.
-      output_bias: likewise for the projection that ends attention.
-      mlp_bias: likewise for the feed-forward layers.
-      query_key_norm: whether queries and keys are normalised per head (Qwen3).
-      norm: `layer`, or `rms` (no mean is subtracted, no bias).
-      norm_epsilon: added to the variance.
-      rotary: how positions turn queries and keys; None is a learned table, added to
-        the token embeddings.
-      tied_softmax: whether the softmax is the embedding's transpose.
-      dtype: of activations and matrix products.
-      param_dtype: of the parameters.
-    """
-
-    vocab_size: Tokens
-    num_layers: Layers
-    d_model: Size
-    d_ff: Size
-    num_heads: Heads
-    num_kv_heads: Size | None = None
-    head_dim: Size | None = None
-    max_length: Annotated[int, integer(1, 2**31 - 1)] = 2048
-    activation: Activation = "gelu"
-    gated: bool = False
-    use_bias: bool = True
-    qkv_bias: bool | None = None
-    output_bias: bool | None = None
-    mlp_bias: bool | None = None
-    query_key_norm: bool = False
-    norm: Annotated[str, choice(*NORMS)] = "layer"
-    norm_epsilon: Positive = 1e-5
-    rotary: RotaryConfig | None = None
-    tied_softmax: bool = True
-    dtype: Dtype = "float32"
-    param_dtype: Dtype = "float32"
-
-    def check_together(self) -> None:
-        """Raises a `UserError` for heads that do not divide the width."""
-        if self.head_dim is None and self.d_model % self.num_heads:
-            raise UserError(
-                f"TransformerConfig.d_model = {self.d_model} is not a multiple of "
-                f"num_heads = {self.num_heads}: change one of them or set head_dim."
-            )
-        if self.num_heads % self.kv_heads:
-            raise UserError(
-                f"TransformerConfig.num_heads = {self.num_heads} is not a multiple of "
-                f"num_kv_heads = {self.num_kv_heads}."
-            )
-        if self.rotary is not None and self.head_width % 2:
-            raise UserError(
-                f"TransformerConfig.head_dim = {self.head_width} is odd: rotary "
-                "positions turn pairs."
-            )
-
-    @property
-    def kv_heads(self) -> int:
-        """K, number of key-value heads."""
-        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
-
-    @property
-    def head_width(self) -> int:
-        """H, width of one attention head."""
-        return (
-            self.d_model // self.num_heads if self.head_dim is None else self.head_dim
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,26 +112,57 @@ class BlockHeadsConfig(Validated):
 
 @dataclasses.dataclass(frozen=True)
 class BlockwiseConfig(Validated):
-    """A transformer trunk and its block heads; `heads=None` is a plain model."""
+    """A transformer trunk and what predicts blocks from it, if anything does.
+
+    Attributes:
+      trunk: the language model.
+      heads: block heads; None for none.
+      drafter: a block drafter in their place, trained together with the trunk. A
+        drafter of a model that has been trained already is kept apart from it.
+    """
 
     trunk: TransformerConfig
     heads: BlockHeadsConfig | None = None
+    drafter: BlockDrafterConfig | None = None
 
     def check_together(self) -> None:
-        """Raises a `UserError` for heads that do not fit the trunk."""
+        """Raises a `UserError` for heads or a drafter that do not fit the trunk."""
         if self.draft_vocab_size > self.trunk.vocab_size:
             raise UserError(
                 f"BlockHeadsConfig.draft_vocabulary = {self.draft_vocab_size} exceeds "
                 f"the {self.trunk.vocab_size} tokens of the vocabulary: lower it."
             )
+        check_feature_layers(self.feature_layers, self.trunk.num_layers)
+        drafter = self.drafter
+        if drafter is None:
+            return
         if self.heads is not None:
-            layers = self.heads.feature_layers
-            check_feature_layers(layers, self.trunk.num_layers)
+            raise UserError(
+                "BlockwiseConfig has both heads and a drafter: set one of them to None."
+            )
+        if drafter.draft_vocabulary or drafter.markov_rank or drafter.confidence:
+            raise UserError(
+                "BlockDrafterConfig.draft_vocabulary, markov_rank and confidence are "
+                "for a block drafter of a model that has been trained already "
+                "(HeadsTrainConfig): leave them out."
+            )
+        drafter.resolve(self.trunk)
 
     @property
     def block_size(self) -> int:
         """L, the most tokens that one serial call can accept."""
         return 1 if self.heads is None else self.heads.num_heads
+
+    @property
+    def num_losses(self) -> int:
+        """L, tokens ahead that training predicts, by heads or by a block drafter."""
+        return self.block_size if self.drafter is None else self.drafter.block_size
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """Layers of the trunk whose outputs the heads or the block drafter read."""
+        part = self.heads or self.drafter
+        return () if part is None else part.feature_layers
 
     @property
     def draft_vocab_size(self) -> int:
@@ -249,26 +188,10 @@ def load_config(path: str | os.PathLike[str]) -> BlockwiseConfig:
         fields: dict[str, Any] = files.read_json(path)
         trunk = trunk_from_fields(fields["trunk"])
         heads = fields["heads"] and BlockHeadsConfig(**fields["heads"])
+        # Earlier versions did not write it.
+        drafter = fields.get("drafter") and drafter_from_fields(fields["drafter"])
     except FileNotFoundError:
         raise UserError(f"{path} does not exist: is this a run folder?") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} does not describe a model: {error}.") from error
-    return BlockwiseConfig(trunk, heads or None)
-
-
-def trunk_from_fields(fields: dict[str, Any]) -> TransformerConfig:
-    """The inverse of `dataclasses.asdict`."""
-    rotary = fields.get("rotary")
-    return TransformerConfig(
-        **{**fields, "rotary": None if rotary is None else RotaryConfig(**rotary)}
-    )
-
-
-def check_feature_layers(layers: tuple[int, ...], num_layers: int) -> None:
-    """Raises a `UserError` unless `layers` are different layers of a trunk."""
-    known = each(integer(0, num_layers - 1), distinct=True)
-    if not known.accepts(layers):
-        raise UserError(
-            f"the layers {list(layers)} must be different integers from 0 to "
-            f"{num_layers - 1}: the model has {num_layers} layers."
-        )
+    return BlockwiseConfig(trunk, heads or None, drafter or None)

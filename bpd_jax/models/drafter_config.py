@@ -4,7 +4,9 @@ import dataclasses
 from typing import Annotated, Any
 
 from bpd_jax.errors import UserError
-from bpd_jax.models.config import (
+from bpd_jax.models.refiners import MarkovConfig
+from bpd_jax.models.rotary import RotaryConfig
+from bpd_jax.models.transformer_config import (
     Activation,
     Heads,
     LayerNumbers,
@@ -13,8 +15,6 @@ from bpd_jax.models.config import (
     TransformerConfig,
     check_feature_layers,
 )
-from bpd_jax.models.refiners import MarkovConfig
-from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.settings import Natural, Positive, Validated, integer
 
 _LIKE_TARGET = (
@@ -162,3 +162,11 @@ class BlockDrafterConfig(Validated):
             outputs=self.draft_vocabulary,
             level_scale=False,
         )
+
+
+def drafter_from_fields(fields: dict[str, Any]) -> BlockDrafterConfig:
+    """The inverse of `dataclasses.asdict`."""
+    rotary = fields.get("rotary")
+    return BlockDrafterConfig(
+        **{**fields, "rotary": None if rotary is None else RotaryConfig(**rotary)}
+    )

@@ -18,15 +18,15 @@ from bpd_jax.models.attachments import (
     AttachmentFiles,
     by_path,
 )
-from bpd_jax.models.config import BlockwiseConfig, TransformerConfig
-from bpd_jax.models.drafter_config import BlockDrafterConfig
+from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.drafter_config import BlockDrafterConfig, drafter_from_fields
 from bpd_jax.models.drafter_functions import (
     FROZEN,
     DrafterFunctions,
     with_softmax,
 )
 from bpd_jax.models.heads import softmax_rows
-from bpd_jax.models.rotary import RotaryConfig
+from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.typing import Params
 
 LoadedDrafter: TypeAlias = Attachment[BlockDrafterConfig]
@@ -119,10 +119,6 @@ def attach_drafter(
     return functions, attached
 
 
-def _read_config(fields: dict[str, Any]) -> BlockDrafterConfig:
-    return BlockDrafterConfig(**{**fields, "rotary": RotaryConfig(**fields["rotary"])})
-
-
 def _shapes(
     config: BlockDrafterConfig, d_model: int, vocab_size: int
 ) -> dict[str, tuple[int, ...]]:
@@ -150,4 +146,4 @@ def _inputs(name: str, axes: int) -> tuple[int, ...]:
     return (0, 1) if axes == 3 and name.endswith("output/kernel") else (0,)
 
 
-_FILES = AttachmentFiles(KIND, TENSORS, _read_config, _shapes, _inputs)
+_FILES = AttachmentFiles(KIND, TENSORS, drafter_from_fields, _shapes, _inputs)

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 from bpd_jax.errors import UserError
 from bpd_jax.models.block_drafter import BlockDrafter
 from bpd_jax.models.cache import KeyValues, KVCache
-from bpd_jax.models.config import TransformerConfig
 from bpd_jax.models.context_cache import (
     append,
     cache_of_slots,
@@ -33,6 +32,7 @@ from bpd_jax.models.products import (
     times_rows,
 )
 from bpd_jax.models.refiners import MarkovConfig, init_refiner
+from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.typing import AnyArray, Array, Bool, Float, Int, Params
 
 FROZEN = ("softmax", "vocabulary")
@@ -257,47 +257,55 @@ class DrafterFunctions:
         self,
         params: Params,
         features: Float[Array, "B T F"],
-        offsets: Int[Array, " B"],
+        positions: Int[Array, "B T"],
         anchors: Float[Array, "B A D"],
         anchor_indices: Int[Array, "B A"],
+        segment_ids: Int[Array, "B T"] | None = None,
     ) -> Float[Array, "B A L-1 D"]:
-        """States of the blocks after A places of each of B pieces of text.
+        """States of the blocks after A places of each of B rows of text.
 
         What `states` gives when the cache holds the tokens before each anchor, for all
-        of them at once. An anchor sees no more than the T tokens that it is given.
+        of them at once. An anchor sees no more than the T tokens of its row.
 
         Args:
           params: of the drafter.
-          features: of T tokens of every text.
-          offsets: position in its text of the first of them.
+          features: of the T tokens of every row.
+          positions: of the tokens in their texts.
           anchors: the target's embeddings of the certain tokens.
-          anchor_indices: where these stand, 1 … T, counted from the first of the T.
+          anchor_indices: indices of these in their rows, 1 … T.
+          segment_ids: which text of its row each token belongs to; None if a row is one
+            text.
         """
-        length = features.shape[1]
-        positions = offsets[:, None] + jnp.arange(length)
+        last = anchor_indices - 1
         context = cache_of_slots(
-            self.context_keys_values(params, features, positions), offsets
+            self.context_keys_values(params, features, positions), last[:, 0]
         )
-        visible = self._visible(anchor_indices, length)
+        visible = self._visible(anchor_indices, segment_ids, features.shape[1])
         visible = jnp.repeat(visible, self.config.queries, axis=1)
         return self.module.apply(
             {"params": params},
             anchors,
-            offsets[:, None] + anchor_indices,
+            jnp.take_along_axis(positions, last, axis=1) + 1,
             dataclasses.replace(context, lengths=visible),
-            jnp.take_along_axis(features, anchor_indices[..., None] - 1, axis=1)
+            jnp.take_along_axis(features, last[..., None], axis=1)
             if self.config.reads_last_token
             else None,
         )
 
     def _visible(
-        self, anchor_indices: Int[Array, "B A"], length: int
+        self,
+        anchor_indices: Int[Array, "B A"],
+        segment_ids: Int[Array, "B T"] | None,
+        length: int,
     ) -> Bool[Array, "B A T"]:
-        """What the block of each anchor sees: the last tokens before it."""
+        """The context of each block: the last tokens of its text before the anchor."""
         tokens, ends = jnp.arange(length), anchor_indices[..., None]
         visible = tokens < ends
         if self.config.window is not None:
             visible &= tokens >= ends - self.config.window
+        if segment_ids is not None:
+            text = jnp.take_along_axis(segment_ids, anchor_indices - 1, axis=1)
+            visible &= segment_ids[:, None] == text[..., None]
         return visible
 
 

@@ -40,23 +40,35 @@ def attention_flops(model: BlockwiseConfig, queries: int, keys: int) -> float:
     return 2.0 * 2.0 * queries * keys * width
 
 
-def train_flops(model: BlockwiseConfig, batch_size: int, length: int) -> float:
+def train_flops(
+    model: BlockwiseConfig, batch_size: int, length: int, anchors: int = 0
+) -> float:
     """Of one step of training: forward, and twice as much backward.
 
     6 · N · tokens for the N weights of the trunk and of the heads' layers and for the
     softmax of each of the L heads (V · D weights, whether tied or not), and 3 times
-    the attention of `length` × `length` positions of each row.
+    the attention of `length` × `length` positions of each row. For a block drafter see
+    `drafter_train_flops`.
 
     Args:
       model: sizes.
       batch_size: rows.
       length: tokens of a row.
+      anchors: blocks of a row that a block drafter is trained on.
     """
     trunk = model.trunk
     softmax = model.block_size * trunk.vocab_size * trunk.d_model
     weights = trunk_weights(model) + head_weights(model) + softmax
     attention = batch_size * attention_flops(model, length, length)
-    return 6.0 * weights * batch_size * length + 3.0 * attention
+    total = 6.0 * weights * batch_size * length + 3.0 * attention
+    if model.drafter is not None:
+        functions = DrafterFunctions(model.drafter.resolve(trunk), trunk)
+        total += drafter_train_flops(functions, batch_size, length, anchors)
+        # The gradient of the softmax, which is trained too.
+        levels = model.drafter.block_size - 1
+        size = trunk.vocab_size * trunk.d_model
+        total += 2.0 * size * batch_size * anchors * levels
+    return total
 
 
 def forward_flops(model: BlockwiseConfig, batch_size: int, length: int) -> float:

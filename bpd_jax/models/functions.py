@@ -7,7 +7,8 @@ import jax.numpy as jnp
 
 from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.cache import KeyValues, KVCache, empty_cache
-from bpd_jax.models.config import BlockwiseConfig, check_feature_layers
+from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.transformer_config import check_feature_layers
 from bpd_jax.typing import Array, Bool, Float, Int, Params
 
 

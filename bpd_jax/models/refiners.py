@@ -22,7 +22,7 @@ from typing import Annotated, ClassVar
 import jax
 import jax.numpy as jnp
 
-from bpd_jax.models.config import Rank, Size, Tokens
+from bpd_jax.models.transformer_config import Rank, Size, Tokens
 from bpd_jax.settings import Validated, integer
 from bpd_jax.typing import Array, Float, Int, Params
 

@@ -17,7 +17,6 @@ from jax.sharding import Mesh
 from bpd_jax.models.attention import Segments, attention
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.compute import ComputeConfig
-from bpd_jax.models.config import TransformerConfig
 from bpd_jax.models.partitioning import (
     EMBED,
     HEADS,
@@ -37,6 +36,7 @@ from bpd_jax.models.products import (
 )
 from bpd_jax.models.rotary import rotate
 from bpd_jax.models.segment_attention import segment_attention
+from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.typing import Array, Bool, Float, Int
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -250,14 +250,19 @@ class Block(nn.Module):
         mask: Bool[Array, "B T U"] | Segments,
         cache: KVCache | None = None,
         earlier: KeyValues | None = None,
-    ) -> tuple[Float[Array, "B T D"], KeyValues]:
-        """The residual stream after the block, and the tokens' keys and values."""
+    ) -> tuple[Float[Array, "B T D"], tuple[KeyValues, Float[Array, "B T D"]]]:
+        """Runs the block.
+
+        Returns:
+          The residual stream after it; then what a scan over blocks stacks: the tokens'
+          keys and values, and the same stream.
+        """
         update, keys, values = self.attention(
             self.attention_norm(x), positions, mask, cache, self.layer, earlier
         )
         x += update
         x += self.mlp(self.mlp_norm(x))
-        return x, KeyValues(keys, values)
+        return x, (KeyValues(keys, values), x)
 
 
 def block_parts(
@@ -408,14 +413,14 @@ class Transformer(nn.Module):
             # Stacked parameters are for training, which has no cache.
             assert cache is None
             assert earlier is None
-            assert not layers
-            x, new = self.layers(x, positions, mask)
-            return self.final_norm(x), new, x[..., :0]
+            x, (new, outputs) = self.layers(x, positions, mask)
+            features = [outputs[layer] for layer in layers] or [x[..., :0]]
+            return self.final_norm(x), new, jnp.concatenate(features, axis=-1)
         by_layer, outputs = [], []
         for block in self.blocks:
-            x, new = block(x, positions, mask, cache, earlier)
+            x, (new, output) = block(x, positions, mask, cache, earlier)
             by_layer.append(new)
-            outputs.append(x)
+            outputs.append(output)
         new = jax.tree.map(lambda *layers: jnp.stack(layers), *by_layer)
         features = [outputs[layer] for layer in layers] or [x[..., :0]]
         return self.final_norm(x), new, jnp.concatenate(features, axis=-1)

@@ -24,8 +24,8 @@ Matrices are [output, input]; here they are [input, …, output].
 
 import numpy as np
 
-from bpd_jax.models.config import TransformerConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
+from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.pretrained.llama_layout import Origin, llama_layer
 
 TYPE = "speculators_model_type"

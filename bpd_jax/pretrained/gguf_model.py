@@ -10,7 +10,7 @@ import numpy as np
 import tokenizers
 
 from bpd_jax.errors import UserError
-from bpd_jax.models.config import TransformerConfig
+from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.pretrained.gguf_file import GGUFFile
 from bpd_jax.pretrained.gguf_rotary import FACTORS, read_rotary
 from bpd_jax.pretrained.gguf_tokenizer import read_tokenizer

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from bpd_jax.models.config import TransformerConfig
+from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.pretrained.llama_layout import Origin, Path
 
 

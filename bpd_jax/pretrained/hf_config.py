@@ -3,8 +3,8 @@
 import math
 
 from bpd_jax.errors import UserError
-from bpd_jax.models.config import TransformerConfig
 from bpd_jax.models.rotary import RotaryConfig
+from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.pretrained.json_files import Fields
 
 # Model types whose tensors have Llama's names, and GPT-2.

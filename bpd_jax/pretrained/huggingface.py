@@ -8,7 +8,7 @@ import tokenizers
 from bpd_jax.buckets import as_path
 from bpd_jax.data.text_readers import read_text
 from bpd_jax.errors import UserError, library_errors
-from bpd_jax.models.config import TransformerConfig
+from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.pretrained.gpt2_layout import gpt2_layout
 from bpd_jax.pretrained.hf_config import GPT2, transformer_config
 from bpd_jax.pretrained.json_files import Fields

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from bpd_jax.errors import UserError
-from bpd_jax.models.config import TransformerConfig
+from bpd_jax.models.transformer_config import TransformerConfig
 
 Path = tuple[str, ...]
 Convert = Callable[[np.ndarray], np.ndarray]

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import tokenizers
 
-from bpd_jax.models.config import TransformerConfig
+from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.pretrained.llama_layout import Origin, Path
 from bpd_jax.pretrained.load_parameters import Tensors
 

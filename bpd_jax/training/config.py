@@ -20,7 +20,7 @@ from bpd_jax.settings import (
     number,
 )
 from bpd_jax.training.head_schedule import HeadSchedule
-from bpd_jax.training.loss import TARGETS
+from bpd_jax.training.loss import TARGETS, LossSettings
 from bpd_jax.training.selection import columns
 
 SCHEDULES = ("cosine", "linear", "constant")
@@ -72,7 +72,8 @@ class TrainConfig(Validated):
       head_weights: λ_h of each head in the loss; None for 1 each.
       head_schedule: schedule of λ_h; None for constant λ_h.
       head_targets: targets of heads 2 to L: the `text`, or the most probable tokens of
-        the `model` itself; see `blockwise_loss`.
+        the `model` itself; see `LossSettings`.
+      anchors_per_row: A, blocks that a block drafter is trained on in each row.
       start: name or folder of a trained model that initialises the trunk, which must
         have the same sizes, and the heads if they have the same kind and sizes; for a
         run its best checkpoint. None initialises at random.
@@ -101,6 +102,7 @@ class TrainConfig(Validated):
     head_weights: tuple[NonNegative, ...] | None = None
     head_schedule: HeadSchedule | None = None
     head_targets: Annotated[str, choice(*TARGETS)] = "text"
+    anchors_per_row: Count = LossSettings.anchors_per_row
     start: Words | None = None
     log_every: Count = 50
     evaluate_every: Count = 500
@@ -132,23 +134,28 @@ class TrainConfig(Validated):
                 "(HeadsTrainConfig): leave them out."
             )
         weights = self.head_weights
-        if weights is not None and len(weights) != self.model.block_size:
+        if weights is not None and len(weights) != self.model.num_losses:
             raise UserError(
                 f"TrainConfig.head_weights = {weights!r} must hold "
-                f"{self.model.block_size} numbers, one per head."
+                f"{self.model.num_losses} numbers, one per head."
             )
         check_value(
             "TrainConfig.select_by",
             self.select_by,
-            choice(*columns(self.model.block_size)),
+            choice(*columns(self.model.num_losses)),
         )
 
     @property
     def lambdas(self) -> tuple[float, ...]:
         """λ_h for h = 1 … L."""
         if self.head_weights is None:
-            return (1.0,) * self.model.block_size
+            return (1.0,) * self.model.num_losses
         return self.head_weights
+
+    @property
+    def loss(self) -> LossSettings:
+        """The settings of the loss besides λ."""
+        return LossSettings(self.head_targets, self.anchors_per_row)
 
     @property
     def tokens_per_step(self) -> int:

@@ -21,7 +21,7 @@ class Evaluator:
         self, config: TrainConfig, rows: PackedRows, abstract: TrainState, mesh: Mesh
     ) -> None:
         """Compiles at once, so that a run can be stopped soon during an evaluation."""
-        step = make_eval_step(config.model, abstract, mesh, compute=config.compute)
+        step = make_eval_step(config.model, abstract, mesh, config.compute, config.loss)
         ids = np.zeros((config.batch_size, config.length), np.int32)
         sharding = NamedSharding(mesh, BATCH_SPEC)
         batch = jax.tree.map(

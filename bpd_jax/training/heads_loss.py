@@ -20,9 +20,13 @@ from bpd_jax.typing import Array, Bool, Float, Int, Params
 
 
 class _Head(NamedTuple):
-    """One head's share of the arguments; `weights` may be None."""
+    """One head's share of the arguments; `weights` may be None.
 
-    weights: Params | None
+    Of a model without block heads they are the head's states themselves, `[B, T, D]`:
+    those of one position of a block drafter.
+    """
+
+    weights: Params | Float[Array, "B T D"] | None
     targets: Int[Array, "B T"]
     valid: Bool[Array, "B T"]
     scale: Float[Array, ""]
@@ -31,7 +35,7 @@ class _Head(NamedTuple):
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def heads_loss(
     how: HeadsLoss,
-    heads: Params | None,
+    heads: Params | Float[Array, "levels B T D"] | None,
     softmax: Float[Array, "V D"],
     hidden: Float[Array, "B T D"],
     targets: Int[Array, "L B T"],
@@ -49,7 +53,7 @@ def heads_loss(
 
 def heads_sums(
     how: HeadsLoss,
-    heads: Params | None,
+    heads: Params | Float[Array, "levels B T D"] | None,
     softmax: Float[Array, "V D"],
     hidden: Float[Array, "B T D"],
     targets: Int[Array, "L B T"],
@@ -76,12 +80,12 @@ def heads_sums(
         return carry, (jax.lax.scan(add, zero, chunks)[0], None)
 
     scale = jnp.zeros(len(targets))
-    return _over_heads(how.model, run, None, _Head(heads, targets, valid, scale))[1]
+    return _over_heads(run, None, _Head(heads, targets, valid, scale))[1]
 
 
 def best_tokens(
     how: HeadsLoss,
-    heads: Params | None,
+    heads: Params | Float[Array, "levels B T D"] | None,
     softmax: Float[Array, "V D"],
     hidden: Float[Array, "B T D"],
 ) -> Int[Array, "B T"]:
@@ -153,7 +157,7 @@ def _forward(
         how.pin(jnp.zeros(hidden.shape, jnp.float32), *BATCH_SPEC),
     )
     (by_softmax, by_hidden), sums, by_heads = _over_heads(
-        how.model, run, start, _Head(heads, targets, valid, scale)
+        run, start, _Head(heads, targets, valid, scale)
     )
     by_softmax = by_softmax.sum(0)
     if how.by_columns:
@@ -180,7 +184,6 @@ heads_loss.defvjp(_forward, _backward)
 
 
 def _over_heads(
-    model: BlockwiseConfig,
     run: Callable[[Any, _Head], tuple[Any, tuple[LossSums, Any]]],
     carry: Any,
     heads: _Head,
@@ -188,7 +191,6 @@ def _over_heads(
     """`lax.scan` over the heads, preceded by head 1 if it has no layer of its own.
 
     Args:
-      model: sizes.
       run: what to do with each head.
       carry: handed from head to head.
       heads: all of them, stacked.
@@ -198,7 +200,8 @@ def _over_heads(
       stacked over the heads that have a layer.
     """
     weights, *per_head = heads
-    plain = model.block_size - (0 if model.heads is None else model.heads.num_ffns)
+    layers = 0 if weights is None else len(jax.tree.leaves(weights)[0])
+    plain = len(per_head[0]) - layers
     sums = []
     for index in range(plain):
         carry, (first, _) = run(carry, _Head(None, *(x[index] for x in per_head)))
@@ -213,12 +216,15 @@ def _over_heads(
 
 
 def _head_state(
-    model: BlockwiseConfig, weights: Params | None, hidden: Float[Array, "B T D"]
+    model: BlockwiseConfig,
+    weights: Params | Float[Array, "B T D"] | None,
+    hidden: Float[Array, "B T D"],
 ) -> Float[Array, "B T D"]:
-    """What a head hands to its softmax."""
+    """The input of a head's softmax."""
     if weights is None:
         return hidden
-    assert model.heads is not None
+    if model.heads is None:
+        return weights
     return apply_head(model.heads, weights, hidden, dtype=model.trunk.dtype)
 
 

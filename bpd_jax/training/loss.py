@@ -1,7 +1,8 @@
 """The loss of a blockwise model: one cross-entropy per head, one head at a time."""
 
+import dataclasses
 import functools
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax.numpy as jnp
 from jax.sharding import Mesh
@@ -13,14 +14,34 @@ from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.heads import softmax_rows
 from bpd_jax.models.products import float32_sums, on_cpu
+from bpd_jax.settings import Count, Validated, choice
+from bpd_jax.training.drafter_blocks import block_states, draw_positions
 from bpd_jax.training.heads_loss import best_tokens, heads_loss, heads_sums
 from bpd_jax.training.softmax_chunks import HeadsLoss
 from bpd_jax.typing import AnyArray, Array, Bool, Float, Int, Params
 
-# What heads 2 … L learn; see `blockwise_loss`.
+# Targets of heads 2 … L; see `LossSettings`.
 TARGETS = ("text", "model")
 
 _DEFAULT = ComputeConfig()
+
+
+@dataclasses.dataclass(frozen=True)
+class LossSettings(Validated):
+    """Settings of the loss besides λ.
+
+    Attributes:
+      head_targets: targets of heads 2 … L: the tokens of the `text`, or `model`: the
+        token that head 1 ranks first one position before, which is what greedy
+        verification accepts. The valid positions are the same.
+      anchors_per_row: A, blocks of a block drafter that are drawn from each row.
+    """
+
+    head_targets: Annotated[str, choice(*TARGETS)] = "text"
+    anchors_per_row: Count = 32
+
+
+_SETTINGS = LossSettings()
 
 
 class HeadSums(NamedTuple):
@@ -84,8 +105,9 @@ def blockwise_loss(
     batch: Batch,
     lambdas: tuple[float, ...] | AnyArray,
     compute: ComputeConfig = _DEFAULT,
-    head_targets: str = "text",
+    settings: LossSettings = _SETTINGS,
     mesh: Mesh | None = None,
+    step: Int[Array, ""] | int = 0,
 ) -> tuple[Float[Array, ""], HeadSums]:
     """Σ_h λ_h loss_h, where loss_h is the mean of −log p_h over valid positions.
 
@@ -97,6 +119,9 @@ def blockwise_loss(
     AdamW but what clipping by norm does; what remains is that every batch counts alike
     here, however many targets it has.
 
+    With a block drafter in place of heads, loss_2 … loss_L are those of its positions,
+    over blocks that are drawn from the batch (`drafter_blocks`).
+
     A head without any valid position in the batch contributes 0.
 
     Args:
@@ -105,24 +130,28 @@ def blockwise_loss(
       batch: B rows of T tokens.
       lambdas: λ_h, L of them.
       compute: see `ComputeConfig`; `accumulate` is the train step's.
-      head_targets: `text`, or `model`: heads 2 … L learn, in place of the text's
-        token, what head 1 holds for likeliest one position before it, which is what
-        greedy verification accepts; valid positions stay the same.
+      settings: see `LossSettings`.
       mesh: devices that the batch lies on; None for one device.
+      step: of the training; blocks of a drafter are drawn anew in each.
 
     Returns:
       The loss, float32, and the sums that metrics are made of.
     """
-    scale = head_scale(model, batch, lambdas)
-    return scaled_loss(model, params, batch, scale, compute, head_targets, mesh)
+    scale = head_scale(model, batch, lambdas, settings, step)
+    return scaled_loss(model, params, batch, scale, compute, settings, mesh, step)
 
 
 def head_scale(
-    model: BlockwiseConfig, batch: Batch, lambdas: tuple[float, ...] | AnyArray
+    model: BlockwiseConfig,
+    batch: Batch,
+    lambdas: tuple[float, ...] | AnyArray,
+    settings: LossSettings = _SETTINGS,
+    step: Int[Array, ""] | int = 0,
 ) -> Float[Array, " L"]:
     """λ_h over the number of valid positions of the batch, the weight of one."""
     valid = _text_targets(model, batch)[1]
-    count = valid.sum((1, 2), dtype=jnp.float32)
+    blocks = _drawn_blocks(model, batch, settings, step)
+    count = _counts(_per_part(valid, blocks))
     return jnp.asarray(lambdas, jnp.float32) / jnp.maximum(count, 1)
 
 
@@ -132,36 +161,39 @@ def scaled_loss(
     batch: Batch,
     scale: Float[Array, " L"],
     compute: ComputeConfig = _DEFAULT,
-    learned: str = "text",
+    settings: LossSettings = _SETTINGS,
     mesh: Mesh | None = None,
+    step: Int[Array, ""] | int = 0,
 ) -> tuple[Float[Array, ""], HeadSums]:
     """Σ_h scale_h · summed loss_h: with one `head_scale`, parts of a batch add up.
 
-    The arguments are those of `blockwise_loss`; `learned` is its `head_targets`.
+    The arguments are those of `blockwise_loss`.
     """
-    with float32_sums(on_cpu(mesh)):
-        return _scaled_loss(model, params, batch, scale, compute, learned, mesh)
-
-
-def _scaled_loss(
-    model: BlockwiseConfig,
-    params: Params,
-    batch: Batch,
-    scale: Float[Array, " L"],
-    compute: ComputeConfig,
-    learned: str,
-    mesh: Mesh | None,
-) -> tuple[Float[Array, ""], HeadSums]:
-    hidden, matrix, targets, valid = _run(model, params, batch, compute, mesh)
+    blocks = _drawn_blocks(model, batch, settings, step)
     how = HeadsLoss(model, compute.loss_chunk, mesh)
-    if learned == "model":
-        predicted = best_tokens(how, params.get("heads"), matrix, hidden)
-        # Head h at i guesses what head 1 says at i + h - 1, about token i + h.
-        guessed = [jnp.roll(predicted, -h, axis=1) for h in range(1, model.block_size)]
-        targets = jnp.stack([targets[0], *guessed])
-    heads = params.get("heads")
-    total, loss, correct = heads_loss(how, heads, matrix, hidden, targets, valid, scale)
-    return total, HeadSums(loss, correct, valid.sum((1, 2), dtype=jnp.float32))
+    with float32_sums(on_cpu(mesh)):
+        parts, matrix = _run(model, params, batch, compute, mesh, blocks)
+        targets, valid = _text_targets(model, batch)
+        if settings.head_targets == "model":
+            heads, hidden = params.get("heads"), parts[0].hidden
+            predicted = best_tokens(how, heads, matrix, hidden)
+            # Head h at i predicts the token of head 1 at i + h - 1, about token i + h.
+            later = [jnp.roll(predicted, -h, axis=1) for h in range(1, len(targets))]
+            targets = jnp.stack([targets[0], *later])
+        valid_parts = _per_part(valid, blocks)
+        scales = (scale,) if blocks is None else (scale[:1], scale[1:])
+        results = [
+            heads_loss(how, part.heads, matrix, part.hidden, *rest)
+            for part, *rest in zip(
+                parts, _per_part(targets, blocks), valid_parts, scales, strict=True
+            )
+        ]
+    totals, losses, correct = zip(*results, strict=True)
+    total = functools.reduce(jnp.add, totals)
+    sums = HeadSums(
+        jnp.concatenate(losses), jnp.concatenate(correct), _counts(valid_parts)
+    )
+    return total, sums
 
 
 def evaluation_sums(
@@ -169,15 +201,33 @@ def evaluation_sums(
     params: Params,
     batch: Batch,
     compute: ComputeConfig = _DEFAULT,
+    settings: LossSettings = _SETTINGS,
     mesh: Mesh | None = None,
 ) -> HeadSums:
     """The sums of a batch with the heads' entropies, against the text's tokens."""
+    blocks = _drawn_blocks(model, batch, settings, 0)
+    how = HeadsLoss(model, compute.loss_chunk, mesh)
+    targets, valid = (_per_part(x, blocks) for x in _text_targets(model, batch))
     with float32_sums(on_cpu(mesh)):
-        hidden, matrix, targets, valid = _run(model, params, batch, compute, mesh)
-        how = HeadsLoss(model, compute.loss_chunk, mesh)
-        sums = heads_sums(how, params.get("heads"), matrix, hidden, targets, valid)
-    count = valid.sum((1, 2), dtype=jnp.float32)
-    return HeadSums(sums.loss, sums.correct, count, sums.entropy)
+        parts, matrix = _run(model, params, batch, compute, mesh, blocks)
+        results = [
+            heads_sums(how, part.heads, matrix, part.hidden, *rest)
+            for part, *rest in zip(parts, targets, valid, strict=True)
+        ]
+    loss, correct, entropy = zip(*results, strict=True)
+    return HeadSums(
+        jnp.concatenate(loss),
+        jnp.concatenate(correct),
+        _counts(valid),
+        jnp.concatenate(entropy),
+    )
+
+
+class _Part(NamedTuple):
+    """Heads whose targets have one shape: `heads` and `hidden` of `heads_loss`."""
+
+    heads: Any
+    hidden: Float[Array, "B T D"]
 
 
 def _run(
@@ -186,20 +236,47 @@ def _run(
     batch: Batch,
     compute: ComputeConfig,
     mesh: Mesh | None,
-) -> tuple[Array, Array, Array, Array]:
-    """Final hidden states, the softmax's matrix, targets and validity of the text."""
-    hidden, _ = BlockwiseLM(model, compute, mesh).apply(
+    blocks: Int[Array, "B A"] | None,
+) -> tuple[list[_Part], Float[Array, "V D"]]:
+    """The states of all heads, and the matrix of the softmax."""
+    hidden, _, features = BlockwiseLM(model, compute, mesh).apply(
         {"params": params},
         jnp.asarray(batch.tokens),
         jnp.asarray(batch.positions),
         Segments(jnp.asarray(batch.segment_ids)),
+        layers=model.feature_layers,
+        method="with_features",
     )
-    targets, valid = _text_targets(model, batch)
-    return hidden, softmax_rows(model, params, None), targets, valid
+    parts = [_Part(params.get("heads"), hidden)]
+    if blocks is not None:
+        states = block_states(model, params, batch, features, blocks)
+        parts.append(_Part(states, jnp.zeros_like(states[0])))
+    return parts, softmax_rows(model, params, None)
+
+
+def _drawn_blocks(
+    model: BlockwiseConfig, batch: Batch, settings: LossSettings, step: Any
+) -> Int[Array, "B A"] | None:
+    """Positions that a block drafter is trained at; None for heads, trained at all."""
+    if model.drafter is None:
+        return None
+    return draw_positions(batch, settings.anchors_per_row, step)
+
+
+def _per_part(array: Array, blocks: Int[Array, "B A"] | None) -> tuple[Array, ...]:
+    """Splits `[L, B, T]` like `_run`: all heads, or `[1, B, T]` and `[L-1, B, A]`."""
+    if blocks is None:
+        return (array,)
+    return array[:1], jnp.take_along_axis(array[1:], blocks[None], axis=2)
+
+
+def _counts(valid: tuple[Array, ...]) -> Float[Array, " L"]:
+    """Valid positions of each head."""
+    return jnp.concatenate([x.sum((1, 2), dtype=jnp.float32) for x in valid])
 
 
 def _text_targets(
     model: BlockwiseConfig, batch: Batch
 ) -> tuple[Int[Array, "L B T"], Bool[Array, "L B T"]]:
     tokens, segment_ids, _, loss_mask = (jnp.asarray(x) for x in batch)
-    return head_targets(tokens, segment_ids, loss_mask, model.block_size)
+    return head_targets(tokens, segment_ids, loss_mask, model.num_losses)

@@ -24,9 +24,15 @@ def describe_model(model: BlockwiseConfig) -> str:
     return (
         f"model: {trunk.num_layers} layers of {trunk.d_model}/{trunk.d_ff}, "
         f"{trunk.num_heads} attention heads of width {trunk.head_width}, "
-        f"{model.block_size} block heads, vocabulary {trunk.vocab_size:,}\n"
+        f"{_predictors(model)}, vocabulary {trunk.vocab_size:,}\n"
         f"parameters: {counts['total']:,} ({parts})"
     )
+
+
+def _predictors(model: BlockwiseConfig) -> str:
+    if model.drafter is None:
+        return f"{model.block_size} block heads"
+    return f"a block drafter of {model.drafter.block_size} tokens"
 
 
 def describe_run(
@@ -68,7 +74,7 @@ def describe_shapes(config: TrainConfig, mesh: Mesh) -> str:
             rows,
             config.lambdas,
             compute=config.compute,
-            head_targets=config.head_targets,
+            settings=config.loss,
         ),
         abstract.params,
         make_batch(ids, ids),

@@ -14,8 +14,8 @@ from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.partitioning import BATCH_SPEC, replicated
 from bpd_jax.training.loss import (
-    TARGETS,
     HeadSums,
+    LossSettings,
     evaluation_sums,
     head_scale,
     scaled_loss,
@@ -28,7 +28,7 @@ TrainStep: TypeAlias = Callable[
     [TrainState, Batch, AnyArray], tuple[TrainState, Metrics]
 ]
 
-_DEFAULT = ComputeConfig()
+_DEFAULT, _SETTINGS = ComputeConfig(), LossSettings()
 
 
 def make_train_step(
@@ -37,7 +37,7 @@ def make_train_step(
     abstract: TrainState,
     mesh: Mesh,
     compute: ComputeConfig = _DEFAULT,
-    head_targets: str = "text",
+    settings: LossSettings = _SETTINGS,
 ) -> TrainStep:
     """Builds `(state, batch, λ) → (state, metrics)`; it consumes its state.
 
@@ -54,38 +54,36 @@ def make_train_step(
       abstract: of `abstract_state`, with the same `compute`.
       mesh: devices.
       compute: see `ComputeConfig`.
-      head_targets: targets of heads 2 … L, `text` or `model`; see `blockwise_loss`.
+      settings: of the loss.
 
     Raises:
-      UserError: `head_targets` is unknown; or, at the first step, the batch cannot be
-        divided by `compute.accumulate`.
+      UserError: at the first step, the batch cannot be divided by `compute.accumulate`,
+        or a row is too short for its blocks of a drafter.
     """
-    if head_targets not in TARGETS:
-        raise UserError(
-            f"head_targets must be one of {', '.join(TARGETS)}, not {head_targets!r}."
-        )
 
     def part_gradient(
-        params: Params, batch: Batch, scale: Float[Array, " L"]
+        params: Params, batch: Batch, scale: Float[Array, " L"], step: Array
     ) -> tuple[tuple[Array, HeadSums], Params]:
         def loss(params: Params) -> tuple[Array, HeadSums]:
-            return scaled_loss(model, params, batch, scale, compute, head_targets, mesh)
+            return scaled_loss(
+                model, params, batch, scale, compute, settings, mesh, step
+            )
 
         return jax.value_and_grad(loss, has_aux=True)(params)
 
     def gradient(
-        params: Params, batch: Batch, scale: Float[Array, " L"]
+        params: Params, batch: Batch, scale: Float[Array, " L"], step: Array
     ) -> tuple[tuple[Array, HeadSums], Params]:
         if compute.accumulate == 1:
-            return part_gradient(params, batch, scale)
+            return part_gradient(params, batch, scale, step)
 
         def add(total: Any, part: Batch) -> tuple[Any, None]:
-            part_gradients = part_gradient(params, part, scale)
+            part_gradients = part_gradient(params, part, scale, step)
             return jax.tree.map(jnp.add, total, part_gradients), None
 
         parts = split_rows(batch, compute.accumulate, mesh)
         first = jax.tree.map(lambda x: x[0], parts)
-        shapes = jax.eval_shape(part_gradient, params, first, scale)
+        shapes = jax.eval_shape(part_gradient, params, first, scale, step)
         zeros = jax.tree.map(
             lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)),
             shapes,
@@ -96,8 +94,8 @@ def make_train_step(
     def step(
         state: TrainState, batch: Batch, lambdas: Float[Array, " L"]
     ) -> tuple[TrainState, Metrics]:
-        scale = head_scale(model, batch, lambdas)
-        (loss, sums), gradients = gradient(state.params, batch, scale)
+        scale = head_scale(model, batch, lambdas, settings, state.step)
+        (loss, sums), gradients = gradient(state.params, batch, scale, state.step)
         count = jnp.maximum(sums.valid, 1)
         means = {
             "loss_heads": sums.loss / count,
@@ -121,6 +119,7 @@ def make_eval_step(
     abstract: TrainState,
     mesh: Mesh,
     compute: ComputeConfig = _DEFAULT,
+    settings: LossSettings = _SETTINGS,
 ) -> jax.stages.Wrapped:
     """Builds `(params, batch) → sums per head`, to be added up over batches.
 
@@ -130,7 +129,7 @@ def make_eval_step(
     """
 
     def part_sums(params: Params, batch: Batch) -> HeadSums:
-        return evaluation_sums(model, params, batch, compute, mesh)
+        return evaluation_sums(model, params, batch, compute, settings, mesh)
 
     def step(params: Params, batch: Batch) -> HeadSums:
         if compute.accumulate == 1:

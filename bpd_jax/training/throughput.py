@@ -20,11 +20,13 @@ PEAK_FLOPS = {
 }
 
 
-def peak_tokens_per_second(model: BlockwiseConfig, length: int) -> float | None:
+def peak_tokens_per_second(
+    model: BlockwiseConfig, length: int, anchors: int = 0
+) -> float | None:
     """Tokens per second at the peak of all devices; None if it is not known."""
     kind = jax.devices()[0].device_kind
     matching = [name for name in PEAK_FLOPS if kind.startswith(name)]
     if not matching:
         return None
     peak = PEAK_FLOPS[max(matching, key=len)] * jax.device_count()
-    return peak * length / train_flops(model, 1, length)
+    return peak * length / train_flops(model, 1, length, anchors)

@@ -128,11 +128,13 @@ def train(
             abstract,
             mesh,
             compute=config.compute,
-            head_targets=config.head_targets,
+            settings=config.loss,
         )
         meter = Meter(
             config.tokens_per_step,
-            peak=peak_tokens_per_second(config.model, config.length),
+            peak=peak_tokens_per_second(
+                config.model, config.length, config.anchors_per_row
+            ),
         )
         if loop.METER in saved:
             meter.restore(saved[loop.METER])

@@ -17,9 +17,10 @@ from bpd_jax.compilation.programs import (
 from bpd_jax.data.text_task import TextTask
 from bpd_jax.errors import UserError
 from bpd_jax.models.compute import ComputeConfig
-from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
+from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
+from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.training.config import OptimizerConfig, TrainConfig
 from bpd_jax.training.heads.settings import HeadsTrainConfig
 from bpd_jax.training.state import abstract_parameters

@@ -12,12 +12,13 @@ import pytest
 from bpd_jax.drafting.assets import AttachedDrafter
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.cache import KeyValues, KVCache
-from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
+from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions, with_softmax
 from bpd_jax.models.functions import ModelFunctions, top_candidates
 from bpd_jax.models.refiner_files import LoadedRefiner
 from bpd_jax.models.refiners import KINDS, init_refiner
+from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.katz import estimate_katz
 

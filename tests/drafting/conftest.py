@@ -18,8 +18,9 @@ from bpd_jax.drafting.searches.beam import BeamSearch
 from bpd_jax.drafting.searches.static import StaticTree, Topology
 from bpd_jax.drafting.searches.tree import BestFirst
 from bpd_jax.models.blockwise import parameter_shapes
-from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
+from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.katz import estimate_katz
 from bpd_jax.ngrams.model import NGramModel

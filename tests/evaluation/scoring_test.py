@@ -13,8 +13,9 @@ from bpd_jax.evaluation import scoring
 from bpd_jax.evaluation.scoring import Score, score_texts, windows
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.blockwise import parameter_shapes
-from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
+from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.transformer_config import TransformerConfig
 
 VOCAB, LONGEST = 13, 150
 

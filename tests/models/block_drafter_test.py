@@ -10,7 +10,6 @@ import pytest
 
 from bpd_jax.errors import UserError
 from bpd_jax.models.cache import KeyValues
-from bpd_jax.models.config import TransformerConfig
 from bpd_jax.models.context_cache import append, cache_of_slots, slot_positions
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_functions import (
@@ -20,6 +19,7 @@ from bpd_jax.models.drafter_functions import (
 )
 from bpd_jax.models.refiners import markov_scores
 from bpd_jax.models.rotary import RotaryConfig
+from bpd_jax.models.transformer_config import TransformerConfig
 
 TARGET = TransformerConfig(
     vocab_size=23,
@@ -253,7 +253,8 @@ def test_training_sees_what_decoding_sees(changes):
     anchors = anchors_of(6).reshape(2, 3, 12)
     pieces = jnp.stack([features[b, o : o + 13] for b, o in enumerate(offsets)])
     teacher_forced = jax.jit(functions.teacher_forced_states)
-    states = teacher_forced(params, pieces, offsets, anchors, indices)
+    positions = offsets[:, None] + jnp.arange(13)
+    states = teacher_forced(params, pieces, positions, anchors, indices)
     for block in range(3):
         lengths = offsets + indices[:, block]
         anchor = anchors[:, block]

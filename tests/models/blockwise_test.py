@@ -17,12 +17,12 @@ from bpd_jax.models.cache import KeyValues, commit
 from bpd_jax.models.config import (
     BlockHeadsConfig,
     BlockwiseConfig,
-    TransformerConfig,
     load_config,
     save_config,
 )
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
+from bpd_jax.models.transformer_config import TransformerConfig
 
 TRUNK = TransformerConfig(
     vocab_size=23, num_layers=2, d_model=16, d_ff=24, num_heads=4, max_length=32

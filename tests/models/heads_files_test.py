@@ -10,10 +10,11 @@ from safetensors.numpy import load_file, save_file
 from bpd_jax.errors import UserError
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise import parameter_shapes
-from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
+from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.heads import init_heads, is_trained
 from bpd_jax.models.heads_files import attach_heads, load_heads, save_heads
+from bpd_jax.models.transformer_config import TransformerConfig
 
 MODEL = BlockwiseConfig(TransformerConfig(40, 1, 16, 24, 4, max_length=32))
 VOCABULARY = np.arange(3, 33, 3, dtype=np.int32)

@@ -11,12 +11,12 @@ from bpd_jax.models.blockwise import BlockwiseLM, count_parameters, parameter_sh
 from bpd_jax.models.config import (
     BlockHeadsConfig,
     BlockwiseConfig,
-    TransformerConfig,
     load_config,
     save_config,
 )
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.heads import init_heads, is_trained, softmax_rows
+from bpd_jax.models.transformer_config import TransformerConfig
 
 TRUNK = TransformerConfig(23, 1, 16, 24, 4, max_length=32)
 VOCABULARY = np.array([1, 4, 5, 9, 12, 20, 22], np.int32)

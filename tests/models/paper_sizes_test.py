@@ -6,7 +6,8 @@ import re
 import pytest
 
 from bpd_jax.models.blockwise import count_parameters
-from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
+from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
+from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.studies.printed import TABLE6
 
 ROOT = pathlib.Path(__file__).parent.parent.parent

@@ -9,8 +9,9 @@ import pytest
 from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise import init_boxed, init_parameters
 from bpd_jax.models.compute import ComputeConfig
-from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
+from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.partitioning import MeshConfig, make_mesh, parameter_shardings
+from bpd_jax.models.transformer_config import TransformerConfig
 
 CONFIG = BlockwiseConfig(
     TransformerConfig(24, 1, 16, 32, num_heads=4, max_length=8, gated=True),

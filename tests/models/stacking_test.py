@@ -9,10 +9,11 @@ import pytest
 from bpd_jax.models.attention import Segments
 from bpd_jax.models.blockwise import BlockwiseLM, init_boxed, parameter_shapes
 from bpd_jax.models.compute import ComputeConfig
-from bpd_jax.models.config import BlockwiseConfig, TransformerConfig
+from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.partitioning import unbox
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.stacking import is_stacked, stack_layers, unstack_layers
+from bpd_jax.models.transformer_config import TransformerConfig
 
 MODEL = BlockwiseConfig(
     TransformerConfig(

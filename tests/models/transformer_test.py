@@ -15,13 +15,13 @@ from bpd_jax.models.cache import commit
 from bpd_jax.models.config import (
     BlockHeadsConfig,
     BlockwiseConfig,
-    TransformerConfig,
     load_config,
     save_config,
 )
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.models.rotary import RotaryConfig
+from bpd_jax.models.transformer_config import TransformerConfig
 
 TRUNK = TransformerConfig(
     vocab_size=24,

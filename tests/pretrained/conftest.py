@@ -9,8 +9,8 @@ import gguf
 import numpy as np
 import pytest
 
-from bpd_jax.models.config import TransformerConfig
 from bpd_jax.models.rotary import RotaryConfig
+from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.pretrained.gpt2_layout import gpt2_layout
 from bpd_jax.pretrained.llama_layout import llama_layout
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from bpd_jax.errors import UserError
-from bpd_jax.models.config import TransformerConfig
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.models.rotary import RotaryConfig
+from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.pretrained.huggingface import open_folder
 from bpd_jax.pretrained.llama_layout import llama_layout
 from bpd_jax.pretrained.load_parameters import load_trunk

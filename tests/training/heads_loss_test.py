@@ -12,9 +12,10 @@ import pytest
 from bpd_jax.data.rows import make_batch
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.compute import ComputeConfig
-from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, TransformerConfig
+from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.heads import apply_head
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
+from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.training.heads_loss import heads_loss
 from bpd_jax.training.loss import blockwise_loss, evaluation_sums, head_targets
 from bpd_jax.training.softmax_chunks import HeadsLoss
@@ -171,7 +172,7 @@ def test_a_vocabulary_that_the_mesh_does_not_divide_is_filled_up(
             return blockwise_loss(model, params, rows, LAMBDAS, compute, mesh=mesh)
 
         def sums(params, rows):
-            return evaluation_sums(model, params, rows, compute, mesh)
+            return evaluation_sums(model, params, rows, compute, mesh=mesh)
 
         compute = ComputeConfig(loss_chunk=5)
         shardings = jax.tree.map(lambda x: x.sharding, abstract_parameters(model, mesh))

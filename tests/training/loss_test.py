@@ -11,7 +11,12 @@ from bpd_jax.data.rows import make_batch
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.compute import ComputeConfig
-from bpd_jax.training.loss import blockwise_loss, evaluation_sums, head_targets
+from bpd_jax.training.loss import (
+    LossSettings,
+    blockwise_loss,
+    evaluation_sums,
+    head_targets,
+)
 
 LAMBDAS = (1.0, 0.5, 2.0)
 
@@ -209,7 +214,9 @@ def test_heads_can_learn_what_the_model_itself_says(
                 losses.append(-log_probs[row, i, head - 1, target])
         want.append(np.mean(losses))
     compute = ComputeConfig(loss_chunk=5)
-    learn = differentiate(model, compute=compute, head_targets="model")
+    learn = differentiate(
+        model, compute=compute, settings=LossSettings(head_targets="model")
+    )
     (loss, sums), gradients = learn(params, batch, (0.0, 1.0, 1.0))
     np.testing.assert_allclose(sums.loss / sums.valid, want, rtol=1e-5)
     np.testing.assert_allclose(loss, want[1] + want[2], rtol=1e-5)

@@ -14,6 +14,7 @@ from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.partitioning import MeshConfig, make_mesh, replicated
 from bpd_jax.models.stacking import is_stacked, unstack_layers
 from bpd_jax.training.config import OptimizerConfig
+from bpd_jax.training.loss import LossSettings
 from bpd_jax.training.optimizer import make_optimizer
 from bpd_jax.training.state import abstract_state, init_state
 from bpd_jax.training.step import (
@@ -175,10 +176,9 @@ def test_a_half_precision_model_keeps_float32(model, batch, one_device, alone):
     np.testing.assert_allclose(metrics["loss"], alone[1]["loss"], rtol=0.03)
 
 
-def test_unknown_head_targets_are_refused(model, one_device):
-    abstract = abstract_state(model, PLAIN, one_device)
+def test_unknown_head_targets_are_refused():
     with pytest.raises(UserError, match="one of text, model"):
-        make_train_step(model, PLAIN, abstract, one_device, head_targets="own")
+        LossSettings(head_targets="own")
 
 
 def test_loss_falls_and_metrics_are_whole(model, batch, one_device, alone):

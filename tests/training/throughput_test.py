@@ -3,8 +3,9 @@ import types
 import jax
 import pytest
 
-from bpd_jax.models.config import BlockwiseConfig, TransformerConfig
+from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.flops import train_flops
+from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.training.throughput import peak_tokens_per_second
 
 TRUNK = TransformerConfig(100, 2, 16, 64, 4, max_length=32)

@@ -13,10 +13,11 @@ from jax.sharding import Mesh, NamedSharding
 
 from bpd_jax.errors import UserError
 from bpd_jax.models.attention import causal_mask
-from bpd_jax.models.config import BlockwiseConfig, check_feature_layers
+from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.partitioning import BATCH_SPEC
 from bpd_jax.models.products import cast_matrices, transposed_kernels
+from bpd_jax.models.transformer_config import check_feature_layers
 from bpd_jax.training.state import abstract_parameters
 from bpd_jax.typing import Array, Float, Int, Params
 

@@ -200,7 +200,7 @@ class DrafterObjective:
             states = self.functions.teacher_forced_states(
                 trained,
                 jnp.asarray(batch.states)[..., self.model.trunk.d_model :],
-                jnp.asarray(batch.offsets),
+                jnp.asarray(batch.offsets)[:, None] + jnp.arange(batch.states.shape[1]),
                 frozen["embedding"][tokens[..., 0]],
                 jnp.asarray(batch.anchors),
             )

@@ -14,6 +14,9 @@ from bpd_jax.typing import Array, Params
 # The folder of cached states in that of a run.
 STATES = "states"
 
+# Neighbouring positions in a sample of those of training.
+_RUN = 32
+
 
 class HeadsOrDrafter(Objective, Protocol):
     """Heads or a block drafter."""
@@ -54,6 +57,13 @@ class HeadsOrDrafter(Objective, Protocol):
 
 
 def training_sample(train: np.ndarray, held_out: np.ndarray) -> np.ndarray:
-    """Positions of training to measure at: as many as held-out ones, or all."""
-    kept = min(len(train), len(held_out))
-    return train[np.arange(kept) * len(train) // max(kept, 1)]
+    """Positions of training to measure at: as many as held-out ones, or all.
+
+    They are runs of neighbours, spread over the texts: a block drafter reads the states
+    of a whole text for each group of its positions.
+    """
+    count = min(len(train), len(held_out))
+    runs = -(-count // _RUN)
+    starts = np.arange(runs) * len(train) // max(runs, 1)
+    sample = (starts[:, None] + np.arange(_RUN)).ravel()
+    return train[np.unique(np.minimum(sample, len(train) - 1))[:count]]

@@ -181,6 +181,8 @@ def identity(config: HeadsTrainConfig, plan: Plan) -> str:
         del fields[name]
     for name in ("checkpoint_every", "held_out_positions", "heads_dtype", "mesh"):
         del fields[name]
+    if fields["start"] is None:
+        del fields["start"]  # Earlier versions did not have it.
     digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode())
     digest.update(f"{plan.base} {plan.steps}".encode())
     for array in (plan.texts.tokens, plan.texts.offsets, plan.texts.prompt_lengths):

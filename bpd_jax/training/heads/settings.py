@@ -18,6 +18,7 @@ from bpd_jax.settings import (
     Positive,
     Share,
     Validated,
+    Words,
     choice,
     number,
 )
@@ -38,6 +39,9 @@ class HeadsTrainConfig(Validated):
       data: folder of texts that it wrote itself; see `data.generations`.
       heads: what is trained: L heads, of which 2 … L are trained, or a block drafter.
         A draft vocabulary holds the tokens that the model wrote most often.
+      start: folder of heads or a block drafter of the same sizes, as a training wrote
+        it, whose parameters are the initial ones; None for random ones. It may have
+        been trained on other texts or for another model of the same sizes.
       optimizer: of what is trained.
       batch_size: positions of a step; of a block drafter, anchors.
       epochs: passes over all positions, if `steps` is None.
@@ -83,6 +87,7 @@ class HeadsTrainConfig(Validated):
     data: str
     heads: BlockHeadsConfig | BlockDrafterConfig
     optimizer: OptimizerConfig
+    start: Words | None = None
     batch_size: Count = 2048
     epochs: Positive = 4.0
     steps: Count | None = None

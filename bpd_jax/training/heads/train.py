@@ -12,12 +12,17 @@ import pathlib
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from bpd_jax import files, progress
 from bpd_jax.buckets import as_path
-from bpd_jax.models.attachments import VOCABULARY
+from bpd_jax.errors import UserError
+from bpd_jax.models.attachments import VOCABULARY, by_path
 from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
+from bpd_jax.models.drafter_files import LoadedDrafter, load_drafter
+from bpd_jax.models.heads_files import LoadedHeads, load_heads
 from bpd_jax.training import frozen, run_folder
 from bpd_jax.training.frozen import Batches, Result
 from bpd_jax.training.heads.base import Base
@@ -61,8 +66,8 @@ def train_heads(
       What was measured on held-out texts at the end.
 
     Raises:
-      UserError: the texts, the folder or the disk do not fit, or the loss is not
-        finite.
+      UserError: the texts, the folder, the disk or `config.start` do not fit, or the
+        loss is not finite.
       SystemExit: with 128 + the signal's number, if one ended the run.
     """
     folder = as_path(workdir)
@@ -75,6 +80,9 @@ def train_heads(
     plan = make_plan(config, model, params)
     progress.say(describe(config, model, plan))
     trained, frozen_arrays = objective.init(params, plan, jax.random.key(config.seed))
+    start = _start(config)
+    if start is not None:
+        trained = _with_parameters(trained, start, plan)
 
     def batches(step: int) -> Batches:
         base = Base(
@@ -113,7 +121,7 @@ def train_heads(
         base_name=as_path(config.model).name,
         d_model=model.trunk.d_model,
         vocab_size=model.trunk.vocab_size,
-        facts=_facts(config, plan, result),
+        facts=_facts(config, plan, result, start),
     )
     progress.say(f"accuracy on held-out texts:\n{result.held_out.table()}")
     progress.say(f"finished: {output} holds what was trained")
@@ -132,12 +140,59 @@ def output_name(config: HeadsTrainConfig) -> str:
     return DRAFTER if isinstance(config.heads, BlockDrafterConfig) else HEADS
 
 
-def _facts(config: HeadsTrainConfig, plan: Plan, result: Result) -> dict[str, Any]:
+def _start(config: HeadsTrainConfig) -> LoadedHeads | LoadedDrafter | None:
+    if config.start is None:
+        return None
+    drafter = isinstance(config.heads, BlockDrafterConfig)
+    return load_drafter(config.start) if drafter else load_heads(config.start)
+
+
+def _with_parameters(
+    trained: Params, start: LoadedHeads | LoadedDrafter, plan: Plan
+) -> Params:
+    """The parameters that training begins with, in place of new ones.
+
+    Raises:
+      UserError: they are not of the same sizes, or of another draft vocabulary where
+        that matters.
+    """
+    stored = start.tensors
+    shapes = {name: leaf.shape for name, leaf in by_path(trained).items()}
+    differing = [
+        name
+        for name, shape in shapes.items()
+        if name not in stored or stored[name].shape != shape
+    ]
+    # Rows of a matrix that belong to tokens of the draft vocabulary.
+    has_rows = any(name in shapes for name in ("markov/output", "softmax"))
+    theirs, ours = np.asarray(stored.get(VOCABULARY)), np.asarray(plan.vocabulary)
+    if has_rows and not np.array_equal(theirs, ours):
+        differing.append(VOCABULARY)
+    if differing:
+        raise UserError(
+            f"HeadsTrainConfig.start: {start.folder} differs from this configuration "
+            f"in {differing[0]}: use the settings that it was trained with."
+        )
+    leaves = [jnp.asarray(stored[name]) for name in shapes]
+    return jax.tree.unflatten(jax.tree.structure(trained), leaves)
+
+
+def _facts(
+    config: HeadsTrainConfig,
+    plan: Plan,
+    result: Result,
+    start: LoadedHeads | LoadedDrafter | None,
+) -> dict[str, Any]:
     """What the header of the result states about the training; no folders."""
     settings = dataclasses.asdict(config)
-    for name in ("model", "data", "states"):
+    for name in ("model", "data", "states", "start"):
         del settings[name]
+    earlier = start and {
+        "identity": start.identity,
+        **{name: start.facts.get(name) for name in ("positions", "steps", "start")},
+    }
     return {
+        "start": earlier,
         **result.held_out.facts(),
         "train": None if result.sample is None else result.sample.facts(),
         "texts": len(plan.texts),

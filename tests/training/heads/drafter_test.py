@@ -14,6 +14,7 @@ from bpd_jax.models.config import BlockHeadsConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_files import attach_drafter, load_drafter
 from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.heads_files import load_heads
 from bpd_jax.models.partitioning import MeshConfig
 from bpd_jax.training import frozen
 from bpd_jax.training.config import OptimizerConfig
@@ -66,7 +67,7 @@ def plain_loss(trained, objective, frozen, batch):
     states = functions.teacher_forced_states(
         trained,
         jnp.asarray(batch.states[..., 24:]),
-        batch.offsets,
+        batch.offsets[:, None] + jnp.arange(16),
         anchors,
         batch.anchors,
     )
@@ -259,3 +260,34 @@ def test_a_batch_that_devices_cannot_share_is_refused(tmp_path, config, model, p
     with pytest.raises(UserError, match="anchors_per_row = 5 is not a multiple"):
         train_heads(config, model, params, tmp_path)
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "trained", [DRAFTER, BlockHeadsConfig(3, 16)], ids=["drafter", "heads"]
+)
+def test_a_training_starts_from_trained_parameters(
+    tmp_path, config, model, params, trained
+):
+    config = dataclasses.replace(config, heads=trained, heads_dtype="float32", epochs=4)
+    first = train_heads(config, model, params, tmp_path / "first")
+    output = "drafter" if trained is DRAFTER else "heads"
+    start = tmp_path / "first" / output
+    slow = dataclasses.replace(
+        config,
+        start=str(start),
+        steps=1,
+        optimizer=OptimizerConfig(1e-9, warmup_steps=0),
+    )
+    second = train_heads(slow, model, params, tmp_path / "second")
+    np.testing.assert_allclose(second.facts()["loss"], first.facts()["loss"], rtol=1e-3)
+    load = load_drafter if trained is DRAFTER else load_heads
+    facts = load(tmp_path / "second" / output).facts
+    assert facts["start"]["identity"] == load(start).identity
+    assert facts["start"]["steps"] > 1
+    other = dataclasses.replace(
+        trained, **{"num_layers": 2} if trained is DRAFTER else {"hidden": 17}
+    )
+    with pytest.raises(UserError, match=r"HeadsTrainConfig\.start"):
+        train_heads(
+            dataclasses.replace(slow, heads=other), model, params, tmp_path / "third"
+        )

@@ -1,0 +1,130 @@
+"""Sizes and choices of a transformer, as a frozen dataclass, and limits of sizes."""
+
+import dataclasses
+from typing import Annotated, Any
+
+from bpd_jax.errors import UserError
+from bpd_jax.models.rotary import RotaryConfig
+from bpd_jax.settings import Positive, Validated, choice, each, integer
+
+ACTIVATIONS = ("gelu", "silu", "relu", "gelu_exact")
+DTYPES = ("float32", "bfloat16", "float16")
+NORMS = ("layer", "rms")
+
+MOST_TOKENS = 2**24
+"""The largest vocabulary."""
+
+# The limits are far above the sizes of published models. Beyond them compiling would
+# not end, or no machine would have the memory.
+Size = Annotated[int, integer(1, 2**20)]
+Tokens = Annotated[int, integer(1, MOST_TOKENS)]
+Heads = Annotated[int, integer(1, 1024)]
+Layers = Annotated[int, integer(1, 1000)]
+Rank = Annotated[int, integer(1, 2**16)]
+LayerNumbers = Annotated[tuple[int, ...], each(integer(0), distinct=True)]
+Activation = Annotated[str, choice(*ACTIVATIONS)]
+Dtype = Annotated[str, choice(*DTYPES)]
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformerConfig(Validated):
+    """A pre-norm decoder-only transformer.
+
+    The defaults are the paper's model, as GPT-2 is built; with `rotary`, `norm="rms"`,
+    `gated` and `activation="silu"` it is a Llama.
+
+    Attributes:
+      vocab_size: V, number of tokens.
+      num_layers: number of transformer blocks.
+      d_model: D, width of the residual stream.
+      d_ff: F, inner width of the feed-forward layers.
+      num_heads: N, query heads.
+      num_kv_heads: K, key-value heads; None means N.
+      head_dim: H, width of one head; None means D / N.
+      max_length: the longest text in tokens; rows of the position table, if any.
+      activation: of the feed-forward layers: gelu (its tanh form, as GPT-2 has it),
+        silu, relu or gelu_exact.
+      gated: whether the feed-forward layers multiply by a second, linear branch.
+      use_bias: whether projections and layer norms have biases.
+      qkv_bias: likewise for queries, keys and values (Qwen2); None means `use_bias`.
+      output_bias: likewise for the projection that ends attention.
+      mlp_bias: likewise for the feed-forward layers.
+      query_key_norm: whether queries and keys are normalised per head (Qwen3).
+      norm: `layer`, or `rms` (no mean is subtracted, no bias).
+      norm_epsilon: added to the variance.
+      rotary: how positions turn queries and keys; None is a learned table, added to
+        the token embeddings.
+      tied_softmax: whether the softmax is the embedding's transpose.
+      dtype: of activations and matrix products.
+      param_dtype: of the parameters.
+    """
+
+    vocab_size: Tokens
+    num_layers: Layers
+    d_model: Size
+    d_ff: Size
+    num_heads: Heads
+    num_kv_heads: Size | None = None
+    head_dim: Size | None = None
+    max_length: Annotated[int, integer(1, 2**31 - 1)] = 2048
+    activation: Activation = "gelu"
+    gated: bool = False
+    use_bias: bool = True
+    qkv_bias: bool | None = None
+    output_bias: bool | None = None
+    mlp_bias: bool | None = None
+    query_key_norm: bool = False
+    norm: Annotated[str, choice(*NORMS)] = "layer"
+    norm_epsilon: Positive = 1e-5
+    rotary: RotaryConfig | None = None
+    tied_softmax: bool = True
+    dtype: Dtype = "float32"
+    param_dtype: Dtype = "float32"
+
+    def check_together(self) -> None:
+        """Raises a `UserError` for heads that do not divide the width."""
+        if self.head_dim is None and self.d_model % self.num_heads:
+            raise UserError(
+                f"TransformerConfig.d_model = {self.d_model} is not a multiple of "
+                f"num_heads = {self.num_heads}: change one of them or set head_dim."
+            )
+        if self.num_heads % self.kv_heads:
+            raise UserError(
+                f"TransformerConfig.num_heads = {self.num_heads} is not a multiple of "
+                f"num_kv_heads = {self.num_kv_heads}."
+            )
+        if self.rotary is not None and self.head_width % 2:
+            raise UserError(
+                f"TransformerConfig.head_dim = {self.head_width} is odd: rotary "
+                "positions turn pairs."
+            )
+
+    @property
+    def kv_heads(self) -> int:
+        """K, number of key-value heads."""
+        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+
+    @property
+    def head_width(self) -> int:
+        """H, width of one attention head."""
+        return (
+            self.d_model // self.num_heads if self.head_dim is None else self.head_dim
+        )
+
+
+def trunk_from_fields(fields: dict[str, Any]) -> TransformerConfig:
+    """The inverse of `dataclasses.asdict`."""
+    rotary = fields.get("rotary")
+    return TransformerConfig(
+        **{**fields, "rotary": None if rotary is None else RotaryConfig(**rotary)}
+    )
+
+
+def check_feature_layers(layers: tuple[int, ...], num_layers: int) -> None:
+    """Raises a `UserError` unless `layers` are different layers of a trunk."""
+    known = each(integer(0, num_layers - 1), distinct=True)
+    if not known.accepts(layers):
+        raise UserError(
+            f"the layers {list(layers)} must be different integers from 0 to "
+            f"{num_layers - 1}: the model has {num_layers} layers."
+        )

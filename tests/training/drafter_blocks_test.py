@@ -1,0 +1,190 @@
+"""A block drafter that is trained together with its model."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import bpd_jax
+from bpd_jax.errors import UserError
+from bpd_jax.models.attention import Segments
+from bpd_jax.models.blockwise import BlockwiseLM, count_parameters
+from bpd_jax.models.compute import ComputeConfig
+from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, load_config
+from bpd_jax.models.drafter_config import BlockDrafterConfig
+from bpd_jax.models.drafter_functions import DrafterFunctions
+from bpd_jax.models.partitioning import MeshConfig, make_mesh
+from bpd_jax.models.rotary import RotaryConfig
+from bpd_jax.models.transformer_config import TransformerConfig
+from bpd_jax.training.drafter_blocks import draw_positions
+from bpd_jax.training.loss import LossSettings, blockwise_loss, evaluation_sums
+from bpd_jax.training.state import abstract_state, init_state
+from bpd_jax.training.step import make_train_step, put_batch
+from bpd_jax.training.trainer import train
+
+TRUNK = TransformerConfig(
+    280, 3, 16, 32, 4, max_length=64, rotary=RotaryConfig(100.0), norm="rms"
+)
+DRAFTER = BlockDrafterConfig((0, 2), block_size=4, num_layers=1, window=4)
+SETTINGS = LossSettings(anchors_per_row=5)
+LAMBDAS = np.array([1, 0.8, 0.6, 0.4], np.float32)
+
+
+def model_of(**changes):
+    return BlockwiseConfig(TRUNK, drafter=dataclasses.replace(DRAFTER, **changes))
+
+
+def plain_losses(model, params, batch, step):
+    """Mean losses of positions 1 … L-1, one block of one document at a time."""
+    functions = DrafterFunctions(model.drafter.resolve(TRUNK), TRUNK)
+    _, _, features = BlockwiseLM(model).apply(
+        {"params": params},
+        batch.tokens,
+        batch.positions,
+        Segments(jnp.asarray(batch.segment_ids)),
+        layers=(0, 2),
+        method="with_features",
+    )
+    losses = [[] for _ in range(model.drafter.block_size - 1)]
+    embedding = params["trunk"]["embedding"]
+    for row, drawn in enumerate(draw_positions(batch, 5, step)):
+        for last in drawn:
+            segment = batch.segment_ids[row]
+            same = np.flatnonzero((segment == segment[last]) & (segment > 0))
+            if not len(same) or last + 1 not in same:
+                continue
+            before = features[row, same[same <= last]][None]
+            lengths = jnp.array([before.shape[1]])
+            cache = functions.prefill(params["drafter"], before, lengths, 64)
+            anchor = embedding[batch.tokens[row, last + 1]][None]
+            states = functions.states(params["drafter"], cache, anchor)[0]
+            log_probs = jax.nn.log_softmax(states @ embedding.T)
+            for level, found in enumerate(losses):
+                if (target := last + 2 + level) in same:
+                    found.append(-log_probs[level, batch.tokens[row, target]])
+    return [np.mean(found) for found in losses]
+
+
+@pytest.mark.parametrize("changes", [{}, {"reads_last_token": True}], ids=str)
+def test_losses_are_those_of_decoding_each_block_alone(
+    changes, batch, make_parameters, one_device
+):
+    """Packed documents, windows and padding: a block sees what it sees in decoding."""
+    model = model_of(**changes)
+    params = make_parameters(model, one_device)
+    compute = ComputeConfig(loss_chunk=2)
+    loss, sums = jax.jit(
+        lambda p: blockwise_loss(model, p, batch, LAMBDAS, compute, SETTINGS, step=3)
+    )(params)
+    means = sums.loss / sums.valid
+    expected = plain_losses(model, params, batch, 3)
+    np.testing.assert_allclose(means[1:], expected, rtol=1e-4)
+    np.testing.assert_allclose(loss, means @ LAMBDAS, rtol=1e-5)
+    entropies = evaluation_sums(model, params, batch, settings=SETTINGS).entropy
+    assert entropies.shape == (4,)
+
+
+def test_gradients_reach_trunk_and_drafter(batch, make_parameters, one_device):
+    """By finite differences, in a random direction of each part."""
+    model = model_of(reads_last_token=True)
+    params = make_parameters(model, one_device)
+    only_drafter = np.array([0, 1, 1, 1], np.float32)
+    loss = jax.jit(
+        lambda p: blockwise_loss(model, p, batch, only_drafter, settings=SETTINGS)[0]
+    )
+    gradient = jax.grad(loss)(params)
+    for part in ("trunk", "drafter"):
+        leaves, tree = jax.tree.flatten(gradient[part])
+        norm = optax.global_norm(leaves)
+        assert norm > 0.01
+        direction = jax.tree.unflatten(tree, [leaf / norm for leaf in leaves])
+
+        def moved(size, part=part, direction=direction):
+            new = jax.tree.map(lambda x, d: x + size * d, params[part], direction)
+            return loss({**params, part: new})
+
+        slope = (moved(1e-2) - moved(-1e-2)) / 2e-2
+        np.testing.assert_allclose(slope, norm, rtol=0.05)
+
+
+def test_positions_are_drawn_anew_and_spread(batch):
+    first, second = (np.asarray(draw_positions(batch, 5, step)) for step in (0, 1))
+    assert (first != second).any()
+    # A part of the row each: 11 positions have a token after them.
+    assert (np.diff(first) > 0).all()
+    assert first.min() >= 0
+    assert first.max() <= 10
+    with pytest.raises(UserError, match="anchors_per_row"):
+        draw_positions(batch, 12, 0)
+
+
+@pytest.mark.parametrize(
+    "compute, mesh",
+    [
+        (ComputeConfig(loss_chunk=2, accumulate=2), MeshConfig(2, 2, 2)),
+        (ComputeConfig(remat="full", scan_layers=True), MeshConfig(data=2, fsdp=4)),
+    ],
+    ids=["accumulate", "scan"],
+)
+def test_meshes_and_layouts_equal_one_device(batch, one_device, compute, mesh):
+    model, optimizer = model_of(reads_last_token=True), optax.sgd(0.1)
+    results = []
+    for options, devices in (
+        (ComputeConfig(), one_device),
+        (compute, make_mesh(mesh)),
+    ):
+        abstract = abstract_state(model, optimizer, devices, options)
+        step = make_train_step(model, optimizer, abstract, devices, options, SETTINGS)
+        state = init_state(model, optimizer, abstract, 0, options)
+        for _ in range(2):
+            state, metrics = step(state, put_batch(batch, devices), LAMBDAS)
+        results.append(jax.device_get((state.params["drafter"], metrics)))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-6), *results
+    )
+
+
+def test_a_trained_run_drafts_with_it(train_config, tmp_path):
+    """Trains, resumes from the checkpoint, and decodes what plain decoding decodes."""
+    model = BlockwiseConfig(dataclasses.replace(TRUNK, vocab_size=280), drafter=DRAFTER)
+    config = dataclasses.replace(
+        train_config, model=model, length=32, batch_size=8, anchors_per_row=8, steps=9
+    )
+    folder = tmp_path / "run"
+    train(dataclasses.replace(config, steps=6), folder)
+    measured = train(config, folder)
+    assert np.isfinite([measured[f"validation_loss_head_{h}"] for h in (1, 4)]).all()
+    assert load_config(folder / "model.json") == model
+    assert count_parameters(model)["drafter"] > 0
+    lm = bpd_jax.load(folder)
+    prompts = ["3: one two", "one"]
+    methods: list[dict[str, str]] = [{"method": "greedy"}, {"method": "block/tree:8"}]
+    plain, drafted, default = (
+        [
+            list(answer.generation.output_ids)
+            for answer in bpd_jax.generate(lm, prompts, max_new_tokens=20, **method)
+        ]
+        for method in (*methods, {})
+    )
+    # The default method of such a run drafts with it too.
+    assert plain == drafted == default
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"heads": BlockHeadsConfig(3, 8)}, "both heads and a drafter"),
+        (
+            {"drafter": dataclasses.replace(DRAFTER, draft_vocabulary=9)},
+            "trained already",
+        ),
+        ({"drafter": dataclasses.replace(DRAFTER, feature_layers=(3,))}, "from 0 to 2"),
+    ],
+    ids=["heads", "vocabulary", "layers"],
+)
+def test_bad_combinations_are_refused(changes, words):
+    with pytest.raises(UserError, match=words):
+        BlockwiseConfig(**{"trunk": TRUNK, "drafter": DRAFTER, **changes})
