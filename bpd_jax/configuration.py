@@ -292,14 +292,12 @@ class _GinReader:
         except (SyntaxError, tokenize.TokenError) as error:
             name, _, value = (part.strip() for part in binding.partition("="))
             constant = _CONSTANTS.get(value.lower())
-            advice = _fault(error, value)
+            advice = _fault(error, value) or (
+                "text needs quotes inside the quotes of the shell, as in "
+                f"--gin.{name}=\"'…'\""
+            )
             if constant:
                 advice = f"write --gin.{name}={constant}"
-            elif advice is None:
-                advice = (
-                    "text needs quotes inside the quotes of the shell, as in "
-                    f"--gin.{name}=\"'…'\""
-                )
             raise UserError(
                 f"--gin.{name}={value} is not a gin value: {advice}."
             ) from error
@@ -454,11 +452,9 @@ def _syntax(error: Exception) -> str:
 def _fault(error: Exception, value: str) -> str | None:
     """What is wrong with a value; None if it may be text without quotes."""
     text = str(error.args[0])
-    for words, fault in _FAULTS.items():
-        if words in text:
-            return fault
-    if text.startswith("Expected '"):
-        return f"e{text[1:]}".rstrip(".")
+    faults = [fault for words, fault in _FAULTS.items() if words in text]
+    if faults:
+        return faults[0]
     return "a quote is not closed" if value.startswith(("'", '"')) else None
 
 
