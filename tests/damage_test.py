@@ -20,7 +20,6 @@ from bpd_jax.errors import UserError
 from bpd_jax.models.config import (
     BlockHeadsConfig,
     BlockwiseConfig,
-    RotaryConfig,
     load_config,
     save_config,
 )
@@ -31,6 +30,7 @@ from bpd_jax.models.heads import init_heads
 from bpd_jax.models.heads_files import load_heads, save_heads
 from bpd_jax.models.refiner_files import load_refiner, save_refiner
 from bpd_jax.models.refiners import MarkovConfig, init_refiner
+from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.katz import estimate_katz

@@ -142,7 +142,7 @@ def _record(
         states = functions.teacher_forced_states(
             drafter,
             features,
-            positions,
+            every,
             model.embed(params, certain[places])[None],
             places[None] + 1,
         )

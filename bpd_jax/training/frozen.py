@@ -65,13 +65,12 @@ class LevelSums(NamedTuple):
           scored: whether there is a target in the draft vocabulary.
           valid: whether there is a target.
         """
-        sums = cls(
+        return cls(
             jnp.sum(losses, axis=0, where=scored),
             jnp.sum(hits & scored, axis=0, dtype=jnp.float32),
             scored.sum(0, dtype=jnp.float32),
             valid.sum(0, dtype=jnp.float32),
         )
-        return jax.lax.stop_gradient(sums)
 
 
 class Objective(Protocol):

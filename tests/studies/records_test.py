@@ -14,7 +14,7 @@ from bpd_jax.studies.records import (
     from_digits,
     to_digits,
 )
-from bpd_jax.studies.results import Drafts
+from bpd_jax.studies.results import ContenderDrafts
 
 
 def draft(accepted="21321", example=0, contender="bpd", part="report", **given):
@@ -49,17 +49,19 @@ def test_calls_go_from_yield_to_yield():
 
 def test_efficiency_is_a_ratio_of_sums():
     records = [draft(), draft("1111")]
-    tokens, calls = Drafts(records).sums
+    tokens, calls = ContenderDrafts(records).sums
     assert tokens.tolist() == [5, 4]
     assert calls.tolist() == [2, 4]
-    assert Drafts(records).efficiency == 9 / 6
-    assert Drafts([]).efficiency is None
+    assert ContenderDrafts(records).efficiency == 9 / 6
+    assert ContenderDrafts([]).efficiency is None
 
 
 def test_a_gain_is_in_percent():
     """9 tokens in 6 calls against 9 in 9."""
     base = [draft("11111"), draft("1111")]
-    cell = Drafts([draft(), draft("1111")]).gain(Drafts(base), paper=7.0)
+    cell = ContenderDrafts([draft(), draft("1111")]).gain(
+        ContenderDrafts(base), paper=7.0
+    )
     assert cell.value == pytest.approx(50.0)
     assert cell.paper == 7.0
     low, high = cell.interval
@@ -69,15 +71,17 @@ def test_a_gain_is_in_percent():
 
 def test_repetition_is_that_of_the_calls():
     """Calls at 0 and 2: no equal neighbours of 2 + 2, longest runs of 1 and 1."""
-    assert Drafts([draft()]).repetition == (0.0, 1.0)
+    assert ContenderDrafts([draft()]).repetition == (0.0, 1.0)
     # Calls at 0, 1, 2, …: 0 + 1 + 0 + 0 + 2 of 5 · 2 pairs, runs 1, 2, 1, 1, 3.
-    assert Drafts([draft("11111")]).repetition == (0.3, 1.6)
+    assert ContenderDrafts([draft("11111")]).repetition == (0.3, 1.6)
     # A draft of one token has no neighbours.
-    assert Drafts([draft("11111", length="13311", longest="12111")]).repetition == (
+    assert ContenderDrafts(
+        [draft("11111", length="13311", longest="12111")]
+    ).repetition == (
         3 / 4,
         1.5,
     )
-    assert Drafts([draft("11", length="11")]).repetition == (None, None)
+    assert ContenderDrafts([draft("11", length="11")]).repetition == (None, None)
 
 
 def test_records_come_back_in_their_order(tmp_path):

@@ -40,7 +40,7 @@ def test_a_full_disk_is_told_with_the_numbers(abstract, tmp_path, monkeypatch):
     folder = tmp_path / "run" / "checkpoints"
     check_space(folder, abstract, keep=2)
     free[0] -= 1
-    with pytest.raises(UserError, match=r"has 0.0 GB free .* = 2, the best"):
+    with pytest.raises(UserError, match=r"has 0.0 GB free .* = 2 of them"):
         check_space(folder, abstract, keep=2)
     # What a kill left half written gives its room back.
     torn = folder / "4.orbax-checkpoint-tmp" / "params"

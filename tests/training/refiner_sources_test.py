@@ -189,8 +189,8 @@ def test_states_of_another_model_are_refused(base, states, tmp_path):
     config, params = base
     trunk = {**params["trunk"], "embedding": params["trunk"]["embedding"] + 1}
     other = {**params, "trunk": trunk}
-    with pytest.raises(UserError, match="holds states of base"):
+    with pytest.raises(UserError, match="holds states with base"):
         open_source(states, RefinerSettings("markov"), config, other)
     settings = dataclasses.replace(RefinerSettings("markov"), steps=1)
-    with pytest.raises(UserError, match="holds states of base"):
+    with pytest.raises(UserError, match="holds states with base"):
         train_refiner(settings, config, other, states, tmp_path / "refiner")

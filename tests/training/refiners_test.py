@@ -301,7 +301,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(
     short = dataclasses.replace(
         model, trunk=dataclasses.replace(model.trunk, max_length=8)
     )
-    refused("the model holds 8", markov, short, params, data, output)
+    refused("max_length of 8", markov, short, params, data, output)
     refused("does not hold token files", markov, model, params, tmp_path, output)
     assert list(tmp_path.iterdir()) == []
     mad = dataclasses.replace(markov, learning_rate=1e38, steps=40)

@@ -10,7 +10,7 @@ import pytest
 from bpd_jax.errors import UserError
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.training.heads import cache
+from bpd_jax.training.heads import states_cache
 from bpd_jax.training.heads.base import Base, _padded
 from bpd_jax.training.heads.batches import cached_batches
 from bpd_jax.training.heads.states_cache import cached_states, open_states
@@ -18,7 +18,7 @@ from bpd_jax.training.heads.states_cache import cached_states, open_states
 
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch):
-    monkeypatch.setattr(cache, "_SHARD_BYTES", 300 * 2 * 24)
+    monkeypatch.setattr(states_cache, "_SHARD_BYTES", 300 * 2 * 24)
 
 
 @pytest.fixture(params=["float16", "bfloat16"])
@@ -148,7 +148,7 @@ def test_a_damaged_cache_is_told(tmp_path, model, params, texts, base_key, damag
 
 def test_states_of_another_model_are_refused(tmp_path, model, params, texts, base_key):
     make(tmp_path, model, params, texts, base_key)
-    with pytest.raises(UserError, match=f"states of base '{base_key}'.*'other'"):
+    with pytest.raises(UserError, match=f"states with base = '{base_key}'.*'other'"):
         make(tmp_path, model, params, texts, "other")
     with pytest.raises(UserError, match="include_prompts"):
         make(tmp_path, model, params, texts, base_key, include_prompts=True)

@@ -201,6 +201,6 @@ def test_the_description_says_what_will_be_done(config, model, params):
     text = module.describe(config, model, plan)
     assert "kernel_in: float32[3, 24, 32]\n" in text
     assert "softmax: float32[20, 24] (not trained)" in text
-    assert f"states: {len(plan.positions):,} of 24 float16 numbers" in text
+    assert f"states: {len(plan.positions):,} of width 24 in float16" in text
     assert "on disk" in text
     assert f"run: {plan.steps:,} steps" in text
