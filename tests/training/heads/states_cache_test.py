@@ -152,7 +152,7 @@ def test_states_of_another_model_are_refused(tmp_path, model, params, texts, bas
         make(tmp_path, model, params, texts, "other")
     with pytest.raises(UserError, match="include_prompts"):
         make(tmp_path, model, params, texts, base_key, include_prompts=True)
-    with pytest.raises(UserError, match="of base"):
+    with pytest.raises(UserError, match="with base"):
         open_states(tmp_path, "other")
     header = tmp_path / "states.json"
     header.write_text(json.dumps([]))
