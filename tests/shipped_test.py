@@ -90,4 +90,4 @@ def test_drafts_do_not_change_what_it_says(lm):
 
 
 def test_the_drafter_drafts_where_no_method_is_named(lm):
-    assert lm.decoder().default_method.startswith("block+ngram:alpha=0.5/tree:")
+    assert lm.decoder().default_method.startswith("block+ngram:alpha=0.25/tree:")

@@ -93,7 +93,7 @@ class Decoder:
         """
         if self.assets.drafter is None:
             return "bpd" if self.model.block_size > 1 else "prompt_lookup"
-        refined = "block" if self.ngram is None else "block+ngram:alpha=0.5"
+        refined = "block" if self.ngram is None else "block+ngram:alpha=0.25"
         nodes = 8 if jax.default_backend() == "cpu" else 32
         return f"{refined}/tree:{nodes}+lookup:8"
 

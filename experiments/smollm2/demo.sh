@@ -12,7 +12,7 @@ python="${PYTHON_BIN:-.venv/bin/python}"
 
 # One line for each method; the first answers the first prompt on the screen.
 methods=(
-    block+ngram:alpha=0.5/tree:8+lookup:8  # block drafter, 4-gram, tree, prompt lookup
+    block+ngram:alpha=0.25/tree:8+lookup:8  # block drafter, 4-gram, tree, prompt lookup
     bpd                                    # the paper's baseline: the best guess of every head
     ngram:16                               # the paper: the 16 best drafts under heads and a 4-gram
     auto                                   # marks its choice: of bpd_jax.tune, or in the first round
