@@ -31,6 +31,7 @@ from bpd_jax.ngrams.search.device import DeviceTable
 from bpd_jax.settings import Count, Validated
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.optimizer import make_optimizer
+from bpd_jax.training.run_description import predictors
 from bpd_jax.training.state import abstract_parameters, abstract_state
 from bpd_jax.training.step import make_train_step
 from bpd_jax.typing import PyTree
@@ -114,7 +115,7 @@ def train_program(config: TrainConfig, mesh: Mesh) -> Program:
         name="train",
         about=(
             f"{config.batch_size} × {config.length} tokens, "
-            f"{config.model.num_losses} heads, {_in_words(config.compute)}"
+            f"{predictors(config.model)}, {_in_words(config.compute)}"
         ),
         lower=lower,
         tokens=config.tokens_per_step,

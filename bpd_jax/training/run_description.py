@@ -24,12 +24,13 @@ def describe_model(model: BlockwiseConfig) -> str:
     return (
         f"model: {trunk.num_layers} layers of {trunk.d_model}/{trunk.d_ff}, "
         f"{trunk.num_heads} attention heads of width {trunk.head_width}, "
-        f"{_predictors(model)}, vocabulary {trunk.vocab_size:,}\n"
+        f"{predictors(model)}, vocabulary {trunk.vocab_size:,}\n"
         f"parameters: {counts['total']:,} ({parts})"
     )
 
 
-def _predictors(model: BlockwiseConfig) -> str:
+def predictors(model: BlockwiseConfig) -> str:
+    """The block heads or the block drafter of a model, in words."""
     if model.drafter is None:
         return f"{model.block_size} block heads"
     return f"a block drafter of {model.drafter.block_size} tokens"
