@@ -187,7 +187,7 @@ def _write_lone_checkpoint(folder: pathlib.Path) -> None:
 
 
 def _sums(folder: pathlib.Path) -> list[int]:
-    """Reads all of a checkpoint, as decoding and resuming do; checksums of its arrays."""
+    """Checksums of all arrays of a checkpoint, read as by decoding and by resuming."""
     arrays = [load_parameters(folder / "run", RUN)]
     with Checkpoints(folder / "run", keep=1) as checkpoints:
         checkpoints.is_stacked()
