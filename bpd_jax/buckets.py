@@ -22,6 +22,7 @@ import io
 import json
 import os
 import pathlib
+import re
 import stat
 from collections.abc import Generator, Iterator
 from typing import IO, Any
@@ -39,12 +40,18 @@ def as_path(path: str | os.PathLike[str]) -> pathlib.Path:
     """Returns a `BucketPath` for a name under gs://, else a `pathlib.Path`.
 
     Raises:
-      UserError: a name under gs:// has no bucket, or goes up with `..`.
+      UserError: a name under gs:// has no bucket, or goes up with `..`; or it begins
+        with another scheme, such as `s3://`.
     """
     if isinstance(path, BucketPath):
         return path
     text = str(path)  # What `pathlib` has made of gs://bucket begins with gs:/bucket.
     if not text.startswith("gs:/"):
+        scheme = re.match(r"[a-z][a-z0-9+.-]*://", text)
+        if scheme is not None:
+            raise UserError(
+                f"{path}: paths are local or begin with gs://, not with {scheme[0]}."
+            )
         return pathlib.Path(path)
     found = BucketPath(text)
     if len(found.parts) < 2 or ".." in found.parts:
