@@ -21,7 +21,7 @@ from bpd_jax.buckets import BucketPath, as_path
 from bpd_jax.errors import UserError
 
 # Parsed JSON takes up to thirty times as much memory as its text.
-_MOST_JSON, _JSON_PIECE = 1 << 27, 1 << 20  # bytes
+_MOST_BYTES, _PIECE = 1 << 27, 1 << 20  # bytes
 MOST_LINE = 1 << 24  # bytes
 # Limit of a reader that keeps all lines of a file. As a Python object, each line takes
 # some hundred bytes more than its text.
@@ -153,13 +153,23 @@ def read_json(path: str | os.PathLike[str]) -> Any:
       OSError: it cannot be read.
       ValueError: it is too large, not UTF-8 or not JSON; see `parse_json`.
     """
+    return parse_json(read_bytes(path))
+
+
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    """Reads a small file, such as a description or a tokenizer.
+
+    Raises:
+      OSError: it cannot be read.
+      ValueError: it has more than 128 MiB; a device may have no end.
+    """
     # In pieces, because `read(n)` allocates n bytes before it reads.
     with as_path(path).open("rb") as stream:
-        pieces = iter(lambda: stream.read(_JSON_PIECE), b"")
-        data = b"".join(itertools.islice(pieces, _MOST_JSON // _JSON_PIECE + 1))
-    if len(data) > _MOST_JSON:
-        raise ValueError(f"it has more than {_MOST_JSON:,} bytes")
-    return parse_json(data)
+        pieces = iter(lambda: stream.read(_PIECE), b"")
+        data = b"".join(itertools.islice(pieces, _MOST_BYTES // _PIECE + 1))
+    if len(data) > _MOST_BYTES:
+        raise ValueError(f"it has more than {_MOST_BYTES:,} bytes")
+    return data
 
 
 def parse_json(text: str | bytes) -> Any:
