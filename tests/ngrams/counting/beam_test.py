@@ -254,7 +254,8 @@ def test_a_killed_worker_of_a_cluster_changes_nothing(tmp_path: pathlib.Path) ->
         thread.start()
         count_with_beam(source, tmp_path / "beam", order=4, options=options)
         thread.join()
-        assert cluster.workers[0].process.pid != victim  # Another took its place.
+        # Dask may have started another worker in its place, or have given that up.
+        assert victim not in {worker.pid for worker in cluster.workers.values()}
     with (
         dask.config.set({"distributed.comm.timeouts.connect": "1s"}),
         pytest.raises(UserError, match="the Dask cluster failed: Timed out"),
