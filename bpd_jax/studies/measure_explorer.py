@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from bpd_jax.decoding.generate import Generation
-from bpd_jax.decoding.loading import LoadedModel
+from bpd_jax.decoding.loaded_model import LoadedModel
 from bpd_jax.studies.measure import ExampleText, replay
 from bpd_jax.studies.records import REPORT, Call, ExplorerRecord, Trace
 from bpd_jax.studies.study_context import StudyContext

@@ -10,8 +10,8 @@ import pytest
 
 from bpd_jax import configuration
 from bpd_jax.data.row_sources import Shard
-from bpd_jax.decoding.conversation import Chat
 from bpd_jax.decoding.decoder import GREEDY
+from bpd_jax.decoding.loaded_model import Chat
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams.formats.load_model import load_model

@@ -14,8 +14,8 @@ import pytest
 
 from bpd_jax.data.rows import RowIterator, open_rows
 from bpd_jax.errors import UserError
+from bpd_jax.models.blockwise_config import load_config
 from bpd_jax.models.compute import ComputeConfig
-from bpd_jax.models.config import load_config
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.training import distributed
 from bpd_jax.training.checkpoints import load_parameters
