@@ -42,7 +42,7 @@ def _record(
     context: StudyContext, place: ExampleText, drafted: dict[str, Generation]
 ) -> ExplorerRecord:
     pieces = _Pieces(context.loaded(place.task))
-    text = place.text
+    text = place.text.predicted_by(context.config.source)
     log_probs = text.log_probs[..., :_CANDIDATES].astype(float)
     return ExplorerRecord(
         task=place.task,

@@ -28,13 +28,15 @@ PLAIN = "Autoregressive"
 def costs_of(run: StudyRun) -> RunCosts:
     """Costs of plain decoding (`PLAIN`) and of the contenders that the formula covers.
 
-    Nothing without `model_sizes`.
+    Nothing without `model_sizes`, or if a block drafter drafts: the paper's formula is
+    for block heads.
 
     Raises:
       UserError: `model_sizes` is of another form, or `settings` lack a width.
     """
     sizes = run.facts.get("model_sizes")
-    if not sizes:
+    settings = run.facts.get("settings", {})
+    if not sizes or settings.get("source", "heads") != "heads":
         return {}
     try:
         model = ModelSize(**sizes["model"])
