@@ -13,8 +13,8 @@ from bpd_jax.drafting.refiners.neural import PARALLEL
 from bpd_jax.drafting.searches.chains import most_prefixes
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.token_cost import CONTEXTS, Cost, ModelSize, cost
-from bpd_jax.studies.config import BPD, parse_contender
 from bpd_jax.studies.results import StudyRun
+from bpd_jax.studies.study_config import BPD, parse_contender
 
 RunCosts = dict[str, tuple[float, dict[int, Cost]]]
 """By contender: mean block efficiency over tasks, and costs by context."""

@@ -27,15 +27,15 @@ from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.recording import RecordedText, padded_sizes, record_text
 from bpd_jax.errors import UserError
 from bpd_jax.studies import tasks
-from bpd_jax.studies.config import (
+from bpd_jax.studies.conversations import later_turns
+from bpd_jax.studies.measure_quality import plain_text
+from bpd_jax.studies.study_config import (
     TASK_FIELD,
     StudyConfig,
     class_of,
     parse_contender,
 )
-from bpd_jax.studies.conversations import later_turns
-from bpd_jax.studies.measure_quality import plain_text
-from bpd_jax.studies.records import REPORT, TUNE
+from bpd_jax.studies.study_records import REPORT, TUNE
 from bpd_jax.studies.tasks import StudyExample
 from bpd_jax.studies.text_files import content_digest, load_texts, save_texts
 

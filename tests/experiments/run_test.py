@@ -19,22 +19,22 @@ from bpd_jax.models.drafter_files import save_drafter
 from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.ngrams.formats.load_model import load_model
 from bpd_jax.studies import run_files
-from bpd_jax.studies.catalog import NAMES
-from bpd_jax.studies.config import StudyConfig
 from bpd_jax.studies.in_domain import build_in_domain
-from bpd_jax.studies.measure import draft_records, oracle_records
+from bpd_jax.studies.measure_drafts import draft_records, oracle_records
 from bpd_jax.studies.measure_explorer import explorer_records
 from bpd_jax.studies.measure_quality import plain_text
 from bpd_jax.studies.measurements import MEASUREMENTS
-from bpd_jax.studies.records import (
+from bpd_jax.studies.run_files import open_run
+from bpd_jax.studies.run_header import check_header, continued, facts_of
+from bpd_jax.studies.study_catalog import NAMES
+from bpd_jax.studies.study_config import StudyConfig
+from bpd_jax.studies.study_context import StudyContext
+from bpd_jax.studies.study_records import (
     DraftRecord,
     ExplorerRecord,
     OracleRecord,
     TimingRecord,
 )
-from bpd_jax.studies.run_files import open_run
-from bpd_jax.studies.run_header import check_header, continued, facts_of
-from bpd_jax.studies.study_context import StudyContext
 from bpd_jax.studies.text_files import content_digest
 from bpd_jax.studies.tuning import tune
 

@@ -9,14 +9,14 @@ from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.recording import RecordedText, padded_sizes
 from bpd_jax.decoding.replay import replay_of
 from bpd_jax.evaluation.oracle_grid import oracle_calls
-from bpd_jax.studies.config import BPD
-from bpd_jax.studies.records import (
+from bpd_jax.studies.study_config import BPD
+from bpd_jax.studies.study_context import StudyContext
+from bpd_jax.studies.study_records import (
     DraftRecord,
     OracleRecord,
     call_positions,
     to_digits,
 )
-from bpd_jax.studies.study_context import StudyContext
 from bpd_jax.studies.tasks import StudyExample
 
 # Number of texts that are replayed together; each contender is compiled once for it.

@@ -109,7 +109,7 @@ class StudyConfig(Validated):
     """One study at one size.
 
     Attributes:
-      study: its name, see `bpd_jax.studies.catalog`.
+      study: its name, see `bpd_jax.studies.study_catalog`.
       size: name of the size, as the gin file gives it.
       model: run folder, checkpoint or known name; `{task}` in it stands for the task,
         where every task has a finetuned model.
