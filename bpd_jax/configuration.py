@@ -79,7 +79,7 @@ CONFIGURABLES = {
     "MeshConfig": "models.partitioning",
     "OptimizerConfig": "training.config",
     "RotaryConfig": "models.rotary",
-    "StudyConfig": "studies.config",
+    "StudyConfig": "studies.study_config",
     "TextTask": "data.text_task",
     "TrainConfig": "training.config",
     "TransformerConfig": "models.transformer_config",

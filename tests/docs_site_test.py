@@ -20,7 +20,7 @@ import yaml
 
 from bpd_jax.decoding.methods import Method, parse_method
 from bpd_jax.errors import UserError
-from bpd_jax.studies.catalog import NAMES
+from bpd_jax.studies.study_catalog import NAMES
 
 ROOT = pathlib.Path(__file__).parent.parent
 DOCS = ROOT / "docs"

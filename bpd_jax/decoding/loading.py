@@ -63,9 +63,9 @@ def load_model(
         known_names = ", ".join([*KNOWN_RUNS, *PACKAGED])
         hint = " (make train-demo trains it)" if name in KNOWN_RUNS else ""
         raise UserError(
-            f"there is no model {name!r}: {path} does not exist{hint}; give a run "
-            "folder, one of its checkpoints, a Hugging Face folder, a GGUF file, or a "
-            f"known name ({known_names})."
+            f"there is no model {name!r}: {path} is not a file or folder{hint}; give "
+            "a run folder, one of its checkpoints, a Hugging Face folder, a GGUF file, "
+            f"or a known name ({known_names})."
         )
     if heads is not None:
         raise UserError(f"--heads is for pretrained models; {path} has its own heads.")

@@ -21,6 +21,8 @@ from bpd_jax.settings import (
 EXACT, SPECULATIVE, TYPICAL = ACCEPTANCES = ("exact", "speculative", "typical")
 TREE, BATCHED = VERIFICATIONS = ("tree", "batched")
 
+# Logits divided by less may overflow float32.
+_LEAST_TEMPERATURE = 1e-4
 _TOKEN = integer(0)
 _TOKENS = Check(
     "a token id, or a list of them",
@@ -100,7 +102,15 @@ class DecodeOptions(StepOptions):
     batch_size: Count = 1
 
     def check_together(self) -> None:
-        """Raises a `UserError` for sampling options with greedy decoding."""
+        """Raises a `UserError` for incompatible options and invalid stop texts."""
+        if 0 < self.temperature < _LEAST_TEMPERATURE:
+            raise UserError(
+                f"temperature must be 0, which is greedy, or at least "
+                f"{_LEAST_TEMPERATURE:g}, not {self.temperature:g}."
+            )
+        for text in self.stop:
+            if any("\ud800" <= character <= "\udfff" for character in text):
+                raise UserError(f"stop must be UTF-8 text, not {text!r}.")
         if self.temperature == 0 and (self.top_k is not None or self.top_p < 1):
             raise UserError(
                 "top_k and top_p need sampling: give a temperature above 0."

@@ -13,6 +13,7 @@ import numpy as np
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.recorded_drafter import record_drafter, stack_padded
+from bpd_jax.errors import UserError
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, KVCache
@@ -48,6 +49,24 @@ class RecordedText:
     entropies: np.ndarray
     hidden: np.ndarray
     drafter: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+
+    def predicted_by(self, source: str) -> "RecordedText":
+        """The text with the predictions of a source, `heads` or `block`, as its own.
+
+        Raises:
+          UserError: the text was recorded without a block drafter.
+        """
+        if source == "heads":
+            return self
+        if self.drafter is None:
+            raise UserError("the text was recorded without a block drafter.")
+        candidates, log_probs, entropies = self.drafter
+        return dataclasses.replace(
+            self,
+            candidates=candidates,
+            log_probs=log_probs,
+            entropies=np.concatenate([self.entropies[:, :1], entropies], axis=1),
+        )
 
 
 @flax.struct.dataclass

@@ -8,13 +8,16 @@ from bpd_jax.errors import UserError
 from bpd_jax.evaluation.metrics.catalog import metric_of
 from bpd_jax.reporting.records import Record
 from bpd_jax.studies import study
-from bpd_jax.studies.measure import draft_records, oracle_records
+from bpd_jax.studies.measure_drafts import draft_records, oracle_records
 from bpd_jax.studies.measure_explorer import explorer_records
 from bpd_jax.studies.measure_latency import ENGINES, latency_records
 from bpd_jax.studies.measure_quality import passage_records, quality_records
 from bpd_jax.studies.measure_timing import timing_records
 from bpd_jax.studies.printed import LAMBADA
-from bpd_jax.studies.records import (
+from bpd_jax.studies.results import StudyRun
+from bpd_jax.studies.run_files import HEADER, open_run, read_header
+from bpd_jax.studies.study_context import StudyContext
+from bpd_jax.studies.study_records import (
     DraftRecord,
     ExplorerRecord,
     LatencyRecord,
@@ -22,9 +25,6 @@ from bpd_jax.studies.records import (
     QualityRecord,
     TimingRecord,
 )
-from bpd_jax.studies.results import StudyRun
-from bpd_jax.studies.run_files import HEADER, open_run, read_header
-from bpd_jax.studies.study_context import StudyContext
 
 Keep = Callable[[Iterable[Record]], None]
 

@@ -223,6 +223,8 @@ def test_everything_must_fit_the_model(make_model, make_ngram):
         ({"stop": ("",)}, "stop must be"),
         ({"stop": "end"}, "stop must be"),
         ({"temperature": float("inf")}, "temperature must be"),
+        ({"temperature": 1e-300}, "temperature must be 0"),
+        ({"stop": ("a", "\udcff")}, "stop must be UTF-8"),
         ({"top_p": 1.5}, "top_p must be"),
         ({"acceptance": "typical"}, "typical acceptance needs sampling"),
         ({"typical_epsilon": -0.1}, "typical_epsilon must be"),
