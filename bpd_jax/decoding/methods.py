@@ -176,21 +176,20 @@ class Method:
         raise UserError(f"{self.name} has no setting {name!r}.")
 
     def with_source(self, name: str) -> "Method":
-        """The same method with another lattice source in place of the block heads.
+        """Returns the method with another lattice source in place of the block heads.
 
-        A number of heads becomes the number of tokens that the other source drafts.
-        Methods that do not draft from block heads are returned unchanged.
+        The number of heads becomes the number of tokens that the other source drafts.
+        Methods without block heads are returned unchanged.
 
         >>> parse_method("ngram:16:heads=3").with_source("block").composed
         'block:3+ngram/best:16'
         """
-        heads = self.source
+        heads: Any = self.source
         if heads is None or heads.name != "heads":
             return self
-        other: Any = parts(SourcePart)[name]
-        written = {other.number: getattr(heads, heads.number)}
-        written["k"] = heads.k
-        return dataclasses.replace(self, source=other(**written))
+        part: Any = parts(SourcePart)[name]
+        source = part(**{part.number: heads.heads, "k": heads.k})
+        return dataclasses.replace(self, source=source)
 
     @property
     def search_name(self) -> str:

@@ -51,7 +51,7 @@ class RecordedText:
     drafter: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 
     def predicted_by(self, source: str) -> "RecordedText":
-        """The text with the predictions of a source, `heads` or `block`, as its own.
+        """Returns the text with the predictions of `heads` or `block` as candidates.
 
         Raises:
           UserError: the text was recorded without a block drafter.

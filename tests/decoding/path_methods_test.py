@@ -81,9 +81,13 @@ def test_refiners_that_do_not_fit_are_refused(
 ):
     model = make_model(0, block_size=LENGTH, num_layers=1)
     refiner = given and make_refiner(given, heads=heads)
-    with pytest.raises(UserError, match=words):
+
+    def build():
         decoder = Decoder(*model, width=WIDTH, assets=Assets(**{kind: refiner}))
-        decoder.drafter(parse_method(kind))
+        return decoder.drafter(parse_method(kind))
+
+    with pytest.raises(UserError, match=words):
+        build()
 
 
 @pytest.mark.parametrize("name", ["neural", "draft_model"])
