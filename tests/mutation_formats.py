@@ -19,7 +19,7 @@ from bpd_jax.data.prompts import read_prompts_file
 from bpd_jax.data.rows import open_rows
 from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.models.blockwise import parameter_shapes
-from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.ngrams.counting import bounded
 from bpd_jax.ngrams.counting.counts import NGramCounts, count_ngrams

@@ -11,7 +11,7 @@ from bpd_jax.evaluation.metrics.lambada import (
     split_last_word,
 )
 from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.studies.records import QualityRecord
+from bpd_jax.studies.study_records import QualityRecord
 from bpd_jax.studies.tasks import StudyExample
 from bpd_jax.typing import Params
 
