@@ -91,13 +91,23 @@ def interruptible() -> Iterator[None]:
             timer.start()
         raise KeyboardInterrupt
 
+    show = sys.unraisablehook
+
+    # In a destructor or in a callback of the garbage collector, Python itself catches
+    # the exception and prints a traceback.
+    def show_others(ignored: "sys.UnraisableHookArgs") -> None:
+        if not issubclass(ignored.exc_type, KeyboardInterrupt):
+            show(ignored)
+
     signal.signal(signal.SIGINT, interrupt)
+    sys.unraisablehook = show_others
     try:
         yield
         if interrupted:
             raise KeyboardInterrupt
     finally:
         signal.signal(signal.SIGINT, before)
+        sys.unraisablehook = show
         if before is not _leave:  # The process continues, as under pytest.
             timer.cancel()
 

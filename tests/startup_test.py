@@ -57,6 +57,22 @@ def test_a_command_that_does_not_end_after_an_interrupt_is_ended():
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 
+def test_an_interrupt_in_a_destructor_ends_the_command_without_a_traceback():
+    done = _program(
+        "class Array:\n"
+        "    def __del__(self):\n"
+        "        interrupt()\n"
+        "        sum(range(1000))\n"
+        "from bpd_jax import cli\n"
+        "with cli.telling_errors():\n"
+        "    Array()\n"
+        "    print('continued')\n"
+    )
+    assert done.returncode == 130
+    assert done.stdout == "continued\n"
+    assert done.stderr == "interrupted\n"
+
+
 def test_an_interrupt_that_a_library_swallows_still_ends_the_command(capsys):
     before = signal.getsignal(signal.SIGINT)
     cleaned = []
