@@ -27,7 +27,7 @@ from bpd_jax.decoding.loading import LoadedModel
 from bpd_jax.decoding.methods import Method, parse_method
 from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
 from bpd_jax.errors import UserError
-from bpd_jax.evaluation.blocks import telling_block
+from bpd_jax.evaluation.block_view import telling_block
 from bpd_jax.evaluation.compare import (
     MethodResult,
     compare,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bpd_jax.evaluation.blocks import BlockView, most_telling, view_block
+from bpd_jax.evaluation.block_view import BlockView, most_telling, view_block
 from bpd_jax.reporting import wording
 from bpd_jax.reporting.evaluation_records import lattice_picture
 from bpd_jax.reporting.exhibits import Cell, Column, Table
