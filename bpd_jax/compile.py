@@ -20,9 +20,9 @@ from rich.console import Console
 
 from bpd_jax import cli, configuration
 from bpd_jax.buckets import as_path
-from bpd_jax.compilation import report
+from bpd_jax.compilation import compile_report
 from bpd_jax.compilation.drafter_programs import drafter_programs
-from bpd_jax.compilation.measure import Measured, compile_for
+from bpd_jax.compilation.measured_program import Measured, compile_for
 from bpd_jax.compilation.programs import (
     DecodeShapes,
     Program,
@@ -32,7 +32,7 @@ from bpd_jax.compilation.programs import (
 from bpd_jax.compilation.topology import find_slice
 from bpd_jax.errors import UserError
 from bpd_jax.files import check_writable, replacing_file
-from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.partitioning import MeshConfig
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.heads.settings import HeadsTrainConfig
@@ -92,11 +92,11 @@ def main() -> None:
     for program in programs:
         print(f"compiling {program.name} for {where.name} ...", file=sys.stderr)
         measured.append(compile_for(program, mesh, where, _HLO.value))
-    console.print(report.table(where, dict(mesh.shape), measured))
+    console.print(compile_report.table(where, dict(mesh.shape), measured))
     for one in measured:
-        console.print(report.collectives(one))
+        console.print(compile_report.collectives(one))
     if _OUTPUT.value:
-        figures = report.as_json(where, dict(mesh.shape), measured)
+        figures = compile_report.as_json(where, dict(mesh.shape), measured)
         with replacing_file(_OUTPUT.value) as path:
             path.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
         console.print(f"written to {_OUTPUT.value}")

@@ -68,8 +68,8 @@ _GIN_BINDINGS = flags.DEFINE_multi_string(
 # imported when a file names one.
 CONFIGURABLES = {
     "BlockDrafterConfig": "models.drafter_config",
-    "BlockHeadsConfig": "models.config",
-    "BlockwiseConfig": "models.config",
+    "BlockHeadsConfig": "models.blockwise_config",
+    "BlockwiseConfig": "models.blockwise_config",
     "ComputeConfig": "models.compute",
     "DecodeConfig": "decoding.options",
     "DecodeOptions": "decoding.options",
@@ -79,7 +79,7 @@ CONFIGURABLES = {
     "MeshConfig": "models.partitioning",
     "OptimizerConfig": "training.config",
     "RotaryConfig": "models.rotary",
-    "StudyConfig": "studies.config",
+    "StudyConfig": "studies.study_config",
     "TextTask": "data.text_task",
     "TrainConfig": "training.config",
     "TransformerConfig": "models.transformer_config",

@@ -25,11 +25,11 @@ from bpd_jax.reporting.csv_tables import table_csv
 from bpd_jax.reporting.explorer import ExplorerText, title_of
 from bpd_jax.reporting.latex import table_latex
 from bpd_jax.reporting.page import Page, PagePart, write_page
-from bpd_jax.studies.catalog import NAMES, find_study
 from bpd_jax.studies.highlights import highlights
-from bpd_jax.studies.records import ExplorerRecord
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.run_files import HEADER, open_run
+from bpd_jax.studies.study_catalog import NAMES, find_study
+from bpd_jax.studies.study_records import ExplorerRecord
 
 OUTPUT = flags.DEFINE_string("output", "report.html", "the page to write.")
 LATEX = flags.DEFINE_string("latex", None, "folder for one .tex file per table.")

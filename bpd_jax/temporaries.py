@@ -1,9 +1,9 @@
-"""Temporary files and folders beside a result, which one rename turns into it.
+"""Temporary files and folders, which are renamed to the result when complete.
 
-They are called `.NAME.HOST.RANDOM.part`. The process that writes one holds a lock on
-it, which the system releases however the process ends. So what a killed process left
-can be distinguished from what another one is writing, and the next writer of NAME
-removes it.
+They are in the same folder as the result and are called `.NAME.HOST.RANDOM.part`. The
+process that writes one holds a lock on it, which the system releases when the process
+ends in any way. The lock distinguishes what a killed process left, which the next
+writer of NAME removes, from what another process is writing.
 """
 
 import contextlib
@@ -17,18 +17,18 @@ import zlib
 from collections.abc import Iterator
 
 SUFFIX = ".part"
-# What a folder is called between the two renames that replace it.
+# Suffix of a folder between the two renames that replace it.
 OLD_SUFFIX = ".old"
-# A lock may be known on one machine only, so each removes what was left on it.
+# Locks may be local to a machine, so each machine removes only its own leftovers.
 _HOST = f"{zlib.crc32(platform.node().encode()):08x}"
 
 
 @contextlib.contextmanager
 def part_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields a new empty file beside `path` that is removed at the end if still there.
+    """Yields a new empty file beside `path`, removed at the end if it still exists.
 
-    Its name cannot be predicted and the file is created anew, so no link that
-    somebody planted is followed.
+    Its name cannot be predicted and an existing file is never opened, so a planted link
+    is not followed.
 
     Raises:
       OSError: the folder cannot be written.
@@ -45,7 +45,7 @@ def part_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
         temporary.chmod(_mode(path, 0o666) | 0o600)
         yield temporary
     finally:
-        # Missing, or its folder is: either way there is nothing left to remove.
+        # The file or its folder no longer exists.
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             temporary.unlink()
         os.close(descriptor)
@@ -53,7 +53,7 @@ def part_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 @contextlib.contextmanager
 def part_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields a new empty folder beside `path`, removed at the end if still there.
+    """Yields a new empty folder beside `path`, removed at the end if it still exists.
 
     Raises:
       OSError: the parent folder cannot be written.
@@ -81,14 +81,14 @@ def part_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def remove_remainders(parent: pathlib.Path, name: str | None = None) -> None:
-    """Removes what dead processes of this machine left while they wrote.
+    """Removes temporary files of processes of this machine that have ended.
 
-    A folder that a process was killed while replacing, between its two renames, gets
-    its name back.
+    If a process was killed between the two renames that replace a folder, the older
+    folder gets its name back.
 
     Args:
       parent: the folder of the results.
-      name: of one result; None for all in the folder.
+      name: name of one result; None for all in the folder.
     """
     middle = f".{_HOST}."
     try:
@@ -111,16 +111,16 @@ def remove_remainders(parent: pathlib.Path, name: str | None = None) -> None:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file of this name is one of ours, finished by nobody yet."""
+    """Whether this is the name of a temporary file or folder of this module."""
     return name.startswith(".") and name.endswith(SUFFIX)
 
 
 @contextlib.contextmanager
 def exclusive(folder: pathlib.Path) -> Iterator[None]:
-    """Lets one process at a time rename things in a folder, where locks are known.
+    """Lets one process at a time rename entries of a folder, if locks are supported.
 
     Raises:
-      OSError: there is no such folder.
+      OSError: the folder does not exist.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -132,7 +132,7 @@ def exclusive(folder: pathlib.Path) -> Iterator[None]:
 
 
 def sync(path: pathlib.Path) -> None:
-    """Waits until a file, or a folder and all in it, is on the disk.
+    """Waits until a file, or a folder with everything in it, is on the disk.
 
     Raises:
       OSError: it could not be written, for example because the disk is full.
@@ -150,8 +150,8 @@ def sync(path: pathlib.Path) -> None:
 
 
 def sync_folder(folder: pathlib.Path) -> None:
-    """Waits until the names in a folder are on the disk, where that can be asked."""
-    with contextlib.suppress(OSError):  # Some file systems know no such thing.
+    """Waits until the names in a folder are on the disk, if the system supports it."""
+    with contextlib.suppress(OSError):  # Some file systems cannot sync folders.
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
@@ -160,18 +160,18 @@ def sync_folder(folder: pathlib.Path) -> None:
 
 
 def _locked(descriptor: int, path: pathlib.Path) -> bool:
-    """Locks what was just made; False if somebody removed it before that."""
+    """Locks a file or folder just created; False if it was removed before that."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:
-        return True  # A file system without locks: nobody removes anything there.
+        return True  # Without locks, nothing is removed by other processes.
     return _is_at(descriptor, path)
 
 
 def _remove_if_dead(path: pathlib.Path) -> None:
-    """Removes a temporary file or folder unless its writer lives."""
+    """Removes a temporary file or folder unless its writer is still running."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -199,7 +199,7 @@ def _is_at(descriptor: int, path: pathlib.Path) -> bool:
 
 
 def _mode(path: pathlib.Path, default: int) -> int:
-    """The permissions of what is replaced, or those that a new one gets."""
+    """The permissions of an existing file or folder, or those of a new one."""
     try:
         return os.stat(path).st_mode & 0o777
     except OSError:

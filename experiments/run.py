@@ -34,12 +34,12 @@ from bpd_jax.errors import UserError
 from bpd_jax.reporting.records import Record
 from bpd_jax.reporting.terminal import print_exhibit
 from bpd_jax.studies import run_files
-from bpd_jax.studies.catalog import NAMES, find_study
-from bpd_jax.studies.config import StudyConfig
 from bpd_jax.studies.in_domain import build_in_domain
 from bpd_jax.studies.measurements import MEASUREMENTS
 from bpd_jax.studies.run_header import check_header, check_settings, continued, facts_of
 from bpd_jax.studies.study import DRAFTING
+from bpd_jax.studies.study_catalog import NAMES, find_study
+from bpd_jax.studies.study_config import StudyConfig
 from bpd_jax.studies.study_context import StudyContext
 from bpd_jax.studies.tasks import HELD_OUT
 from bpd_jax.studies.tuning import tune

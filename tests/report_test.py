@@ -8,7 +8,8 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from bpd_jax.studies.records import (
+from bpd_jax.studies.run_files import append_records, write_header
+from bpd_jax.studies.study_records import (
     REPORT,
     Call,
     DraftRecord,
@@ -16,7 +17,6 @@ from bpd_jax.studies.records import (
     OracleRecord,
     Trace,
 )
-from bpd_jax.studies.run_files import append_records, write_header
 from tests.commands import start
 
 ROOT = pathlib.Path(__file__).parent.parent

@@ -15,8 +15,12 @@ from bpd_jax.compilation.collectives import (
     Collective,
     collective_of,
 )
-from bpd_jax.compilation.flops import convolution_flops, dot_flops, kernel_flops
 from bpd_jax.compilation.hlo import Computation, Instruction, Module
+from bpd_jax.compilation.instruction_flops import (
+    convolution_flops,
+    dot_flops,
+    kernel_flops,
+)
 from bpd_jax.compilation.traffic import traffic
 
 # They move nothing in memory, or their traffic is counted elsewhere.

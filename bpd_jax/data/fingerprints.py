@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable
 
+from bpd_jax import files
 from bpd_jax.data import corpora, example_readers
 from bpd_jax.data.corpora import SourceFile
 from bpd_jax.data.example_task import DataTask, ExampleTask
@@ -27,9 +28,9 @@ def source_fingerprint(task: DataTask, split: str) -> str:
     return _files_fingerprint(example_readers.example_files(task, split))
 
 
-def _files_fingerprint(files: Iterable[SourceFile]) -> str:
+def _files_fingerprint(source_files: Iterable[SourceFile]) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for name, path in files:
+    for name, path in source_files:
         status = path.stat()
         line = f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n"
         digest.update(line.encode("utf-8", "surrogateescape"))
@@ -46,6 +47,8 @@ def vocabulary_fingerprint(task: DataTask) -> str:
         return task.vocabulary
     path = tokenizer_file(task.vocabulary)
     try:
-        return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+        return hashlib.blake2b(files.read_bytes(path), digest_size=16).hexdigest()
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise UserError(f"{path} is not a tokenizer.json: {error}.") from error

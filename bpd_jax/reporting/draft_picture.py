@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bpd_jax.errors import UserError
-from bpd_jax.evaluation.block_view import most_telling
+from bpd_jax.evaluation.block_views import most_telling
 from bpd_jax.reporting.explorer import ExplorerText
 from bpd_jax.reporting.templates import rendered
 from bpd_jax.reporting.wording import visible

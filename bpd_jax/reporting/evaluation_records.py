@@ -12,7 +12,7 @@ from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.stopping import cut_at_stop
 from bpd_jax.errors import UserError
-from bpd_jax.evaluation.block_view import BlockView
+from bpd_jax.evaluation.block_views import BlockView
 from bpd_jax.evaluation.compare import MethodResult
 from bpd_jax.evaluation.draft_statistics import draft_statistics
 from bpd_jax.evaluation.efficiency import (

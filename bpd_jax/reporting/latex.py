@@ -2,7 +2,7 @@
 
 import re
 
-from bpd_jax.reporting import numbers
+from bpd_jax.reporting import number_format
 from bpd_jax.reporting.exhibits import Cell, Column, Row, Table
 from bpd_jax.reporting.wording import readable
 
@@ -101,12 +101,12 @@ def table_latex(table: Table, label: str) -> str:
       label: that the document refers to it by, after `tab:`.
     """
     caption = f"{table.title}. {table.caption}".strip()
-    if numbers.has_intervals(table):
+    if number_format.has_intervals(table):
         caption += f" In brackets: {table.intervals}."
-    if numbers.has_printed(table):
+    if number_format.has_printed(table):
         caption += " In italics: printed in the paper."
     alignment = "".join(
-        "l" if words else "r" for words in numbers.columns_of_words(table)
+        "l" if words else "r" for words in number_format.columns_of_words(table)
     )
     return "\n".join(
         [
@@ -133,7 +133,7 @@ def table_latex(table: Table, label: str) -> str:
 def _heading(table: Table) -> list[str]:
     labels = [table.heading, *(column.label for column in table.columns)]
     lines = []
-    if groups := numbers.groups(table):
+    if groups := number_format.groups(table):
         cells, rules, first = [""], [], 2
         for group, span in groups:
             cells.append(rf"\multicolumn{{{span}}}{{c}}{{{escape(group)}}}")
@@ -158,10 +158,10 @@ def _row(row: Row, table: Table) -> list[str]:
 
 
 def _entry(cell: Cell, column: Column, *, strong: bool) -> str:
-    parts = [_bold(escape(numbers.measured(cell, column)), strong)]
-    if bounds := numbers.interval(cell, column):
+    parts = [_bold(escape(number_format.measured(cell, column)), strong)]
+    if bounds := number_format.interval(cell, column):
         parts.append(rf"\interval{{{escape(bounds)}}}")
-    if paper := numbers.printed(cell, column):
+    if paper := number_format.printed(cell, column):
         parts.append(rf"\printed{{{escape(paper)}}}")
     return " ".join(parts)
 

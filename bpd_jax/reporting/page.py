@@ -19,7 +19,13 @@ import jinja2
 from markupsafe import Markup
 
 from bpd_jax import files
-from bpd_jax.reporting import charts, explorer, lattice, numbers, run_sentences
+from bpd_jax.reporting import (
+    charts,
+    explorer,
+    lattice_drawing,
+    number_format,
+    run_sentences,
+)
 from bpd_jax.reporting.exhibits import Chart, Exhibit
 from bpd_jax.reporting.explorer import ExplorerText
 from bpd_jax.reporting.templates import environment, resource
@@ -150,15 +156,17 @@ def render(page: Page) -> str:
 def _environment() -> jinja2.Environment:
     derived = environment().overlay()
     derived.filters = derived.filters | {
-        "measured": numbers.measured,
-        "interval": numbers.interval,
-        "printed": numbers.printed,
-        "groups": numbers.groups,
-        "columns_of_words": lambda table: numbers.columns_of_words(table, _WORDS_FROM),
-        "has_intervals": numbers.has_intervals,
-        "has_printed": numbers.has_printed,
+        "measured": number_format.measured,
+        "interval": number_format.interval,
+        "printed": number_format.printed,
+        "groups": number_format.groups,
+        "columns_of_words": lambda table: number_format.columns_of_words(
+            table, _WORDS_FROM
+        ),
+        "has_intervals": number_format.has_intervals,
+        "has_printed": number_format.has_printed,
         "draw_chart": charts.draw,
-        "draw_lattice": lattice.figure,
+        "draw_lattice": lattice_drawing.figure,
         "run_facts": run_facts,
         "signed": _signed,
     }

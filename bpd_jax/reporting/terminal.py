@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from bpd_jax.reporting import numbers, wording
+from bpd_jax.reporting import number_format, wording
 from bpd_jax.reporting.exhibits import Cell, Column, Exhibit, Table
 from bpd_jax.reporting.records import DecodeRecord, Step
 
@@ -73,11 +73,11 @@ def _table(table: Table, intervals: bool) -> RichTable:
 
 def _cell(cell: Cell, column: Column, intervals: bool) -> Text:
     """The value, its interval on a line below, the paper's value in brackets."""
-    shown = Text(numbers.measured(cell, column), style=_TONES.get(cell.tone, ""))
-    if intervals and (bounds := numbers.interval(cell, column)):
+    shown = Text(number_format.measured(cell, column), style=_TONES.get(cell.tone, ""))
+    if intervals and (bounds := number_format.interval(cell, column)):
         shown.append(f"\n{bounds}", style="dim")
     if cell.paper is not None:
-        shown.append(f" ({numbers.printed(cell, column)})", style="dim")
+        shown.append(f" ({number_format.printed(cell, column)})", style="dim")
     return shown
 
 

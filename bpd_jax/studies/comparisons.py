@@ -11,9 +11,9 @@ from bpd_jax.evaluation.entropy import Fit, fit_line
 from bpd_jax.evaluation.significance import efficiency_test, holm
 from bpd_jax.reporting.exhibits import Cell, Column, Finding, Table
 from bpd_jax.studies import printed
-from bpd_jax.studies.config import BPD
 from bpd_jax.studies.printed import Numbers
 from bpd_jax.studies.results import StudyRun
+from bpd_jax.studies.study_config import BPD
 from bpd_jax.studies.tables import (
     ALL,
     Entry,

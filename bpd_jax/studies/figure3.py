@@ -17,11 +17,11 @@ from bpd_jax.reporting.exhibits import (
     Table,
 )
 from bpd_jax.studies import printed
-from bpd_jax.studies.config import BPD
-from bpd_jax.studies.records import DraftRecord
 from bpd_jax.studies.refinements import method_of
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study import Study
+from bpd_jax.studies.study_config import BPD
+from bpd_jax.studies.study_records import DraftRecord
 from bpd_jax.studies.tables import (
     Judgement,
     by_row,

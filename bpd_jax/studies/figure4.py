@@ -10,15 +10,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bpd_jax.evaluation.block_view import BlockView, most_telling, view_block
+from bpd_jax.evaluation.block_views import BlockView, most_telling, view_block
 from bpd_jax.reporting import wording
 from bpd_jax.reporting.evaluation_records import lattice_picture
 from bpd_jax.reporting.exhibits import Cell, Column, Table
 from bpd_jax.reporting.records import LatticePicture
-from bpd_jax.studies.records import Call, ExplorerRecord, Trace
 from bpd_jax.studies.refinements import BPD, MEDUSA, REFINES, method_of
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study import EXPLORER, Study
+from bpd_jax.studies.study_records import Call, ExplorerRecord, Trace
 from bpd_jax.studies.tables import ALL, Judgement, by_row, counted, finding, table
 
 _PICTURES = 3
@@ -243,7 +243,7 @@ def _bounded(data: _Figure4Data) -> Judgement | str:
         for trace in record.traces:
             method = method_of(trace.contender)
             shared = [call for call in trace.calls if call.at in bounds]
-            if method.kind in _IN_LATTICE and not method.beside and shared:
+            if method.kind in _IN_LATTICE and not method.lookup and shared:
                 margins += [bounds[call.at] - call.accepted for call in shared]
                 others.add(trace.contender)
     if not margins:

@@ -8,11 +8,11 @@ import numpy as np
 from bpd_jax.evaluation.entropy import fit_line
 from bpd_jax.reporting.exhibits import LINES, Cell, Chart, Column, Table
 from bpd_jax.studies import printed
-from bpd_jax.studies.config import BPD
-from bpd_jax.studies.records import REPORT, OracleRecord
 from bpd_jax.studies.refinements import method_of
 from bpd_jax.studies.results import StudyRun, drafts_from_lattice
 from bpd_jax.studies.study import DRAFTS, ORACLE, Study
+from bpd_jax.studies.study_config import BPD
+from bpd_jax.studies.study_records import REPORT, OracleRecord
 from bpd_jax.studies.tables import (
     ALL,
     Judgement,

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from bpd_jax.decoding.generate import Generation
-from bpd_jax.decoding.loading import LoadedModel
-from bpd_jax.studies.measure import ExampleText, replay
-from bpd_jax.studies.records import REPORT, Call, ExplorerRecord, Trace
+from bpd_jax.decoding.loaded_model import LoadedModel
+from bpd_jax.studies.measure_drafts import ExampleText, replay
 from bpd_jax.studies.study_context import StudyContext
+from bpd_jax.studies.study_records import REPORT, Call, ExplorerRecord, Trace
 
 # Candidates of each head that are kept, and characters of a prompt that are shown.
 _CANDIDATES, _PROMPT = 6, 1200
@@ -42,7 +42,7 @@ def _record(
     context: StudyContext, place: ExampleText, drafted: dict[str, Generation]
 ) -> ExplorerRecord:
     pieces = _Pieces(context.loaded(place.task))
-    text = place.text
+    text = place.text.predicted_by(context.config.source)
     log_probs = text.log_probs[..., :_CANDIDATES].astype(float)
     return ExplorerRecord(
         task=place.task,

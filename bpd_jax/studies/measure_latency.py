@@ -25,7 +25,7 @@ from bpd_jax.errors import UserError
 from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.studies import printed
-from bpd_jax.studies.records import LatencyRecord
+from bpd_jax.studies.study_records import LatencyRecord
 from bpd_jax.typing import PyTree
 
 DEVICE, VITERBI, FST = ENGINES = ("device", "viterbi", "fst")

@@ -11,7 +11,7 @@ from bpd_jax.evaluation.metrics.lambada import (
 )
 from bpd_jax.evaluation.metrics.task_metrics import metric_of
 from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.studies.records import QualityRecord
+from bpd_jax.studies.study_records import QualityRecord
 from bpd_jax.studies.tasks import StudyExample
 from bpd_jax.typing import Params
 

@@ -11,7 +11,7 @@ from bpd_jax.compiled import forget_compiled
 from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.options import EXACT, SPECULATIVE, DecodeOptions
-from bpd_jax.studies.records import REPORT, TimingRecord
+from bpd_jax.studies.study_records import REPORT, TimingRecord
 
 if TYPE_CHECKING:
     from bpd_jax.studies.study_context import StudyContext, StudyExample

@@ -3,18 +3,21 @@
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 from bpd_jax import progress, provenance
-from bpd_jax.decoding.asset_files import OWN_ASSETS
+from bpd_jax.decoding.asset_files import ASSET_FOLDERS
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.metrics.task_metrics import metric_of
 from bpd_jax.reporting.records import Record
 from bpd_jax.studies import study
-from bpd_jax.studies.measure import draft_records, oracle_records
+from bpd_jax.studies.measure_drafts import draft_records, oracle_records
 from bpd_jax.studies.measure_explorer import explorer_records
 from bpd_jax.studies.measure_latency import ENGINES, latency_records
 from bpd_jax.studies.measure_quality import passage_records, quality_records
 from bpd_jax.studies.measure_timing import timing_records
 from bpd_jax.studies.printed import LAMBADA
-from bpd_jax.studies.records import (
+from bpd_jax.studies.results import StudyRun
+from bpd_jax.studies.run_files import HEADER, open_run, read_header
+from bpd_jax.studies.study_context import StudyContext
+from bpd_jax.studies.study_records import (
     DraftRecord,
     ExplorerRecord,
     LatencyRecord,
@@ -22,9 +25,6 @@ from bpd_jax.studies.records import (
     QualityRecord,
     TimingRecord,
 )
-from bpd_jax.studies.results import StudyRun
-from bpd_jax.studies.run_files import HEADER, open_run, read_header
-from bpd_jax.studies.study_context import StudyContext
 
 Keep = Callable[[Iterable[Record]], None]
 
@@ -191,7 +191,7 @@ def measure_latency(context: StudyContext, run: StudyRun, keep: Keep) -> None:
     if decoder.ngram is None:
         raise UserError(
             f"{config.contenders[0]} has no n-gram model to measure: name one in "
-            f"assets ({', '.join(OWN_ASSETS)})."
+            f"assets ({', '.join(ASSET_FOLDERS)})."
         )
     _same_device(run, run.of(LatencyRecord))
     done = {record.key for record in run.of(LatencyRecord)}

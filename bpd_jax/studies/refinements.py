@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from bpd_jax.decoding.methods import Method
-from bpd_jax.studies.config import BPD, parse_contender
+from bpd_jax.studies.study_config import BPD, parse_contender
 
 MEDUSA = "medusa"
 

@@ -15,9 +15,14 @@ import numpy as np
 from bpd_jax.decoding.methods import Method
 from bpd_jax.reporting.exhibits import Cell
 from bpd_jax.reporting.records import Facts, Record
-from bpd_jax.studies.config import parse_contender
 from bpd_jax.studies.printed import TASKS, Numbers
-from bpd_jax.studies.records import REPORT, DraftRecord, call_positions, from_digits
+from bpd_jax.studies.study_config import parse_contender
+from bpd_jax.studies.study_records import (
+    REPORT,
+    DraftRecord,
+    call_positions,
+    from_digits,
+)
 from bpd_jax.studies.tables import ALL, Sums, gain_cell, ratio_cell
 
 T = TypeVar("T", bound=Record)
@@ -211,4 +216,4 @@ class StudyRun:
 
 def drafts_from_lattice(method: Method) -> bool:
     """Whether all that a method drafts lies in the heads' lattice, which bounds it."""
-    return method.within_lattice and not method.is_oracle
+    return method.within_lattice

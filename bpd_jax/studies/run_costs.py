@@ -9,12 +9,12 @@ and SET the name of a contender's models, `""` for the model's own.
 """
 
 from bpd_jax.decoding.methods import Method
+from bpd_jax.drafting.lattice import most_prefixes
 from bpd_jax.drafting.refiners.neural import PARALLEL
-from bpd_jax.drafting.searches.chains import most_prefixes
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.token_cost import CONTEXTS, Cost, ModelSize, cost
-from bpd_jax.studies.config import BPD, parse_contender
 from bpd_jax.studies.results import StudyRun
+from bpd_jax.studies.study_config import BPD, parse_contender
 
 RunCosts = dict[str, tuple[float, dict[int, Cost]]]
 """By contender: mean block efficiency over tasks, and costs by context."""
@@ -28,13 +28,15 @@ PLAIN = "Autoregressive"
 def costs_of(run: StudyRun) -> RunCosts:
     """Costs of plain decoding (`PLAIN`) and of the contenders that the formula covers.
 
-    Nothing without `model_sizes`.
+    Nothing without `model_sizes`, or if a block drafter drafts: the paper's formula is
+    for block heads.
 
     Raises:
       UserError: `model_sizes` is of another form, or `settings` lack a width.
     """
     sizes = run.facts.get("model_sizes")
-    if not sizes:
+    settings = run.facts.get("settings", {})
+    if not sizes or settings.get("source", "heads") != "heads":
         return {}
     try:
         model = ModelSize(**sizes["model"])

@@ -18,8 +18,8 @@ from bpd_jax import files, folders
 from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 from bpd_jax.reporting.records import Facts, Record
-from bpd_jax.studies.records import KINDS
 from bpd_jax.studies.results import StudyRun
+from bpd_jax.studies.study_records import KINDS
 
 HEADER, RECORDS = "study.json", "records.jsonl"
 # Each of several programs that share the work has a file of records.

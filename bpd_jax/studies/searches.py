@@ -9,10 +9,10 @@ from bpd_jax.decoding.methods import NODES, Method
 from bpd_jax.drafting.searches.static import BLOCK
 from bpd_jax.reporting.exhibits import Cell, Column, Finding, Table
 from bpd_jax.studies.comparisons import headroom_table
-from bpd_jax.studies.config import BPD, parse_contender
 from bpd_jax.studies.refinements import method_of
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study import Study
+from bpd_jax.studies.study_config import BPD, parse_contender
 from bpd_jax.studies.tables import (
     by_row,
     judged,

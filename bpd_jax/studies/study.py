@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from bpd_jax.reporting.exhibits import Exhibit
-from bpd_jax.studies.config import class_of, parse_contender
 from bpd_jax.studies.results import StudyRun
+from bpd_jax.studies.study_config import class_of, parse_contender
 
 DRAFTS, ORACLE, EXPLORER, QUALITY, TIMING, LATENCY = MEASURES = (
     "drafts",

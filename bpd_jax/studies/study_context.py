@@ -19,23 +19,24 @@ from bpd_jax.api import LanguageModel
 from bpd_jax.buckets import as_path
 from bpd_jax.data.prompts import read_prompts_file
 from bpd_jax.data.row_sources import WHOLE, Shard
-from bpd_jax.decoding.asset_files import OWN_ASSETS
+from bpd_jax.decoding.asset_files import ASSET_FOLDERS
 from bpd_jax.decoding.decoder import GREEDY, Decoder
-from bpd_jax.decoding.loading import LoadedModel, load_model
+from bpd_jax.decoding.loaded_model import LoadedModel
+from bpd_jax.decoding.loading import load_model
 from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.recording import RecordedText, padded_sizes, record_text
 from bpd_jax.errors import UserError
 from bpd_jax.studies import tasks
-from bpd_jax.studies.config import (
+from bpd_jax.studies.conversations import later_turns
+from bpd_jax.studies.measure_quality import plain_text
+from bpd_jax.studies.study_config import (
     TASK_FIELD,
     StudyConfig,
     class_of,
     parse_contender,
 )
-from bpd_jax.studies.conversations import later_turns
-from bpd_jax.studies.measure_quality import plain_text
-from bpd_jax.studies.records import REPORT, TUNE
+from bpd_jax.studies.study_records import REPORT, TUNE
 from bpd_jax.studies.tasks import StudyExample
 from bpd_jax.studies.text_files import content_digest, load_texts, save_texts
 
@@ -193,7 +194,7 @@ class StudyContext:
         tuned = self._tuned(method)
         if tuned:
             method = method.with_setting("alpha", tuned[task])
-        return self._decoders[key], method
+        return self._decoders[key], method.with_source(self.config.source)
 
     def _tuned(self, method: Method) -> dict[str, float]:
         """Tuned weights of a method by task; none where it names one itself."""
@@ -204,7 +205,8 @@ class StudyContext:
     def made_with(self, name: str) -> str:
         """A digest of the models that a contender drafts with, from their files."""
         found = parse_contender(name)
-        kinds = tuple(kind for kind in OWN_ASSETS if kind in found.method.needs)
+        needs = found.method.with_source(self.config.source).needs
+        kinds = tuple(kind for kind in ASSET_FOLDERS if kind in needs)
         key = (found.assets, kinds)
         if key not in self._made_with:
             self._made_with[key] = self._made(name, kinds)
@@ -222,7 +224,11 @@ class StudyContext:
             for kind in kinds:
                 loaded = self.loaded(task or self.config.tasks[0])
                 folder = given.get(kind, "").replace(TASK_FIELD, task)
-                path = as_path(folder) if folder else loaded.own(OWN_ASSETS[kind])
+                path = (
+                    as_path(folder)
+                    if folder
+                    else loaded.find_asset(ASSET_FOLDERS[kind])
+                )
                 if path is not None:
                     digest.update(f"{task} {kind} {content_digest(path)}\n".encode())
         return digest.hexdigest()
@@ -245,7 +251,8 @@ class StudyContext:
         decoder, _ = self.contender(name, self.config.tasks[0])
         # Not with a tuned weight, which is that of one task.
         contender = parse_contender(name)
-        label, assets = decoder.label(contender.method), contender.assets
+        method = contender.method.with_source(self.config.source)
+        label, assets = decoder.label(method), contender.assets
         return label if assets is None else f"{label}, {assets.replace('_', ' ')}"
 
     def texts(self, task: str) -> list[RecordedText]:
@@ -282,7 +289,7 @@ class StudyContext:
         return f"-{self.shard.index}-of-{self.shard.count}"
 
     def digest(self, task: str, examples: Sequence[StudyExample]) -> str:
-        """A digest of all that texts depend on: model, heads, prompts, lengths."""
+        """A digest of all that texts depend on: model, drafts, prompts, lengths."""
         loaded, config = self.loaded(task), self.config
         facts: list[Any] = [
             loaded.fingerprint,
@@ -292,6 +299,9 @@ class StudyContext:
             loaded.end_of_text,
             [example.input_ids.tolist() for example in examples],
         ]
+        drafter = loaded.find_asset(ASSET_FOLDERS["drafter"])
+        if config.source == "block" and drafter is not None:
+            facts.append(content_digest(drafter))
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
     def _decode(

@@ -7,10 +7,10 @@ from bpd_jax.evaluation.metrics.estimates import estimate
 from bpd_jax.evaluation.metrics.task_metrics import LABELS, PERPLEXITIES, headline_of
 from bpd_jax.reporting.exhibits import Cell, Column, Table
 from bpd_jax.studies import printed
-from bpd_jax.studies.config import BPD
-from bpd_jax.studies.records import REPORT, DraftRecord, QualityRecord
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study import DRAFTS, QUALITY, Study
+from bpd_jax.studies.study_config import BPD
+from bpd_jax.studies.study_records import REPORT, DraftRecord, QualityRecord
 from bpd_jax.studies.tables import Judgement, by_row, finding, missing_cell, table
 
 _SCORE, _EXAMPLES = Column("score"), Column("examples", digits=0)

@@ -14,9 +14,9 @@ from bpd_jax.studies.measure_latency import (
     PATHS_WIDTH,
     VITERBI,
 )
-from bpd_jax.studies.records import LatencyRecord
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study import LATENCY, Study
+from bpd_jax.studies.study_records import LatencyRecord
 from bpd_jax.studies.tables import by_row, judged, line_of, missing_cell, table
 
 LABELS = {

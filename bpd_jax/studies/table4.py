@@ -8,11 +8,11 @@ from bpd_jax.studies.comparisons import (
     never_below,
     weak_gain_most,
 )
-from bpd_jax.studies.config import BPD
 from bpd_jax.studies.printed import TABLE4
 from bpd_jax.studies.refinements import method_of
 from bpd_jax.studies.results import StudyRun, drafts_from_lattice
 from bpd_jax.studies.study import Study
+from bpd_jax.studies.study_config import BPD
 
 
 def _findings(run: StudyRun) -> list[Finding]:

@@ -13,10 +13,10 @@ from bpd_jax.evaluation.significance import FEWEST, holm, sign_flip_test, togeth
 from bpd_jax.reporting.exhibits import BARS, Cell, Chart, Column, Finding, Table
 from bpd_jax.studies import printed
 from bpd_jax.studies.comparisons import printed_trend
-from bpd_jax.studies.config import BPD
 from bpd_jax.studies.refinements import method_of
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study import Study
+from bpd_jax.studies.study_config import BPD
 from bpd_jax.studies.tables import (
     ALL,
     Judgement,

@@ -7,10 +7,10 @@ from bpd_jax.studies.comparisons import (
     headroom_table,
     never_below,
 )
-from bpd_jax.studies.config import parse_contender
 from bpd_jax.studies.printed import TABLE7
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study import Study
+from bpd_jax.studies.study_config import parse_contender
 
 IN_DOMAIN, GENERAL = "in_domain", "general"
 

@@ -9,11 +9,11 @@ from bpd_jax.evaluation.significance import efficiency_test, holm
 from bpd_jax.reporting.exhibits import LINES, Cell, Chart, Column, Finding, Table
 from bpd_jax.studies import printed
 from bpd_jax.studies.comparisons import headroom_cell, printed_trend
-from bpd_jax.studies.config import BPD, parse_contender
-from bpd_jax.studies.records import REPORT, TUNE
 from bpd_jax.studies.refinements import method_of
 from bpd_jax.studies.results import ContenderDrafts, StudyRun
 from bpd_jax.studies.study import Study
+from bpd_jax.studies.study_config import BPD, parse_contender
+from bpd_jax.studies.study_records import REPORT, TUNE
 from bpd_jax.studies.tables import (
     by_row,
     correlation,

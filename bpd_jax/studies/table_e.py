@@ -7,9 +7,9 @@ from bpd_jax.drafting.searches.static import BLOCK
 from bpd_jax.evaluation.significance import FEWEST, together
 from bpd_jax.reporting.exhibits import BARS, Cell, Chart, Column, Finding, Table
 from bpd_jax.studies import printed
-from bpd_jax.studies.records import TimingRecord
 from bpd_jax.studies.refinements import method_of
 from bpd_jax.studies.study import TIMING, Study
+from bpd_jax.studies.study_records import TimingRecord
 from bpd_jax.studies.tables import (
     Entry,
     Judgement,
@@ -87,7 +87,7 @@ def _printed_tables(timings: Timings) -> list[Table]:
             for name in timings.contenders(0.0)
             if name != GREEDY.name
             and method_of(name).kind == _KINDS[method]
-            and method_of(name).beside is None
+            and method_of(name).lookup is None
         ]
         # The authors refine the block before Medusa's tree (slides).
         alike.sort(key=lambda name: method_of(name).setting("order") != BLOCK)

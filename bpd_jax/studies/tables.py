@@ -10,7 +10,7 @@ from bpd_jax.evaluation.efficiency import gain_interval, ratio_interval
 from bpd_jax.evaluation.entropy import Fit
 from bpd_jax.evaluation.significance import FEWEST, side
 from bpd_jax.reporting.exhibits import Cell, Column, Finding, Row, Series, Table
-from bpd_jax.reporting.numbers import number
+from bpd_jax.reporting.number_format import number
 
 ALL = None
 """Stands for all tasks together where a task is expected."""

@@ -9,9 +9,9 @@ from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.evaluation.efficiency import gain_interval
 from bpd_jax.reporting.exhibits import Cell
 from bpd_jax.studies.measure_timing import plain_name, speculative_name
-from bpd_jax.studies.records import TimingRecord
 from bpd_jax.studies.refinements import unrefined
 from bpd_jax.studies.results import StudyRun
+from bpd_jax.studies.study_records import TimingRecord
 from bpd_jax.studies.tables import gain_cell, missing_cell, ratio_cell
 
 Turn = tuple[str, int, int]

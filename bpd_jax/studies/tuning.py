@@ -16,10 +16,10 @@ from bpd_jax import files, progress
 from bpd_jax.data.row_sources import WHOLE
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.alpha import best_alpha
-from bpd_jax.studies.config import class_of, parse_contender
-from bpd_jax.studies.measure import replay
-from bpd_jax.studies.records import TUNE
+from bpd_jax.studies.measure_drafts import replay
+from bpd_jax.studies.study_config import class_of, parse_contender
 from bpd_jax.studies.study_context import StudyContext
+from bpd_jax.studies.study_records import TUNE
 
 FOLDER = "alphas"
 

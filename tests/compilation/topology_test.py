@@ -4,7 +4,7 @@ import pytest
 
 from bpd_jax.compilation import topology
 from bpd_jax.compilation.chips import CHIPS
-from bpd_jax.compilation.measure import out_of_memory
+from bpd_jax.compilation.measured_program import out_of_memory
 from bpd_jax.compilation.topology import find_slice
 from bpd_jax.errors import UserError
 

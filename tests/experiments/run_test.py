@@ -6,32 +6,35 @@ import json
 import pathlib
 import shutil
 
+import jax
 import pytest
 
 from bpd_jax import configuration
 from bpd_jax.data.row_sources import Shard
-from bpd_jax.decoding.conversation import Chat
 from bpd_jax.decoding.decoder import GREEDY
-from bpd_jax.decoding.methods import parse_method
+from bpd_jax.decoding.loaded_model import Chat
 from bpd_jax.errors import UserError
+from bpd_jax.models.drafter_config import BlockDrafterConfig
+from bpd_jax.models.drafter_files import save_drafter
+from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.ngrams.formats.load_model import load_model
 from bpd_jax.studies import run_files
-from bpd_jax.studies.catalog import NAMES
-from bpd_jax.studies.config import StudyConfig
 from bpd_jax.studies.in_domain import build_in_domain
-from bpd_jax.studies.measure import draft_records, oracle_records
+from bpd_jax.studies.measure_drafts import draft_records, oracle_records
 from bpd_jax.studies.measure_explorer import explorer_records
 from bpd_jax.studies.measure_quality import plain_text
 from bpd_jax.studies.measurements import MEASUREMENTS
-from bpd_jax.studies.records import (
+from bpd_jax.studies.run_files import open_run
+from bpd_jax.studies.run_header import check_header, continued, facts_of
+from bpd_jax.studies.study_catalog import NAMES
+from bpd_jax.studies.study_config import StudyConfig
+from bpd_jax.studies.study_context import StudyContext
+from bpd_jax.studies.study_records import (
     DraftRecord,
     ExplorerRecord,
     OracleRecord,
     TimingRecord,
 )
-from bpd_jax.studies.run_files import open_run
-from bpd_jax.studies.run_header import check_header, continued, facts_of
-from bpd_jax.studies.study_context import StudyContext
 from bpd_jax.studies.text_files import content_digest
 from bpd_jax.studies.tuning import tune
 
@@ -87,9 +90,33 @@ def context(trained, tmp_path_factory):
     return StudyContext(config, tmp_path_factory.mktemp("context"))
 
 
+@pytest.fixture(scope="module")
+def with_drafter(context, trained, tmp_path_factory):
+    """The same study of the model with a random block drafter, which is its source."""
+    folder = tmp_path_factory.mktemp("with_drafter") / "run"
+    shutil.copytree(trained / "run", folder)
+    loaded = context.loaded("held_out")
+    trunk = loaded.functions.config.trunk
+    config = BlockDrafterConfig((0,), block_size=5).resolve(trunk)
+    save_drafter(
+        folder / "drafter",
+        config,
+        DrafterFunctions(config, trunk).init(jax.random.key(0)),
+        base=loaded.fingerprint,
+        base_name="run",
+        d_model=trunk.d_model,
+        vocab_size=trunk.vocab_size,
+        facts={},
+    )
+    config = dataclasses.replace(context.config, model=str(folder), source="block")
+    return StudyContext(config, tmp_path_factory.mktemp("with_drafter_texts"))
+
+
 @pytest.mark.slow
-def test_records_are_what_decoding_does(context):
+@pytest.mark.parametrize("source", ["heads", "block"])
+def test_records_are_what_decoding_does(context, with_drafter, source):
     """Tokens and calls of the records are those of the loop with the model in it."""
+    context = context if source == "heads" else with_drafter
     examples = context.examples("held_out")
     assert [example.part for example in examples] == ["tune", "report", "report"]
     prompts = [example.input_ids for example in examples]
@@ -97,6 +124,7 @@ def test_records_are_what_decoding_does(context):
     for name in context.config.contenders:
         (found,) = draft_records(context, name, ["held_out"])
         decoder, method = context.contender(name, "held_out")
+        assert method.source.name == source
         real = decoder.decode(method, prompts, options)
         for record, generation in zip(found, real, strict=True):
             assert record.tokens == len(generation.output_ids)
@@ -119,13 +147,16 @@ def test_texts_are_kept_and_made_anew_for_other_settings(context, trained):
 
 
 @pytest.mark.slow
-def test_the_oracle_grid_is_the_oracle(context):
+@pytest.mark.parametrize("source", ["heads", "block"])
+def test_the_oracle_grid_is_the_oracle(context, with_drafter, source):
     """Its last entry is what the oracle drafter does in the loop."""
+    context = context if source == "heads" else with_drafter
     found = oracle_records(context, "held_out")
-    decoder, _ = context.contender("oracle", "held_out")
+    decoder, oracle = context.contender("oracle", "held_out")
     prompts = [example.input_ids for example in context.examples("held_out")]
-    real = decoder.decode(parse_method("oracle"), prompts, context.options("held_out"))
+    real = decoder.decode(oracle, prompts, context.options("held_out"))
     assert [record.calls[-1][-1] for record in found] == [g.serial_calls for g in real]
+    assert len(found[0].calls) == {"heads": 3, "block": 4}[source]
 
 
 @pytest.mark.slow

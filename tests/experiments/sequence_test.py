@@ -18,9 +18,9 @@ import pytest
 
 from bpd_jax import configuration
 from bpd_jax.cli import rewrite_gin_arguments
-from bpd_jax.studies.config import TASK_FIELD, StudyConfig
-from bpd_jax.studies.records import DraftRecord
 from bpd_jax.studies.run_files import open_run
+from bpd_jax.studies.study_config import TASK_FIELD, StudyConfig
+from bpd_jax.studies.study_records import DraftRecord
 from tests.commands import call
 
 ROOT = pathlib.Path(__file__).parent.parent.parent

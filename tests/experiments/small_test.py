@@ -10,7 +10,7 @@ import pytest
 from bpd_jax import configuration
 from bpd_jax.cli import rewrite_gin_arguments
 from bpd_jax.models.blockwise import count_parameters
-from bpd_jax.studies.config import TASK_FIELD, StudyConfig
+from bpd_jax.studies.study_config import TASK_FIELD, StudyConfig
 from bpd_jax.training.config import TrainConfig
 
 ROOT = pathlib.Path(__file__).parent.parent.parent

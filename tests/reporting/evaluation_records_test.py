@@ -7,7 +7,7 @@ from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.errors import UserError
-from bpd_jax.evaluation.block_view import BlockPath, BlockView
+from bpd_jax.evaluation.block_views import BlockPath, BlockView
 from bpd_jax.evaluation.compare import MethodResult
 from bpd_jax.evaluation.equality import Difference
 from bpd_jax.reporting import evaluation_records

@@ -7,7 +7,7 @@ import math
 import pytest
 from rich.console import Console
 
-from bpd_jax.reporting import evaluation_sentences, numbers, wording
+from bpd_jax.reporting import evaluation_sentences, number_format, wording
 from bpd_jax.reporting.evaluation_report import (
     loss_charts,
     methods_exhibit,
@@ -127,7 +127,7 @@ def rows_of(report):
     """Texts of every row of all tables, by title of the table and label of the row."""
     return {
         (table.name, row.label): [
-            numbers.measured(cell, column)
+            number_format.measured(cell, column)
             for cell, column in zip(row.cells, table.columns, strict=True)
         ]
         for table in methods_exhibit(report).tables

@@ -5,7 +5,7 @@ import dataclasses
 import io
 import re
 
-from bpd_jax.reporting import numbers
+from bpd_jax.reporting import number_format
 from bpd_jax.reporting.csv_tables import table_csv
 from bpd_jax.reporting.exhibits import Cell, Column, Row, Table
 from bpd_jax.reporting.latex import escape, table_latex
@@ -142,8 +142,8 @@ def test_columns_of_words_begin_at_their_left():
             Row("2", [Cell(text="done"), Cell(), Cell()]),
         ],
     )
-    assert numbers.columns_of_words(words) == [False, True, False]
-    assert numbers.columns_of_words(words, 5) == [False] * 3
+    assert number_format.columns_of_words(words) == [False, True, False]
+    assert number_format.columns_of_words(words, 5) == [False] * 3
     assert r"\begin{tabular}{lrlr}" in table_latex(words, "table2")
 
 

@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from bpd_jax.reporting import numbers
+from bpd_jax.reporting import number_format
 from bpd_jax.reporting.exhibits import Cell, Column, Exhibit, Finding, Row, Table
 from bpd_jax.reporting.page import Page, PagePart, render, summary_sentence
 from bpd_jax.reporting.terms import TERMS
@@ -64,10 +64,10 @@ def test_every_number_of_every_table_is_there(paper_report, page):
             for row in table.rows:
                 words = row.label
                 for cell, column in zip(row.cells, table.columns, strict=True):
-                    words += numbers.measured(cell, column)
-                    if bounds := numbers.interval(cell, column):
+                    words += number_format.measured(cell, column)
+                    if bounds := number_format.interval(cell, column):
                         words += f" {bounds}"
-                    if paper := numbers.printed(cell, column):
+                    if paper := number_format.printed(cell, column):
                         words += f" paper {paper}"
                 assert words in page.text
     assert "LAMBADA2.75 2.61–2.91 paper 3.12" in page.text

@@ -4,10 +4,10 @@ import pathlib
 
 import pytest
 
-from bpd_jax.studies.catalog import find_study
 from bpd_jax.studies.comparisons import never_below, weak_gain_most
-from bpd_jax.studies.records import REPORT, TUNE, DraftRecord
 from bpd_jax.studies.results import StudyRun
+from bpd_jax.studies.study_catalog import find_study
+from bpd_jax.studies.study_records import REPORT, TUNE, DraftRecord
 
 TASKS = {"squad": "SQuAD", "xsum": "XSum"}
 

@@ -5,10 +5,10 @@ import pathlib
 import pytest
 
 from bpd_jax.reporting.exhibits import Exhibit
-from bpd_jax.studies.catalog import find_study
 from bpd_jax.studies.figure3 import mean_entropy
-from bpd_jax.studies.records import DraftRecord
 from bpd_jax.studies.results import StudyRun
+from bpd_jax.studies.study_catalog import find_study
+from bpd_jax.studies.study_records import DraftRecord
 
 
 def drafts(task, accepted, entropy=(), contender="bpd", example=0):

@@ -2,10 +2,10 @@ import pathlib
 
 import pytest
 
-from bpd_jax.studies.catalog import find_study
 from bpd_jax.studies.figure4 import blocks_of, refined_contender
-from bpd_jax.studies.records import Call, ExplorerRecord, Trace
 from bpd_jax.studies.results import StudyRun
+from bpd_jax.studies.study_catalog import find_study
+from bpd_jax.studies.study_records import Call, ExplorerRecord, Trace
 
 STUDY = find_study("figure4")
 A, B, C, D, X, Y = range(6)

@@ -5,9 +5,9 @@ import pathlib
 import pytest
 
 from bpd_jax.reporting.exhibits import Exhibit
-from bpd_jax.studies.catalog import find_study
-from bpd_jax.studies.records import DraftRecord, OracleRecord
 from bpd_jax.studies.results import StudyRun
+from bpd_jax.studies.study_catalog import find_study
+from bpd_jax.studies.study_records import DraftRecord, OracleRecord
 
 
 def oracle(task, tokens, calls, example=0):

@@ -5,8 +5,8 @@ import pathlib
 import pytest
 
 from bpd_jax.studies.highlights import highlights
-from bpd_jax.studies.records import REPORT, DraftRecord
 from bpd_jax.studies.results import StudyRun
+from bpd_jax.studies.study_records import REPORT, DraftRecord
 
 
 def draft(contender, example, accepted):

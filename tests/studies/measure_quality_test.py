@@ -10,7 +10,7 @@ from bpd_jax.studies.measure_quality import (
     plain_text,
     quality_records,
 )
-from bpd_jax.studies.records import QualityRecord
+from bpd_jax.studies.study_records import QualityRecord
 
 
 class Asked(NamedTuple):

@@ -2,8 +2,8 @@
 
 import pathlib
 
-from bpd_jax.studies.records import DraftRecord
 from bpd_jax.studies.results import StudyRun
+from bpd_jax.studies.study_records import DraftRecord
 
 
 def run_of(*places):

@@ -9,9 +9,9 @@ from bpd_jax.errors import UserError
 from bpd_jax.evaluation.token_cost import ModelSize
 from bpd_jax.reporting.exhibits import Exhibit
 from bpd_jax.studies import printed
-from bpd_jax.studies.catalog import find_study
-from bpd_jax.studies.records import DraftRecord
 from bpd_jax.studies.results import StudyRun
+from bpd_jax.studies.study_catalog import find_study
+from bpd_jax.studies.study_records import DraftRecord
 
 SIZE = ModelSize(
     trunk_parameters=1000,

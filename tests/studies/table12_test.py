@@ -1,8 +1,8 @@
 import pathlib
 
-from bpd_jax.studies.catalog import find_study
-from bpd_jax.studies.records import LatencyRecord
 from bpd_jax.studies.results import StudyRun
+from bpd_jax.studies.study_catalog import find_study
+from bpd_jax.studies.study_records import LatencyRecord
 from bpd_jax.studies.table12 import LABELS
 
 STUDY = find_study("table12")

@@ -7,9 +7,9 @@ import pytest
 
 from bpd_jax.reporting.exhibits import Cell, Exhibit
 from bpd_jax.studies import printed
-from bpd_jax.studies.catalog import find_study
-from bpd_jax.studies.records import DraftRecord, QualityRecord
 from bpd_jax.studies.results import StudyRun
+from bpd_jax.studies.study_catalog import find_study
+from bpd_jax.studies.study_records import DraftRecord, QualityRecord
 
 
 def quality(task, example, part="report", **scores):

@@ -6,9 +6,9 @@ import pytest
 
 from bpd_jax.reporting.exhibits import Exhibit
 from bpd_jax.studies import printed
-from bpd_jax.studies.catalog import find_study
-from bpd_jax.studies.records import DraftRecord
 from bpd_jax.studies.results import StudyRun
+from bpd_jax.studies.study_catalog import find_study
+from bpd_jax.studies.study_records import DraftRecord
 
 
 def drafts(task, contender, accepted, equal, example=0, part="report"):

@@ -5,9 +5,9 @@ import pathlib
 import pytest
 
 from bpd_jax.reporting.exhibits import Exhibit
-from bpd_jax.studies.catalog import find_study
-from bpd_jax.studies.records import DraftRecord
 from bpd_jax.studies.results import StudyRun
+from bpd_jax.studies.study_catalog import find_study
+from bpd_jax.studies.study_records import DraftRecord
 
 TEN = {5: "2222222222", 10: "1111111111", 2: "5555555555", 4: "3333333333"}
 """What calls yield at each of ten positions if decoding takes so many calls."""

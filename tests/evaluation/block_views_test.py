@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bpd_jax.decoding.methods import parse_method
-from bpd_jax.evaluation.block_view import telling_block
+from bpd_jax.evaluation.block_views import telling_block
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from bpd_jax.reporting import lattice
+from bpd_jax.reporting import lattice_drawing
 from bpd_jax.reporting.records import Candidate, LatticePicture, Path
 
 
@@ -25,7 +25,7 @@ def picture(**changes):
 
 
 def drawn(chosen):
-    return ElementTree.fromstring(lattice.draw(chosen)).find("./div/svg")
+    return ElementTree.fromstring(lattice_drawing.draw(chosen)).find("./div/svg")
 
 
 def nodes(svg):
@@ -106,7 +106,7 @@ def test_long_pieces_are_cut_and_named_in_full():
 
 
 def test_figure_has_legend_and_prompt(report):
-    html = lattice.figure(report.lattice)
+    html = lattice_drawing.figure(report.lattice)
     assert "BPD: 2 of 8 accepted" in html
     assert "if n &lt; 2:" in html
     assert len(re.findall("<svg", html)) == 1 + len(report.lattice.paths) + 1

@@ -4,9 +4,9 @@ import pathlib
 
 import pytest
 
-from bpd_jax.studies.catalog import find_study
-from bpd_jax.studies.records import REPORT, DraftRecord
 from bpd_jax.studies.results import StudyRun
+from bpd_jax.studies.study_catalog import find_study
+from bpd_jax.studies.study_records import REPORT, DraftRecord
 
 ONE, TWO, FOUR = "1111", "2121", "4321"
 """Tokens along a text that a draft from there has right: 1, 2 or 4 per call."""

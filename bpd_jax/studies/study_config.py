@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from bpd_jax.decoding.asset_files import OWN_ASSETS
+from bpd_jax.decoding.asset_files import ASSET_FOLDERS
 from bpd_jax.decoding.methods import Method, parse_method
 from bpd_jax.decoding.options import DecodeConfig
 from bpd_jax.errors import UserError
@@ -14,6 +14,7 @@ from bpd_jax.settings import (
     Count,
     Natural,
     Validated,
+    choice,
     each,
     number,
 )
@@ -51,9 +52,10 @@ _DECISIVE = (
     "lattice_width",
     "trained_prompts",
     "turns",
+    "source",
 )
 # Settings that are missing in headers of earlier versions, with their values there.
-_ADDED: dict[str, Any] = {"decode_lengths": {}, "turns": 1}
+_ADDED: dict[str, Any] = {"decode_lengths": {}, "source": "heads", "turns": 1}
 TASK_FIELD = "{task}"
 
 Names = Annotated[Sequence[str], each(TEXT, distinct=True)]
@@ -107,7 +109,7 @@ class StudyConfig(Validated):
     """One study at one size.
 
     Attributes:
-      study: its name, see `bpd_jax.studies.catalog`.
+      study: its name, see `bpd_jax.studies.study_catalog`.
       size: name of the size, as the gin file gives it.
       model: run folder, checkpoint or known name; `{task}` in it stands for the task,
         where every task has a finetuned model.
@@ -116,6 +118,9 @@ class StudyConfig(Validated):
       tasks: names; see `bpd_jax.studies.tasks`.
       contenders: methods to replay, each with `@SET` where it needs other models than
         the model's own.
+      source: source of the contenders that are named after the paper's methods, such as
+        `bpd` and `ngram:16`: the model's block `heads`, or its `block` drafter. "BPD"
+        then stands for the unrefined draft of that source.
       assets: sets of models: SET → kind (`ngram`, `rescorer`, …) → folder. `{task}` in
         a folder stands for the task.
       labels: display names of contenders that replace the methods' labels.
@@ -157,6 +162,7 @@ class StudyConfig(Validated):
     data: str | None = None
     tasks: Names = ()
     contenders: Names = ()
+    source: Annotated[str, choice("heads", "block")] = "heads"
     assets: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     printed: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -186,10 +192,10 @@ class StudyConfig(Validated):
         self._check_tuners()
         for name, models in self.assets.items():
             for kind in models:
-                if kind not in OWN_ASSETS:
+                if kind not in ASSET_FOLDERS:
                     raise UserError(
                         f"assets[{name!r}] has the unknown kind {kind!r}: there is "
-                        f"{', '.join(OWN_ASSETS)}."
+                        f"{', '.join(ASSET_FOLDERS)}."
                     )
         for name in set(self.speculative) - set(self.contenders):
             raise UserError(

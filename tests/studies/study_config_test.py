@@ -5,7 +5,7 @@ import json
 import pytest
 
 from bpd_jax.errors import UserError
-from bpd_jax.studies.config import StudyConfig, parse_contender
+from bpd_jax.studies.study_config import StudyConfig, parse_contender
 
 
 def config(**given):

@@ -7,14 +7,14 @@ import pytest
 
 from bpd_jax.errors import UserError
 from bpd_jax.studies import run_files
-from bpd_jax.studies.records import (
+from bpd_jax.studies.results import ContenderDrafts
+from bpd_jax.studies.study_records import (
     DraftRecord,
     LatencyRecord,
     call_positions,
     from_digits,
     to_digits,
 )
-from bpd_jax.studies.results import ContenderDrafts
 
 
 def draft(accepted="21321", example=0, contender="bpd", part="report", **given):

@@ -9,14 +9,14 @@ from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.recording import RecordedText, padded_sizes
 from bpd_jax.decoding.replay import replay_of
 from bpd_jax.evaluation.oracle_grid import oracle_calls
-from bpd_jax.studies.config import BPD
-from bpd_jax.studies.records import (
+from bpd_jax.studies.study_config import BPD
+from bpd_jax.studies.study_context import StudyContext
+from bpd_jax.studies.study_records import (
     DraftRecord,
     OracleRecord,
     call_positions,
     to_digits,
 )
-from bpd_jax.studies.study_context import StudyContext
 from bpd_jax.studies.tasks import StudyExample
 
 # Number of texts that are replayed together; each contender is compiled once for it.
@@ -35,9 +35,10 @@ def draft_records(
     context: StudyContext, contender: str, tasks: Sequence[str]
 ) -> Iterator[list[DraftRecord]]:
     """Records of a contender's drafts along the texts of some tasks, in groups."""
+    source = context.config.source
     for group, found in replay(context, contender, tasks, every_position=True):
         yield [
-            _draft_record(place, generation, contender)
+            _draft_record(place, generation, contender, source)
             for place, generation in zip(group, found, strict=True)
         ]
 
@@ -99,7 +100,9 @@ def replay(
             yield group, found[: len(group)]
 
 
-def _draft_record(place: ExampleText, every: Generation, contender: str) -> DraftRecord:
+def _draft_record(
+    place: ExampleText, every: Generation, contender: str, source: str
+) -> DraftRecord:
     """From drafts at every position."""
     drafts = every.proposed
     pairs = (drafts[:, 1:] >= 0) & (drafts[:, :-1] >= 0)
@@ -109,7 +112,9 @@ def _draft_record(place: ExampleText, every: Generation, contender: str) -> Draf
         run = np.where(column, run + 1, 1)
         longest = np.maximum(longest, run)
     calls = call_positions(every.accepted)
-    entropies = place.text.entropies.mean(0) if contender == BPD else np.zeros(0)
+    entropies = np.zeros(0)
+    if contender == BPD:
+        entropies = place.text.predicted_by(source).entropies.mean(0)
     return DraftRecord(
         task=place.task,
         example=place.example.index,
@@ -132,7 +137,9 @@ def oracle_records(context: StudyContext, task: str) -> list[OracleRecord]:
             example.index,
             example.part,
             len(text.output_ids),
-            oracle_calls(text.candidates, text.output_ids).tolist(),
+            oracle_calls(
+                text.predicted_by(context.config.source).candidates, text.output_ids
+            ).tolist(),
         )
         for example, text in zip(
             context.examples(task), context.texts(task), strict=True

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from bpd_jax.compilation.measure import Measured
+from bpd_jax.compilation.measured_program import Measured
 from bpd_jax.compilation.topology import Slice
 
 _GIB = 2**30
