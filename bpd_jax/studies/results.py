@@ -61,8 +61,8 @@ class ContenderDrafts:
     def repetition(self) -> tuple[float | None, float | None]:
         """Share of equal neighbours and mean longest run in the drafts of decoding.
 
-        As `bpd_jax.evaluation.statistics.repetition` has them (paper section 6.1): over
-        the calls that decoding makes, of drafts of two tokens and more.
+        See `bpd_jax.evaluation.draft_statistics.repetition` (paper section 6.1): over
+        the calls that decoding makes, for drafts of two tokens or more.
         """
         pairs = equal = drafts = longest = 0
         for record in self:
