@@ -1,9 +1,9 @@
-"""Temporary files and folders beside a result, which one rename turns into it.
+"""Temporary files and folders next to a result, which are renamed to its name.
 
-They are called `.NAME.HOST.RANDOM.part`. The process that writes one holds a lock on
-it, which the system releases however the process ends. So what a killed process left
-can be distinguished from what another one is writing, and the next writer of NAME
-removes it.
+Their names are `.NAME.HOST.RANDOM.part`. The process that writes one holds a lock on
+it, which the system releases when the process ends. Files of killed processes can thus
+be distinguished from those that are being written; the next writer of NAME removes
+them.
 """
 
 import contextlib
@@ -17,18 +17,18 @@ import zlib
 from collections.abc import Iterator
 
 SUFFIX = ".part"
-# What a folder is called between the two renames that replace it.
+# Suffix of a folder between the two renames that replace it.
 OLD_SUFFIX = ".old"
-# A lock may be known on one machine only, so each removes what was left on it.
+# Locks may be local to a machine, so each machine removes only its own files.
 _HOST = f"{zlib.crc32(platform.node().encode()):08x}"
 
 
 @contextlib.contextmanager
 def part_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields a new empty file beside `path` that is removed at the end if still there.
+    """Yields a new empty file next to `path`, which is removed at the end if it exists.
 
-    Its name cannot be predicted and the file is created anew, so no link that
-    somebody planted is followed.
+    The name is unpredictable and the file is new, so that no symbolic link of another
+    user is followed.
 
     Raises:
       OSError: the folder cannot be written.
@@ -45,7 +45,7 @@ def part_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
         temporary.chmod(_mode(path, 0o666) | 0o600)
         yield temporary
     finally:
-        # Missing, or its folder is: either way there is nothing left to remove.
+        # The file or its folder may have been removed.
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             temporary.unlink()
         os.close(descriptor)
@@ -53,7 +53,7 @@ def part_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 @contextlib.contextmanager
 def part_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields a new empty folder beside `path`, removed at the end if still there.
+    """Yields a new empty folder next to `path`, removed at the end if it exists.
 
     Raises:
       OSError: the parent folder cannot be written.
@@ -65,7 +65,7 @@ def part_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
         temporary = pathlib.Path(name)
         try:
             descriptor = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY)
-        except FileNotFoundError:  # Another process took it for a remainder.
+        except FileNotFoundError:  # Another process has removed it as a remainder.
             continue
         if _locked(descriptor, temporary):
             break
@@ -81,14 +81,14 @@ def part_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def remove_remainders(parent: pathlib.Path, name: str | None = None) -> None:
-    """Removes what dead processes of this machine left while they wrote.
+    """Removes temporary files and folders of killed processes of this machine.
 
-    A folder that a process was killed while replacing, between its two renames, gets
-    its name back.
+    A folder whose replacement was interrupted between the two renames gets its name
+    back.
 
     Args:
-      parent: the folder of the results.
-      name: of one result; None for all in the folder.
+      parent: folder of the results.
+      name: name of one result; None for all in the folder.
     """
     middle = f".{_HOST}."
     try:
@@ -111,16 +111,18 @@ def remove_remainders(parent: pathlib.Path, name: str | None = None) -> None:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file of this name is one of ours, finished by nobody yet."""
+    """Whether this is the name of a temporary file or folder."""
     return name.startswith(".") and name.endswith(SUFFIX)
 
 
 @contextlib.contextmanager
 def exclusive(folder: pathlib.Path) -> Iterator[None]:
-    """Lets one process at a time rename things in a folder, where locks are known.
+    """Locks a folder, so that one process at a time renames its entries.
+
+    Does nothing on file systems without locks.
 
     Raises:
-      OSError: there is no such folder.
+      OSError: the folder does not exist.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -132,10 +134,10 @@ def exclusive(folder: pathlib.Path) -> Iterator[None]:
 
 
 def sync(path: pathlib.Path) -> None:
-    """Waits until a file, or a folder and all in it, is on the disk.
+    """Flushes a file, or a folder with its contents, to the disk.
 
     Raises:
-      OSError: it could not be written, for example because the disk is full.
+      OSError: writing failed, for example because the disk is full.
     """
     if path.is_dir() and not path.is_symlink():
         for entry in path.iterdir():
@@ -150,8 +152,8 @@ def sync(path: pathlib.Path) -> None:
 
 
 def sync_folder(folder: pathlib.Path) -> None:
-    """Waits until the names in a folder are on the disk, where that can be asked."""
-    with contextlib.suppress(OSError):  # Some file systems know no such thing.
+    """Flushes the entries of a folder to the disk, if the file system supports it."""
+    with contextlib.suppress(OSError):  # Some file systems do not support it.
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
@@ -160,18 +162,18 @@ def sync_folder(folder: pathlib.Path) -> None:
 
 
 def _locked(descriptor: int, path: pathlib.Path) -> bool:
-    """Locks what was just made; False if somebody removed it before that."""
+    """Locks a new file or folder; False if another process has removed it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:
-        return True  # A file system without locks: nobody removes anything there.
+        return True  # Without locks, no process removes files of others.
     return _is_at(descriptor, path)
 
 
 def _remove_if_dead(path: pathlib.Path) -> None:
-    """Removes a temporary file or folder unless its writer lives."""
+    """Removes a temporary file or folder unless its writer is alive."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -191,15 +193,16 @@ def _remove_if_dead(path: pathlib.Path) -> None:
 
 
 def _is_at(descriptor: int, path: pathlib.Path) -> bool:
+    """Whether `path` is the open file."""
     try:
-        there = os.lstat(path)
+        current = os.lstat(path)
     except OSError:
         return False
-    return os.path.samestat(os.fstat(descriptor), there)
+    return os.path.samestat(os.fstat(descriptor), current)
 
 
 def _mode(path: pathlib.Path, default: int) -> int:
-    """The permissions of what is replaced, or those that a new one gets."""
+    """The permissions of an existing file, or those of a new one."""
     try:
         return os.stat(path).st_mode & 0o777
     except OSError:

@@ -227,12 +227,12 @@ def test_a_data_set_that_is_on_disk(tmp_path, monkeypatch):
         sorted(map(str, lines))
     )
     # Studies read it as well, and of the two kinds of records the JSON Lines.
-    sources = read_sources(tmp_path, "xsum")
+    sources = [*read_sources(tmp_path, "xsum")]
     assert sorted((s.document, *s.references) for s in sources) == sorted(
         tuple(line.values()) for line in lines
     )
     (tmp_path / "xsum" / "test.jsonl").write_text(json.dumps(lines[0]))
-    assert len(read_sources(tmp_path, "xsum")) == 1
+    assert len([*read_sources(tmp_path, "xsum")]) == 1
     few = seqio_tasks.get_task(dataclasses.replace(on_disk, max_examples=5))
     assert len(read(few, "validation")) == few.source.num_input_examples("validation")
     assert len(read(few, "validation")) == 5
