@@ -109,10 +109,10 @@ def test_entropy_grows_by_ranks_on_most_tasks(entropies, holds):
     grows, strictly, *_ = exhibit(records, tasks).findings
     assert grows.holds is holds
     assert strictly.holds is False
-    assert "first fall comes after head 7 of 9" in strictly.evidence
+    assert "first decrease is after head 7 of 9" in strictly.evidence
     if holds is None:
-        assert "grows on 1 of 3 tasks and falls on 0" in grows.evidence
-        assert "lowest is 0.17, of SQUAD" in grows.evidence
+        assert "increases on 1 of 3 tasks and decreases on 0" in grows.evidence
+        assert "correlation is 0.17, on SQUAD" in grows.evidence
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_entropy_grows_by_ranks_on_most_tasks(entropies, holds):
     [
         ({}, "draft vocabulary, if it has one"),
         ({"vocabulary": 49152, "draft_vocabulary": 8192}, "draft vocabulary of 8,192"),
-        ({"vocabulary": 64, "draft_vocabulary": 64}, "All heads choose from the whole"),
+        ({"vocabulary": 64, "draft_vocabulary": 64}, "All heads predict over the full"),
     ],
 )
 def test_vocabularies_are_told(facts, words):

@@ -68,7 +68,7 @@ def test_block_efficiency_over_candidates(records):
 
 def test_findings(records):
     one, grows, falling, weak, heads, bounds = exhibit(records).findings
-    assert (one.holds, one.evidence) == (True, "The same on 2 of 2 texts.")
+    assert (one.holds, one.evidence) == (True, "Equal on 2 of 2 texts.")
     assert grows.holds is True
     # From 1.5 over 3 to 4 tokens a call.
     assert falling.holds is True
@@ -79,7 +79,7 @@ def test_findings(records):
     # 16-best takes 3 + 2 calls where the oracle takes 4; BPD itself is no test.
     assert bounds.holds is True
     assert bounds.evidence.startswith(
-        "Of 1 method on each task, zero_gram:16 on SQUAD comes nearest: it takes 1.25"
+        "Of 1 method on each task, zero_gram:16 on SQUAD is the closest: it needs 1.25"
     )
 
 

@@ -95,8 +95,8 @@ def test_of_a_few_texts_nothing_is_told():
         walk = told["The exact best draft beats the greedy walk (n-gram)."]
         assert walk.holds is holds
         assert walk.evidence == (
-            f"2.000 against 1.000 tokens per call, +100.0 %{interval}, checking 5.0 "
-            "against 2.5 draft tokens."
+            f"2.000 against 1.000 tokens per call, +100.0 %{interval}; 5.0 "
+            "against 2.5 draft tokens verified."
         )
 
 
@@ -154,7 +154,7 @@ def test_every_score_is_compared_with_the_heads_alone():
     }
     evidence = found["(tree of 64, n-gram)."].evidence
     assert evidence.startswith(
-        "1.000 against 2.000 tokens per call, −50.0 % (−50.0 … −50.0), checking"
+        "1.000 against 2.000 tokens per call, −50.0 % (−50.0 … −50.0);"
     )
 
 

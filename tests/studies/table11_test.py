@@ -80,7 +80,7 @@ def test_figure_2_from_printed_cells():
         "cache traffic": pytest.approx(-2.441, abs=0.001),
     }
     assert [finding.holds for finding in found.findings[1:4]] == [True, True, False]
-    assert "−2.44 for −2.54 %" in found.findings[3].evidence
+    assert "−2.44 % for −2.54 %" in found.findings[3].evidence
     assert "−2.53 to " in found.findings[3].evidence
 
 
@@ -195,5 +195,5 @@ def test_without_sizes_there_is_no_table_of_ours():
 
 
 def test_sizes_that_do_not_fit_are_refused():
-    with pytest.raises(UserError, match=r"study\.json do not fit"):
+    with pytest.raises(UserError, match=r"study\.json are invalid"):
         exhibit(model_sizes={"model": {"layers": 3}})

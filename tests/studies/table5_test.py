@@ -68,10 +68,10 @@ def test_wins_and_losses_of_two_tasks():
     # texts cannot tell.
     assert (repairs.holds, introduces.holds, weak.holds) == (None, None, None)
     assert repairs.evidence.startswith(
-        "neural:1: 33.3 % of wins repair, 50.0 % of losses, −16.7 points (3 texts: too "
-        "few), more on 1 of 1 task. "
+        "neural:1: 33.3 % of wins repair, 50.0 % of losses, −16.7 percentage "
+        "points (3 texts: too few), more on 1 of 1 task. "
     )
-    assert "so on 6 of 7 tasks" in repairs.evidence
+    assert "holds on 6 of 7 tasks" in repairs.evidence
 
 
 def texts_of(contender, repaired_wins, repaired_losses):
@@ -106,7 +106,7 @@ def test_shares_are_told_apart_for_all_refinements(first, second, repairs, intro
     assert [finding.holds for finding in found] == [repairs, introduces, None]
     points = 100 * (first[0] - first[1]) / 2
     words = f"+{points:.1f}" if points else "0.0"
-    assert f"{words} points ({words} … {words})" in found[0].evidence
+    assert f"{words} percentage points ({words} … {words})" in found[0].evidence
 
 
 def test_texts_that_disagree_cannot_tell():
@@ -116,7 +116,7 @@ def test_texts_that_disagree_cannot_tell():
     records += [texts_of("ngram:1", 2, 0)[0], *texts_of("ngram:1", 0, 0)[1:]]
     repairs, *_ = exhibit(records, ("qa",)).findings
     assert repairs.holds is None
-    assert "+12.5 points (0.0 … " in repairs.evidence
+    assert "+12.5 percentage points (0.0 … " in repairs.evidence
     assert "more on 1 of 1 task." in repairs.evidence
 
 
