@@ -289,7 +289,7 @@ class _GinReader:
         except RecursionError:
             name = binding.partition("=")[0].strip()
             raise UserError(f"--gin.{name}: its value is nested too deeply.") from None
-        except (SyntaxError, tokenize.TokenError) as error:
+        except (SyntaxError, UnicodeEncodeError, tokenize.TokenError) as error:
             name, _, value = (part.strip() for part in binding.partition("="))
             advice = _fault(error, value) or (
                 "text needs quotes inside the quotes of the shell, as in "
@@ -449,8 +449,7 @@ def _syntax(error: Exception) -> str:
 
 def _fault(error: Exception, value: str) -> str | None:
     """The fault of a value; None if it may be text without quotes."""
-    text = str(error.args[0])
-    faults = [fault for words, fault in _FAULTS.items() if words in text]
+    faults = [fault for words, fault in _FAULTS.items() if words in str(error)]
     if faults:
         return faults[0]
     return "a quote is not closed" if value.startswith(("'", '"')) else None
