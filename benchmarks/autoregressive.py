@@ -40,7 +40,7 @@ from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.errors import UserError
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.blockwise import parameter_shapes
-from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.typing import Array, Params
@@ -146,7 +146,7 @@ def _one_pass(
     tokens = jnp.broadcast_to(token, (1, length))
     positions = cache.lengths[:, None] + jnp.arange(length)
     mask = causal_mask(jnp.ones_like(tokens))
-    hidden, new = model.forward(params, tokens, positions, mask, cache)
+    hidden, new, _ = model.forward(params, tokens, positions, mask, cache)
     return model.next_token_logits(params, hidden).argmax(-1), new
 
 

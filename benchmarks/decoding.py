@@ -25,13 +25,13 @@ import numpy as np
 from absl import flags
 
 from bpd_jax import cli, configuration, decode_flags, files, progress, provenance
+from bpd_jax.decoding.decode_loop import decode_on_device
+from bpd_jax.decoding.decode_state import DecodeState
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.generate import Generation, Task
-from bpd_jax.decoding.loop import decode_on_device
 from bpd_jax.decoding.methods import Method, parse_method
 from bpd_jax.decoding.options import VERIFICATIONS, DecodeConfig, DecodeOptions
 from bpd_jax.decoding.speedup import measure_drafting, measure_passes
-from bpd_jax.decoding.state import DecodeState
 from bpd_jax.decoding.verification import laid_out
 from bpd_jax.drafting.assets import Assets
 from bpd_jax.errors import UserError
@@ -39,7 +39,7 @@ from bpd_jax.evaluation.efficiency import block_efficiency, paired_interval
 from bpd_jax.evaluation.equality import differences
 from bpd_jax.evaluation.statistics import draft_statistics
 from bpd_jax.models.blockwise import init_parameters
-from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.ngrams.formats import load_model as ngram_files

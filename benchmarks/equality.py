@@ -26,7 +26,7 @@ from absl import flags
 from bpd_jax import cli, decode_flags, files, progress, provenance
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.generate import Generation
-from bpd_jax.decoding.loading import LoadedModel
+from bpd_jax.decoding.loaded_model import LoadedModel
 from bpd_jax.decoding.methods import Method, parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.replay import Replay, record

@@ -25,9 +25,9 @@ from absl import flags
 from bpd_jax import cli, files, progress, provenance
 from bpd_jax.data.rows import Batch, make_batch
 from bpd_jax.models.blockwise import parameter_shapes
+from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.compute import ComputeConfig
-from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
-from bpd_jax.models.flops import train_flops
+from bpd_jax.models.model_flops import train_flops
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.training.config import OptimizerConfig

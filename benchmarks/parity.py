@@ -118,7 +118,7 @@ def _run(
 ) -> Float[Array, "T V"]:
     positions = jnp.arange(tokens.shape[1])[None]
     mask = causal_mask(jnp.ones_like(tokens))
-    hidden, _ = model.forward(params, tokens, positions, mask)
+    hidden, *_ = model.forward(params, tokens, positions, mask)
     return model.next_token_logits(params, hidden)[0]
 
 

@@ -22,7 +22,7 @@ from bpd_jax import cli, decode_flags, files, progress, provenance
 from bpd_jax.data.prompts import read_prompts_file
 from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.decoding.generate import Generation
-from bpd_jax.decoding.loading import LoadedModel
+from bpd_jax.decoding.loaded_model import LoadedModel
 from bpd_jax.decoding.methods import Method, parse_method
 from bpd_jax.decoding.replay import record
 from bpd_jax.decoding.speedup import check_methods

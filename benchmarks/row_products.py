@@ -53,7 +53,7 @@ def pass_over(functions: ModelFunctions) -> Callable[[Params, KVCache, Array], A
         length = tokens.shape[1]
         positions = CONTEXT.value + jnp.arange(length)[None]
         mask = jnp.tril(jnp.ones((1, length, length), bool))
-        hidden, _ = functions.forward(params, tokens, positions, mask, cache)
+        hidden, *_ = functions.forward(params, tokens, positions, mask, cache)
         return functions.greedy_tokens(params, hidden)
 
     return run

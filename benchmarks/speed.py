@@ -20,7 +20,7 @@ from absl import flags
 from bpd_jax import cli, decode_flags, files, provenance
 from bpd_jax.data.rows import RowIterator, open_rows
 from bpd_jax.decoding.decoder import Decoder
-from bpd_jax.decoding.loading import LoadedModel
+from bpd_jax.decoding.loaded_model import LoadedModel
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.evaluation.efficiency import block_efficiency

@@ -8,8 +8,8 @@ times whole steps of two models: all heads, and "one head", which is the same tr
 its softmax alone. First each is alone on the devices, the smaller before the larger,
 and what the process used at its peak is read where devices tell; then both take turns
 in blocks of steps, so that their ratio holds on a machine whose clock wanders. MFU is
-what the model needs (`models.flops`, nothing that is computed twice) over the device's
-dense bfloat16 peak. Writes one JSON file.
+what the model needs (`models.model_flops`, nothing that is computed twice) over the
+device's dense bfloat16 peak. Writes one JSON file.
 """
 
 import dataclasses

@@ -10,10 +10,11 @@ from jax.sharding import Mesh
 
 from bpd_jax import progress
 from bpd_jax.data.prompts import check_texts
-from bpd_jax.decoding.asset_files import OWN_ASSETS, load_assets, own_tuning
+from bpd_jax.decoding.asset_files import ASSET_FOLDERS, find_tuning, load_assets
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import Generation, check_prompts
-from bpd_jax.decoding.loading import LoadedModel, Message, load_model
+from bpd_jax.decoding.loaded_model import LoadedModel, Message
+from bpd_jax.decoding.loading import load_model
 from bpd_jax.decoding.methods import Method, parse_method
 from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
 from bpd_jax.decoding.stopping import cut_at_stop
@@ -123,8 +124,8 @@ def load(
       UserError: a file is missing, damaged, or belongs to another model.
     """
     for asset in assets:
-        if asset not in OWN_ASSETS:
-            names = ", ".join(OWN_ASSETS)
+        if asset not in ASSET_FOLDERS:
+            names = ", ".join(ASSET_FOLDERS)
             raise UserError(f"unknown asset {asset!r}: choose from {names}.")
     loaded = load_model(name, heads, weights)
     loaded = loaded if chat else loaded.without_chat()
@@ -264,7 +265,7 @@ def tuned_method(lm: LanguageModel, batch_size: int) -> Method | None:
     from bpd_jax.decoding.speedup import tuned_choice
     from bpd_jax.provenance import device
 
-    path = own_tuning(lm.loaded)
+    path = find_tuning(lm.loaded)
     return None if path is None else tuned_choice(path, device(), batch_size)
 
 

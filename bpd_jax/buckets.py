@@ -1,13 +1,13 @@
 """Paths under gs://: objects of Google Cloud Storage, used as files.
 
-`as_path` makes a path of what a user names; a name under gs:// becomes a `BucketPath`.
+`as_path` turns a name into a path; a name under gs:// becomes a `BucketPath`.
 
-- Reading: whatever opens a `BucketPath` gets a copy of the object on the local disk.
-  It is made when the object is first opened, compared with the object's size and
-  checksum, and kept in `~/.cache/bpd_jax/buckets` under the object's name, generation
-  and size. So every host copies only the files that it reads, once.
+- Reading: a `BucketPath` is opened as a copy of the object on the local disk. The copy
+  is made when the object is first opened, compared with the object's size and checksum,
+  and kept in `~/.cache/bpd_jax/buckets` under the object's name, generation and size.
+  So every host copies only the files that it reads, once.
 - Writing: `files` and `folders` write locally and upload. An object appears as a whole
-  or not at all; of a folder the marker is uploaded last (`upload_folder`).
+  or not at all; the marker of a folder is uploaded last (`upload_folder`).
 
 The packages of the extra `gcs` are imported when the first such path is used.
 """
@@ -22,6 +22,7 @@ import io
 import json
 import os
 import pathlib
+import re
 import stat
 from collections.abc import Generator, Iterator
 from typing import IO, Any
@@ -39,12 +40,15 @@ def as_path(path: str | os.PathLike[str]) -> pathlib.Path:
     """Returns a `BucketPath` for a name under gs://, else a `pathlib.Path`.
 
     Raises:
-      UserError: a name under gs:// has no bucket, or goes up with `..`.
+      UserError: a name under gs:// has no bucket or goes up with `..`, or the path
+        begins with another scheme, such as `s3://`.
     """
     if isinstance(path, BucketPath):
         return path
-    text = str(path)  # What `pathlib` has made of gs://bucket begins with gs:/bucket.
+    text = str(path)  # `pathlib` turns gs://bucket into gs:/bucket.
     if not text.startswith("gs:/"):
+        if re.match(r"[a-z][a-z0-9+.-]*://", text):
+            raise UserError(f"{path} is not supported: give a local or a gs:// path.")
         return pathlib.Path(path)
     found = BucketPath(text)
     if len(found.parts) < 2 or ".." in found.parts:
@@ -120,10 +124,10 @@ class BucketPath(pathlib.PosixPath):
 
         Args:
           content: all of it.
-          generation: that it must have before, 0 for none; None for any.
+          generation: generation to replace, 0 if it must not exist; None for any.
 
         Returns:
-          The generation that it has afterwards.
+          The new generation.
 
         Raises:
           FileExistsError: it has another generation.
@@ -216,7 +220,7 @@ class BucketPath(pathlib.PosixPath):
 
 
 def on_disk(path: pathlib.Path) -> pathlib.Path:
-    """Where work lies that is resumed and thrown away: `path`, if it is on a disk."""
+    """The folder on the local disk for temporary work: `path`, if it is on a disk."""
     return staging(path) if isinstance(path, BucketPath) else path
 
 
@@ -239,10 +243,10 @@ def upload(
     Args:
       source: on the local disk.
       path: of the object.
-      generation: that it must have before, 0 for none; None for any.
+      generation: generation to replace, 0 if it must not exist; None for any.
 
     Returns:
-      The generation that it has afterwards.
+      The new generation.
 
     Raises:
       FileExistsError: it has another generation.
@@ -262,11 +266,11 @@ def upload_folder(
 ) -> None:
     """Uploads a folder in place of another one of its kind.
 
-    The marker of the older one is removed first and the new one uploaded last, so what
-    is left by an interruption has no marker. An object `UPLOAD` tells whose it is until
-    then. If two processes upload to one folder at the same time, at most one of them
-    succeeds: each replaces only what was there when it began, and withdraws its marker
-    if the folder holds anything else than what it uploaded.
+    The marker of the older one is removed first and the new one uploaded last, so an
+    interrupted upload leaves no marker. Until then an object `UPLOAD` contains the
+    title. If two processes upload to one folder at the same time, at most one of them
+    succeeds: each replaces only objects that existed when it began, and removes its
+    marker if the folder then contains anything that it did not upload.
 
     Args:
       source: folder on the local disk.

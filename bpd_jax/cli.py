@@ -16,7 +16,7 @@ from absl import app, flags, logging
 
 from bpd_jax import startup
 from bpd_jax.compiled import keep_compiled
-from bpd_jax.errors import UserError
+from bpd_jax.errors import UserError, shortened
 from bpd_jax.settings import REPEATED, checks_of, help_of, parse_setting
 
 # absl lists flags under the module that calls `define_flags`.
@@ -103,6 +103,8 @@ def telling_errors() -> Iterator[None]:
             "unset it, or install what this device needs."
         )
     except OSError as error:
+        if error.errno in _UNUSABLE_PATH and error.filename:
+            _fail(f"cannot use {error.filename}: {error.strerror}.")
         if error.errno not in _NO_ROOM:
             raise
         name = f" {error.filename}" if error.filename else " the output"
@@ -112,6 +114,11 @@ def telling_errors() -> Iterator[None]:
 
 # Errors of a full disk or device.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# Errors that only another path or other permissions can avoid.
+_UNUSABLE_PATH = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS),
+    *(errno.ELOOP, errno.ENAMETOOLONG),
+)
 
 
 @contextlib.contextmanager
@@ -145,7 +152,7 @@ def _platform_fault() -> str | None:
 def _fail(sentence: str) -> None:
     with contextlib.suppress(OSError):
         sys.stdout.flush()
-    print(f"error: {sentence}", file=sys.stderr)
+    print(f"error: {shortened(sentence)}", file=sys.stderr)
     sys.exit(1)
 
 

@@ -33,7 +33,7 @@ from bpd_jax.compilation.programs import (
 from bpd_jax.compilation.topology import find_slice
 from bpd_jax.errors import UserError
 from bpd_jax.files import check_writable, replacing_file
-from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.partitioning import MeshConfig
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.heads.settings import HeadsTrainConfig

@@ -68,8 +68,8 @@ _GIN_BINDINGS = flags.DEFINE_multi_string(
 # imported when a file first names its dataclass.
 CONFIGURABLES = {
     "BlockDrafterConfig": "models.drafter_config",
-    "BlockHeadsConfig": "models.config",
-    "BlockwiseConfig": "models.config",
+    "BlockHeadsConfig": "models.blockwise_config",
+    "BlockwiseConfig": "models.blockwise_config",
     "ComputeConfig": "models.compute",
     "DecodeConfig": "decoding.options",
     "DecodeOptions": "decoding.options",

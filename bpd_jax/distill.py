@@ -25,7 +25,7 @@ from bpd_jax.data.generations import HEADER, KIND, read_header, write_header
 from bpd_jax.data.tokenizer import FILE_NAME as TOKENIZER
 from bpd_jax.decoding import distillation
 from bpd_jax.decoding.decoder import GREEDY, Decoder
-from bpd_jax.decoding.loading import LoadedModel
+from bpd_jax.decoding.loaded_model import LoadedModel
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.errors import UserError
@@ -106,21 +106,21 @@ def main() -> None:
     # Nothing is written earlier: the files of a rejected command would make the
     # corrected command fail.
     _write_beginning(output, loaded, facts, made_up)
-    done = distillation.answered(accepted, output)
+    done = distillation.answered_prompts(accepted, output)
     if done:
         print(f"{len(done)} of {len(accepted)} texts exist already.")
     elsewhere: set[int] = set()
     for folder in ANSWERED_FOLDERS.value:
-        elsewhere |= distillation.answered(accepted, folder, same_prompts=False)
+        elsewhere |= distillation.answered_prompts(accepted, folder, same_prompts=False)
     if elsewhere - done:
         print(f"{len(elsewhere - done)} prompts are answered in other folders.")
     finished = done | elsewhere
-    order = distillation.order_of(accepted, options.seed)
+    order = distillation.shuffled_indices(accepted, options.seed)
     waiting = [index for index in order if index not in finished]
     with decode_flags.token_bar("writing", len(waiting), config) as bar:
         task = decoder.task(method, options)
         distillation.distill(task, accepted, waiting, output, on_progress=bar.update)
-    print(f"{len(distillation.answered(accepted, output))} texts: {output}")
+    print(f"{len(distillation.answered_prompts(accepted, output))} texts: {output}")
 
 
 def _not_too_long(prompts: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -202,7 +202,7 @@ def _made_up(
         return _read_made_up(path)
     opening = np.asarray(
         loaded.tokenizer.encode_chat(
-            distillation.opening_of(
+            distillation.conversation_opening(
                 lambda words: chat.render([{"role": "user", "content": words}])
             )
         ),
@@ -219,7 +219,7 @@ def _made_up(
     # Generated prompts are at least as long as their opening.
     decoder.check(GREEDY, [opening], options)
     with progress.bar(label="making up", total=MADE_UP.value, unit=" prompts") as bar:
-        generated = distillation.make_up_prompts(
+        generated = distillation.generate_prompts(
             decoder.task(GREEDY, sampling),
             opening,
             MADE_UP.value,

@@ -14,9 +14,10 @@ from absl import flags
 
 from bpd_jax import cli, folders
 from bpd_jax.decoding.asset_files import read_drafter
-from bpd_jax.decoding.loading import LoadedModel, load_model
+from bpd_jax.decoding.loaded_model import LoadedModel
+from bpd_jax.decoding.loading import load_model
 from bpd_jax.errors import UserError
-from bpd_jax.models.config import BlockHeadsConfig
+from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.drafter_files import attach_drafter
 from bpd_jax.pretrained import drafter_export
 from bpd_jax.pretrained.export_folder import DTYPES, vllm_command
@@ -112,7 +113,7 @@ def _description(heads: BlockHeadsConfig) -> str:
 
 
 def _export_drafter(loaded: LoadedModel, output: str) -> None:
-    folder = _DRAFTER.value or loaded.own("drafter")
+    folder = _DRAFTER.value or loaded.find_asset("drafter")
     if folder is None:
         raise UserError(
             f"{loaded.name} has no block drafter to export: give a folder with "

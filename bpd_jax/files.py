@@ -1,4 +1,4 @@
-"""Writing files so that a kill leaves either the old file or the new one; reading JSON.
+"""Atomic writing of files; reading of JSON and of lines, with limits.
 
 Folders are written through `bpd_jax.folders`.
 """
@@ -20,30 +20,30 @@ from bpd_jax import buckets, temporaries
 from bpd_jax.buckets import BucketPath, as_path
 from bpd_jax.errors import UserError
 
-# Parsed, JSON takes up to some thirty times as much memory.
-_MOST_JSON, _JSON_PIECE = 1 << 27, 1 << 20  # bytes
+# Parsed JSON takes up to thirty times as much memory as its text.
+_MOST_BYTES, _PIECE = 1 << 27, 1 << 20  # bytes
 MOST_LINE = 1 << 24  # bytes
-# What a reader that keeps all lines of a file takes. As an object, each line takes some
-# hundred bytes more than its text.
+# Limit of a reader that keeps all lines of a file. As a Python object, each line takes
+# some hundred bytes more than its text.
 MOST_KEPT, LINE_COST = 1 << 30, 256  # bytes
 
 
 def check_writable(path: str | os.PathLike[str], *, folder: bool = False) -> None:
-    """Tells before long work that its result could not be written.
+    """Checks that a result can be written, before the long work that computes it.
 
     Args:
-      path: of the result; the folder that it is to lie in is made. Links are followed.
+      path: path of the result; its parent folder is created. Links are followed.
       folder: whether the result is a folder.
 
     Raises:
-      UserError: the path cannot be written, or is a folder where a file is to be, or
+      UserError: the path cannot be written, or is a folder and the result a file, or
         the other way round.
     """
     if not folder and is_stream(path):
         return
     target = resolved(path)
     with telling(path), contextlib.suppress(FileNotFoundError):
-        # One look, because another process may be replacing the folder.
+        # A single call, because another process may be replacing the folder.
         if stat.S_ISDIR(target.stat().st_mode) != folder:
             found, wanted = ("file", "folder") if folder else ("folder", "file")
             raise UserError(f"cannot write {path}: it is a {found}; name a {wanted}.")
@@ -62,11 +62,11 @@ def check_writable(path: str | os.PathLike[str], *, folder: bool = False) -> Non
 def replacing_file(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     """Yields a temporary path that becomes `path` when the block succeeds.
 
-    The temporary file lies in the same folder and is on the disk before one rename
-    makes it the result. If the block raises, it is removed and `path` is untouched. A
-    link stays, and the file that it names is replaced. A device, a pipe or a socket is
-    no file to replace: then `path` itself is yielded, to be written directly. What
-    becomes an object under gs:// is written on the local disk and uploaded.
+    The temporary file is in the same folder and is synced to disk before it is renamed,
+    so a kill leaves either the old file or the new one. If the block raises, it is
+    removed and `path` is unchanged. A link stays, and its target is replaced. A device,
+    pipe or socket is not replaced: `path` itself is yielded, to be written directly. A
+    file under gs:// is written on the local disk and uploaded.
 
     Raises:
       UserError: the folder cannot be written, or the disk is full.
@@ -95,10 +95,10 @@ def replacing_file(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
 
 
 def is_stream(path: str | os.PathLike[str]) -> bool:
-    """Whether a path names what is written directly: a device, a pipe, an open file.
+    """Whether a path is written directly: a device, a pipe or an open file.
 
-    What `/dev/stdout` and `/proc/self/fd/1` name is written directly even where it is
-    a regular file: the shell that opened it would not see one put in its place.
+    `/dev/stdout` and `/proc/self/fd/1` are written directly even if they are regular
+    files, because the shell that opened the file would not see its replacement.
     """
     if isinstance(as_path(path), BucketPath):
         return False
@@ -113,17 +113,17 @@ def is_stream(path: str | os.PathLike[str]) -> bool:
 
 
 def resolved(path: str | os.PathLike[str]) -> pathlib.Path:
-    """The path that is written: absolute, with all links followed.
+    """The absolute path that is written, with all links followed.
 
     Raises:
-      UserError: it has no name, or its links go round in a circle.
+      UserError: the path has no name, or its links form a circle.
     """
     target = as_path(path)
     if not isinstance(target, BucketPath):
         with telling(path):
             target = pathlib.Path(os.path.realpath(path))
             if target.is_symlink():
-                raise UserError(f"cannot write {path}: its links go round in a circle.")
+                raise UserError(f"cannot write {path}: its links form a circle.")
     if not target.name or (isinstance(target, BucketPath) and not target.key):
         raise UserError(f"cannot write {path}: give it a name.")
     return target
@@ -131,10 +131,10 @@ def resolved(path: str | os.PathLike[str]) -> pathlib.Path:
 
 @contextlib.contextmanager
 def telling(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turns what the system says about writing `path` into a `UserError`."""
+    """Turns errors of the system about writing `path` into a `UserError`."""
     try:
         yield
-    except FileExistsError as error:  # Of a file that is to be a folder above.
+    except FileExistsError as error:  # A parent of `path` is a file.
         raise UserError(
             f"cannot write {path}: {error.filename} is not a folder."
         ) from error
@@ -151,22 +151,32 @@ def read_json(path: str | os.PathLike[str]) -> Any:
 
     Raises:
       OSError: it cannot be read.
-      ValueError: it is too large, no UTF-8 or no JSON; see `parse_json`.
+      ValueError: it is too large, not UTF-8 or not JSON; see `parse_json`.
+    """
+    return parse_json(read_bytes(path))
+
+
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    """Reads a small file, such as a description or a tokenizer.
+
+    Raises:
+      OSError: it cannot be read.
+      ValueError: it has more than 128 MiB; a device may have no end.
     """
     # In pieces, because `read(n)` allocates n bytes before it reads.
     with as_path(path).open("rb") as stream:
-        pieces = iter(lambda: stream.read(_JSON_PIECE), b"")
-        data = b"".join(itertools.islice(pieces, _MOST_JSON // _JSON_PIECE + 1))
-    if len(data) > _MOST_JSON:
-        raise ValueError(f"it has more than {_MOST_JSON:,} bytes")
-    return parse_json(data)
+        pieces = iter(lambda: stream.read(_PIECE), b"")
+        data = b"".join(itertools.islice(pieces, _MOST_BYTES // _PIECE + 1))
+    if len(data) > _MOST_BYTES:
+        raise ValueError(f"it has more than {_MOST_BYTES:,} bytes")
+    return data
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parses JSON, in which every number is finite.
+    """Parses JSON whose numbers are all finite.
 
     Raises:
-      ValueError: it is no UTF-8, no JSON, is nested too deeply, or holds NaN, an
+      ValueError: it is not UTF-8, not JSON, nested too deeply, or contains NaN, an
         infinity or a number beyond float64.
     """
     try:
@@ -184,7 +194,7 @@ def _refuse(constant: str) -> float:
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{text[:40]} is no finite number")
+        raise ValueError(f"{text[:40]} is not a finite number")
     return value
 
 
@@ -194,15 +204,15 @@ def bounded_lines(
     *,
     kept: bool = False,
 ) -> Iterator[bytes]:
-    """Yields the lines of a file, none of which fills the memory.
+    """Yields the lines of a file, with limits so that they cannot fill the memory.
 
-    A few megabytes of gzip can unpack to one line, or to many lines, of gigabytes.
+    A few megabytes of gzip can unpack to gigabytes, in one line or in many.
 
     Args:
       stream: the file.
       path: its path, for messages.
-      kept: whether the caller keeps what it reads, so that all lines together must fit
-        into memory.
+      kept: whether the caller keeps all lines, so that together they must fit into
+        memory.
 
     Raises:
       UserError: a line is longer than `MOST_LINE` bytes; or `kept`, and all lines

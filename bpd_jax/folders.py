@@ -1,8 +1,8 @@
-"""Writing folders so that a writer replaces none but its own.
+"""Atomic writing of folders, which replaces only folders of the same kind.
 
-Every command that writes a folder describes what it writes by a `FolderKind`. A folder
-that exists is written only if it is empty or is of that kind; otherwise the command
-refuses before it begins, and again before it replaces anything.
+Every command that writes a folder describes it by a `FolderKind`. An existing folder is
+written only if it is empty or of that kind. This is checked before the command begins
+its work, and again before it replaces the folder.
 """
 
 import contextlib
@@ -16,22 +16,22 @@ from bpd_jax import buckets, files, temporaries
 from bpd_jax.buckets import BucketPath
 from bpd_jax.errors import UserError
 
-# Headers are short; what comes after this many bytes tells nothing about their kind.
+# `FolderKind.text` is searched in this many bytes of the marker.
 _HEADER_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class FolderKind:
-    """How the folders of one writer are recognised.
+    """How the folders of one writer are recognized.
 
     Attributes:
-      title: what such a folder is, for messages: "an n-gram model".
-      marker: name of the file that each of them has.
-      names: patterns (`fnmatch`) of the other names that one may have. A folder with
-        any other file in it is not replaced.
-      text: what stands somewhere in the marker, where its name alone says too little.
-      in_place: whether the writer only adds files and never replaces the folder: then
-        other files may lie there as well.
+      title: name of the kind for messages, such as "an n-gram model".
+      marker: name of a file that every folder of the kind contains.
+      names: patterns (`fnmatch`) of the other names that it may contain. A folder with
+        any other file is not replaced.
+      text: text that the marker contains, if its name does not identify the kind.
+      in_place: whether the writer only adds files and never replaces the folder, which
+        may then contain other files.
     """
 
     title: str
@@ -70,14 +70,14 @@ class FolderKind:
 
 
 def check_folder(path: str | os.PathLike[str], kind: FolderKind) -> None:
-    """Refuses a folder that exists, is not empty and is not of this kind.
+    """Checks that a folder can be written: it is new, empty or of this kind.
 
     Args:
-      path: of the folder to write, which may not exist yet; links are followed.
-      kind: of the writer.
+      path: path of the folder, which need not exist; links are followed.
+      kind: kind of folder that is to be written.
 
     Raises:
-      UserError: it holds something else, is not a folder, or cannot be written.
+      UserError: it contains something else, is not a folder, or cannot be written.
     """
     files.check_writable(path, folder=True)
     target = files.resolved(path)
@@ -85,7 +85,7 @@ def check_folder(path: str | os.PathLike[str], kind: FolderKind) -> None:
         with files.telling(path):
             _check_kind(path, kind)
         return
-    # Not while another process is between the two renames that replace the folder.
+    # Another process may be between the two renames that replace the folder.
     with files.telling(path), temporaries.exclusive(target.parent):
         _check_kind(path, kind)
 
@@ -118,13 +118,13 @@ def replacing_folder(
 ) -> Iterator[pathlib.Path]:
     """Yields an empty temporary folder that becomes `path` when the block succeeds.
 
-    An older folder of the same kind is replaced as a whole, and only then removed. If
-    the block raises, the temporary folder is removed and `path` is untouched. A link
-    stays, and the folder that it names is replaced. Of several processes that write
-    the same folder, the last one wins.
+    An older folder of the same kind is replaced as a whole and removed afterwards. If
+    the block raises, the temporary folder is removed and `path` is unchanged. A link
+    stays, and its target is replaced. If several processes write the same folder, the
+    last one wins.
 
-    A folder under gs:// is written on the local disk and uploaded. While it replaces
-    another one, and after an interruption, there is neither; see
+    A folder under gs:// is written on the local disk and uploaded. During the upload,
+    and after one that was interrupted, readers refuse the folder; see
     `buckets.upload_folder`.
 
     Raises:
@@ -154,12 +154,12 @@ def replacing_folder(
 
 
 def remove_folder(path: str | os.PathLike[str], kind: FolderKind) -> None:
-    """Removes a folder of this kind, if there is one; other folders are left alone.
+    """Removes a folder of this kind, if it exists.
 
-    It loses its name first, so that no half of it is met under that name.
+    It is renamed first, so that nobody finds a part of it under its name.
 
     Raises:
-      UserError: it holds something else, or cannot be removed.
+      UserError: it is of another kind, or cannot be removed.
     """
     target = files.resolved(path)
     if not target.exists():
@@ -174,7 +174,7 @@ def remove_folder(path: str | os.PathLike[str], kind: FolderKind) -> None:
 
 
 def _swap(new: pathlib.Path, path: pathlib.Path) -> None:
-    """Gives `new` the name `path`; what had it goes by the name `new` afterwards."""
+    """Renames `new` to `path`; an older folder there is renamed to `new`."""
     if not path.exists():
         os.rename(new, path)
         return
@@ -185,6 +185,6 @@ def _swap(new: pathlib.Path, path: pathlib.Path) -> None:
     except OSError:
         os.rename(old, path)
         raise
-    # Where the caller removes it, or the next writer if this process is killed.
+    # The caller removes it, or the next writer if this process is killed.
     with contextlib.suppress(OSError):
         os.rename(old, new)

@@ -80,8 +80,8 @@ class HarnessModel:
         """
         super().__init__()
         for name in assets:
-            if name not in api.OWN_ASSETS:
-                names = ", ".join([*_ARGUMENTS, *api.OWN_ASSETS])
+            if name not in api.ASSET_FOLDERS:
+                names = ", ".join([*_ARGUMENTS, *api.ASSET_FOLDERS])
                 raise UserError(f"unknown model argument {name!r}: give {names}.")
         if not model:
             raise UserError("the model argument 'model' is missing: give model=NAME.")

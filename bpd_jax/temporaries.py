@@ -1,9 +1,9 @@
-"""Temporary files and folders next to a result, which are renamed to its name.
+"""Temporary files and folders, which are renamed to the result when complete.
 
-Their names are `.NAME.HOST.RANDOM.part`. The process that writes one holds a lock on
-it, which the system releases when the process ends. Files of killed processes can thus
-be distinguished from those that are being written; the next writer of NAME removes
-them.
+They are in the same folder as the result and are called `.NAME.HOST.RANDOM.part`. The
+process that writes one holds a lock on it, which the system releases when the process
+ends in any way. The lock distinguishes what a killed process left, which the next
+writer of NAME removes, from what another process is writing.
 """
 
 import contextlib
@@ -19,16 +19,16 @@ from collections.abc import Iterator
 SUFFIX = ".part"
 # Suffix of a folder between the two renames that replace it.
 OLD_SUFFIX = ".old"
-# Locks may be local to a machine, so each machine removes only its own files.
+# Locks may be local to a machine, so each machine removes only its own leftovers.
 _HOST = f"{zlib.crc32(platform.node().encode()):08x}"
 
 
 @contextlib.contextmanager
 def part_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields a new empty file next to `path`, which is removed at the end if it exists.
+    """Yields a new empty file beside `path`, removed at the end if it still exists.
 
-    The name is unpredictable and the file is new, so that no symbolic link of another
-    user is followed.
+    Its name cannot be predicted and an existing file is never opened, so a planted link
+    is not followed.
 
     Raises:
       OSError: the folder cannot be written.
@@ -45,7 +45,7 @@ def part_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
         temporary.chmod(_mode(path, 0o666) | 0o600)
         yield temporary
     finally:
-        # The file or its folder may have been removed.
+        # The file or its folder no longer exists.
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             temporary.unlink()
         os.close(descriptor)
@@ -53,7 +53,7 @@ def part_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 @contextlib.contextmanager
 def part_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields a new empty folder next to `path`, removed at the end if it exists.
+    """Yields a new empty folder beside `path`, removed at the end if it still exists.
 
     Raises:
       OSError: the parent folder cannot be written.
@@ -65,7 +65,7 @@ def part_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
         temporary = pathlib.Path(name)
         try:
             descriptor = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY)
-        except FileNotFoundError:  # Another process has removed it as a remainder.
+        except FileNotFoundError:  # Another process took it for a remainder.
             continue
         if _locked(descriptor, temporary):
             break
@@ -81,13 +81,13 @@ def part_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def remove_remainders(parent: pathlib.Path, name: str | None = None) -> None:
-    """Removes temporary files and folders of killed processes of this machine.
+    """Removes temporary files of processes of this machine that have ended.
 
-    A folder whose replacement was interrupted between the two renames gets its name
-    back.
+    If a process was killed between the two renames that replace a folder, the older
+    folder gets its name back.
 
     Args:
-      parent: folder of the results.
+      parent: the folder of the results.
       name: name of one result; None for all in the folder.
     """
     middle = f".{_HOST}."
@@ -111,15 +111,13 @@ def remove_remainders(parent: pathlib.Path, name: str | None = None) -> None:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether this is the name of a temporary file or folder."""
+    """Whether this is the name of a temporary file or folder of this module."""
     return name.startswith(".") and name.endswith(SUFFIX)
 
 
 @contextlib.contextmanager
 def exclusive(folder: pathlib.Path) -> Iterator[None]:
-    """Locks a folder, so that one process at a time renames its entries.
-
-    Does nothing on file systems without locks.
+    """Lets one process at a time rename entries of a folder, if locks are supported.
 
     Raises:
       OSError: the folder does not exist.
@@ -134,10 +132,10 @@ def exclusive(folder: pathlib.Path) -> Iterator[None]:
 
 
 def sync(path: pathlib.Path) -> None:
-    """Flushes a file, or a folder with its contents, to the disk.
+    """Waits until a file, or a folder with everything in it, is on the disk.
 
     Raises:
-      OSError: writing failed, for example because the disk is full.
+      OSError: it could not be written, for example because the disk is full.
     """
     if path.is_dir() and not path.is_symlink():
         for entry in path.iterdir():
@@ -152,8 +150,8 @@ def sync(path: pathlib.Path) -> None:
 
 
 def sync_folder(folder: pathlib.Path) -> None:
-    """Flushes the entries of a folder to the disk, if the file system supports it."""
-    with contextlib.suppress(OSError):  # Some file systems do not support it.
+    """Waits until the names in a folder are on the disk, if the system supports it."""
+    with contextlib.suppress(OSError):  # Some file systems cannot sync folders.
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
@@ -162,18 +160,18 @@ def sync_folder(folder: pathlib.Path) -> None:
 
 
 def _locked(descriptor: int, path: pathlib.Path) -> bool:
-    """Locks a new file or folder; False if another process has removed it."""
+    """Locks a file or folder just created; False if it was removed before that."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:
-        return True  # Without locks, no process removes files of others.
+        return True  # Without locks, nothing is removed by other processes.
     return _is_at(descriptor, path)
 
 
 def _remove_if_dead(path: pathlib.Path) -> None:
-    """Removes a temporary file or folder unless its writer is alive."""
+    """Removes a temporary file or folder unless its writer is still running."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -193,16 +191,15 @@ def _remove_if_dead(path: pathlib.Path) -> None:
 
 
 def _is_at(descriptor: int, path: pathlib.Path) -> bool:
-    """Whether `path` is the open file."""
     try:
-        current = os.lstat(path)
+        there = os.lstat(path)
     except OSError:
         return False
-    return os.path.samestat(os.fstat(descriptor), current)
+    return os.path.samestat(os.fstat(descriptor), there)
 
 
 def _mode(path: pathlib.Path, default: int) -> int:
-    """The permissions of an existing file, or those of a new one."""
+    """The permissions of an existing file or folder, or those of a new one."""
     try:
         return os.stat(path).st_mode & 0o777
     except OSError:

@@ -107,10 +107,10 @@ def _print(batch_size: int, choice: Choice) -> None:
         drafting = f"{1e3 * (p.draft_seconds or 0.0):.2f}" if timed else "not timed"
         table.add_row(
             p.method.name,
-            f"{'' if p.tried else '≤ '}{p.block_efficiency:.2f}",
+            f"{'' if p.replayed else '≤ '}{p.block_efficiency:.2f}",
             str(p.nodes),
             f"{1e3 * p.pass_seconds:.2f}",
-            drafting if p.tried else "not tried",
+            drafting if p.replayed else "not tried",
             f"{'' if timed else '≤ '}{p.speedup:.2f}",
             style="bold" if p.method == choice.method else "",
         )

@@ -53,6 +53,10 @@ def test_only_names_under_gs_are_bucket_paths(tmp_path):
     for bad in ("gs://", "gs://b/../c"):
         with pytest.raises(UserError, match="gs://bucket"):
             as_path(bad)
+    for other in ("s3://b/a", "file:///etc", "hdfs://h/a"):
+        with pytest.raises(UserError, match="not supported"):
+            as_path(other)
+    assert as_path("a:b/c") == pathlib.Path("a:b/c")
 
 
 def test_a_missing_package_is_told(monkeypatch):

@@ -109,6 +109,17 @@ def _no_devices() -> None:
     raise RuntimeError("Unable to initialize\nbackend 'cuda'.")
 
 
+def test_a_path_that_the_system_refuses_is_one_sentence(capsys):
+    with pytest.raises(SystemExit) as ended, cli.telling_errors():
+        pathlib.Path("x" * 5000).stat()
+    assert ended.value.code == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: cannot use xxx")
+    assert len(error) < 1000
+    with pytest.raises(FileNotFoundError), cli.telling_errors():
+        pathlib.Path("x").stat()
+
+
 def test_other_failed_assertions_keep_their_traceback():
     with pytest.raises(AssertionError), cli.telling_errors():
         raise AssertionError

@@ -12,7 +12,7 @@ from bpd_jax.data.text_task import TextTask
 from bpd_jax.decoding.options import DecodeConfig
 from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise import count_parameters
-from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
+from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.studies.study_config import StudyConfig
 from bpd_jax.training.config import TrainConfig

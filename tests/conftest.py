@@ -168,7 +168,7 @@ def storage(
 
 def _train(folder: pathlib.Path) -> None:
     from bpd_jax.data.text_task import TextTask
-    from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
+    from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
     from bpd_jax.models.transformer_config import TransformerConfig
     from bpd_jax.ngrams.build_model import Settings, build
     from bpd_jax.training.config import OptimizerConfig, TrainConfig

@@ -17,7 +17,8 @@ from bpd_jax.decoding.asset_files import load_accuracies
 from bpd_jax.decoding.loading import load_task
 from bpd_jax.decoding.speedup import tuned_choice
 from bpd_jax.errors import UserError
-from bpd_jax.models.config import (
+from bpd_jax.models.block_heads import init_heads
+from bpd_jax.models.blockwise_config import (
     BlockHeadsConfig,
     BlockwiseConfig,
     load_config,
@@ -26,11 +27,10 @@ from bpd_jax.models.config import (
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_files import load_drafter, save_drafter
 from bpd_jax.models.drafter_functions import DrafterFunctions
-from bpd_jax.models.heads import init_heads
 from bpd_jax.models.heads_files import load_heads, save_heads
 from bpd_jax.models.refiner_files import load_refiner, save_refiner
-from bpd_jax.models.refiners import MarkovConfig, init_refiner
 from bpd_jax.models.rotary import RotaryConfig
+from bpd_jax.models.trained_refiners import MarkovConfig, init_refiner
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.katz import estimate_katz

@@ -272,6 +272,6 @@ def test_the_site_builds(tmp_path: pathlib.Path) -> None:
     assert done.returncode == 0, done.stderr
     built = tmp_path / "site"
     shown = (built / "reference" / "drafting.html").read_text()
-    assert 'id="bpd_jax.drafting.tree.DraftTree"' in shown
+    assert 'id="bpd_jax.drafting.draft_tree.DraftTree"' in shown
     for page in built.rglob("*.html"):
         assert not re.search(r'<(?:script|link)[^>]*"https?://', page.read_text()), page

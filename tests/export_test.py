@@ -15,11 +15,11 @@ from bpd_jax.decoding.asset_files import read_drafter
 from bpd_jax.decoding.loading import SHIPPED, load_model
 from bpd_jax.errors import UserError
 from bpd_jax.models.attachments import fingerprint
-from bpd_jax.models.config import BlockHeadsConfig
+from bpd_jax.models.block_heads import init_heads
+from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_files import load_drafter, save_drafter
 from bpd_jax.models.drafter_functions import DrafterFunctions
-from bpd_jax.models.heads import init_heads
 from bpd_jax.models.heads_files import load_heads, save_heads
 from bpd_jax.pretrained.export_folder import vllm_command
 from bpd_jax.pretrained.medusa_layout import VLLM, check_exportable

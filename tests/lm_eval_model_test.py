@@ -256,7 +256,7 @@ def test_arguments_may_come_as_the_harness_gives_them(trained):
 
 def test_a_model_that_converses_writes_chats_as_its_template_says(harness):
     pytest.importorskip("jinja2")
-    from bpd_jax.decoding.conversation import Chat
+    from bpd_jax.decoding.loaded_model import Chat
 
     chat = Chat(
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|endoftext|>\n"

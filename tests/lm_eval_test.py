@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from bpd_jax.decoding.asset_files import OWN_ASSETS
+from bpd_jax.decoding.asset_files import ASSET_FOLDERS
 from bpd_jax.lm_eval_model import HarnessModel
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -44,7 +44,7 @@ def test_a_harness_that_is_not_there_is_told_in_one_sentence(tmp_path, missing):
 
 
 def test_the_page_names_every_argument():
-    for name in (*HarnessModel.__init__.__kwdefaults__, *OWN_ASSETS):
+    for name in (*HarnessModel.__init__.__kwdefaults__, *ASSET_FOLDERS):
         assert f"`{name}`" in PAGE
 
 

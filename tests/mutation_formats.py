@@ -1,5 +1,6 @@
 """The formats that `tests/mutations.py` damages: how each is written and read."""
 
+import functools
 import gzip
 import json
 import pathlib
@@ -18,7 +19,8 @@ from bpd_jax.data.prompts import read_prompts_file
 from bpd_jax.data.rows import open_rows
 from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.models.blockwise import parameter_shapes
-from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.blockwise_config import BlockwiseConfig
+from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.ngrams.counting import bounded
 from bpd_jax.ngrams.counting.counts import NGramCounts, count_ngrams
 from bpd_jax.ngrams.counting.sources import open_source
@@ -43,6 +45,7 @@ from bpd_jax.training.checkpoints import Checkpoints, load_parameters
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.exported_params import load_run_parameters, write_exported
 from bpd_jax.training.metrics import FILE_NAME, MetricsWriter, read_rows
+from bpd_jax.training.state import TrainState, abstract_state, init_state
 from tests import damage_test
 from tests.data.rows_test import write_rows
 from tests.mutations import Format
@@ -165,14 +168,39 @@ def _optimizer() -> optax.GradientTransformation:
     return optax.sgd(0.1)
 
 
-def _write_checkpoint(folder: pathlib.Path, name: str = "run") -> None:
-    from bpd_jax.models.partitioning import MeshConfig, make_mesh
-    from bpd_jax.training.state import abstract_state, init_state
+@functools.cache
+def _abstract_state() -> TrainState:
+    return abstract_state(RUN, _optimizer(), make_mesh(MeshConfig()))
 
-    abstract = abstract_state(RUN, _optimizer(), make_mesh(MeshConfig()))
+
+def _write_checkpoint(folder: pathlib.Path, name: str = "run") -> None:
     with Checkpoints(folder / name, keep=1) as checkpoints:
-        state = init_state(RUN, _optimizer(), abstract, 0)
+        state = init_state(RUN, _optimizer(), _abstract_state(), 0)
         checkpoints.save(3, state, {"given": 1})
+
+
+def _write_lone_checkpoint(folder: pathlib.Path) -> None:
+    _write_checkpoint(folder)
+    digests = (folder / "run" / "3" / DIGESTS).read_text()
+    intact = {"digests": digests, "sums": _sums(folder)}
+    (folder / "intact.json").write_text(json.dumps(intact))
+
+
+def _sums(folder: pathlib.Path) -> list[int]:
+    """Checksums of all arrays of a checkpoint, read as by decoding and by resuming."""
+    arrays = [load_parameters(folder / "run", RUN)]
+    with Checkpoints(folder / "run", keep=1) as checkpoints:
+        checkpoints.is_stacked()
+        arrays.append(checkpoints.restore(_abstract_state()))
+        checkpoints.restore_data()
+    return [zlib.crc32(np.asarray(array).data) for array in jax.tree.leaves(arrays)]
+
+
+def _read_checkpoint(folder: pathlib.Path) -> None:
+    sums = _sums(folder)
+    intact = json.loads((folder / "intact.json").read_bytes())
+    if (folder / "run" / "3" / DIGESTS).read_bytes() == intact["digests"].encode():
+        assert sums == intact["sums"], "other weights were read, with old digests"
 
 
 def _reseal_checkpoint(folder: pathlib.Path) -> None:
@@ -183,8 +211,8 @@ def _reseal_checkpoint(folder: pathlib.Path) -> None:
 
 _add(
     "checkpoint",
-    _write_checkpoint,
-    lambda folder: load_parameters(folder / "run", RUN),
+    _write_lone_checkpoint,
+    _read_checkpoint,
     "run/3/**/*",
     reseal=_reseal_checkpoint,
 )

@@ -57,6 +57,26 @@ def test_a_crash_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "the process ended with -6" in done.stdout
 
 
+def test_a_reader_that_does_not_end_is_counted() -> None:
+    code = (
+        "from tests import mutations\n"
+        "from tests.mutations_test import write\n"
+        "def read(folder):\n"
+        "    while b'text' not in (folder / 'a.json').read_bytes(): pass\n"
+        "mutations.SECONDS = 1\n"
+        "row = mutations.run(mutations.Format(write, read, '*'), 3, 2)\n"
+        "print(row['failures'])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=mutations.ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "longer than 1 seconds" in done.stdout
+
+
 def test_an_input_is_determined_by_its_seed_and_number() -> None:
     data = json.dumps({"numbers": list(range(50))}).encode()
     one, two = (

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from bpd_jax.models.config import load_config
+from bpd_jax.models.blockwise_config import load_config
 from bpd_jax.training.checkpoints import load_parameters
 from tests.commands import call
 

@@ -8,12 +8,12 @@ import jax
 import numpy as np
 
 from bpd_jax import provenance
-from bpd_jax.decoding.asset_files import load_assets, own_tuning
+from bpd_jax.decoding.asset_files import find_tuning, load_assets
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.decoding.speedup import tuned_choice
 from bpd_jax.models.attachments import fingerprint
-from bpd_jax.models.config import BlockHeadsConfig
-from bpd_jax.models.heads import init_heads
+from bpd_jax.models.block_heads import init_heads
+from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.heads_files import save_heads
 from tests.commands import call
 
@@ -50,13 +50,13 @@ def test_what_was_measured_is_for_the_heads_it_was_measured_with(tmp_path, monke
     done = call("bpd_jax.tune", *command.split(), folder=tmp_path)
     assert done.returncode == 0, done.stderr
     loaded, given = load_model("tiny"), load_model("tiny", "other")
-    path = own_tuning(loaded)
+    path = find_tuning(loaded)
     assert path == pathlib.Path("runs/tiny/drafting.json")
     measured = json.loads(path.read_text())["accuracies"]
     assert np.array(measured).shape == (2, 10)
     assert load_assets(loaded).accuracies == tuple(map(tuple, measured))
     assert tuned_choice(path, provenance.device(), 1) is not None
     # Nothing of it holds for other heads, or for the model without any.
-    assert own_tuning(given) is None
+    assert find_tuning(given) is None
     assert load_assets(given).accuracies == ((0.5,), (0.25,))
-    assert own_tuning(plain) is None
+    assert find_tuning(plain) is None

@@ -10,12 +10,12 @@ import numpy as np
 from bpd_jax import configuration
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.drafting.assets import Assets, AttachedDrafter
+from bpd_jax.models.block_heads import softmax_rows
 from bpd_jax.models.blockwise import init_parameters
-from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions, with_softmax
 from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.models.heads import softmax_rows
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.ngrams.model import NGramModel
 

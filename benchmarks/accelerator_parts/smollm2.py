@@ -10,7 +10,7 @@ from absl import flags
 from benchmarks.accelerator_parts.jobs import Job, Row, Setting
 from bpd_jax import decode_flags
 from bpd_jax.decoding.decoder import GREEDY, Decoder
-from bpd_jax.decoding.loading import LoadedModel
+from bpd_jax.decoding.loaded_model import LoadedModel
 from bpd_jax.decoding.methods import Method, parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.errors import UserError

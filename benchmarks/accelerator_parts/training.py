@@ -1,6 +1,6 @@
 """Steps of training the paper's model: tokens per second and MFU.
 
-Both count what the model needs, nothing that is computed twice (`models.flops`).
+Both count what the model needs, nothing that is computed twice (`models.model_flops`).
 """
 
 import statistics

@@ -11,10 +11,10 @@ from jax.sharding import Mesh, PartitionSpec
 
 from bpd_jax.compilation.programs import Program, spread
 from bpd_jax.errors import UserError
-from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
-from bpd_jax.models.flops import drafter_train_flops, forward_flops
 from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.model_flops import drafter_train_flops, forward_flops
 from bpd_jax.models.partitioning import BATCH_SPEC
 from bpd_jax.training.frozen import make_step
 from bpd_jax.training.heads.base import read_texts

@@ -11,20 +11,19 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bpd_jax.data.rows import Batch
-from bpd_jax.decoding.loop import Weights, decode_on_device, prefill
+from bpd_jax.decoding.decode_loop import Weights, decode_on_device, prefill
 from bpd_jax.decoding.options import DecodeConfig, StepOptions
 from bpd_jax.decoding.sampling import row_keys
-from bpd_jax.drafting.path_drafter import PathDrafter
-from bpd_jax.drafting.paths import Paths
+from bpd_jax.drafting.path_drafter import PathDrafter, Paths
 from bpd_jax.drafting.refiners.ngram import NGramArrays, NGramRefiner
-from bpd_jax.drafting.refiners.transitions import Weight
+from bpd_jax.drafting.refiners.weights import Weight
 from bpd_jax.drafting.searches.best import ExactBest
 from bpd_jax.drafting.sources.heads import HeadsSource
 from bpd_jax.errors import UserError
+from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.cache import KVCache
-from bpd_jax.models.config import BlockwiseConfig
-from bpd_jax.models.flops import serial_call_flops, train_flops
 from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.model_flops import serial_call_flops, train_flops
 from bpd_jax.models.partitioning import BATCH_SPEC, check_rows
 from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.search.device import DeviceTable
@@ -47,7 +46,7 @@ class Program:
       lower: traces the program; nothing is allocated.
       tokens: tokens of one training step; for decoding the minimum number of emitted
         tokens, one per row.
-      model_flops: FLOPs of one run on all devices; see `models.flops`.
+      model_flops: FLOPs of one run on all devices; see `models.model_flops`.
     """
 
     name: str

@@ -4,6 +4,7 @@ import functools
 import hashlib
 from collections.abc import Iterator
 
+from bpd_jax import files
 from bpd_jax.data import corpora, examples
 from bpd_jax.data.example_task import DataTask, ExampleTask
 from bpd_jax.data.text_task import TextTask
@@ -59,6 +60,8 @@ def vocabulary_key(task: DataTask) -> str:
         return task.vocabulary
     path = tokenizer_file(task.vocabulary)
     try:
-        return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+        return hashlib.blake2b(files.read_bytes(path), digest_size=16).hexdigest()
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise UserError(f"{path} is not a tokenizer.json: {error}.") from error

@@ -166,11 +166,13 @@ class Tokenizer:
         """
         path = tokenizer_file(path)
         try:
-            text = path.read_bytes().decode("utf-8")
+            text = files.read_bytes(path).decode("utf-8")
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror or error}") from error
         except UnicodeDecodeError as error:
             raise UserError(f"{path} is not a tokenizer.json: not UTF-8.") from error
+        except ValueError as error:
+            raise UserError(f"{path} is not a tokenizer.json: {error}.") from error
         with library_errors(f"{path} is not a tokenizer.json"):
             loaded = tokenizers.Tokenizer.from_str(text)
         return cls(loaded, name=str(path))

@@ -7,8 +7,7 @@ from bpd_jax.errors import UserError
 
 AUTO = "auto"
 
-# The settings of aliases in the order in which they are written, and the parts that
-# each belongs to: the first one that the alias has.
+# The searches by the values of the setting `search` of aliases.
 _SEARCHES = {
     "exact": "best",
     "greedy": "greedy",
@@ -21,17 +20,17 @@ _TREES = ("best", "static")
 
 @dataclasses.dataclass(frozen=True)
 class Alias:
-    """One row of the table.
+    """The definition of an alias.
 
     Attributes:
-      source: its source, with settings.
-      refiners: its refiners.
-      search: its search; "" for sources that draft by themselves.
-      default: the number where none is given; None for aliases without one.
+      source: name of its source.
+      refiners: names of its refiners.
+      search: name of its search; "" for sources that are complete methods.
+      default: default of its number; None for aliases without a number.
       numbers: the part that the number belongs to, `source` or `search`.
       fixed: settings of the search that are part of the alias.
-      settings: the settings that it takes, each with the part (`source`, `search`,
-        `lookup` or the name of a refiner) and the setting that it stands for.
+      settings: its settings, each with a part (`source`, `search`, `lookup` or the name
+        of a refiner) and the corresponding setting of the part.
     """
 
     source: str
@@ -43,7 +42,7 @@ class Alias:
     settings: tuple[tuple[str, str, str], ...] = ()
 
     def describe(self) -> str:
-        """The composition that it stands for, with N for its number."""
+        """The equivalent composition, with N for the number."""
         text = "+".join((self.source, *self.refiners))
         number = "" if self.default is None else ":N"
         if self.numbers == "source":
@@ -56,12 +55,12 @@ class Alias:
 
 @dataclasses.dataclass(frozen=True)
 class AliasUse:
-    """An alias as it was written.
+    """The use of an alias in a method.
 
     Attributes:
-      name: of the alias.
-      number: drafts P, nodes M or draft tokens; None for aliases without one.
-      settings: what was set besides, in the order of the table.
+      name: name of the alias.
+      number: drafts P, nodes M or draft tokens; None for aliases without a number.
+      settings: names and values of settings, in the order of the alias.
     """
 
     name: str
@@ -70,7 +69,7 @@ class AliasUse:
 
     @property
     def text(self) -> str:
-        """As it is written."""
+        """The text of the use."""
         words = [self.name] if self.number is None else [self.name, str(self.number)]
         words += [
             f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
@@ -79,9 +78,9 @@ class AliasUse:
         return ":".join(words)
 
     def without(self, name: str) -> "AliasUse":
-        """The same use without one setting."""
-        kept = tuple(pair for pair in self.settings if pair[0] != name)
-        return dataclasses.replace(self, settings=kept)
+        """Returns the use without one setting."""
+        settings = tuple(pair for pair in self.settings if pair[0] != name)
+        return dataclasses.replace(self, settings=settings)
 
 
 _SOURCE = (("k", "source", "k"), ("heads", "source", "heads"))
@@ -187,7 +186,7 @@ ALIASES: dict[str, Alias] = {
     ),
     "oracle": Alias("heads", (), "oracle", settings=_SOURCE),
 }
-"""The aliases; `auto`, which is no composition, is not among them."""
+"""All aliases except `auto`, which is not a composition."""
 
 
 def expand(text: str) -> tuple[AliasUse, str]:
@@ -203,37 +202,36 @@ def expand(text: str) -> tuple[AliasUse, str]:
     alias = ALIASES[name]
     number = alias.default
     if words and "=" not in words[0]:
-        written = words.pop(0)
+        number_text = words.pop(0)
         if number is None:
             raise UserError(f"{text!r}: {name} takes no number.")
-        if not written.isdecimal():
-            raise UserError(f"{text!r}: {written!r} is not a number.")
-        number = int(written)
-    given: dict[str, str] = {}
+        if not number_text.isdecimal():
+            raise UserError(f"{text!r}: {number_text!r} is not a number.")
+        number = int(number_text)
+    values: dict[str, str] = {}
     known = [setting[0] for setting in alias.settings]
     for word in words:
         key, equals, value = word.partition("=")
-        if not equals or key not in known or key in given:
+        if not equals or key not in known or key in values:
             raise UserError(
                 f"{text!r}: {word!r} is not a setting of {name}, which takes "
                 f"{', '.join(known) or 'none'}, each once and written NAME=VALUE."
             )
-        given[key] = value
-    search = _search_of(text, alias, given, number)
+        values[key] = value
+    search = _search_of(text, alias, values, number)
     pieces: dict[str, list[str]] = {
         key: [] for key in ("source", "search", "lookup", *alias.refiners)
     }
     for setting, part, field in alias.settings:
-        if setting not in given or setting in ("search", "lookup", "drafts"):
+        if setting not in values or setting in ("search", "lookup", "drafts"):
             continue
         trees = search.split(":")[0] in ("tree", "static", "greedy")
         if setting == "normalise" and trees:
             raise UserError(
-                f"{text!r}: trees grow by normalised scores in any case, and a greedy "
-                f"walk does not depend on them, so {setting} changes nothing: leave it "
-                "out."
+                f"{text!r}: {setting} changes nothing for trees, which always "
+                "normalise scores, and for greedy walks: leave it out."
             )
-        pieces[part].append(f"{field}={given[setting]}")
+        pieces[part].append(f"{field}={values[setting]}")
     source = alias.source
     if alias.numbers == "source" and number is not None:
         source += f":{number}"
@@ -242,72 +240,70 @@ def expand(text: str) -> tuple[AliasUse, str]:
         composed += "+" + ":".join([refiner, *pieces[refiner]])
     if search:
         composed += "/" + ":".join([search, *pieces["search"]])
-    if "lookup" in given:
-        composed += f"+lookup:{given['lookup']}"
-    settings = tuple((key, _typed(given[key])) for key in known if key in given)
+    if "lookup" in values:
+        composed += f"+lookup:{values['lookup']}"
+    settings = tuple((key, _typed(values[key])) for key in known if key in values)
     return AliasUse(name, number, settings), composed
 
 
 def _search_of(
-    text: str, alias: Alias, given: dict[str, str], number: int | None
+    text: str, alias: Alias, values: dict[str, str], number: int | None
 ) -> str:
-    """The search part of an alias, with its number."""
+    """The search of an alias, with its number."""
     if not alias.search:
         return ""
-    asked = given.get("search")
-    if asked is not None and asked not in _SEARCHES:
+    search = values.get("search")
+    if search is not None and search not in _SEARCHES:
         raise UserError(
-            f"{text!r}: search must be one of {', '.join(_SEARCHES)}, not {asked!r}."
+            f"{text!r}: search must be one of {', '.join(_SEARCHES)}, not {search!r}."
         )
     if alias.numbers == "source":
-        return _draft_model_search(text, given, number)
+        return _draft_model_search(text, values, number)
     if number is None:
         return alias.search
-    if asked == "exact" and not _has_exact_search(alias, given):
+    if search == "exact" and not _has_exact_search(alias, values):
         raise UserError(
             f"{text!r}: an exact search needs refiners with finitely many states; use "
             "search=beam."
         )
-    if asked is None:
+    if search is None:
         return f"{alias.search}:{number}{alias.fixed}"
-    if alias.search == "static" and asked not in _TREES:
+    if alias.search == "static" and search not in _TREES:
         raise UserError(f"{text!r}: search must be static or best for a tree.")
-    if asked == "greedy" and number > 1:
+    if search == "greedy" and number > 1:
         raise UserError(
-            f"{text!r}: search=greedy drafts one path: leave the number of drafts out "
-            "or write 1."
+            f"{text!r}: search=greedy drafts one path: omit the number of drafts or "
+            "use 1."
         )
-    if asked == "greedy":
+    if search == "greedy":
         return "greedy"
-    fixed = alias.fixed if asked == "exact" else ""
-    return f"{_SEARCHES[asked]}:{number}{fixed}"
+    fixed = alias.fixed if search == "exact" else ""
+    return f"{_SEARCHES[search]}:{number}{fixed}"
 
 
-def _has_exact_search(alias: Alias, given: dict[str, str]) -> bool:
+def _has_exact_search(alias: Alias, values: dict[str, str]) -> bool:
     if "neural" in alias.refiners:
-        return given.get("mode") == "parallel"
+        return values.get("mode") == "parallel"
     return alias.source == "heads" and "recurrent" not in alias.refiners
 
 
-def _draft_model_search(text: str, given: dict[str, str], number: int | None) -> str:
-    drafts, asked = given.get("drafts", "1"), given.get("search")
+def _draft_model_search(text: str, values: dict[str, str], number: int | None) -> str:
+    drafts, search = values.get("drafts", "1"), values.get("search", "static")
     if not drafts.isdecimal():
         raise UserError(f"{text!r}: drafts must be a number, not {drafts!r}.")
-    if asked in (None, "static"):
+    if search == "static":
         return f"chains:{drafts}"
-    if asked == "greedy":
+    if search == "greedy":
         if drafts != "1":
-            raise UserError(
-                f"{text!r}: search=greedy drafts one path: leave drafts out."
-            )
+            raise UserError(f"{text!r}: search=greedy drafts one path: omit drafts.")
         return "greedy"
-    if asked == "best":
+    if search == "best":
         return f"tree:{1 + int(drafts) * (number or 0)}"
-    return f"{_SEARCHES[str(asked)]}:{drafts}"
+    return f"{_SEARCHES[search]}:{drafts}"
 
 
 def _typed(text: str) -> Any:
-    """The value of a setting as a number, if it is one."""
+    """Converts the text of a setting to a number if it is one."""
     for kind in (int, float):
         try:
             return kind(text)

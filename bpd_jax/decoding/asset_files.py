@@ -7,9 +7,11 @@ from typing import Any
 
 from bpd_jax import files
 from bpd_jax.buckets import as_path
-from bpd_jax.decoding.loading import LoadedModel, load_model
+from bpd_jax.decoding.loaded_model import LoadedModel
+from bpd_jax.decoding.loading import load_model
 from bpd_jax.drafting.assets import KINDS, Assets, AttachedDrafter, SmallModel
 from bpd_jax.errors import UserError
+from bpd_jax.models.block_heads import softmax_rows
 from bpd_jax.models.drafter_files import (
     HEADER,
     LoadedDrafter,
@@ -17,27 +19,26 @@ from bpd_jax.models.drafter_files import (
     load_drafter,
 )
 from bpd_jax.models.drafter_functions import DrafterFunctions, with_softmax
-from bpd_jax.models.heads import softmax_rows
 from bpd_jax.models.products import decoding_layout
-from bpd_jax.models.refiner_files import LoadedRefiner, check_fits, load_refiner
+from bpd_jax.models.refiner_files import LoadedRefiner, load_refiner
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.pretrained.safetensors_files import CONFIG
 
-# The results of `bpd_jax.tune` for a model.
+# File with the results of `bpd_jax.tune` in a model's folder.
 TUNING = "drafting.json"
 
-# The folders of assets in a model's folder, by the name of the asset.
-OWN_ASSETS = {name: kind.folder for name, kind in KINDS.items()}
+# Folders of assets in a model's folder, by the name of the asset.
+ASSET_FOLDERS = {name: kind.folder for name, kind in KINDS.items()}
 
 
 def load_assets(
-    loaded: LoadedModel, given: Mapping[str, str | None] | None = None
+    loaded: LoadedModel, paths: Mapping[str, str | None] | None = None
 ) -> Assets:
     """Loads the assets of a model.
 
     Args:
       loaded: the model.
-      given: folders (or the file of an n-gram model) by the names of `OWN_ASSETS`.
+      paths: folders (or the file of an n-gram model) by the names of `ASSET_FOLDERS`.
         Other assets are loaded from the model's folders if they exist, and refiners
         only if they were trained for this model.
 
@@ -45,14 +46,14 @@ def load_assets(
       UserError: an asset is missing, damaged or made for another model.
     """
     assets: dict[str, Any] = {}
-    for name, folder in OWN_ASSETS.items():
-        path = (given or {}).get(name)
-        source = loaded.own(folder) if path is None else path
+    for name, folder in ASSET_FOLDERS.items():
+        path = (paths or {}).get(name)
+        source = loaded.find_asset(folder) if path is None else path
         if source is None:
             continue
         asset = _load_asset(loaded, name, str(source))
         if isinstance(asset, LoadedRefiner) and not _trained_on(loaded, asset):
-            # Earlier checkpoints of a run decode without the refiners of the last.
+            # Refiners of the last checkpoint are ignored for earlier checkpoints.
             if path is not None:
                 raise UserError(
                     f"the {name} refiner in {path} was trained on another model than "
@@ -62,13 +63,13 @@ def load_assets(
             continue
         assets[name] = asset
     if "drafter" not in assets and loaded.functions.config.drafter is not None:
-        assets["drafter"] = _trained_along(loaded)
-    tuning = own_tuning(loaded)
+        assets["drafter"] = _trained_drafter(loaded)
+    tuning = find_tuning(loaded)
     accuracies = None if tuning is None else load_accuracies(tuning)
     return Assets(**assets, accuracies=accuracies or loaded.accuracies)
 
 
-def _trained_along(loaded: LoadedModel) -> AttachedDrafter:
+def _trained_drafter(loaded: LoadedModel) -> AttachedDrafter:
     """The block drafter that was trained together with the model."""
     config, params = loaded.functions.config, loaded.params
     assert config.drafter is not None
@@ -79,14 +80,14 @@ def _trained_along(loaded: LoadedModel) -> AttachedDrafter:
     )
 
 
-def own_tuning(loaded: LoadedModel) -> pathlib.Path | None:
-    """The model's `drafting.json`, if it was written for its present heads.
+def find_tuning(loaded: LoadedModel) -> pathlib.Path | None:
+    """The path of `drafting.json` if it was written for the loaded heads.
 
     Raises:
       UserError: the file is damaged.
     """
-    for shelf in loaded.shelves:
-        path = shelf / TUNING
+    for folder in loaded.asset_folders:
+        path = folder / TUNING
         try:
             facts = files.read_json(path)
             if facts.get("heads") == loaded.heads_identity:
@@ -126,16 +127,7 @@ def _load_asset(
         )
         return AttachedDrafter.of(functions, decoding_layout(params))
     if name in ("markov", "recurrent", "hydra"):
-        refiner = load_refiner(path)
-        if refiner.kind != name:
-            raise UserError(f"{path} holds a {refiner.kind} refiner, not a {name} one.")
-        check_fits(
-            refiner.config,
-            vocab_size=config.trunk.vocab_size,
-            d_model=config.trunk.d_model,
-            block_size=config.block_size,
-        )
-        return refiner
+        return load_refiner(path)
     small = load_model(path)
     if small.tokenizer.to_json() != loaded.tokenizer.to_json():
         raise UserError(
@@ -167,12 +159,12 @@ def load_accuracies(
     """Reads the accuracies of the heads' candidates; None if there are none."""
     try:
         return tuple(
-            tuple(float(chance) for chance in head)
+            tuple(float(share) for share in head)
             for head in files.read_json(path)["accuracies"]
         )
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(
-            f"{path} does not hold head accuracies: {error}; run bpd_jax.tune again."
+            f"{path} has no valid head accuracies: {error}; run bpd_jax.tune again."
         ) from error

@@ -73,7 +73,7 @@ class Decoder:
         self.model, self.params, self.mesh = model, params, mesh
         self.width, self.alpha = width, alpha
         self.assets = assets or Assets()
-        self.assets.check(vocab_size)
+        self.assets.check(model.config)
         self.token_bytes = token_bytes
         self._context = BuildContext(model, self.assets, width, alpha)
         self._drafters: dict[tuple[Method, float | None], Drafter] = {}
@@ -133,7 +133,7 @@ class Decoder:
             self.drafter(method, options),
             options,
             self._stop_table(options.stop) if options.stop else None,
-            None if reference is None else _look_up(reference),
+            None if reference is None else _reference_maker(reference),
             self.mesh,
         )
 
@@ -220,7 +220,7 @@ class Decoder:
         return stream(self.prepare(method, [prompt], options), prompt)
 
 
-def _look_up(
+def _reference_maker(
     reference: Sequence[Text],
 ) -> Callable[[Sequence[int], int, int], PyTree]:
     """Returns a function that makes the oracle's `Reference` for a batch of prompts."""
@@ -228,9 +228,9 @@ def _look_up(
     def make_reference(indices: Sequence[int], batch: int, slots: int) -> Reference:
         tokens = np.zeros((batch, slots), np.int32)
         for row, index in enumerate(indices):
-            known = reference[index]
-            text = np.concatenate([known.input_ids, known.output_ids])
-            tokens[row, : len(text)] = text
+            text = reference[index]
+            ids = np.concatenate([text.input_ids, text.output_ids])
+            tokens[row, : len(ids)] = ids
         return Reference(jnp.asarray(tokens))
 
     return make_reference

@@ -1,4 +1,4 @@
-"""From prompts to texts: batching, timing, and what the loop's state says."""
+"""Decoding of prompts in batches: padding, timing, and collection of the results."""
 
 import dataclasses
 import functools
@@ -9,28 +9,28 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
-from bpd_jax.decoding.loop import Weights, decode_loop, prefill
+from bpd_jax.decoding.decode_loop import Weights, decode_loop, prefill
+from bpd_jax.decoding.decode_state import DecodeState
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.sampling import row_keys
-from bpd_jax.decoding.state import DecodeState
 from bpd_jax.decoding.stopping import StopTable
 from bpd_jax.drafting.interface import Drafter
 from bpd_jax.errors import UserError
 from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.models.partitioning import BATCH_SPEC
+from bpd_jax.models.partitioning import BATCH_SPEC, replicated
 from bpd_jax.typing import Array, Params, PyTree
 
 # Prompts are padded to a multiple of this, so that few shapes are compiled.
 _PADDING = 32
 
-# Turns that no text takes.
+# More serial calls than any text takes.
 _NO_LIMIT = 2**31 - 1
 
 
 class Text(Protocol):
-    """Something with a prompt and what was decoded after it, int32 each."""
+    """A prompt and the tokens decoded after it, int32."""
 
     @property
     def input_ids(self) -> np.ndarray: ...
@@ -45,17 +45,17 @@ class Generation:
 
     Attributes:
       input_ids: the prompt `[T]`, int32.
-      output_ids: the decoded tokens, an end-of-text token included, int32.
-      serial_calls: forward passes of the model; the prompt's own is not counted.
-      seconds: wall time of its batch (prompt included, compilation not), divided by
-        the number of prompts in it.
-      drafts: the winning draft of every serial call `[calls, L]`, -1 past its end and
-        past the end of the text.
-      accepted: how many of its tokens were emitted `[calls]`.
-      ranks: its rank among the drafts `[calls]`, 0 for the best scored.
-      proposed: the best-ranked draft of every call `[calls, L]`, -1 past its end.
-      nodes: different prefixes that every call checked `[calls]`.
-      entropies: of the heads drafted from `[calls, L]`, in nats; NaN without heads.
+      output_ids: the decoded tokens, including an end-of-text token, int32.
+      serial_calls: number of forward passes of the model, without the prefill.
+      seconds: wall time of the batch, including prefill and excluding compilation,
+        divided by its number of prompts.
+      drafts: `[calls, L]`, the accepted draft of every serial call, padded with -1
+        after its end and after the end of the text.
+      accepted: `[calls]`, number of its tokens that were emitted.
+      ranks: `[calls]`, its rank among the drafts; 0 is the best score.
+      proposed: `[calls, L]`, the best-ranked draft of every call, padded with -1.
+      nodes: `[calls]`, number of distinct prefixes that were verified.
+      entropies: `[calls, L]`, entropies of the heads in nats; NaN without heads.
     """
 
     input_ids: np.ndarray
@@ -71,27 +71,27 @@ class Generation:
 
     @property
     def block_efficiency(self) -> float:
-        """Decoded tokens per serial call (paper section 5); 0 if nothing was decoded.
+        """Decoded tokens per serial call (paper section 5); 0 without serial calls.
 
-        Tokens past the end of the text or past the limit are not decoded and do not
-        count.
+        Tokens after the end of the text or after the limit do not count.
         """
         return len(self.output_ids) / self.serial_calls if self.serial_calls else 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What `generate` and `stream` decode with.
+    """A model, a drafter and options: the configuration of `generate` and `stream`.
 
     Attributes:
       model: functions of the model.
-      params: its parameters.
+      params: parameters of the model.
       drafter: the drafting method.
       options: lengths, temperature, batch size.
-      stops: the automaton of the options' stop texts, or None.
-      give: called with the indices of a batch's prompts, the batch size and the slots
-        of a row; returns what the drafter is given of them (see `Drafter.start`).
-      mesh: over which the rows of a batch are spread, or None.
+      stops: the automaton of the stop texts, or None.
+      make_reference: makes the reference texts of a batch (`Prompts.reference`) from
+        the indices of its prompts, the batch size and the number of slots per row;
+        None for methods without a reference.
+      mesh: devices that the rows of a batch are sharded over, or None.
     """
 
     model: ModelFunctions
@@ -99,25 +99,25 @@ class Task:
     drafter: Drafter
     options: DecodeOptions
     stops: StopTable | None = None
-    give: Callable[[Sequence[int], int, int], PyTree] | None = None
+    make_reference: Callable[[Sequence[int], int, int], PyTree] | None = None
     mesh: Mesh | None = None
 
     @functools.cached_property
     def weights(self) -> Weights:
-        """What the jitted code reads, on the devices that read it."""
+        """The arrays that jitted code reads, replicated over the mesh."""
         arrays = (self.drafter.arrays, self.stops)
         if self.mesh is not None:
-            everywhere = NamedSharding(self.mesh, PartitionSpec())
+            sharding = replicated(self.mesh)
 
-            def placed(leaf: Array) -> Array:
-                there = isinstance(getattr(leaf, "sharding", None), NamedSharding)
-                return leaf if there else jax.device_put(leaf, everywhere)
+            def replicate(leaf: Array) -> Array:
+                is_sharded = isinstance(getattr(leaf, "sharding", None), NamedSharding)
+                return leaf if is_sharded else jax.device_put(leaf, sharding)
 
-            arrays = jax.tree.map(placed, arrays)
+            arrays = jax.tree.map(replicate, arrays)
         return Weights(self.params, *arrays)
 
     def rows(self, count: int) -> int:
-        """The batch that decodes `count` prompts: every device gets as many rows."""
+        """Rows of a batch of `count` prompts, the same number on every device."""
         if self.mesh is None:
             return count
         devices = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
@@ -132,14 +132,14 @@ class Task:
         padded: int | None = None,
         record: bool = True,
     ) -> DecodeState:
-        """The state before the first serial call of some of the prompts.
+        """Runs some of the prompts and returns the state before the first serial call.
 
         Args:
-          prompts: all of them, for a common length.
-          indices: those that are decoded.
-          batch: rows; those past the indices only fill up.
-          new_tokens: at which each row stops.
-          padded: to which prompts are padded; None for the least.
+          prompts: all prompts; they are padded to a common length.
+          indices: indices of the prompts to decode.
+          batch: number of rows; rows after the last index are padding.
+          new_tokens: number of new tokens after which a row stops.
+          padded: length that prompts are padded to; None for the shortest possible.
           record: whether the state has a history.
         """
         if padded is None:
@@ -151,15 +151,17 @@ class Task:
         for row, index in enumerate(indices):
             tokens[row, : len(prompts[index])] = prompts[index]
             lengths[row] = len(prompts[index])
-        # Rows that only fill up the batch are done before they start.
+        # Padding rows are done from the beginning.
         limits = lengths + np.where(np.arange(batch) < len(indices), new_tokens, 0)
         slots = padded + self.options.max_new_tokens + self.drafter.max_depth
-        given = self.give(indices, batch, slots) if self.give else None
+        reference = None
+        if self.make_reference is not None:
+            reference = self.make_reference(indices, batch, slots)
         keys = row_keys(self.options.seed, jnp.asarray(rows))
-        arrays: Any = (tokens, lengths, limits.astype(np.int32), keys, given)
+        arrays: Any = (tokens, lengths, limits.astype(np.int32), keys, reference)
         if self.mesh is not None:
-            spread = NamedSharding(self.mesh, BATCH_SPEC)
-            arrays = jax.tree.map(lambda x: jax.device_put(x, spread), arrays)
+            sharding = NamedSharding(self.mesh, BATCH_SPEC)
+            arrays = jax.tree.map(lambda x: jax.device_put(x, sharding), arrays)
         return prefill(
             self.model,
             self.weights,
@@ -173,15 +175,13 @@ class Task:
     def run(
         self,
         state: DecodeState,
-        max_turns: int | None = None,
-        enough: int | None = None,
+        max_calls: int | None = None,
+        done_rows: int | None = None,
     ) -> DecodeState:
-        """Decodes until every row is done, or `enough` are, or for some calls."""
+        """Decodes until all rows or `done_rows` are done, or for `max_calls` calls."""
         # Always a number, so that `generate` and `stream` share a program.
-        limit = np.int32(_NO_LIMIT if max_turns is None else max_turns)
-        everywhere = None
-        if self.mesh is not None:
-            everywhere = NamedSharding(self.mesh, PartitionSpec())
+        limit = np.int32(_NO_LIMIT if max_calls is None else max_calls)
+        sharding = None if self.mesh is None else replicated(self.mesh)
         loop = decode_loop(self.drafter)
         return loop(
             self.model,
@@ -189,8 +189,8 @@ class Task:
             self.drafter,
             state,
             self.options.step,
-            jax.device_put(limit, everywhere) if self.drafter.on_device else limit,
-            enough,
+            jax.device_put(limit, sharding) if self.drafter.on_device else limit,
+            done_rows,
         )
 
 
@@ -205,9 +205,9 @@ def generate(
 
     Args:
       task: model, method and options.
-      prompts: token ids, each `[T]`, that `Decoder.prepare` has validated.
+      prompts: token ids, each `[T]`, validated by `Decoder.prepare`.
       on_progress: called after each batch with the number of new tokens.
-      padded: to which prompts are padded; None for the least.
+      padded: length that prompts are padded to; None for the shortest possible.
     """
     options = task.options
     batch = _batch(task, prompts)
@@ -226,12 +226,12 @@ def generate(
 def compile_task(
     task: Task, prompts: Sequence[np.ndarray], *, padded: int | None = None
 ) -> None:
-    """Compiles what `generate` needs for these prompts, by decoding one token.
+    """Compiles the programs of `generate` for these prompts by decoding one token.
 
     Args:
       task: model, method and options.
-      prompts: that will be decoded.
-      padded: as for `generate`.
+      prompts: the prompts that will be decoded.
+      padded: see `generate`.
     """
     if prompts:
         indices = range(min(_batch(task, prompts), len(prompts)))
@@ -239,7 +239,7 @@ def compile_task(
 
 
 def _batch(task: Task, prompts: Sequence[np.ndarray]) -> int:
-    """Rows of the batches in which the prompts are decoded."""
+    """The number of rows of each batch."""
     return task.rows(min(task.options.batch_size, max(len(prompts), 1)))
 
 
@@ -256,7 +256,7 @@ def _run(
 
 
 def padded_length(prompts: Sequence[np.ndarray]) -> int:
-    """Tokens that every one of these prompts is padded to."""
+    """The length that these prompts are padded to."""
     longest = max(len(prompt) for prompt in prompts)
     return -(-longest // _PADDING) * _PADDING
 
@@ -264,16 +264,17 @@ def padded_length(prompts: Sequence[np.ndarray]) -> int:
 def stream(
     task: Task, prompt: np.ndarray, *, calls: int = 1, padded: int | None = None
 ) -> Iterator[tuple[np.ndarray, Generation | None]]:
-    """Decodes one prompt and yields its tokens as they come.
+    """Decodes one prompt and yields its tokens incrementally.
 
     Args:
       task: model, method and options.
-      prompt: token ids `[T]`, that `Decoder.prepare` has validated.
-      calls: serial calls between two looks at the state.
-      padded: tokens that the prompt is padded to; None for the least.
+      prompt: token ids `[T]`, validated by `Decoder.prepare`.
+      calls: number of serial calls after which new tokens are yielded.
+      padded: length that the prompt is padded to; None for the shortest possible.
 
     Yields:
-      New tokens, int32, with None; at last what is left, with the whole generation.
+      New tokens, int32, and None; finally the last tokens and the complete
+      generation.
     """
     start = time.perf_counter()
     new_tokens = task.options.max_new_tokens
@@ -299,12 +300,12 @@ def check_prompts(
     """Raises a `UserError` for a prompt that cannot be decoded.
 
     Args:
-      model: that is to read the texts.
+      model: functions of the model.
       prompts: token ids, each `[T]`.
-      options: how long the texts become.
-      name: of the model, for people.
+      options: options with the number of new tokens.
+      name: name of the model in messages.
     """
-    room = model.config.trunk.max_length - options.max_new_tokens
+    longest = model.config.trunk.max_length - options.max_new_tokens
     vocab_size = model.config.trunk.vocab_size
     for index, prompt in enumerate(prompts):
         ids = np.asarray(prompt)
@@ -319,16 +320,16 @@ def check_prompts(
                 f"prompt {index + 1} has token ids outside 0 … {vocab_size - 1}: "
                 "encode it with the model's own tokenizer."
             )
-        if room < 1:
+        if longest < 1:
             raise UserError(
                 f"max_new_tokens is {options.max_new_tokens}, but the {name} holds "
                 f"{model.config.trunk.max_length} tokens, prompt included: lower it."
             )
-        if len(prompt) > room:
+        if len(prompt) > longest:
             raise UserError(
                 f"prompt {index + 1} has {len(prompt)} tokens, but the {name} holds "
                 f"{model.config.trunk.max_length} and max_new_tokens is "
-                f"{options.max_new_tokens}: shorten the prompt to {max(room, 0)} "
+                f"{options.max_new_tokens}: shorten the prompt to {longest} "
                 "tokens or lower max_new_tokens."
             )
 

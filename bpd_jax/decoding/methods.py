@@ -1,15 +1,15 @@
-"""Decoding methods by name: a source, refiners, a search, and what is verified beside.
+"""Decoding methods by name: a source, refiners, a search and prompt lookup.
 
 A method composes registered parts (`bpd_jax.drafting.parts`):
 
     heads/best:16                        the 16 best drafts under the block heads
-    heads+ngram/best:16                  … and an n-gram model (the paper's)
+    heads+ngram/best:16                  … and an n-gram model (the paper's method)
     heads:k=8+markov+ngram:alpha=0.5/tree:32+lookup:8
-                                         8 candidates per head under two refiners, a
-                                         tree of 32 nodes, with prompt lookup beside it
+                                         8 candidates per head, two refiners, a tree of
+                                         32 nodes, and prompt lookup in the same tree
 
-A part is written as its name, then its number if it has one, then settings. The names
-of the paper and of Medusa are aliases (`bpd_jax.decoding.aliases`): `ngram:16` is
+A part is written as its name, its number if it has one, and its settings. The names of
+the paper and of Medusa are aliases (`bpd_jax.decoding.aliases`): `ngram:16` is
 `heads+ngram/best:16`.
 """
 
@@ -40,17 +40,17 @@ class Method:
     """A decoding method. Two methods are equal if their parts are.
 
     Attributes:
-      source: what offers candidates; None for `auto`, which measures methods.
-      refiners: what adds scores to them.
-      search: how drafts are grown; None if the source drafts by itself.
-      beside: a second source whose drafts are verified in the same tree, or None.
-      alias: the alias that it was written as, or None.
+      source: the source of candidates; None for `auto`.
+      refiners: refiners, which add scores to the candidates.
+      search: the search for drafts; None if the source is a complete drafter.
+      lookup: prompt lookup, whose draft is verified in the same tree, or None.
+      alias: the alias that it was parsed from, or None.
     """
 
     source: SourcePart | StandalonePart | None
     refiners: tuple[RefinerPart, ...] = ()
     search: SearchPart | None = None
-    beside: StandalonePart | None = None
+    lookup: StandalonePart | None = None
     alias: AliasUse | None = dataclasses.field(default=None, compare=False)
 
     @property
@@ -61,16 +61,16 @@ class Method:
         text = "+".join(part.text for part in (self.source, *self.refiners))
         if self.search is not None:
             text += f"/{self.search.text}"
-        return text if self.beside is None else f"{text}+{self.beside.text}"
+        return text if self.lookup is None else f"{text}+{self.lookup.text}"
 
     @property
     def name(self) -> str:
-        """As it is written on the command line."""
+        """The name on the command line."""
         return self.composed if self.alias is None else self.alias.text
 
     @property
     def kind(self) -> str:
-        """The alias without its number and settings, or the names of the parts."""
+        """The name of the alias, or the names of source, refiners and search."""
         if self.alias is not None:
             return self.alias.name
         if self.source is None:
@@ -80,13 +80,13 @@ class Method:
 
     @property
     def all_parts(self) -> tuple[Part, ...]:
-        """Source, refiners, search and what is verified beside them."""
-        optional = (self.source, *self.refiners, self.search, self.beside)
+        """Source, refiners, search and prompt lookup."""
+        optional = (self.source, *self.refiners, self.search, self.lookup)
         return tuple(part for part in optional if part is not None)
 
     @property
-    def numbered(self) -> Part | None:
-        """The part whose number counts the drafts, nodes or draft tokens."""
+    def _counted_part(self) -> Part | None:
+        """The part whose number is that of drafts, nodes or draft tokens."""
         source = self.source
         if source is not None and source.number == "tokens":
             return source
@@ -97,23 +97,23 @@ class Method:
 
     @property
     def count(self) -> int:
-        """Drafts P, nodes M or draft tokens; 1 where nothing is counted."""
-        part = self.numbered
+        """Number of drafts P, nodes M or draft tokens; 1 if no part has a number."""
+        part = self._counted_part
         return 1 if part is None else int(getattr(part, part.number))
 
     @property
     def counts(self) -> str:
-        """What `count` counts: `DRAFTS`, `NODES`, another word, or ""."""
+        """The unit of `count`: `DRAFTS`, `NODES`, the name of a setting, or ""."""
         if self.search is not None and self.search.counts == NODES:
             return NODES
-        part = self.numbered
+        part = self._counted_part
         if part is None:
             return ""
         return getattr(part, "counts", "") or part.number
 
     @property
     def settings(self) -> list[tuple[str, Any]]:
-        """What was set besides the number, named as in the alias or in the parts."""
+        """Settings without the number, with the names of the alias or of the parts."""
         if self.alias is not None:
             return list(self.alias.settings)
         return [
@@ -124,15 +124,15 @@ class Method:
         ]
 
     def setting(self, name: str) -> Any:
-        """The value of a setting of any part; None if no part has it or it was not set.
+        """The value of a setting; None if no part has it or it has its default.
 
-        `lookup` is the number of tokens of a prompt lookup beside the method.
+        `lookup` is the number of draft tokens of prompt lookup.
         """
-        written = dict(() if self.alias is None else self.alias.settings)
-        if name in written:
-            return written[name]
+        alias_settings = dict(() if self.alias is None else self.alias.settings)
+        if name in alias_settings:
+            return alias_settings[name]
         if name == "lookup":
-            return getattr(self.beside, "tokens", None)
+            return getattr(self.lookup, "tokens", None)
         for part in self.all_parts:
             field = fields_of(part).get(name)
             if field is not None and getattr(part, name) != field.default:
@@ -140,7 +140,7 @@ class Method:
         return None
 
     def without(self, name: str) -> "Method":
-        """The same method with one setting, of whatever part, at its default."""
+        """Returns the method with one setting of its parts reset to the default."""
 
         def reset(part: Any) -> Any:
             field = fields_of(part).get(name) if part is not None else None
@@ -157,10 +157,10 @@ class Method:
         )
 
     def with_setting(self, name: str, value: Any) -> "Method":
-        """The same method with one more setting, of the alias or of the first part.
+        """Returns the method with a setting of the alias, or of the first part with it.
 
         Raises:
-          UserError: it has no such setting, or the value is not allowed.
+          UserError: there is no such setting, or the value is invalid.
         """
         if self.alias is not None:
             return parse_method(f"{self.alias.without(name).text}:{name}={value}")
@@ -176,58 +176,57 @@ class Method:
         raise UserError(f"{self.name} has no setting {name!r}.")
 
     def with_source(self, name: str) -> "Method":
-        """The same method with another lattice source in place of the block heads.
+        """Returns the method with another lattice source in place of the block heads.
 
-        A number of heads becomes the number of tokens that the other source drafts.
-        Methods that do not draft from block heads are returned unchanged.
+        The number of heads becomes the number of tokens that the other source drafts.
+        Methods without block heads are returned unchanged.
 
         >>> parse_method("ngram:16:heads=3").with_source("block").composed
         'block:3+ngram/best:16'
         """
-        heads = self.source
+        heads: Any = self.source
         if heads is None or heads.name != "heads":
             return self
-        other: Any = parts(SourcePart)[name]
-        written = {other.number: getattr(heads, heads.number)}
-        written["k"] = heads.k
-        return dataclasses.replace(self, source=other(**written))
+        part: Any = parts(SourcePart)[name]
+        source = part(**{part.number: heads.heads, "k": heads.k})
+        return dataclasses.replace(self, source=source)
 
     @property
     def search_name(self) -> str:
-        """Of the search, or ""."""
+        """The name of the search, or ""."""
         return "" if self.search is None else self.search.name
 
     @property
     def needs(self) -> frozenset[str]:
-        """Assets without which it cannot draft."""
+        """Names of the assets that it requires."""
         return frozenset(name for part in self.all_parts for name in part.needs)
 
     @property
     def needs_hidden(self) -> bool:
-        """Whether a replay needs hidden states."""
+        """Whether a replay requires recorded hidden states."""
         return any(part.needs_hidden for part in self.all_parts)
 
     @property
     def needs_model(self) -> bool:
-        """Whether it asks the model about other texts, so that no replay can answer."""
+        """Whether it runs the model on other texts, so that it cannot be replayed."""
         return any(part.needs_model for part in self.all_parts)
 
     @property
     def within_lattice(self) -> bool:
-        """Whether all its drafts are paths of the source's lattice."""
+        """Whether its drafts are paths of a lattice, which the oracle bounds."""
         offers = isinstance(self.source, SourcePart) and self.source.offers_lattice
-        return offers and self.beside is None
+        return offers and self.lookup is None and not self.is_oracle
 
     @property
     def is_oracle(self) -> bool:
-        """Whether it knows the right tokens."""
+        """Whether it drafts from a reference text."""
         return self.search_name == "oracle"
 
     def label(self, order: int | None = None) -> str:
-        """What people read in tables.
+        """The display name.
 
         Args:
-          order: of the n-gram model, if there is one.
+          order: order of the n-gram model, if there is one.
         """
         if self.source is None:
             return "Automatic"
@@ -235,7 +234,7 @@ class Method:
         words = self._words(order)
         engine = getattr(self.search, "engine", "auto")
         words += "" if engine == "auto" else f" ({engine})"
-        # The words tell these already.
+        # The words include these settings.
         hidden = {"engine", "drafts", "search"}
         if self.search_name == "beam":
             hidden.remove("search")
@@ -245,87 +244,77 @@ class Method:
             if name not in hidden
         ]
         words += f" ({', '.join(extra)})" if extra else ""
-        if self.beside is None or alias is not None:
+        if self.lookup is None or alias is not None:
             return words
-        beside = self.beside.label(order)
-        return f"{words}, with {beside[0].lower()}{beside[1:]}"
+        lookup = self.lookup.label(order)
+        return f"{words}, with {lookup[0].lower()}{lookup[1:]}"
 
     def _words(self, order: int | None) -> str:
         assert self.source is not None
         if self.search is None:
             return self.source.label(order)
-        refiners = " + ".join(part.label(order) for part in self._in_order)
+        # The neural refiner comes first, as in the paper.
+        ordered = sorted(self.refiners, key=lambda part: part.name != "neural")
+        refiners = " + ".join(part.label(order) for part in ordered)
         search, from_heads = self.search.label(order), self.source.name == "heads"
         source = "" if from_heads else self.source.label(order)
         if self.search.name == "chains":
-            several = f", {search}" if self.count_of_search > 1 else ""
-            return self.source.label(order) + several
+            chains = f", {search}" if self.search.drafts > 1 else ""
+            return self.source.label(order) + chains
         if from_heads and not refiners:
             if self.search.name == "greedy":
                 return "BPD"
             if self.search.name in ("oracle", "static"):
                 return search
             refiners = "0-gram"
-        what = " + ".join(word for word in (source, refiners) if word)
-        if not what:
+        scores = " + ".join(word for word in (source, refiners) if word)
+        if not scores:
             return search
         comma = self.search.counts == NODES or self.search.name == "greedy"
-        return f"{search}, {what}" if comma else f"{search} {what}"
-
-    @property
-    def count_of_search(self) -> int:
-        """The number of the search, or 1."""
-        if self.search is None or not self.search.number:
-            return 1
-        return int(getattr(self.search, self.search.number))
-
-    @property
-    def _in_order(self) -> tuple[RefinerPart, ...]:
-        """Refiners, neural ones first, as the paper names them."""
-        return tuple(sorted(self.refiners, key=lambda part: part.name != "neural"))
+        return f"{search}, {scores}" if comma else f"{search} {scores}"
 
     def build(self, context: BuildContext) -> Drafter:
-        """Makes the drafter.
+        """Builds the drafter.
 
         Args:
-          context: of the model and its assets.
+          context: the model and its assets.
 
         Raises:
-          UserError: something that it needs is missing or does not fit.
+          UserError: an asset is missing or does not fit the model.
         """
         if self.source is None:
             raise UserError(
-                "auto is not a method by itself: name the methods, or let decode or "
-                "generate measure which one is fastest (choose_method)."
+                "auto is not a method by itself: name a method, or let decode or "
+                "generate measure which method is fastest (choose_method)."
             )
         context = dataclasses.replace(context, method=self.name)
-        if self.beside is None:
-            return self._alone(context)
-        second = self.beside.build(context)
-        context = dataclasses.replace(context, reach=second.max_depth)
-        first = self._alone(context)
+        if self.lookup is None:
+            return self._build_without_lookup(context)
+        second = self.lookup.build(context)
+        context = dataclasses.replace(context, max_accepted=second.max_depth)
+        first = self._build_without_lookup(context)
         if isinstance(first, PathDrafter) and first.search.draws:
             raise UserError(
-                f"{self.name}: drafts that are drawn for speculative sampling cannot "
-                "share a tree with another source; leave that out, or use exact "
-                "acceptance or a best-first tree."
+                f"{self.name}: drafts that are sampled for speculative acceptance "
+                "cannot be combined with lookup: remove it, or use exact acceptance or "
+                "a best-first tree."
             )
         return UnionDrafter(first, second)
 
-    def _alone(self, context: BuildContext) -> Drafter:
+    def _build_without_lookup(self, context: BuildContext) -> Drafter:
         if isinstance(self.source, StandalonePart):
             return self.source.build(context)
         assert self.source is not None
         assert self.search is not None
         if self.search.name == "greedy" and not self.refiners:
-            # The best candidate of each head is all that such a walk looks at.
+            # A greedy walk without refiners needs one candidate per head.
             context = dataclasses.replace(context, width=1)
         source = self.source.build(context, self.search)
         if not self.source.offers_lattice:
             for part in self.refiners:
                 if part.is_finite or part.needs_hidden:
                     raise UserError(
-                        f"{self.name}: {part.name} refines a lattice, and the "
+                        f"{self.name}: {part.name} needs a lattice source, but the "
                         f"candidates of {self.source.name} depend on the path."
                     )
             if self.is_oracle:
@@ -338,13 +327,13 @@ def _short(value: Any) -> str:
 
 
 def parse_method(text: str) -> Method:
-    """Reads a method.
+    """Parses a method.
 
     >>> parse_method("ngram:16:k=8").composed
     'heads:k=8+ngram/best:16'
 
     Raises:
-      UserError: there is no such part, number or setting, or parts do not go together.
+      UserError: a part, number or setting is unknown, or the parts are incompatible.
     """
     text = text.strip()
     if text == AUTO:
@@ -358,32 +347,33 @@ def parse_method(text: str) -> Method:
 
 def _parse_composed(text: str, name: str) -> Method:
     before, slash, after = text.partition("/")
-    words = before.split("+")
-    later = after.split("+") if slash else []
-    source = _parse_part(words[0], name, (SourcePart, StandalonePart))
+    first_word, *middle_words = before.split("+")
+    search_word, *last_words = after.split("+")
+    source = _parse_part(first_word, name, (SourcePart, StandalonePart))
     middle = [
-        _parse_part(word, name, (RefinerPart, StandalonePart)) for word in words[1:]
+        _parse_part(word, name, (RefinerPart, StandalonePart)) for word in middle_words
     ]
     refiners = tuple(part for part in middle if isinstance(part, RefinerPart))
-    beside = [part for part in middle if isinstance(part, StandalonePart)]
-    beside += [_parse_part(word, name, (StandalonePart,)) for word in later[1:]]
-    if slash and beside and middle and isinstance(middle[-1], StandalonePart):
+    lookups = [part for part in middle if isinstance(part, StandalonePart)]
+    if slash and middle and isinstance(middle[-1], StandalonePart):
         raise UserError(f"{name!r}: {middle[-1].name} comes after the search.")
-    if len(beside) > 1 or any(part.name != "lookup" for part in beside):
-        raise UserError(f"{name!r}: only one lookup can draft beside another source.")
+    lookups += [_parse_part(word, name, (StandalonePart,)) for word in last_words]
+    if len(lookups) > 1 or any(part.name != "lookup" for part in lookups):
+        raise UserError(f"{name!r}: only one lookup can follow another source.")
     if len({part.name for part in refiners}) < len(refiners):
-        raise UserError(f"{name!r}: a refiner can be given once only.")
+        raise UserError(f"{name!r}: a refiner can be used once only.")
     if isinstance(source, StandalonePart):
-        if slash or refiners or beside:
+        if slash or refiners or lookups:
             raise UserError(
-                f"{name!r}: {source.name} drafts by itself, without refiners or search."
+                f"{name!r}: {source.name} is a complete method, without refiners or "
+                "search."
             )
         return Method(source)
     assert isinstance(source, SourcePart)
-    written = later[0] if later else source.default_search
-    search = _parse_part(written, name, (SearchPart,))
+    search_text = search_word if slash else source.default_search
+    search = _parse_part(search_text, name, (SearchPart,))
     assert isinstance(search, SearchPart)
-    return Method(source, refiners, search, beside[0] if beside else None)
+    return Method(source, refiners, search, lookups[0] if lookups else None)
 
 
 def _parse_part(text: str, method: str, kinds: tuple[type[Part], ...]) -> Any:
@@ -391,8 +381,8 @@ def _parse_part(text: str, method: str, kinds: tuple[type[Part], ...]) -> Any:
     known = {k: v for kind in kinds for k, v in parts(kind).items()}
     part = known.get(name)
     if part is None:
-        offered = {**known, **ALIASES} if SourcePart in kinds else known
-        close = difflib.get_close_matches(name, offered, n=1)
+        names = {**known, **ALIASES} if SourcePart in kinds else known
+        close = difflib.get_close_matches(name, names, n=1)
         hint = (
             f"did you mean {close[0]}" if close else f"choose from {', '.join(known)}"
         )
@@ -426,7 +416,7 @@ def _role(kinds: tuple[type[Part], ...]) -> str:
 
 
 def describe_methods() -> str:
-    """All parts and aliases with one line, their references and settings."""
+    """The text of `--method=help`: parts with their settings, and aliases."""
     lines = [
         "METHOD = SOURCE[+REFINER …][/SEARCH][+lookup:T], or an alias. A part is NAME,",
         "NAME:NUMBER, either with :SETTING=VALUE, as in heads+ngram:alpha=0.5/best:16.",
@@ -449,5 +439,5 @@ def describe_methods() -> str:
     lines += ["", "aliases"]
     for name, alias in ALIASES.items():
         lines.append(f"  {name:<18}{alias.describe()}")
-    lines.append(f"  {AUTO:<18}the method that is measured to be fastest here")
+    lines.append(f"  {AUTO:<18}the fastest method on this device, by measurement")
     return "\n".join(lines)

@@ -55,14 +55,14 @@ class RecordedDrafter:
     config: BlockDrafterConfig
 
     def prefill(
-        self, params: RecordedDrafts, features: None, lengths: Array, length: int
+        self, params: RecordedDrafts, features: Array, lengths: Array, length: int
     ) -> Int[Array, " B"]:
         """The lengths of the prompts."""
         del params, features, length
         return lengths
 
     def append(
-        self, params: RecordedDrafts, cache: Array, features: None, counts: Array
+        self, params: RecordedDrafts, cache: Array, features: Array, counts: Array
     ) -> Int[Array, " B"]:
         """The lengths of the texts."""
         del params, features
@@ -128,23 +128,23 @@ def _record(
     width: int,
     count: int,
 ) -> tuple[Array, Array, Array]:
-    every = jnp.arange(tokens.shape[0])[None]
-    mask = causal_mask(jnp.ones_like(every))
+    every_position = jnp.arange(tokens.shape[0])[None]
+    mask = causal_mask(jnp.ones_like(every_position))
     layers = functions.config.feature_layers
-    hidden, _, features = model.forward_with_features(
-        params, tokens[None], every, mask, layers=layers
+    hidden, _, features = model.forward(
+        params, tokens[None], every_position, mask, layers=layers
     )
-    certain = model.greedy_tokens(params, hidden[0])
+    next_tokens = model.greedy_tokens(params, hidden[0])
 
     def drafts_at(chunk: Int[Array, " A"]) -> tuple[Array, Array, Array]:
         # Results past the end of the text are not used.
-        places = jnp.minimum(chunk, tokens.shape[0] - 1)
+        positions = jnp.minimum(chunk, tokens.shape[0] - 1)
         states = functions.teacher_forced_states(
             drafter,
             features,
-            every,
-            model.embed(params, certain[places])[None],
-            places[None] + 1,
+            every_position,
+            model.embed(params, next_tokens[positions])[None],
+            positions[None] + 1,
         )
         return functions.best(drafter, states[0], width)
 
@@ -153,6 +153,14 @@ def _record(
     positions = start + jnp.arange(chunks * _CHUNK).reshape(chunks, _CHUNK)
     drafts = jax.lax.map(drafts_at, positions)
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:count], drafts)
+
+
+def stack_padded(arrays: Sequence[np.ndarray], length: int) -> Array:
+    """Stacks arrays, padded with zeros to `length` entries."""
+    stacked = np.zeros((len(arrays), length, *arrays[0].shape[1:]), arrays[0].dtype)
+    for row, array in enumerate(arrays):
+        stacked[row, : len(array)] = array
+    return jnp.asarray(stacked)
 
 
 def recorded_drafter(
@@ -169,15 +177,7 @@ def recorded_drafter(
       drafts: results of `record_drafter` for each text.
       positions: N, number of positions to which they are padded.
     """
-
-    def padded(index: int) -> Array:
-        parts = [text[index] for text in drafts]
-        shape = (len(parts), positions, *parts[0].shape[1:])
-        stacked = np.zeros(shape, parts[0].dtype)
-        for row, part in enumerate(parts):
-            stacked[row, : len(part)] = part
-        return jnp.asarray(stacked)
-
-    arrays = RecordedDrafts(jnp.asarray(starts, jnp.int32), *map(padded, range(3)))
+    columns = (stack_padded(arrays, positions) for arrays in zip(*drafts, strict=True))
+    arrays = RecordedDrafts(jnp.asarray(starts, jnp.int32), *columns)
     functions = RecordedDrafter(drafter.functions.config)
     return AttachedDrafter(functions, arrays, (), drafter.markov)

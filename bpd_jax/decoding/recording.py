@@ -12,12 +12,11 @@ import numpy as np
 
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import Generation
-from bpd_jax.decoding.recorded_drafter import record_drafter
-from bpd_jax.decoding.verification import forward
+from bpd_jax.decoding.recorded_drafter import record_drafter, stack_padded
 from bpd_jax.errors import UserError
 from bpd_jax.models.attention import causal_mask
+from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, KVCache
-from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.functions import ModelFunctions, entropy
 from bpd_jax.typing import Array, Bool, Float, Int, Params
 
@@ -52,7 +51,7 @@ class RecordedText:
     drafter: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 
     def predicted_by(self, source: str) -> "RecordedText":
-        """The text with the predictions of a source, `heads` or `block`, as its own.
+        """Returns the text with the predictions of `heads` or `block` as candidates.
 
         Raises:
           UserError: the text was recorded without a block drafter.
@@ -92,7 +91,7 @@ class Recording:
     hidden: Float[Array, "R N D"] | None = None
     params: Params | None = None
 
-    def places(self, hidden: Int[Array, "... 2"]) -> tuple[Array, Array]:
+    def columns(self, hidden: Int[Array, "... 2"]) -> tuple[Array, Array]:
         """Rows and columns of the recording, from pairs of a row and a position."""
         row, position = hidden[..., 0], hidden[..., 1]
         last = self.candidates.shape[1] - 1
@@ -138,14 +137,16 @@ class RecordedModel:
         mask: Bool[Array, "B T U"],
         cache: KVCache | None = None,
         earlier: KeyValues | None = None,
-    ) -> tuple[Int[Array, "B T 2"], KeyValues]:
-        """Row and position of every token."""
-        del mask, cache, earlier
+        *,
+        layers: tuple[int, ...] = (),
+    ) -> tuple[Int[Array, "B T 2"], KeyValues, Array]:
+        """Row and position of every token; no keys, values or features."""
+        del mask, cache, earlier, layers
         rows = jnp.broadcast_to(jnp.arange(tokens.shape[0])[:, None], tokens.shape)
         empty = jnp.zeros((0, *tokens.shape, 1, 1), jnp.float32)
         last = params.tokens.shape[1] - 1
-        places = jnp.stack([rows, jnp.minimum(positions, last)], axis=-1)
-        return places, KeyValues(empty, empty)
+        hidden = jnp.stack([rows, jnp.minimum(positions, last)], axis=-1)
+        return hidden, KeyValues(empty, empty), jnp.zeros((*tokens.shape, 0))
 
     def greedy_tokens(
         self, params: Recording, hidden: Int[Array, "... 2"]
@@ -165,7 +166,7 @@ class RecordedModel:
     ) -> tuple[Array, Array, Array]:
         """The recorded candidates; the inputs of conditioned heads are ignored."""
         del conditions
-        row, column = params.places(hidden)
+        row, column = params.columns(hidden)
         heads = block_size - 1
         return (
             params.candidates[row, column, :heads, :width],
@@ -176,7 +177,7 @@ class RecordedModel:
     def states(self, params: Recording, hidden: Int[Array, "B 2"]) -> Array:
         """The recorded hidden states."""
         assert params.hidden is not None
-        return params.hidden[params.places(hidden)]
+        return params.hidden[params.columns(hidden)]
 
     def embed(self, params: Recording, tokens: Array) -> Array:
         """Token embeddings of the model itself."""
@@ -200,7 +201,7 @@ def record_text(
       decoder: the model that decoded the text.
       text: prompt and decoded text.
       width: W, candidates recorded per head.
-      slots, positions: lengths to which the whole text and its decoded part are padded;
+      slots, positions: lengths to which the text and its decoded part are padded;
         see `padded_sizes`. Texts of equal lengths share a compiled program.
     """
     prompt, output = text.input_ids, text.output_ids
@@ -261,15 +262,16 @@ def _record(
     """The outputs at `count` positions from `start` on; see `RecordedText`."""
     positions = jnp.arange(tokens.shape[0])[None]
     mask = causal_mask(jnp.ones_like(positions))
-    states, _, features = forward(
-        model, params, model.head_features, tokens[None], positions, mask
+    states, _, features = model.forward(
+        params, tokens[None], positions, mask, layers=model.head_features
     )
-    hidden = jax.lax.dynamic_slice_in_dim(states[0], start, count)
-    if features is not None:
-        features = jax.lax.dynamic_slice_in_dim(features[0], start, count)
+    hidden, features = (
+        jax.lax.dynamic_slice_in_dim(array[0], start, count)
+        for array in (states, features)
+    )
 
     def chunk_outputs(
-        inputs: tuple[Float[Array, "chunk D"], Float[Array, "chunk F"] | None],
+        inputs: tuple[Float[Array, "chunk D"], Float[Array, "chunk F"]],
     ) -> tuple[Array, Array, Array]:
         states, features = inputs
         logits = model.next_token_logits(params, states).astype(jnp.float32)
@@ -283,7 +285,8 @@ def _record(
         return candidates, log_probs, jnp.concatenate([first, entropies], axis=1)
 
     chunks = jax.tree.map(
-        lambda array: array.reshape(-1, _CHUNK, array.shape[-1]), (hidden, features)
+        lambda array: array.reshape(count // _CHUNK, _CHUNK, array.shape[-1]),
+        (hidden, features),
     )
     candidates, log_probs, entropies = (
         array.reshape(count, *array.shape[2:])
@@ -305,25 +308,16 @@ def assemble(
       sizes: S and N; by default the smallest possible.
     """
     slots, positions = sizes or padded_sizes(texts)
-    tokens = np.zeros((len(texts), slots), np.int32)
-    for row, text in enumerate(texts):
-        whole = np.concatenate([text.input_ids, text.output_ids])
-        tokens[row, : len(whole)] = whole
-
-    def padded(name: str, columns: slice = slice(None)) -> Array:
-        parts = [getattr(text, name)[:, columns] for text in texts]
-        shape = (len(texts), positions, *parts[0].shape[1:])
-        stacked = np.zeros(shape, parts[0].dtype)
-        for row, part in enumerate(parts):
-            stacked[row, : len(part)] = part
-        return jnp.asarray(stacked)
-
+    tokens = [np.concatenate([text.input_ids, text.output_ids]) for text in texts]
+    hidden = None
+    if params is not None:
+        hidden = stack_padded([text.hidden for text in texts], positions)
     return Recording(
-        jnp.asarray(tokens),
-        jnp.asarray([len(text.input_ids) - 1 for text in texts], jnp.int32),
-        padded("candidates"),
-        padded("log_probs"),
-        padded("entropies", slice(1, None)),
-        None if params is None else padded("hidden"),
-        params,
+        tokens=stack_padded(tokens, slots),
+        starts=jnp.asarray([len(text.input_ids) - 1 for text in texts], jnp.int32),
+        candidates=stack_padded([text.candidates for text in texts], positions),
+        log_probs=stack_padded([text.log_probs for text in texts], positions),
+        entropies=stack_padded([text.entropies[:, 1:] for text in texts], positions),
+        hidden=hidden,
+        params=params,
     )

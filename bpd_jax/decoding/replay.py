@@ -26,7 +26,7 @@ from bpd_jax.decoding.recording import (
     padded_sizes,
     record_text,
 )
-from bpd_jax.decoding.refill import padded_length
+from bpd_jax.decoding.refill import bucketed_length
 from bpd_jax.drafting.assets import Assets
 from bpd_jax.errors import UserError
 from bpd_jax.typing import PyTree
@@ -190,7 +190,7 @@ def record(
     recorded = []
     for text in texts:
         # Few different sizes, so that few programs are compiled.
-        slots = min(padded_length(len(text.input_ids) + positions), most)
+        slots = min(bucketed_length(len(text.input_ids) + positions), most)
         recorded.append(
             record_text(decoder, text, width, slots=slots, positions=positions)
         )

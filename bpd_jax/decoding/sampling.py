@@ -1,10 +1,9 @@
-"""How the model chooses a token: greedily, or by sampling with fixed noise.
+"""The model's choice of a token: greedy, or sampled with position-based randomness.
 
-The noise of a position depends on the row's key and on the position alone, not on
-how the text was drafted. A sampled text is therefore the same, token for token, for
-every drafting method, and distributed as plain sampling from the model: acceptance
-needs no correction, because a draft token is kept only if it is the token that the
-model itself draws there.
+The random numbers of a position depend only on the key of the row and on the position,
+not on the drafts. All drafting methods therefore sample the same text, token for token,
+with the distribution of plain sampling: a draft token is accepted only if it is the
+token that the model samples at its position.
 """
 
 import dataclasses
@@ -15,21 +14,21 @@ import jax.numpy as jnp
 from bpd_jax.decoding.options import StepOptions
 from bpd_jax.typing import Array, Float, Int
 
-# Streams of noise: draws of drafts and of acceptance must not share the noise by
-# which the model chooses.
+# Random streams: drafts and acceptance use other random numbers than the choice of
+# tokens.
 DRAFTS, ACCEPTANCE = 1, 2
 
 
 def row_keys(seed: int, rows: Int[Array, " B"]) -> Array:
-    """One key per prompt: the same for a prompt in whatever batch it is decoded."""
+    """One key per prompt, which does not depend on the batch of the prompt."""
     return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), rows)
 
 
 def stream_keys(keys: Array, positions: Int[Array, " B"], stream: int) -> Array:
-    """One key per row for another kind of noise at a position of the text."""
+    """One key per row, for a random stream at a position of the text."""
 
     def key_at(key: Array, position: Array) -> Array:
-        # Choices fold in the position alone, which is never negative.
+        # `choose` folds in positions, which never reach these numbers.
         stream_key = jax.random.fold_in(key, jnp.uint32(2**32 - stream))
         return jax.random.fold_in(stream_key, position)
 
@@ -39,15 +38,15 @@ def stream_keys(keys: Array, positions: Int[Array, " B"], stream: int) -> Array:
 def filtered(
     logits: Float[Array, "... V"], options: StepOptions
 ) -> Float[Array, "... V"]:
-    """Logits divided by the temperature; tokens that top-k or top-p drop are -inf.
+    """Logits divided by the temperature; -inf for tokens outside top-k and top-p.
 
-    Top-k comes first, then top-p of what is left, as in Hugging Face's generate. Top-k
-    keeps k tokens, of equal logits at the edge those with the lowest ids; top-p keeps
-    equal logits at its edge together.
+    Top-p is applied to the result of top-k, as in Hugging Face's `generate`. Top-k
+    keeps exactly k tokens, with ties broken by the lowest id; top-p keeps all tokens
+    that tie with the last one.
 
     Args:
-      logits: of the language model.
-      options: with a temperature above 0.
+      logits: logits of the language model.
+      options: options with a temperature above 0.
     """
     logits = logits / options.temperature
     vocab_size = logits.shape[-1]
@@ -58,7 +57,7 @@ def filtered(
     if options.top_p < 1:
         ordered = jnp.sort(logits, axis=-1, descending=True)
         probs = jax.nn.softmax(ordered, axis=-1)
-        # A token stays if those before it have less than top_p together.
+        # A token is kept if the sum of the probabilities before it is below top_p.
         before = jnp.cumsum(probs, axis=-1) - probs
         count = (before < options.top_p).sum(-1, keepdims=True)
         lowest = jnp.take_along_axis(ordered, count - 1, axis=-1)
@@ -75,13 +74,14 @@ def choose(
     """The model's choice of the token at each of `positions`.
 
     Args:
-      logits: of the language model.
-      positions: index in the text of the token that is chosen.
-      keys: one per row.
-      options: temperature 0 takes the best token; otherwise tokens are drawn from
-        the softmax of `filtered` logits by the Gumbel-max rule. With top-k the noise
-        of a token depends on the row's key, the position and the token, not on its
-        rank: tokens of nearly equal logits that change places keep theirs.
+      logits: logits of the language model.
+      positions: index of the chosen token in the text.
+      keys: one random key per row.
+      options: with temperature 0, the most probable token is chosen; otherwise tokens
+        are sampled from the softmax of `filtered` logits with the Gumbel-max trick.
+        With top-k, the random number of a token depends on the key of the row, the
+        position and the token, but not on its rank, so that rounding differences that
+        swap two tokens do not swap their random numbers.
     """
     if options.temperature == 0:
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
@@ -102,7 +102,7 @@ def choose(
         token_keys = jax.vmap(jax.random.fold_in, (None, 0))(key_at, tokens)
         return tokens[jnp.argmax(row + jax.vmap(jax.random.gumbel)(token_keys))]
 
-    # Noise for k tokens, not for V, which would take longer than a forward pass.
+    # Random numbers for k tokens only: for V they would take longer than a pass.
     best, tokens = jax.lax.top_k(logits, top_k)
     scaled = filtered(best, dataclasses.replace(options, top_k=None))
     among_nodes = jax.vmap(draw_among, (None, 0, 0, 0))

@@ -1,16 +1,15 @@
-"""Will it pay? Predicted speed of every method, from what a pass costs here.
+"""Predicted speed-up of drafting methods, and the choice of the fastest one.
 
-A serial call costs one pass of the model over M draft tokens and the drafting itself;
-how many calls a text takes, replay says. A batch is done when its slowest row is, so
+A serial call consists of drafting and a pass of the model over M draft tokens. Replay
+gives the number of calls of every text. A batch ends with its slowest row, so
 
-    speed-up = Σ calls of the slowest row, plain · seconds of a plain call
-             / Σ calls of the slowest row · (seconds(M) + drafting)
+    speed-up = Σ calls of the slowest row (plain) · seconds of a plain call
+             / Σ calls of the slowest row · (seconds of a pass + seconds of drafting)
 
-with sums over batches, where the seconds are measured on this device, with this model,
-at the batch size in question, and the calls on texts of the model's own. With one row
-this is block efficiency times the ratio of the seconds. Whether drafting pays depends
-on all of them: on an accelerator a pass over 32 tokens takes hardly longer than one
-over a single token until the batch is large; on a CPU it takes many times longer.
+with sums over batches. The seconds are measured on this device, with this model and
+batch size, the calls on texts that the model decoded. With one row the speed-up is the
+block efficiency times the ratio of the seconds. Passes over many tokens cost little
+more than plain passes on an accelerator with small batches, and much more on a CPU.
 """
 
 import dataclasses
@@ -25,12 +24,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from bpd_jax import files
+from bpd_jax.decoding.decode_loop import Weights, look
+from bpd_jax.decoding.decode_state import DecodeState
 from bpd_jax.decoding.decoder import GREEDY, Decoder
-from bpd_jax.decoding.loop import Weights, look
 from bpd_jax.decoding.methods import Method, parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.replay import Replay, check_replayable, record
-from bpd_jax.decoding.state import DecodeState
 from bpd_jax.decoding.verification import laid_out
 from bpd_jax.drafting.assets import SmallModel
 from bpd_jax.errors import UserError
@@ -38,14 +37,14 @@ from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.cache import KVCache
 from bpd_jax.typing import Params
 
-# Draft tokens whose passes are timed; other sizes are interpolated.
+# Numbers of draft tokens whose passes are timed; others are interpolated.
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 _REPEATS = 7
 
-# A prediction is not exact: what gains less than this is not worth another method.
+# Predictions are not exact: drafting is chosen only above this speed-up.
 _MARGIN = 1.05
 
-# Texts that `choose_method` looks at, at least, and new tokens of each, at most.
+# Lowest number of texts that `choose_method` decodes, and highest number of tokens.
 _TRIAL_TEXTS, _TRIAL_TOKENS = 8, 64
 
 
@@ -55,14 +54,14 @@ class PassCosts:
 
     Attributes:
       batch_size: B.
-      seconds: by M, increasing in M.
+      seconds: seconds by M, increasing in M.
     """
 
     batch_size: int
     seconds: dict[int, float]
 
     def at(self, nodes: int) -> float:
-        """Seconds over `nodes` tokens: linear between and beyond what was measured."""
+        """Seconds of a pass over `nodes` tokens, linearly inter- or extrapolated."""
         sizes = sorted(self.seconds)
         if nodes in self.seconds or len(sizes) == 1:
             return self.seconds.get(nodes, self.seconds[sizes[0]])
@@ -74,18 +73,18 @@ class PassCosts:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """What a method is expected to gain.
+    """The predicted speed-up of a method.
 
     Attributes:
       method: the method.
       block_efficiency: decoded tokens per serial call of a row, by replay.
-      nodes: draft tokens that a pass lays out, M.
-      pass_seconds: of a pass over them.
-      draft_seconds: of drafting, per serial call; None if it was not timed, because
-        the method loses even if drafting costs nothing.
-      speedup: over plain decoding; without `draft_seconds` an upper bound.
-      tried: whether it was replayed. If not, even the oracle with passes over as many
-        tokens is slower than another method; numbers are the oracle's, as bounds.
+      nodes: M, number of draft tokens of a pass.
+      pass_seconds: seconds of a pass over them.
+      draft_seconds: seconds of drafting per serial call; None if it was not timed,
+        because the method is slower than plain decoding even without them.
+      speedup: speed-up over plain decoding; an upper bound without `draft_seconds`.
+      replayed: whether the method was replayed. Otherwise the numbers are those of the
+        oracle with the same number of tokens, which is slower than another method.
     """
 
     method: Method
@@ -94,7 +93,7 @@ class Prediction:
     pass_seconds: float
     draft_seconds: float | None
     speedup: float
-    tried: bool = True
+    replayed: bool = True
 
 
 def measure_passes(
@@ -103,13 +102,13 @@ def measure_passes(
     text_length: int,
     sizes: Sequence[int] = _SIZES,
 ) -> PassCosts:
-    """Times passes of the model over `sizes` draft tokens after a text.
+    """Times passes of the model over M draft tokens after a text.
 
     Args:
-      decoder: the model.
-      batch_size: B; with a mesh as `Task.rows` gives it.
-      text_length: tokens in the cache.
-      sizes: M.
+      decoder: a decoder of the model.
+      batch_size: B; with a mesh, the result of `Task.rows`.
+      text_length: number of tokens in the cache.
+      sizes: values of M.
     """
     model = decoder.model
     task = decoder.task(GREEDY, DecodeOptions(max_new_tokens=max(sizes)))
@@ -123,23 +122,23 @@ def measure_passes(
             tokens = jnp.ones((batch_size, size), jnp.int32)
             positions = text_length + jnp.broadcast_to(jnp.arange(size), tokens.shape)
             mask = causal_mask(jnp.ones_like(tokens))
-            hidden, _ = model.forward(params, tokens, positions, mask, cache)
+            hidden, *_ = model.forward(params, tokens, positions, mask, cache)
             return model.greedy_tokens(params, hidden)
 
         runs[size] = functools.partial(run, decoder.params, cache)
-    times = _take_turns(runs)
-    # A pass over more tokens is never cheaper: what seems so is noise.
-    seconds, most = {}, 0.0
+    times = _median_seconds(runs)
+    # Decreasing times are noise: a pass over more tokens is never faster.
+    seconds, largest = {}, 0.0
     for size in sorted(sizes):
-        most = max(most, times[size])
-        seconds[size] = most
+        largest = max(largest, times[size])
+        seconds[size] = largest
     return PassCosts(batch_size, seconds)
 
 
 def measure_drafting(
     decoder: Decoder, method: Method, prompt: np.ndarray, batch_size: int
 ) -> float:
-    """Seconds that drafting takes before one serial call of `batch_size` rows."""
+    """Seconds of drafting for one serial call of `batch_size` rows."""
     options = DecodeOptions(max_new_tokens=1, batch_size=batch_size)
     prompts, reference = [prompt] * batch_size, None
     if method.is_oracle:
@@ -154,14 +153,14 @@ def measure_drafting(
         seen, memory, entropies = look(task.model, weights, drafter, state)
         return drafter.propose(seen, weights.drafter), memory, entropies
 
-    look_at = jax.jit(look, static_argnames=("model", "drafter"))
+    jitted_look = jax.jit(look, static_argnames=("model", "drafter"))
 
     def draft_on_host(weights: Weights, state: DecodeState) -> object:
-        seen = look_at(task.model, weights, drafter, state)[0]
+        seen = jitted_look(task.model, weights, drafter, state)[0]
         return drafter.propose(jax.device_get(seen), None)
 
     draft = draft_on_device if drafter.on_device else draft_on_host
-    return _take_turns({0: functools.partial(draft, task.weights, state)})[0]
+    return _median_seconds({0: functools.partial(draft, task.weights, state)})[0]
 
 
 def predict(
@@ -172,21 +171,21 @@ def predict(
     *,
     on_progress: Callable[[Method], object] = lambda method: None,
 ) -> dict[int, list[Prediction]]:
-    """What every method would gain over plain decoding, the best first.
+    """Predicts the speed-up of methods over plain decoding.
 
-    Each method is replayed once for all batch sizes, or not at all where it cannot be
-    the fastest. So methods that are likely to be fast should come first.
+    Every method is replayed once for all batch sizes, unless it cannot be the fastest.
+    Methods that are likely to be fast should therefore come first.
 
     Args:
-      decoder: the model, on the device in question.
-      replay: texts that it decoded, in the order of their batches; where they are
-        fewer than a batch, they count as one, whose slowest row is rather fast.
-      methods: those to compare.
+      decoder: a decoder of the model.
+      replay: decoded texts, in the order of their batches. Fewer texts than rows are
+        treated as one batch, which underestimates the calls of its slowest row.
+      methods: methods to compare.
       batch_sizes: numbers of prompts decoded together.
       on_progress: called before each method.
 
     Returns:
-      Predictions by batch size.
+      Predictions by batch size, the fastest first.
     """
     prompt = replay.texts[0].input_ids
     lengths = [len(text.input_ids) + len(text.output_ids) for text in replay.texts]
@@ -204,37 +203,39 @@ def predict(
     replayer = replay.decoder(width=decoder.width, alpha=decoder.alpha)
     plain_calls = [len(text.output_ids) for text in replay.texts]
 
-    def replayed(method: Method) -> list[int]:
+    def calls_of(method: Method) -> list[int]:
         return [text.serial_calls for text in replay.decode(method, replayer)]
 
     def speedup(b: int, method: Method, calls: list[int], drafting: float) -> float:
-        plain = _turns(plain_calls, rows[b]) * costs[b].at(1)
+        plain = _batch_calls(plain_calls, rows[b]) * costs[b].at(1)
         seconds = costs[b].at(nodes[method]) + drafting
-        return plain / (_turns(calls, rows[b]) * seconds)
+        return plain / (_batch_calls(calls, rows[b]) * seconds)
 
-    bounded = [method for method in methods if _within_lattice(method)]
+    # The oracle's calls bound those of methods within its lattice. The bound is not
+    # strict: rarely, a shorter draft leads to a position with better heads.
+    bounded = [method for method in methods if method.within_lattice]
     bound: list[int] = []
     if bounded:
         widest = max(method.setting("k") or decoder.width for method in bounded)
-        bound = replayed(parse_method(f"oracle:k={widest}"))
+        bound = calls_of(parse_method(f"oracle:k={widest}"))
     best = dict.fromkeys(batch_sizes, 1.0)
-    found: dict[int, list[Prediction]] = {b: [] for b in batch_sizes}
+    predictions: dict[int, list[Prediction]] = {b: [] for b in batch_sizes}
     for method in drafters:
         on_progress(method)
-        tried = method not in bounded or any(
+        replayed = method not in bounded or any(
             speedup(b, method, bound, 0.0) >= best[b] for b in batch_sizes
         )
         calls = bound
-        if tried:
-            calls = plain_calls if method == GREEDY else replayed(method)
+        if replayed:
+            calls = plain_calls if method == GREEDY else calls_of(method)
         for b in batch_sizes:
             drafting = 0.0 if method == GREEDY else None
-            if drafting is None and tried and speedup(b, method, calls, 0.0) > 1:
+            if drafting is None and replayed and speedup(b, method, calls, 0.0) > 1:
                 drafting = measure_drafting(decoder, method, prompt, b)
             gain = speedup(b, method, calls, drafting or 0.0)
             if drafting is not None and not method.is_oracle:
                 best[b] = max(best[b], gain)
-            found[b].append(
+            predictions[b].append(
                 Prediction(
                     method=method,
                     block_efficiency=sum(plain_calls) / sum(calls),
@@ -242,32 +243,23 @@ def predict(
                     pass_seconds=costs[b].at(nodes[method]),
                     draft_seconds=drafting,
                     speedup=gain,
-                    tried=tried,
+                    replayed=replayed,
                 )
             )
 
     def order(p: Prediction) -> tuple[bool, bool, float]:
-        """What was not timed or tried comes last: it loses, how much nobody knows."""
-        return not p.tried, p.draft_seconds is None, -p.speedup
+        """Upper bounds come after predictions."""
+        return not p.replayed, p.draft_seconds is None, -p.speedup
 
-    return {b: sorted(predictions, key=order) for b, predictions in found.items()}
+    return {b: sorted(listed, key=order) for b, listed in predictions.items()}
 
 
-def _turns(calls: Sequence[int], rows: int) -> int:
-    """Serial calls of the slowest row of every batch, summed.
+def _batch_calls(calls: Sequence[int], rows: int) -> int:
+    """The sum over batches of the calls of their slowest rows.
 
-    Worked example: calls 5, 3, 4 in batches of two take 5 + 4 turns.
+    Worked example: calls 5, 3, 4 in batches of two take 5 + 4 calls.
     """
     return sum(max(calls[i : i + rows]) for i in range(0, len(calls), rows))
-
-
-def _within_lattice(method: Method) -> bool:
-    """Whether all its drafts are paths of the heads' lattice, as the oracle's are.
-
-    Then the oracle's calls are a bound. (Not a strict one: where heads far from the
-    end are wrong, shorter drafts may happen to end at better places; this is rare.)
-    """
-    return method.within_lattice and not method.is_oracle
 
 
 def candidate_methods(
@@ -275,20 +267,20 @@ def candidate_methods(
     prompts: Sequence[np.ndarray] = (),
     options: DecodeOptions | None = None,
 ) -> list[Method]:
-    """What `auto` chooses from: few of each kind, those likely to be fast first.
+    """The methods that `auto` compares, those that are likely to be fast first.
 
     Args:
-      decoder: whose assets say what can be done.
-      prompts: such as will be decoded.
-      options: with which; a small LM must hold texts of that length.
+      decoder: a decoder with the assets of the methods.
+      prompts: prompts to decode.
+      options: options of decoding; small LMs must have room for such texts.
     """
     names = ["prompt_lookup:4", "prompt_lookup:8"]
     block, width = decoder.model.block_size, decoder.width
     length = max(map(len, prompts), default=0)
     length += options.max_new_tokens if options else 0
 
-    def holds(small: SmallModel | None) -> bool:
-        """Whether there is a small LM that can read whole texts."""
+    def is_usable(small: SmallModel | None) -> bool:
+        """Whether there is a small LM with room for the texts."""
         if small is None:
             return False
         return bool(small.functions.config.trunk.max_length >= length)
@@ -308,7 +300,7 @@ def candidate_methods(
         for kind in ("markov", "recurrent", "hydra"):
             if getattr(decoder.assets, kind) is not None:
                 names += [f"{kind}:1", f"{kind}:4"]
-        if holds(decoder.assets.rescorer):
+        if is_usable(decoder.assets.rescorer):
             names.append("neural:1")
     if decoder.assets.drafter is not None:
         refined = "+ngram" if decoder.assets.ngram is not None else ""
@@ -316,11 +308,11 @@ def candidate_methods(
             names += [f"{source}/greedy", f"{source}/tree:8"]
             names += [f"{source}/tree:{nodes}:min_prob=0.05" for nodes in (16, 32)]
             names.append(f"{source}/tree:16:min_prob=0.05+lookup:8")
-    if holds(decoder.assets.draft_model):
+    if is_usable(decoder.assets.draft_model):
         names += ["draft_model:2", "draft_model:4"]
 
     def fits(method: Method) -> bool:
-        """A lattice may have fewer paths, or candidates, than a method asks for."""
+        """Whether the lattice has enough candidates and paths for a method."""
         k = method.setting("k")
         drafts = 1 if method.search is None else method.search.drafts
         return (k is None or k < width) and drafts <= (k or width) ** (block - 1)
@@ -330,12 +322,12 @@ def candidate_methods(
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """What `auto` chose, and from what.
+    """The choice of `auto`.
 
     Attributes:
-      method: the chosen one.
-      predictions: all of them, the best first.
-      note: what else there is to know, a sentence or nothing.
+      method: the chosen method.
+      predictions: predictions of all methods, the fastest first.
+      note: an additional sentence for the reader, or "".
     """
 
     method: Method
@@ -344,16 +336,16 @@ class Choice:
 
     @classmethod
     def among(cls, predictions: Sequence[Prediction], note: str = "") -> "Choice":
-        """The fastest, unless what it gains is too little to be sure of."""
-        found = cls(GREEDY, tuple(predictions), note)
-        best = found._best
+        """Chooses the fastest method, or greedy if its speed-up is too small."""
+        greedy = cls(GREEDY, tuple(predictions), note)
+        best = greedy._best
         if best is None or best.draft_seconds is None or best.speedup <= _MARGIN:
-            return found
-        return dataclasses.replace(found, method=best.method)
+            return greedy
+        return dataclasses.replace(greedy, method=best.method)
 
     @property
     def _best(self) -> Prediction | None:
-        """The fastest besides plain decoding and the oracle, which is but a bound."""
+        """The fastest method except plain decoding and the oracle."""
         return next(
             (
                 p
@@ -364,23 +356,23 @@ class Choice:
         )
 
     def __str__(self) -> str:
-        """One line for people."""
+        """One line with the choice and its reason."""
         note = f" {self.note}" if self.note else ""
         best = self._best
         if best is None:
-            return f"greedy: there was no other method to choose from.{note}"
+            return f"greedy: there is no other method to choose from.{note}"
         timed = best.draft_seconds is not None
         drafting = f"{1e3 * (best.draft_seconds or 0.0):.2f} ms" if timed else "free"
-        said = (
+        description = (
             f"{best.method.name}, predicted {'' if timed else 'at most '}"
             f"{best.speedup:.2f} times plain decoding (block efficiency "
-            f"{'' if best.tried else 'at most '}{best.block_efficiency:.2f}, a call "
+            f"{'' if best.replayed else 'at most '}{best.block_efficiency:.2f}, a call "
             f"over {best.nodes} tokens {1e3 * best.pass_seconds:.2f} ms, drafting "
             f"{drafting})"
         )
         if self.method == GREEDY:
-            said = f"greedy: drafting does not pay here; the best would be {said}"
-        return f"{said}.{note}"
+            description = f"greedy: no method is predicted to be faster; {description}"
+        return f"{description}.{note}"
 
 
 def choose_method(
@@ -391,20 +383,21 @@ def choose_method(
     methods: Sequence[Method] | None = None,
     on_progress: Callable[[Method], object] = lambda method: None,
 ) -> Choice:
-    """Decodes a few prompts plainly, replays methods on them, and takes the fastest.
+    """Predicts the speed-up of methods on some of the prompts and chooses the fastest.
 
     Args:
-      decoder: the model.
-      prompts: such as will be decoded; a batch of them, at least eight, is looked at.
-      options: with which they will be decoded; predictions are for greedy decoding.
-      methods: to choose from; by default `candidate_methods`.
+      decoder: a decoder of the model.
+      prompts: prompts to decode; the first batch, or at least eight, are decoded with
+        plain greedy decoding and replayed.
+      options: options of decoding; predictions are for greedy decoding.
+      methods: methods to choose from; by default `candidate_methods`.
       on_progress: called before each method.
 
     Raises:
       UserError: there are no prompts, or a method cannot decode or replay them.
     """
     if not prompts:
-        raise UserError("--method=auto needs prompts to try methods on.")
+        raise UserError("--method=auto needs prompts to compare methods on.")
     if methods is None:
         methods = candidate_methods(decoder, prompts, options)
     check_methods(decoder, methods, prompts, options)
@@ -422,9 +415,11 @@ def choose_method(
     keep_hidden = any(method.needs_hidden for method in methods)
     width = max([decoder.width, *(method.setting("k") or 1 for method in methods)])
     replay = record(decoder, texts, trial, width=width, keep_hidden=keep_hidden)
-    found = predict(decoder, replay, methods, [batch_size], on_progress=on_progress)
+    predictions = predict(
+        decoder, replay, methods, [batch_size], on_progress=on_progress
+    )
     note = "Predicted for greedy decoding." if options.temperature else ""
-    return Choice.among(found[batch_size], note)
+    return Choice.among(predictions[batch_size], note)
 
 
 def check_methods(
@@ -433,7 +428,7 @@ def check_methods(
     prompts: Sequence[np.ndarray],
     options: DecodeOptions,
 ) -> None:
-    """Raises a `UserError` for a method whose gain cannot be predicted."""
+    """Raises a `UserError` for a method whose speed-up cannot be predicted."""
     for method in methods:
         check_replayable(method)
         decoder.drafter(method)
@@ -443,12 +438,12 @@ def check_methods(
 def tuned_choice(
     path: str | os.PathLike[str], device: str, batch_size: int
 ) -> Method | None:
-    """What `bpd_jax.tune` chose for a batch size; None if it did not, or not here.
+    """The choice of `bpd_jax.tune` for a batch size on a device; None if there is none.
 
     Args:
-      path: what it wrote, `drafting.json` of a run folder.
-      device: description of this device; see `provenance.device`.
-      batch_size: prompts decoded together.
+      path: `drafting.json` in a run folder.
+      device: description of the device; see `provenance.device`.
+      batch_size: number of prompts decoded together.
 
     Raises:
       UserError: the file is damaged.
@@ -463,12 +458,12 @@ def tuned_choice(
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(
-            f"{path} does not hold choices of methods: {error}; run bpd_jax.tune again."
+            f"{path} has no valid choices of methods: {error}; run bpd_jax.tune again."
         ) from error
 
 
-def _take_turns(runs: dict[int, Callable[[], object]]) -> dict[int, float]:
-    """Median seconds of each; they take turns, so that noise meets all alike."""
+def _median_seconds(runs: dict[int, Callable[[], object]]) -> dict[int, float]:
+    """Median seconds of each run; runs alternate, so that noise affects all alike."""
     for run in runs.values():
         jax.block_until_ready(run())
     times: dict[int, list[float]] = {key: [] for key in runs}

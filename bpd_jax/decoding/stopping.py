@@ -21,8 +21,8 @@ class StopTable:
     """An automaton over tokens that accepts texts with a stop text.
 
     Attributes:
-      next_state: the next state by state and token. In state 0 no part of a stop text
-        has been read, in the last state a whole one.
+      next_state: the next state by state and token. State 0 means that no prefix of a
+        stop text has been read, the last state that a complete one has.
     """
 
     next_state: Int[Array, "states V"]
@@ -49,7 +49,7 @@ class StopTable:
 
     @property
     def final_state(self) -> int:
-        """The state in which a whole stop text has been read."""
+        """The state after a complete stop text."""
         return self.next_state.shape[0] - 1
 
     def run(
@@ -88,10 +88,11 @@ def _automaton(stops: Sequence[bytes]) -> np.ndarray:
 
 
 def cut_at_stop(text: str, stops: Sequence[str]) -> str:
-    """The text before the stop text that ends first, or the whole text.
+    """The text before the first stop text, or all of it.
 
-    If several end at the same position, the longest counts, so that the result does not
-    depend on the tokenization. Worked example: the stops `abc` and `b` cut `xabc` to
+    The first stop text is the one that ends first. Of several that end at the same
+    position, the longest counts, so that the result does not depend on the
+    tokenization. Worked example: the stops `abc` and `b` cut `xabc` to
     `xa`, and `ab` and `b` cut it to `x`.
     """
     matches = [

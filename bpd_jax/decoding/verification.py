@@ -1,34 +1,33 @@
 """Verification: one forward pass of the model over all draft tokens.
 
-`tree` merges drafts by common prefix into one row with tree attention. `batched` lays
-every draft out as a chain beside the others; chains share the text's cache and do not
-see each other. Both compute the same numbers for the same prefix, up to the order in
-which sums are rounded.
+`tree` merges drafts by common prefix into one tree per row, with tree attention.
+`batched` computes every draft as a separate chain; the chains share the cache of the
+text and do not attend to each other. Both compute the same numbers for the same prefix,
+up to rounding.
 
-The time of a pass grows with its tokens, on a CPU from the first ones on, and many
-trees are rarely full. A pass over a tree is compiled for a few sizes
-(`DraftTree.sizes`); the smallest that holds the valid nodes of all rows is run.
+The time of a pass grows with its number of tokens, especially on a CPU, and trees with
+a threshold are rarely full. A pass over such a tree is compiled for a few sizes
+(`DraftTree.sizes`), and the smallest one that holds all valid nodes is used.
 """
 
 import functools
-from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 
-from bpd_jax.decoding.acceptance.path import Accepted
+from bpd_jax.decoding.acceptance.exact import Accepted
 from bpd_jax.decoding.acceptance.rules import accept
 from bpd_jax.decoding.options import BATCHED, StepOptions
+from bpd_jax.drafting.draft_tree import DraftTree, ancestor_mask, take
 from bpd_jax.drafting.interface import Drafter
 from bpd_jax.drafting.merging import merge_prefixes, unroll
-from bpd_jax.drafting.tree import DraftTree, ancestor_mask, take
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.typing import Array, Float, Int, Params
 
 # States, keys and values, and features of all nodes.
-Pass = tuple[Float[Array, "B M D"], KeyValues, Float[Array, "B M F"] | None]
+Pass = tuple[Float[Array, "B M D"], KeyValues, Float[Array, "B M F"]]
 
 
 @flax.struct.dataclass
@@ -36,12 +35,12 @@ class Verified:
     """The outcome of a pass over drafts.
 
     Attributes:
-      tree: the drafts, merged if they were.
-      accepted: the path through the tree, L nodes, and how many of them are accepted.
-      choices: the model's own choice after every node; any after invalid nodes.
+      tree: the verified drafts, with common prefixes merged.
+      accepted: the path through the tree, L nodes, and the number of accepted ones.
+      choices: the model's choice after every node; arbitrary after invalid nodes.
       hidden: final hidden states along the path.
       new: keys and values along the path.
-      features: states along the path of the layers that the drafter reads, or None.
+      features: outputs of `Drafter.feature_layers` along the path.
     """
 
     tree: DraftTree
@@ -49,33 +48,14 @@ class Verified:
     choices: Int[Array, "B M"]
     hidden: Float[Array, "B L D"]
     new: KeyValues
-    features: Float[Array, "B L F"] | None = None
-
-
-def forward(
-    model: ModelFunctions,
-    params: Params,
-    layers: tuple[int, ...],
-    *inputs: Any,
-) -> tuple[Float[Array, "B T D"], KeyValues, Float[Array, "B T F"] | None]:
-    """Runs the model, and returns the states of some layers if there are any.
-
-    Args:
-      model: functions of the model.
-      params: its parameters.
-      layers: whose states are returned, concatenated; () for none.
-      *inputs: tokens, positions, mask and perhaps a cache.
-    """
-    if layers:
-        return model.forward_with_features(params, *inputs, layers=layers)
-    return *model.forward(params, *inputs), None
+    features: Float[Array, "B L F"]
 
 
 def laid_out(drafter: Drafter, verification: str) -> int:
-    """The most tokens that one forward pass checks in every row.
+    """The number of draft tokens in a forward pass, per row.
 
     Args:
-      drafter: what proposes them.
+      drafter: the drafting method.
       verification: `tree` or `batched`.
     """
     if _in_chains(drafter, verification):
@@ -97,16 +77,16 @@ def verify(
     drafter: Drafter,
     options: StepOptions,
 ) -> Verified:
-    """Runs the model once over a tree of drafts, and accepts what it confirms.
+    """Runs the model once over a tree of drafts and accepts a path of it.
 
     Args:
       model: functions of the model.
-      params: its parameters.
+      params: parameters of the model.
       cache: the text before the drafts.
-      tree: as proposed.
-      next_token: the certain token, which a root must be.
+      tree: the proposed drafts.
+      next_token: the certain token, which an accepted root must equal.
       keys: one random key per row.
-      drafter: what the tree came from, for the sizes of its trees.
+      drafter: the drafting method, which bounds the size of the tree.
       options: how drafts are verified and accepted.
     """
     depth = drafter.max_depth
@@ -137,7 +117,7 @@ def verify(
             choices=jnp.pad(choices, ((0, 0), (0, tree.size - size))),
             hidden=take(hidden, path),
             new=jax.tree.map(lambda x: jnp.take_along_axis(x, index, axis=2), new),
-            features=None if features is None else take(features, path),
+            features=take(features, path),
         )
 
     sizes = (tree.size,) if in_chains else pass_sizes(tree)
@@ -149,7 +129,7 @@ def verify(
 
 
 def pass_sizes(tree: DraftTree) -> tuple[int, ...]:
-    """Numbers of nodes that the pass is compiled for, ascending; the last is M."""
+    """Numbers of nodes for which a pass is compiled, ascending; the last is M."""
     return (*(size for size in tree.sizes if size < tree.size), tree.size)
 
 
@@ -164,15 +144,15 @@ def tree_states(
 
     Args:
       model: functions of the model.
-      params: its parameters.
+      params: parameters of the model.
       cache: the text before the drafts.
       tree: the drafts, merged by prefix.
-      drafter: for its sizes and the layers whose states it reads.
+      drafter: the drafting method.
     """
     positions = cache.lengths[:, None] + tree.depths
     mask = ancestor_mask(tree.parents, drafter.max_depth)
     inputs = (tree.tokens, positions, mask, cache)
-    return forward(model, params, drafter.feature_layers, *inputs)
+    return model.forward(params, *inputs, layers=drafter.feature_layers)
 
 
 def chain_states(
@@ -182,27 +162,25 @@ def chain_states(
     tree: DraftTree,
     drafter: Drafter,
 ) -> Pass:
-    """`tree_states`, computed in chains side by side, one for each leaf."""
+    """`tree_states`, computed in separate chains, one for each leaf."""
     depth, batch = drafter.max_depth, tree.tokens.shape[0]
     chains = unroll(tree, drafter.max_drafts, depth)
-    # What stands past the end of a chain sees itself, so that no row is empty.
-    real = chains.nodes >= 0
+    # Padding after the end of a chain attends to itself, so that no row is empty.
+    is_node = chains.nodes >= 0
     causal = jnp.tril(jnp.ones((depth, depth), bool))
-    mask = causal & (real[:, :, None] | jnp.eye(depth, dtype=bool))
+    mask = causal & (is_node[:, :, None] | jnp.eye(depth, dtype=bool))
     depths = jnp.broadcast_to(jnp.arange(depth), chains.nodes.shape)
-    places = chains.nodes.reshape(batch, -1)
-    hidden, new, features = forward(
-        model,
+    hidden, new, features = model.forward(
         params,
-        drafter.feature_layers,
-        take(tree.tokens, places),
+        take(tree.tokens, chains.nodes.reshape(batch, -1)),
         cache.lengths[:, None] + depths.reshape(batch, -1),
         mask,
         cache,
+        layers=drafter.feature_layers,
     )
-    home = chains.homes[None, :, :, None, None]
+    index = chains.positions[None, :, :, None, None]
     return (
-        take(hidden, chains.homes),
-        jax.tree.map(lambda x: jnp.take_along_axis(x, home, axis=2), new),
-        None if features is None else take(features, chains.homes),
+        take(hidden, chains.positions),
+        jax.tree.map(lambda x: jnp.take_along_axis(x, index, axis=2), new),
+        take(features, chains.positions),
     )

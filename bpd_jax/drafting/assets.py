@@ -4,10 +4,11 @@ import dataclasses
 from typing import Any, Protocol
 
 from bpd_jax.errors import UserError
+from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions, markov_refiner
 from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.models.refiner_files import LoadedRefiner
+from bpd_jax.models.refiner_files import LoadedRefiner, check_fits
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.settings import Validated
 from bpd_jax.typing import Array, Int, Params
@@ -15,17 +16,17 @@ from bpd_jax.typing import Array, Int, Params
 
 @dataclasses.dataclass(frozen=True)
 class SmallModel:
-    """A language model that helps another one: a rescorer or a draft model."""
+    """A smaller language model: a rescorer or a draft model."""
 
     functions: ModelFunctions
     params: Params
 
 
 class DraftingFunctions(Protocol):
-    """The part of `DrafterFunctions` that drafting calls.
+    """The methods of `DrafterFunctions` that drafting calls.
 
-    `decoding.recorded_drafter` implements it with recorded candidates. `params` and
-    `cache` are pytrees whose form the implementation determines.
+    `decoding.recorded_drafter` implements them with recorded candidates. The structure
+    of `params` and `cache` depends on the implementation.
     """
 
     @property
@@ -100,8 +101,9 @@ class Assets:
     drafter: AttachedDrafter | None = None
     accuracies: tuple[tuple[float, ...], ...] | None = None
 
-    def check(self, vocab_size: int) -> None:
-        """Raises a `UserError` if a vocabulary differs from the model's."""
+    def check(self, model: BlockwiseConfig) -> None:
+        """Raises a `UserError` if the sizes of an asset differ from the model's."""
+        vocab_size = model.trunk.vocab_size
         if self.ngram is not None and self.ngram.vocab_size != vocab_size:
             raise UserError(
                 f"the n-gram model has {self.ngram.vocab_size} tokens and the language "
@@ -118,6 +120,21 @@ class Assets:
                     f"the {name.replace('_', ' ')} has {small_size} tokens and the "
                     f"language model {vocab_size}: train it with the same tokenizer."
                 )
+        for kind in ("markov", "recurrent", "hydra"):
+            refiner: LoadedRefiner | None = getattr(self, kind)
+            if refiner is None:
+                continue
+            if refiner.kind != kind:
+                raise UserError(
+                    f"the {kind} refiner is a {refiner.kind} refiner: pass it as "
+                    f"--{refiner.kind}."
+                )
+            check_fits(
+                refiner.config,
+                vocab_size=vocab_size,
+                d_model=model.trunk.d_model,
+                block_size=model.block_size,
+            )
 
     def get(self, name: str) -> Any:
         """The asset of this name, or None."""
@@ -127,7 +144,7 @@ class Assets:
         """Returns an asset that a method requires.
 
         Raises:
-          UserError: there is none; the message says how to make one.
+          UserError: there is none; the message explains how to create one.
         """
         asset = getattr(self, name)
         if asset is None:
@@ -186,7 +203,7 @@ KINDS = {
 
 @dataclasses.dataclass(frozen=True)
 class AssetPaths(Validated):
-    """Where the assets are, by the names of `KINDS`; None for the model's own.
+    """Paths of assets, by the names of `KINDS`; None for those in the model's folder.
 
     Attributes:
       ngram: folder of an n-gram model, or a file of one: ARPA with token ids, or

@@ -1,22 +1,22 @@
 """The four protocols of drafting: drafters, sources, refiners and searches.
 
-The decode loop knows a `Drafter` only. Most drafters are put together from three parts:
+The decode loop depends only on `Drafter`. Most drafters are composed of three parts:
 
-- a `Source` says which tokens may follow a draft, and how likely each is: the block
-  heads, a block drafter, Hydra heads, a draft model;
-- any number of `Refiner`s add scores of their own: an n-gram model, a Markov head, a
-  small language model, a recurrent network;
-- a `Search` grows drafts from the sum: the P best paths, a tree of M nodes.
+- a `Source` provides candidates for the next token of a draft, with log-probabilities:
+  block heads, a block drafter, Hydra heads, a draft model;
+- any number of `Refiner`s add scores to them: an n-gram model, a Markov head, a small
+  language model, a recurrent network;
+- a `Search` builds drafts from the sums: the P best paths, a tree of M nodes.
 
-A drafter keeps a *memory* between serial calls: a pytree on the device, or None. Before
-each call it proposes in two halves. `look` runs on the device, inside the jitted step,
-where the model is available. `propose` turns the result into a draft tree: on the
-device if `on_device` is set, otherwise on the host with numpy arrays. After the call,
-`learn` sees its outcome.
+A drafter has a *memory* between serial calls: a pytree on the device, or None. Before
+each call, `look` runs on the device, inside the jitted step, where the model is
+available. `propose` turns its result into a draft tree: on the device if `on_device` is
+true, otherwise on the host with numpy arrays. After the call, `learn` updates the
+memory with the outcome.
 
-Implementations are frozen dataclasses, so that jitted code can take them as static
-arguments. Their arrays do not take part in comparisons and reach jitted code as
-arguments: one compiled program serves all weights of equal shapes.
+Implementations are frozen dataclasses, which jitted code takes as static arguments.
+Their arrays are excluded from comparisons and are passed to jitted code as arguments:
+one compiled program serves all weights of equal shapes.
 """
 
 import dataclasses
@@ -25,8 +25,8 @@ from typing import Any, Protocol
 import flax.struct
 import jax.numpy as jnp
 
+from bpd_jax.drafting.draft_tree import DraftTree
 from bpd_jax.drafting.lattice import Lattice, build_lattice
-from bpd_jax.drafting.tree import DraftTree
 from bpd_jax.typing import Array, Float, Int, Params, PyTree
 
 
@@ -60,7 +60,7 @@ class BoundModel:
         return build_lattice(next_token, *candidates)
 
     def states(self, hidden: Float[Array, "B D"]) -> Float[Array, "B D"]:
-        """The hidden states as numbers: in a replay, `View.hidden` refers to them."""
+        """The hidden states as arrays; in a replay, `View.hidden` has their indices."""
         return self.functions.states(self.params, hidden)
 
     def embed(self, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
@@ -80,14 +80,14 @@ class BoundModel:
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """What a drafter may look at before a serial call.
+    """The inputs of a drafter before a serial call.
 
     Attributes:
-      tokens: prompt and text so far; row b holds `lengths[b]` tokens.
-      lengths: of the text.
-      next_token: the model's own next token, which is certain.
-      hidden: final hidden state of the last accepted token, for the model's methods.
-      keys: one random key per row, for draws of this call's drafts.
+      tokens: prompt and text so far; row b has `lengths[b]` tokens.
+      lengths: lengths of the texts.
+      next_token: the certain token: the model's choice of the next token.
+      hidden: final hidden state of the last accepted token, for methods of the model.
+      keys: one random key per row, for drafts that are sampled.
       model: the model.
     """
 
@@ -99,7 +99,7 @@ class View:
     model: BoundModel
 
     def last_tokens(self, count: int) -> Int[Array, "B C"]:
-        """The last `count` tokens of every row's text, -1 before its beginning."""
+        """The last `count` tokens of each text, padded with -1 on the left."""
         positions = self.lengths[:, None] - jnp.arange(count, 0, -1)
         tokens = jnp.take_along_axis(self.tokens, jnp.maximum(positions, 0), axis=1)
         return jnp.where(positions < 0, -1, tokens)
@@ -110,18 +110,17 @@ class Prompts:
     """The rows of a batch before the first serial call.
 
     Attributes:
-      tokens: the prompts, with room for the whole text.
-      lengths: of the prompts.
-      features: states of `Drafter.feature_layers` at every position of the padded
-        prompts, concatenated; None if the drafter asks for none.
-      given: what the caller knows of these rows, such as the oracle's reference; see
-        `generate`.
+      tokens: the prompts, padded to the length of the longest possible text.
+      lengths: lengths of the prompts.
+      features: outputs of `Drafter.feature_layers` at every position of the padded
+        prompts, concatenated.
+      reference: the reference texts of the oracle; None for other methods.
     """
 
     tokens: Int[Array, "B S"]
     lengths: Int[Array, " B"]
-    features: Float[Array, "B T F"] | None = None
-    given: Any = None
+    features: Float[Array, "B T F"]
+    reference: Any = None
 
 
 @flax.struct.dataclass
@@ -129,50 +128,50 @@ class Outcome:
     """The outcome of a serial call.
 
     Attributes:
-      tree: what was proposed.
-      choices: the model's own best token after every node, accepted or not.
-      count: tokens that were accepted, 0 in finished rows.
-      features: states of `Drafter.feature_layers` along the accepted path; entries from
-        `count` on are meaningless. None if the drafter asks for none.
+      tree: the verified drafts.
+      choices: the model's choice after every node, accepted or not.
+      count: number of accepted tokens, 0 in finished rows.
+      features: outputs of `Drafter.feature_layers` along the accepted path; entries
+        from `count` on are arbitrary.
     """
 
     tree: DraftTree
     choices: Int[Array, "B M"]
     count: Int[Array, " B"]
-    features: Float[Array, "B L F"] | None = None
+    features: Float[Array, "B L F"]
 
 
 class Drafter(Protocol):
-    """What the decode loop calls: a complete drafting method."""
+    """A complete drafting method, as the decode loop calls it."""
 
     @property
     def on_device(self) -> bool:
-        """Whether `propose` can be traced."""
+        """Whether `propose` runs on the device and can be traced."""
         ...
 
     @property
     def max_depth(self) -> int:
-        """Upper bound of the tokens on one path, the certain one included."""
+        """Upper bound of the tokens on a path, including the certain token."""
         ...
 
     @property
     def max_nodes(self) -> int:
-        """Upper bound of the different prefixes in one tree."""
+        """Upper bound of the distinct prefixes in a tree."""
         ...
 
     @property
     def max_drafts(self) -> int:
-        """Upper bound of the paths from a root to a leaf in one tree."""
+        """Upper bound of the leaves of a tree."""
         ...
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
-        """Layers of the model whose states it reads; usually none."""
+        """Layers of the model whose outputs it reads; usually none."""
         ...
 
     @property
     def arrays(self) -> PyTree:
-        """Weights and tables that it reads on the device, or None."""
+        """Weights and tables on the device, or None."""
         ...
 
     def start(self, arrays: PyTree, prompts: Prompts) -> PyTree:
@@ -180,13 +179,13 @@ class Drafter(Protocol):
         ...
 
     def look(self, view: View, arrays: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
-        """Device half: what `propose` needs, as arrays; and the memory."""
+        """Runs on the device; returns the argument of `propose`, and the memory."""
         ...
 
     def propose(self, seen: PyTree, arrays: PyTree) -> DraftTree:
-        """Second half: the drafts that the next serial call verifies.
+        """Returns the drafts that the next serial call verifies.
 
-        On the host `arrays` is None: a host drafter holds what it needs there.
+        On the host `arrays` is None: a host drafter has its own tables.
         """
         ...
 
@@ -195,7 +194,7 @@ class Drafter(Protocol):
         ...
 
     def entropies(self, seen: PyTree) -> Float[Array, "B L"] | None:
-        """Entropies of the heads that `look` evaluated, in nats; None without heads."""
+        """Entropies of the heads, in nats; None without heads."""
         ...
 
 
@@ -204,9 +203,9 @@ class Candidates:
     """W candidates for the next token of each of n paths, in no particular order.
 
     Attributes:
-      tokens: ids.
-      log_probs: natural logarithms; they need not sum to 1, and candidates that must
-        not be used have -inf.
+      tokens: token ids.
+      log_probs: log-probabilities, in nats, which need not be normalised; -inf for
+        candidates that must not be used.
     """
 
     tokens: Int[Array, "B n W"]
@@ -215,12 +214,12 @@ class Candidates:
 
 @flax.struct.dataclass
 class Extension:
-    """How n paths become m paths that are one token longer.
+    """The extension of n paths to m paths that are one token longer.
 
     Attributes:
-      parents: index of the path that each new one continues.
-      picks: index of the candidate among its W.
-      tokens: that candidate.
+      parents: index of the path that each new path extends.
+      picks: index of its last token among the W candidates.
+      tokens: its last token.
     """
 
     parents: Int[Array, "B m"]
@@ -229,21 +228,21 @@ class Extension:
 
 
 class Source(Protocol):
-    """Offers candidates for every position of a draft.
+    """Provides candidates for every position of a draft.
 
     A path begins with the certain token at position 0 of the block. A *lattice source*
-    offers the same candidates after every path: its `lattice` is not None, and
-    refiners with finitely many states and the exact search work on it.
+    provides the same candidates after every path: its `lattice` is not None. Refiners
+    with finitely many states and the exact search need a lattice source.
     """
 
     @property
     def block_size(self) -> int:
-        """L: tokens of a path, the certain one included."""
+        """L, tokens of a path, including the certain token."""
         ...
 
     @property
     def width(self) -> int:
-        """W: candidates after every path."""
+        """W, number of candidates after every path."""
         ...
 
     @property
@@ -258,7 +257,7 @@ class Source(Protocol):
 
     @property
     def arrays(self) -> PyTree:
-        """What it reads on the device, or None; passed to every other method."""
+        """Arrays on the device, or None; passed to the other methods."""
         ...
 
     def remember(self, arrays: PyTree, prompts: Prompts) -> PyTree:
@@ -272,7 +271,7 @@ class Source(Protocol):
         ...
 
     def lattice(self, state: PyTree) -> Lattice | None:
-        """The lattice, if the candidates do not depend on the path."""
+        """The lattice; None if the candidates depend on the path."""
         ...
 
     def candidates(self, arrays: PyTree, state: PyTree, level: int) -> Candidates:
@@ -299,7 +298,7 @@ class Refiner(Protocol):
 
     @property
     def arrays(self) -> PyTree:
-        """What it reads on the device; passed to every other method."""
+        """Arrays on the device; passed to the other methods."""
         ...
 
     def remember(self, arrays: PyTree, prompts: Prompts) -> PyTree:
@@ -315,7 +314,7 @@ class Refiner(Protocol):
     def scores(
         self, arrays: PyTree, state: PyTree, level: int, tokens: Int[Array, "B n W"]
     ) -> Float[Array, "B n W"]:
-        """What it adds to candidates at position `level` after each of n paths."""
+        """Weighted scores of candidates at position `level` after each of n paths."""
         ...
 
     def extend(
@@ -326,19 +325,19 @@ class Refiner(Protocol):
 
 
 class Search(Protocol):
-    """Grows drafts from a source and its refiners (`paths.Paths`)."""
+    """Builds drafts from a source and its refiners (`path_drafter.Paths`)."""
 
     def max_nodes(self, block_size: int, width: int) -> int:
-        """Upper bound of the different prefixes in one tree."""
+        """Upper bound of the distinct prefixes in a tree."""
         ...
 
     def max_drafts(self, block_size: int, width: int) -> int:
-        """Upper bound of the leaves in one tree."""
+        """Upper bound of the leaves of a tree."""
         ...
 
     @property
     def draws(self) -> bool:
-        """Whether drafts are drawn at random, for speculative sampling."""
+        """Whether drafts are sampled, for speculative sampling."""
         ...
 
     def grow(
@@ -352,31 +351,57 @@ class Search(Protocol):
         """Returns the drafts.
 
         Args:
-          paths: a `paths.Paths`.
+          paths: a `path_drafter.Paths`.
           arrays: its arrays.
-          state: its first state.
+          state: its initial state.
           first: the certain token.
-          key: one random key per row, for a search that draws.
+          key: one random key per row, for drafts that are sampled.
         """
         ...
 
 
 class Stateless:
-    """The memory of drafters and sources that keep none."""
+    """Base of drafters without memory and heads."""
 
     arrays: PyTree = None
     feature_layers: tuple[int, ...] = ()
 
     def start(self, arrays: PyTree, prompts: Prompts) -> PyTree:
-        """Keeps nothing."""
+        """No memory."""
         del arrays, prompts
 
     def learn(self, arrays: PyTree, memory: PyTree, outcome: Outcome) -> PyTree:
-        """Keeps nothing."""
+        """The memory is unchanged."""
         del arrays, outcome
         return memory
 
     def entropies(self, seen: PyTree) -> Float[Array, "B L"] | None:
-        """There are no heads."""
+        """None, because there are no heads."""
         del seen
         return None
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceDrafter:
+    """Base of drafters with a lattice source and without refiners on the device.
+
+    Attributes:
+      source: the source of the lattice.
+    """
+
+    source: Source
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """See `Drafter`."""
+        return self.source.feature_layers
+
+    @property
+    def arrays(self) -> PyTree:
+        """See `Drafter`."""
+        return self.source.arrays
+
+    @property
+    def max_depth(self) -> int:
+        """L."""
+        return self.source.block_size

@@ -1,4 +1,4 @@
-"""The lattice of a block: W candidate tokens of each of L heads."""
+"""The lattice of a block: W candidates at each of L positions."""
 
 import flax.struct
 import jax
@@ -11,14 +11,15 @@ from bpd_jax.typing import AnyArray, Array, Float, Int
 class Lattice:
     """Candidates of the next L tokens, best first, with log-probabilities.
 
-    Position 0 is the model's own next token. It is certain: its first candidate has
-    log-probability 0, the others -inf, so a block has W^(L-1) paths.
+    Position 0 is the certain token, the model's choice of the next token: its first
+    candidate has log-probability 0, the others -inf. A lattice has W^(L-1) paths.
 
     Attributes:
       tokens: the candidates.
-      log_probs: log-softmax scores of each head over the whole vocabulary, so that
-        weights of other scores mean the same for every model.
-      entropies: of each head's whole distribution, in nats; 0 at position 0.
+      log_probs: log-probabilities, normalised over the whole vocabulary, so that the
+        weights of refiners do not depend on W.
+      entropies: entropy of the distribution at each position, in nats; 0 at position
+        0.
     """
 
     tokens: Int[Array, "B L W"]
@@ -28,7 +29,7 @@ class Lattice:
 
 @flax.struct.dataclass
 class Drafts:
-    """The P best drafts of a lattice, best first; unused ones score -inf."""
+    """The P best drafts of a lattice, best first; unused ones have score -inf."""
 
     tokens: Int[AnyArray, "B P L"]
     scores: Float[AnyArray, "B P"]
@@ -43,10 +44,10 @@ def build_lattice(
     """The lattice of the certain token and the best candidates of heads 2 … L.
 
     Args:
-      next_token: the model's own next token.
+      next_token: the certain token.
       tokens: candidates, best first.
       log_probs: their log-probabilities.
-      entropies: of the heads.
+      entropies: entropies of the heads.
     """
     batch, _, width = tokens.shape
     certain = jnp.where(jnp.arange(width) == 0, 0.0, -jnp.inf)
@@ -60,11 +61,11 @@ def build_lattice(
 
 
 def best_drafts(lattice: Lattice, count: int) -> Drafts:
-    """The `count` paths of the highest summed log-probability: "0-gram" p-best.
+    """The `count` paths with the highest sums of log-probabilities ("0-gram" p-best).
 
-    Heads are independent, so the P best prefixes of each length suffice and the
-    search is exact. `count=1` is the plain draft of blockwise parallel decoding:
-    every head's own best token.
+    Heads are independent, so keeping the P best prefixes of each length is exact. With
+    `count=1`, the draft is that of blockwise parallel decoding: the best token of every
+    head.
     """
     batch, length, _ = lattice.tokens.shape
     tokens = jnp.zeros((batch, count, length), lattice.tokens.dtype)
@@ -83,7 +84,7 @@ def best_drafts(lattice: Lattice, count: int) -> Drafts:
 
 
 def distinct_scores(lattice: Lattice) -> Float[Array, "B L W"]:
-    """The lattice's scores; of a token that a position has twice, the better counts."""
+    """Log-probabilities, -inf for all but the best of repeated tokens of a position."""
     width = lattice.tokens.shape[-1]
     better = lattice.log_probs[..., None, :] > lattice.log_probs[..., None]
     same = lattice.tokens[..., None, :] == lattice.tokens[..., None]
@@ -91,3 +92,13 @@ def distinct_scores(lattice: Lattice) -> Float[Array, "B L W"]:
     earlier = jnp.arange(width) < jnp.arange(width)[:, None]
     repeated = (same & (better | (equal & earlier))).any(axis=-1)
     return jnp.where(repeated, -jnp.inf, lattice.log_probs)
+
+
+def most_paths(block_size: int, width: int, count: int) -> int:
+    """`count`, or the number of paths of the lattice if that is lower."""
+    return min(count, width ** (block_size - 1))
+
+
+def most_prefixes(block_size: int, width: int, count: int) -> int:
+    """Upper bound of the distinct prefixes of `count` paths."""
+    return sum(min(count, width**depth) for depth in range(block_size))

@@ -5,20 +5,20 @@ import dataclasses
 import flax.struct
 import jax.numpy as jnp
 
-from bpd_jax.drafting.tree import DraftTree, take, usual_sizes
+from bpd_jax.drafting.draft_tree import DraftTree, take, usual_sizes
 from bpd_jax.typing import Array, Int
 
 
 def merge_prefixes(tree: DraftTree, max_nodes: int, max_depth: int) -> DraftTree:
-    """Merges the nodes with equal prefixes, so that no prefix is verified twice.
+    """Merges nodes with equal prefixes, so that no prefix is verified twice.
 
-    The first of them is kept, with the best rank among them, so that the children of a
-    node remain in order of rank. Worked example: see `DraftTree`.
+    The first of these nodes is kept, with their best rank, so that the children of a
+    node remain sorted by rank. Worked example: see `DraftTree`.
 
     Args:
-      tree: chains or a tree; drawn children (`sources`) cannot be merged.
-      max_nodes: highest number of different prefixes; of more, those with the highest
-        index are dropped.
+      tree: chains or a tree; sampled children (`sources`) cannot be merged.
+      max_nodes: highest number of distinct prefixes; additional nodes with the highest
+        indices are dropped.
       max_depth: number of nodes on the longest path.
     """
     size = tree.size
@@ -37,7 +37,7 @@ def merge_prefixes(tree: DraftTree, max_nodes: int, max_depth: int) -> DraftTree
     rank = jnp.where(tree.valid, tree.ranks, size)
     rank = jnp.where(first[:, None] == node[:, None], rank[:, None], size).min(-1)
     keep = tree.valid & (first == node)
-    # A stable sort moves the nodes that are kept to the front, in their order.
+    # A stable sort moves kept nodes to the front and preserves their order.
     kept = jnp.argsort(~keep, axis=1, stable=True)[:, :max_nodes]
     new_index = jnp.cumsum(keep, axis=1) - 1
     parents = take(parent, kept)
@@ -57,12 +57,11 @@ class UnrolledTree:
 
     Attributes:
       nodes: the node at each position of each chain; -1 past the end of a chain.
-      homes: for every node of the tree, one of its positions in the chains, as an index
-        into P × L.
+      positions: one position of every node in the chains, as an index into P × L.
     """
 
     nodes: Int[Array, "B P L"]
-    homes: Int[Array, "B M"]
+    positions: Int[Array, "B M"]
 
 
 def unroll(tree: DraftTree, max_drafts: int, max_depth: int) -> UnrolledTree:
@@ -89,8 +88,8 @@ def unroll(tree: DraftTree, max_drafts: int, max_depth: int) -> UnrolledTree:
         nodes = jnp.where(at_depth, at[:, :, None], nodes)
         at = jnp.where(at < 0, -1, take(tree.parents, at))
     flat = nodes.reshape(batch, -1)
-    homes = jnp.argmax(flat[:, None] == node[:, None], axis=2)
-    return UnrolledTree(nodes, homes)
+    positions = jnp.argmax(flat[:, None] == node[:, None], axis=2)
+    return UnrolledTree(nodes, positions)
 
 
 def union(first: DraftTree, second: DraftTree) -> DraftTree:

@@ -1,10 +1,10 @@
-"""The parts that drafting methods are composed of, and their registry.
+"""The parts of drafting methods, and their registry.
 
 A part is a frozen dataclass in `sources/`, `refiners/` or `searches/`: its fields are
-its settings, its class variables say what `--method=help` prints, and `build` makes the
-object that drafts. `@register` enters it under its name. Every module of the three
-packages is imported when the registry is first read, so that adding a part means adding
-one file; `register` may also be called on a class defined elsewhere.
+its settings, its class variables are printed by `--method=help`, and `build` creates
+the source, refiner or search. `@register` registers it under its name. All modules of
+the three packages are imported when the registry is first read, so that a part is added
+with one file; `register` may also be called on a class defined elsewhere.
 """
 
 import abc
@@ -17,13 +17,12 @@ from typing import Any, ClassVar, TypeVar
 
 from bpd_jax.drafting.assets import Assets
 from bpd_jax.drafting.interface import Drafter, Refiner, Search, Source
-from bpd_jax.drafting.path_drafter import PathDrafter
-from bpd_jax.drafting.paths import Paths
+from bpd_jax.drafting.path_drafter import PathDrafter, Paths
 from bpd_jax.drafting.refiners.transitions import FiniteRefiner
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.settings import changed_settings, check_settings, integer
 
-# A larger number of drafts or nodes in one serial call is taken for a typing error.
+# Highest number of drafts or nodes of a serial call, to catch typing errors.
 MOST_DRAFTS = 1024
 COUNT = integer(1, MOST_DRAFTS)
 
@@ -32,17 +31,19 @@ DRAFTS, NODES, TOKENS = "drafts", "nodes", "tokens"
 
 @dataclasses.dataclass(frozen=True)
 class BuildContext:
-    """What parts are built from.
+    """The arguments of `build`.
 
     Attributes:
       model: functions of the model.
       assets: n-gram models, small models and trained refiners.
-      width: W, candidates per position where a source does not say.
-      alpha: weight of a refiner that does not say.
-      method: the name of the whole method, for messages.
-      temperature: of drawn drafts, for speculative sampling; None draws nothing.
-      reach: upper bound of the tokens that one serial call accepts from other sources.
-      shared: what parts of several methods share, by a key of their choice.
+      width: W, default number of candidates per position.
+      alpha: default weight of refiners.
+      method: name of the method, for messages.
+      temperature: temperature of sampled drafts for speculative sampling; None if
+        drafts are not sampled.
+      max_accepted: upper bound of the tokens that one serial call accepts from prompt
+        lookup.
+      shared: objects that are shared between methods, by key.
     """
 
     model: ModelFunctions
@@ -51,7 +52,7 @@ class BuildContext:
     alpha: float
     method: str = ""
     temperature: float | None = None
-    reach: int = 1
+    max_accepted: int = 1
     shared: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
     @property
@@ -60,33 +61,35 @@ class BuildContext:
         return self.model.config.trunk.vocab_size
 
     def need(self, asset: str) -> Any:
-        """Returns an asset, or raises a `UserError` that says how to make it."""
+        """Returns an asset; raises a `UserError` that explains how to create it."""
         return self.assets.need(asset, self.method)
 
-    def share(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What `make` returns, made once for all methods of a decoder."""
+    def share(self, key: Any, create: Callable[[], Any]) -> Any:
+        """The result of `create`, which is called once for all methods of a decoder."""
         if key not in self.shared:
-            self.shared[key] = make()
+            self.shared[key] = create()
         return self.shared[key]
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Base of all parts; see the module.
+    """Base of all parts.
 
     Class variables:
-      name: in a method.
-      help: one line.
+      name: name in a method.
+      title: display name, with settings in braces; "" for `name`.
+      help: one line for `--method=help`.
       reference: publication.
       number: the setting that a number after the name sets, as in `tree:32`, or "".
-      needs: assets without which it cannot be built.
-      needs_hidden: whether it reads the model's hidden states themselves, which a
-        recording keeps only on request.
-      needs_model: whether it asks the model about other texts, which a recording
-        cannot answer.
+      needs: names of required assets.
+      needs_hidden: whether it reads hidden states of the model, which are recorded for
+        replay only on request.
+      needs_model: whether it runs the model on other texts, so that it cannot be
+        replayed.
     """
 
     name: ClassVar[str]
+    title: ClassVar[str] = ""
     help: ClassVar[str]
     reference: ClassVar[str] = "bpd_jax"
     number: ClassVar[str] = ""
@@ -99,7 +102,7 @@ class Part:
 
     @property
     def text(self) -> str:
-        """As it is written in a method."""
+        """Its text in a method."""
         words = [self.name]
         if self.number:
             words.append(str(getattr(self, self.number)))
@@ -113,22 +116,22 @@ class Part:
         return ":".join(words)
 
     def label(self, order: int | None = None) -> str:
-        """What people read in tables.
+        """The display name.
 
         Args:
-          order: of the n-gram model, if there is one.
+          order: order of the n-gram model, if there is one.
         """
         del order
-        return self.name
+        return (self.title or self.name).format(**vars(self))
 
 
 @dataclasses.dataclass(frozen=True)
 class SourcePart(Part, abc.ABC):
-    """A source of candidates that a search grows drafts from.
+    """A source of candidates.
 
     Class variables:
-      offers_lattice: whether candidates do not depend on the path.
-      default_search: where a method names none.
+      offers_lattice: whether the candidates do not depend on the path.
+      default_search: the search of methods that do not name one.
     """
 
     offers_lattice: ClassVar[bool] = False
@@ -136,16 +139,16 @@ class SourcePart(Part, abc.ABC):
 
     @abc.abstractmethod
     def build(self, context: BuildContext, search: "SearchPart") -> Source:
-        """Makes the source, for a search."""
+        """Builds the source for a search."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StandalonePart(Part, abc.ABC):
-    """A source that is a complete drafter: it takes neither refiners nor a search."""
+    """A source that is a complete drafter, without refiners and search."""
 
     @abc.abstractmethod
     def build(self, context: BuildContext) -> Drafter:
-        """Makes the drafter."""
+        """Builds the drafter."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,8 +157,8 @@ class RefinerPart(Part, abc.ABC):
 
     Class variables:
       finite: whether `build` returns a `FiniteRefiner`, which needs a lattice.
-      normalised: whether it was trained as a distribution after every token, so that
-        scores are normalised unless the search says otherwise.
+      normalised: whether it was trained with normalised scores; searches then
+        normalise scores by default.
     """
 
     finite: ClassVar[bool] = False
@@ -163,12 +166,12 @@ class RefinerPart(Part, abc.ABC):
 
     @property
     def is_finite(self) -> bool:
-        """`finite`, where it depends on the settings too."""
+        """`finite`, unless it depends on the settings."""
         return self.finite
 
     @abc.abstractmethod
     def build(self, context: BuildContext, source: Source) -> Refiner | FiniteRefiner:
-        """Makes the refiner."""
+        """Builds the refiner."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,14 +179,14 @@ class SearchPart(Part, abc.ABC):
     """A search for the drafts.
 
     Class variables:
-      counts: what its number counts, `DRAFTS` or `NODES`; "" without a number.
+      counts: unit of its number, `DRAFTS` or `NODES`; "" without a number.
     """
 
     counts: ClassVar[str] = ""
 
     @property
     def drafts(self) -> int:
-        """Paths that the lattice must have."""
+        """Number of drafts, which is at most the number of paths of the lattice."""
         return 1
 
     @abc.abstractmethod
@@ -193,21 +196,21 @@ class SearchPart(Part, abc.ABC):
         source: Source,
         refiners: tuple[RefinerPart, ...],
     ) -> Drafter:
-        """Joins source, refiners and search."""
+        """Builds the drafter of a source, refiners and this search."""
 
 
 @dataclasses.dataclass(frozen=True)
 class GrowingPart(SearchPart):
-    """A search that grows drafts from paths, inside the loop."""
+    """A search that runs on `Paths` in the decode loop."""
 
     @abc.abstractmethod
     def build(self, context: BuildContext, paths: Paths, normalise: bool) -> Search:
-        """Makes the search.
+        """Builds the search.
 
         Args:
-          context: of the method.
-          paths: what it will grow drafts from.
-          normalise: whether the refiners were trained as distributions.
+          context: the context of the method.
+          paths: source and refiners.
+          normalise: whether a refiner was trained with normalised scores.
         """
 
     def drafter(
@@ -216,7 +219,7 @@ class GrowingPart(SearchPart):
         source: Source,
         refiners: tuple[RefinerPart, ...],
     ) -> Drafter:
-        """Joins source, refiners and search."""
+        """Builds the drafter of a source, refiners and this search."""
         finite: list[Any] = []
         others: list[Any] = []
         for part in refiners:
@@ -232,14 +235,14 @@ _PartType = TypeVar("_PartType", bound=type[Part])
 
 
 def register(part: _PartType) -> _PartType:
-    """Enters a part under its name; a class decorator.
+    """Registers a part under its name; a class decorator.
 
     Raises:
-      ValueError: another part has that name.
+      ValueError: another part has this name.
     """
     known = _PARTS.setdefault(part.name, part)
     if (known.__module__, known.__qualname__) != (part.__module__, part.__qualname__):
-        raise ValueError(f"two parts are called {part.name!r}: {known} and {part}.")
+        raise ValueError(f"two parts are named {part.name!r}: {known} and {part}.")
     return part
 
 
@@ -254,9 +257,9 @@ def _import_parts() -> None:
 
 
 def parts(base: type[Part] = Part) -> dict[str, type[Part]]:
-    """All registered parts of a kind, by name."""
+    """All registered parts of a base class, by name."""
     _import_parts()
-    # By name, because the order of imports depends on the program.
+    # Sorted, because the order of imports depends on the program.
     return {
         name: part for name, part in sorted(_PARTS.items()) if issubclass(part, base)
     }

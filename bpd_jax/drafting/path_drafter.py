@@ -1,19 +1,224 @@
-"""A source, its refiners and a search, joined into a drafter."""
+"""The drafter that is composed of a source, refiners and a search.
+
+`Paths` adds the scores of the refiners to those of the source; searches build drafts
+from it. `PathDrafter` joins it and a search to a `Drafter`.
+"""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import flax.struct
 
-from bpd_jax.drafting.interface import Outcome, Prompts, Search, View
-from bpd_jax.drafting.paths import Paths
-from bpd_jax.drafting.tree import DraftTree
+from bpd_jax.drafting.draft_tree import DraftTree
+from bpd_jax.drafting.interface import (
+    Candidates,
+    Extension,
+    Outcome,
+    Prompts,
+    Refiner,
+    Search,
+    Source,
+    View,
+)
+from bpd_jax.drafting.lattice import Drafts, Lattice
+from bpd_jax.drafting.refiners.transitions import (
+    FiniteRefiner,
+    FiniteState,
+    Transitions,
+    all_transitions,
+    over_lattice,
+)
 from bpd_jax.typing import Array, Float, Int, PyTree
 
 
 @flax.struct.dataclass
-class Start:
-    """Result of `look`: the first state of the paths."""
+class PathArrays:
+    """The arrays of a source and its refiners."""
+
+    source: Any
+    finite: tuple[Any, ...]
+    others: tuple[Any, ...]
+
+
+@flax.struct.dataclass
+class PathState:
+    """The state of n paths.
+
+    Attributes:
+      source: state of the source.
+      lattice: lattice of the source, or None.
+      inputs: inputs of the finite refiners.
+      finite: the sum of their transitions, and the nodes of the paths; None without
+        finite refiners.
+      others: states of the other refiners.
+    """
+
+    source: Any
+    lattice: Lattice | None
+    inputs: tuple[Any, ...]
+    finite: FiniteState | None
+    others: tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Paths:
+    """log p_source + Σ weighted scores of the refiners (paper section 7).
+
+    Attributes:
+      source: the source of candidates.
+      finite: refiners with finitely many states, which need a lattice source.
+      others: refiners with a state for each path.
+    """
+
+    source: Source
+    finite: tuple[FiniteRefiner, ...] = ()
+    others: tuple[Refiner, ...] = ()
+
+    @property
+    def block_size(self) -> int:
+        """L."""
+        return self.source.block_size
+
+    @property
+    def width(self) -> int:
+        """W."""
+        return self.source.width
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """Layers whose outputs the source reads."""
+        return self.source.feature_layers
+
+    @property
+    def arrays(self) -> PathArrays:
+        """The arrays of all parts."""
+        return PathArrays(
+            self.source.arrays,
+            tuple(refiner.arrays for refiner in self.finite),
+            tuple(refiner.arrays for refiner in self.others),
+        )
+
+    def remember(self, arrays: PathArrays, prompts: Prompts) -> PathArrays:
+        """The memories of all parts, with the structure of `arrays`."""
+        return PathArrays(
+            self.source.remember(arrays.source, prompts),
+            tuple(
+                refiner.remember(array, prompts)
+                for refiner, array in zip(self.finite, arrays.finite, strict=True)
+            ),
+            tuple(
+                refiner.remember(array, prompts)
+                for refiner, array in zip(self.others, arrays.others, strict=True)
+            ),
+        )
+
+    def learn(
+        self, arrays: PathArrays, memory: PathArrays, outcome: Outcome
+    ) -> PathArrays:
+        """Updates the memory of the source; refiners read the text in `start`."""
+        source = self.source.learn(arrays.source, memory.source, outcome)
+        return dataclasses.replace(memory, source=source)
+
+    def start(
+        self, view: View, arrays: PathArrays, memory: PathArrays
+    ) -> tuple[PathState, PathArrays]:
+        """The state of the one path that is the certain token; and the memory."""
+        source, source_memory = self.source.start(view, arrays.source, memory.source)
+        lattice = self.source.lattice(source)
+        inputs, finite_memory = [], []
+        for refiner, array, old_memory in zip(
+            self.finite, arrays.finite, memory.finite, strict=True
+        ):
+            assert lattice is not None
+            refiner_inputs, new_memory = refiner.inputs(
+                view, lattice, array, old_memory
+            )
+            inputs.append(refiner_inputs)
+            finite_memory.append(new_memory)
+        finite = None
+        if lattice is not None and self.finite:
+            transitions = all_transitions(
+                self.finite, arrays.finite, lattice, tuple(inputs)
+            )
+            finite = FiniteState(transitions, transitions.start[:, None])
+        others, others_memory = [], []
+        for path_refiner, array, old_memory in zip(
+            self.others, arrays.others, memory.others, strict=True
+        ):
+            state, new_memory = path_refiner.start(view, lattice, array, old_memory)
+            others.append(state)
+            others_memory.append(new_memory)
+        return (
+            PathState(source, lattice, tuple(inputs), finite, tuple(others)),
+            PathArrays(source_memory, tuple(finite_memory), tuple(others_memory)),
+        )
+
+    def candidates(
+        self, arrays: PathArrays, state: PathState, level: int
+    ) -> Candidates:
+        """Candidates of the source with the sums of all scores."""
+        candidates = self.source.candidates(arrays.source, state.source, level)
+        scores = candidates.log_probs
+        if state.finite is not None:
+            scores = scores + state.finite.scores(level)
+        for refiner, array, refiner_state in zip(
+            self.others, arrays.others, state.others, strict=True
+        ):
+            scores = scores + refiner.scores(
+                array, refiner_state, level, candidates.tokens
+            )
+        return Candidates(candidates.tokens, scores)
+
+    def extend(
+        self, arrays: PathArrays, state: PathState, level: int, extension: Extension
+    ) -> PathState:
+        """The states of all parts for the new paths."""
+        others = tuple(
+            refiner.extend(array, refiner_state, level, extension)
+            for refiner, array, refiner_state in zip(
+                self.others, arrays.others, state.others, strict=True
+            )
+        )
+        source = self.source.extend(arrays.source, state.source, level, extension)
+        finite = state.finite
+        if finite is not None:
+            finite = finite.extended(level, extension)
+        return dataclasses.replace(state, source=source, finite=finite, others=others)
+
+    def entropies(self, state: PathState) -> Float[Array, "B L"] | None:
+        """Entropies of the heads; None without a lattice."""
+        return None if state.lattice is None else state.lattice.entropies
+
+    def over_lattice(
+        self,
+        arrays: PathArrays,
+        state: PathState,
+        search: Callable[[Lattice, Transitions | None], Drafts],
+    ) -> Drafts:
+        """Runs a search over the lattice; see `transitions.over_lattice`.
+
+        Args:
+          arrays: the arrays of all parts.
+          state: the initial state.
+          search: returns drafts from a lattice and transitions.
+        """
+        assert state.lattice is not None
+        assert not self.others
+        transitions = None if state.finite is None else state.finite.transitions
+        return over_lattice(
+            self.finite,
+            arrays.finite,
+            state.lattice,
+            state.inputs,
+            search,
+            transitions=transitions,
+        )
+
+
+@flax.struct.dataclass
+class PathStart:
+    """The initial state of the paths, the certain token and the random keys."""
 
     state: Any
     first: Int[Array, " B"]
@@ -22,11 +227,11 @@ class Start:
 
 @dataclasses.dataclass(frozen=True)
 class PathDrafter:
-    """Drafts that a search grows.
+    """A drafter that runs a search on paths.
 
     Attributes:
-      paths: which tokens may follow a path, and how likely they are.
-      search: which paths are drafted.
+      paths: the source and its refiners.
+      search: the search for drafts.
     """
 
     paths: Paths
@@ -40,41 +245,43 @@ class PathDrafter:
 
     @property
     def max_nodes(self) -> int:
-        """Of the search."""
+        """See `Drafter`."""
         return self.search.max_nodes(self.paths.block_size, self.paths.width)
 
     @property
     def max_drafts(self) -> int:
-        """Of the search."""
+        """See `Drafter`."""
         return self.search.max_drafts(self.paths.block_size, self.paths.width)
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
-        """Of the source."""
+        """See `Drafter`."""
         return self.paths.feature_layers
 
     @property
     def arrays(self) -> PyTree:
-        """Of the source and the refiners."""
+        """The arrays of the source and the refiners."""
         return self.paths.arrays
 
     def start(self, arrays: PyTree, prompts: Prompts) -> PyTree:
         """The memory of the source and the refiners."""
         return self.paths.remember(arrays, prompts)
 
-    def look(self, view: View, arrays: PyTree, memory: PyTree) -> tuple[Start, PyTree]:
+    def look(
+        self, view: View, arrays: PyTree, memory: PyTree
+    ) -> tuple[PathStart, PyTree]:
         """Starts the source and the refiners."""
         state, memory = self.paths.start(view, arrays, memory)
-        return Start(state, view.next_token, view.keys), memory
+        return PathStart(state, view.next_token, view.keys), memory
 
-    def propose(self, seen: Start, arrays: PyTree) -> DraftTree:
-        """Returns the search's drafts."""
+    def propose(self, seen: PathStart, arrays: PyTree) -> DraftTree:
+        """Runs the search."""
         return self.search.grow(self.paths, arrays, seen.state, seen.first, seen.keys)
 
     def learn(self, arrays: PyTree, memory: PyTree, outcome: Outcome) -> PyTree:
         """The memory after a serial call."""
         return self.paths.learn(arrays, memory, outcome)
 
-    def entropies(self, seen: Start) -> Float[Array, "B L"] | None:
-        """Of the heads, if the source has a lattice."""
+    def entropies(self, seen: PathStart) -> Float[Array, "B L"] | None:
+        """Entropies of the heads; None without a lattice."""
         return self.paths.entropies(seen.state)

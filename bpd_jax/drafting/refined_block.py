@@ -13,10 +13,10 @@ from typing import Any
 import flax.struct
 import jax.numpy as jnp
 
-from bpd_jax.drafting.interface import Candidates, Extension, Search
-from bpd_jax.drafting.paths import Paths
-from bpd_jax.drafting.tree import DraftTree, take
-from bpd_jax.typing import Array, Int, PyTree
+from bpd_jax.drafting.draft_tree import take
+from bpd_jax.drafting.interface import Candidates, Extension
+from bpd_jax.drafting.path_drafter import Paths
+from bpd_jax.typing import PyTree
 
 
 @flax.struct.dataclass
@@ -71,40 +71,3 @@ class RefinedBlock:
         best = Extension(jnp.zeros_like(choices), choices, tokens)
         walk = self.paths.extend(arrays, state.walk, level, best)
         return WalkState(walk, extension.parents.shape[1])
-
-
-@dataclasses.dataclass(frozen=True)
-class RefineFirst:
-    """Refines the block and then runs a search on it.
-
-    Attributes:
-      search: a search that requests candidates at increasing levels only.
-    """
-
-    search: Search
-
-    def max_nodes(self, block_size: int, width: int) -> int:
-        """The highest number of nodes of the search."""
-        return self.search.max_nodes(block_size, width)
-
-    def max_drafts(self, block_size: int, width: int) -> int:
-        """The highest number of drafts of the search."""
-        return self.search.max_drafts(block_size, width)
-
-    @property
-    def draws(self) -> bool:
-        """Whether the search draws from the refined candidates."""
-        return self.search.draws
-
-    def grow(
-        self,
-        paths: Paths,
-        arrays: PyTree,
-        state: PyTree,
-        first: Int[Array, " B"],
-        key: Array | None = None,
-    ) -> DraftTree:
-        """Returns the drafts of the search; see `Search.grow`."""
-        return self.search.grow(
-            RefinedBlock(paths), arrays, WalkState(state), first, key
-        )

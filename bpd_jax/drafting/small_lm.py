@@ -1,15 +1,15 @@
-"""A small LM that reads along: the text, and the drafts as a search grows them.
+"""A small LM with its own cache, which reads the text and the paths of a search.
 
-It has a cache of its own, the drafter's memory. Before each serial call it reads in one
-pass what was accepted since the last one and the certain token; then, level by level,
-the tokens by which paths grow, each of which sees the text and its own path.
+Its cache is part of the memory of the drafter. Before each serial call, one pass reads
+the tokens accepted in the last call and the certain token. The last tokens of paths are
+then read position by position; each of them attends to the text and to its own path.
 
 Worked example (reach 3, one row; the text was `a b`, then `c d` were accepted and `e`
-is certain; `c` was the certain token of the call before):
+is certain; `c` was the certain token of the previous call):
 
-    cached    a b c          `c` was certain, so it was kept at once
+    cache     a b c          `c` was certain, so it was cached in the previous call
     window    d e .          2 tokens are new, the rest is padding
-    cached    a b c d e      what follows `e` is asked of its hidden state
+    cache     a b c d e      the hidden state of `e` predicts the next token
 """
 
 import dataclasses
@@ -18,24 +18,24 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from bpd_jax.drafting.draft_tree import take
 from bpd_jax.drafting.interface import Extension, View
-from bpd_jax.drafting.tree import take
 from bpd_jax.models.cache import KeyValues, KVCache, commit
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.typing import Array, Bool, Float, Int, Params
 
-# Tokens of the prompts that one pass reads.
+# Number of tokens of the prompts that are read in one pass.
 _CHUNK = 128
 
 
 @flax.struct.dataclass
 class Reading:
-    """What the small LM has read when it stands at the ends of n paths.
+    """The state of the small LM at the ends of n paths.
 
     Attributes:
-      cache: the text, the certain token included.
-      drafted: U draft tokens that it has read besides.
-      seen: which of them each path consists of.
+      cache: keys and values of the text, including the certain token.
+      drafted: keys and values of the U draft tokens read so far.
+      seen: whether each of them is part of each path.
       hidden: final hidden state at the last token of each path.
     """
 
@@ -47,11 +47,11 @@ class Reading:
 
 @dataclasses.dataclass(frozen=True)
 class SmallLM:
-    """A language model beside the one that is decoded.
+    """Functions of a small language model that assists drafting.
 
     Attributes:
-      functions: of the small LM; its parameters are handed to every method.
-      reach: the most tokens that one serial call accepts.
+      functions: functions of the small LM; its parameters are arguments of the methods.
+      reach: highest number of tokens that one serial call accepts.
     """
 
     functions: ModelFunctions
@@ -60,25 +60,25 @@ class SmallLM:
     def prefill(
         self, params: Params, tokens: Int[Array, "B S"], lengths: Int[Array, " B"]
     ) -> KVCache:
-        """Reads the prompts, piece by piece: `tokens` has far more columns than they.
+        """Reads the prompts in chunks, because `tokens` is padded to the whole text.
 
         Args:
-          params: of the small LM.
-          tokens: prompts, with room for the whole text.
-          lengths: of the prompts.
+          params: parameters of the small LM.
+          tokens: prompts, padded to the length of the longest text.
+          lengths: lengths of the prompts.
         """
         batch, slots = tokens.shape
         chunk = min(_CHUNK, slots)
-        # Every pass writes all it reads, also in rows that are at their end.
-        room = max(chunk, self.reach)
+        # `commit` writes complete chunks, also in rows that are finished.
+        extra_slots = max(chunk, self.reach)
 
         def read(cache: KVCache) -> KVCache:
-            places = cache.lengths[:, None] + jnp.arange(chunk)
-            window = jnp.take_along_axis(tokens, places, axis=1, mode="clip")
+            positions = cache.lengths[:, None] + jnp.arange(chunk)
+            window = jnp.take_along_axis(tokens, positions, axis=1, mode="clip")
             _, new = self._pass(params, window, cache)
             return commit(cache, new, jnp.clip(lengths - cache.lengths, 0, chunk))
 
-        empty = self.functions.empty_cache(batch, slots + room)
+        empty = self.functions.empty_cache(batch, slots + extra_slots)
         return jax.lax.while_loop(
             lambda cache: (cache.lengths < lengths).any(), read, empty
         )
@@ -90,41 +90,41 @@ class SmallLM:
         view: View,
         following: Int[Array, "B E"],
     ) -> tuple[Float[Array, "B E D"], KVCache, KeyValues]:
-        """Catches up with the text and reads on, in one pass.
+        """Reads the newly accepted tokens and a draft in one pass.
 
         Args:
-          params: of the small LM.
-          cache: what it has read of the text: all but the last tokens.
+          params: parameters of the small LM.
+          cache: the text without the newly accepted tokens.
           view: the text.
           following: the certain token and a draft that follows it.
 
         Returns:
           Final hidden states of `following`; the cache with the text and the certain
-          token; and keys and values of the pass. Of rows that are finished the cache
-          keeps the text, and the rest means nothing.
+          token; and keys and values of the pass. In finished rows, only the text in the
+          cache is meaningful.
         """
         missing = view.lengths - cache.lengths
         columns = jnp.arange(self.reach - 1 + following.shape[1])
-        places = cache.lengths[:, None] + columns
+        positions = cache.lengths[:, None] + columns
         ahead = columns - missing[:, None]
         window = jnp.where(
             ahead < 0,
-            jnp.take_along_axis(view.tokens, places, axis=1, mode="clip"),
+            jnp.take_along_axis(view.tokens, positions, axis=1, mode="clip"),
             jnp.take_along_axis(following, ahead, axis=1, mode="clip"),
         )
         hidden, new = self._pass(params, window, cache)
-        # A finished row has read its certain token, which never becomes text.
+        # In a finished row the certain token has been read, but is not in the text.
         counts = jnp.clip(missing + 1, 0, self.reach)
         text = jax.tree.map(lambda array: array[:, :, : self.reach], new)
         at = missing[:, None] + jnp.arange(following.shape[1])
         return take(hidden, at), commit(cache, text, counts), new
 
     def start(self, params: Params, cache: KVCache, view: View) -> Reading:
-        """Reads up to the certain token: the one path there is."""
+        """Reads up to the certain token, the initial path."""
         hidden, cache, new = self.read_on(params, cache, view, view.next_token[:, None])
-        nothing = jax.tree.map(lambda array: array[:, :, :0], new)
+        no_drafts = jax.tree.map(lambda array: array[:, :, :0], new)
         seen = jnp.zeros((*hidden.shape[:2], 0), bool)
-        return Reading(cache, nothing, seen, hidden)
+        return Reading(cache, no_drafts, seen, hidden)
 
     def extend(
         self, params: Params, reading: Reading, level: int, extension: Extension
@@ -135,12 +135,12 @@ class SmallLM:
         itself = jnp.broadcast_to(jnp.eye(count, dtype=bool), (batch, count, count))
         path = take(reading.seen, extension.parents)
         seen = jnp.concatenate([path, itself], axis=2)
-        # The certain token, at position 0 of the block, is the cache's last.
-        place = cache.lengths[:, None] + level - 1
-        hidden, new = self.functions.forward(
+        # The last token of the cache is the certain token, at position 0 of the block.
+        position = cache.lengths[:, None] + level - 1
+        hidden, new, _ = self.functions.forward(
             params,
             tokens,
-            jnp.broadcast_to(place, tokens.shape),
+            jnp.broadcast_to(position, tokens.shape),
             seen,
             cache,
             reading.drafted,
@@ -155,7 +155,7 @@ class SmallLM:
     def logits(
         self, params: Params, hidden: Float[Array, "... D"]
     ) -> Float[Array, "... V"]:
-        """Of the next token."""
+        """Logits of the next token."""
         return self.functions.next_token_logits(params, hidden)
 
     def scores(
@@ -164,7 +164,7 @@ class SmallLM:
         hidden: Float[Array, "B n D"],
         tokens: Int[Array, "B n W"],
     ) -> Float[Array, "B n W"]:
-        """log p of the next token, under the softmax over the whole vocabulary."""
+        """Log-probabilities of next tokens, over the whole vocabulary."""
         logits = self.logits(params, hidden)
         total = jax.scipy.special.logsumexp(logits, axis=-1, keepdims=True)
         return jnp.take_along_axis(logits, tokens, axis=-1) - total
@@ -172,9 +172,9 @@ class SmallLM:
     def _pass(
         self, params: Params, tokens: Int[Array, "B T"], cache: KVCache
     ) -> tuple[Float[Array, "B T D"], KeyValues]:
-        """Reads a chain of tokens after the cache's."""
+        """Runs a chain of tokens after those of the cache."""
         batch, length = tokens.shape
         positions = cache.lengths[:, None] + jnp.arange(length)
         causal = jnp.tril(jnp.ones((length, length), bool))
         mask = jnp.broadcast_to(causal, (batch, length, length))
-        return self.functions.forward(params, tokens, positions, mask, cache)
+        return self.functions.forward(params, tokens, positions, mask, cache)[:2]

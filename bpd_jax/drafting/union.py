@@ -1,4 +1,4 @@
-"""Two methods whose drafts share one tree."""
+"""The union of two methods, whose drafts are verified in one tree."""
 
 import dataclasses
 import functools
@@ -6,19 +6,19 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from bpd_jax.drafting.draft_tree import DraftTree
 from bpd_jax.drafting.interface import Drafter, Outcome, Prompts, View
 from bpd_jax.drafting.merging import merge_prefixes, union
-from bpd_jax.drafting.tree import DraftTree
 from bpd_jax.typing import Array, Float, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
 class UnionDrafter:
-    """Checks the drafts of two methods in one serial call.
+    """Verifies the drafts of two methods in one serial call.
 
-    What both draft is checked once. Drafts of `first` rank before those of `second`.
-    Neither may draw its drafts at random, nor learn from the numbers of its nodes: what
-    is accepted is reported in terms of the common tree.
+    Common prefixes are verified once. Drafts of `first` rank before those of `second`.
+    Neither method may sample drafts or use node indices in `learn`, because the outcome
+    refers to the merged tree.
 
     Attributes:
       first: a method on the device or on the host.
@@ -30,32 +30,32 @@ class UnionDrafter:
 
     @property
     def on_device(self) -> bool:
-        """Whether both are."""
+        """Whether both run on the device."""
         return self.first.on_device and self.second.on_device
 
     @property
     def max_depth(self) -> int:
-        """Of the deeper one."""
+        """The larger depth."""
         return max(self.first.max_depth, self.second.max_depth)
 
     @property
     def max_nodes(self) -> int:
-        """Of both, with one root."""
+        """The sum, with a single root."""
         return self.first.max_nodes + self.second.max_nodes - 1
 
     @property
     def max_drafts(self) -> int:
-        """Of both."""
+        """The sum."""
         return self.first.max_drafts + self.second.max_drafts
 
     @property
     def arrays(self) -> tuple[PyTree, PyTree]:
-        """Of both."""
+        """The arrays of both."""
         return self.first.arrays, self.second.arrays
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
-        """Those of `first`: drafters of the text's own past read no states."""
+        """The layers of `first`; prompt lookup reads none."""
         assert not self.second.feature_layers
         return self.first.feature_layers
 
@@ -71,17 +71,17 @@ class UnionDrafter:
     def look(
         self, view: View, arrays: tuple[PyTree, PyTree], memory: tuple[PyTree, PyTree]
     ) -> tuple[tuple[PyTree, PyTree], tuple[PyTree, PyTree]]:
-        """Both look."""
-        seen, remembered = self.first.look(view, arrays[0], memory[0])
-        other, other_remembered = self.second.look(view, arrays[1], memory[1])
-        return (seen, other), (remembered, other_remembered)
+        """Calls `look` of both."""
+        first, first_memory = self.first.look(view, arrays[0], memory[0])
+        second, second_memory = self.second.look(view, arrays[1], memory[1])
+        return (first, second), (first_memory, second_memory)
 
     def propose(
         self, seen: tuple[PyTree, PyTree], arrays: tuple[PyTree, PyTree] | None
     ) -> DraftTree:
-        """Returns the common tree."""
+        """Returns the merged tree."""
         arrays = arrays or (None, None)
-        return _joined(
+        return _merged(
             self.first.propose(seen[0], arrays[0]),
             self.second.propose(seen[1], arrays[1]),
             max_nodes=self.max_nodes,
@@ -94,24 +94,24 @@ class UnionDrafter:
         memory: tuple[PyTree, PyTree],
         outcome: Outcome,
     ) -> tuple[PyTree, PyTree]:
-        """Both learn."""
+        """Calls `learn` of both."""
         return (
             self.first.learn(arrays[0], memory[0], outcome),
             self.second.learn(arrays[1], memory[1], outcome),
         )
 
     def entropies(self, seen: tuple[PyTree, PyTree]) -> Float[Array, "B L"] | None:
-        """Of the first one's heads; NaN at positions that only the other reaches."""
-        found = self.first.entropies(seen[0])
-        if found is None:
+        """Entropies of `first`, padded with NaN to the common depth."""
+        entropies = self.first.entropies(seen[0])
+        if entropies is None:
             return None
-        missing = self.max_depth - found.shape[1]
-        return jnp.pad(found, ((0, 0), (0, missing)), constant_values=jnp.nan)
+        missing = self.max_depth - entropies.shape[1]
+        return jnp.pad(entropies, ((0, 0), (0, missing)), constant_values=jnp.nan)
 
 
 @functools.partial(jax.jit, static_argnames=("max_nodes", "max_depth"))
-def _joined(
+def _merged(
     first: DraftTree, second: DraftTree, *, max_nodes: int, max_depth: int
 ) -> DraftTree:
-    # Compiled, because drafts from the host come here outside of all other code.
+    # Jitted here, because drafts from the host are merged outside other jitted code.
     return merge_prefixes(union(first, second), max_nodes, max_depth)

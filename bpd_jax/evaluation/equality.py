@@ -112,7 +112,7 @@ def _gap(
     tokens = jnp.asarray(text)[None]
     positions = jnp.arange(len(text))[None]
     mask = causal_mask(jnp.ones_like(tokens))
-    hidden, _ = model.forward(params, tokens, positions, mask)
+    hidden, *_ = model.forward(params, tokens, positions, mask)
     logits = np.asarray(model.next_token_logits(params, hidden[0, -1]))
     chosen = [expected.output_ids[position], actual.output_ids[position]]
     return float(logits.max() - logits[chosen].min())

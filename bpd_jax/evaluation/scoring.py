@@ -187,7 +187,7 @@ def _score_targets(
     """
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     mask = causal_mask(jnp.ones_like(tokens))
-    hidden, _ = model.forward(params, tokens, positions, mask)
+    hidden, *_ = model.forward(params, tokens, positions, mask)
 
     def score(chunk: Int[Array, "3 chunk"]) -> tuple[Array, Array]:
         row, position, target = chunk

@@ -29,7 +29,7 @@ import jax
 import numpy as np
 
 from bpd_jax.models.blockwise import parameter_shapes
-from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
+from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.typing import Params
 

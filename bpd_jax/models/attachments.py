@@ -1,8 +1,8 @@
-"""Attachments: modules trained for one frozen model and stored apart from it.
+"""Attachments: modules that are trained for a frozen model and stored separately.
 
 Block heads and block drafters are attachments. Each is a folder with a JSON header and
-a safetensors file. The header names the model by its `fingerprint`. What the model has
-already, the rows of its softmax, is not stored.
+a safetensors file. The header identifies the model by its `fingerprint`. Rows of the
+model's softmax are not stored.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from bpd_jax import array_files
 from bpd_jax.artifacts import Artifact, read_tensors
 from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
-from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.typing import Params
 
 Config = TypeVar("Config")
@@ -30,19 +30,19 @@ DTYPES = ("bfloat16", "float32", "int8")
 VOCABULARY = "vocabulary"
 SCALE = ".scale"
 
-# Values that a fingerprint takes from each end of a row.
+# Number of values of a fingerprint from each end of a row.
 _SAMPLE = 32
 
 
 class About(TypedDict):
-    """What the header of an attachment states besides its configuration.
+    """The fields of the header of an attachment besides its configuration.
 
     Attributes:
       base: fingerprint of the model that it belongs to.
-      base_name: name of that model, for messages.
-      d_model: D of that model.
-      vocab_size: V of that model.
-      facts: how it was trained and what it reaches: what JSON can hold.
+      base_name: name of the model, for messages.
+      d_model: D of the model.
+      vocab_size: V of the model.
+      facts: settings and results of its training, as JSON.
     """
 
     base: str
@@ -59,10 +59,10 @@ class Attachment(Generic[Config]):
     Attributes:
       config: its sizes.
       tensors: its trained parameters by path, such as `fusion/kernel`, and its draft
-        vocabulary, on the host; float32 if they were stored by this program.
+        vocabulary, on the host; float32 if they were stored by `AttachmentFiles.save`.
       base, base_name, d_model, vocab_size, facts: see `About`.
-      folder: where it was read from, for messages.
-      identity: distinguishes it from others: 16 hexadecimal digits.
+      folder: folder that it was read from, for messages.
+      identity: a digest of its tensors, 16 hexadecimal digits.
     """
 
     config: Config
@@ -88,12 +88,12 @@ class Attachment(Generic[Config]):
         """Raises a `UserError` unless the attachment belongs to a model.
 
         Args:
-          title: of the attachment, for messages: "a block drafter".
-          model: the model.
-          params: of it.
-          name: of the model, for messages.
-          remedy: what to do, for messages.
-          check: whether another model of the same sizes is refused too.
+          title: name of the kind of attachment for messages, such as "a block drafter".
+          model: configuration of the model.
+          params: parameters of the model.
+          name: name of the model for messages.
+          remedy: advice for messages.
+          check: whether to compare fingerprints too, besides the sizes.
         """
         trunk = model.trunk
         if (self.d_model, self.vocab_size) != (trunk.d_model, trunk.vocab_size):
@@ -112,15 +112,16 @@ class Attachment(Generic[Config]):
 
 @dataclasses.dataclass(frozen=True)
 class AttachmentFiles(Generic[Config]):
-    """How the attachments of one kind are stored.
+    """Reads and writes attachments of one kind.
 
     Attributes:
-      kind: of the folders.
+      kind: the kind of artifact.
       tensors: name of the safetensors file.
-      read_config: makes the configuration from its JSON; raises where it is damaged.
-      shapes: shapes of all tensors by path, from the configuration, D and V.
-      inputs: from the path of a matrix and its number of axes, the axes that a product
-        sums over: int8 has a scale for each channel of the others.
+      read_config: creates the configuration from JSON; raises if it is damaged.
+      shapes: returns the shapes of all tensors by path, from the configuration, D and
+        V.
+      inputs: returns the axes of a matrix that products sum over, from its path and its
+        number of axes; int8 matrices have a scale for each channel of the other axes.
     """
 
     kind: Artifact
@@ -137,14 +138,14 @@ class AttachmentFiles(Generic[Config]):
         dtype: str,
         **about: Unpack[About],
     ) -> None:
-        """Writes an attachment; the folder appears as a whole or not at all.
+        """Writes an attachment atomically.
 
         Args:
-          folder: to write; an older one is replaced.
-          config: sizes, a dataclass.
+          folder: the folder; an existing one is replaced.
+          config: configuration, a dataclass.
           params: trained parameters, and `vocabulary` if there is one, by path.
-          dtype: to store them in: bfloat16, float32, or int8, where each output channel
-            of a matrix has its own scale, and biases and vectors are bfloat16.
+          dtype: stored precision: bfloat16, float32, or int8 with a scale for each
+            output channel of a matrix (biases and vectors are bfloat16).
           **about: see `About`.
 
         Raises:
@@ -152,7 +153,7 @@ class AttachmentFiles(Generic[Config]):
         """
         if dtype not in DTYPES:
             raise UserError(
-                f"{self.kind.title}: stored in one of {', '.join(DTYPES)}, not in "
+                f"{self.kind.title} can be stored as {', '.join(DTYPES)}, not as "
                 f"{dtype!r}."
             )
         tensors: dict[str, np.ndarray] = {}
@@ -220,34 +221,33 @@ class AttachmentFiles(Generic[Config]):
         scale = stored[name + SCALE]
         if value.ndim < 2:
             raise ValueError(f"{name} has scales but is not a matrix")
-        wanted = list(value.shape)
+        expected = list(value.shape)
         for axis in self.inputs(name, value.ndim):
-            wanted[axis] = 1
-        if list(scale.shape) != wanted:
+            expected[axis] = 1
+        if list(scale.shape) != expected:
             raise ValueError(
-                f"the scales of {name} have shape {list(scale.shape)}, not {wanted}"
+                f"the scales of {name} have shape {list(scale.shape)}, not {expected}"
             )
         return value * scale
 
 
 def check_vocabulary(ids: np.ndarray, vocab_size: int) -> None:
-    """Raises a `ValueError` unless `ids` are different tokens of a vocabulary."""
+    """Raises a `ValueError` unless `ids` are distinct tokens of a vocabulary."""
     inside = 0 <= ids.min() <= ids.max() < vocab_size
     if ids.dtype != np.int32 or not inside or len(np.unique(ids)) != len(ids):
         raise ValueError(
-            "its draft vocabulary does not consist of different tokens below "
-            f"{vocab_size}"
+            f"its draft vocabulary must consist of distinct tokens below {vocab_size}"
         )
 
 
 def fingerprint(model: BlockwiseConfig, params: Params) -> str:
-    """Identifies a trained trunk: 16 hexadecimal digits.
+    """Identifies a trained trunk by 16 hexadecimal digits.
 
-    It depends on the fields of the trunk's configuration that are not the default (so
-    that new fields change nothing), without precisions and the length of texts, and on
-    the first and the last 32 values of the first and the last row of every tensor,
-    rounded to bfloat16. So it is cheap for any size, and the same whether the
-    parameters are kept in float32 or in bfloat16. A quantised model has another one.
+    It depends on the fields of the trunk's configuration that differ from the default
+    (so that new fields do not change it), except precisions and `max_length`, and on
+    the first and last 32 values of the first and last row of every tensor, rounded to
+    bfloat16. It is cheap for models of any size, and equal for parameters in float32
+    and bfloat16, but different for a quantised model.
     """
     about = _not_default(model.trunk)
     for name in ("dtype", "param_dtype", "max_length"):
@@ -269,7 +269,7 @@ def fingerprint(model: BlockwiseConfig, params: Params) -> str:
 
 
 def _not_default(config: Any) -> dict[str, Any]:
-    """The fields of a dataclass that do not have their default values."""
+    """The fields of a dataclass that differ from their default values."""
     fields = (
         (f.name, getattr(config, f.name), f.default) for f in dataclasses.fields(config)
     )
@@ -281,6 +281,6 @@ def _not_default(config: Any) -> dict[str, Any]:
 
 
 def by_path(params: Params) -> dict[str, Any]:
-    """Leaves by the path of their keys, such as `fusion/kernel`, in tree order."""
+    """Leaves by path, such as `fusion/kernel`, in tree order."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
     return {"/".join(entry.key for entry in path): leaf for path, leaf in leaves}

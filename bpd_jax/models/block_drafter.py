@@ -1,24 +1,25 @@
-"""The block drafter: a few transformer layers that read the target's own states.
+"""The block drafter: a few transformer layers that read states of the target model.
 
-One pass proposes a whole block (DFlash, arXiv 2602.06036; DSpark, arXiv 2607.05147).
-y_0, the anchor, is certain: the target's next token. The block drafter guesses
-y_1 … y_{L-1} in parallel. Its queries are the target's embedding of y_0 and a learned
-mask embedding for the rest; the keys and values of each layer are projections of
+One pass predicts a complete block (DFlash, arXiv 2602.06036; DSpark, arXiv 2607.05147).
+y_0, the anchor, is the certain token: the target's choice of the next token. The block
+drafter predicts y_1 … y_{L-1} in parallel. Its queries are the target's embedding of
+y_0 and a learned mask embedding at the other positions. The keys and values of each
+layer are projections of
 
-- the context: states of chosen layers of the target at the accepted tokens,
-  concatenated, projected to width D and normalised ("fused"), the same for all layers;
-- the block itself, every query of it, not causal.
+- the context: outputs of some layers of the target at the accepted tokens,
+  concatenated, projected to width D and normalised ("fused"), shared by all layers;
+- all queries of the block, without a causal mask.
 
 With `reads_last_token`, which published block drafters do not have, a linear function
-of the states of the last accepted token and of the embedding of y_0, one for each
-position of the block, is added to the queries. Without it, attention alone carries the
-target's states to the queries, which takes much more training to learn.
+of the target's states at the last accepted token and of the embedding of y_0, one for
+each position of the block, is added to the queries. Otherwise the queries depend on the
+target's states only through attention, which takes much more training to learn.
 
 Layers are those of a Llama with normalised queries and keys (Qwen3). Rotary positions
-go on from the context: y_0 stands at position n after n accepted tokens. The softmax is
-the target's, frozen, over a draft vocabulary if there is one.
+continue those of the context: y_0 has position n after n accepted tokens. The softmax
+is the frozen softmax of the target, restricted to the draft vocabulary if there is one.
 
-Parameters, by name, with the tensors of published checkpoints that they correspond to:
+Parameters by name, and the corresponding tensors of published checkpoints:
 
     fusion/kernel [F, D]                     fc
     fusion_norm/scale [D]                    hidden_norm
@@ -52,7 +53,7 @@ from bpd_jax.models.transformer import (
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.typing import Array, Float, Int
 
-# Small at first, so that the embedding of y_0 and the context are seen beside it.
+# Small at initialization, so that it does not dominate the embedding and the context.
 _CONDITION_GAIN = 0.2
 
 
@@ -60,8 +61,8 @@ class BlockDrafter(nn.Module):
     """The layers of a block drafter.
 
     Attributes:
-      config: sizes, resolved for the target.
-      layers: `config.transformer(target)`, in the precision of the computation.
+      config: configuration, resolved for the target.
+      layers: `config.transformer(target)`.
     """
 
     config: BlockDrafterConfig
@@ -120,7 +121,7 @@ class BlockDrafter(nn.Module):
 
         Args:
           features: outputs of `config.feature_layers` of the target, concatenated.
-          positions: of the tokens in the text.
+          positions: positions of the tokens in the text.
         """
         fused = self.fusion_norm(self.fusion(features.astype(self.layers.dtype)))
         pairs = [block.attention.keys_values(fused, positions) for block in self.blocks]
@@ -134,16 +135,17 @@ class BlockDrafter(nn.Module):
         context: KVCache,
         last: Float[Array, "B A F"] | None = None,
     ) -> Float[Array, "B A L-1 D"]:
-        """The states of the drafted tokens, to be fed to the softmax.
+        """The states of the predicted tokens, inputs of the softmax.
 
         Args:
-          anchors: the target's embeddings of A certain tokens per row; each starts a
-            block of its own, and blocks do not see each other.
-          positions: of the certain tokens in the text.
-          context: what the blocks see of the text, as `attention` takes it: `lengths`
-            counts visible slots, or is a mask `[B, A·Q, S]`, Q = `config.queries`.
+          anchors: the target's embeddings of A certain tokens per row. Each begins a
+            block; blocks do not attend to each other.
+          positions: positions of the certain tokens in the text.
+          context: keys and values of the text; its `lengths` are numbers of visible
+            slots, or a mask `[B, A·Q, S]` with Q = `config.queries`, as for
+            `attention`.
           last: outputs of `config.feature_layers` at the tokens before the certain
-            ones; needed if `config.reads_last_token`.
+            tokens; required if `config.reads_last_token`.
         """
         batch, blocks, width = anchors.shape
         queries = self.config.queries
@@ -156,17 +158,17 @@ class BlockDrafter(nn.Module):
             assert last is not None
             x += self._condition(anchors, last).reshape(x.shape)
         x = x.reshape(batch, blocks * queries, width)
-        places = (positions[..., None] + jnp.arange(queries)).reshape(batch, -1)
+        all_positions = (positions[..., None] + jnp.arange(queries)).reshape(batch, -1)
         mask = jnp.ones((batch, blocks, queries, queries), bool)
         for block in self.blocks:
-            x, _ = block(x, places, mask, context)
+            x, _ = block(x, all_positions, mask, context)
         x = self.final_norm(x).reshape(batch, blocks, queries, width)
         return x[:, :, queries - (self.config.block_size - 1) :]
 
     def _condition(
         self, anchors: Float[Array, "B A D"], last: Float[Array, "B A F"]
     ) -> Float[Array, "B A QD"]:
-        """What is added to the queries; each of its inputs has a mean square of 1."""
+        """The term that is added to the queries; its inputs are normalised."""
         width = anchors.shape[-1]
         inputs = jnp.concatenate([last, anchors.astype(last.dtype)], axis=-1)
         parts = inputs.astype(jnp.float32).reshape(*inputs.shape[:-1], -1, width)
@@ -178,11 +180,11 @@ class BlockDrafter(nn.Module):
     def confidence_logits(
         self, states: Float[Array, "... D"], previous: Float[Array, "... R"] | None
     ) -> Float[Array, "..."]:
-        """Logits of the probability that a drafted token is accepted, float32.
+        """Logits of the probability that a predicted token is accepted, float32.
 
         Args:
-          states: of the drafted tokens.
-          previous: Markov embeddings of the tokens before, if the head reads them.
+          states: states of the predicted tokens.
+          previous: Markov embeddings of the previous tokens, if the head reads them.
         """
         if self.config.confidence_reads_markov:
             assert previous is not None
@@ -190,7 +192,7 @@ class BlockDrafter(nn.Module):
         return self.confidence(states)[..., 0].astype(jnp.float32)
 
     def initialize(self, features: Float[Array, "B T F"]) -> None:
-        """Touches every parameter once."""
+        """Calls every submodule, to initialize all parameters."""
         positions = jnp.zeros(features.shape[:2], jnp.int32)
         new = self.context(features, positions)
         cache = cache_of_slots(new, jnp.ones(len(features), jnp.int32))

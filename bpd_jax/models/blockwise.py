@@ -1,8 +1,8 @@
 """The blockwise language model: a trunk and L heads on its final hidden state.
 
 Head 1 is the language model itself; head j predicts the token j steps ahead (paper
-section 4, appendix C.2). Every head ends in the model's softmax, unless heads 2 … L
-have a softmax or a vocabulary of their own.
+section 4, appendix C.2). All heads share the model's softmax, unless heads 2 … L have
+their own softmax or vocabulary.
 """
 
 import functools
@@ -15,10 +15,10 @@ from jax.sharding import Mesh
 
 from bpd_jax.models.attention import Segments
 from bpd_jax.models.block_drafter import BlockDrafter
+from bpd_jax.models.block_heads import BlockHeads, apply_head, is_trained
+from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.compute import ComputeConfig
-from bpd_jax.models.config import BlockwiseConfig
-from bpd_jax.models.heads import BlockHeads, apply_head, is_trained
 from bpd_jax.models.partitioning import parameter_shardings, unbox
 from bpd_jax.models.stacking import stack_layers
 from bpd_jax.models.transformer import Transformer
@@ -28,12 +28,12 @@ _DEFAULT = ComputeConfig()
 
 
 class BlockwiseLM(nn.Module):
-    """A language model whose `L` heads guess the next `L` tokens from one state.
+    """A language model whose L heads predict the next L tokens from one hidden state.
 
     Attributes:
       config: sizes.
-      compute: how; parameters are stacked if it says so.
-      mesh: devices that split rows and heads; flash attention has to know.
+      compute: memory and speed options; with `scan_layers`, parameters are stacked.
+      mesh: devices that rows and heads are sharded over, for flash attention.
     """
 
     config: BlockwiseConfig
@@ -64,21 +64,10 @@ class BlockwiseLM(nn.Module):
         mask: Bool[Array, "B T U"] | Segments,
         cache: KVCache | None = None,
         earlier: KeyValues | None = None,
-    ) -> tuple[Float[Array, "B T D"], KeyValues]:
-        """Final hidden states and new keys and values; see `Transformer`."""
-        return self.trunk(tokens, positions, mask, cache, earlier)
-
-    def with_features(
-        self,
-        tokens: Int[Array, "B T"],
-        positions: Int[Array, "B T"],
-        mask: Bool[Array, "B T U"] | Segments,
-        cache: KVCache | None = None,
-        earlier: KeyValues | None = None,
         layers: tuple[int, ...] = (),
     ) -> tuple[Float[Array, "B T D"], KeyValues, Float[Array, "B T F"]]:
-        """As `__call__`, and the outputs of some layers; see `Transformer`."""
-        return self.trunk.with_features(tokens, positions, mask, cache, earlier, layers)
+        """Runs the trunk; see `Transformer`."""
+        return self.trunk(tokens, positions, mask, cache, earlier, layers)
 
     def head_states(
         self,
@@ -86,7 +75,7 @@ class BlockwiseLM(nn.Module):
         embedded: Float[Array, "... D"] | None = None,
         features: Float[Array, "... F"] | None = None,
     ) -> Float[Array, "... L D"]:
-        """The input of the softmax of every head; see `BlockHeads`."""
+        """The inputs of the softmax of every head; see `BlockHeads`."""
         heads = self.config.heads
         if heads is None or not heads.num_ffns:
             return hidden[..., None, :]
@@ -98,9 +87,9 @@ class BlockwiseLM(nn.Module):
         """Logits of heads 2 … L over the draft vocabulary, float32.
 
         Args:
-          states: inputs of their softmax.
-          level: j: all states belong to head j + 1; None: the second axis from the end
-            goes through heads 2, 3, ….
+          states: inputs of the softmax.
+          level: j if all states belong to head j + 1; None if the second axis from the
+            end runs over heads 2, 3, ….
         """
         heads = self.config.heads
         if heads is None or not heads.has_softmax:
@@ -116,7 +105,7 @@ class BlockwiseLM(nn.Module):
         return logits.astype(jnp.float32)
 
     def draft_tokens(self, indices: Int[Array, "..."]) -> Int[Array, "..."]:
-        """Token ids of places in the draft vocabulary."""
+        """Token ids of indices into the draft vocabulary."""
         heads = self.config.heads
         if heads is None or heads.draft_vocabulary is None:
             return indices
@@ -128,9 +117,9 @@ class BlockwiseLM(nn.Module):
         embedded: Float[Array, "... D"] | None = None,
         features: Float[Array, "... F"] | None = None,
     ) -> Float[Array, "... L V"]:
-        """Logits of every head, float32: meant for one position at a time.
+        """Logits of all heads, float32, for few positions at a time.
 
-        Heads 2 … L have -inf at tokens outside the draft vocabulary.
+        For heads 2 … L, tokens outside the draft vocabulary have -inf.
         """
         states = self.head_states(hidden, embedded, features)
         first = self.trunk.logits(states[..., :1, :])
@@ -138,9 +127,9 @@ class BlockwiseLM(nn.Module):
             return first
         rest = self.draft_logits(states[..., 1:, :])
         if rest.shape[-1] != first.shape[-1]:
-            places = self.draft_tokens(jnp.arange(rest.shape[-1]))
-            nothing = jnp.full((*rest.shape[:-1], first.shape[-1]), -jnp.inf)
-            rest = nothing.at[..., places].set(rest)
+            tokens = self.draft_tokens(jnp.arange(rest.shape[-1]))
+            empty = jnp.full((*rest.shape[:-1], first.shape[-1]), -jnp.inf)
+            rest = empty.at[..., tokens].set(rest)
         return jnp.concatenate([first, rest], axis=-2)
 
     def embed(self, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
@@ -161,12 +150,12 @@ class BlockwiseLM(nn.Module):
         positions: Int[Array, "B T"],
         mask: Bool[Array, "B T T"],
     ) -> Float[Array, "B T L V"]:
-        """Every head at every position: for initialisation, tests and small models.
+        """Logits of all heads at all positions, for initialization and tests.
 
-        Conditioned heads read y_0, the model's own best next token, at each.
+        Conditioned heads read y_0, the model's most probable next token.
         """
         heads, layers = self.config.heads, self.config.feature_layers
-        hidden, _, features = self.with_features(tokens, positions, mask, layers=layers)
+        hidden, _, features = self(tokens, positions, mask, layers=layers)
         if self.config.drafter is not None and self.is_initializing():
             self.drafter.initialize(features)
         if heads is None or not heads.is_conditioned:
@@ -178,9 +167,9 @@ class BlockwiseLM(nn.Module):
 def init_boxed(
     config: BlockwiseConfig, rng: Array, compute: ComputeConfig = _DEFAULT
 ) -> PyTree:
-    """Initial parameters, still in Linen's boxes with their logical axis names.
+    """Initial parameters, in Linen's boxes with logical axis names.
 
-    The numbers are the same whether `compute` stacks them or not.
+    The values do not depend on `compute`, which may stack them.
     """
     tokens = jnp.zeros((1, 1), jnp.int32)
     mask = jnp.ones((1, 1, 1), bool)
@@ -197,7 +186,7 @@ def init_boxed(
 def init_parameters(
     config: BlockwiseConfig, rng: Array, mesh: jax.sharding.Mesh
 ) -> Params:
-    """Initial parameters, created in place on the devices that `mesh` assigns.
+    """Initial parameters, created directly with the shardings of a mesh.
 
     The values do not depend on the mesh.
     """
@@ -209,7 +198,7 @@ def init_parameters(
 def parameter_shapes(
     config: BlockwiseConfig, compute: ComputeConfig = _DEFAULT
 ) -> Params:
-    """Shapes and dtypes of the parameters; nothing is allocated."""
+    """Shapes and dtypes of the parameters, without allocating them."""
     init = functools.partial(init_boxed, config, compute=compute)
     return unbox(jax.eval_shape(init, jax.random.key(0)))
 
@@ -217,7 +206,7 @@ def parameter_shapes(
 def count_parameters(config: BlockwiseConfig) -> dict[str, int]:
     """Number of parameters of each part: embedding, positions, blocks, heads, total.
 
-    A draft vocabulary and the rows of the softmax that it repeats do not count.
+    A draft vocabulary and its copied rows of the softmax are not counted.
     """
     counts = {"embedding": 0, "positions": 0, "blocks": 0, "heads": 0}
     if config.drafter is not None:

@@ -1,16 +1,15 @@
-"""The key-value cache: an explicit argument and result, with a length per row.
+"""The key-value cache, an explicit argument and result, with a length per row.
 
-Block decoding accepts a different number of tokens in every row, so all index
-arithmetic is per row. A forward pass reads the cache and returns the keys and
-values of its own tokens; `commit` writes those that were accepted. Slots past a
-row's length hold leftovers that the attention mask hides and the next commit
-overwrites.
+Block decoding accepts a different number of tokens in every row, so rows have separate
+lengths. A forward pass reads the cache and returns the keys and values of its own
+tokens; `commit` writes those of accepted tokens. Slots after the length of a row have
+arbitrary values, which the attention mask hides and the next commit overwrites.
 
 Worked example (one row, 6 slots, length 3, two of four new slots accepted):
 
     slots   a b c . . .        length 3
     new     d e x y            counts 2
-    after   a b c d e x        length 5; `x` is hidden, `y` fell off the end
+    after   a b c d e x        length 5; `x` is hidden, `y` is beyond the last slot
 """
 
 import flax.struct
@@ -20,8 +19,8 @@ import jax.numpy as jnp
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.typing import Array, Float, Int
 
-# A cache of this dtype holds bfloat16 numbers as their bits: to write a few slots of an
-# array in bfloat16 on a CPU, XLA converts all of it to float32 and back.
+# The dtype of a cache that stores the bits of bfloat16 numbers: on a CPU, XLA converts
+# a complete bfloat16 array to float32 and back to write a few slots.
 BITS = jnp.uint16
 
 
@@ -35,10 +34,11 @@ class KeyValues:
 
 @flax.struct.dataclass
 class KVCache:
-    """Keys and values of the text so far; row b uses its first `lengths[b]` slots.
+    """Keys and values of the text; row b uses its first `lengths[b]` slots.
 
-    One array per layer, each as the operand of a batched matrix product: a pass over
-    few tokens mostly reads memory, so nothing may be sliced or transposed first.
+    Each layer has its own arrays, in the layout of the operands of batched matrix
+    products, because passes over few tokens are limited by memory bandwidth and slices
+    or transposes would copy them.
     """
 
     keys: tuple[Float[Array, "B K H S"], ...]
@@ -47,17 +47,17 @@ class KVCache:
 
     @property
     def slots(self) -> int:
-        """S, slots per row."""
+        """S, number of slots per row."""
         return self.values[0].shape[2]
 
 
 def empty_cache(
     config: TransformerConfig, batch: int, slots: int, dtype: str | None = None
 ) -> KVCache:
-    """An empty cache, in the dtype of activations or another.
+    """An empty cache, by default in the dtype of activations.
 
-    `slots` must leave room for one whole block past the longest text, because
-    `commit` always writes a whole block.
+    `slots` must exceed the length of the longest text by a complete block, because
+    `commit` always writes a complete block.
     """
     heads, width = config.kv_heads, config.head_width
     dtype = dtype or config.dtype
@@ -74,7 +74,7 @@ def empty_cache(
 
 
 def grow(cache: KVCache, slots: int) -> KVCache:
-    """The same text with `slots` more slots in every row."""
+    """Returns the cache with `slots` more slots per row."""
     return KVCache(
         keys=tuple(
             jnp.pad(keys, [(0, 0), (0, 0), (0, 0), (0, slots)]) for keys in cache.keys
@@ -88,10 +88,10 @@ def grow(cache: KVCache, slots: int) -> KVCache:
 
 
 def commit(cache: KVCache, new: KeyValues, counts: Int[Array, " B"]) -> KVCache:
-    """Appends the first `counts[b]` of T new slots to row b.
+    """Appends the first `counts[b]` of T new tokens to row b.
 
-    All T slots are written, so `lengths + T` must not pass S for a row that still
-    runs; rows whose count is 0 keep their text.
+    All T slots are written, so `lengths + T` must not exceed S in rows that are not
+    finished; rows whose count is 0 keep their text.
     """
     keys, values = new.keys.transpose(0, 1, 3, 4, 2), new.values.swapaxes(2, 3)
     starts = cache.lengths
@@ -109,7 +109,7 @@ def commit(cache: KVCache, new: KeyValues, counts: Int[Array, " B"]) -> KVCache:
 
 
 def numbers(cached: Array) -> Array:
-    """Keys or values of the cache as floating-point numbers."""
+    """Converts keys or values of the cache to floating-point numbers."""
     if cached.dtype == BITS:
         return jax.lax.bitcast_convert_type(cached, jnp.bfloat16)
     return cached
@@ -120,9 +120,9 @@ def write_rows(
 ) -> Array:
     """Writes `block[b]` into `buffer[b]` at `starts[b]` along `axis`.
 
-    A vmapped `dynamic_update_slice`: unlike `.at[rows, slots].set` it needs no
-    collective when the batch is sharded, and it updates a donated buffer in place.
-    Like every dynamic slice it moves a start back that would write past the end.
+    A vmapped `dynamic_update_slice`: unlike `.at[rows, slots].set`, it needs no
+    collectives for a sharded batch, and updates a donated buffer in place. Like every
+    dynamic slice, it clamps starts so that the block fits.
     """
 
     def write_row(row: Array, new: Array, start: Array) -> Array:

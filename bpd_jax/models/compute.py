@@ -1,4 +1,4 @@
-"""How a training step computes, apart from what it computes."""
+"""Options of memory and speed of a training step, which do not change its results."""
 
 import dataclasses
 from typing import Annotated
@@ -13,23 +13,24 @@ REMAT = ("none", "dots", "full")
 class ComputeConfig(Validated):
     """Memory and speed of a training step.
 
-    Results are equal up to rounding whatever is chosen here, so that none of it is
-    part of `model.json` or of what makes two runs the same.
+    The options change results only by rounding, so they are not part of `model.json`,
+    and a run may be resumed with other options.
 
     Attributes:
-      attention: `xla` holds the scores of a layer; `cudnn` (NVIDIA GPUs of compute
-        capability 8.0 or higher, in bfloat16) and `pallas` (TPUs; interpreted
-        elsewhere, which is for tests) are flash attention, which does not. `auto` is
-        cudnn or pallas where they run, and xla elsewhere, as on older GPUs.
-      remat: what each transformer block keeps for its gradient: `none` keeps all,
-        `dots` the results of products with its matrices, `full` its input alone; the
-        rest is computed again.
-      loss_chunk: positions of a row whose logits exist at once; None for all.
-      scan_layers: whether one compiled block runs `num_layers` times, over parameters
-        stacked `[layers, …]` under `trunk/layers`: compiled much sooner. It may
-        change when a run goes on: what was saved in the other form is converted.
-      accumulate: parts that a batch is split into, one computed after the other;
-        their gradients add up in float32 to those of the whole batch.
+      attention: `xla` materializes the attention scores of a layer; `cudnn` (NVIDIA
+        GPUs of compute capability 8.0 or higher, in bfloat16) and `pallas` (TPUs;
+        interpreted on other devices, for tests) are flash attention. `auto` is cudnn or
+        pallas where they are supported, and xla otherwise.
+      remat: the values that each transformer block keeps for its gradient: `none` keeps
+        all, `dots` the results of products with its matrices, `full` only its input;
+        other values are recomputed.
+      loss_chunk: number of positions of a row whose logits are computed at once; None
+        for all.
+      scan_layers: whether to scan over the layers, with parameters stacked as
+        `[layers, …]` under `trunk/layers`, which compiles faster. Checkpoints are
+        converted if it changes when a run is resumed.
+      accumulate: number of parts that a batch is split into and that are computed one
+        after the other; their gradients are accumulated in float32.
     """
 
     attention: Annotated[str, choice(*ATTENTION)] = "auto"

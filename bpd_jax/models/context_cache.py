@@ -1,9 +1,9 @@
 """The cache of a block drafter: keys and values of the last S accepted tokens of a row.
 
-It is a `KVCache` used as a ring: the token at position p of the text lies in slot
-p mod S, and `lengths` counts all accepted tokens, which may be more than S. Keys carry
-their rotary positions, so the order of the slots does not matter to attention, and what
-is visible is always a prefix of the slots: the first min(lengths, S).
+It is a `KVCache` that is used as a ring buffer: the token at position p of the text is
+in slot p mod S, and `lengths` counts all accepted tokens, possibly more than S. Rotary
+positions are part of the keys, so attention does not depend on the order of the slots.
+The visible slots are always the first min(lengths, S).
 
 Worked example (one row, 4 slots; `e f g` are new, of which two are accepted):
 
@@ -22,13 +22,13 @@ from bpd_jax.typing import Array, Bool, Float, Int
 
 
 def visible_part(cache: KVCache) -> KVCache:
-    """The cache as attention reads it: `lengths` are numbers of visible slots."""
+    """The cache for attention, whose `lengths` are numbers of visible slots."""
     lengths = jnp.minimum(cache.lengths, cache.slots)
     return dataclasses.replace(cache, lengths=lengths)
 
 
 def slot_positions(lengths: Int[Array, " B"], slots: int) -> Int[Array, "B S"]:
-    """The position in the text of the token in every slot; 0 for empty slots.
+    """The text position of the token in every slot; 0 for empty slots.
 
     >>> slot_positions(jnp.array([6, 3]), 4).tolist()
     [[4, 5, 2, 3], [0, 1, 2, 0]]
@@ -47,11 +47,11 @@ def cache_of_slots(new: KeyValues, lengths: Int[Array, " B"]) -> KVCache:
 def append(cache: KVCache, new: KeyValues, counts: Int[Array, " B"]) -> KVCache:
     """Appends the first `counts[b]` of T new tokens to row b.
 
-    Tokens that are not appended change nothing: their slots may hold visible tokens.
+    Other new tokens are not written, because their slots may have visible tokens.
     """
     length = new.keys.shape[2]
     if length > cache.slots:
-        # In parts whose tokens all have different slots.
+        # In two parts, each with distinct slots.
         first, rest = (
             jax.tree.map(lambda x, part=part: x[:, :, part], new)
             for part in (slice(cache.slots), slice(cache.slots, None))
@@ -60,14 +60,16 @@ def append(cache: KVCache, new: KeyValues, counts: Int[Array, " B"]) -> KVCache:
         return append(cache, rest, jnp.maximum(counts - cache.slots, 0))
     offsets = jnp.arange(length)
     slots = (cache.lengths[:, None] + offsets) % cache.slots
-    kept = offsets < counts[:, None]
+    accepted = offsets < counts[:, None]
     added = cache_of_slots(new, cache.lengths + counts)
 
     def write(
         old: tuple[Array, ...], rows: tuple[Array, ...], axis: int
     ) -> tuple[Array, ...]:
         return tuple(
-            jax.vmap(_write_row, in_axes=(0, 0, 0, 0, None))(*pair, slots, kept, axis)
+            jax.vmap(_write_row, in_axes=(0, 0, 0, 0, None))(
+                *pair, slots, accepted, axis
+            )
             for pair in zip(old, rows, strict=True)
         )
 
@@ -82,11 +84,11 @@ def _write_row(
     row: Float[Array, "..."],
     new: Float[Array, "..."],
     slots: Int[Array, " T"],
-    kept: Bool[Array, " T"],
+    accepted: Bool[Array, " T"],
     axis: int,
 ) -> Float[Array, "..."]:
-    """Replaces the slots of one row whose tokens are kept."""
+    """Writes accepted tokens into the slots of one row."""
     row, new = jnp.moveaxis(row, axis, 0), jnp.moveaxis(new, axis, 0)
-    marks = kept.reshape(-1, *[1] * (row.ndim - 1))
-    row = row.at[slots].set(jnp.where(marks, new.astype(row.dtype), row[slots]))
+    mask = accepted.reshape(-1, *[1] * (row.ndim - 1))
+    row = row.at[slots].set(jnp.where(mask, new.astype(row.dtype), row[slots]))
     return jnp.moveaxis(row, 0, axis)

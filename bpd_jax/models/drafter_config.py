@@ -1,11 +1,11 @@
-"""Sizes and choices of a block drafter, as a frozen dataclass."""
+"""Configuration of a block drafter."""
 
 import dataclasses
 from typing import Annotated, Any
 
 from bpd_jax.errors import UserError
-from bpd_jax.models.refiners import MarkovConfig
 from bpd_jax.models.rotary import RotaryConfig
+from bpd_jax.models.trained_refiners import MarkovConfig
 from bpd_jax.models.transformer_config import (
     Activation,
     Heads,
@@ -17,7 +17,7 @@ from bpd_jax.models.transformer_config import (
 )
 from bpd_jax.settings import Natural, Positive, Validated, integer
 
-_LIKE_TARGET = (
+_FROM_TARGET = (
     "d_ff",
     "num_heads",
     "num_kv_heads",
@@ -29,37 +29,38 @@ _LIKE_TARGET = (
 
 @dataclasses.dataclass(frozen=True)
 class BlockDrafterConfig(Validated):
-    """A block drafter (see `block_drafter`); None means as in the target.
+    """Configuration of a block drafter (see `block_drafter`).
 
-    Its width is the target's, whose embeddings and softmax it uses.
+    Its width is that of the target, whose embeddings and softmax it uses. Sizes that
+    are None are those of the target.
 
     Attributes:
       feature_layers: layers of the target whose outputs it reads, counted from 0.
-      block_size: L, tokens of a block; the first is certain, L - 1 are drafted.
-      num_layers: transformer layers, 1 to 3 for a small target.
+      block_size: L, tokens of a block; the first is certain, L - 1 are predicted.
+      num_layers: number of transformer layers, 1 to 3 for a small target.
       d_ff: inner width of the feed-forward layers.
       num_heads: N, query heads.
       num_kv_heads: K, key-value heads.
       head_dim: H, width of one head.
-      norm_epsilon: added to the variance in its norms.
-      rotary: how positions turn queries and keys; None is the target's, or the default
-        rotary positions if the target has a table of positions.
-      activation: of the gated feed-forward layers.
+      norm_epsilon: constant that norms add to the variance.
+      rotary: rotary positions of queries and keys; None for those of the target, or the
+        default ones if the target has learned positions.
+      activation: activation of the gated feed-forward layers.
       query_key_norm: whether queries and keys are normalised per head (Qwen3).
       qkv_bias: whether the projections of attention have biases.
-      window: accepted tokens that a block sees, the last ones; None for all. A small
-        window keeps the cost of a draft the same for long texts.
+      window: number of last accepted tokens that a block attends to; None for all. A
+        small window bounds the cost of a draft for long texts.
       draft_vocabulary: V', number of tokens that it chooses from; None for all.
-      guess_at_anchor: whether the query of the certain token guesses y_1 (DSpark: L - 1
-        queries) or only informs the others (DFlash: L queries).
-      reads_last_token: whether a linear function of the states of the last accepted
-        token and of y_0, one for each position, is added to the queries. Published
-        block drafters do not have it.
-      markov_rank: R of a low-rank bigram that corrects the logits (DSpark's Markov
-        head, a Markov refiner that is trained along); 0 for none.
-      confidence: whether it predicts the probability that each guess is right.
-      confidence_reads_markov: whether that also reads the Markov embedding of the
-        token before.
+      guess_at_anchor: whether the query of the certain token predicts y_1 (DSpark: L -
+        1 queries) or only serves as context (DFlash: L queries).
+      reads_last_token: whether a linear function of the target's states at the last
+        accepted token and of the embedding of y_0, one for each position, is added to
+        the queries. Published block drafters do not have it.
+      markov_rank: R of a low-rank bigram correction of the logits (DSpark's Markov
+        head, which is trained with the drafter); 0 for none.
+      confidence: whether it predicts the probability that each prediction is right.
+      confidence_reads_markov: whether that prediction also reads the Markov embedding
+        of the previous token.
     """
 
     feature_layers: LayerNumbers
@@ -83,7 +84,7 @@ class BlockDrafterConfig(Validated):
     confidence_reads_markov: bool = False
 
     def check_together(self) -> None:
-        """Raises a `UserError` for sizes that contradict each other."""
+        """Raises a `UserError` for incompatible sizes."""
         if not self.feature_layers:
             raise UserError(
                 "BlockDrafterConfig.feature_layers is empty: name the layers of the "
@@ -91,8 +92,8 @@ class BlockDrafterConfig(Validated):
             )
         if self.block_size < 2:
             raise UserError(
-                "BlockDrafterConfig.block_size = 1 leaves nothing to draft: the first "
-                "token of a block is certain; give 2 or more."
+                "BlockDrafterConfig.block_size must be at least 2, because the first "
+                "token of a block is certain, not 1."
             )
         if self.window is not None and self.window < self.block_size:
             raise UserError(
@@ -107,31 +108,30 @@ class BlockDrafterConfig(Validated):
 
     @property
     def queries(self) -> int:
-        """Q, queries of a block."""
+        """Q, number of queries of a block."""
         return self.block_size - self.guess_at_anchor
 
     def resolve(self, target: TransformerConfig) -> "BlockDrafterConfig":
-        """The same drafter without a None that means "as in the target".
+        """Returns the configuration with sizes of the target in place of None.
 
         Raises:
-          UserError: it does not fit the target.
+          UserError: the drafter does not fit the target.
         """
         check_feature_layers(self.feature_layers, target.num_layers)
         if (self.draft_vocabulary or 0) > target.vocab_size:
             raise UserError(
-                f"a draft vocabulary of {self.draft_vocabulary} tokens is more "
-                f"than the {target.vocab_size} tokens of the vocabulary: lower "
-                "BlockDrafterConfig.draft_vocabulary."
+                f"BlockDrafterConfig.draft_vocabulary = {self.draft_vocabulary} "
+                f"exceeds the {target.vocab_size} tokens of the vocabulary: lower it."
             )
-        theirs: dict[str, Any] = {name: getattr(target, name) for name in _LIKE_TARGET}
-        theirs["rotary"] = target.rotary or RotaryConfig()
-        theirs["num_kv_heads"] = target.kv_heads
-        theirs["head_dim"] = target.head_width
-        missing = [name for name in _LIKE_TARGET if getattr(self, name) is None]
-        return dataclasses.replace(self, **{name: theirs[name] for name in missing})
+        sizes: dict[str, Any] = {name: getattr(target, name) for name in _FROM_TARGET}
+        sizes["rotary"] = target.rotary or RotaryConfig()
+        sizes["num_kv_heads"] = target.kv_heads
+        sizes["head_dim"] = target.head_width
+        missing = [name for name in _FROM_TARGET if getattr(self, name) is None]
+        return dataclasses.replace(self, **{name: sizes[name] for name in missing})
 
     def transformer(self, target: TransformerConfig) -> TransformerConfig:
-        """The layers as those of a transformer of the target's width and precision."""
+        """The layers as a transformer with the target's width and precision."""
         resolved = self.resolve(target)
         return TransformerConfig(
             vocab_size=target.vocab_size,
@@ -147,11 +147,11 @@ class BlockDrafterConfig(Validated):
             norm="rms",
             dtype=target.dtype,
             param_dtype=target.param_dtype,
-            **{name: getattr(resolved, name) for name in _LIKE_TARGET},
+            **{name: getattr(resolved, name) for name in _FROM_TARGET},
         )
 
     def markov(self, target: TransformerConfig) -> MarkovConfig | None:
-        """The Markov head as a refiner."""
+        """The configuration of the Markov head as a refiner; None without one."""
         if not self.markov_rank:
             return None
         return MarkovConfig(

@@ -1,7 +1,7 @@
 """A trained block drafter on disk: `drafter.json` and `drafter.safetensors`.
 
 Tensors are named by their path in the parameters, such as `attention_0/query/kernel`;
-see `block_drafter`. A drafter that was imported may have a `softmax` of its own.
+see `block_drafter`. An imported drafter may have its own `softmax`.
 """
 
 import os
@@ -18,14 +18,14 @@ from bpd_jax.models.attachments import (
     AttachmentFiles,
     by_path,
 )
-from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.block_heads import softmax_rows
+from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig, drafter_from_fields
 from bpd_jax.models.drafter_functions import (
     FROZEN,
     DrafterFunctions,
     with_softmax,
 )
-from bpd_jax.models.heads import softmax_rows
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.typing import Params
 
@@ -53,10 +53,10 @@ def save_drafter(
     """Writes a block drafter; see `AttachmentFiles.save`.
 
     Args:
-      folder: to write; an older one is replaced.
-      config: sizes, resolved for the model.
+      folder: the folder; an existing one is replaced.
+      config: configuration, resolved for the model.
       params: trained parameters, and `vocabulary` if there is one.
-      dtype: to store them in.
+      dtype: stored precision.
       **about: see `About`.
 
     Raises:
@@ -69,7 +69,7 @@ def load_drafter(folder: str | os.PathLike[str]) -> LoadedDrafter:
     """Reads what `save_drafter` wrote.
 
     Raises:
-      UserError: the folder is missing, damaged, or holds no block drafter.
+      UserError: the folder is missing, damaged, or contains no block drafter.
     """
     return _FILES.load(folder)
 
@@ -82,24 +82,25 @@ def attach_drafter(
     name: str = "this model",
     check: bool = True,
 ) -> tuple[DrafterFunctions, Params]:
-    """Makes a loaded block drafter ready for decoding with a model.
+    """Attaches a block drafter to its target model.
 
     Args:
-      model: the target.
-      params: of it; without a draft vocabulary its softmax is shared with the result.
-      drafter: to attach, in the target's `param_dtype`.
-      name: of the target, for messages.
-      check: whether a drafter of another model of the same sizes is refused. Its drafts
-        are worse, but the decoded texts are the same.
+      model: configuration of the target.
+      params: parameters of the target; without a draft vocabulary, the result shares
+        its softmax.
+      drafter: the drafter, which is converted to the target's `param_dtype`.
+      name: name of the target for messages.
+      check: whether a drafter of another model of the same sizes is rejected. It drafts
+        worse, but does not change the decoded texts.
 
     Returns:
-      Functions, and parameters with the softmax.
+      Functions of the drafter, and its parameters with the softmax.
 
     Raises:
       UserError: the drafter belongs to another model.
     """
     trunk = model.trunk
-    remedy = f"train one for {name}, or give another folder than {drafter.folder}."
+    remedy = f"train one for {name}, or give a folder other than {drafter.folder}."
     drafter.check_base(KIND.title, model, params, name, remedy, check=check)
     functions = DrafterFunctions(drafter.config.resolve(trunk), trunk)
     trained: dict[str, Any] = {}
@@ -122,8 +123,8 @@ def attach_drafter(
 def _shapes(
     config: BlockDrafterConfig, d_model: int, vocab_size: int
 ) -> dict[str, tuple[int, ...]]:
-    """Shapes of all tensors of a drafter, whatever model it belongs to."""
-    # Of the target only its width and vocabulary matter here.
+    """Shapes of all tensors of a drafter."""
+    # They depend only on the width and the vocabulary of the target.
     target = TransformerConfig(
         vocab_size=vocab_size,
         num_layers=1 + max(config.feature_layers),

@@ -1,7 +1,7 @@
-"""The block drafter as plain functions of parameters: what decoding and training call.
+"""A block drafter as functions of its parameters, which decoding and training call.
 
-In decoding a row has n accepted tokens, whose keys and values are in the cache, and the
-certain token y_0 at position n:
+In decoding, the cache has keys and values of the n accepted tokens of a row, and the
+certain token y_0 is at position n:
 
     cache = functions.prefill(params, features, lengths, slots)
     tokens, log_probs, entropies = functions.candidates(params, cache, embedded, width)
@@ -31,7 +31,7 @@ from bpd_jax.models.products import (
     decoding_product,
     times_rows,
 )
-from bpd_jax.models.refiners import MarkovConfig, init_refiner
+from bpd_jax.models.trained_refiners import MarkovConfig, init_refiner
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.typing import AnyArray, Array, Bool, Float, Int, Params
 
@@ -40,12 +40,12 @@ FROZEN = ("softmax", "vocabulary")
 
 @flax.struct.dataclass
 class DrafterCache:
-    """What a block drafter remembers of the accepted tokens.
+    """The cache of a block drafter.
 
     Attributes:
-      context: keys and values of the last S of them; see `context_cache`.
-      last: outputs of `feature_layers` at the last one; None if it does not read them
-        (`BlockDrafterConfig.reads_last_token`).
+      context: keys and values of the last S accepted tokens; see `context_cache`.
+      last: outputs of `feature_layers` at the last accepted token; None without
+        `BlockDrafterConfig.reads_last_token`.
     """
 
     context: KVCache
@@ -53,7 +53,7 @@ class DrafterCache:
 
     @property
     def lengths(self) -> Int[Array, " B"]:
-        """Accepted tokens of each row, which may be more than S."""
+        """Number of accepted tokens of each row, which may exceed S."""
         return self.context.lengths
 
 
@@ -62,8 +62,8 @@ class DrafterFunctions:
     """A block drafter without its parameters; hashable, hence jit-static.
 
     Attributes:
-      config: sizes; None in it means as in the target.
-      target: the trunk whose states it reads. Its `dtype` is that of the computation.
+      config: configuration, which need not be resolved.
+      target: the trunk whose states it reads. Its `dtype` is used for computation.
     """
 
     config: BlockDrafterConfig
@@ -71,7 +71,7 @@ class DrafterFunctions:
 
     @property
     def layers(self) -> TransformerConfig:
-        """The layers of the drafter, as those of a transformer."""
+        """The layers of the drafter as a transformer."""
         return self.config.transformer(self.target)
 
     @property
@@ -80,7 +80,7 @@ class DrafterFunctions:
         return BlockDrafter(self.config.resolve(self.target), self.layers)
 
     def init(self, rng: Array) -> Params:
-        """New trained parameters: all but those in `FROZEN`."""
+        """Initial trained parameters, without those in `FROZEN`."""
         layers, markov = jax.random.split(rng)
         width = len(self.config.feature_layers) * self.target.d_model
         features = jnp.zeros((1, 1, width))
@@ -92,9 +92,9 @@ class DrafterFunctions:
         return params
 
     def slots(self, length: int) -> int:
-        """S, slots of the cache for texts of up to `length` tokens.
+        """S, number of slots of the cache for texts of up to `length` tokens.
 
-        At least L, so that the tokens of one call have different slots.
+        At least L, so that the tokens of one call have distinct slots.
         """
         window = self.config.window or length
         return max(self.config.block_size, min(window, length))
@@ -113,24 +113,23 @@ class DrafterFunctions:
     def prefill(
         self,
         params: Params,
-        features: Float[Array, "B T F"] | None,
+        features: Float[Array, "B T F"],
         lengths: Int[Array, " B"],
         length: int,
     ) -> DrafterCache:
-        """The cache of prompts, of which only the last S tokens are projected.
+        """The cache after the last S tokens of prompts.
 
         Args:
-          params: of the drafter.
-          features: of the padded prompts.
-          lengths: of the prompts.
-          length: tokens of the longest text that is to be written.
+          params: parameters of the drafter.
+          features: features of the padded prompts.
+          lengths: lengths of the prompts.
+          length: length of the longest possible text.
         """
-        assert features is not None
         positions = slot_positions(lengths, self.slots(length))
-        # Empty slots, and rows of fewer tokens than slots, read some token.
-        kept = jnp.take_along_axis(features, positions[..., None], axis=1, mode="clip")
+        # Empty slots have the features of arbitrary tokens.
+        last = jnp.take_along_axis(features, positions[..., None], axis=1, mode="clip")
         context = cache_of_slots(
-            self.context_keys_values(params, kept, positions), lengths
+            self.context_keys_values(params, last, positions), lengths
         )
         return DrafterCache(context, self._last(features, lengths))
 
@@ -138,11 +137,10 @@ class DrafterFunctions:
         self,
         params: Params,
         cache: DrafterCache,
-        features: Float[Array, "B L F"] | None,
+        features: Float[Array, "B L F"],
         counts: Int[Array, " B"],
     ) -> DrafterCache:
         """Appends the first `counts[b]` of L accepted tokens to row b."""
-        assert features is not None
         positions = cache.lengths[:, None] + jnp.arange(features.shape[1])
         new = self.context_keys_values(params, features, positions)
         last = self._last(features, counts)
@@ -154,7 +152,7 @@ class DrafterFunctions:
     def _last(
         self, features: Float[Array, "B T F"], lengths: Int[Array, " B"]
     ) -> Float[Array, "B F"] | None:
-        """Those of the last token of each row, if the drafter reads them."""
+        """Features of the last token of each row, with `reads_last_token`."""
         if not self.config.reads_last_token:
             return None
         index = jnp.maximum(lengths - 1, 0)[:, None, None]
@@ -163,11 +161,11 @@ class DrafterFunctions:
     def states(
         self, params: Params, cache: DrafterCache, anchors: Float[Array, "B D"]
     ) -> Float[Array, "B L-1 D"]:
-        """States of the drafted tokens.
+        """States of the predicted tokens.
 
         Args:
-          params: of the drafter.
-          cache: the accepted tokens.
+          params: parameters of the drafter.
+          cache: cache of the accepted tokens.
           anchors: the target's embeddings of the certain tokens, at positions
             `cache.lengths`.
         """
@@ -201,10 +199,10 @@ class DrafterFunctions:
         """The best tokens of positions 1 … L-1, as `ModelFunctions.block_candidates`.
 
         Args:
-          params: of the drafter.
-          cache: the accepted tokens.
+          params: parameters of the drafter.
+          cache: cache of the accepted tokens.
           anchors: see `states`.
-          width: W.
+          width: W, number of candidates per position.
 
         Returns:
           Tokens, best first; their log-probabilities over the draft vocabulary,
@@ -215,11 +213,11 @@ class DrafterFunctions:
     def best(
         self, params: Params, states: Float[Array, "... D"], width: int
     ) -> tuple[Int[Array, "... W"], Float[Array, "... W"], Float[Array, "..."]]:
-        """The best tokens of some states; see `candidates`."""
-        places, log_probs, entropies = top_candidates(
+        """The best tokens by state; see `candidates`."""
+        indices, log_probs, entropies = top_candidates(
             self.logits(params, states), width
         )
-        return draft_tokens(params, places), log_probs, entropies
+        return draft_tokens(params, indices), log_probs, entropies
 
     def confidences(
         self,
@@ -227,12 +225,12 @@ class DrafterFunctions:
         states: Float[Array, "... D"],
         previous: Int[Array, "..."] | None = None,
     ) -> Float[Array, "..."]:
-        """Probabilities that guesses are right if those before them are, float32.
+        """Probabilities that tokens are accepted if the previous ones are, float32.
 
         Args:
-          params: of the drafter.
-          states: of the drafted tokens.
-          previous: the token before each; needed if `confidence_reads_markov`.
+          params: parameters of the drafter.
+          states: states of the predicted tokens.
+          previous: the previous tokens; required with `confidence_reads_markov`.
         """
         return jax.nn.sigmoid(self.confidence_logits(params, states, previous))
 
@@ -244,7 +242,9 @@ class DrafterFunctions:
     ) -> Float[Array, "..."]:
         """Logits of `confidences`."""
         if not self.config.confidence:
-            raise UserError("the block drafter has no confidence head: train it anew.")
+            raise UserError(
+                "the block drafter has no confidence head: train one with confidence."
+            )
         embedded = None
         if self.config.confidence_reads_markov:
             assert previous is not None
@@ -262,19 +262,19 @@ class DrafterFunctions:
         anchor_indices: Int[Array, "B A"],
         segment_ids: Int[Array, "B T"] | None = None,
     ) -> Float[Array, "B A L-1 D"]:
-        """States of the blocks after A places of each of B rows of text.
+        """States of A blocks in each of B rows of text.
 
-        What `states` gives when the cache holds the tokens before each anchor, for all
-        of them at once. An anchor sees no more than the T tokens of its row.
+        Equals `states` with a cache of the tokens before each anchor, for all anchors
+        at once. Anchors attend only to tokens of their row.
 
         Args:
-          params: of the drafter.
-          features: of the T tokens of every row.
-          positions: of the tokens in their texts.
+          params: parameters of the drafter.
+          features: features of the T tokens of every row.
+          positions: positions of the tokens in their texts.
           anchors: the target's embeddings of the certain tokens.
-          anchor_indices: indices of these in their rows, 1 … T.
-          segment_ids: which text of its row each token belongs to; None if a row is one
-            text.
+          anchor_indices: indices of the certain tokens in their rows, 1 … T.
+          segment_ids: the text of each token in packed rows; None if rows are single
+            texts.
         """
         last = anchor_indices - 1
         context = cache_of_slots(
@@ -298,7 +298,7 @@ class DrafterFunctions:
         segment_ids: Int[Array, "B T"] | None,
         length: int,
     ) -> Bool[Array, "B A T"]:
-        """The context of each block: the last tokens of its text before the anchor."""
+        """Whether each block attends to each token: the last ones before its anchor."""
         tokens, ends = jnp.arange(length), anchor_indices[..., None]
         visible = tokens < ends
         if self.config.window is not None:
@@ -309,9 +309,9 @@ class DrafterFunctions:
         return visible
 
 
-def draft_tokens(params: Params, places: Int[Array, "..."]) -> Int[Array, "..."]:
-    """Token ids of places in the draft vocabulary."""
-    return params["vocabulary"][places] if "vocabulary" in params else places
+def draft_tokens(params: Params, indices: Int[Array, "..."]) -> Int[Array, "..."]:
+    """Token ids of indices into the draft vocabulary."""
+    return params["vocabulary"][indices] if "vocabulary" in params else indices
 
 
 def with_softmax(
@@ -321,8 +321,8 @@ def with_softmax(
 
     Args:
       params: trained parameters.
-      softmax: of the target; shared, not copied, without a draft vocabulary.
-      vocabulary: `[V']` int32, ids of the draft vocabulary, if there is one.
+      softmax: softmax of the target, which is shared without a draft vocabulary.
+      vocabulary: `[V']` int32, token ids of the draft vocabulary, or None.
     """
     if vocabulary is None:
         return {**params, "softmax": softmax}
@@ -336,13 +336,15 @@ def with_softmax(
 def markov_refiner(
     functions: DrafterFunctions, params: Params
 ) -> tuple[MarkovConfig, Params]:
-    """The Markov head as a refiner of lattices, whose tokens are ids of the target.
+    """The Markov head as a refiner of lattices, with token ids of the target.
 
-    Tokens outside the draft vocabulary are never candidates; their rows are zero.
+    The rows of tokens outside the draft vocabulary, which are never candidates, are 0.
     """
     config = functions.config.markov(functions.target)
     if config is None:
-        raise UserError("the block drafter has no Markov head: train it anew.")
+        raise UserError(
+            "the block drafter has no Markov head: train one with markov_rank."
+        )
     head = params["markov"]
     if "vocabulary" in params:
         rows = jnp.zeros((config.vocab_size, config.rank), head["output"].dtype)

@@ -1,13 +1,14 @@
-"""The model as plain functions of parameters: what decoding calls."""
+"""A blockwise model as functions of its parameters, which decoding calls."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from bpd_jax.models.blockwise import BlockwiseLM
+from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, KVCache, empty_cache
-from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.transformer_config import check_feature_layers
 from bpd_jax.typing import Array, Bool, Float, Int, Params
 
@@ -16,12 +17,12 @@ from bpd_jax.typing import Array, Bool, Float, Int, Params
 class ModelFunctions:
     """A blockwise model without its parameters; hashable, hence jit-static.
 
-    Decoding needs no more than these methods and `block_size`, so any object that has
-    them can be decoded.
+    Decoding calls only these methods and properties, so that it can use any object
+    that has them.
 
     Attributes:
       config: sizes.
-      cache_dtype: of the cache; None for that of activations.
+      cache_dtype: dtype of the cache; None for that of activations.
     """
 
     config: BlockwiseConfig
@@ -34,7 +35,7 @@ class ModelFunctions:
 
     @property
     def head_features(self) -> tuple[int, ...]:
-        """Layers whose outputs the block heads read; see `BlockHeadsConfig`."""
+        """Layers whose outputs the block heads read (`BlockHeadsConfig`)."""
         heads = self.config.heads
         return () if heads is None else heads.feature_layers
 
@@ -50,50 +51,29 @@ class ModelFunctions:
         mask: Bool[Array, "B T U"],
         cache: KVCache | None = None,
         earlier: KeyValues | None = None,
-    ) -> tuple[Float[Array, "B T D"], KeyValues]:
-        """Final hidden states of T new tokens, and their keys and values.
-
-        See `Transformer` for the arguments.
-        """
-        return BlockwiseLM(self.config).apply(
-            {"params": params}, tokens, positions, mask, cache, earlier
-        )
-
-    def forward_with_features(
-        self,
-        params: Params,
-        tokens: Int[Array, "B T"],
-        positions: Int[Array, "B T"],
-        mask: Bool[Array, "B T U"],
-        cache: KVCache | None = None,
-        earlier: KeyValues | None = None,
         *,
         layers: tuple[int, ...] = (),
     ) -> tuple[Float[Array, "B T D"], KeyValues, Float[Array, "B T F"]]:
-        """As `forward`, and the outputs of `layers`, concatenated.
+        """Final hidden states of T new tokens, their keys and values, and features.
 
-        F = len(layers) · D; without layers F is 0, and the call costs what `forward`
-        costs. See `Transformer.with_features`.
+        Features are the outputs of `layers`, concatenated: F = len(layers) · D. See
+        `Transformer.__call__` for the arguments.
         """
         check_feature_layers(layers, self.config.trunk.num_layers)
-        return BlockwiseLM(self.config).apply(
-            {"params": params},
-            tokens,
-            positions,
-            mask,
-            cache,
-            earlier,
-            layers,
-            method="with_features",
+        return self._apply(
+            params, "__call__", tokens, positions, mask, cache, earlier, layers
         )
+
+    def _apply(self, params: Params, method: str, *arguments: Any) -> Any:
+        """Calls a method of the Linen module."""
+        module = BlockwiseLM(self.config)
+        return module.apply({"params": params}, *arguments, method=method)
 
     def next_token_logits(
         self, params: Params, hidden: Float[Array, "... D"]
     ) -> Float[Array, "... V"]:
         """Logits of head 1, the language model itself."""
-        return BlockwiseLM(self.config).apply(
-            {"params": params}, hidden, method="next_token_logits"
-        )
+        return self._apply(params, "next_token_logits", hidden)
 
     def greedy_tokens(
         self, params: Params, hidden: Float[Array, "... D"]
@@ -105,15 +85,13 @@ class ModelFunctions:
     def states(
         self, params: Params, hidden: Float[Array, "B D"]
     ) -> Float[Array, "B D"]:
-        """The hidden states themselves; a recording of a model looks them up."""
+        """The hidden states themselves; `RecordedModel` looks them up."""
         del params
         return hidden
 
     def embed(self, params: Params, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
         """Token embeddings, without positions."""
-        return BlockwiseLM(self.config).apply(
-            {"params": params}, tokens, method="embed"
-        )
+        return self._apply(params, "embed", tokens)
 
     def draft_logits(
         self,
@@ -122,17 +100,13 @@ class ModelFunctions:
         level: int | Int[Array, ""] | None = None,
     ) -> Float[Array, "... draft"]:
         """Logits of heads 2 … L over the draft vocabulary; see `BlockwiseLM`."""
-        return BlockwiseLM(self.config).apply(
-            {"params": params}, states, level, method="draft_logits"
-        )
+        return self._apply(params, "draft_logits", states, level)
 
     def draft_tokens(
         self, params: Params, indices: Int[Array, "..."]
     ) -> Int[Array, "..."]:
-        """Token ids of places in the draft vocabulary."""
-        return BlockwiseLM(self.config).apply(
-            {"params": params}, indices, method="draft_tokens"
-        )
+        """Token ids of indices into the draft vocabulary."""
+        return self._apply(params, "draft_tokens", indices)
 
     def block_candidates(
         self,
@@ -146,10 +120,10 @@ class ModelFunctions:
         """The best tokens of heads 2 … `block_size`.
 
         Args:
-          params: of the model.
+          params: parameters of the model.
           hidden: final hidden states of the last accepted tokens.
-          block_size: heads to use, head 1 included.
-          width: W.
+          block_size: number of heads, including head 1.
+          width: W, number of candidates per head.
           anchors: the certain tokens y_0, for heads with `reads_anchor`.
           features: outputs of the heads' `feature_layers` at the last accepted tokens.
 
@@ -158,20 +132,16 @@ class ModelFunctions:
           float32; and the entropies of the heads, in nats.
         """
         embedded = None if anchors is None else self.embed(params, anchors)
-        states = BlockwiseLM(self.config).apply(
-            {"params": params}, hidden, embedded, features, method="head_states"
-        )
+        states = self._apply(params, "head_states", hidden, embedded, features)
         logits = self.draft_logits(params, states[:, 1:block_size])
-        places, log_probs, entropies = top_candidates(logits, width)
-        return self.draft_tokens(params, places), log_probs, entropies
+        indices, log_probs, entropies = top_candidates(logits, width)
+        return self.draft_tokens(params, indices), log_probs, entropies
 
     def head_logits(
         self, params: Params, hidden: Float[Array, "... D"]
     ) -> Float[Array, "... L V"]:
         """Logits of all heads."""
-        return BlockwiseLM(self.config).apply(
-            {"params": params}, hidden, method="head_logits"
-        )
+        return self._apply(params, "head_logits", hidden)
 
 
 def top_candidates(
@@ -179,9 +149,10 @@ def top_candidates(
 ) -> tuple[Int[Array, "... W"], Float[Array, "... W"], Float[Array, "..."]]:
     """The `width` best tokens, their log-probabilities, and the entropy in nats."""
     log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
-    # Behind the barrier: where a caller takes the first columns only, XLA would merge
-    # the two slices, no longer see a top-k on a CPU, and sort the whole vocabulary.
-    # (One barrier for both would lie on the top-k itself, which crashes XLA on a mesh.)
+    # Without the barriers, XLA would merge these slices with those of a caller that
+    # takes the first columns only, would not recognise the top-k on a CPU, and would
+    # sort the whole vocabulary. (A single barrier on both results crashes XLA on a
+    # mesh.)
     scores, tokens = map(jax.lax.optimization_barrier, jax.lax.top_k(log_probs, width))
     return tokens.astype(jnp.int32), scores, entropy(log_probs)
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from bpd_jax.artifacts import Artifact
 from bpd_jax.errors import UserError
 from bpd_jax.models.attachments import VOCABULARY, About, Attachment, AttachmentFiles
-from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
-from bpd_jax.models.heads import head_shapes, is_trained, softmax_rows
+from bpd_jax.models.block_heads import head_shapes, is_trained, softmax_rows
+from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.typing import Params
 
 LoadedHeads: TypeAlias = Attachment[BlockHeadsConfig]
@@ -33,10 +33,10 @@ def save_heads(
     dtype: str = "bfloat16",
     **about: Unpack[About],
 ) -> None:
-    """Writes heads; see `AttachmentFiles.save`. `params` stand under "heads".
+    """Writes heads, `params["heads"]` of a model; see `AttachmentFiles.save`.
 
     Raises:
-      UserError: the heads would change the model itself, or cannot be stored so.
+      UserError: the heads would change head 1, or cannot be written.
     """
     _check_first(config)
     stored = {
@@ -51,7 +51,7 @@ def load_heads(folder: str | os.PathLike[str]) -> LoadedHeads:
     """Reads what `save_heads` wrote.
 
     Raises:
-      UserError: the folder is missing, damaged, or holds no heads.
+      UserError: the folder is missing, damaged, or contains no heads.
     """
     return _FILES.load(folder)
 
@@ -64,23 +64,23 @@ def attach_heads(
     name: str = "this model",
     check: bool = True,
 ) -> tuple[BlockwiseConfig, Params]:
-    """Gives a model trained heads, in place of any that it has.
+    """Attaches trained heads to a model, replacing its own.
 
     Args:
-      model: the base.
-      params: of it; the arrays are shared with the result.
-      heads: to attach, in the base's `param_dtype`.
-      name: of the base, for messages.
-      check: whether heads of another model of the same sizes are refused. Their drafts
-        are worse, but the decoded texts are the same.
+      model: configuration of the model.
+      params: parameters of the model; the result shares their arrays.
+      heads: the heads, which are converted to the model's `param_dtype`.
+      name: name of the model for messages.
+      check: whether heads of another model of the same sizes are rejected. They draft
+        worse, but do not change the decoded texts.
 
     Raises:
-      UserError: the heads belong to another model, or would change the model itself.
+      UserError: the heads belong to another model, or would change head 1.
     """
     _check_first(heads.config)
     remedy = (
-        f"train heads for {name}, give other ones with --heads, or move {heads.folder} "
-        "away."
+        f"train heads for {name}, give other heads with --heads, or remove "
+        f"{heads.folder}."
     )
     heads.check_base(KIND.title, model, params, name, remedy, check=check)
     attached = {
@@ -97,7 +97,7 @@ def _check_first(config: BlockHeadsConfig) -> None:
     if config.first_has_ffn:
         raise UserError(
             "heads with first_has_ffn would change head 1, which is the model itself, "
-            "and with it every text: train heads without it."
+            "and all decoded texts: train heads without it."
         )
 
 

@@ -1,16 +1,16 @@
-"""The size of the inner loops of our kernels."""
+"""The tile size of the inner loops of the CPU kernels."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """What one inner loop multiplies, so that all of it stays in registers.
+    """Sizes of the operands of an inner loop, which must fit into registers.
 
     Attributes:
-      width: W, numbers of a vector register.
-      outputs: rows of the matrix, or vectors of slots; a power of two.
-      rows: rows of x, or queries.
+      width: W, number of elements of a vector register.
+      outputs: number of rows of the matrix, or of vectors of slots; a power of two.
+      rows: number of rows of x, or of queries.
     """
 
     width: int

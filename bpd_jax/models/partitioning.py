@@ -1,8 +1,8 @@
-"""Device meshes, and the one table that maps logical axes to mesh axes.
+"""Device meshes, and the table that maps logical axes to mesh axes.
 
-Layers name what an axis means (`embed`, `mlp`, …); the table says which mesh axis
-splits it. A mesh has three axes: `data` splits the batch, `fsdp` splits the batch
-and the parameters, `model` splits heads, feed-forward width and vocabulary.
+Layers give parameter axes logical names (`embed`, `mlp`, …), which the table maps to
+mesh axes. A mesh has three axes: `data` shards the batch, `fsdp` shards the batch and
+the parameters, `model` shards heads, feed-forward width and vocabulary.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ RULES: tuple[tuple[str, str | None], ...] = (
 BATCH_SPEC = PartitionSpec(("data", "fsdp"))
 
 COUNT_OR_REST = Check(
-    "a positive integer, or -1 for what is left",
+    "a positive integer, or -1 for the remaining devices",
     int,
     lambda value: type(value) is int and (value > 0 or value == -1),
     flag=int,
@@ -46,7 +46,7 @@ COUNT_OR_REST = Check(
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig(Validated):
-    """How many devices each mesh axis takes; `data=-1` takes what is left."""
+    """Number of devices of each mesh axis; `data=-1` uses the remaining devices."""
 
     data: Annotated[int, COUNT_OR_REST] = -1
     fsdp: Count = 1
@@ -54,15 +54,14 @@ class MeshConfig(Validated):
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Builds the mesh over devices, laid out to suit the network that joins them.
+    """Builds a mesh over devices, in an order that suits their network.
 
     Args:
       config: sizes of the axes.
-      devices: those to use, which may be of a topology that is not at hand; None for
-        all that there are.
+      devices: devices, possibly of a topology description; None for all devices.
 
     Raises:
-      UserError: the axes do not multiply to the number of devices.
+      UserError: the product of the axes is not the number of devices.
     """
     devices = jax.devices() if devices is None else devices
     count = len(devices)
@@ -74,25 +73,25 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
         )
     shape = (data, config.fsdp, config.model)
     if any(getattr(device, "core_on_chip", 0) for device in devices):
-        # Two devices per chip, side by side already; jax lays out whole chips only.
+        # The devices of a chip are adjacent already; jax can arrange only chips.
         laid_out = np.asarray(devices).reshape(shape)
     else:
-        # An axis may take a part of a side of a slice, which `jax.make_mesh` refuses.
+        # An axis may cover a part of a physical axis, unlike in `jax.make_mesh`.
         laid_out = mesh_utils.create_device_mesh(
             shape, devices, allow_split_physical_axes=True
         )
-    # Auto axes: under explicit ones Linen's constraints would be assertions.
+    # Auto axes, because with explicit axes Linen's constraints are assertions.
     return Mesh(laid_out, ("data", "fsdp", "model"), axis_types=(AxisType.Auto,) * 3)
 
 
 def parameter_shardings(boxed: PyTree, mesh: Mesh) -> PyTree:
     """Returns a NamedSharding for every parameter.
 
-    An axis that a mesh axis cannot cut evenly stays whole.
+    Axes that a mesh axis does not divide evenly are not sharded.
 
     Args:
-      boxed: parameters (or their shapes) with Linen's axis-name boxes.
-      mesh: from `make_mesh`.
+      boxed: parameters or their shapes, in Linen's boxes with axis names.
+      mesh: a mesh from `make_mesh`.
     """
     specs = nn.get_partition_spec(boxed)
     shardings = nn.logical_to_mesh_sharding(specs, mesh, RULES)
@@ -100,23 +99,23 @@ def parameter_shardings(boxed: PyTree, mesh: Mesh) -> PyTree:
 
 
 def check_rows(name: str, rows: int, mesh: Mesh) -> None:
-    """Raises a `UserError` unless every part of the mesh gets as many rows of a batch.
+    """Raises a `UserError` unless the mesh divides the rows of a batch evenly.
 
     Args:
-      name: of the setting, for the message.
-      rows: of a batch.
-      mesh: from `make_mesh`.
+      name: name of the setting for the message.
+      rows: number of rows of a batch.
+      mesh: a mesh from `make_mesh`.
     """
     parts = mesh.shape["data"] * mesh.shape["fsdp"]
     if rows % parts:
         raise UserError(
             f"{name} = {rows} is not a multiple of the mesh's data × fsdp = {parts}: "
-            "change one of them (MeshConfig.model shares out a row)."
+            "change one of them (MeshConfig.model shards each row)."
         )
 
 
 def _evenly(array: Any, sharding: NamedSharding) -> NamedSharding:
-    """Leaves axes whole that cannot be cut evenly, such as 50,257 tokens by two."""
+    """Replicates axes that are not divided evenly, such as 50,257 tokens by two."""
     mesh = sharding.mesh
     spec = [
         None if axis is not None and size % mesh.shape[axis] else axis
@@ -126,10 +125,10 @@ def _evenly(array: Any, sharding: NamedSharding) -> NamedSharding:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """A sharding that keeps a whole copy on every device."""
+    """The sharding of an array that is replicated on all devices."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def unbox(tree: PyTree) -> Any:
-    """Strips Linen's axis-name boxes, leaving plain arrays."""
+    """Removes Linen's boxes with axis names."""
     return nn.meta.unbox(tree)

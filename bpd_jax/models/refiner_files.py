@@ -14,14 +14,14 @@ from bpd_jax.artifacts import Artifact
 from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 from bpd_jax.models.attachments import by_path
-from bpd_jax.models.refiners import KINDS, RefinerConfig, init_refiner
+from bpd_jax.models.trained_refiners import KINDS, RefinerConfig, init_refiner
 from bpd_jax.typing import Params
 
 HEADER, PARAMETERS = "refiner.json", "params.npz"
 KIND = Artifact(
     "a refiner",
     HEADER,
-    # The log of its training may lie beside it.
+    # The folder may contain the log of its training.
     (PARAMETERS, "metrics.jsonl"),
     '"config"',
     remedy="train one with python -m bpd_jax.train_refiner",
@@ -35,9 +35,9 @@ class LoadedRefiner:
     Attributes:
       config: its sizes.
       params: its parameters.
-      facts: how it was trained: what JSON can hold.
-      base: fingerprint of the model that it was trained on (`attachments`); None if it
-        is unknown.
+      facts: settings and results of its training, as JSON.
+      base: fingerprint of the model that it was trained on (`attachments`), or None if
+        unknown.
     """
 
     config: RefinerConfig
@@ -58,14 +58,14 @@ def save_refiner(
     facts: Mapping[str, Any],
     base: str | None = None,
 ) -> None:
-    """Writes the refiner; the folder appears as a whole or not at all.
+    """Writes a refiner atomically.
 
     Args:
-      folder: to write; an older one is replaced.
+      folder: the folder; an existing one is replaced.
       config: sizes.
-      params: of the refiner.
+      params: parameters of the refiner.
       facts: see `LoadedRefiner`.
-      base: likewise.
+      base: see `LoadedRefiner`.
     """
     header = {
         "kind": config.kind,
@@ -80,7 +80,7 @@ def load_refiner(folder: str | os.PathLike[str]) -> LoadedRefiner:
     """Reads what `save_refiner` wrote.
 
     Raises:
-      UserError: the folder is missing, damaged, or holds no refiner.
+      UserError: the folder is missing, damaged, or contains no refiner.
     """
     folder = as_path(folder)
     header = KIND.read_header(folder, {"kind": str, "config": dict, "facts": dict})
@@ -90,10 +90,12 @@ def load_refiner(folder: str | os.PathLike[str]) -> LoadedRefiner:
     with KIND.reading(path):
         key = jax.eval_shape(lambda: jax.random.key(0))
         abstract = jax.eval_shape(functools.partial(init_refiner, config), key)
-        wanted = by_path(abstract)
-        specs = {name: array_files.spec_like(leaf) for name, leaf in wanted.items()}
+        specs = {
+            name: array_files.spec_like(leaf)
+            for name, leaf in by_path(abstract).items()
+        }
         arrays = array_files.read_npz(path, specs)
-    leaves = [jnp.asarray(arrays[name]) for name in wanted]
+    leaves = [jnp.asarray(arrays[name]) for name in specs]
     params = jax.tree.unflatten(jax.tree.structure(abstract), leaves)
     return LoadedRefiner(config, params, header["facts"], header.get("base"))
 
@@ -101,16 +103,16 @@ def load_refiner(folder: str | os.PathLike[str]) -> LoadedRefiner:
 def check_fits(
     config: RefinerConfig, *, vocab_size: int, d_model: int, block_size: int
 ) -> None:
-    """Raises a `UserError` unless the refiner is one for a model of these sizes."""
-    theirs = (config.vocab_size, config.d_model, config.num_heads)
-    if theirs == (vocab_size, d_model, block_size):
+    """Raises a `UserError` unless the refiner fits a model of these sizes."""
+    trained_sizes = (config.vocab_size, config.d_model, config.num_heads)
+    if trained_sizes == (vocab_size, d_model, block_size):
         return
 
     def sizes(vocab_size: int, d_model: int, block_size: int) -> str:
         return f"{vocab_size} tokens, width {d_model} and {block_size} heads"
 
     raise UserError(
-        f"the {config.kind} refiner belongs to a model of {sizes(*theirs)}, and this "
-        f"one has {sizes(vocab_size, d_model, block_size)}: train one for it with "
-        f"python -m bpd_jax.train_refiner --model=RUN --kind={config.kind}."
+        f"the {config.kind} refiner belongs to a model of {sizes(*trained_sizes)}, and "
+        f"this model has {sizes(vocab_size, d_model, block_size)}: train one for it "
+        f"with python -m bpd_jax.train_refiner --model=RUN --kind={config.kind}."
     )

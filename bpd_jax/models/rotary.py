@@ -1,8 +1,8 @@
-"""Rotary positions (Su et al. 2021) and the ways in which they are stretched.
+"""Rotary position embeddings (Su et al. 2021) and their context extensions.
 
-A position p turns the pair of features (i, i + R/2) of every query and key by the angle
-p · f_i, so that scores depend on distances alone. The pairs are those of the released
-Llama weights, halves of a head, not neighbours.
+Position p rotates the pair of features (i, i + R/2) of every query and key by the angle
+p · f_i, so that scores depend on relative positions. The pairs are those of the Llama
+weights: the halves of a head, not adjacent features.
 """
 
 import dataclasses
@@ -21,22 +21,23 @@ SCALINGS = ("none", "linear", "llama3", "yarn")
 
 @dataclasses.dataclass(frozen=True)
 class RotaryConfig(Validated):
-    """Frequencies f_i = base^(-2i/R) of R turned features, perhaps stretched.
+    """Frequencies f_i = base^(-2i/R) of R rotated features, possibly scaled.
 
     Attributes:
-      base: of the frequencies, often called theta.
-      fraction: of each head's features that are turned; the rest stay.
-      scaling: `none`; `linear` divides every frequency by `factor` (Chen et al. 2023);
-        `llama3` does so for wavelengths above `original_length / low_factor`, not
-        below `original_length / high_factor`, and blends between (Llama 3.1); `yarn`
-        blends by the number of turns within `original_length` (Peng et al. 2023).
-      factor: by which the context was stretched.
-      original_length: of the context before stretching, in tokens.
-      low_factor, high_factor: of llama3.
-      beta_fast, beta_slow: of yarn: turns above which a frequency stays, and below
-        which it is divided.
-      truncate: of yarn: whether the blend begins and ends at whole pairs.
-      attention_factor: of yarn: by which queries and keys grow; None is
+      base: base of the frequencies, often called theta.
+      fraction: fraction of the features of each head that are rotated.
+      scaling: `none`; `linear` divides all frequencies by `factor` (Chen et al. 2023);
+        `llama3` divides those with wavelengths above `original_length / low_factor`,
+        keeps those below `original_length / high_factor`, and interpolates in between
+        (Llama 3.1); `yarn` interpolates by the number of rotations within
+        `original_length` (Peng et al. 2023).
+      factor: extension factor of the context.
+      original_length: length of the context before the extension, in tokens.
+      low_factor, high_factor: thresholds of llama3.
+      beta_fast, beta_slow: thresholds of yarn: numbers of rotations above which a
+        frequency is kept, and below which it is divided.
+      truncate: whether the thresholds of yarn are rounded to whole pairs.
+      attention_factor: factor of queries and keys of yarn; None is
         0.1 · ln(factor) + 1.
     """
 
@@ -53,7 +54,7 @@ class RotaryConfig(Validated):
     attention_factor: float | None = None
 
     def check_together(self) -> None:
-        """Raises a `UserError` for bounds that contradict each other."""
+        """Raises a `UserError` for inconsistent thresholds."""
         if not self.high_factor > self.low_factor:
             raise UserError("RotaryConfig.high_factor must be above low_factor.")
         if not self.beta_fast > self.beta_slow:
@@ -61,45 +62,45 @@ class RotaryConfig(Validated):
         if self.scaling in ("llama3", "yarn") and self.original_length is None:
             raise UserError(
                 f"RotaryConfig.original_length is missing for {self.scaling}: give the "
-                "tokens of the context before stretching."
+                "length of the context before the extension."
             )
 
-    def turned(self, width: int) -> int:
-        """R, how many of a head's `width` features are turned."""
+    def num_rotated(self, width: int) -> int:
+        """R, number of rotated features of a head of `width` features."""
         return int(width * self.fraction) // 2 * 2
 
     def frequencies(self, width: int) -> Float[np.ndarray, " R/2"]:
-        """Radians per token for every pair, float64."""
-        turned = self.turned(width)
-        plain = self.base ** (-np.arange(0, turned, 2) / turned)
+        """Frequencies of all pairs in radians per token, float64."""
+        rotated = self.num_rotated(width)
+        plain = self.base ** (-np.arange(0, rotated, 2) / rotated)
         if self.scaling == "none":
             return plain
-        stretched = plain / self.factor
+        divided = plain / self.factor
         if self.scaling == "linear":
-            return stretched
+            return divided
         assert self.original_length is not None
         if self.scaling == "llama3":
-            turns = self.original_length * plain / (2 * math.pi)
-            kept = (turns - self.low_factor) / (self.high_factor - self.low_factor)
+            rotations = self.original_length * plain / (2 * math.pi)
+            share = (rotations - self.low_factor) / (self.high_factor - self.low_factor)
         else:
             low, high = (
-                turned
-                * math.log(self.original_length / (turns * 2 * math.pi))
+                rotated
+                * math.log(self.original_length / (rotations * 2 * math.pi))
                 / (2 * math.log(self.base))
-                for turns in (self.beta_fast, self.beta_slow)
+                for rotations in (self.beta_fast, self.beta_slow)
             )
             if self.truncate:
                 low, high = math.floor(low), math.ceil(high)
-            low, high = max(low, 0), min(high, turned - 1)
-            # A ramp over pairs: the fast ones, which come first, are kept.
-            pairs = np.arange(turned // 2, dtype=np.float64)
-            kept = 1 - (pairs - low) / ((high - low) or 0.001)
-        kept = kept.clip(0, 1)
-        return kept * plain + (1 - kept) * stretched
+            low, high = max(low, 0), min(high, rotated - 1)
+            # A ramp over pairs: the fastest ones, which come first, are kept.
+            pairs = np.arange(rotated // 2, dtype=np.float64)
+            share = 1 - (pairs - low) / ((high - low) or 0.001)
+        share = share.clip(0, 1)
+        return share * plain + (1 - share) * divided
 
     @property
     def amplitude(self) -> float:
-        """By which turned features grow."""
+        """Factor of the rotated features."""
         if self.scaling != "yarn":
             return 1.0
         if self.attention_factor is not None:
@@ -110,15 +111,15 @@ class RotaryConfig(Validated):
 def rotate(
     x: Float[Array, "B T N H"], positions: Int[Array, "B T"], config: RotaryConfig
 ) -> Float[Array, "B T N H"]:
-    """Turns every head's features by the angles of its position; float32 inside."""
+    """Rotates the features of every head by its position, computed in float32."""
     width = x.shape[-1]
-    half = config.turned(width) // 2
+    half = config.num_rotated(width) // 2
     frequencies = jnp.asarray(config.frequencies(width), jnp.float32)
     angles = positions[..., None, None].astype(jnp.float32) * frequencies
     cosine, sine = (config.amplitude * f(angles) for f in (jnp.cos, jnp.sin))
     first, second = x[..., :half], x[..., half : 2 * half]
     parts = [first * cosine - second * sine, second * cosine + first * sine]
-    turned = jnp.concatenate(parts, -1).astype(x.dtype)
+    rotated = jnp.concatenate(parts, -1).astype(x.dtype)
     if 2 * half == width:
-        return turned
-    return jnp.concatenate([turned, x[..., 2 * half :]], -1)
+        return rotated
+    return jnp.concatenate([rotated, x[..., 2 * half :]], -1)

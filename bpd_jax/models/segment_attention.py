@@ -1,7 +1,8 @@
 """Causal attention within the segments of packed rows, as training needs it.
 
-Flash attention on GPUs (cuDNN) and TPUs (jax's Pallas kernel `splash_attention`), plain
-XLA elsewhere. Padding is a segment like any other, so that no row of scores is empty.
+Flash attention on GPUs (cuDNN) and TPUs (jax's Pallas kernel `splash_attention`), XLA
+elsewhere, on CPUs through `cpu_attention`. Padding is a segment like any other, so that
+no row of scores is empty.
 """
 
 import functools
@@ -13,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bpd_jax.errors import UserError
 from bpd_jax.models.attention import Segments, attention, causal_mask
+from bpd_jax.models.cpu_attention import causal_attention
 from bpd_jax.models.partitioning import BATCH_SPEC
 from bpd_jax.typing import Array, Float, Int
 
@@ -48,6 +50,8 @@ def segment_attention(
             _constrain(x, spec, mesh) for x in (queries, keys, values)
         )
         return fused(queries, keys, values, segments, "cudnn")
+    if _device(mesh).platform == "cpu":
+        return causal_attention(queries, keys, values, segments.ids)
     return attention(queries, keys, values, causal_mask(segments.ids))
 
 

@@ -1,9 +1,9 @@
-"""Parameters of a trunk with its layers one by one, and stacked for a scan.
+"""Conversion between separate and stacked parameters of the layers of a trunk.
 
     attention_0/query/kernel [D,N,H], attention_1/query/kernel [D,N,H], …
     layers/attention/query/kernel [layers,D,N,H]
 
-Both hold the same numbers; files and decoding know the first form only.
+Stacked parameters are for a scan over the layers. Files and decoding use separate ones.
 """
 
 from typing import Any
@@ -20,16 +20,16 @@ STACKED = "layers"
 
 
 def is_stacked(trunk: Params) -> bool:
-    """Whether the layers of a trunk lie stacked."""
+    """Whether the layers of a trunk are stacked."""
     return STACKED in trunk
 
 
 def stack_layers(trunk: Params, num_layers: int) -> Params:
-    """The trunk with its layers stacked, under `layers`.
+    """Stacks the layers of a trunk under `layers`.
 
     Args:
-      trunk: arrays with the layers one by one, boxed with their axis names or not.
-      num_layers: how many.
+      trunk: parameters with separate layers, possibly in Linen's boxes.
+      num_layers: number of layers.
     """
     layers = {
         part: _stack([trunk[f"{part}_{layer}"] for layer in range(num_layers)])
@@ -41,7 +41,7 @@ def stack_layers(trunk: Params, num_layers: int) -> Params:
 
 
 def unstack_layers(trunk: Params) -> Params:
-    """The inverse of `stack_layers`, of arrays without boxes."""
+    """The inverse of `stack_layers`, for arrays without boxes."""
     rest = {name: value for name, value in trunk.items() if name != STACKED}
     for part, stacked in trunk[STACKED].items():
         for layer in range(len(jax.tree.leaves(stacked)[0])):
@@ -54,8 +54,8 @@ def _stack(layers: list[PyTree]) -> Any:
         first = arrays[0]
         if not isinstance(first, nn.meta.AxisMetadata):
             return jnp.stack(arrays)
-        whole = first.replace(value=jnp.stack([box.value for box in arrays]))
-        return whole.add_axis(0, {nn.PARTITION_NAME: LAYER})
+        stacked = first.replace(value=jnp.stack([box.value for box in arrays]))
+        return stacked.add_axis(0, {nn.PARTITION_NAME: LAYER})
 
     return jax.tree.map(
         stack, *layers, is_leaf=lambda x: isinstance(x, nn.meta.AxisMetadata)

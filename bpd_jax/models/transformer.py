@@ -1,7 +1,8 @@
 """The trunk: a decoder-only transformer as Linen modules.
 
-Only `params` is used: the cache goes in as an argument and new keys and values
-come out as a result, so the same module serves training, prefill and verification.
+The cache is an argument, and new keys and values are results, so that the same modules
+are used in training, prefill and verification. Modules have no collections besides
+`params`.
 """
 
 import functools
@@ -50,20 +51,20 @@ _POSITION_STDDEV = 0.02
 
 
 def named_normal(axes: Sequence[str], stddev: float) -> Callable[..., Array]:
-    """A normal initializer whose parameter carries logical axis names."""
+    """A normal initializer with logical axis names."""
     return nn.with_logical_partitioning(nn.initializers.normal(stddev), tuple(axes))
 
 
 def named_zeros(axes: Sequence[str]) -> Callable[..., Array]:
-    """A zero initializer whose parameter carries logical axis names."""
+    """A zero initializer with logical axis names."""
     return nn.with_logical_partitioning(nn.initializers.zeros, tuple(axes))
 
 
 class Projection(nn.Module):
-    """`tensordot(x, kernel) + bias`, where the bias has the output's axes.
+    """`tensordot(x, kernel) + bias`, where the bias has the axes of the output.
 
-    The last axes of x meet the first of the kernel in the same order, so that both are
-    multiplied as they lie in memory.
+    The product sums over the last axes of x and the first axes of the kernel, in the
+    same order, so that neither is transposed.
     """
 
     shape: tuple[int, ...]
@@ -96,21 +97,21 @@ class Projection(nn.Module):
 
 
 def norm(
-    config: TransformerConfig, axis: str = EMBED, **place: Any
+    config: TransformerConfig, axis: str = EMBED, **module_arguments: Any
 ) -> nn.LayerNorm | nn.RMSNorm:
-    """A norm in the model's precision; statistics are taken in float32.
+    """A norm in the model's precision, with statistics in float32.
 
     Args:
-      config: of the trunk.
-      axis: the name of the normalised axis.
-      **place: `name` or `parent`, as every Linen module takes them.
+      config: configuration of the trunk.
+      axis: name of the normalised axis.
+      **module_arguments: `name` or `parent` of the Linen module.
     """
     shared: dict[str, Any] = {
         "epsilon": config.norm_epsilon,
         "dtype": config.dtype,
         "param_dtype": config.param_dtype,
         "scale_init": nn.with_logical_partitioning(nn.initializers.ones, (axis,)),
-        **place,
+        **module_arguments,
     }
     if config.norm == "rms":
         return nn.RMSNorm(**shared)
@@ -149,7 +150,7 @@ class Attention(nn.Module):
             (HEADS, KV, EMBED),
             (EMBED,),
             config,
-            # Residual branches start small, so that depth does not add variance.
+            # Scaled by depth, so that the variance of the residual stream is bounded.
             gain=(2 * config.num_layers) ** -0.5,
             use_bias=config.output_bias,
         )
@@ -157,7 +158,7 @@ class Attention(nn.Module):
     def keys_values(
         self, x: Float[Array, "B T D"], positions: Int[Array, "B T"]
     ) -> tuple[Float[Array, "B T K H"], Float[Array, "B T K H"]]:
-        """Keys, with rotary positions applied, and values of some tokens."""
+        """Keys (with rotary positions) and values."""
         keys, values = self.key(x), self.value(x)
         if self.config.query_key_norm:
             keys = self.key_norm(keys)
@@ -215,14 +216,14 @@ class FeedForward(nn.Module):
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         config = self.config
 
-        def widen(name: str) -> Array:
+        def project(name: str) -> Array:
             shape, axes = (config.d_model, config.d_ff), (EMBED, MLP)
             bias = config.mlp_bias
             return Projection(shape, axes, (MLP,), config, use_bias=bias, name=name)(x)
 
-        hidden = ACTIVATIONS[config.activation](widen("input"))
+        hidden = ACTIVATIONS[config.activation](project("input"))
         if config.gated:
-            hidden *= widen("gate")
+            hidden *= project("gate")
         return Projection(
             (config.d_ff, config.d_model),
             (MLP, EMBED),
@@ -235,7 +236,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward layer, each after a norm and beside a residual."""
+    """A pre-norm transformer block: attention and a feed-forward layer."""
 
     attention_norm: nn.Module
     attention: Attention
@@ -254,8 +255,8 @@ class Block(nn.Module):
         """Runs the block.
 
         Returns:
-          The residual stream after it; then what a scan over blocks stacks: the tokens'
-          keys and values, and the same stream.
+          The residual stream after the block; and the values that a scan over blocks
+          stacks: keys and values of the tokens, and the same residual stream.
         """
         update, keys, values = self.attention(
             self.attention_norm(x), positions, mask, cache, self.layer, earlier
@@ -267,35 +268,35 @@ class Block(nn.Module):
 
 def block_parts(
     config: TransformerConfig,
-    place: Callable[[str], dict[str, Any]],
+    module_arguments: Callable[[str], dict[str, Any]],
     implementation: str = "auto",
     mesh: Mesh | None = None,
 ) -> tuple[nn.Module, Attention, nn.Module, FeedForward]:
     """The modules of a `Block`.
 
     Args:
-      config: of the transformer.
-      place: gives `name` or `parent` of the module of a part; see `norm`.
+      config: configuration of the transformer.
+      module_arguments: returns `name` or `parent` of a module by its part; see `norm`.
       implementation: see `ComputeConfig.attention`.
-      mesh: devices that split rows and heads.
+      mesh: devices that rows and heads are sharded over.
     """
     return (
-        norm(config, **place("attention_norm")),
-        Attention(config, implementation, mesh, **place("attention")),
-        norm(config, **place("mlp_norm")),
-        FeedForward(config, **place("mlp")),
+        norm(config, **module_arguments("attention_norm")),
+        Attention(config, implementation, mesh, **module_arguments("attention")),
+        norm(config, **module_arguments("mlp_norm")),
+        FeedForward(config, **module_arguments("mlp")),
     )
 
 
 def remat_block(remat: str, *, in_scan: bool) -> Any:
-    """`Block`, keeping for its gradient what `ComputeConfig.remat` says."""
+    """`Block` with rematerialization according to `ComputeConfig.remat`."""
     if remat == "none":
         return Block
     policy = {
         "full": None,
         "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     }[remat]
-    # Nothing outside a loop's body can be merged with what it computes again.
+    # Common subexpressions cannot be merged across the body of a scan.
     return nn.remat(Block, policy=policy, prevent_cse=not in_scan)
 
 
@@ -335,12 +336,12 @@ class Transformer(nn.Module):
         self.final_norm = norm(config, name="final_norm")
 
     def _block(self, layer: int) -> Block:
-        """One block, whose parameters lie beside those of the others."""
+        """A block with separate parameters."""
         make = remat_block(self.compute.remat, in_scan=False)
         return make(*self._parts(lambda part: {"name": f"{part}_{layer}"}), layer)
 
     def _scanned(self) -> Any:
-        """All blocks as one that runs `num_layers` times; see `stacking`."""
+        """A scan over all blocks, with stacked parameters; see `stacking`."""
         scanned = nn.scan(
             remat_block(self.compute.remat, in_scan=True),
             variable_axes={"params": 0},
@@ -349,13 +350,15 @@ class Transformer(nn.Module):
             length=self.config.num_layers,
             metadata_params={nn.PARTITION_NAME: LAYER},
         )
-        # Parts without a parent become children of the block.
+        # Modules without a parent become children of the block.
         return scanned(*self._parts(lambda part: {"parent": None}))
 
     def _parts(
-        self, place: Callable[[str], dict[str, Any]]
+        self, module_arguments: Callable[[str], dict[str, Any]]
     ) -> tuple[nn.Module, Attention, nn.Module, FeedForward]:
-        return block_parts(self.config, place, self.compute.attention, self.mesh)
+        return block_parts(
+            self.config, module_arguments, self.compute.attention, self.mesh
+        )
 
     def __call__(
         self,
@@ -364,53 +367,33 @@ class Transformer(nn.Module):
         mask: Bool[Array, "B T U"] | Segments,
         cache: KVCache | None = None,
         earlier: KeyValues | None = None,
-    ) -> tuple[Float[Array, "B T D"], KeyValues]:
+        layers: tuple[int, ...] = (),
+    ) -> tuple[Float[Array, "B T D"], KeyValues, Float[Array, "B T F"]]:
         """Runs T new tokens.
 
         Args:
-          tokens: ids.
-          positions: of each token in the text.
-          mask: what each token sees besides the cache; see `attention`. `Segments`,
-            without a cache, are packed rows, and let `ComputeConfig.attention` choose.
-          cache: the text before them.
-          earlier: U - T draft tokens run before, which come first in `mask`.
+          tokens: token ids.
+          positions: position of each token in the text.
+          mask: the tokens that each token attends to, besides the cache; see
+            `attention`. `Segments` describe packed rows without a cache, for which
+            `ComputeConfig.attention` chooses the implementation.
+          cache: keys and values of the text before them.
+          earlier: keys and values of U - T draft tokens that were run before, which
+            come first in `mask`.
+          layers: layers whose outputs are returned, counted from 0; static.
 
         Returns:
-          The final hidden states, and the new tokens' keys and values, which
-          `commit` appends to the cache.
-        """
-        return self.with_features(tokens, positions, mask, cache, earlier)[:2]
-
-    def with_features(
-        self,
-        tokens: Int[Array, "B T"],
-        positions: Int[Array, "B T"],
-        mask: Bool[Array, "B T U"] | Segments,
-        cache: KVCache | None = None,
-        earlier: KeyValues | None = None,
-        layers: tuple[int, ...] = (),
-    ) -> tuple[Float[Array, "B T D"], KeyValues, Float[Array, "B T F"]]:
-        """As `__call__`, and the residual stream after some layers.
-
-        Args:
-          tokens: see `__call__`, like `positions`, `mask`, `cache` and `earlier`.
-          positions: likewise.
-          mask: likewise.
-          cache: likewise.
-          earlier: likewise.
-          layers: whose outputs to return, counted from 0; static.
-
-        Returns:
-          Final hidden states, keys and values, and the outputs of `layers` in this
-          order, concatenated: F = len(layers) · D, without a norm.
+          The final hidden states; keys and values of the new tokens, which `commit`
+          appends to the cache; and the outputs of `layers` in this order (the residual
+          stream without a norm), concatenated: F = len(layers) · D.
         """
         dtype = self.config.dtype
-        # Rows are cast, not the table: their gradients add up in its precision.
+        # Rows are cast after the lookup: gradients are summed in the table's precision.
         x = self.embedding[tokens].astype(dtype)
         if self.config.rotary is None:
             x += self.position_embedding[positions].astype(dtype)
         if self.compute.scan_layers:
-            # Stacked parameters are for training, which has no cache.
+            # Stacked parameters are used in training, which has no cache.
             assert cache is None
             assert earlier is None
             x, (new, outputs) = self.layers(x, positions, mask)
@@ -427,11 +410,11 @@ class Transformer(nn.Module):
 
     @property
     def softmax_matrix(self) -> Float[Array, "V D"]:
-        """The embedding, if the softmax is tied to it."""
+        """The matrix of the softmax; the embedding if they are tied."""
         return self.embedding if self.config.tied_softmax else self.softmax
 
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
-        """The softmax, tied to the embedding or not; float32."""
+        """Logits, float32."""
         dtype = self.config.dtype
         if self.has_variable("params", DECODING_SOFTMAX):
             matrix = self.get_variable("params", DECODING_SOFTMAX)

@@ -1,4 +1,4 @@
-"""Sizes and choices of a transformer, as a frozen dataclass, and limits of sizes."""
+"""Configuration of a transformer, and limits of its sizes."""
 
 import dataclasses
 from typing import Annotated, Any
@@ -14,8 +14,8 @@ NORMS = ("layer", "rms")
 MOST_TOKENS = 2**24
 """The largest vocabulary."""
 
-# The limits are far above the sizes of published models. Beyond them compiling would
-# not end, or no machine would have the memory.
+# The limits are far above the sizes of published models. Larger models could not be
+# compiled or would not fit into memory.
 Size = Annotated[int, integer(1, 2**20)]
 Tokens = Annotated[int, integer(1, MOST_TOKENS)]
 Heads = Annotated[int, integer(1, 1024)]
@@ -28,10 +28,10 @@ Dtype = Annotated[str, choice(*DTYPES)]
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig(Validated):
-    """A pre-norm decoder-only transformer.
+    """Configuration of a pre-norm decoder-only transformer.
 
-    The defaults are the paper's model, as GPT-2 is built; with `rotary`, `norm="rms"`,
-    `gated` and `activation="silu"` it is a Llama.
+    The defaults are the architecture of GPT-2, which is the paper's; with `rotary`,
+    `norm="rms"`, `gated` and `activation="silu"` it is that of Llama.
 
     Attributes:
       vocab_size: V, number of tokens.
@@ -41,22 +41,23 @@ class TransformerConfig(Validated):
       num_heads: N, query heads.
       num_kv_heads: K, key-value heads; None means N.
       head_dim: H, width of one head; None means D / N.
-      max_length: the longest text in tokens; rows of the position table, if any.
-      activation: of the feed-forward layers: gelu (its tanh form, as GPT-2 has it),
-        silu, relu or gelu_exact.
-      gated: whether the feed-forward layers multiply by a second, linear branch.
+      max_length: length of the longest text in tokens.
+      activation: activation of the feed-forward layers: gelu (the tanh approximation of
+        GPT-2), silu, relu or gelu_exact.
+      gated: whether the feed-forward layers have a linear gate.
       use_bias: whether projections and layer norms have biases.
-      qkv_bias: likewise for queries, keys and values (Qwen2); None means `use_bias`.
-      output_bias: likewise for the projection that ends attention.
-      mlp_bias: likewise for the feed-forward layers.
+      qkv_bias: whether the projections to queries, keys and values have biases (Qwen2);
+        None means `use_bias`.
+      output_bias: the same for the output projection of attention.
+      mlp_bias: the same for the feed-forward layers.
       query_key_norm: whether queries and keys are normalised per head (Qwen3).
-      norm: `layer`, or `rms` (no mean is subtracted, no bias).
-      norm_epsilon: added to the variance.
-      rotary: how positions turn queries and keys; None is a learned table, added to
-        the token embeddings.
-      tied_softmax: whether the softmax is the embedding's transpose.
-      dtype: of activations and matrix products.
-      param_dtype: of the parameters.
+      norm: `layer`, or `rms` (without mean and bias).
+      norm_epsilon: constant that is added to the variance.
+      rotary: rotary positions of queries and keys; None for learned positions, which
+        are added to the token embeddings.
+      tied_softmax: whether the softmax matrix is the embedding.
+      dtype: dtype of activations and matrix products.
+      param_dtype: dtype of the parameters.
     """
 
     vocab_size: Tokens
@@ -82,7 +83,7 @@ class TransformerConfig(Validated):
     param_dtype: Dtype = "float32"
 
     def check_together(self) -> None:
-        """Raises a `UserError` for heads that do not divide the width."""
+        """Raises a `UserError` for incompatible sizes."""
         if self.head_dim is None and self.d_model % self.num_heads:
             raise UserError(
                 f"TransformerConfig.d_model = {self.d_model} is not a multiple of "
@@ -96,7 +97,7 @@ class TransformerConfig(Validated):
         if self.rotary is not None and self.head_width % 2:
             raise UserError(
                 f"TransformerConfig.head_dim = {self.head_width} is odd: rotary "
-                "positions turn pairs."
+                "positions rotate pairs of features."
             )
 
     @property
@@ -121,7 +122,7 @@ def trunk_from_fields(fields: dict[str, Any]) -> TransformerConfig:
 
 
 def check_feature_layers(layers: tuple[int, ...], num_layers: int) -> None:
-    """Raises a `UserError` unless `layers` are different layers of a trunk."""
+    """Raises a `UserError` unless `layers` are distinct layers of a trunk."""
     known = each(integer(0, num_layers - 1), distinct=True)
     if not known.accepts(layers):
         raise UserError(

@@ -13,10 +13,10 @@ import numpy as np
 from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 from bpd_jax.models.attachments import check_vocabulary, fingerprint
-from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.block_heads import softmax_rows
+from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_files import LoadedDrafter
-from bpd_jax.models.heads import softmax_rows
 from bpd_jax.pretrained.drafter_description import describe
 from bpd_jax.pretrained.drafter_layout import (
     DRAFT_TO_TARGET,

@@ -8,7 +8,7 @@ import numpy as np
 
 from bpd_jax import progress
 from bpd_jax.models.blockwise import init_boxed
-from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.partitioning import parameter_shardings, unbox
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.pretrained.llama_layout import Origin, Path

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 
 from bpd_jax import folders
-from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
-from bpd_jax.models.heads import softmax_rows
+from bpd_jax.models.block_heads import softmax_rows
+from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.pretrained.export_folder import as_stored, write_folder
 from bpd_jax.pretrained.medusa_layout import (
     LAYOUTS,

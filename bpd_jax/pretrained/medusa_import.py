@@ -9,7 +9,7 @@ import numpy as np
 
 from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
-from bpd_jax.models.config import BlockHeadsConfig
+from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.pretrained.json_files import Fields
 from bpd_jax.pretrained.medusa_layout import (

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from bpd_jax.decoding.loading import LoadedModel
+from bpd_jax.decoding.loaded_model import LoadedModel
 from bpd_jax.studies.tasks import StudyExample
 
 

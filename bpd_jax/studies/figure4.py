@@ -243,7 +243,7 @@ def _bounded(data: _Figure4Data) -> Judgement | str:
         for trace in record.traces:
             method = method_of(trace.contender)
             shared = [call for call in trace.calls if call.at in bounds]
-            if method.kind in _IN_LATTICE and not method.beside and shared:
+            if method.kind in _IN_LATTICE and not method.lookup and shared:
                 margins += [bounds[call.at] - call.accepted for call in shared]
                 contenders.add(trace.contender)
     if not margins:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from bpd_jax.decoding.generate import Generation
-from bpd_jax.decoding.loading import LoadedModel
+from bpd_jax.decoding.loaded_model import LoadedModel
 from bpd_jax.studies.measure_drafts import ExampleText, replay
 from bpd_jax.studies.study_context import StudyContext
 from bpd_jax.studies.study_records import REPORT, Call, ExplorerRecord, Trace

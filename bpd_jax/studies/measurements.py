@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 from bpd_jax import progress, provenance
-from bpd_jax.decoding.asset_files import OWN_ASSETS
+from bpd_jax.decoding.asset_files import ASSET_FOLDERS
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.metrics.catalog import metric_of
 from bpd_jax.reporting.records import Record
@@ -198,7 +198,7 @@ def measure_latency(context: StudyContext, run: StudyRun, store: Store) -> None:
     if decoder.ngram is None:
         raise UserError(
             f"{config.contenders[0]} has no n-gram model to measure: give one in "
-            f"assets ({', '.join(OWN_ASSETS)})."
+            f"assets ({', '.join(ASSET_FOLDERS)})."
         )
     _same_device(run, run.of(LatencyRecord))
     done = {record.key for record in run.of(LatencyRecord)}

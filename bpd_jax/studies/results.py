@@ -216,5 +216,5 @@ class StudyRun:
 
 
 def drafts_from_lattice(method: Method) -> bool:
-    """Whether all drafts of a method are in the heads' lattice; not for the oracle."""
-    return method.within_lattice and not method.is_oracle
+    """Whether a method's drafts are in the heads' lattice, which the oracle bounds."""
+    return method.within_lattice

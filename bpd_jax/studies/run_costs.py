@@ -9,8 +9,8 @@ n-grams and SET the name of a contender's models, `""` for the model's own.
 """
 
 from bpd_jax.decoding.methods import Method
+from bpd_jax.drafting.lattice import most_prefixes
 from bpd_jax.drafting.refiners.neural import PARALLEL
-from bpd_jax.drafting.searches.chains import most_prefixes
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.token_cost import CONTEXTS, Cost, ModelSize, cost
 from bpd_jax.studies.results import StudyRun

@@ -5,7 +5,7 @@ import pathlib
 
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.token_cost import model_size
-from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.reporting.records import Facts
 from bpd_jax.studies.run_files import HEADER, read_header
 from bpd_jax.studies.study_context import StudyContext

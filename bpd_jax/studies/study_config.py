@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from bpd_jax.decoding.asset_files import OWN_ASSETS
+from bpd_jax.decoding.asset_files import ASSET_FOLDERS
 from bpd_jax.decoding.methods import Method, parse_method
 from bpd_jax.decoding.options import DecodeConfig
 from bpd_jax.errors import UserError
@@ -193,10 +193,10 @@ class StudyConfig(Validated):
         self._check_tuners()
         for name, models in self.assets.items():
             for kind in models:
-                if kind not in OWN_ASSETS:
+                if kind not in ASSET_FOLDERS:
                     raise UserError(
                         f"assets[{name!r}] has the unknown kind {kind!r}: use "
-                        f"{', '.join(OWN_ASSETS)}."
+                        f"{', '.join(ASSET_FOLDERS)}."
                     )
         for name in set(self.speculative) - set(self.contenders):
             raise UserError(

@@ -19,9 +19,10 @@ from bpd_jax.api import LanguageModel
 from bpd_jax.buckets import as_path
 from bpd_jax.data.prompts import read_prompts_file
 from bpd_jax.data.row_sources import WHOLE, Shard
-from bpd_jax.decoding.asset_files import OWN_ASSETS
+from bpd_jax.decoding.asset_files import ASSET_FOLDERS
 from bpd_jax.decoding.decoder import GREEDY, Decoder
-from bpd_jax.decoding.loading import LoadedModel, load_model
+from bpd_jax.decoding.loaded_model import LoadedModel
+from bpd_jax.decoding.loading import load_model
 from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.recording import RecordedText, padded_sizes, record_text
@@ -205,7 +206,7 @@ class StudyContext:
         """A digest of the files of a contender's models, and of its tuned weights."""
         parsed = parse_contender(name)
         needs = parsed.method.with_source(self.config.source).needs
-        kinds = tuple(kind for kind in OWN_ASSETS if kind in needs)
+        kinds = tuple(kind for kind in ASSET_FOLDERS if kind in needs)
         key = (parsed.assets, kinds)
         if key not in self._made_with:
             self._made_with[key] = self._models_digest(name, kinds)
@@ -223,7 +224,11 @@ class StudyContext:
             for kind in kinds:
                 loaded = self.loaded(task or self.config.tasks[0])
                 folder = folders.get(kind, "").replace(TASK_FIELD, task)
-                path = as_path(folder) if folder else loaded.own(OWN_ASSETS[kind])
+                path = (
+                    as_path(folder)
+                    if folder
+                    else loaded.find_asset(ASSET_FOLDERS[kind])
+                )
                 if path is not None:
                     digest.update(f"{task} {kind} {content_digest(path)}\n".encode())
         return digest.hexdigest()
@@ -293,7 +298,7 @@ class StudyContext:
             loaded.end_of_text,
             [example.input_ids.tolist() for example in examples],
         ]
-        drafter = loaded.own(OWN_ASSETS["drafter"])
+        drafter = loaded.find_asset(ASSET_FOLDERS["drafter"])
         if config.source == "block" and drafter is not None:
             facts.append(content_digest(drafter))
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

@@ -87,7 +87,7 @@ def _printed_tables(timings: Timings) -> list[Table]:
             for name in timings.contenders(0.0)
             if name != GREEDY.name
             and method_of(name).kind == _KINDS[method]
-            and method_of(name).beside is None
+            and method_of(name).lookup is None
         ]
         # The authors refine the block before Medusa's tree (slides).
         counterparts.sort(key=lambda name: method_of(name).setting("order") != BLOCK)

@@ -20,7 +20,7 @@ import numpy as np
 
 from bpd_jax.data import text_readers
 from bpd_jax.data.example_task import DATASETS, SEPARATOR, ExampleTask
-from bpd_jax.decoding.loading import LoadedModel
+from bpd_jax.decoding.loaded_model import LoadedModel
 from bpd_jax.errors import UserError
 from bpd_jax.studies.study_records import REPORT, TUNE
 

@@ -35,6 +35,7 @@ from bpd_jax.typing import PyTree
 TORN = "orbax-checkpoint-tmp"
 # Orbax writes this file last under gs://, where folders cannot be renamed.
 _COMMITTED = "commit_success.txt"
+_DESCRIPTION = "_CHECKPOINT_METADATA"
 DIGESTS = "digests.json"
 _READERS = 4  # files hashed at once
 _LEAST_SLICE = 1 << 20  # bytes
@@ -77,22 +78,36 @@ def open_folder(folder: pathlib.Path, **options: Any) -> ocp.CheckpointManager:
       options: options of `CheckpointManagerOptions`.
 
     Raises:
-      UserError: the folder is under gs:// and gcsfs is not installed.
+      UserError: the description of a checkpoint is damaged; or the folder is under
+        gs:// and gcsfs is not installed.
     """
     quiet_saves()
     _write_small_arrays_whole()
     if isinstance(folder, BucketPath):
         _reach_buckets()
-    return ocp.CheckpointManager(
-        str(folder),
-        options=ocp.CheckpointManagerOptions(**options),
-        # With handlers, metadata can be read before anything is saved.
-        item_handlers={
-            "params": ocp.StandardCheckpointHandler(),
-            "optimizer": ocp.StandardCheckpointHandler(),
-            "data": ocp.JsonCheckpointHandler(),
-        },
-    )
+    try:
+        return ocp.CheckpointManager(
+            str(folder),
+            options=ocp.CheckpointManagerOptions(**options),
+            # With handlers, metadata can be read before anything is saved.
+            item_handlers={
+                "params": ocp.StandardCheckpointHandler(),
+                "optimizer": ocp.StandardCheckpointHandler(),
+                "data": ocp.JsonCheckpointHandler(),
+            },
+        )
+    except Exception:  # Orbax accepts some damage of a description, but not all.
+        _check_descriptions(folder)
+        raise
+
+
+def _check_descriptions(folder: pathlib.Path) -> None:
+    """Raises a `UserError` if Orbax's description of a checkpoint is not JSON."""
+    for step in whole_steps(folder):
+        path = folder / str(step) / _DESCRIPTION
+        if path.exists():
+            with _reading(path):
+                files.read_json(path)
 
 
 @functools.cache

@@ -23,8 +23,8 @@ from orbax.checkpoint import checkpoint_managers
 from bpd_jax.buckets import BucketPath, as_path
 from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise import parameter_shapes
+from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.compute import ComputeConfig
-from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.stacking import unstack_layers
 from bpd_jax.training.checkpoint_files import (
     TORN,

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from bpd_jax.models.config import BlockwiseConfig
-from bpd_jax.models.heads import apply_head
+from bpd_jax.models.block_heads import apply_head
+from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.partitioning import BATCH_SPEC
 from bpd_jax.training.softmax_chunks import Chunk, LossLayout, LossSums, product
 from bpd_jax.typing import Array, Bool, Float, Int, Params

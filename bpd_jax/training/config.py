@@ -5,8 +5,8 @@ from typing import Annotated
 
 from bpd_jax.data.example_task import DataTask
 from bpd_jax.errors import UserError
+from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.compute import ComputeConfig
-from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.partitioning import MeshConfig
 from bpd_jax.settings import (
     Count,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from bpd_jax.data.rows import Batch
 from bpd_jax.errors import UserError
-from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.typing import Array, Float, Int, Params
 

@@ -25,7 +25,7 @@ from bpd_jax.data import tokenizer
 from bpd_jax.errors import UserError
 from bpd_jax.models.attachments import by_path
 from bpd_jax.models.blockwise import parameter_shapes
-from bpd_jax.models.config import BlockwiseConfig, load_config, save_config
+from bpd_jax.models.blockwise_config import BlockwiseConfig, load_config, save_config
 from bpd_jax.training import checkpoints, run_folder
 from bpd_jax.typing import Params
 

@@ -9,10 +9,10 @@ from jax.sharding import Mesh
 
 from bpd_jax.data.rows import Batch
 from bpd_jax.models.attention import Segments
+from bpd_jax.models.block_heads import softmax_rows
 from bpd_jax.models.blockwise import BlockwiseLM
+from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.compute import ComputeConfig
-from bpd_jax.models.config import BlockwiseConfig
-from bpd_jax.models.heads import softmax_rows
 from bpd_jax.models.products import float32_sums, on_cpu
 from bpd_jax.settings import Count, Validated, choice
 from bpd_jax.training.chunked_loss import best_tokens, heads_loss, heads_sums
@@ -245,7 +245,6 @@ def _run(
         jnp.asarray(batch.positions),
         Segments(jnp.asarray(batch.segment_ids)),
         layers=model.feature_layers,
-        method="with_features",
     )
     parts = [_Part(params.get("heads"), hidden)]
     if blocks is not None:

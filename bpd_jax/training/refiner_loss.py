@@ -11,10 +11,10 @@ import jax.numpy as jnp
 
 from bpd_jax.data.rows import Batch
 from bpd_jax.models.attention import causal_mask
+from bpd_jax.models.block_heads import softmax_rows
 from bpd_jax.models.blockwise import BlockwiseLM
-from bpd_jax.models.config import BlockwiseConfig
-from bpd_jax.models.heads import softmax_rows
-from bpd_jax.models.refiners import (
+from bpd_jax.models.blockwise_config import BlockwiseConfig
+from bpd_jax.models.trained_refiners import (
     HydraConfig,
     RecurrentConfig,
     RefinerConfig,
@@ -63,7 +63,7 @@ def freeze_rows(
     """
     tokens, segment_ids, positions, loss_mask = (jnp.asarray(x) for x in batch)
     variables = {"params": base}
-    hidden, _ = BlockwiseLM(model).apply(
+    hidden, *_ = BlockwiseLM(model).apply(
         variables, tokens, positions, causal_mask(segment_ids)
     )
     states = BlockwiseLM(model).apply(variables, hidden, method="head_states")

@@ -4,8 +4,8 @@ import dataclasses
 from typing import Annotated
 
 from bpd_jax.errors import UserError
-from bpd_jax.models.config import BlockwiseConfig
-from bpd_jax.models.refiners import KINDS, RefinerConfig
+from bpd_jax.models.blockwise_config import BlockwiseConfig
+from bpd_jax.models.trained_refiners import KINDS, RefinerConfig
 from bpd_jax.models.transformer_config import Rank, Size
 from bpd_jax.settings import Count, Natural, Positive, Validated, choice
 

@@ -18,7 +18,7 @@ from bpd_jax.buckets import as_path
 from bpd_jax.data.rows import Batch, PackedRows, RowIterator, open_rows
 from bpd_jax.errors import UserError
 from bpd_jax.models.attachments import fingerprint
-from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.training.heads.batches import (
     PositionBatch,
     cached_batches,

@@ -6,7 +6,7 @@ from jax.sharding import Mesh
 
 from bpd_jax.data.rows import PackedRows, make_batch
 from bpd_jax.models.blockwise import count_parameters
-from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.disk_space import bytes_per_device, state_bytes
 from bpd_jax.training.loss import blockwise_loss

@@ -18,7 +18,7 @@ from bpd_jax.data import tokenizer
 from bpd_jax.data.rows import open_rows
 from bpd_jax.data.text_task import SPLITS
 from bpd_jax.errors import UserError
-from bpd_jax.models.config import load_config, save_config
+from bpd_jax.models.blockwise_config import load_config, save_config
 from bpd_jax.training import checkpoints, metrics, run_lock, watch
 from bpd_jax.training.config import TrainConfig
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.partitioning import BATCH_SPEC
 from bpd_jax.models.products import on_cpu, summed_rows
 from bpd_jax.typing import Array, Bool, Float, Int

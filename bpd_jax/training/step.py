@@ -10,8 +10,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bpd_jax.data.rows import Batch
 from bpd_jax.errors import UserError
+from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.compute import ComputeConfig
-from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.partitioning import BATCH_SPEC, replicated
 from bpd_jax.training.loss import (
     HeadSums,

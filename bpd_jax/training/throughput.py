@@ -2,8 +2,8 @@
 
 import jax
 
-from bpd_jax.models.config import BlockwiseConfig
-from bpd_jax.models.flops import train_flops
+from bpd_jax.models.blockwise_config import BlockwiseConfig
+from bpd_jax.models.model_flops import train_flops
 
 # Dense bfloat16 FLOP/s per jax device, from the vendors' data sheets. Keys are prefixes
 # of `device_kind`; the longest matching prefix counts.

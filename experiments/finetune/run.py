@@ -32,7 +32,8 @@ from bpd_jax.data.prompts import held_out_prompts
 from bpd_jax.data.rows import PackedRows, open_rows
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import Generation
-from bpd_jax.decoding.loading import LoadedModel, load_model
+from bpd_jax.decoding.loaded_model import LoadedModel
+from bpd_jax.decoding.loading import load_model
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.errors import UserError

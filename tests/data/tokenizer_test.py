@@ -166,6 +166,8 @@ def test_bad_tokenizer_files(small, tmp_path):
         path.write_bytes(data)
         with pytest.raises(UserError, match=r"tokenizer\.json is not a tokenizer"):
             Tokenizer.load(path)
+    with pytest.raises(UserError, match="more than 134,217,728 bytes"):
+        Tokenizer.load("/dev/zero")
     fields = json.loads(small.to_json())
     fields["model"]["vocab"]["far"] = 4_000_000_000
     path.write_text(json.dumps(fields))

@@ -16,7 +16,7 @@ from bpd_jax.drafting.assets import Assets
 from bpd_jax.errors import UserError
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.blockwise import parameter_shapes
-from bpd_jax.models.config import BlockHeadsConfig
+from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.functions import ModelFunctions
 
 LAYERS = (0, 1)
@@ -33,7 +33,7 @@ def decoder(make_model, make_drafter):
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def drafted(model, functions, params, drafter_params, tokens, length, certain):
     mask = causal_mask(jnp.ones_like(tokens))
-    _, _, features = model.forward_with_features(
+    _, _, features = model.forward(
         params, tokens, jnp.arange(LONGEST)[None], mask, layers=LAYERS
     )
     cache = functions.prefill(drafter_params, features, length[None], 64)
@@ -130,7 +130,7 @@ def test_conditioned_heads_read_the_last_accepted_token(make_model, make_prompts
     @jax.jit
     def candidates(tokens, end, certain):
         mask = causal_mask(jnp.ones_like(tokens))
-        hidden, _, features = functions.forward_with_features(
+        hidden, _, features = functions.forward(
             params, tokens, jnp.arange(LONGEST)[None], mask, layers=(0,)
         )
         last = hidden[:, end - 1], features[:, end - 1]

@@ -11,13 +11,13 @@ import pytest
 
 from bpd_jax.drafting.assets import AttachedDrafter
 from bpd_jax.models.blockwise import parameter_shapes
+from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, KVCache
-from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions, with_softmax
 from bpd_jax.models.functions import ModelFunctions, top_candidates
 from bpd_jax.models.refiner_files import LoadedRefiner
-from bpd_jax.models.refiners import KINDS, init_refiner
+from bpd_jax.models.trained_refiners import KINDS, init_refiner
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.katz import estimate_katz
@@ -51,9 +51,10 @@ class ScriptedModel:
             lengths=jnp.zeros(batch, jnp.int32),
         )
 
-    def forward(self, params, tokens, positions, mask, cache=None):
+    def forward(self, params, tokens, positions, mask, cache=None, *, layers=()):
         kv = tokens[None, :, :, None, None].astype(jnp.float32)
-        return positions[..., None].astype(jnp.float32), KeyValues(kv, kv)
+        hidden = positions[..., None].astype(jnp.float32)
+        return hidden, KeyValues(kv, kv), jnp.zeros((*tokens.shape, 0))
 
     def next_token_logits(self, params, hidden):
         return self._one_hot(self.greedy_tokens(params, hidden))

@@ -14,15 +14,14 @@ from bpd_jax.data.generations import (
 )
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.distillation import (
-    answered,
-    continue_prompts,
+    answered_prompts,
+    conversation_opening,
     distill,
-    make_up_prompts,
-    opening_of,
-    order_of,
+    generate_prompts,
+    shuffled_indices,
 )
 from bpd_jax.decoding.options import DecodeOptions
-from bpd_jax.decoding.refill import padded_length
+from bpd_jax.decoding.refill import bucketed_length
 from bpd_jax.errors import UserError
 
 OPTIONS = DecodeOptions(max_new_tokens=9, end_of_text=0, batch_size=3)
@@ -41,31 +40,33 @@ def prompts():
 
 
 def test_padding_grows_by_halves_and_holds_the_length():
-    sizes = [padded_length(length) for length in range(1, 5000)]
+    sizes = [bucketed_length(length) for length in range(1, 5000)]
     assert all(size >= length for length, size in enumerate(sizes, 1))
     shapes = sorted(set(sizes))
     assert all(b <= 1.67 * a for a, b in itertools.pairwise(shapes))
     assert len(shapes) < 14
 
 
-def test_the_order_is_a_drawn_one_of_all_prompts(prompts):
-    order = order_of(prompts, seed=1)
+def test_indices_are_shuffled_by_the_seed(prompts):
+    order = shuffled_indices(prompts, seed=1)
     assert sorted(order) == list(range(7))
-    assert order_of(prompts, seed=1) == order != order_of(prompts, seed=2)
+    assert (
+        shuffled_indices(prompts, seed=1) == order != shuffled_indices(prompts, seed=2)
+    )
 
 
 def texts_of(folder):
-    found = open_generations(folder)
+    texts = open_generations(folder)
     return {
-        int(index): (found[row][:length].tolist(), found[row][length:].tolist())
+        int(index): (texts[row][:length].tolist(), texts[row][length:].tolist())
         for row, (index, length) in enumerate(
-            zip(found.indices, found.prompt_lengths, strict=True)
+            zip(texts.indices, texts.prompt_lengths, strict=True)
         )
     }
 
 
 @pytest.mark.parametrize("temperature", [0, 1.5])
-def test_a_stopped_run_goes_on_with_the_prompts_that_are_left(
+def test_a_stopped_run_resumes_with_the_remaining_prompts(
     model, prompts, tmp_path, temperature
 ):
     options = dataclasses.replace(OPTIONS, temperature=temperature)
@@ -77,17 +78,17 @@ def test_a_stopped_run_goes_on_with_the_prompts_that_are_left(
     class Stopped(Exception):
         pass
 
-    told = []
+    counts = []
 
     def stop(tokens):
-        told.append(tokens)
-        if len(told) == 5:
+        counts.append(tokens)
+        if len(counts) == 5:
             raise Stopped
 
-    order = order_of(prompts, 0)
+    order = shuffled_indices(prompts, 0)
     with pytest.raises(Stopped):
         distill(task, prompts, order, tmp_path, texts_per_shard=2, on_progress=stop)
-    done = answered(prompts, tmp_path)
+    done = answered_prompts(prompts, tmp_path)
     # The fifth text was in a shard that was not full.
     assert len(done) == 4 == len(open_generations(tmp_path))
     waiting = [index for index in order if index not in done]
@@ -97,56 +98,49 @@ def test_a_stopped_run_goes_on_with_the_prompts_that_are_left(
         index: (text.input_ids.tolist(), text.output_ids.tolist())
         for index, text in enumerate(plain)
     }
-    assert sum(told[:4]) == sum(len(texts_of(tmp_path)[index][1]) for index in done)
+    assert sum(counts[:4]) == sum(len(texts_of(tmp_path)[index][1]) for index in done)
 
 
 def test_shards_without_indices_are_known_by_their_prompts(prompts, tmp_path):
     write_header(tmp_path, base="b", vocab_size=13, facts={})
-    assert answered(prompts, tmp_path) == set()
+    assert answered_prompts(prompts, tmp_path) == set()
     write_shard(tmp_path, 0, [prompts[4], prompts[0]], [7, 5])
-    assert answered(prompts, tmp_path) == {0, 4}
+    assert answered_prompts(prompts, tmp_path) == {0, 4}
     # A prompt that stands there twice is answered as often as it is in the shards.
-    assert answered([prompts[4], *prompts], tmp_path) == {0, 1}
+    assert answered_prompts([prompts[4], *prompts], tmp_path) == {0, 1}
 
 
 def test_indices_of_other_prompts_do_not_count(prompts, tmp_path):
     write_header(tmp_path, base="b", vocab_size=13, facts={})
     write_shard(tmp_path, 0, [prompts[4], np.array([12, 12], np.int32)], [7, 2], [1, 2])
-    assert answered(prompts, tmp_path) == {1, 2}
-    assert answered(prompts, tmp_path, same_prompts=False) == {4}
+    assert answered_prompts(prompts, tmp_path) == {1, 2}
+    assert answered_prompts(prompts, tmp_path, same_prompts=False) == {4}
 
 
-def test_made_up_prompts_differ_and_end_before_their_end_token(model):
+def test_generated_prompts_differ_and_exclude_the_end_token(model):
     options = dataclasses.replace(OPTIONS, temperature=1.5, max_new_tokens=20)
     task = Decoder(model.functions, model.params, width=4).task(GREEDY, options)
     opening = np.array([3, 4], np.int32)
-    told = []
-    found = make_up_prompts(task, opening, 5, 8, told.append)
-    assert len({tuple(words) for words in found}) == len(found) == 5
-    assert sum(told) == 5
-    for words in found:
+    counts = []
+    texts = generate_prompts(task, opening, 5, 8, counts.append)
+    assert len({tuple(words) for words in texts}) == len(texts) == 5
+    assert sum(counts) == 5
+    for words in texts:
         assert 0 not in words
         assert 4 <= len(words) < 20
-    again = make_up_prompts(task, opening, 5, 8)
-    assert [words.tolist() for words in again] == [words.tolist() for words in found]
+    again = generate_prompts(task, opening, 5, 8)
+    assert [words.tolist() for words in again] == [words.tolist() for words in texts]
 
 
-def test_a_model_without_ideas_is_told(model):
-    # Greedily it says the same every time.
+def test_repeated_prompts_are_an_error(model):
+    # Greedy decoding generates the same prompt every time.
     task = Decoder(model.functions, model.params, width=4).task(GREEDY, OPTIONS)
-    with pytest.raises(UserError, match=r"made up [01] prompts, and then none"):
-        make_up_prompts(task, np.array([3], np.int32), 2, 2)
+    with pytest.raises(UserError, match=r"generated [01] prompts, and then no new"):
+        generate_prompts(task, np.array([3], np.int32), 2, 2)
 
 
-def test_a_batch_may_have_fewer_prompts_than_rows(model, prompts):
-    task = Decoder(model.functions, model.params, width=4).task(GREEDY, OPTIONS)
-    [alone] = continue_prompts(task, prompts, [2], 1, 64)
-    [among] = continue_prompts(task, prompts, [2], 3, 64)
-    assert alone.tolist() == among.tolist()
+def test_an_opening_ends_before_the_message_of_the_user():
+    def render(message: str) -> str:
+        return f"<|system|>be kind<|user|>{message}<|assistant|>"
 
-
-def test_an_opening_ends_where_the_user_would_speak():
-    def render(words: str) -> str:
-        return f"<|system|>be kind<|user|>{words}<|assistant|>"
-
-    assert opening_of(render) == "<|system|>be kind<|user|>"
+    assert conversation_opening(render) == "<|system|>be kind<|user|>"

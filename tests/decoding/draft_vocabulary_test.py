@@ -13,11 +13,11 @@ from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.replay import record
 from bpd_jax.drafting.assets import Assets
 from bpd_jax.errors import UserError
-from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
+from bpd_jax.models.block_heads import init_heads
+from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.models.heads import init_heads
 from bpd_jax.models.refiner_files import LoadedRefiner
-from bpd_jax.models.refiners import HydraConfig, MarkovConfig, init_refiner
+from bpd_jax.models.trained_refiners import HydraConfig, MarkovConfig, init_refiner
 
 VOCABULARY = np.array([0, 2, 3, 5, 7, 8, 11], np.int32)
 

@@ -10,8 +10,8 @@ from bpd_jax.errors import UserError
 @pytest.mark.parametrize(
     "name, message",
     [
-        ("nowhere", "there is no model 'nowhere': nowhere does not exist; give a run"),
-        ("demo", r"runs/demo does not exist \(make train-demo trains it\)"),
+        ("nowhere", "there is no model 'nowhere': nowhere is not a file or folder"),
+        ("demo", r"runs/demo is not a file or folder \(make train-demo trains it\)"),
     ],
 )
 def test_a_missing_model_is_named(name, message, tmp_path, monkeypatch):

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from bpd_jax.decoding import generate
 from bpd_jax.decoding.aliases import ALIASES
+from bpd_jax.decoding.decode_loop import decode_loop
 from bpd_jax.decoding.decoder import Decoder
-from bpd_jax.decoding.loop import decode_loop
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import BATCHED, SPECULATIVE, TREE, DecodeOptions
 from bpd_jax.drafting.assets import Assets, SmallModel
@@ -24,7 +24,8 @@ from bpd_jax.drafting.parts import parts
 from bpd_jax.evaluation.equality import differences, first_difference
 from bpd_jax.models.blockwise import init_boxed
 from bpd_jax.models.partitioning import MeshConfig, make_mesh, parameter_shardings
-from bpd_jax.models.refiners import KINDS
+from bpd_jax.models.rotary import RotaryConfig
+from bpd_jax.models.trained_refiners import KINDS
 
 # Each with the least sizes that leave it something to go wrong with.
 METHODS = [
@@ -215,6 +216,22 @@ def test_other_layouts(make_decoder, name, options):
 def test_chains_sampled_alone(make_decoder, name):
     options = {"verification": BATCHED, "temperature": 0.9, "top_k": 9}
     check_all(make_decoder, name, 3, batch_size=1, **options)
+
+
+# The architecture of Llama; other tests use that of GPT-2.
+LLAMA = {
+    "num_kv_heads": 1,
+    "activation": "silu",
+    "gated": True,
+    "use_bias": False,
+    "norm": "rms",
+    "rotary": RotaryConfig(100.0, 1.0, "llama3", 8.0, 16),
+    "tied_softmax": False,
+}
+
+
+def test_llama(make_decoder):
+    check_all(lambda seed: make_decoder(seed, **LLAMA), "medusa:8", 2, batch_size=5)
 
 
 @pytest.mark.parametrize("block_size", [2, 7])

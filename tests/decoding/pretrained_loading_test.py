@@ -11,15 +11,15 @@ import pytest
 
 from bpd_jax import api
 from bpd_jax.decoding import loading
-from bpd_jax.decoding.asset_files import load_assets, own_tuning
+from bpd_jax.decoding.asset_files import find_tuning, load_assets
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.errors import UserError
 from bpd_jax.models.attachments import fingerprint
-from bpd_jax.models.config import BlockHeadsConfig
-from bpd_jax.models.heads import init_heads
+from bpd_jax.models.block_heads import init_heads
+from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.heads_files import save_heads
 from bpd_jax.models.refiner_files import save_refiner
-from bpd_jax.models.refiners import MarkovConfig, init_refiner
+from bpd_jax.models.trained_refiners import MarkovConfig, init_refiner
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "pretrained" / "golden"
 HEADS = BlockHeadsConfig(num_heads=4, hidden=8, draft_vocabulary=24)
@@ -109,16 +109,16 @@ def test_accuracies_of_other_heads_are_not_used(folder, tmp_path):
     facts = {"accuracies": [[0.9, 0.05]], "heads": headed.heads_identity}
     tuning = own / "drafting.json"
     tuning.write_text(json.dumps(facts))
-    assert own_tuning(headed) == tuning
+    assert find_tuning(headed) == tuning
     assert load_assets(headed).accuracies == ((0.9, 0.05),)
     given = load_model(str(folder), str(tmp_path / "other"))
-    assert own_tuning(given) is None
+    assert find_tuning(given) is None
     assert load_assets(given).accuracies == given.accuracies
     # Heads that lie where the old ones lay are others too.
     shutil.rmtree(own / "heads")
-    assert own_tuning(load_model(str(folder))) is None
+    assert find_tuning(load_model(str(folder))) is None
     shutil.copytree(tmp_path / "other", own / "heads")
-    assert own_tuning(load_model(str(folder))) is None
+    assert find_tuning(load_model(str(folder))) is None
     for damaged in ("{", "[]"):
         tuning.write_text(damaged)
         with pytest.raises(UserError, match=r"drafting.json .* run bpd_jax.tune again"):
@@ -206,6 +206,6 @@ def test_what_the_user_made_comes_before_what_is_shipped(folder, monkeypatch, tm
     for shelf in ("shipped", "mine"):
         (tmp_path / shelf / "ngram").mkdir(parents=True)
     both = (tmp_path / "mine", tmp_path / "shipped")
-    found = dataclasses.replace(loaded, shelves=both)
-    assert found.own("ngram") == tmp_path / "mine" / "ngram"
-    assert found.own("rescorer") is None
+    found = dataclasses.replace(loaded, asset_folders=both)
+    assert found.find_asset("ngram") == tmp_path / "mine" / "ngram"
+    assert found.find_asset("rescorer") is None

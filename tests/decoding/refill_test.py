@@ -61,27 +61,26 @@ def test_texts_are_those_of_decoding(
 
 
 def test_rows_are_refilled_before_the_longest_text_ends(model, prompts, monkeypatch):
-    """Texts of 1 and of 9 tokens: a batch of two takes far fewer turns than two rows
-    that wait for each other."""
+    """With texts of 1 and of 9 tokens, few rows of a batch of two are idle."""
     decoder = Decoder(model.functions, model.params, width=4)
     task = decoder.task(GREEDY, dataclasses.replace(OPTIONS, batch_size=2))
     plain = decoder.decode(GREEDY, prompts, OPTIONS)
     tokens = sum(len(text.output_ids) for text in plain)
-    turns = []
+    calls = []
     run = type(task).run
 
-    def counted(self, state, max_turns=None, enough=None):
+    def counted(self, state, max_calls=None, done_rows=None):
         before = np.asarray(state.calls)
-        # A row's calls count from when it was filled, so the largest gain is the turns.
-        state = run(self, state, max_turns, enough)
-        turns.append(int((np.asarray(state.calls) - before).max()))
+        # The calls of a row are counted from when it was filled.
+        state = run(self, state, max_calls, done_rows)
+        calls.append(int((np.asarray(state.calls) - before).max()))
         return state
 
     monkeypatch.setattr(type(task), "run", counted)
     texts = dict(decode_refilled(task, prompts, range(len(prompts))))
     assert len(texts) == len(prompts)
-    # Two rows work at every turn but for the last text of the round.
-    assert sum(turns) <= tokens / 2 + OPTIONS.max_new_tokens
+    # Both rows are in use, except during the last text of the round.
+    assert sum(calls) <= tokens / 2 + OPTIONS.max_new_tokens
 
 
 def test_rounds_hold_every_prompt_once_sorted_by_padding(prompts):
@@ -89,7 +88,7 @@ def test_rounds_hold_every_prompt_once_sorted_by_padding(prompts):
     assert [len(chosen) for chosen in rounds] == [5, 4]
     assert sorted(index for chosen in rounds for index in chosen) == list(range(9))
     for chosen in rounds:
-        sizes = [refill.padded_length(LENGTHS[index]) for index in chosen]
+        sizes = [refill.bucketed_length(LENGTHS[index]) for index in chosen]
         assert sizes == sorted(sizes)
 
 

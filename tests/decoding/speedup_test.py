@@ -120,7 +120,7 @@ def test_what_loses_anyhow_is_not_timed_and_comes_last(decoder, replay, costs):
     assert [p.draft_seconds for p in found] == [0.0, None, None]
     assert found[0].speedup == 1.0 > max(found[1].speedup, found[2].speedup)
     # The oracle says nothing about drafts from elsewhere.
-    assert [p.tried for p in found] == [True, True, False]
+    assert [p.replayed for p in found] == [True, True, False]
 
 
 def test_one_replay_serves_all_batch_sizes(decoder, make_prompts, costs, monkeypatch):
@@ -150,7 +150,7 @@ def test_what_cannot_be_the_fastest_is_not_replayed(decoder, replay, costs):
     """A pass over several tokens is dear, yet not over the four of BPD."""
     costs(lambda size: 0.010 if size <= 4 else 1.0)
     found = predict(decoder, replay, [BPD, SEVERAL], [1])[1]
-    assert {p.method: p.tried for p in found} == {
+    assert {p.method: p.replayed for p in found} == {
         GREEDY: True,
         BPD: True,
         SEVERAL: False,
@@ -207,7 +207,7 @@ def test_drafting_that_does_not_pay_is_not_chosen(decoder, prompts, costs):
     assert choice.method == GREEDY
     assert told == [GREEDY, BPD]
     assert str(choice).startswith(
-        "greedy: drafting does not pay here; the best would be bpd, predicted at most "
+        "greedy: no method is predicted to be faster; bpd, predicted at most "
     )
     assert "\n" not in str(choice)
 
@@ -235,7 +235,7 @@ def test_a_choice_in_words():
     )
     choice = Choice.among([plain, prediction("bpd", 0.8, None)])
     assert str(choice) == (
-        "greedy: drafting does not pay here; the best would be bpd, predicted at most "
+        "greedy: no method is predicted to be faster; bpd, predicted at most "
         "0.80 times plain decoding (block efficiency 2.00, a call over 8 tokens 12.00 "
         "ms, drafting free)."
     )
@@ -244,7 +244,7 @@ def test_a_choice_in_words():
 def test_plain_decoding_may_be_all_there_is():
     choice = Choice.among([prediction("greedy", 1.0, 0.0)])
     assert choice.method == GREEDY
-    assert str(choice) == "greedy: there was no other method to choose from."
+    assert str(choice) == "greedy: there is no other method to choose from."
 
 
 def test_the_oracle_is_not_chosen():
@@ -263,7 +263,7 @@ def test_there_must_be_prompts(decoder):
 
 
 def test_what_cannot_be_predicted_is_told_at_once(decoder, prompts):
-    for name, said in (("lookahead", "cannot be replayed"), ("auto", "name the")):
+    for name, said in (("lookahead", "cannot be replayed"), ("auto", "name a method")):
         with pytest.raises(UserError, match=said):
             choose_method(decoder, prompts, OPTIONS, methods=[parse_method(name)])
 

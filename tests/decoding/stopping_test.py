@@ -13,8 +13,7 @@ from bpd_jax.decoding.generate import Task, generate
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.stopping import StopTable, cut_at_stop
-from bpd_jax.drafting.path_drafter import PathDrafter
-from bpd_jax.drafting.paths import Paths
+from bpd_jax.drafting.path_drafter import PathDrafter, Paths
 from bpd_jax.drafting.searches.best import ExactBest
 from bpd_jax.drafting.sources.heads import HeadsSource
 from bpd_jax.errors import UserError

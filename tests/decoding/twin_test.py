@@ -31,7 +31,7 @@ class Reader:
         def read(tokens, last):
             positions = jnp.arange(64)[None]
             mask = jnp.tril(jnp.ones((1, 64, 64), bool))
-            hidden, _ = functions.forward(params, tokens[None], positions, mask)
+            hidden, *_ = functions.forward(params, tokens[None], positions, mask)
             state = hidden[:, last]
             heads = functions.block_candidates(params, state, BLOCK, WIDTH)
             return functions.greedy_tokens(params, state)[0], *(x[0] for x in heads)

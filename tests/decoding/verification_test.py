@@ -8,24 +8,24 @@ import numpy as np
 import pytest
 
 from bpd_jax.decoding import verification
-from bpd_jax.decoding.decoder import Decoder
-from bpd_jax.decoding.loop import (
+from bpd_jax.decoding.decode_loop import (
     Weights,
     decode_on_device,
     decode_with_host,
     prefill,
 )
+from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import BATCHED, TREE, DecodeOptions, StepOptions
 from bpd_jax.decoding.sampling import row_keys
 from bpd_jax.decoding.verification import chain_states, tree_states
 from bpd_jax.drafting.assets import Assets
+from bpd_jax.drafting.draft_tree import from_drafts
+from bpd_jax.drafting.engines.host import HostDrafter
 from bpd_jax.drafting.engines.viterbi import ViterbiEngine
 from bpd_jax.drafting.lattice import Drafts
 from bpd_jax.drafting.merging import merge_prefixes
-from bpd_jax.drafting.searches.host_drafter import HostDrafter
 from bpd_jax.drafting.sources.heads import HeadsSource
-from bpd_jax.drafting.tree import from_drafts
 
 
 @pytest.mark.parametrize(

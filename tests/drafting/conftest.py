@@ -14,11 +14,11 @@ import pytest
 
 from bpd_jax.drafting.interface import BoundModel, Prompts, View
 from bpd_jax.drafting.lattice import Lattice
-from bpd_jax.drafting.searches.beam import BeamSearch
+from bpd_jax.drafting.searches.beam_search import BeamSearch
 from bpd_jax.drafting.searches.static import StaticTree, Topology
 from bpd_jax.drafting.searches.tree import BestFirst
 from bpd_jax.models.blockwise import parameter_shapes
-from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
+from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.ngrams.counting.counts import count_ngrams
@@ -183,7 +183,7 @@ def _read(functions, params, tokens):
     size = tokens.shape[0]
     mask = jnp.tril(jnp.ones((1, size, size), bool))
     positions = jnp.arange(size)[None]
-    hidden, new = functions.forward(params, tokens[None], positions, mask)
+    hidden, new, _ = functions.forward(params, tokens[None], positions, mask)
     logits = functions.next_token_logits(params, hidden[0])
     return jax.nn.log_softmax(logits), new.values[:, 0].swapaxes(1, 2)
 
@@ -266,7 +266,7 @@ def _grow(paths, searches, functions, arrays, fields):
         **{name: value for name, value in fields.items() if name != "params"},
         model=model,
     )
-    memory = paths.remember(arrays, Prompts(view.tokens, view.lengths))
+    memory = paths.remember(arrays, Prompts(view.tokens, view.lengths, None))
     state, _ = paths.start(view, arrays, memory)
     return [search.grow(paths, arrays, state, view.next_token) for search in searches]
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bpd_jax.drafting.draft_tree import DraftTree, from_drafts
 from bpd_jax.drafting.lattice import Drafts
 from bpd_jax.drafting.merging import merge_prefixes, union, unroll
-from bpd_jax.drafting.tree import DraftTree, from_drafts
 
 SIZE, DEPTH = 14, 5
 SEEDS = given(seed=st.integers(0, 10_000))
@@ -123,7 +123,7 @@ def test_the_example_of_the_docstring():
 def test_unrolled_chains_are_the_paths_to_the_leaves(seed):
     tree = random_tree(seed)
     chains = jax.device_get(unrolled(tree, SIZE, DEPTH))
-    nodes, homes = chains.nodes, chains.homes
+    nodes, positions = chains.nodes, chains.positions
     parents, valid = np.asarray(tree.parents), np.asarray(tree.valid)
     for row in range(2):
         alive = np.flatnonzero(valid[row])
@@ -137,7 +137,7 @@ def test_unrolled_chains_are_the_paths_to_the_leaves(seed):
             paths.append(path + [-1] * (DEPTH - len(path)))
         unused = [[-1] * DEPTH] * (SIZE - len(paths))
         assert nodes[row].tolist() == paths + unused
-        assert nodes[row].reshape(-1)[homes[row, alive]].tolist() == alive.tolist()
+        assert nodes[row].reshape(-1)[positions[row, alive]].tolist() == alive.tolist()
 
 
 @FEW

@@ -4,12 +4,11 @@ import jax
 import numpy as np
 import pytest
 
-from bpd_jax.drafting.paths import Paths
-from bpd_jax.drafting.refined_block import RefineFirst
-from bpd_jax.drafting.refiners.neural import NeuralArrays, NeuralRefiner
+from bpd_jax.drafting.path_drafter import Paths
+from bpd_jax.drafting.refiners.neural import NeuralRefiner
 from bpd_jax.drafting.refiners.ngram import NGramRefiner
-from bpd_jax.drafting.refiners.transitions import Weight
-from bpd_jax.drafting.searches.beam import BeamSearch
+from bpd_jax.drafting.refiners.weights import Weight, WeightedParams
+from bpd_jax.drafting.searches.beam_search import BeamSearch
 from bpd_jax.drafting.searches.static import StaticTree, Topology
 from bpd_jax.drafting.small_lm import SmallLM
 from bpd_jax.drafting.sources.heads import HeadsSource
@@ -47,7 +46,7 @@ def refined(request, base, small, ngram, slow_read):
         request.param in (name, "both") for name in ("neural", "ngram")
     )
     functions, params = small
-    arrays = NeuralArrays(Weight.of(8.0), params)
+    arrays = WeightedParams(Weight.of(8.0), params)
     neural = NeuralRefiner(SmallLM(functions, LENGTH), arrays)
     paths = Paths(
         HeadsSource(LENGTH, WIDTH),
@@ -77,7 +76,7 @@ def test_all_paths_take_the_ranks_of_the_greedy_path(
             view.model.lattice(view.hidden, view.next_token, LENGTH, WIDTH)
         )
         greedy, along, block = grow_drafts(
-            paths, view, BeamSearch(1), StaticTree(TREE), RefineFirst(StaticTree(TREE))
+            paths, view, BeamSearch(1), StaticTree(TREE), StaticTree(TREE, None, True)
         )
         for row in range(3):
             text, ranked = whole_text(view, row), []
@@ -98,12 +97,3 @@ def test_all_paths_take_the_ranks_of_the_greedy_path(
         assert block.parents.tolist() == along.parents.tolist()
         # Scores that depend on the path rank other paths differently.
         assert block.tokens.tolist() != along.tokens.tolist()
-
-
-def test_sizes_and_draws_are_those_of_the_tree():
-    for temperature in (None, 1.0):
-        tree = StaticTree(TREE, temperature)
-        search = RefineFirst(tree)
-        assert search.max_nodes(LENGTH, WIDTH) == 1 + len(TREE.choices)
-        assert search.max_drafts(LENGTH, WIDTH) == tree.max_drafts(LENGTH, WIDTH)
-        assert search.draws == (temperature is not None)

@@ -3,12 +3,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bpd_jax.drafting.engines.host import HostDrafter
 from bpd_jax.drafting.engines.viterbi import ViterbiEngine
 from bpd_jax.drafting.interface import Prompts
-from bpd_jax.drafting.path_drafter import PathDrafter
-from bpd_jax.drafting.paths import Paths
+from bpd_jax.drafting.path_drafter import PathDrafter, Paths
 from bpd_jax.drafting.searches.best import ExactBest
-from bpd_jax.drafting.searches.host_drafter import HostDrafter
 from bpd_jax.drafting.sources.heads import HeadsSource
 from bpd_jax.drafting.sources.lookup import PromptLookup
 from bpd_jax.drafting.sources.none import PlainDrafter
@@ -41,7 +40,7 @@ def test_the_common_tree_holds_both_methods_drafts(
     both = UnionDrafter(first, second)
     assert both.on_device == on_device
     assert both.max_depth == max(4, copied + 1)
-    memory = both.start(both.arrays, Prompts(view.tokens, view.lengths))
+    memory = both.start(both.arrays, Prompts(view.tokens, view.lengths, None))
     seen, _ = jax.jit(lambda: both.look(view, both.arrays, memory))()
     seen = jax.device_get(seen)
 

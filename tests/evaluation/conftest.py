@@ -11,7 +11,7 @@ from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.drafting.assets import Assets
 from bpd_jax.evaluation.compare import compare
 from bpd_jax.models.blockwise import parameter_shapes
-from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
+from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.ngrams.counting.counts import count_ngrams

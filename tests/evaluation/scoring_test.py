@@ -13,7 +13,7 @@ from bpd_jax.evaluation import scoring
 from bpd_jax.evaluation.scoring import Score, score_texts, windows
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.blockwise import parameter_shapes
-from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
+from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.transformer_config import TransformerConfig
 
@@ -46,7 +46,7 @@ def logits_after(model, tokens):
 def all_logits(functions, params, tokens):
     mask = causal_mask(jnp.ones_like(tokens))
     positions = jnp.arange(tokens.shape[1])[None]
-    hidden, _ = functions.forward(params, tokens, positions, mask)
+    hidden, *_ = functions.forward(params, tokens, positions, mask)
     return functions.next_token_logits(params, hidden)
 
 

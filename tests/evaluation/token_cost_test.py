@@ -13,7 +13,7 @@ from bpd_jax.evaluation.token_cost import (
     paper_sizes,
     printed_cost,
 )
-from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
+from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.studies.printed import TABLE11
 

@@ -11,8 +11,8 @@ import pytest
 
 from bpd_jax import configuration
 from bpd_jax.data.row_sources import Shard
-from bpd_jax.decoding.conversation import Chat
 from bpd_jax.decoding.decoder import GREEDY
+from bpd_jax.decoding.loaded_model import Chat
 from bpd_jax.errors import UserError
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_files import save_drafter

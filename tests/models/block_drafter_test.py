@@ -17,8 +17,8 @@ from bpd_jax.models.drafter_functions import (
     markov_refiner,
     with_softmax,
 )
-from bpd_jax.models.refiners import markov_scores
 from bpd_jax.models.rotary import RotaryConfig
+from bpd_jax.models.trained_refiners import markov_scores
 from bpd_jax.models.transformer_config import TransformerConfig
 
 TARGET = TransformerConfig(

@@ -13,13 +13,13 @@ from bpd_jax.models.blockwise import (
     init_parameters,
     parameter_shapes,
 )
-from bpd_jax.models.cache import KeyValues, commit
-from bpd_jax.models.config import (
+from bpd_jax.models.blockwise_config import (
     BlockHeadsConfig,
     BlockwiseConfig,
     load_config,
     save_config,
 )
+from bpd_jax.models.cache import KeyValues, commit
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.models.transformer_config import TransformerConfig
@@ -42,7 +42,7 @@ def parameters(config, seed=0, noise=0.2):
 
 @functools.partial(jax.jit, static_argnums=0)
 def forward(config, *arguments):
-    return ModelFunctions(config).forward(*arguments)
+    return ModelFunctions(config).forward(*arguments)[:2]
 
 
 def causal_forward(config, params, tokens):

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 from bpd_jax.errors import UserError
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise import parameter_shapes
-from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_files import attach_drafter, load_drafter, save_drafter
 from bpd_jax.models.drafter_functions import DrafterFunctions

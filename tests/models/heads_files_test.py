@@ -9,10 +9,10 @@ from safetensors.numpy import load_file, save_file
 
 from bpd_jax.errors import UserError
 from bpd_jax.models.attachments import fingerprint
+from bpd_jax.models.block_heads import init_heads, is_trained
 from bpd_jax.models.blockwise import parameter_shapes
-from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
+from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.models.heads import init_heads, is_trained
 from bpd_jax.models.heads_files import attach_heads, load_heads, save_heads
 from bpd_jax.models.transformer_config import TransformerConfig
 

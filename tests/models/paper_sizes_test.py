@@ -6,7 +6,7 @@ import re
 import pytest
 
 from bpd_jax.models.blockwise import count_parameters
-from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
+from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.studies.printed import TABLE6
 

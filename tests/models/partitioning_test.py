@@ -8,8 +8,8 @@ import pytest
 
 from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise import init_boxed, init_parameters
+from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.compute import ComputeConfig
-from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.partitioning import MeshConfig, make_mesh, parameter_shardings
 from bpd_jax.models.transformer_config import TransformerConfig
 

@@ -6,7 +6,7 @@ import pytest
 
 from bpd_jax.errors import UserError
 from bpd_jax.models.refiner_files import check_fits, load_refiner, save_refiner
-from bpd_jax.models.refiners import (
+from bpd_jax.models.trained_refiners import (
     HydraConfig,
     MarkovConfig,
     RecurrentConfig,

@@ -34,7 +34,7 @@ def test_scores_depend_on_distances_alone(config):
     plain = jnp.einsum("BTNH,BUNH->BNTU", queries, keys)
     assert np.abs(scores(0) - plain).max() > 0.5
     # At no distance nothing is turned; yarn alone makes scores larger.
-    turned = config.turned(16)
+    turned = config.num_rotated(16)
     same = jnp.einsum("BTNH,BTNH->BNT", queries, keys)
     grown = same + (config.amplitude**2 - 1) * jnp.einsum(
         "BTNH,BTNH->BNT", queries[..., :turned], keys[..., :turned]

@@ -60,6 +60,27 @@ def test_the_pallas_kernel_runs_on_every_devices_own_rows_and_heads(kv_heads):
     assert_equal(got, gradients(plain, arrays, ids), 2e-4)
 
 
+@pytest.mark.parametrize(
+    ("length", "num_heads", "kv_heads"), [(160, 4, 4), (159, 4, 2), (100, 3, 1)]
+)
+def test_attention_on_a_cpu_equals_plain_attention(length, num_heads, kv_heads):
+    ids = IDS[:, :length]
+    arrays = inputs(num_heads, kv_heads, 32, ids)
+    got = gradients(segment_attention, arrays, ids)
+    assert_equal(got, gradients(plain, arrays, ids))
+
+
+def test_attention_in_bfloat16_on_a_cpu_has_the_gradients_of_float32():
+    arrays = inputs(4, 2, 32)
+    rounded = tuple(jnp.asarray(x, jnp.bfloat16) for x in arrays)
+    exact = gradients(plain, tuple(x.astype(jnp.float32) for x in rounded))
+    got = gradients(segment_attention, rounded)
+    for mine, want in zip(jax.tree.leaves(got), jax.tree.leaves(exact), strict=True):
+        assert mine.dtype == jnp.bfloat16
+        error = np.abs(mine.astype(np.float32) - want).max() / np.abs(want).max()
+        assert error < 0.01
+
+
 def test_no_scores_and_no_mask_on_the_pallas_path():
     arrays = inputs(2, 1)
     text = str(

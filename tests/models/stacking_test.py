@@ -8,8 +8,8 @@ import pytest
 
 from bpd_jax.models.attention import Segments
 from bpd_jax.models.blockwise import BlockwiseLM, init_boxed, parameter_shapes
+from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.compute import ComputeConfig
-from bpd_jax.models.config import BlockwiseConfig
 from bpd_jax.models.partitioning import unbox
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.stacking import is_stacked, stack_layers, unstack_layers
@@ -85,7 +85,7 @@ def test_scan_and_rematerialisation_change_nothing(scan, remat):
         if compute.scan_layers:
             params = {**params, "trunk": stack_layers(params["trunk"], 2)}
         lm = BlockwiseLM(MODEL, compute)
-        hidden, new = lm.apply({"params": params}, tokens, positions, segments)
+        hidden, new, _ = lm.apply({"params": params}, tokens, positions, segments)
         return (hidden**2).sum() + (hidden[..., 0] ** 3).sum(), new
 
     run = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnums=1)

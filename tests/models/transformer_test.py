@@ -11,13 +11,13 @@ import pytest
 from bpd_jax.errors import UserError
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.blockwise import init_parameters, parameter_shapes
-from bpd_jax.models.cache import commit
-from bpd_jax.models.config import (
+from bpd_jax.models.blockwise_config import (
     BlockHeadsConfig,
     BlockwiseConfig,
     load_config,
     save_config,
 )
+from bpd_jax.models.cache import commit
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.models.rotary import RotaryConfig
@@ -55,7 +55,7 @@ def parameters(config):
 
 @functools.partial(jax.jit, static_argnums=0)
 def forward(config, *arguments):
-    return ModelFunctions(config).forward(*arguments)
+    return ModelFunctions(config).forward(*arguments)[:2]
 
 
 def one_pass(config, tokens, first=0):
@@ -238,9 +238,8 @@ def test_bad_choices_are_refused(change, message):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def forward_with_features(config, layers, *arguments):
-    functions = ModelFunctions(config)
-    return functions.forward_with_features(*arguments, layers=layers)
+def forward_with_layers(config, layers, *arguments):
+    return ModelFunctions(config).forward(*arguments, layers=layers)
 
 
 def test_features_are_the_outputs_of_layers():
@@ -250,7 +249,7 @@ def test_features_are_the_outputs_of_layers():
     positions = jnp.broadcast_to(jnp.arange(7), (2, 7))
     arguments = (params, tokens, positions, causal_mask(jnp.ones((2, 7), int)))
     plain = forward(LLAMA, *arguments)
-    hidden, new, features = forward_with_features(LLAMA, (1, 0), *arguments)
+    hidden, new, features = forward_with_layers(LLAMA, (1, 0), *arguments)
     # What decoding compares must not change by a bit.
     jax.tree.map(np.testing.assert_array_equal, (hidden, new), plain)
     # The last layer's output is what the final norm normalises.
@@ -261,7 +260,7 @@ def test_features_are_the_outputs_of_layers():
     # A model of the first layer alone ends in its output.
     config = dataclasses.replace(LLAMA, trunk=dataclasses.replace(TRUNK, num_layers=1))
     kept = {name: x for name, x in params["trunk"].items() if not name.endswith("_1")}
-    features = forward_with_features(
+    features = forward_with_layers(
         config, (0,), {**params, "trunk": kept}, *arguments[1:]
     )[2]
     np.testing.assert_array_equal(features, first)
@@ -272,12 +271,12 @@ def test_features_of_a_cached_text_are_those_of_the_whole():
     tokens = jnp.asarray([[3, 1, 4, 1, 5, 9]])
     positions = jnp.arange(6)[None]
     mask = causal_mask(jnp.ones((1, 6), int))
-    whole = forward_with_features(LLAMA, (0, 1), params, tokens, positions, mask)[2]
+    whole = forward_with_layers(LLAMA, (0, 1), params, tokens, positions, mask)[2]
     cache = ModelFunctions(LLAMA).empty_cache(1, 8)
     _, new = forward(LLAMA, params, tokens[:, :4], positions[:, :4], mask[:, :4, :4])
     cache = commit(cache, new, jnp.array([4]))
     rest = (tokens[:, 4:], positions[:, 4:], mask[:, 4:, 4:], cache)
-    features = forward_with_features(LLAMA, (0, 1), params, *rest)[2]
+    features = forward_with_layers(LLAMA, (0, 1), params, *rest)[2]
     np.testing.assert_allclose(features, whole[:, 4:], rtol=1e-4, atol=1e-5)
 
 
@@ -285,7 +284,7 @@ def test_without_layers_features_are_empty():
     tokens = jnp.zeros((1, 2), int)
     mask = causal_mask(tokens)
     arguments = (parameters(LLAMA), tokens, jnp.arange(2)[None], mask)
-    assert forward_with_features(LLAMA, (), *arguments)[2].shape == (1, 2, 0)
+    assert forward_with_layers(LLAMA, (), *arguments)[2].shape == (1, 2, 0)
 
 
 @pytest.mark.parametrize("layers", [(2,), (-1,), (0, 0), (0.0,)])
@@ -294,4 +293,4 @@ def test_rejects_layers_that_a_model_lacks(layers):
     mask = causal_mask(tokens)
     arguments = (parameters(LLAMA), tokens, jnp.arange(2)[None], mask)
     with pytest.raises(UserError, match="2 layers"):
-        forward_with_features(LLAMA, layers, *arguments)
+        forward_with_layers(LLAMA, layers, *arguments)

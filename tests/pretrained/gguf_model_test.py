@@ -7,7 +7,7 @@ import pytest
 
 from bpd_jax.errors import UserError
 from bpd_jax.models.attention import causal_mask
-from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.pretrained.gguf_model import open_gguf
 from bpd_jax.pretrained.load_parameters import load_trunk
@@ -32,7 +32,7 @@ def logits(config, params):
     functions = ModelFunctions(BlockwiseConfig(config))
     positions = jnp.arange(tokens.shape[1])[None]
     mask = causal_mask(jnp.ones_like(tokens))
-    hidden, _ = functions.forward(params, tokens, positions, mask)
+    hidden, *_ = functions.forward(params, tokens, positions, mask)
     return functions.next_token_logits(params, hidden)
 
 

@@ -102,7 +102,7 @@ def test_yarn_is_read_with_its_growth(read):
 
 
 def test_a_part_of_the_features_may_be_turned(read):
-    assert read({"llama.rope.dimension_count": 4}).turned(8) == 4
+    assert read({"llama.rope.dimension_count": 4}).num_rotated(8) == 4
     for count in (3, 10):
         with pytest.raises(UserError, match=f"dimension_count cannot be {count}"):
             read({"llama.rope.dimension_count": count})

@@ -8,7 +8,7 @@ import pytest
 
 from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise import parameter_shapes
-from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.pretrained.gpt2_layout import gpt2_layout
 from bpd_jax.pretrained.hf_config import transformer_config
 from bpd_jax.pretrained.json_files import Fields

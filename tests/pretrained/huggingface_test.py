@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from bpd_jax.errors import UserError
 from bpd_jax.models.attention import causal_mask
-from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.pretrained.huggingface import open_folder
@@ -37,7 +37,7 @@ def logits(config, params, tokens):
     def run(params):
         positions = jnp.arange(tokens.shape[1])[None]
         mask = causal_mask(jnp.ones_like(tokens))
-        hidden, _ = functions.forward(params, tokens, positions, mask)
+        hidden, *_ = functions.forward(params, tokens, positions, mask)
         return functions.next_token_logits(params, hidden)[0]
 
     return run(params)

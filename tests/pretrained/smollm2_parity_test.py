@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from bpd_jax.models.attention import causal_mask
-from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.pretrained.gguf_model import open_gguf
 from bpd_jax.pretrained.load_parameters import load_trunk
@@ -67,7 +67,7 @@ def test_logits_are_the_same(records, checkpoint):
     def logits(params, tokens):
         positions = jnp.arange(LENGTH)[None]
         mask = causal_mask(jnp.ones_like(tokens))
-        hidden, _ = functions.forward(params, tokens, positions, mask)
+        hidden, *_ = functions.forward(params, tokens, positions, mask)
         return functions.next_token_logits(params, hidden)[0]
 
     short = [record for record in records if len(record["input_ids"]) <= LENGTH]

@@ -139,6 +139,10 @@ def test_a_flipped_bit_is_noticed(saved, model, tmp_path):
     # As checkpoints of earlier versions are.
     (folder / "7" / DIGESTS).unlink()
     assert_equal(read(), saved[1].params)
+    (folder / "7" / "_CHECKPOINT_METADATA").write_text("1" * 5000)
+    for command in (read, lambda: Checkpoints(folder)):
+        with pytest.raises(UserError, match="cannot read the checkpoint"):
+            command()
 
 
 def names(folder):

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from bpd_jax.data.rows import make_batch
+from bpd_jax.models.block_heads import apply_head
 from bpd_jax.models.blockwise import parameter_shapes
+from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.compute import ComputeConfig
-from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
-from bpd_jax.models.heads import apply_head
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.training.chunked_loss import heads_loss

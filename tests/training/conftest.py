@@ -15,7 +15,7 @@ from bpd_jax.data import row_preparation
 from bpd_jax.data.rows import Batch, make_batch
 from bpd_jax.data.text_task import TextTask
 from bpd_jax.models.blockwise import init_parameters
-from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
+from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.training import evaluator, trainer
 from bpd_jax.training.config import OptimizerConfig, TrainConfig

@@ -12,8 +12,12 @@ import bpd_jax
 from bpd_jax.errors import UserError
 from bpd_jax.models.attention import Segments
 from bpd_jax.models.blockwise import BlockwiseLM, count_parameters
+from bpd_jax.models.blockwise_config import (
+    BlockHeadsConfig,
+    BlockwiseConfig,
+    load_config,
+)
 from bpd_jax.models.compute import ComputeConfig
-from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig, load_config
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
@@ -46,7 +50,6 @@ def plain_losses(model, params, batch, step):
         batch.positions,
         Segments(jnp.asarray(batch.segment_ids)),
         layers=(0, 2),
-        method="with_features",
     )
     losses = [[] for _ in range(model.drafter.block_size - 1)]
     embedding = params["trunk"]["embedding"]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bpd_jax.errors import UserError
-from bpd_jax.models.config import load_config, save_config
+from bpd_jax.models.blockwise_config import load_config, save_config
 from bpd_jax.training.checkpoints import Checkpoints
 from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.exported_params import load_run_parameters, write_exported

@@ -10,7 +10,7 @@ from bpd_jax.data.generations import write_header, write_shard
 from bpd_jax.data.rows import open_rows
 from bpd_jax.data.text_task import TextTask
 from bpd_jax.data.tokenizer import Tokenizer, train_bpe
-from bpd_jax.models.config import load_config
+from bpd_jax.models.blockwise_config import load_config
 from bpd_jax.training.config import OptimizerConfig, TrainConfig
 from bpd_jax.training.exported_params import load_run_parameters
 from bpd_jax.training.loss import blockwise_loss

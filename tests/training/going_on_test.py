@@ -10,8 +10,8 @@ import pytest
 
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.errors import UserError
+from bpd_jax.models.blockwise_config import load_config
 from bpd_jax.models.compute import ComputeConfig
-from bpd_jax.models.config import load_config
 from bpd_jax.models.partitioning import MeshConfig
 from bpd_jax.training import trainer
 from bpd_jax.training.checkpoints import best_step, load_parameters

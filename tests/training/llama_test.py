@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from bpd_jax.models.config import load_config
+from bpd_jax.models.blockwise_config import load_config
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.partitioning import MeshConfig
 from bpd_jax.models.rotary import RotaryConfig

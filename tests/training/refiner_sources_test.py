@@ -10,11 +10,11 @@ import pytest
 from bpd_jax.data.generations import open_generations, write_header, write_shard
 from bpd_jax.errors import UserError
 from bpd_jax.models.attachments import fingerprint
+from bpd_jax.models.block_heads import init_heads
 from bpd_jax.models.blockwise import BlockwiseLM
-from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
-from bpd_jax.models.heads import init_heads
+from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.refiner_files import load_refiner
-from bpd_jax.models.refiners import init_refiner
+from bpd_jax.models.trained_refiners import init_refiner
 from bpd_jax.training.frozen import measure
 from bpd_jax.training.heads.base import Base
 from bpd_jax.training.heads.positions import split_texts

@@ -15,7 +15,7 @@ from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.refiner_files import load_refiner
-from bpd_jax.models.refiners import (
+from bpd_jax.models.trained_refiners import (
     hydra_states,
     init_refiner,
     markov_scores,

@@ -3,8 +3,8 @@ import types
 import jax
 import pytest
 
-from bpd_jax.models.config import BlockwiseConfig
-from bpd_jax.models.flops import train_flops
+from bpd_jax.models.blockwise_config import BlockwiseConfig
+from bpd_jax.models.model_flops import train_flops
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.training.throughput import peak_tokens_per_second
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bpd_jax.errors import UserError
-from bpd_jax.models.config import load_config
+from bpd_jax.models.blockwise_config import load_config
 from bpd_jax.models.partitioning import MeshConfig
 from bpd_jax.training import trainer
 from bpd_jax.training.checkpoints import load_parameters

@@ -8,7 +8,7 @@ import pytest
 
 from bpd_jax.data.rows import RowIterator, open_rows
 from bpd_jax.errors import UserError
-from bpd_jax.models.config import load_config
+from bpd_jax.models.blockwise_config import load_config
 from bpd_jax.training.checkpoints import load_parameters
 from bpd_jax.training.distributed import LAG
 from bpd_jax.training.metrics import read_rows

@@ -1,10 +1,65 @@
 """Exact acceptance: the longest path of the draft tree that the model agrees with."""
 
+import flax.struct
 import jax.numpy as jnp
 
-from bpd_jax.decoding.acceptance.path import Accepted, path_through
-from bpd_jax.drafting.tree import DraftTree, take
-from bpd_jax.typing import Array, Int
+from bpd_jax.drafting.draft_tree import DraftTree, take
+from bpd_jax.typing import Array, Bool, Int
+
+
+@flax.struct.dataclass
+class Accepted:
+    """The accepted draft of every row.
+
+    Attributes:
+      path: its nodes from the root to a leaf, including rejected ones, padded with -1.
+      count: number of accepted nodes, at least 1.
+      rank: its rank among the drafts.
+      following: the model's choice after each of its nodes; the one after the last
+        accepted node is the certain token of the next call.
+    """
+
+    path: Int[Array, "B L"]
+    count: Int[Array, " B"]
+    rank: Int[Array, " B"]
+    following: Int[Array, "B L"]
+
+
+def path_through(
+    tree: DraftTree,
+    deepest: Int[Array, " B"],
+    choices: Int[Array, "B M"],
+    max_depth: int,
+) -> Accepted:
+    """The path from the root through `deepest` to a leaf.
+
+    Args:
+      tree: the drafts.
+      deepest: the last accepted node of every row.
+      choices: the model's next token after every node.
+      max_depth: number of nodes on the longest path.
+    """
+
+    def at(values: Array, node: Array) -> Array:
+        return jnp.take_along_axis(values, node[:, None], axis=1)[:, 0]
+
+    # First up to the root, then down along first children.
+    count = at(tree.depths, deepest) + 1
+    path = jnp.full((tree.tokens.shape[0], max_depth), -1, jnp.int32)
+    step = jnp.arange(max_depth)
+    node = deepest
+    for _ in range(max_depth):
+        here = (step == at(tree.depths, node)[:, None]) & (node >= 0)[:, None]
+        path = jnp.where(here, node[:, None], path)
+        node = jnp.where(node < 0, -1, at(tree.parents, jnp.maximum(node, 0)))
+    node = deepest
+    for _ in range(max_depth - 1):
+        children = (tree.parents == node[:, None]) & tree.valid & (node >= 0)[:, None]
+        node = jnp.where(children.any(1), jnp.argmax(children, axis=1), -1)
+        here = (step == at(tree.depths, node)[:, None]) & (node >= 0)[:, None]
+        path = jnp.where(here, node[:, None], path)
+    following = jnp.take_along_axis(choices, jnp.maximum(path, 0), axis=1)
+    return Accepted(path, count, at(tree.ranks, deepest), following)
 
 
 def longest_match(
@@ -13,34 +68,34 @@ def longest_match(
     next_token: Int[Array, " B"],
     max_depth: int,
 ) -> Accepted:
-    """Walks down from the root while a child is the model's choice at its parent.
+    """Accepts the longest path whose tokens are the model's choices.
 
-    Worked example: the text goes on `a b c e`, the drafts are `a b x` and `a b c`.
-    Both roots are right, both `b` are (the choice at `a` is `b`), `x` is not (the
-    choice at `b` is `c`). The second draft wins with 3 tokens; the model's choice at
-    `c`, namely `e`, becomes the next call's certain token.
+    Worked example: the text continues with `a b c e`, and the drafts are `a b x` and `a
+    b c`. The model's choice after `a` is `b`, and after `b` it is `c`: both `b` are
+    accepted and `x` is rejected. The second draft is accepted with 3 tokens, and the
+    model's choice after `c`, `e`, is the certain token of the next call.
 
     Args:
       tree: the drafts.
-      choices: the model's next token at every node.
-      next_token: the certain token, which a root must be.
-      max_depth: nodes on the longest path.
+      choices: the model's next token after every node.
+      next_token: the certain token, which an accepted root must equal.
+      max_depth: number of nodes on the longest path.
     """
-    wanted = jnp.where(
+    expected = jnp.where(
         tree.parents < 0, next_token[:, None], take(choices, tree.parents)
     )
-    right = right_nodes(tree, tree.tokens == wanted, max_depth)
-    # The deepest right node; argmax takes the first, that is the best ranked.
-    deepest = jnp.argmax(jnp.where(right, tree.depths, -1), axis=1)
+    accepted = accepted_nodes(tree, tree.tokens == expected, max_depth)
+    # Of several deepest nodes, argmax takes the first one, which is the best ranked.
+    deepest = jnp.argmax(jnp.where(accepted, tree.depths, -1), axis=1)
     return path_through(tree, deepest, choices, max_depth)
 
 
-def right_nodes(
-    tree: DraftTree, accepted: Int[Array, "B M"], max_depth: int
-) -> Int[Array, "B M"]:
-    """The nodes that are accepted together with all their ancestors."""
-    accepted &= tree.valid
-    right = accepted & (tree.parents < 0)
+def accepted_nodes(
+    tree: DraftTree, matches: Bool[Array, "B M"], max_depth: int
+) -> Bool[Array, "B M"]:
+    """The valid nodes that match together with all their ancestors."""
+    matches &= tree.valid
+    accepted = matches & (tree.parents < 0)
     for _ in range(max_depth - 1):
-        right |= accepted & take(right, tree.parents) & (tree.parents >= 0)
-    return right
+        accepted |= matches & take(accepted, tree.parents) & (tree.parents >= 0)
+    return accepted

@@ -1,15 +1,14 @@
-"""The rules of acceptance, by the name that the options give."""
+"""Choice of the acceptance rule by `StepOptions.acceptance`."""
 
 import jax
 import jax.numpy as jnp
 
-from bpd_jax.decoding.acceptance.exact import longest_match
-from bpd_jax.decoding.acceptance.path import Accepted
+from bpd_jax.decoding.acceptance.exact import Accepted, longest_match
 from bpd_jax.decoding.acceptance.speculative import speculative_sampling
 from bpd_jax.decoding.acceptance.typical import typical_match
 from bpd_jax.decoding.options import SPECULATIVE, TYPICAL, StepOptions
 from bpd_jax.decoding.sampling import ACCEPTANCE, choose, filtered, stream_keys
-from bpd_jax.drafting.tree import DraftTree
+from bpd_jax.drafting.draft_tree import DraftTree
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.typing import Array, Float, Int, Params
 
@@ -22,7 +21,7 @@ def next_tokens(
     keys: Array,
     options: StepOptions,
 ) -> Int[Array, "B M"]:
-    """The model's own choice after every node; see `choose`."""
+    """The model's choice after every node; see `choose`."""
     if options.temperature == 0:
         return model.greedy_tokens(params, hidden)
     return choose(model.next_token_logits(params, hidden), positions, keys, options)
@@ -39,31 +38,34 @@ def accept(
     options: StepOptions,
     max_depth: int,
 ) -> tuple[Accepted, Int[Array, "B M"]]:
-    """Walks down the tree by the rule that the options name.
+    """Accepts a path of the tree by the rule of the options.
 
     Args:
       model: functions of the model.
-      params: its parameters.
+      params: parameters of the model.
       tree: the drafts.
-      hidden: final hidden states of its nodes.
+      hidden: final hidden states of the nodes.
       positions: index in the text of the token that follows each node.
-      next_token: the certain token, which a root must be.
-      keys: one per row.
-      options: rule and temperature.
-      max_depth: nodes on the longest path.
+      next_token: the certain token, which an accepted root must equal.
+      keys: one random key per row.
+      options: acceptance rule and temperature.
+      max_depth: number of nodes on the longest path.
 
     Returns:
-      The path, and the model's own choice after every node.
+      The accepted path, and the model's choice after every node.
     """
     if options.acceptance not in (SPECULATIVE, TYPICAL):
         choices = next_tokens(model, params, hidden, positions, keys, options)
         return longest_match(tree, choices, next_token, max_depth), choices
     logits = filtered(model.next_token_logits(params, hidden), options)
     choices = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    # Every row's first root stands where its text ends.
-    draws = stream_keys(keys, positions[:, 0], ACCEPTANCE)
+    # Position 0 is that of the first root, at the end of the text.
+    acceptance_keys = stream_keys(keys, positions[:, 0], ACCEPTANCE)
     if options.acceptance == SPECULATIVE:
         log_probs = jax.nn.log_softmax(logits, axis=-1)
-        accepted = speculative_sampling(tree, log_probs, draws, max_depth)
+        accepted = speculative_sampling(tree, log_probs, acceptance_keys, max_depth)
         return accepted, choices
-    return typical_match(tree, logits, next_token, draws, options, max_depth), choices
+    accepted = typical_match(
+        tree, logits, next_token, acceptance_keys, options, max_depth
+    )
+    return accepted, choices

@@ -21,8 +21,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from bpd_jax.decoding.acceptance.path import Accepted, path_through
-from bpd_jax.drafting.tree import DraftTree
+from bpd_jax.decoding.acceptance.exact import Accepted, path_through
+from bpd_jax.drafting.draft_tree import DraftTree
 from bpd_jax.typing import Array, Float, Int
 
 
@@ -63,18 +63,18 @@ def speculative_sampling(
     drawn = tree.sources is not None
     if tree.sources is None:
         # The children were chosen deterministically.
-        names = tree.tokens[..., None]
-        odds = jnp.zeros(names.shape, jnp.float32)
+        candidates = tree.tokens[..., None]
+        source_log_probs = jnp.zeros(candidates.shape, jnp.float32)
     else:
-        names, odds = tree.sources.tokens, tree.sources.log_probs
+        candidates, source_log_probs = tree.sources.tokens, tree.sources.log_probs
 
     def walk_row(
         tokens: Int[Array, " M"],
         parents: Int[Array, " M"],
         valid: Array,
         model: Float[Array, "M V"],
-        names: Int[Array, "M W"],
-        odds: Float[Array, "M W"],
+        candidates: Int[Array, "M W"],
+        source_log_probs: Float[Array, "M W"],
         key: Array,
     ) -> tuple[Array, Array]:
         index = jnp.arange(tokens.shape[0])
@@ -83,18 +83,19 @@ def speculative_sampling(
             return (parents == walk.node) & valid & (index > walk.tried)
 
         def at(node: Array, attempts: Array) -> _Walk:
-            return _Walk(node, node, jnp.exp(model[node]), odds[node], attempts)
+            source = source_log_probs[node]
+            return _Walk(node, node, jnp.exp(model[node]), source, attempts)
 
         def attempt(walk: _Walk) -> _Walk:
             child = jnp.argmax(waiting(walk))
             token, attempts = tokens[child], walk.attempts + 1
-            candidates = names[walk.node if drawn else child]
-            is_token = candidates == token
+            tokens_of_source = candidates[walk.node if drawn else child]
+            is_token = tokens_of_source == token
             source = jax.nn.softmax(walk.source)
-            chance = jnp.where(is_token, source, 0.0).sum()
+            probability = jnp.where(is_token, source, 0.0).sum()
             threshold = jax.random.uniform(jax.random.fold_in(key, walk.attempts))
-            kept = threshold * chance < walk.probs[token]
-            rest = jnp.maximum(walk.probs.at[candidates].add(-source), 0.0)
+            accepted = threshold * probability < walk.probs[token]
+            rest = jnp.maximum(walk.probs.at[tokens_of_source].add(-source), 0.0)
             # The residual of equal distributions is 0; then only rounding can reject.
             rest = jnp.where(rest.sum() > 0, rest, walk.probs)
             rejected = _Walk(
@@ -105,7 +106,7 @@ def speculative_sampling(
                 attempts=attempts,
             )
             return jax.tree.map(
-                lambda a, b: jnp.where(kept, a, b), at(child, attempts), rejected
+                lambda a, b: jnp.where(accepted, a, b), at(child, attempts), rejected
             )
 
         walk = jax.lax.while_loop(
@@ -116,7 +117,13 @@ def speculative_sampling(
         return walk.node, following.astype(jnp.int32)
 
     deepest, following = jax.vmap(walk_row)(
-        tree.tokens, tree.parents, tree.valid, log_probs, names, odds, keys
+        tree.tokens,
+        tree.parents,
+        tree.valid,
+        log_probs,
+        candidates,
+        source_log_probs,
+        keys,
     )
     # Only the token after the last accepted node is used.
     choices = jnp.broadcast_to(following[:, None], tree.tokens.shape)

@@ -77,9 +77,8 @@ class FstEngine(HostEngine):
         alphas: np.ndarray,
         num_drafts: int,
     ) -> tuple[np.ndarray, np.ndarray]:
-        del (
-            alphas
-        )  # Constant, because an arc of the automaton applies to all positions.
+        # Weights are constant, because an arc is used at all positions.
+        del alphas
         # Costs are divided by α, and scores multiplied by it below, so that the n-gram
         # automaton is the same for every α.
         state = self._states.of_history(history.tolist())
@@ -121,27 +120,26 @@ def best_paths(paths: "pynini.Fst", count: int) -> list[_Path]:
     """
     import pynini
 
-    asked = count if count == 1 else 2 * count
+    num_paths = count if count == 1 else 2 * count
     while True:
-        strings = _strings(pynini.shortestpath(paths, nshortest=asked))
+        strings = _strings(pynini.shortestpath(paths, nshortest=num_paths))
         best: dict[tuple[int, ...], float] = {}
         for path in strings:
             best.setdefault(path.tokens, path.score)
-        if len(best) >= count or len(strings) < asked:
-            found = [_Path(score, tokens) for tokens, score in best.items()]
-            return found[:count]
-        asked *= 4
+        if len(best) >= count or len(strings) < num_paths:
+            return [_Path(score, tokens) for tokens, score in best.items()][:count]
+        num_paths *= 4
 
 
 def _strings(fst: "pynini.Fst") -> list[_Path]:
     """Tokens and score of every path of an acyclic acceptor, best first."""
     iterator = fst.paths()
-    found = []
+    paths = []
     while not iterator.done():
         tokens = tuple(label - 1 for label in iterator.ilabels() if label)
-        found.append(_Path(-float(iterator.weight()), tokens))
+        paths.append(_Path(-float(iterator.weight()), tokens))
         iterator.next()
-    return sorted(found, key=lambda path: (-path.score, path.tokens))
+    return sorted(paths, key=lambda path: (-path.score, path.tokens))
 
 
 def _sausage(tokens: np.ndarray, costs: np.ndarray) -> fst_format.Automaton:
@@ -163,7 +161,7 @@ def _sausage(tokens: np.ndarray, costs: np.ndarray) -> fst_format.Automaton:
 def _sorted_arcs(
     tokens: Sequence[int] | np.ndarray, costs: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Labels and costs of one position; of a token that is there twice, the better."""
+    """Labels and costs of one position; a repeated token has its lowest cost."""
     by_cost = np.argsort(costs, kind="stable")
     labels, first = np.unique(np.asarray(tokens)[by_cost] + 1, return_index=True)
     costs = costs[by_cost][first]

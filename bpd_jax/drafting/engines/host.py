@@ -1,30 +1,40 @@
-"""Base of the n-gram engines on the host: numpy arrays, row by row."""
+"""N-gram engines on the host: their base class, and the drafter that calls one."""
 
 import abc
 import copy
+import dataclasses
 from typing import Self
 
+import flax.struct
 import numpy as np
 
-from bpd_jax.drafting.lattice import Drafts, Lattice, best_drafts
+from bpd_jax.drafting.draft_tree import DraftTree, from_drafts
+from bpd_jax.drafting.interface import Outcome, Prompts, SourceDrafter, View
+from bpd_jax.drafting.lattice import (
+    Drafts,
+    Lattice,
+    best_drafts,
+    most_paths,
+    most_prefixes,
+)
 from bpd_jax.ngrams.search.finite_scores import check_alpha
-from bpd_jax.typing import AnyArray, Int
+from bpd_jax.typing import AnyArray, Array, Float, Int, PyTree
 
 
 class HostEngine(abc.ABC):
     """The P best distinct drafts under Σ log p_head + α · log p_ngram (section 7.2).
 
-    The certain first token is part of the n-gram's context and is not scored. An engine
-    and its copies `with_weight` share their tables, and are for one thread.
+    The certain token is part of the n-gram's context and is not scored. An engine and
+    the copies made by `with_weight` share their tables and are not thread-safe.
 
     Attributes:
       alpha: weight of the n-gram's log-probability.
-      alpha_slope: how the weight grows with a head's entropy; see `Weight`.
-      context_length: tokens of text before the block that matter, besides its first.
+      alpha_slope: slope of the weight; see `Weight`.
+      context_length: number of tokens before the certain token that are read.
     """
 
     def __init__(self, order: int, alpha: float, alpha_slope: float = 0.0) -> None:
-        """Takes N and α.
+        """Sets the order N and the weight α.
 
         Raises:
           UserError: alpha is negative.
@@ -63,13 +73,13 @@ class HostEngine(abc.ABC):
         entropies = np.asarray(lattice.entropies, np.float64)[:, 1:]
         alphas = np.maximum(self.alpha + self.alpha_slope * entropies, 0.0)
         batch, length, _ = columns.shape
-        if length == 1:  # Nothing but the certain token.
+        if length == 1:  # The certain token only.
             return best_drafts(lattice, num_drafts)
         tokens = np.zeros((batch, num_drafts, length), np.int32)
         scores = np.full((batch, num_drafts), -np.inf, np.float32)
         for row, text in enumerate(np.asarray(context)):
             certain = columns[row, 0, 0]
-            paths, found = self._best_paths(
+            paths, path_scores = self._best_paths(
                 columns[row, 1:],
                 log_probs[row, 1:],
                 np.append(text[text >= 0], certain),
@@ -77,8 +87,8 @@ class HostEngine(abc.ABC):
                 num_drafts,
             )
             tokens[row, :, 0] = certain
-            tokens[row, : len(found), 1:] = paths
-            scores[row, : len(found)] = found
+            tokens[row, : len(paths), 1:] = paths
+            scores[row, : len(paths)] = path_scores
         return Drafts(tokens, scores)
 
     @abc.abstractmethod
@@ -94,8 +104,69 @@ class HostEngine(abc.ABC):
 
         Args:
           tokens: `[J, W]`, the candidates after the certain token.
-          log_probs: `[J, W]`, their scores.
-          history: `[H]`, the text, the certain token included.
+          log_probs: `[J, W]`, their log-probabilities.
+          history: `[H]`, the text, including the certain token.
           alphas: `[J]`, the weight at each position.
           num_drafts: P.
         """
+
+
+@flax.struct.dataclass
+class HostBlock:
+    """The inputs of an engine: a lattice and the text before it."""
+
+    lattice: Lattice
+    context: Int[Array, "B C"]
+
+
+@dataclasses.dataclass(frozen=True)
+class HostDrafter(SourceDrafter):
+    """Builds the lattice on the device and searches it on the host.
+
+    Attributes:
+      num_drafts: P.
+      context_length: number of tokens before the block that the engine reads.
+      engine: the engine of the search.
+    """
+
+    num_drafts: int
+    context_length: int
+    engine: HostEngine = dataclasses.field(compare=False)
+    on_device: bool = dataclasses.field(default=False, init=False)
+
+    @property
+    def max_nodes(self) -> int:
+        """Distinct prefixes of P drafts."""
+        return most_prefixes(self.max_depth, self.source.width, self.num_drafts)
+
+    @property
+    def max_drafts(self) -> int:
+        """P, or all paths if they are fewer."""
+        return most_paths(self.max_depth, self.source.width, self.num_drafts)
+
+    def start(self, arrays: PyTree, prompts: Prompts) -> PyTree:
+        """The memory of the source."""
+        return self.source.remember(arrays, prompts)
+
+    def look(
+        self, view: View, arrays: PyTree, memory: PyTree
+    ) -> tuple[HostBlock, PyTree]:
+        """Returns the lattice and the text before it."""
+        state, memory = self.source.start(view, arrays, memory)
+        lattice = self.source.lattice(state)
+        assert lattice is not None
+        return HostBlock(lattice, view.last_tokens(self.context_length)), memory
+
+    def propose(self, seen: HostBlock, arrays: PyTree) -> DraftTree:
+        """Returns the engine's drafts as chains."""
+        del arrays
+        drafts = self.engine.refine(seen.lattice, seen.context, self.num_drafts)
+        return from_drafts(drafts)
+
+    def learn(self, arrays: PyTree, memory: PyTree, outcome: Outcome) -> PyTree:
+        """The memory of the source after a serial call."""
+        return self.source.learn(arrays, memory, outcome)
+
+    def entropies(self, seen: HostBlock) -> Float[Array, "B L"]:
+        """Entropies of the heads."""
+        return seen.lattice.entropies

@@ -1,4 +1,4 @@
-"""n-gram refinement on the host, exact: dynamic programming over the histories."""
+"""Exact n-gram refinement on the host: dynamic programming over histories."""
 
 import numpy as np
 
@@ -17,13 +17,13 @@ class ViterbiEngine(HostEngine):
         *,
         alpha_slope: float = 0.0,
     ) -> None:
-        """Makes the tables of the search.
+        """Builds the tables of the search.
 
         Args:
-          model: a back-off n-gram model over the same token ids; what it has no
-            probability for gets log-probability -1000 (`with_finite_scores`).
+          model: a back-off n-gram model over the same token ids; tokens without a
+            probability get log-probability -1000 (`with_finite_scores`).
           alpha: weight of the n-gram's log-probability.
-          alpha_slope: how the weight grows with a head's entropy; see `Weight`.
+          alpha_slope: slope of the weight; see `Weight`.
 
         Raises:
           UserError: numba is not installed, or alpha is negative.

@@ -1,50 +1,45 @@
-"""A trained low-rank bigram that corrects the heads (the Markov head of DSpark)."""
+"""A trained low-rank bigram model (the Markov head of DSpark)."""
 
 import dataclasses
 from typing import ClassVar
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 
 from bpd_jax.drafting.interface import Source
 from bpd_jax.drafting.lattice import Lattice
 from bpd_jax.drafting.parts import BuildContext, RefinerPart, register
-from bpd_jax.drafting.refiners.trained import need_refiner
 from bpd_jax.drafting.refiners.transitions import (
     InputFree,
     Transitions,
-    Weight,
     between_candidates,
 )
-from bpd_jax.drafting.refiners.weights import ALPHA, SLOPE, TRAINED_ALPHA
+from bpd_jax.drafting.refiners.weights import (
+    ALPHA,
+    SLOPE,
+    TRAINED_ALPHA,
+    Weight,
+    WeightedParams,
+)
 from bpd_jax.drafting.sources.block import BlockSource
-from bpd_jax.models.refiners import markov_scores
+from bpd_jax.models.refiner_files import LoadedRefiner
+from bpd_jax.models.trained_refiners import markov_scores
 from bpd_jax.settings import setting
-from bpd_jax.typing import Params
-
-
-@flax.struct.dataclass
-class MarkovArrays:
-    """What the refiner reads on the device."""
-
-    alpha: Weight
-    params: Params
 
 
 @dataclasses.dataclass(frozen=True)
 class MarkovRefiner(InputFree):
-    """α times the corrections of the heads' logits; sees one candidate back.
+    """α times corrections of the logits that depend on the previous token.
 
     Attributes:
       arrays: weight and parameters.
     """
 
-    arrays: MarkovArrays = dataclasses.field(compare=False)
+    arrays: WeightedParams = dataclasses.field(compare=False)
 
     def transitions(
         self,
-        arrays: MarkovArrays,
+        arrays: WeightedParams,
         lattice: Lattice,
         inputs: None,
         *,
@@ -67,6 +62,7 @@ class Markov(RefinerPart):
     """Settings of the refiner `markov`."""
 
     name: ClassVar[str] = "markov"
+    title: ClassVar[str] = "Markov head"
     help: ClassVar[str] = "a trained low-rank bigram"
     reference: ClassVar[str] = "DSpark 2026"
     needs: ClassVar[tuple[str, ...]] = ("markov",)
@@ -77,15 +73,11 @@ class Markov(RefinerPart):
     slope: float = setting(0.0, *SLOPE)
 
     def build(self, context: BuildContext, source: Source) -> MarkovRefiner:
-        """Makes the refiner; a block drafter that has a Markov head brings its own."""
+        """Builds the refiner, from the Markov head of a block drafter if it has one."""
         drafter = context.assets.drafter
         if isinstance(source, BlockSource) and drafter and drafter.markov is not None:
             params = drafter.markov
         else:
-            params = need_refiner(context, self.name).params
-        return MarkovRefiner(MarkovArrays(Weight.of(self.alpha, self.slope), params))
-
-    def label(self, order: int | None = None) -> str:
-        """What people read in tables."""
-        del order
-        return "Markov head"
+            refiner: LoadedRefiner = context.need(self.name)
+            params = refiner.params
+        return MarkovRefiner(WeightedParams(Weight.of(self.alpha, self.slope), params))

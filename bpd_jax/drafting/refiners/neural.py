@@ -1,9 +1,10 @@
-"""A small LM as a rescorer of the candidates (paper section 7.1).
+"""A small LM that rescores candidates (paper section 7.1).
 
-The paper's Algorithm 2 conditions the small LM on the draft refined so far, and says
-"in parallel". `NeuralRefiner` does the former: one pass of the small LM for each level
-of the block. `ParallelNeuralRefiner` does the latter: one pass in all, over the best
-token of every head. Both add α · log r, with r over the whole vocabulary.
+The paper's Algorithm 2 conditions the small LM on the draft refined so far, and also
+says "in parallel". `NeuralRefiner` implements the former, with one pass of the small LM
+for each position of the block. `ParallelNeuralRefiner` implements the latter, with a
+single pass over the best token of every head. Both add α · log r, where r is normalised
+over the whole vocabulary.
 """
 
 import dataclasses
@@ -14,35 +15,32 @@ import flax.struct
 from bpd_jax.drafting.interface import Extension, Prompts, Source, View
 from bpd_jax.drafting.lattice import Lattice
 from bpd_jax.drafting.parts import BuildContext, RefinerPart, register
-from bpd_jax.drafting.refiners.transitions import Transitions, Weight, of_candidates
-from bpd_jax.drafting.refiners.weights import DEFAULT_ALPHA, SLOPE
+from bpd_jax.drafting.refiners.transitions import Transitions, of_candidates
+from bpd_jax.drafting.refiners.weights import (
+    DEFAULT_ALPHA,
+    SLOPE,
+    Weight,
+    WeightedParams,
+)
 from bpd_jax.drafting.small_lm import Reading, SmallLM
 from bpd_jax.models.cache import KVCache
 from bpd_jax.settings import choice, setting
-from bpd_jax.typing import Array, Float, Int, Params
+from bpd_jax.typing import Array, Float, Int
 
 SEQUENTIAL, PARALLEL = MODES = ("sequential", "parallel")
 
 
 @flax.struct.dataclass
-class NeuralArrays:
-    """What the refiner reads on the device."""
-
-    alpha: Weight
-    params: Params
-
-
-@flax.struct.dataclass
 class NeuralState:
-    """What the small LM has read along n paths, and its weight at each level."""
+    """State of the small LM at the ends of n paths, and the weight at each head."""
 
     reading: Reading
     alpha: Float[Array, "..."]
 
 
 @dataclasses.dataclass(frozen=True)
-class NeuralRefiner:
-    """α · log r(y | text, path).
+class _SmallLMRefiner:
+    """Base of the refiners with a small LM.
 
     Attributes:
       small: the small LM.
@@ -50,16 +48,25 @@ class NeuralRefiner:
     """
 
     small: SmallLM
-    arrays: NeuralArrays = dataclasses.field(compare=False)
+    arrays: WeightedParams = dataclasses.field(compare=False)
 
-    def remember(self, arrays: NeuralArrays, prompts: Prompts) -> KVCache:
+    def remember(self, arrays: WeightedParams, prompts: Prompts) -> KVCache:
         """Reads the prompts."""
         return self.small.prefill(arrays.params, prompts.tokens, prompts.lengths)
 
+
+@dataclasses.dataclass(frozen=True)
+class NeuralRefiner(_SmallLMRefiner):
+    """α · log r(y | text, path)."""
+
     def start(
-        self, view: View, lattice: Lattice | None, arrays: NeuralArrays, memory: KVCache
+        self,
+        view: View,
+        lattice: Lattice | None,
+        arrays: WeightedParams,
+        memory: KVCache,
     ) -> tuple[NeuralState, KVCache]:
-        """Catches up with the text."""
+        """Reads the accepted tokens and the certain token."""
         reading = self.small.start(arrays.params, memory, view)
         alpha = arrays.alpha.level
         if lattice is not None:
@@ -68,7 +75,7 @@ class NeuralRefiner:
 
     def scores(
         self,
-        arrays: NeuralArrays,
+        arrays: WeightedParams,
         state: NeuralState,
         level: int,
         tokens: Int[Array, "B n W"],
@@ -81,37 +88,25 @@ class NeuralRefiner:
 
     def extend(
         self,
-        arrays: NeuralArrays,
+        arrays: WeightedParams,
         state: NeuralState,
         level: int,
         extension: Extension,
     ) -> NeuralState:
-        """Reads on along the new paths."""
+        """Reads the last tokens of the new paths."""
         reading = self.small.extend(arrays.params, state.reading, level, extension)
         return dataclasses.replace(state, reading=reading)
 
 
 @dataclasses.dataclass(frozen=True)
-class ParallelNeuralRefiner:
-    """α · log r(y | text, unrefined draft): a `FiniteRefiner`.
+class ParallelNeuralRefiner(_SmallLMRefiner):
+    """α · log r(y | text, unrefined draft), a `FiniteRefiner`.
 
-    Its scores do not depend on the path, so that every search over lattices, the exact
-    one included, works on them.
-
-    Attributes:
-      small: the small LM.
-      arrays: its parameters and weight.
+    Its scores do not depend on the path, so that the exact search can be used.
     """
 
-    small: SmallLM
-    arrays: NeuralArrays = dataclasses.field(compare=False)
-
-    def remember(self, arrays: NeuralArrays, prompts: Prompts) -> KVCache:
-        """Reads the prompts."""
-        return self.small.prefill(arrays.params, prompts.tokens, prompts.lengths)
-
     def inputs(
-        self, view: View, lattice: Lattice, arrays: NeuralArrays, memory: KVCache
+        self, view: View, lattice: Lattice, arrays: WeightedParams, memory: KVCache
     ) -> tuple[Float[Array, "B L-1 W"], KVCache]:
         """Scores of all candidates, from one pass over the heads' best tokens."""
         draft = lattice.tokens[:, :-1, 0]
@@ -122,14 +117,14 @@ class ParallelNeuralRefiner:
 
     def transitions(
         self,
-        arrays: NeuralArrays,
+        arrays: WeightedParams,
         lattice: Lattice,
         inputs: Float[Array, "B L-1 W"],
         *,
         by_candidate: bool = False,
         all_room: bool = False,
     ) -> Transitions:
-        """The scores as transitions between single nodes."""
+        """Transitions with a single node at every position."""
         del arrays, lattice, by_candidate, all_room
         return of_candidates(inputs)
 
@@ -140,6 +135,7 @@ class Neural(RefinerPart):
     """Settings of the refiner `neural`."""
 
     name: ClassVar[str] = "neural"
+    title: ClassVar[str] = "neural"
     help: ClassVar[str] = "a small LM, the paper's local rescoring"
     reference: ClassVar[str] = "Kim et al. 2024, section 7.1, Algorithm 2"
     needs: ClassVar[tuple[str, ...]] = ("rescorer",)
@@ -152,26 +148,21 @@ class Neural(RefinerPart):
 
     @property
     def is_finite(self) -> bool:
-        """In parallel, scores do not depend on the path."""
+        """In parallel mode, scores do not depend on the path."""
         return self.mode == PARALLEL
 
     def build(
         self, context: BuildContext, source: Source
     ) -> NeuralRefiner | ParallelNeuralRefiner:
-        """Makes the refiner.
+        """Builds the refiner.
 
         Raises:
           UserError: there is no rescorer.
         """
         small: Any = context.need("rescorer")
         alpha = context.alpha if self.alpha is None else self.alpha
-        arrays = NeuralArrays(Weight.of(alpha, self.slope), small.params)
-        reader = SmallLM(small.functions, max(source.block_size, context.reach))
+        arrays = WeightedParams(Weight.of(alpha, self.slope), small.params)
+        reader = SmallLM(small.functions, max(source.block_size, context.max_accepted))
         if self.mode == PARALLEL:
             return ParallelNeuralRefiner(reader, arrays)
         return NeuralRefiner(reader, arrays)
-
-    def label(self, order: int | None = None) -> str:
-        """What people read in tables."""
-        del order
-        return "neural"

@@ -1,4 +1,4 @@
-"""An n-gram model as a refiner, with the text's own bigrams on request."""
+"""An n-gram model as a refiner, optionally mixed with the bigrams of the text."""
 
 import dataclasses
 from typing import ClassVar
@@ -13,8 +13,8 @@ from bpd_jax.drafting.lattice import Lattice
 from bpd_jax.drafting.parts import BuildContext, RefinerPart, register
 from bpd_jax.drafting.refiners.adaptive import cache_counts, mixed
 from bpd_jax.drafting.refiners.lattice_graph import Columns, Room, build_graph
-from bpd_jax.drafting.refiners.transitions import Transitions, Weight
-from bpd_jax.drafting.refiners.weights import DEFAULT_ALPHA, SLOPE
+from bpd_jax.drafting.refiners.transitions import Transitions
+from bpd_jax.drafting.refiners.weights import DEFAULT_ALPHA, SLOPE, Weight
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.search.device import DeviceTable
 from bpd_jax.ngrams.search.finite_scores import check_alpha, with_finite_scores
@@ -24,7 +24,7 @@ from bpd_jax.typing import AnyArray, Array, Float, Int
 
 @flax.struct.dataclass
 class NGramArrays:
-    """What the search reads on the device: it is an argument of the jitted loop."""
+    """The n-gram table and the weight, arguments of the jitted loop."""
 
     table: DeviceTable
     alpha: Weight
@@ -40,11 +40,11 @@ def ngram_arrays(
     """Puts a model on the device.
 
     Args:
-      model: a back-off n-gram model over the same token ids; what it has no
-        probability for gets log-probability -1000 (`with_finite_scores`).
+      model: a back-off n-gram model over the same token ids; tokens without a
+        probability get log-probability -1000 (`with_finite_scores`).
       alpha: weight of the n-gram's log-probability.
-      alpha_slope: how the weight grows with a head's entropy; see `Weight`.
-      mesh: devices over which to cut the model; None keeps it whole on one.
+      alpha_slope: slope of the weight; see `Weight`.
+      mesh: devices over which to shard the model; None for a single device.
       axis: the axis of the mesh.
 
     Raises:
@@ -58,18 +58,18 @@ def ngram_arrays(
 def device_table(
     model: NGramModel, mesh: Mesh | None = None, axis: str = "data"
 ) -> DeviceTable:
-    """The table of a model on the device, or cut over the devices of a mesh."""
+    """The table of a model on a device, or sharded over a mesh."""
     table = DeviceTable.from_model(with_finite_scores(model))
     return table.sharded(mesh, axis) if mesh else jax.device_put(table)
 
 
 @flax.struct.dataclass
 class NGramInputs:
-    """What the refiner needs besides the lattice.
+    """The inputs of the refiner besides the lattice.
 
     Attributes:
-      context: the last C tokens of the text before the block, -1 before its beginning.
-      cache: how often the text has candidate w after candidate v (see `adaptive`), or
+      context: the last C tokens of the text before the block, padded with -1.
+      cache: bigram counts of the candidates in the text (`adaptive.cache_counts`), or
         None.
     """
 
@@ -79,17 +79,17 @@ class NGramInputs:
 
 @dataclasses.dataclass(frozen=True)
 class NGramRefiner:
-    """α · log p_ngram, where p_ngram may be mixed with the text's own bigrams.
+    """α · log p_ngram, where p_ngram may be mixed with the bigrams of the text.
 
-    Rows of a batch that need more room than `Room.for_width` gives lack some n-grams.
-    The exact search repeats them with all the room that they need; in other searches
-    their drafts are a little worse.
+    Rows of a batch that need more slots than `Room.for_width` provides lack some
+    n-grams. The exact search repeats them with more slots; in other searches their
+    drafts are slightly worse.
 
     Attributes:
       arrays: the model and its weight.
-      context_length: tokens of text before the block that matter, besides its first.
-      adaptive: whether to mix in the bigrams of the prompt and of the text so far.
-      room: slots for longer n-grams; None for those of `Room.for_width`.
+      context_length: number of tokens before the certain token that are read.
+      adaptive: whether to mix in the bigrams of prompt and text.
+      room: slots for longer n-grams; None for `Room.for_width`.
     """
 
     arrays: NGramArrays = dataclasses.field(compare=False)
@@ -113,13 +113,13 @@ class NGramRefiner:
         return cls(arrays, max(model.order - 2, 0), adaptive)
 
     def remember(self, arrays: NGramArrays, prompts: Prompts) -> None:
-        """Nothing: it reads the text when it starts."""
+        """No memory: `inputs` reads the text."""
         del arrays, prompts
 
     def inputs(
         self, view: View, lattice: Lattice, arrays: NGramArrays, memory: None
     ) -> tuple[NGramInputs, None]:
-        """The end of the text, and the counts of its bigrams."""
+        """The end of the text, and its bigram counts."""
         del arrays
         cache = None
         if self.adaptive:
@@ -135,7 +135,7 @@ class NGramRefiner:
         by_candidate: bool = False,
         all_room: bool = False,
     ) -> Transitions:
-        """Scores all steps by the n-gram model."""
+        """Transitions of the n-gram model."""
         cache, width = inputs.cache, lattice.tokens.shape[-1]
         room = self.room or Room.for_width(width)
         if all_room:
@@ -149,7 +149,7 @@ class NGramRefiner:
         candidates = graph.candidates[:, start:]
         first = graph.states[:, start]
         if by_candidate and arrays.table.order == 1:
-            # A model of order 1 has a single node, which does not tell candidates.
+            # The single node of a model of order 1 does not identify the candidate.
             shape = (*values.shape[:2], width, width)
             values = jnp.broadcast_to(values, shape)
             following = jnp.broadcast_to(jnp.arange(width), shape)
@@ -177,7 +177,7 @@ class NGram(RefinerPart):
     adaptive: int = setting(0, "1 mixes in the bigrams of the text so far", SWITCH)
 
     def build(self, context: BuildContext, source: Source) -> NGramRefiner:
-        """Makes the refiner; methods with the same model share its table."""
+        """Builds the refiner; methods with the same model share its table."""
         del source
         model: NGramModel = context.need("ngram")
         alpha = self.weight(context)
@@ -186,23 +186,23 @@ class NGram(RefinerPart):
         return NGramRefiner(arrays, max(model.order - 2, 0), bool(self.adaptive))
 
     def weight(self, context: BuildContext) -> float:
-        """α, or the decoder's own."""
+        """α, by default that of the decoder."""
         return context.alpha if self.alpha is None else self.alpha
 
     def label(self, order: int | None = None) -> str:
-        """What people read in tables."""
+        """The display name."""
         return f"{order or 'n'}-gram"
 
 
 def _columns(
     table: DeviceTable, lattice: Lattice, context: Int[AnyArray, "B C"]
 ) -> Columns:
-    """The text and the lattice as columns."""
+    """The columns of the text and of the lattice."""
     width = lattice.tokens.shape[-1]
-    # The first column, certain, is the last one of the text.
-    alone = jnp.arange(width) == 0
-    text = jnp.where(alone, context[:, :, None], -1)
-    certain = jnp.where(alone, lattice.tokens[:, :1], -1)
+    # The certain token is the last column of the text.
+    first = jnp.arange(width) == 0
+    text = jnp.where(first, context[:, :, None], -1)
+    certain = jnp.where(first, lattice.tokens[:, :1], -1)
     tokens = jnp.concatenate([text, certain, lattice.tokens[:, 1:]], axis=1)
     return Columns(
         predicted=table.as_predicted(tokens),

@@ -1,33 +1,34 @@
-"""A trained recurrent network that corrects the heads along the draft (Domino)."""
+"""A trained recurrent network that reads the draft (Domino)."""
 
 import dataclasses
 from typing import ClassVar
 
 import flax.struct
 
+from bpd_jax.drafting.draft_tree import take
 from bpd_jax.drafting.interface import Extension, Prompts, Source, View
 from bpd_jax.drafting.lattice import Lattice
 from bpd_jax.drafting.parts import BuildContext, RefinerPart, register
-from bpd_jax.drafting.refiners.trained import need_refiner
-from bpd_jax.drafting.refiners.transitions import Weight
-from bpd_jax.drafting.refiners.weights import ALPHA, SLOPE, TRAINED_ALPHA
-from bpd_jax.drafting.tree import take
-from bpd_jax.models.refiners import recurrent_scores, recurrent_start, recurrent_step
+from bpd_jax.drafting.refiners.weights import (
+    ALPHA,
+    SLOPE,
+    TRAINED_ALPHA,
+    Weight,
+    WeightedParams,
+)
+from bpd_jax.models.refiner_files import LoadedRefiner
+from bpd_jax.models.trained_refiners import (
+    recurrent_scores,
+    recurrent_start,
+    recurrent_step,
+)
 from bpd_jax.settings import setting
-from bpd_jax.typing import Array, Float, Int, Params
-
-
-@flax.struct.dataclass
-class RecurrentArrays:
-    """What the refiner reads on the device."""
-
-    alpha: Weight
-    params: Params
+from bpd_jax.typing import Array, Float, Int
 
 
 @flax.struct.dataclass
 class RecurrentState:
-    """The state of n paths, and the weight of each head's corrections."""
+    """The states of n paths, and the weight at each head."""
 
     states: Float[Array, "B n R"]
     alpha: Float[Array, "B L-1"]
@@ -35,20 +36,20 @@ class RecurrentState:
 
 @dataclasses.dataclass(frozen=True)
 class RecurrentRefiner:
-    """α times corrections of the heads' logits that have read the path.
+    """α times corrections of the logits that depend on the path.
 
     Attributes:
       arrays: weight and parameters.
     """
 
-    arrays: RecurrentArrays = dataclasses.field(compare=False)
+    arrays: WeightedParams = dataclasses.field(compare=False)
 
-    def remember(self, arrays: RecurrentArrays, prompts: Prompts) -> None:
-        """Nothing: the hidden state is all that it reads of the text."""
+    def remember(self, arrays: WeightedParams, prompts: Prompts) -> None:
+        """No memory: of the text, it reads only the hidden state."""
         del arrays, prompts
 
     def start(
-        self, view: View, lattice: Lattice | None, arrays: RecurrentArrays, memory: None
+        self, view: View, lattice: Lattice | None, arrays: WeightedParams, memory: None
     ) -> tuple[RecurrentState, None]:
         """Reads the hidden state and the certain token."""
         assert lattice is not None
@@ -58,7 +59,7 @@ class RecurrentRefiner:
 
     def scores(
         self,
-        arrays: RecurrentArrays,
+        arrays: WeightedParams,
         state: RecurrentState,
         level: int,
         tokens: Int[Array, "B n W"],
@@ -69,7 +70,7 @@ class RecurrentRefiner:
 
     def extend(
         self,
-        arrays: RecurrentArrays,
+        arrays: WeightedParams,
         state: RecurrentState,
         level: int,
         extension: Extension,
@@ -87,6 +88,7 @@ class Recurrent(RefinerPart):
     """Settings of the refiner `recurrent`."""
 
     name: ClassVar[str] = "recurrent"
+    title: ClassVar[str] = "recurrent head"
     help: ClassVar[str] = "a trained recurrent network along the draft"
     reference: ClassVar[str] = "Domino 2026"
     needs: ClassVar[tuple[str, ...]] = ("recurrent",)
@@ -97,13 +99,8 @@ class Recurrent(RefinerPart):
     slope: float = setting(0.0, *SLOPE)
 
     def build(self, context: BuildContext, source: Source) -> RecurrentRefiner:
-        """Makes the refiner."""
+        """Builds the refiner."""
         del source
-        refiner = need_refiner(context, self.name)
+        refiner: LoadedRefiner = context.need(self.name)
         weight = Weight.of(self.alpha, self.slope)
-        return RecurrentRefiner(RecurrentArrays(weight, refiner.params))
-
-    def label(self, order: int | None = None) -> str:
-        """What people read in tables."""
-        del order
-        return "recurrent head"
+        return RecurrentRefiner(WeightedParams(weight, refiner.params))

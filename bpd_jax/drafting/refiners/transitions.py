@@ -1,9 +1,9 @@
-"""Refiners with finitely many states, which the exact search needs.
+"""Refiners with finitely many states, for which there is an exact search.
 
-The score of a candidate may depend on a *node*: what the refiner must know of the path
-before it. A refiner that sees one token back has W nodes at a position, an n-gram model
-a few hundred. With finitely many nodes the P best of all W^(L-1) paths are found
-exactly (`searches.finite`); greedy walks, beams and trees work on them too.
+The score of a candidate depends on a *node*, the state of the refiner after a path. A
+refiner that depends on the previous token has W nodes at a position, an n-gram model a
+few hundred. With finitely many nodes, the P best of all W^(L-1) paths can be found
+exactly (`searches.finite`). Greedy walks, beams and trees are supported too.
 """
 
 import dataclasses
@@ -14,9 +14,9 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from bpd_jax.drafting.draft_tree import take
 from bpd_jax.drafting.interface import Extension, View
 from bpd_jax.drafting.lattice import Drafts, Lattice
-from bpd_jax.drafting.tree import take
 from bpd_jax.typing import Array, Bool, Float, Int, PyTree
 
 
@@ -25,13 +25,13 @@ class Transitions:
     """Scores of all steps through a lattice; step j leads to position j + 1.
 
     Attributes:
-      scores: what the refiner adds to the source's log-probability, weighted.
+      scores: weighted scores, which are added to the source's log-probabilities.
       following: the node that a step leads to.
       start: the node of the certain token.
-      candidates: the candidate at position j that each node stands for, if the nodes
-        tell their last candidate; None if they do not.
-      overflow: rows in which a bounded search for nodes left some out; None if that
-        cannot happen.
+      candidates: the last candidate of each node at position j; None if nodes do not
+        determine it.
+      overflow: rows that lack nodes because the number of nodes is limited; None if it
+        is not.
     """
 
     scores: Float[Array, "B L-1 N W"]
@@ -42,11 +42,11 @@ class Transitions:
 
 
 class FiniteRefiner(Protocol):
-    """A refiner whose scores are `Transitions` of the lattice."""
+    """A refiner whose scores are `Transitions` of a lattice."""
 
     @property
     def arrays(self) -> PyTree:
-        """What it reads on the device, or None."""
+        """Arrays on the device, or None."""
         ...
 
     def remember(self, arrays: PyTree, prompts: Any) -> PyTree:
@@ -56,7 +56,7 @@ class FiniteRefiner(Protocol):
     def inputs(
         self, view: View, lattice: Lattice, arrays: PyTree, memory: PyTree
     ) -> tuple[PyTree, PyTree]:
-        """What it needs besides the lattice, as arrays with a row each; the memory."""
+        """Its inputs besides the lattice, with an entry per row; and the memory."""
         ...
 
     def transitions(
@@ -68,61 +68,39 @@ class FiniteRefiner(Protocol):
         by_candidate: bool,
         all_room: bool,
     ) -> Transitions:
-        """Scores all steps of a lattice.
+        """Transitions of a lattice.
 
         Args:
           arrays: `self.arrays`.
           lattice: the candidates.
-          inputs: from `inputs`.
-          by_candidate: nodes must tell their last candidate, because the scores of
-            other refiners are added.
-          all_room: spend as much memory as no node is left out.
+          inputs: result of `inputs`.
+          by_candidate: whether nodes must determine their last candidate, because the
+            scores of other refiners are added.
+          all_room: whether to use enough memory for all nodes.
         """
         ...
 
 
 class InputFree:
-    """A `FiniteRefiner` that needs nothing but the lattice, and keeps nothing."""
+    """Base of a `FiniteRefiner` without memory and inputs besides the lattice."""
 
     def remember(self, arrays: PyTree, prompts: Any) -> PyTree:
-        """Keeps nothing."""
+        """No memory."""
         del arrays, prompts
 
     def inputs(
         self, view: View, lattice: Lattice, arrays: PyTree, memory: PyTree
     ) -> tuple[PyTree, PyTree]:
-        """Needs nothing."""
+        """No inputs."""
         del view, lattice, arrays
         return None, memory
 
 
-@flax.struct.dataclass
-class Weight:
-    """The weight α of a refiner at each head.
-
-    α_j = max(0, level + slope · H_j), with H_j the entropy of head j + 1 in nats: a
-    refiner may count for more where a head is uncertain. The paper names this as future
-    work (appendix B.2). A slope of 0 is the paper's constant α.
-    """
-
-    level: Float[Array, ""]
-    slope: Float[Array, ""]
-
-    @classmethod
-    def of(cls, alpha: float, slope: float = 0.0) -> "Weight":
-        """Puts the numbers on the device."""
-        return cls(jnp.float32(alpha), jnp.float32(slope))
-
-    def at(self, entropies: Float[Array, "B L"]) -> Float[Array, "B L-1"]:
-        """α of heads 2 … L."""
-        return jnp.maximum(self.level + self.slope * entropies[:, 1:], 0.0)
-
-
 def between_candidates(scores: Float[Array, "B L-1 W W"]) -> Transitions:
-    """Scores that see one candidate back: `scores[b, j, v, w]` of w after v.
+    """Transitions of scores of candidate pairs: `scores[b, j, v, w]` of w after v.
 
-    Worked example (W = 2): node v at a position is its candidate v; the certain token
-    is candidate 0 of position 0.
+    Node v of a position is its candidate v; the certain token is candidate 0 of
+    position 0.
     """
     batch, length, _, width = scores.shape
     following = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), scores.shape)
@@ -133,17 +111,18 @@ def between_candidates(scores: Float[Array, "B L-1 W W"]) -> Transitions:
 
 
 def of_candidates(scores: Float[Array, "B L-1 W"]) -> Transitions:
-    """Scores that do not depend on the path at all: one node at every position."""
+    """Transitions of scores that do not depend on the path: one node per position."""
     batch = scores.shape[0]
     following = jnp.zeros((*scores.shape[:2], 1, scores.shape[2]), jnp.int32)
     return Transitions(scores[:, :, None], following, jnp.zeros(batch, jnp.int32))
 
 
 def summed(parts: list[Transitions]) -> Transitions:
-    """The sum of several refiners' scores.
+    """The sum of the scores of several refiners.
 
-    All but one must see at most one candidate back; the nodes of that one, which must
-    tell their last candidate, are those of the sum.
+    The scores of all but one refiner must depend on at most the previous candidate. The
+    nodes of the sum are those of that refiner, which must determine their last
+    candidate.
     """
     total, *others = sorted(parts, key=lambda part: -part.scores.shape[2])
     for other in others:
@@ -184,22 +163,22 @@ def all_transitions(
     *,
     all_room: bool = False,
 ) -> Transitions:
-    """The summed transitions of some refiners, one at least.
+    """The sum of the transitions of one or more refiners.
 
     Args:
-      refiners: N refiners.
-      arrays: of each.
+      refiners: the refiners.
+      arrays: arrays of each refiner.
       lattice: the candidates.
-      inputs: of each.
+      inputs: inputs of each refiner.
       all_room: see `FiniteRefiner.transitions`.
     """
     several = len(refiners) > 1
     return summed(
         [
             refiner.transitions(
-                array, lattice, one, by_candidate=several, all_room=all_room
+                array, lattice, row_inputs, by_candidate=several, all_room=all_room
             )
-            for refiner, array, one in zip(refiners, arrays, inputs, strict=True)
+            for refiner, array, row_inputs in zip(refiners, arrays, inputs, strict=True)
         ]
     )
 
@@ -213,19 +192,18 @@ def over_lattice(
     *,
     transitions: Transitions | None = None,
 ) -> Drafts:
-    """Runs a search over a whole lattice under the sum of some refiners.
+    """Runs a search over a lattice under the sum of refiners.
 
-    Rows whose transitions lack nodes for want of room are searched again with enough of
-    it. The second search is compiled in too, row by row, because of the memory that it
-    takes.
+    Rows whose transitions lack nodes are searched again with enough memory for all
+    nodes, one row after the other.
 
     Args:
-      refiners: N refiners; none leaves the search without transitions.
-      arrays: of each.
+      refiners: the refiners; without refiners, transitions are None.
+      arrays: arrays of each refiner.
       lattice: the candidates.
-      inputs: of each.
-      search: finds drafts from a lattice and transitions.
-      transitions: from `all_transitions`, if they were computed before.
+      inputs: inputs of each refiner.
+      search: returns drafts from a lattice and transitions.
+      transitions: result of `all_transitions`, if it was computed before.
     """
     if not refiners:
         return search(lattice, None)

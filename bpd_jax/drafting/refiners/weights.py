@@ -1,10 +1,45 @@
-"""The settings that refiners share: their weight α and its slope."""
+"""The weight α of refiners, and the settings that define it."""
+
+import flax.struct
+import jax.numpy as jnp
 
 from bpd_jax.settings import number
+from bpd_jax.typing import Array, Float, Params
 
-# Trained refiners correct logits, and were trained with this weight.
+# The weight of trained refiners in training.
 TRAINED_ALPHA = 1.0
 
 ALPHA = ("weight of its scores", number(0.0))
 DEFAULT_ALPHA = ("weight of its scores; default --alpha", number(0.0).or_none())
-SLOPE = ("how much alpha grows per nat of the head's entropy", number(-1e6, 1e6))
+SLOPE = ("increase of alpha per nat of the head's entropy", number(-1e6, 1e6))
+
+
+@flax.struct.dataclass
+class Weight:
+    """The weight α of a refiner at each head.
+
+    α_j = max(0, level + slope · H_j), where H_j is the entropy of head j + 1 in nats.
+    With a positive slope the weight is larger where a head is uncertain, which the
+    paper suggests as future work (appendix B.2). A slope of 0 is the paper's constant
+    weight.
+    """
+
+    level: Float[Array, ""]
+    slope: Float[Array, ""]
+
+    @classmethod
+    def of(cls, alpha: float, slope: float = 0.0) -> "Weight":
+        """Converts the numbers to arrays."""
+        return cls(jnp.float32(alpha), jnp.float32(slope))
+
+    def at(self, entropies: Float[Array, "B L"]) -> Float[Array, "B L-1"]:
+        """α of heads 2 … L."""
+        return jnp.maximum(self.level + self.slope * entropies[:, 1:], 0.0)
+
+
+@flax.struct.dataclass
+class WeightedParams:
+    """Parameters of a refiner, and the weight of its scores."""
+
+    alpha: Weight
+    params: Params

@@ -1,4 +1,4 @@
-"""The P best paths: exactly where paths have finitely many states, else by a beam."""
+"""The P best paths: exact for refiners with finitely many states, else a beam."""
 
 import dataclasses
 import functools
@@ -8,7 +8,8 @@ from typing import ClassVar
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
-from bpd_jax.drafting.engines.host import HostEngine
+from bpd_jax.drafting.draft_tree import DraftTree, from_drafts
+from bpd_jax.drafting.engines.host import HostDrafter, HostEngine
 from bpd_jax.drafting.interface import Drafter, Search, Source
 from bpd_jax.drafting.lattice import Drafts, Lattice, best_drafts
 from bpd_jax.drafting.parts import (
@@ -19,7 +20,7 @@ from bpd_jax.drafting.parts import (
     RefinerPart,
     register,
 )
-from bpd_jax.drafting.paths import PathArrays, Paths, PathState
+from bpd_jax.drafting.path_drafter import PathArrays, Paths, PathState
 from bpd_jax.drafting.refiners.ngram import (
     NGram,
     NGramArrays,
@@ -27,11 +28,9 @@ from bpd_jax.drafting.refiners.ngram import (
     NGramRefiner,
 )
 from bpd_jax.drafting.refiners.transitions import Transitions, over_lattice
-from bpd_jax.drafting.searches.beam import NORMALISE, BeamSearch
-from bpd_jax.drafting.searches.chains import ChainSearch
+from bpd_jax.drafting.searches.beam_search import NORMALISE, BeamSearch
 from bpd_jax.drafting.searches.finite import best_paths, normalised_transitions
-from bpd_jax.drafting.searches.host_drafter import HostDrafter
-from bpd_jax.drafting.tree import DraftTree, from_drafts
+from bpd_jax.drafting.searches.growth import ChainSearch
 from bpd_jax.errors import UserError
 from bpd_jax.settings import SWITCH, choice, setting
 from bpd_jax.typing import AnyArray, Array, Int
@@ -41,11 +40,10 @@ AUTO, DEVICE, VITERBI, FST = ENGINES = ("auto", "device", "viterbi", "fst")
 
 @dataclasses.dataclass(frozen=True)
 class ExactBest(ChainSearch):
-    """The P best of all paths of a lattice (paper section 7.2), inside the loop.
+    """The P best paths of a lattice, exactly (paper section 7.2), in the decode loop.
 
     Attributes:
-      normalise: whether scores are normalised among the candidates after every node, so
-        that the score of a path is its probability.
+      normalise: whether scores are normalised over the candidates after every node.
     """
 
     normalise: bool = False
@@ -91,16 +89,16 @@ def best_under_ngram(
     """The P best distinct drafts under Σ log p_head + α · log p_ngram (section 7.2).
 
     Args:
-      refiner: an n-gram model, not adaptive.
+      refiner: an n-gram refiner that is not adaptive.
       lattice: candidates of the block.
       context: the last `refiner.context_length` tokens of the text before it.
       num_drafts: P.
-      arrays: the refiner's, if jitted code passes them as an argument.
-      mesh: the devices over which the model is cut, if it is.
+      arrays: arrays of the refiner, if they are an argument of jitted code.
+      mesh: devices over which the model is sharded, if it is.
     """
     arrays = refiner.arrays if arrays is None else arrays
     search = functools.partial(_search, count=num_drafts)
-    if lattice.tokens.shape[1] == 1:  # Nothing but the certain token.
+    if lattice.tokens.shape[1] == 1:  # The certain token only.
         return best_drafts(lattice, num_drafts)
 
     def run(arrays: NGramArrays, lattice: Lattice, context: AnyArray) -> Drafts:
@@ -109,13 +107,13 @@ def best_under_ngram(
 
     if arrays.table.shard_axis is None:
         return run(arrays, lattice, context)
-    cut = jax.tree.map(lambda _: PartitionSpec(arrays.table.shard_axis), arrays)
-    whole = PartitionSpec()
+    split = jax.tree.map(lambda _: PartitionSpec(arrays.table.shard_axis), arrays)
+    replicated = PartitionSpec()
     sharded = jax.shard_map(
         run,
         mesh=mesh,
-        in_specs=(dataclasses.replace(cut, alpha=whole), whole, whole),
-        out_specs=whole,
+        in_specs=(dataclasses.replace(split, alpha=replicated), replicated, replicated),
+        out_specs=replicated,
         check_vma=False,
     )
     return sharded(arrays, lattice, context)
@@ -127,7 +125,8 @@ class Best(GrowingPart):
     """Settings of the search `best`."""
 
     name: ClassVar[str] = "best"
-    help: ClassVar[str] = "the P best paths, exactly where refiners allow it"
+    title: ClassVar[str] = "{paths}-best"
+    help: ClassVar[str] = "the P best paths, exactly unless refiners rule it out"
     reference: ClassVar[str] = "Kim et al. 2024, section 7.2"
     number: ClassVar[str] = "paths"
     counts: ClassVar[str] = DRAFTS
@@ -135,8 +134,8 @@ class Best(GrowingPart):
     paths: int = setting(1, "paths P", COUNT)
     engine: str = setting(
         AUTO,
-        "of the n-gram search: device (inside the loop), viterbi (on the host) or fst "
-        "(OpenFst on the host, with back-off as an epsilon arc as in the paper)",
+        "of the n-gram search: device (in the decode loop), viterbi (on the host) or "
+        "fst (OpenFst on the host, with back-off as an epsilon arc, as in the paper)",
         choice(*ENGINES),
     )
     normalise: int | None = setting(None, NORMALISE, SWITCH.or_none())
@@ -149,10 +148,10 @@ class Best(GrowingPart):
     def drafter(
         self, context: BuildContext, source: Source, refiners: tuple[RefinerPart, ...]
     ) -> Drafter:
-        """Joins source, refiners and search, or an engine on the host.
+        """Builds the drafter of source, refiners and search, or of a host engine.
 
         Raises:
-          UserError: the engine cannot do what the other parts ask for.
+          UserError: the engine does not support the refiners or settings.
         """
         host = self._host_engine(context, source, refiners)
         if host is None:
@@ -171,44 +170,39 @@ class Best(GrowingPart):
             return None
         if not alone or not isinstance(ngram, NGram):
             raise UserError(
-                f"{context.method}: engine={engine} searches under one n-gram model as "
-                "it is; use engine=device, or leave it out."
+                f"{context.method}: engine={engine} supports a single n-gram model, "
+                "not adaptive; use engine=device, or omit it."
             )
         return host_engine(engine, ngram, context)
 
     def build(self, context: BuildContext, paths: Paths, normalise: bool) -> Search:
-        """Makes the search."""
+        """Builds the search."""
         if self.normalise is not None:
             normalise = bool(self.normalise)
         if paths.others or not paths.source.offers_lattice:
             return BeamSearch(self.paths, normalise)
         return ExactBest(self.paths, normalise)
 
-    def label(self, order: int | None = None) -> str:
-        """What people read in tables."""
-        del order
-        return f"{self.paths}-best"
-
 
 def default_engine() -> str:
-    """The fastest exact n-gram search here: in the loop, or on the host's processor."""
+    """The fastest engine of the exact n-gram search on this device."""
     on_host = jax.default_backend() == "cpu" and importlib.util.find_spec("numba")
     return VITERBI if on_host else DEVICE
 
 
 def host_engine(engine: str, ngram: NGram, context: BuildContext) -> HostEngine:
-    """Makes an engine; those of the same model share its tables.
+    """Builds an engine; engines of the same model share its tables.
 
     Raises:
-      UserError: a package is missing, or the weight does not suit the engine.
+      UserError: a package is missing, or the engine does not support the weight.
     """
     model, alpha = context.need("ngram"), ngram.weight(context)
     if engine == VITERBI:
         from bpd_jax.drafting.engines.viterbi import ViterbiEngine
 
-        made: HostEngine = context.share(VITERBI, lambda: ViterbiEngine(model))
+        host: HostEngine = context.share(VITERBI, lambda: ViterbiEngine(model))
     else:
         from bpd_jax.drafting.engines.fst import FstEngine
 
-        made = context.share(FST, lambda: FstEngine(model))
-    return made.with_weight(alpha, ngram.slope)
+        host = context.share(FST, lambda: FstEngine(model))
+    return host.with_weight(alpha, ngram.slope)

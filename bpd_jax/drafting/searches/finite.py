@@ -1,4 +1,4 @@
-"""The P best of all paths of a lattice, exactly, as array operations."""
+"""The exact P-best search of a lattice, as array operations."""
 
 import dataclasses
 
@@ -13,18 +13,18 @@ from bpd_jax.typing import Array, Float, Int
 def best_paths(lattice: Lattice, transitions: Transitions, num_drafts: int) -> Drafts:
     """The P best distinct drafts under Σ log p_head + transition scores.
 
-    Backwards, the best completion of every node; then forwards: with exact completions
-    the P best prefixes of every length contain those of the P best paths.
+    A backward pass computes the score of the best completion of every node. A forward
+    pass keeps the P prefixes with the best completions, which is exact.
 
     Args:
       lattice: the candidates.
-      transitions: of the refiners.
+      transitions: transitions of the refiners.
       num_drafts: P.
     """
     batch, length, width = lattice.tokens.shape
-    if length == 1:  # Nothing but the certain token.
+    if length == 1:  # The certain token only.
         return best_drafts(lattice, num_drafts)
-    # Steps first, for the scans: `steps[j]` leads to position j + 1 of the block.
+    # The first axis is scanned: `steps[j]` leads to position j + 1 of the block.
     following = jnp.moveaxis(transitions.following, 1, 0)
     heads = distinct_scores(lattice)[:, 1:, None]
     steps = jnp.moveaxis(heads + transitions.scores, 1, 0)
@@ -85,7 +85,7 @@ def best_paths(lattice: Lattice, transitions: Transitions, num_drafts: int) -> D
 
 
 def normalised_transitions(lattice: Lattice, transitions: Transitions) -> Transitions:
-    """Adds to the scores what makes the candidates after every node sum to 1."""
+    """Normalises the scores over the candidates after every node."""
     heads = distinct_scores(lattice)[:, 1:, None]
     total = jax.nn.logsumexp(heads + transitions.scores, axis=-1, keepdims=True)
     return dataclasses.replace(transitions, scores=transitions.scores - total)

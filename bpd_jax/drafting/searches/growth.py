@@ -1,23 +1,50 @@
-"""What the searches have in common: growing paths level by level."""
+"""Code that searches share: paths that are extended level by level."""
+
+import dataclasses
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 
+from bpd_jax.drafting.draft_tree import take
 from bpd_jax.drafting.interface import Candidates, Extension
-from bpd_jax.drafting.paths import Paths
-from bpd_jax.drafting.tree import take
+from bpd_jax.drafting.lattice import most_paths, most_prefixes
+from bpd_jax.drafting.path_drafter import Paths
 from bpd_jax.typing import Array, Float, Int, PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class ChainSearch:
+    """Base of searches whose drafts are P chains.
+
+    Attributes:
+      num_drafts: P, the paper's p.
+    """
+
+    num_drafts: int = 1
+
+    @property
+    def draws(self) -> bool:
+        """False: the best paths are deterministic."""
+        return False
+
+    def max_nodes(self, block_size: int, width: int) -> int:
+        """Distinct prefixes of P paths."""
+        return most_prefixes(block_size, width, self.num_drafts)
+
+    def max_drafts(self, block_size: int, width: int) -> int:
+        """P, or all paths if they are fewer."""
+        return most_paths(block_size, width, self.num_drafts)
 
 
 @flax.struct.dataclass
 class Level:
-    """Paths that end at one position.
+    """Paths that end at the same position.
 
     Attributes:
-      parents: index of the path of the level before that each continues.
+      parents: index of the path of the previous level that each path extends.
       tokens: its last token.
-      scores: summed log-probability; -inf for paths that do not exist.
+      scores: its sum of log-probabilities; -inf for paths that do not exist.
     """
 
     parents: Int[Array, "B n"]
@@ -26,13 +53,13 @@ class Level:
 
 
 def normalised(candidates: Candidates) -> Float[Array, "B n W"]:
-    """Log-probabilities among the W candidates: they sum to 1 after every path.
+    """Log-probabilities normalised over the W candidates of every path.
 
-    Refined scores are products of unequal experts; only so do they compare between
-    paths of different lengths.
+    Refined scores are not normalised; without normalisation, paths of different lengths
+    cannot be compared.
     """
     log_probs = jax.nn.log_softmax(candidates.log_probs, axis=-1)
-    # Where nothing may follow, all are -inf, and their softmax is undefined.
+    # The softmax of candidates that are all -inf is undefined.
     return jnp.where(jnp.isneginf(candidates.log_probs), -jnp.inf, log_probs)
 
 
@@ -45,18 +72,18 @@ def grow_best(
     *,
     normalise: bool,
 ) -> list[Level]:
-    """Keeps the `beam` best paths of every length: one level per position.
+    """Beam search: the `beam` best paths of every length, one level per position.
 
-    The best prefixes need not be prefixes of the best paths, so with a beam too small
-    for all prefixes this is exact only for independent heads. A beam of 1 walks
-    greedily (paper, Algorithm 2).
+    The best prefixes need not be prefixes of the best paths: unless the beam holds all
+    prefixes, this is exact only for independent heads. A beam of 1 is a greedy walk
+    (paper, Algorithm 2).
 
     Args:
       paths: source and refiners.
-      arrays: its arrays.
-      state: its first state.
+      arrays: arrays of `paths`.
+      state: initial state of `paths`.
       first: the certain token.
-      beam: the most paths of a level.
+      beam: highest number of paths of a level.
       normalise: whether to normalise the candidates after every path.
     """
     batch = first.shape[0]

@@ -1,4 +1,4 @@
-"""The oracle: how far a perfect refinement of the lattice would reach."""
+"""The oracle: an upper bound for refinement of a lattice."""
 
 import dataclasses
 from typing import ClassVar
@@ -6,7 +6,15 @@ from typing import ClassVar
 import flax.struct
 import jax.numpy as jnp
 
-from bpd_jax.drafting.interface import Drafter, Outcome, Prompts, Source, View
+from bpd_jax.drafting.draft_tree import DraftTree, from_drafts
+from bpd_jax.drafting.interface import (
+    Drafter,
+    Outcome,
+    Prompts,
+    Source,
+    SourceDrafter,
+    View,
+)
 from bpd_jax.drafting.lattice import Drafts
 from bpd_jax.drafting.parts import (
     BuildContext,
@@ -14,22 +22,20 @@ from bpd_jax.drafting.parts import (
     SearchPart,
     register,
 )
-from bpd_jax.drafting.searches.host_drafter import SourceDrafter
-from bpd_jax.drafting.tree import DraftTree, from_drafts
 from bpd_jax.errors import UserError
 from bpd_jax.typing import Array, Float, Int, PyTree
 
 
 @flax.struct.dataclass
 class Reference:
-    """The plain greedy text, prompt included, which the oracle looks up."""
+    """Texts of plain greedy decoding, including prompts."""
 
     tokens: Int[Array, "B S"]
 
 
 @flax.struct.dataclass
-class Glimpse:
-    """The oracle's draft, and the entropies of the heads that it came from."""
+class OracleDraft:
+    """The draft of the oracle, and the entropies of the heads."""
 
     draft: Int[Array, "B L"]
     entropies: Float[Array, "B L"]
@@ -37,10 +43,10 @@ class Glimpse:
 
 @dataclasses.dataclass(frozen=True)
 class OracleDrafter(SourceDrafter):
-    """Drafts the longest prefix of the true continuation that the lattice holds.
+    """Drafts the longest prefix of the reference text in the lattice.
 
-    An upper bound on every refinement of the same lattice (paper section 6.3). It is
-    given a `Reference`.
+    An upper bound for every refinement of the same lattice (paper section 6.3). The
+    reference text is given as `Prompts.reference`.
     """
 
     on_device: bool = dataclasses.field(default=True, init=False)
@@ -48,41 +54,41 @@ class OracleDrafter(SourceDrafter):
 
     @property
     def max_nodes(self) -> int:
-        """L: one draft."""
+        """L, the nodes of a single draft."""
         return self.source.block_size
 
     def start(self, arrays: PyTree, prompts: Prompts) -> tuple[Reference, PyTree]:
-        """The reference and the source's memory."""
-        return prompts.given, self.source.remember(arrays, prompts)
+        """The reference and the memory of the source."""
+        return prompts.reference, self.source.remember(arrays, prompts)
 
     def learn(
         self, arrays: PyTree, memory: tuple[Reference, PyTree], outcome: Outcome
     ) -> tuple[Reference, PyTree]:
-        """The source's memory after a serial call."""
+        """Updates the memory of the source."""
         return memory[0], self.source.learn(arrays, memory[1], outcome)
 
     def look(
         self, view: View, arrays: PyTree, memory: tuple[Reference, PyTree]
-    ) -> tuple[Glimpse, tuple[Reference, PyTree]]:
-        """The true continuation where the lattice has it, else the best candidate."""
-        reference, kept = memory
-        state, kept = self.source.start(view, arrays, kept)
+    ) -> tuple[OracleDraft, tuple[Reference, PyTree]]:
+        """Reference tokens where the lattice has them, otherwise best candidates."""
+        reference, source_memory = memory
+        state, source_memory = self.source.start(view, arrays, source_memory)
         lattice = self.source.lattice(state)
         assert lattice is not None
         positions = view.lengths[:, None] + jnp.arange(self.source.block_size)
-        true = jnp.take_along_axis(reference.tokens, positions, axis=1, mode="clip")
-        held = (lattice.tokens == true[:, :, None]).any(-1)
-        draft = jnp.where(held, true, lattice.tokens[:, :, 0])
-        return Glimpse(draft, lattice.entropies), (reference, kept)
+        right = jnp.take_along_axis(reference.tokens, positions, axis=1, mode="clip")
+        in_lattice = (lattice.tokens == right[:, :, None]).any(-1)
+        draft = jnp.where(in_lattice, right, lattice.tokens[:, :, 0])
+        return OracleDraft(draft, lattice.entropies), (reference, source_memory)
 
-    def propose(self, seen: Glimpse, arrays: PyTree) -> DraftTree:
+    def propose(self, seen: OracleDraft, arrays: PyTree) -> DraftTree:
         """Returns one chain per row."""
         del arrays
         scores = jnp.zeros((seen.draft.shape[0], 1), jnp.float32)
         return from_drafts(Drafts(seen.draft[:, None], scores))
 
-    def entropies(self, seen: Glimpse) -> Float[Array, "B L"]:
-        """Of the heads."""
+    def entropies(self, seen: OracleDraft) -> Float[Array, "B L"]:
+        """Entropies of the heads."""
         return seen.entropies
 
 
@@ -92,25 +98,21 @@ class Oracle(SearchPart):
     """The search `oracle`."""
 
     name: ClassVar[str] = "oracle"
-    help: ClassVar[str] = "the best that the lattice holds: an upper bound"
+    title: ClassVar[str] = "Oracle"
+    help: ClassVar[str] = "the best path of the lattice, an upper bound"
     reference: ClassVar[str] = "Kim et al. 2024, section 6.3"
 
     def drafter(
         self, context: BuildContext, source: Source, refiners: tuple[RefinerPart, ...]
     ) -> Drafter:
-        """Makes the drafter.
+        """Builds the drafter.
 
         Raises:
-          UserError: there are refiners, which do not change the bound.
+          UserError: there are refiners, which do not affect the oracle.
         """
         if refiners:
             raise UserError(
-                f"{context.method}: the oracle knows the right tokens, so refiners "
-                "change nothing: leave them out."
+                f"{context.method}: the oracle uses the right tokens, so refiners "
+                "change nothing: omit them."
             )
         return OracleDrafter(source)
-
-    def label(self, order: int | None = None) -> str:
-        """What people read in tables."""
-        del order
-        return "Oracle"

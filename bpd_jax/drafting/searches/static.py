@@ -1,4 +1,4 @@
-"""Static trees: which ranks of candidates follow which (Medusa, Cai et al. 2024)."""
+"""Static trees, with a fixed shape in terms of ranks (Medusa, Cai et al. 2024)."""
 
 import dataclasses
 import functools
@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bpd_jax.drafting.interface import Extension, Search
+from bpd_jax.drafting.draft_tree import DraftTree, Sources, take
+from bpd_jax.drafting.interface import Extension
 from bpd_jax.drafting.parts import (
     COUNT,
     DRAFTS,
@@ -19,10 +20,9 @@ from bpd_jax.drafting.parts import (
     GrowingPart,
     register,
 )
-from bpd_jax.drafting.paths import Paths
-from bpd_jax.drafting.refined_block import RefinedBlock, RefineFirst
+from bpd_jax.drafting.path_drafter import Paths
+from bpd_jax.drafting.refined_block import RefinedBlock, WalkState
 from bpd_jax.drafting.searches.growth import normalised
-from bpd_jax.drafting.tree import DraftTree, Sources, take
 from bpd_jax.errors import UserError
 from bpd_jax.settings import choice, setting
 from bpd_jax.typing import Array, Int, PyTree
@@ -30,25 +30,24 @@ from bpd_jax.typing import Array, Int, PyTree
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """The shape of a tree: each node as the ranks that lead to it from the root.
+    """The shape of a tree: each node is the tuple of ranks on its path.
 
     `(0, 2)` is the third best candidate after the best candidate after the certain
-    token. The certain token itself, `()`, is always there and is not listed.
+    token. The root, `()`, is the certain token and is not listed.
 
     Attributes:
-      choices: the nodes, parents before children and siblings by rank, as `of` makes
-        them.
+      choices: the nodes, sorted by length and ranks; see `of`.
     """
 
     choices: tuple[tuple[int, ...], ...]
 
     @classmethod
     def of(cls, choices: Sequence[Sequence[int]]) -> "Topology":
-        """Sorts `choices`.
+        """Sorts and validates `choices`.
 
         Raises:
-          UserError: a node comes twice, has a negative rank, no parent, or no sibling
-            of the rank before: candidates are taken, or drawn, in order.
+          UserError: a node is repeated, has a negative rank, no parent, or no sibling
+            of the previous rank.
         """
         nodes = sorted((tuple(node) for node in choices), key=lambda n: (len(n), n))
         known: set[tuple[int, ...]] = {()}
@@ -69,17 +68,17 @@ class Topology:
 
     @property
     def depth(self) -> int:
-        """Tokens of the longest path, the certain one included."""
+        """Number of tokens on the longest path, including the certain token."""
         return 1 + max((len(node) for node in self.choices), default=0)
 
     @property
     def num_leaves(self) -> int:
-        """Paths from the root to a leaf."""
+        """Number of leaves."""
         inner = {node[:-1] for node in self.choices}
         return max(sum(node not in inner for node in self.choices), 1)
 
     def within(self, block_size: int, width: int) -> "Topology":
-        """The part that a lattice of L positions and W candidates can fill."""
+        """The nodes within a lattice of L positions and W candidates."""
         return Topology(
             tuple(
                 node
@@ -91,68 +90,74 @@ class Topology:
 
 @dataclasses.dataclass(frozen=True)
 class StaticTree:
-    """Fills a topology with the candidates that the path model ranks so.
+    """A tree of fixed shape, filled with candidates by rank.
 
-    With a temperature the children of each node are drawn from the candidates without
-    replacement, for speculative sampling; without one they are the best.
+    With a temperature, the children of each node are sampled without replacement, for
+    speculative sampling; otherwise they are the best candidates.
 
     Attributes:
       topology: the shape.
-      temperature: of the draws, or None to take the best.
+      temperature: temperature of sampling, or None for the best candidates.
+      refine_block: whether to rank the candidates of each position by their scores
+        after the greedy path, so that the block is refined once (`RefinedBlock`).
     """
 
     topology: Topology
     temperature: float | None = None
+    refine_block: bool = False
 
     def max_nodes(self, block_size: int, width: int) -> int:
-        """Nodes, the certain token included."""
+        """Number of nodes, including the certain token."""
         return 1 + len(self.topology.within(block_size, width).choices)
 
     def max_drafts(self, block_size: int, width: int) -> int:
-        """Leaves."""
+        """Number of leaves."""
         return self.topology.within(block_size, width).num_leaves
 
     @property
     def draws(self) -> bool:
-        """With a temperature."""
+        """Whether there is a temperature."""
         return self.temperature is not None
 
     def grow(
         self,
-        paths: Paths | RefinedBlock,
+        paths: Paths,
         arrays: PyTree,
         state: PyTree,
         first: Int[Array, " B"],
         key: Array | None = None,
     ) -> DraftTree:
-        """Returns the tree; ranks are the order of the nodes.
+        """Returns the tree; ranks are the indices of the nodes.
 
         Args:
           paths: source and refiners.
-          arrays: its arrays.
-          state: its first state.
+          arrays: arrays of `paths`.
+          state: initial state of `paths`.
           first: the certain token.
-          key: one random key per row, needed with a temperature.
+          key: one random key per row, required with a temperature.
         """
         batch, width = first.shape[0], paths.width
         topology = self.topology.within(paths.block_size, width)
+        grown: Paths | RefinedBlock = paths
+        if self.refine_block:
+            grown, state = RefinedBlock(paths), WalkState(state)
         tokens, valid = [first[:, None]], [jnp.ones((batch, 1), bool)]
         parents, sources = [-1], []
         index: dict[tuple[int, ...], int] = {(): 0}
         before: list[tuple[int, ...]] = [()]
         for level in range(1, topology.depth):
             nodes = [node for node in topology.choices if len(node) == level]
-            offered = paths.candidates(arrays, state, level)
-            scores = normalised(offered)
+            candidates = grown.candidates(arrays, state, level)
+            scores = normalised(candidates)
             if self.temperature is not None:
                 assert key is not None
-                scores, drawn = _perturbed(scores, self.temperature, key, level)
-                sources.append(Sources(offered.tokens, drawn))
+                scores, log_probs = _perturbed(scores, self.temperature, key, level)
+                sources.append(Sources(candidates.tokens, log_probs))
             _, ranked = jax.lax.top_k(scores, 1 + max(node[-1] for node in nodes))
             row = np.array([before.index(node[:-1]) for node in nodes])
             picks = ranked[:, row, np.array([node[-1] for node in nodes])]
             flat = row * width + picks
-            chosen = take(offered.tokens.reshape(batch, -1), flat)
+            chosen = take(candidates.tokens.reshape(batch, -1), flat)
             tokens.append(chosen)
             valid.append(jnp.isfinite(take(scores.reshape(batch, -1), flat)))
             for node in nodes:
@@ -162,7 +167,7 @@ class StaticTree:
                 extension = Extension(
                     jnp.broadcast_to(jnp.asarray(row), chosen.shape), picks, chosen
                 )
-                state = paths.extend(arrays, state, level, extension)
+                state = grown.extend(arrays, state, level, extension)
             before = nodes
         size = len(parents)
         depths = [0] + [len(node) for node in topology.choices]
@@ -171,7 +176,7 @@ class StaticTree:
             return jnp.broadcast_to(jnp.asarray(values, jnp.int32), (batch, size))
 
         alive = jnp.concatenate(valid, axis=1)
-        for child in range(1, size):  # what follows an impossible node is so too
+        for child in range(1, size):  # Children of invalid nodes are invalid.
             alive = alive.at[:, child].set(alive[:, child] & alive[:, parents[child]])
         return DraftTree(
             tokens=jnp.concatenate(tokens, axis=1),
@@ -187,7 +192,7 @@ class StaticTree:
 def _perturbed(
     log_probs: Array, temperature: float, key: Array, level: int
 ) -> tuple[Array, Array]:
-    """Scores whose order draws without replacement (Gumbel top-k), and their source."""
+    """Scores whose order samples without replacement (Gumbel top-k); distributions."""
     log_probs = jax.nn.log_softmax(log_probs / temperature, axis=-1)
     log_probs = jnp.where(jnp.isnan(log_probs), -jnp.inf, log_probs)
 
@@ -200,7 +205,7 @@ def _perturbed(
 
 
 def _padded(sources: list[Sources], size: int, batch: int, width: int) -> Sources:
-    """Sources of all nodes, in the order of levels; the last nodes have none."""
+    """Sources of all nodes by level, padded for the nodes of the last level."""
     joined = jax.tree.map(lambda *levels: jnp.concatenate(levels, axis=1), *sources)
     missing = size - joined.tokens.shape[1]
     return jax.tree.map(
@@ -212,37 +217,37 @@ def _padded(sources: list[Sources], size: int, batch: int, width: int) -> Source
 def expected_tree(
     accuracies: tuple[tuple[float, ...], ...], num_nodes: int
 ) -> Topology:
-    """The tree of the most expected accepted tokens (Medusa, section 2.3.3).
+    """The tree with the highest expected number of accepted tokens (Medusa, 2.3.3).
 
-    Heads are taken as independent: a node is right with the product of the accuracies
-    of its ranks. Greedily the node of the highest such chance is added, which is the
-    best tree of that size.
+    Heads are assumed to be independent: the probability of a node is the product of the
+    accuracies of its ranks. Nodes are added in decreasing order of probability, which
+    gives the best tree of every size.
 
     Args:
-      accuracies: `accuracies[j][r]` is how often the candidate of rank r of head j + 2
-        is the right token.
-      num_nodes: M, the certain token included.
+      accuracies: `accuracies[j][r]` is the share of right candidates of rank r of head
+        j + 2.
+      num_nodes: M, number of nodes including the certain token.
     """
     heap: list[tuple[float, tuple[int, ...]]] = []
 
-    def push(chance: float, node: tuple[int, ...]) -> None:
-        """Queues a node: its next sibling and its first child wait for it."""
+    def push(probability: float, node: tuple[int, ...]) -> None:
+        """Adds a node to the queue; its sibling and child follow when it is chosen."""
         if len(node) <= len(accuracies) and node[-1] < len(accuracies[len(node) - 1]):
-            gain = chance * accuracies[len(node) - 1][node[-1]]
+            gain = probability * accuracies[len(node) - 1][node[-1]]
             heapq.heappush(heap, (-gain, node))
 
-    chances: dict[tuple[int, ...], float] = {(): 1.0}
+    probabilities: dict[tuple[int, ...], float] = {(): 1.0}
     push(1.0, (0,))
-    while heap and len(chances) < num_nodes:
+    while heap and len(probabilities) < num_nodes:
         gain, node = heapq.heappop(heap)
-        chances[node] = -gain
-        push(chances[node[:-1]], (*node[:-1], node[-1] + 1))
+        probabilities[node] = -gain
+        push(probabilities[node[:-1]], (*node[:-1], node[-1] + 1))
         push(-gain, (*node, 0))
-    return Topology.of([node for node in chances if node])
+    return Topology.of([node for node in probabilities if node])
 
 
 def parallel_chains(count: int, length: int) -> Topology:
-    """`count` different first draft tokens, each continued by a chain.
+    """`count` distinct first draft tokens, each continued by a chain.
 
     Worked example, `parallel_chains(2, 3)`: (0), (0 0), (0 0 0), (1), (1 0), (1 0 0).
     """
@@ -255,15 +260,15 @@ def parallel_chains(count: int, length: int) -> Topology:
     )
 
 
-# How often the candidate of rank r is right where nothing was measured: the chances of
-# head j + 2 are these to the power of sqrt(j + 1). They only choose a tree's shape.
+# Default accuracies of rank r; those of head j + 2 are raised to the power sqrt(j + 1).
+# They only determine the shape of a tree.
 _TYPICAL_ACCURACIES = (0.5, 0.12, 0.06, 0.04, 0.03, 0.02, 0.02, 0.01, 0.01, 0.01)
 
 
 def typical_accuracies(block_size: int) -> tuple[tuple[float, ...], ...]:
-    """Chances by head and rank, for a tree where nothing was measured."""
+    """Default accuracies by head and rank, without measured ones."""
     return tuple(
-        tuple(chance ** ((head + 1) ** 0.5) for chance in _TYPICAL_ACCURACIES)
+        tuple(share ** ((head + 1) ** 0.5) for share in _TYPICAL_ACCURACIES)
         for head in range(block_size - 1)
     )
 
@@ -277,6 +282,7 @@ class Static(GrowingPart):
     """Settings of the search `static`."""
 
     name: ClassVar[str] = "static"
+    title: ClassVar[str] = "Medusa tree of {nodes}"
     help: ClassVar[str] = "a tree of M nodes whose shape is fixed in advance"
     reference: ClassVar[str] = "Cai et al. 2024 (Medusa)"
     number: ClassVar[str] = "nodes"
@@ -285,23 +291,17 @@ class Static(GrowingPart):
     nodes: int = setting(32, "nodes M, the certain token included", COUNT)
     order: str = setting(
         PATH,
-        "ranks candidates by their refined scores after each path (path), or after the "
-        "greedy path alone, so that the block is refined once (block)",
+        "path ranks candidates by their refined scores after each path, block by those "
+        "after the greedy path, so that the block is refined once",
         choice(*ORDERS),
     )
 
-    def build(self, context: BuildContext, paths: Paths, normalise: bool) -> Search:
-        """Makes the search; its shape follows the measured accuracies of the heads."""
+    def build(self, context: BuildContext, paths: Paths, normalise: bool) -> StaticTree:
+        """Builds the search; its shape depends on the accuracies of the heads."""
         del normalise
         accuracies = context.assets.accuracies or typical_accuracies(paths.block_size)
         topology = expected_tree(accuracies, self.nodes)
-        tree = StaticTree(topology, context.temperature)
-        return RefineFirst(tree) if self.order == BLOCK else tree
-
-    def label(self, order: int | None = None) -> str:
-        """What people read in tables."""
-        del order
-        return f"Medusa tree of {self.nodes}"
+        return StaticTree(topology, context.temperature, self.order == BLOCK)
 
 
 @register
@@ -310,6 +310,7 @@ class Chains(GrowingPart):
     """Settings of the search `chains`."""
 
     name: ClassVar[str] = "chains"
+    title: ClassVar[str] = "{paths} chains"
     help: ClassVar[str] = "P greedy paths that begin with different tokens"
     reference: ClassVar[str] = "Leviathan et al. 2023"
     number: ClassVar[str] = "paths"
@@ -323,12 +324,7 @@ class Chains(GrowingPart):
         return self.paths
 
     def build(self, context: BuildContext, paths: Paths, normalise: bool) -> StaticTree:
-        """Makes the search."""
+        """Builds the search."""
         del normalise
         topology = parallel_chains(self.paths, paths.block_size - 1)
         return StaticTree(topology, context.temperature)
-
-    def label(self, order: int | None = None) -> str:
-        """What people read in tables."""
-        del order
-        return f"{self.paths} chains"

@@ -1,4 +1,4 @@
-"""A tree of the M most probable prefixes: a node budget spent where it pays."""
+"""Best-first trees: the M most probable prefixes."""
 
 import dataclasses
 from typing import ClassVar
@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bpd_jax.drafting.draft_tree import DraftTree, take, usual_sizes
 from bpd_jax.drafting.parts import (
     COUNT,
     NODES,
@@ -14,9 +15,8 @@ from bpd_jax.drafting.parts import (
     GrowingPart,
     register,
 )
-from bpd_jax.drafting.paths import Paths
+from bpd_jax.drafting.path_drafter import Paths
 from bpd_jax.drafting.searches.growth import grow_best
-from bpd_jax.drafting.tree import DraftTree, take, usual_sizes
 from bpd_jax.settings import number as number_check
 from bpd_jax.settings import setting
 from bpd_jax.typing import Array, Int, PyTree
@@ -24,33 +24,33 @@ from bpd_jax.typing import Array, Int, PyTree
 
 @dataclasses.dataclass(frozen=True)
 class BestFirst:
-    """The M prefixes that are most probable under source and refiners.
+    """The M most probable prefixes under source and refiners.
 
-    A prefix counts with the product of its candidates' normalised probabilities, an
-    estimate of the chance that all of it is accepted, so that the sum over the tree
-    estimates the accepted length. A prefix is never more probable than what it
-    continues: the M best of every length contain the M best of all, and whatever is
-    chosen has its parent chosen too.
+    The probability of a prefix is the product of the normalised probabilities of its
+    tokens, an estimate of the probability that it is accepted; the sum over the tree
+    estimates the accepted length. A prefix is never more probable than its parent, so
+    the M best of each length contain the M best overall, and the parent of a chosen
+    prefix is chosen too.
 
     Attributes:
-      num_nodes: M, the certain token included.
-      min_prob: the smallest probability of a prefix that is drafted.
+      num_nodes: M, number of nodes including the certain token.
+      min_prob: lowest probability of a drafted prefix.
     """
 
     num_nodes: int
     min_prob: float = 0.0
 
     def max_nodes(self, block_size: int, width: int) -> int:
-        """M, or all prefixes if they are fewer."""
+        """M, or the number of all prefixes if it is lower."""
         return min(self.num_nodes, sum(width**depth for depth in range(block_size)))
 
     def max_drafts(self, block_size: int, width: int) -> int:
-        """Leaves: all nodes but the root might be."""
+        """Number of nodes without the root, all of which may be leaves."""
         return max(self.max_nodes(block_size, width) - 1, 1)
 
     @property
     def draws(self) -> bool:
-        """Never."""
+        """False: the tree is deterministic."""
         return False
 
     def grow(
@@ -61,7 +61,7 @@ class BestFirst:
         first: Int[Array, " B"],
         key: Array | None = None,
     ) -> DraftTree:
-        """Returns the tree; ranks are the order of the nodes' probabilities."""
+        """Returns the tree; nodes are ranked by probability."""
         del key
         batch, length = first.shape[0], paths.block_size
         size = self.max_nodes(length, paths.width)
@@ -73,17 +73,17 @@ class BestFirst:
         if self.min_prob > 0:
             scores = jnp.where(scores < np.log(self.min_prob), -jnp.inf, scores)
             sizes_of_tree = usual_sizes(size)
-        # Equal scores go to the lower index, hence to the parent.
+        # Ties are broken by the lower index, which is that of the parent.
         best_scores, best = jax.lax.top_k(scores, size)
-        # Nodes that exist stand before those that do not, and parents before children.
+        # Valid nodes come before invalid ones, and parents before children.
         chosen = jnp.sort(best + pool * jnp.isneginf(best_scores), axis=1) % pool
         rank_in_pool = jax.vmap(
             lambda row: jnp.zeros(pool, jnp.int32).at[row].set(jnp.arange(size))
         )(best)
-        place_in_tree = jax.vmap(
+        index_in_tree = jax.vmap(
             lambda row: jnp.zeros(pool, jnp.int32).at[row].set(jnp.arange(size))
         )(chosen)
-        # The parents of level d stand in level d - 1, which begins after all before it.
+        # Indices of the first nodes of the levels.
         begins = [sum(sizes[:depth]) for depth in range(len(levels))]
         parents = jnp.concatenate(
             [levels[0].parents]
@@ -96,7 +96,7 @@ class BestFirst:
         parent = take(parents, chosen)
         return DraftTree(
             tokens=take(tokens, chosen),
-            parents=jnp.where(parent < 0, -1, take(place_in_tree, parent)),
+            parents=jnp.where(parent < 0, -1, take(index_in_tree, parent)),
             depths=take(depths, chosen),
             ranks=take(rank_in_pool, chosen),
             valid=jnp.isfinite(take(scores, chosen)),
@@ -116,16 +116,16 @@ class Tree(GrowingPart):
 
     nodes: int = setting(32, "nodes M, the certain token included", COUNT)
     min_prob: float = setting(
-        0.0, "smallest probability of a prefix that is drafted", number_check(0, 1)
+        0.0, "lowest probability of a drafted prefix", number_check(0, 1)
     )
 
     def build(self, context: BuildContext, paths: Paths, normalise: bool) -> BestFirst:
-        """Makes the search, which always normalises."""
+        """Builds the search, which always normalises scores."""
         del context, paths, normalise
         return BestFirst(self.nodes, self.min_prob)
 
     def label(self, order: int | None = None) -> str:
-        """What people read in tables."""
+        """The display name."""
         del order
         cut = f", p ≥ {self.min_prob:g}" if self.min_prob else ""
         return f"Tree of {self.nodes}{cut}"

@@ -1,4 +1,4 @@
-"""A block drafter as a source, which drafts all positions in parallel."""
+"""A block drafter as a source, which predicts all positions in parallel."""
 
 import dataclasses
 from typing import ClassVar
@@ -45,13 +45,13 @@ class BlockSource(LatticeSource):
         return self.functions.prefill(arrays, prompts.features, prompts.lengths, length)
 
     def learn(self, arrays: Params, memory: PyTree, outcome: Outcome) -> PyTree:
-        """Reads the accepted tokens."""
+        """Appends the accepted tokens to the cache."""
         return self.functions.append(arrays, memory, outcome.features, outcome.count)
 
     def build_lattice(
         self, view: View, arrays: Params, memory: PyTree
     ) -> tuple[Lattice, PyTree]:
-        """Drafts the tokens after the certain one."""
+        """Predicts the tokens after the certain token."""
         # A recorded drafter reads no layers, and a recorded model has no embeddings.
         anchors = view.next_token
         if self.feature_layers:
@@ -75,6 +75,7 @@ class BlockPart(SourcePart):
     """Settings of the source `block`."""
 
     name: ClassVar[str] = "block"
+    title: ClassVar[str] = "block drafter"
     help: ClassVar[str] = "a block drafter that reads the model's states"
     reference: ClassVar[str] = "DFlash 2026; DSpark 2026"
     number: ClassVar[str] = "length"
@@ -82,14 +83,16 @@ class BlockPart(SourcePart):
     offers_lattice: ClassVar[bool] = True
 
     length: int | None = setting(
-        None, "tokens of the block used, the certain one included", COUNT.or_none()
+        None,
+        "tokens of the block, including the certain token",
+        COUNT.or_none(),
     )
     k: int | None = setting(
         None, "candidates per position; default lattice_width", COUNT.or_none()
     )
 
     def build(self, context: BuildContext, search: SearchPart) -> BlockSource:
-        """Makes the source.
+        """Builds the source.
 
         Raises:
           UserError: there is no block drafter, or its sizes do not suffice.
@@ -108,8 +111,3 @@ class BlockPart(SourcePart):
         return BlockSource(
             length, width, drafter.functions, drafter.feature_layers, drafter.params
         )
-
-    def label(self, order: int | None = None) -> str:
-        """What people read in tables."""
-        del order
-        return "block drafter"

@@ -1,4 +1,4 @@
-"""A smaller model that writes the draft (Leviathan et al. 2023; Chen et al. 2023)."""
+"""A draft model (Leviathan et al. 2023; Chen et al. 2023)."""
 
 import dataclasses
 from typing import ClassVar
@@ -29,13 +29,13 @@ from bpd_jax.typing import Params
 
 @dataclasses.dataclass(frozen=True)
 class DraftModelSource:
-    """Candidates are the draft model's own best next tokens after each path.
+    """The W best next tokens of the draft model after each path.
 
     Attributes:
-      block_size: L, the draft tokens and the certain one.
-      width: W, tokens kept of each of its distributions.
+      block_size: L, number of draft tokens plus the certain token.
+      width: W, candidates after each path.
       small: the draft model.
-      params: its parameters.
+      params: parameters of the draft model.
     """
 
     block_size: int
@@ -55,14 +55,14 @@ class DraftModelSource:
         return self.small.prefill(arrays, prompts.tokens, prompts.lengths)
 
     def learn(self, arrays: Params, memory: KVCache, outcome: Outcome) -> KVCache:
-        """Nothing yet: it reads the accepted tokens when it starts."""
+        """The memory is unchanged: `start` reads the accepted tokens."""
         del arrays, outcome
         return memory
 
     def start(
         self, view: View, arrays: Params, memory: KVCache
     ) -> tuple[Reading, KVCache]:
-        """Catches up with the text."""
+        """Reads the accepted tokens and the certain token."""
         reading = self.small.start(arrays, memory, view)
         return reading, reading.cache
 
@@ -76,7 +76,7 @@ class DraftModelSource:
     def extend(
         self, arrays: Params, state: Reading, level: int, extension: Extension
     ) -> Reading:
-        """Reads on along the new paths."""
+        """Reads the last tokens of the new paths."""
         return self.small.extend(arrays, state, level, extension)
 
     def lattice(self, state: Reading) -> None:
@@ -84,7 +84,7 @@ class DraftModelSource:
         del state
 
 
-# Tokens kept of the draft model's distributions where a method does not say.
+# Default of W.
 _WIDTH = 16
 
 
@@ -94,7 +94,8 @@ class DraftModel(SourcePart):
     """Settings of the source `draft_model`."""
 
     name: ClassVar[str] = "draft_model"
-    help: ClassVar[str] = "a smaller model writes the draft"
+    title: ClassVar[str] = "Draft model, {tokens} tokens"
+    help: ClassVar[str] = "a smaller model"
     reference: ClassVar[str] = "Leviathan et al. 2023; Chen et al. 2023"
     number: ClassVar[str] = "tokens"
     needs: ClassVar[tuple[str, ...]] = ("draft_model",)
@@ -102,11 +103,11 @@ class DraftModel(SourcePart):
 
     tokens: int = setting(5, "draft tokens", COUNT)
     k: int | None = setting(
-        None, f"candidates kept after every path; default {_WIDTH}", COUNT.or_none()
+        None, f"candidates after every path; default {_WIDTH}", COUNT.or_none()
     )
 
     def build(self, context: BuildContext, search: SearchPart) -> DraftModelSource:
-        """Makes the source.
+        """Builds the source.
 
         Raises:
           UserError: there is no draft model, or drafts would be too many.
@@ -116,8 +117,8 @@ class DraftModel(SourcePart):
         width = lattice_width(narrow, self.k, context.vocab_size)
         if search.drafts > width:
             raise UserError(
-                f"{context.method} asks for {search.drafts} drafts that begin "
-                f"differently, but keeps only {width} candidates: give a larger k or "
+                f"{context.method} asks for {search.drafts} drafts with different "
+                f"first tokens, but has only {width} candidates: give a larger k or "
                 "fewer drafts."
             )
         if search.drafts * self.tokens > MOST_DRAFTS:
@@ -128,10 +129,5 @@ class DraftModel(SourcePart):
             )
         small = context.need("draft_model")
         block = self.tokens + 1
-        reader = SmallLM(small.functions, max(block, context.reach))
+        reader = SmallLM(small.functions, max(block, context.max_accepted))
         return DraftModelSource(block, width, reader, small.params)
-
-    def label(self, order: int | None = None) -> str:
-        """What people read in tables."""
-        del order
-        return f"Draft model, {self.tokens} tokens"

@@ -1,4 +1,4 @@
-"""The block heads as a source: heads 2 … L guess independently of each other."""
+"""The block heads as a source: independent predictions of heads 2 … L."""
 
 import abc
 import dataclasses
@@ -7,6 +7,7 @@ from typing import ClassVar
 import flax.struct
 import jax.numpy as jnp
 
+from bpd_jax.drafting.draft_tree import take
 from bpd_jax.drafting.interface import (
     Candidates,
     Extension,
@@ -22,7 +23,6 @@ from bpd_jax.drafting.parts import (
     SourcePart,
     register,
 )
-from bpd_jax.drafting.tree import take
 from bpd_jax.errors import UserError
 from bpd_jax.settings import setting
 from bpd_jax.typing import Array, Float, PyTree
@@ -30,11 +30,11 @@ from bpd_jax.typing import Array, Float, PyTree
 
 @flax.struct.dataclass
 class LatticeState:
-    """The lattice, and how many paths there are.
+    """The lattice and the number of paths.
 
     Attributes:
       lattice: the candidates.
-      scores: of the candidates, with repeated ones at -inf.
+      scores: log-probabilities of the candidates, -inf for repeated tokens.
       num_paths: n.
     """
 
@@ -44,7 +44,7 @@ class LatticeState:
 
 
 class LatticeSource(abc.ABC):
-    """What lattice sources have in common; they define `build_lattice`."""
+    """Base of lattice sources, which define `build_lattice`."""
 
     offers_lattice: bool = True
     feature_layers: tuple[int, ...] = ()
@@ -57,11 +57,11 @@ class LatticeSource(abc.ABC):
         """The candidates of the block, and the memory."""
 
     def remember(self, arrays: PyTree, prompts: Prompts) -> PyTree:
-        """Keeps nothing."""
+        """No memory."""
         del arrays, prompts
 
     def learn(self, arrays: PyTree, memory: PyTree, outcome: Outcome) -> PyTree:
-        """Keeps nothing."""
+        """The memory is unchanged."""
         del arrays, outcome
         return memory
 
@@ -89,7 +89,7 @@ class LatticeSource(abc.ABC):
     def extend(
         self, arrays: PyTree, state: LatticeState, level: int, extension: Extension
     ) -> LatticeState:
-        """Only the number of paths changes."""
+        """Updates the number of paths."""
         del arrays, level
         return dataclasses.replace(state, num_paths=extension.parents.shape[1])
 
@@ -98,8 +98,8 @@ class LatticeSource(abc.ABC):
 class HeadsSource(LatticeSource):
     """The W best tokens of each of heads 2 … L (Stern et al. 2018).
 
-    Heads that are conditioned on outputs of layers (`BlockHeadsConfig.feature_layers`)
-    read those of the last accepted token, which are the source's memory.
+    Heads may also read outputs of layers (`BlockHeadsConfig.feature_layers`) at the
+    last accepted token, which are the memory of the source.
 
     Attributes:
       block_size: L, the number of heads used.
@@ -114,7 +114,7 @@ class HeadsSource(LatticeSource):
     def remember(self, arrays: PyTree, prompts: Prompts) -> Float[Array, "B F"] | None:
         """The outputs at the last token of each prompt."""
         del arrays
-        if prompts.features is None:
+        if not self.feature_layers:
             return None
         return take(prompts.features, prompts.lengths[:, None] - 1)[:, 0]
 
@@ -123,7 +123,7 @@ class HeadsSource(LatticeSource):
     ) -> Float[Array, "B F"] | None:
         """The outputs at the last accepted token."""
         del arrays
-        if outcome.features is None:
+        if not self.feature_layers:
             return None
         last = take(outcome.features, outcome.count[:, None] - 1)[:, 0]
         return jnp.where((outcome.count > 0)[:, None], last, memory)
@@ -158,10 +158,10 @@ class Heads(SourcePart):
     )
 
     def build(self, context: BuildContext, search: SearchPart) -> HeadsSource:
-        """Makes the source.
+        """Builds the source.
 
         Raises:
-          UserError: the model has no such heads, or the vocabulary not so many tokens.
+          UserError: the model has too few heads, or the vocabulary too few tokens.
         """
         available = context.model.block_size
         if available == 1:
@@ -185,12 +185,12 @@ def lattice_width(context: BuildContext, k: int | None, choices: int) -> int:
     """W of a lattice source.
 
     Args:
-      context: of the method.
-      k: its setting.
-      choices: tokens that a position can have.
+      context: the context of the method.
+      k: the setting of the source.
+      choices: number of tokens to choose from.
 
     Raises:
-      UserError: there are not so many tokens.
+      UserError: there are fewer tokens than W.
     """
     if k is not None and k > choices:
         raise UserError(

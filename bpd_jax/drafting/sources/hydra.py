@@ -1,4 +1,4 @@
-"""Sequential heads: each takes the draft's earlier tokens as input (Hydra)."""
+"""Hydra heads, which also read the previous tokens of the draft."""
 
 import dataclasses
 from typing import ClassVar
@@ -6,6 +6,7 @@ from typing import ClassVar
 import flax.struct
 import jax.numpy as jnp
 
+from bpd_jax.drafting.draft_tree import take
 from bpd_jax.drafting.interface import (
     BoundModel,
     Candidates,
@@ -21,22 +22,21 @@ from bpd_jax.drafting.parts import (
     SourcePart,
     register,
 )
-from bpd_jax.drafting.refiners.trained import need_refiner
 from bpd_jax.drafting.sources.heads import Heads
-from bpd_jax.drafting.tree import take
 from bpd_jax.models.functions import top_candidates
-from bpd_jax.models.refiners import HydraConfig, hydra_states
+from bpd_jax.models.refiner_files import LoadedRefiner
+from bpd_jax.models.trained_refiners import HydraConfig, hydra_states
 from bpd_jax.settings import setting
 from bpd_jax.typing import Array, Float, Params
 
 
 @flax.struct.dataclass
 class HydraState:
-    """What the heads read at the ends of n paths of l tokens.
+    """The inputs of the heads after n paths of l tokens.
 
     Attributes:
-      model: whose embeddings they read, and whose softmax reads them.
-      hidden: final hidden state of the text's last token.
+      model: the model, for its embedding and softmax.
+      hidden: final hidden state of the last token of the text.
       embedded: embeddings of the tokens of each path.
     """
 
@@ -47,13 +47,13 @@ class HydraState:
 
 @dataclasses.dataclass(frozen=True)
 class HydraSource:
-    """Candidates are the best tokens of a Hydra head (Ankner et al. 2024).
+    """The W best tokens of a Hydra head (Ankner et al. 2024).
 
     Attributes:
-      block_size: L, at most the number of heads trained.
-      width: W, tokens kept of each distribution.
+      block_size: L, at most the number of trained heads.
+      width: W, candidates per head.
       config: sizes of the heads.
-      params: their parameters.
+      params: parameters of the heads.
     """
 
     block_size: int
@@ -69,11 +69,11 @@ class HydraSource:
         return self.params
 
     def remember(self, arrays: Params, prompts: Prompts) -> None:
-        """Nothing: the hidden state is all that the heads read of the text."""
+        """No memory: of the text, the heads read only the hidden state."""
         del arrays, prompts
 
     def learn(self, arrays: Params, memory: None, outcome: Outcome) -> None:
-        """Keeps nothing."""
+        """No memory."""
         del arrays, memory, outcome
 
     def start(
@@ -89,8 +89,8 @@ class HydraSource:
         """The best tokens, with their log-probabilities."""
         states = hydra_states(self.config, arrays, state.hidden, state.embedded, level)
         logits = state.model.draft_logits(states, level)
-        places, log_probs, _ = top_candidates(logits, self.width)
-        return Candidates(state.model.draft_tokens(places), log_probs)
+        indices, log_probs, _ = top_candidates(logits, self.width)
+        return Candidates(state.model.draft_tokens(indices), log_probs)
 
     def extend(
         self, arrays: Params, state: HydraState, level: int, extension: Extension
@@ -113,6 +113,7 @@ class Hydra(SourcePart):
     """Settings of the source `hydra`."""
 
     name: ClassVar[str] = "hydra"
+    title: ClassVar[str] = "Hydra"
     help: ClassVar[str] = "heads that see the earlier tokens of the draft"
     reference: ClassVar[str] = "Ankner et al. 2024"
     number: ClassVar[str] = "heads"
@@ -127,19 +128,14 @@ class Hydra(SourcePart):
     )
 
     def build(self, context: BuildContext, search: SearchPart) -> HydraSource:
-        """Makes the source; it has as many heads as the model.
+        """Builds the source, which has as many heads as the model.
 
         Raises:
-          UserError: there are no Hydra heads, or not of this model.
+          UserError: there are no Hydra heads, or the sizes are invalid.
         """
         sizes = Heads(self.heads, self.k).build(context, search)
-        refiner = need_refiner(context, self.name)
+        refiner: LoadedRefiner = context.need(self.name)
         assert isinstance(refiner.config, HydraConfig)
         return HydraSource(
             sizes.block_size, sizes.width, refiner.config, refiner.params
         )
-
-    def label(self, order: int | None = None) -> str:
-        """What people read in tables."""
-        del order
-        return "Hydra"

@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bpd_jax.drafting.draft_tree import DraftTree, take
 from bpd_jax.drafting.interface import Outcome, Prompts, Stateless, View
 from bpd_jax.drafting.parts import (
     COUNT,
@@ -34,7 +35,6 @@ from bpd_jax.drafting.parts import (
     StandalonePart,
     register,
 )
-from bpd_jax.drafting.tree import DraftTree, take
 from bpd_jax.errors import UserError
 from bpd_jax.settings import integer, setting
 from bpd_jax.typing import Array, Bool, Int
@@ -220,6 +220,7 @@ class Lookahead(StandalonePart):
     """Settings of the source `lookahead`."""
 
     name: ClassVar[str] = "lookahead"
+    title: ClassVar[str] = "Lookahead of {window}"
     help: ClassVar[str] = "n-grams from parallel Jacobi iterations"
     reference: ClassVar[str] = "Fu et al. 2024"
     number: ClassVar[str] = "window"
@@ -232,7 +233,7 @@ class Lookahead(StandalonePart):
     )
 
     def build(self, context: BuildContext) -> LookaheadDrafter:
-        """Makes the drafter.
+        """Builds the drafter.
 
         Raises:
           UserError: its trees would be too large.
@@ -245,8 +246,3 @@ class Lookahead(StandalonePart):
                 "number of guesses."
             )
         return drafter
-
-    def label(self, order: int | None = None) -> str:
-        """What people read in tables."""
-        del order
-        return f"Lookahead of {self.window}"

@@ -1,4 +1,4 @@
-"""Prompt lookup: drafts are copied from the text itself (Saxena 2023); no heads."""
+"""Prompt lookup: drafts are copied from the text itself (Saxena 2023)."""
 
 import dataclasses
 from typing import ClassVar
@@ -6,6 +6,7 @@ from typing import ClassVar
 import flax.struct
 import jax.numpy as jnp
 
+from bpd_jax.drafting.draft_tree import DraftTree, from_drafts
 from bpd_jax.drafting.interface import Stateless, View
 from bpd_jax.drafting.lattice import Drafts
 from bpd_jax.drafting.parts import (
@@ -14,7 +15,6 @@ from bpd_jax.drafting.parts import (
     StandalonePart,
     register,
 )
-from bpd_jax.drafting.tree import DraftTree, from_drafts
 from bpd_jax.settings import integer, setting
 from bpd_jax.typing import Array, Bool, Int, PyTree
 
@@ -71,7 +71,7 @@ class PromptLookup(Stateless):
         positions = jnp.arange(view.tokens.shape[1])
         last = view.lengths[:, None]
         text = jnp.where(positions == last, view.next_token[:, None], view.tokens)
-        # The number of the text's last tokens that occur right up to each position.
+        # The length of the suffix of the text that ends at each position.
         matched = jnp.zeros_like(text)
         equal = positions < last
         for back in range(self.match):
@@ -102,22 +102,20 @@ class Lookup(StandalonePart):
     """Settings of the source `lookup`."""
 
     name: ClassVar[str] = "lookup"
+    title: ClassVar[str] = "Prompt lookup of {tokens}"
     help: ClassVar[str] = (
-        "what followed the last occurrence of the end of the text; also beside another "
-        "source, as in heads/tree:32+lookup:8"
+        "copies the tokens after the last occurrence of the end of the text; also with "
+        "another source, as in heads/tree:32+lookup:8"
     )
     reference: ClassVar[str] = "Saxena 2023"
     number: ClassVar[str] = "tokens"
 
     tokens: int = setting(8, "draft tokens", COUNT)
-    match: int = setting(3, "longest suffix that is searched for", integer(1, 32))
+    match: int = setting(
+        3, "tokens of the longest suffix that is searched for", integer(1, 32)
+    )
 
     def build(self, context: BuildContext) -> PromptLookup:
-        """Makes the drafter."""
+        """Builds the drafter."""
         del context
         return PromptLookup(self.tokens, self.match)
-
-    def label(self, order: int | None = None) -> str:
-        """What people read in tables."""
-        del order
-        return f"Prompt lookup of {self.tokens}"

@@ -1,14 +1,14 @@
-"""No draft: the model's own next token, one per serial call (plain decoding)."""
+"""Plain decoding: no draft, one token per serial call."""
 
 import dataclasses
 from typing import ClassVar
 
 import jax.numpy as jnp
 
+from bpd_jax.drafting.draft_tree import DraftTree, from_drafts
 from bpd_jax.drafting.interface import Stateless, View
 from bpd_jax.drafting.lattice import Drafts
 from bpd_jax.drafting.parts import BuildContext, StandalonePart, register
-from bpd_jax.drafting.tree import DraftTree, from_drafts
 from bpd_jax.typing import Array, Int, PyTree
 
 
@@ -41,15 +41,11 @@ class Nothing(StandalonePart):
     """The source `none`: plain decoding."""
 
     name: ClassVar[str] = "none"
+    title: ClassVar[str] = "Greedy"
     help: ClassVar[str] = "no draft: one token per serial call"
     reference: ClassVar[str] = "plain decoding"
 
     def build(self, context: BuildContext) -> PlainDrafter:
-        """Makes the drafter."""
+        """Builds the drafter."""
         del context
         return PlainDrafter()
-
-    def label(self, order: int | None = None) -> str:
-        """What people read in tables."""
-        del order
-        return "Greedy"

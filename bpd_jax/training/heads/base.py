@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from bpd_jax.errors import UserError
 from bpd_jax.models.attention import causal_mask
-from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.partitioning import BATCH_SPEC
 from bpd_jax.models.products import cast_matrices, transposed_kernels
@@ -154,7 +154,7 @@ def read_texts(
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     # The padding of a shorter text comes after it, so the causal mask hides it.
     mask = causal_mask(jnp.ones_like(tokens))
-    hidden, _, features = functions.forward_with_features(
+    hidden, _, features = functions.forward(
         params, tokens, positions, mask, layers=layers
     )
     return jnp.concatenate([hidden, features], axis=-1).astype(dtype)

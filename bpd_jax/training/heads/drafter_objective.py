@@ -10,11 +10,11 @@ import jax.numpy as jnp
 
 from bpd_jax.buckets import on_disk
 from bpd_jax.models.attachments import About
-from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.block_heads import softmax_rows
+from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_files import save_drafter
 from bpd_jax.models.drafter_functions import FROZEN, DrafterFunctions, with_softmax
-from bpd_jax.models.heads import softmax_rows
 from bpd_jax.models.products import float32_sums
 from bpd_jax.training.frozen import Batches, LevelSums
 from bpd_jax.training.heads.base import Base

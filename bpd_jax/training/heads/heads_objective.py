@@ -11,8 +11,8 @@ import numpy as np
 
 from bpd_jax.buckets import on_disk
 from bpd_jax.models.attachments import About
-from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
-from bpd_jax.models.heads import condition, init_heads, is_trained, softmax_rows
+from bpd_jax.models.block_heads import condition, init_heads, is_trained, softmax_rows
+from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.heads_files import save_heads
 from bpd_jax.training.frozen import Batches, LevelSums
 from bpd_jax.training.heads.base import Base
@@ -103,7 +103,7 @@ class HeadsObjective:
     def _side(
         self, kernel: Float[Array, "I C"], *, frozen: Params, batch: PositionBatch
     ) -> Float[Array, "n C"]:
-        """The additional input of conditioned heads; see `models.heads.condition`."""
+        """The additional input of conditioned heads; see `block_heads.condition`."""
         embedded = None
         if self.heads.reads_anchor:
             embedded = frozen["embedding"][jnp.asarray(batch.tokens)[:, 0]]

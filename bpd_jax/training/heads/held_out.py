@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bpd_jax.models.config import BlockHeadsConfig
-from bpd_jax.models.heads import apply_head, layer_shapes
+from bpd_jax.models.block_heads import apply_head, layer_shapes
+from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.training.heads.cross_entropy import by_level, levels_ranks
 from bpd_jax.training.heads.states_loss import Targets
 from bpd_jax.typing import AnyArray, Array, Bool, Float, Int, Params

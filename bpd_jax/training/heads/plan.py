@@ -11,10 +11,10 @@ import numpy as np
 from bpd_jax.data.generations import Generations, open_generations
 from bpd_jax.errors import UserError
 from bpd_jax.models.attachments import fingerprint
-from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.block_heads import init_heads, is_trained
+from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions
-from bpd_jax.models.heads import init_heads, is_trained
 from bpd_jax.training.heads.positions import (
     Positions,
     draft_vocabulary,

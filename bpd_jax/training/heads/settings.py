@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 
 from bpd_jax.errors import UserError
 from bpd_jax.models.attachments import DTYPES
-from bpd_jax.models.config import BlockHeadsConfig
+from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.partitioning import MeshConfig, check_rows
 from bpd_jax.settings import (

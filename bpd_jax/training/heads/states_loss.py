@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
-from bpd_jax.models.heads import apply_head, layer_shapes
+from bpd_jax.models.block_heads import apply_head, layer_shapes
+from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.training.frozen import LevelSums
 from bpd_jax.training.heads.cross_entropy import Teacher, chunk_size, softmax_loss
 from bpd_jax.typing import Array, Bool, Float, Int, Params
@@ -107,7 +107,7 @@ def loss_and_gradients(
       states: final hidden states of the frozen model.
       targets: see `Targets`.
       lambdas: λ of heads 2 … L.
-      side: additional input of conditioned heads; see `models.heads.condition`.
+      side: additional input of conditioned heads; see `models.block_heads.condition`.
       later: states from which the model itself predicts the targets, for soft targets.
       soft_targets: weight of the model's own distribution in the targets, 0 to 1.
       products: precision of products.

@@ -20,7 +20,7 @@ from bpd_jax import files, progress
 from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 from bpd_jax.models.attachments import VOCABULARY, by_path
-from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_files import LoadedDrafter, load_drafter
 from bpd_jax.models.heads_files import LoadedHeads, load_heads

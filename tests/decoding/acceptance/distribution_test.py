@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
-from bpd_jax.decoding.loop import Weights, decode_on_device, prefill
+from bpd_jax.decoding.decode_loop import Weights, decode_on_device, prefill
 from bpd_jax.decoding.options import SPECULATIVE, TYPICAL, StepOptions
 from bpd_jax.decoding.sampling import row_keys
-from bpd_jax.drafting.path_drafter import PathDrafter
-from bpd_jax.drafting.paths import Paths
+from bpd_jax.drafting.path_drafter import PathDrafter, Paths
 from bpd_jax.drafting.searches.best import ExactBest
 from bpd_jax.drafting.searches.static import StaticTree, Topology
 from bpd_jax.drafting.small_lm import SmallLM

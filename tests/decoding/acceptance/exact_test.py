@@ -2,8 +2,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from bpd_jax.decoding.acceptance.exact import longest_match
+from bpd_jax.drafting.draft_tree import DraftTree, from_drafts
 from bpd_jax.drafting.lattice import Drafts
-from bpd_jax.drafting.tree import DraftTree, from_drafts
 
 A, B, C, D, X = range(5)
 

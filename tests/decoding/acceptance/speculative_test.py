@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bpd_jax.decoding.acceptance.speculative import speculative_sampling
-from bpd_jax.drafting.tree import DraftTree, Sources
+from bpd_jax.drafting.draft_tree import DraftTree, Sources
 
 VOCAB, WIDTH, SIZE, DEPTH = 7, 4, 12, 4
 sample = jax.jit(speculative_sampling, static_argnums=3)

@@ -7,8 +7,8 @@ import pytest
 
 from bpd_jax.decoding.acceptance.typical import typical_match
 from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.drafting.draft_tree import from_drafts
 from bpd_jax.drafting.lattice import Drafts
-from bpd_jax.drafting.tree import from_drafts
 
 A, B, C, D = range(4)
 # After A the model is fairly sure, after B not at all, after C and D quite sure of A.

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bpd_jax.drafting.refiners.markov import MarkovArrays, MarkovRefiner
-from bpd_jax.drafting.refiners.transitions import Weight
+from bpd_jax.drafting.refiners.markov import MarkovRefiner
+from bpd_jax.drafting.refiners.weights import Weight, WeightedParams
 from bpd_jax.drafting.searches.finite import best_paths
 
 VOCAB, LENGTH, WIDTH, RANK = 8, 5, 3, 4
@@ -42,7 +42,7 @@ def test_p_best_are_the_best_of_all_paths(random_lattice, seed, slope):
         return total
 
     arrays = jax.tree.map(lambda array: jnp.asarray(array, jnp.float32), params)
-    scorer = MarkovRefiner(MarkovArrays(Weight.of(0.8, slope), arrays))
+    scorer = MarkovRefiner(WeightedParams(Weight.of(0.8, slope), arrays))
     on_device = jax.tree.map(jnp.asarray, lattice)
     transitions = scorer.transitions(scorer.arrays, on_device, None)
     drafts = best_paths(on_device, transitions, 7)

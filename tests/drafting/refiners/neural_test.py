@@ -4,15 +4,14 @@ import jax
 import numpy as np
 import pytest
 
-from bpd_jax.drafting.paths import Paths
+from bpd_jax.drafting.path_drafter import Paths
 from bpd_jax.drafting.refiners.neural import (
-    NeuralArrays,
     NeuralRefiner,
     ParallelNeuralRefiner,
 )
 from bpd_jax.drafting.refiners.ngram import NGramRefiner
-from bpd_jax.drafting.refiners.transitions import Weight
-from bpd_jax.drafting.searches.beam import BeamSearch
+from bpd_jax.drafting.refiners.weights import Weight, WeightedParams
+from bpd_jax.drafting.searches.beam_search import BeamSearch
 from bpd_jax.drafting.searches.best import ExactBest
 from bpd_jax.drafting.small_lm import SmallLM
 from bpd_jax.drafting.sources.heads import HeadsSource
@@ -40,7 +39,7 @@ def lattice_of(view):
 
 def sequential(small, weight, ngram=None):
     functions, params = small
-    neural = NeuralRefiner(SmallLM(functions, LENGTH), NeuralArrays(weight, params))
+    neural = NeuralRefiner(SmallLM(functions, LENGTH), WeightedParams(weight, params))
     finite = () if ngram is None else (ngram,)
     return Paths(HeadsSource(LENGTH, WIDTH), finite, (neural,))
 
@@ -48,7 +47,7 @@ def sequential(small, weight, ngram=None):
 def parallel(small, weight):
     functions, params = small
     reader = SmallLM(functions, LENGTH)
-    neural = ParallelNeuralRefiner(reader, NeuralArrays(weight, params))
+    neural = ParallelNeuralRefiner(reader, WeightedParams(weight, params))
     return Paths(HeadsSource(LENGTH, WIDTH), (neural,))
 
 

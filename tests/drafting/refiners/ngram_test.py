@@ -9,10 +9,10 @@ import pytest
 
 from bpd_jax.drafting.engines.viterbi import ViterbiEngine
 from bpd_jax.drafting.interface import Prompts
-from bpd_jax.drafting.paths import Paths
+from bpd_jax.drafting.path_drafter import Paths
 from bpd_jax.drafting.refiners.ngram import NGramRefiner
-from bpd_jax.drafting.refiners.transitions import Weight
-from bpd_jax.drafting.searches.beam import BeamSearch
+from bpd_jax.drafting.refiners.weights import Weight
+from bpd_jax.drafting.searches.beam_search import BeamSearch
 from bpd_jax.drafting.searches.best import ExactBest
 from bpd_jax.drafting.sources.heads import HeadsSource
 from bpd_jax.errors import UserError
@@ -24,7 +24,7 @@ def grow(search, refiner, lattice, view):
     paths = Paths(HeadsSource(LENGTH, WIDTH), (refiner,))
 
     def run(arrays):
-        memory = paths.remember(arrays, Prompts(view.tokens, view.lengths))
+        memory = paths.remember(arrays, Prompts(view.tokens, view.lengths, None))
         state, _ = paths.start(view, arrays, memory)
         return search.grow(paths, arrays, state, view.next_token)
 

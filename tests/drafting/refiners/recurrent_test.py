@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bpd_jax.drafting.paths import Paths
-from bpd_jax.drafting.refiners.recurrent import RecurrentArrays, RecurrentRefiner
-from bpd_jax.drafting.refiners.transitions import Weight
+from bpd_jax.drafting.path_drafter import Paths
+from bpd_jax.drafting.refiners.recurrent import RecurrentRefiner
+from bpd_jax.drafting.refiners.weights import Weight, WeightedParams
 from bpd_jax.drafting.sources.heads import HeadsSource
-from bpd_jax.models.refiners import RecurrentConfig, init_refiner
+from bpd_jax.models.trained_refiners import RecurrentConfig, init_refiner
 
 LENGTH, WIDTH = 4, 3
 
@@ -50,6 +50,6 @@ def test_every_search_sees_the_recurrent_corrections(
         return tokens, lattice.log_probs[row, level] + 0.6 * scores
 
     arrays = jax.tree.map(lambda array: jnp.asarray(array, jnp.float32), w)
-    refiner = RecurrentRefiner(RecurrentArrays(Weight.of(0.6), arrays))
+    refiner = RecurrentRefiner(WeightedParams(Weight.of(0.6), arrays))
     paths = Paths(HeadsSource(LENGTH, WIDTH), (), (refiner,))
     check_every_search(paths, view, offer)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from bpd_jax.drafting.interface import Prompts
-from bpd_jax.drafting.paths import Paths
+from bpd_jax.drafting.path_drafter import Paths
 from bpd_jax.drafting.refiners.ngram import NGramRefiner
-from bpd_jax.drafting.searches.beam import BeamSearch
+from bpd_jax.drafting.searches.beam_search import BeamSearch
 from bpd_jax.drafting.searches.best import ExactBest
 from bpd_jax.drafting.searches.tree import BestFirst
 from bpd_jax.drafting.sources.heads import HeadsSource
@@ -32,7 +32,7 @@ def scene(request, random_lattice, random_view, naive_steps, ngram_model):
 
     def grow(search):
         def run(arrays):
-            memory = paths.remember(arrays, Prompts(view.tokens, view.lengths))
+            memory = paths.remember(arrays, Prompts(view.tokens, view.lengths, None))
             state, _ = paths.start(view, arrays, memory)
             return search.grow(paths, arrays, state, view.next_token)
 
@@ -173,7 +173,7 @@ def test_repeated_and_impossible_candidates_are_left_out(random_lattice, random_
     view = random_view(lattice)
     paths = Paths(HeadsSource(3, 3))
     arrays = paths.arrays
-    memory = paths.remember(arrays, Prompts(view.tokens, view.lengths))
+    memory = paths.remember(arrays, Prompts(view.tokens, view.lengths, None))
     state, _ = paths.start(view, arrays, memory)
 
     def grow(search):

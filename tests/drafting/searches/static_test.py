@@ -12,7 +12,7 @@ import scipy.stats
 
 from bpd_jax.drafting.interface import Prompts
 from bpd_jax.drafting.lattice import Lattice
-from bpd_jax.drafting.paths import Paths
+from bpd_jax.drafting.path_drafter import Paths
 from bpd_jax.drafting.refiners.ngram import NGramRefiner
 from bpd_jax.drafting.searches.static import StaticTree, Topology, expected_tree
 from bpd_jax.drafting.sources.heads import HeadsSource
@@ -61,7 +61,7 @@ def test_a_static_tree_follows_the_ranks(
     search = StaticTree(Topology.of(NODES))
 
     def run(arrays):
-        memory = paths.remember(arrays, Prompts(view.tokens, view.lengths))
+        memory = paths.remember(arrays, Prompts(view.tokens, view.lengths, None))
         state, _ = paths.start(view, arrays, memory)
         return search.grow(paths, arrays, state, view.next_token)
 
@@ -96,7 +96,7 @@ def test_what_follows_an_impossible_node_is_so_too(random_lattice, random_view):
     lattice = Lattice(lattice.tokens, log_probs, lattice.entropies)
     view, paths = random_view(lattice), Paths(HeadsSource(3, 2))
     arrays = paths.arrays
-    memory = paths.remember(arrays, Prompts(view.tokens, view.lengths))
+    memory = paths.remember(arrays, Prompts(view.tokens, view.lengths, None))
     state, _ = paths.start(view, arrays, memory)
     topology = Topology.of([(0,), (1,), (0, 0), (1, 0)])
     tree = StaticTree(topology).grow(paths, arrays, state, view.next_token)
@@ -163,7 +163,7 @@ def test_children_are_drawn_without_replacement(temperature, random_view):
 
     @jax.jit
     def run():
-        memory = paths.remember(paths.arrays, Prompts(view.tokens, view.lengths))
+        memory = paths.remember(paths.arrays, Prompts(view.tokens, view.lengths, None))
         state, _ = paths.start(view, paths.arrays, memory)
         return search.grow(paths, paths.arrays, state, first, keys)
 

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 from bpd_jax.drafting.interface import Prompts
-from bpd_jax.drafting.paths import Paths
+from bpd_jax.drafting.path_drafter import Paths
 from bpd_jax.drafting.searches.static import StaticTree, parallel_chains
 from bpd_jax.drafting.small_lm import SmallLM
 from bpd_jax.drafting.sources.draft_model import DraftModelSource
@@ -57,7 +57,7 @@ def test_drawn_chain_follows_the_draft_models_distribution(make_model, make_view
 
     @jax.jit
     def draw(arrays, keys):
-        memory = paths.remember(arrays, Prompts(view.tokens, view.lengths))
+        memory = paths.remember(arrays, Prompts(view.tokens, view.lengths, None))
         state, _ = paths.start(view, arrays, memory)
 
         def one(key):

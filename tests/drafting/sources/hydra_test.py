@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bpd_jax.drafting.paths import Paths
+from bpd_jax.drafting.path_drafter import Paths
 from bpd_jax.drafting.sources.hydra import HydraSource
-from bpd_jax.models.refiners import HydraConfig
+from bpd_jax.models.trained_refiners import HydraConfig
 
 LENGTH, WIDTH = 4, 3
 

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bpd_jax.drafting.draft_tree import ancestor_mask
 from bpd_jax.drafting.interface import Outcome, Prompts
 from bpd_jax.drafting.sources.lookahead import LookaheadDrafter
-from bpd_jax.drafting.tree import ancestor_mask
 from bpd_jax.errors import UserError
 
 VOCAB = 4
@@ -96,7 +96,7 @@ def test_memory_and_tree_equal_the_twin(window, order, guesses, pool_size):
     rng = np.random.default_rng(window)
     lengths = np.array([1, order, 18], np.int32)
     tokens = rng.integers(0, VOCAB, (3, 30)).astype(np.int32)
-    memory = jax.jit(drafter.start)(None, Prompts(tokens, lengths))
+    memory = jax.jit(drafter.start)(None, Prompts(tokens, lengths, None))
     twins = []
     for row, length in enumerate(lengths):
         prompt = tokens[row, :length].tolist()
@@ -117,7 +117,7 @@ def test_memory_and_tree_equal_the_twin(window, order, guesses, pool_size):
 
     @jax.jit
     def learn(memory, tree, choices, count):
-        return drafter.learn(None, memory, Outcome(tree, choices, count))
+        return drafter.learn(None, memory, Outcome(tree, choices, count, None))
 
     used = 0
     for turn in range(8):
@@ -152,7 +152,7 @@ def test_nodes_see_what_lookahead_lets_them_see():
 
     @jax.jit
     def first_tree():
-        memory = drafter.start(None, Prompts(jnp.arange(6)[None], jnp.array([6])))
+        memory = drafter.start(None, Prompts(jnp.arange(6)[None], jnp.array([6]), None))
         view = types.SimpleNamespace(next_token=jnp.array([0]))
         tree = drafter.propose(drafter.look(view, None, memory)[0], None)
         return tree, ancestor_mask(tree.parents, drafter.max_depth)
@@ -179,7 +179,7 @@ def test_a_text_does_not_depend_on_its_batch():
     drafter = LookaheadDrafter(4, 3, 2)
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 9, (3, 20)))
     lengths = jnp.array([20, 11, 3])
-    start = jax.jit(lambda *prompts: drafter.start(None, Prompts(*prompts)))
+    start = jax.jit(lambda *prompts: drafter.start(None, Prompts(*prompts, None)))
     together = start(tokens, lengths)
     for row in range(3):
         alone = start(tokens[row : row + 1], lengths[row : row + 1])

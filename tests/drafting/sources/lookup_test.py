@@ -93,5 +93,5 @@ def test_every_row_finds_what_the_definition_finds(match):
 
 def test_it_needs_nothing_that_is_kept():
     drafter = PromptLookup(3)
-    assert drafter.start(None, Prompts(jnp.zeros((1, 4)), jnp.ones(1))) is None
+    assert drafter.start(None, Prompts(jnp.zeros((1, 4)), jnp.ones(1), None)) is None
     assert drafter.entropies(None) is None

@@ -15,7 +15,7 @@ from bpd_jax.data.generations import (
 )
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise import parameter_shapes
-from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.typing import Params
 

@@ -10,7 +10,7 @@ import pytest
 
 from bpd_jax.errors import UserError
 from bpd_jax.models.attention import causal_mask
-from bpd_jax.models.config import BlockHeadsConfig
+from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_files import attach_drafter, load_drafter
 from bpd_jax.models.functions import ModelFunctions
@@ -170,7 +170,7 @@ def test_training_teaches_a_drafter_what_follows(
     # What was measured is what decoding drafts: the state cache is the model's own.
     text = np.array([[3, 21, 28, 16, 22, 4, 28, 17, 29, 23]])
     positions = jnp.arange(10)[None]
-    _, _, features = ModelFunctions(model).forward_with_features(
+    _, _, features = ModelFunctions(model).forward(
         params, text, positions, causal_mask(jnp.ones_like(text)), layers=(0,)
     )
     cache = functions.prefill(drafter_params, features, jnp.array([9]), 32)

@@ -3,8 +3,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bpd_jax.models.config import BlockHeadsConfig
-from bpd_jax.models.heads import apply_head, condition, head_shapes, is_trained
+from bpd_jax.models.block_heads import apply_head, condition, head_shapes, is_trained
+from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.training.heads.states_loss import (
     Targets,
     chunk_size,

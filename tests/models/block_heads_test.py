@@ -7,15 +7,15 @@ import pytest
 
 from bpd_jax.errors import UserError
 from bpd_jax.models.attention import causal_mask
+from bpd_jax.models.block_heads import init_heads, is_trained, softmax_rows
 from bpd_jax.models.blockwise import BlockwiseLM, count_parameters, parameter_shapes
-from bpd_jax.models.config import (
+from bpd_jax.models.blockwise_config import (
     BlockHeadsConfig,
     BlockwiseConfig,
     load_config,
     save_config,
 )
 from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.models.heads import init_heads, is_trained, softmax_rows
 from bpd_jax.models.transformer_config import TransformerConfig
 
 TRUNK = TransformerConfig(23, 1, 16, 24, 4, max_length=32)
@@ -200,7 +200,7 @@ def test_conditioned_heads_draft_from_the_anchor_and_layers():
         variables, tokens, positions, mask, method="all_logits"
     )
     functions = ModelFunctions(config)
-    hidden, _, features = functions.forward_with_features(
+    hidden, _, features = functions.forward(
         params, tokens, positions, mask, layers=heads.feature_layers
     )
     anchors = functions.greedy_tokens(params, hidden[:, 2])

@@ -1,4 +1,4 @@
-"""Draft trees: what every method proposes, and what one forward pass checks."""
+"""Draft trees, which methods propose and one forward pass verifies."""
 
 import flax.struct
 import jax
@@ -10,15 +10,15 @@ from bpd_jax.typing import AnyArray, Array, Bool, Float, Int
 
 @flax.struct.dataclass
 class Sources:
-    """Where the children of each node were drawn from, for speculative sampling.
+    """The distributions that children were sampled from, for speculative sampling.
 
-    They were drawn one after the other without replacement, in the order of their
+    The children of each node were sampled without replacement, in the order of their
     indices, from a distribution over W candidates.
 
     Attributes:
-      tokens: the candidates; those that can be drawn are different.
-      log_probs: logarithms of their probabilities, because at low temperatures all but
-        the best are too small for float32; -inf for what cannot be drawn.
+      tokens: the candidates; those with a probability above 0 are distinct.
+      log_probs: their log-probabilities, because probabilities underflow in float32 at
+        low temperatures; -inf for probability 0.
     """
 
     tokens: Int[Array, "B M W"]
@@ -29,8 +29,8 @@ class Sources:
 class DraftTree:
     """M draft tokens per row, each with its parent; several roots are allowed.
 
-    A parent stands before its children. Worked example, the drafts `a b c` and
-    `a b d` as two chains (`from_drafts`), and with their prefixes merged
+    Parents come before their children. Worked example: the drafts `a b c` and `a b d`
+    as two chains (`from_drafts`), and with merged prefixes
     (`bpd_jax.drafting.merging`):
 
         node     0  1  2  3  4  5        0  1  2  3
@@ -42,15 +42,14 @@ class DraftTree:
     Attributes:
       tokens: the draft tokens.
       parents: index of each node's parent, -1 at a root.
-      depths: steps from the root; a root continues the text directly.
-      ranks: the best rank among the drafts that pass through the node.
+      depths: number of steps from the root, which follows the text.
+      ranks: the best rank of the drafts through the node.
       valid: False for padding.
-      sources: where children were drawn from; None if they were chosen without chance.
-      num_chains: P if the nodes are P chains of equal length one after the other, else
-        0; known when code is compiled.
-      sizes: numbers of nodes less than M, ascending, that often hold all valid nodes: a
-        pass is compiled for each, and the smallest that does is run. Known when code is
-        compiled.
+      sources: distributions of sampled children; None if they were not sampled.
+      num_chains: P if the nodes are P consecutive chains of equal length, otherwise 0;
+        static.
+      sizes: sizes below M, ascending, for which a pass is compiled; the smallest one
+        that holds all valid nodes is run. Static.
     """
 
     tokens: Int[Array, "B M"]
@@ -73,7 +72,7 @@ class DraftTree:
 
 
 def from_drafts(drafts: Drafts) -> DraftTree:
-    """P drafts as P chains side by side, M = P × L (the paper's batch of drafts)."""
+    """P drafts as P chains, M = P × L (the paper's batch of drafts)."""
     batch, count, length = drafts.tokens.shape
     node = jnp.arange(count * length, dtype=jnp.int32)
     depth, rank = node % length, node // length
@@ -92,7 +91,7 @@ def from_drafts(drafts: Drafts) -> DraftTree:
 
 
 def usual_sizes(most: int) -> tuple[int, ...]:
-    """Half and a quarter of the most nodes, as `DraftTree.sizes`; none below 8.
+    """`DraftTree.sizes`: a quarter and half of `most`, if they are at least 8.
 
     >>> usual_sizes(129), usual_sizes(17), usual_sizes(12)
     ((33, 65), (9,), ())
@@ -101,11 +100,11 @@ def usual_sizes(most: int) -> tuple[int, ...]:
 
 
 def ancestor_mask(parents: Int[Array, "B M"], max_depth: int) -> Bool[Array, "B M M"]:
-    """`mask[b, i, j]`: node j is node i or one of its ancestors.
+    """The tree attention mask: `mask[b, i, j]` if node j is i or an ancestor of i.
 
     Args:
-      parents: of the nodes, -1 at a root.
-      max_depth: the number of nodes on the longest path from a root.
+      parents: parents of the nodes, -1 at a root.
+      max_depth: number of nodes on the longest path.
     """
     size = parents.shape[1]
     node = jnp.arange(size)
@@ -114,7 +113,7 @@ def ancestor_mask(parents: Int[Array, "B M"], max_depth: int) -> Bool[Array, "B 
     for _ in range(max_depth):
         mask |= ancestor[:, :, None] == node
         parent = jnp.take_along_axis(parents, jnp.maximum(ancestor, 0), axis=1)
-        # -1 is nobody's index, so a climb past the root marks nothing.
+        # No node has index -1, so nothing is set above the root.
         ancestor = jnp.where(ancestor < 0, -1, parent)
     return mask
 

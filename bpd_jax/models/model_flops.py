@@ -1,20 +1,20 @@
-"""FLOPs that a blockwise model needs, counted from its sizes.
+"""Model FLOPs of a blockwise model, computed from its sizes.
 
-What counts is the mathematics alone: no recomputation, no optimizer. A multiplication
-with addition is two FLOPs, and attention counts every pair of positions, as in PaLM
-(Chowdhery et al. 2022, appendix B), whose MFU this is the numerator of.
+Recomputation and the optimizer are not counted. A multiply-add is two FLOPs, and
+attention counts all pairs of positions, as in the definition of MFU by PaLM (Chowdhery
+et al. 2022, appendix B).
 """
 
 import jax
 import numpy as np
 
 from bpd_jax.models.blockwise import parameter_shapes
-from bpd_jax.models.config import BlockwiseConfig
+from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions
 
 
 def trunk_weights(model: BlockwiseConfig) -> int:
-    """Weights of the trunk that a token is multiplied by, the softmax left out."""
+    """Number of weights of the matrices of the trunk, without the softmax."""
     trunk = parameter_shapes(model)["trunk"]
     return sum(
         int(np.prod(leaf.shape))
@@ -24,7 +24,7 @@ def trunk_weights(model: BlockwiseConfig) -> int:
 
 
 def head_weights(model: BlockwiseConfig) -> int:
-    """Weights of the layers of all block heads, their softmax left out."""
+    """Number of weights of the matrices of all block heads, without a softmax."""
     heads = parameter_shapes(model).get("heads", {})
     return sum(
         int(np.prod(leaf.shape))
@@ -34,7 +34,7 @@ def head_weights(model: BlockwiseConfig) -> int:
 
 
 def attention_flops(model: BlockwiseConfig, queries: int, keys: int) -> float:
-    """Of the scores and the weighted sums of all layers, forward."""
+    """FLOPs of attention scores and weighted sums of all layers, forward."""
     trunk = model.trunk
     width = trunk.num_layers * trunk.num_heads * trunk.head_width
     return 2.0 * 2.0 * queries * keys * width
@@ -43,18 +43,17 @@ def attention_flops(model: BlockwiseConfig, queries: int, keys: int) -> float:
 def train_flops(
     model: BlockwiseConfig, batch_size: int, length: int, anchors: int = 0
 ) -> float:
-    """Of one step of training: forward, and twice as much backward.
+    """FLOPs of a training step: forward, and twice as many backward.
 
-    6 · N · tokens for the N weights of the trunk and of the heads' layers and for the
-    softmax of each of the L heads (V · D weights, whether tied or not), and 3 times
-    the attention of `length` × `length` positions of each row. For a block drafter see
-    `drafter_train_flops`.
+    6 · N · tokens for the N weights of trunk and heads and of the softmax of each of
+    the L heads (V · D weights, tied or not), and 3 times the attention of `length` ×
+    `length` positions of each row. For a block drafter see `drafter_train_flops`.
 
     Args:
-      model: sizes.
-      batch_size: rows.
-      length: tokens of a row.
-      anchors: blocks of a row that a block drafter is trained on.
+      model: configuration of the model.
+      batch_size: number of rows.
+      length: number of tokens of a row.
+      anchors: number of blocks of a row that a block drafter is trained on.
     """
     trunk = model.trunk
     softmax = model.block_size * trunk.vocab_size * trunk.d_model
@@ -64,7 +63,7 @@ def train_flops(
     if model.drafter is not None:
         functions = DrafterFunctions(model.drafter.resolve(trunk), trunk)
         total += drafter_train_flops(functions, batch_size, length, anchors)
-        # The gradient of the softmax, which is trained too.
+        # The gradient of the softmax, which is not frozen here.
         levels = model.drafter.block_size - 1
         size = trunk.vocab_size * trunk.d_model
         total += 2.0 * size * batch_size * anchors * levels
@@ -72,12 +71,12 @@ def train_flops(
 
 
 def forward_flops(model: BlockwiseConfig, batch_size: int, length: int) -> float:
-    """Of a pass of the trunk over texts, without a softmax.
+    """FLOPs of a forward pass of the trunk, without the softmax.
 
     Args:
-      model: sizes.
-      batch_size: rows.
-      length: tokens of a row.
+      model: configuration of the model.
+      batch_size: number of rows.
+      length: number of tokens of a row.
     """
     attention = batch_size * attention_flops(model, length, length)
     return 2.0 * trunk_weights(model) * batch_size * length + attention
@@ -86,24 +85,24 @@ def forward_flops(model: BlockwiseConfig, batch_size: int, length: int) -> float
 def drafter_train_flops(
     drafter: DrafterFunctions, rows: int, length: int, anchors: int
 ) -> float:
-    """Of one step of training a block drafter: forward, and twice as much backward.
+    """FLOPs of a training step of a block drafter: forward, and twice backward.
 
-    Keys, values and the fusion of layers are computed of every token of a text, the
-    rest of every query of every block. Each query attends to the window and the block.
-    No gradient of the frozen softmax is computed.
+    Keys, values and the fusion of layers are computed for every token of a text, other
+    projections for every query of every block. Each query attends to the window and the
+    block. The gradient of the frozen softmax is not computed.
 
     Args:
-      drafter: sizes.
-      rows: texts.
-      length: tokens of a text.
-      anchors: blocks of a text.
+      drafter: functions of the drafter.
+      rows: number of texts.
+      length: number of tokens of a text.
+      anchors: number of blocks of a text.
     """
     config, target = drafter.config, drafter.target
     queries, levels = rows * anchors * config.queries, config.block_size - 1
     total = 0.0
     shapes = jax.eval_shape(drafter.init, jax.random.key(0))
     for path, leaf in jax.tree_util.tree_leaves_with_path(shapes):
-        names = [key.key for key in path]
+        names = [entry.key for entry in path]
         if names[-1] != "kernel":
             continue
         counts = queries
@@ -115,9 +114,9 @@ def drafter_train_flops(
             counts = rows * anchors
         total += 6.0 * leaf.size * counts
         if names[-2] == "query":
-            # The layer's scores and weighted sums; the kernel is [D, N, H].
-            seen = min(config.window or length, length) + config.queries
-            total += 3.0 * 4.0 * queries * seen * leaf.shape[1] * leaf.shape[2]
+            # Scores and weighted sums of the layer; the kernel is [D, N, H].
+            keys = min(config.window or length, length) + config.queries
+            total += 3.0 * 4.0 * queries * keys * leaf.shape[1] * leaf.shape[2]
     softmax = (config.draft_vocabulary or target.vocab_size) * target.d_model
     return total + 4.0 * softmax * rows * anchors * levels
 
@@ -125,13 +124,13 @@ def drafter_train_flops(
 def serial_call_flops(
     model: BlockwiseConfig, batch_size: int, nodes: int, context: int
 ) -> float:
-    """Of one turn of decoding: one forward pass over the drafts, then all heads.
+    """FLOPs of a serial call: a forward pass over the drafts, and all heads.
 
     Args:
-      model: sizes.
-      batch_size: rows.
-      nodes: draft tokens of a row; head 1 runs on each.
-      context: tokens that each of them sees.
+      model: configuration of the model.
+      batch_size: number of rows.
+      nodes: number of draft tokens of a row, to which head 1 is applied.
+      context: number of tokens that each of them attends to.
     """
     trunk = model.trunk
     softmax = trunk.vocab_size * trunk.d_model

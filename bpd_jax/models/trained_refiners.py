@@ -1,19 +1,20 @@
-"""Refiners: small trained modules through which a head sees the draft before it.
+"""Trained refiners: small modules that condition drafts on previous draft tokens.
 
-The heads of a block guess independently of each other. A refiner belongs to a frozen
-model and repairs that. Two kinds correct the heads' logits:
+The heads of a block predict tokens independently of each other. A trained refiner
+belongs to a frozen model and models their dependence. Two kinds correct the logits of
+the heads:
 
 - `markov`, a low-rank bigram (the Markov head of DSpark, DeepSeek 2026);
-- `recurrent`, a GRU over the block's earlier tokens (Domino, arXiv 2605.29707).
+- `recurrent`, a GRU over the previous tokens of the block (Domino, arXiv 2605.29707).
 
-The third, `hydra`, has heads of its own that take the block's earlier tokens as input
+The third, `hydra`, consists of heads that also read the previous tokens of the block
 (Ankner et al. 2024, arXiv 2402.05109).
 
-A block is positions 0 … L-1 after the text. y_0 is certain: the model's own next token.
-Level j = 1 … L-1, head j + 1 in the paper's counting, guesses y_j. All start from h,
-the final hidden state of the last token of the text. Shapes have n paths through the
-block, and R for a rank or the width of a state. Only `hydra_states` needs its level to
-be static.
+A block has positions 0 … L-1 after the text. y_0 is the certain token, the model's
+choice of the next token. Level j = 1 … L-1, which is head j + 1 in the paper's
+counting, predicts y_j. The input is h, the final hidden state of the last token of the
+text. In shapes, n is the number of paths through the block and R a rank or the width of
+a state. Only `hydra_states` requires a static level.
 """
 
 import dataclasses
@@ -29,7 +30,7 @@ from bpd_jax.typing import Array, Float, Int, Params
 
 @dataclasses.dataclass(frozen=True)
 class RefinerConfig(Validated):
-    """Sizes of the model that a refiner belongs to.
+    """Sizes of the model of a refiner.
 
     Attributes:
       vocab_size: V, number of tokens.
@@ -45,7 +46,7 @@ class RefinerConfig(Validated):
 
     @property
     def levels(self) -> range:
-        """Block positions that are guessed, 1 … L-1."""
+        """Positions of the block that are predicted, 1 … L-1."""
         return range(1, self.num_heads)
 
 
@@ -54,10 +55,10 @@ class MarkovConfig(RefinerConfig):
     """logits_j(y) += U[y] · (s_j ∘ E[y_{j-1}]).
 
     Attributes:
-      rank: R, width of E and U, which all levels share, and of each level's s_j.
-      outputs: rows of U: V' if they stand for the tokens of a draft vocabulary, as in
-        the Markov head of a block drafter; None for V.
-      level_scale: whether there is an s_j; DSpark's Markov head has none.
+      rank: R, width of E and U, which are shared by all levels, and of s_j.
+      outputs: number of rows of U: V' for the draft vocabulary of a block drafter; None
+        for V.
+      level_scale: whether there is an s_j, which DSpark's Markov head does not have.
     """
 
     rank: Rank = 64
@@ -71,12 +72,12 @@ class MarkovConfig(RefinerConfig):
 class RecurrentConfig(RefinerConfig):
     """logits_j(y) += U[y] · (t_j ∘ A s_j), where s_j has read y_0 … y_{j-1}.
 
-    s_0 = tanh(W h) and s_j = GRU(s_{j-1}, E[y_{j-1}]). The embedding E is the refiner's
-    own: the base model's is as wide as its hidden state, and the GRU needs far less.
+    s_0 = tanh(W h) and s_j = GRU(s_{j-1}, E[y_{j-1}]). The embedding E is part of the
+    refiner and narrower than that of the model.
 
     Attributes:
-      rank: R, width of E and U, and of each level's t_j.
-      width: of the state s_j.
+      rank: R, width of E and U, and of t_j.
+      width: width of the state s_j.
     """
 
     rank: Rank = 64
@@ -87,12 +88,12 @@ class RecurrentConfig(RefinerConfig):
 
 @dataclasses.dataclass(frozen=True)
 class HydraConfig(RefinerConfig):
-    """state_j = h + MLP_j(h, e_0, …, e_{j-1}), read by the model's frozen softmax.
+    """state_j = h + MLP_j(h, e_0, …, e_{j-1}), the input of the model's frozen softmax.
 
     e_i is the model's frozen embedding of y_i.
 
     Attributes:
-      width: of the hidden layer of each level's MLP.
+      width: width of the hidden layer of the MLP of each level.
     """
 
     width: Size = 256
@@ -108,8 +109,8 @@ KINDS: dict[str, type[RefinerConfig]] = {
 def init_refiner(config: RefinerConfig, rng: Array) -> Params:
     """Initial parameters, float32.
 
-    The output of every kind is zero: a new Markov or recurrent refiner corrects
-    nothing, and a new Hydra head is the language model's own softmax.
+    All outputs are zero: a new Markov or recurrent refiner does not change logits, and
+    a new Hydra head is the softmax of the language model.
     """
     match config:
         case MarkovConfig():
@@ -135,10 +136,10 @@ def _init_markov(config: MarkovConfig, rng: Array) -> Params:
 def markov_queries(
     params: Params, previous: Int[Array, "..."], level: int | Int[Array, ""]
 ) -> Float[Array, "... R"]:
-    """What `params["output"]` is multiplied by to give the corrections of level j.
+    """The vectors whose products with `params["output"]` are the corrections of y_j.
 
     Args:
-      params: of a Markov refiner.
+      params: parameters of a Markov refiner.
       previous: y_{j-1}.
       level: j.
     """
@@ -155,9 +156,9 @@ def markov_scores(
     """Corrections of the logits of candidates for y_j, float32.
 
     Args:
-      params: of a Markov refiner.
+      params: parameters of a Markov refiner.
       previous: y_{j-1} of each path.
-      candidates: tokens, W for each path; paths that share them may share one row.
+      candidates: W tokens for each path, or for all paths.
       level: j.
     """
     return _scores(params, markov_queries(params, previous, level), candidates)
@@ -183,7 +184,7 @@ def _init_recurrent(config: RecurrentConfig, rng: Array) -> Params:
 def recurrent_start(
     params: Params, hidden: Float[Array, "... D"]
 ) -> Float[Array, "... R"]:
-    """s_0, which has read no token of the block yet."""
+    """s_0, the state before the first token of the block."""
     hidden = unit_rms(hidden.astype(jnp.float32))
     return jnp.tanh(hidden @ params["kernel_start"] + params["bias_start"])
 
@@ -205,10 +206,10 @@ def recurrent_step(
 def recurrent_queries(
     params: Params, state: Float[Array, "... R"], level: int | Int[Array, ""]
 ) -> Float[Array, "... R"]:
-    """What `params["output"]` is multiplied by to give the corrections of level j.
+    """The vectors whose products with `params["output"]` are the corrections of y_j.
 
     Args:
-      params: of a recurrent refiner.
+      params: parameters of a recurrent refiner.
       state: s_j.
       level: j.
     """
@@ -224,9 +225,9 @@ def recurrent_scores(
     """Corrections of the logits of candidates for y_j, float32.
 
     Args:
-      params: of a recurrent refiner.
-      state: s_j of each path, which has read y_0 … y_{j-1}.
-      candidates: tokens, W for each path; paths that share them may share one row.
+      params: parameters of a recurrent refiner.
+      state: s_j of each path, after y_0 … y_{j-1}.
+      candidates: W tokens for each path, or for all paths.
       level: j.
     """
     return _scores(params, recurrent_queries(params, state, level), candidates)
@@ -255,14 +256,14 @@ def hydra_states(
     embedded: Float[Array, "B n level D"],
     level: int,
 ) -> Float[Array, "B n D"]:
-    """The states of level j, to be fed to the model's softmax.
+    """The states of level j, inputs of the model's softmax.
 
     Args:
       config: sizes.
-      params: of a Hydra refiner.
+      params: parameters of a Hydra refiner.
       hidden: h.
       embedded: the model's embeddings of y_0 … y_{j-1} of each path.
-      level: j; each has weights of its own shape, so it is static.
+      level: j; static, because the shapes of the weights depend on it.
     """
     assert level in config.levels
     assert embedded.shape[2] == level
@@ -276,7 +277,7 @@ def hydra_states(
 def _scores(
     params: Params, queries: Float[Array, "B n R"], candidates: Int[Array, "B #n W"]
 ) -> Float[Array, "B n W"]:
-    """Only the candidates' rows of the output are read: nothing has size V."""
+    """Products with the rows of the candidates, without arrays of size V."""
     return jnp.einsum("...R,...WR->...W", queries, params["output"][candidates])
 
 
@@ -285,10 +286,9 @@ def _kernel(rng: Array, inputs: int, outputs: int) -> Float[Array, "inputs outpu
 
 
 def unit_rms(vectors: Float[Array, "... D"]) -> Float[Array, "... D"]:
-    """Vectors of root mean square 1: models differ in the size of theirs.
+    """Vectors scaled to a root mean square of 1.
 
-    Embeddings tied to the softmax are many times smaller than a hidden state, so that
-    beside it they would hardly be seen.
+    Embeddings that are tied to the softmax are much smaller than hidden states.
     """
     wide = vectors.astype(jnp.float32)
     square = jnp.mean(jnp.square(wide), -1, keepdims=True)

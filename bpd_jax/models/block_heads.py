@@ -1,15 +1,15 @@
-"""The layers of the block heads, and what else heads 2 … L have of their own.
+"""The block heads: their layers, and the softmax and vocabulary of heads 2 … L.
 
-Parameters, under `params["heads"]`, by name:
+Parameters under `params["heads"]`:
 
-- of the layers, stacked over the heads that have them: `kernel_in`, `bias_in`,
-  `kernel_out`, `bias_out` of feed-forward heads, `kernel` and `bias` of medusa ones;
+- of the layers, stacked over heads: `kernel_in`, `bias_in`, `kernel_out`, `bias_out` of
+  feed-forward heads, `kernel` and `bias` of medusa heads;
 - `kernel_side` `[L-1, C, hidden]` and `kernel_condition` `[·, C]` of conditioned heads,
-  which also read y_0 and outputs of layers; the latter is common to all heads;
-- `softmax`: with a draft vocabulary its rows `[V', D]` of the model's own softmax,
-  gathered once and not trained; with `own_softmax` a trained matrix for each of heads
-  2 … L, `[L-1, V', D]`;
-- `vocabulary`: `[V']` int32, the ids of the draft vocabulary's tokens; not trained.
+  which also read y_0 and outputs of layers; the latter is shared by all heads;
+- `softmax`: with a draft vocabulary, its rows `[V', D]` of the model's softmax, copied
+  and not trained; with `own_softmax`, a trained matrix for each of heads 2 … L, `[L-1,
+  V', D]`;
+- `vocabulary`: `[V']` int32, token ids of the draft vocabulary; not trained.
 """
 
 import functools
@@ -21,10 +21,10 @@ import jax
 import jax.numpy as jnp
 
 from bpd_jax.errors import UserError
-from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
+from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.partitioning import BLOCK_HEAD, EMBED, MLP, VOCAB, unbox
 from bpd_jax.models.products import product
-from bpd_jax.models.refiners import unit_rms
+from bpd_jax.models.trained_refiners import unit_rms
 from bpd_jax.models.transformer import ACTIVATIONS, named_normal, named_zeros
 from bpd_jax.typing import AnyArray, Array, Float, Params
 
@@ -80,18 +80,18 @@ def head_shapes(
 
 
 def is_trained(config: BlockHeadsConfig, name: str) -> bool:
-    """Whether a parameter under `params["heads"]` is one to train."""
+    """Whether a parameter under `params["heads"]` is trained."""
     if name == "softmax":
         return config.own_softmax
     return name != "vocabulary"
 
 
 class BlockHeads(nn.Module):
-    """The parameters of the heads.
+    """The block heads as a Linen module.
 
     Attributes:
-      softmax_rows: gives the model's softmax `[V, D]`, that a softmax of the heads'
-        own begins with.
+      softmax_rows: returns the model's softmax `[V, D]`, with which a separate softmax
+        of the heads is initialized.
     """
 
     config: BlockHeadsConfig
@@ -108,7 +108,7 @@ class BlockHeads(nn.Module):
             for name in ("kernel_in", "kernel_side", "kernel_condition")
             if name in shapes
         }
-        # All else is zero, so that a new head starts as the model's own softmax.
+        # Others are zero, so that heads are initialized as the model's softmax.
         self.layers = {
             name: self.param(
                 name,
@@ -123,7 +123,9 @@ class BlockHeads(nn.Module):
             init, shape = inits[name](_AXES[name]), shapes[name]
             self.kernel_condition = self.param(name, init, shape, self.param_dtype)
         if "vocabulary" in shapes:
-            self.vocabulary = self.param("vocabulary", _first, shapes["vocabulary"])
+            self.vocabulary = self.param(
+                "vocabulary", _first_tokens, shapes["vocabulary"]
+            )
         if "softmax" in shapes:
             shape = shapes["softmax"]
             axes = (BLOCK_HEAD, VOCAB, EMBED)[-len(shape) :]
@@ -141,12 +143,13 @@ class BlockHeads(nn.Module):
         embedded: Float[Array, "... D"] | None = None,
         features: Float[Array, "... F"] | None = None,
     ) -> Float[Array, "... L D"]:
-        """The state of every head, to be fed to its softmax.
+        """The states of all heads, inputs of their softmax.
 
         Args:
           hidden: final hidden states.
-          embedded: embeddings of y_0, for heads that read it.
-          features: outputs of `feature_layers`, concatenated, likewise.
+          embedded: embeddings of y_0; required with `reads_anchor`.
+          features: outputs of `feature_layers`, concatenated; required if there are
+            any.
         """
         side = None
         if self.config.is_conditioned:
@@ -161,8 +164,8 @@ class BlockHeads(nn.Module):
         return jnp.concatenate([hidden[..., None, :], states], axis=-2)
 
 
-def _first(key: Array, shape: tuple[int, ...]) -> Array:
-    """The first tokens: there is nothing yet to choose a draft vocabulary by."""
+def _first_tokens(key: Array, shape: tuple[int, ...]) -> Array:
+    """The first tokens, a placeholder for the draft vocabulary."""
     del key
     return jnp.arange(shape[0], dtype=jnp.int32)
 
@@ -173,19 +176,19 @@ def condition(
     embedded: Float[Array, "... D"] | None,
     features: Float[Array, "... F"] | None,
 ) -> Float[Array, "... C"]:
-    """What conditioned heads read besides the final hidden state.
+    """The input of conditioned heads besides the final hidden state.
 
-    Every vector is scaled to root mean square 1 first: embeddings that are tied to the
-    softmax are many times smaller than outputs of layers.
+    Every vector is scaled to a root mean square of 1, because embeddings that are tied
+    to the softmax are much smaller than outputs of layers.
 
     Args:
-      config: of the heads.
+      config: configuration of the heads.
       kernel: `kernel_condition`.
-      embedded: embeddings of y_0; any without `reads_anchor`.
-      features: outputs of `feature_layers`; any without these.
+      embedded: embeddings of y_0; required with `reads_anchor`.
+      features: outputs of `feature_layers`, concatenated; required if there are any.
 
     Raises:
-      UserError: something that the heads read is not given.
+      UserError: a required input is None.
     """
     parts = []
     if config.reads_anchor:
@@ -197,8 +200,8 @@ def condition(
     inputs = [unit_rms(part).astype(kernel.dtype) for part in parts if part is not None]
     if len(inputs) < len(parts):
         raise UserError(
-            "these block heads read the certain token and outputs of layers: draft "
-            "with a source that provides them."
+            "these block heads read the certain token and outputs of layers: use a "
+            "source that provides them."
         )
     return jnp.concatenate(inputs, axis=-1) @ kernel
 
@@ -211,14 +214,14 @@ def apply_head(
     *,
     dtype: str,
 ) -> Float[Array, "... D"]:
-    """One head's layers, with that head's slice of their stacked parameters.
+    """Applies the layers of one head.
 
     Args:
-      config: of the heads.
-      weights: that slice.
+      config: configuration of the heads.
+      weights: the slice of the stacked parameters of this head.
       hidden: final hidden states.
-      side: see `condition`; None for heads that are not conditioned.
-      dtype: of the products.
+      side: result of `condition`; None for heads that are not conditioned.
+      dtype: dtype of the products.
     """
     activation = ACTIVATIONS[config.activation]
 
@@ -228,28 +231,29 @@ def apply_head(
     def affine(x: Array, kernel: Array, bias: Array) -> Array:
         return times(x, kernel) + bias.astype(dtype)
 
-    def joined(state: Array, update: Array) -> Array:
+    def add_residual(state: Array, update: Array) -> Array:
         return state + update if config.residual else update
 
     if config.kind == "medusa":
         for layer in zip(weights["kernel"], weights["bias"], strict=True):
-            hidden = joined(hidden, activation(affine(hidden, *layer)))
+            hidden = add_residual(hidden, activation(affine(hidden, *layer)))
         return hidden
     inner = affine(hidden, weights["kernel_in"], weights["bias_in"])
     if side is not None:
         inner += times(side, weights["kernel_side"])
     inner = activation(inner)
-    return joined(hidden, affine(inner, weights["kernel_out"], weights["bias_out"]))
+    update = affine(inner, weights["kernel_out"], weights["bias_out"])
+    return add_residual(hidden, update)
 
 
 def softmax_rows(
     model: BlockwiseConfig, params: Params, vocabulary: AnyArray | None
 ) -> Float[Array, "draft D"]:
-    """The rows of the model's softmax that belong to a draft vocabulary.
+    """The rows of the model's softmax for a draft vocabulary.
 
     Args:
-      model: sizes.
-      params: of the model.
+      model: configuration of the model.
+      params: parameters of the model.
       vocabulary: `[V']` token ids; None for all rows.
     """
     trunk = params["trunk"]
@@ -264,14 +268,14 @@ def init_heads(
     rng: Array,
     vocabulary: AnyArray | None = None,
 ) -> Params:
-    """New heads, float32, for a model that has been trained without them.
+    """Initial parameters of heads for a frozen model, float32.
 
     Args:
-      model: the model; heads that it has do not matter.
-      params: of the model.
-      config: of the heads.
-      rng: a key.
-      vocabulary: `[V']` int32, ids of the draft vocabulary, if the heads have one.
+      model: configuration of the model, whose own heads are ignored.
+      params: parameters of the model.
+      config: configuration of the heads.
+      rng: a random key.
+      vocabulary: `[V']` int32, token ids of the draft vocabulary, or None.
     """
     assert (vocabulary is None) == (config.draft_vocabulary is None)
     trunk = model.trunk

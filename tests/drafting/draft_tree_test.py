@@ -1,8 +1,8 @@
 import jax.numpy as jnp
 import numpy as np
 
+from bpd_jax.drafting.draft_tree import ancestor_mask, from_drafts
 from bpd_jax.drafting.lattice import Drafts
-from bpd_jax.drafting.tree import ancestor_mask, from_drafts
 
 
 def test_drafts_become_chains():

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from bpd_jax.errors import UserError
-from bpd_jax.models import refiners
-from bpd_jax.models.refiners import HydraConfig, MarkovConfig, RecurrentConfig
+from bpd_jax.models import trained_refiners
+from bpd_jax.models.trained_refiners import HydraConfig, MarkovConfig, RecurrentConfig
 
 # A prime that no other size equals, so that an array of size V is seen.
 VOCAB, WIDTH, HEADS = 97, 8, 4
@@ -21,7 +21,7 @@ def parameters(config):
     """Random parameters, the zero-initialised ones included."""
     rng = np.random.default_rng(0)
     shapes = jax.eval_shape(
-        functools.partial(refiners.init_refiner, config), jax.random.key(0)
+        functools.partial(trained_refiners.init_refiner, config), jax.random.key(0)
     )
     return jax.tree.map(
         lambda leaf: jnp.asarray(rng.normal(0, 0.5, leaf.shape), leaf.dtype), shapes
@@ -50,12 +50,12 @@ def test_markov_scores_equal_the_whole_bigram_table(level):
     w = {name: np.asarray(value) for name, value in parameters(MARKOV).items()}
     table = (w["embedding"] * w["scale"][level - 1]) @ w["output"].T
     previous, candidates = tokens(1, 2, 3), tokens(2, 2, 3, 4)
-    scores = jax.jit(refiners.markov_scores)(w, previous, candidates, level)
+    scores = jax.jit(trained_refiners.markov_scores)(w, previous, candidates, level)
     want = table[previous[..., None], candidates]
     np.testing.assert_allclose(scores, want, atol=1e-5)
     assert scores.dtype == jnp.float32
     # Paths with the same candidates, as in a lattice.
-    scores = refiners.markov_scores(w, previous, candidates[:, :1], level)
+    scores = trained_refiners.markov_scores(w, previous, candidates[:, :1], level)
     want = table[previous[..., None], candidates[:, :1]]
     np.testing.assert_allclose(scores, want, atol=1e-5)
 
@@ -86,12 +86,12 @@ def test_recurrent_step_by_step_equals_unrolled():
             for row in range(2)
         ]
     )
-    state = refiners.recurrent_start(params, hidden)
+    state = trained_refiners.recurrent_start(params, hidden)
     state = jnp.repeat(state[:, None], 3, axis=1)
-    step = jax.jit(refiners.recurrent_step)
+    step = jax.jit(trained_refiners.recurrent_step)
     for level in RECURRENT.levels:
         state = step(params, state, paths[:, :, level - 1])
-        scores = refiners.recurrent_scores(params, state, candidates, level)
+        scores = trained_refiners.recurrent_scores(params, state, candidates, level)
         here = np.take_along_axis(want[:, :, level - 1], candidates, -1)
         np.testing.assert_allclose(scores, here, atol=1e-4)
         assert scores.dtype == jnp.float32
@@ -101,7 +101,7 @@ def test_recurrent_step_by_step_equals_unrolled():
 def test_hydra_states_equal_an_mlp_of_one_long_input(level):
     params = parameters(HYDRA)
     hidden, embedded = states(6, 2, WIDTH), states(7, 2, 3, level, WIDTH)
-    compute = jax.jit(refiners.hydra_states, static_argnums=(0, 4))
+    compute = jax.jit(trained_refiners.hydra_states, static_argnums=(0, 4))
     found = compute(HYDRA, params, hidden, embedded, level)
     w = {k: np.asarray(value) for k, value in params[f"level_{level}"].items()}
     kernel = w["kernel_in"].reshape(-1, HYDRA.width)
@@ -119,24 +119,26 @@ def test_hydra_states_equal_an_mlp_of_one_long_input(level):
 def test_hydra_keeps_the_precision_of_the_model():
     hidden = states(6, 2, WIDTH).astype(jnp.bfloat16)
     embedded = states(7, 2, 3, 1, WIDTH).astype(jnp.bfloat16)
-    found = refiners.hydra_states(HYDRA, parameters(HYDRA), hidden, embedded, 1)
+    found = trained_refiners.hydra_states(HYDRA, parameters(HYDRA), hidden, embedded, 1)
     assert found.dtype == jnp.bfloat16
 
 
 def test_a_new_refiner_changes_nothing():
     key = jax.random.key(1)
     hidden, candidates = states(8, 2, WIDTH), tokens(9, 2, 3, 4)
-    params = refiners.init_refiner(MARKOV, key)
-    scores = refiners.markov_scores(params, tokens(1, 2, 3), candidates, 2)
+    params = trained_refiners.init_refiner(MARKOV, key)
+    scores = trained_refiners.markov_scores(params, tokens(1, 2, 3), candidates, 2)
     assert not scores.any()
-    params = refiners.init_refiner(RECURRENT, key)
-    state = jnp.repeat(refiners.recurrent_start(params, hidden)[:, None], 3, axis=1)
-    state = refiners.recurrent_step(params, state, tokens(2, 2, 3))
+    params = trained_refiners.init_refiner(RECURRENT, key)
+    state = jnp.repeat(
+        trained_refiners.recurrent_start(params, hidden)[:, None], 3, axis=1
+    )
+    state = trained_refiners.recurrent_step(params, state, tokens(2, 2, 3))
     assert state.any()
-    assert not refiners.recurrent_scores(params, state, candidates, 1).any()
-    params = refiners.init_refiner(HYDRA, key)
+    assert not trained_refiners.recurrent_scores(params, state, candidates, 1).any()
+    params = trained_refiners.init_refiner(HYDRA, key)
     embedded = states(7, 2, 3, 2, WIDTH)
-    found = refiners.hydra_states(HYDRA, params, hidden, embedded, 2)
+    found = trained_refiners.hydra_states(HYDRA, params, hidden, embedded, 2)
     np.testing.assert_array_equal(found, jnp.repeat(hidden[:, None], 3, axis=1))
 
 
@@ -148,10 +150,14 @@ def intermediate_sizes(function, *arguments):
 def test_scores_never_hold_the_vocabulary():
     candidates = tokens(2, 2, 3, 4)
     sizes = intermediate_sizes(
-        refiners.markov_scores, parameters(MARKOV), tokens(1, 2, 3), candidates, 1
+        trained_refiners.markov_scores,
+        parameters(MARKOV),
+        tokens(1, 2, 3),
+        candidates,
+        1,
     )
     sizes |= intermediate_sizes(
-        refiners.recurrent_scores,
+        trained_refiners.recurrent_scores,
         parameters(RECURRENT),
         states(1, 2, 3, RECURRENT.width),
         candidates,

@@ -1,10 +1,11 @@
-"""Greedy walks and beams: paths that are grown level by level."""
+"""Greedy walks and beam search."""
 
 import dataclasses
 from typing import ClassVar
 
 import jax.numpy as jnp
 
+from bpd_jax.drafting.draft_tree import DraftTree, from_drafts, take
 from bpd_jax.drafting.lattice import Drafts
 from bpd_jax.drafting.parts import (
     COUNT,
@@ -13,21 +14,19 @@ from bpd_jax.drafting.parts import (
     GrowingPart,
     register,
 )
-from bpd_jax.drafting.paths import Paths
-from bpd_jax.drafting.searches.chains import ChainSearch
-from bpd_jax.drafting.searches.growth import grow_best
-from bpd_jax.drafting.tree import DraftTree, from_drafts, take
+from bpd_jax.drafting.path_drafter import Paths
+from bpd_jax.drafting.searches.growth import ChainSearch, grow_best
 from bpd_jax.settings import SWITCH, setting
 from bpd_jax.typing import Array, Int, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
 class BeamSearch(ChainSearch):
-    """The P best paths that a beam of P finds; P = 1 walks greedily.
+    """The P best paths of a beam search; P = 1 is a greedy walk.
 
     Attributes:
-      normalise: whether candidates are normalised after every path, so that a score is
-        a probability: right for refiners that were trained so.
+      normalise: whether scores are normalised over the candidates after every path, as
+        in the training of refiners.
     """
 
     normalise: bool = False
@@ -59,18 +58,14 @@ class Greedy(GrowingPart):
     """The search `greedy`."""
 
     name: ClassVar[str] = "greedy"
+    title: ClassVar[str] = "Greedy walk"
     help: ClassVar[str] = "one path: the best candidate at every position"
     reference: ClassVar[str] = "Kim et al. 2024, Algorithm 2"
 
     def build(self, context: BuildContext, paths: Paths, normalise: bool) -> BeamSearch:
-        """Makes the search."""
+        """Builds the search."""
         del context, paths, normalise  # Normalising leaves the best candidate best.
         return BeamSearch(1)
-
-    def label(self, order: int | None = None) -> str:
-        """What people read in tables."""
-        del order
-        return "Greedy walk"
 
 
 NORMALISE = (
@@ -85,7 +80,8 @@ class Beam(GrowingPart):
     """Settings of the search `beam`."""
 
     name: ClassVar[str] = "beam"
-    help: ClassVar[str] = "the P best paths that a beam of P finds"
+    title: ClassVar[str] = "{paths}-best"
+    help: ClassVar[str] = "the P best paths of a beam search"
     number: ClassVar[str] = "paths"
     counts: ClassVar[str] = DRAFTS
 
@@ -98,13 +94,8 @@ class Beam(GrowingPart):
         return self.paths
 
     def build(self, context: BuildContext, paths: Paths, normalise: bool) -> BeamSearch:
-        """Makes the search."""
+        """Builds the search."""
         del context
         if self.normalise is not None:
             normalise = bool(self.normalise)
         return BeamSearch(self.paths, normalise)
-
-    def label(self, order: int | None = None) -> str:
-        """What people read in tables."""
-        del order
-        return f"{self.paths}-best"

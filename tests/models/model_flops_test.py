@@ -4,8 +4,8 @@ import pytest
 
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.blockwise import BlockwiseLM, parameter_shapes
-from bpd_jax.models.config import BlockHeadsConfig, BlockwiseConfig
-from bpd_jax.models.flops import serial_call_flops, train_flops
+from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
+from bpd_jax.models.model_flops import serial_call_flops, train_flops
 from bpd_jax.models.transformer_config import TransformerConfig
 
 MODEL = BlockwiseConfig(

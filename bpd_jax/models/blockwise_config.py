@@ -1,4 +1,4 @@
-"""Sizes and choices of a blockwise language model, as frozen dataclasses."""
+"""Configuration of a blockwise language model."""
 
 import dataclasses
 import json
@@ -23,44 +23,44 @@ from bpd_jax.settings import Validated, choice, integer
 
 HEAD_KINDS = ("feed_forward", "medusa")
 
-# Each block head is traced and compiled by itself.
-BlockHeads = Annotated[int, integer(1, 256)]
+# Limited, because each block head is traced and compiled separately.
+NumHeads = Annotated[int, integer(1, 256)]
 
 
 @dataclasses.dataclass(frozen=True)
 class BlockHeadsConfig(Validated):
-    """The L block heads (paper section 4 and appendix C.2).
+    """Configuration of the L block heads (paper section 4 and appendix C.2).
 
-    The paper leaves width, activation and residual of a head's feed-forward layer
-    open. We follow Stern et al. (2018) with a residual, and start its second matrix
-    at zero, so that every head begins as the language model's own softmax. `medusa`
-    is the layer of Cai et al. (2024), x + SiLU(W x + b), with W zero at first.
+    The paper does not specify width, activation and residual of the feed-forward layer
+    of a head. As in Stern et al. (2018), there is a residual; the second matrix is
+    initialized to zero, so that every head begins as the softmax of the language model.
+    `medusa` is the layer of Cai et al. (2024), x + SiLU(W x + b), with W initialized to
+    zero.
 
     Attributes:
-      num_heads: L, tokens predicted from one hidden state; head 1 is the model.
-      hidden: inner width of each head's feed-forward layer; `medusa` has none.
+      num_heads: L, number of heads; head 1 is the model itself.
+      hidden: inner width of the feed-forward layer of each head; None for `medusa`.
       activation: gelu, silu, relu or gelu_exact.
-      residual: whether the hidden state is added to the layer's output.
-      first_has_ffn: whether head 1 has a feed-forward layer too. The paper's text
+      residual: whether the hidden state is added to the output of the layer.
+      first_has_ffn: whether head 1 has a feed-forward layer too. The text of the paper
         counts L layers, its appendix L - 1 "additional" ones; the default is L - 1.
       kind: `feed_forward` or `medusa`.
-      layers: of a medusa head, one after the other.
-      own_softmax: whether heads 2 … L have a trained softmax each, as in the published
-        checkpoints of Medusa-1, in place of the model's.
+      layers: number of layers of a medusa head.
+      own_softmax: whether each of heads 2 … L has its own trained softmax, as in the
+        published checkpoints of Medusa-1.
       draft_vocabulary: V', number of tokens that heads 2 … L choose from, as in FR-Spec
-        (Zhao et al. 2025) and EAGLE-3; None for the whole vocabulary. Their
-        probabilities are over these tokens. Head 1 always has the whole vocabulary.
+        (Zhao et al. 2025) and EAGLE-3; None for all tokens. Their probabilities are
+        normalised over these tokens. Head 1 always has the whole vocabulary.
       reads_anchor: whether heads 2 … L also read the embedding of y_0, the certain
-        token that the model itself says next. This and `feature_layers` are for
-        feed-forward heads of a model that has been trained already; the paper's heads
-        read the final hidden state alone.
+        token. This and `feature_layers` are for feed-forward heads of a frozen model;
+        the paper's heads read only the final hidden state.
       feature_layers: layers of the model, counted from 0, whose outputs heads 2 … L
         also read.
-      condition: width that y_0 and the layers are projected to, together and once for
-        all heads; None for the model's width.
+      condition: width of the common projection of y_0 and the layers; None for the
+        width of the model.
     """
 
-    num_heads: BlockHeads
+    num_heads: NumHeads
     hidden: Size | None = None
     activation: Activation = "silu"
     residual: bool = True
@@ -74,17 +74,17 @@ class BlockHeadsConfig(Validated):
     condition: Size | None = None
 
     def check_together(self) -> None:
-        """Raises a `UserError` for settings of another kind of heads."""
+        """Raises a `UserError` for settings that do not apply to the kind of heads."""
         if self.kind == "feed_forward" and self.hidden is None:
             raise UserError(
                 "BlockHeadsConfig.hidden must be a positive integer, not None."
             )
-        pointless = {"feed_forward": ("layers", 1), "medusa": ("hidden", None)}
-        name, default = pointless[self.kind]
+        unused = {"feed_forward": ("layers", 1), "medusa": ("hidden", None)}
+        name, default = unused[self.kind]
         if getattr(self, name) != default:
             raise UserError(
-                f"BlockHeadsConfig.{name} = {getattr(self, name)} has no meaning with "
-                f"kind {self.kind!r}: leave it out."
+                f"BlockHeadsConfig.{name} = {getattr(self, name)} does not apply to "
+                f"kind {self.kind!r}: remove it."
             )
         if self.is_conditioned and (
             self.kind != "feed_forward" or self.first_has_ffn or self.own_softmax
@@ -101,24 +101,24 @@ class BlockHeadsConfig(Validated):
 
     @property
     def num_ffns(self) -> int:
-        """Number of heads with layers of their own: L - 1, or L if head 1 has one."""
+        """Number of heads with their own layers: L - 1, or L with `first_has_ffn`."""
         return self.num_heads - (not self.first_has_ffn)
 
     @property
     def has_softmax(self) -> bool:
-        """Whether heads 2 … L have another softmax matrix than the model's."""
+        """Whether heads 2 … L have a separate softmax matrix."""
         return self.own_softmax or self.draft_vocabulary is not None
 
 
 @dataclasses.dataclass(frozen=True)
 class BlockwiseConfig(Validated):
-    """A transformer trunk and what predicts blocks from it, if anything does.
+    """Configuration of a transformer trunk with block heads or a block drafter.
 
     Attributes:
       trunk: the language model.
-      heads: block heads; None for none.
-      drafter: a block drafter in their place, trained together with the trunk. A
-        drafter of a model that has been trained already is kept apart from it.
+      heads: block heads, or None.
+      drafter: a block drafter that is trained together with the trunk instead of heads,
+        or None. The drafter of a frozen model is stored separately.
     """
 
     trunk: TransformerConfig
@@ -143,19 +143,18 @@ class BlockwiseConfig(Validated):
         if drafter.draft_vocabulary or drafter.markov_rank or drafter.confidence:
             raise UserError(
                 "BlockDrafterConfig.draft_vocabulary, markov_rank and confidence are "
-                "for a block drafter of a model that has been trained already "
-                "(HeadsTrainConfig): leave them out."
+                "for block drafters of frozen models (HeadsTrainConfig): remove them."
             )
         drafter.resolve(self.trunk)
 
     @property
     def block_size(self) -> int:
-        """L, the most tokens that one serial call can accept."""
+        """L, highest number of tokens that one serial call accepts with heads."""
         return 1 if self.heads is None else self.heads.num_heads
 
     @property
     def num_losses(self) -> int:
-        """L, tokens ahead that training predicts, by heads or by a block drafter."""
+        """L, number of heads, or block size of the block drafter."""
         return self.block_size if self.drafter is None else self.drafter.block_size
 
     @property
@@ -188,7 +187,7 @@ def load_config(path: str | os.PathLike[str]) -> BlockwiseConfig:
         fields: dict[str, Any] = files.read_json(path)
         trunk = trunk_from_fields(fields["trunk"])
         heads = fields["heads"] and BlockHeadsConfig(**fields["heads"])
-        # Earlier versions did not write it.
+        # Files of earlier versions do not have it.
         drafter = fields.get("drafter") and drafter_from_fields(fields["drafter"])
     except FileNotFoundError:
         raise UserError(f"{path} does not exist: is this a run folder?") from None

@@ -1,8 +1,8 @@
 """The decode loop: propose → verify → accept → commit, for every method.
 
-One turn is one serial call of the model. Methods that run on the device decode in a
-single `lax.while_loop`; a method whose second half runs on the host takes the same
-two halves of a turn, jitted one by one, with a host step between them.
+One iteration makes one serial call of the model. Methods that run on the device decode
+in a single `lax.while_loop`. For methods that propose on the host, the two halves of an
+iteration are jitted separately, with the host step between them.
 """
 
 import dataclasses
@@ -15,13 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from bpd_jax.decoding.acceptance.rules import next_tokens
+from bpd_jax.decoding.decode_state import DecodeState, History, empty_history
 from bpd_jax.decoding.options import StepOptions
 from bpd_jax.decoding.sampling import DRAFTS, stream_keys
-from bpd_jax.decoding.state import DecodeState, History, empty_history
 from bpd_jax.decoding.stopping import StopTable
-from bpd_jax.decoding.verification import forward, verify
+from bpd_jax.decoding.verification import verify
+from bpd_jax.drafting.draft_tree import DraftTree, take
 from bpd_jax.drafting.interface import BoundModel, Drafter, Outcome, Prompts, View
-from bpd_jax.drafting.tree import DraftTree, take
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.cache import KeyValues, commit, write_rows
 from bpd_jax.models.functions import ModelFunctions
@@ -30,11 +30,11 @@ from bpd_jax.typing import Array, Float, Int, Params, PyTree
 
 @flax.struct.dataclass
 class Weights:
-    """The arrays that every serial call reads and none changes.
+    """The constant arrays of decoding.
 
     Attributes:
       model: parameters of the model.
-      drafter: the drafter's `arrays`.
+      drafter: `arrays` of the drafter.
       stops: the automaton of the stop texts, or None.
     """
 
@@ -51,7 +51,7 @@ def prefill(
     lengths: Int[Array, " B"],
     limits: Int[Array, " B"],
     keys: Array,
-    given: PyTree = None,
+    reference: PyTree = None,
     *,
     options: StepOptions,
     max_calls: int,
@@ -61,19 +61,21 @@ def prefill(
 
     Args:
       model: functions of the model.
-      weights: its parameters, and the drafter's.
+      weights: parameters of the model and of the drafter.
       drafter: the drafting method.
-      prompts: padded on the right.
-      lengths: of the prompts, at least 1.
+      prompts: prompts, padded on the right.
+      lengths: lengths of the prompts, at least 1.
       limits: the text length at which each row stops; at most `max_calls` more than
         the longest prompt.
       keys: one random key per row.
-      given: what the drafter is given of these rows; see `Drafter.start`.
+      reference: see `Prompts.reference`.
       options: how tokens are chosen.
-      max_calls: columns of the history.
-      record: whether there is a history.
+      max_calls: number of columns of the history.
+      record: whether the state has a history.
     """
-    run = _read_prompts(model, weights.model, drafter.feature_layers, prompts, lengths)
+    outputs = _run_prompts(
+        model, weights.model, drafter.feature_layers, prompts, lengths
+    )
     return _first_state(
         model,
         weights,
@@ -82,8 +84,8 @@ def prefill(
         lengths,
         limits,
         keys,
-        given,
-        run,
+        reference,
+        outputs,
         options=options,
         max_calls=max_calls,
         record=record,
@@ -91,17 +93,18 @@ def prefill(
 
 
 @functools.partial(jax.jit, static_argnames=("model", "layers"))
-def _read_prompts(
+def _run_prompts(
     model: ModelFunctions,
     params: Params,
     layers: tuple[int, ...],
     prompts: Int[Array, "B T"],
     lengths: Int[Array, " B"],
-) -> tuple[Float[Array, "B T D"], KeyValues, Float[Array, "B T F"] | None]:
-    """Runs the prompts; a program of its own, which methods share."""
+) -> tuple[Float[Array, "B T D"], KeyValues, Float[Array, "B T F"]]:
+    """The forward pass over the prompts, compiled once for all methods."""
     positions = jnp.broadcast_to(jnp.arange(prompts.shape[1]), prompts.shape)
     segments = (positions < lengths[:, None]).astype(jnp.int32)
-    return forward(model, params, layers, prompts, positions, causal_mask(segments))
+    mask = causal_mask(segments)
+    return model.forward(params, prompts, positions, mask, layers=layers)
 
 
 @functools.partial(
@@ -116,17 +119,17 @@ def _first_state(
     lengths: Int[Array, " B"],
     limits: Int[Array, " B"],
     keys: Array,
-    given: PyTree,
-    run: tuple[Array, KeyValues, Array | None],
+    reference: PyTree,
+    outputs: tuple[Array, KeyValues, Array],
     *,
     options: StepOptions,
     max_calls: int,
     record: bool,
 ) -> DecodeState:
-    """The state after `run`, what `_read_prompts` returned."""
-    hidden, new, features = run
+    """The state after the outputs of `_run_prompts`."""
+    hidden, new, features = outputs
     batch, padded = prompts.shape
-    # A commit writes a whole block, so a full row needs one more block of slots.
+    # `commit` always writes a complete block, so a full row needs one more block.
     slots = padded + max_calls + drafter.max_depth
     last = _at(hidden, lengths - 1)
     tokens = jnp.zeros((batch, slots), jnp.int32).at[:, :padded].set(prompts)
@@ -143,7 +146,7 @@ def _first_state(
         calls=jnp.zeros((batch,), jnp.int32),
         stop_states=jnp.zeros((batch,), jnp.int32),
         memory=drafter.start(
-            weights.drafter, Prompts(tokens, lengths, features, given)
+            weights.drafter, Prompts(tokens, lengths, features, reference)
         ),
         history=empty_history(max_calls, batch, drafter.max_depth) if record else None,
     )
@@ -152,10 +155,11 @@ def _first_state(
 def look(
     model: ModelFunctions, weights: Weights, drafter: Drafter, state: DecodeState
 ) -> tuple[PyTree, PyTree, Float[Array, "B L"] | None]:
-    """First half of a turn: what the drafter wants to see of the state.
+    """First half of an iteration: `Drafter.look`.
 
     Returns:
-      What `propose` gets, the drafter's memory, and entropies for the history.
+      The argument of `Drafter.propose`, the memory of the drafter, and the entropies
+      of the heads for the history.
     """
     view = View(
         tokens=state.tokens,
@@ -179,11 +183,11 @@ def serial_call(
     *,
     options: StepOptions,
 ) -> DecodeState:
-    """Second half of a turn: one forward pass over the drafts, then its outcome.
+    """Second half of an iteration: one forward pass over the drafts and its outcome.
 
-    Worked example (greedy text `a b c e …`, state just before `a`, draft `a b x d`):
-    `a` is certain; the model says `b` after `a` and `c` after `b`, so `x` is wrong.
-    Two tokens are committed and `c` is the next certain token.
+    Worked example (greedy text `a b c e …`, state before `a`, draft `a b x d`): `a` is
+    the certain token; the model predicts `b` after `a` and `c` after `b`, so `x` is
+    rejected. Two tokens are committed, and `c` is the next certain token.
     """
     verified = verify(
         model,
@@ -199,7 +203,7 @@ def serial_call(
     tokens = take(tree.tokens, accepted.path)
     count, ended, stop_states = _stop(weights, state, tokens, accepted.count, options)
     emitted = count
-    # Where the text ends, what would have followed is neither right nor wrong.
+    # Draft tokens after the end of the text are neither accepted nor rejected.
     beyond = ended[:, None] & (jnp.arange(tokens.shape[1]) >= count[:, None])
     if options.stride is not None:
         count, ended, stop_states = _stop(
@@ -243,14 +247,18 @@ def _stop(
     count: Int[Array, " B"],
     options: StepOptions,
 ) -> tuple[Array, Array, Array]:
-    """How many of the accepted tokens are emitted, and which rows end with them."""
+    """Truncates accepted tokens at the limit, end tokens and stop texts.
+
+    Returns:
+      The number of emitted tokens, whether each row ends, and states of `StopTable`.
+    """
     length = tokens.shape[1]
     count = jnp.minimum(count, state.limits - state.lengths)
     ended = state.lengths + count >= state.limits
     stop_states = state.stop_states
 
     def end_at(stops: Array, count: Array, ended: Array) -> tuple[Array, Array]:
-        # The text stops right after the first of them.
+        # The text ends after the first of these tokens.
         end = jnp.where(stops.any(1), jnp.argmax(stops, axis=1) + 1, length + 1)
         return jnp.minimum(count, end), ended | (end <= count)
 
@@ -258,14 +266,14 @@ def _stop(
         ends = jnp.isin(tokens, jnp.array(options.end_tokens, tokens.dtype))
         count, ended = end_at(ends, count, ended)
     if weights.stops is not None:
-        states, found = weights.stops.run(stop_states, tokens)
-        count, ended = end_at(found, count, ended)
+        states, stops = weights.stops.run(stop_states, tokens)
+        count, ended = end_at(stops, count, ended)
         stop_states = _at(states, jnp.maximum(count, 1) - 1)
     return jnp.where(state.done, 0, count), ended, stop_states
 
 
 def _first_path(tree: DraftTree, max_depth: int) -> Int[Array, "B L"]:
-    """Tokens of the best-ranked draft: from the first root along first children."""
+    """Tokens of the best-ranked draft: the path of best-ranked children."""
     node = jnp.zeros_like(tree.tokens[:, 0])
     tokens = [tree.tokens[:, 0]]
     for _ in range(max_depth - 1):
@@ -287,11 +295,11 @@ def _record(
     rank: Array,
     entropies: Array | None,
 ) -> History | None:
-    """The history with one more column; finished rows have nothing in it."""
+    """The history with one more column, which is empty in finished rows."""
     if history is None:
         return None
-    done, turn = state.done, state.calls.max()
-    put = functools.partial(jax.lax.dynamic_update_index_in_dim, index=turn, axis=0)
+    done, call = state.done, state.calls.max()
+    put = functools.partial(jax.lax.dynamic_update_index_in_dim, index=call, axis=0)
     columns = {
         "proposed": jnp.where(done[:, None], -1, proposed),
         "drafts": jnp.where(done[:, None], -1, draft),
@@ -316,30 +324,31 @@ def decode_on_device(
     drafter: Drafter,
     state: DecodeState,
     options: StepOptions,
-    max_turns: Int[Array, ""] | None = None,
-    enough: Int[Array, ""] | None = None,
+    max_calls: Int[Array, ""] | None = None,
+    done_rows: Int[Array, ""] | None = None,
 ) -> DecodeState:
-    """Decodes on the device until every row is done.
+    """Decodes on the device until all rows are done.
 
-    Stops earlier after `max_turns` turns, or once `enough` rows are done.
+    Stops earlier after `max_calls` serial calls, or when `done_rows` rows are done.
     """
 
-    def turn(carry: tuple[DecodeState, Array]) -> tuple[DecodeState, Array]:
-        state, turns = carry
+    def iterate(carry: tuple[DecodeState, Array]) -> tuple[DecodeState, Array]:
+        state, calls = carry
         seen, memory, entropies = look(model, weights, drafter, state)
         tree = drafter.propose(seen, weights.drafter)
         state = dataclasses.replace(state, memory=memory)
         state = serial_call(
             model, weights, drafter, state, tree, entropies, options=options
         )
-        return state, turns + 1
+        return state, calls + 1
 
-    def goes_on(carry: tuple[DecodeState, Array]) -> Array:
-        state, turns = carry
-        running = ~state.done.all() if enough is None else state.done.sum() < enough
-        return running if max_turns is None else running & (turns < max_turns)
+    def continues(carry: tuple[DecodeState, Array]) -> Array:
+        state, calls = carry
+        count = state.done.shape[0] if done_rows is None else done_rows
+        running = state.done.sum() < count
+        return running if max_calls is None else running & (calls < max_calls)
 
-    return jax.lax.while_loop(goes_on, turn, (state, jnp.int32(0)))[0]
+    return jax.lax.while_loop(continues, iterate, (state, jnp.int32(0)))[0]
 
 
 _look = jax.jit(look, static_argnames=("model", "drafter"))
@@ -356,13 +365,13 @@ def decode_with_host(
     drafter: Drafter,
     state: DecodeState,
     options: StepOptions,
-    max_turns: int | None = None,
-    enough: int | None = None,
+    max_calls: int | None = None,
+    done_rows: int | None = None,
 ) -> DecodeState:
-    """`decode_on_device` for drafters whose second half runs on the host."""
-    turns = 0
-    while np.asarray(state.done).sum() < (enough or len(state.done)):
-        if max_turns is not None and turns >= max_turns:
+    """`decode_on_device` for drafters that propose on the host."""
+    calls = 0
+    while np.asarray(state.done).sum() < (done_rows or len(state.done)):
+        if max_calls is not None and calls >= max_calls:
             break
         seen, memory, entropies = _look(model, weights, drafter, state)
         arrays = weights.drafter if drafter.on_device else None
@@ -371,12 +380,12 @@ def decode_with_host(
         state = _serial_call(
             model, weights, drafter, state, tree, entropies, options=options
         )
-        turns += 1
+        calls += 1
     return state
 
 
 def decode_loop(drafter: Drafter) -> Callable[..., DecodeState]:
-    """The loop that suits where the drafter runs."""
+    """The loop of a drafter, on the device or with a step on the host."""
     return decode_on_device if drafter.on_device else decode_with_host
 
 

@@ -1,0 +1,202 @@
+"""A loaded model: functions, parameters, tokenizer, chat template and folders."""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping, Sequence
+
+import jax
+import numpy as np
+
+from bpd_jax.data.example_task import DataTask
+from bpd_jax.data.prompts import held_out_prompts
+from bpd_jax.data.tokenizer import Tokenizer
+from bpd_jax.errors import UserError
+from bpd_jax.models import attention_kernel
+from bpd_jax.models.attachments import fingerprint
+from bpd_jax.models.cache import BITS
+from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.products import cast_matrices, decoding_layout
+from bpd_jax.pretrained.chat import render_chat
+from bpd_jax.pretrained.pretrained_checkpoint import Checkpoint
+from bpd_jax.typing import Params
+
+Message = Mapping[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Chat:
+    """The chat template of a model.
+
+    Attributes:
+      template: a Jinja template.
+      begin_of_text: text of the begin-of-text token, which templates may use even if
+        other texts do not begin with it.
+      end_of_text: text of the end-of-text token.
+    """
+
+    template: str
+    begin_of_text: str = ""
+    end_of_text: str = ""
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> "Chat | None":
+        """The template of a checkpoint; None if it has none."""
+        if checkpoint.chat_template is None:
+            return None
+        end = checkpoint.tokenizer.id_to_token(checkpoint.end_tokens[0]) or ""
+        return cls(checkpoint.chat_template, checkpoint.begin_text, end)
+
+    def render(
+        self, messages: Sequence[Mapping[str, str]], *, answer: bool = True
+    ) -> str:
+        """Renders a conversation as text.
+
+        Args:
+          messages: messages with `role` and `content`.
+          answer: whether to append the beginning of the model's answer.
+
+        Raises:
+          UserError: the template rejects the conversation, or is invalid.
+        """
+        return render_chat(
+            self.template,
+            messages,
+            add_generation_prompt=answer,
+            bos_token=self.begin_of_text,
+            eos_token=self.end_of_text,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedModel:
+    """A model with its parameters and tokenizer.
+
+    Attributes:
+      name: display name.
+      folder: folder of its run, to which measurements and reports are written.
+      functions: functions of the model.
+      params: parameters of the model.
+      tokenizer: its tokenizer.
+      end_tokens: tokens that end a text; the first one is the default.
+      task: the task that it was trained on; None for a pretrained model.
+      begin_of_text: the token at the beginning of every text, or None.
+      chat: its chat template; None for a model that only continues texts.
+      asset_folders: folders that are searched for assets of drafting methods.
+      accuracies: accuracies of its heads, measured in training; see `Assets`.
+      heads_identity: `identity` of its heads if they were loaded separately; None if
+        there are none or they are part of the run.
+      trunk_identity: `fingerprint` of its parameters before their layout was changed.
+    """
+
+    name: str
+    folder: pathlib.Path
+    functions: ModelFunctions
+    params: Params
+    tokenizer: Tokenizer
+    end_tokens: tuple[int, ...]
+    task: DataTask | None = None
+    begin_of_text: int | None = None
+    chat: Chat | None = None
+    asset_folders: tuple[pathlib.Path, ...] = ()
+    accuracies: tuple[tuple[float, ...], ...] | None = None
+    heads_identity: str | None = None
+    trunk_identity: str | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies its trunk; see `attachments.fingerprint`."""
+        return self.trunk_identity or fingerprint(self.functions.config, self.params)
+
+    @property
+    def vocab_size(self) -> int:
+        """V of the model, which may exceed the vocabulary of its tokenizer."""
+        return self.functions.config.trunk.vocab_size
+
+    @property
+    def end_of_text(self) -> int | tuple[int, ...]:
+        """The end tokens as `DecodeOptions.end_of_text`."""
+        return self.end_tokens[0] if len(self.end_tokens) == 1 else self.end_tokens
+
+    def find_asset(self, name: str) -> pathlib.Path | None:
+        """The first path `name` in the asset folders; None if there is none."""
+        paths = (folder / name for folder in self.asset_folders)
+        return next((path for path in paths if path.exists()), None)
+
+    def token_bytes(self) -> list[bytes]:
+        """The bytes of all V tokens."""
+        known = self.tokenizer.all_bytes()[: self.vocab_size]
+        return known + [b""] * (self.vocab_size - len(known))
+
+    def in_precision(self, dtype: str) -> "LoadedModel":
+        """Returns the model with activations, products and matrices of this dtype.
+
+        Casting matrices once has the same result as casting them in every pass.
+        Vectors, such as the scales of norms, keep their precision.
+        """
+        config = self.functions.config
+        trunk = dataclasses.replace(config.trunk, dtype=dtype)
+        config = dataclasses.replace(config, trunk=trunk)
+        on_cpu = dtype == "bfloat16" and jax.default_backend() == "cpu"
+        # On a CPU, XLA converts a bfloat16 cache to float32 in every pass.
+        kernel = attention_kernel.reads_heads_of(trunk.head_width)
+        cache_dtype = BITS.__name__ if kernel else "float32"
+        return dataclasses.replace(
+            self,
+            functions=ModelFunctions(config, cache_dtype if on_cpu else None),
+            params=cast_matrices(self.params, dtype),
+        )
+
+    def for_decoding(self) -> "LoadedModel":
+        """Returns the model with parameters in the fastest layout for decoding."""
+        return dataclasses.replace(
+            self,
+            params={**self.params, "trunk": decoding_layout(self.params["trunk"])},
+            trunk_identity=self.fingerprint,
+        )
+
+    def held_out(self, count: int, length: int) -> list[np.ndarray]:
+        """Held-out prompts: the first `length` tokens of `count` documents.
+
+        For a model that was trained on examples, inputs of at most `length` tokens.
+
+        Raises:
+          UserError: the model is pretrained, and its training text is unknown.
+        """
+        if self.task is None:
+            raise UserError(
+                f"{self.name} is a pretrained model without held-out text: give "
+                "--prompts_file."
+            )
+        prompts = held_out_prompts(self.task, count, length, tokenizer=self.tokenizer)
+        return [prompt.tokens for prompt in prompts]
+
+    def encode_prompt(self, prompt: str | Sequence[Message]) -> np.ndarray:
+        """Token ids of a prompt, int32.
+
+        Args:
+          prompt: a text, which is a user's message for a chat model and the beginning
+            of a document otherwise; or a conversation of messages with `role` and
+            `content`.
+
+        Raises:
+          UserError: the prompt is a conversation, and the model has no chat template.
+        """
+        if self.chat is not None:
+            messages = (
+                [{"role": "user", "content": prompt}]
+                if isinstance(prompt, str)
+                else prompt
+            )
+            ids = self.tokenizer.encode_chat(self.chat.render(messages))
+        elif isinstance(prompt, str):
+            begin = [] if self.begin_of_text is None else [self.begin_of_text]
+            ids = [*begin, *self.tokenizer.encode(prompt)]
+        else:
+            raise UserError(
+                f"{self.name} has no chat template: give a text, not a conversation."
+            )
+        return np.asarray(ids, np.int32)
+
+    def without_chat(self) -> "LoadedModel":
+        """Returns the model without its chat template."""
+        return dataclasses.replace(self, chat=None)
