@@ -65,7 +65,7 @@ def part_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
         temporary = pathlib.Path(name)
         try:
             descriptor = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY)
-        except FileNotFoundError:  # Another process has removed it as a remainder.
+        except FileNotFoundError:  # Another process took it for a remainder.
             continue
         if _locked(descriptor, temporary):
             break
@@ -135,7 +135,7 @@ def sync(path: pathlib.Path) -> None:
     """Waits until a file, or a folder with everything in it, is on the disk.
 
     Raises:
-      OSError: writing failed, for example because the disk is full.
+      OSError: it could not be written, for example because the disk is full.
     """
     if path.is_dir() and not path.is_symlink():
         for entry in path.iterdir():
@@ -191,12 +191,11 @@ def _remove_if_dead(path: pathlib.Path) -> None:
 
 
 def _is_at(descriptor: int, path: pathlib.Path) -> bool:
-    """Whether `path` is the open file."""
     try:
-        current = os.lstat(path)
+        there = os.lstat(path)
     except OSError:
         return False
-    return os.path.samestat(os.fstat(descriptor), current)
+    return os.path.samestat(os.fstat(descriptor), there)
 
 
 def _mode(path: pathlib.Path, default: int) -> int:

@@ -197,7 +197,7 @@ def measure_latency(context: StudyContext, run: StudyRun, store: Store) -> None:
     decoder, _ = context.contender(config.contenders[0], config.tasks[0])
     if decoder.ngram is None:
         raise UserError(
-            f"{config.contenders[0]} has no n-gram model to measure: name one in "
+            f"{config.contenders[0]} has no n-gram model to measure: give one in "
             f"assets ({', '.join(ASSET_FOLDERS)})."
         )
     _same_device(run, run.of(LatencyRecord))

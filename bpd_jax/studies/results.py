@@ -216,5 +216,5 @@ class StudyRun:
 
 
 def drafts_from_lattice(method: Method) -> bool:
-    """Whether all that a method drafts lies in the heads' lattice, which bounds it."""
+    """Whether a method's drafts are in the heads' lattice, which the oracle bounds."""
     return method.within_lattice

@@ -4,26 +4,18 @@ import pathlib
 
 import pytest
 
-from bpd_jax.reporting.exhibits import Exhibit
 from bpd_jax.studies.figure3 import mean_entropy
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study_catalog import find_study
-from bpd_jax.studies.study_records import DraftRecord
+from tests.studies.builders import draft, exhibit_of
 
 
 def drafts(task, accepted, entropy=(), contender="bpd", example=0):
-    zeros = "0" * len(accepted)
-    return DraftRecord(
-        task, example, "report", contender, accepted, zeros, zeros, zeros, 1, [*entropy]
-    )
+    return draft(contender, task, accepted, entropy=entropy, example=example)
 
 
 def exhibit(records, tasks):
-    facts = {"tasks": {task: task.upper() for task in tasks}}
-    run = StudyRun(pathlib.Path(), "figure3", facts, records)
-    found = find_study("figure3").exhibit(run)
-    assert Exhibit.from_json(found.to_json()) == found
-    return found
+    return exhibit_of("figure3", records, tasks)
 
 
 def test_texts_count_by_their_tokens():

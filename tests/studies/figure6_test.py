@@ -1,13 +1,9 @@
 """Figure 6 from records that are written out."""
 
-import pathlib
-
 import pytest
 
-from bpd_jax.reporting.exhibits import Exhibit
-from bpd_jax.studies.results import StudyRun
-from bpd_jax.studies.study_catalog import find_study
-from bpd_jax.studies.study_records import DraftRecord, OracleRecord
+from bpd_jax.studies.study_records import OracleRecord
+from tests.studies.builders import draft, exhibit_of
 
 
 def oracle(task, tokens, calls, example=0):
@@ -15,18 +11,11 @@ def oracle(task, tokens, calls, example=0):
 
 
 def drafts(task, contender, accepted, example=0):
-    zeros = "0" * len(accepted)
-    return DraftRecord(
-        task, example, "report", contender, accepted, zeros, zeros, zeros, 1
-    )
+    return draft(contender, task, accepted, example=example)
 
 
 def exhibit(records, tasks=("squad", "qa", "rag")):
-    facts = {"tasks": {task: task.upper() for task in tasks}}
-    run = StudyRun(pathlib.Path(), "figure6", facts, records)
-    found = find_study("figure6").exhibit(run)
-    assert Exhibit.from_json(found.to_json()) == found
-    return found
+    return exhibit_of("figure6", records, tasks)
 
 
 @pytest.fixture

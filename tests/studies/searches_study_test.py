@@ -1,37 +1,20 @@
 """Scores and searches from hand-made records, with every answer counted here."""
 
-import pathlib
-
 import pytest
 
-from bpd_jax.studies.results import StudyRun
-from bpd_jax.studies.study_catalog import find_study
-from bpd_jax.studies.study_records import REPORT, DraftRecord
+from tests.studies import builders
 
 ONE, TWO, FOUR = "1111", "2121", "4321"
 """Tokens along a text that a draft from there has right: 1, 2 or 4 per call."""
 
 
 def draft(contender, accepted, example=0, nodes=10):
-    """A text of which every draft has three tokens."""
-    return DraftRecord(
-        task="squad",
-        example=example,
-        part=REPORT,
-        contender=contender,
-        accepted=accepted,
-        length="3" * len(accepted),
-        equal="0" * len(accepted),
-        longest="1" * len(accepted),
-        nodes=nodes,
-    )
+    return builders.draft(contender, "squad", accepted, example=example, nodes=nodes)
 
 
 def exhibit_of(records):
     labels = {record.contender: record.contender.upper() for record in records}
-    facts = {"tasks": {"squad": "SQuAD"}, "labels": labels}
-    run = StudyRun(pathlib.Path("run"), "searches", facts, records)
-    return find_study("searches").exhibit(run)
+    return builders.exhibit_of("searches", records, ("squad",), labels=labels)
 
 
 def told_of(accepted, texts=8):

@@ -1,17 +1,13 @@
 """Table 11 and Figure 2: the paper's cells, and a run's own."""
 
 import dataclasses
-import pathlib
 
 import pytest
 
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.token_cost import ModelSize
-from bpd_jax.reporting.exhibits import Exhibit
 from bpd_jax.studies import printed
-from bpd_jax.studies.results import StudyRun
-from bpd_jax.studies.study_catalog import find_study
-from bpd_jax.studies.study_records import DraftRecord
+from tests.studies.builders import draft, exhibit_of
 
 SIZE = ModelSize(
     trunk_parameters=1000,
@@ -32,22 +28,12 @@ SIZES = {
 
 
 def drafts(task, contender, accepted, nodes):
-    zeros = "0" * len(accepted)
-    return DraftRecord(
-        task, 0, "report", contender, accepted, zeros, zeros, zeros, nodes
-    )
+    return draft(contender, task, accepted, nodes=nodes)
 
 
 def exhibit(records=(), **facts):
-    facts = {
-        "tasks": {"squad": "SQuAD", "qa": "QA"},
-        "settings": {"lattice_width": 16},
-        **facts,
-    }
-    run = StudyRun(pathlib.Path(), "table11", facts, list(records))
-    found = find_study("table11").exhibit(run)
-    assert Exhibit.from_json(found.to_json()) == found
-    return found
+    settings = {"lattice_width": 16}
+    return exhibit_of("table11", records, ("squad", "qa"), settings=settings, **facts)
 
 
 def table(found, name):

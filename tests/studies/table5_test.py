@@ -1,29 +1,17 @@
 """Table 5 from records that are written out."""
 
-import pathlib
-
 import pytest
 
-from bpd_jax.reporting.exhibits import Exhibit
 from bpd_jax.studies import printed
-from bpd_jax.studies.results import StudyRun
-from bpd_jax.studies.study_catalog import find_study
-from bpd_jax.studies.study_records import DraftRecord
+from tests.studies.builders import draft, exhibit_of
 
 
 def drafts(task, contender, accepted, equal, example=0, part="report"):
-    length = "3" * len(accepted)
-    return DraftRecord(
-        task, example, part, contender, accepted, length, equal, length, 1
-    )
+    return draft(contender, task, accepted, equal=equal, example=example, part=part)
 
 
 def exhibit(records, tasks=("squad", "qa")):
-    facts = {"tasks": {task: task.upper() for task in tasks}}
-    run = StudyRun(pathlib.Path(), "table5", facts, records)
-    found = find_study("table5").exhibit(run)
-    assert Exhibit.from_json(found.to_json()) == found
-    return found
+    return exhibit_of("table5", records, tasks)
 
 
 def test_wins_and_losses_of_two_tasks():
