@@ -12,7 +12,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from bpd_jax.decoding.methods import Method
 from bpd_jax.reporting.exhibits import Cell
 from bpd_jax.reporting.records import Facts, Record
 from bpd_jax.studies.printed import TASKS, Numbers
@@ -213,8 +212,3 @@ class StudyRun:
         by_task = [numbers.get(name, {}).get(column) for name in self.tasks]
         values = [value for value in by_task if value is not None]
         return sum(values) / len(values) if len(values) == len(TASKS) else None
-
-
-def drafts_from_lattice(method: Method) -> bool:
-    """Whether a method's drafts are in the heads' lattice, which the oracle bounds."""
-    return method.within_lattice
