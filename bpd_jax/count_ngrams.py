@@ -36,7 +36,7 @@ _BEAM_RUNNER = flags.DEFINE_string(
 _BEAM_OPTIONS = flags.DEFINE_string(
     "beam_options",
     "",
-    "Options of the pipeline, separated by blanks: '--direct_num_workers=2 "
+    "Options of the pipeline, separated by spaces: '--direct_num_workers=2 "
     "--direct_running_mode=multi_processing'.",
 )
 _BEAM_FOLDER = flags.DEFINE_string(
@@ -68,7 +68,7 @@ def main() -> None:
         )
     else:
         if _BEAM_OPTIONS.value or _BEAM_FOLDER.value:
-            raise UserError("--beam_options and --beam_folder go with --beam_runner.")
+            raise UserError("--beam_options and --beam_folder require --beam_runner.")
         counts = bounded_memory.count_to_folder(source, output, **sizes)
     print_summary(counts, Console())
     print(f"{output}: {time.perf_counter() - begin:.1f} seconds")

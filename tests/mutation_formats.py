@@ -49,7 +49,7 @@ from bpd_jax.training.state import TrainState, abstract_state, init_state
 from tests import damage_test
 from tests.data.rows_test import write_rows
 from tests.mutations import Format
-from tests.pretrained import drafter_test, medusa_test
+from tests.pretrained import drafter_conversion_test, medusa_test
 from tests.pretrained.conftest import TinyModel
 
 TESTS = pathlib.Path(__file__).parent
@@ -304,8 +304,10 @@ def _read_drafter(name: str) -> Callable[[pathlib.Path], object]:
     params: list[Any] = []
 
     def read(folder: pathlib.Path) -> object:
-        params[:] = params or [drafter_test.target_params(name)]
-        return import_drafter(folder, drafter_test.MODEL, params[0], name="tiny")
+        params[:] = params or [drafter_conversion_test.target_params(name)]
+        return import_drafter(
+            folder, drafter_conversion_test.MODEL, params[0], name="tiny"
+        )
 
     return read
 

@@ -227,12 +227,12 @@ def test_data_set_on_disk_is_read(tmp_path, monkeypatch):
         sorted(map(str, lines))
     )
     # Studies read the records of both sources; JSON Lines take precedence.
-    sources = read_sources(tmp_path, "xsum")
+    sources = [*read_sources(tmp_path, "xsum")]
     assert sorted((s.document, *s.references) for s in sources) == sorted(
         tuple(line.values()) for line in lines
     )
     (tmp_path / "xsum" / "test.jsonl").write_text(json.dumps(lines[0]))
-    assert len(read_sources(tmp_path, "xsum")) == 1
+    assert len([*read_sources(tmp_path, "xsum")]) == 1
     few = seqio_tasks.get_task(dataclasses.replace(on_disk, max_examples=5))
     assert len(read(few, "validation")) == few.source.num_input_examples("validation")
     assert len(read(few, "validation")) == 5

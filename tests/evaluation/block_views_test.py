@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bpd_jax.decoding.methods import parse_method
-from bpd_jax.evaluation.block_views import telling_block
+from bpd_jax.evaluation.block_views import most_improved_block
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from bpd_jax.evaluation.block_views import telling_block
 )
 def test_block_is_a_serial_call_of_bpd(decoder, results, refined, label):
     bpd = results["bpd"]
-    view = telling_block(decoder, [bpd, *([results[refined]] if refined else [])])
+    view = most_improved_block(decoder, [bpd, *([results[refined]] if refined else [])])
     labels = ["BPD", label, "Oracle"] if refined else ["BPD", "Oracle"]
     assert [path.label for path in view.paths] == labels
     assert view.tokens.shape == view.log_probs.shape == (4, 6)
@@ -44,13 +44,13 @@ def test_block_is_a_serial_call_of_bpd(decoder, results, refined, label):
     assert view.paths[-1].accepted == max(path.accepted for path in view.paths)
 
 
-def test_no_block_without_bpd_or_for_short_texts(decoder, results):
-    assert telling_block(decoder, [results["greedy"]]) is None
+def test_there_is_no_block_without_bpd_or_in_short_texts(decoder, results):
+    assert most_improved_block(decoder, [results["greedy"]]) is None
     limited = dataclasses.replace(results["bpd"], method=parse_method("bpd:heads=2"))
-    assert telling_block(decoder, [limited]) is None
+    assert most_improved_block(decoder, [limited]) is None
     texts = [
         dataclasses.replace(g, output_ids=g.output_ids[:3], accepted=np.array([3]))
         for g in results["bpd"].generations
     ]  # shorter than a block of four
     short = dataclasses.replace(results["bpd"], generations=texts)
-    assert telling_block(decoder, [short]) is None
+    assert most_improved_block(decoder, [short]) is None

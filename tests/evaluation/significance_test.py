@@ -5,11 +5,11 @@ import pytest
 
 from bpd_jax.evaluation.significance import (
     FEWEST,
+    combined_verdict,
     efficiency_test,
+    exceeds,
     holm,
-    side,
     sign_flip_test,
-    together,
 )
 
 
@@ -74,16 +74,16 @@ def test_fewer_examples_are_never_significant():
     assert sign_flip_test(np.ones(FEWEST)) == 2 / 2**6 < 0.05
 
 
-def test_side_of_an_interval():
-    assert side((0.1, 0.3)) is True
-    assert side((0.9, 0.95), 1.0) is False
-    assert side((0.0, 0.3)) is side((-0.3, 0.0)) is None
+def test_an_interval_lies_on_a_side_or_on_none():
+    assert exceeds((0.1, 0.3)) is True
+    assert exceeds((0.9, 0.95), 1.0) is False
+    assert exceeds((0.0, 0.3)) is exceeds((-0.3, 0.0)) is None
 
 
-def test_combined_verdicts():
-    assert together([True, True]) is True
-    assert together([True, None]) is together([]) is None
-    assert together([True, None, False]) is False
+def test_verdicts_together():
+    assert combined_verdict([True, True]) is True
+    assert combined_verdict([True, None]) is combined_verdict([]) is None
+    assert combined_verdict([True, None, False]) is False
 
 
 def test_holm_correction_computed_by_hand():

@@ -258,7 +258,8 @@ def test_killed_worker_of_a_cluster_does_not_change_the_result(
         thread.start()
         count_with_beam(source, tmp_path / "beam", order=4, options=options)
         thread.join()
-        assert cluster.workers[0].process.pid != victim  # It was replaced.
+        # Dask may have started another worker in its place, or have given that up.
+        assert victim not in {worker.pid for worker in cluster.workers.values()}
     with (
         dask.config.set({"distributed.comm.timeouts.connect": "1s"}),
         pytest.raises(UserError, match="the Dask cluster failed: Timed out"),
