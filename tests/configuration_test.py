@@ -81,7 +81,7 @@ def test_every_statement_remembers_its_place(write):
         "gin_configs/tasks/stdlib_small.gin",
         "gin_configs/runs/train.gin",
     )
-    steps = [setting.place for setting in parsed.settings if setting.name == "STEPS"]
+    steps = [setting.location for setting in parsed.settings if setting.name == "STEPS"]
     assert steps[0].startswith("gin_configs/runs/train.gin:")
     assert steps[1:] == ["run.gin:5", "--gin.STEPS=9"]
     description = parsed.describe()
@@ -159,6 +159,7 @@ def test_bad_files_end_with_one_sentence(write, text, words):
             "BlockwiseConfig.heads = 5",
             r"heads must be a BlockHeadsConfig.* @BlockHeadsConfig\(\)",
         ),
+        ("STEPS = %STEPS", "form a circle"),
         ("STEPS = -1", r"TrainConfig.steps must be a positive integer, not -1"),
         (
             "OptimizerConfig.schedule = 'sine'",
@@ -339,7 +340,7 @@ def test_a_task_is_named_before_or_after_the_run_and_not_left_out(run, monkeypat
     line = FILES[TRAIN].splitlines().index("  task = %TASK") + 1
     assert str(error.value) == (
         "no file names a task: add --gin_file=gin_configs/tasks/NAME.gin "
-        f"({TRAIN}:{line} asks for it)."
+        f"({TRAIN}:{line} requires it)."
     )
 
 

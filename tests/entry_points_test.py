@@ -181,8 +181,8 @@ def test_bad_input_is_refused_and_leaves_nothing(folder):
     assert not (folder / "never.jsonl").exists()
     cases = [
         ([], "nowhere does not exist"),
-        (["--temperature=1"], "leave the temperature at 0"),
-        (["--methods=auto"], "names no method for auto to choose"),
+        (["--temperature=1"], "temperature must be 0"),
+        (["--methods=auto"], "has no methods to choose from"),
         (["--rounds=0"], "positive integer"),
     ]
     commands = [["--model=nowhere", *arguments] for arguments, _ in cases]

@@ -78,7 +78,9 @@ def test_a_context_that_is_too_long_loses_its_beginning(harness):
     found = harness.generate_until([request(context, task)])
     kept = api.generate(harness.lm, [ids[-80:]], "greedy", max_new_tokens=16)
     assert found == [kept[0].text]
-    with pytest.raises(UserError, match="up to 256 new tokens, but the model holds 96"):
+    with pytest.raises(
+        UserError, match="up to 256 new tokens, but the model supports 96"
+    ):
         harness.generate_until([request("x", {})])
 
 
@@ -275,7 +277,7 @@ def test_a_model_that_converses_writes_chats_as_its_template_says(harness):
     assert talking.encode(text).count(begin) == 2
     assert harness.encode(text).count(begin) == 1
     assert talking.encode("<|endoftext|>3") == [begin, *loaded.tokenizer.encode("3")]
-    with pytest.raises(UserError, match="one chat template: give no name to"):
+    with pytest.raises(UserError, match="one chat template"):
         talking.chat_template("tools")
     with pytest.raises(UserError, match="has no chat template: leave out"):
         harness.apply_chat_template(asked)

@@ -159,9 +159,9 @@ def test_what_cannot_be_read_is_said_in_a_sentence(results, tmp_path):
     (tmp_path / "unknown").mkdir()
     write_header(tmp_path / "unknown", "table44", {})
     for arguments, message in [
-        ([], "name folders of results"),
+        ([], "no folder of results is given"),
         (["nowhere"], "nowhere is not a folder"),
-        (["empty"], "empty holds no results of a study"),
+        (["empty"], "empty contains no results of a study"),
         (["unknown"], "there is no study 'table44': did you mean table4?"),
         ([str(results), "--output=empty"], "cannot write empty: it is a folder"),
     ]:

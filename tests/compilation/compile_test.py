@@ -137,8 +137,8 @@ def test_what_does_not_fit_is_refused_with_the_compilers_numbers():
         batch_size=1024,
         length=512,
     )
-    assert_refused(refused, "the train step does not fit v5e:2x2: it needs ")
-    assert " GiB of the 15.75 GiB of a core; share the parameters " in refused.stderr
+    assert_refused(refused, "the train step does not fit on v5e:2x2: it needs ")
+    assert " GiB of the 15.75 GiB of a core; shard the parameters " in refused.stderr
 
 
 @NEEDS_LIBTPU

@@ -291,7 +291,7 @@ def test_frequencies_equal_those_of_transformers(name):
             "rope_scaling of .* has no field factor",
         ),
         ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor must be a finite"),
-        ({"rope_parameters": {"full": {"rope_type": "default"}}}, "layer to layer"),
+        ({"rope_parameters": {"full": {"rope_type": "default"}}}, "between layers"),
         ({"rope_theta": -1}, "base must be a finite number"),
         (
             {
@@ -306,7 +306,7 @@ def test_frequencies_equal_those_of_transformers(name):
         ({"partial_rotary_factor": 2}, "fraction must be"),
         (
             {"quantization_config": {"quant_method": "gptq"}},
-            r"quantised model \(gptq\): get the original model",
+            r"quantised model \(gptq\): use the original model",
         ),
     ],
 )

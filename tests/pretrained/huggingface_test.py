@@ -157,7 +157,7 @@ def test_end_tokens_are_the_tokenizers_and_those_of_generation(folder):
     (path / "special_tokens_map.json").unlink()
     assert open_folder(path).end_tokens == (1,)
     edit(path / "config.json", eos_token_id=None)
-    refused(path, "names no token that ends a text")
+    refused(path, "has no end-of-text token")
 
 
 def test_beginning_of_text(folder):
@@ -191,7 +191,7 @@ def test_chat_templates(folder):
     assert open_folder(path).chat_template == "file\n"
     (path / "chat_template.jinja").unlink()
     edit(path / "tokenizer_config.json", chat_template=7)
-    refused(path, "chat_template in .* must be a text")
+    refused(path, "chat_template in .* must be a string")
 
 
 def test_missing_files_are_named(folder):
@@ -263,7 +263,7 @@ def test_tensors_of_integers_are_refused(folder):
         (
             "tokenizer_config.json",
             {"chat_template": [{"name": ["default"], "template": ["x"]}]},
-            "chat_template in .* must be a text",
+            "chat_template in .* must be a string",
         ),
         ("tokenizer_config.json", {"bos_token": "\ud800"}, "surrogates"),
         ("config.json", {"model_type": "\udfff"}, "surrogates"),
@@ -316,4 +316,4 @@ def test_a_file_name_that_no_system_takes_is_refused(folder):
     (path / "model.safetensors").unlink()
     index = {"weight_map": {"x": "n" * 5000}}
     (path / "model.safetensors.index.json").write_text(json.dumps(index))
-    refused(path, "not the name of a file")
+    refused(path, "not a file name")

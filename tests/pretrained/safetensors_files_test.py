@@ -160,7 +160,7 @@ def test_an_index_cannot_leave_its_folder(tmp_path, name):
     folder.mkdir()
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": name}}))
-    with pytest.raises(UserError, match="not the name of a file beside it"):
+    with pytest.raises(UserError, match="not a file name in its folder"):
         open_checkpoint(folder)
 
 

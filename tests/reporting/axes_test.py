@@ -29,10 +29,10 @@ def test_few_whole_numbers_are_ticks_themselves():
 
 def test_an_axis_places_values_between_its_ends():
     linear = Axis(2, 4, 100, 20, [])
-    assert [linear.place(value) for value in (2, 2.5, 4)] == [100, 80, 20]
+    assert [linear.position(value) for value in (2, 2.5, 4)] == [100, 80, 20]
     # Equal factors have equal lengths: 4 is half-way from 1 to 16.
-    assert Axis(1, 16, 0, 60, [], logarithmic=True).place(4) == 30
-    assert Axis(3, 3, 0, 60, []).place(3) == 30
+    assert Axis(1, 16, 0, 60, [], logarithmic=True).position(4) == 30
+    assert Axis(3, 3, 0, 60, []).position(3) == 30
 
 
 def test_texts_are_shortened_until_they_fit():

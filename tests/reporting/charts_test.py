@@ -59,8 +59,8 @@ def test_the_frame_is_computed_by_hand():
     left = 32 + 2 * 0.66 * 11.5
     assert (frame.x.start, frame.x.end) == pytest.approx((left, 400 - 14))
     assert (frame.y.start, frame.y.end) == (10 + 204, 10)
-    assert frame.y.place(5) == 112
-    assert frame.x.place(2.5) == pytest.approx(left + (386 - left) / 4, abs=0.01)
+    assert frame.y.position(5) == 112
+    assert frame.x.position(2.5) == pytest.approx(left + (386 - left) / 4, abs=0.01)
 
 
 def test_a_band_goes_there_above_and_back_below():
@@ -69,7 +69,9 @@ def test_a_band_goes_there_above_and_back_below():
     frame = charts.frame_of(chart(LINES, series), top=12)
     [band] = of(svg, "band")
     expected = [(1, 3), (2, 4), (2, 2), (1, 1)]
-    assert corners(band) == [(frame.x.place(x), frame.y.place(y)) for x, y in expected]
+    assert corners(band) == [
+        (frame.x.position(x), frame.y.position(y)) for x, y in expected
+    ]
 
 
 def test_a_logarithmic_axis_has_equal_steps():

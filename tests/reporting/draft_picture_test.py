@@ -40,7 +40,7 @@ def test_the_block_of_the_largest_gain_is_chosen():
 
 
 def test_without_a_block_of_both_methods_it_says_so():
-    with pytest.raises(UserError, match="no block that both bpd and oracle drafted"):
+    with pytest.raises(UserError, match="no block was drafted by both bpd and oracle"):
         largest_gain([text("x", 1, 2)], refined="oracle")
 
 

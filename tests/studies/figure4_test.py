@@ -106,7 +106,9 @@ def test_blocks_are_chosen_by_gain_then_by_the_order_of_tasks():
         text("qa", 1, output=(A, B, D, C)),
     )
     # SQuAD gains two tokens, in example 4 first; QA's best gains one.
-    lattices = "The lattices are of: SQuAD, example 4, token 1; QA, example 1, token 1."
+    lattices = (
+        "The lattices are those of SQuAD, example 4, token 1; QA, example 1, token 1."
+    )
     assert lattices in shown.notes
     picture = shown.lattices[0]
     assert picture.prompt_tail == "Once "
@@ -147,7 +149,7 @@ def test_findings_count_calls():
     ).findings
     assert further.holds is True
     assert (
-        "3 calls: more accepted tokens in 2, as many in 1, fewer in 0"
+        "3 calls: more accepted tokens in 2, equally many in 1, fewer in 0"
         in further.evidence
     )
 
@@ -161,7 +163,7 @@ def test_the_recorded_oracle_is_compared_where_others_call_too():
     assert bounded.holds is True
     assert bounded.evidence == (
         "2 calls of 2 methods at positions where the oracle was called too: it has "
-        "more accepted tokens in 1, as many in 1, fewer in 0."
+        "more accepted tokens in 1, equally many in 1, fewer in 0."
     )
     # An oracle that missed a token would be found out.
     worse = text()

@@ -6,14 +6,11 @@ import pytest
 
 from bpd_jax.studies.highlights import highlights
 from bpd_jax.studies.results import StudyRun
-from bpd_jax.studies.study_records import REPORT, DraftRecord
+from tests.studies import builders
 
 
 def draft(contender, example, accepted):
-    ones = "1" * len(accepted)
-    return DraftRecord(
-        "squad", example, REPORT, contender, accepted, ones, ones, ones, 1
-    )
+    return builders.draft(contender, "squad", accepted, example=example)
 
 
 def run(study, records):

@@ -1,17 +1,13 @@
 """Table 11 and Figure 2: the paper's cells, and a run's own."""
 
 import dataclasses
-import pathlib
 
 import pytest
 
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.token_cost import ModelSize
-from bpd_jax.reporting.exhibits import Exhibit
 from bpd_jax.studies import printed
-from bpd_jax.studies.results import StudyRun
-from bpd_jax.studies.study_catalog import find_study
-from bpd_jax.studies.study_records import DraftRecord
+from tests.studies.builders import draft, exhibit_of
 
 SIZE = ModelSize(
     trunk_parameters=1000,
@@ -32,22 +28,12 @@ SIZES = {
 
 
 def drafts(task, contender, accepted, nodes):
-    zeros = "0" * len(accepted)
-    return DraftRecord(
-        task, 0, "report", contender, accepted, zeros, zeros, zeros, nodes
-    )
+    return draft(contender, task, accepted, nodes=nodes)
 
 
 def exhibit(records=(), **facts):
-    facts = {
-        "tasks": {"squad": "SQuAD", "qa": "QA"},
-        "settings": {"lattice_width": 16},
-        **facts,
-    }
-    run = StudyRun(pathlib.Path(), "table11", facts, list(records))
-    found = find_study("table11").exhibit(run)
-    assert Exhibit.from_json(found.to_json()) == found
-    return found
+    settings = {"lattice_width": 16}
+    return exhibit_of("table11", records, ("squad", "qa"), settings=settings, **facts)
 
 
 def table(found, name):
@@ -80,7 +66,7 @@ def test_figure_2_from_printed_cells():
         "cache traffic": pytest.approx(-2.441, abs=0.001),
     }
     assert [finding.holds for finding in found.findings[1:4]] == [True, True, False]
-    assert "−2.44 for −2.54 %" in found.findings[3].evidence
+    assert "−2.44 % for −2.54 %" in found.findings[3].evidence
     assert "−2.53 to " in found.findings[3].evidence
 
 
@@ -195,5 +181,5 @@ def test_without_sizes_there_is_no_table_of_ours():
 
 
 def test_sizes_that_do_not_fit_are_refused():
-    with pytest.raises(UserError, match=r"study\.json do not fit"):
+    with pytest.raises(UserError, match=r"study\.json are invalid"):
         exhibit(model_sizes={"model": {"layers": 3}})

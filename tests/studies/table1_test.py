@@ -1,15 +1,13 @@
 """Table 1 from records that are written out."""
 
 import math
-import pathlib
 
 import pytest
 
-from bpd_jax.reporting.exhibits import Cell, Exhibit
+from bpd_jax.reporting.exhibits import Cell
 from bpd_jax.studies import printed
-from bpd_jax.studies.results import StudyRun
-from bpd_jax.studies.study_catalog import find_study
-from bpd_jax.studies.study_records import DraftRecord, QualityRecord
+from bpd_jax.studies.study_records import QualityRecord
+from tests.studies.builders import draft, exhibit_of
 
 
 def quality(task, example, part="report", **scores):
@@ -17,18 +15,11 @@ def quality(task, example, part="report", **scores):
 
 
 def drafts(task, accepted, contender="bpd", example=0):
-    ones = "1" * len(accepted)
-    return DraftRecord(
-        task, example, "report", contender, accepted, ones, ones, ones, 1
-    )
+    return draft(contender, task, accepted, example=example)
 
 
 def exhibit(records, tasks):
-    facts = {"tasks": {task: task.upper() for task in tasks}}
-    run = StudyRun(pathlib.Path(), "table1", facts, records)
-    found = find_study("table1").exhibit(run)
-    assert Exhibit.from_json(found.to_json()) == found
-    return found
+    return exhibit_of("table1", records, tasks)
 
 
 def rows(table):

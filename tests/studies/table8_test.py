@@ -1,30 +1,19 @@
 """Table 8 from records that are written out."""
 
-import pathlib
-
 import pytest
 
-from bpd_jax.reporting.exhibits import Exhibit
-from bpd_jax.studies.results import StudyRun
-from bpd_jax.studies.study_catalog import find_study
-from bpd_jax.studies.study_records import DraftRecord
+from tests.studies.builders import draft, exhibit_of
 
 TEN = {5: "2222222222", 10: "1111111111", 2: "5555555555", 4: "3333333333"}
 """What calls yield at each of ten positions if decoding takes so many calls."""
 
 
 def drafts(task, contender, calls, part="report", example=0):
-    zeros = "0" * 10
-    accepted = TEN[calls]
-    return DraftRecord(task, example, part, contender, accepted, zeros, zeros, zeros, 1)
+    return draft(contender, task, TEN[calls], part=part, example=example)
 
 
 def exhibit(records, tasks=("squad", "qa"), **facts):
-    facts = {"tasks": {task: task.upper() for task in tasks}, **facts}
-    run = StudyRun(pathlib.Path(), "table8", facts, records)
-    found = find_study("table8").exhibit(run)
-    assert Exhibit.from_json(found.to_json()) == found
-    return found
+    return exhibit_of("table8", records, tasks, **facts)
 
 
 def rows(table):

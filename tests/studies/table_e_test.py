@@ -197,7 +197,7 @@ def test_texts_that_differ_are_told():
     other = dataclasses.replace(same, example=1, identical=False)
     finding = exhibit(same, other).findings[0]
     assert finding.holds is False
-    assert finding.evidence == "Identical: 1 of 2 texts; the others are by BPD."
+    assert finding.evidence == "Identical: 1 of 2 texts; the others are from BPD."
 
 
 def test_nothing_measured_is_no_crash():
@@ -241,7 +241,7 @@ def test_what_the_rebuttal_says_of_table_e():
     # 1.522 / 1.530 is the only loss, 2.467 / 2.232 = 1.105 the largest gain.
     assert "Faster in 19 of 20 cases" in faster.evidence
     assert "Vicuna 13B, bpd, summarization: −0.5 %" in faster.evidence
-    assert times.evidence.startswith("At most 10.5 %")
+    assert times.evidence.startswith("Rescoring adds at most 10.5 %")
 
 
 def test_categories_of_mt_bench_stand_apart_and_together():
