@@ -5,44 +5,19 @@ import numpy as np
 import pytest
 
 from bpd_jax.decoding import generate
-from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.options import DecodeOptions
-from bpd_jax.drafting.assets import Assets
 from bpd_jax.errors import UserError
-from bpd_jax.models.blockwise import parameter_shapes
-from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
-from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.models.transformer_config import TransformerConfig
-from bpd_jax.ngrams.counting.counts import count_ngrams
-from bpd_jax.ngrams.katz import estimate_katz
 from bpd_jax.studies.measure_timing import timing_records
 from bpd_jax.studies.refinements import method_of
 from bpd_jax.studies.tasks import StudyExample
-
-VOCAB = 13
+from tests.evaluation.random_decoder import VOCAB, random_decoder
 
 
 class TinyBench:
     """Random parameters, random prompts of two tasks, a trigram model."""
 
     def __init__(self):
-        config = BlockwiseConfig(
-            TransformerConfig(VOCAB, 1, 16, 32, num_heads=2, max_length=64),
-            BlockHeadsConfig(4, hidden=8),
-        )
-        rng = np.random.default_rng(0)
-        params = jax.tree.map(
-            lambda leaf: rng.normal(0, 0.3, leaf.shape).astype(leaf.dtype),
-            parameter_shapes(config),
-            is_leaf=lambda leaf: hasattr(leaf, "shape"),
-        )
-        texts = [rng.integers(0, VOCAB, 60).astype(np.int32) for _ in range(10)]
-        ngram = estimate_katz(
-            count_ngrams(texts, order=3, vocab_size=VOCAB, end_of_text=0)
-        )
-        self._decoder = Decoder(
-            ModelFunctions(config), params, width=6, assets=Assets(ngram=ngram)
-        )
+        self._decoder = random_decoder()
 
     def examples(self, task):
         rng = np.random.default_rng(len(task))
