@@ -17,7 +17,7 @@ def test_among_equals_the_one_nearest_1(equals, expected):
     assert best_alpha(dict.fromkeys(equals, (100, 50))) == expected
 
 
-def test_what_is_reported_does_not_choose():
+def test_reported_examples_do_not_affect_the_choice():
     """2 is best on the tuning examples (10/4), 1 on the others (30/10 over 30/12)."""
     tune = {1.0: (10, 5), 2.0: (10, 4)}
     report = {1.0: (30, 10), 2.0: (30, 12)}

@@ -48,9 +48,7 @@ def test_all_methods_sample_the_same_tokens(decoder, prompts):
         assert told == sum(len(g.output_ids) for g in result.generations)
 
 
-def test_a_wrong_method_is_found_and_fails_loudly(
-    decoder, prompts, results, monkeypatch, tmp_path
-):
+def test_a_lossy_method_is_detected(decoder, prompts, results, monkeypatch, tmp_path):
     def decode(method, *args, **kwargs):
         generations = list(results[method.name].generations)
         if method.kind == "bpd":
@@ -102,7 +100,7 @@ def test_the_speedup_is_the_median_of_ratios_within_a_round():
     assert untimed.speedup(plain) is None
 
 
-def test_nothing_is_compiled_after_the_methods_are(decoder, prompts, caplog):
+def test_comparing_compiles_nothing_more(decoder, prompts, caplog):
     options = DecodeOptions(max_new_tokens=7, end_of_text=0, batch_size=2)
     methods = [parse_method("bpd"), parse_method("zero_gram:3")]
     ready = []
@@ -114,7 +112,7 @@ def test_nothing_is_compiled_after_the_methods_are(decoder, prompts, caplog):
     assert loops == []
 
 
-def test_an_unusable_method_is_told_before_any_work(decoder, prompts, monkeypatch):
+def test_an_unusable_method_is_refused_first(decoder, prompts, monkeypatch):
     plain = Decoder(decoder.model, decoder.params, width=6)
     monkeypatch.setattr(plain, "decode", lambda *args, **kwargs: pytest.fail("decoded"))
     with pytest.raises(UserError, match="ngram:2 needs an n-gram model"):

@@ -42,7 +42,7 @@ def test_some_points_have_no_correlation(x, y):
     assert fit_line(x, y) is None
 
 
-def test_chance_is_told_from_a_trend():
+def test_insignificant_trends():
     """Of 6 points, 2 of 720 orders are as strictly monotonic as 1 … 6; of 3, 2 of 6."""
     rising = fit_line(range(6), [1, 2, 4, 8, 16, 32])
     assert rising.p_value == pytest.approx(2 / 720, abs=0.003)

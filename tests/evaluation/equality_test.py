@@ -51,9 +51,7 @@ def test_first_difference():
         (0.5, "bfloat16", False),
     ],
 )
-def test_a_difference_is_found_and_a_near_tie_told_apart(
-    make_generation, gap, dtype, near
-):
+def test_differences_and_near_ties(make_generation, gap, dtype, near):
     """What rounding explains depends on the precision of the model."""
     reference = [make_generation([0, 2, 1]), make_generation([0, 2, 1])]
     other = [make_generation([0, 2, 1]), make_generation([0, 3, 1])]
@@ -66,14 +64,14 @@ def test_a_difference_is_found_and_a_near_tie_told_apart(
 
 
 @pytest.mark.parametrize("wanted, got", [(2, 1), (1, 2), (3, 0)])
-def test_a_tie_of_two_other_tokens_excuses_nothing(make_generation, wanted, got):
+def test_a_tie_of_two_other_tokens_is_no_near_tie(make_generation, wanted, got):
     texts = [make_generation([2, wanted])], [make_generation([2, got])]
     [found] = differences(FlatModel(0.0), {}, *texts)
     assert found.gap == (6.0 if 1 in (wanted, got) else 5.0)
     assert not found.near_tie
 
 
-def test_a_text_that_just_stops_is_no_near_tie(make_generation):
+def test_a_text_that_ends_early_is_no_near_tie(make_generation):
     texts = [make_generation([2, 3])], [make_generation([2])]
     for reference, other in (texts, texts[::-1]):
         found = differences(FlatModel(0.0), {}, reference, other)

@@ -33,7 +33,7 @@ def test_a_text_of_four_tokens():
     assert oracle_calls(candidates, np.array([1, 2, 3, 4])).tolist() == [[3, 3], [3, 2]]
 
 
-def test_nothing_lies_past_the_end():
+def test_no_call_yields_tokens_past_the_end():
     """A model that says 7 for ever, on three 7s: one call, not less."""
     assert oracle_calls(np.full((3, 4, 1), 7), np.full(3, 7)).tolist() == [
         [2],

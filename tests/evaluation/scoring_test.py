@@ -74,12 +74,12 @@ def test_scores_are_those_of_a_softmax_over_everything(model, texts):
 
 
 @pytest.mark.parametrize("batch_size", [3, 8, 50])
-def test_batches_change_nothing(model, texts, batch_size):
+def test_batches_do_not_affect_scores(model, texts, batch_size):
     one_by_one = scores(model, texts, batch_size=1)
     assert_alike(scores(model, texts, batch_size=batch_size), one_by_one)
 
 
-def test_what_greedy_decoding_writes_is_told_from_the_rest(model):
+def test_greedy_continuations_are_recognised(model):
     tokens = [5, 3]
     for _ in range(6):
         tokens.append(int(logits_after(model, tokens)[-1].argmax()))
@@ -89,7 +89,7 @@ def test_what_greedy_decoding_writes_is_told_from_the_rest(model):
     assert greedy == [True, False, True]
 
 
-def test_what_several_texts_read_alike_is_read_once(model, monkeypatch):
+def test_shared_inputs_are_processed_once(model, monkeypatch):
     read = []
     real = scoring._score_batch
 
@@ -105,7 +105,7 @@ def test_what_several_texts_read_alike_is_read_once(model, monkeypatch):
     assert len(read) == 1
 
 
-def test_nothing_is_certain(model):
+def test_p_values_without_evidence(model):
     assert (
         scores(model, [(np.array([4]), 0), (np.array([4, 5]), 0)])
         == [Score(0.0, True)] * 2

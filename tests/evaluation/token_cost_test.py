@@ -36,7 +36,7 @@ def test_plain_decoding():
     assert cost(SMALL, 7, drafting=False) == Cost(2000, 480, 1800 + 960)
 
 
-def test_drafts_share_what_a_call_costs():
+def test_drafts_share_the_cost_of_a_call():
     """Per call 2 · 1100 bytes; 60 · (7 + 4); four nodes, each 1800 + 4 · 30 · (7 + 2)
     FLOPs, and 2 · 400 of the heads. Two tokens of five sequences share the first, two
     tokens of one the others."""

@@ -41,7 +41,7 @@ def context():
     return TinyBench()
 
 
-def test_contenders_take_turns_and_write_the_same_text(context, monkeypatch):
+def test_contenders_alternate_and_produce_the_same_text(context, monkeypatch):
     compiled = []
     jax.monitoring.register_event_duration_secs_listener(
         listen := lambda event, *_, **__: "compile" in event and compiled.append(event)
@@ -88,7 +88,7 @@ def test_contenders_take_turns_and_write_the_same_text(context, monkeypatch):
             assert all(1 <= r.calls <= r.tokens for r in part)
 
 
-def test_what_is_finished_is_left_out(context):
+def test_finished_measurements_are_skipped(context):
     def measure(done):
         return timing_records(
             context, ["qa"], ["bpd"], [0.0], 1, 1, done, speculative=["bpd"]
@@ -104,7 +104,7 @@ def test_what_is_finished_is_left_out(context):
     assert not list(measure(done))
 
 
-def test_what_was_compiled_is_freed_before_the_next_task(context):
+def test_compiled_programs_are_freed_before_the_next_task(context):
     """A long study compiles more programs than a process may hold."""
     probe = jax.jit(lambda x: x + 1)
     sizes = []
@@ -114,7 +114,7 @@ def test_what_was_compiled_is_freed_before_the_next_task(context):
     assert sizes == [0, 1, 0, 1]
 
 
-def test_what_cannot_be_done_is_told_before_anything_is_timed(context):
+def test_invalid_requests_are_refused_before_timing(context):
     records = timing_records(context, ["qa"], ["bpd", "draft_model:4"], [0.0], 1, 1)
     with pytest.raises(UserError, match="draft_model"):
         next(records)

@@ -41,7 +41,7 @@ def test_numbers_are_compared_and_not_their_spelling():
 
 
 @pytest.mark.parametrize("name", ["gsm8k/test"])
-def test_every_real_solution_is_right_by_its_own_rule(records, name):
+def test_reference_solutions_are_correct(records, name):
     for record in records(name, 2000):
         result = record["answer"].split("####")[1].strip().replace(",", "")
         assert numbers.final_number(record["answer"]) == Decimal(result)

@@ -71,7 +71,7 @@ def test_real_summaries_by_the_package(records, name, text, summary):
     assert means["rougeL"] > 0.1
 
 
-def test_a_missing_package_is_told_in_a_sentence():
+def test_a_missing_package_is_reported():
     program = (
         "import sys; sys.modules['rouge_score'] = None\n"
         "from bpd_jax.errors import UserError\n"
