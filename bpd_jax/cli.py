@@ -88,12 +88,18 @@ def telling_errors() -> Iterator[None]:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(startup.INTERRUPTED)
+    except MemoryError as error:
+        size = f" ({error})" if str(error) else ""
+        _fail(f"there is not enough memory{size}: choose smaller sizes.")
     except BrokenPipeError:
         if not startup.is_unread(sys.stdout):
             raise
         startup.discard(sys.stdout)
         sys.exit(startup.UNREAD)
-    except (RuntimeError, AssertionError):
+    except (RuntimeError, AssertionError) as error:
+        if str(error).startswith("RESOURCE_EXHAUSTED"):  # as XLA reports it
+            line = str(error).partition("\n")[0].rstrip(".")
+            _fail(f"the device has not enough memory ({line}): choose smaller sizes.")
         reason = _platform_fault()
         if reason is None:
             raise

@@ -289,18 +289,16 @@ class _GinReader:
         except RecursionError:
             name = binding.partition("=")[0].strip()
             raise UserError(f"--gin.{name}: its value is nested too deeply.") from None
-        except (SyntaxError, tokenize.TokenError) as error:
+        except (SyntaxError, UnicodeEncodeError, tokenize.TokenError) as error:
             name, _, value = (part.strip() for part in binding.partition("="))
-            constant = _CONSTANTS.get(value.lower())
             advice = _fault(error, value) or (
                 "text needs quotes inside the quotes of the shell, as in "
                 f"--gin.{name}=\"'…'\""
             )
-            if constant:
+            if constant := _CONSTANTS.get(value.lower()):
                 advice = f"write --gin.{name}={constant}"
-            raise UserError(
-                f"--gin.{name}={value} is not a gin value: {advice}."
-            ) from error
+            sentence = f"--gin.{name}={value} is not a gin value: {advice}."
+            raise UserError(sentence) from error
 
     def _read(self, parser: config_parser.ConfigParser, source: str) -> None:
         while True:
@@ -451,8 +449,7 @@ def _syntax(error: Exception) -> str:
 
 def _fault(error: Exception, value: str) -> str | None:
     """The fault of a value; None if it may be text without quotes."""
-    text = str(error.args[0])
-    faults = [fault for words, fault in _FAULTS.items() if words in text]
+    faults = [fault for words, fault in _FAULTS.items() if words in str(error)]
     if faults:
         return faults[0]
     return "a quote is not closed" if value.startswith(("'", '"')) else None
@@ -477,6 +474,8 @@ def _build(kind: type[T]) -> T:
     except UserError as error:
         # gin appends lines about its own calls.
         raise UserError(str(error).partition("\n")[0]) from None
+    except RecursionError:
+        raise UserError("macros of the configuration form a circle.") from None
     except TypeError as error:
         # The missing arguments are only in Python's message.
         missing = re.match(r"(\w+)(?:\.__init__)?\(\) missing .*?: (.*)", str(error))

@@ -157,11 +157,11 @@ def _summary(rows: PackedRows) -> str:
         f"{len(rows):,} rows of {rows.length:,} tokens: {rows.num_tokens:,} tokens of "
         f"{rows.num_documents:,} texts, {rows.waste:.1%} padding"
     ]
-    if rows.cut:
+    if rows.truncation:
         lines.append(
-            f"truncated: the inputs of {rows.cut['inputs']:,} and the targets of "
-            f"{rows.cut['targets']:,} examples, a total of {rows.cut['tokens']:,} "
-            "tokens"
+            f"truncated: the inputs of {rows.truncation['inputs']:,} and the targets "
+            f"of {rows.truncation['targets']:,} examples, "
+            f"{rows.truncation['tokens']:,} tokens in total"
         )
     return "\n".join(lines)
 

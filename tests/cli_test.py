@@ -2,6 +2,7 @@ import pathlib
 import sys
 import types
 
+import numpy as np
 import pytest
 from absl import flags
 
@@ -118,6 +119,26 @@ def test_a_path_that_the_system_refuses_is_one_sentence(capsys):
     assert len(error) < 1000
     with pytest.raises(FileNotFoundError), cli.telling_errors():
         pathlib.Path("x").stat()
+
+
+def _exhaust_device() -> None:
+    raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.\n\nBuf")
+
+
+@pytest.mark.parametrize(
+    "use, words",
+    [
+        (lambda: np.zeros(2**50), "not enough memory (Unable to allocate"),
+        (_exhaust_device, "has not enough memory (RESOURCE_EXHAUSTED: Out of"),
+    ],
+)
+def test_too_little_memory_is_one_sentence(use, words, capsys):
+    with pytest.raises(SystemExit) as ended, cli.telling_errors():
+        use()
+    assert ended.value.code == 1
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
 
 
 def test_other_failed_assertions_keep_their_traceback():

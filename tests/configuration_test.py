@@ -159,6 +159,7 @@ def test_bad_files_end_with_one_sentence(write, text, words):
             "BlockwiseConfig.heads = 5",
             r"heads must be a BlockHeadsConfig.* @BlockHeadsConfig\(\)",
         ),
+        ("STEPS = %STEPS", "form a circle"),
         ("STEPS = -1", r"TrainConfig.steps must be a positive integer, not -1"),
         (
             "OptimizerConfig.schedule = 'sine'",

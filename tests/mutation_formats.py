@@ -21,7 +21,7 @@ from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
-from bpd_jax.ngrams.counting import bounded
+from bpd_jax.ngrams.counting import bounded_memory
 from bpd_jax.ngrams.counting.counts import NGramCounts, count_ngrams
 from bpd_jax.ngrams.counting.sources import open_source
 from bpd_jax.ngrams.counting.windows import Packing
@@ -49,7 +49,7 @@ from bpd_jax.training.state import TrainState, abstract_state, init_state
 from tests import damage_test
 from tests.data.rows_test import write_rows
 from tests.mutations import Format
-from tests.pretrained import drafter_test, medusa_test
+from tests.pretrained import drafter_conversion_test, medusa_test
 from tests.pretrained.conftest import TinyModel
 
 TESTS = pathlib.Path(__file__).parent
@@ -260,7 +260,7 @@ def _token_ids(name: str) -> Callable[[pathlib.Path], object]:
 def _read_token_ids(folder: pathlib.Path) -> None:
     (name,) = (path.name for path in folder.iterdir())
     source = open_source(tokens=str(folder / name), vocab_size=50)
-    for stream, _, _ in bounded.chunks(source, Packing(2, 50), 1 << 20):
+    for stream, _, _ in bounded_memory.chunks(source, Packing(2, 50), 1 << 20):
         assert stream.min() >= 0
 
 
@@ -304,8 +304,10 @@ def _read_drafter(name: str) -> Callable[[pathlib.Path], object]:
     params: list[Any] = []
 
     def read(folder: pathlib.Path) -> object:
-        params[:] = params or [drafter_test.target_params(name)]
-        return import_drafter(folder, drafter_test.MODEL, params[0], name="tiny")
+        params[:] = params or [drafter_conversion_test.target_params(name)]
+        return import_drafter(
+            folder, drafter_conversion_test.MODEL, params[0], name="tiny"
+        )
 
     return read
 

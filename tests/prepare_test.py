@@ -88,7 +88,7 @@ def test_rows_shards_gin_files_and_caches(folder):
                 "--task cannot be combined with --gin_file"
             ),
             "--task=samsum --cache_dir=c --output=o --length=9 --files=train.jsonl": (
-                "c holds no complete cache of samsum.files.gpt3"
+                "c has no complete cache of samsum.files.gpt3"
             ),
         }
     ],

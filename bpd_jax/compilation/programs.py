@@ -26,7 +26,7 @@ from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.model_flops import serial_call_flops, train_flops
 from bpd_jax.models.partitioning import BATCH_SPEC, check_rows
 from bpd_jax.ngrams import trie
-from bpd_jax.ngrams.search.device import DeviceTable
+from bpd_jax.ngrams.search.device_table import DeviceTable
 from bpd_jax.settings import Count, Validated
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.optimizer import make_optimizer

@@ -9,7 +9,7 @@ from bpd_jax.evaluation.entropy import fit_line
 from bpd_jax.reporting.exhibits import LINES, Cell, Chart, Column, Table
 from bpd_jax.studies import printed
 from bpd_jax.studies.refinements import method_of
-from bpd_jax.studies.results import StudyRun, drafts_from_lattice
+from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study import DRAFTS, ORACLE, Study
 from bpd_jax.studies.study_config import BPD
 from bpd_jax.studies.study_records import REPORT, OracleRecord
@@ -226,7 +226,7 @@ def _bounds_all(data: _Oracle) -> Judgement | str:
     )
     for name in run.contenders:
         method = method_of(name)
-        if name == BPD or not drafts_from_lattice(method):
+        if name == BPD or not method.within_lattice:
             continue
         for draft in run.drafts(name):
             bound = oracle.get((draft.task, draft.example))

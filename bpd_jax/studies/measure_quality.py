@@ -5,12 +5,12 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 
-from bpd_jax.evaluation.metrics.catalog import metric_of
 from bpd_jax.evaluation.metrics.lambada import (
     Encode,
     passage_scores,
     split_last_word,
 )
+from bpd_jax.evaluation.metrics.task_metrics import metric_of
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.studies.study_records import QualityRecord
 from bpd_jax.studies.tasks import StudyExample

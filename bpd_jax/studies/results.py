@@ -12,7 +12,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from bpd_jax.decoding.methods import Method
 from bpd_jax.reporting.exhibits import Cell
 from bpd_jax.reporting.records import Facts, Record
 from bpd_jax.studies.printed import TASKS, Numbers
@@ -61,8 +60,8 @@ class ContenderDrafts:
     def repetition(self) -> tuple[float | None, float | None]:
         """Share of equal neighbours and mean longest run in the drafts of decoding.
 
-        Both are defined as in `bpd_jax.evaluation.statistics.repetition` (paper section
-        6.1): over the calls of decoding whose drafts have at least two tokens.
+        See `bpd_jax.evaluation.draft_statistics.repetition` (paper section 6.1): over
+        the calls that decoding makes, for drafts of two tokens or more.
         """
         pairs = equal = drafts = longest = 0
         for record in self:
@@ -213,8 +212,3 @@ class StudyRun:
         by_task = [numbers.get(name, {}).get(column) for name in self.tasks]
         values = [value for value in by_task if value is not None]
         return sum(values) / len(values) if len(values) == len(TASKS) else None
-
-
-def drafts_from_lattice(method: Method) -> bool:
-    """Whether a method's drafts are in the heads' lattice, which the oracle bounds."""
-    return method.within_lattice

@@ -3,8 +3,8 @@
 import functools
 import re
 
-from bpd_jax.evaluation.metrics.catalog import LABELS, PERPLEXITIES, headline_of
 from bpd_jax.evaluation.metrics.estimates import estimate
+from bpd_jax.evaluation.metrics.task_metrics import LABELS, PERPLEXITIES, headline_of
 from bpd_jax.reporting.exhibits import Cell, Column, Table
 from bpd_jax.studies import printed
 from bpd_jax.studies.results import StudyRun

@@ -10,7 +10,7 @@ from bpd_jax.studies.comparisons import (
 )
 from bpd_jax.studies.printed import TABLE4
 from bpd_jax.studies.refinements import method_of
-from bpd_jax.studies.results import StudyRun, drafts_from_lattice
+from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study import Study
 from bpd_jax.studies.study_config import BPD
 
@@ -51,7 +51,7 @@ def _oracle_bound(run: StudyRun) -> list[Finding]:
         return []
     best: dict[str, float] = {}
     for name in run.contenders:
-        if drafts_from_lattice(method_of(name)):
+        if method_of(name).within_lattice:
             for task, value in run.by_task(name).items():
                 best[task] = max(value, best.get(task, 0.0))
     statement = "The oracle is an upper bound for all drafts from its lattice."

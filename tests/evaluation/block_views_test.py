@@ -15,14 +15,14 @@ from bpd_jax.evaluation.block_views import most_improved_block
         (None, None),
     ],
 )
-def test_a_block_is_a_serial_call_of_bpd(decoder, results, refined, label):
+def test_block_is_a_serial_call_of_bpd(decoder, results, refined, label):
     bpd = results["bpd"]
     view = most_improved_block(decoder, [bpd, *([results[refined]] if refined else [])])
     labels = ["BPD", label, "Oracle"] if refined else ["BPD", "Oracle"]
     assert [path.label for path in view.paths] == labels
     assert view.tokens.shape == view.log_probs.shape == (4, 6)
 
-    # It lies where a serial call of BPD began, and BPD's path is that call's draft.
+    # The block begins at a serial call of BPD, and BPD's path is that call's draft.
     calls = {}
     for generation in bpd.generations:
         end, tokens = 0, generation.output_ids

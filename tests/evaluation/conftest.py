@@ -23,7 +23,7 @@ def decoder():
 
 @pytest.fixture(scope="session")
 def make_generation():
-    """Makes a decoded text; what is not given is that of plain decoding."""
+    """Makes a decoded text; by default one of plain decoding."""
 
     def make(output=(), calls=1, **fields):
         plain = {

@@ -1,4 +1,4 @@
-"""Scores of known texts: the same as a softmax over everything, however batched."""
+"""Tests that scores equal those of a softmax over all logits."""
 
 import functools
 
@@ -67,14 +67,14 @@ def texts():
     return [(rng.integers(0, VOCAB, length), count) for length, count in cases]
 
 
-def test_scores_are_those_of_a_softmax_over_everything(model, texts):
+def test_scores_equal_a_softmax_over_all_logits(model, texts):
     wanted = [expected(model, *text) for text in texts]
     assert_alike(scores(model, texts), wanted)
     assert wanted[3].log_prob < -100  # 150 tokens: more than one chunk
 
 
 @pytest.mark.parametrize("batch_size", [3, 8, 50])
-def test_batches_do_not_affect_scores(model, texts, batch_size):
+def test_scores_do_not_depend_on_the_batch_size(model, texts, batch_size):
     one_by_one = scores(model, texts, batch_size=1)
     assert_alike(scores(model, texts, batch_size=batch_size), one_by_one)
 
@@ -105,7 +105,7 @@ def test_shared_inputs_are_processed_once(model, monkeypatch):
     assert len(read) == 1
 
 
-def test_p_values_without_evidence(model):
+def test_empty_continuation_has_probability_1(model):
     assert (
         scores(model, [(np.array([4]), 0), (np.array([4, 5]), 0)])
         == [Score(0.0, True)] * 2
@@ -113,13 +113,13 @@ def test_p_values_without_evidence(model):
     assert scores(model, []) == []
 
 
-def test_a_long_text_is_scored_window_by_window(model):
+def test_long_text_is_scored_in_windows(model):
     text = np.random.default_rng(2).integers(0, VOCAB, 11)
     parts = [expected(model, text[0:5], 4), expected(model, text[4:9], 4)]
     parts.append(expected(model, text[6:11], 2))
     [found] = scores(model, [(text, 10)], max_length=4, batch_size=2)
     assert found.log_prob == pytest.approx(sum(part.log_prob for part in parts))
-    # A context that is too long is cut from the left.
+    # A long context is truncated on the left.
     assert_alike(
         scores(model, [(text, 2)], max_length=4), [expected(model, text[6:], 2)]
     )
@@ -139,7 +139,7 @@ def test_windows_of_the_worked_example():
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.integers(1, 40), st.integers(0, 39), st.integers(1, 12))
-def test_every_token_is_scored_once_after_all_that_fits(length, count, max_length):
+def test_every_token_is_scored_once_with_maximal_context(length, count, max_length):
     count = min(count, length - 1)
     scored = []
     for inputs, targets in windows(np.arange(length), count, max_length):

@@ -154,20 +154,20 @@ def merge(
 
 
 @numba.njit(cache=True, nogil=True)
-def _stored(count: int, table: np.ndarray) -> float:
-    """`levels.as_stored` of one count; `table` contains the results of small counts."""
+def _rounded(count: int, table: np.ndarray) -> float:
+    """`levels.round_counts` of one count; `table` has the results of small counts."""
     if count < table.size:
         return table[count]
     return math.exp(np.float64(np.float32(math.log(count))))
 
 
 @numba.njit(cache=True, nogil=True)
-def sum_stored(
+def sum_rounded(
     parents: np.ndarray, counts: np.ndarray, table: np.ndarray, sums: np.ndarray
 ) -> None:
-    """Adds the rounded counts (`levels.as_stored`) to the sums of their parents."""
+    """Adds the rounded counts (`levels.round_counts`) to the sums of their parents."""
     for index in range(parents.size):
-        sums[parents[index]] += _stored(counts[index], table)
+        sums[parents[index]] += _rounded(counts[index], table)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -197,7 +197,7 @@ def split_orders(
       lengths: `[W]`, number of digits of each word; their sum is N.
       bases: see `fill_windows`.
       minimums: `[N]`, lowest count of an n-gram to be written; non-decreasing.
-      table: see `_stored`.
+      table: see `_rounded`.
       state: `[4, N]` int64, kept between calls: digits of the last window, counts of
         open n-grams, n-grams completed so far, n-grams written so far.
       following: `[N]` float64, kept between calls: sum of the extensions of each open
@@ -245,7 +245,7 @@ def split_orders(
                 continue
             completed[level] += 1
             if level > 0:
-                following[level - 1] += _stored(count, table)
+                following[level - 1] += _rounded(count, table)
             if count >= minimums[level]:
                 place = written[level]
                 parent = kept[level - 1] if level > 0 else 0

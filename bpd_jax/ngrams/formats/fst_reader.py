@@ -27,7 +27,7 @@ from bpd_jax.ngrams.backoff import NEVER
 from bpd_jax.ngrams.formats.fst_format import Automaton
 from bpd_jax.ngrams.model import NGramModel
 
-_MAX_DEPTH = 64  # A limit against cycles; see `counts.MOST_ORDERS`.
+_MAX_DEPTH = 64  # A limit against cycles; see `counts.MAX_ORDER`.
 # Costs are rounded to float32, so a probability of 1 may be slightly exceeded.
 _ROUNDING = 1e-3
 
