@@ -73,7 +73,7 @@ def test_a_file_of_the_working_directory_comes_first(write, tmp_path):
     assert parse(["run.gin"], [], TrainConfig).value.steps == 5
 
 
-def test_every_statement_remembers_its_place(write):
+def test_every_statement_records_its_location(write):
     parsed = parse([write(RUN)], ["STEPS = 9"], TrainConfig)
     assert parsed.files == (
         "run.gin",

@@ -164,7 +164,7 @@ def drafter(tmp_path_factory):
     return folder
 
 
-def test_a_block_drafter_goes_out_and_drafts(drafter, tmp_path):
+def test_an_exported_block_drafter_drafts(drafter, tmp_path):
     base = [f"--model={BASE}", "--format=speculators"]
     whole, bare, heads, layout = call(
         tmp_path,

@@ -12,28 +12,15 @@ from hypothesis import strategies as st
 from bpd_jax.evaluation import scoring
 from bpd_jax.evaluation.scoring import Score, score_texts, windows
 from bpd_jax.models.attention import causal_mask
-from bpd_jax.models.blockwise import parameter_shapes
-from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
-from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.models.transformer_config import TransformerConfig
+from tests.evaluation.random_decoder import VOCAB, random_model
 
-VOCAB, LONGEST = 13, 150
+LONGEST = 150
 
 
 @pytest.fixture(scope="module")
 def model():
     """Functions and parameters of a model of 150 tokens."""
-    config = BlockwiseConfig(
-        TransformerConfig(VOCAB, 1, 16, 32, num_heads=2, max_length=LONGEST),
-        BlockHeadsConfig(2, hidden=8),
-    )
-    rng = np.random.default_rng(0)
-    params = jax.tree.map(
-        lambda leaf: rng.normal(0, 0.4, leaf.shape).astype(leaf.dtype),
-        parameter_shapes(config),
-        is_leaf=lambda leaf: hasattr(leaf, "shape"),
-    )
-    return ModelFunctions(config), params
+    return random_model(2, max_length=LONGEST, scale=0.4)
 
 
 def logits_after(model, tokens):

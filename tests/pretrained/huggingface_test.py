@@ -133,7 +133,7 @@ def test_gpt2_without_a_prefix(folder):
     assert_as_transformers(path, "gpt2")
 
 
-def test_what_else_a_checkpoint_says():
+def test_further_settings_of_a_checkpoint():
     checkpoint = open_folder(GOLDEN / "llama")
     assert checkpoint.name == str(GOLDEN / "llama")
     assert checkpoint.tokenizer.encode("w7 w8").ids == [0, 7, 8]
@@ -244,7 +244,7 @@ def test_a_model_of_other_sizes_is_refused(folder):
     refused(path, "must be an integer from 1 to 1000")
     edit(path / "config.json", num_hidden_layers=2, tie_word_embeddings=True)
     edit(path / "generation_config.json", eos_token_id=[1, 40])
-    refused(path, "names token 40 as beginning or end of a text, but its model has 40")
+    refused(path, "has token 40 as a begin or end token, but the model has only 40")
     edit(path / "generation_config.json", eos_token_id=["1"])
     refused(path, "eos_token_id in .* must be an id or a list of ids")
 

@@ -11,7 +11,7 @@ def test_shared_area():
     assert Box(0, 0, 4, 4).intersection(Box(5, 5, 9, 9)) == 0
 
 
-def test_names_of_close_points_do_not_meet():
+def test_labels_of_close_points_do_not_overlap():
     frame = Box(0, 0, 300, 200)
     points = [(100, 100, "MultiNews"), (104, 103, "XSum"), (112, 96, "NewsRoom")]
     placed = labels.place_labels(points, frame)
@@ -26,7 +26,7 @@ def test_a_name_at_the_edge_turns_inwards():
     assert label.box.right <= 300
 
 
-def test_in_a_crowd_only_names_that_can_be_read_are_there():
+def test_unreadable_labels_are_left_out():
     points = [(100 + i % 5, 100 + i // 5, f"Name {i}") for i in range(40)]
     placed = labels.place_labels(points, Box(0, 0, 300, 200))
     assert 2 <= len(placed) < 20

@@ -92,11 +92,11 @@ def test_findings_notes_facts_and_figures_are_there(paper_report, page):
     assert "bpd_jax 0.7.0, jax 0.10.2" in page.text
 
 
-def test_a_minus_is_a_sign_and_a_hyphen_stays(page):
+def test_minus_signs_and_hyphens(page):
     assert page.text.count("changes by −0.06 with 2-grams of SmolLM2-135M.") == 2
 
 
-def test_intervals_are_named_and_what_was_left_out_is_said(paper_report, page):
+def test_intervals_and_left_out_contenders_are_explained(paper_report, page):
     assert "95 % bootstrap interval over examples" in page.text
     note = "Left out: neural:1@narrow: there is no model 'narrow'."
     assert page.text.count(note) == 2
@@ -108,7 +108,7 @@ def test_intervals_are_named_and_what_was_left_out_is_said(paper_report, page):
     assert "bootstrap interval over" not in other.text
 
 
-def test_words_are_explained_above_the_first_section(page):
+def test_terms_are_explained_above_the_first_section(page):
     summaries = [a.get("class") for tag, a in page.elements if tag == "details"]
     assert summaries[1] == "terms card"
     text = page.text
@@ -196,7 +196,7 @@ def test_dangerous_text_is_text(paper_report):
     assert NASTY[:-1] in Parsed(text).text
 
 
-def test_data_of_the_explorer_come_back(paper_report, text):
+def test_data_of_the_explorer_round_trip(paper_report, text):
     data = re.search(r'<script type="application/json"[^>]*>(.*?)</script>', text)[1]
     assert not set("<>&") & set(data)
     texts = json.loads(data)
@@ -222,7 +222,7 @@ def test_policy_allows_this_script_alone(text, page):
     assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write", script)
 
 
-def test_page_refers_to_nothing_outside(text, page):
+def test_the_page_has_no_external_references(text, page):
     outside = text.replace("http://www.w3.org/2000/svg", "")
     assert not re.search(r"https?:|url\(|@import", outside)
     for tag, attributes in page.elements:

@@ -12,7 +12,7 @@ def run(title, counts, **facts):
     return Exhibit(title, title, "", "", facts={**facts, "examples": examples})
 
 
-def test_studies_that_were_run_alike_share_a_sentence():
+def test_studies_with_equal_settings_share_a_sentence():
     exhibits = [
         run("Table 8", {"squad": (24, 12)}),
         run("Table 4", {"squad": (24, 12), "rag": (15, 12)}),
@@ -30,13 +30,13 @@ def test_studies_that_were_run_alike_share_a_sentence():
     ]
 
 
-def test_other_counts_of_a_task_are_a_sentence_of_their_own():
+def test_other_counts_of_a_task_need_a_sentence():
     exhibits = [run("Table 4", {"rag": (15, 12)}), run("Table 5", {"rag": (9, 12)})]
     first, second = run_sentences.sentences(exhibits)
     assert first.startswith("smollm2: 15 reported texts")
     assert second.startswith("smollm2 (Table 5): 9 reported texts")
 
 
-def test_a_run_that_says_nothing_has_no_sentence():
+def test_a_run_without_facts_has_no_sentence():
     nothing = Exhibit("table12", "Latency", "", "", facts={"examples": {}})
     assert run_sentences.sentences([nothing]) == []

@@ -135,7 +135,7 @@ def test_table3_compares_before_and_after():
     assert [series.y for series in chart.series] == [[50.0, 50.0], [0.0, 0.0]]
 
 
-def test_table7_sets_general_models_against_in_domain_ones():
+def test_table7_compares_general_and_in_domain_models():
     general, own = "ngram:1@general_2", "ngram:1@in_domain"
     found = [draft(general, "squad", 0, "2121"), draft(own, "squad", 0, "1111")]
     found += [draft(general, "xsum", 0, "1111"), draft(own, "xsum", 0, "2121")]
@@ -207,7 +207,7 @@ def test_weak_tasks_gain_most_if_ranks_run_against_each_other():
 @pytest.mark.parametrize(
     "study", ["table3", "table4", "table7", "table10", "figure7", "searches"]
 )
-def test_a_run_that_has_just_begun_is_shown(study):
+def test_a_run_without_records_is_shown(study):
     """Of two tasks one, of the contenders one; then another on half of the texts."""
     found = [draft("bpd", "squad", number, "211") for number in range(4)]
     exhibit = exhibit_of(study, found)

@@ -55,7 +55,7 @@ def test_entropy_by_head(found):
     assert (lines[0].x, lines[0].y) == ([1.0, 2.0, 3.0], [1.0, 2.0, 3.0])
 
 
-def test_both_readings_are_fitted(found):
+def test_both_interpretations_are_fitted(found):
     """Tasks alone lie on a line. Of all six points, x is 2 3 2 2 1 1 and y 2 3 1 2 1 1:
     means 11/6 and 10/6; Sxx = 17/6, Syy = 20/6, Sxy = 16/6."""
     both, alone = (row.cells for row in found.tables[1].rows)
@@ -95,7 +95,7 @@ MIXED = (5.0, 1.0, 9.0, 2.0, 8.0, 3.0, 7.0, 4.0, 6.0)
         ([RISING, RISING, FALLING], False),
     ],
 )
-def test_entropy_grows_by_ranks_on_most_tasks(entropies, holds):
+def test_entropy_increases_by_ranks_on_most_tasks(entropies, holds):
     tasks = ["lambada", "squad", "qa"]
     records = [drafts(t, "11", e) for t, e in zip(tasks, entropies, strict=True)]
     grows, strictly, *_ = exhibit(records, tasks).findings
@@ -115,7 +115,7 @@ def test_entropy_grows_by_ranks_on_most_tasks(entropies, holds):
         ({"vocabulary": 64, "draft_vocabulary": 64}, "All heads predict over the full"),
     ],
 )
-def test_vocabularies_are_told(facts, words):
+def test_vocabularies_are_described(facts, words):
     run = StudyRun(pathlib.Path(), "figure3", facts, [])
     assert words in find_study("figure3").exhibit(run).notes[-1]
 

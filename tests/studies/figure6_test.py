@@ -72,7 +72,7 @@ def test_findings(records):
     )
 
 
-def test_a_broken_bound_is_seen(records):
+def test_a_violated_bound_is_detected(records):
     """A text of BPD that takes fewer calls than the oracle with one candidate."""
     records[3] = drafts("squad", "bpd", "444444444444")
     found = exhibit(records).findings
@@ -83,11 +83,11 @@ def test_a_broken_bound_is_seen(records):
     assert exhibit(records).findings[-1].holds is False
 
 
-def test_bpd_alone_says_nothing_of_the_bound(records):
+def test_bpd_alone_is_inconclusive_about_the_bound(records):
     assert exhibit(records[:5]).findings[-1].holds is None
 
 
-def test_weak_tasks_have_most_to_gain():
+def test_tasks_with_low_efficiency_gain_most():
     records = [
         oracle("squad", 12, [[12, 12], [4, 3]]),
         oracle("qa", 12, [[12, 12], [6, 4]]),

@@ -67,7 +67,7 @@ def test_searches_are_a_grid():
     assert checked["NGRAM:16"] == 20.0
 
 
-def test_of_a_few_texts_nothing_is_told():
+def test_few_texts_are_inconclusive():
     # Ten nodes a text are 5 in each of two calls, or 2.5 in each of four.
     for texts, interval, holds in (
         (1, "", None),

@@ -19,7 +19,7 @@ def test_a_contender_is_a_method_with_its_models():
     assert parse_contender("bpd").assets is None
 
 
-def test_texts_are_alike_where_what_decides_them_is():
+def test_same_settings_give_the_same_texts():
     """Other contenders, tasks or labels change no text; lengths do."""
     mine = config(contenders=["ngram:1"])
     other = config(contenders=["bpd"], tasks=["squad"], shown=3)
@@ -55,6 +55,6 @@ def test_texts_are_alike_where_what_decides_them_is():
         ({"tuners": {"ngram": "ngram:1"}, "alphas": [-1.0]}, "alphas must be a list"),
     ],
 )
-def test_what_cannot_be_is_refused(given, message):
+def test_invalid_settings_are_refused(given, message):
     with pytest.raises(UserError, match=message):
         config(**given)

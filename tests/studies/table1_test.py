@@ -70,7 +70,7 @@ def test_scores_and_efficiency_of_each_task():
     assert scores["SQUAD: Exact match, %"][0].paper == 57.6
 
 
-def test_nothing_measured_is_nothing_claimed():
+def test_without_measurements_findings_are_inconclusive():
     found = exhibit([], ["xsum"])
     [table] = found.tables
     assert rows(table)["XSUM"][1] == Cell(paper=52.15, text="not measured")
@@ -78,7 +78,7 @@ def test_nothing_measured_is_nothing_claimed():
 
 
 @pytest.mark.parametrize("best, holds", [("lambada", True), ("xsum", False)])
-def test_the_order_of_tasks_is_compared_with_the_papers(best, holds):
+def test_the_order_of_tasks_is_compared_with_the_paper(best, holds):
     yields = {best: "3111", "newsroom": "1111"}
     records = [drafts(task, yields.get(task, "2111")) for task in printed.TASKS]
     [finding] = exhibit(records, printed.TASKS).findings

@@ -86,7 +86,7 @@ def texts_of(contender, repaired_wins, repaired_losses):
         ((0, 0), (0, 0), None, None),
     ],
 )
-def test_shares_are_told_apart_for_all_refinements(first, second, repairs, introduces):
+def test_shares_are_compared_for_all_refinements(first, second, repairs, introduces):
     """All texts are alike, so that no resample differs from the whole."""
     records = [drafts("qa", "bpd", "1122", "1111", example) for example in range(8)]
     records += texts_of("ngram:1", *first) + texts_of("neural:1", *second)
@@ -97,7 +97,7 @@ def test_shares_are_told_apart_for_all_refinements(first, second, repairs, intro
     assert f"{words} percentage points ({words} … {words})" in found[0].evidence
 
 
-def test_texts_that_disagree_cannot_tell():
+def test_disagreeing_texts_are_inconclusive():
     """Seven texts whose wins repair nothing and one whose wins do: 1/8 more, but many
     resamples are without it."""
     records = [drafts("qa", "bpd", "1122", "1111", example) for example in range(8)]
@@ -108,7 +108,7 @@ def test_texts_that_disagree_cannot_tell():
     assert "more on 1 of 1 task." in repairs.evidence
 
 
-def test_weak_tasks_win():
+def test_wins_exceed_losses_on_tasks_with_low_efficiency():
     """BPD yields 1, 2 and 3 tokens a call; margins of 3, 0 and -3 of 3 positions."""
     records = []
     for task, base, refined in [
@@ -129,7 +129,7 @@ def test_weak_tasks_win():
     assert "more wins than losses on 4 of 7 tasks." in weak.evidence
 
 
-def test_what_was_not_measured_is_said():
+def test_missing_measurements_are_reported():
     found = exhibit([drafts("qa", "bpd", "1", "0"), drafts("qa", "ngram:1", "1", "0")])
     [table] = found.tables
     squad, qa = table.rows[:2]

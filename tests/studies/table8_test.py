@@ -55,7 +55,7 @@ def test_alpha_is_chosen_on_tuning_examples_and_reported_on_others():
     assert table.caption.startswith("Tuned on 1 held-out example of each task; the")
 
 
-def test_little_weight_where_bpd_does_well():
+def test_weight_decreases_with_bpds_efficiency():
     """BPD takes 10, 5 and 4 calls; alphas 2, 1 and 0.5 are best."""
     records = []
     best = {"a": (10, 2.0), "b": (5, 1.0), "c": (4, 0.5)}
@@ -71,12 +71,12 @@ def test_little_weight_where_bpd_does_well():
     assert flattery.holds is True
 
 
-def test_no_family_no_table():
+def test_without_a_family_there_is_no_table():
     found = exhibit([drafts("squad", "ngram:1:alpha=1", 4)])
     assert (found.tables, found.charts, found.findings) == ([], [], [])
 
 
-def test_how_many_examples_were_tuned_on():
+def test_the_number_of_tuning_examples_is_reported():
     """Three of SQuAD and one of QA; reported ones do not count."""
     records = [
         drafts(task, f"ngram:1:alpha={alpha}", 4, part, example)

@@ -72,7 +72,7 @@ def test_a_prompt_holds_question_and_context_and_all_answers(tmp_path, loaded):
     assert loaded.tokenizer.decode(example.input_ids) == example.prompt
 
 
-def test_a_document_is_cut_to_fit_and_its_prompt_is_not(tmp_path, loaded):
+def test_documents_are_truncated_but_not_prompts(tmp_path, loaded):
     record = {"dialogue": "a b c d e f g h", "summary": "s"}
     write(tmp_path, "samsum", "test", [record])
     sources = [*read_sources(tmp_path, "samsum")]
@@ -151,7 +151,7 @@ def test_a_passage_is_continued_as_it_is(tmp_path, loaded):
     assert example.prompt == "once upon a time"
 
 
-def test_what_is_missing_is_named(tmp_path):
+def test_missing_files_are_named(tmp_path):
     with pytest.raises(UserError, match="there is no task 'squat': use lambada"):
         [*read_sources(tmp_path, "squat")]
     with pytest.raises(UserError, match=r"xsum has none of test\.jsonl\.gz"):
