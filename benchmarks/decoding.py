@@ -35,9 +35,9 @@ from bpd_jax.decoding.speedup import measure_drafting, measure_passes
 from bpd_jax.decoding.verification import laid_out
 from bpd_jax.drafting.assets import Assets
 from bpd_jax.errors import UserError
+from bpd_jax.evaluation.draft_statistics import draft_statistics
 from bpd_jax.evaluation.efficiency import block_efficiency, paired_interval
 from bpd_jax.evaluation.equality import differences
-from bpd_jax.evaluation.statistics import draft_statistics
 from bpd_jax.models.blockwise import init_parameters
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.functions import ModelFunctions

@@ -24,7 +24,7 @@ import numpy as np
 from absl import flags
 
 from bpd_jax import cli, files, provenance
-from bpd_jax.ngrams.counting import bounded
+from bpd_jax.ngrams.counting import bounded_memory
 from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.counting.sources import TokenSource, open_source
 from bpd_jax.ngrams.counting.windows import TokenBatch
@@ -39,7 +39,9 @@ ORDER = flags.DEFINE_integer("order", 4, "length of the longest n-grams.")
 MIN_COUNTS = flags.DEFINE_list("min_counts", None, "least counts; default: all 1.")
 MAX_NGRAMS = flags.DEFINE_integer("max_ngrams", 5_000_000, "size of the pruned model.")
 MAX_TOKENS = flags.DEFINE_integer("max_tokens", None, "take about so many; or all.")
-MEMORY = flags.DEFINE_integer("memory", bounded.DEFAULT_MEMORY, "bytes for counting.")
+MEMORY = flags.DEFINE_integer(
+    "memory", bounded_memory.DEFAULT_MEMORY, "bytes for counting."
+)
 ROUNDS = flags.DEFINE_integer("rounds", 3, "times that everything is done.")
 OUTPUT = flags.DEFINE_string(
     "output", "benchmarks/results/ngram_build_cpu.json", "file."
@@ -110,7 +112,7 @@ def main() -> None:
         loaded = Loaded(source, MAX_TOKENS.value)
     for _ in range(ROUNDS.value):
         with watch.stage("count"):
-            counts = bounded.count(
+            counts = bounded_memory.count(
                 loaded, order=ORDER.value, min_counts=minimums, memory=MEMORY.value
             )
         seen, counted = counts.seen, counts.sizes

@@ -27,8 +27,8 @@ from bpd_jax.decoding.methods import Method, parse_method
 from bpd_jax.decoding.replay import record
 from bpd_jax.decoding.speedup import check_methods
 from bpd_jax.errors import UserError
+from bpd_jax.evaluation.draft_statistics import draft_statistics
 from bpd_jax.evaluation.efficiency import block_efficiency, paired_interval
-from bpd_jax.evaluation.statistics import draft_statistics
 
 # One row of searches for each score.
 METHODS = flags.DEFINE_list(

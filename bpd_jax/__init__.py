@@ -21,7 +21,7 @@ __all__ = ["__version__", *_API]
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the interface, and jax with it, when a name of it is first used."""
+    """Imports the Python interface, and thus jax, at the first use of its names."""
     if name in _API:
         from bpd_jax import api
 
@@ -30,5 +30,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """All public names, those not imported yet too."""
+    """All public names, including those that are not imported yet."""
     return sorted({*globals(), *_API})

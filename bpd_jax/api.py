@@ -1,4 +1,4 @@
-"""The Python interface: load a model and decode texts by any method."""
+"""The Python interface: loads a model and decodes texts with any method."""
 
 import dataclasses
 import sys
@@ -68,13 +68,13 @@ class LanguageModel:
             return self.loaded.encode_prompt(cast("str", prompt))
         try:
             ids = np.asarray(prompt)
-        except ValueError as error:  # lists of several lengths
+        except ValueError as error:  # The lists have several lengths.
             raise UserError(
                 "a prompt is not a list of token ids: give a text or integers."
             ) from error
         if not np.issubdtype(ids.dtype, np.integer):
-            return ids  # decoding refuses it
-        # Ids beyond int32 keep their value, and are refused as well.
+            return ids  # Decoding refuses it.
+        # Ids beyond int32 keep their value; decoding refuses them.
         narrow = ids.astype(np.int32)
         return narrow if np.array_equal(narrow, ids) else ids
 
@@ -84,7 +84,7 @@ class Completion:
     """One decoded prompt.
 
     Attributes:
-      text: the decoded text, without end-of-text token, up to a stop text.
+      text: the decoded text without the end-of-text token, up to a stop text.
       method: the method that decoded it.
       generation: the decoded tokens, with a record of every serial call.
     """
@@ -121,7 +121,7 @@ def load(
         `hydra` or `drafter`; by default those in the model's folder.
 
     Raises:
-      UserError: something is missing, damaged, or belongs to another model.
+      UserError: a file is missing, damaged, or belongs to another model.
     """
     for asset in assets:
         if asset not in ASSET_FOLDERS:
@@ -168,7 +168,7 @@ def generate(
     decode_options = _options(lm, options)
     decoder = lm.decoder(lattice_width=lattice_width, alpha=alpha, mesh=mesh)
     if isinstance(prompts, str):
-        raise UserError(f"prompts is one text, {prompts!r}: give a list of texts.")
+        raise UserError(f"prompts must be a list of texts, not the text {prompts!r}.")
     check_texts(prompts)
     tokens = [lm.encode(prompt) for prompt in prompts]
     chosen = resolve(lm, decoder, method, tokens, decode_options)
@@ -215,16 +215,16 @@ def resolve(
       lm: the model.
       decoder: a decoder of the model.
       name: name of a method; `auto` is the choice of `bpd_jax.tune` on this device, or
-        is measured now; None is `Decoder.default_method`.
+        else is measured; None is `Decoder.default_method`.
       prompts: the prompts to decode.
       options: the options of decoding.
       verbose: whether to print the choice of `auto` and its reason.
 
     Raises:
-      UserError: there is no such method, or the input is invalid.
+      UserError: the method is unknown, or the input is invalid.
     """
     if not isinstance(name, str | None):
-        raise UserError(f"method is {name!r}: give its name, as in ngram:16.")
+        raise UserError(f"method must be a name such as ngram:16, not {name!r}.")
     method = parse_method(name or decoder.default_method)
     if method.kind != "auto":
         return method
@@ -234,18 +234,18 @@ def resolve(
     tuned = tuned_method(lm, options.batch_size)
     if tuned is not None:
         if verbose:
-            print(f"auto: {tuned.name}, as bpd_jax.tune chose on this device.")
+            print(f"auto: {tuned.name}, the choice of bpd_jax.tune on this device.")
         return tuned
     methods = candidate_methods(decoder, prompts, options)
     if verbose:
         print(
-            f"auto: trying up to {len(methods)} methods, which may take minutes; run "
-            "python -m bpd_jax.tune to choose once.",
+            f"auto: measuring up to {len(methods)} methods, which may take minutes; "
+            "run python -m bpd_jax.tune to save the choice.",
             file=sys.stderr,
         )
     total = len(methods) + 1
     with progress.bar(
-        label="trying", total=total, unit=" methods", disable=not verbose
+        label="measuring", total=total, unit=" methods", disable=not verbose
     ) as bar:
 
         def advance(method: Method) -> None:
@@ -278,9 +278,9 @@ def visible_text(
 
 
 class VisibleText:
-    """The text of tokens that arrive one after another.
+    """The text of tokens that are added incrementally.
 
-    An incomplete character, or a possible beginning of a stop text, is held back.
+    An incomplete character or a possible beginning of a stop text is held back.
     """
 
     def __init__(self, lm: LanguageModel, options: DecodeOptions) -> None:
@@ -323,16 +323,16 @@ def marked_pieces(
     pieces: Iterator[tuple[np.ndarray, Generation | None]],
     options: DecodeOptions,
 ) -> Iterator[tuple[str, bool, Generation | None]]:
-    """`visible_pieces` in two parts: the first token of a call, and the draft's others.
+    """`visible_pieces`, split into the first token of a call and its draft tokens.
 
     Args:
       lm: the model.
-      pieces: from `generate.stream` with `calls=1`.
+      pieces: the result of `generate.stream` with `calls=1`.
       options: the options of decoding.
 
     Yields:
-      A text, whether its tokens are accepted draft tokens, and with the last text the
-      complete generation.
+      A text, whether its tokens are accepted draft tokens, and the complete generation
+      with the last text, otherwise None.
     """
     text = VisibleText(lm, options)
     for new, generation in pieces:

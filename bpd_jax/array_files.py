@@ -1,8 +1,8 @@
-"""Reading arrays that may be damaged or forged, before any kernel sees them.
+"""Reads array files and validates them, because they may be damaged or forged.
 
-What an array must be like is declared as an `ArraySpec`. Nothing is allocated before
-the header of a file fits its size, and whatever is wrong is an `OSError` or a
-`ValueError`, whose reader says which file it is and what to do.
+An `ArraySpec` declares the requirements on an array. The header of a file is compared
+with its size before anything is allocated. All faults raise an `OSError` or a
+`ValueError`; the caller adds the name of the file and the remedy.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ import numpy as np
 
 from bpd_jax.buckets import as_path
 
-# What numpy and zipfile raise besides OSError and ValueError when bytes are damaged.
+# Exceptions of numpy and zipfile for damaged files, besides OSError and ValueError.
 DAMAGE = (
     EOFError,
     KeyError,
@@ -36,7 +36,7 @@ DAMAGE = (
     zipfile.BadZipFile,
     zlib.error,
 )
-_BLOCK = 1 << 20  # elements looked at together
+_BLOCK = 1 << 20  # Number of elements that are checked together.
 _HEADER_READERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
@@ -45,15 +45,15 @@ _HEADER_READERS = {
 
 @dataclasses.dataclass(frozen=True)
 class ArraySpec:
-    """What an array must be like.
+    """The requirements on an array.
 
     Attributes:
-      dtypes: the kinds that it may have, as in `np.dtype.str`, such as `<i8`.
-      shape: of every axis, or None for any length.
-      low: no element is below this.
-      high: no element is above this.
-      finite: whether infinities are refused. NaN always is.
-      increasing: whether each element must be above the one before (axis 0 of one).
+      dtypes: allowed dtypes as in `np.dtype.str`, such as `<i8`.
+      shape: size of every axis; None for any size.
+      low: minimum of all elements.
+      high: maximum of all elements.
+      finite: whether infinities are refused; NaN is always refused.
+      increasing: whether the elements of a vector must be strictly increasing.
     """
 
     dtypes: tuple[str, ...]
@@ -64,25 +64,25 @@ class ArraySpec:
     increasing: bool = False
 
     def check_header(self, dtype: np.dtype, shape: tuple[int, ...]) -> None:
-        """Raises a `ValueError` unless kind and shape are as declared."""
+        """Raises a `ValueError` unless dtype and shape are allowed."""
         if dtype.str not in self.dtypes:
-            raise ValueError(f"it is of {dtype} and not of {' or '.join(self.dtypes)}")
-        fits = len(shape) == len(self.shape) and all(
-            wanted in (None, size)
-            for wanted, size in zip(self.shape, shape, strict=True)
+            raise ValueError(f"its dtype is {dtype}, not {' or '.join(self.dtypes)}")
+        matches = len(shape) == len(self.shape) and all(
+            expected in (None, size)
+            for expected, size in zip(self.shape, shape, strict=True)
         )
-        if not fits:
-            wanted = ["any" if size is None else size for size in self.shape]
-            raise ValueError(f"its shape is {list(shape)} and not {wanted}")
+        if not matches:
+            expected = ["any" if size is None else size for size in self.shape]
+            raise ValueError(f"its shape is {list(shape)}, not {expected}")
 
     def check(self, array: np.ndarray) -> None:
-        """Raises a `ValueError` unless all of an array is as declared."""
+        """Raises a `ValueError` unless an array meets all requirements."""
         self.check_header(array.dtype, array.shape)
         flat = array.reshape(-1)
         for begin in range(0, flat.size, _BLOCK):
             self._check_values(flat[begin : begin + _BLOCK])
             if self.increasing:
-                # One element of the block before belongs to this block's order.
+                # The last element of the previous block is compared as well.
                 part = flat[max(begin - 1, 0) : begin + _BLOCK]
                 if not (part[1:] > part[:-1]).all():
                     raise ValueError("its elements do not increase")
@@ -90,19 +90,19 @@ class ArraySpec:
     def _check_values(self, values: np.ndarray) -> None:
         if values.dtype.kind == "f":
             if np.isnan(values).any():
-                raise ValueError("it holds NaN")
+                raise ValueError("it contains NaN")
             if self.finite and np.isinf(values).any():
-                raise ValueError("it holds an infinite number")
+                raise ValueError("it contains an infinite number")
         if self.low is not None and values.min() < self.low:
-            raise ValueError(f"it holds {values.min()}, which is below {self.low}")
+            raise ValueError(f"it contains {values.min()}, which is below {self.low}")
         if self.high is not None and values.max() > self.high:
-            raise ValueError(f"it holds {values.max()}, which is above {self.high}")
+            raise ValueError(f"it contains {values.max()}, which is above {self.high}")
 
 
-def check_names(found: Collection[str], wanted: Collection[str]) -> None:
-    """Raises a `ValueError` unless both have the same names."""
-    for name in sorted(set(found) ^ set(wanted)):
-        problem = "is missing" if name in wanted else "is not known"
+def check_names(names: Collection[str], expected: Collection[str]) -> None:
+    """Raises a `ValueError` unless the names of arrays are the expected ones."""
+    for name in sorted(set(names) ^ set(expected)):
+        problem = "is missing" if name in expected else "is unknown"
         raise ValueError(f"the array {name[:80]!r} {problem}")
 
 
@@ -114,18 +114,18 @@ def check_shapes(
     for name, shape in shapes.items():
         if arrays[name].shape != tuple(shape):
             raise ValueError(
-                f"{name}: its shape is {list(arrays[name].shape)} and not {list(shape)}"
+                f"{name}: its shape is {list(arrays[name].shape)}, not {list(shape)}"
             )
 
 
 def open_npy(path: str | os.PathLike[str]) -> np.ndarray:
-    """Maps a .npy file, read only.
+    """Maps a .npy file into memory, read-only.
 
     Raises:
-      OSError: it cannot be read.
-      ValueError: it is no such file, is cut short, or holds Python objects.
+      OSError: the file cannot be read.
+      ValueError: the file is invalid or truncated, or contains Python objects.
     """
-    with _damage_told():
+    with _damage_as_value_error():
         return np.load(path, mmap_mode="r", allow_pickle=False)
 
 
@@ -134,22 +134,22 @@ def read_npz(
     specs: Mapping[str, ArraySpec] | None = None,
     optional: Collection[str] = (),
 ) -> dict[str, np.ndarray]:
-    """Reads an uncompressed .npz file, which is what `np.savez` writes.
+    """Reads an uncompressed .npz file, as written by `np.savez`.
 
     Args:
       path: the file.
-      specs: what it must hold; None to take whatever arrays there are.
+      specs: requirements by name of an array; None accepts all arrays.
       optional: names in `specs` of arrays that may be missing.
 
     Returns:
-      The arrays by name. Their checksums fit.
+      The arrays by name; their checksums have been verified.
 
     Raises:
-      OSError: it cannot be read.
-      ValueError: it is damaged, or an array is not as declared.
+      OSError: the file cannot be read.
+      ValueError: the file is damaged, or an array does not meet its requirements.
     """
     arrays = {}
-    with _damage_told(), zipfile.ZipFile(as_path(path)) as archive:
+    with _damage_as_value_error(), zipfile.ZipFile(as_path(path)) as archive:
         members = {
             info.filename.removesuffix(".npy"): info for info in archive.filelist
         }
@@ -170,21 +170,21 @@ def read_npz(
 
 
 def _read_array(stream: IO[bytes], size: int, spec: ArraySpec | None) -> np.ndarray:
-    """Reads a member of `size` bytes, to its end, where its checksum is compared."""
+    """Reads a member of `size` bytes to its end, where its checksum is verified."""
     version = np.lib.format.read_magic(stream)
     if version not in _HEADER_READERS:
-        raise ValueError(f"version {version} of .npy files is not known")
+        raise ValueError(f"version {version} of .npy files is not supported")
     shape, fortran, dtype = _HEADER_READERS[version](stream)
     if dtype.hasobject or fortran:
-        raise ValueError("it holds Python objects or columns")
+        raise ValueError("it contains Python objects, or is in column-major order")
     if spec is not None:
         spec.check_header(dtype, shape)
     needed = math.prod(shape) * dtype.itemsize
     if min(shape, default=0) < 0 or needed != size - stream.tell():
-        raise ValueError("its shape does not fit its size")
+        raise ValueError("its shape does not match its size")
     data = bytearray(stream.read())
     if len(data) != needed:
-        raise ValueError("it is cut short")
+        raise ValueError("it is truncated")
     array = (
         np.frombuffer(data, dtype).reshape(shape) if needed else np.zeros(shape, dtype)
     )
@@ -194,7 +194,7 @@ def _read_array(stream: IO[bytes], size: int, spec: ArraySpec | None) -> np.ndar
 
 
 @contextlib.contextmanager
-def _damage_told() -> Iterator[None]:
+def _damage_as_value_error() -> Iterator[None]:
     try:
         yield
     except DAMAGE as error:
@@ -202,5 +202,5 @@ def _damage_told() -> Iterator[None]:
 
 
 def spec_like(leaf: Any) -> ArraySpec:
-    """What an array must be like that takes the place of `leaf`, finite if a float."""
+    """The requirements on an array that replaces `leaf`; floats must be finite."""
     return ArraySpec((np.dtype(leaf.dtype).str,), tuple(leaf.shape))

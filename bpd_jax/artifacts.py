@@ -1,16 +1,16 @@
-"""Artifacts: folders with a JSON header and arrays, each kind described once.
+"""Artifacts: folders with a JSON header and arrays.
 
-Whatever is kept on disk and is not a checkpoint is an artifact: block heads, block
-drafters, refiners, slim models, n-gram models and counts, generated texts, cached
-states, packed rows. Its header is a JSON object that states the version of the format;
-its arrays lie beside the header in a safetensors file, in .npz files or in .npy files
-that are mapped into memory. A folder is written through `bpd_jax.folders`, so that it
-is replaced as a whole and no other folder is.
+All results except checkpoints are artifacts: block heads, block drafters, refiners,
+exported parameters, n-gram models and counts, generated texts, cached states, packed
+rows. The header is a JSON object with the version of the format; the arrays are in the
+same folder in a safetensors file, in .npz files, or in .npy files that are mapped into
+memory. `bpd_jax.folders` writes a folder atomically and replaces only folders of the
+same kind.
 
-An `Artifact` reads with limits: nothing is allocated before the header of a file fits
-its size, nothing is unpickled, and names, shapes and dtypes are checked
-(`bpd_jax.array_files`). Whatever is wrong with a folder is reported as one `UserError`
-that names the file, the reason, and how to get it again.
+An `Artifact` is read safely: the header of a file is compared with its size before
+anything is allocated, nothing is unpickled, and names, shapes and dtypes are validated
+(`bpd_jax.array_files`). All faults of a folder are reported as a `UserError` with the
+file, the reason and the remedy.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ from bpd_jax.errors import UserError
 
 SAFETENSORS, NPZ = ".safetensors", ".npz"
 
-# What reading and interpreting a damaged or forged file raises.
+# Exceptions while reading and interpreting a damaged or forged file.
 _DAMAGE = (
     *array_files.DAMAGE,
     ArithmeticError,
@@ -51,9 +51,9 @@ class Artifact(folders.FolderKind):
     """A kind of artifact; see `FolderKind`, whose `marker` is the header.
 
     Attributes:
-      remedy: how to get such a folder again, for messages.
-      version: of the format.
-      version_name: field of the header that holds it.
+      remedy: how to obtain such a folder, for error messages.
+      version: version of the format.
+      version_name: field of the header with the version.
     """
 
     remedy: str = "get the folder again"
@@ -67,13 +67,13 @@ class Artifact(folders.FolderKind):
         name: str,
         arrays: Mapping[str, np.ndarray],
     ) -> None:
-        """Writes a folder with one file of arrays; it appears as a whole or not at all.
+        """Writes a folder with one file of arrays atomically.
 
         Args:
-          folder: to write; an older one of this kind is replaced.
-          header: what JSON can hold, besides the version.
+          folder: output folder; an older one of this kind is replaced.
+          header: JSON values; the version is added.
           name: file name of the arrays, which ends in .safetensors or .npz.
-          arrays: by name.
+          arrays: arrays by name.
 
         Raises:
           UserError: the folder is of another kind, or cannot be written.
@@ -88,7 +88,7 @@ class Artifact(folders.FolderKind):
     def write_header(
         self, folder: str | os.PathLike[str], header: Mapping[str, Any]
     ) -> None:
-        """Writes the header alone, whole or not at all; see `write`."""
+        """Writes only the header, atomically; see `write`."""
         text = json.dumps({self.version_name: self.version, **header}, indent=2) + "\n"
         with files.replacing_file(as_path(folder) / self.marker) as path:
             path.write_text(text, encoding="utf-8")
@@ -101,8 +101,8 @@ class Artifact(folders.FolderKind):
         """Reads the header.
 
         Args:
-          folder: of the artifact.
-          fields: fields that it must have, and their types.
+          folder: folder of the artifact.
+          fields: required fields with their types.
 
         Raises:
           UserError: the header is missing, damaged, of another version, or lacks a
@@ -115,7 +115,7 @@ class Artifact(folders.FolderKind):
             if buckets.unfinished_upload(path.parent) == self.title:
                 raise UserError(
                     f"{folder} is not complete: the upload of {self.title} was "
-                    "interrupted, or has not ended; run the command that writes it "
+                    "interrupted or has not finished; run the command that writes it "
                     "again."
                 ) from None
             raise UserError(
@@ -136,15 +136,15 @@ class Artifact(folders.FolderKind):
 
     @contextlib.contextmanager
     def reading(self, path: str | os.PathLike[str]) -> Iterator[None]:
-        """Reports whatever is wrong with a file as a `UserError`."""
+        """Context that reports all faults of a file as a `UserError`."""
         try:
             yield
         except _DAMAGE as error:
             raise self.damaged(path, error) from error
 
     def damaged(self, path: str | os.PathLike[str], reason: object) -> UserError:
-        """The error of a file that is missing, damaged or of another artifact."""
-        # numpy adds lines of advice that is not for users.
+        """The error for a file that is missing, damaged or of another artifact."""
+        # numpy's messages have further lines, which are for programmers.
         text = str(reason).strip().partition("\n")[0] or type(reason).__name__
         return UserError(f"cannot read {path} ({text.rstrip('.')}): {self.remedy}.")
 
@@ -153,10 +153,10 @@ def read_tensors(path: pathlib.Path) -> tuple[dict[str, np.ndarray], str]:
     """Reads a safetensors file.
 
     Returns:
-      The arrays by name, and an identity of the file: 16 hexadecimal digits.
+      The arrays by name, and a digest of the file: 16 hexadecimal digits.
 
     Raises:
-      OSError, SafetensorError: it cannot be read, or is damaged.
+      OSError, SafetensorError: the file cannot be read, or is damaged.
     """
     tensors = load_file(path)
     with path.open("rb") as file:

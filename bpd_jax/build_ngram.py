@@ -8,7 +8,7 @@ From text or tokens: counts, Katz estimate, pruning.
     python -m bpd_jax.build_ngram --generations=runs/smollm2/texts \\
         --heldout_split=validation --output=runs/smollm2/ngram
 
-From counts of `bpd_jax.count_ngrams`, or from models, to prune, convert or mix them.
+From counts of `bpd_jax.count_ngrams`, or from models, to prune, convert or interpolate:
 
     python -m bpd_jax.build_ngram --counts=books_counts --theta=1e-8 --output=books
     python -m bpd_jax.build_ngram --model=other.arpa.gz --output=other
@@ -65,7 +65,7 @@ def print_report(report: BuildReport, console: Console) -> None:
 def _perplexity(measure: Measure | None) -> str:
     if measure is None:
         return (
-            "perplexity: not measured; name a text with --heldout_text or "
+            "perplexity: not measured; give a text with --heldout_text or "
             "--heldout_tokens"
         )
     model = measure.model

@@ -9,7 +9,8 @@ peak figures give a lower bound for the time. It needs neither a TPU nor a netwo
 `make tpu-compile` sets up an environment and runs the paper's setting. docs/tpu.md
 explains the table.
 
-If a configuration does not fit, the error message contains the compiler's numbers.
+If a configuration does not fit into memory, the error message contains the compiler's
+numbers.
 """
 
 import json
@@ -49,8 +50,8 @@ _SLICES = flags.DEFINE_integer(
 _PROGRAM = flags.DEFINE_list(
     "program",
     ["train"],
-    "What to compile, several with commas between: train, decode, or drafter, which is "
-    "the training of a block drafter (HeadsTrainConfig) on the model as a frozen one.",
+    "Comma-separated list of programs: train, decode, or drafter, which is the "
+    "training of a block drafter (HeadsTrainConfig) for the frozen model.",
 )
 _OUTPUT = flags.DEFINE_string("output", None, "JSON file for all figures.")
 _HLO = flags.DEFINE_string("hlo", None, "Folder for the text of compiled programs.")
@@ -62,8 +63,8 @@ def main() -> None:
     unknown = [name for name in _PROGRAM.value if name not in _PROGRAMS]
     if unknown or not _PROGRAM.value:
         raise UserError(
-            f"--program={','.join(_PROGRAM.value)}: give some of "
-            f"{', '.join(_PROGRAMS)}, with commas between."
+            f"--program={','.join(_PROGRAM.value)} must be a comma-separated list of "
+            f"{', '.join(_PROGRAMS)}."
         )
     if _OUTPUT.value:
         check_writable(_OUTPUT.value)
@@ -71,18 +72,18 @@ def main() -> None:
         for name in _PROGRAM.value:
             check_writable(as_path(_HLO.value) / f"{name}.txt")
     shapes = DecodeShapes(**cli.flag_values(DecodeShapes))
-    where = find_slice(cli.required("topology"), _SLICES.value)
+    tpu_slice = find_slice(cli.required("topology"), _SLICES.value)
     # All programs are validated before the first one is compiled.
     programs: list[Program] = []
     for name in _PROGRAM.value:
         if name == "drafter":
             training = configuration.parse_flags(HeadsTrainConfig).value
             model = configuration.parse_flags(BlockwiseConfig).value
-            mesh = make_mesh(training.mesh or MeshConfig(), where.devices)
+            mesh = make_mesh(training.mesh or MeshConfig(), tpu_slice.devices)
             programs += drafter_programs(training, model, mesh)
             continue
         config = configuration.parse_flags(TrainConfig).value
-        mesh = make_mesh(config.mesh, where.devices)
+        mesh = make_mesh(config.mesh, tpu_slice.devices)
         if name == "train":
             programs.append(train_program(config, mesh))
         else:
@@ -90,13 +91,13 @@ def main() -> None:
     console = Console()
     measured: list[Measured] = []
     for program in programs:
-        print(f"compiling {program.name} for {where.name} ...", file=sys.stderr)
-        measured.append(compile_for(program, mesh, where, _HLO.value))
-    console.print(compile_report.table(where, dict(mesh.shape), measured))
+        print(f"compiling {program.name} for {tpu_slice.name} ...", file=sys.stderr)
+        measured.append(compile_for(program, mesh, tpu_slice, _HLO.value))
+    console.print(compile_report.table(tpu_slice, dict(mesh.shape), measured))
     for one in measured:
         console.print(compile_report.collectives(one))
     if _OUTPUT.value:
-        figures = compile_report.as_json(where, dict(mesh.shape), measured)
+        figures = compile_report.as_json(tpu_slice, dict(mesh.shape), measured)
         with replacing_file(_OUTPUT.value) as path:
             path.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
         console.print(f"written to {_OUTPUT.value}")

@@ -1,8 +1,8 @@
-"""gin: from configuration files and `--gin.NAME=VALUE` to one frozen dataclass.
+"""Builds a frozen dataclass from gin files and `--gin.NAME=VALUE`.
 
-gin sets the fields of the dataclasses in `CONFIGURABLES` and nothing else, and no other
-module uses it. The location of every statement is recorded, so that errors and
-`--dry_run` can name the file and the line.
+gin sets only the fields of the dataclasses in `CONFIGURABLES`, and no other module uses
+gin. The location of every statement is recorded, so that errors and `--dry_run` name
+the file and the line.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ _CONSTANTS = {
     "none": "None",
     "null": "None",
 }
-# Words of Python's messages, of several versions, and what is wrong with a value.
+# Parts of the error messages of several Python versions, and our messages for them.
 _FAULTS = {
     "EOF in multi-line": "a bracket is not closed",
     "integer string conversion": "an integer has too many digits",
@@ -60,12 +60,12 @@ _GIN_FILE = flags.DEFINE_multi_string(
     "gin_file", [], "Configuration file; later ones override earlier ones."
 )
 _GIN_BINDINGS = flags.DEFINE_multi_string(
-    "gin_bindings", [], "One setting, as --gin.NAME=VALUE is short for."
+    "gin_bindings", [], "One setting NAME=VALUE; --gin.NAME=VALUE is the short form."
 )
 
 
-# The module of each dataclass (or function) whose arguments gin files set. It is
-# imported when a file names one.
+# The module of each dataclass (or function) whose arguments gin files set. A module is
+# imported when a file first names its dataclass.
 CONFIGURABLES = {
     "BlockDrafterConfig": "models.drafter_config",
     "BlockHeadsConfig": "models.blockwise_config",
@@ -107,10 +107,10 @@ class _Delegate(ParserDelegate):
 
 
 def vocabulary_size(task: Any) -> int:
-    """Size of the vocabulary of a task; trains nothing.
+    """Size of the vocabulary of a task, without training a tokenizer.
 
-    For generations it is that of the model that generated them, which may have more
-    tokens than its tokenizer uses.
+    For generations it is the vocabulary size of the model that generated them, which
+    may be larger than that of its tokenizer.
     """
     from bpd_jax.data import generations, tokenizer
     from bpd_jax.data.text_task import GENERATIONS, TextTask
@@ -132,8 +132,8 @@ class Setting:
       name: name of a parameter, such as `TrainConfig.steps`, or of a macro.
       value: value in gin's syntax.
       source: the file, or "the command line".
-      line: in that file, from 1.
-      macros: names of the macros that the value mentions.
+      line: line number in the file, from 1.
+      macros: names of the macros in the value.
     """
 
     name: str
@@ -143,8 +143,8 @@ class Setting:
     macros: tuple[str, ...]
 
     @property
-    def place(self) -> str:
-        """Its location, for messages."""
+    def location(self) -> str:
+        """The location of the statement, for messages."""
         if self.source == _COMMAND_LINE:
             return f"--gin.{self.name}={self.value}"
         return f"{self.source}:{self.line}"
@@ -175,7 +175,7 @@ class Parsed(Generic[T]):
 
     def describe(self) -> str:
         """All files in the order read, each with its settings."""
-        in_force = {setting.name: setting for setting in self.settings}
+        effective = {setting.name: setting for setting in self.settings}
         lines = []
         for source in (*self.files, _COMMAND_LINE):
             selected = [
@@ -185,8 +185,8 @@ class Parsed(Generic[T]):
                 continue
             lines.append(source if selected else f"{source} (sets nothing itself)")
             for setting in selected:
-                later = in_force[setting.name]
-                note = "" if later is setting else f"   (overridden, {later.place})"
+                later = effective[setting.name]
+                note = "" if later is setting else f"   (overridden, {later.location})"
                 lines.append(f"  {setting.name} = {setting.value}{note}")
         return "\n".join(lines)
 
@@ -306,8 +306,8 @@ class _GinReader:
             try:
                 statement = parser.parse_statement()
             except ValueError as error:
-                # An unknown reference; gin appends its own location.
-                raise UserError(_at(location, error)) from error
+                # The reference is unknown; gin appends its own location.
+                raise UserError(_with_location(location, error)) from error
             if statement is None:
                 return
             location = f"{source}:{statement.location.line_num}"
@@ -338,37 +338,37 @@ class _GinReader:
         target = configurable(selector.rpartition(".")[2])
         if target is None:
             raise UserError(
-                f"{setting.place}: unknown name {selector}"
+                f"{setting.location}: unknown name {selector}"
                 f"{_suggest(selector, list(CONFIGURABLES))}."
             )
         names = list(inspect.signature(target).parameters)
         if argument not in names:
             raise UserError(
-                f"{setting.place}: {selector} has no parameter {argument}"
+                f"{setting.location}: {selector} has no parameter {argument}"
                 f"{_suggest(argument, names)}."
             )
         _check_nested(setting, target, argument, value)
         gin.bind_parameter((scope, selector, argument), value)
 
     @functools.cached_property
-    def in_force(self) -> dict[str, Setting]:
-        """The last statement for each name, which is effective."""
+    def effective(self) -> dict[str, Setting]:
+        """The effective (last) statement for each name."""
         return {setting.name: setting for setting in self.settings}
 
     def check_required(self) -> None:
         """Raises if a value is still `%gin.REQUIRED`."""
-        for setting in self.in_force.values():
+        for setting in self.effective.values():
             if _REQUIRED in setting.macros:
                 raise UserError(
                     f"{setting.name} has no value: add --gin.{setting.name}=VALUE "
-                    f"({setting.place} asks for it)."
+                    f"({setting.location} requires it)."
                 )
 
     def check_macros(self) -> None:
         """Raises a `UserError` for a macro that is undefined or unused.
 
-        A macro of a file must be mentioned by some statement, one of the command line
-        by an effective statement.
+        A macro of a file must be used by any statement, a macro of the command line by
+        an effective one.
         """
         defined = [setting.name for setting in self.settings if setting.is_macro]
         for setting in self.settings:
@@ -376,23 +376,23 @@ class _GinReader:
                 if macro == _TASK and macro not in defined:
                     raise UserError(
                         "no file names a task: add --gin_file=gin_configs/tasks/"
-                        f"NAME.gin ({setting.place} asks for it)."
+                        f"NAME.gin ({setting.location} requires it)."
                     )
                 if macro != _REQUIRED and macro not in defined:
                     raise UserError(
-                        f"{setting.place}: the macro %{macro} is not defined"
+                        f"{setting.location}: the macro %{macro} is not defined"
                         f"{_suggest(macro, defined)}."
                     )
-        mentioned = {name for setting in self.settings for name in setting.macros}
-        effective = {
-            name for setting in self.in_force.values() for name in setting.macros
+        used_anywhere = {name for setting in self.settings for name in setting.macros}
+        used_effectively = {
+            name for setting in self.effective.values() for name in setting.macros
         }
         for setting in self.settings:
             on_command_line = setting.source == _COMMAND_LINE
-            used = effective if on_command_line else mentioned
+            used = used_effectively if on_command_line else used_anywhere
             if setting.is_macro and setting.name not in used:
                 raise UserError(
-                    f"{setting.place}: nothing uses {setting.name}"
+                    f"{setting.location}: nothing uses {setting.name}"
                     f"{_suggest(setting.name, sorted(used - {_REQUIRED}))}."
                 )
 
@@ -404,13 +404,13 @@ def _find_file(name: str, location: str) -> tuple[str, pathlib.Path]:
       UserError: there is no such file.
     """
     full = f"gin_configs/{name}"
-    for each, path in (
+    for candidate, path in (
         (name, pathlib.Path(name)),
         (name, _ROOT / name),
         (full, _ROOT / full),
     ):
         if path.is_file():
-            return each, path
+            return candidate, path
     raise UserError(
         f"{location} names the configuration file {name}, which does not exist in this "
         f"folder, in {_ROOT} or in {_ROOT / 'gin_configs'}."
@@ -428,8 +428,8 @@ def _check_nested(
         name = getattr(expected, "__name__", "")
         if dataclasses.is_dataclass(expected) and name in CONFIGURABLES:
             raise UserError(
-                f"{setting.place}: {setting.name} must be a {name}, not a value: write "
-                f"@{name}() and set its fields, as in {name}.FIELD = VALUE."
+                f"{setting.location}: {setting.name} must be a {name}, not a value: "
+                f"write @{name}() and set its fields, as in {name}.FIELD = VALUE."
             )
 
 
@@ -448,7 +448,7 @@ def _syntax(error: Exception) -> str:
 
 
 def _fault(error: Exception, value: str) -> str | None:
-    """What is wrong with a value; None if it may be text without quotes."""
+    """The fault of a value; None if it may be text without quotes."""
     faults = [fault for words, fault in _FAULTS.items() if words in str(error)]
     if faults:
         return faults[0]
@@ -488,7 +488,7 @@ def _build(kind: type[T]) -> T:
         ) from None
 
 
-def _at(location: str, error: Exception) -> str:
+def _with_location(location: str, error: Exception) -> str:
     return f"{location}: {str(error).partition(chr(10))[0].rstrip('.')}."
 
 
@@ -496,4 +496,4 @@ def _suggest(name: str, names: Sequence[str]) -> str:
     close = difflib.get_close_matches(name, names, n=1)
     if close:
         return f"; did you mean {close[0]}?"[:-1]
-    return f": there is {', '.join(names)}" if names else ""
+    return f": choose from {', '.join(names)}" if names else ""

@@ -19,7 +19,8 @@ from rich.table import Table
 from bpd_jax import cli
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams.build_settings import DEFAULT_ORDER, CountSettings
-from bpd_jax.ngrams.counting import beam, bounded
+from bpd_jax.ngrams.counting import bounded_memory
+from bpd_jax.ngrams.counting.count_pipeline import count_with_beam
 from bpd_jax.ngrams.counting.counts import NGramCounts
 from bpd_jax.ngrams.counting.sources import source_of
 
@@ -35,7 +36,7 @@ _BEAM_RUNNER = flags.DEFINE_string(
 _BEAM_OPTIONS = flags.DEFINE_string(
     "beam_options",
     "",
-    "Options of the pipeline, separated by blanks: '--direct_num_workers=2 "
+    "Options of the pipeline, separated by spaces: '--direct_num_workers=2 "
     "--direct_running_mode=multi_processing'.",
 )
 _BEAM_FOLDER = flags.DEFINE_string(
@@ -58,7 +59,7 @@ def main() -> None:
         "memory": settings.memory,
     }
     if _BEAM_RUNNER.value:
-        counts = beam.count_with_beam(
+        counts = count_with_beam(
             source,
             output,
             **sizes,
@@ -67,8 +68,8 @@ def main() -> None:
         )
     else:
         if _BEAM_OPTIONS.value or _BEAM_FOLDER.value:
-            raise UserError("--beam_options and --beam_folder go with --beam_runner.")
-        counts = bounded.count_to_folder(source, output, **sizes)
+            raise UserError("--beam_options and --beam_folder require --beam_runner.")
+        counts = bounded_memory.count_to_folder(source, output, **sizes)
     print_summary(counts, Console())
     print(f"{output}: {time.perf_counter() - begin:.1f} seconds")
 

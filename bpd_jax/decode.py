@@ -40,16 +40,18 @@ METHOD = flags.DEFINE_string(
     "method",
     None,
     "method, such as ngram:16; auto measures which is fastest; help lists all. "
-    "Default: a tree of the block drafter's drafts if the model has one, with prompt "
-    "lookup; else bpd with block heads, and prompt_lookup without.",
+    "Default: with a block drafter, a tree of its drafts and of prompt lookup; with "
+    "block heads, bpd; otherwise prompt_lookup.",
 )
 SHOW_ACCEPTED = flags.DEFINE_bool(
     "show_accepted",
     False,
     "mark accepted draft tokens in the answer to a single prompt: green, or in "
-    "brackets where there is no colour.",
+    "brackets without colour.",
 )
-OUTPUT = flags.DEFINE_string("output", None, "JSON Lines file, in prompt order.")
+OUTPUT = flags.DEFINE_string(
+    "output", None, "JSON Lines file for the answers, in the order of the prompts."
+)
 SHOW_STEPS = flags.DEFINE_bool(
     "show_steps", False, "print the winning draft of every serial call."
 )
@@ -121,11 +123,11 @@ def _show(
 
 
 def _prompts(prompt: str | None) -> list[str]:
-    files_given = bool(decode_flags.PROMPTS_FILE.value)
-    if prompt is not None and not files_given:
+    has_files = bool(decode_flags.PROMPTS_FILE.value)
+    if prompt is not None and not has_files:
         check_texts([prompt])
         return [prompt]
-    if files_given and prompt is None:
+    if has_files and prompt is None:
         return decode_flags.prompt_texts()
     raise UserError("give exactly one of --prompt and --prompts_file.")
 
@@ -133,7 +135,7 @@ def _prompts(prompt: str | None) -> list[str]:
 def _streamed(lm: api.LanguageModel, task: Task, prompt: np.ndarray) -> Generation:
     """Decodes one prompt and prints its text incrementally."""
     console = standard_output()
-    # Compiles first, so that the measured seconds are those of decoding.
+    # Compiles first, so that the measured time does not include compilation.
     with console.status("compiling"):
         compile_task(task, [prompt])
     prompted = (PROMPT.value or "") + _between(lm)

@@ -1,4 +1,4 @@
-"""Flags and set-up that `decode`, `evaluate`, `tune` and the benchmarks share.
+"""Flags and setup that `decode`, `evaluate`, `tune` and the benchmarks share.
 
 gin files set `DecodeConfig` and `DecodeOptions`; a flag that is given overrides them.
 """
@@ -32,8 +32,8 @@ WEIGHTS = flags.DEFINE_string(
 CHAT = flags.DEFINE_bool(
     "chat",
     True,
-    "whether a prompt is a user message, if the model has a chat template; "
-    "--nochat continues its text.",
+    "whether a prompt is a user message, if the model has a chat template; with "
+    "--nochat the model continues the text of the prompt.",
 )
 PROMPTS_FILE = flags.DEFINE_multi_string(
     "prompts_file",
@@ -86,6 +86,6 @@ def prompt_texts() -> list[str]:
 
 
 def token_bar(label: str, prompts: int, config: DecodeConfig) -> "progress.tqdm":
-    """A progress bar over tokens; it ends early if texts do."""
+    """A progress bar over tokens; it may not reach its end, because texts may."""
     total = prompts * config.options.max_new_tokens
     return progress.bar(label=label, total=total, unit=" tokens")

@@ -1,4 +1,4 @@
-"""Generates a model's own continuations of prompts, to train block heads on.
+"""Generates a model's own continuations of prompts, for training block heads.
 
     python -m bpd_jax.distill --model=smollm2 --made_up_prompts=1000 \\
         --prompts_file=questions.jsonl --output=runs/smollm2/texts
@@ -30,7 +30,7 @@ from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.errors import UserError
 
-OUTPUT = flags.DEFINE_string("output", None, "folder of the texts.")
+OUTPUT = flags.DEFINE_string("output", None, "output folder for the texts.")
 MADE_UP = flags.DEFINE_integer(
     "made_up_prompts",
     0,
@@ -52,7 +52,7 @@ LONGEST = flags.DEFINE_integer(
     "maximum length of a prompt, in tokens; longer ones are skipped.",
     lower_bound=1,
 )
-ANSWERED = flags.DEFINE_multi_string(
+ANSWERED_FOLDERS = flags.DEFINE_multi_string(
     "answered",
     [],
     "another folder of texts, whose prompts are skipped; may be repeated.",
@@ -82,7 +82,7 @@ def main() -> None:
         )
     if MADE_UP.value and loaded.chat is None:
         raise UserError(
-            f"{loaded.name} has no chat template, so it cannot make up prompts: give "
+            f"{loaded.name} has no chat template, so it cannot generate prompts: give "
             "--prompts_file."
         )
     inputs = [loaded.encode_prompt(text) for text in texts]
@@ -100,7 +100,7 @@ def main() -> None:
     if len(accepted) < len(prompts):
         print(
             f"{len(prompts) - len(accepted)} prompts of more than {LONGEST.value} "
-            "tokens are left out."
+            "tokens are skipped."
         )
     decoder.check(method, accepted, options)
     # Nothing is written earlier: the files of a rejected command would make the
@@ -110,7 +110,7 @@ def main() -> None:
     if done:
         print(f"{len(done)} of {len(accepted)} texts exist already.")
     elsewhere: set[int] = set()
-    for folder in ANSWERED.value:
+    for folder in ANSWERED_FOLDERS.value:
         elsewhere |= distillation.answered_prompts(accepted, folder, same_prompts=False)
     if elsewhere - done:
         print(f"{len(elsewhere - done)} prompts are answered in other folders.")
@@ -155,13 +155,15 @@ def _check_same(output: pathlib.Path, loaded: LoadedModel, facts: dict) -> None:
         return
     about = read_header(output)
     if about["base"] != loaded.fingerprint:
-        raise UserError(f"{output} holds texts of another model: choose another one.")
+        raise UserError(
+            f"{output} holds texts of another model: choose another --output."
+        )
     for name, value in facts.items():
         recorded = about["facts"].get(name)
         if name == "options" and isinstance(recorded, dict):
-            # Earlier versions recorded it, although it affects only the speed.
+            # Earlier versions recorded the batch size, which only affects the speed.
             recorded = {k: v for k, v in recorded.items() if k != "batch_size"}
-        # The same prompts may come from a file with another name.
+        # A file with another name may contain the same prompts.
         if name == "prompts_files" or recorded == value:
             continue
         made_with = f"{name} = {recorded}, not {value}"
@@ -176,7 +178,7 @@ def _check_same(output: pathlib.Path, loaded: LoadedModel, facts: dict) -> None:
 def _write_beginning(
     output: pathlib.Path, loaded: LoadedModel, facts: dict, made_up: list[str]
 ) -> None:
-    """Writes all files except the shards; first the header, which identifies them."""
+    """Writes all files except the shards; the header, which identifies them, first."""
     write_header(
         output,
         base=loaded.fingerprint,
@@ -193,7 +195,7 @@ def _write_beginning(
 def _made_up(
     output: pathlib.Path, loaded: LoadedModel, decoder: Decoder, options: DecodeOptions
 ) -> list[str]:
-    """Prompts that the model generates now, or generated when the run started."""
+    """Returns the generated prompts; generates them unless the run already has."""
     chat, path = loaded.chat, output / _PROMPTS
     assert chat is not None
     if path.exists():
@@ -209,12 +211,12 @@ def _made_up(
     sampling = dataclasses.replace(
         options,
         temperature=options.temperature or 1.0,
-        # Sampling improbable tokens gives nonsensical prompts.
+        # Without a limit, improbable tokens would make prompts nonsensical.
         top_k=options.top_k or _MADE_UP_TOP_K,
         max_new_tokens=MADE_UP_TOKENS.value,
     )
     decoder.check(GREEDY, [opening], sampling)
-    # A generated prompt is at least as long as its opening.
+    # Generated prompts are at least as long as their opening.
     decoder.check(GREEDY, [opening], options)
     with progress.bar(label="making up", total=MADE_UP.value, unit=" prompts") as bar:
         generated = distillation.generate_prompts(
@@ -235,7 +237,7 @@ def _read_made_up(path: pathlib.Path) -> list[str]:
         raise UserError(f"cannot read {path} ({error}): {remedy}.") from error
     is_complete = isinstance(texts, list) and len(texts) == MADE_UP.value
     if not is_complete or not all(isinstance(text, str) for text in texts):
-        raise UserError(f"{path} is not a list of {MADE_UP.value} texts: {remedy}.")
+        raise UserError(f"{path} does not contain {MADE_UP.value} prompts: {remedy}.")
     return texts
 
 

@@ -27,7 +27,7 @@ from bpd_jax.decoding.loaded_model import LoadedModel
 from bpd_jax.decoding.methods import Method, parse_method
 from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
 from bpd_jax.errors import UserError
-from bpd_jax.evaluation.block_views import telling_block
+from bpd_jax.evaluation.block_views import most_improved_block
 from bpd_jax.evaluation.compare import (
     MethodResult,
     compare,
@@ -60,30 +60,32 @@ ROUNDS = flags.DEFINE_integer(
 SHOW = flags.DEFINE_string(
     "show",
     None,
-    "method that first answers the first prompt in the terminal, with accepted draft "
-    "tokens marked; it need not be among --methods.",
+    "method whose answer to the first prompt is printed first, with accepted draft "
+    "tokens marked; it need not be one of --methods.",
 )
-NUM_PROMPTS = flags.DEFINE_integer("num_prompts", 32, "held-out prompts to decode.")
-PROMPT_TOKENS = flags.DEFINE_integer("prompt_tokens", 64, "tokens of each of them.")
+NUM_PROMPTS = flags.DEFINE_integer("num_prompts", 32, "number of held-out prompts.")
+PROMPT_TOKENS = flags.DEFINE_integer("prompt_tokens", 64, "tokens of a prompt.")
 OUTPUT = flags.DEFINE_string(
     "output",
     None,
     "folder for report.html, report.json, records.jsonl; default: "
     "evaluation/ in the run folder.",
 )
-TITLE = flags.DEFINE_string("title", "Blockwise parallel decoding", "of the report.")
+TITLE = flags.DEFINE_string(
+    "title", "Blockwise parallel decoding", "title of the report."
+)
 
 AUTOMATIC = parse_method("auto")
 
 _KIND = folders.FolderKind(
     "a report of evaluate", "report.json", ("report.html", "records.jsonl"), '"methods"'
 )
-# Number of prompts that the report shows step by step; records.jsonl has all.
+# Number of prompts in the report; records.jsonl contains all.
 _SHOWN_PROMPTS = 12
 
 
 def main() -> None:
-    """Decodes by every method, compares the texts, and writes the report."""
+    """Decodes with every method, compares the texts, and writes the report."""
     methods = [parse_method(name) for name in METHODS.value if name.strip()]
     config = decode_flags.config()
     _check(methods, config.options)
@@ -128,12 +130,12 @@ def _check(methods: Sequence[Method], options: DecodeOptions) -> None:
     """Validates the request as far as possible before loading the model."""
     if options.temperature != 0:
         raise UserError(
-            "evaluate compares every method with greedy decoding: leave the "
-            "temperature at 0."
+            "evaluate compares every method with greedy decoding: the temperature must "
+            "be 0."
         )
     if set(methods) == {AUTOMATIC}:
         raise UserError(
-            "--methods=auto names no method for auto to choose: add some by name."
+            "--methods=auto has no methods to choose from: add some by name."
         )
 
 
@@ -165,7 +167,7 @@ def _show(
             f"\n{method.name}: {len(generation.output_ids)} tokens in "
             f"{generation.serial_calls} calls of the model, "
             f"{generation.block_efficiency:.2f} per call. Marked tokens are accepted "
-            "draft tokens; plain decoding makes a call for each.\n",
+            "draft tokens; plain decoding needs a call for each.\n",
             style="dim",
         )
     )
@@ -177,7 +179,7 @@ def _compare(
     prompts: Sequence[np.ndarray],
     config: DecodeConfig,
 ) -> list[MethodResult]:
-    """Compiles all methods, then decodes, each with a progress bar."""
+    """Compiles all methods, then decodes; both have a progress bar."""
     count = len({*methods, GREEDY})
     total = len({GREEDY, *(m for m in methods if not m.is_oracle)})
     with progress.bar(label="compiling", total=total, unit=" methods") as bar:
@@ -216,7 +218,7 @@ def _write(
         records += evaluation_records.decode_records(
             result, tokenizer.decode, tokenizer.piece, options, texts
         )
-    block = telling_block(decoder, results)
+    block = most_improved_block(decoder, results)
     picture = None
     if block is not None:
         picture = evaluation_records.lattice_picture(

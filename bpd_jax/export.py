@@ -1,14 +1,13 @@
-"""Exports trained block heads or a block drafter to another engine.
+"""Exports trained block heads or a block drafter for another engine.
 
     python -m bpd_jax.export --model=smollm2 --heads=bpd_jax/shipped/smollm2/medusa \\
         --format=vllm --base=HuggingFaceTB/SmolLM2-135M-Instruct --output=exported
     python -m bpd_jax.export --model=models/mine --drafter=runs/mine/drafter/drafter \\
         --format=speculators --base=org/mine --output=exported
 
-Of heads only Medusa heads can be exported; those that smollm2 drafts with by default
-are feed-forward heads, which are refused. The base model stays unchanged, and n-gram
-models are not exported, because no other engine refines drafts with them.
-docs/export.md describes the layouts.
+Only Medusa heads can be exported, not feed-forward heads. The base model is not
+changed, and n-gram models are not exported, because no other engine refines drafts with
+them. docs/export.md describes the layouts.
 """
 
 from absl import flags
@@ -45,11 +44,11 @@ _FORMAT = flags.DEFINE_enum(
     "format",
     VLLM.name,
     [*LAYOUTS, SPECULATORS],
-    "layout of heads: vllm, or medusa, that of FasterDecoding; of a block drafter: "
-    "speculators, which vLLM reads too.",
+    "layout: for heads vllm, or medusa, which FasterDecoding uses; for a block drafter "
+    "speculators, which vLLM reads.",
 )
 _BASE = flags.DEFINE_string(
-    "base", None, "name or path of the base for the other engine; default --model."
+    "base", None, "name or path of the base for the other engine; default: --model."
 )
 _PRECISION = flags.DEFINE_enum(
     "precision", "bfloat16", DTYPES, "dtype of the stored tensors."
@@ -70,7 +69,7 @@ def main() -> None:
         _export_drafter(load_model(cli.required("model")), output)
         return
     if _DRAFTER.value is not None:
-        raise UserError("--drafter is exported with --format=speculators.")
+        raise UserError("--drafter requires --format=speculators.")
     folders.check_folder(output, KIND)
     _export_heads(load_model(cli.required("model"), _HEADS.value), output)
 
@@ -88,29 +87,29 @@ def _export_heads(loaded: LoadedModel, output: str) -> None:
     )
     assert config.heads is not None
     print(
-        f"{_described(config.heads)} of {loaded.name} written to {output}: {CONFIG} "
+        f"{_description(config.heads)} of {loaded.name} written to {output}: {CONFIG} "
         f"and {LAYOUTS[_FORMAT.value].file}, {_PRECISION.value}."
     )
     if _FORMAT.value == VLLM.name:
         print(vllm_command(base, "medusa", output, config.heads.num_heads - 1))
         print(
-            "vLLM drafts one chain, the first choice of every head: no tree and no "
-            "refinement by n-grams. What it writes is the base's own."
+            "vLLM drafts a single chain of the best token of every head, without trees "
+            "and without n-gram refinement. Its texts are those of the base model."
         )
     elif config.heads.draft_vocabulary is not None:
         print(
-            "This layout has no draft vocabulary: there the heads choose from all "
+            "This layout has no draft vocabulary: the exported heads predict over all "
             f"{loaded.vocab_size:,} tokens, with the softmax of the base."
         )
 
 
-def _described(heads: BlockHeadsConfig) -> str:
-    words = f"{heads.num_heads - 1} Medusa heads"
+def _description(heads: BlockHeadsConfig) -> str:
+    description = f"{heads.num_heads - 1} Medusa heads"
     if heads.own_softmax:
-        return f"{words} with a softmax each"
+        return f"{description} with a softmax each"
     if heads.draft_vocabulary is not None:
-        return f"{words} over {heads.draft_vocabulary:,} tokens"
-    return words
+        return f"{description} over {heads.draft_vocabulary:,} tokens"
+    return description
 
 
 def _export_drafter(loaded: LoadedModel, output: str) -> None:
@@ -137,22 +136,21 @@ def _export_drafter(loaded: LoadedModel, output: str) -> None:
     config = drafter.config
     method = drafter_export.served_method(config)
     print(
-        f"a block drafter of {config.num_layers} layers ({method}) of {loaded.name} "
-        "written to "
-        f"{output}: {CONFIG} and {SINGLE}, {_PRECISION.value}; token {token} has its "
-        "mask embedding."
+        f"block drafter of {loaded.name} with {config.num_layers} layers ({method}) "
+        f"written to {output}: {CONFIG} and {SINGLE}, {_PRECISION.value}; the "
+        f"embedding of token {token} is the mask embedding."
     )
     print(vllm_command(base, method, output, config.block_size - 1))
     print(
-        "vLLM drafts one chain, the first choice at every position: no tree and no "
-        "refinement by n-grams. What it writes is the base's own."
+        "vLLM drafts a single chain of the best token at every position, without trees "
+        "and without n-gram refinement. Its texts are those of the base model."
     )
 
 
 def _mask_token(loaded: LoadedModel) -> int:
-    """A token after which nothing is drafted, so that its embedding can be replaced.
+    """A token whose embedding can be replaced, because nothing is drafted after it.
 
-    This is a token that the tokenizer does not use, or else the end-of-text token.
+    It is a token that the tokenizer does not use, or else the end-of-text token.
     """
     unused = loaded.tokenizer.vocab_size
     return unused if unused < loaded.vocab_size else loaded.end_tokens[0]

@@ -3,9 +3,9 @@
     python -m bpd_jax.import_heads --model=models/vicuna-7b \\
         --medusa=models/medusa-vicuna-7b --output=runs/vicuna-7b/heads
 
-The folder may have the layout of vLLM or that of FasterDecoding, and may contain the
-heads alone or a complete model with heads. `--model` must be the model that they were
-trained on, which the files do not record. docs/export.md describes the layouts.
+The folder may have the layout of vLLM or of FasterDecoding, and may contain only heads
+or a complete model with heads. `--model` must be the model that the heads were trained
+on; the files do not record it. docs/export.md describes the layouts.
 """
 
 from absl import flags
@@ -40,7 +40,7 @@ def main() -> None:
     loaded = load_model(name)
     if loaded.task is not None:
         raise UserError(
-            f"--model={name} was trained with bpd_jax and has its own heads: give the "
+            f"--model={name} is a run of bpd_jax with heads of its own: give the "
             "pretrained model that the Medusa heads belong to."
         )
     model = loaded.functions.config

@@ -18,13 +18,13 @@ from bpd_jax.lm_eval_model import HarnessModel
 
 
 def register() -> type[HarnessModel]:
-    """Registers the model `bpd_jax` with the harness, for this process.
+    """Registers the model type `bpd_jax` with the harness in this process.
 
     Returns:
-      Its class.
+      The class of the model type.
 
     Raises:
-      UserError: the harness is not installed, or incomplete.
+      UserError: the harness is not installed, or the installation is incomplete.
     """
     try:
         from lm_eval.api.model import LM
@@ -45,9 +45,9 @@ def register() -> type[HarnessModel]:
             arg_dict: Mapping[str, Any],
             additional_config: Mapping[str, Any] | None = None,
         ) -> "HarnessLM":
-            """Uses `--model_args`, and `--batch_size` if they have none.
+            """Creates a model from `--model_args`, and `--batch_size` as a default.
 
-            The harness also passes a device, `cuda:0` by default, which is ignored:
+            The device that the harness passes, `cuda:0` by default, is ignored, because
             jax chooses the device.
             """
             flags = additional_config or {}
@@ -57,7 +57,7 @@ def register() -> type[HarnessModel]:
         def create_from_arg_string(
             cls, arg_string: str, additional_config: Mapping[str, Any] | None = None
         ) -> "HarnessLM":
-            """The same, from `NAME=VALUE,NAME=VALUE`."""
+            """The same for arguments of the form `NAME=VALUE,NAME=VALUE`."""
             arguments = simple_parse_args_string(arg_string)
             return cls.create_from_arg_obj(arguments, additional_config)
 

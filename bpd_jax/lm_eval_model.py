@@ -1,7 +1,7 @@
-"""A model for evaluation harnesses: it scores and continues texts.
+"""A model for EleutherAI's Evaluation Harness, which scores and continues texts.
 
-`HarnessModel` answers the requests of EleutherAI's Evaluation Harness and does not
-import it; `bpd_jax.lm_eval` connects the two.
+`HarnessModel` answers the requests of the harness without importing it;
+`bpd_jax.lm_eval` connects the two.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from bpd_jax.settings import check_value, integer
 # A child of the harness's logger, so that its level applies here too.
 _LOG = logging.getLogger("lm_eval.bpd_jax")
 
-# Names that tasks use for the maximum number of tokens; the first one given counts.
+# Names in tasks for the maximum number of tokens, by decreasing precedence.
 _MOST_TOKENS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 
 
@@ -31,7 +31,7 @@ class Request(Protocol):
 
     @property
     def args(self) -> tuple[Any, ...]:
-        """A context and its continuation; a text; or a context and settings."""
+        """A context and its continuation, a text, or a context and settings."""
 
 
 class HarnessModel:
@@ -39,7 +39,7 @@ class HarnessModel:
 
     Attributes:
       lm: the model.
-      max_length: tokens of its context.
+      max_length: maximum number of tokens of the context.
       method: the decoding method.
       lattice_width, alpha: settings of the method, unless its name sets them.
     """
@@ -63,12 +63,12 @@ class HarnessModel:
 
         Args:
           model: a run folder, one of its checkpoints, or a known name; see `api.load`.
-          method: as in `bpd_jax.decode --method=help`. It changes the speed, not the
-            texts. By default `Decoder.default_method`.
+          method: method as in `bpd_jax.decode --method=help`, which affects the speed
+            but not the texts; by default `Decoder.default_method`.
           heads: folder of block heads for a pretrained model; None for its own.
-          batch_size: texts read or decoded together.
-          max_gen_toks: maximum length of a text in tokens, unless its task sets it.
-          max_length: tokens of the context; by default the model's maximum.
+          batch_size: number of texts scored or decoded together.
+          max_gen_toks: maximum number of new tokens, unless a task sets it.
+          max_length: maximum number of tokens of the context; by default the model's.
           lattice_width: candidates per head, unless the method sets it.
           alpha: weight of the refiners, unless the method sets it.
           precision: dtype of activations and products; by default the model's own.
@@ -76,7 +76,7 @@ class HarnessModel:
           **assets: folders of the method's assets; see `api.load`.
 
         Raises:
-          UserError: an argument is unknown or wrong, or something is missing.
+          UserError: an argument is unknown or invalid, or a file is missing.
         """
         super().__init__()
         for name in assets:
@@ -110,19 +110,19 @@ class HarnessModel:
             decoder.check(parsed, [], self._defaults)
 
     def keep(self, kind: str, arguments: tuple[Any, ...], answer: object) -> None:
-        """Called with each answer as soon as it is computed; does nothing.
+        """Hook for each answer as soon as it is computed; does nothing by default.
 
         Args:
-          kind: kind of request: the name of the method that answers it.
+          kind: name of the method that answers the request.
           arguments: arguments of the request.
-          answer: the answer of that method.
+          answer: result of the method.
         """
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, which may be a rendered chat.
 
-        Special tokens that are written out in the texts of a chat model are read as
-        those tokens, as other tools do, so that results can be compared.
+        For a chat model, the names of special tokens in a text are encoded as these
+        tokens, as in other tools, so that results are comparable.
         """
         loaded = self.lm.loaded
         encode = loaded.tokenizer.encode
@@ -133,18 +133,18 @@ class HarnessModel:
         return ids if begin is None or ids[:1] == [begin] else [begin, *ids]
 
     def encode_pair(self, context: str, continuation: str) -> tuple[np.ndarray, int]:
-        """Token ids of a text, and the number of those of its continuation.
+        """Token ids of a text, and the number of tokens of its continuation.
 
-        Spaces at the end of the context belong to the continuation, because tokens
-        begin with spaces. Worked example: of `4 times 2 is ` and `8.` the
-        context is `4 times 2 is` and the continuation ` 8.`
+        Spaces at the end of the context are moved to the continuation, because tokens
+        begin with spaces. Worked example: for `4 times 2 is ` and `8.` the context is
+        `4 times 2 is` and the continuation ` 8.`
 
-        If the context is empty and the model has no begin-of-text token, the text
-        follows an end-of-text token.
+        If the context is empty and the model has no begin-of-text token, an end-of-text
+        token is prepended.
         """
         bare = context.rstrip()
         full, context_ids = self.encode(context + continuation), self.encode(bare)
-        # One token may span the end of the context and the beginning of the rest.
+        # A token may span the end of the context and the beginning of the continuation.
         least = 1 if len(bare) < len(context + continuation) else 0
         count = max(len(full) - len(context_ids), least)
         if count == len(full):
@@ -156,15 +156,15 @@ class HarnessModel:
     ) -> list[tuple[float, bool]]:
         """Scores each continuation given its context.
 
-        Contexts that are too long are cut from the left.
+        Contexts that are too long are truncated on the left.
 
         Args:
-          requests: of a context and its continuation.
-          disable_tqdm: whether there is no progress bar.
+          requests: requests with a context and its continuation.
+          disable_tqdm: whether to disable the progress bar.
 
         Returns:
-          The log-probability of each in nats, and whether it is the greedy
-          continuation.
+          The log-probability of each continuation in nats, and whether it is that of
+          greedy decoding.
         """
         texts = [self.encode_pair(*request.args) for request in requests]
         scores: list[tuple[float, bool]] = [(0.0, True)] * len(requests)
@@ -178,12 +178,12 @@ class HarnessModel:
     ) -> list[float]:
         """Scores each text.
 
-        Every token is predicted once, from as many before it as the windows of
-        `scoring.windows` let the model read.
+        Every token is predicted once, with the context that its window contains; see
+        `scoring.windows`.
 
         Args:
-          requests: of a text.
-          disable_tqdm: whether there is no progress bar.
+          requests: requests with a text.
+          disable_tqdm: whether to disable the progress bar.
 
         Returns:
           Log-probabilities in nats.
@@ -217,38 +217,39 @@ class HarnessModel:
     ) -> list[str]:
         """Continues each context.
 
-        Contexts that leave no room for the continuation are cut from the left.
+        Contexts that leave no room for the continuation are truncated on the left.
 
         Args:
-          requests: of a context and the settings of its task; see `decode_options`.
-          disable_tqdm: whether there is no progress bar.
+          requests: requests with a context and the settings of its task; see
+            `decode_options`.
+          disable_tqdm: whether to disable the progress bar.
 
         Returns:
-          The continuations, each up to the first of its stop texts.
+          The continuations, each up to its first stop text.
 
         Raises:
           UserError: a task requests something that decoding does not support.
         """
-        # A call pads its prompts to one length and compiles for that length.
+        # The prompts of a group are padded to one length, for which code is compiled.
         groups: dict[tuple[DecodeOptions, int], dict[int, list[int]]]
         groups = defaultdict(dict)
-        cut = 0
+        truncated = 0
         for index, request in enumerate(requests):
             context, settings = request.args
             options = decode_options(settings, self._defaults)
             max_prompt = self.max_length - options.max_new_tokens
             if max_prompt < 1:
                 raise UserError(
-                    f"a task asks for up to {options.max_new_tokens} new tokens, but "
-                    f"the model holds {self.max_length}, prompt included: give "
+                    f"a task requests up to {options.max_new_tokens} new tokens, but "
+                    f"the model supports {self.max_length} including the prompt: give "
                     "--gen_kwargs max_gen_toks=NUMBER."
                 )
             ids = self.encode(context) or [self.lm.loaded.tokenizer.end_of_text]
-            cut += len(ids) > max_prompt
+            truncated += len(ids) > max_prompt
             ids = ids[-max_prompt:]
             groups[options, _length_class(len(ids))][index] = ids
-        if cut:
-            _LOG.warning("%d contexts are too long; their beginnings are cut.", cut)
+        if truncated:
+            _LOG.warning("%d contexts are too long and truncated.", truncated)
 
         texts = [""] * len(requests)
         tokens = calls = 0
@@ -293,21 +294,24 @@ class HarnessModel:
 
     @property
     def tokenizer_name(self) -> str:
-        """Distinguishes stored prompts of several models."""
+        """Name that distinguishes cached prompts of several models."""
         return self.lm.loaded.name
 
     def chat_template(self, chat_template: bool | str = False) -> str:
-        """The model's template, in Jinja, which the harness records.
+        """The model's Jinja template, which the harness records.
 
         Raises:
-          UserError: it has none, or another one is asked for.
+          UserError: the model has no template, or a named one is requested.
         """
-        chat = self.lm.loaded.chat
-        if chat is None or isinstance(chat_template, str):
-            has = "has no chat template" if chat is None else "has one chat template"
-            say = "leave out" if chat is None else "give no name to"
+        chat, name = self.lm.loaded.chat, self.lm.loaded.name
+        if chat is None:
             raise UserError(
-                f"{self.lm.loaded.name} {has}: {say} --apply_chat_template."
+                f"{name} has no chat template: leave out --apply_chat_template."
+            )
+        if isinstance(chat_template, str):
+            raise UserError(
+                f"{name} has one chat template: give --apply_chat_template without a "
+                "name."
             )
         return chat.template
 
@@ -316,7 +320,7 @@ class HarnessModel:
         chat_history: Sequence[Mapping[str, str]],
         add_generation_prompt: bool = True,
     ) -> str:
-        """A conversation as text.
+        """Renders a conversation as text.
 
         Args:
           chat_history: messages, each with `role` and `content`.
@@ -328,7 +332,7 @@ class HarnessModel:
         assert chat is not None
         text = chat.render(chat_history, answer=add_generation_prompt)
         if not add_generation_prompt:
-            # The template's text after the last words would end the message.
+            # The template's text after the last message would end it.
             last = chat_history[-1]["content"].strip()
             text = text[: text.rindex(last) + len(last)]
         return text
@@ -345,48 +349,48 @@ def _length_class(length: int) -> int:
 def decode_options(
     settings: Mapping[str, Any], defaults: DecodeOptions
 ) -> DecodeOptions:
-    """The options that the `generation_kwargs` of a task ask for.
+    """Converts the `generation_kwargs` of a task to options.
 
     Args:
-      settings: `until`, one or several stop texts; `max_gen_toks` or a name that other
-        programs have for it; `do_sample`, `temperature`, `top_p`, `top_k`, `seed`.
-      defaults: options that they do not set.
+      settings: `until`, one or several stop texts; `max_gen_toks` or one of its
+        synonyms; `do_sample`, `temperature`, `top_p`, `top_k`, `seed`.
+      defaults: values of options that the task does not set.
 
     Raises:
       UserError: a setting is unknown, or its value is not allowed.
     """
-    left = dict(settings)
-    until = left.pop("until", None) or []
+    remaining = dict(settings)
+    until = remaining.pop("until", None) or []
     stops = [until] if isinstance(until, str) else until
-    limits = [left.pop(name, None) for name in _MOST_TOKENS]
+    limits = [remaining.pop(name, None) for name in _MOST_TOKENS]
     most = next((most for most in limits if most is not None), defaults.max_new_tokens)
-    sample = left.pop("do_sample", None)
-    temperature = left.pop("temperature", None)
+    sample = remaining.pop("do_sample", None)
+    temperature = remaining.pop("temperature", None)
     if sample is False:
         temperature = 0.0
     elif temperature is None:
         temperature = 1.0 if sample else 0.0
-    top_k, top_p = left.pop("top_k", None), left.pop("top_p", None)
-    seed = left.pop("seed", defaults.seed)
+    top_k, top_p = remaining.pop("top_k", None), remaining.pop("top_p", None)
+    seed = remaining.pop("seed", defaults.seed)
     # One beam is greedy decoding.
-    if left.get("num_beams") == 1:
-        del left["num_beams"]
-    if left:
+    if remaining.get("num_beams") == 1:
+        del remaining["num_beams"]
+    if remaining:
         raise UserError(
-            f"a task sets {', '.join(left)}, which decoding does not support: it "
-            f"takes until, {_MOST_TOKENS[0]}, do_sample, temperature, top_p, top_k and "
+            f"a task sets {', '.join(remaining)}, which is not supported: supported "
+            f"are until, {_MOST_TOKENS[0]}, do_sample, temperature, top_p, top_k and "
             "seed."
         )
-    drawn: dict[str, Any] = {}
+    sampling: dict[str, Any] = {}
     # Greedy tasks may set options of sampling; top_k of 0 or -1 means all tokens.
     if temperature != 0:
-        drawn["top_p"] = 1.0 if top_p is None else top_p
-        drawn["top_k"] = None if top_k in (0, -1) else top_k
+        sampling["top_p"] = 1.0 if top_p is None else top_p
+        sampling["top_k"] = None if top_k in (0, -1) else top_k
     return dataclasses.replace(
         defaults,
         stop=tuple(text for text in stops if text),
         max_new_tokens=most,
         temperature=temperature,
         seed=seed,
-        **drawn,
+        **sampling,
     )

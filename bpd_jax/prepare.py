@@ -1,4 +1,4 @@
-"""Prepares token files of a task for hosts without TensorFlow, or caches tokens.
+"""Prepares the packed rows of a task for hosts without TensorFlow, or caches tokens.
 
     python -m bpd_jax.prepare --task=squad --files='squad/{split}.jsonl.gz' \\
         --split=train --length=2048 --output=runs/squad/data/train
@@ -7,11 +7,11 @@
     python -m bpd_jax.prepare --gin_file=gin_configs/tasks/c4.gin --length=512 \\
         --num_shards=1024 --shard=3 --output=runs/c4/data/train
 
-A run in `--workdir=runs/squad` finds the rows of a split in `runs/squad/data/SPLIT`.
-Finished rows are skipped. Shards can be made on different machines.
+A run in `--workdir=runs/squad` reads the rows of a split from `runs/squad/data/SPLIT`.
+Existing rows are skipped. Shards can be prepared on different machines.
 
 With --cache_dir and without --output, a Beam pipeline tokenizes all splits into seqio's
-cache; with both, the rows are made from that cache:
+cache; with both, the rows are prepared from the cache:
 
     python -m bpd_jax.prepare --task=squad --cache_dir=cache \\
         --beam_options='--runner=DirectRunner --direct_num_workers=2'
@@ -39,37 +39,46 @@ _TASK = flags.DEFINE_string(
 _FILES = flags.DEFINE_string(
     "files",
     None,
-    "Glob of JSON Lines in place of TensorFlow Datasets, with {split} for the name of "
-    "a split; of text_files, of text.",
+    "Glob of JSON Lines files, instead of TensorFlow Datasets, with {split} for the "
+    "name of a split; for text_files, glob of text files.",
 )
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "Folder of TensorFlow Datasets.")
 _VOCABULARY = flags.DEFINE_string(
     "vocabulary", "gpt3", "gpt3, bpe:N, or the path of a tokenizer.json."
 )
 _VALIDATION_FRACTION = flags.DEFINE_float(
-    "validation_fraction", 0.02, "Share held out for validation if files have no split."
+    "validation_fraction",
+    0.02,
+    "Share held out for validation if files have no splits.",
 )
 _MAX_EXAMPLES = flags.DEFINE_integer(
-    "max_examples", None, "Examples of each split to take. Default: all."
+    "max_examples", None, "Maximum number of examples of each split. Default: all."
 )
-_SPLIT = flags.DEFINE_string("split", "train", "Split to make rows of.")
+_SPLIT = flags.DEFINE_string("split", "train", "Split to prepare.")
 _LENGTH = flags.DEFINE_integer("length", None, "Tokens of a row.")
 _OUTPUT = flags.DEFINE_string("output", None, "Folder for the rows.")
 _NUM_SHARDS = flags.DEFINE_integer(
-    "num_shards", 1, "Number of parts of the split, each in a folder in --output."
+    "num_shards", 1, "Number of shards of the split, each in a folder in --output."
 )
-_SHARD = flags.DEFINE_integer("shard", None, "Index of the part to make, from 0.")
+_SHARD = flags.DEFINE_integer("shard", None, "Index of the shard to prepare, from 0.")
 _CACHE_DIR = flags.DEFINE_string(
-    "cache_dir", None, "Folder of seqio's caches, to fill or, with --output, to read."
+    "cache_dir", None, "Folder of seqio's caches; written, or with --output read."
 )
 _BEAM_OPTIONS = flags.DEFINE_string(
     "beam_options",
     "",
-    "Options of the pipeline that fills the cache, separated by blanks: "
+    "Options of the pipeline that writes the cache, separated by spaces: "
     "'--runner=DataflowRunner --region=…'.",
 )
 
-_OF_TASK = (_TASK, _FILES, _DATA_DIR, _VOCABULARY, _VALIDATION_FRACTION, _MAX_EXAMPLES)
+_TASK_FLAGS = (
+    _TASK,
+    _FILES,
+    _DATA_DIR,
+    _VOCABULARY,
+    _VALIDATION_FRACTION,
+    _MAX_EXAMPLES,
+)
 
 
 def main() -> None:
@@ -79,7 +88,7 @@ def main() -> None:
     if not _OUTPUT.value:
         if not _CACHE_DIR.value:
             raise UserError(
-                "--output or --cache_dir is missing: name the folder for the rows."
+                "--output or --cache_dir is missing: give the folder for the rows."
             )
         # Imported late: rows of generated texts do not need TensorFlow.
         from bpd_jax.data.cache_pipeline import cache_task
@@ -88,7 +97,7 @@ def main() -> None:
         print(f"{folder}: {time.perf_counter() - begin:.1f} seconds")
         return
     if _BEAM_OPTIONS.value:
-        raise UserError("--beam_options go with --cache_dir and without --output.")
+        raise UserError("--beam_options require --cache_dir without --output.")
     if _LENGTH.value is None:
         raise UserError("--length is missing: give the tokens of a row, such as 512.")
     rows = prepare_rows(
@@ -101,11 +110,11 @@ def main() -> None:
 def _task() -> DataTask:
     """The task that the gin files or the flags name."""
     if configuration.has_files():
-        task_flags = [flag.name for flag in _OF_TASK if flag.present]
+        task_flags = [flag.name for flag in _TASK_FLAGS if flag.present]
         if task_flags:
             raise UserError(
-                f"--{task_flags[0]} does not go with --gin_file: set it there, as in "
-                "--gin.ExampleTask.max_examples=100."
+                f"--{task_flags[0]} cannot be combined with --gin_file: set it with "
+                "gin, as in --gin.ExampleTask.max_examples=100."
             )
         parsed: Parsed[Any] = configuration.parse_flags(ExampleTask, TextTask)
         return parsed.value
@@ -113,7 +122,7 @@ def _task() -> DataTask:
     if name in CORPORA:
         for flag in (_DATA_DIR, _MAX_EXAMPLES):
             if flag.value is not None:
-                raise UserError(f"--{flag.name} does not go with --task={name}.")
+                raise UserError(f"--{flag.name} cannot be combined with --task={name}.")
         return TextTask(
             name, _FILES.value, _VOCABULARY.value, _VALIDATION_FRACTION.value
         )
@@ -148,10 +157,11 @@ def _summary(rows: PackedRows) -> str:
         f"{len(rows):,} rows of {rows.length:,} tokens: {rows.num_tokens:,} tokens of "
         f"{rows.num_documents:,} texts, {rows.waste:.1%} padding"
     ]
-    if rows.cut:
+    if rows.truncation:
         lines.append(
-            f"cut to fit: the inputs of {rows.cut['inputs']:,} and the targets of "
-            f"{rows.cut['targets']:,} examples, {rows.cut['tokens']:,} tokens in all"
+            f"truncated: the inputs of {rows.truncation['inputs']:,} and the targets "
+            f"of {rows.truncation['targets']:,} examples, "
+            f"{rows.truncation['tokens']:,} tokens in total"
         )
     return "\n".join(lines)
 

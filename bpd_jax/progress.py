@@ -1,7 +1,7 @@
 """Progress bars: live in a terminal, occasional lines in a log file.
 
-Output never ends or blocks the work: if a terminal was closed or a pipe is full, it is
-dropped.
+Output never raises and never blocks: if the terminal was closed or a pipe is full, it
+is dropped.
 """
 
 import select
@@ -28,15 +28,15 @@ def bar(
     initial: int = 0,
     **kwargs: Any,
 ) -> "tqdm[_T]":
-    """Returns a `tqdm` bar with the project's look; use it like `tqdm`.
+    """Returns a `tqdm` bar with the project's settings; use it like `tqdm`.
 
     Args:
       iterable: iterable to wrap, or None to call `update` explicitly.
       label: one or two words.
       total: number of units; taken from `iterable` if it has a length.
       unit: name of one unit; with `unit_scale=True` it is counted in k and M.
-      initial: units already done, for work that resumes.
-      **kwargs: passed on to `tqdm`.
+      initial: number of units already done, for a resumed run.
+      **kwargs: further arguments of `tqdm`.
     """
     live = sys.stderr.isatty()
     return tqdm(
@@ -50,17 +50,17 @@ def bar(
         dynamic_ncols=live,
         ncols=None if live else 88,
         ascii=None if live else " -",
-        file=_Forgiving(sys.stderr),
+        file=_NonBlocking(sys.stderr),
         **kwargs,
     )
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
-    """Prints a line, by default to standard output, unless it cannot be written."""
-    _Forgiving(sys.stdout if stream is None else stream).write(f"{text}\n")
+    """Prints a line, by default to standard output, or drops it if that fails."""
+    _NonBlocking(sys.stdout if stream is None else stream).write(f"{text}\n")
 
 
-class _Forgiving:
+class _NonBlocking:
     """A text stream that drops writes that would fail or block."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -69,7 +69,7 @@ class _Forgiving:
     def write(self, text: str) -> None:
         """Writes and flushes, or drops the text."""
         try:
-            if not self._stream.closed and _accepts(self._stream):
+            if not self._stream.closed and _is_writable(self._stream):
                 self._stream.write(text)
                 self._stream.flush()
         except OSError:
@@ -82,7 +82,7 @@ class _Forgiving:
         return getattr(self._stream, name)
 
 
-def _accepts(stream: TextIO) -> bool:
+def _is_writable(stream: TextIO) -> bool:
     """Whether a write would not block; False for a pipe that is full."""
     try:
         descriptor = stream.fileno()

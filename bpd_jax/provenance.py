@@ -1,4 +1,4 @@
-"""Date, device and versions: what a result states about its origin."""
+"""Date, device and versions, which are recorded with results."""
 
 import datetime
 import os

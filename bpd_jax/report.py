@@ -1,4 +1,4 @@
-"""Writes one page from the results of studies; exports their tables and charts.
+"""Writes a page from the results of studies; exports their tables and charts.
 
     python -m bpd_jax.report experiments --output=report.html
 
@@ -31,18 +31,18 @@ from bpd_jax.studies.run_files import HEADER, open_run
 from bpd_jax.studies.study_catalog import NAMES, find_study
 from bpd_jax.studies.study_records import ExplorerRecord
 
-OUTPUT = flags.DEFINE_string("output", "report.html", "the page to write.")
+OUTPUT = flags.DEFINE_string("output", "report.html", "file of the page.")
 LATEX = flags.DEFINE_string("latex", None, "folder for one .tex file per table.")
 CSV = flags.DEFINE_string("csv", None, "folder for one .csv file per table.")
 SVG = flags.DEFINE_string("svg", None, "folder for one .svg file per chart.")
 PICTURE = flags.DEFINE_string(
-    "picture", None, "SVG file of one block, its plain and its refined draft."
+    "picture", None, "SVG file of one block with its plain and its refined draft."
 )
 DRAFTS = flags.DEFINE_list(
     "picture_of", ["bpd", "ngram:16"], "plain and refined method of --picture."
 )
 TITLE = flags.DEFINE_string(
-    "title", "Drafts in blockwise parallel decoding", "of the page."
+    "title", "Drafts in blockwise parallel decoding", "title of the page."
 )
 
 _DEPTH = 3
@@ -52,7 +52,7 @@ def main(folders: Sequence[str]) -> None:
     """Computes the exhibits of all studies and writes the page and files."""
     if not folders:
         raise UserError(
-            "name folders of results: python -m bpd_jax.report experiments "
+            "no folder of results is given: python -m bpd_jax.report experiments "
             "--output=report.html."
         )
     files.check_writable(OUTPUT.value)
@@ -84,43 +84,43 @@ def main(folders: Sequence[str]) -> None:
 
 
 def _runs(folders: Sequence[str]) -> list[StudyRun]:
-    """All runs below some folders, in the order of the catalog."""
-    found: dict[pathlib.Path, None] = {}
+    """All runs in or below some folders, in the order of the catalog."""
+    run_folders: dict[pathlib.Path, None] = {}
     for folder in folders:
         path = as_path(folder)
         if not path.is_dir():
             raise UserError(f"{folder} is not a folder.")
         below = {
-            found.parent.resolve()
+            header.parent.resolve()
             for depth in range(_DEPTH + 1)
-            for found in path.glob("*/" * depth + HEADER)
-            if not any(name.startswith(".") for name in found.relative_to(path).parts)
+            for header in path.glob("*/" * depth + HEADER)
+            if not any(name.startswith(".") for name in header.relative_to(path).parts)
         }
         if not below:
             raise UserError(
-                f"{folder} holds no results of a study (a {HEADER}), nor does any "
+                f"{folder} contains no results of a study (a {HEADER}), nor does any "
                 f"folder up to {_DEPTH} levels below it."
             )
-        found |= dict.fromkeys(sorted(below))
-    runs = [open_run(folder) for folder in found]
+        run_folders |= dict.fromkeys(sorted(below))
+    runs = [open_run(folder) for folder in run_folders]
     for run in runs:
         find_study(run.study)
     return sorted(runs, key=lambda run: NAMES.index(run.study))
 
 
 def _parts(runs: Sequence[StudyRun]) -> list[PagePart]:
-    """The exhibits; several of one study are distinguished by size, then by number."""
-    alike = Counter(run.study for run in runs)
+    """The exhibits; those of one study are distinguished by size, then by number."""
+    counts = Counter(run.study for run in runs)
     parts: list[PagePart] = []
     for run in runs:
-        size = _size(run) if alike[run.study] > 1 else ""
+        size = _size(run) if counts[run.study] > 1 else ""
         key = base_key = f"{run.study}_{size}" if size else run.study
-        again = 1
+        number = 1
         while key in {part.key for part in parts}:
-            again += 1
-            key = f"{base_key}_{again}"
-        if again > 1:
-            size = f"{size} ({again})"
+            number += 1
+            key = f"{base_key}_{number}"
+        if number > 1:
+            size = f"{size} ({number})"
         parts.append(PagePart(key, find_study(run.study).exhibit(run), size))
     return parts
 
@@ -131,10 +131,10 @@ def _size(run: StudyRun) -> str:
 
 def _texts(runs: Sequence[StudyRun]) -> list[ExplorerText]:
     """Texts of the explorer by task, without duplicates within a size."""
-    holding = [(run, found) for run in runs if (found := run.of(ExplorerRecord))]
-    several = len({_size(run) for run, _ in holding}) > 1
+    pairs = [(run, records) for run in runs if (records := run.of(ExplorerRecord))]
+    several = len({_size(run) for run, _ in pairs}) > 1
     texts: dict[str, ExplorerText] = {}
-    for run, records in holding:
+    for run, records in pairs:
         order = list(run.facts.get("tasks", {}))
         order_of = {name: index for index, name in enumerate(order)}
         for record in sorted(

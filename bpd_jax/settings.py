@@ -12,10 +12,10 @@
         max_new_tokens: Count = 64
         acceptance: Annotated[str, choice("exact", "typical")] = "exact"
 
-The annotation gives the check, which runs whenever an instance is made; the entry under
-`Attributes` is the help. gin files and keyword arguments set the fields by name, and
-`cli.define_flags` makes flags of them. Parts of methods, whose settings are written as
-in `tree:32:min_prob=0.1`, declare help and check with `setting`.
+The annotation declares the check, which runs when an instance is created; the entry
+under `Attributes` is the help. gin files and keyword arguments set the fields by name,
+and `cli.define_flags` defines flags for them. Parts of methods, whose settings have the
+form `tree:32:min_prob=0.1`, declare help and check with `setting`.
 """
 
 import dataclasses
@@ -42,10 +42,10 @@ class Check:
       description: completes the sentence "NAME must be …".
       parse: reads a value from text; raises ValueError if it cannot.
       accepts: whether a value is allowed.
-      optional: whether None is allowed, which leaves the choice to the caller.
+      optional: whether None is allowed.
       convert: converts an accepted value to the stored one.
-      flag: type of its flag: int, float or bool; the words of an enumeration; REPEATED
-        for a flag that may be given several times; None for a text that `parse` reads.
+      flag: type of the flag: int, float or bool; the words of an enumeration; REPEATED
+        for a flag that may be given several times; None for a text that is parsed.
     """
 
     description: str
@@ -60,7 +60,7 @@ class Check:
         return dataclasses.replace(self, optional=True)
 
     def allows(self, value: object) -> bool:
-        """Whether the setting may have this value."""
+        """Whether a value is allowed, including None if it is optional."""
         return self.optional if value is None else self.accepts(value)
 
 
@@ -112,7 +112,7 @@ def number(
 
 
 def choice(*options: str) -> Check:
-    """One of several words."""
+    """One of several strings."""
     return Check(
         f"one of {', '.join(options)}",
         str,
@@ -133,7 +133,7 @@ def each(check: Check, *, distinct: bool = False, repeated: bool = True) -> Chec
     Args:
       check: check of one element.
       distinct: whether all elements must differ.
-      repeated: whether the flag of a list of texts is given once for each of them.
+      repeated: whether the flag of a list of texts is repeated for each element.
     """
     return Check(
         f"a list{' without repetition' * distinct}, each element {check.description}",
@@ -214,15 +214,15 @@ def setting(default: Any, help_: str, check: Check) -> Any:
 
     Args:
       default: its default value.
-      help_: one line, without a full stop.
-      check: the values that are allowed.
+      help_: help on one line, without a full stop.
+      check: the allowed values.
     """
     return dataclasses.field(default=default, metadata={"help": help_, "check": check})
 
 
 @functools.cache
 def checks_of(kind: type) -> dict[str, Check]:
-    """The check of every field of a dataclass that has one."""
+    """The checks of the fields of a dataclass, by name; not all fields have one."""
     hints = typing.get_type_hints(kind, include_extras=True)
     checks = {
         field.name: field.metadata.get("check") or _check_of(hints[field.name])
@@ -232,7 +232,7 @@ def checks_of(kind: type) -> dict[str, Check]:
 
 
 def _check_of(hint: Any) -> Check | None:
-    """The check of an annotation; None if it has none."""
+    """The check of an annotation; None if there is none."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         return next((item for item in inner[1:] if isinstance(item, Check)), None)
@@ -284,7 +284,7 @@ def help_of(kind: type) -> dict[str, str]:
 
 
 def documented_attributes(docstring: str) -> dict[str, str]:
-    """The entries under `Attributes` in a docstring, each on one line, by name."""
+    """The entries under `Attributes` in a docstring by name, each on one line."""
     _, _, entries = inspect.cleandoc(docstring).partition("\nAttributes:\n")
     section = re.split(r"\n\n?(?=\S)", entries, maxsplit=1)[0]
     texts = {}

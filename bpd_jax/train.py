@@ -4,8 +4,8 @@
     python -m bpd_jax.train --gin_file=experiments/demo/demo.gin --workdir=runs/demo \\
         --gin.STEPS=50 --dry_run
 
-With a gin file for HeadsTrainConfig it trains block heads or a block drafter for an
-existing model, on texts that the model generated, and leaves the model unchanged:
+With a gin file for HeadsTrainConfig it trains block heads or a block drafter for a
+frozen model, on texts that the model generated:
 
     python -m bpd_jax.train --gin_file=gin_configs/runs/heads.gin \\
         --workdir=runs/heads --gin.MODEL="'runs/base'" --gin.DATA="'runs/texts'"
@@ -39,15 +39,15 @@ from bpd_jax.typing import Params
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
 _DRY_RUN = flags.DEFINE_bool(
-    "dry_run", False, "Print the configuration and all shapes, and write nothing."
+    "dry_run", False, "Print the configuration and all shapes without training."
 )
 _COORDINATOR = flags.DEFINE_string(
-    "coordinator_address", None, "Host and port of process 0, if there are several."
+    "coordinator_address", None, "Host and port of process 0 of several processes."
 )
-_PROCESSES = flags.DEFINE_integer("num_processes", None, "How many there are.")
+_PROCESSES = flags.DEFINE_integer("num_processes", None, "Number of processes.")
 _PROCESS = flags.DEFINE_integer("process_id", None, "Index of this process, from 0.")
 _DISTRIBUTED = flags.DEFINE_bool(
-    "distributed", False, "Let jax find the other processes, as on Cloud TPU."
+    "distributed", False, "Let jax detect the other processes, as on Cloud TPU."
 )
 
 
@@ -75,10 +75,10 @@ def main() -> None:
         )
         print(run_description.describe_shapes(config, mesh))
         return
-    given = None
+    start = None
     if config.start is not None:
-        given = functools.partial(_start, config, config.start)
-    trainer.train(config, cli.required("workdir"), parsed.text, parsed.operative, given)
+        start = functools.partial(_start, config, config.start)
+    trainer.train(config, cli.required("workdir"), parsed.text, parsed.operative, start)
 
 
 def _start(config: TrainConfig, start: str) -> Params:
@@ -90,30 +90,30 @@ def _start(config: TrainConfig, start: str) -> Params:
     loaded = load_model(start)
     if config.task.trained_size is not None and loaded.task != config.task:
         raise UserError(
-            f"the vocabulary {config.task.vocabulary} is made from the task's own "
-            f"text, and {start} has another: give that folder in its place."
+            f"the vocabulary {config.task.vocabulary} is trained on the task's text, "
+            f"but {start} has another one: give the folder {start} as the vocabulary."
         )
     loaded_config = loaded.functions.config
     trunk = dataclasses.asdict(loaded_config.trunk)
     for name, value in dataclasses.asdict(config.model.trunk).items():
         if name not in ("dtype", "param_dtype") and value != trunk[name]:
             raise UserError(
-                f"TransformerConfig.{name} is {value!r} and {trunk[name]!r} in "
-                f"{start}: give the sizes of the model that the run starts from."
+                f"TransformerConfig.{name} is {value!r}, but {trunk[name]!r} in "
+                f"{start}: give the sizes of that model."
             )
     parts = ["trunk"]
     for part, title in (("heads", "block heads"), ("drafter", "block drafter")):
-        wanted, present = getattr(config.model, part), getattr(loaded_config, part)
-        if wanted is None:
+        trained, existing = getattr(config.model, part), getattr(loaded_config, part)
+        if trained is None:
             continue
-        if wanted == present:
+        if trained == existing:
             parts.append(part)
-            distributed.say(f"start: the trunk and the {title} of {start}")
+            distributed.say(f"start: trunk and {title} of {start}")
         else:
-            other = "it has none" if present is None else "its own are of other sizes"
-            distributed.say(f"start: the trunk of {start}, with new {title} ({other})")
+            reason = "it has none" if existing is None else "the sizes differ"
+            distributed.say(f"start: trunk of {start}, with new {title} ({reason})")
     if config.model.heads is None and config.model.drafter is None:
-        distributed.say(f"start: the trunk of {start}")
+        distributed.say(f"start: trunk of {start}")
     return {part: loaded.params[part] for part in parts}
 
 

@@ -6,8 +6,8 @@
     python -m bpd_jax.train_refiner --model=smollm2 --kind=hydra \\
         --data=runs/smollm2/states
 
-The model stays unchanged. Training takes minutes; after Ctrl-C the same command resumes
-it.
+The model is not changed. Training takes minutes; after an interruption the same command
+resumes it.
 """
 
 import shlex
@@ -44,8 +44,8 @@ _OUTPUT = flags.DEFINE_string(
 _DATA = flags.DEFINE_string(
     "data",
     None,
-    "Folder of packed rows, with train/ and validation/, or of the states that a "
-    "training of heads left. Default: data/ in the run folder, or else its states/.",
+    "Folder of packed rows, with train/ and validation/, or of the cached states of "
+    "heads training. Default: data/ in the run folder, or else states/.",
 )
 cli.define_flags(RefinerSettings)
 
@@ -82,7 +82,7 @@ def print_held_out(held_out: RefinerHeldOut, console: Console) -> None:
         "refined",
         "model: plain",
         "refined",
-        title="top-1 accuracy on held-out text, given the true earlier tokens",
+        title="top-1 accuracy on held-out text, given the true preceding tokens",
     )
     for column in rows.columns:
         column.justify = "right"

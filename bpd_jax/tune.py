@@ -2,11 +2,11 @@
 
     python -m bpd_jax.tune --model=runs/demo --batch_sizes=1,8
 
-Decodes some held-out prompts with plain decoding, replays all methods on them without
+Decodes held-out prompts with plain decoding, replays all methods on these texts without
 the model, times passes over 1 … 128 draft tokens, and prints the predicted speed-ups.
-The accuracies of each head's candidates, from which `decode` and `evaluate` compute the
-shape of Medusa trees, and the fastest method for every batch size are saved in the run
-folder (`drafting.json`).
+It saves two results in the run folder (`drafting.json`): the accuracies of each head's
+candidates, from which `decode` and `evaluate` compute the shape of Medusa trees, and
+the fastest method for every batch size.
 """
 
 import dataclasses
@@ -32,14 +32,16 @@ from bpd_jax.decoding.speedup import (
 )
 from bpd_jax.errors import UserError
 
-BATCH_SIZES = flags.DEFINE_list("batch_sizes", ["1"], "prompts decoded together.")
+BATCH_SIZES = flags.DEFINE_list(
+    "batch_sizes", ["1"], "numbers of prompts decoded together."
+)
 METHODS = flags.DEFINE_list(
     "methods", [], "methods to compare; default: all that the model supports."
 )
 NUM_PROMPTS = flags.DEFINE_integer(
-    "num_prompts", 16, "held-out prompts to decode; at least the largest batch."
+    "num_prompts", 16, "number of held-out prompts, at least the largest batch size."
 )
-PROMPT_TOKENS = flags.DEFINE_integer("prompt_tokens", 64, "tokens of each of them.")
+PROMPT_TOKENS = flags.DEFINE_integer("prompt_tokens", 64, "tokens of a prompt.")
 
 # Minimum number of predictions of a head for an estimate of its accuracy, and number
 # of ranks that a Medusa tree considers.
@@ -50,15 +52,15 @@ def main() -> None:
     """Measures the model, prints predictions, and saves them."""
     sizes = cli.whole_numbers("batch_sizes") or ()
     if not sizes or min(sizes) < 1:
-        raise UserError("--batch_sizes must name numbers of 1 or more, as in 1,8.")
+        raise UserError("--batch_sizes must be positive integers, as in 1,8.")
     methods = [parse_method(name) for name in METHODS.value if name.strip()]
     lm, decoder, config = decode_flags.load(decode_flags.config())
     loaded = lm.loaded
     if config.options.temperature != 0:
-        raise UserError("tune decodes greedily: leave the temperature at 0.")
-    given = decode_flags.prompt_texts()
-    if given:
-        prompts = [loaded.encode_prompt(text) for text in given]
+        raise UserError("tune decodes greedily: the temperature must be 0.")
+    prompt_texts = decode_flags.prompt_texts()
+    if prompt_texts:
+        prompts = [loaded.encode_prompt(text) for text in prompt_texts]
     else:
         count = max(NUM_PROMPTS.value, *sizes)
         prompts = loaded.held_out(count, PROMPT_TOKENS.value)
@@ -76,8 +78,8 @@ def main() -> None:
             bar.set_postfix_str(method.name, refresh=False)
             bar.update(1)
 
-        found = predict(decoder, replay, methods, sizes, on_progress=advance)
-    choices = {size: Choice.among(predictions) for size, predictions in found.items()}
+        by_size = predict(decoder, replay, methods, sizes, on_progress=advance)
+    choices = {size: Choice.among(predictions) for size, predictions in by_size.items()}
     for size, choice in choices.items():
         _print(size, choice)
     loaded.folder.mkdir(parents=True, exist_ok=True)
@@ -96,7 +98,7 @@ def _print(batch_size: int, choice: Choice) -> None:
     title = f"batch size {batch_size}"
     table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
     table.add_column("Method")
-    headings = "Tokens\nper call", "Tokens\nchecked", "Pass\n(ms)", "Drafting\n(ms)"
+    headings = "Tokens\nper call", "Tokens\nverified", "Pass\n(ms)", "Drafting\n(ms)"
     for heading in headings:
         table.add_column(heading, justify="right")
     table.add_column("Predicted\nspeed-up", justify="right")

@@ -1,4 +1,4 @@
-"""The axis alphabet and the array aliases of the whole package.
+"""Axis names and array types of the package.
 
 B batch rows            T query length          S cache length (slots)
 D model width           N query heads           K key-value heads
@@ -6,7 +6,7 @@ H head width            F feed-forward width    V vocabulary
 L block heads           W lattice width (the paper's k)
 P drafts (the paper's p)                        M nodes of a draft tree
 
-Every einsum string and every shape in a docstring uses these letters.
+Einsum strings and shapes in docstrings use these letters.
 """
 
 from typing import Any, TypeAlias

@@ -36,7 +36,12 @@ from bpd_jax.reporting.terminal import print_exhibit
 from bpd_jax.studies import run_files
 from bpd_jax.studies.in_domain import build_in_domain
 from bpd_jax.studies.measurements import MEASUREMENTS
-from bpd_jax.studies.run_header import check_header, check_settings, continued, facts_of
+from bpd_jax.studies.run_header import (
+    check_header,
+    check_settings,
+    facts_of,
+    merge_facts,
+)
 from bpd_jax.studies.study import DRAFTING
 from bpd_jax.studies.study_catalog import NAMES, find_study
 from bpd_jax.studies.study_config import StudyConfig
@@ -175,7 +180,11 @@ def _measure(name: str, config: StudyConfig, shard: Shard, text: str) -> None:
         "versions": provenance.versions(),
     }
     sessions = list(before.get("sessions", []))
-    facts = {**continued(before, facts_of(context)), "left_out": left_out, "gin": text}
+    facts = {
+        **merge_facts(before, facts_of(context)),
+        "left_out": left_out,
+        "gin": text,
+    }
     if in_domain:
         facts["in_domain"] = in_domain
 

@@ -119,14 +119,14 @@ def test_bad_input_is_refused_at_once(lm, keywords, message, many):
         ([[1, 2]], "not a list of token ids"),
     ],
 )
-def test_prompts_that_are_no_tokens_are_refused(lm, prompt, message):
+def test_invalid_prompts_are_refused(lm, prompt, message):
     with pytest.raises(UserError, match=message):
         api.generate(lm, [prompt])
     with pytest.raises(UserError, match=message):
         api.stream(lm, prompt)
 
 
-def test_one_text_is_no_list_of_prompts(lm):
+def test_a_single_text_is_refused(lm):
     with pytest.raises(UserError, match="prompts is one text, 'hello': give a list"):
         api.generate(lm, "hello")
 

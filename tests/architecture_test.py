@@ -60,7 +60,8 @@ ROOMS = {
     "pynini": ["bpd_jax/drafting/engines/fst.py"],
     "pywrapfst": ["bpd_jax/drafting/engines/fst.py"],
     "apache_beam": [
-        "bpd_jax/ngrams/counting/beam.py",
+        "bpd_jax/ngrams/counting/count_pipeline.py",
+        "bpd_jax/data/beam_pipelines.py",
         "bpd_jax/data/cache_pipeline.py",
     ],
     "numba": ["bpd_jax/ngrams/*_kernels.py"],

@@ -50,7 +50,7 @@ def test_bad_flags_end_in_one_sentence() -> None:
             ["--output=x", "--tokens=a", "--max_per_order=5,b"],
             "--max_per_order must be",
         ),
-        (["--output=x", "--tokens=a", "--weight=0.5"], "--weight goes with --model"),
+        (["--output=x", "--tokens=a", "--weight=0.5"], "--weight applies to --model"),
         (["--output=x", "--model=missing"], "error: there is no missing"),
         (["--output=x", "--counts=missing"], "error: cannot read missing"),
     ]

@@ -73,7 +73,7 @@ def test_a_file_of_the_working_directory_comes_first(write, tmp_path):
     assert parse(["run.gin"], [], TrainConfig).value.steps == 5
 
 
-def test_every_statement_remembers_its_place(write):
+def test_every_statement_records_its_location(write):
     parsed = parse([write(RUN)], ["STEPS = 9"], TrainConfig)
     assert parsed.files == (
         "run.gin",
@@ -81,7 +81,7 @@ def test_every_statement_remembers_its_place(write):
         "gin_configs/tasks/stdlib_small.gin",
         "gin_configs/runs/train.gin",
     )
-    steps = [setting.place for setting in parsed.settings if setting.name == "STEPS"]
+    steps = [setting.location for setting in parsed.settings if setting.name == "STEPS"]
     assert steps[0].startswith("gin_configs/runs/train.gin:")
     assert steps[1:] == ["run.gin:5", "--gin.STEPS=9"]
     description = parsed.describe()
@@ -340,7 +340,7 @@ def test_a_task_is_named_before_or_after_the_run_and_not_left_out(run, monkeypat
     line = FILES[TRAIN].splitlines().index("  task = %TASK") + 1
     assert str(error.value) == (
         "no file names a task: add --gin_file=gin_configs/tasks/NAME.gin "
-        f"({TRAIN}:{line} asks for it)."
+        f"({TRAIN}:{line} requires it)."
     )
 
 

@@ -61,7 +61,7 @@ def test_texts_begin_with_their_prompts(written):
     assert (texts.lengths - texts.prompt_lengths <= 6).all()
 
 
-def test_the_same_command_goes_on_in_whatever_batches(written):
+def test_a_run_resumes_with_any_batch_size(written):
     folder, arguments = written
 
     def texts(name="texts"):
@@ -91,7 +91,7 @@ def test_the_same_command_goes_on_in_whatever_batches(written):
     assert not shard_paths(folder / "other")
 
 
-def test_what_does_not_fit_is_refused(written):
+def test_incompatible_settings_are_refused(written):
     folder, arguments = written
     cases = [
         (["--max_new_tokens=7"], "texts made with options = "),
@@ -149,7 +149,7 @@ def talking(tmp_path_factory):
     return folder, arguments
 
 
-def test_made_up_prompts_that_cannot_be_continued_are_not_kept(talking):
+def test_generated_prompts_that_cannot_be_continued_are_dropped(talking):
     folder, arguments = talking
     cases = [
         (["--made_up_tokens=63"], "holds 64 and max_new_tokens is 63"),
@@ -164,7 +164,7 @@ def test_made_up_prompts_that_cannot_be_continued_are_not_kept(talking):
     assert not (folder / "refused").exists()
 
 
-def test_made_up_prompts_are_kept_and_must_be_whole(talking):
+def test_generated_prompts_are_stored_and_validated(talking):
     folder, arguments = talking
     run = distill(folder, *arguments)
     assert run.returncode == 0, run.stderr
@@ -179,7 +179,7 @@ def test_made_up_prompts_are_kept_and_must_be_whole(talking):
         assert run.stderr.strip().splitlines()[-1].startswith("error: ")
 
 
-def test_something_to_continue_must_be_given(written):
+def test_prompts_are_required(written):
     folder, _ = written
     run = distill(folder, "--model=tiny", "--output=unwritten")
     assert run.returncode == 1

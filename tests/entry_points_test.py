@@ -181,8 +181,8 @@ def test_bad_input_is_refused_and_leaves_nothing(folder):
     assert not (folder / "never.jsonl").exists()
     cases = [
         ([], "nowhere does not exist"),
-        (["--temperature=1"], "leave the temperature at 0"),
-        (["--methods=auto"], "names no method for auto to choose"),
+        (["--temperature=1"], "temperature must be 0"),
+        (["--methods=auto"], "has no methods to choose from"),
         (["--rounds=0"], "positive integer"),
     ]
     commands = [["--model=nowhere", *arguments] for arguments, _ in cases]
@@ -265,7 +265,7 @@ def test_auto_says_what_it_chose_and_why(folder):
     )
     assert result.returncode == 0, result.stderr
     chosen = re.match(
-        r"auto: (greedy: drafting does not pay|prompt_lookup:\d, pred)", result.stdout
+        r"auto: (greedy: no method is predicted|prompt_lookup:\d, pred)", result.stdout
     )
     assert chosen
     assert "predicted" in result.stdout.splitlines()[0]
@@ -288,7 +288,7 @@ def test_bad_settings_are_refused_in_one_sentence(folder):
         ],
         "'p=3' is not a setting of ngram, which takes k": ["--method=ngram:p=3"],
         "needs a small language model": ["--method=neural"],
-        "typical acceptance samples: give a temperature": ["--acceptance=typical"],
+        "typical acceptance needs sampling": ["--acceptance=typical"],
         "stop must be a list": ["--stop="],
         "prompt 1 is empty: give at least one character": ["--prompt="],
         "seed must be an integer from 0": ["--seed=-1"],

@@ -98,7 +98,7 @@ def test_out_and_back_in(heads, tmp_path):
     assert words == ["vllm", "serve", "org/tiny", "--speculative-config"]
     wanted = {"method": "medusa", "model": "vllm", "num_speculative_tokens": 2}
     assert json.loads(settings) == wanted
-    assert "one chain" in said[2]
+    assert "single chain" in said[2]
     assert "no draft vocabulary" in medusa[1]
     written = json.loads((tmp_path / "medusa" / "config.json").read_text())
     assert written["base_model_name_or_path"] == str(BASE)
@@ -164,7 +164,7 @@ def drafter(tmp_path_factory):
     return folder
 
 
-def test_a_block_drafter_goes_out_and_drafts(drafter, tmp_path):
+def test_an_exported_block_drafter_drafts(drafter, tmp_path):
     base = [f"--model={BASE}", "--format=speculators"]
     whole, bare, heads, layout = call(
         tmp_path,
@@ -177,8 +177,8 @@ def test_a_block_drafter_goes_out_and_drafts(drafter, tmp_path):
     assert whole[0] == 0, whole[2]
     said = whole[1].splitlines()
     # The tokenizer uses all ids; nothing follows the end of a text.
-    assert "a block drafter of 1 layers (dspark) of llama written to out" in said[0]
-    assert "token 1 has its mask embedding" in said[0]
+    assert "block drafter of llama with 1 layers (dspark) written to out" in said[0]
+    assert "embedding of token 1 is the mask embedding" in said[0]
     *words, settings = shlex.split(said[1])
     assert words == ["vllm", "serve", str(BASE), "--speculative-config"]
     wanted = {"method": "dspark", "model": "out", "num_speculative_tokens": 3}

@@ -28,7 +28,7 @@ def run(folder, *arguments, **environment):
 
 
 @pytest.mark.parametrize("missing", ["lm_eval", "lm_eval.api.model"])
-def test_a_harness_that_is_not_there_is_told_in_one_sentence(tmp_path, missing):
+def test_a_missing_harness_is_reported(tmp_path, missing):
     program = (
         "import sys\n"
         f"sys.modules[{missing!r}] = None\n"
@@ -130,7 +130,7 @@ def test_results_are_the_same_for_every_method(tasks, trained):
 
 
 @pytest.mark.slow
-def test_wrong_model_arguments_are_told_in_one_sentence(tasks, trained):
+def test_invalid_model_arguments_are_refused(tasks, trained):
     done = evaluate(tasks, f"model={trained / 'run'},methods=bpd")
     assert done.returncode == 1
     assert "Traceback" not in done.stderr

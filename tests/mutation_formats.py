@@ -21,7 +21,7 @@ from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
-from bpd_jax.ngrams.counting import bounded
+from bpd_jax.ngrams.counting import bounded_memory
 from bpd_jax.ngrams.counting.counts import NGramCounts, count_ngrams
 from bpd_jax.ngrams.counting.sources import open_source
 from bpd_jax.ngrams.counting.windows import Packing
@@ -260,7 +260,7 @@ def _token_ids(name: str) -> Callable[[pathlib.Path], object]:
 def _read_token_ids(folder: pathlib.Path) -> None:
     (name,) = (path.name for path in folder.iterdir())
     source = open_source(tokens=str(folder / name), vocab_size=50)
-    for stream, _, _ in bounded.chunks(source, Packing(2, 50), 1 << 20):
+    for stream, _, _ in bounded_memory.chunks(source, Packing(2, 50), 1 << 20):
         assert stream.min() >= 0
 
 

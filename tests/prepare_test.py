@@ -48,7 +48,7 @@ def test_rows_shards_gin_files_and_caches(folder):
         assert status == 0, err
     assert " rows of 64 tokens: " in done[0][1]
     assert "of 12 texts" in done[0][1]
-    assert "the inputs of 0 and the targets of 0 examples, 0 tokens" in done[1][1]
+    assert "the inputs of 0 and the targets of 0 examples" in done[1][1]
     assert "shard-00001-of-00002: " in done[2][1]
     assert "the inputs of 5 and the targets of 0 examples" in done[4][1]
     assert open_rows(folder / "parts").num_documents == 12
@@ -79,16 +79,16 @@ def test_rows_shards_gin_files_and_caches(folder):
                 "train.jsonl, line 1 has no text in the field 'document'"
             ),
             "--task=stdlib --output=o --length=9 --max_examples=3": (
-                "--max_examples does not go with --task=stdlib"
+                "--max_examples cannot be combined with --task=stdlib"
             ),
             "--task=samsum --output=o --length=9 --beam_options=x": (
-                "--beam_options go with --cache_dir"
+                "--beam_options require --cache_dir"
             ),
             "--task=samsum --gin_file=gin_configs/tasks/samsum.gin": (
-                "--task does not go with --gin_file"
+                "--task cannot be combined with --gin_file"
             ),
             "--task=samsum --cache_dir=c --output=o --length=9 --files=train.jsonl": (
-                "c holds no complete cache of samsum.files.gpt3"
+                "c has no complete cache of samsum.files.gpt3"
             ),
         }
     ],

@@ -39,14 +39,14 @@ def pipe():
             os.close(end)
 
 
-def test_a_reader_that_has_gone_ends_nothing(tmp_path, pipe):
+def test_a_closed_pipe_does_not_end_the_work(tmp_path, pipe):
     read, write = pipe
     os.close(read)
     assert work(tmp_path / "file", write, write) == 0
     assert (tmp_path / "file").read_text() == "done"
 
 
-def test_a_full_pipe_blocks_nothing(tmp_path, pipe):
+def test_a_full_pipe_does_not_block(tmp_path, pipe):
     _, write = pipe
     flags = fcntl.fcntl(write, fcntl.F_GETFL)
     fcntl.fcntl(write, fcntl.F_SETFL, flags | os.O_NONBLOCK)
@@ -59,7 +59,7 @@ def test_a_full_pipe_blocks_nothing(tmp_path, pipe):
 
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="no terminals here")
-def test_a_closed_terminal_ends_nothing(tmp_path):
+def test_a_closed_terminal_does_not_end_the_work(tmp_path):
     ours, theirs = os.openpty()
     os.close(ours)
     assert work(tmp_path / "file", theirs, theirs) == 0
@@ -67,7 +67,7 @@ def test_a_closed_terminal_ends_nothing(tmp_path):
     assert (tmp_path / "file").read_text() == "done"
 
 
-def test_what_can_be_read_is_written(tmp_path):
+def test_all_formats_are_written(tmp_path):
     with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
         assert work(tmp_path / "file", out, err) == 0
     said = ["begins", "number 0", "number 1", "number 2"]

@@ -154,14 +154,14 @@ def test_tables_and_charts_are_files(written):
         ElementTree.fromstring(chart.read_text(encoding="utf-8"))
 
 
-def test_what_cannot_be_read_is_said_in_a_sentence(results, tmp_path):
+def test_invalid_results_are_reported(results, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "unknown").mkdir()
     write_header(tmp_path / "unknown", "table44", {})
     for arguments, message in [
-        ([], "name folders of results"),
+        ([], "no folder of results is given"),
         (["nowhere"], "nowhere is not a folder"),
-        (["empty"], "empty holds no results of a study"),
+        (["empty"], "empty contains no results of a study"),
         (["unknown"], "there is no study 'table44': did you mean table4?"),
         ([str(results), "--output=empty"], "cannot write empty: it is a folder"),
     ]:
@@ -173,7 +173,7 @@ def test_what_cannot_be_read_is_said_in_a_sentence(results, tmp_path):
 
 
 @pytest.mark.parametrize("flag", ["latex", "csv", "svg"])
-def test_nothing_is_written_if_a_folder_cannot_be(results, tmp_path, flag):
+def test_unwritable_folders_are_refused_first(results, tmp_path, flag):
     (tmp_path / "taken").write_text("mine")
     flags = [f"--{name}=files/{name}" for name in ("latex", "csv", "svg")]
     result = call(tmp_path, str(results), *flags, f"--{flag}=taken")

@@ -67,7 +67,7 @@ def test_the_default_data_are_rows_or_else_states(tmp_path):
     assert default_data(tmp_path) == tmp_path / "data"
 
 
-def test_bad_input_is_one_sentence_and_writes_nothing(folder):
+def test_bad_input_is_refused_without_output(folder):
     before = sorted(folder.rglob("*"))
     cases = [
         (["--model=run"], "--kind is missing"),
@@ -86,7 +86,7 @@ def test_bad_input_is_one_sentence_and_writes_nothing(folder):
     assert sorted(folder.rglob("*")) == before
 
 
-def test_ctrl_c_keeps_what_resumes(folder):
+def test_an_interrupted_run_resumes(folder):
     process = start(folder, "--model=run", "--kind=markov", "--steps=1000000")
     assert process.stderr is not None
     # The bar appears when training begins.

@@ -48,7 +48,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_dry_run_says_everything_and_writes_nothing(folder):
+def test_dry_run_describes_the_run_and_writes_nothing(folder):
     before = sorted(folder.rglob("*"))
     result = run(folder, "--dry_run", "--gin.TEXT_FILES='texts/*.txt'", "--gin.STEPS=5")
     assert result.returncode == 0, result.stderr
@@ -79,7 +79,7 @@ def test_bad_input_is_one_sentence(folder):
 @pytest.mark.skipif(
     importlib.util.find_spec("seqio") is None, reason="rows are made with seqio"
 )
-def test_trains_and_says_when_it_is_finished(folder):
+def test_trains_and_reports_when_finished(folder):
     arguments = ["--workdir=w", "--gin.TEXT_FILES='texts/*.txt'"]
     result = run(folder, *arguments)
     assert result.returncode == 0, result.stderr

@@ -36,7 +36,7 @@ def write_heads(loaded, place, seed):
     )
 
 
-def test_what_was_measured_is_for_the_heads_it_was_measured_with(tmp_path, monkeypatch):
+def test_accuracies_belong_to_the_measured_heads(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(ROOT / "tests" / "pretrained" / "golden" / "llama", "tiny")
     plain = load_model("tiny")

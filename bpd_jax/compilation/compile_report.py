@@ -1,4 +1,4 @@
-"""Compiled programs as a table, and as JSON."""
+"""Reports compiled programs as a table and as JSON."""
 
 import dataclasses
 import importlib.metadata
@@ -15,12 +15,14 @@ _GIB = 2**30
 _PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax")
 
 
-def table(where: Slice, mesh: dict[str, int], programs: Sequence[Measured]) -> Table:
+def table(
+    tpu_slice: Slice, mesh: dict[str, int], programs: Sequence[Measured]
+) -> Table:
     """A table of all figures, with one column per program."""
-    chip = where.chip
+    chip = tpu_slice.chip
     sizes = " × ".join(f"{axis} {size}" for axis, size in mesh.items())
-    made = Table(
-        title=f"{where.name}: {len(where.devices)} cores, {sizes}",
+    result = Table(
+        title=f"{tpu_slice.name}: {len(tpu_slice.devices)} cores, {sizes}",
         caption=(
             "Per core. The roofline is the minimum time that the chip's peak figures "
             "allow; it is not a measurement."
@@ -28,16 +30,16 @@ def table(where: Slice, mesh: dict[str, int], programs: Sequence[Measured]) -> T
         title_justify="left",
         caption_justify="left",
     )
-    made.add_column("")
+    result.add_column("")
     for one in programs:
-        made.add_column(one.program.name, justify="right")
+        result.add_column(one.program.name, justify="right")
 
     def row(label: str, *values: str, **style: Any) -> None:
-        made.add_row(label, *values, **style)
+        result.add_row(label, *values, **style)
 
-    row("what", *(one.program.about for one in programs))
-    row("compiled in", *(f"{one.seconds:.0f} s" for one in programs))
-    made.add_section()
+    row("program", *(one.program.about for one in programs))
+    row("compilation", *(f"{one.seconds:.0f} s" for one in programs))
+    result.add_section()
     for name in ("arguments", "outputs", "donated", "temporaries", "code"):
         sign = "-" if name == "donated" else ""
         row(
@@ -45,11 +47,11 @@ def table(where: Slice, mesh: dict[str, int], programs: Sequence[Measured]) -> T
             *(f"{sign}{_gib(getattr(one.memory, name))}" for one in programs),
         )
     row(
-        f"HBM: all, of {_gib(chip.usable)}",
+        f"HBM: total, of {_gib(chip.usable)}",
         *(_gib(one.memory.needed) for one in programs),
         style="bold",
     )
-    made.add_section()
+    result.add_section()
     row("FLOPs, the compiler's count", *(_tera(one.xla_flops) for one in programs))
     row(
         "FLOPs, loops counted as they run",
@@ -61,20 +63,21 @@ def table(where: Slice, mesh: dict[str, int], programs: Sequence[Measured]) -> T
     )
     row("bytes, HBM", *(f"{one.costs.hbm_bytes / 1e9:,.2f} GB" for one in programs))
     row("bytes, links", *(f"{one.link_bytes / 1e9:,.3f} GB" for one in programs))
-    several = where.slices > 1
+    several = tpu_slice.slices > 1
     if several:
         row(
             "bytes, network",
             *(f"{one.network_bytes / 1e9:,.3f} GB" for one in programs),
         )
-    row("loops counted as one turn", *(f"{one.costs.open_loops}" for one in programs))
-    made.add_section()
+    row("loops counted once", *(f"{one.costs.open_loops}" for one in programs))
+    result.add_section()
     for name in ("compute", "memory", "links"):
-        row(f"least time, {name}", *(_ms(getattr(one.times, name)) for one in programs))
+        times = (_ms(getattr(one.times, name)) for one in programs)
+        row(f"minimum time, {name}", *times)
     if several and chip.network is None:
-        row("least time, network", *("not known" for _ in programs))
+        row("minimum time, network", *("unknown" for _ in programs))
     elif several:
-        row("least time, network", *(_ms(one.times.network) for one in programs))
+        row("minimum time, network", *(_ms(one.times.network) for one in programs))
     row(
         "roofline",
         *(f"{_ms(one.times.seconds)} ({one.times.bound})" for one in programs),
@@ -82,23 +85,23 @@ def table(where: Slice, mesh: dict[str, int], programs: Sequence[Measured]) -> T
     )
     row("tokens per second, at the roofline", *(_rate(one) for one in programs))
     row("MFU, at the roofline", *(f"{one.mfu:.1%}" for one in programs))
-    return made
+    return result
 
 
 def collectives(program: Measured) -> Table:
     """A table of the collectives, the largest first."""
-    made = Table(title=f"{program.program.name}: collectives", title_justify="left")
-    for name in ("kind", "group", "times", "bytes sent", "in all"):
-        made.add_column(name, justify="left" if name == "kind" else "right")
+    result = Table(title=f"{program.program.name}: collectives", title_justify="left")
+    for name in ("kind", "group", "runs", "bytes sent", "total"):
+        result.add_column(name, justify="left" if name == "kind" else "right")
     for kind, size, count, sent in summed_collectives(program):
-        made.add_row(
+        result.add_row(
             kind,
             f"{size}",
             f"{count:,}",
             f"{sent / count / 1e6:,.2f} MB",
             f"{sent / 1e9:,.3f} GB",
         )
-    return made
+    return result
 
 
 def summed_collectives(program: Measured) -> list[tuple[str, int, int, float]]:
@@ -114,15 +117,15 @@ def summed_collectives(program: Measured) -> list[tuple[str, int, int, float]]:
 
 
 def as_json(
-    where: Slice, mesh: dict[str, int], programs: Sequence[Measured]
+    tpu_slice: Slice, mesh: dict[str, int], programs: Sequence[Measured]
 ) -> dict[str, Any]:
     """All figures as JSON values; times in seconds, memory in bytes."""
     return {
-        "topology": where.name,
-        "cores": len(where.devices),
-        "slices": where.slices,
+        "topology": tpu_slice.name,
+        "cores": len(tpu_slice.devices),
+        "slices": tpu_slice.slices,
         "mesh": dict(mesh),
-        "chip": dataclasses.asdict(where.chip),
+        "chip": dataclasses.asdict(tpu_slice.chip),
         "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
         "programs": {one.program.name: _figures(one) for one in programs},
     }

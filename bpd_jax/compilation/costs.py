@@ -23,7 +23,7 @@ from bpd_jax.compilation.instruction_flops import (
 )
 from bpd_jax.compilation.traffic import traffic
 
-# They move nothing in memory, or their traffic is counted elsewhere.
+# Instructions without memory traffic, or whose traffic is counted elsewhere.
 _FREE = frozenset(
     [
         "parameter",
@@ -41,7 +41,7 @@ _FREE = frozenset(
 )
 
 
-# Custom calls that are only markers.
+# Custom calls without effect.
 _FREE_CALLS = frozenset(
     [
         "AllocateBuffer",
@@ -117,32 +117,34 @@ def costs_of(module: Module, devices: int) -> Costs:
             computation = module.computations[name]
             total = Costs()
             for instruction in computation.instructions.values():
-                one = _one(module, computation, instruction, devices, fused, of)
+                costs = _costs_of_instruction(
+                    module, computation, instruction, devices, fused, of
+                )
                 if instruction.opcode == "fusion":
-                    one = _new_collectives(one, total)
-                total += one
+                    costs = _new_collectives(costs, total)
+                total += costs
             computed[name, fused] = total
         return computed[name, fused]
 
     return of(module.entry, False)
 
 
-def _new_collectives(one: Costs, total: Costs) -> Costs:
+def _new_collectives(costs: Costs, total: Costs) -> Costs:
     """Leaves out the collectives of a fusion that earlier fusions have started.
 
     The TPU compiler overlaps a collective with several fusions; each of them contains
     the collective, with the same channel.
     """
-    begun = {collective.channel for collective in total.collectives}
+    started = {collective.channel for collective in total.collectives}
     new = {
         collective: count
-        for collective, count in one.collectives.items()
-        if not collective.channel or collective.channel not in begun
+        for collective, count in costs.collectives.items()
+        if not collective.channel or collective.channel not in started
     }
-    return dataclasses.replace(one, collectives=Counter(new))
+    return dataclasses.replace(costs, collectives=Counter(new))
 
 
-def _one(
+def _costs_of_instruction(
     module: Module,
     computation: Computation,
     instruction: Instruction,
@@ -150,7 +152,7 @@ def _one(
     fused: bool,
     of: Callable[[str, bool], Costs],
 ) -> Costs:
-    """Costs of one instruction; inside a fusion nothing touches the HBM."""
+    """Costs of one instruction; instructions inside a fusion do not access the HBM."""
     opcode = instruction.opcode
     if opcode in _FREE or opcode.endswith(("-done", "-update")):
         return Costs()
@@ -168,7 +170,7 @@ def _one(
         return Costs(collectives=Counter({collective: 1}))
     total = Costs()
     if opcode == "send" and _MEGASCALE in instruction.attributes:
-        # The runtime on the host forwards it.
+        # The host's runtime forwards the data.
         kind = instruction.word("_xla_megascale_transfer_type").strip('"')
         nbytes = computation.operands(instruction)[0].nbytes
         total = Costs(network=Counter({kind: nbytes}))

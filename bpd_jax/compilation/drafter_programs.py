@@ -1,4 +1,4 @@
-"""Training a block drafter on a frozen model, as programs to compile."""
+"""The programs for training a block drafter on a frozen model."""
 
 import dataclasses
 from typing import Any
@@ -28,15 +28,15 @@ from bpd_jax.training.state import TrainState, abstract_parameters
 def drafter_programs(
     config: HeadsTrainConfig, model: BlockwiseConfig, mesh: Mesh
 ) -> list[Program]:
-    """The frozen model's pass over texts, and one step of the drafter.
+    """The frozen model's pass over texts, and one training step of the drafter.
 
     Args:
-      config: of the training; its texts and the folder of its model are not read.
-      model: sizes of the frozen model.
-      mesh: of the devices.
+      config: configuration of the training; its texts and model are not read.
+      model: configuration of the frozen model.
+      mesh: mesh over the devices.
 
     Raises:
-      UserError: heads are trained, or a batch cannot be shared out evenly.
+      UserError: heads are trained, or a batch cannot be divided evenly over the mesh.
     """
     if not isinstance(config.heads, BlockDrafterConfig):
         raise UserError(

@@ -22,8 +22,9 @@ from bpd_jax.errors import UserError
 from bpd_jax.files import replacing_file
 
 _REMEDY = (
-    "share the parameters among more cores (MeshConfig.fsdp, model), keep less "
-    "(ComputeConfig.remat, loss_chunk) or split the batch (ComputeConfig.accumulate)"
+    "shard the parameters over more cores (MeshConfig.fsdp, model), store fewer "
+    "activations (ComputeConfig.remat, loss_chunk) or split the batch "
+    "(ComputeConfig.accumulate)"
 )
 
 
@@ -95,14 +96,14 @@ class Measured:
 
 
 def compile_for(
-    program: Program, mesh: Mesh, where: Slice, folder: str | None = None
+    program: Program, mesh: Mesh, tpu_slice: Slice, folder: str | None = None
 ) -> Measured:
     """Compiles a program with the compiler of the slice's chips.
 
     Args:
       program: the program.
       mesh: mesh over the devices of the slice.
-      where: the slice.
+      tpu_slice: the slice.
       folder: output folder of the compiled text, `NAME.txt`; None writes nothing.
 
     Raises:
@@ -117,18 +118,19 @@ def compile_for(
         if refused is None:
             raise
         raise UserError(
-            f"the {program.name} step does not fit {where.name}: {refused}; {_REMEDY}."
+            f"the {program.name} step does not fit on {tpu_slice.name}: {refused}; "
+            f"{_REMEDY}."
         ) from error
     seconds = time.perf_counter() - start
     text, analysis = compiled.as_text() or "", compiled.memory_analysis()
-    chip, counted = where.chip, compiled.cost_analysis()
+    chip, xla_costs = tpu_slice.chip, compiled.cost_analysis()
     assert analysis is not None
-    assert counted is not None
+    assert xla_costs is not None
     if folder is not None:
         with replacing_file(as_path(folder) / f"{program.name}.txt") as path:
             path.write_text(text, encoding="utf-8")
     # One program for a slice; its partitions are the devices of the first one.
-    partitions = mesh.size // where.slices
+    partitions = mesh.size // tpu_slice.slices
     costs = costs_of(parse(text), partitions)
     coordinates = [device.coords for device in mesh.devices.flat[:partitions]]
     return Measured(
@@ -143,11 +145,11 @@ def compile_for(
             code=analysis.generated_code_size_in_bytes,
             usable=chip.usable,
         ),
-        xla_flops=counted["flops"],
+        xla_flops=xla_costs["flops"],
         costs=costs,
         link_bytes=link_bytes(costs, coordinates),
-        network_bytes=network_bytes(costs, where.slices),
-        times=roofline(costs, chip, where.sides, coordinates, where.slices),
+        network_bytes=network_bytes(costs, tpu_slice.slices),
+        times=roofline(costs, chip, tpu_slice.sides, coordinates, tpu_slice.slices),
         peak_flops=chip.flops / chip.cores,
     )
 
@@ -159,7 +161,7 @@ _REFUSALS = (
 
 
 def out_of_memory(message: str) -> str | None:
-    """The compiler's numbers, if the program needs too much memory.
+    """The compiler's message, if the program needs too much memory.
 
     >>> out_of_memory(
     ...     "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in "

@@ -26,7 +26,7 @@ from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.model_flops import serial_call_flops, train_flops
 from bpd_jax.models.partitioning import BATCH_SPEC, check_rows
 from bpd_jax.ngrams import trie
-from bpd_jax.ngrams.search.device import DeviceTable
+from bpd_jax.ngrams.search.device_table import DeviceTable
 from bpd_jax.settings import Count, Validated
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.optimizer import make_optimizer
@@ -85,7 +85,7 @@ def train_program(config: TrainConfig, mesh: Mesh) -> Program:
     """One step of a training run, with donated state.
 
     Raises:
-      UserError: the rows of a batch cannot be divided evenly.
+      UserError: the rows of a batch cannot be divided evenly over the mesh.
     """
     check_rows("TrainConfig.batch_size", config.batch_size, mesh)
 
@@ -258,7 +258,7 @@ def spread(tree: PyTree, mesh: Mesh, spec: PartitionSpec) -> Any:
 
 
 def _in_words(compute: Any) -> str:
-    """A description of the settings that differ from their defaults."""
+    """The settings that differ from their defaults, as text."""
     return ", ".join(
         f"{field.name} {getattr(compute, field.name)}"
         for field in dataclasses.fields(compute)

@@ -1,21 +1,20 @@
-"""Tokenizes a task once, with Beam; `seqio_cache` reads the result.
+"""Tokenizes a task into seqio's cache with Apache Beam; `seqio_cache` reads it.
 
     shards of the source     files, each read and tokenized by one worker
-      -> Reshuffle           which shuffles the examples
+      -> Reshuffle           shuffles the examples
       -> TFRecord files      and, for seqio, their features and sizes as JSON
 
-The layout of the result is that of seqio's own cache_tasks_main.
+The layout is that of seqio's own cache_tasks_main.
 """
 
 import contextlib
 import functools
 import json
 import pathlib
-import re
 from collections.abc import Iterator, Sequence
 
 from bpd_jax import folders
-from bpd_jax.data import seqio_cache, seqio_tasks
+from bpd_jax.data import beam_pipelines, seqio_cache, seqio_tasks
 from bpd_jax.data.example_task import DataTask
 from bpd_jax.data.quiet_tensorflow import seqio, tf
 from bpd_jax.errors import UserError
@@ -23,7 +22,6 @@ from bpd_jax.errors import UserError
 try:
     import apache_beam as beam
     from apache_beam.io import filebasedsink
-    from apache_beam.options.pipeline_options import PipelineOptions
     from seqio import beam_utils
 except ModuleNotFoundError as error:
     raise UserError(
@@ -31,9 +29,9 @@ except ModuleNotFoundError as error:
         "it, or make the rows without a cache."
     ) from error
 
-# Written first; marks the folder as created by this module.
-_BEGUN, _MAKER = "BEGUN", "by bpd_jax.prepare"
-_KIND = folders.FolderKind("a cache of a task", _BEGUN, text=_MAKER)
+# This file is written first and marks the folder as created by this module.
+_BEGUN, _BEGUN_TEXT = "BEGUN", "by bpd_jax.prepare"
+_KIND = folders.FolderKind("a cache of a task", _BEGUN, text=_BEGUN_TEXT)
 
 
 def cache_task(
@@ -42,20 +40,22 @@ def cache_task(
     """Tokenizes all splits of a task with a Beam pipeline.
 
     `BEGUN` is written first and `COMPLETED` last. A local folder is created atomically;
-    on other file systems a folder with only the first of them is overwritten.
+    on other file systems a folder without `COMPLETED` is overwritten.
 
     Args:
-      task: source and vocabulary; a vocabulary that is trained must be trained before.
-      cache_dir: folder for the caches of all tasks, also of another file system that
-        TensorFlow knows, such as gs://bucket/cache.
+      task: source and vocabulary, which must not be `bpe:N`: give the path of the
+        trained tokenizer.
+      cache_dir: folder for the caches of all tasks, on any file system that TensorFlow
+        supports, such as gs://bucket/cache.
       options: command-line options of Beam.
-      least_files: minimum number of files per split; more if the source has more.
+      least_files: minimum number of files per split; a source with more files gives
+        more.
 
     Returns:
       The folder of the task's cache. An existing matching cache is left unchanged.
 
     Raises:
-      UserError: the source, an option or the folder is at fault, or Beam is missing.
+      UserError: the source, an option or the folder is invalid.
     """
     folder = seqio_cache.cache_folder(task, cache_dir)
     if seqio_cache.is_complete(folder):
@@ -66,13 +66,17 @@ def cache_task(
             f"vocabulary {task.vocabulary!r} would be trained by every worker: give "
             "the path of its tokenizer.json."
         )
-    about = json.dumps(seqio_cache.about(task), indent=2) + "\n"
-    with _in_one_sentence(folder), _output(folder) as output:
-        pipeline = _pipeline(options)
-        with pipeline:
+    description = json.dumps(seqio_cache.describe(task), indent=2) + "\n"
+    with (
+        beam_pipelines.worker_errors(folder, tf.errors.OpError),
+        _output(folder) as output,
+    ):
+        pipeline = beam_pipelines.make_pipeline(options)
+        with beam_pipelines.running(pipeline):
             for split in seqio_cache.splits_of(task):
                 _add_split(pipeline, task, split, output, least_files)
-        for name, text in {seqio_cache.ABOUT: about, seqio_cache.COMPLETED: ""}.items():
+        contents = {seqio_cache.DESCRIPTION: description, seqio_cache.COMPLETED: ""}
+        for name, text in contents.items():
             with tf.io.gfile.GFile(f"{output}/{name}", "w") as file:
                 file.write(text)
     return folder
@@ -80,18 +84,18 @@ def cache_task(
 
 @contextlib.contextmanager
 def _output(folder: str) -> Iterator[str]:
-    """Yields the folder to write to; it becomes `folder` on success."""
+    """Yields the folder to write to, which is renamed to `folder` on success."""
     if "://" in folder:
         if tf.io.gfile.exists(folder):
             if tf.io.gfile.listdir(folder) and not _is_begun(folder):
-                raise _taken(folder)
+                raise _not_a_cache(folder)
             tf.io.gfile.rmtree(folder)  # Left by an interrupted pipeline.
         tf.io.gfile.makedirs(folder)
         _begin(folder)
         yield folder
         return
     if pathlib.Path(folder).exists():
-        raise _taken(folder)
+        raise _not_a_cache(folder)
     with folders.replacing_folder(folder, _KIND) as temporary:
         _begin(str(temporary))
         yield str(temporary)
@@ -99,31 +103,24 @@ def _output(folder: str) -> Iterator[str]:
 
 def _begin(folder: str) -> None:
     with tf.io.gfile.GFile(f"{folder}/{_BEGUN}", "w") as file:
-        file.write(f"{_MAKER}\n")
+        file.write(f"{_BEGUN_TEXT}\n")
 
 
 def _is_begun(folder: str) -> bool:
-    """Whether a pipeline of this module has begun the folder."""
+    """Whether a pipeline of this module has created the folder."""
     marker = f"{folder}/{_BEGUN}"
     if not tf.io.gfile.exists(marker):
         return False
     with tf.io.gfile.GFile(marker, "rb") as file:
-        return _MAKER.encode() in file.read(len(_MAKER))
+        return _BEGUN_TEXT.encode() in file.read(len(_BEGUN_TEXT))
 
 
-def _taken(folder: str) -> UserError:
+def _not_a_cache(folder: str) -> UserError:
     return UserError(f"{folder} exists and is not a cache: name another folder.")
 
 
-def _pipeline(options: Sequence[str]) -> beam.Pipeline:
-    try:
-        return beam.Pipeline(options=PipelineOptions(list(options)))
-    except ValueError as error:
-        raise UserError(f"Beam does not accept these options: {error}") from error
-
-
 class _TFRecordSink(filebasedsink.FileBasedSink):
-    """Writes TFRecord files with TensorFlow: Beam's own sink needs one more package."""
+    """Writes TFRecord files with TensorFlow; Beam's own sink needs another package."""
 
     def open(self, temp_path: str) -> tf.io.TFRecordWriter:
         """Opens a file."""
@@ -148,11 +145,11 @@ def _add_split(
     tokenized = beam_utils.PreprocessTask(
         seqio_task,
         split,
-        # A worker has only the tasks that its modules register.
+        # A worker process knows only the tasks that its modules register.
         setup_fn=functools.partial(seqio_tasks.register, task),
     )
     num_shards = max(len(tokenized.shards), least_files)
-    made = (
+    examples = (
         pipeline
         | f"{split}_tokenize" >> tokenized
         | f"{split}_shuffle" >> beam.Reshuffle()
@@ -163,18 +160,18 @@ def _add_split(
         num_shards=num_shards,
     )
     _ = (
-        made
+        examples
         | f"{split}_encode" >> beam.Map(_serialized)
         | f"{split}_write" >> beam.io.Write(sink)
     )
     _ = (
-        made
+        examples
         | f"{split}_info" >> beam_utils.GetInfo(num_shards)
         | f"{split}_write_info"
         >> beam_utils.WriteJson(seqio.get_cached_info_path(output, split))
     )
     _ = (
-        made
+        examples
         | f"{split}_stats" >> beam_utils.GetStats(seqio_task.output_features)
         | f"{split}_write_stats"
         >> beam_utils.WriteJson(seqio.get_cached_stats_path(output, split))
@@ -183,19 +180,3 @@ def _add_split(
 
 def _serialized(example: dict[str, tf.Tensor]) -> bytes:
     return seqio.dict_to_tfexample(example).SerializeToString()
-
-
-@contextlib.contextmanager
-def _in_one_sentence(folder: str) -> Iterator[None]:
-    """Converts errors of workers and of the file system into a `UserError`."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(str(error).partition(" [while running ")[0]) from error
-    except (RuntimeError, tf.errors.OpError) as error:  # As text, out of TensorFlow.
-        match = re.search(r"UserError: (.*?)( \[while running .*)?$", str(error), re.M)
-        if match is None:
-            raise
-        raise UserError(match[1]) from error
-    except OSError as error:
-        raise UserError(f"cannot write {folder}: {error.strerror or error}") from error

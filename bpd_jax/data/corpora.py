@@ -1,10 +1,9 @@
-"""Documents of a corpus, in one deterministic order, split by document.
+"""Documents of a corpus, in a deterministic order, split by document.
 
-Three choices are made from hashes of a document's id, so that they depend neither
-on the machine nor on the other documents: the split it falls in, its place in the
-order in which `max_bytes` takes documents, and (in `prompts`) its turn to be a
-prompt. An id is the file's path below the corpus folder, with `:line` for a line of
-JSON Lines.
+Three properties of a document are hashes of its id, so that they depend neither on the
+machine nor on other documents: its split, its rank when `max_bytes` selects documents,
+and (in `prompts`) its rank as a prompt. The id is the file's path relative to the
+corpus folder, followed by `:line` for a line of JSON Lines.
 """
 
 import dataclasses
@@ -20,7 +19,7 @@ from typing import NamedTuple
 
 from bpd_jax import progress
 from bpd_jax.data import generations, text_readers
-from bpd_jax.data.text_task import ALL, GENERATIONS, SPLITS, TextTask, check_split
+from bpd_jax.data.text_task import ALL, GENERATIONS, SPLITS, TextTask
 from bpd_jax.errors import UserError
 
 
@@ -32,7 +31,7 @@ class Document(NamedTuple):
 
 
 class SourceFile(NamedTuple):
-    """One file of a corpus; `name` is its path below the corpus folder."""
+    """One file of a corpus; `name` is its path relative to the corpus folder."""
 
     name: str
     path: pathlib.Path
@@ -46,8 +45,8 @@ class EmptySplitError(UserError):
         self.reason = reason
 
 
-# Folders of the standard library that hold tests, other people's packages or
-# compiled files. Debian names its package folder dist-packages.
+# Folders of the standard library with tests, installed packages or compiled files.
+# Debian names its package folder dist-packages.
 _SKIPPED_FOLDERS = {
     "__pycache__",
     "dist-packages",
@@ -62,7 +61,7 @@ def corpus_files(task: TextTask) -> list[SourceFile]:
     """Returns the files of the task's corpus, sorted by name.
 
     Raises:
-      UserError: there is none.
+      UserError: there are none.
     """
     return _FINDERS[task.corpus](task)
 
@@ -83,8 +82,8 @@ def _stdlib_files(task: TextTask) -> list[SourceFile]:
         ]
     if not files:
         raise UserError(
-            f"there are no Python sources below {root}: this Python lacks "
-            "them; use the corpus text_files."
+            f"{root} has no Python sources: this Python was installed without them; "
+            "use the corpus text_files."
         )
     return sorted(files)
 
@@ -94,14 +93,14 @@ def _text_files(task: TextTask) -> list[SourceFile]:
 
 
 def matched_files(pattern: str, parameter: str) -> list[SourceFile]:
-    """Returns the files that a glob finds, sorted by name.
+    """Returns the files that match a glob, sorted by name.
 
     Args:
-      pattern: a glob; `**` matches folders at any depth, `~` is the home folder.
+      pattern: a glob; `**` matches nested folders, `~` is the home folder.
       parameter: its name in error messages.
 
     Raises:
-      UserError: there is none.
+      UserError: there are none.
     """
     original, pattern = pattern, os.path.expanduser(pattern)
     root = pathlib.Path(_fixed_folder(pattern))
@@ -113,8 +112,8 @@ def matched_files(pattern: str, parameter: str) -> list[SourceFile]:
     ]
     if not files:
         raise UserError(
-            f"{parameter}={original!r} matches no file: check the path; '**' crosses "
-            "folders."
+            f"{parameter}={original!r} matches no file: check the path; '**' matches "
+            "nested folders."
         )
     return sorted(files)
 
@@ -145,42 +144,25 @@ _FINDERS: dict[str, Callable[[TextTask], list[SourceFile]]] = {
 }
 
 
-def source_digest(task: TextTask) -> str:
-    """Returns a digest of names, sizes and times of the corpus files.
-
-    It changes when a file is added, removed or written; the text is not read.
-    """
-    return files_digest(corpus_files(task))
-
-
-def files_digest(source_files: Iterable[SourceFile]) -> str:
-    """Returns a digest of names, sizes and times of files."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name, path in source_files:
-        status = path.stat()
-        line = f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n"
-        digest.update(line.encode("utf-8", "surrogateescape"))
-    return digest.hexdigest()
-
-
 def all_documents(
     task: TextTask, among: Iterable[SourceFile] | None = None
 ) -> Iterator[Document]:
     """Yields every document that is not empty, by file name, then by line.
+
+    Files of the standard library that are not UTF-8 are skipped.
 
     Args:
       task: the corpus.
       among: some of its files; by default all.
 
     Raises:
-      UserError: a file cannot be read, is not UTF-8 or is not valid JSON Lines; or
-        the corpus holds no text.
-        (Files of the standard library that are not UTF-8 are skipped.)
+      UserError: a file cannot be read, is not UTF-8 or is not valid JSON Lines; or the
+        corpus consists of token ids.
     """
     if task.corpus == GENERATIONS:
         raise UserError(
-            f"{task.text_files} holds token ids and no text: give prompts, or a text, "
-            "of your own."
+            f"{task.text_files} holds token ids and no text: give prompts or a text of "
+            "your own."
         )
     for name, path in corpus_files(task) if among is None else among:
         for document in _documents_of_file(name, path, task.corpus == "stdlib"):
@@ -189,9 +171,9 @@ def all_documents(
 
 
 def _documents_of_file(
-    name: str, path: pathlib.Path, pass_over: bool
+    name: str, path: pathlib.Path, skip_invalid: bool
 ) -> Iterator[Document]:
-    if pass_over:
+    if skip_invalid:
         try:
             yield Document(name, path.read_bytes().decode("utf-8"))
         except UnicodeDecodeError:
@@ -221,23 +203,23 @@ def sample_ids(documents: Iterable[Document], max_bytes: int) -> tuple[set[str],
     Returns:
       The ids, and the total size of their texts in bytes.
     """
-    # A heap with the last document in hash order on top: when the total passes
-    # the limit, that document and all after it in hash order are out.
-    chosen: list[tuple[float, str, int]] = []
+    # The top of the heap is the last document in hash order. When the total exceeds the
+    # limit, this document and all documents after it in hash order are excluded.
+    selected: list[tuple[float, str, int]] = []
     total = 0
-    cut = 1.0
+    upper = 1.0
     for document in documents:
         fraction = fraction_of("order", document.id)
-        if fraction >= cut:
+        if fraction >= upper:
             continue
         size = len(document.text.encode("utf-8"))
-        heapq.heappush(chosen, (-fraction, document.id, size))
+        heapq.heappush(selected, (-fraction, document.id, size))
         total += size
         while total > max_bytes:
-            last, _, size = heapq.heappop(chosen)
+            negated, _, size = heapq.heappop(selected)
             total -= size
-            cut = -last
-    return {document_id for _, document_id, _ in chosen}, total
+            upper = -negated
+    return {document_id for _, document_id, _ in selected}, total
 
 
 def split_documents(
@@ -251,70 +233,77 @@ def split_documents(
     Args:
       task: the corpus, its limit and its split.
       split: `train`, `validation`, or `all` for both together.
-      label: name of a progress bar over the text read, or None for no bar.
+      label: label of a progress bar; None for no bar.
       among: some of the corpus files; by default all.
 
     Raises:
-      UserError: as `all_documents`; or, after the last document of all files, one of
-        the two splits is empty (not for `all`).
+      UserError: as `all_documents`; or, after the last document of all files, there is
+        no text, or one of the two splits is empty (not for `all`).
     """
-    check_split(split)
-    chosen, total = None, None
+    task.check_split(split)
+    selected, total = None, None
     if task.max_bytes is not None:
-        chosen, total = sample_ids(all_documents(task), task.max_bytes)
+        selected, total = sample_ids(all_documents(task), task.max_bytes)
     elif label and not any(file.path.suffix == ".gz" for file in corpus_files(task)):
         total = sum(file.path.stat().st_size for file in corpus_files(task))
-    places = _Places()
+    fractions = _FractionRange()
     with progress.bar(
         label=label or "", total=total, unit="B", unit_scale=True, disable=label is None
     ) as bar:
         for document in all_documents(task, among):
-            if chosen is not None and document.id not in chosen:
+            if selected is not None and document.id not in selected:
                 continue
             fraction = fraction_of("split", document.id)
-            places.add(fraction)
+            fractions.add(fraction)
             if split in (ALL, SPLITS[fraction < task.validation_fraction]):
                 yield document
             bar.update(len(document.text.encode("utf-8")))
     if among is None:
-        _check_places(task, places, split)
+        _check_splits(task, fractions, split)
 
 
 @dataclasses.dataclass
-class _Places:
-    """The number of documents, and the first and the last of their places in [0, 1)."""
+class _FractionRange:
+    """The number of documents, and the range of their hashes in [0, 1)."""
 
     count: int = 0
-    first: float = 1.0
-    last: float = 0.0
+    lowest: float = 1.0
+    highest: float = 0.0
 
-    def add(self, place: float) -> None:
+    def add(self, fraction: float) -> None:
         self.count += 1
-        self.first, self.last = min(self.first, place), max(self.last, place)
+        self.lowest = min(self.lowest, fraction)
+        self.highest = max(self.highest, fraction)
 
 
-def _check_places(task: TextTask, places: _Places, split: str) -> None:
-    """Raises a `UserError` unless both splits hold a document, if there are two."""
+def _check_splits(task: TextTask, fractions: _FractionRange, split: str) -> None:
+    """Raises a `UserError` if there is no text, or one of the two splits is empty.
+
+    Args:
+      task: the corpus.
+      fractions: hashes of all documents.
+      split: the split that was read; for `all`, empty splits are allowed.
+    """
     corpus = task.text_files or task.corpus
     limit = "" if task.max_bytes is None else f" within max_bytes={task.max_bytes}"
-    if not places.count:
+    if not fractions.count:
         raise UserError(f"{corpus} holds no text{limit}.")
     if split == ALL:
         return
-    if places.count == 1:
+    if fractions.count == 1:
         raise UserError(
             f"{corpus} holds one document{limit}, which cannot be split into train "
-            "and validation: give more documents, for example as .jsonl with one a "
-            "line."
+            "and validation: give more documents, for example as .jsonl with one "
+            "document per line."
         )
-    first, last = places.first, places.last
-    if first >= task.validation_fraction or last < task.validation_fraction:
-        empty = "validation" if first >= task.validation_fraction else "train"
-        # Any fraction above the first place and not above the last leaves neither
-        # split empty; two digits suffice unless the places nearly coincide.
-        advice = min(math.ceil((first + 1e-6) * 100) / 100, last)
+    lowest, highest = fractions.lowest, fractions.highest
+    if lowest >= task.validation_fraction or highest < task.validation_fraction:
+        empty = "validation" if lowest >= task.validation_fraction else "train"
+        # Any fraction above the lowest hash and not above the highest leaves neither
+        # split empty; two digits suffice unless the hashes nearly coincide.
+        advice = min(math.ceil((lowest + 1e-6) * 100) / 100, highest)
         raise EmptySplitError(
-            f"none of the {places.count} documents of {corpus}{limit} falls into the "
-            f"{empty} split at validation_fraction={task.validation_fraction}",
+            f"none of the {fractions.count} documents of {corpus}{limit} falls into "
+            f"the {empty} split at validation_fraction={task.validation_fraction}",
             f"give more documents or set validation_fraction to {advice}.",
         )

@@ -1,10 +1,11 @@
-"""Tokens of examples and documents as pieces to pack. Needs only numpy.
+"""Converts examples and documents to pieces of tokens, which are packed into rows.
 
-An example is its inputs, which are context, then its targets, which are learnt. Inputs
-`E a b c s` (E ends a text, s is the separator) and targets `x y E`:
+The piece of an example consists of its inputs, which are context, and its targets,
+which contribute to the loss. Inputs `E a b c s` (E is the end-of-text token, s the
+separator) and targets `x y E` become
 
     tokens   E a b c s x y E
-    learnt   0 0 0 0 0 1 1 1
+    in loss  0 0 0 0 0 1 1 1
 """
 
 import dataclasses
@@ -16,13 +17,13 @@ from bpd_jax.errors import UserError
 
 
 @dataclasses.dataclass
-class Cut:
-    """Counts of what did not fit into rows.
+class Truncation:
+    """Counts of truncated examples.
 
     Attributes:
       inputs: number of examples whose inputs were truncated.
       targets: number of examples whose targets were truncated as well.
-      tokens: number of tokens left out.
+      tokens: number of omitted tokens.
     """
 
     inputs: int = 0
@@ -31,48 +32,52 @@ class Cut:
 
 
 def join_examples(
-    examples: Iterable[Mapping[str, np.ndarray]], length: int, separator: int, cut: Cut
+    examples: Iterable[Mapping[str, np.ndarray]],
+    length: int,
+    separator: int,
+    truncation: Truncation,
 ) -> Iterator[np.ndarray]:
     """Yields every example as one piece of at most `length` tokens.
 
     If an example is too long, its inputs lose their last tokens before the separator.
-    If only E and the separator are left of them, the targets lose their last tokens,
-    including the final E. The example above in shorter rows:
+    If only E and the separator are left of the inputs, the targets lose their last
+    tokens, including the final E. The example above in shorter rows:
 
         length 7   E a b s x y E
         length 5   E s x y E
         length 4   E s x y
 
     Args:
-      examples: `inputs` `[m]`, from E to separator, and `targets` `[n]`, to E.
+      examples: `inputs` `[m]`, which begin with E and end with the separator, and
+        `targets` `[n]`, which end with E.
       length: tokens of a row.
-      separator: tokens of the separator.
-      cut: counts, updated in place.
+      separator: number of tokens of the separator.
+      truncation: counts, updated in place.
 
     Yields:
-      `[p, 2]` int32: each token, and 1 where it is learnt.
+      `[p, 2]` int32: each token, and 1 if it is in the loss.
 
     Raises:
-      UserError: `length` leaves no room for a target.
+      UserError: a row of `length` tokens has no room for a target.
     """
-    frame = 1 + separator
-    if length <= frame:
+    shortest = 1 + separator
+    if length <= shortest:
         raise UserError(
-            f"length is {length}: inputs and separator alone take {frame} tokens of a "
-            "row."
+            f"length is {length}: E and the separator of the inputs alone take "
+            f"{shortest} tokens of a row."
         )
     for example in examples:
         inputs, targets = example["inputs"], example["targets"]
-        before = len(inputs) + len(targets)
-        if before > length:
-            targets_kept = targets[: length - frame]
-            inputs_kept = length - len(targets_kept) - separator
-            cut.targets += len(targets_kept) < len(targets)
-            cut.inputs += inputs_kept + separator < len(inputs)
-            cut.tokens += before - length
-            tail = inputs[len(inputs) - separator :]
-            inputs = np.concatenate([inputs[:inputs_kept], tail])
-            targets = targets_kept
+        excess = len(inputs) + len(targets) - length
+        if excess > 0:
+            new_targets = targets[: length - shortest]
+            num_inputs = length - len(new_targets) - separator
+            truncation.targets += len(new_targets) < len(targets)
+            truncation.inputs += num_inputs + separator < len(inputs)
+            truncation.tokens += excess
+            separator_tokens = inputs[len(inputs) - separator :]
+            inputs = np.concatenate([inputs[:num_inputs], separator_tokens])
+            targets = new_targets
         piece = np.zeros((len(inputs) + len(targets), 2), np.int32)
         piece[: len(inputs), 0] = inputs
         piece[len(inputs) :, 0] = targets
@@ -81,10 +86,10 @@ def join_examples(
 
 
 def cut_documents(documents: Iterable[np.ndarray], length: int) -> Iterator[np.ndarray]:
-    """Yields consecutive pieces of each document; the last one may be shorter.
+    """Splits documents into consecutive pieces; the last one may be shorter.
 
     Args:
-      documents: `[n]` ids each.
+      documents: arrays of `[n]` ids.
       length: tokens of a piece.
 
     Yields:

@@ -1,8 +1,8 @@
-"""Tasks of examples: data sets with their prompts, and the settings of a task.
+"""Data sets of examples with their prompts, and the settings of a task on one of them.
 
-The eight data sets of Kim et al. 2024 (arXiv 2404.09221), section 5 and appendix, as
-TensorFlow Datasets has them. Six have inputs and targets; the two without a prompt are
-for language modelling.
+These are the eight data sets of Kim et al. 2024 (arXiv 2404.09221), section 5 and
+appendix, in TensorFlow Datasets. Six have inputs and targets; the two without a prompt
+are language modelling tasks.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from bpd_jax.settings import Count, Validated, Words, choice
 
 ALL_SPLITS = (*SPLITS, "test")
 
-# Separates the inputs and the targets of an example in a row.
+# Separator between the inputs and the targets of an example in a row.
 SEPARATOR = "\n"
 # Placeholder for the name of a split in `ExampleTask.files`.
 SPLIT = "{split}"
@@ -34,10 +34,11 @@ class Dataset:
 
     Attributes:
       tfds: name, configuration and version in TensorFlow Datasets.
-      prompt: the inputs, with fields of a record in braces; None for language
-        modelling, which has targets alone.
-      target: field of the targets. `a/b` is a list of texts, of which the first counts.
-      splits: those that there are.
+      prompt: template of the inputs, with fields of a record in braces; None for
+        language modelling, which has only targets.
+      target: field of the targets. `a/b` is the list of texts `b` in the object `a`, of
+        which the first is used.
+      splits: names of the splits.
     """
 
     tfds: str
@@ -47,7 +48,7 @@ class Dataset:
 
     @property
     def prompt_parts(self) -> tuple[tuple[str, str | None], ...]:
-        """The prompt as literal texts, each with the field that follows it, if any.
+        """The prompt as literal texts, each with the field that follows it or None.
 
         >>> DATASETS["xsum"].prompt_parts
         (('Summarize: ', 'document'),)
@@ -57,7 +58,7 @@ class Dataset:
 
     @property
     def prompt_fields(self) -> tuple[str, ...]:
-        """The fields that the prompt names, in its order.
+        """The fields of the prompt, in order.
 
         >>> DATASETS["squad"].prompt_fields
         ('question', 'context')
@@ -71,15 +72,15 @@ class Dataset:
 
     @property
     def topic(self) -> str:
-        """The last field of the prompt, which is the longest one.
+        """The last field of the prompt, whose hash determines the split of a record.
 
-        If records are split by hashes, records with the same value stay together, such
-        as the questions about one paragraph of SQuAD.
+        Records with the same value, such as the questions about one paragraph of SQuAD,
+        are therefore in the same split.
         """
         return self.prompt_fields[-1] if self.prompt else self.target
 
     def inputs(self, texts: Mapping[str, str]) -> str | None:
-        """The prompt with the values of its fields; None for language modelling."""
+        """The prompt with the fields of a record; None for language modelling."""
         return self.prompt.format_map(texts) if self.prompt else None
 
 
@@ -116,23 +117,23 @@ DATASETS = {
 
 @dataclasses.dataclass(frozen=True)
 class ExampleTask(Validated):
-    """Examples of a data set, their location and their vocabulary.
+    """The examples of a data set: their source and their vocabulary.
 
     Attributes:
       name: name of the data set, one of `DATASETS`.
       data_dir: folder of TensorFlow Datasets that contains the prepared data set; None
         for its default folder.
-      files: instead of TensorFlow Datasets, a glob of JSON Lines (`.jsonl`,
-        `.jsonl.gz`) with its field names. `{split}` in it stands for `train`,
+      files: instead of TensorFlow Datasets, a glob of JSON Lines files (`.jsonl`,
+        `.jsonl.gz`) with the same field names. `{split}` in it stands for `train`,
         `validation` and `test`; without it, the records are split into train and
         validation by hashes of the last field of the prompt.
       vocabulary: as `TextTask.vocabulary`.
       validation_fraction: share of the training records held out for validation, if
         `files` has no `{split}` or `validation_from` is `train`.
       validation_from: split that validation records are taken from: `validation`, or
-        `train`, where the task has no other one or where its validation split is what
-        is reported, as of SQuAD. Of JSON Lines they are chosen by hashes of what they
-        are about, of TensorFlow Datasets they are the last ones.
+        `train` if the task has no validation split or reports results on it, as SQuAD
+        does. Records of JSON Lines are selected by hashes of the last field of the
+        prompt; of TensorFlow Datasets the last records are used.
       max_examples: maximum number of examples of each split, from its beginning; None
         for all.
       packed: whether several examples share a row. Otherwise every example has a row
@@ -155,18 +156,19 @@ class ExampleTask(Validated):
         if self.files is not None and self.data_dir is not None:
             raise UserError(
                 f"files={self.files!r} and data_dir={self.data_dir!r} are both given: "
-                "JSON Lines need no folder of TensorFlow Datasets; leave one out."
+                "records come either from JSON Lines or from TensorFlow Datasets; "
+                "leave one out."
             )
         trained_size(self.vocabulary)
 
     @property
     def dataset(self) -> Dataset:
-        """The data set of this name."""
+        """The data set."""
         return DATASETS[self.name]
 
     @property
     def has_inputs(self) -> bool:
-        """Whether examples have inputs; then only their targets are in the loss."""
+        """Whether examples have inputs, so that only their targets are in the loss."""
         return self.dataset.prompt is not None
 
     @property
@@ -180,7 +182,7 @@ class ExampleTask(Validated):
         return self.validation_from == "train"
 
     def source_split(self, split: str) -> str:
-        """The split of the source that the records of `split` are taken from."""
+        """The split of the source that contains the records of `split`."""
         return self.validation_from if split == "validation" else split
 
     @property
@@ -196,6 +198,24 @@ class ExampleTask(Validated):
         return trained_size(self.vocabulary)
 
     @property
+    def identity(self) -> dict[str, object]:
+        """The settings that determine the texts of a split, without their location."""
+        identity: dict[str, object] = {
+            "dataset": self.dataset.tfds,
+            "prompt": self.dataset.prompt,
+            "files": self.files is not None,
+            "max_examples": self.max_examples,
+        }
+        by_hash = self.files is not None and not self.has_split_files
+        if by_hash or self.divides_train:
+            identity["validation_fraction"] = self.validation_fraction
+        if self.divides_train:
+            identity["validation_from"] = self.validation_from
+        if not self.packed:
+            identity["packed"] = False
+        return identity
+
+    @property
     def seqio_name(self) -> str:
         """The name of the seqio task: `squad.gpt3`, or `squad.files.gpt3`."""
         source = "" if self.files is None else ".files"
@@ -207,7 +227,7 @@ class ExampleTask(Validated):
             return
         hint = ""
         if split in ALL_SPLITS and self.files is not None:
-            hint = f" (write {SPLIT} for its name in files={self.files!r})"
+            hint = f" (write {SPLIT} for the name of the split in files={self.files!r})"
         raise UserError(
             f"{self.name} has no split {split!r}: use {' or '.join(self.splits)}{hint}."
         )
@@ -220,7 +240,7 @@ def task_from_json(fields: Mapping[str, object]) -> DataTask:
     """Returns the task with these fields; the inverse of `dataclasses.asdict`.
 
     Raises:
-      TypeError: the fields are those of neither kind of task.
+      TypeError: the fields do not match either class of tasks.
       UserError: a value is out of range.
     """
     kind = ExampleTask if "name" in fields else TextTask

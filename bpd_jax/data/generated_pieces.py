@@ -1,8 +1,8 @@
-"""Generated texts as pieces to pack, and their split. Needs only numpy.
+"""Splits generated texts into train and validation, and into pieces of tokens.
 
-A text is taken as it is: it begins as a prompt does when it is decoded, and ends with
-the token that ended it, unless it was cut short. The model's own tokens are learnt; the
-prompt is context.
+Texts are used unchanged: a text begins with its prompt, as in decoding, and ends with
+the end-of-text token unless generation was stopped by the maximum length. The generated
+tokens contribute to the loss; the prompt is context.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,7 +11,7 @@ import numpy as np
 
 from bpd_jax.data.corpora import EmptySplitError, fraction_of
 from bpd_jax.data.generations import Generations
-from bpd_jax.data.text_task import ALL, SPLITS, check_split
+from bpd_jax.data.text_task import ALL, SPLITS
 
 
 def split_texts(
@@ -19,18 +19,17 @@ def split_texts(
 ) -> list[int]:
     """Returns the indices of the texts of a split, in ascending order.
 
-    The split of a text depends only on its tokens, so equal texts are in the same
+    The split of a text depends only on its tokens, so that equal texts are in the same
     split, and adding texts does not change the split of others.
 
     Args:
       texts: generated texts.
-      split: `train`, `validation`, or `all` for both together.
+      split: `train`, `validation`, or `all` for both.
       validation_fraction: share of the texts held out for validation.
 
     Raises:
       EmptySplitError: the split has no text.
     """
-    check_split(split)
     rows = [
         row
         for row in range(len(texts))
@@ -53,28 +52,28 @@ def _split_of(text: np.ndarray, validation_fraction: float) -> str:
 def cut_texts(
     texts: Generations, rows: Iterable[int], length: int
 ) -> Iterator[np.ndarray]:
-    """Yields pieces of at most `length` tokens, the last of a text shorter.
+    """Splits texts into pieces of `length` tokens; the last piece may be shorter.
 
-    Prompt `a b`, then the model's `c d E`, length 3:
+    Worked example: the prompt `a b`, the generated tokens `c d E`, and length 3.
 
-        tokens   a b c   d E
-        written  0 0 1   1 1
+        tokens     a b c   d E
+        generated  0 0 1   1 1
 
-    A piece without any token in the loss is left out. (The first token of a piece is
-    never in the loss, because it has no context.)
+    Pieces without a token in the loss are omitted. (The first token of a piece is never
+    in the loss, because it has no context.)
 
     Args:
       texts: generated texts.
-      rows: indices of the texts to yield.
+      rows: indices of the texts to split.
       length: tokens of a piece.
 
     Yields:
-      `[n, 2]` int32: each token, and 1 where the model wrote it.
+      `[n, 2]` int32: each token, and 1 if the model generated it.
     """
     for row in rows:
         tokens = texts[row]
-        written = np.arange(len(tokens)) >= texts.prompt_lengths[row]
-        text = np.stack([tokens, written], axis=-1)
+        generated = np.arange(len(tokens)) >= texts.prompt_lengths[row]
+        text = np.stack([tokens, generated], axis=-1)
         for start in range(0, len(text), length):
             piece = text[start : start + length]
             if piece[1:, 1].any():
@@ -82,7 +81,7 @@ def cut_texts(
 
 
 def end_token(texts: Generations) -> int | None:
-    """The end-of-text token that the texts were decoded with, if any."""
+    """The end-of-text token that was used in decoding, or None."""
     options = texts.facts.get("options")
     end = options.get("end_of_text") if isinstance(options, dict) else None
     if isinstance(end, list) and end:

@@ -1,11 +1,8 @@
-"""Texts that a model generated, on disk: the training data of block heads.
+"""Generated texts on disk: the training data of heads and block drafters.
 
-A folder holds `distill.json`, which describes them, and shards `shard-00000.npz`, ….
-Every shard has `tokens` `[N]` int32, all its texts joined; `offsets` `[R+1]` int64,
-where text r is `tokens[offsets[r]:offsets[r+1]]`; and `prompt_lengths` `[R]` int32: the
-first tokens of each text that are its prompt, and not the model's; and `indices` `[R]`
-int64: the index of each prompt among all (shards of earlier versions lack it). Needs
-only numpy.
+A folder contains a header, `distill.json`, and shards `shard-00000.npz`, …, with the
+arrays `tokens`, `offsets`, `prompt_lengths` and `indices` of `Generations`. Shards of
+earlier versions lack `indices`.
 """
 
 import dataclasses
@@ -37,10 +34,11 @@ class Generations:
 
     Attributes:
       folder: the folder.
-      tokens: `[N]` int32, all texts joined.
+      tokens: `[N]` int32, all texts concatenated.
       offsets: `[R+1]` int64: text r is `tokens[offsets[r]:offsets[r+1]]`.
-      prompt_lengths: `[R]` int32.
-      base: fingerprint of the model that wrote them (`models.heads_files`).
+      prompt_lengths: `[R]` int32, number of tokens of each text's prompt, with which
+        the text begins.
+      base: fingerprint of the model that generated the texts (`models.heads_files`).
       vocab_size: V of that model.
       facts: command, versions and settings of the generation, as JSON values.
       indices: `[R]` int64, index of each prompt among all prompts; -1 if unknown.
@@ -59,12 +57,12 @@ class Generations:
         return len(self.prompt_lengths)
 
     def __getitem__(self, row: int) -> np.ndarray:
-        """Tokens of one text, prompt included."""
+        """Tokens of one text, with its prompt."""
         return self.tokens[self.offsets[row] : self.offsets[row + 1]]
 
     @property
     def lengths(self) -> np.ndarray:
-        """`[R]` int64: tokens of every text, prompt included."""
+        """`[R]` int64: number of tokens of every text, with its prompt."""
         return np.diff(self.offsets)
 
 
@@ -91,9 +89,9 @@ def write_shard(
 
     Args:
       folder: folder of the generations; created if missing.
-      index: number of the shard, from 0; an older one of that number is replaced.
-      texts: tokens of each text, its prompt first.
-      prompt_lengths: tokens of each prompt.
+      index: index of the shard, from 0; an existing shard is replaced.
+      texts: tokens of each text, which begins with its prompt.
+      prompt_lengths: number of tokens of each prompt.
       indices: index of each prompt among all prompts; None if unknown.
 
     Returns:
@@ -127,7 +125,7 @@ def shard_name(index: int) -> str:
 
 
 def shard_paths(folder: str | os.PathLike[str]) -> list[pathlib.Path]:
-    """The paths of all shards, in the order of their numbers."""
+    """The paths of all shards, in the order of their indices."""
     numbered = []
     for path in as_path(folder).glob("shard-*.npz"):
         number = path.stem.removeprefix("shard-")
@@ -137,25 +135,25 @@ def shard_paths(folder: str | os.PathLike[str]) -> list[pathlib.Path]:
 
 
 def next_shard(folder: str | os.PathLike[str]) -> int:
-    """The number of the next shard to write."""
+    """The index of the next shard to write."""
     paths = shard_paths(folder)
     return int(paths[-1].stem.removeprefix("shard-")) + 1 if paths else 0
 
 
 def open_generations(folder: str | os.PathLike[str]) -> Generations:
-    """Reads all texts of a folder: four bytes a token.
+    """Reads all texts of a folder into memory, four bytes per token.
 
     Raises:
       UserError: the folder is missing, empty or damaged.
     """
     folder = as_path(folder)
-    about = read_header(folder)
+    header = read_header(folder)
     paths = shard_paths(folder)
     if not paths:
         raise UserError(f"{folder} holds no texts (shard-00000.npz, …): {KIND.remedy}.")
     tokens, lengths, prompts, indices = [], [np.zeros(1, np.int64)], [], []
     for path in paths:
-        shard = _read_shard(path, about["vocab_size"])
+        shard = _read_shard(path, header["vocab_size"])
         tokens.append(shard["tokens"])
         lengths.append(np.diff(shard["offsets"]))
         prompts.append(shard["prompt_lengths"])
@@ -166,9 +164,9 @@ def open_generations(folder: str | os.PathLike[str]) -> Generations:
         offsets=np.cumsum(np.concatenate(lengths)),
         prompt_lengths=np.concatenate(prompts),
         indices=np.concatenate(indices),
-        base=about["base"],
-        vocab_size=about["vocab_size"],
-        facts=about["facts"],
+        base=header["base"],
+        vocab_size=header["vocab_size"],
+        facts=header["facts"],
     )
 
 
@@ -176,7 +174,7 @@ def read_header(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """The fields of `distill.json`: format, base, vocab_size, facts.
 
     Raises:
-      UserError: it is missing or damaged.
+      UserError: the file is missing or damaged.
     """
     return KIND.read_header(folder, {"base": str, "vocab_size": int, "facts": dict})
 
@@ -193,14 +191,14 @@ def _read_shard(path: pathlib.Path, vocab_size: int) -> dict[str, np.ndarray]:
 
 
 def specs_of_texts(vocab_size: int | None) -> dict[str, array_files.ArraySpec]:
-    """The required shapes and types of the arrays; see `Generations`.
+    """The required shapes, types and values of the arrays; see `Generations`.
 
     Args:
       vocab_size: V; None if unknown.
     """
-    most = np.iinfo(np.int32).max if vocab_size is None else vocab_size - 1
+    highest = np.iinfo(np.int32).max if vocab_size is None else vocab_size - 1
     return {
-        "tokens": array_files.ArraySpec(("<i4",), (None,), 0, most),
+        "tokens": array_files.ArraySpec(("<i4",), (None,), 0, highest),
         "offsets": array_files.ArraySpec(("<i8",), (None,), 0),
         "prompt_lengths": array_files.ArraySpec(("<i4",), (None,), 0),
         "indices": array_files.ArraySpec(("<i8",), (None,), -1),

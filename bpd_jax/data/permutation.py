@@ -1,8 +1,8 @@
-"""A pseudo-random permutation without a table, for very many rows.
+"""A pseudo-random permutation that needs no table, for very many rows.
 
 Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains": a Feistel network
-permutes the numbers of 2b bits, and a result that is too large is sent through it
-again (cycle walking), which stays a permutation of those that are small enough.
+permutes the numbers of 2b bits. It is applied again to results that are too large
+(cycle walking), which gives a permutation of the smaller numbers.
 """
 
 import numpy as np
@@ -12,28 +12,28 @@ _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
 class Permutation:
-    """A permutation of 0 … size - 1 that depends on a seed and needs no memory."""
+    """A permutation of 0 … size - 1, determined by a seed, in constant memory."""
 
     def __init__(self, size: int, seed: tuple[int, ...]) -> None:
-        """Draws the permutation.
+        """Draws the keys of the permutation.
 
         Args:
           size: number of elements, at least 1.
           seed: seed of `numpy.random.default_rng`.
         """
         self._size = np.uint64(size)
-        # The domain is at most four times `size`, so few walks are long.
+        # The domain is at most four times as large as `size`, so that walks are short.
         half = max(1, ((size - 1).bit_length() + 1) // 2)
         self._half = np.uint64(half)
         self._mask = np.uint64(2**half - 1)
-        draw = np.random.default_rng(seed)
-        self._keys = draw.integers(0, 2**64, _ROUNDS, np.uint64)
+        rng = np.random.default_rng(seed)
+        self._keys = rng.integers(0, 2**64, _ROUNDS, np.uint64)
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Returns the numbers at `positions`, `[n]` int64 each."""
+        """Returns the elements at `positions`; both are `[n]` int64."""
         result = self._network(np.asarray(positions).astype(np.uint64))
-        while (walking := result >= self._size).any():
-            result[walking] = self._network(result[walking])
+        while (outside := result >= self._size).any():
+            result[outside] = self._network(result[outside])
         return result.astype(np.int64)
 
     def _network(self, values: np.ndarray) -> np.ndarray:
@@ -44,7 +44,7 @@ class Permutation:
 
 
 def _mixed(values: np.ndarray) -> np.ndarray:
-    """Every bit of the result depends on every bit of the value (splitmix64)."""
+    """Mixes the bits of numbers, as the finalizer of splitmix64."""
     values = (values ^ values >> np.uint64(30)) * _MIX[0]
     values = (values ^ values >> np.uint64(27)) * _MIX[1]
     return values ^ values >> np.uint64(31)

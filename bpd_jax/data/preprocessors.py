@@ -1,18 +1,18 @@
-"""The preprocessors of seqio tasks: from texts to token ids."""
+"""Preprocessors of seqio tasks, which convert texts to token ids."""
 
 from collections.abc import Mapping
 
 from bpd_jax.data.example_task import SEPARATOR, Dataset
 from bpd_jax.data.quiet_tensorflow import seqio, tf
 
-# Number of texts tokenized at once, in parallel.
+# Number of texts that are tokenized together, in parallel.
 _BATCH = 32
 
 Features = Mapping[str, seqio.Feature]
 
 
 def tokenize(dataset: tf.data.Dataset, output_features: Features) -> tf.data.Dataset:
-    """Turns the texts of all features into token ids, many at a time."""
+    """Tokenizes the texts of all features."""
     dataset = dataset.batch(_BATCH).map(
         lambda example: {
             name: feature.vocabulary.encode_tf(example[name])
@@ -27,9 +27,9 @@ def tokenize(dataset: tf.data.Dataset, output_features: Features) -> tf.data.Dat
 def add_end_of_text(
     dataset: tf.data.Dataset, output_features: Features
 ) -> tf.data.Dataset:
-    """Puts the end-of-text token before and after each document.
+    """Adds the end-of-text token before and after each document.
 
-    The one before lets the model predict the document's first token.
+    The token before lets the model predict the document's first token.
     """
     end = [output_features["targets"].vocabulary.eos_id]
     return dataset.map(
@@ -41,7 +41,11 @@ def add_end_of_text(
 def cut_documents(
     dataset: tf.data.Dataset, sequence_length: Mapping[str, int] | None = None
 ) -> tf.data.Dataset:
-    """Cuts documents into pieces of `sequence_length["targets"]`, the last shorter."""
+    """Splits documents into pieces of `sequence_length["targets"]` tokens.
+
+    The last piece of a document may be shorter. Without `sequence_length`, documents
+    are unchanged.
+    """
     if not sequence_length:
         return dataset
     length = sequence_length["targets"]
@@ -54,24 +58,24 @@ def cut_documents(
     return dataset.flat_map(pieces)
 
 
-def write_prompts(dataset: tf.data.Dataset, about: Dataset) -> tf.data.Dataset:
-    """Turns records of a data set into the texts `inputs`, if any, and `targets`.
+def write_prompts(dataset: tf.data.Dataset, source: Dataset) -> tf.data.Dataset:
+    """Converts records of the data set `source` to `targets` and, if any, `inputs`.
 
-    Records without a target are left out.
+    Records without a target are omitted.
     """
 
     def write(record: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        field, _, of_list = about.target.partition("/")
+        field, _, list_name = source.target.partition("/")
         target = record[field]
-        if of_list:
-            answers = target[of_list]
+        if list_name:
+            answers = target[list_name]
             target = tf.cond(tf.size(answers) > 0, lambda: answers[0], lambda: "")
         texts = {"targets": target}
-        if about.prompt is not None:
+        if source.prompt is not None:
             texts["inputs"] = tf.strings.join(
                 [
                     part
-                    for literal, name in about.prompt_parts
+                    for literal, name in source.prompt_parts
                     for part in ([literal, record[name]] if name else [literal])
                 ]
             )
@@ -84,16 +88,16 @@ def write_prompts(dataset: tf.data.Dataset, about: Dataset) -> tf.data.Dataset:
 def frame_examples(
     dataset: tf.data.Dataset, output_features: Features
 ) -> tf.data.Dataset:
-    """Puts the end-of-text token around an example, and the separator into it.
+    """Adds the end-of-text token E around an example, and the separator s into it.
 
-    Inputs `a b` become `E a b s` and targets `x y` become `x y E`, so that a row holds
-    them one after the other.
+    Inputs `a b` become `E a b s`, and targets `x y` become `x y E`; a row contains
+    their concatenation.
     """
     end = [output_features["targets"].vocabulary.eos_id]
 
     def frame(example: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         framed = {"targets": tf.concat([example["targets"], end], 0)}
-        # Callers that request the targets alone, such as `token_documents`.
+        # `token_documents` requests only the targets.
         if "inputs" in output_features:
             separator = output_features["inputs"].vocabulary.encode(SEPARATOR)
             framed["inputs"] = tf.concat([end, example["inputs"], separator], 0)

@@ -1,4 +1,4 @@
-"""Prompts to decode: held-out inputs, windows of documents, or lines of a file."""
+"""Prompts to decode: held-out inputs, windows of documents, or the lines of a file."""
 
 import heapq
 import itertools
@@ -20,8 +20,8 @@ class Prompt(NamedTuple):
 
     Attributes:
       document: id of the document or example.
-      tokens: `[tokens]` int32; begins with the end-of-text token at the beginning of a
-        document or example.
+      tokens: `[n]` int32; the first window of a document, and the inputs of an example,
+        begin with the end-of-text token.
     """
 
     document: str
@@ -48,14 +48,15 @@ def held_out_prompts(
 ) -> list[Prompt]:
     """Returns prompts from the validation split.
 
-    For documents, the begin marker and the tokens of each document are cut into
+    For documents, the end-of-text token and the tokens of each document are split into
     consecutive windows of `prompt_tokens`; a shorter last window is discarded. The
     first windows of all documents come first, then all second windows, and so on, so
-    that the prompts come from as many documents as possible. Of a split that does not
-    fit into memory, only the first documents in this order are read.
+    that the prompts come from as many documents as possible. If the split does not fit
+    into memory, only the first documents in this order are used.
 
-    For examples, a prompt is the inputs of an example with begin marker and separator,
-    as in training; inputs that are too long lose their last tokens before it.
+    For examples, a prompt consists of the end-of-text token, the inputs of an example
+    and the separator, as in training; inputs that are too long are truncated at the
+    end.
 
     Args:
       task: the corpus or data set and its vocabulary.
@@ -69,10 +70,10 @@ def held_out_prompts(
     """
     if num < 1 or prompt_tokens < 1:
         raise UserError(
-            f"cannot cut {num} prompts of {prompt_tokens} tokens: both must be 1 or "
-            "more."
+            f"cannot make {num} prompts of {prompt_tokens} tokens: both numbers must "
+            "be 1 or more."
         )
-    # Imported late: prompts of files do not need the modules of corpora.
+    # Imported late, because prompts of files do not need these modules.
     from bpd_jax.data.corpora import fraction_of
     from bpd_jax.data.task_tokenizer import task_tokenizer
 
@@ -86,33 +87,31 @@ def held_out_prompts(
         prompts = _windows(texts, num, prompt_tokens, tokenizer)
     if len(prompts) < num:
         raise UserError(
-            f"the {len(texts)} validation documents of {task.name} yield "
-            f"{len(prompts)} prompts of {prompt_tokens} tokens, and {num} are asked "
-            "for: ask for fewer or shorter ones, or raise validation_fraction."
+            f"the {len(texts)} validation documents of {task.name} yield only "
+            f"{len(prompts)} of {num} prompts of {prompt_tokens} tokens: request fewer "
+            "or shorter prompts, or raise validation_fraction."
         )
     return prompts
 
 
 def _held_out_texts(task: DataTask) -> Iterator[_Text]:
-    from bpd_jax.data import corpora, examples
+    from bpd_jax.data import corpora, example_readers
 
     if not isinstance(task, ExampleTask):
         for document in corpora.split_documents(task, "validation"):
             yield _Text(document.id, document.text)
         return
-    for example in examples.read_examples(task, "validation"):
+    for example in example_readers.read_examples(task, "validation"):
         text = example.targets if example.inputs is None else example.inputs
         yield _Text(example.id, text)
 
 
-def _first_texts(
-    texts: Iterable[_Text], place: Callable[[_Text], float]
-) -> list[_Text]:
-    """The texts in the order of their places, as many as the memory is to hold."""
+def _first_texts(texts: Iterable[_Text], rank: Callable[[_Text], float]) -> list[_Text]:
+    """The first texts in the order of `rank`, up to `files.MOST_KEPT` bytes."""
     heap: list[tuple[float, _Text]] = []
     total = 0
     for text in texts:
-        heapq.heappush(heap, (-place(text), text))
+        heapq.heappush(heap, (-rank(text), text))
         total += _cost(text)
         while total > files.MOST_KEPT:
             total -= _cost(heapq.heappop(heap)[1])
@@ -126,9 +125,9 @@ def _cost(text: _Text) -> int:
 def _encoded(
     texts: Iterable[_Text], tokenizer: Tokenizer
 ) -> Iterator[tuple[_Text, list[int]]]:
-    """Yields every text with its tokens, the begin marker first."""
-    waiting = iter(texts)
-    while batch := list(itertools.islice(waiting, _BATCH)):
+    """Yields every text with the end-of-text token and its tokens."""
+    iterator = iter(texts)
+    while batch := list(itertools.islice(iterator, _BATCH)):
         for text, ids in zip(
             batch, tokenizer.encode_batch([text.text for text in batch]), strict=True
         ):
@@ -142,8 +141,8 @@ def _inputs(
     length = prompt_tokens - len(separator)
     if length < 1:
         raise UserError(
-            f"a prompt of {prompt_tokens} tokens has no room for any inputs: ask for "
-            "longer ones."
+            f"a prompt of {prompt_tokens} tokens has no room for inputs: request "
+            "longer prompts."
         )
     return [
         Prompt(text.id, np.array([*ids[:length], *separator], np.int32))
@@ -155,30 +154,30 @@ def _windows(
     texts: Sequence[_Text], num: int, prompt_tokens: int, tokenizer: Tokenizer
 ) -> list[Prompt]:
     """The first `num` windows, or all if there are fewer."""
-    # (index of the window, index of the document, prompt)
+    # (index of the window in its document, index of the document, prompt)
     windows: list[tuple[int, int, Prompt]] = []
     documents = 0
-    for rank, (text, ids) in enumerate(_encoded(texts, tokenizer)):
+    for document, (text, ids) in enumerate(_encoded(texts, tokenizer)):
         tokens = np.array(ids, np.int32)
-        for turn in range(len(tokens) // prompt_tokens):
-            window = tokens[turn * prompt_tokens : (turn + 1) * prompt_tokens]
-            windows.append((turn, rank, Prompt(text.id, window)))
+        for index in range(len(tokens) // prompt_tokens):
+            window = tokens[index * prompt_tokens : (index + 1) * prompt_tokens]
+            windows.append((index, document, Prompt(text.id, window)))
         documents += len(tokens) >= prompt_tokens
-        if documents == num:  # The first windows come before all others.
+        if documents == num:  # The first windows of documents precede all others.
             break
     windows.sort(key=lambda window: window[:2])
     return [prompt for _, _, prompt in windows[:num]]
 
 
 def read_prompts_file(path: str | os.PathLike[str]) -> list[str]:
-    """Reads prompts: JSON Lines with the field `prompt`, or one prompt a line.
+    """Reads prompts: JSON Lines with the field `prompt`, or one prompt per line.
 
     A file named `.jsonl` or `.jsonl.gz` is JSON Lines. Blank lines of other files are
     skipped.
 
     Raises:
-      UserError: the file cannot be read, is not valid, is too large to be kept in
-        memory, or holds no or an empty prompt.
+      UserError: the file cannot be read, is invalid or too large to be kept in memory,
+        has no prompts, or has an empty prompt.
     """
     if text_readers.is_json_lines(path):
         records = text_readers.read_json_field(path, "prompt", kept=True)

@@ -1,7 +1,7 @@
-"""TensorFlow and seqio, imported without their start-up notes and without a GPU.
+"""Imports TensorFlow and seqio without their start-up messages and without a GPU.
 
-All files of this package import them from here. TensorFlow only reads and cuts text;
-if it used a GPU, it would reserve its memory, which JAX needs.
+All modules of this package import them from here. TensorFlow only processes text; on a
+GPU it would reserve the memory that JAX needs.
 """
 
 import contextlib
@@ -18,17 +18,17 @@ def _silent_stderr() -> Iterator[None]:
     """Discards output on standard error, unless the block fails.
 
     TensorFlow's libraries write to the file descriptor while they are loaded, before
-    any of their settings take effect, so the descriptor itself is redirected.
+    their settings take effect, so the file descriptor is redirected.
     """
     sys.stderr.flush()
     saved = os.dup(2)
-    with tempfile.TemporaryFile() as swallowed:
-        os.dup2(swallowed.fileno(), 2)
+    with tempfile.TemporaryFile() as captured:
+        os.dup2(captured.fileno(), 2)
         try:
             yield
         except BaseException:
-            swallowed.seek(0)
-            os.write(saved, swallowed.read())
+            captured.seek(0)
+            os.write(saved, captured.read())
             raise
         finally:
             os.dup2(saved, 2)
@@ -41,13 +41,13 @@ try:
         import seqio
         import tensorflow as tf
 
-        # A program that has already used TensorFlow has chosen its own devices.
+        # Fails if the program has already initialized TensorFlow's devices.
         with contextlib.suppress(RuntimeError):
             tf.config.set_visible_devices([], "GPU")
 except ModuleNotFoundError as error:
     raise UserError(
         f"preparing data needs tensorflow and seqio, and {error.name} is not "
-        "installed: prepare the data on a machine that has them, or install them."
+        "installed: install them, or prepare the data on a machine that has them."
     ) from error
 
 __all__ = ["seqio", "tf"]

@@ -1,4 +1,4 @@
-"""Prepares the packed rows of a task in a folder, which later runs reuse."""
+"""Prepares folders of packed rows of a task, which later runs reuse."""
 
 import contextlib
 import dataclasses
@@ -11,17 +11,18 @@ import numpy as np
 
 from bpd_jax import folders
 from bpd_jax.buckets import as_path
-from bpd_jax.data import corpora, examples, row_sources, tokenizer
+from bpd_jax.data import row_sources, tokenizer
 from bpd_jax.data.example_task import DataTask, ExampleTask
+from bpd_jax.data.fingerprints import source_fingerprint, vocabulary_fingerprint
 from bpd_jax.data.row_shards import shard_folders, shard_name
 from bpd_jax.data.row_sources import WHOLE, Shard
 from bpd_jax.data.rows import KIND, LOSS_MASK, PackedRows, open_rows
-from bpd_jax.data.task_tokenizer import task_tokenizer, vocabulary_key
-from bpd_jax.data.text_task import GENERATIONS, check_split
+from bpd_jax.data.task_tokenizer import task_tokenizer
+from bpd_jax.data.text_task import GENERATIONS
 from bpd_jax.errors import UserError
 
-# Segment ids are stored as uint16, and a row may hold as many segments as tokens.
-_LONGEST_ROW = 65535
+# Segment ids are stored as uint16, and a row may have as many segments as tokens.
+_MAX_LENGTH = 65535
 
 
 def prepare_rows(
@@ -34,44 +35,44 @@ def prepare_rows(
 ) -> PackedRows:
     """Tokenizes and packs one split into `folder`, or reuses existing rows.
 
-    A folder made from the same task, text, vocabulary, split and length is reused. If
+    Existing rows of the same task, text, vocabulary, split and length are reused. If
     only the text has changed, or the rows are damaged, the folder is replaced; rows of
-    other settings and shards are not. A host without seqio cannot make rows and may
-    lack the text, so there the text is not compared.
+    other settings, and shards, are never replaced. A host without seqio cannot make
+    rows and may lack the text, so there the text is not compared.
 
     Args:
       task: source and vocabulary.
       split: a split of the task: `train`, `validation`, for some tasks `test`.
       length: tokens of a row, T.
       folder: folder of the rows.
-      shard: the part of the split to make, into a folder of its own in `folder`; when
-        all parts are there, `folder` is one folder of rows. Parts may be made by
+      shard: the part of the split to make, in a subfolder of `folder`; when all parts
+        exist, `folder` can be opened as one folder of rows. Parts may be made by
         several machines.
       cache_dir: folder in which `cache_pipeline.cache_task` cached the task's tokens;
         None reads the text.
 
     Returns:
-      The rows, or those of `shard` alone.
+      The rows of the split, or of `shard`.
 
     Raises:
       UserError: the source or vocabulary is invalid, `folder` has other contents or
         rows of other settings, or rows must be made on a host without seqio.
     """
-    _check_split(task, split)
-    if not 2 <= length <= _LONGEST_ROW:
-        raise UserError(f"length is {length}: a row holds 2 to {_LONGEST_ROW} tokens.")
+    task.check_split(split)
+    if not 2 <= length <= _MAX_LENGTH:
+        raise UserError(f"length is {length}: a row holds 2 to {_MAX_LENGTH} tokens.")
     if not 0 <= shard.index < shard.count:
         raise UserError(
-            f"there is no shard {shard.index} of {shard.count}: they are counted from "
-            "0."
+            f"there is no shard {shard.index} of {shard.count}: indices of shards are "
+            f"0 to {shard.count - 1}."
         )
     folder = as_path(folder)
     fingerprint = rows_fingerprint(task, split, length)
     if shard.count > 1:
         if (folder / "rows.json").exists():
             raise UserError(
-                f"{folder} holds rows already: name another folder for the shards, or "
-                "remove it."
+                f"{folder} holds rows that are not a shard: name another folder for "
+                "the shards, or remove it."
             )
         folder = folder / shard_name(shard.index, shard.count)
         fingerprint["shard"] = [shard.index, shard.count]
@@ -81,8 +82,8 @@ def prepare_rows(
     if not _can_make(task):
         raise UserError(
             f"{folder} does not hold the {split} rows of {task.name} at length "
-            f"{length}, and this host cannot make them: seqio is not installed. Make "
-            "them where it is, and copy the folder."
+            f"{length}, and this host cannot make them, because seqio is not "
+            "installed: make them on another machine, and copy the folder."
         )
     differing = sorted(k for k in fingerprint if fingerprint[k] != existing.get(k))
     shards = folder.is_dir() and shard_folders(folder)
@@ -98,70 +99,33 @@ def prepare_rows(
 
 
 def rows_fingerprint(task: DataTask, split: str, length: int) -> dict[str, Any]:
-    """A description of the rows that would be made, which identifies them.
+    """The settings, text and vocabulary that determine rows, as JSON values.
 
-    The text's digest is `source`, which is missing on a host that cannot make rows.
+    The fingerprint of the text, `source`, is missing on a host that cannot make rows.
 
     Raises:
-      UserError: the source or vocabulary is at fault.
+      UserError: the source or vocabulary is invalid.
     """
     fingerprint: dict[str, Any] = {
-        **_identity(task, split),
-        "vocabulary": vocabulary_key(task),
+        **task.identity,
+        "vocabulary": vocabulary_fingerprint(task),
         "split": split,
         "length": length,
     }
     if _can_make(task):
-        fingerprint["source"] = _source_digest(task, split)
+        fingerprint["source"] = source_fingerprint(task, split)
     return fingerprint
 
 
-def _check_split(task: DataTask, split: str) -> None:
-    if isinstance(task, ExampleTask):
-        task.check_split(split)
-    else:
-        check_split(split)
-
-
 def _can_make(task: DataTask) -> bool:
-    """Whether seqio, if the task needs it, is installed."""
+    """Whether this host can make rows; all tasks but generations need seqio."""
     if not isinstance(task, ExampleTask) and task.corpus == GENERATIONS:
         return True
     return importlib.util.find_spec("seqio") is not None
 
 
-def _identity(task: DataTask, split: str) -> dict[str, Any]:
-    """The settings that determine the texts of a split, without their location."""
-    if not isinstance(task, ExampleTask):
-        return {
-            "corpus": task.corpus,
-            "validation_fraction": task.validation_fraction,
-            "max_bytes": task.max_bytes,
-        }
-    identity: dict[str, Any] = {
-        "dataset": task.dataset.tfds,
-        "prompt": task.dataset.prompt,
-        "files": task.files is not None,
-        "max_examples": task.max_examples,
-    }
-    by_hash = task.files is not None and not task.has_split_files
-    if by_hash or task.divides_train:
-        identity["validation_fraction"] = task.validation_fraction
-    if task.divides_train:
-        identity["validation_from"] = task.validation_from
-    if not task.packed:
-        identity["packed"] = False
-    return identity
-
-
-def _source_digest(task: DataTask, split: str) -> str:
-    if isinstance(task, ExampleTask):
-        return examples.source_digest(task, split)
-    return corpora.source_digest(task)
-
-
 def _find_rows(folder: pathlib.Path) -> dict[str, Any]:
-    """Returns the fingerprint of the rows in `folder`; {} if none can be read."""
+    """Returns the fingerprint of the rows in `folder`; {} if they are not valid."""
     if folder.is_dir() and shard_folders(folder):
         return open_rows(folder).fingerprint
     try:
@@ -186,12 +150,12 @@ def _make_rows(
     with folders.replacing_folder(folder, KIND) as temporary:
         with contextlib.ExitStack() as stack:
 
-            def write(name: str, dtype: str) -> _NpyWriter:
+            def open_writer(name: str, dtype: str) -> _NpyWriter:
                 return stack.enter_context(_NpyWriter(temporary / name, dtype, length))
 
-            tokens = write("tokens.npy", dtype)
-            segment_ids = write("segment_ids.npy", "<u2")
-            mask = write(LOSS_MASK, "|b1") if source.has_context else None
+            tokens = open_writer("tokens.npy", dtype)
+            segment_ids = open_writer("segment_ids.npy", "<u2")
+            mask = open_writer(LOSS_MASK, "|b1") if source.has_context else None
             for row in source.rows:
                 tokens.append(row.tokens)
                 segment_ids.append(row.segment_ids)
@@ -204,7 +168,7 @@ def _make_rows(
                 f"{part}the {split} split of {task.name} is empty: give more text"
                 f"{', or fewer shards' * (shard.count > 1)}."
             )
-        about = {
+        header = {
             "rows": tokens.rows,
             "length": length,
             "tokens": num_tokens,
@@ -214,12 +178,12 @@ def _make_rows(
             "task": dataclasses.asdict(task),
             "fingerprint": fingerprint,
         }
-        KIND.write_header(temporary, about)
+        KIND.write_header(temporary, header)
         vocabulary.save(temporary / tokenizer.FILE_NAME)
 
 
 class _NpyWriter:
-    """Writes a two-dimensional .npy file row by row, without knowing their number."""
+    """Writes a .npy file of an unknown number of rows, row by row."""
 
     def __init__(self, path: pathlib.Path, dtype: str, length: int) -> None:
         self.rows = 0
@@ -236,7 +200,7 @@ class _NpyWriter:
         self.rows += 1
 
     def __exit__(self, *error: object) -> None:
-        # numpy pads the header with spaces, so the final shape fits.
+        # numpy pads the header with spaces, so that the final shape fits.
         self._file.seek(0)
         self._write_header()
         self._file.close()

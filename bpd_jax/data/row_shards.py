@@ -1,7 +1,6 @@
-"""Rows in several folders, as one array. Needs only numpy.
+"""Shards: folders of rows that are prepared separately and read as one array.
 
-When rows are prepared in parallel, each part is a folder of its own:
-`shard-00000-of-01024`, `shard-00001-of-01024`, …
+The folders are `shard-00000-of-01024`, `shard-00001-of-01024`, …
 """
 
 import collections
@@ -13,8 +12,9 @@ import numpy as np
 from bpd_jax import array_files
 from bpd_jax.errors import UserError
 
-# A mapped file holds a file descriptor; a process may have 1,024 of them.
-_OPEN_FILES = 128
+# Maximum number of mapped files: each takes a file descriptor, of which a process
+# usually has 1,024.
+_MAX_OPEN_FILES = 128
 
 
 def shard_name(index: int, count: int) -> str:
@@ -30,7 +30,7 @@ def shard_folders(folder: pathlib.Path) -> list[pathlib.Path]:
     """The folders of all shards in `folder`, in order; empty if there are none.
 
     Raises:
-      UserError: some are missing, or their counts differ.
+      UserError: some shards are missing, or the names state different counts.
     """
     counts = set()
     for shard in folder.glob("shard-*-of-*"):
@@ -42,33 +42,40 @@ def shard_folders(folder: pathlib.Path) -> list[pathlib.Path]:
     if len(counts) > 1:
         raise UserError(
             f"{folder} holds shards of {' and of '.join(map(str, sorted(counts)))}: "
-            "remove those of the wrong count."
+            "remove the shards with the wrong count."
         )
     (count,) = counts
     folders = [folder / shard_name(index, count) for index in range(count)]
-    # One request under gs://, not one for each shard.
+    # In a bucket this is one request instead of one per shard.
     prepared = {path.parent for path in folder.rglob("rows.json")}
     missing = [path.name for path in folders if path not in prepared]
     if missing:
         raise UserError(
-            f"{folder} lacks {len(missing)} of {count} shards, {missing[0]} first: "
-            "prepare them, or copy them there."
+            f"{folder} lacks {len(missing)} of {count} shards, the first being "
+            f"{missing[0]}: prepare them, or copy them there."
         )
     return folders
 
 
 class ShardedArray:
-    """Arrays `[rows, length]` in several .npy files, as one array.
+    """Several .npy files with arrays `[rows, length]`, read as one array.
 
-    A file is mapped into memory when one of its rows is read, and unmapped when many
-    other files have been used since. Under gs:// it is copied to the local disk first,
-    so a host copies only the files that contain its rows.
+    A file is mapped into memory when one of its rows is read; the least recently used
+    files are unmapped. From a bucket, a file is first copied to the local disk, so that
+    a host copies only the files that contain its rows.
     """
 
     def __init__(
         self, paths: list[pathlib.Path], rows: list[int], length: int, dtype: np.dtype
     ) -> None:
-        """Initialises from the files, their numbers of rows, and their common shape."""
+        """Initialises from the files.
+
+        Args:
+          paths: the files.
+          rows: number of rows of each file.
+          length: length of all rows.
+          dtype: type of all arrays.
+        """
         self._paths = paths
         self._ends = np.cumsum(rows)
         self.dtype = dtype
@@ -80,7 +87,7 @@ class ShardedArray:
         return self.shape[0]
 
     def __getitem__(self, indices: np.ndarray | slice) -> np.ndarray:
-        """Returns the rows at `indices`, a copy."""
+        """Returns a copy of the rows at `indices`."""
         if isinstance(indices, slice):
             indices = np.arange(*indices.indices(len(self)))
         indices = np.asarray(indices)
@@ -98,10 +105,10 @@ class ShardedArray:
         if shard not in self._open:
             path = self._paths[shard]
             begin = self._ends[shard - 1] if shard else 0
-            wanted = (int(self._ends[shard] - begin), self.shape[1])
+            shape = (int(self._ends[shard] - begin), self.shape[1])
             try:
                 array = array_files.open_npy(path)
-                if array.shape != wanted or array.dtype != self.dtype:
+                if array.shape != shape or array.dtype != self.dtype:
                     raise ValueError(f"it is {array.shape} {array.dtype}")
             except (OSError, ValueError) as error:
                 raise UserError(
@@ -109,7 +116,7 @@ class ShardedArray:
                     "remove the folder and prepare it again."
                 ) from error
             self._open[shard] = array
-            if len(self._open) > _OPEN_FILES:
+            if len(self._open) > _MAX_OPEN_FILES:
                 self._open.popitem(last=False)
         self._open.move_to_end(shard)
         return self._open[shard]

@@ -1,4 +1,4 @@
-"""Sources of rows: documents, examples, generated texts."""
+"""Rows of documents, examples and generated texts, before they are stored."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bpd_jax import progress
-from bpd_jax.data.example_pieces import Cut, cut_documents, join_examples
+from bpd_jax.data.example_pieces import Truncation, cut_documents, join_examples
 from bpd_jax.data.example_task import SEPARATOR, DataTask, ExampleTask
 from bpd_jax.data.generated_pieces import cut_texts, end_token, split_texts
 from bpd_jax.data.generations import open_generations
@@ -37,15 +37,15 @@ class PackedRow(NamedTuple):
 
 
 class RowSource(NamedTuple):
-    """The rows of a split, and facts about them.
+    """The rows of a split, and their properties.
 
     Attributes:
-      rows: an iterator, which can be read once.
-      documents: number of documents or examples read so far.
+      rows: iterator over the rows, which can be read once.
+      documents: returns the number of documents or examples read so far.
       vocab_size: V.
       end_of_text: the token that ends a document.
       has_context: whether some tokens are not in the loss.
-      cut: counts of what did not fit so far; None if nothing can be lost.
+      truncation: counts of truncated examples so far; None if nothing is truncated.
     """
 
     rows: Iterator[PackedRow]
@@ -53,7 +53,7 @@ class RowSource(NamedTuple):
     vocab_size: int
     end_of_text: int
     has_context: bool
-    cut: Cut | None = None
+    truncation: Truncation | None = None
 
 
 def open_source(
@@ -91,7 +91,7 @@ def _seqio_rows(
     shard: Shard,
     cache_dir: str | None,
 ) -> RowSource:
-    # seqio and TensorFlow take seconds to import, and existing rows do not need them.
+    # Imported late: these modules take seconds to import.
     from bpd_jax.data import seqio_cache, seqio_tasks
 
     if cache_dir is not None:
@@ -105,10 +105,10 @@ def _seqio_rows(
         if shard.count == 1
         else seqio_tasks.seqio.ShardInfo(shard.index, shard.count),
     )
-    read = 0
+    num_read = 0
 
-    def count() -> Iterator[Mapping[str, np.ndarray]]:
-        nonlocal read
+    def read_examples() -> Iterator[Mapping[str, np.ndarray]]:
+        nonlocal num_read
         total = None
         if isinstance(task, ExampleTask) and cache_dir is None:
             total = seqio_task.source.num_input_examples(split)
@@ -117,37 +117,37 @@ def _seqio_rows(
             label=f"rows {split}",
             total=None if total is None else round(total / shard.count),
             unit=" examples",
-            # The source shows a progress bar over its text.
+            # A `TextTask` shows a progress bar over its text.
             disable=isinstance(task, TextTask) and cache_dir is None,
         ):
-            read += 1
+            num_read += 1
             yield example
 
     rows: Iterator[PackedRow]
     has_inputs = isinstance(task, ExampleTask) and task.has_inputs
     fill = pad if isinstance(task, ExampleTask) and not task.packed else pack
     if has_inputs:
-        cut = Cut()
+        truncation = Truncation()
         separator = len(vocabulary.encode(SEPARATOR))
-        pieces = join_examples(count(), length, separator, cut)
+        pieces = join_examples(read_examples(), length, separator, truncation)
         rows = (
             PackedRow(row[:, 0], segment_ids, row[:, 1])
             for row, segment_ids in fill(pieces, length)
         )
     else:
-        cut = None
-        documents = (example["targets"] for example in count())
+        truncation = None
+        documents = (example["targets"] for example in read_examples())
         rows = (
             PackedRow(row, segment_ids, segment_ids != 0)
             for row, segment_ids in fill(cut_documents(documents, length), length)
         )
     return RowSource(
         rows=rows,
-        documents=lambda: read,
+        documents=lambda: num_read,
         vocab_size=vocabulary.vocab_size,
         end_of_text=vocabulary.end_of_text,
         has_context=has_inputs,
-        cut=cut,
+        truncation=truncation,
     )
 
 
@@ -158,20 +158,20 @@ def _generated_rows(
     if vocabulary.vocab_size > texts.vocab_size:
         raise UserError(
             f"the vocabulary {task.vocabulary} has {vocabulary.vocab_size} tokens and "
-            f"the model that wrote {texts.folder} {texts.vocab_size}: give the "
+            f"the model that generated {texts.folder} has {texts.vocab_size}: give the "
             "tokenizer.json of that model."
         )
-    chosen = split_texts(texts, split, task.validation_fraction)
-    chosen = chosen[shard.index :: shard.count]
-    bar = progress.bar(chosen, label=f"rows {split}", unit=" texts")
+    indices = split_texts(texts, split, task.validation_fraction)
+    indices = indices[shard.index :: shard.count]
+    bar = progress.bar(indices, label=f"rows {split}", unit=" texts")
     end = end_token(texts)
     return RowSource(
         rows=(
             PackedRow(row[:, 0], segment_ids, row[:, 1])
             for row, segment_ids in pack(cut_texts(texts, bar, length), length)
         ),
-        documents=lambda: len(chosen),
-        # The model may have more tokens than its tokenizer uses.
+        documents=lambda: len(indices),
+        # A model may have more tokens than its tokenizer.
         vocab_size=texts.vocab_size,
         end_of_text=vocabulary.end_of_text if end is None else end,
         has_context=True,
@@ -179,13 +179,13 @@ def _generated_rows(
 
 
 def describe_source(source: RowSource) -> dict[str, Any]:
-    """The fields of `rows.json` for a source that has been read."""
-    about: dict[str, Any] = {
+    """The fields of `rows.json` that describe a source, after its rows were read."""
+    fields: dict[str, Any] = {
         "loss_mask": source.has_context,
         "documents": source.documents(),
         "vocab_size": source.vocab_size,
         "end_of_text": source.end_of_text,
     }
-    if source.cut is not None:
-        about["cut"] = dataclasses.asdict(source.cut)
-    return about
+    if source.truncation is not None:
+        fields["cut"] = dataclasses.asdict(source.truncation)
+    return fields

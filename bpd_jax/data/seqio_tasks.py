@@ -1,18 +1,18 @@
-"""seqio tasks: documents of a corpus in, token ids out; and all tasks by their names.
+"""seqio tasks of documents, and tokens of tasks by name.
 
-A task of documents yields one feature, `targets`: a document as
-`[end of text] + tokens + [end of text]`, whole or, when a length is asked for, cut
-into consecutive pieces of at most that length:
+A task of documents has one feature, `targets`: the tokens of a document between two
+end-of-text tokens E. With a sequence length, documents are split into consecutive
+pieces of at most this length:
 
-    document "ab cd", tokens 5 6 7, end of text E, length 3
-    whole    E 5 6 7 E
-    cut      E 5 6 | 7 E
+    tokens of a document      5 6 7
+    without sequence length   E 5 6 7 E
+    sequence length 3         E 5 6 | 7 E
 
 Tasks of inputs and targets are in `seqio_example_tasks`.
 
-A task of your own registered with `seqio.TaskRegistry` is used by its name in
-`token_documents`; it needs the feature `targets` and a preprocessor that tokenizes
-with the vocabulary of that feature, such as `seqio.preprocessors.tokenize`.
+`token_documents` also reads other tasks that are registered with `seqio.TaskRegistry`.
+They need the feature `targets` and a preprocessor that tokenizes it with its
+vocabulary, such as `seqio.preprocessors.tokenize`.
 """
 
 import functools
@@ -39,13 +39,17 @@ class DocumentSource(seqio.FunctionDataSource):
     """The documents of a `TextTask` for seqio.
 
     Attributes:
-      documents: how many the current or last reading has read.
-      error: what ended that reading, if it was bad input. (TensorFlow turns errors of
-        its readers into its own; `examples` raises the original.)
+      documents: number of documents that the last iteration has read.
+      error: the `UserError` that ended the last iteration, or None; see `examples`.
     """
 
     def __init__(self, task: TextTask, label: str | None = None) -> None:
-        """Takes the task, and the name of a progress bar or None for no bar."""
+        """Creates a source.
+
+        Args:
+          task: the corpus.
+          label: label of a progress bar; None for no bar.
+        """
         self._task = task
         self._label = label
         self.documents = 0
@@ -55,7 +59,7 @@ class DocumentSource(seqio.FunctionDataSource):
     def _dataset(
         self, split: str, shuffle_files: bool, seed: int | None = None
     ) -> tf.data.Dataset:
-        del shuffle_files, seed  # The order of the documents is always the same.
+        del shuffle_files, seed  # The order is always the same.
 
         def read() -> Iterator[dict[str, bytes]]:
             self.documents, self.error = 0, None
@@ -73,12 +77,11 @@ class DocumentSource(seqio.FunctionDataSource):
 
 
 def get_task(task: DataTask, label: str | None = None) -> seqio.Task:
-    """Returns the seqio task of a task; it is not registered.
+    """Returns the seqio task of a task, without registering it.
 
     Args:
       task: source and vocabulary.
-      label: name of a progress bar over the text that is read, or None for no bar; of
-        a `TextTask` alone.
+      label: for a `TextTask`: label of a progress bar; None for no bar.
     """
     if isinstance(task, ExampleTask):
         return seqio_example_tasks.get_task(task)
@@ -99,22 +102,22 @@ _PREPROCESSORS = [
 
 
 def register(task: DataTask) -> seqio.Task:
-    """Registers the seqio task of a task, in the place of an earlier one of its name.
+    """Registers the seqio task of a task; replaces another task of the same name.
 
-    seqio's Beam pipeline knows a task by its name alone. Its workers call this from
-    many threads, so a task that is registered stays as it is.
+    seqio's Beam pipeline refers to tasks by name. Its workers call this function from
+    many threads, so a task that is already registered is not replaced.
     """
-    with _registering:
-        task_object = get_task(task)
-        if _registered.get(task_object.name) != task:
-            if task_object.name in seqio.TaskRegistry.names():
-                seqio.TaskRegistry.remove(task_object.name)
-            seqio.TaskRegistry.add_provider(task_object.name, task_object)
-            _registered[task_object.name] = task
-        return seqio.TaskRegistry.get(task_object.name)
+    with _lock:
+        seqio_task = get_task(task)
+        if _registered.get(seqio_task.name) != task:
+            if seqio_task.name in seqio.TaskRegistry.names():
+                seqio.TaskRegistry.remove(seqio_task.name)
+            seqio.TaskRegistry.add_provider(seqio_task.name, seqio_task)
+            _registered[seqio_task.name] = task
+        return seqio.TaskRegistry.get(seqio_task.name)
 
 
-_registering = threading.Lock()
+_lock = threading.Lock()
 _registered: dict[str, DataTask] = {}
 
 
@@ -128,23 +131,23 @@ def token_documents(
     max_bytes: int | None = None,
     label: str | None = None,
 ) -> Iterator[np.ndarray]:
-    """Yields the token ids of each document, without begin and end tokens.
+    """Yields the token ids of each document, without end-of-text tokens.
 
     Args:
       task_name: a corpus (see `TextTask`), or the name of a registered seqio task, such
-        as `squad.gpt3`, of which the targets count.
+        as `squad.gpt3`, of which the targets are read.
       split: a split of the task.
       vocabulary: as `TextTask.vocabulary`.
       text_files: as `TextTask.text_files`.
       validation_fraction: as `TextTask.validation_fraction`.
       max_bytes: as `TextTask.max_bytes`.
-      label: name of a progress bar over the text that is read, or None for no bar.
+      label: label of a progress bar; None for no bar.
 
     Yields:
-      `[tokens]` int32.
+      `[n]` int32.
 
     Raises:
-      UserError: the task is unknown, or its corpus or vocabulary is at fault.
+      UserError: the task is unknown, or its corpus or vocabulary is invalid.
     """
     if task_name in CORPORA:
         task = get_task(
@@ -172,24 +175,25 @@ def token_documents(
 
 
 def _registered_task(name: str, vocabulary: str) -> seqio.Task:
-    """Returns the seqio task of that name, with `vocabulary` in place of its own."""
+    """Returns the registered seqio task, with another vocabulary."""
     registered = seqio.TaskRegistry.names()
     if name not in registered:
         names = ", ".join([*CORPORA, *sorted(registered)])
-        raise UserError(f"unknown task {name!r}: the known ones are {names}.")
+        raise UserError(f"unknown task {name!r}: use one of {names}.")
     task = seqio.TaskRegistry.get(name)
     if "targets" not in task.output_features:
         raise UserError(f"the seqio task {name} has no feature 'targets'.")
     if vocabulary.startswith("bpe:"):
         raise UserError(
-            f"vocabulary {vocabulary!r} is trained only on {' and '.join(CORPORA)}: "
-            f"for the task {name} give gpt3 or the path of a tokenizer.json."
+            f"vocabulary {vocabulary!r} can be trained only on "
+            f"{' and '.join(CORPORA)}: for the task {name} give gpt3 or the path of a "
+            "tokenizer.json."
         )
     features = features_of(functools.partial(named_tokenizer, vocabulary))
     return task.replace(output_features=features)
 
 
-# The tasks that need nothing but their name. Further corpora are registered here.
+# The corpus that needs no further settings.
 seqio.TaskRegistry.add(
     "stdlib.gpt3",
     source=DocumentSource(TextTask()),

@@ -1,4 +1,4 @@
-"""Reading text files and JSON Lines, with errors that say where the fault is."""
+"""Reads text files and JSON Lines, with errors that name the file and line."""
 
 import codecs
 import gzip
@@ -15,14 +15,14 @@ Path = str | os.PathLike[str]
 
 
 def is_json_lines(path: Path) -> bool:
-    """Whether the name says that each line is one JSON record."""
+    """Whether the name of a file is that of JSON Lines."""
     return as_path(path).name.endswith((".jsonl", ".jsonl.gz"))
 
 
 def read_text(path: Path) -> str:
-    """Returns the whole file as text, every character and line ending kept.
+    """Returns the text of a file, with unchanged line endings.
 
-    A byte order mark at the start is not text and is left out.
+    A byte order mark at the beginning is removed.
 
     Raises:
       UserError: the file cannot be read or is not UTF-8.
@@ -34,14 +34,14 @@ def read_text(path: Path) -> str:
 
 
 def read_lines(path: Path, *, kept: bool = False) -> Iterator[tuple[int, str]]:
-    """Yields (line number from 1, line without its ending); `.gz` is unpacked.
+    """Yields (line number from 1, line without its ending); `.gz` is decompressed.
 
     Args:
-      path: of the file.
+      path: the file.
       kept: whether the caller keeps all lines; see `files.bounded_lines`.
 
     Raises:
-      UserError: the file cannot be read or unpacked, is not UTF-8, or is too large.
+      UserError: the file cannot be read or decompressed, is not UTF-8, or is too large.
     """
     opened = gzip.open if str(path).endswith(".gz") else open
     offset = 0
@@ -61,7 +61,7 @@ def read_json_field(
 ) -> Iterator[tuple[int, str]]:
     """Yields (line number from 1, the text in `field`) of a JSON Lines file.
 
-    Blank lines are passed over. `kept` is that of `read_lines`.
+    Blank lines are skipped. `kept` is as in `read_lines`.
 
     Raises:
       UserError: as `read_lines`; or a line is not a JSON object with a string in
@@ -76,14 +76,14 @@ def read_json_fields(
 ) -> Iterator[tuple[int, dict[str, str]]]:
     """Yields (line number from 1, the text of each field) of a JSON Lines file.
 
-    The field `answers/text` is a list of texts in the object `answers`, of which the
-    first is taken, as TensorFlow Datasets names the fields of a sequence.
+    The field `answers/text` is the list `text` in the object `answers`, of which the
+    first element is used, as in TensorFlow Datasets.
 
     Args:
-      path: of the file.
-      fields: their names.
-      may_be_empty: one of them, which may be `null` or a list of nothing: an empty
-        text then.
+      path: the file.
+      fields: names of the fields.
+      may_be_empty: a field that may be `null` or an empty list, which yields an empty
+        text.
 
     Raises:
       UserError: as `read_json_field`.
@@ -101,24 +101,25 @@ def read_json_fields(
 def read_json_texts(path: Path, field: str) -> Iterator[tuple[int, list[str]]]:
     """Yields (line number from 1, all texts of a field) of a JSON Lines file.
 
-    Those of `answers/text` are every right answer, in the order of the record; of a
-    field that holds a text, it alone; of `null`, none.
+    The texts of the field `answers/text` are the elements of the list `text` in the
+    object `answers`. A field with a single text yields a list of one, `null` an empty
+    list.
 
     Raises:
       UserError: as `read_json_fields`.
     """
     for number, location, record in _records(path):
-        first = _value_of(record, field)
+        first = _first_value(record, field)
         if first is None:
             yield number, []
             continue
-        value = _whole_value_of(record, field)
+        value = _value(record, field)
         texts = value if isinstance(value, list) and "/" in field else [first]
         yield number, [_checked_text(text, field, location) for text in texts]
 
 
 def _records(path: Path, kept: bool = False) -> Iterator[tuple[int, str, object]]:
-    """Yields (line number from 1, words for the line, what is written there)."""
+    """Yields (line number from 1, location for error messages, parsed JSON)."""
     for number, line in read_lines(path, kept=kept):
         if not line.strip():
             continue
@@ -130,35 +131,35 @@ def _records(path: Path, kept: bool = False) -> Iterator[tuple[int, str, object]
                 f"{location} is not JSON: {error.msg} at column {error.colno}."
             ) from error
         except (RecursionError, ValueError) as error:
-            # Objects within objects, thousands deep, or a number as long.
+            # Thousands of nested objects, or a number of thousands of digits.
             raise UserError(f"{location} cannot be read as JSON: {error}.") from error
         yield number, location, record
 
 
-# In place of a field that a record lacks.
-_LACKING = object()
+# The value of a missing field.
+_MISSING = object()
 
 
-def _whole_value_of(record: object, field: str) -> object:
-    """The value in a field; None is that of `null`."""
+def _value(record: object, field: str) -> object:
+    """The value of a field: None for `null`, `_MISSING` for a missing field."""
     value = record
     for name in field.split("/"):
-        value = value.get(name, _LACKING) if isinstance(value, dict) else _LACKING
+        value = value.get(name, _MISSING) if isinstance(value, dict) else _MISSING
         if value is None:
             return None
     return value
 
 
-def _value_of(record: object, field: str) -> object:
-    """The value in a field, the first of a list; None is that of `null` and `[]`."""
-    value = _whole_value_of(record, field)
+def _first_value(record: object, field: str) -> object:
+    """The value of a field, or the first element of a list `a/b`; None for `[]`."""
+    value = _value(record, field)
     if "/" in field and isinstance(value, list):
         return value[0] if value else None
-    return _LACKING if "/" in field and isinstance(value, str) else value
+    return _MISSING if "/" in field and isinstance(value, str) else value
 
 
 def _text_of(record: object, field: str, location: str, may_be_empty: bool) -> str:
-    value = _value_of(record, field)
+    value = _first_value(record, field)
     if value is None and may_be_empty:
         return ""
     return _checked_text(value, field, location)
@@ -166,20 +167,20 @@ def _text_of(record: object, field: str, location: str, may_be_empty: bool) -> s
 
 def _checked_text(value: object, field: str, location: str) -> str:
     if not isinstance(value, str):
-        shape: object = ["..."] if "/" in field else "..."
+        example: object = ["..."] if "/" in field else "..."
         for name in reversed(field.split("/")):
-            shape = {name: shape}
+            example = {name: example}
         raise UserError(
             f"{location} has no text in the field {field!r}: each line must look like "
-            f"{json.dumps(shape)}."
+            f"{json.dumps(example)}."
         )
-    # JSON can spell half of a surrogate pair, which no UTF-8 text holds.
+    # JSON can contain a lone surrogate, which UTF-8 cannot.
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:
         raise UserError(
-            f"{location}: the field {field!r} holds the lone surrogate "
-            f"\\u{ord(value[error.start]):04x}, which is not text."
+            f"{location}: the field {field!r} contains the lone surrogate "
+            f"\\u{ord(value[error.start]):04x}, which is not valid text."
         ) from error
     return value
 
@@ -194,5 +195,5 @@ def _decode(data: bytes, path: Path, offset: int) -> str:
     except UnicodeDecodeError as error:
         raise UserError(
             f"{path} is not UTF-8 text (byte offset {offset + error.start}): convert "
-            "it to UTF-8 or leave it out."
+            "it to UTF-8 or exclude it."
         ) from error

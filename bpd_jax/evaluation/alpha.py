@@ -27,16 +27,16 @@ class Tuned:
     Attributes:
       alpha: chosen on the tuning examples.
       efficiency: its block efficiency on the reported examples.
-      habit_alpha: alpha chosen on the reported examples themselves, as the paper may
+      report_alpha: alpha chosen on the reported examples themselves, as the paper may
         have done ("evaluation set", appendix C.2; appendix E says held out).
-      habit_efficiency: block efficiency of `habit_alpha` on the reported examples;
+      report_efficiency: block efficiency of `report_alpha` on the reported examples;
         never below `efficiency`.
     """
 
     alpha: float
     efficiency: float
-    habit_alpha: float
-    habit_efficiency: float
+    report_alpha: float
+    report_efficiency: float
 
 
 def tune_alpha(tune: Sums, report: Sums) -> Tuned:
@@ -46,8 +46,10 @@ def tune_alpha(tune: Sums, report: Sums) -> Tuned:
       tune: sums over the tuning examples.
       report: sums over the reported examples, for the same alphas.
     """
-    chosen, habit = best_alpha(tune), best_alpha(report)
-    return Tuned(chosen, _efficiency(report[chosen]), habit, _efficiency(report[habit]))
+    held_out, reported = best_alpha(tune), best_alpha(report)
+    return Tuned(
+        held_out, _efficiency(report[held_out]), reported, _efficiency(report[reported])
+    )
 
 
 def _efficiency(sums: tuple[int, int]) -> float:

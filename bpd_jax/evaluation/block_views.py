@@ -77,7 +77,7 @@ def view_block(
 
 
 class Gains(Protocol):
-    """A block in which a refined draft is compared with a plain one."""
+    """A block that compares a refined draft with a plain one."""
 
     @property
     def gain(self) -> tuple[int, int]:
@@ -87,12 +87,12 @@ class Gains(Protocol):
 AnyBlock = TypeVar("AnyBlock", bound=Gains)
 
 
-def most_telling(blocks: Iterable[AnyBlock]) -> AnyBlock | None:
-    """The first of the blocks with the largest gain; None of none."""
+def most_improved(blocks: Iterable[AnyBlock]) -> AnyBlock | None:
+    """The first of the blocks with the largest gain; None if there are no blocks."""
     return max(blocks, key=lambda block: block.gain, default=None)
 
 
-def telling_block(
+def most_improved_block(
     decoder: Decoder, results: Sequence[MethodResult], max_prompts: int = 8
 ) -> BlockView | None:
     """The block in which refinement gained most over BPD.
@@ -112,11 +112,11 @@ def telling_block(
     texts, ends = [], []
     for text in bpd.generations[:max_prompts]:
         length = len(text.input_ids)
-        begun = length + np.concatenate([[0], np.cumsum(text.accepted)[:-1]])
-        begun = begun[begun + size <= length + len(text.output_ids)]
-        if len(begun):
+        starts = length + np.concatenate([[0], np.cumsum(text.accepted)[:-1]])
+        starts = starts[starts + size <= length + len(text.output_ids)]
+        if len(starts):
             texts.append(text)
-            ends.append(begun)
+            ends.append(starts)
     if not texts:
         return None
     options = DecodeOptions(max_new_tokens=size)
@@ -142,7 +142,7 @@ def telling_block(
                     {} if drafts is None else {refined.label: drafts[call][row]},
                 )
             )
-    return most_telling(views)
+    return most_improved(views)
 
 
 def _lattices(replay: Replay, ends: np.ndarray) -> Lattice:

@@ -1,4 +1,4 @@
-"""Log-probabilities of given texts under a model: teacher forcing, in batches."""
+"""Log-probabilities of texts under a model, by teacher forcing in batches."""
 
 import functools
 from collections import Counter, defaultdict
@@ -87,30 +87,30 @@ def score_texts(
     Yields:
       The index of a text and its score, as soon as the text is complete.
     """
-    readers: dict[bytes, list[tuple[int, np.ndarray]]] = defaultdict(list)
+    requests_by_inputs: dict[bytes, list[tuple[int, np.ndarray]]] = defaultdict(list)
     missing: Counter[int] = Counter()
     scores = [Score(0.0, True)] * len(texts)
     window_length = max_length or model.config.trunk.max_length
     for index, (tokens, count) in enumerate(texts):
         tokens = np.asarray(tokens, np.int32)
         for inputs, targets in windows(tokens, count, window_length):
-            readers[inputs.tobytes()].append((index, targets))
+            requests_by_inputs[inputs.tobytes()].append((index, targets))
             missing[index] += 1
         if not missing[index]:
             yield index, scores[index]
 
-    longest_first = sorted(readers, key=len, reverse=True)
+    longest_first = sorted(requests_by_inputs, key=len, reverse=True)
     batch = min(batch_size, len(longest_first))
     for begin in range(0, len(longest_first), max(batch, 1)):
-        read = longest_first[begin : begin + batch]
-        rows = [np.frombuffer(key, np.int32) for key in read]
-        owners, requests = [], []
-        for row, key in enumerate(read):
-            for index, targets in readers[key]:
-                owners.append(index)
+        keys = longest_first[begin : begin + batch]
+        rows = [np.frombuffer(key, np.int32) for key in keys]
+        indices, requests = [], []
+        for row, key in enumerate(keys):
+            for index, targets in requests_by_inputs[key]:
+                indices.append(index)
                 requests.append((row, targets))
         parts = _score_batch(model, params, rows, requests, batch)
-        for index, part in zip(owners, parts, strict=True):
+        for index, part in zip(indices, parts, strict=True):
             total = scores[index]
             scores[index] = Score(
                 total.log_prob + part.log_prob, total.is_greedy and part.is_greedy

@@ -1,4 +1,4 @@
-"""Paired permutation tests, and conclusions from intervals and from several tests.
+"""Paired permutation tests, and verdicts from intervals and from several tests.
 
 Both tests compute how often a difference at least as large as the observed one arises
 if the results of the two methods are swapped at random for each example independently.
@@ -118,21 +118,23 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return [float(value) for value in adjusted]
 
 
-def side(interval: tuple[float, float], value: float = 0.0) -> bool | None:
-    """True if an interval lies above a value, False if below, None if it contains it.
+def exceeds(interval: tuple[float, float], value: float = 0.0) -> bool | None:
+    """True if an interval is above a value, False if below, None if it contains it.
 
-    >>> side((0.1, 0.3)), side((-0.3, -0.1)), side((-0.1, 0.3))
+    >>> exceeds((0.1, 0.3)), exceeds((-0.3, -0.1)), exceeds((-0.1, 0.3))
     (True, False, None)
     """
     low, high = interval
     return True if low > value else False if high < value else None
 
 
-def together(verdicts: Sequence[bool | None]) -> bool | None:
+def combined_verdict(verdicts: Sequence[bool | None]) -> bool | None:
     """Combines the results of several comparisons.
 
-    >>> together([True, True]), together([True, None]), together([None, False])
-    (True, None, False)
+    >>> combined_verdict([True, True]), combined_verdict([True, None])
+    (True, None)
+    >>> combined_verdict([None, False])
+    False
 
     Returns:
       True if all are True; False if one is False; otherwise None.

@@ -1,4 +1,4 @@
-"""Back-off weights: what makes a back-off model sum to one in every context."""
+"""Back-off weights, which normalise a back-off model in every context."""
 
 import functools
 from collections.abc import Sequence
@@ -7,11 +7,11 @@ import numpy as np
 
 from bpd_jax.ngrams import trie
 
-# Natural logarithm of "never", as OpenGrm writes it: the weight of a history that has
-# been seen with every symbol of the vocabulary.
+# Logarithm of the back-off weight of a history that has been seen with every symbol of
+# the vocabulary, as in OpenGrm.
 NEVER = -99.0
 
-# Masses below this are rounding errors (OpenGrm's limit).
+# Smaller masses are rounding errors (OpenGrm's limit).
 _SMALLEST_MASS = 1e-9
 
 
@@ -21,17 +21,18 @@ def extension_sums(
     lower_probs: np.ndarray,
     links: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the mass of a history's extensions, after it and after its suffix.
+    """Sums the probabilities of each history's extensions.
 
     Args:
       offsets: the `trie.child_offsets` of the h histories of one length, `[h + 1]`.
-      probs: `[n]` P(last symbol | history) of the n-grams one symbol longer.
-      lower_probs: the same of the n-grams as long as the histories, `[h]`.
-      links: the suffix of each n-gram among those, `[n]`.
+      probs: `[n]`, P(last symbol | history) of the n-grams that are one symbol longer
+        than the histories.
+      lower_probs: `[h]`, the same of the n-grams that are as long as the histories.
+      links: `[n]`, index of each n-gram's suffix in `lower_probs`.
 
     Returns:
-      `sum P(w | h)` and `sum P(w | suffix of h)`, both `[h]` float64 and over the
-      symbols w seen after h.
+      `sum P(w | h)` and `sum P(w | suffix of h)` over the symbols w seen after h, both
+      `[h]` float64.
     """
     from bpd_jax.ngrams import trie_kernels
 
@@ -55,10 +56,9 @@ def left_over_masses(
     lower_probs: np.ndarray,
     links: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns what a history's extensions leave of its own and its suffix's mass.
+    """Returns one minus the sums of `extension_sums`, which takes the same arguments.
 
-    The arguments are those of `extension_sums`; the quotient of the two results is
-    the back-off weight.
+    The back-off weight of a history is the first result divided by the second.
     """
     masses = extension_sums(offsets, probs, lower_probs, links)
     for mass in masses:
@@ -80,11 +80,12 @@ def log_backoffs(
     weights = []
     for order in range(1, len(keys)):
         offsets = trie.child_offsets(keys, order, width)
-        own, low = left_over_masses(
+        mass, lower_mass = left_over_masses(
             offsets, probs[order], probs[order - 1], links[order]
         )
         complete = np.diff(offsets) == events
-        weights.append(np.where(complete, NEVER, np.log(own) - np.log(low)))
+        log_weights = np.log(mass) - np.log(lower_mass)
+        weights.append(np.where(complete, NEVER, log_weights))
     return tuple(weights)
 
 
@@ -96,15 +97,15 @@ def context_sums(
 ) -> list[np.ndarray]:
     """Returns the sum of P(. | h) over all events, for every history of a model.
 
-    With S(h) that sum, E(h) the symbols seen after h and h' the suffix of h,
+    Let S(h) be this sum, E(h) the symbols seen after h, and h' the suffix of h. Then
 
         S(h) = sum of P(w | h) over E(h)
                + alpha(h) (S(h') - sum of P(w | h') over E(h)),
 
-    so that one pass over the n-grams finds all sums.
+    so that one pass over the n-grams computes all sums.
 
     Args:
-      keys: per order, the n-grams, with both closures.
+      keys: per order, the n-grams, closed under prefixes and suffixes.
       probs: per order, `[n]` P(last symbol | history).
       weights: per order but the highest, `[n]` alpha.
       width: number of symbols.
@@ -116,7 +117,9 @@ def context_sums(
     sums = [probs[0].sum(keepdims=True)]
     for order in range(1, len(keys)):
         offsets = trie.child_offsets(keys, order, width)
-        own, low = extension_sums(offsets, probs[order], probs[order - 1], links[order])
-        shorter = sums[-1][links[order - 1]]
-        sums.append(own + weights[order - 1] * (shorter - low))
+        mass, lower_mass = extension_sums(
+            offsets, probs[order], probs[order - 1], links[order]
+        )
+        lower_sums = sums[-1][links[order - 1]]
+        sums.append(mass + weights[order - 1] * (lower_sums - lower_mass))
     return sums

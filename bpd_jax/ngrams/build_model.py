@@ -1,4 +1,4 @@
-"""Builds the folder of an n-gram model: count, estimate, prune, write."""
+"""Builds the folder of an n-gram model: counts, estimates, prunes and writes."""
 
 import contextlib
 import dataclasses
@@ -13,7 +13,7 @@ from bpd_jax.data.task_tokenizer import task_tokenizer
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams import storage
 from bpd_jax.ngrams.build_settings import DEFAULT_ORDER, IDS, STRINGS, Settings
-from bpd_jax.ngrams.counting import bounded, counts_text, runs, sources
+from bpd_jax.ngrams.counting import bounded_memory, counts_text, sorted_runs, sources
 from bpd_jax.ngrams.counting.counts import NGramCounts, with_min_counts
 from bpd_jax.ngrams.formats import arpa, fst_files
 from bpd_jax.ngrams.formats.load_model import load_model
@@ -60,8 +60,8 @@ class BuildReport:
       kept: n-grams per order after the minimum counts.
       pruned: n-grams per order in the model.
       seconds: duration of each stage.
-      measure: perplexities, on held-out text if there is some, else on the counted
-        text, if it is available.
+      measure: perplexities on held-out text, or else on the counted text; None if
+        neither is available.
       written: path and size in bytes of each file.
     """
 
@@ -85,9 +85,9 @@ class BuildReport:
 def build(settings: Settings) -> BuildReport:
     """Builds a model and writes the output folder atomically.
 
-    It contains `model.arpa.gz`, `model.fst`, the arrays for `NGramModel.load` and, if
-    tokens are written as strings, `symbols.txt`. If counting on disk is killed, its
-    partial results remain in `OUTPUT.work`, and the same command resumes.
+    The folder contains `model.arpa.gz`, `model.fst`, the arrays for `NGramModel.load`
+    and, if tokens are written as strings, `symbols.txt`. If counting on disk is killed,
+    its partial results remain in `OUTPUT.work`, and the same command resumes.
 
     Raises:
       UserError: the input or a setting is invalid.
@@ -98,8 +98,8 @@ def build(settings: Settings) -> BuildReport:
     report = BuildReport()
     # All inputs are validated before the long computation.
     heldout = _heldout(settings)
-    is_counted = bool(settings.counts or settings.model)
-    source = None if is_counted else sources.source_of(settings)
+    has_source = not (settings.counts or settings.model)
+    source = sources.source_of(settings) if has_source else None
     symbols = _symbols(settings)
     if source is not None:
         order = settings.order or DEFAULT_ORDER
@@ -108,9 +108,9 @@ def build(settings: Settings) -> BuildReport:
         _check_has_text(heldout)
     if settings.model:
         with report.stage("read"):
-            models = _read_models(settings)
-        _check_fit(settings, models.order, models.vocab_size, symbols, heldout)
-        report.counted = report.kept = models.sizes
+            unpruned = _read_models(settings)
+        _check_fit(settings, unpruned.order, unpruned.vocab_size, symbols, heldout)
+        report.counted = report.kept = unpruned.sizes
     else:
         with report.stage("count"):
             counts = _counts(settings, source, work)
@@ -120,13 +120,13 @@ def build(settings: Settings) -> BuildReport:
         report.tokens, report.sequences = counts.tokens, counts.sequences
         report.counted, report.kept = counts.seen, counts.sizes
         with report.stage("estimate"):
-            models = estimate_katz(counts, settings.bins)
+            unpruned = estimate_katz(counts, settings.bins)
         del counts
-    model = models
+    model = unpruned
     if settings.prunes:
         with report.stage("prune"):
             model = prune(
-                models,
+                unpruned,
                 settings.max_ngrams,
                 theta=settings.theta,
                 max_per_order=settings.max_per_order,
@@ -134,8 +134,8 @@ def build(settings: Settings) -> BuildReport:
     report.pruned = model.sizes
     with report.stage("measure"):
         texts = {"held-out text": heldout, "training text": source}
-        report.measure = _measure(models, model, texts)
-    del models
+        report.measure = _measure(unpruned, model, texts)
+    del unpruned
     if settings.unseen_log_prob is not None:
         model = model.with_unseen_tokens(settings.unseen_log_prob)
     with (
@@ -148,7 +148,7 @@ def build(settings: Settings) -> BuildReport:
         if symbols is not None:
             write_symbols(symbols, temporary / SYMBOLS_FILE)
     with contextlib.suppress(UserError):  # The model is complete.
-        folders.remove_folder(work, runs.KIND)
+        folders.remove_folder(work, sorted_runs.KIND)
     report.written = {path: path.stat().st_size for path in sorted(output.iterdir())}
     return report
 
@@ -173,16 +173,16 @@ def _heldout(settings: Settings) -> sources.TokenSource | None:
 
 
 def _check_has_text(heldout: sources.TokenSource) -> None:
-    """Refuses a held-out text without a document."""
+    """Raises a `UserError` if the held-out text has no documents."""
     try:
-        reason = f"the held-out text {heldout.name} holds no document"
+        reason = f"the held-out text {heldout.name} has no documents"
         empty = next(heldout.sequences(), None) is None
     except corpora.EmptySplitError as error:
         reason, empty = error.reason, True
     if empty:
         raise UserError(
-            f"{reason}: give more text, or another to measure on with --heldout_text "
-            "or --heldout_tokens."
+            f"{reason}: give more text, or other held-out text with --heldout_text or "
+            "--heldout_tokens."
         )
 
 
@@ -193,7 +193,7 @@ def _check_fit(
     symbols: list[str] | None,
     heldout: sources.TokenSource | None,
 ) -> None:
-    """Refuses settings that are incompatible with the order or the vocabulary."""
+    """Raises a `UserError` if settings do not match the order or the vocabulary."""
     limits = settings.max_per_order or ()
     if len(limits) >= order:
         raise UserError(
@@ -205,14 +205,14 @@ def _check_fit(
         if settings.symbols == STRINGS:
             table = f"--vocabulary={settings.vocabulary}"
         raise UserError(
-            f"{table} has {len(symbols)} entries for {vocab_size} tokens: give that of "
-            "the ids, and their number as --vocab_size where they are counted."
+            f"{table} has {len(symbols)} entries for {vocab_size} tokens: give the "
+            "table of the ids, and when counting ids their number as --vocab_size."
         )
     if heldout is not None and heldout.vocab_size > vocab_size:
         raise UserError(
             f"the held-out text {heldout.name} has tokens up to "
-            f"{heldout.vocab_size - 1}, outside the vocabulary 0 ... {vocab_size - 1}: "
-            "give a text of the same vocabulary, or count with --vocab_size="
+            f"{heldout.vocab_size - 1}, but the vocabulary is 0 ... {vocab_size - 1}: "
+            "give text of the same vocabulary, or count with --vocab_size="
             f"{heldout.vocab_size}."
         )
 
@@ -221,7 +221,7 @@ def _counts(
     settings: Settings, source: sources.TokenSource | None, work: pathlib.Path
 ) -> NGramCounts:
     if source is not None:
-        return bounded.count(
+        return bounded_memory.count(
             source,
             order=settings.order or DEFAULT_ORDER,
             min_counts=settings.min_counts,
@@ -232,8 +232,8 @@ def _counts(
     if path.is_dir():
         if settings.vocab_size is not None or settings.end_of_text is not None:
             raise UserError(
-                f"{path} contains --vocab_size and --end_of_text itself: leave "
-                "them out."
+                f"{path} states its --vocab_size and --end_of_text: leave these flags "
+                "out."
             )
         counts = NGramCounts.load(path)
     else:
@@ -263,8 +263,8 @@ def _read_models(settings: Settings) -> NGramModel:
         for name in ("vocab_size", "end_of_text", "model_symbols"):
             if getattr(settings, name) is not None:
                 raise UserError(
-                    f"--{name} goes with ARPA and .fst files: the folder "
-                    f"{settings.model[0]} says itself what it is, so leave it out."
+                    f"--{name} applies to ARPA and .fst files only, not to the folder "
+                    f"{settings.model[0]}: leave it out."
                 )
     symbols = None
     if settings.model_symbols is not None:
@@ -284,7 +284,7 @@ def _read_models(settings: Settings) -> NGramModel:
 
 
 def _symbols(settings: Settings) -> list[str] | None:
-    """Returns the symbol table to write tokens with, or None for ids."""
+    """Returns the symbol table of the written files; None for ids."""
     if settings.symbols == IDS:
         return None
     if settings.symbols != STRINGS:

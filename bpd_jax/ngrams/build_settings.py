@@ -1,12 +1,12 @@
-"""The settings of `build_model`: sources of an n-gram model and parameters."""
+"""The settings of `count_ngrams` and `build_ngram`."""
 
 import dataclasses
 from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 from bpd_jax.errors import UserError
-from bpd_jax.ngrams.counting.bounded import DEFAULT_MEMORY
-from bpd_jax.ngrams.counting.counts import MOST_ORDERS
+from bpd_jax.ngrams.counting.bounded_memory import DEFAULT_MEMORY
+from bpd_jax.ngrams.counting.counts import MAX_ORDER
 from bpd_jax.ngrams.katz import DEFAULT_BINS, MOST_BINS
 from bpd_jax.ngrams.model import HIGHEST_UNSEEN
 from bpd_jax.settings import (
@@ -56,11 +56,11 @@ class CountSettings(Validated):
     """The settings of counting; every field is a flag of `count_ngrams`.
 
     Attributes:
-      output: output folder; an older one is replaced.
+      output: output folder; an existing one of the same kind is replaced.
       task: text task such as stdlib, or a registered seqio task.
       text: glob of .txt, .jsonl or .jsonl.gz files.
       tokens: glob of files of token ids: a sequence per line, plain or gzip; or .npy
-        arrays. `**` crosses folders.
+        arrays. `**` matches nested folders.
       generations: folder of texts that a model generated; see bpd_jax.distill.
       vocabulary: for task and text: gpt3, bpe:N, a tokenizer.json or a folder that
         contains one.
@@ -70,8 +70,8 @@ class CountSettings(Validated):
         default all.
       vocab_size: for files of token ids: size of the vocabulary; by default the highest
         id plus 1.
-      end_of_text: for files of token ids: the token that stands for the ends of a
-        sequence; see `NGramModel`.
+      end_of_text: for files of token ids: the token that separates sequences; see
+        `NGramModel`.
       order: N, length of the longest n-grams; by default 4, or that of counts.
       min_counts: minimum count of an n-gram, per order, as in 1,1,2,4; by default 1.
       memory: approximate memory for counting, by default 4GB; larger texts are
@@ -91,12 +91,12 @@ class CountSettings(Validated):
     max_bytes: Count | None = None
     vocab_size: Count | None = None
     end_of_text: Natural | None = None
-    order: Annotated[int, integer(1, MOST_ORDERS)] | None = None
+    order: Annotated[int, integer(1, MAX_ORDER)] | None = None
     min_counts: tuple[Natural, ...] | None = None
     memory: Annotated[int, BYTES] = DEFAULT_MEMORY
 
     def check_together(self) -> None:
-        """Raises a `UserError` for settings of another source."""
+        """Raises a `UserError` for settings that do not match the source."""
         selected = [name for name in self.sources if getattr(self, name)]
         if len(selected) != 1:
             listed = " and ".join(f"--{name}" for name in selected) or "none"
@@ -106,7 +106,7 @@ class CountSettings(Validated):
         for name, sources in _ONLY_WITH.items():
             if getattr(self, name, None) is not None and selected[0] not in sources:
                 known_sources = [source for source in sources if source in self.sources]
-                raise UserError(f"--{name} goes with {_flags(known_sources)} only.")
+                raise UserError(f"--{name} applies to {_flags(known_sources)} only.")
         order = self.order or (None if selected == ["counts"] else DEFAULT_ORDER)
         if self.min_counts is not None and order not in (None, len(self.min_counts)):
             raise UserError(
@@ -121,9 +121,9 @@ class Settings(CountSettings):
 
     Attributes:
       counts: folder of counts, or a text file of lines `a b c<TAB>5`.
-      model: one model to prune or convert, or two to mix, separated by a comma:
+      model: one model to prune or convert, or two to interpolate, separated by a comma:
         folders, ARPA or .fst files.
-      weight: share of the first of two models.
+      weight: weight of the first of two models.
       model_symbols: symbol table of model files with strings; by default they contain
         token ids.
       max_ngrams: prune to at most this many n-grams of all orders.
@@ -165,15 +165,15 @@ class Settings(CountSettings):
             raise UserError(f"give at most one of {_flags(heldout)}.")
         if self.heldout_text is not None and self.vocabulary.startswith("bpe:"):
             raise UserError(
-                f"--vocabulary={self.vocabulary} is trained on the text itself, so "
-                "--heldout_text would get another one: give --heldout_split, or the "
-                "vocabulary of both as a tokenizer.json."
+                f"--vocabulary={self.vocabulary} is trained on the text, so that "
+                "--heldout_text would have another vocabulary: give --heldout_split, "
+                "or one tokenizer.json for both."
             )
         if self.model and (len(self.model) > 2 or not all(self.model)):
             raise UserError("--model takes one model, or two separated by a comma.")
         if (len(self.model) == 2) != (self.weight is not None):
             raise UserError(
-                "--weight is the share of the first of two models: give --model=A,B "
+                "--weight is the weight of the first of two models: give --model=A,B "
                 "and --weight=0.7, or one model and no weight."
             )
 

@@ -1,17 +1,16 @@
-"""One back-off model from two: static linear interpolation.
+"""Static linear interpolation of two back-off models.
 
     P(w | h) = lambda P1(w | h) + (1 - lambda) P2(w | h)
 
-for every n-gram h w that is in either model, each model's own back-off filling in
-where it lacks the n-gram. The back-off weights are then set so that every context sums
-to one. This is what SRILM's `-mix-lm` does, and OpenGrm's
-`ngrammerge --method=model_merge` for normalised models.
+for every n-gram h w that is in either model; a model that lacks it backs off. The
+back-off weights are then computed so that every context sums to one. SRILM's `-mix-lm`
+does the same, and so does OpenGrm's `ngrammerge --method=model_merge` for normalised
+models.
 
-For the n-grams of the union the mixture is exact. It is approximate for a symbol that
-neither model has seen after h: there the mixture of the two backed-off probabilities
-is replaced by alpha(h) P(w | h without its first symbol), one weight for all such
-symbols. The total they share is exact. lambda is the same in every context; it does not
-depend on the history (unlike SRILM's `-bayes`).
+The mixture is exact for the n-grams of the union. It is approximate for a symbol that
+neither model has seen after h: its probability is alpha(h) P(w | h without its first
+symbol), with one weight for all such symbols. Their total probability is exact. lambda
+does not depend on the history (unlike SRILM's `-bayes`).
 """
 
 import dataclasses
@@ -29,8 +28,8 @@ def interpolate(first: NGramModel, second: NGramModel, weight: float) -> NGramMo
     """Returns `weight` times the first model plus `1 - weight` times the second.
 
     Args:
-      first: a model that sums to one.
-      second: another one of the same vocabulary; its order may differ.
+      first: a normalised model.
+      second: a normalised model of the same vocabulary; its order may differ.
       weight: lambda, above 0 and below 1.
 
     Raises:
@@ -42,15 +41,15 @@ def interpolate(first: NGramModel, second: NGramModel, weight: float) -> NGramMo
         raise UserError(
             "the two models differ in their vocabularies: sizes "
             f"{first.vocab_size} and {second.vocab_size}, end-of-text tokens "
-            f"{first.end_of_text} and {second.end_of_text}; read both from their ARPA "
-            "or .fst files with the same --vocab_size and --end_of_text."
+            f"{first.end_of_text} and {second.end_of_text}; read both from ARPA or "
+            ".fst files with the same --vocab_size and --end_of_text."
         )
     width = first.width
     keys = _union(first, second)
     links = trie.suffix_links(keys, width)
     log_probs = [
-        np.logaddexp(math.log(weight) + one, math.log1p(-weight) + two)
-        for one, two in zip(
+        np.logaddexp(math.log(weight) + log_prob, math.log1p(-weight) + other)
+        for log_prob, other in zip(
             _log_probs_at(first, keys, links),
             _log_probs_at(second, keys, links),
             strict=True,
@@ -68,7 +67,7 @@ def interpolate(first: NGramModel, second: NGramModel, weight: float) -> NGramMo
 def _union(first: NGramModel, second: NGramModel) -> trie.Keys:
     """Returns the n-grams that are in either model."""
     keys: list[np.ndarray] = []
-    # Per model, the index in the union of each of its n-grams of the order below.
+    # Per model, the index in the union of each n-gram of the order below.
     indices = [np.zeros(1, np.int64), np.zeros(1, np.int64)]
     for order in range(max(first.order, second.order)):
         renumbered = []
@@ -78,9 +77,9 @@ def _union(first: NGramModel, second: NGramModel) -> trie.Keys:
                 renumbered.append(index[parents] * model.width + symbols)
             else:
                 renumbered.append(np.zeros(0, np.int64))
-        # Two sorted runs: this sort merges them.
-        both = np.sort(np.concatenate(renumbered), kind="stable")
-        keys.append(both[np.append(True, both[1:] != both[:-1])])
+        # A stable sort of two sorted arrays merges them.
+        merged = np.sort(np.concatenate(renumbered), kind="stable")
+        keys.append(merged[np.append(True, merged[1:] != merged[:-1])])
         indices = [np.searchsorted(keys[-1], part) for part in renumbered]
     return tuple(keys)
 
@@ -88,10 +87,10 @@ def _union(first: NGramModel, second: NGramModel) -> trie.Keys:
 def _log_probs_at(
     model: NGramModel, keys: trie.Keys, links: list[np.ndarray]
 ) -> list[np.ndarray]:
-    """Returns a model's log-probabilities of given n-grams, per order."""
+    """Returns a model's log-probabilities of the n-grams `keys`, per order."""
     width = model.width
     result: list[np.ndarray] = []
-    # The index in the model of each n-gram of the order below, -1 if missing.
+    # The index in the model of each n-gram of the order below; -1 for missing ones.
     indices = np.zeros(1, np.int64)
     for order in range(len(keys)):
         parents, symbols = np.divmod(keys[order], width)

@@ -16,15 +16,15 @@ from bpd_jax import progress
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.backoff import log_backoffs
-from bpd_jax.ngrams.counting.counts import NGramCounts, as_stored
-from bpd_jax.ngrams.counting.levels import stored_table
+from bpd_jax.ngrams.counting.counts import NGramCounts
+from bpd_jax.ngrams.counting.levels import round_counts, rounded_counts_table
 from bpd_jax.ngrams.model import NGramModel
 
 DEFAULT_BINS = 5
 MOST_BINS = 1_000_000
 
-# The discount, as in OpenGrm, of counts above the bins and of those whose Good-Turing
-# factor is not usable. So every history leaves some mass for unseen symbols.
+# The discount, as in OpenGrm, of counts above the bins and of counts whose Good-Turing
+# factor is not in (0, 1), so that every history leaves mass for unseen symbols.
 _SMALLEST_DISCOUNT = 0.001
 
 
@@ -73,7 +73,7 @@ def good_turing_discounts(counts: np.ndarray, bins: int = DEFAULT_BINS) -> np.nd
 def estimate_katz(counts: NGramCounts, bins: int = DEFAULT_BINS) -> NGramModel:
     """Estimates a model that agrees with `ngrammake --method=katz`.
 
-    A history that has been seen with the whole vocabulary cannot back off; its
+    A history that has been seen with the complete vocabulary cannot back off; its
     discounted mass goes to `</s>`, as in OpenGrm.
 
     Args:
@@ -124,10 +124,10 @@ def _discounted(counts: NGramCounts, order: int, bins: int, events: int) -> np.n
             "the counts are inconsistent: the history of an n-gram has no followers; "
             "count again."
         )
-    table = stored_table()
+    table = rounded_counts_table()
     probs = np.empty(numbers.size)
     high = np.flatnonzero(numbers >= table.size)
-    probs[high] = as_stored(numbers[high])
+    probs[high] = round_counts(numbers[high])
     fill = functools.partial(
         katz_kernels.fill_probs,
         numbers,

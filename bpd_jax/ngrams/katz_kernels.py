@@ -37,7 +37,7 @@ def fill_probs(
       offsets: `[histories + 1]`, start of each history's n-grams.
       followed: `[histories]`, number of times that any symbol followed.
       factors: discount factor of each count; the last one is that of higher counts.
-      table: rounded values of small counts (`levels.as_stored`); those of larger
+      table: rounded values of small counts (`levels.round_counts`); those of larger
         counts are in `probs`.
       probs: `[n]`, the result.
       begin: the first history.

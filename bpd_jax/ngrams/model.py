@@ -1,4 +1,4 @@
-"""A back-off n-gram model as sorted arrays, and its probabilities."""
+"""Back-off n-gram models as sorted arrays, and their probabilities."""
 
 import dataclasses
 import math
@@ -13,11 +13,11 @@ from bpd_jax.ngrams import parallel, storage, trie
 from bpd_jax.ngrams.backoff import context_sums
 from bpd_jax.ngrams.counting import windows
 
-# Natural logarithm of the highest probability that an unseen token may get.
+# Natural logarithm of the highest probability of an unseen token.
 HIGHEST_UNSEEN = -50.0
 
 # Number of tokens scored at once.
-_PART = 1 << 20
+_BLOCK = 1 << 20
 
 
 class Evaluation(NamedTuple):
@@ -48,22 +48,22 @@ class NGramModel:
     """A back-off model of orders 1 ... N over a vocabulary of V tokens.
 
     `bpd_jax.ngrams.trie` describes the layout. All logarithms are natural (ARPA files
-    hold those to base 10) and float64, so that a model sums to one in every context
-    to about 1e-12, also after pruning.
+    use base 10) and float64, so that a model sums to one in every context to about
+    1e-12, also after pruning.
 
     A model of documents may identify one token with the sentence boundaries: with
-    `end_of_text = e`, predicting e is predicting `</s>`, and e in a context
-    stands for `<s>`. In a stream of documents, the e that ends a document thus begins
-    the next one. Without it, `</s>` and `<s>` are symbols of
-    their own only, `eos` and `bos`, which may be used as a token and in a context.
+    `end_of_text = e`, predicting e means predicting `</s>`, and e in a context stands
+    for `<s>`. In a stream of documents, the e that ends a document thus begins the next
+    one. Without `end_of_text`, the boundaries are only the symbols `eos` and `bos`,
+    which are accepted as tokens and in contexts.
 
     Attributes:
       vocab_size: V.
       keys: per order, `[n]` int64.
       log_probs: per order, `[n]` float64, log P(last symbol | the symbols before it);
         minus infinity for `<s>`, which is never predicted.
-      log_backoffs: per order but the highest, `[n]` float64, the back-off weight of
-        the n-gram as a history; 0 for one without extensions.
+      log_backoffs: per order but the highest, `[n]` float64, logarithm of the back-off
+        weight of the n-gram as a history; 0 for an n-gram without extensions.
       end_of_text: e, or None.
     """
 
@@ -84,8 +84,8 @@ class NGramModel:
         index = np.searchsorted(self.keys[0], self.end_of_text)
         if index < self.keys[0].size and self.keys[0][index] == self.end_of_text:
             raise UserError(
-                f"end_of_text is {self.end_of_text}, but the model has that token as "
-                "an ordinary unigram beside </s>."
+                f"end_of_text is {self.end_of_text}, but the model has a unigram of "
+                "this token in addition to </s>."
             )
 
     @property
@@ -110,7 +110,7 @@ class NGramModel:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Number of n-grams per order, `<s>` among the unigrams, as in ARPA files."""
+        """Number of n-grams per order, with `<s>` as a unigram, as in ARPA files."""
         return tuple(keys.size for keys in self.keys)
 
     def ngrams(self, order: int) -> np.ndarray:
@@ -118,11 +118,11 @@ class NGramModel:
         return trie.ngrams(self.keys, order, self.width)
 
     def log_prob(self, context: Sequence[int], token: int) -> float:
-        """Returns log P(token | context); minus infinity for a token never seen.
+        """Returns log P(token | context); minus infinity for an unseen token.
 
         Args:
-          context: the tokens before it, oldest first, of any length; a text begins
-            with `bos` or `end_of_text`.
+          context: the preceding tokens, oldest first, any number; a text begins with
+            `bos` or `end_of_text`.
           token: a token, or `eos`.
         """
         contexts = np.asarray(context[max(0, len(context) - self.order + 1) :], int)
@@ -132,8 +132,8 @@ class NGramModel:
         """Returns log P(token | context) for many pairs at once.
 
         Args:
-          contexts: `[Q, C]` int, oldest token first; -1 on the left where there is
-            none. Tokens further back than N-1 make no difference.
+          contexts: `[Q, C]` int, oldest token first, padded with -1 on the left. Only
+            the last N-1 tokens matter.
           tokens: `[Q]` int.
 
         Returns:
@@ -148,15 +148,15 @@ class NGramModel:
         return self.stream_log_probs(symbols)[:, -1]
 
     def evaluate(self, sequences: Iterable[Sequence[int] | np.ndarray]) -> Evaluation:
-        """Scores sequences, each from `<s>` to `</s>`; takes them as they come.
+        """Scores sequences, each from `<s>` to `</s>`, in one pass over the iterable.
 
         Raises:
-          UserError: there is none, or a token is outside the vocabulary.
+          UserError: there is no sequence, or a token is outside the vocabulary.
         """
         return evaluate_all([self], sequences)[0]
 
     def perplexity(self, sequences: Iterable[Sequence[int] | np.ndarray]) -> float:
-        """Returns the perplexity per event, `</s>` included; unknown tokens left out.
+        """Returns the perplexity per event, with `</s>` and without unknown tokens.
 
         Raises:
           UserError: there is no sequence, or a token is outside the vocabulary.
@@ -166,20 +166,27 @@ class NGramModel:
     def stream_log_probs(
         self, symbols: np.ndarray, offsets: Sequence[np.ndarray] | None = None
     ) -> np.ndarray:
-        """Returns log P(symbol | all before it) along the last axis, same shape.
+        """Returns log P(symbol | all symbols before it) along the last axis.
 
-        With `offsets`, the `child_offsets` of orders 0 ... N-1, long streams are fast.
+        The n-grams that end at a position are extensions of those that end at the
+        previous position, so N binary searches per position suffice. No n-gram contains
+        `</s>` before its end or `<s>` after its beginning, so the sequences of a stream
+        are independent.
 
-        A symbol's n-grams are extensions of the n-grams that end one place before, so
-        N binary searches per place suffice. No n-gram holds `</s>` before its end or
-        `<s>` after its beginning: sequences in a stream do not see each other.
+        Args:
+          symbols: `[..., T]` int, symbols; -1 for padding on the left.
+          offsets: the `child_offsets` of orders 0 ... N-1, which make long streams
+            several times faster; None to compute without them.
+
+        Returns:
+          `[..., T]` float64.
         """
         if symbols.size and not -1 <= symbols.min() <= symbols.max() < self.width:
             raise ValueError(
-                f"symbols must lie in -1 ... {self.width - 1}: found "
-                f"{symbols.min()} ... {symbols.max()}"
+                f"symbols must be from -1 to {self.width - 1}, but are from "
+                f"{symbols.min()} to {symbols.max()}"
             )
-        # The n-gram of the size at hand that ends before each place, or -1.
+        # The n-gram of `size` symbols that ends before each position; -1 for none.
         histories = np.zeros(symbols.shape, np.int64)
         scores = np.full(symbols.shape, -np.inf)
         for size in range(self.order):
@@ -199,9 +206,10 @@ class NGramModel:
         return scores
 
     def context_sums(self) -> list[np.ndarray]:
-        """Returns the sum of P over all events in every history, 1 up to rounding.
+        """Returns the sum of P over all events after every history, 1 up to rounding.
 
-        Per length 0 ... N-1 of the history, `[n]` float64; see `backoff.context_sums`.
+        Returns:
+          Per length 0 ... N-1 of the history, `[n]` float64.
         """
         return context_sums(
             self.keys,
@@ -213,36 +221,36 @@ class NGramModel:
     def validate(self, tolerance: float = 1e-6) -> None:
         """Checks that the model sums to one in every context.
 
-        Models of other programs that keep a share for unknown words, or were written
-        with few digits, do not.
+        Models of other programs may not, if they reserve mass for unknown words or were
+        written with few digits.
 
         Raises:
-          UserError: some context is off by more than `tolerance`.
+          UserError: the sum of a context differs from one by more than `tolerance`.
         """
         for length, sums in enumerate(self.context_sums()):
             worst = int(np.argmax(np.abs(sums - 1)))
             if not abs(sums[worst] - 1) <= tolerance:
                 history = self.ngrams(length)[worst].tolist() if length else []
                 raise UserError(
-                    f"the model does not sum to one: after {history} the probabilities "
-                    f"add up to {sums[worst]:.6f}."
+                    "the model is not normalised: the probabilities after the history "
+                    f"{history} sum to {sums[worst]:.6f}."
                 )
 
     def with_unseen_tokens(self, log_prob: float = -1000.0) -> "NGramModel":
         """Returns a model in which every token of the vocabulary has a unigram.
 
         Args:
-          log_prob: natural logarithm of the probability of a token never seen, so low
-            that the model still sums to one: `HIGHEST_UNSEEN` or less. The paper's
-            in-domain models use -1000.
+          log_prob: natural logarithm of the probability of an unseen token, at most
+            `HIGHEST_UNSEEN`, so that the model still sums to one. The paper's in-domain
+            models use -1000.
 
         Raises:
-          UserError: `log_prob` is too high or no finite number.
+          UserError: `log_prob` is too high or not finite.
         """
         if not -math.inf < log_prob <= HIGHEST_UNSEEN:
             raise UserError(
-                f"log_prob is {log_prob}: give {HIGHEST_UNSEEN:g} or less, so that the "
-                "model still sums to one."
+                f"log_prob is {log_prob}: it must be {HIGHEST_UNSEEN:g} or less, so "
+                "that the model still sums to one."
             )
         tokens = np.arange(self.vocab_size)
         if self.end_of_text is not None:
@@ -253,7 +261,7 @@ class NGramModel:
         log_probs[0][index] = self.log_probs[0]
         log_backoffs = list(self.log_backoffs)
         if self.order > 1:
-            # Only bigrams point at unigrams; the order of everything stays.
+            # Only the keys of bigrams contain indices of unigrams.
             parents, symbols = np.divmod(self.keys[1], self.width)
             keys.append(index[parents] * self.width + symbols)
             log_backoffs[0] = np.zeros(unigrams.size)
@@ -266,63 +274,49 @@ class NGramModel:
         )
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Writes the model as a folder of arrays; see `bpd_jax.ngrams.storage`."""
-        storage.write_folder(folder, self._arrays(), self._settings())
+        """Writes a folder of arrays; see `bpd_jax.ngrams.storage`."""
+        storage.write_folder(folder, self._groups(), self._settings())
 
     def save_into(self, folder: str | os.PathLike[str]) -> None:
-        """Like `save`, into a folder that exists and holds other files."""
-        storage.write_arrays(folder, self._arrays(), self._settings())
+        """Writes the files of `save` into an existing folder, beside other files."""
+        storage.write_arrays(folder, self._groups(), self._settings())
 
     @classmethod
     def load(
         cls, folder: str | os.PathLike[str], *, verify: bool = True
     ) -> "NGramModel":
-        """Reads what `save` wrote; the arrays stay on disk until they are touched.
+        """Opens a folder written by `save`; the arrays are memory-mapped.
 
         Args:
           folder: the folder.
-          verify: also read everything once to compare checksums; sizes are always
-            compared.
+          verify: whether to read all arrays once and verify their checksums; sizes are
+            always verified.
 
         Raises:
-          UserError: something is missing, cut short or changed.
+          UserError: the folder is missing, truncated or changed.
         """
-        arrays, settings = storage.read_folder(folder, verify=verify)
-        orders = range(1, settings["order"] + 1)
+        groups, settings = storage.read_folder(folder, verify=verify)
         return cls(
             vocab_size=settings["vocab_size"],
-            keys=tuple(arrays[f"keys_{order}"] for order in orders),
-            log_probs=tuple(arrays[f"log_probs_{order}"] for order in orders),
-            log_backoffs=tuple(
-                arrays[f"log_backoffs_{order}"] for order in orders[:-1]
-            ),
             end_of_text=settings["end_of_text"],
+            **groups,
         )
 
-    def _arrays(self) -> dict[str, np.ndarray]:
-        groups = {
+    def _groups(self) -> storage.Groups:
+        return {
             "keys": self.keys,
             "log_probs": self.log_probs,
             "log_backoffs": self.log_backoffs,
         }
-        return {
-            f"{name}_{order}": array
-            for name, group in groups.items()
-            for order, array in enumerate(group, start=1)
-        }
 
     def _settings(self) -> dict[str, int | None]:
-        return {
-            "order": self.order,
-            "vocab_size": self.vocab_size,
-            "end_of_text": self.end_of_text,
-        }
+        return {"vocab_size": self.vocab_size, "end_of_text": self.end_of_text}
 
 
 def evaluate_all(
     models: Sequence[NGramModel], sequences: Iterable[Sequence[int] | np.ndarray]
 ) -> list[Evaluation]:
-    """Scores the same sequences with models of one vocabulary, in one pass.
+    """Scores sequences with several models of one vocabulary, in one pass.
 
     Raises:
       UserError: there is no sequence, or a token is outside the vocabulary.
@@ -332,7 +326,7 @@ def evaluate_all(
         for model in models
     ]
 
-    def scored(stream: np.ndarray) -> list[Evaluation]:
+    def score(stream: np.ndarray) -> list[Evaluation]:
         results = []
         for model, model_offsets in zip(models, offsets, strict=True):
             scores = model.stream_log_probs(stream, model_offsets)[stream != model.bos]
@@ -344,36 +338,36 @@ def evaluate_all(
         return results
 
     streams = _streams(models[0], sequences)
-    parts = list(parallel.in_order(scored, streams, parallel.cores()))
-    if not parts:
+    blocks = list(parallel.in_order(score, streams, parallel.cores()))
+    if not blocks:
         raise UserError("there is no text to score: the input is empty.")
     return [
         Evaluation(*map(sum, zip(*results, strict=True)))
-        for results in zip(*parts, strict=True)
+        for results in zip(*blocks, strict=True)
     ]
 
 
 def _streams(
     model: NGramModel, sequences: Iterable[Sequence[int] | np.ndarray]
 ) -> Iterator[np.ndarray]:
-    """Yields the symbols of about `_PART` tokens at a time, boundaries included."""
+    """Yields the symbols of about `_BLOCK` tokens at a time, with boundaries."""
     first, size = 1, 0
-    waiting: list[Sequence[int] | np.ndarray] = []
+    block: list[Sequence[int] | np.ndarray] = []
 
     def stream() -> np.ndarray:
         return windows.add_boundaries(
-            windows.join(waiting),
+            windows.join(block),
             vocab_size=model.vocab_size,
             end_of_text=model.end_of_text,
             first=first,
         )
 
     for sequence in sequences:
-        waiting.append(sequence)
+        block.append(sequence)
         size += len(sequence)
-        if size >= _PART:
+        if size >= _BLOCK:
             yield stream()
-            first, size = first + len(waiting), 0
-            waiting.clear()
-    if waiting:
+            first, size = first + len(block), 0
+            block.clear()
+    if block:
         yield stream()

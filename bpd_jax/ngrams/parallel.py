@@ -1,4 +1,4 @@
-"""Work on several cores whose results come in the order of the work."""
+"""Parallel map over an iterator, with results in order."""
 
 import collections
 import os
@@ -20,9 +20,9 @@ def cores() -> int:
 def in_order(
     function: Callable[[_Item], _Result], items: Iterable[_Item], threads: int
 ) -> Iterator[_Result]:
-    """Yields `function(item)` for every item, in order; threads work ahead.
+    """Yields `function(item)` for every item, in order, computed by threads.
 
-    At most `threads + 1` results wait or are being made, which bounds the memory.
+    At most `threads + 1` results are computed ahead, which bounds the memory.
     """
     with futures.ThreadPoolExecutor(threads) as pool:
         waiting: collections.deque[futures.Future[_Result]] = collections.deque()

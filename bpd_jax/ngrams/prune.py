@@ -1,4 +1,4 @@
-"""Relative-entropy pruning: removes the n-grams that change the model least.
+"""Relative-entropy pruning: removes the n-grams whose removal changes the model least.
 
 A. Stolcke 1998, "Entropy-based pruning of backoff language models". Removing a
 single n-gram h w changes the back-off weight of h from alpha to
@@ -28,9 +28,10 @@ from bpd_jax.ngrams.model import NGramModel
 def relative_entropies(model: NGramModel) -> list[np.ndarray]:
     """Returns the cost of removing each n-gram of orders 2 ... N, `[n]` nats.
 
-    Removing an n-gram removes those of which it is the prefix or the suffix; its cost
-    is therefore the maximum of its own D and theirs (as in OpenGrm's `ngramshrink`),
-    and a threshold on costs leaves a closed set.
+    Removing an n-gram also removes the n-grams of which it is the prefix or suffix. Its
+    cost is therefore the maximum of its own D and theirs (as in OpenGrm's
+    `ngramshrink`). The n-grams above a threshold are then closed under prefixes and
+    suffixes.
     """
     from bpd_jax.ngrams import prune_kernels
 
@@ -38,9 +39,9 @@ def relative_entropies(model: NGramModel) -> list[np.ndarray]:
     links = trie.suffix_links(keys, width)
     probs = [np.exp(log_prob) for log_prob in model.log_probs]
     # P(h): the product of the conditional probabilities along h; P(<s>) = P(</s>).
-    none = np.zeros(1, np.int64)
+    root = np.zeros(1, np.int64)
     eos, bos = (
-        trie.find(keys[0], none, np.array([symbol]), width)[0]
+        trie.find(keys[0], root, np.array([symbol]), width)[0]
         for symbol in (model.eos, model.bos)
     )
     history_probs = probs[0].copy()
@@ -48,7 +49,7 @@ def relative_entropies(model: NGramModel) -> list[np.ndarray]:
         history_probs[bos] = probs[0][eos]
 
     costs: list[np.ndarray] = []
-    starts: list[np.ndarray] = []
+    child_offsets: list[np.ndarray] = []
     for order in progress.bar(range(1, model.order), label="prune", unit=" orders"):
         offsets = trie.child_offsets(keys, order, width)
         cost = np.empty(keys[order].size)
@@ -64,12 +65,12 @@ def relative_entropies(model: NGramModel) -> list[np.ndarray]:
         )
         trie.in_threads(fill, offsets)
         costs.append(cost)
-        starts.append(offsets)
+        child_offsets.append(offsets)
         if order + 1 < model.order:
             history_probs = np.repeat(history_probs, np.diff(offsets)) * probs[order]
     for order in range(model.order - 1, 1, -1):
         prune_kernels.raise_costs(
-            starts[order - 1], links[order], costs[order - 1], costs[order - 2]
+            child_offsets[order - 1], links[order], costs[order - 1], costs[order - 2]
         )
     return costs
 
@@ -81,26 +82,26 @@ def prune(
     theta: float | None = None,
     max_per_order: Sequence[int | None] | None = None,
 ) -> NGramModel:
-    """Returns a model of fewer n-grams, normalised again.
+    """Returns a model with fewer n-grams, normalised again.
 
     An n-gram is removed if any limit requires it. All costs are those in the unpruned
     model, so every limit is a threshold on costs, n-grams of equal cost are kept or
     removed together, and the order of processing makes no difference. Unigrams are
     never pruned. The prefix and the suffix of a retained n-gram are retained:
 
-    1. `theta` and `max_ngrams` cannot separate them, because an n-gram never costs
-       more than its prefix or suffix.
-    2. `max_per_order` can. The shorter order wins: from bigrams up, each order drops
-      the n-grams whose prefix or suffix was removed, then the cheapest until the limit
-       is met.
+    1. `theta` and `max_ngrams` retain them, because an n-gram never costs more than its
+       prefix or suffix.
+    2. `max_per_order` is applied from bigrams up: each order drops the n-grams whose
+       prefix or suffix was removed, then the cheapest ones until the limit is met.
     3. `max_ngrams` then applies to the remaining n-grams.
 
     Args:
-      model: any back-off model that sums to one.
-      max_ngrams: counted as ARPA files do, all orders and `<s>` included.
+      model: a normalised back-off model.
+      max_ngrams: maximum number of n-grams of all orders, counted as in ARPA files,
+        that is with `<s>`.
       theta: removes n-grams whose removal raises the perplexity by this factor or less,
         e^D - 1 <= theta, as in SRILM's `-prune` and OpenGrm's `--theta`; for common
-        values, such as 1e-8, it is D in nats.
+        values, such as 1e-8, this is D in nats.
       max_per_order: per order from the bigrams up, at most this many n-grams; None for
         no limit. Limits of orders that the model lacks are ignored.
 
@@ -110,15 +111,15 @@ def prune(
     _check(model, max_ngrams, theta, max_per_order)
     limits = [*(max_per_order or ())][: model.order - 1]
     limits += [None] * (model.order - 1 - len(limits))
-    roomy = all(
+    within_limits = all(
         limit is None or size <= limit
         for size, limit in zip(model.sizes[1:], limits, strict=True)
     )
-    if roomy and theta is None and sum(model.sizes) <= (max_ngrams or math.inf):
+    if within_limits and theta is None and sum(model.sizes) <= (max_ngrams or math.inf):
         return model
     costs = relative_entropies(model)
     threshold = -math.inf if theta is None else math.log1p(theta)
-    if not roomy:
+    if not within_limits:
         _apply_order_limits(model, costs, limits)
     if max_ngrams is not None:
         max_removable = max_ngrams - model.sizes[0]
@@ -145,11 +146,11 @@ def _check(
         raise UserError("max_per_order holds a negative number.")
 
 
-def _threshold(costs: np.ndarray, room: int) -> float:
-    """Returns the smallest cost above which at most `room` costs lie."""
-    if costs.size <= room:
+def _threshold(costs: np.ndarray, limit: int) -> float:
+    """Returns the smallest threshold that at most `limit` costs exceed."""
+    if costs.size <= limit:
         return -math.inf
-    last = costs.size - room - 1
+    last = costs.size - limit - 1
     return float(np.partition(costs, last)[last])
 
 
@@ -161,10 +162,10 @@ def _apply_order_limits(
     for index, limit in enumerate(limits):
         cost = costs[index]
         if index:
-            shorter = np.isneginf(costs[index - 1])
+            dropped = np.isneginf(costs[index - 1])
             counts = trie.child_counts(model.keys, index + 1, model.width)
-            cost[np.repeat(shorter, counts)] = -math.inf
-            cost[shorter[links[index + 1]]] = -math.inf
+            cost[np.repeat(dropped, counts)] = -math.inf
+            cost[dropped[links[index + 1]]] = -math.inf
         if limit is not None:
             cost[cost <= _threshold(cost, limit)] = -math.inf
 

@@ -28,31 +28,31 @@ def fill_relative_entropies(
     begin: int,
     end: int,
 ) -> None:
-    """Writes D of every extension of the histories `begin ... end`.
+    """Writes D of every extension of the histories `begin ... end - 1`.
 
-    A probability may be 0, its logarithm minus infinity: that of an n-gram or a history
-    adds nothing to D, and D is infinite where only the suffix of an n-gram has it.
+    Probabilities may be 0. An n-gram or history of probability 0 adds nothing to D; if
+    only the suffix of an n-gram has probability 0, D is infinite.
 
     Args:
-      offsets: where the extensions of each history begin, `[h + 1]`.
-      links: the suffix of each n-gram, `[n]`.
-      masses: what the extensions leave of the history's and its suffix's mass, `[h]`.
+      offsets: the `trie.child_offsets` of the histories, `[h + 1]`.
+      links: index of each n-gram's suffix in the order below, `[n]`.
+      masses: the results of `backoff.left_over_masses`, `[h]` each.
       level: probabilities and log-probabilities of the n-grams, `[n]`.
       lower: the same of the order below.
       history_probs: P(h), `[h]`.
       costs: the result, `[n]`.
       begin: the first history.
-      end: the one after the last.
+      end: the history after the last one.
     """
     probs, log_probs = level
     lower_probs, lower_log_probs = lower
     for history in range(begin, end):
-        own, low = masses[0][history], masses[1][history]
-        log_alpha = math.log(own / low)
+        mass, lower_mass = masses[0][history], masses[1][history]
+        log_alpha = math.log(mass / lower_mass)
         for ngram in range(offsets[history], offsets[history + 1]):
             prob, suffix = probs[ngram], links[ngram]
-            new = math.log((own + prob) / (low + lower_probs[suffix]))
-            change = own * (new - log_alpha)
+            new = math.log((mass + prob) / (lower_mass + lower_probs[suffix]))
+            change = mass * (new - log_alpha)
             if prob > 0:
                 change += prob * (lower_log_probs[suffix] + new - log_probs[ngram])
             costs[ngram] = 0.0
@@ -67,7 +67,7 @@ def raise_costs(
     costs: np.ndarray,
     shorter: np.ndarray,
 ) -> None:
-    """Raises the costs of prefixes and suffixes, `shorter`, to those of the n-grams."""
+    """Raises the costs `shorter` of prefixes and suffixes to those of the n-grams."""
     for prefix in range(offsets.size - 1):
         for ngram in range(offsets[prefix], offsets[prefix + 1]):
             cost, suffix = costs[ngram], links[ngram]

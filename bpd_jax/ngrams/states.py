@@ -1,4 +1,4 @@
-"""The histories of a model, numbered: what an automaton or a search calls states."""
+"""The states of a model: its histories, numbered for an automaton or a search."""
 
 from collections.abc import Sequence
 
@@ -9,26 +9,27 @@ from bpd_jax.ngrams.model import NGramModel
 
 
 class StateTable:
-    """Numbers the histories of a model 0 ... S-1 as OpenGrm lays out its states.
+    """Numbers the histories of a model 0 ... S-1, in the order of OpenGrm's states.
 
-    A history is an n-gram with extensions or a back-off weight; the empty one (state 0)
-    and, in a model of bigrams or more, `<s>` are histories in any case. Numbers follow
-    the order and then the layout of `bpd_jax.ngrams.trie`.
+    A history is an n-gram with extensions or a back-off weight. The empty history
+    (state 0) and, in a model of order 2 or more, `<s>` are always histories. States are
+    numbered by order, and within an order as in `bpd_jax.ngrams.trie`.
 
     After any text the model's prediction depends only on the longest suffix that is a
-    history. Worked example: of the trigrams `a b c` and `b c d`, the histories `a b`,
-    `b c` have two symbols; after `a b c` the state is `b c`, after `a b x` it is `x` if
-    `x` has extensions and else 0.
+    history. Worked example: with the trigrams `a b c` and `b c d`, the histories of two
+    symbols are `a b` and `b c`. After `a b c` the state is `b c`; after `a b x` it is
+    `x` if `x` has extensions, and otherwise 0.
 
     Attributes:
       num_states: S.
       start: state of the history `<s>`.
-      numbers: per length 0 ... N-1 of the history, `[n]` int32, -1 if not a history.
-      reached: per length 0 ... N of an n-gram, `[n]` int32: the state after it.
-      backoff_states: `[S]` int32: the state of a history without its first symbol;
+      numbers: per length 0 ... N-1, `[n]` int32, the state of each n-gram; -1 if it is
+        not a history.
+      reached: per length 0 ... N, `[n]` int32, the state after each n-gram.
+      backoff_states: `[S]` int32, the state of each history without its first symbol;
         0 for state 0.
-      backoff_weights: `[S]` float64: the natural logarithm of the weight that goes
-        with it; 0 for state 0.
+      backoff_weights: `[S]` float64, natural logarithm of each history's back-off
+        weight; 0 for state 0.
     """
 
     def __init__(self, model: NGramModel) -> None:
@@ -44,7 +45,7 @@ class StateTable:
         for length in range(1, model.order):
             weights = model.log_backoffs[length - 1]
             is_history = trie.child_counts(keys, length, width) > 0
-            # Models of other programs may have a weight where nothing follows.
+            # Models of other programs may have weights of n-grams without extensions.
             is_history |= weights != 0
             if length == 1 and start[0] >= 0:
                 is_history[start[0]] = True
@@ -67,9 +68,9 @@ class StateTable:
     def of_history(self, tokens: Sequence[int]) -> int:
         """Returns the state after `tokens`, the oldest first.
 
-        The history of a text begins with `<s>`, given as `model.bos` or as the token
-        `model.end_of_text`; only the last N-1 tokens are looked at. Takes microseconds:
-        at most N(N-1)/2 binary searches.
+        A text begins with `<s>`, which is passed as `model.bos` or as the token
+        `model.end_of_text`. Only the last N-1 tokens matter. Takes at most N(N-1)/2
+        binary searches.
         """
         model = self._model
         recent = [

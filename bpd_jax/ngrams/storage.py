@@ -1,17 +1,17 @@
-"""A folder of numpy arrays with a header that detects truncation and damage.
+"""Folders of numpy arrays, with a header that detects truncation and damage.
 
-ngram_model.json     magic, version, checksum of what follows; settings; and per
-                     array its dtype, shape and CRC-32
-keys_1.npy ...       one file per array, in numpy's own format
+ngram_model.json     magic, version, checksum of the remaining fields; settings; dtype,
+                     shape and CRC-32 of each array
+keys_1.npy ...       one file per array, in numpy's format
 
-Counts are kept in the same way, under a header `ngram_counts.json`.
+Folders of counts are the same, with the header `ngram_counts.json`.
 """
 
 import dataclasses
 import json
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from bpd_jax.artifacts import Artifact
 from bpd_jax.buckets import as_path
 from bpd_jax.ngrams import trie
 
-# The arrays of each kind, with the number of highest orders that lack them.
+# The arrays of each kind, and the number of highest orders that lack them.
 _GROUPS = {
     "model": {"keys": 0, "log_probs": 0, "log_backoffs": 1},
     "counts": {"keys": 0, "counts": 0, "followed": 1},
@@ -57,9 +57,12 @@ KINDS = {
 }
 
 
+Groups = Mapping[str, Sequence[np.ndarray]]
+
+
 def write_folder(
     folder: str | os.PathLike[str],
-    arrays: Mapping[str, np.ndarray],
+    groups: Groups,
     settings: Mapping[str, Any],
     *,
     kind: str = "model",
@@ -68,23 +71,29 @@ def write_folder(
 
     Args:
       folder: the folder.
-      arrays: arrays by name.
+      groups: arrays per order by name, such as `keys`.
       settings: JSON values.
-      kind: `model` or `counts`; one is not read as the other.
+      kind: `model` or `counts`.
     """
     with folders.replacing_folder(folder, KINDS[kind]) as temporary:
-        write_arrays(temporary, arrays, settings, kind=kind)
+        write_arrays(temporary, groups, settings, kind=kind)
 
 
 def write_arrays(
     folder: str | os.PathLike[str],
-    arrays: Mapping[str, np.ndarray],
+    groups: Groups,
     settings: Mapping[str, Any],
     *,
     kind: str = "model",
 ) -> None:
-    """Writes the arrays and then the header into a folder that exists."""
+    """Writes the arrays and then the header into an existing folder."""
     folder = as_path(folder)
+    arrays = {
+        f"{name}_{order}": array
+        for name, group in groups.items()
+        for order, array in enumerate(group, start=1)
+    }
+    settings = {"order": len(groups["keys"]), **settings}
     described = {}
     for name, array in arrays.items():
         array = np.ascontiguousarray(array)
@@ -93,25 +102,34 @@ def write_arrays(
         except OSError as error:
             if error.errno is not None:
                 raise
-            # numpy's message only states how much of the array it wrote.
+            # numpy's message states only how much of the array was written.
             raise OSError(f"{error}; the disk may be full") from error
         described[name] = {
             "dtype": array.dtype.str,
             "shape": list(array.shape),
             "crc32": zlib.crc32(array.data) if array.size else 0,
         }
-    content = {"settings": dict(settings), "arrays": described}
+    content = {"settings": settings, "arrays": described}
     checksum = {"magic": KINDS[kind].text, "crc32": _content_checksum(content)}
     KINDS[kind].write_header(folder, checksum | content)
 
 
 def read_folder(
     folder: str | os.PathLike[str], *, verify: bool, kind: str = "model"
-) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Reads what `write_folder` wrote; the arrays are memory-mapped, read only.
+) -> tuple[dict[str, tuple[np.ndarray, ...]], dict[str, Any]]:
+    """Reads a folder that `write_folder` wrote; the arrays are memory-mapped read-only.
+
+    Args:
+      folder: the folder.
+      verify: whether to read all arrays once and verify their checksums and values;
+        sizes are always verified.
+      kind: `model` or `counts`.
+
+    Returns:
+      The arguments `groups` and `settings` of `write_folder`, and the order.
 
     Raises:
-      UserError: a file is missing, cut short, changed (with `verify`) or foreign.
+      UserError: a file is missing, truncated, changed or of another kind.
     """
     folder, artifact = as_path(folder), KINDS[kind]
     fields = {"magic": str, "crc32": int, "settings": dict, "arrays": dict}
@@ -121,22 +139,22 @@ def read_folder(
         if header["magic"] != artifact.text:
             raise ValueError(f"it is not the header of {artifact.title} of bpd_jax")
         if header["crc32"] != _content_checksum(header):
-            raise ValueError("its checksum does not fit")
+            raise ValueError("its checksum is wrong")
         _check_settings(settings, described)
         array_files.check_names(described, _names(kind, settings["order"]))
     arrays: dict[str, np.ndarray] = {}
     for name in _names(kind, settings["order"]):
-        about, path = described[name], folder / f"{name}.npy"
+        description, path = described[name], folder / f"{name}.npy"
         with artifact.reading(path):
             array = array_files.open_npy(path)
-            same = (array.dtype.str, list(array.shape)) == (
-                about.get("dtype"),
-                about.get("shape"),
+            matches = (array.dtype.str, list(array.shape)) == (
+                description.get("dtype"),
+                description.get("shape"),
             )
-            if same and verify and array.size:
+            if matches and verify and array.size:
                 checksum = zlib.crc32(np.ascontiguousarray(array).data)
-                same = checksum == about.get("crc32")
-            if not same:
+                matches = checksum == description.get("crc32")
+            if not matches:
                 raise ValueError(
                     f"it is not the array that {artifact.marker} describes"
                 )
@@ -144,13 +162,19 @@ def read_folder(
             spec.check_header(array.dtype, array.shape)
             if verify:
                 spec.check(array)
-        # Still the mapped file, without the slow indexing of the class np.memmap.
+        # A view of the mapped file without the slow indexing of np.memmap.
         arrays[name] = np.asarray(array)
-    return arrays, settings
+    groups = {
+        group: tuple(
+            arrays[name] for name in arrays if name.rpartition("_")[0] == group
+        )
+        for group in _GROUPS[kind]
+    }
+    return groups, settings
 
 
 def _check_settings(settings: Mapping[str, Any], described: Mapping[str, Any]) -> None:
-    """Raises a `ValueError` unless the settings can be those of a trie."""
+    """Raises a `ValueError` unless the settings are valid for a trie."""
     limits = {
         "order": (1, len(described)),
         "vocab_size": (1, trie.MOST_TOKENS),
@@ -168,7 +192,7 @@ def _check_settings(settings: Mapping[str, Any], described: Mapping[str, Any]) -
 
 
 def _names(kind: str, order: int) -> list[str]:
-    """The arrays of a folder, keys first and low orders first."""
+    """The names of the arrays of a folder, keys first, in ascending order."""
     return [
         f"{group}_{number}"
         for group, fewer in _GROUPS[kind].items()
@@ -179,7 +203,7 @@ def _names(kind: str, order: int) -> list[str]:
 def _spec(
     name: str, vocab_size: int, arrays: Mapping[str, np.ndarray]
 ) -> array_files.ArraySpec:
-    """The required shape of an array, given those that were read before it."""
+    """The required shape and values of an array, given the arrays read before it."""
     group, _, order = name.rpartition("_")
     if group != "keys":
         return dataclasses.replace(

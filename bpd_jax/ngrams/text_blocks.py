@@ -1,4 +1,4 @@
-"""Large text files, plain or gzip, in blocks of whole lines."""
+"""Reads large text files, plain or gzip, in blocks of complete lines."""
 
 import contextlib
 import gzip
@@ -12,22 +12,22 @@ import numpy as np
 from bpd_jax import progress
 from bpd_jax.errors import UserError
 
-_BLOCK = 1 << 24
-# A whole corpus may be one line of token ids.
-_MOST_LINE = 1 << 28  # bytes
-# A line that differs from all others takes about one byte of a gzip file at least: a
-# reference to what came before, and a character of its own.
-_MOST_PER_BYTE, _FEW_LINES = 2, 1 << 20
+_BLOCK = 1 << 24  # bytes
+# Maximum bytes of a line: a complete corpus may be one line of token ids.
+_MAX_LINE = 1 << 28
+# A gzip file of n bytes has at most this number of distinct lines per byte, plus a
+# constant: each takes about a byte, a back-reference and a literal.
+_LINES_PER_BYTE, _FREE_LINES = 2, 1 << 20
 
 
 class TextBlocks:
-    """Reads a file of n-grams for loops that take many lines at once or a single one.
+    """Reads a file of n-grams by blocks or by single lines.
 
     Attributes:
-      block: `[n]` uint8, whole lines of the file.
-      at: where in `block` the next line begins.
-      number: number of the last line taken, from 1; the caller adds to it and to `at`
-        what it takes from `block`.
+      block: `[n]` uint8, complete lines of the file.
+      at: index in `block` of the next line. A caller that parses lines of `block`
+        advances `at` and `number`.
+      number: number of the last line that was read, from 1.
     """
 
     def __init__(self, path: pathlib.Path) -> None:
@@ -42,7 +42,7 @@ class TextBlocks:
         self._pieces.close()
 
     def next_line(self) -> bytes | None:
-        """Takes one line, without its end; None at the end of the file."""
+        """Returns the next line without its newline; None at the end of the file."""
         if not self.fill():
             return None
         end = self._bytes.index(b"\n", self.at)
@@ -52,7 +52,7 @@ class TextBlocks:
         return line
 
     def fill(self) -> bool:
-        """Reads on if the block is used up; returns whether there is a line."""
+        """Reads the next block if `block` is used up; returns False at the end."""
         while self.at == self.block.size:
             piece = next(self._pieces, None)
             if piece is None:
@@ -65,35 +65,35 @@ class TextBlocks:
 def line_blocks(
     path: pathlib.Path, label: str | None, *, distinct: bool = False
 ) -> Generator[bytes, None, None]:
-    """Yields blocks of whole lines of a plain or gzip file.
+    """Yields blocks of complete lines of a plain or gzip file.
 
-    Gzip is recognised by its content. The last line ends with a newline even where the
-    file's does not.
+    Gzip is recognised by its content. A newline is added to the last line if it lacks
+    one.
 
     Args:
       path: the file.
       label: name of a progress bar, or None for no bar.
-      distinct: whether no line is to occur twice, so that the lines of a gzip file are
-        limited by its size; for callers that keep what they read.
+      distinct: whether all lines must differ, which limits the number of lines of a
+        gzip file; for callers that keep all lines in memory.
 
     Raises:
-      UserError: the file cannot be read, is cut short or damaged, has a line of more
+      UserError: the file cannot be read, is truncated or damaged, has a line of more
         than 256 MiB, or more lines than can be distinct.
     """
     lines = 0
-    begun: list[bytes] = []  # of a line whose end is in a later block
+    unfinished: list[bytes] = []  # Parts of a line that ends in a later block.
     try:
         with contextlib.ExitStack() as stack:
             raw = stack.enter_context(open(path, "rb"))
-            packed = raw.peek(2)[:2] == b"\x1f\x8b"
-            stream = gzip.GzipFile(fileobj=raw) if packed else raw
-            most_lines = math.inf
-            if distinct and packed:
-                most_lines = _FEW_LINES + _MOST_PER_BYTE * path.stat().st_size
+            compressed = raw.peek(2)[:2] == b"\x1f\x8b"
+            stream = gzip.GzipFile(fileobj=raw) if compressed else raw
+            max_lines = math.inf
+            if distinct and compressed:
+                max_lines = _FREE_LINES + _LINES_PER_BYTE * path.stat().st_size
             bar = stack.enter_context(
                 progress.bar(
                     label=label or "",
-                    total=None if packed else path.stat().st_size,
+                    total=None if compressed else path.stat().st_size,
                     unit="B",
                     unit_scale=True,
                     disable=label is None,
@@ -103,27 +103,27 @@ def line_blocks(
                 bar.update(len(data))
                 end = data.rfind(b"\n") + 1
                 if end:
-                    block = b"".join([*begun, data[:end]])
+                    block = b"".join([*unfinished, data[:end]])
                     lines += block.count(b"\n")
-                    if lines > most_lines:
+                    if lines > max_lines:
                         raise UserError(
-                            f"{path} holds lines more than once: it unpacks to more "
-                            f"than {most_lines:,}, which is more than so small a file "
-                            "can hold if all differ."
+                            f"{path} contains repeated lines: it decompresses to more "
+                            f"than {max_lines:,} lines, which cannot all differ in a "
+                            "gzip file of this size."
                         )
                     yield block
-                    begun = []
-                begun.append(data[end:])
-                if len(begun) * _BLOCK > _MOST_LINE:
+                    unfinished = []
+                unfinished.append(data[end:])
+                if len(unfinished) * _BLOCK > _MAX_LINE:
                     raise UserError(
-                        f"{path} has a line of more than {_MOST_LINE:,} bytes "
-                        f"after line {lines}: is this a file of lines?"
+                        f"{path} has a line of more than {_MAX_LINE:,} bytes after "
+                        f"line {lines}: is it a text file?"
                     )
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UserError(
-            f"{path} is cut short or damaged after line {lines}: {error}."
+            f"{path} is truncated or damaged after line {lines}: {error}."
         ) from error
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-    if any(begun):
-        yield b"".join([*begun, b"\n"])
+    if any(unfinished):
+        yield b"".join([*unfinished, b"\n"])

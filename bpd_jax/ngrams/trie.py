@@ -1,23 +1,24 @@
-"""The sorted arrays that n-gram counts and models share.
+"""A trie of n-grams as sorted arrays, which counts and models share.
 
-Symbols of a vocabulary of V tokens: 0 ... V-1 are the tokens, V is `</s>`, V+1 is
-`<s>`; `width = V + 2`. The n-grams of one order are one sorted int64 array of keys:
+The symbols of a vocabulary of V tokens are the tokens 0 ... V-1, `</s>` = V and
+`<s>` = V+1; `width = V + 2`. The n-grams of one order are one sorted int64 array of
+keys:
 
     key = (index of the n-gram's first n-1 symbols in the order below) * width
           + last symbol
 
-where the empty history has index 0. So keys of order 1 are symbols, the n-grams of
-every order are in lexicographic order, the extensions of one history are neighbours,
-and finding an n-gram takes one binary search per symbol. Eight bytes hold an n-gram
-of any order; the arrays can be memory-mapped.
+where the empty history has index 0. Therefore the keys of order 1 are symbols, the
+n-grams of every order are in lexicographic order, the extensions of a history are
+adjacent, and a lookup takes one binary search per symbol. An n-gram of any order takes
+eight bytes; the arrays can be memory-mapped.
 
 Worked example (V = 3, width = 5, sentences `0 1` and `0`):
 
     order 1: 0, 1, </s>=3, <s>=4        keys [0, 1, 3, 4]
     order 2: 0 1, 0 </s>, 1 </s>, <s> 0 keys [0*5+1, 0*5+3, 1*5+3, 3*5+0]
 
-Two closures hold everywhere: the prefix (without the last symbol) and the suffix
-(without the first) of an n-gram are in the order below.
+The n-grams are closed under prefixes (without the last symbol) and suffixes (without
+the first symbol): both are in the order below.
 """
 
 import functools
@@ -31,8 +32,8 @@ from bpd_jax.ngrams import parallel
 
 Keys = tuple[np.ndarray, ...]
 
-# Far more than tokenizers have. Arrays with an entry per token stay small, and a key
-# can represent 2^39 histories.
+# More than any tokenizer has. With this limit, arrays with an entry per token are
+# small, and keys can represent 2^39 histories.
 MOST_TOKENS = 1 << 24
 
 # Minimum number of n-grams per thread.
@@ -52,7 +53,7 @@ def bos_symbol(vocab_size: int) -> int:
 
 
 def symbol_width(vocab_size: int) -> int:
-    """Returns how many symbols there are."""
+    """Returns the number of symbols, V + 2."""
     return vocab_size + 2
 
 
@@ -61,7 +62,7 @@ def check_vocab_size(vocab_size: int, name: object = "vocab_size") -> None:
 
     Args:
       vocab_size: V.
-      name: of the file or parameter that it comes from.
+      name: the file or parameter to name in the error message.
     """
     if vocab_size > MOST_TOKENS:
         raise UserError(
@@ -72,10 +73,12 @@ def check_vocab_size(vocab_size: int, name: object = "vocab_size") -> None:
 
 
 def in_threads(function: Callable[[int, int], None], offsets: np.ndarray) -> None:
-    """Calls `function(begin, end)` for ranges of parents with about equal extensions.
+    """Calls `function(begin, end)` in threads, for ranges of parents.
+
+    The ranges have about equal numbers of extensions.
 
     Args:
-      function: releases the interpreter lock, as compiled loops do.
+      function: a compiled loop, which releases the interpreter lock.
       offsets: `[parents + 1]`, see `child_offsets`.
     """
     parents, children = offsets.size - 1, int(offsets[-1])
@@ -83,7 +86,7 @@ def in_threads(function: Callable[[int, int], None], offsets: np.ndarray) -> Non
     if threads == 1:
         function(0, parents)
         return
-    # More ranges than threads: the work per extension differs.
+    # More ranges than threads, because the work per extension differs.
     shares = np.linspace(0, children, 4 * threads + 1, dtype=np.int64)[1:-1]
     cuts = np.unique([0, *np.searchsorted(offsets, shares), parents]).tolist()
     ranges = itertools.pairwise(cuts)
@@ -102,11 +105,11 @@ def find(
 
     Args:
       keys: `[n]` int64, the keys of one order.
-      parents: indices in the order below; -1 has no extension.
-      symbols: last symbols, of a shape that broadcasts with `parents`; -1 is none.
+      parents: indices in the order below; -1 for none.
+      symbols: last symbols, of a shape that broadcasts with `parents`; -1 for none.
       width: number of symbols.
-      offsets: the `child_offsets` of the order below. They make millions of queries
-        several times faster.
+      offsets: the `child_offsets` of the order below. With them, millions of queries
+        are several times faster.
     """
     if offsets is not None:
         return _find_among_children(keys, parents, symbols, width, offsets)
@@ -141,9 +144,9 @@ def _find_among_children(
 
 
 def child_offsets(keys: Sequence[np.ndarray], order: int, width: int) -> np.ndarray:
-    """Returns where the extensions of each n-gram of `order` begin, `[n + 1]` int64.
+    """Returns the offsets of the extensions of each n-gram of `order`, `[n + 1]` int64.
 
-    Those of n-gram i are at `offsets[i] ... offsets[i + 1]` of the next order. Order 0
+    The extensions of n-gram i are `keys[order][offsets[i] : offsets[i + 1]]`. Order 0
     is the empty history, whose extensions are the unigrams.
     """
     parents = keys[order - 1].size if order else 1
@@ -156,10 +159,10 @@ def child_offsets(keys: Sequence[np.ndarray], order: int, width: int) -> np.ndar
 
 
 def suffix_links(keys: Sequence[np.ndarray], width: int) -> list[np.ndarray]:
-    """Returns for every n-gram the index of its suffix in the order below.
+    """Returns, per order, the index of each n-gram's suffix in the order below, `[n]`.
 
-    The suffix of `a b c` is `b c`; that of `a` is the empty history, index 0. An
-    n-gram without its suffix gets -1, which the closures rule out.
+    The suffix of `a b c` is `b c`; that of `a` is the empty history, index 0. The index
+    of a missing suffix is -1; there is none if the n-grams are closed under suffixes.
     """
     from bpd_jax.ngrams import trie_kernels
 
@@ -183,14 +186,14 @@ def suffix_links(keys: Sequence[np.ndarray], width: int) -> list[np.ndarray]:
 
 
 def child_counts(keys: Sequence[np.ndarray], order: int, width: int) -> np.ndarray:
-    """Returns how many extensions each n-gram of `order` (1, 2, ...) has, `[n]`."""
+    """Returns the number of extensions of each n-gram of `order` (1, 2, ...), `[n]`."""
     return np.diff(child_offsets(keys, order, width))
 
 
 def closed_under_affixes(
     keys: Sequence[np.ndarray], keep: Sequence[np.ndarray], width: int
 ) -> list[np.ndarray]:
-    """Returns `keep`, extended to the prefixes and suffixes of selected n-grams."""
+    """Returns the masks `keep`, extended by prefixes and suffixes of kept n-grams."""
     keep = [mask.copy() for mask in keep]
     links = suffix_links(keys, width)
     for order in range(len(keys) - 1, 0, -1):
@@ -201,10 +204,10 @@ def closed_under_affixes(
 
 
 def select(keys: Sequence[np.ndarray], keep: Sequence[np.ndarray], width: int) -> Keys:
-    """Returns the keys of the n-grams with a true mask, renumbered.
+    """Returns the keys of the n-grams whose mask is true, renumbered.
 
-    Orders that lose every n-gram are left out; they are the highest, because `keep`
-    must be closed under prefixes.
+    `keep` must be closed under prefixes. Orders without n-grams, which are the highest,
+    are omitted.
     """
     selected: list[np.ndarray] = [keys[0][keep[0]]]
     for order in range(1, len(keys)):
@@ -226,7 +229,7 @@ def ngrams(
 
     Args:
       keys: per order, the n-grams.
-      order: of those asked for.
+      order: the order of the n-grams to return.
       width: number of symbols.
       part: slice of the n-grams, without a step; by default all.
     """

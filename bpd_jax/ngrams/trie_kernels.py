@@ -1,30 +1,30 @@
 """Compiled loops over the arrays of `bpd_jax.ngrams.trie`.
 
-Loops with `begin` and `end` process only the extensions of these parents, so that
-threads can divide the work.
+Loops with `begin` and `end` process the extensions of the parents `begin ... end - 1`
+only, so that threads can divide the work.
 """
 
 import numba
 import numpy as np
 from numba import types
 
-# Read-only contiguous arrays: ordinary and memory-mapped ones are both accepted.
+# Read-only contiguous arrays, which includes memory-mapped ones.
 INTS = types.Array(types.int64, 1, "C", readonly=True)
 FLOATS = types.Array(types.float64, 1, "C", readonly=True)
 INTS_OUT = types.int64[::1]
 FLOATS_OUT = types.float64[::1]
-# The keys of one order, and where the extensions of the order below begin in them.
+# The keys of one order, and the `child_offsets` of the order below.
 LEVEL = types.UniTuple(INTS, 2)
 RANGE = (types.int64, types.int64)
 
-# Two sorted ranges are walked through step by step if the one is at most this many
-# times longer than the other.
-_ALIKE = 16
+# Maximum ratio of the lengths of two sorted ranges that are merged by galloping search
+# rather than by binary search.
+_MAX_RATIO = 16
 
 
 @numba.njit(types.void(INTS, types.int64, INTS_OUT), cache=True, nogil=True)
 def fill_offsets(keys: np.ndarray, width: int, offsets: np.ndarray) -> None:
-    """Writes where each parent's extensions begin, `[parents + 1]`."""
+    """Writes the `child_offsets` of the parents, `[parents + 1]`."""
     index = 0
     for parent in range(offsets.size):
         first = parent * width
@@ -35,7 +35,7 @@ def fill_offsets(keys: np.ndarray, width: int, offsets: np.ndarray) -> None:
 
 @numba.njit(types.int64(INTS, *RANGE, types.int64), cache=True, nogil=True)
 def lower_bound(keys: np.ndarray, begin: int, end: int, target: int) -> int:
-    """Returns the first index in `begin ... end` whose key is at least `target`."""
+    """Returns the first index from `begin` to `end` whose key is at least `target`."""
     while begin < end:
         middle = (begin + end) >> 1
         if keys[middle] < target:
@@ -59,12 +59,12 @@ def fill_suffix_links(
     begin: int,
     end: int,
 ) -> None:
-    """Writes the suffix links of the n-grams of one level.
+    """Writes the suffix links of the n-grams of one order.
 
-    The extensions of a parent are some of those of the parent's suffix, both sorted:
-    one walk through the two. A history of few extensions often has a suffix of
-    thousands, so the walk goes by binary searches, and by steps that double where
-    the two are more alike.
+    The suffixes of a parent's extensions are extensions of the parent's suffix, and
+    both lists are sorted, so one pass over the two finds all. A history with few
+    extensions often has a suffix with thousands, so the pass uses binary search, and
+    galloping search if the lists are of similar length.
     """
     keys, offsets = level
     lower_keys, lower_offsets = lower
@@ -76,17 +76,17 @@ def fill_suffix_links(
         index, last = lower_offsets[suffix], lower_offsets[suffix + 1]
         shift = (suffix - parent) * width
         first, end_child = offsets[parent], offsets[parent + 1]
-        alike = last - index < _ALIKE * (end_child - first)
+        similar = last - index < _MAX_RATIO * (end_child - first)
         for child in range(first, end_child):
             target = keys[child] + shift
-            reach = last
-            if alike:
+            limit = last
+            if similar:
                 step = 1
                 while index + step < last and lower_keys[index + step] < target:
                     index += step
                     step *= 2
-                reach = min(index + step, last)
-            index = lower_bound(lower_keys, index, reach, target)
+                limit = min(index + step, last)
+            index = lower_bound(lower_keys, index, limit, target)
             exists = index < last and lower_keys[index] == target
             links[child] = index if exists else -1
 

@@ -1,10 +1,10 @@
-"""Conversations as text, by the Jinja template that comes with a model.
+"""Renders conversations as text with the Jinja template of a model.
 
-A template is a program that others wrote. It runs in Jinja's sandbox, which lets it
-read the values that it is given, and change nothing. Powers are refused and the lengths
-of ranges and repeated texts limited, so that a mistake in a short template does not run
-for long. This does not protect from a template that is written to use up memory or
-time: one that doubles a text again and again still does.
+A template is untrusted code. It runs in Jinja's immutable sandbox, which allows it to
+read its variables and to change nothing. Powers are refused, and the lengths of ranges
+and of repeated texts are limited, so that a mistake in a short template does not run
+for long. This does not protect against a template that is designed to exhaust memory or
+time, for example by doubling a text repeatedly.
 """
 
 import datetime
@@ -21,9 +21,10 @@ import jinja2.sandbox
 
 from bpd_jax.errors import UserError
 
-# Numbers in all ranges of one rendering, and the longest repeated text or list.
-_MOST_STEPS = 1_000_000
-_LONGEST_REPEAT = 1_000_000
+# Limits for the total length of all ranges of one rendering, and for a repeated text or
+# list.
+_MAX_RANGE_TOTAL = 1_000_000
+_MAX_REPEAT = 1_000_000
 
 
 def render_chat(
@@ -35,21 +36,21 @@ def render_chat(
     eos_token: str = "",
     **variables: Any,
 ) -> str:
-    """Writes a conversation as the text that the model was trained on.
+    """Renders a conversation in the format that the model was trained on.
 
-    The text holds special tokens under their names, the beginning of text included
-    where the template writes it.
+    Special tokens, which may include the begin-of-text token, are in the text by name.
 
     Args:
-      template: in Jinja, with the functions that the library transformers adds.
-      messages: each with `role` (system, user, assistant) and `content`.
-      add_generation_prompt: whether the text ends where an answer begins.
-      bos_token: what the template writes to begin a text.
-      eos_token: what it writes to end one.
-      **variables: what else a template asks for, such as `enable_thinking`.
+      template: Jinja template, which may use the functions that the library
+        transformers adds.
+      messages: messages, each with `role` (system, user, assistant) and `content`.
+      add_generation_prompt: whether the text ends with the beginning of an answer.
+      bos_token: name of the begin-of-text token.
+      eos_token: name of the end-of-text token.
+      **variables: further variables of the template, such as `enable_thinking`.
 
     Raises:
-      UserError: the template is faulty, or refuses the messages.
+      UserError: the template is invalid, or refuses the messages.
     """
     try:
         return _compiled(template).render(
@@ -64,8 +65,8 @@ def render_chat(
                 **variables,
             }
         )
-    # What expressions in Python raise, a template can raise; SyntaxError is for loops
-    # nested too deep.
+    # Expressions in a template raise the exceptions of Python's; loops that are nested
+    # too deeply raise SyntaxError.
     except (
         jinja2.TemplateError,
         ArithmeticError,
@@ -82,7 +83,7 @@ def render_chat(
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks what an assistant said, and leaves no trace."""
+    """The tag `{% generation %}` around assistant messages, which has no effect."""
 
     def __init__(self, environment: jinja2.Environment) -> None:
         super().__init__(environment)
@@ -104,7 +105,7 @@ def _compiled(template: str) -> jinja2.Template:
     environment.intercepted_binops = frozenset({"*", "**"})
     environment.binop_table |= {"*": _product, "**": _power}
     environment.filters["tojson"] = _to_json
-    # Writes as much filler text as it is asked for.
+    # `lipsum` generates unlimited text.
     del environment.globals["lipsum"]
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = _now
@@ -116,7 +117,7 @@ def _product(left: Any, right: Any) -> Any:
         if (
             isinstance(repeated, str | list | tuple)
             and isinstance(times, int)
-            and len(repeated) * times > _LONGEST_REPEAT
+            and len(repeated) * times > _MAX_REPEAT
         ):
             raise jinja2.TemplateError("it repeats a text or list too often")
     return left * right
@@ -133,7 +134,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter would escape `<` and `&`, as for a web page."""
+    """Replaces Jinja's filter, which escapes `<` and `&` for HTML."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -152,14 +153,14 @@ def _now(form: str) -> str:
 
 
 def _limited_range() -> Callable[..., range]:
-    """`range`, with a limit to the numbers that all its calls give together."""
-    left = _MOST_STEPS
+    """`range` with a limit for the total length of the ranges of all calls."""
+    remaining = _MAX_RANGE_TOTAL
 
     def limited(*arguments: int) -> range:
-        nonlocal left
+        nonlocal remaining
         numbers = range(*arguments)
-        left -= len(numbers)
-        if left < 0:
+        remaining -= len(numbers)
+        if remaining < 0:
             raise jinja2.TemplateError("its loops are too long")
         return numbers
 

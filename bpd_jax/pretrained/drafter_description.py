@@ -97,9 +97,9 @@ def _qwen3(fields: Fields, names: set[str]) -> Description:
     both = Fields({**fields.values, **inner.values}, fields.source)
     for name in ("use_swa", "causal", "is_causal"):
         if both.flag(name, False):
-            _cannot(fields, f"attention of its own kind ({name})")
+            _unsupported(fields, f"another kind of attention ({name})")
     if "sliding_attention" in fields.items("layer_types"):
-        _cannot(fields, "a sliding window that moves with every query")
+        _unsupported(fields, "a sliding window that moves with every query")
     anchor = both.flag(
         "sample_from_anchor", not both.flag("dspark_bonus_anchor", not dspark)
     )
@@ -124,20 +124,22 @@ def _description(
 ) -> Description:
     width, vocabulary = layers.integer("hidden_size"), layers.integer("vocab_size")
     if fields.integer("target_hidden_size", width) != width:
-        _cannot(fields, f"a width ({width}) that is not that of the model")
+        _unsupported(fields, f"a width ({width}) that is not that of the model")
     token = fields.integer("mask_token_id")
     if not 0 <= token < vocabulary:
-        _cannot(fields, f"a mask token ({token}) outside of its vocabulary")
+        _unsupported(fields, f"a mask token ({token}) outside of its vocabulary")
     return Description(config, token, width, vocabulary, normalised_last)
 
 
 def _layers(fields: Fields, name: str, first: int) -> tuple[int, ...]:
-    """Layers of the target, counted from 0 instead of from `first`."""
+    """Layers of the target, converted from counting from `first` to counting from 0."""
     numbers = fields.items(name)
     if not numbers or not all(type(number) is int for number in numbers):
         raise UserError(f"{fields.source} has no list of layers {name}.")
     if min(numbers) < first:
-        _cannot(fields, f"the embedding or no layer of the model ({name} {numbers})")
+        _unsupported(
+            fields, f"the embedding or no layer of the model ({name} {numbers})"
+        )
     return tuple(number - first for number in numbers)
 
 
@@ -145,29 +147,29 @@ def _sizes(fields: Fields, layers: Fields) -> dict[str, Any]:
     """Sizes of the layers, which are those of Qwen3 in all layouts."""
     kind = layers.text("model_type", "qwen3")
     if kind not in LLAMA_LIKE:
-        _cannot(fields, f"layers of type {kind!r}")
+        _unsupported(fields, f"layers of type {kind!r}")
     for part in (fields, layers):
         _refuse(part, "quantization_config", "a quantised drafter")
         _refuse(part, "final_logit_softcapping", "bounded logits")
         for name in ("attention_sink_bias", "add_swa_attention_sink_bias"):
             if part.flag(name, False):
-                _cannot(fields, f"attention sinks ({name})")
+                _unsupported(fields, f"attention sinks ({name})")
         if part.number("logit_scale", 1.0) != 1:
-            _cannot(fields, "scaled logits (logit_scale)")
+            _unsupported(fields, "scaled logits (logit_scale)")
         for name in ("is_neox_style", "use_aux_hidden_state"):
             if not part.flag(name, True):
-                _cannot(fields, f"{name} = false")
+                _unsupported(fields, f"{name} = false")
     if layers.flag("mlp_bias", False):
-        _cannot(fields, "biases in its feed-forward layers (mlp_bias)")
+        _unsupported(fields, "biases in its feed-forward layers (mlp_bias)")
     rotary, _ = rotary_config(layers)
     scaling = {
         **layers.fields("rope_parameters").values,
         **layers.fields("rope_scaling").values,
     }
     if "dynamic" in (scaling.get("rope_type"), scaling.get("type")):
-        _cannot(fields, "rotary positions that depend on the length of the text")
+        _unsupported(fields, "rotary positions that depend on the length of the text")
     if rotary.fraction != 1:
-        _cannot(fields, "rotary positions for a part of each head")
+        _unsupported(fields, "rotary positions for a part of each head")
     heads = layers.integer("num_attention_heads")
     width = layers.integer("hidden_size")
     head = 128 if kind == "qwen3" else width // max(heads, 1)
@@ -191,9 +193,9 @@ def _window(fields: Fields, layers: Fields) -> int | None:
     if not any(sliding):
         return None
     if not all(sliding):
-        _cannot(fields, "a sliding window in some of its layers only")
+        _unsupported(fields, "a sliding window in some of its layers only")
     if not fields.flag("sliding_window_non_causal", False):
-        _cannot(fields, "causal blocks (sliding_window_non_causal = false)")
+        _unsupported(fields, "causal blocks (sliding_window_non_causal = false)")
     return layers.integer("sliding_window")
 
 
@@ -209,7 +211,9 @@ def _heads(
     rank = fields.integer("markov_rank", rank)
     kind = fields.text("markov_head_type", "vanilla").lower()
     if rank and kind != "vanilla":
-        _cannot(fields, f"a Markov head of type {kind!r} (only vanilla is supported)")
+        _unsupported(
+            fields, f"a Markov head of type {kind!r} (only vanilla is supported)"
+        )
     # vLLM accepts a confidence head that is configured but missing.
     confidence = fields.flag("enable_confidence_head", dspark) and CONFIDENCE in names
     reads = fields.flag("confidence_head_with_markov", dspark and rank > 0)
@@ -220,13 +224,13 @@ def _heads(
     }
 
 
-def _refuse(fields: Fields, name: str, reason: str) -> None:
+def _refuse(fields: Fields, name: str, feature: str) -> None:
     if name in fields:
-        _cannot(fields, f"{reason} ({name})")
+        _unsupported(fields, f"{feature} ({name})")
 
 
-def _cannot(fields: Fields, reason: str) -> NoReturn:
+def _unsupported(fields: Fields, feature: str) -> NoReturn:
     raise UserError(
-        f"{fields.source} asks for {reason}, which bpd_jax's block drafter does not "
+        f"{fields.source} requires {feature}, which bpd_jax's block drafter does not "
         "support: use another drafter."
     )

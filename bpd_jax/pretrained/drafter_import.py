@@ -75,9 +75,9 @@ def import_drafter(
     sizes = (about.d_model, about.vocab_size)
     if sizes != (trunk.d_model, trunk.vocab_size):
         raise UserError(
-            f"the block drafter in {folder} is for a model of width {sizes[0]} and "
-            f"{sizes[1]} tokens, and {name} has width {trunk.d_model} and "
-            f"{trunk.vocab_size} tokens: give the drafter of {name}."
+            f"the block drafter in {folder} is for a model of width {sizes[0]} with "
+            f"{sizes[1]} tokens, but {name} has width {trunk.d_model} and "
+            f"{trunk.vocab_size} tokens: give a drafter of {name}."
         )
     if about.after_norm(trunk.num_layers):
         raise UserError(
@@ -149,15 +149,15 @@ def _vocabulary(
     distances = tensors.read_integers(DRAFT_TO_TARGET)
     if distances.shape != (config.draft_vocabulary,):
         raise UserError(
-            f"{DRAFT_TO_TARGET} of {folder} has shape {list(distances.shape)}, and "
-            f"{CONFIG} asks for {config.draft_vocabulary} tokens: the folder is "
+            f"{DRAFT_TO_TARGET} of {folder} has shape {list(distances.shape)}, but "
+            f"{CONFIG} declares {config.draft_vocabulary} tokens: the folder is "
             "damaged."
         )
     ids = np.arange(len(distances)) + distances.astype(np.int64)
     if not 0 <= np.min(ids) <= np.max(ids) < vocab_size:
         raise UserError(
-            f"{DRAFT_TO_TARGET} of {folder} leads to tokens outside of 0 to "
-            f"{vocab_size - 1}: it is damaged, or of another model."
+            f"{DRAFT_TO_TARGET} of {folder} refers to tokens outside of 0 to "
+            f"{vocab_size - 1}: it is damaged, or belongs to another model."
         )
     ids = ids.astype(np.int32)
     try:

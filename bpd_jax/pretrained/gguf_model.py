@@ -125,8 +125,8 @@ class GGUFTensors:
                 expected = expected[::-1]
             if shape != expected:
                 raise UserError(
-                    f"{self._file.path}: tensor {stored} has shape {list(shape)}, and "
-                    f"the file's values ask for {list(expected)}: convert it again."
+                    f"{self._file.path}: tensor {stored} has shape {list(shape)}, but "
+                    f"the file's header requires {list(expected)}: convert it again."
                 )
             unused.discard(stored)
         if unused:
@@ -147,8 +147,8 @@ class GGUFTensors:
         """The inverse of the change that the converter to GGUF made to a tensor."""
         if self._architecture == "gpt2":
             # Only Hugging Face's GPT-2 has matrices [input, output].
-            turned = re.search(r"\.c_(attn|proj|fc)\.weight$", name)
-            return np.transpose if turned else np.asarray
+            is_matrix = re.search(r"\.c_(attn|proj|fc)\.weight$", name)
+            return np.transpose if is_matrix else np.asarray
         if self._architecture == "llama" and "self_attn.q_proj" in name:
             return lambda tensor: _halves(tensor, self._config.num_heads)
         if self._architecture == "llama" and "self_attn.k_proj" in name:
@@ -184,7 +184,7 @@ def _read_config(file: GGUFFile, architecture: str) -> TransformerConfig:
     if num_layers > len(file.tensors):
         raise UserError(
             f"{file.path} declares {num_layers:,} layers but has only "
-            f"{len(file.tensors):,} tensors: it is damaged, fetch it again."
+            f"{len(file.tensors):,} tensors: it is damaged; download it again."
         )
     window = file.find(f"{architecture}.attention.sliding_window", int)
     if window:

@@ -28,13 +28,13 @@ def read_rotary(file: GGUFFile, architecture: str, head_width: int) -> RotaryCon
     """
     prefix = f"{architecture}.rope"
     base = file.find(f"{prefix}.freq_base", float) or 10000.0
-    turned = file.find(f"{prefix}.dimension_count", int) or head_width
-    if not 0 < turned <= head_width or turned % 2:
+    rotated = file.find(f"{prefix}.dimension_count", int) or head_width
+    if not 0 < rotated <= head_width or rotated % 2:
         raise UserError(
-            f"{file.path}: {prefix}.dimension_count cannot be {turned} for heads "
+            f"{file.path}: {prefix}.dimension_count cannot be {rotated} for heads "
             f"of width {head_width}: convert the model again."
         )
-    plain = RotaryConfig(base, fraction=turned / head_width)
+    plain = RotaryConfig(base, fraction=rotated / head_width)
     kind = file.find(f"{prefix}.scaling.type", str)
     # Older files have the factor under another name, and without a type.
     factor = (
@@ -47,12 +47,12 @@ def read_rotary(file: GGUFFile, architecture: str, head_width: int) -> RotaryCon
             raise UserError(
                 f"{file.path}: {prefix}.scaling.yarn_log_multiplier is not supported."
             )
-        growth = (
+        attention_scale = (
             file.find(f"{prefix}.scaling.yarn_attn_factor", float)
             or file.find(f"{prefix}.scaling.attn_factor", float)
             or 1.0
         )
-        usual = RotaryConfig()
+        defaults = RotaryConfig()
         return RotaryConfig(
             base,
             plain.fraction,
@@ -61,13 +61,13 @@ def read_rotary(file: GGUFFile, architecture: str, head_width: int) -> RotaryCon
             file.find(f"{prefix}.scaling.original_context_length", int)
             or file.get(f"{architecture}.context_length", int),
             beta_fast=file.find(f"{prefix}.scaling.yarn_beta_fast", float)
-            or usual.beta_fast,
+            or defaults.beta_fast,
             beta_slow=file.find(f"{prefix}.scaling.yarn_beta_slow", float)
-            or usual.beta_slow,
-            # The factor of the file multiplies the usual one.
+            or defaults.beta_slow,
+            # The factor in the file is relative to the default factor.
             attention_factor=None
-            if growth == 1
-            else growth * (0.1 * math.log(max(factor, 1.0)) + 1),
+            if attention_scale == 1
+            else attention_scale * (0.1 * math.log(max(factor, 1.0)) + 1),
         )
     if kind not in (None, "none", "linear"):
         raise UserError(
@@ -78,10 +78,10 @@ def read_rotary(file: GGUFFile, architecture: str, head_width: int) -> RotaryCon
         return RotaryConfig(base, plain.fraction, "linear", factor)
     if FACTORS not in file.tensors:
         return plain
-    if file.shape(FACTORS) != (turned // 2,):
+    if file.shape(FACTORS) != (rotated // 2,):
         raise UserError(
             f"{file.path}: {FACTORS} has shape {list(file.shape(FACTORS))}, not "
-            f"[{turned // 2}]: convert the model again."
+            f"[{rotated // 2}]: convert the model again."
         )
     scaling = _llama3(plain, head_width, file.read(FACTORS).astype(np.float64))
     if scaling is None:

@@ -21,47 +21,46 @@ def gpt2_layout(
       prefix: prefix of every name except the softmax; the first files had none.
     """
     width, inner, heads = config.d_model, config.d_ff, config.num_heads
-    found: dict[Path, Origin] = {}
+    layout: dict[Path, Origin] = {}
 
-    def add(ours: str, name: str, shape: tuple[int, ...], *to: int) -> None:
-        path = tuple(ours.split("."))
-        found[path] = Origin(prefix + name, shape, _reshaped(to or shape))
+    def add(parameter: str, name: str, shape: tuple[int, ...], *to: int) -> None:
+        path = tuple(parameter.split("."))
+        layout[path] = Origin(prefix + name, shape, _reshaped(to or shape))
 
-    def add_norm(ours: str, name: str) -> None:
-        add(f"{ours}.scale", f"{name}.weight", (width,))
-        add(f"{ours}.bias", f"{name}.bias", (width,))
+    def add_norm(module: str, name: str) -> None:
+        add(f"{module}.scale", f"{name}.weight", (width,))
+        add(f"{module}.bias", f"{name}.bias", (width,))
 
-    def add_third(part: int, ours: str, name: str, *to: int) -> None:
+    def add_third(part: int, parameter: str, name: str, *to: int) -> None:
         shape = (*to[:-2], 3 * width)
         origin = Origin(prefix + name, shape, _third(part, to))
-        found[tuple(ours.split("."))] = origin
+        layout[tuple(parameter.split("."))] = origin
 
     add("embedding", "wte.weight", (config.vocab_size, width))
     add("position_embedding", "wpe.weight", (config.max_length, width))
     add_norm("final_norm", "ln_f")
     if not config.tied_softmax:
-        found["softmax",] = Origin("lm_head.weight", (config.vocab_size, width))
+        layout["softmax",] = Origin("lm_head.weight", (config.vocab_size, width))
     split = (heads, config.head_width)
     for layer in range(config.num_layers):
-        attention, mlp, place = f"attention_{layer}", f"mlp_{layer}", f"h.{layer}"
-        add_norm(f"attention_norm_{layer}", f"{place}.ln_1")
-        add_norm(f"mlp_norm_{layer}", f"{place}.ln_2")
-        name = f"{place}.attn.c_attn"
-        for part, ours in enumerate(("query", "key", "value")):
-            add_third(
-                part, f"{attention}.{ours}.kernel", f"{name}.weight", width, *split
-            )
-            add_third(part, f"{attention}.{ours}.bias", f"{name}.bias", *split)
-        name, square = f"{place}.attn.c_proj", (width, width)
+        attention, mlp, block = f"attention_{layer}", f"mlp_{layer}", f"h.{layer}"
+        add_norm(f"attention_norm_{layer}", f"{block}.ln_1")
+        add_norm(f"mlp_norm_{layer}", f"{block}.ln_2")
+        name = f"{block}.attn.c_attn"
+        for part, module in enumerate(("query", "key", "value")):
+            kernel, bias = f"{attention}.{module}.kernel", f"{attention}.{module}.bias"
+            add_third(part, kernel, f"{name}.weight", width, *split)
+            add_third(part, bias, f"{name}.bias", *split)
+        name, square = f"{block}.attn.c_proj", (width, width)
         add(f"{attention}.output.kernel", f"{name}.weight", square, *split, width)
         add(f"{attention}.output.bias", f"{name}.bias", (width,))
-        for ours, theirs, shape in (
+        for module, name, shape in (
             ("input", "c_fc", (width, inner)),
             ("output", "c_proj", (inner, width)),
         ):
-            add(f"{mlp}.{ours}.kernel", f"{place}.mlp.{theirs}.weight", shape)
-            add(f"{mlp}.{ours}.bias", f"{place}.mlp.{theirs}.bias", shape[1:])
-    return found
+            add(f"{mlp}.{module}.kernel", f"{block}.mlp.{name}.weight", shape)
+            add(f"{mlp}.{module}.bias", f"{block}.mlp.{name}.bias", shape[1:])
+    return layout
 
 
 def _reshaped(shape: tuple[int, ...]) -> Callable[[np.ndarray], np.ndarray]:

@@ -49,16 +49,16 @@ def _translate(fields: Fields) -> TransformerConfig:
     if "quantization_config" in fields:
         method = fields.fields("quantization_config").text("quant_method", "unknown")
         raise UserError(
-            f"{fields.source} is of a quantised model ({method}): get the original "
-            "model, or a GGUF file."
+            f"{fields.source} describes a quantised model ({method}): use the original "
+            "model or a GGUF file."
         )
     if kind == GPT2:
         return _gpt2(fields)
     if kind in LLAMA_LIKE:
         return _llama(fields, kind)
     raise UserError(
-        f"{fields.source} is of a model of type {kind!r}, which cannot be read: choose "
-        f"one of type {', '.join(LLAMA_LIKE)} or {GPT2}."
+        f"{fields.source} describes a model of type {kind!r}, which is not supported: "
+        f"choose one of type {', '.join(LLAMA_LIKE)} or {GPT2}."
     )
 
 
@@ -102,8 +102,8 @@ def _gpt2(fields: Fields) -> TransformerConfig:
     ):
         if fields.flag(name, usual) != usual:
             raise UserError(
-                f"{fields.source} sets {name}, which GPT-2 itself does not have and "
-                "which cannot be read."
+                f"{fields.source} sets {name}, which GPT-2 does not use and which is "
+                "not supported."
             )
     width = fields.integer("n_embd")
     return TransformerConfig(
@@ -158,7 +158,7 @@ def rotary_config(fields: Fields) -> tuple[RotaryConfig, int]:
     scaling = fields.fields(name)
     if any(isinstance(value, dict) for value in scaling.values.values()):
         raise UserError(
-            f"{scaling.source} differs from layer to layer, which cannot be read."
+            f"{scaling.source} differs between layers, which is not supported."
         )
     kind = scaling.text("rope_type", scaling.text("type", "default"))
     limit = fields.integer("max_position_embeddings")

@@ -43,8 +43,8 @@ def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
     for token in (*ends, *([] if begin is None else [begin])):
         if not 0 <= token < config.vocab_size:
             raise UserError(
-                f"{folder} names token {token} as beginning or end of a text, but its "
-                f"model has {config.vocab_size} tokens."
+                f"{folder} has token {token} as a begin or end token, but the model "
+                f"has only {config.vocab_size} tokens."
             )
     return Checkpoint(
         name=str(folder),
@@ -154,8 +154,7 @@ def _end_tokens(
             tokens.append(token)
     if not tokens:
         raise UserError(
-            f"{folder} names no token that ends a text: give eos_token_id in its "
-            "config.json."
+            f"{folder} has no end-of-text token: set eos_token_id in its config.json."
         )
     return tuple(dict.fromkeys(tokens))
 
@@ -173,5 +172,5 @@ def _chat_template(folder: pathlib.Path, settings: Fields) -> str | None:
     [only] = templates if len(templates) == 1 else [None]
     chosen = named.get("default", next(iter(named.values()))) if named else only
     if chosen is not None and not isinstance(chosen, str):
-        raise UserError(f"chat_template in {settings.source} must be a text.")
+        raise UserError(f"chat_template in {settings.source} must be a string.")
     return chosen

@@ -1,4 +1,4 @@
-"""JSON objects of other programs, checked as their fields are read."""
+"""JSON files of other programs, whose fields are validated when they are read."""
 
 import dataclasses
 import json
@@ -32,7 +32,7 @@ class Fields:
         """
         try:
             values = files.read_json(path)
-            # Fails for an escape such as \ud800, half a character.
+            # Fails for a lone surrogate such as \ud800.
             json.dumps(values, ensure_ascii=False).encode()
         except OSError as error:
             raise UserError(
@@ -61,10 +61,10 @@ class Fields:
         return value
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """A whole number; required unless there is a default."""
+        """An integer; required unless there is a default."""
         value = self.number(name, default)
         if not value.is_integer():
-            raise self._wrong(name, "a whole number")
+            raise self._wrong(name, "an integer")
         return int(value)
 
     def flag(self, name: str, default: bool) -> bool:
@@ -78,7 +78,7 @@ class Fields:
         """A string; required unless there is a default."""
         value = self._get(name, default)
         if not isinstance(value, str):
-            raise self._wrong(name, "a text")
+            raise self._wrong(name, "a string")
         return value
 
     def items(self, name: str) -> list[Any]:

@@ -67,7 +67,7 @@ def load_trunk(
             origin = layout[tuple(entry.key for entry in path[1:])]
             values = origin.convert(read_tensor(tensors, origin))
             assert values.shape == leaf.shape, (origin.name, values.shape, leaf.shape)
-            loaded = _place(values, leaf.dtype, sharding)
+            loaded = _put_shards(values, leaf.dtype, sharding)
             bar.update()
             return loaded
 
@@ -85,7 +85,7 @@ def read_tensor(tensors: Tensors, origin: Origin) -> np.ndarray:
     return tensor
 
 
-def _place(
+def _put_shards(
     values: np.ndarray, dtype: np.dtype, sharding: jax.sharding.Sharding
 ) -> Array:
     """Copies the shards one after another to their devices."""

@@ -25,10 +25,11 @@ class Layout:
     """Names of one layout, where heads and layers count from 0.
 
     Attributes:
-      name: of the layout.
-      file: of the tensors.
+      name: name of the layout.
+      file: name of the file of tensors.
       layer: pattern of the names of a layer's tensors; `part` is `weight` or `bias`.
-      softmax: pattern of the names of a head's softmax; `layers` is their number.
+      softmax: pattern of the names of a head's softmax; `layers` is the number of
+        layers.
     """
 
     name: str
@@ -79,8 +80,8 @@ def check_exportable(heads: BlockHeadsConfig | None, layout: Layout) -> None:
     )
     if heads != same:
         raise UserError(
-            "these heads cannot be exported: other engines run Medusa heads only, "
-            "x + SiLU(W x + b) with W square and head 1 bare, and these are "
+            "these heads cannot be exported: other engines support only Medusa heads, "
+            "x + SiLU(W x + b) with a square W and no layer for head 1, but these are "
             f"{_describe(heads)}; train heads of kind medusa."
         )
     if heads.own_softmax and heads.draft_vocabulary is not None:

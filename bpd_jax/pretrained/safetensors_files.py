@@ -130,19 +130,19 @@ def _find_files(folder: pathlib.Path) -> list[pathlib.Path]:
         raise UserError(f"{folder} has neither {SINGLE} nor {INDEX}.")
     names = set()
     for name in Fields.read(index).fields("weight_map").values.values():
-        # Files outside the folder must not be named.
+        # The index must not refer to files outside the folder.
         if (
             not isinstance(name, str)
             or pathlib.PurePath(name).name != (name or None)
             or len(os.fsencode(name)) > _LONGEST_NAME
         ):
             raise UserError(
-                f"{index} names {name!r}, which is not the name of a file beside it."
+                f"{index} lists {name!r}, which is not a file name in its folder."
             )
         names.add(name)
     for name in sorted(names):
         if not (folder / name).is_file():
             raise UserError(
-                f"{folder} is incomplete: {name}, which {INDEX} names, is missing."
+                f"{folder} is incomplete: {name}, which {INDEX} lists, is missing."
             )
     return [folder / name for name in sorted(names)]

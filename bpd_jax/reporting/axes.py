@@ -25,13 +25,13 @@ class Axis:
     ticks: list[float]
     logarithmic: bool = False
 
-    def place(self, value: float) -> float:
-        """The pixel of a value; the middle if the axis has only one value."""
-        value, first, last = map(self._warped, (value, self.first, self.last))
+    def position(self, value: float) -> float:
+        """The coordinate of a value in pixels; the middle if the axis has one value."""
+        value, first, last = map(self._transformed, (value, self.first, self.last))
         share = (value - first) / (last - first) if last > first else 0.5
         return round(self.start + share * (self.end - self.start), 2)
 
-    def _warped(self, value: float) -> float:
+    def _transformed(self, value: float) -> float:
         return math.log(value) if self.logarithmic else value
 
 
@@ -76,7 +76,7 @@ def log_ticks(values: Sequence[float]) -> list[float]:
 
 
 def tick_text(value: float) -> str:
-    """Returns a tick's number.
+    """Formats the number at a tick.
 
     >>> tick_text(-0.5), tick_text(20000)
     ('−0.5', '20,000')

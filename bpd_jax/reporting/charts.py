@@ -62,7 +62,7 @@ def draw(chart: Chart, standalone: bool = False) -> Markup:
     y_label = axes.shortened(chart.y_label, frame.height)
     half = axes.text_width(y_label) / 2
     is_bars = chart.kind == BARS
-    group = frame.x.place(1) - frame.x.place(0) if is_bars else 0.0
+    group = frame.x.position(1) - frame.x.position(0) if is_bars else 0.0
     return Markup(
         _environment()
         .get_template("chart.svg")
@@ -205,7 +205,7 @@ def _y_ticks(chart: Chart) -> list[float]:
 def _x_axis(chart: Chart, start: float, end: float) -> Axis:
     values = [value for series in chart.series for value in series.x] or [0.0, 1.0]
     if chart.kind == BARS:
-        # Category i extends from i - 1/2 to i + 1/2.
+        # Category i covers the interval from i - 1/2 to i + 1/2.
         return Axis(-0.5, max(len(_categories(chart)), 1) - 0.5, start, end, [])
     if chart.logarithmic:
         ticks = axes.log_ticks(values)
@@ -240,7 +240,7 @@ def _x_ticks(frame: Frame) -> list[tuple[float, str]]:
     labelled_ticks = []
     free = -math.inf
     for tick in frame.x.ticks:
-        x, text = frame.x.place(tick), tick_text(tick)
+        x, text = frame.x.position(tick), tick_text(tick)
         half = axes.text_width(text, 11.5) / 2
         fits = x - half > free
         labelled_ticks.append((x, text if fits else ""))
@@ -250,10 +250,14 @@ def _x_ticks(frame: Frame) -> list[tuple[float, str]]:
 
 def _point_labels(chart: Chart, frame: Frame) -> list[labels.Label]:
     points = [
-        (frame.x.place(x), frame.y.place(y), axes.shortened(name, 120, labels.SIZE))
+        (
+            frame.x.position(x),
+            frame.y.position(y),
+            axes.shortened(name, 120, labels.SIZE),
+        )
         for series in chart.series
         for x, y, name in zip(
             series.x, series.y, series.names or [""] * len(series.x), strict=True
         )
     ]
-    return labels.place(points, frame.box)
+    return labels.place_labels(points, frame.box)

@@ -9,10 +9,11 @@ _PARTS = ("", " low", " high", " paper", " text")
 
 
 def table_csv(table: Table) -> str:
-    """Returns a table with one line per row and a heading.
+    """Returns a table as CSV, with one line per row and a header.
 
-    Every column becomes up to five: the value in full precision, `… low`, `… high` of
-    its interval, `… paper`, `… text`; those that are empty in every row are left out.
+    Every column is expanded to up to five: the value in full precision, `… low` and
+    `… high` of its interval, `… paper` and `… text`; those that are empty in every row
+    are left out.
     """
     names = [table.heading]
     lines = [[row.label] for row in table.rows]

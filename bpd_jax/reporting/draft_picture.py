@@ -1,7 +1,7 @@
 """A picture of one block as SVG: its lattice, the plain draft and the refined draft.
 
-It shows the block of all recorded texts in which the refined draft gains most over the
-plain one from the same position.
+It shows the recorded block in which the refined draft gains most over the plain draft
+from the same position.
 """
 
 import dataclasses
@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from bpd_jax.errors import UserError
-from bpd_jax.evaluation.block_views import most_telling
+from bpd_jax.evaluation.block_views import most_improved
 from bpd_jax.reporting.explorer import ExplorerText
 from bpd_jax.reporting.templates import rendered
 from bpd_jax.reporting.wording import visible
 
-# Pixels: of a character of the fixed-width font, a row, the space between columns.
+# Pixels: width of a character, height of a row, space between columns.
 _CHARACTER, _ROW, _GAP = 7.9, 27, 20
 _LEFT, _TOP, _NAMES = 18, 66, 150
 _PLAIN, _REFINED, _INK, _SOFT = "#b3401f", "#18794e", "#1f2328", "#8b929b"
@@ -84,11 +84,11 @@ def largest_gain(
         for position, plain_call in _calls(text, plain).items()
         if (refined_call := _calls(text, refined).get(position)) is not None
     ]
-    best = most_telling(DraftPicture(*block, len(drafted)) for block in drafted)
+    best = most_improved(DraftPicture(*block, len(drafted)) for block in drafted)
     if best is None:
         raise UserError(
-            f"there is no block that both {plain} and {refined} drafted: give results "
-            "with texts of the explorer, such as those of figure4."
+            f"no block was drafted by both {plain} and {refined}: give results with "
+            "texts of the explorer, such as those of figure4."
         )
     return best
 

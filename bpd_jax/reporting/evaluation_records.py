@@ -14,13 +14,13 @@ from bpd_jax.decoding.stopping import cut_at_stop
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.block_views import BlockView
 from bpd_jax.evaluation.compare import MethodResult
+from bpd_jax.evaluation.draft_statistics import draft_statistics
 from bpd_jax.evaluation.efficiency import (
     block_efficiency,
     bootstrap_interval,
     paired_interval,
 )
 from bpd_jax.evaluation.equality import divergence
-from bpd_jax.evaluation.statistics import draft_statistics
 from bpd_jax.reporting.records import (
     GREEDY,
     Candidate,

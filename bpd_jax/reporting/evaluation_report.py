@@ -51,11 +51,11 @@ def page_of(report: EvaluationReport) -> Page:
                     "lattice",
                     "The lattice of one block",
                     "",
-                    "The candidates of every head for one block, most probable first. "
-                    "The stronger its colour, the more probable the candidate. The "
-                    "grey band is what greedy decoding emits; each path is one "
-                    "method’s draft, solid as far as it is accepted and dotted from "
-                    "there on, with its letter where acceptance ends.",
+                    "The candidates of every head for one block, most probable first; "
+                    "darker candidates are more probable. The grey band marks the "
+                    "tokens that greedy decoding emits. Each path is one method’s "
+                    "draft: its accepted part is solid and ends with the method’s "
+                    "letter, its rejected part is dotted.",
                     lattices=[report.lattice],
                 ),
             )
@@ -68,9 +68,9 @@ def page_of(report: EvaluationReport) -> Page:
                     "training",
                     "Training",
                     "",
-                    "Cross-entropy in nats per token. Head 1 is the language model "
-                    "itself, head j predicts j tokens ahead; dashed lines are "
-                    "validation data.",
+                    "Cross-entropy in nats per token. Head 1 is the language model, "
+                    "head j predicts j tokens ahead; dashed lines are for validation "
+                    "data.",
                     charts=charts,
                 ),
             )
@@ -91,7 +91,7 @@ def write_html(report: EvaluationReport, path: str | os.PathLike[str]) -> None:
     """Writes the report as one self-contained HTML file.
 
     Args:
-      report: what to show.
+      report: the report.
       path: the file; it is replaced only when the new one is complete.
 
     Raises:
@@ -104,9 +104,9 @@ def print_table(report: EvaluationReport, console: Console | None = None) -> Non
     """Prints model, task and device, the tables, and a summary sentence.
 
     Args:
-      report: what was measured.
-      console: where to print; standard output by default, 100 columns without colour
-        if that is not a terminal.
+      report: the report.
+      console: output; by default standard output, with 100 columns and without colour
+        if it is not a terminal.
     """
     console = console or standard_output()
     console.print(Text(report.title, style="bold"))
@@ -198,19 +198,19 @@ def _drafts_table(report: EvaluationReport, drafting: Sequence[MethodSummary]) -
         rows.append(Row(method.label, cells, strong=method is best))
     return Table(
         "drafts",
-        "What the drafts look like",
+        "Statistics of the drafts",
         "Method",
         [
-            Column("Tokens checked", digits=1),
+            Column("Tokens verified", digits=1),
             Column("No gain", digits=1, unit="%"),
             Column("Equal neighbours", digits=1, unit="%"),
             Column("Longest run"),
             Column("Entropy of the heads"),
         ],
         rows,
-        "Per serial call: draft tokens checked; calls that accept one token only; "
-        "equal neighbours and runs in the best-ranked draft; entropy of head 2 … the "
-        "last, in nats.",
+        "Draft tokens verified per serial call; share of calls that accept only one "
+        "token; equal neighbours and runs in the best-ranked draft; entropy of head 2 "
+        "… the last head, in nats.",
     )
 
 
@@ -240,12 +240,12 @@ def _accepted_chart(drafting: Sequence[MethodSummary]) -> Chart:
         )
         for method in drafting
     ]
-    title = "How many tokens the serial calls accept"
-    return Chart("accepted", title, LINES, "tokens accepted", "% of calls", series)
+    title = "Accepted tokens per serial call"
+    return Chart("accepted", title, LINES, "accepted tokens", "% of calls", series)
 
 
 def loss_charts(rows: Sequence[Mapping[str, float]]) -> list[Chart]:
-    """Charts of the logged losses by training step: of every head and of all together.
+    """Charts of the logged losses by training step: of each head, and the total.
 
     Other keys and non-finite values are ignored.
     """
@@ -272,8 +272,8 @@ def loss_charts(rows: Sequence[Mapping[str, float]]) -> list[Chart]:
             [_line(label, points) for label, points in lines.items()],
         )
         for name, title, lines in (
-            ("loss_heads", "Loss of every head", heads),
-            ("loss", "Loss of all heads together", total),
+            ("loss_heads", "Loss of each head", heads),
+            ("loss", "Total loss of all heads", total),
         )
         if lines
     ]

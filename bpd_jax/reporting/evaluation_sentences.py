@@ -1,4 +1,4 @@
-"""Sentences about an evaluation: best and fastest method, differences of texts."""
+"""Sentences about an evaluation: best and fastest method, differences between texts."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ def drafting_methods(report: EvaluationReport) -> list[MethodSummary]:
 
 
 def divergence_sentences(report: EvaluationReport) -> list[str]:
-    """One sentence per method whose texts are not all those of greedy decoding."""
+    """One sentence per method with texts that differ from greedy decoding."""
     texts = {
         method.name: round(method.differing / method.divergence["rate"])
         for method in report.methods
@@ -20,17 +20,16 @@ def divergence_sentences(report: EvaluationReport) -> list[str]:
     }
     return [
         f"{method.label}: {method.differing} of {texts[method.name]} texts differ from "
-        "greedy decoding, the earliest at token "
-        f"{method.divergence['first']:g}; where they part, the lower of the two "
-        f"tokens' logits is {method.divergence['gap']:.2g} below the model's best "
-        "(median)."
+        f"greedy decoding, the earliest at token {method.divergence['first']:g}; at "
+        "the first difference, the lower of the two tokens' logits is "
+        f"{method.divergence['gap']:.2g} below the model's largest logit (median)."
         for method in report.methods
         if method.divergence is not None
     ]
 
 
 def verdict(method: MethodSummary) -> str:
-    """Describes in two words how the outputs compare with greedy decoding."""
+    """Summarises how the outputs compare with greedy decoding."""
     if method.name == GREEDY:
         return "reference"
     if method.identical:
@@ -41,18 +40,18 @@ def verdict(method: MethodSummary) -> str:
 
 
 def labelled(method: MethodSummary) -> str:
-    """Returns the method's label, and whether `auto` chose it."""
+    """Returns the method's label, marked if `auto` chose the method."""
     return f"{method.label} ← auto" if method.automatic else method.label
 
 
 def fastest_method(report: EvaluationReport) -> MethodSummary | None:
-    """Returns the method with the greatest speed-up; None where nothing was timed."""
+    """Returns the method with the largest speed-up; None if nothing was timed."""
     timed = [m for m in report.methods if m.speedup and not m.upper_bound]
     return max(timed, key=lambda method: method.speedup or 0.0, default=None)
 
 
 def fastest_sentence(report: EvaluationReport) -> str:
-    """Names the fastest method and its speed-up over greedy decoding.
+    """Returns a sentence about the fastest method and its speed-up.
 
     Example: `Fastest: tree of 16, 4-gram ← auto, 1.31 times as fast as plain
     greedy decoding.`
@@ -71,13 +70,13 @@ def fastest_sentence(report: EvaluationReport) -> str:
     if second is None:
         return "Fastest: plain greedy decoding."
     return (
-        f"Fastest: plain greedy decoding; {second.label} comes next, with "
-        f"{second.speedup:.2f} times its speed."
+        f"Fastest: plain greedy decoding; the next is {second.label}, "
+        f"{second.speedup:.2f} times as fast."
     )
 
 
 def best_method(report: EvaluationReport) -> MethodSummary | None:
-    """Returns the real method with the highest block efficiency."""
+    """Returns the method with the highest block efficiency, except upper bounds."""
     return max(
         (method for method in report.methods if not method.upper_bound),
         key=lambda method: method.block_efficiency,

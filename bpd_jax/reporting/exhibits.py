@@ -1,4 +1,4 @@
-"""Exhibits: tables and charts of measured values beside those printed in the paper.
+"""Exhibits: tables and charts of measured values and those printed in the paper.
 
 An `Exhibit` is computed from records and independent of its presentation as a page,
 LaTeX or CSV.
@@ -36,7 +36,7 @@ class Column(Record):
 
     Attributes:
       label: its heading.
-      group: a heading above it that it shares with its neighbours of the same group.
+      group: heading above the labels, shared by neighbouring columns of one group.
       digits: decimal places of values.
       unit: written after values, such as `%` or `ms`; `+%` writes a sign as well.
     """
@@ -49,7 +49,7 @@ class Column(Record):
 
 @dataclasses.dataclass(frozen=True)
 class Row(Record):
-    """One row of a table; `strong` sets a summary apart."""
+    """One row of a table; `strong` emphasises a summary."""
 
     label: str
     cells: list[Cell]
@@ -118,13 +118,13 @@ class Chart(Record):
     """One panel of a figure.
 
     Attributes:
-      name: of its files, such as `figure6_squad`.
+      name: name of its files, such as `figure6_squad`.
       title: heading above it.
       kind: one of `CHART_KINDS`.
-      x_label, y_label: of the axes.
-      series: what is drawn.
+      x_label, y_label: labels of the axes.
+      series: lines, clouds of points or sets of bars.
       categories: names along the axis of bars.
-      logarithmic: whether the x axis is.
+      logarithmic: whether the x axis is logarithmic.
     """
 
     name: str
@@ -148,7 +148,7 @@ class Finding(Record):
     Attributes:
       statement: the statement, paraphrased.
       holds: whether it holds; None if inconclusive.
-      evidence: a sentence with the numbers.
+      evidence: sentences with the measured numbers.
     """
 
     statement: str
@@ -161,12 +161,12 @@ class Exhibit(Record):
     """One study: the tables and figures that it regenerates.
 
     Attributes:
-      name: of the study and its folder, such as `table4`.
+      name: name of the study and its folder, such as `table4`.
       title: title of its section.
       paper: the corresponding tables and figures of the paper.
       question: the question of the study, in one or two sentences.
-      tables, charts, lattices, findings: what it shows.
-      notes: sentences that the reader should know: what differs from the paper.
+      tables, charts, lattices, findings: its contents.
+      notes: sentences about definitions and differences from the paper.
       facts: named facts of the run: command, date, device, versions, model.
     """
 
@@ -183,7 +183,7 @@ class Exhibit(Record):
 
     @property
     def remarks(self) -> list[str]:
-        """The notes, then which contenders the run left out, each with the reason."""
+        """The notes, followed by the contenders left out, each with the reason."""
         left_out = self.facts.get("left_out") or {}
         return self.notes + [
             f"Left out: {name}: {reason}" for name, reason in left_out.items()

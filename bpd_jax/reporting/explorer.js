@@ -55,19 +55,19 @@
     const { at, winner, draft, accepted, rank } = call;
     const next = text.output[at + accepted];
     const panel = html("div", { class: "drafted" },
-      html("h4", {}, rank ? `Draft ${rank + 1}, which won` : "Draft"),
+      html("h4", {}, rank ? `Draft ${rank + 1}, the winner` : "Draft"),
       chips(text, call, winner, accepted));
     if (rank && draft.length) {
       let same = 1;
       while (same < draft.length && draft[same] === text.output[at + same]) same += 1;
-      panel.append(html("h4", {}, "Draft 1, the best by score"),
+      panel.append(html("h4", {}, "Draft 1, with the best score"),
         chips(text, call, draft, Math.min(same, draft.length)));
     }
-    const says = accepted < winner.length && next !== undefined;
+    const corrected = accepted < winner.length && next !== undefined;
     panel.append(html("p", { class: "says" },
       `${accepted} of ${winner.length} tokens accepted`,
-      says ? "; then the model says " : ".",
-      says ? html("ins", { class: "certain" },
+      corrected ? "; the model’s next token is " : ".",
+      corrected ? html("ins", { class: "certain" },
         html("bdi", {}, visible(text.pieces[next]))) : null));
     return panel;
   };
@@ -108,7 +108,7 @@
         html("th", { scope: "row", class: "name" }, String(place + 1)),
         ...cells.map((cell, index) => html("td", words(index), cell)));
     });
-    // Columns of tokens begin at their left, those of numbers end at their right.
+    // Tokens are left-aligned, numbers right-aligned.
     const names = ["Head", "Drafted", "Rank", "log p", "Sum", "Text", "log p", ""];
     return html("div", { class: "scroll", role: "region", tabindex: "0", "aria-label": "Scores of the draft" },
       html("table", { class: "data scores" },
@@ -207,18 +207,18 @@
     const calls = trace.calls.length;
     slider.max = String(calls);
     slider.value = String(state.step + 1);
-    // A button that is `disabled` would lose the focus, and arrow keys with it.
+    // A `disabled` button would lose the focus, and with it the arrow keys.
     const end = (name, reached) => byId(name).setAttribute("aria-disabled", String(reached));
     for (const name of ["first", "previous"]) end(name, state.step === 0);
     for (const name of ["last", "next"]) end(name, state.step === calls - 1);
     const tokens = trace.calls.reduce((sum, { accepted }) => sum + accepted, 0);
     byId("where").replaceChildren(
       html("b", {}, `Call ${state.step + 1} of ${calls}`),
-      ` · token ${call.at + 1} of ${text.output.length} · whole text: ${(tokens / calls).toFixed(2)} tokens per call`);
+      ` · token ${call.at + 1} of ${text.output.length} · complete text: ${(tokens / calls).toFixed(2)} tokens per call`);
     const prompt = textPanel(shown);
     byId("call").replaceChildren(
       html("div", { class: "sides" }, draftPanel(shown), prompt),
-      // Not every text has its lattices.
+      // Some texts have no lattices.
       ...(text.candidates.length ? [
         html("h4", {}, "Lattice ", html("small", {}, "log-probabilities of every head, in nats")),
         key(), lattice(shown), html("h4", {}, "Scores"), scores(shown)] : []));

@@ -1,7 +1,7 @@
 """The data of the draft explorer: texts with the lattices at all positions.
 
-The page's script draws it from JSON in the page. The script creates text nodes and no
-markup, so that nothing in a token can become an element.
+The page's script reads it as JSON from the page. The script creates text nodes only, so
+that no token can become markup.
 """
 
 import dataclasses
@@ -20,17 +20,17 @@ class ExplorerText:
     """One text of the explorer.
 
     Attributes:
-      key: names it in addresses, such as `squad/3`.
-      group: that it is listed under, such as the label of its task.
-      title: in the list.
-      prompt: text before it.
-      pieces: texts of tokens that the other fields point to.
-      output: the text's tokens.
-      candidates: `[T][L - 1][k]`, of heads 2 … L for the block that begins at each
-        position, best first; empty where no lattice was recorded.
-      log_probs: of the candidates, in nats.
-      traces: of every contender: `contender`, `label` and `calls`, each of which has
-        `at`, `draft`, `winner`, `accepted`, `rank`.
+      key: unique name in URLs, such as `squad/3`.
+      group: heading in the list, such as the label of its task.
+      title: title in the list.
+      prompt: the preceding text.
+      pieces: texts of the tokens that the other fields refer to by index.
+      output: the text's tokens, `[T]`.
+      candidates: `[T][L - 1][k]`, candidates of heads 2 … L for the block that begins
+        at each position, best first; empty if no lattice was recorded.
+      log_probs: log-probabilities of the candidates, in nats.
+      traces: one entry per contender with `contender`, `label` and `calls`; each call
+        has `at`, `draft`, `winner`, `accepted`, `rank`.
     """
 
     key: str
@@ -45,12 +45,12 @@ class ExplorerText:
 
 
 def title_of(prompt: str, number: int, noun: str = "example") -> str:
-    """Returns the first words of a prompt that say something, after its number.
+    """Returns a title: the number of an example, and the first words of its prompt.
 
     Args:
-      prompt: text whose beginning is shown.
-      number: of the example, as tables and addresses have it.
-      noun: what is numbered.
+      prompt: text of the prompt.
+      number: number of the example, as in tables and URLs.
+      noun: noun before the number.
     """
     lines = [line.strip() for line in prompt.splitlines() if line.strip()]
     line = visible(lines[0]) if lines else "(empty)"
@@ -61,28 +61,28 @@ def title_of(prompt: str, number: int, noun: str = "example") -> str:
 def texts_of(report: EvaluationReport) -> list[ExplorerText]:
     """The recorded prompts of an evaluation, without lattices.
 
-    Methods that wrote the same text share an entry; one that wrote another text has an
-    entry of its own. Greedy decoding, which drafts nothing, is left out.
+    Methods with the same text share an entry. Greedy decoding is left out, because it
+    does not draft.
     """
     labels = {method.name: method.label for method in report.methods}
     texts: dict[tuple[int, tuple[str, ...]], ExplorerText] = {}
     for record in report.records:
         if record.method == GREEDY:
             continue
-        written = tuple(p for step in record.steps for p in step.draft[: step.accepted])
-        prompt = texts.get((record.prompt_index, written))
+        decoded = tuple(p for step in record.steps for p in step.draft[: step.accepted])
+        prompt = texts.get((record.prompt_index, decoded))
         if prompt is None:
             key = f"prompt/{record.prompt_index + 1}"
             title = title_of(record.prompt, record.prompt_index + 1, "prompt")
             if key in {text.key for text in texts.values()}:
                 key += f"/{record.method}"
                 title += f" · {labels[record.method]}"
-            pieces = list(dict.fromkeys(written))
-            output = [pieces.index(piece) for piece in written]
+            pieces = list(dict.fromkeys(decoded))
+            output = [pieces.index(piece) for piece in decoded]
             prompt = ExplorerText(
                 key, "prompts", title, record.prompt, pieces, output, [], [], []
             )
-            texts[record.prompt_index, written] = prompt
+            texts[record.prompt_index, decoded] = prompt
         prompt.traces.append(
             {
                 "contender": record.method,
@@ -94,7 +94,7 @@ def texts_of(report: EvaluationReport) -> list[ExplorerText]:
 
 
 def _calls(steps: Sequence[Step], pieces: list[str]) -> list[dict[str, Any]]:
-    """Serial calls as the explorer has them; adds tokens to `pieces`."""
+    """Serial calls in the format of the explorer; appends new tokens to `pieces`."""
     calls, position = [], 0
     for step in steps:
         pieces += [piece for piece in dict.fromkeys(step.draft) if piece not in pieces]
@@ -113,13 +113,13 @@ def _calls(steps: Sequence[Step], pieces: list[str]) -> list[dict[str, Any]]:
 
 
 def to_json(texts: Sequence[ExplorerText]) -> str:
-    """Returns JSON that an HTML page can hold: none of its characters is markup."""
+    """Returns JSON without characters that are markup in an HTML page."""
     data = [
         dataclasses.asdict(text)
         | {
             "prompt": readable(text.prompt),
             "pieces": [readable(piece) for piece in text.pieces],
-            # Two decimal places are shown; a sum of eight should have them right.
+            # Two decimal places are shown, also of sums of eight values.
             "log_probs": [
                 [[round(value, 3) for value in head] for head in heads]
                 for heads in text.log_probs
@@ -127,7 +127,7 @@ def to_json(texts: Sequence[ExplorerText]) -> str:
         }
         for text in texts
     ]
-    # Beyond ASCII json.dumps writes escapes, lone surrogates included.
+    # json.dumps escapes characters beyond ASCII, including lone surrogates.
     text = json.dumps(data, separators=(",", ":"))
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from bpd_jax.reporting.axes import text_width
 
 SIZE = 11.0
+# Half the size of a point.
 _POINT = 6.0
-_HIDDEN = 0.2
+# Share of a label's area that may be covered or outside the frame.
+_MOST_OVERLAP = 0.2
 # Offsets of the text's anchor from its point, by preference.
-_PLACES = [
+_OFFSETS = [
     (9, 4, "start"),
     (-9, 4, "end"),
     (0, -9, "middle"),
@@ -30,7 +32,7 @@ class Box:
     right: float
     bottom: float
 
-    def shared(self, other: "Box") -> float:
+    def intersection(self, other: "Box") -> float:
         """The area of the intersection."""
         width = min(self.right, other.right) - max(self.left, other.left)
         height = min(self.bottom, other.bottom) - max(self.top, other.top)
@@ -44,7 +46,7 @@ class Box:
 
 @dataclasses.dataclass(frozen=True)
 class Label:
-    """A text at its place; `anchor` is SVG's `text-anchor`."""
+    """A text at its position; `anchor` is SVG's `text-anchor`."""
 
     text: str
     x: float
@@ -53,22 +55,22 @@ class Label:
 
     @property
     def box(self) -> Box:
-        """What the text covers."""
+        """The rectangle that the text covers."""
         width = text_width(self.text, SIZE)
         left = self.x - {"start": 0.0, "middle": width / 2, "end": width}[self.anchor]
         return Box(left, self.y - 0.8 * SIZE, left + width, self.y + 0.25 * SIZE)
 
 
-def place(
+def place_labels(
     points: Sequence[tuple[float, float, str]], frame: Box, occupied: Sequence[Box] = ()
 ) -> list[Label]:
-    """Chooses a position for every name, one after another.
+    """Chooses a position for the label of every point, one after another.
 
     Args:
-      points: x, y and name; an empty name gets no label, nor does one that would be
-        hidden nowhere less than `_HIDDEN`: in a crowd only some names can be read.
-      frame: that labels should not leave.
-      occupied: what they should not cover besides the points.
+      points: x, y and name of each point. A point has no label if its name is empty, or
+        if every position overlaps with others by more than `_MOST_OVERLAP`.
+      frame: rectangle that should contain the labels.
+      occupied: rectangles that labels should not cover, in addition to the points.
     """
     covered = list(occupied) + [
         Box(x - _POINT, y - _POINT, x + _POINT, y + _POINT) for x, y, _ in points
@@ -77,13 +79,14 @@ def place(
     for x, y, name in points:
         if not name:
             continue
-        choices = [Label(name, x + dx, y + dy, anchor) for dx, dy, anchor in _PLACES]
+        choices = [Label(name, x + dx, y + dy, anchor) for dx, dy, anchor in _OFFSETS]
         overlaps = [
-            4 * (box.area - box.shared(frame)) + sum(map(box.shared, covered))
+            4 * (box.area - box.intersection(frame))
+            + sum(map(box.intersection, covered))
             for box in (choice.box for choice in choices)
         ]
         best = choices[overlaps.index(min(overlaps))]
-        if min(overlaps) > _HIDDEN * best.box.area:
+        if min(overlaps) > _MOST_OVERLAP * best.box.area:
             continue
         labels.append(best)
         covered.append(best.box)

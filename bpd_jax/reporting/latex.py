@@ -76,11 +76,11 @@ def escape(text: str) -> str:
     '50 \\% of a\\_b'
     """
     # Adjacent hyphens would become a dash.
-    return re.sub(r"-+|[^-]", _shown, readable(text))
+    return re.sub(r"-+|[^-]", _escaped, readable(text))
 
 
-def _shown(match: re.Match[str]) -> str:
-    """A run of hyphens, or one character: beyond Latin-1 by its number."""
+def _escaped(match: re.Match[str]) -> str:
+    """Escapes a run of hyphens or one character; beyond Latin-1 by its code point."""
     text = match[0]
     if text.startswith("-"):
         return "{}".join(text)
@@ -92,19 +92,19 @@ def _shown(match: re.Match[str]) -> str:
 def table_latex(table: Table, label: str) -> str:
     r"""Returns a `table` environment.
 
-    Intervals and the paper's numbers are smaller, by the commands `\interval` and
-    `\printed`, which a document may define in its own way. A table that is wider than
-    the text is made to fit.
+    Intervals and the paper's numbers have a smaller font, from the commands `\interval`
+    and `\printed`, which a document may redefine. A table that is wider than the text
+    is scaled down.
 
     Args:
-      table: to be written.
-      label: that the document refers to it by, after `tab:`.
+      table: the table.
+      label: label for references, after `tab:`.
     """
     caption = f"{table.title}. {table.caption}".strip()
     if number_format.has_intervals(table):
         caption += f" In brackets: {table.intervals}."
     if number_format.has_printed(table):
-        caption += " In italics: printed in the paper."
+        caption += " In italics: values printed in the paper."
     alignment = "".join(
         "l" if words else "r" for words in number_format.columns_of_words(table)
     )
@@ -151,7 +151,7 @@ def _row(row: Row, table: Table) -> list[str]:
     ]
     label = _bold(escape(row.label), row.strong)
     if label.startswith(("[", "*")):
-        # After the end of a row these would be its arguments.
+        # After the end of a row, LaTeX would read these as arguments of `\\`.
         label = f"{{}}{label}"
     line = " & ".join([label, *entries]) + r" \\"
     return [r"\midrule", line] if row.strong and row is not table.rows[0] else [line]

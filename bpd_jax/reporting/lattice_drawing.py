@@ -10,7 +10,7 @@ from bpd_jax.reporting import wording
 from bpd_jax.reporting.records import Candidate, LatticePicture
 from bpd_jax.reporting.templates import environment, rendered, resource
 
-# Sizes in pixels of the drawing.
+# Sizes of the drawing in pixels.
 _WIDTH, _HEIGHT = 112, 28
 _GAP_X, _GAP_Y = 26, 9
 _TOP = 34
@@ -91,8 +91,8 @@ def _path(picture: LatticePicture, number: int) -> dict[str, Any]:
     """A path, and its letter at the right of its last accepted node."""
     path = picture.paths[number]
     rows, last = path.candidates, path.accepted - 1
-    # Paths that share their nodes are kept a few pixels apart, and badges that meet at
-    # one node stand side by side.
+    # Paths through the same nodes are a few pixels apart, and badges at the same node
+    # are side by side.
     count = len(picture.paths)
     shift = (number - (count - 1) / 2) * min(6, 18 / count)
     before = sum(
@@ -136,9 +136,10 @@ def _nodes(picture: LatticePicture, greedy: list[int]) -> list[dict[str, Any]]:
                 "explanation": "greedy decoding emits it, but it is not in the lattice",
             }
             if candidate is not None:
-                chance = math.exp(candidate.log_prob)
-                node["weight"] = 0.04 + 0.5 * math.sqrt(chance)
-                node["note"] = f"{100 * chance:.0f}%" if chance >= 0.005 else "<1%"
-                node["explanation"] = f"probability {chance:.3g}"
+                probability = math.exp(candidate.log_prob)
+                percent = 100 * probability
+                node["weight"] = 0.04 + 0.5 * math.sqrt(probability)
+                node["note"] = f"{percent:.0f}%" if percent >= 0.5 else "<1%"
+                node["explanation"] = f"probability {probability:.3g}"
             nodes.append(node)
     return nodes

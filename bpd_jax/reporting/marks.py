@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from bpd_jax.reporting.exhibits import BARS, LINES, Chart, Series
 
 SIZE = 3.6
-"""Pixels of half a mark."""
+"""Half the size of a mark in pixels."""
 
 _HUES = 8
-# Points of a line are marked only while they can be told apart.
+# Maximum number of points of a line that has marks.
 _MARKED = 20
-# Offsets of a mark's corners from its middle, for size 1; none is a circle.
+# Offsets of a mark's corners from its centre, for size 1; a circle has none.
 _SHAPES: list[list[tuple[float, float]]] = [
     [],
     [(-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)],
@@ -31,20 +31,21 @@ class Style:
 
     @property
     def paint(self) -> str:
-        """The CSS of its marks: hollow if dashed."""
+        """The CSS of the marks: hollow if dashed."""
         return f"{'stroke' if self.dashed else 'fill'}:{self.colour}"
 
     @property
     def corners(self) -> list[tuple[float, float]]:
-        """Of its marks, for size 1; none of a circle."""
+        """Offsets of the marks' corners for size 1; empty for a circle."""
         return _SHAPES[self.shape]
 
 
 def styles_of(series: Sequence[Series]) -> list[Style]:
-    """Gives every series a colour and a shape.
+    """Assigns a colour and a shape to every series.
 
-    A dashed one has the colour of the series whose label its own begins with, as
-    `BPD, paper` begins with `BPD`; the only dashed one of a chart is grey otherwise.
+    A dashed series has the colour of the solid series whose label is a prefix of its
+    own, such as `BPD` for `BPD, paper`. Otherwise, the only dashed series of a chart is
+    grey.
     """
     solid = [each.label for each in series if not each.dashed]
     alone = sum(each.dashed for each in series) == 1
@@ -54,9 +55,9 @@ def styles_of(series: Sequence[Series]) -> list[Style]:
         if not each.dashed:
             number = solid.index(each.label)
         else:
-            owners = [label for label in solid if each.label.startswith(label)]
-            if owners:
-                number = solid.index(max(owners, key=len))
+            bases = [label for label in solid if each.label.startswith(label)]
+            if bases:
+                number = solid.index(max(bases, key=len))
             elif alone:
                 styles.append(Style("var(--soft)", 0, True))
                 continue
@@ -68,12 +69,12 @@ def styles_of(series: Sequence[Series]) -> list[Style]:
 
 
 def is_line(series: Series, chart: Chart) -> bool:
-    """Among points, a dashed series without names is a line fitted to them."""
+    """Whether a series is a line; in a chart of points, a dashed one without names."""
     return chart.kind == LINES or (series.dashed and not series.names)
 
 
 def is_marked(series: Series, chart: Chart) -> bool:
-    """Whether its points have marks: those of a line only if they are few."""
+    """Whether the points have marks; those of a line have them only if they are few."""
     if chart.kind == LINES:
         return len(series.x) <= _MARKED
     return not is_line(series, chart)

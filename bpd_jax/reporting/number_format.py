@@ -1,4 +1,4 @@
-"""Entries of an exhibit's tables as text, the same on pages and in LaTeX."""
+"""Formats the cells of an exhibit's tables, for pages, LaTeX and terminals."""
 
 import math
 
@@ -13,9 +13,9 @@ def number(value: float, column: Column, *, sign: bool = False) -> str:
     ('0.00', '1,234.5')
 
     Args:
-      value: to be shown.
-      column: that it stands in.
-      sign: whether a positive value gets one; columns of unit `+…` always do.
+      value: the value.
+      column: column of the value.
+      sign: whether a positive value has a sign; with a unit `+…` it always has.
     """
     text = f"{abs(value):,.{column.digits}f}"
     if not any(digit in text for digit in "123456789"):
@@ -26,7 +26,7 @@ def number(value: float, column: Column, *, sign: bool = False) -> str:
 
 
 def measured(cell: Cell, column: Column) -> str:
-    """Returns what was measured, with its unit; a dash where nothing is to be said.
+    """Returns the measured value with its unit; its text or a dash without a value.
 
     >>> measured(Cell(12.34), Column("gain", digits=1, unit="+%"))
     '+12.3 %'
@@ -39,7 +39,7 @@ def measured(cell: Cell, column: Column) -> str:
 
 
 def interval(cell: Cell, column: Column) -> str:
-    """Returns the interval of a value, or nothing if it has none.
+    """Returns the interval of a value; empty without one.
 
     >>> interval(Cell(1.5, interval=(1.4, 1.6)), Column("efficiency"))
     '1.40–1.60'
@@ -47,12 +47,12 @@ def interval(cell: Cell, column: Column) -> str:
     if cell.value is None or cell.interval is None:
         return ""
     low, high = (number(bound, column) for bound in cell.interval)
-    # A dash between two numbers with signs would read as one more sign.
+    # Between numbers with signs, a dash could be read as another sign.
     return f"{low} … {high}" if "−" in low + high or "+" in low else f"{low}–{high}"
 
 
 def printed(cell: Cell, column: Column) -> str:
-    """Returns the paper's number, or nothing if it prints none."""
+    """Returns the paper's value; empty if it prints none."""
     return "" if cell.paper is None else number(cell.paper, column)
 
 
@@ -71,11 +71,11 @@ def has_printed(table: Table) -> bool:
 
 
 def columns_of_words(table: Table, longer_than: int = 0) -> list[bool]:
-    """Which columns hold words alone, and no number of ours or of the paper's.
+    """Whether each column contains only text, neither measured nor printed values.
 
     Args:
-      table: whose columns are meant.
-      longer_than: characters that some cell of such a column has to exceed.
+      table: the table.
+      longer_than: number of characters that a cell of such a column must exceed.
     """
     return [
         all(cell.value is None and cell.paper is None for cell in cells)
@@ -86,9 +86,9 @@ def columns_of_words(table: Table, longer_than: int = 0) -> list[bool]:
 
 
 def groups(table: Table) -> list[tuple[str, int]]:
-    """Headings above the columns' own: text, and over how many columns.
+    """Headings of groups of columns: text, and number of columns.
 
-    Neighbours of one group share it; none have any, and the list is empty.
+    The list is empty if no column has a group.
     """
     spans: list[tuple[str, int]] = []
     for column in table.columns:

@@ -1,8 +1,8 @@
 """Exhibits as one self-contained HTML page.
 
-The studies' page and the report of one evaluation are rendered here. Jinja2 escapes
-every value that a template prints, control characters included, and the page's own
-security policy allows no network and no script but the page's.
+It renders the studies' page and the report of one evaluation. Jinja2 escapes every
+value in a template, including control characters, and the page's content security
+policy allows no network access and only the page's own script.
 """
 
 import base64
@@ -35,11 +35,11 @@ from bpd_jax.reporting.wording import fact
 SUMMARY, EXPLORER = "summary", "explorer-title"
 # Above this number, statements are collapsed by exhibit.
 _SHOWN = 12
-# Longer groups of facts have one line per fact.
+# Longer dicts of facts have one line per entry.
 _LINE = 90
-# Characters of a cell's text that make its column one of words.
+# A column of texts is left-aligned if one has more characters.
 _WORDS_FROM = 14
-# Facts for programs, and those that are in the notes.
+# Facts that only programs read, and those that are in the notes.
 _HIDDEN_FACTS = frozenset(
     {"labels", "tasks", "printed", "left_out", "notes", "texts", "made_with"}
 )
@@ -47,7 +47,7 @@ _HIDDEN_FACTS = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class KeyFigure:
-    """One of the few numbers that a reader should remember."""
+    """One of the most important numbers, at the top of the page."""
 
     name: str
     value: str
@@ -84,12 +84,11 @@ class Page:
       title: heading of the page.
       created: ISO date.
       parts: exhibits in their order.
-      figures: at most a handful of numbers.
+      figures: a few key figures.
       texts: texts of the draft explorer.
-      lead: the result in a sentence. By default the page begins with a summary of all
-        findings and of what was run.
-      meta: what was run, in a few words; by default from the exhibits' facts.
-      terms: words that the page uses, and what they mean.
+      lead: summary in a sentence; by default, a summary of all findings and runs.
+      meta: model, device and date; by default from the exhibits' facts.
+      terms: explanations of terms on the page.
     """
 
     title: str
@@ -175,7 +174,7 @@ def _environment() -> jinja2.Environment:
 
 
 def _signed(text: str) -> str:
-    """Text in which a minus before a number is a sign, and no hyphen."""
+    """Replaces hyphens before numbers by minus signs."""
     return re.sub(r"(?<![\w-])-(?=\d)", "−", text)
 
 
@@ -184,7 +183,7 @@ def _has_points(chart: Chart) -> bool:
 
 
 def summary_sentence(page: Page) -> str:
-    """Returns a sentence about how many of the paper's statements hold."""
+    """Returns a sentence with the number of statements that hold."""
     verdicts = [f.holds for part in page.parts for f in part.exhibit.findings]
     if not verdicts:
         return "No statement of the paper was checked."
@@ -194,12 +193,12 @@ def summary_sentence(page: Page) -> str:
     if failing:
         sentence += f", {failing} {'does' if failing == 1 else 'do'} not"
     if undecided := verdicts.count(None):
-        sentence += f", {undecided} cannot be told"
+        sentence += f", {undecided} {'is' if undecided == 1 else 'are'} inconclusive"
     return f"{sentence}."
 
 
 def _distinct(page: Page, name: str) -> list[str]:
-    """Values of one fact over all runs, each once."""
+    """The distinct values of one fact over all runs."""
     values = [part.exhibit.facts.get(name) for part in page.parts]
     return list(dict.fromkeys(fact(value) for value in values if value))
 
@@ -212,7 +211,7 @@ def _run_words(page: Page) -> Iterable[str]:
 
 
 def run_facts(exhibit: Exhibit) -> dict[str, tuple[str, str]]:
-    """Facts of a run by name: text, and whether it is code, lines, or neither."""
+    """Facts of a run by name, each with its text and kind: `code`, `lines` or ""."""
     return {
         str(name): _text_and_kind(name, value)
         for name, value in exhibit.facts.items()

@@ -1,8 +1,7 @@
-"""The records of a report, which are written as JSON and read back.
+"""The records of a report, and their conversion to and from JSON.
 
-Nothing here depends on models or arrays. `Record.to_json()` returns dicts, lists,
-strings and numbers; `Record.from_json()` reads them, and reports invalid data in one
-sentence.
+This module does not depend on models or arrays. `Record.to_json()` returns dicts,
+lists, strings and numbers; `Record.from_json()` validates them.
 """
 
 import dataclasses
@@ -16,11 +15,11 @@ from bpd_jax import files
 from bpd_jax.errors import UserError
 
 Facts = dict[str, Any]
-"""Named values to be shown as they are: strings, numbers, booleans, lists, None."""
+"""Named values to show unchanged: strings, numbers, booleans, lists, None."""
 
 
 GREEDY = "greedy"
-"""`MethodSummary.name` of the method that the others' outputs are compared with."""
+"""`MethodSummary.name` of the reference for the outputs of all methods."""
 
 
 class Record:
@@ -44,14 +43,14 @@ class Record:
 class Step(Record):
     """One serial call: the winning draft and its number of accepted tokens.
 
-    Example: `Step(["def", " add", "(x"], accepted=2)` emitted `def add`; the model
-    itself wanted another token than `(x`.
+    Example: `Step(["def", " add", "(x"], accepted=2)` emitted `def add`; the model's
+    next token is not `(x`.
 
     Attributes:
-      draft: text of the draft's tokens, at most L; the first one is certain,
-        because it is the model's own next token.
+      draft: texts of the draft's tokens, at most L; the first one is certain, because
+        it is the model's own next token.
       accepted: number of leading tokens that were accepted, 1 to len(draft).
-      rank: which of the P drafts won; 0 is the one with the best score.
+      rank: rank of the winning draft among the P drafts; 0 has the best score.
     """
 
     draft: list[str]
@@ -69,9 +68,9 @@ class DecodeRecord(Record):
     Attributes:
       method: `MethodSummary.name` of the method.
       prompt_index: the same prompt has the same index for every method.
-      prompt, text: what was given and what was decoded.
-      input_ids, output_ids: the same as token ids.
-      serial_calls: model calls of the decode loop, prefill not counted.
+      prompt, text: prompt and decoded text.
+      input_ids, output_ids: their token ids.
+      serial_calls: model calls of the decode loop, without prefill.
       block_efficiency: decoded tokens / serial calls.
       seconds: wall time.
       steps: one entry per serial call.
@@ -97,28 +96,28 @@ class MethodSummary(Record):
       name: short key, as in `DecodeRecord.method`.
       label: display name, for example "16-best 4-gram".
       block_efficiency: decoded tokens / serial calls, over all prompts.
-      serial_calls, tokens: the two sums that it is the quotient of.
-      seconds: wall time over all prompts; of several rounds the median.
-      speedup: median over rounds of greedy decoding's seconds divided by these; None
-        where nothing was timed.
-      gain: block efficiency over that of BPD, minus one; None where it says nothing
-        (greedy decoding, BPD itself).
-      differing: number of prompts whose output is not that of greedy
-        decoding, token for token.
-      near_ties: how many of those first differ where both tokens are the model's best
-        up to rounding.
+      serial_calls, tokens: number of serial calls and of decoded tokens.
+      seconds: wall time over all prompts; the median over several rounds.
+      speedup: median over rounds of greedy decoding's seconds divided by the method's;
+        None if nothing was timed.
+      gain: block efficiency divided by that of BPD, minus one; None for greedy decoding
+        and BPD.
+      differing: number of prompts whose output differs from that of greedy decoding.
+      near_ties: number of these prompts whose first difference is a near-tie: both
+        tokens are the most probable one, up to rounding.
       interval: bootstrap interval (low, high) of the block efficiency.
       gain_interval: paired bootstrap interval (low, high) of `gain`.
-      divergence: share of prompts whose text differs, and where it does: the first
-        token, from 1, and the median `gap` (see `Difference`); None if none does.
-      nodes: mean number of different prefixes checked per serial call.
+      divergence: `rate`, the share of prompts whose text differs, `first`, the smallest
+        number, from 1, of a differing token, and `gap`, the median gap (see
+        `Difference`); None if no text differs.
+      nodes: mean number of distinct prefixes verified per serial call.
       repeated: share of equal neighbours in the best-ranked drafts.
       longest_run: mean longest run of one token in them.
       entropies: mean entropy of heads 2 … L in nats.
       accepted: share of the serial calls that accept 1, 2, … L tokens.
-      upper_bound: the method looks at the answer (the oracle), so no decoder can
-        do better with the same lattice; it is never named as the best method.
-      note: a few words shown beside the label.
+      upper_bound: whether the method uses the text itself (the oracle), so that no
+        method is better with the same lattice; it is never named as the best method.
+      note: a short note on the label.
       automatic: whether `auto` chose this method.
     """
 
@@ -153,12 +152,12 @@ class MethodSummary(Record):
 
     @property
     def identical(self) -> bool:
-        """Every output equals that of greedy decoding."""
+        """Whether every output equals that of greedy decoding."""
         return self.differing == 0
 
     @property
     def agreement(self) -> Literal["identical", "near-tie", "different"]:
-        """How the outputs compare with those of greedy decoding."""
+        """The agreement of the outputs with those of greedy decoding."""
         if self.identical:
             return "identical"
         return "near-tie" if self.differing == self.near_ties else "different"
@@ -174,7 +173,7 @@ class Candidate(Record):
 
 @dataclasses.dataclass(frozen=True)
 class Path(Record):
-    """A way through the lattice: one candidate index per position.
+    """A path through the lattice: one candidate index per position.
 
     Attributes:
       label: display name, for example "BPD".
@@ -196,10 +195,10 @@ class LatticePicture(Record):
 
     Attributes:
       prompt_tail: the end of the text before the block.
-      positions: L lists of candidates, best first; position 0 has only one, the
-        model's own next token.
-      paths: the drafts of the methods to compare.
-      greedy: text of the L tokens that greedy decoding emits here.
+      positions: L lists of candidates, best first; position 0 has only the model's own
+        next token.
+      paths: the drafts of the compared methods.
+      greedy: texts of the L tokens that greedy decoding emits.
     """
 
     prompt_tail: str
@@ -225,16 +224,16 @@ class EvaluationReport(Record):
     Attributes:
       title: heading of the report.
       created: ISO date, with or without time.
-      task: name of the data that was decoded.
-      device: the machine, in words.
-      methods: in the order of the table.
-      records: decoded prompts to look at; any number, for any of the methods.
+      task: name of the decoded data.
+      device: description of the device.
+      methods: methods in the order of the table.
+      records: decoded prompts to show, of any methods.
       model, settings, versions: named facts.
-      lattice: one lattice to draw.
+      lattice: a lattice to draw.
       curves: training metrics, one row per logged step: `step`, `loss`,
-        `loss_head_1` …, `validation_loss`, `validation_loss_head_1` …; a row may
-        lack any of them but `step`.
-      notes: sentences that the reader should know.
+        `loss_head_1` …, `validation_loss`, `validation_loss_head_1` …; all except
+        `step` are optional.
+      notes: additional sentences.
     """
 
     title: str

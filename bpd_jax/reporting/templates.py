@@ -1,7 +1,6 @@
 """Jinja2 templates of pages and pictures, which are files in this package.
 
-Every value that a template prints is escaped, control characters included, unless it
-is markup already.
+Every value in a template is escaped, including control characters, unless it is markup.
 """
 
 import functools
@@ -31,14 +30,14 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True,
         finalize=_readable,
     )
-    # A number without trailing zeros; with so many decimal places.
+    # A number without trailing zeros, and with fixed decimal places.
     result.filters["g"] = lambda value: f"{value:g}"
     result.filters["fixed"] = lambda value, places=2: f"{value:.{places}f}"
     return result
 
 
 def rendered(name: str, **values: Any) -> Markup:
-    """Returns a rendered template, which other templates print as it is."""
+    """Returns a rendered template as markup, which other templates do not escape."""
     return Markup(environment().get_template(name).render(**values))
 
 

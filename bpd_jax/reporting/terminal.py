@@ -1,4 +1,4 @@
-"""Exhibits, drafts and streamed text in a terminal or a log file."""
+"""Prints exhibits, drafts and streamed text to a terminal or a log file."""
 
 import sys
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from bpd_jax.reporting.records import DecodeRecord, Step
 
 T = TypeVar("T")
 
-# A log file has no width of its own.
+# Columns of output that is not a terminal.
 _LOG_WIDTH = 100
 _MARKS = {True: ("✓", "green"), False: ("✗", "red"), None: ("?", "yellow")}
 _TONES = {"good": "green", "warn": "yellow", "bad": "bold red"}
@@ -27,10 +27,10 @@ def print_exhibit(
     """Prints tables with the paper's numbers in brackets, then findings and notes.
 
     Args:
-      exhibit: what to print.
-      console: where to print; standard output by default, 100 columns without colour
-        if that is not a terminal.
-      intervals: whether values have their intervals beside them.
+      exhibit: the exhibit.
+      console: output; by default standard output, with 100 columns and without colour
+        if it is not a terminal.
+      intervals: whether to print intervals.
     """
     console = console or standard_output()
     console.print(Text(exhibit.title, style="bold"))
@@ -59,7 +59,7 @@ def _table(table: Table, intervals: bool) -> RichTable:
     drawn.add_column(table.heading)
     for column in table.columns:
         heading = f"{column.group}\n{column.label}" if column.group else column.label
-        if intervals:  # Below a value; they need narrow columns beside them.
+        if intervals:  # Intervals are below the values, which requires narrow columns.
             heading = heading.replace(" ", "\n", 1)
         drawn.add_column(heading, justify="right")
     for row in table.rows:
@@ -73,12 +73,12 @@ def _table(table: Table, intervals: bool) -> RichTable:
 
 def _cell(cell: Cell, column: Column, intervals: bool) -> Text:
     """The value, its interval on a line below, the paper's value in brackets."""
-    shown = Text(number_format.measured(cell, column), style=_TONES.get(cell.tone, ""))
+    text = Text(number_format.measured(cell, column), style=_TONES.get(cell.tone, ""))
     if intervals and (bounds := number_format.interval(cell, column)):
-        shown.append(f"\n{bounds}", style="dim")
+        text.append(f"\n{bounds}", style="dim")
     if cell.paper is not None:
-        shown.append(f" ({number_format.printed(cell, column)})", style="dim")
-    return shown
+        text.append(f" ({number_format.printed(cell, column)})", style="dim")
+    return text
 
 
 def print_steps(
@@ -86,14 +86,13 @@ def print_steps(
 ) -> None:
     """Prints the drafts of one decoded prompt, one line per serial call.
 
-    Accepted tokens are green, the first of them bold because it is certain, and
-    rejected ones are red and struck through; a `✗` before the first rejected token
-    says the same without colour.
+    Accepted tokens are green, the first one, which is certain, in bold. Rejected tokens
+    are red and struck through; a `✗` before the first one marks them without colour.
 
     Args:
-      record: the prompt and method to show.
+      record: the prompt and method to print.
       console: as for `print_exhibit`.
-      limit: number of serial calls to show.
+      limit: maximum number of serial calls.
     """
     console = console or standard_output()
     console.print(
@@ -114,23 +113,23 @@ def print_steps(
 def print_stream(
     pieces: Iterable[tuple[str, bool, T | None]], console: Console | None = None
 ) -> T | None:
-    """Prints a text as it is decoded, with the tokens marked that cost no call.
+    """Prints a text as it is decoded, and marks accepted draft tokens.
 
-    Each call decodes one certain token; accepted draft tokens after it are green, or
-    in brackets where there is no colour.
+    Each serial call decodes one certain token; the accepted draft tokens after it are
+    green, or in brackets without colour.
 
     Args:
-      pieces: texts, whether each is to be marked, and at last what belongs to all.
+      pieces: for every piece its text, whether it is marked, and a result or None.
       console: as for `print_exhibit`.
 
     Returns:
-      The last third element that is not None.
+      The last result that is not None.
     """
     console = console or standard_output()
     colour = console.color_system is not None and not console.no_color
     result = None
-    for piece, marked, last in pieces:
-        result = result if last is None else last
+    for piece, marked, piece_result in pieces:
+        result = result if piece_result is None else piece_result
         bare = piece.strip()
         if not marked or not bare:
             text = Text(piece)
@@ -156,7 +155,7 @@ def _step_line(number: int, step: Step) -> Text:
     """Returns `  3  2/4  x = ✗ y z` with the tokens in colour."""
     line = Text(f"{number:>4}  {step.accepted}/{len(step.draft)}  ", style="")
     for index, piece in enumerate(step.draft):
-        # Spaces would run together with those between the tokens.
+        # Spaces within tokens are distinguished from those between tokens.
         token = wording.visible(piece).replace(" ", "·") or "∅"
         if index == step.accepted:
             line.append("✗ ", style="red")

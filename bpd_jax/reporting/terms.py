@@ -1,64 +1,60 @@
-"""Terms of the pages, explained."""
+"""Explanations of terms on the pages."""
 
 DEFINITIONS = {
     "Serial call": (
-        "One pass of the model inside the decode loop. It checks a whole draft at "
-        "once; the prefill of the prompt is not counted."
+        "One pass of the model in the decode loop, which verifies a complete draft. "
+        "Prefill is not counted."
     ),
     "Block efficiency": (
         "Decoded tokens divided by serial calls: 1 for greedy decoding, at "
-        "most the length of a draft, which for heads is their number L. An "
-        "interval, where one is given, is a bootstrap interval over the prompts."
+        "most the length of a draft, which is L for L heads. Intervals are bootstrap "
+        "intervals over the prompts."
     ),
     "Gain over BPD": (
         "Block efficiency divided by that of blockwise parallel decoding with "
         "independent heads (BPD), minus one."
     ),
     "Output": (
-        "Compared with plain greedy decoding, token for token. Identical: "
-        "every prompt gave the same tokens. Near-tie: the first difference is where "
-        "the model's two best tokens are equal up to rounding. Different: anything "
-        "else."
+        "Comparison with plain greedy decoding, token by token. Identical: the tokens "
+        "are equal for every prompt. Near-tie: at the first difference, the model's "
+        "two best tokens are equal up to rounding. Different: any other difference."
     ),
-    "Tokens checked": (
-        "Draft tokens that one serial call checks, the mean over all calls; what "
-        "drafts share counts once."
+    "Tokens verified": (
+        "Mean number of draft tokens that a serial call verifies; a prefix that "
+        "several drafts share is counted once."
     ),
     "No gain": (
-        "Share of the serial calls that accept one token, which is what plain decoding "
-        "would have given."
+        "Share of the serial calls that accept only one token, as plain decoding does."
     ),
     "Equal neighbours": (
-        "Share of the neighbouring tokens of a method's best-ranked drafts that are "
-        "the same token twice. Longest run: how often a token follows itself, the mean "
-        "over the drafts. Independent heads repeat themselves."
+        "Share of neighbouring tokens in a method's best-ranked drafts that are equal. "
+        "Longest run: length of the longest run of one token, the mean over the "
+        "drafts. Heads that predict independently repeat tokens."
     ),
     "Entropy of the heads": (
-        "How unsure the block heads are, in nats, the mean over all calls: of head 2, "
-        "one token past the certain one, and of the last head that drafts."
+        "Mean entropy of the block heads over all calls, in nats: of head 2, which "
+        "predicts the token after the certain one, and of the last head."
     ),
     "Interval of the gain": (
         "Paired bootstrap interval: every resample draws the same prompts for the "
-        "method and for BPD. Where it leaves out zero, the gain is no accident of the "
-        "prompts."
+        "method and for BPD. If it excludes zero, the gain is significant."
     ),
     "Wall time": (
-        "Seconds for all prompts on the device named here, compilation not counted; "
-        "of several rounds the median. It depends on the machine; block efficiency "
-        "does not."
+        "Seconds for all prompts on the given device, without compilation; the median "
+        "over several rounds. Unlike block efficiency, it depends on the machine."
     ),
     "Speed-up": (
-        "Wall time of greedy decoding divided by that of the method. All methods take "
-        "turns in every round; this is the median of the ratios within a round."
+        "Wall time of greedy decoding divided by that of the method. The methods "
+        "alternate within every round; this is the median of the ratios within a round."
     ),
 }
 
 TERMS = {
     "Blockwise parallel decoding (BPD)": (
-        "Heads on one model guess the next L tokens at once. The model checks the "
-        "guess in one pass, and keeps what it would have written itself, so that the "
-        "text is that of plain greedy decoding. Here BPD also names drafts as the "
-        "heads give them, unrefined."
+        "Heads of one model predict the next L tokens at once. The model verifies this "
+        "draft in one pass and accepts the longest prefix that it would have generated "
+        "itself, so that the text equals that of plain greedy decoding. BPD also "
+        "denotes the unrefined drafts of the heads."
     ),
     "Serial call": DEFINITIONS["Serial call"],
     "Block efficiency (BE)": (
@@ -66,32 +62,32 @@ TERMS = {
         "number of heads L."
     ),
     "Lattice": (
-        "The k best candidates of every head at one position. Every way through it, "
-        "one candidate of each head, is a possible draft."
+        "The k best candidates of every head at one position. Every path through it, "
+        "with one candidate of each head, is a possible draft."
     ),
     "Refinement": (
-        "Choosing a better draft from the lattice by a second, small model of text."
+        "Selecting a better draft from the lattice with a small language model."
     ),
     "n-gram, neural, tree": (
-        "What refines, and what is checked. n-gram: counts of neighbouring tokens "
-        "score whole drafts. Neural: a small transformer scores one token after the "
-        "other. Tree: drafts that share their beginnings are checked as one."
+        "Forms of refinement and of drafts. n-gram: an n-gram model scores complete "
+        "drafts. Neural: a small transformer scores one token after another. Tree: "
+        "drafts with common prefixes are verified together."
     ),
     "1-best, p-best": (
-        "How many drafts of the lattice the model checks in one call: the best one, "
-        "or the p best, of which the one that is right furthest counts."
+        "Number of drafts that the model verifies in one call: the best one, or the p "
+        "best, of which the one with the most accepted tokens counts."
     ),
     "alpha": (
-        "The weight of the second model's scores beside those of the heads; 0 leaves "
-        "the heads alone, which is what 0-gram stands for."
+        "The weight of the rescorer's scores relative to those of the heads; with 0 "
+        "only the heads' scores are used, as in 0-gram."
     ),
     "Oracle": (
-        "The longest way through the lattice that the text takes: no draft from it "
-        "can be right further."
+        "The longest path through the lattice that matches the text: no draft from the "
+        "lattice has more accepted tokens."
     ),
     "Headroom taken": (
-        "How much of the way from BPD to the oracle a method goes: its BE minus that "
-        "of BPD, divided by the oracle's minus that of BPD."
+        "Share of the difference between BPD and the oracle that a method gains: its "
+        "BE minus that of BPD, divided by the oracle's BE minus that of BPD."
     ),
 }
-"""Terms of the studies' page; each is explained by those before it."""
+"""Terms of the studies' page; explanations use only the terms before them."""

@@ -6,7 +6,7 @@ MISSING = "—"
 
 
 def visible(piece: str) -> str:
-    r"""Returns a token's text on one line, with nothing invisible but spaces.
+    r"""Returns a token's text on one line, without invisible characters except spaces.
 
     >>> visible("x\n\t\x1b") == "x⏎⇥\\x1b"
     True
@@ -36,7 +36,7 @@ def percent(fraction: float | None, *, sign: bool = True) -> str:
 
 
 def fact(value: Any) -> str:
-    """Returns a value as one line; of a dict, `name value` side by side."""
+    """Returns a value on one line; the entries of a dict as `name value`."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if value is None:

@@ -1,4 +1,4 @@
-"""Tables and findings that compare contenders task by task."""
+"""Tables and findings that compare contenders on each task."""
 
 import dataclasses
 import functools
@@ -25,14 +25,14 @@ from bpd_jax.studies.tables import (
     table,
 )
 
-# Block efficiencies closer than this are equal: rounding of a share.
+# Block efficiencies closer than this are equal up to rounding.
 _EQUAL = 1e-9
 
 
 def task_table(
     run: StudyRun, suffix: str, title: str, columns: Sequence[Entry], caption: str = ""
 ) -> Table:
-    """A table of the run's tasks, and of all of them if there are several."""
+    """A table with one row per task, and a summary row if there are several."""
     rows = run.rows("all")
     if len(run.tasks) < 2:
         del rows[ALL]
@@ -45,11 +45,11 @@ def efficiency_table(
     """Block efficiency of contenders, with bootstrap intervals over examples.
 
     Args:
-      numbers: the paper's, by task and column.
-      contenders: those of a run that the table has; all by default.
+      numbers: the paper's values by task and column.
+      contenders: selects the contenders of a run to show; all by default.
     """
 
-    def draw(run: StudyRun) -> Table:
+    def make_table(run: StudyRun) -> Table:
         def value(name: str, task: str | None) -> Cell:
             return run.drafts(name, task).cell(run.printed(numbers, name, task))
 
@@ -60,36 +60,38 @@ def efficiency_table(
             "",
             "Block efficiency: tokens per serial call",
             [(Column(run.label(n)), functools.partial(value, n)) for n in names],
-            "In the last row our value is over all texts, the paper's the mean of its "
-            "seven tasks."
+            "In the last row, our value is over all texts and the paper's is the mean "
+            "over its seven tasks."
             if any(mean is not None for mean in means)
             else "",
         )
 
-    return draw
+    return make_table
 
 
 def gain_table(numbers: Numbers) -> Callable[[StudyRun], Table]:
-    """Gain over BPD in percent with paired intervals; a star where p < 0.05."""
+    """Gain over BPD in percent with paired intervals; a star marks p < 0.05."""
 
-    def draw(run: StudyRun) -> Table:
+    def make_table(run: StudyRun) -> Table:
         refined = [name for name in run.contenders if name != BPD]
 
         def cells(task: str | None) -> list[Cell]:
             pairs = {name: run.paired([name, BPD], task) for name in refined}
             # The oracle gains by definition, so it is not tested.
             tested = {
-                name: efficiency_test(*mine.sums, *base.sums)
-                for name, (mine, base) in pairs.items()
-                if mine and not name.startswith("oracle")
+                name: efficiency_test(*drafts.sums, *base.sums)
+                for name, (drafts, base) in pairs.items()
+                if drafts and not name.startswith("oracle")
             }
             p_values = dict(zip(tested, holm([*tested.values()]), strict=True))
-            plain = run.printed(numbers, BPD, task)
+            paper_base = run.printed(numbers, BPD, task)
             row = []
-            for name, (mine, base) in pairs.items():
-                theirs = run.printed(numbers, name, task)
-                paper = 100 * (theirs / plain - 1) if theirs and plain else None
-                gain = mine.gain(base, paper)
+            for name, (drafts, base) in pairs.items():
+                paper_value = run.printed(numbers, name, task)
+                paper_gain = None
+                if paper_value and paper_base:
+                    paper_gain = 100 * (paper_value / paper_base - 1)
+                gain = drafts.gain(base, paper_gain)
                 if p_values.get(name, 1) < 0.05:
                     gain = dataclasses.replace(gain, text="*")
                 row.append(gain)
@@ -104,19 +106,19 @@ def gain_table(numbers: Numbers) -> Callable[[StudyRun], Table]:
             "permutation test, after Holm's correction for the contenders of a row.",
         )
 
-    return draw
+    return make_table
 
 
 def headroom_table(run: StudyRun) -> list[Table]:
-    """Share of the oracle's headroom taken; no table without an oracle."""
+    """Share of the oracle's headroom taken; an empty list without an oracle."""
     oracle, names = run.oracle, run.contenders
     others = [name for name in names if name != BPD and not name.startswith("oracle")]
     if oracle is None or not others:
         return []
 
     def share(name: str, task: str | None) -> Cell:
-        together = run.paired([name, BPD, oracle], task)
-        return headroom_cell(*(drafts.efficiency for drafts in together))
+        paired = run.paired([name, BPD, oracle], task)
+        return headroom_cell(*(drafts.efficiency for drafts in paired))
 
     columns = [
         (Column(run.label(name), digits=0, unit="%"), functools.partial(share, name))
@@ -128,26 +130,26 @@ def headroom_table(run: StudyRun) -> list[Table]:
             "_headroom",
             "Share of the oracle's headroom taken",
             columns,
-            f"(BE - BE of BPD) / (BE of {run.label(oracle)} - BE of BPD). Trees and "
-            "drafts beyond the oracle's k can pass it.",
+            f"(BE - BE of BPD) / (BE of {run.label(oracle)} - BE of BPD). Trees, and "
+            "drafts with a larger k than the oracle's, can exceed 100 %.",
         )
     ]
 
 
 def headroom_cell(
-    mine: float | None,
+    efficiency: float | None,
     base: float | None,
     oracle: float | None,
     *,
-    nothing: str = "no headroom",
+    text: str = "no headroom",
 ) -> Cell:
-    """Share of the oracle's headroom in percent; `nothing` where there is none."""
-    if mine is None:
+    """Share of the oracle's headroom in percent; `text` if there is no headroom."""
+    if efficiency is None:
         return missing_cell()
     share = None
     if base is not None and oracle is not None:
-        share = headroom_taken(mine, base, oracle)
-    return cell(share, scale=100, text=nothing)
+        share = headroom_taken(efficiency, base, oracle)
+    return cell(share, scale=100, text=text)
 
 
 def never_below(
@@ -162,11 +164,12 @@ def never_below(
     """Whether values of `upper` are at least those of `lower` on every task.
 
     Args:
-      run: for the labels of tasks.
-      statement: of the paper.
-      upper, lower: values by task, or contenders with their block efficiencies.
-      strictly: whether equal values contradict it.
-      mostly: whether it is enough that it holds on more than half of the tasks.
+      run: the run, which has the labels of tasks.
+      statement: the paper's statement.
+      upper, lower: values by task, or names of contenders, which stand for their block
+        efficiencies.
+      strictly: whether equal values contradict the statement.
+      mostly: whether the statement holds if it does on more than half of the tasks.
     """
     high, low = (run.by_task(x) if isinstance(x, str) else x for x in (upper, lower))
     tasks = [task for task in high if task in low]
@@ -193,7 +196,7 @@ def never_below(
 def weak_gain_most(
     statement: str, base: Mapping[str, float], refined: Mapping[str, float]
 ) -> Finding:
-    """Whether tasks with a low `base` gain more: a negative rank correlation."""
+    """Whether tasks with a low `base` gain more, by a negative rank correlation."""
     tasks = [task for task in base if task in refined]
     gains = [refined[task] / base[task] - 1 for task in tasks]
     fit = fit_line([base[task] for task in tasks], gains)
@@ -209,7 +212,7 @@ def weak_gain_most(
 
 
 def printed_trend(values: Mapping[str, float]) -> Fit:
-    """The line of printed values over BPD's printed block efficiency, by task."""
+    """Fits values of the paper, by task, to BPD's printed block efficiency."""
     base = printed.column(printed.TABLE4, BPD)
     fit = fit_line([base[task] for task in values], [*values.values()])
     assert fit is not None

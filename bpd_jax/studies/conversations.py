@@ -1,4 +1,4 @@
-"""Later turns of conversations (MT-Bench): prompts with the model's answers."""
+"""Later turns of conversations (MT-Bench), whose prompts contain earlier answers."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -21,25 +21,26 @@ def later_turns(
 
     Args:
       examples: first turns.
-      answer: the model's answers to prompts.
+      answer: returns the model's answers to prompts.
       loaded: the model.
-      turns: of a conversation, including the first.
-      longest: tokens of a prompt; a conversation ends before a longer prompt.
+      turns: number of turns, including the first.
+      longest: maximum number of tokens of a prompt; a conversation ends before a longer
+        one.
 
     Raises:
       UserError: there are later turns, and the model has no chat template.
     """
-    found: list[StudyExample] = []
-    latest = [
+    later_examples: list[StudyExample] = []
+    active = [
         (example, [{"role": "user", "content": example.prompt}]) for example in examples
     ]
     for turn in range(turns - 1):
-        latest = [pair for pair in latest if len(pair[0].follow_ups) > turn]
-        if not latest:
+        active = [pair for pair in active if len(pair[0].follow_ups) > turn]
+        if not active:
             break
-        answers = answer([example.input_ids for example, _ in latest])
-        going = []
-        for (example, messages), text in zip(latest, answers, strict=True):
+        answers = answer([example.input_ids for example, _ in active])
+        continued = []
+        for (example, messages), text in zip(active, answers, strict=True):
             conversation = [
                 *messages,
                 {"role": "assistant", "content": text},
@@ -50,12 +51,12 @@ def later_turns(
                 continue
             later = dataclasses.replace(
                 example,
-                index=len(examples) + len(found),
+                index=len(examples) + len(later_examples),
                 prompt="\n\n".join(message["content"] for message in conversation),
                 input_ids=ids,
                 references=(),
             )
-            found.append(later)
-            going.append((later, conversation))
-        latest = going
-    return found
+            later_examples.append(later)
+            continued.append((later, conversation))
+        active = continued
+    return later_examples

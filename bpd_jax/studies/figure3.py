@@ -1,4 +1,4 @@
-"""Figure 3: the entropy of every head, and how block efficiency goes with it."""
+"""Figure 3: the entropy of each head, and its relation to block efficiency."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -37,13 +37,13 @@ from bpd_jax.studies.tables import (
 
 
 @dataclasses.dataclass(frozen=True)
-class _Reading:
-    """The points of Figure 3b in one of its readings.
+class _Interpretation:
+    """The points of Figure 3b in one interpretation.
 
     Attributes:
-      name: of the reading.
-      points: label, h_max and block efficiency of each.
-      fit: the line through them.
+      name: name of the interpretation.
+      points: label, h_max and block efficiency of each point.
+      fit: the fitted line.
     """
 
     name: str
@@ -57,14 +57,14 @@ class _Entropies:
 
     run: StudyRun
     by_task: dict[str, list[float]]
-    readings: list[_Reading]
+    interpretations: list[_Interpretation]
 
 
 def _prepare(run: StudyRun) -> _Entropies:
     means = {task: mean_entropy(run.drafts(BPD, task)) for task in run.tasks}
     by_task = {task: values for task, values in means.items() if values}
-    heads = _numbers_of_heads(run, by_task)
-    readings = []
+    heads = _contenders_by_heads(run, by_task)
+    interpretations = []
     for name, contenders in (
         ("tasks and numbers of heads", heads),
         ("tasks, all heads", {max(heads): BPD} if heads else {}),
@@ -76,12 +76,12 @@ def _prepare(run: StudyRun) -> _Entropies:
             if (value := run.drafts(contender, task).efficiency) is not None
         ]
         fit = fit_line([x for _, x, _ in points], [y for _, _, y in points])
-        readings.append(_Reading(name, points, fit))
-    return _Entropies(run, by_task, readings)
+        interpretations.append(_Interpretation(name, points, fit))
+    return _Entropies(run, by_task, interpretations)
 
 
 def mean_entropy(drafts: Iterable[DraftRecord]) -> list[float]:
-    """Mean entropy of heads 1 … L over all positions of some texts, in nats."""
+    """Mean entropy of heads 1 … L over all positions of the texts, in nats."""
     records = [record for record in drafts if record.head_entropy and record.tokens]
     if not records:
         return []
@@ -91,10 +91,10 @@ def mean_entropy(drafts: Iterable[DraftRecord]) -> list[float]:
     return means
 
 
-def _numbers_of_heads(
+def _contenders_by_heads(
     run: StudyRun, entropies: dict[str, list[float]]
 ) -> dict[int, str]:
-    """Contenders that are BPD with its first heads, by their number."""
+    """The contenders that are BPD with its first heads, by the number of heads."""
     longest = max(map(len, entropies.values()), default=0)
     numbers = {}
     for name in run.contenders:
@@ -129,11 +129,12 @@ def _entropy_table(data: _Entropies) -> Table:
 
 def _fit_table(data: _Entropies) -> Table:
     def cells(number: int) -> list[Cell]:
-        reading, paper = data.readings[number], printed.FIGURE3_CORRELATION
-        fit, count = reading.fit, Cell(float(len(reading.points)))
+        interpretation = data.interpretations[number]
+        paper = printed.FIGURE3_CORRELATION
+        fit, count = interpretation.fit, Cell(float(len(interpretation.points)))
         if fit is None:
-            nothing = missing_cell(text="too few points")
-            return [count, nothing, nothing, missing_cell(paper, "-"), nothing]
+            missing = missing_cell(text="too few points")
+            return [count, missing, missing, missing_cell(paper, "-"), missing]
         values = map(Cell, (fit.slope, fit.intercept))
         ranks = Cell(fit.rank_correlation)
         return [count, *values, Cell(fit.correlation, paper), ranks]
@@ -145,16 +146,16 @@ def _fit_table(data: _Entropies) -> Table:
         Column("R", "correlation"),
         Column("of ranks", "correlation"),
     ]
-    rows = {number: reading.name for number, reading in enumerate(data.readings)}
+    rows = {n: each.name for n, each in enumerate(data.interpretations)}
     title = "Linear regression of block efficiency on h_max"
     return table("figure3_fit", title, "points", rows, by_row(columns, cells))
 
 
 def _charts(data: _Entropies) -> list[Chart]:
-    """Both panels; those without a point are left out."""
+    """All panels that have a point."""
     entropies = Chart(
         "figure3a",
-        "Entropy of every head",
+        "Entropy of each head",
         LINES,
         "head",
         "mean entropy, nats",
@@ -163,50 +164,47 @@ def _charts(data: _Entropies) -> list[Chart]:
             for task, values in data.by_task.items()
         ],
     )
-    charts = [entropies, *map(_fit_chart, ("figure3b", "figure3b_2"), data.readings)]
-    return [chart for chart in charts if chart.series]
+    fits = map(_fit_chart, ("figure3b", "figure3b_2"), data.interpretations)
+    return [chart for chart in (entropies, *fits) if chart.series]
 
 
-def _fit_chart(name: str, reading: _Reading) -> Chart:
-    x = [float(place) for _, place, _ in reading.points]
-    y, names = (
-        [y for _, _, y in reading.points],
-        [name for name, _, _ in reading.points],
-    )
-    series = [Series(reading.name, x, y, names=names)] if x else []
-    if (fit := reading.fit) is not None:
+def _fit_chart(name: str, interpretation: _Interpretation) -> Chart:
+    points = interpretation.points
+    x, y = [float(x) for _, x, _ in points], [y for _, _, y in points]
+    labels = [label for label, _, _ in points]
+    series = [Series(interpretation.name, x, y, names=labels)] if x else []
+    if (fit := interpretation.fit) is not None:
         line = {end: fit.intercept + fit.slope * end for end in (min(x), max(x))}
         label = f"fitted line, R = {decimal(fit.correlation)}"
         series.append(line_of(label, line, dashed=True))
-    title = f"Block efficiency over h_max: {reading.name}"
+    title = f"Block efficiency over h_max: {interpretation.name}"
     return Chart(name, title, POINTS, "h_max", "tokens per call", series)
 
 
 def _vocabularies(data: _Entropies) -> str:
-    """Whether the entropies of head 1 and of the others can be compared."""
+    """Whether the entropies of head 1 and of the others are comparable."""
     facts = data.run.facts
-    whole, draft = (facts.get(name) for name in ("vocabulary", "draft_vocabulary"))
-    if whole is None or draft is None:
+    full, draft = (facts.get(name) for name in ("vocabulary", "draft_vocabulary"))
+    if full is None or draft is None:
         return (
-            "Head 1 chooses from the whole vocabulary. Heads 2 to L choose from the "
-            "model's draft vocabulary, if it has one; with fewer tokens, entropies "
-            "compare with head 1's only roughly."
+            "Head 1 predicts over the full vocabulary. Heads 2 to L predict over the "
+            "model's draft vocabulary, if it has one; in that case their entropies are "
+            "only roughly comparable with that of head 1."
         )
-    if whole == draft:
-        return f"All heads choose from the whole vocabulary of {whole:,} tokens."
+    if full == draft:
+        return f"All heads predict over the full vocabulary of {full:,} tokens."
     return (
-        f"Head 1 chooses from the whole vocabulary of {whole:,} tokens, heads 2 to L "
-        f"from a draft vocabulary of {draft:,}, so that their entropies compare "
-        "with its only roughly."
+        f"Head 1 predicts over the full vocabulary of {full:,} tokens, heads 2 to L "
+        f"over a draft vocabulary of {draft:,}, so their entropies are only roughly "
+        "comparable with that of head 1."
     )
 
 
 @finding(
-    "The later a head, the higher its entropy: it grows on most tasks and falls on "
-    "none."
+    "Entropy increases with the number of the head on most tasks and decreases on none."
 )
-def _rises(data: _Entropies) -> Judgement | str:
-    """By ranks, over all tasks: one dip between two heads does not decide it."""
+def _increases(data: _Entropies) -> Judgement | str:
+    """Uses ranks, so that one decrease between two heads is not decisive."""
     entropies = data.by_task
     fits = {
         task: fit
@@ -220,29 +218,29 @@ def _rises(data: _Entropies) -> Judgement | str:
     lowest = min(fits, key=lambda task: fits[task].rank_correlation)
     return (
         False if falls else True if 2 * grows > len(entropies) else None,
-        f"By the rank correlation of entropy with the head's number, at 5 %, it grows "
-        f"on {grows} of {counted(len(entropies), 'task')} and falls on {falls}. The "
-        f"lowest is {decimal(fits[lowest].rank_correlation)}, of "
-        f"{data.run.task_label(lowest)}.",
+        "By the rank correlation of entropy with the number of the head, at the 5 % "
+        f"level, it increases on {grows} of {counted(len(entropies), 'task')} and "
+        f"decreases on {falls}. The lowest correlation is "
+        f"{decimal(fits[lowest].rank_correlation)}, on {data.run.task_label(lowest)}.",
     )
 
 
 @finding(
-    "On LAMBADA entropy never falls from one head to the next: h_max is the number of "
-    "heads."
+    "On LAMBADA entropy never decreases from one head to the next: h_max is the number "
+    "of heads."
 )
-def _never_falls_on_lambada(data: _Entropies) -> Judgement | str:
+def _never_decreases_on_lambada(data: _Entropies) -> Judgement | str:
     values = data.by_task.get(printed.LAMBADA)
     if values is None:
         return "LAMBADA was not measured."
     last, evidence = h_max(values), f"{', '.join(map(decimal, values))} nats"
     if last < len(values):
-        evidence += f": the first fall comes after head {last} of {len(values)}"
+        evidence += f": the first decrease is after head {last} of {len(values)}"
     return last == len(values), f"{evidence}."
 
 
-@finding("On other tasks entropy falls from some head to the next.")
-def _falls_somewhere(data: _Entropies) -> Judgement | str:
+@finding("On other tasks entropy decreases from some head to the next.")
+def _decreases_on_others(data: _Entropies) -> Judgement | str:
     last = {t: h_max(v) for t, v in data.by_task.items() if t != printed.LAMBADA}
     if not last:
         return "Not measured."
@@ -258,15 +256,15 @@ def _falls_somewhere(data: _Entropies) -> Judgement | str:
 
 def _correlates(data: _Entropies) -> list[Finding]:
     findings = []
-    for reading in data.readings:
-        holds, evidence = None, "h_max is the same everywhere, or few points."
-        if (fit := reading.fit) is not None:
+    for interpretation in data.interpretations:
+        holds, evidence = None, "h_max is constant, or there are too few points."
+        if (fit := interpretation.fit) is not None:
             holds = fit.grows()
             evidence = (
-                f"R = {decimal(fit.correlation)}, of ranks {correlation(fit)}; the "
-                f"paper prints R = {printed.FIGURE3_CORRELATION}."
+                f"R = {decimal(fit.correlation)}, rank correlation {correlation(fit)}; "
+                f"the paper reports R = {printed.FIGURE3_CORRELATION}."
             )
-        statement = f"Block efficiency grows with h_max ({reading.name})."
+        statement = f"Block efficiency increases with h_max ({interpretation.name})."
         findings.append(judged(statement, (holds, evidence)))
     return findings
 
@@ -280,11 +278,16 @@ STUDY = Study(
     prepare=_prepare,
     tables=[_entropy_table, _fit_table],
     charts=[_charts],
-    findings=[_rises, _never_falls_on_lambada, _falls_somewhere, _correlates],
+    findings=[
+        _increases,
+        _never_decreases_on_lambada,
+        _decreases_on_others,
+        _correlates,
+    ],
     notes=[
-        "Entropy is in nats, over every position of the texts. h_max is the number of "
-        "the last head up to which it never falls; the scale of entropy does not "
-        "matter.",
+        "Entropy is in nats, averaged over all positions of the texts. h_max is the "
+        "number of the last head up to which it never decreases; it does not depend on "
+        "the unit of entropy.",
         "The paper does not define the points of its Figure 3b. Both interpretations "
         "are shown: tasks with several numbers of heads each, where h_max is at most "
         "that number, and tasks with all heads.",

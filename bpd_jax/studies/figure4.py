@@ -1,7 +1,7 @@
 """Figures 4 and 5 and Table 2: single blocks, and decoding step by step.
 
-What is shown is chosen by rule from all calls that the explorer's records hold: the
-blocks in which a refined draft was right further than BPD's.
+A rule selects the blocks from all serial calls in the explorer's records: those in
+which a refined draft has more accepted tokens than BPD's.
 """
 
 import dataclasses
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bpd_jax.evaluation.block_views import BlockView, most_telling, view_block
+from bpd_jax.evaluation.block_views import BlockView, most_improved, view_block
 from bpd_jax.reporting import wording
 from bpd_jax.reporting.evaluation_records import lattice_picture
 from bpd_jax.reporting.exhibits import Cell, Column, Table
@@ -23,7 +23,7 @@ from bpd_jax.studies.tables import ALL, Judgement, by_row, counted, finding, tab
 
 _PICTURES = 3
 _CALLS = 8
-# Candidates of each head that are drawn at least, and characters before the block.
+# Minimum number of candidates drawn for each head, and characters before the block.
 _ROWS = 5
 _TAIL = 160
 
@@ -33,7 +33,7 @@ _IN_LATTICE = {BPD, "zero_gram", MEDUSA, *REFINES}
 
 
 class BlockExample(NamedTuple):
-    """A serial call of a refined contender: its text, and where and what it drafted."""
+    """A serial call of a refined contender: its text, position and draft."""
 
     record: ExplorerRecord
     at: int
@@ -53,19 +53,19 @@ def view_of(record: ExplorerRecord, at: int, label: str, draft: list[int]) -> Bl
 
     Args:
       record: the text with the candidates along it.
-      at: where the block begins.
-      label, draft: of a refined method.
+      at: position at which the block begins.
+      label, draft: label and draft of a refined method.
     """
     heads, scores = record.candidates[at], record.log_probs[at]
-    # The first token is certain: it has no other candidate.
-    others = len(heads[0]) - 1 if heads else 0
-    certain = [record.output[at], *[-1] * others]
+    # The first token is certain: its position has no other candidate.
+    padding = len(heads[0]) - 1 if heads else 0
+    certain = [record.output[at], *[-1] * padding]
     text = record.output[at : at + 1 + len(heads)]
     text += [-1] * (1 + len(heads) - len(text))
     return view_block(
         np.array(record.output[:at], int),
         np.array([certain, *heads]),
-        np.array([[0.0, *[-np.inf] * others], *scores]),
+        np.array([[0.0, *[-np.inf] * padding], *scores]),
         np.array(text),
         {label: np.array(draft)},
     )
@@ -74,7 +74,7 @@ def view_of(record: ExplorerRecord, at: int, label: str, draft: list[int]) -> Bl
 def blocks_of(
     record: ExplorerRecord, contender: str, label: str = ""
 ) -> Iterator[BlockExample]:
-    """Calls of a contender of whose draft the lattice has all that was accepted."""
+    """The calls of a contender whose accepted tokens are all in the lattice."""
     for call in _trace(record, contender).calls:
         view = view_of(record, call.at, label, call.winner)
         if len(view.paths[1].candidates) >= call.accepted:
@@ -84,7 +84,7 @@ def blocks_of(
 def refined_contender(records: Sequence[ExplorerRecord]) -> str | None:
     """The refined contender with the fewest serial calls over all texts.
 
-    Only contenders that decoded every text count; None if none did.
+    Contenders that did not decode every text are ignored; None if there is no other.
     """
     calls: dict[str, int] = {}
     for name in dict.fromkeys(t.contender for record in records for t in record.traces):
@@ -95,10 +95,10 @@ def refined_contender(records: Sequence[ExplorerRecord]) -> str | None:
 
 
 class _Figure4Data(NamedTuple):
-    """A run, the refined contender that is shown, and its blocks, most gain first.
+    """A run, the refined contender to show, and its blocks by decreasing gain.
 
-    Of every task it is the block that gains most over BPD, if any does; equal gains are
-    in the order of tasks.
+    There is one block per task, the one with the largest gain over BPD, if any gains;
+    blocks with equal gains are in the order of tasks.
     """
 
     run: StudyRun
@@ -114,7 +114,7 @@ def _prepare(run: StudyRun) -> _Figure4Data:
         return _Figure4Data(run, records, None, [])
     tasks = [*run.tasks, *sorted({record.task for record in records} - {*run.tasks})]
     blocks = [
-        most_telling(
+        most_improved(
             block
             for record in records
             if record.task == task
@@ -180,15 +180,15 @@ def _steps_table(data: _Figure4Data) -> list[Table]:
         "Serial call",
         {**{number: f"{number + 1}" for number in range(most)}, ALL: "Whole text"},
         by_row(columns, cells),
-        "The draft that won in every call; what was rejected stands in ⟦ ⟧.",
+        "The winning draft of every call; rejected tokens are in ⟦ ⟧.",
     )
     return [steps]
 
 
 def _trace(record: ExplorerRecord, contender: str) -> Trace:
-    """What a contender did; nothing if it did not decode the text."""
-    found = (trace for trace in record.traces if trace.contender == contender)
-    return next(found, Trace(contender, contender, []))
+    """The trace of a contender; without calls if it did not decode the text."""
+    traces = (trace for trace in record.traces if trace.contender == contender)
+    return next(traces, Trace(contender, contender, []))
 
 
 def _text(record: ExplorerRecord, tokens: Sequence[int]) -> str:
@@ -197,36 +197,36 @@ def _text(record: ExplorerRecord, tokens: Sequence[int]) -> str:
 
 def _step(record: ExplorerRecord, call: Call) -> str:
     """Accepted tokens, then the rejected ones in brackets."""
-    kept = _text(record, call.winner[: call.accepted])
-    dropped = _text(record, call.winner[call.accepted :])
-    return wording.visible(kept + (f"⟦{dropped}⟧" if dropped else ""))
+    accepted = _text(record, call.winner[: call.accepted])
+    rejected = _text(record, call.winner[call.accepted :])
+    return wording.visible(accepted + (f"⟦{rejected}⟧" if rejected else ""))
 
 
 def _notes(data: _Figure4Data) -> list[str]:
     if data.contender is None:
         return ["No refined contender was recorded on every text."]
     rule = (
-        "Chosen by rule: of all refined contenders the one with the fewest serial "
-        "calls; of each task the first block in which its draft gains most over "
-        f"BPD’s; of those the {_PICTURES} that gain most."
+        "Selection: the refined contender with the fewest serial calls; for each task, "
+        "the first block in which its draft gains most over BPD’s; of these blocks, "
+        f"the {_PICTURES} with the largest gains."
     )
     if not data.blocks:
         return [
             "In no block does the refined draft have more accepted tokens than BPD’s.",
             rule,
         ]
-    places = "; ".join(
+    blocks = "; ".join(
         f"{data.run.task_label(record.task)}, example {record.example}, token {at + 1}"
         for record, at, _ in data.blocks[:_PICTURES]
     )
-    return [rule, f"The lattices are of: {places}."]
+    return [rule, f"The lattices are those of {blocks}."]
 
 
 def _outcomes(margins: Sequence[int]) -> str:
-    """How often one draft has more accepted tokens than another, or fewer."""
+    """Numbers of calls in which one draft has more accepted tokens, as many, fewer."""
     more, fewer = (sum(sign * margin > 0 for margin in margins) for sign in (1, -1))
     return (
-        f"more accepted tokens in {more:,}, as many in "
+        f"more accepted tokens in {more:,}, equally many in "
         f"{len(margins) - more - fewer:,}, fewer in {fewer:,}."
     )
 
@@ -237,7 +237,7 @@ def _outcomes(margins: Sequence[int]) -> str:
 )
 def _bounded(data: _Figure4Data) -> Judgement | str:
     margins: list[int] = []
-    others: set[str] = set()
+    contenders: set[str] = set()
     for record in data.records:
         bounds = {call.at: call.accepted for call in _trace(record, ORACLE).calls}
         for trace in record.traces:
@@ -245,18 +245,18 @@ def _bounded(data: _Figure4Data) -> Judgement | str:
             shared = [call for call in trace.calls if call.at in bounds]
             if method.kind in _IN_LATTICE and not method.lookup and shared:
                 margins += [bounds[call.at] - call.accepted for call in shared]
-                others.add(trace.contender)
+                contenders.add(trace.contender)
     if not margins:
         return "Not measured."
     return (
         min(margins) >= 0,
-        f"{counted(len(margins), 'call')} of {counted(len(others), 'method')} at "
+        f"{counted(len(margins), 'call')} of {counted(len(contenders), 'method')} at "
         f"positions where the oracle was called too: it has {_outcomes(margins)}",
     )
 
 
 @finding("Refined drafts have more accepted tokens than BPD’s more often than fewer.")
-def _further(data: _Figure4Data) -> Judgement | str:
+def _more_accepted(data: _Figure4Data) -> Judgement | str:
     if data.contender is None:
         return "Not measured."
     gains = [
@@ -281,6 +281,6 @@ STUDY = Study(
     prepare=_prepare,
     tables=[_steps_table],
     lattices=[_lattices],
-    findings=[_bounded, _further],
+    findings=[_bounded, _more_accepted],
     notes=[_notes],
 )

@@ -1,4 +1,4 @@
-"""Figure 6: the oracle by candidates and by heads."""
+"""Figure 6: the oracle by number of candidates and of heads."""
 
 import collections
 import dataclasses
@@ -9,7 +9,7 @@ from bpd_jax.evaluation.entropy import fit_line
 from bpd_jax.reporting.exhibits import LINES, Cell, Chart, Column, Table
 from bpd_jax.studies import printed
 from bpd_jax.studies.refinements import method_of
-from bpd_jax.studies.results import StudyRun, drafts_from_lattice
+from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study import DRAFTS, ORACLE, Study
 from bpd_jax.studies.study_config import BPD
 from bpd_jax.studies.study_records import REPORT, OracleRecord
@@ -27,18 +27,18 @@ from bpd_jax.studies.tables import (
 )
 
 WIDTHS = (1, 2, 4, 8, 16)
-"""Columns of the table, as far as so many candidates were recorded."""
+"""Columns of the table, up to the number of recorded candidates."""
 _PRINTED = {1: "bpd", 2: "oracle2", 16: "oracle16"}
 """Widths with a column of the paper's Table 4."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Grid:
-    """The oracle on some texts.
+    """The oracle on n texts.
 
     Attributes:
       tokens: decoded tokens, `[n]`.
-      calls: serial calls, `[n, L - 1, K]`: of heads 2 … h, and k candidates of each.
+      calls: serial calls, `[n, L - 1, K]`, with heads 2 … h and k candidates of each.
     """
 
     tokens: np.ndarray
@@ -53,14 +53,14 @@ class _Grid:
 
 @dataclasses.dataclass(frozen=True)
 class _Oracle:
-    """The oracle's records of a run, by task and `ALL`, as far as measured."""
+    """The oracle's records of a run, by measured task and `ALL`."""
 
     run: StudyRun
     grids: dict[str | None, _Grid]
 
     @property
     def tasks(self) -> dict[str, np.ndarray]:
-        """Block efficiency with all heads by candidates, `[K]`, of every task."""
+        """Block efficiency with all heads by number of candidates, `[K]`, by task."""
         return {t: grid.efficiencies[-1] for t, grid in self.grids.items() if t}
 
 
@@ -103,7 +103,7 @@ def _widths_table(data: _Oracle) -> Table:
     columns.append(Column(f"k = {widths[-1]} over BPD", digits=1, unit="+%"))
     return table(
         "figure6",
-        "The oracle with all heads, by candidates of each",
+        "The oracle with all heads, by number of candidates",
         "task",
         data.run.rows(),
         by_row(columns, cells),
@@ -121,7 +121,7 @@ def _heads_table(data: _Oracle) -> list[Table]:
         [Column(f"{h} heads", "tokens per call") for h in range(2, heads + 2)],
         lambda task: [Cell(float(v)) for v in data.grids[task].efficiencies[:, -1]],
     )
-    title = f"The oracle with {width} candidates, by heads"
+    title = f"The oracle with {width} candidates, by number of heads"
     return [table("figure6_heads", title, "task", rows, columns)]
 
 
@@ -143,37 +143,37 @@ def _charts(data: _Oracle) -> list[Chart]:
     ]
 
 
-@finding("With one candidate the oracle takes BPD's calls, text by text.")
+@finding("With one candidate the oracle needs as many calls as BPD on every text.")
 def _one_is_bpd(data: _Oracle) -> Judgement | str:
     oracle = _records(data.run)
     same = [
-        draft.calls == oracle[place].calls[-1][0]
+        draft.calls == oracle[text].calls[-1][0]
         for draft in data.run.drafts(BPD)
-        if (place := (draft.task, draft.example)) in oracle
+        if (text := (draft.task, draft.example)) in oracle
     ]
     if not same:
-        return "BPD was not recorded beside the oracle."
-    evidence = f"The same on {sum(same)} of {len(same)} texts."
+        return "BPD and the oracle were not recorded on the same texts."
+    evidence = f"Equal on {sum(same)} of {len(same)} texts."
     return all(same), evidence
 
 
-@finding("The oracle's block efficiency grows with every further candidate.")
-def _grows(data: _Oracle) -> Judgement | str:
+@finding("The oracle's block efficiency never decreases with the number of candidates.")
+def _never_decreases(data: _Oracle) -> Judgement | str:
     if not data.tasks:
         return "Not measured."
-    falls = [
+    decreasing = [
         data.run.task_label(task)
         for task, line in data.tasks.items()
         if (np.diff(line) < 0).any()
     ]
-    never, tasks = len(data.tasks) - len(falls), len(data.tasks)
-    evidence = f"It never falls on {never} of {tasks} tasks"
-    listed = f", and does on {', '.join(falls)}" if falls else ""
-    return not falls, f"{evidence}{listed}."
+    tasks = len(data.tasks)
+    evidence = f"It never decreases on {tasks - len(decreasing)} of {tasks} tasks"
+    listed = f", but does on {', '.join(decreasing)}" if decreasing else ""
+    return not decreasing, f"{evidence}{listed}."
 
 
-@finding("Further candidates add less and less.")
-def _falling_returns(data: _Oracle) -> Judgement | str:
+@finding("Further candidates have diminishing returns.")
+def _diminishing_returns(data: _Oracle) -> Judgement | str:
     if ALL not in data.grids or data.grids[ALL].calls.shape[-1] < 3:
         return "Not measured."
     line = data.grids[ALL].efficiencies[-1]
@@ -183,11 +183,11 @@ def _falling_returns(data: _Oracle) -> Judgement | str:
     return (
         bool(late < early),
         f"Over all tasks {early:+.3f} tokens per call for each of the candidates 2 to "
-        f"{middle}, {late:+.3f} for each of those after.",
+        f"{middle}, {late:+.3f} for each later one.",
     )
 
 
-@finding("The less BPD accepts on a task, the more the oracle gains.")
+@finding("The lower BPD's block efficiency on a task, the more the oracle gains.")
 def _weak_gain_most(data: _Oracle) -> Judgement | str:
     lines = data.tasks.values()
     gains = [float(line[-1] / line[0] - 1) for line in lines]
@@ -198,8 +198,8 @@ def _weak_gain_most(data: _Oracle) -> Judgement | str:
         fit.falls(),
         "Rank correlation of the oracle's relative gain with BPD's block efficiency: "
         f"{correlation(fit)} over {len(gains)} tasks, with gains from "
-        f"{100 * min(gains):.0f} to {100 * max(gains):.0f} %. In the paper from 18 to "
-        "54 %.",
+        f"{100 * min(gains):.0f} to {100 * max(gains):.0f} %. In the paper they range "
+        "from 18 to 54 %.",
     )
 
 
@@ -226,21 +226,21 @@ def _bounds_all(data: _Oracle) -> Judgement | str:
     )
     for name in run.contenders:
         method = method_of(name)
-        if name == BPD or not drafts_from_lattice(method):
+        if name == BPD or not method.within_lattice:
             continue
         for draft in run.drafts(name):
             bound = oracle.get((draft.task, draft.example))
             if bound and (method.setting("k") or 0) <= len(bound.calls[0]):
                 calls[name, draft.task] += draft.calls, bound.calls[-1][-1]
     if not calls:
-        return "No refined draft was recorded beside it."
-    gaps = {place: mine / bound for place, (mine, bound) in calls.items()}
-    name, task = min(gaps, key=gaps.__getitem__)
+        return "No refined draft was recorded on the oracle's texts."
+    ratios = {key: drafted / bound for key, (drafted, bound) in calls.items()}
+    name, task = min(ratios, key=ratios.__getitem__)
     return (
-        bool(gaps[name, task] >= 1),
+        bool(ratios[name, task] >= 1),
         f"Of {counted(len({name for name, _ in calls}), 'method')} on each task, "
-        f"{run.label(name)} on {run.task_label(task)} comes nearest: it takes "
-        f"{gaps[name, task]:.2f} times the oracle's calls.",
+        f"{run.label(name)} on {run.task_label(task)} is the closest: it needs "
+        f"{ratios[name, task]:.2f} times the oracle's calls.",
     )
 
 
@@ -249,25 +249,25 @@ STUDY = Study(
     "The oracle",
     "Figure 6",
     "How many tokens would a call yield if the best path through the heads' lattice "
-    "were always found, by candidates and by heads?",
+    "were always found, by number of candidates and of heads?",
     measures=(ORACLE, DRAFTS),
     prepare=_prepare,
     tables=[_widths_table, _heads_table],
     charts=[_charts],
     findings=[
         _one_is_bpd,
-        _grows,
-        _falling_returns,
+        _never_decreases,
+        _diminishing_returns,
         _weak_gain_most,
         _more_heads,
         _bounds_all,
     ],
     notes=[
-        "The oracle drafts the longest prefix of the text that lies in the lattice. "
-        "At no position can a draft from the same lattice yield more. Complete texts "
-        "may still occasionally take a call less, because a shorter step can end at a "
-        "better position.",
-        "The paper's values are those of its Tables 4 and 9 for 1 (BPD), 2 and 16 "
-        "candidates of nine heads.",
+        "The oracle drafts the longest prefix of the text that is in the lattice. At "
+        "no position can a draft from the same lattice yield more tokens. On a "
+        "complete text another draft may still need one call less, because a shorter "
+        "step can end at a better position.",
+        "The paper's values are those of its Tables 4 and 9 with nine heads and 1 "
+        "(BPD), 2 and 16 candidates.",
     ],
 )

@@ -11,7 +11,7 @@ from bpd_jax.studies.tables import ALL, line_of
 
 
 def _families(run: StudyRun) -> list[list[str]]:
-    """Contenders that differ in p alone, each family in the order of p."""
+    """Groups of contenders that differ only in p, each in the order of p."""
     families: dict[str, list[str]] = {}
     for name in run.contenders:
         method = method_of(name)
@@ -26,12 +26,12 @@ def _drafts(contender: str) -> int:
 
 
 def _label(run: StudyRun, family: list[str]) -> str:
-    """The label without the number of drafts."""
+    """The label of a family, without the number of drafts."""
     return run.label(family[0]).removeprefix(f"{_drafts(family[0])}-best ")
 
 
 def _charts(run: StudyRun) -> list[Chart]:
-    """A panel for all tasks, and one for every task."""
+    """A panel for all tasks together, and one for every task."""
     return [
         Chart(
             "figure7" if task is ALL else f"figure7_{task}",
@@ -53,11 +53,14 @@ def _charts(run: StudyRun) -> list[Chart]:
 
 
 def _findings(run: StudyRun) -> list[Finding]:
-    return [_falling(run, family) for family in _families(run)]
+    return [_diminishing_returns(run, family) for family in _families(run)]
 
 
-def _falling(run: StudyRun, family: list[str]) -> Finding:
-    statement = f"Block efficiency grows with p, less and less ({_label(run, family)})."
+def _diminishing_returns(run: StudyRun, family: list[str]) -> Finding:
+    statement = (
+        "Block efficiency increases with p, with diminishing returns "
+        f"({_label(run, family)})."
+    )
     points = [
         (_drafts(name), value)
         for name in family
@@ -66,17 +69,18 @@ def _falling(run: StudyRun, family: list[str]) -> Finding:
     if len(points) < 3:
         return Finding(statement, None, "Fewer than three values of p.")
     slopes = [(y2 - y) / (x2 - x) for (x, y), (x2, y2) in itertools.pairwise(points)]
-    falling = all(b < a for a, b in itertools.pairwise(slopes))
-    words = ", ".join(f"{value:.3f} at p = {p}" for p, value in points)
-    holds = min(slopes) >= 0 and falling
-    return Finding(statement, holds, f"Over all tasks {words}.")
+    diminishing = all(b < a for a, b in itertools.pairwise(slopes))
+    listed = ", ".join(f"{value:.3f} at p = {p}" for p, value in points)
+    return Finding(
+        statement, min(slopes) >= 0 and diminishing, f"Over all tasks {listed}."
+    )
 
 
 STUDY = Study(
     "figure7",
     "Block efficiency over the number of drafts",
     "Figure 7",
-    "What do more drafts per serial call bring?",
+    "How does block efficiency depend on the number of drafts per serial call?",
     tables=[
         efficiency_table({}, lambda run: [n for f in _families(run) for n in f]),
         headroom_table,
@@ -84,7 +88,7 @@ STUDY = Study(
     charts=[_charts],
     findings=[_findings],
     notes=[
-        "A tree that merges p drafts by their common prefixes checks fewer tokens than "
-        "p drafts side by side; the block efficiency is the same.",
+        "A tree that merges the common prefixes of p drafts verifies fewer tokens than "
+        "p separate drafts, with the same block efficiency.",
     ],
 )

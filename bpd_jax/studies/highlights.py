@@ -1,4 +1,4 @@
-"""The key figures of all studies."""
+"""The key figures at the top of the studies' page."""
 
 from collections.abc import Sequence
 
@@ -11,12 +11,12 @@ _MAIN = "table4"
 
 
 def highlights(runs: Sequence[StudyRun]) -> list[KeyFigure]:
-    """Block efficiency without and with refinement, the oracle's, and what is taken.
+    """Block efficiency of BPD, the best method and the oracle, and the headroom taken.
 
-    Of Table 4's run, or else of the first that has drafts of BPD.
+    They are those of Table 4's run, or else of the first run with drafts of BPD.
 
     Args:
-      runs: in the order of the page.
+      runs: the runs in the order of the page.
     """
     for run in sorted(runs, key=lambda run: run.study != _MAIN):
         if run.drafts(BPD):
@@ -50,18 +50,18 @@ def _figures(run: StudyRun) -> list[KeyFigure]:
         )
     )
     oracle = run.oracle
-    together = run.paired([name, BPD, oracle or BPD])
-    mine, theirs, bound = (drafts.efficiency for drafts in together)
-    if oracle is None or mine is None or theirs is None or bound is None:
+    paired = run.paired([name, BPD, oracle or BPD])
+    efficiency, plain, bound = (drafts.efficiency or 0.0 for drafts in paired)
+    if oracle is None or not bound:
         return figures
     figures.append(KeyFigure("Oracle", f"{bound:.2f}", run.label(oracle)))
-    share = headroom_taken(mine, theirs, bound)
+    share = headroom_taken(efficiency, plain, bound)
     if share is not None:
         figures.append(
             KeyFigure(
                 "Headroom taken",
                 f"{100 * share:.0f} %".replace("-", "−"),
-                f"of the way from BPD to the oracle, by {label}",
+                f"of the difference between BPD and the oracle, by {label}",
             )
         )
     return figures
@@ -72,15 +72,15 @@ def _percent(share: float) -> str:
 
 
 def _best(run: StudyRun, texts: int) -> tuple[str, ContenderDrafts]:
-    """The best method of those recorded on every text that BPD was, and its drafts."""
+    """The best method among those recorded on all texts of BPD, and its drafts."""
     drafts = {
         name: run.paired([name, BPD])[0]
         for name in run.contenders
         if name != BPD and not name.startswith(("oracle", "greedy"))
     }
-    whole = [(name, one) for name, one in drafts.items() if len(one) == texts]
+    complete = [pair for pair in drafts.items() if len(pair[1]) == texts]
     return max(
-        whole,
+        complete,
         key=lambda pair: pair[1].efficiency or 0,
         default=("", ContenderDrafts([])),
     )

@@ -1,4 +1,4 @@
-"""In-domain texts of each task and n-gram models of them (appendix D, Table 7)."""
+"""In-domain texts of each task, and n-gram models of them (appendix D, Table 7)."""
 
 import hashlib
 import itertools
@@ -13,40 +13,41 @@ from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams.build_model import Settings, build
 from bpd_jax.studies.study_context import StudyContext
-from bpd_jax.studies.tasks import TaskRecord, has_train, iterate_sources, rest_of
+from bpd_jax.studies.tasks import TaskRecord, has_train, read_sources, undrawn_texts
 
-# Words that a task never uses are unigrams of this log-probability, as in the paper.
+# Log-probability of unigrams that do not occur in a task's texts, as in the paper.
 _UNSEEN_LOG_PROB = -1000.0
 _ORDER = 2
 _TRAIN = "train"
 
 
 def build_in_domain(context: StudyContext, task: str) -> dict[str, Any]:
-    """Builds a 2-gram model of texts that are neither reported nor tuned on, once.
+    """Builds a 2-gram model of texts that are neither reported nor tuned on.
 
-    They come from the task's training split first, if there is one, and then from the
-    examples that were not drawn from the reported split, for any shard. The model is in
-    `WORKDIR/in_domain/TASK`, the texts in `WORKDIR/in_domain_texts/TASK.jsonl`, for
-    a rescorer to be trained on.
+    The texts come from the task's training split, if there is one, and then from the
+    examples of the reported split that no shard has drawn. The model is stored in
+    `WORKDIR/in_domain/TASK` and is not built again if it is up to date. The texts are
+    stored in `WORKDIR/in_domain_texts/TASK.jsonl`; a rescorer can be trained on them.
 
     Returns:
-      `texts`, the number of texts, and `digest` of all that the model depends on.
+      `texts`, the number of texts, and `digest` of everything that the model depends
+      on.
 
     Raises:
-      UserError: every text was drawn.
+      UserError: no text is left.
     """
     output = context.workdir / "in_domain" / task
     loaded = context.loaded(task)
     sources: Iterable[TaskRecord] = context.sources(task)
     data = as_path(context.config.data or "")
     if has_train(data, task):
-        # A training split may be large, and only its first records are needed.
-        sources = itertools.chain(iterate_sources(data, task, [_TRAIN]), sources)
-    texts = rest_of(sources, context.whole_draw(task), context.config.in_domain)
+        # The training split may be large, and only its first records are needed.
+        sources = itertools.chain(read_sources(data, task, [_TRAIN]), sources)
+    texts = undrawn_texts(sources, context.whole_draw(task), context.config.in_domain)
     if not texts:
         raise UserError(
-            f"{task} has no text left to count in-domain n-grams of: give it a split "
-            f"{_TRAIN}, or report on fewer examples."
+            f"{task} has no text left for in-domain n-grams: add a split {_TRAIN}, or "
+            "report on fewer examples."
         )
     _write_texts(context.workdir / "in_domain_texts" / f"{task}.jsonl", texts)
     tokens = [loaded.tokenizer.encode(text) for text in texts]
@@ -75,10 +76,10 @@ def build_in_domain(context: StudyContext, task: str) -> dict[str, Any]:
 
 
 def _write_texts(path: pathlib.Path, texts: Sequence[str]) -> None:
-    """Writes texts as JSON Lines, unless they are there already."""
-    written = "".join(f"{json.dumps({'text': text})}\n" for text in texts)
-    if path.is_file() and path.read_text(encoding="utf-8") == written:
+    """Writes texts as JSON Lines, unless the file is up to date."""
+    content = "".join(f"{json.dumps({'text': text})}\n" for text in texts)
+    if path.is_file() and path.read_text(encoding="utf-8") == content:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     with files.replacing_file(path) as temporary:
-        temporary.write_text(written, encoding="utf-8")
+        temporary.write_text(content, encoding="utf-8")

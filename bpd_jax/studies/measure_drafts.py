@@ -1,4 +1,4 @@
-"""Makes the records of drafts and of the oracle by replaying the texts."""
+"""Creates the records of drafts and of the oracle by replaying the texts."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -19,12 +19,12 @@ from bpd_jax.studies.study_records import (
 )
 from bpd_jax.studies.tasks import StudyExample
 
-# Number of texts that are replayed together; each contender is compiled once for it.
+# Number of texts that are replayed together; a contender is compiled for this number.
 _GROUP = 128
 
 
 class ExampleText(NamedTuple):
-    """An example with its text."""
+    """An example with its decoded text."""
 
     task: str
     example: StudyExample
@@ -34,12 +34,12 @@ class ExampleText(NamedTuple):
 def draft_records(
     context: StudyContext, contender: str, tasks: Sequence[str]
 ) -> Iterator[list[DraftRecord]]:
-    """Records of a contender's drafts along the texts of some tasks, in groups."""
+    """Yields groups of records of a contender's drafts along the texts of tasks."""
     source = context.config.source
-    for group, found in replay(context, contender, tasks, every_position=True):
+    for group, generations in replay(context, contender, tasks, every_position=True):
         yield [
-            _draft_record(place, generation, contender, source)
-            for place, generation in zip(group, found, strict=True)
+            _draft_record(example, generation, contender, source)
+            for example, generation in zip(group, generations, strict=True)
         ]
 
 
@@ -53,18 +53,21 @@ def replay(
 ) -> Iterator[tuple[list[ExampleText], list[Generation]]]:
     """Replays a contender on texts of some tasks.
 
-    Texts of all tasks go together if the contender's models are the same for all, and
-    in groups of one size, so that each contender is compiled once.
+    If the contender uses the same models for all tasks, their texts are replayed
+    together. All groups have the same size, so that each contender is compiled once.
 
     Args:
-      context: model, examples, texts.
-      contender: its name.
-      tasks: their names.
-      every_position: whether drafts are made at every position of a text, or only at
-        those where decoding calls the model.
-      part: of the examples; None for all.
+      context: model, examples and texts.
+      contender: name of the contender.
+      tasks: names of the tasks.
+      every_position: whether to draft at every position of a text, or only at those
+        where decoding calls the model.
+      part: part of the examples, `TUNE` or `REPORT`; None for both.
+
+    Yields:
+      A group of examples, and the replayed generation of each.
     """
-    places = [
+    examples = [
         ExampleText(task, example, text)
         for task in tasks
         for example, text in zip(
@@ -72,22 +75,22 @@ def replay(
         )
         if len(text.output_ids) and part in (None, example.part)
     ]
-    if not places:
+    if not examples:
         return
-    apart = context.depends_on_task(contender)
-    sizes = padded_sizes([place.text for place in places])
+    by_task = context.depends_on_task(contender)
+    sizes = padded_sizes([example.text for example in examples])
     padded = sizes[0] - sizes[1]
-    for task in tasks if apart else tasks[:1]:
-        mine = [place for place in places if not apart or place.task == task]
-        if not mine:
+    for task in tasks if by_task else tasks[:1]:
+        selected = [each for each in examples if not by_task or each.task == task]
+        if not selected:
             continue
         decoder, method = context.contender(contender, task)
-        rows = min(_GROUP, len(mine))
-        for begin in range(0, len(mine), rows):
-            group = mine[begin : begin + rows]
-            # The last group is filled up, to be of the same shape.
-            texts = [place.text for place in (group + mine)[:rows]]
-            kept = replay_of(
+        rows = min(_GROUP, len(selected))
+        for begin in range(0, len(selected), rows):
+            group = selected[begin : begin + rows]
+            # The last group is padded with other texts to the same shape.
+            texts = [example.text for example in (group + selected)[:rows]]
+            recorded = replay_of(
                 decoder,
                 texts,
                 context.options(task),
@@ -95,42 +98,44 @@ def replay(
                 sizes=sizes,
                 padded=padded,
             )
-            replayer = kept.decoder(width=decoder.width, alpha=decoder.alpha)
-            found = kept.decode(method, replayer, every_position=every_position)
-            yield group, found[: len(group)]
+            replayer = recorded.decoder(width=decoder.width, alpha=decoder.alpha)
+            generations = recorded.decode(
+                method, replayer, every_position=every_position
+            )
+            yield group, generations[: len(group)]
 
 
 def _draft_record(
-    place: ExampleText, every: Generation, contender: str, source: str
+    example: ExampleText, generation: Generation, contender: str, source: str
 ) -> DraftRecord:
-    """From drafts at every position."""
-    drafts = every.proposed
+    """Summarises a generation with drafts at every position."""
+    drafts = generation.proposed
     pairs = (drafts[:, 1:] >= 0) & (drafts[:, :-1] >= 0)
     equal = pairs & (drafts[:, 1:] == drafts[:, :-1])
     run = longest = np.ones(len(drafts), int)
     for column in equal.T:
         run = np.where(column, run + 1, 1)
         longest = np.maximum(longest, run)
-    calls = call_positions(every.accepted)
+    calls = call_positions(generation.accepted)
     entropies = np.zeros(0)
     if contender == BPD:
-        entropies = place.text.predicted_by(source).entropies.mean(0)
+        entropies = example.text.predicted_by(source).entropies.mean(0)
     return DraftRecord(
-        task=place.task,
-        example=place.example.index,
-        part=place.example.part,
+        task=example.task,
+        example=example.example.index,
+        part=example.example.part,
         contender=contender,
-        accepted=to_digits(every.accepted),
+        accepted=to_digits(generation.accepted),
         length=to_digits((drafts >= 0).sum(1)),
         equal=to_digits(equal.sum(1)),
         longest=to_digits(longest),
-        nodes=int(every.nodes[calls].sum()),
+        nodes=int(generation.nodes[calls].sum()),
         head_entropy=[round(float(value), 5) for value in entropies],
     )
 
 
 def oracle_records(context: StudyContext, task: str) -> list[OracleRecord]:
-    """The oracle for every width and number of heads, along the texts of a task."""
+    """Records of the oracle for every width and number of heads, for a task's texts."""
     return [
         OracleRecord(
             task,

@@ -1,4 +1,4 @@
-"""Makes the records of the draft explorer: texts with all drafts along them."""
+"""Creates the records of the draft explorer: texts with all drafts along them."""
 
 from collections.abc import Sequence
 
@@ -10,44 +10,46 @@ from bpd_jax.studies.measure_drafts import ExampleText, replay
 from bpd_jax.studies.study_context import StudyContext
 from bpd_jax.studies.study_records import REPORT, Call, ExplorerRecord, Trace
 
-# Candidates of each head that are kept, and characters of a prompt that are shown.
+# Recorded candidates of each head, and characters of a prompt that are shown.
 _CANDIDATES, _PROMPT = 6, 1200
 
 
 def explorer_records(
     context: StudyContext, task: str, contenders: Sequence[str], shown: int
 ) -> list[ExplorerRecord]:
-    """The first reported examples of a task, with what contenders drafted along them.
+    """The first reported examples of a task, with all contenders' drafts along them.
 
     Args:
-      context: of the study.
-      task: its name.
-      contenders: whose drafts are shown.
-      shown: how many examples.
+      context: context of the study.
+      task: name of the task.
+      contenders: names of the contenders.
+      shown: maximum number of examples.
     """
-    places: dict[int, ExampleText] = {}
-    found: dict[int, dict[str, Generation]] = {}
+    examples: dict[int, ExampleText] = {}
+    by_contender: dict[int, dict[str, Generation]] = {}
     for name in contenders:
         for group, generations in replay(context, name, [task], every_position=False):
-            for place, generation in zip(group, generations, strict=True):
-                index = place.example.index
-                if place.example.part == REPORT:
-                    places[index] = place
-                    found.setdefault(index, {})[name] = generation
-    chosen = sorted(places)[:shown]
-    return [_record(context, places[index], found[index]) for index in chosen]
+            for example, generation in zip(group, generations, strict=True):
+                index = example.example.index
+                if example.example.part == REPORT:
+                    examples[index] = example
+                    by_contender.setdefault(index, {})[name] = generation
+    return [
+        _record(context, examples[index], by_contender[index])
+        for index in sorted(examples)[:shown]
+    ]
 
 
 def _record(
-    context: StudyContext, place: ExampleText, drafted: dict[str, Generation]
+    context: StudyContext, example: ExampleText, by_contender: dict[str, Generation]
 ) -> ExplorerRecord:
-    pieces = _Pieces(context.loaded(place.task))
-    text = place.text.predicted_by(context.config.source)
+    pieces = _Pieces(context.loaded(example.task))
+    text = example.text.predicted_by(context.config.source)
     log_probs = text.log_probs[..., :_CANDIDATES].astype(float)
     return ExplorerRecord(
-        task=place.task,
-        example=place.example.index,
-        prompt=_shortened(place.example.prompt),
+        task=example.task,
+        example=example.example.index,
+        prompt=_shortened(example.example.prompt),
         output=pieces.of(text.output_ids),
         candidates=[
             [pieces.of(head) for head in block]
@@ -56,9 +58,9 @@ def _record(
         log_probs=np.round(log_probs, 2).tolist(),
         traces=[
             Trace(name, context.label(name), _calls(generation, pieces))
-            for name, generation in drafted.items()
+            for name, generation in by_contender.items()
         ],
-        # Last, when the other fields have numbered all tokens.
+        # Evaluated last: the other fields number the tokens.
         pieces=pieces.texts,
     )
 
@@ -104,7 +106,7 @@ class _Pieces:
 
 
 def _shortened(prompt: str) -> str:
-    """A long prompt without its middle."""
+    """Removes the middle of a long prompt."""
     if len(prompt) <= _PROMPT:
         return prompt
     half = _PROMPT // 2

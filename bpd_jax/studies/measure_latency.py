@@ -1,9 +1,9 @@
-"""How long an n-gram model takes to find the best drafts of a lattice (Tables 12, 13).
+"""Measures the search for the best drafts under an n-gram model (Tables 12 and 13).
 
 Every lattice is new to the search, as in decoding: the model is in memory, but not in
 the processor's cache. One candidate of each position continues a random walk over the
 model's bigrams, the others are drawn by their frequency. Most pairs of neighbours are
-therefore bigrams, which is harder than the candidates of a language model's heads.
+therefore bigrams, which makes the search slower than for candidates of a model's heads.
 """
 
 import functools
@@ -30,11 +30,11 @@ from bpd_jax.typing import PyTree
 
 DEVICE, VITERBI, FST = ENGINES = ("device", "viterbi", "fst")
 
-# With fewer unigrams a lattice could not have distinct candidates.
+# With fewer unigrams the candidates of a lattice might not be distinct.
 _FEWEST_UNIGRAMS = 100
 
 Key = tuple[str, int, int, int]
-"""One cell: engine, steps, width, paths."""
+"""A cell of a table: engine, steps, width, paths."""
 
 PATHS_STEPS, PATHS_WIDTH = 8, 16
 """The lattices of Table 12."""
@@ -47,13 +47,13 @@ SHAPES = [
 
 
 class Lattices:
-    """Makes lattices over the tokens of a model."""
+    """Generates lattices over the tokens of an n-gram model."""
 
     def __init__(self, model: NGramModel, seed: int = 0) -> None:
-        """Takes the model; equal seeds make equal lattices.
+        """Takes the model; equal seeds give equal lattices.
 
         Raises:
-          UserError: it has too few tokens.
+          UserError: the model has too few tokens.
         """
         if model.sizes[0] < _FEWEST_UNIGRAMS:
             raise UserError(
@@ -64,11 +64,11 @@ class Lattices:
         self._model = model
         is_token = model.keys[0] < model.vocab_size
         self._tokens = model.keys[0][is_token]
-        self._chances = np.cumsum(np.exp(model.log_probs[0][is_token]))
+        self._cumulative = np.cumsum(np.exp(model.log_probs[0][is_token]))
         self._context = max(model.order - 2, 0)
 
     def make(self, number: int, length: int, width: int) -> tuple[Lattice, np.ndarray]:
-        """Returns lattices `[n, L, W]` and the text before them `[n, C]`."""
+        """Returns lattices `[n, L, W]` and the preceding text `[n, C]`."""
         walk = self._walk(number, self._context + length)
         text, tokens = walk[:, : self._context], walk[:, self._context :]
         columns = np.empty((number, length, width), np.int32)
@@ -83,13 +83,13 @@ class Lattices:
         log_probs = -np.sort(self._rng.exponential(2.0, columns.shape)) - 0.5
         log_probs[:, 0] = [0] + [-np.inf] * (width - 1)
         entropies = np.zeros(columns.shape[:2], np.float32)
-        # On the host, as engines there get them from the decode loop.
+        # NumPy arrays, which the decode loop passes to engines on the host.
         arrays: PyTree = (columns, log_probs.astype(np.float32), entropies)
         return Lattice(*arrays), text
 
     def _draw(self, number: int) -> np.ndarray:
-        place = self._rng.random(number) * self._chances[-1]
-        return self._tokens[np.searchsorted(self._chances, place)]
+        quantiles = self._rng.random(number) * self._cumulative[-1]
+        return self._tokens[np.searchsorted(self._cumulative, quantiles)]
 
     def _walk(self, number: int, length: int) -> np.ndarray:
         """Random walks over the bigrams; a walk without a continuation restarts."""
@@ -99,8 +99,8 @@ class Lattices:
         if model.order == 1:
             walk[:] = self._draw(walk.size).reshape(walk.shape)
             return walk
-        for place in range(1, length):
-            unigram = np.searchsorted(model.keys[0], walk[:, place - 1])
+        for position in range(1, length):
+            unigram = np.searchsorted(model.keys[0], walk[:, position - 1])
             begin = np.searchsorted(model.keys[1], unigram * model.width)
             end = np.searchsorted(
                 model.keys[1], unigram * model.width + trie.eos_symbol(model.vocab_size)
@@ -108,12 +108,12 @@ class Lattices:
             step = np.floor((end - begin) * self._rng.random(number)).astype(int)
             at = np.minimum(begin + step, model.keys[1].size - 1)
             after = model.keys[1][at] % model.width
-            walk[:, place] = np.where(begin < end, after, self._draw(number))
+            walk[:, position] = np.where(begin < end, after, self._draw(number))
         return walk
 
 
 def check_engine(engine: str) -> None:
-    """Raises a `UserError` if there is no such engine."""
+    """Raises a `UserError` if the engine is unknown."""
     if engine not in ENGINES:
         raise UserError(
             f"unknown n-gram engine {engine!r}: choose from {', '.join(ENGINES)}."
@@ -124,7 +124,7 @@ def make_rescorer(engine: str, model: NGramModel) -> NGramRefiner | HostEngine:
     """The n-gram search of an engine, for any number of paths.
 
     Raises:
-      UserError: there is no such engine, or it needs a package that is missing.
+      UserError: the engine is unknown, or needs a package that is not installed.
     """
     check_engine(engine)
     if engine == DEVICE:
@@ -144,11 +144,12 @@ def refine_milliseconds(
     """Times the search as the decode loop calls it, without compilation.
 
     Args:
-      rescorer: from `make_rescorer`.
-      paths: P.
+      rescorer: the result of `make_rescorer`.
+      paths: P, the number of drafts.
       lattice: `[n, L, W]`.
-      context: the text before it, `[n, C]`.
-      batch: lattices in one call, at most n; a smaller rest is not timed.
+      context: the preceding text, `[n, C]`.
+      batch: number of lattices in one call, at most n; a smaller last batch is not
+        timed.
 
     Returns:
       Milliseconds per lattice of every call, `[n // batch]`.
@@ -194,17 +195,17 @@ def latency_records(
     """Times every engine on lattices of every shape of Tables 12 and 13.
 
     Args:
-      model: n-gram model that rescores.
-      engines: of `ENGINES`; `fst` is the paper's.
-      runs: of each cell; the paper's are 10.
-      lattices: of each run, one after the other, each a new one; the time of a run is
-        their median, which leaves out interruptions by other processes.
-      seed: of the lattices, which are the same for all engines.
+      model: the n-gram model.
+      engines: some of `ENGINES`; `fst` is the paper's.
+      runs: number of runs of each cell, 10 in the paper.
+      lattices: number of lattices of each run, all different; the time of a run is the
+        median over its lattices, which excludes interruptions by other processes.
+      seed: seed of the lattices, which are the same for all engines.
       done: keys that a resumed run has already measured.
 
     Raises:
-      UserError: an engine is unknown or cannot be made here, or the model has too few
-        tokens for lattices.
+      UserError: an engine is unknown or not available, or the model has too few tokens
+        for lattices.
     """
     for engine in engines:
         check_engine(engine)
@@ -219,10 +220,9 @@ def latency_records(
     for engine, steps, width, paths in progress.bar(
         missing, label="latency", unit=" cells"
     ):
-        # The certain token in front does not count as a step.
-        made = Lattices(model, seed).make(runs * lattices, 1 + steps, width)
-        times = refine_milliseconds(rescorer_of(engine, model), paths, *made).reshape(
-            runs, lattices
-        )
+        # The certain token at position 0 is not a step.
+        samples = Lattices(model, seed).make(runs * lattices, 1 + steps, width)
+        times = refine_milliseconds(rescorer_of(engine, model), paths, *samples)
+        times = times.reshape(runs, lattices)
         milliseconds = np.median(times, axis=1).round(6).tolist()
         yield LatencyRecord(engine, steps, width, paths, milliseconds)

@@ -1,15 +1,16 @@
 """Scores decoded texts against their references."""
 
+import itertools
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 
-from bpd_jax.evaluation.metrics.catalog import metric_of
 from bpd_jax.evaluation.metrics.lambada import (
     Encode,
     passage_scores,
     split_last_word,
 )
+from bpd_jax.evaluation.metrics.task_metrics import metric_of
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.studies.study_records import QualityRecord
 from bpd_jax.studies.tasks import StudyExample
@@ -21,13 +22,9 @@ def plain_text(
     decode: Callable[[Iterable[int]], str],
     end_tokens: Collection[int],
 ) -> str:
-    """The text of decoded tokens up to the end of text, without space around it."""
-    kept = []
-    for token in map(int, output):
-        if token in end_tokens:
-            break
-        kept.append(token)
-    return decode(kept).strip()
+    """The text of decoded tokens before the end of text, without surrounding spaces."""
+    tokens = itertools.takewhile(lambda token: token not in end_tokens, output)
+    return decode(map(int, tokens)).strip()
 
 
 def quality_records(
@@ -40,18 +37,17 @@ def quality_records(
     """Scores decoded texts by the metric of their task.
 
     Args:
-      task: its name.
+      task: name of the task.
       examples: prompts with their references.
-      outputs: the decoded tokens of each.
+      outputs: decoded tokens of each example.
       decode: tokenizer function from tokens to text.
       end_tokens: tokens that end a text, as `LoadedModel.end_tokens`.
 
     Returns:
-      One record of each example that has references; none of a task that has no
-      metric.
+      One record for each example that has references; none for a task without a metric.
 
     Raises:
-      UserError: a package that the metric needs is missing.
+      UserError: a package that the metric needs is not installed.
     """
     metric = metric_of(task)
     if metric is None:
@@ -84,15 +80,15 @@ def passage_records(
     """Scores passages as `passage_scores` does; their last words are the references.
 
     Args:
-      task: its name, `lambada`.
-      examples: of which the passages are.
-      passages: the whole passages, last words included.
-      model, params, encode, begin_of_text, batch_size: as of `passage_scores`.
+      task: name of the task, `lambada`.
+      examples: the examples of the passages.
+      passages: the complete passages, including their last words.
+      model, params, encode, begin_of_text, batch_size: as in `passage_scores`.
 
     Returns:
       One record for each passage, with an empty `prediction`.
     """
-    found = passage_scores(
+    scores = passage_scores(
         model,
         params,
         encode,
@@ -102,7 +98,7 @@ def passage_records(
     )
     return [
         QualityRecord(
-            task, example.index, example.part, "", [split_last_word(passage)[1]], scores
+            task, example.index, example.part, "", [split_last_word(passage)[1]], score
         )
-        for example, passage, scores in zip(examples, passages, found, strict=True)
+        for example, passage, score in zip(examples, passages, scores, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""Timing: contenders decode the same prompts in turns (Table E)."""
+"""Times decoding; the contenders alternate on the same prompts (Table E)."""
 
 import dataclasses
 from collections.abc import Collection, Iterator, Sequence
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from bpd_jax.studies.study_context import StudyContext, StudyExample
 
 Key = tuple[str, str, float, int]
-"""What is measured together: task, contender, temperature, round."""
+"""The unit of measurement: task, contender, temperature, round."""
 
 _SPECULATIVE = " (speculative)"
 
 
 def speculative_name(contender: str) -> str:
-    """How records name a contender whose drafts are accepted by speculative sampling.
+    """The name in records of a contender with speculative sampling.
 
     >>> speculative_name("bpd")
     'bpd (speculative)'
@@ -32,7 +32,7 @@ def speculative_name(contender: str) -> str:
 
 
 def plain_name(contender: str) -> str:
-    """The name of the contender without its kind of acceptance.
+    """The name of a contender without its kind of acceptance.
 
     >>> plain_name("bpd (speculative)"), plain_name("bpd")
     ('bpd', 'bpd')
@@ -51,21 +51,21 @@ def timing_records(
     *,
     speculative: Sequence[str] = (),
 ) -> Iterator[list[TimingRecord]]:
-    """Decodes every prompt by every contender, one prompt at a time.
+    """Decodes every prompt with every contender, one prompt at a time.
 
-    Within a round all contenders decode all prompts of a task, so that noise of the
-    machine affects all alike; every round has its own seed. The prompts of a task are
-    padded to one length, so that all use the code that their first, untimed call
-    compiles. With exact acceptance the noise of sampling depends on prompt and position
-    alone, so that all contenders produce the same text.
+    Within a round all contenders decode all prompts of a task, so that changes in the
+    load of the machine affect all contenders; every round has its own seed. The prompts
+    of a task are padded to one length, so that all use the code that an untimed first
+    call compiles. With exact acceptance, the noise of sampling depends only on prompt
+    and position, so that all contenders produce the same text.
 
     Args:
-      context: model, prompts, contenders.
-      tasks: to take prompts from.
-      contenders: to time; plain decoding is put first.
-      temperatures: of sampling; 0 is greedy.
-      rounds: times that everything is decoded.
-      examples_per_task: prompts of each task; fewer if it has fewer.
+      context: model, prompts and contenders.
+      tasks: tasks of the prompts.
+      contenders: contenders to time; plain decoding always comes first.
+      temperatures: temperatures of sampling; 0 is greedy.
+      rounds: number of times that everything is decoded.
+      examples_per_task: maximum number of prompts of each task.
       done: keys that a resumed run has already measured.
       speculative: contenders that, above temperature 0, are timed with speculative
         sampling too.
@@ -74,7 +74,7 @@ def timing_records(
       The records of one contender in one round, one per prompt.
 
     Raises:
-      UserError: a contender cannot decode a prompt; before anything is timed.
+      UserError: a contender cannot decode a prompt; nothing has been timed then.
     """
     contenders = list(dict.fromkeys([GREEDY.name, *contenders]))
     examples = {
@@ -85,7 +85,7 @@ def timing_records(
     }
     keys = [
         (task, name, float(temperature), turn)
-        # In this order a stopped run has complete temperatures and rounds.
+        # In this order an interrupted run has complete temperatures and rounds.
         for temperature in temperatures
         for turn in range(rounds)
         for task in tasks
@@ -103,19 +103,22 @@ def timing_records(
     with progress.bar(
         label="timing", unit=" runs", total=len(keys), initial=finished
     ) as bar:
-        # Texts of plain decoding, of one task, temperature and round.
+        # Texts of plain decoding for one task, temperature and round.
         texts: dict[Key, list[Generation]] = {}
         for key in missing:
             task, name, temperature, turn = key
             bar.set_postfix_str(f"{task}, {name}", refresh=False)
             plain = (task, GREEDY.name, temperature, turn)
             if plain not in texts:
-                # The next prompts have another length, so compiled code is useless.
+                # The next prompts have another length, so that compiled code cannot be
+                # reused.
                 forget_compiled()
                 texts = {plain: _decode(context, plain, examples[task])}
-            found = texts[plain]
+            generations = texts[plain]
             if key != plain:
-                found = _decode(context, key, examples[task], reference=texts[plain])
+                generations = _decode(
+                    context, key, examples[task], reference=texts[plain]
+                )
             yield [
                 TimingRecord(
                     task=task,
@@ -123,15 +126,15 @@ def timing_records(
                     contender=name,
                     temperature=temperature,
                     round=turn,
-                    tokens=len(text.output_ids),
-                    calls=text.serial_calls,
-                    seconds=text.seconds,
+                    tokens=len(generation.output_ids),
+                    calls=generation.serial_calls,
+                    seconds=generation.seconds,
                     identical=None
                     if name != plain_name(name)
-                    else np.array_equal(text.output_ids, wanted.output_ids),
+                    else np.array_equal(generation.output_ids, expected.output_ids),
                 )
-                for example, text, wanted in zip(
-                    examples[task], found, texts[plain], strict=True
+                for example, generation, expected in zip(
+                    examples[task], generations, texts[plain], strict=True
                 )
             ]
             bar.update(1)

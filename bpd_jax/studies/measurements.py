@@ -1,11 +1,11 @@
-"""Makes each kind of record: measures what a run lacks, and stores it."""
+"""Measures the records of each kind that a run lacks, and stores them."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 from bpd_jax import progress, provenance
 from bpd_jax.decoding.asset_files import ASSET_FOLDERS
 from bpd_jax.errors import UserError
-from bpd_jax.evaluation.metrics.catalog import metric_of
+from bpd_jax.evaluation.metrics.task_metrics import metric_of
 from bpd_jax.reporting.records import Record
 from bpd_jax.studies import study
 from bpd_jax.studies.measure_drafts import draft_records, oracle_records
@@ -26,22 +26,22 @@ from bpd_jax.studies.study_records import (
     TimingRecord,
 )
 
-Keep = Callable[[Iterable[Record]], None]
+Store = Callable[[Iterable[Record]], None]
 
 
-def measure_drafts(context: StudyContext, run: StudyRun, keep: Keep) -> None:
+def measure_drafts(context: StudyContext, run: StudyRun, store: Store) -> None:
     """Replays every contender on the texts of all tasks.
 
-    Records that another study of the same folder already has are copied from there.
+    Records that another study of the same folder already has are copied.
     """
     done = {record.key for record in run.of(DraftRecord)}
-    known = {
+    copied = {
         record.key: record
         for record in _of_other_studies(context, run)
         if record.key not in done
     }
-    keep(known.values())
-    done |= known.keys()
+    store(copied.values())
+    done |= copied.keys()
     missing = {
         name: [
             task
@@ -57,12 +57,15 @@ def measure_drafts(context: StudyContext, run: StudyRun, keep: Keep) -> None:
         for name, tasks in missing.items():
             bar.set_postfix_str(name, refresh=False)
             for records in draft_records(context, name, tasks) if tasks else ():
-                keep(record for record in records if record.key not in done)
+                store(record for record in records if record.key not in done)
                 bar.update(len(records))
 
 
 def _of_other_studies(context: StudyContext, run: StudyRun) -> Iterator[DraftRecord]:
-    """Drafts of this study's contenders along its texts, perhaps several times."""
+    """Yields other studies' drafts of this study's contenders along its texts.
+
+    A draft that several studies have recorded is repeated.
+    """
     config = context.config
     wanted = {
         (t, example.index) for t in config.tasks for example in context.examples(t)
@@ -71,32 +74,35 @@ def _of_other_studies(context: StudyContext, run: StudyRun) -> Iterator[DraftRec
         if header.parent == run.folder:
             continue
         facts = read_header(header.parent)
-        if not config.texts_alike(facts):
+        if not config.same_texts(facts):
             continue
         made_with, texts = facts.get("made_with", {}), facts.get("texts", {})
-        alike = [
+        contenders = [
             c for c in config.contenders if made_with.get(c) == context.made_with(c)
         ]
-        same = [
+        tasks = [
             task
             for task in config.tasks
             if texts.get(task) == context.digest(task, context.whole_draw(task))
         ]
         for record in open_run(header.parent).of(DraftRecord):
-            contender, *place = record.key
-            if contender in alike and record.task in same and tuple(place) in wanted:
+            if (
+                record.contender in contenders
+                and record.task in tasks
+                and (record.task, record.example) in wanted
+            ):
                 yield record
 
 
-def measure_oracle(context: StudyContext, run: StudyRun, keep: Keep) -> None:
-    """The oracle of every width and number of heads."""
+def measure_oracle(context: StudyContext, run: StudyRun, store: Store) -> None:
+    """Computes the oracle for every width and number of heads."""
     done = {record.key for record in run.of(OracleRecord)}
     for task in _unfinished(context, done):
-        keep(r for r in oracle_records(context, task) if r.key not in done)
+        store(r for r in oracle_records(context, task) if r.key not in done)
 
 
-def measure_explorer(context: StudyContext, run: StudyRun, keep: Keep) -> None:
-    """Texts for the draft explorer."""
+def measure_explorer(context: StudyContext, run: StudyRun, store: Store) -> None:
+    """Records texts for the draft explorer."""
     contenders, shown = context.config.contenders, context.config.shown
     done = {
         (record.task, record.example)
@@ -110,11 +116,11 @@ def measure_explorer(context: StudyContext, run: StudyRun, keep: Keep) -> None:
     ]
     for task in progress.bar(tasks, label="exploring", unit=" tasks"):
         records = explorer_records(context, task, contenders, shown)
-        keep(r for r in records if (r.task, r.example) not in done)
+        store(r for r in records if (r.task, r.example) not in done)
 
 
-def measure_quality(context: StudyContext, run: StudyRun, keep: Keep) -> None:
-    """Scores the texts of tasks that have a metric."""
+def measure_quality(context: StudyContext, run: StudyRun, store: Store) -> None:
+    """Scores the texts of all tasks that have a metric."""
     done = {record.key for record in run.of(QualityRecord)}
     tasks = [
         task
@@ -122,11 +128,11 @@ def measure_quality(context: StudyContext, run: StudyRun, keep: Keep) -> None:
         if task == LAMBADA or metric_of(task) is not None
     ]
     for task in progress.bar(tasks, label="scoring", unit=" tasks"):
-        keep(r for r in _quality(context, task) if r.key not in done)
+        store(r for r in _quality(context, task) if r.key not in done)
 
 
 def _unfinished(context: StudyContext, done: Collection[tuple[str, int]]) -> list[str]:
-    """Tasks with examples that are not done."""
+    """The tasks that have examples without a record."""
     return [
         task
         for task in context.config.tasks
@@ -152,11 +158,11 @@ def _quality(context: StudyContext, task: str) -> list[QualityRecord]:
     return quality_records(task, examples, outputs, decode, loaded.end_tokens)
 
 
-def measure_timing(context: StudyContext, run: StudyRun, keep: Keep) -> None:
+def measure_timing(context: StudyContext, run: StudyRun, store: Store) -> None:
     """Times decoding.
 
     Raises:
-      UserError: earlier records are of another device.
+      UserError: earlier records were measured on another device.
     """
     config = context.config
     _same_device(run, run.of(TimingRecord))
@@ -171,35 +177,36 @@ def measure_timing(context: StudyContext, run: StudyRun, keep: Keep) -> None:
         done,
         speculative=config.speculative,
     ):
-        keep(records)
+        store(records)
 
 
 def _same_device(run: StudyRun, records: Collection[Record]) -> None:
-    """Raises a `UserError` if times of two machines would be mixed."""
-    known = {session["device"] for session in run.facts.get("sessions", [])}
-    if records and known - {provenance.device()}:
+    """Raises a `UserError` if times of two devices would be mixed."""
+    devices = {session["device"] for session in run.facts.get("sessions", [])}
+    if records and devices - {provenance.device()}:
         raise UserError(
-            f"{run.folder} has times of another device ({', '.join(sorted(known))}) "
-            f"than this one ({provenance.device()}): name another --workdir."
+            f"{run.folder} has times that were measured on another device "
+            f"({', '.join(sorted(devices))}) than this one ({provenance.device()}): "
+            "choose another --workdir."
         )
 
 
-def measure_latency(context: StudyContext, run: StudyRun, keep: Keep) -> None:
+def measure_latency(context: StudyContext, run: StudyRun, store: Store) -> None:
     """Times the search for the best drafts of lattices."""
     config = context.config
     decoder, _ = context.contender(config.contenders[0], config.tasks[0])
     if decoder.ngram is None:
         raise UserError(
-            f"{config.contenders[0]} has no n-gram model to measure: name one in "
+            f"{config.contenders[0]} has no n-gram model to measure: give one in "
             f"assets ({', '.join(ASSET_FOLDERS)})."
         )
     _same_device(run, run.of(LatencyRecord))
     done = {record.key for record in run.of(LatencyRecord)}
     for record in latency_records(decoder.ngram, ENGINES[:3], done=done):
-        keep([record])
+        store([record])
 
 
-MEASUREMENTS: dict[str, Callable[[StudyContext, StudyRun, Keep], None]] = {
+MEASUREMENTS: dict[str, Callable[[StudyContext, StudyRun, Store], None]] = {
     study.DRAFTS: measure_drafts,
     study.ORACLE: measure_oracle,
     study.EXPLORER: measure_explorer,
@@ -207,4 +214,4 @@ MEASUREMENTS: dict[str, Callable[[StudyContext, StudyRun, Keep], None]] = {
     study.TIMING: measure_timing,
     study.LATENCY: measure_latency,
 }
-"""By `Study.measures`."""
+"""Functions by the names in `Study.measures`."""

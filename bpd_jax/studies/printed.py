@@ -1,10 +1,10 @@
-"""The numbers that the paper and its rebuttal print, by table; none was measured here.
+"""The numbers printed in the paper and its rebuttal, by table.
 
 Kim, Suresh, Papineni, Riley, Kumar and Benton, "Exploring and Improving Drafts in
 Blockwise Parallel Decoding", arXiv 2404.09221, and the authors' reply to the reviews at
-NeurIPS 2024 (Table E). Tasks have the names of `bpd_jax.data` and of Spec-Bench; a task
-that a table leaves out is left out here. Where the paper contradicts itself, the
-docstring below the table notes it.
+NeurIPS 2024 (Table E). Tasks have the names of `bpd_jax.data` and of Spec-Bench; tasks
+that a table omits are omitted here. The docstring below a table notes contradictions
+within the paper.
 
 Table 2 (an example of decoding) has no numbers. Tables A to D of the rebuttal, which
 cover sampling at temperatures 0.7 and 1, are in an attached PDF that is not public.
@@ -25,7 +25,7 @@ LAMBADA, SQUAD, CNN_DAILYMAIL, SAMSUM, MULTI_NEWS, XSUM, NEWSROOM = TASKS = (
 
 
 def _read(columns: tuple[str, ...], rows: str) -> Numbers:
-    """Reads one line per row: its name (a task, a method), then its numbers."""
+    """Parses a table with one line per row: a name (task or method) and numbers."""
     table: Numbers = {}
     for line in rows.strip().splitlines():
         row, *cells = line.split()
@@ -56,7 +56,7 @@ METRICS = {
     XSUM: "rougeL",
     NEWSROOM: "rougeL",
 }
-"""How Table 1 measures the quality of texts: perplexity, or a score in percent."""
+"""Quality metrics of Table 1: perplexity, or a score in percent."""
 
 TABLE1 = _read(
     ("quality", "bpd"),
@@ -73,7 +73,7 @@ TABLE1 = _read(
 """Table 1: quality (`METRICS`) and block efficiency of BPD with nine heads.
 
 The ROUGE-L of 39.85 is printed for two tasks, and that of 52.15 for XSum is far above
-what the best models reach."""
+the best published models."""
 
 TABLE3 = _read(
     ("repeated_before", "repeated_after", "run_before", "run_after"),
@@ -89,8 +89,8 @@ TABLE3 = _read(
 )
 """Table 3: equal neighbours in percent and mean longest run, before and after 2-grams.
 
-Section 6.1 speaks of reductions of 9.9 to 24.5 points; by the table SQuAD's is 7.9 and
-LAMBADA's 9.3."""
+Section 6.1 states reductions of 9.9 to 24.5 percentage points; by the table the
+reduction is 7.9 on SQuAD and 9.3 on LAMBADA."""
 
 TABLE4 = _read(
     (
@@ -120,12 +120,12 @@ TABLE4 = _read(
 models of 32M, 61M and 94M, of the 16 best drafts under 0-grams and 4-grams, and of the
 oracle over 2 and 16 candidates.
 
-LAMBADA's 61M is 3.10 in Table 9 and `LAMBADA_61M_TABLE4` in Table 4. SAMSum's oracle
-over 2 candidates, 1.23, is below BPD's 1.27, though 2 candidates hold the first one, so
-that it cannot yield less at any position."""
+The 61M value of LAMBADA is 3.10 in Table 9 and `LAMBADA_61M_TABLE4` in Table 4. The
+oracle over 2 candidates on SAMSum, 1.23, is below BPD's 1.27, although the 2 candidates
+include BPD's, so that the oracle cannot yield fewer tokens at any position."""
 
 LAMBADA_61M_TABLE4 = 3.08
-"""What Table 4 prints where Table 9 prints `TABLE4["lambada"]["61M"]`."""
+"""The value in Table 4 for `TABLE4["lambada"]["61M"]`, which is that of Table 9."""
 
 TABLE5 = _read(
     (
@@ -147,13 +147,13 @@ TABLE5 = _read(
     newsroom        251300   79710 66.23  0.60   6492  2.85  7.39
     """,
 )
-"""Table 5: token positions where refined drafts yield as much, more and less than
-vanilla ones (ties are printed in thousands or millions), and among the latter two the
-percentages that repair and that introduce repetition.
+"""Table 5: number of token positions where refined drafts yield as many, more and fewer
+tokens than vanilla ones (ties are printed in thousands or millions), and, of the latter
+two, the percentages that repair and that introduce repetition.
 
 The refinement is local rescoring with the 61M model (caption and section 7.3). Section
-7.3 quotes NewsRoom's 66.23 % as MultiNews's. The counts give the number of tokens
-decoded for an example: see `positions_per_example`."""
+7.3 attributes NewsRoom's 66.23 % to MultiNews. The number of tokens decoded for an
+example follows from the counts: see `positions_per_example`."""
 
 EXAMPLES = {
     LAMBADA: 5153,
@@ -164,12 +164,12 @@ EXAMPLES = {
     XSUM: 11334,
     NEWSROOM: 108862,
 }
-"""Examples of the public split that the paper most likely evaluates on, as TensorFlow
-Datasets has them: `test`, and SQuAD's `validation`. The paper does not print them."""
+"""Number of examples in TensorFlow Datasets of the public split that the paper most
+likely evaluates on: `test`, for SQuAD `validation`. The paper does not print it."""
 
 
 def positions_per_example(task: str) -> float:
-    """Positions that Table 5 counts, over the examples that were not tuned on.
+    """Number of positions in Table 5 per example that was not used for tuning.
 
     >>> round(positions_per_example("lambada"), 2)
     128.0
@@ -190,8 +190,8 @@ TABLE7 = _read(
     newsroom       1.20 1.22  1.29 1.11
     """,
 )
-"""Table 7: block efficiency with rescorers trained on C4 and on the task's own texts:
-2-grams and the model of 61M."""
+"""Table 7: block efficiency with rescorers (2-grams and the 61M model) trained on C4 or
+on texts of the task."""
 
 TABLE8 = _read(
     ("neural", "ngram"),
@@ -208,7 +208,7 @@ TABLE8 = _read(
 """Table 8: the best weight alpha of the 94M model and of 4-grams."""
 
 ALPHAS = (0.1, 0.5, 0.75, 0.9, 1.0, 1.1, 1.5, 2.0, 5.0, 10.0)
-"""The weights that the paper tries (appendix E)."""
+"""The weights that the paper evaluates (appendix E)."""
 
 TABLE10 = _read(
     ("3", "6", "9"),
@@ -279,10 +279,10 @@ TABLE_E_METHODS = {
     "medusa": "Medusa",
     "medusa_rescored": "Medusa, local rescoring",
 }
-"""Rows of the rebuttal's Table E, and what they are called here."""
+"""Rows of the rebuttal's Table E, with their labels here."""
 
 TABLE_E_TASKS = ("mt_bench", "summarization", "qa", "math_reasoning", "rag")
-"""Its columns by their names in Spec-Bench: MT-Bench, Sum, QA, GSM8K, RAG."""
+"""Columns of Table E by their names in Spec-Bench: MT-Bench, Sum, QA, GSM8K, RAG."""
 
 TABLE_E = {
     "Vicuna 7B": _read(
@@ -312,6 +312,6 @@ TABLE_E = {
 }
 """Table E of the rebuttal: speed-up over autoregressive decoding, greedy, one A100.
 
-The same text promises some 15 % over BPD and Medusa, 20 % in the replies, and "300 %"
+The same text claims about 15 % over BPD and Medusa, 20 % in the replies, and "300 %"
 over plain decoding; by the table rescoring adds between -0.5 and +10.5 %, and rescored
 Medusa is at most 2.52 times as fast as plain decoding."""

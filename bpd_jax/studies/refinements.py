@@ -1,4 +1,4 @@
-"""Pairs of contenders: with and without refinement."""
+"""Pairs of contenders with and without refinement."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ REFINES = {
     "medusa_ngram": MEDUSA,
     "medusa_neural": MEDUSA,
 }
-"""Kinds of methods that refine the heads' drafts, and the kind without refinement."""
+"""Kinds of methods that refine drafts, with the kind of the unrefined method."""
 
 
 def method_of(contender: str) -> Method:
@@ -34,8 +34,9 @@ def method_of(contender: str) -> Method:
 def unrefined(contender: str, others: Sequence[str]) -> str | None:
     """The contender that drafts in the same way without refinement.
 
-    A tree is compared with the tree of as many nodes by the same search, other drafts
-    with those of BPD; both with the same number of tokens of prompt lookup.
+    The counterpart of a tree is the unrefined tree with as many nodes and the same
+    search; that of other drafts is BPD. Both use the same number of tokens of prompt
+    lookup.
 
     >>> unrefined("medusa_ngram:8@general_2", ["bpd", "medusa:32", "medusa:8"])
     'medusa:8'
@@ -43,11 +44,11 @@ def unrefined(contender: str, others: Sequence[str]) -> str | None:
     'medusa:8:lookup=8'
 
     Args:
-      contender: its name.
-      others: names to choose from.
+      contender: name of a contender.
+      others: names of the contenders to choose from.
 
     Returns:
-      None if it does not refine, or there is no such contender.
+      None if the contender does not refine, or has no counterpart.
     """
     method = method_of(contender)
     for other in others:
@@ -62,5 +63,5 @@ def unrefined(contender: str, others: Sequence[str]) -> str | None:
 
 
 def _tree(method: Method) -> tuple[int, str, int | None]:
-    """Nodes, search and candidates per head of a method that drafts a Medusa tree."""
+    """Number of nodes, search and candidates per head of a Medusa tree."""
     return method.count, method.search_name, method.setting("k")

@@ -1,7 +1,7 @@
-"""Records of a run as tables need them: by contender, task and example.
+"""The records of a run by contender, task and example.
 
-Contenders are compared on the examples that all of them were recorded on, so that a
-run that was stopped early is compared fairly.
+Contenders are compared on the examples that all of them were recorded on, so that the
+comparison is fair even for an interrupted run.
 """
 
 import dataclasses
@@ -12,7 +12,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from bpd_jax.decoding.methods import Method
 from bpd_jax.reporting.exhibits import Cell
 from bpd_jax.reporting.records import Facts, Record
 from bpd_jax.studies.printed import TASKS, Numbers
@@ -30,7 +29,7 @@ T = TypeVar("T", bound=Record)
 
 @dataclasses.dataclass(frozen=True)
 class ContenderDrafts:
-    """What one contender drafted on some examples."""
+    """The records of one contender's drafts on some examples."""
 
     records: list[DraftRecord]
 
@@ -48,21 +47,21 @@ class ContenderDrafts:
 
     @property
     def efficiency(self) -> float | None:
-        """Block efficiency over the examples; None of none."""
+        """Block efficiency over the examples; None without examples."""
         tokens, calls = self.sums
         return float(tokens.sum()) / float(calls.sum()) if len(self) else None
 
     @property
     def checked(self) -> float:
-        """Draft tokens that a serial call checks, the mean over all calls."""
+        """Mean number of draft tokens that a serial call verifies."""
         return sum(record.nodes for record in self) / int(self.sums[1].sum())
 
     @property
     def repetition(self) -> tuple[float | None, float | None]:
         """Share of equal neighbours and mean longest run in the drafts of decoding.
 
-        As `bpd_jax.evaluation.statistics.repetition` has them (paper section 6.1): over
-        the calls that decoding makes, of drafts of two tokens and more.
+        See `bpd_jax.evaluation.draft_statistics.repetition` (paper section 6.1): over
+        the calls that decoding makes, for drafts of two tokens or more.
         """
         pairs = equal = drafts = longest = 0
         for record in self:
@@ -79,20 +78,20 @@ class ContenderDrafts:
         return ratio_cell(self.sums, paper)
 
     def gain(self, base: "ContenderDrafts", paper: float | None = None) -> Cell:
-        """Gain in block efficiency in percent over drafts of the same examples."""
+        """Gain in block efficiency, in percent, over drafts of the same examples."""
         return gain_cell(self.sums, base.sums, paper)
 
 
 @dataclasses.dataclass(frozen=True)
 class StudyRun:
-    """The results of a study, as a folder holds them.
+    """The results of a study, as stored in a folder.
 
     Attributes:
-      folder: where it lies.
+      folder: the folder.
       study: name of the study, such as `table4`.
       facts: command, date, device, versions, model, gin text, settings; `labels` maps
-        contenders to their display names, and `tasks` does so for tasks.
-      records: all of them.
+        contenders to their display names, `tasks` maps tasks to theirs.
+      records: all records.
     """
 
     folder: pathlib.Path
@@ -120,20 +119,20 @@ class StudyRun:
         return list(self.facts.get("tasks", {}))
 
     def rows(self, everything: str = "All") -> dict[str | None, str]:
-        """Rows of a table: the tasks, then `ALL` of them, with their labels."""
+        """The rows of a table: the tasks, then `ALL` of them, with their labels."""
         return {task: self.task_label(task, everything) for task in [*self.tasks, ALL]}
 
     @functools.cached_property
     def _by_contender(self) -> dict[str, list[DraftRecord]]:
-        """Records of drafts in the order of tasks and examples."""
+        """The records of drafts, in the order of tasks and examples."""
         order = {name: index for index, name in enumerate(self.tasks)}
-        found: dict[str, list[DraftRecord]] = {}
+        by_contender: dict[str, list[DraftRecord]] = {}
         for record in sorted(
             self.of(DraftRecord),
             key=lambda r: (order.get(r.task, len(order)), r.example),
         ):
-            found.setdefault(record.contender, []).append(record)
-        return found
+            by_contender.setdefault(record.contender, []).append(record)
+        return by_contender
 
     @property
     def contenders(self) -> list[str]:
@@ -144,9 +143,10 @@ class StudyRun:
 
     @property
     def oracle(self) -> str | None:
-        """The recorded oracle that bounds the others: of all heads, the widest.
+        """The recorded oracle that bounds all others: the widest one with all heads.
 
-        A width that is not written is the lattice's, which no other exceeds.
+        An oracle without an explicit width has that of the lattice, which is the
+        largest.
         """
         oracles = [
             contender
@@ -161,12 +161,12 @@ class StudyRun:
     def drafts(
         self, contender: str, task: str | None = ALL, part: str = REPORT
     ) -> ContenderDrafts:
-        """What one contender drafted, in the order of tasks and examples.
+        """The drafts of one contender, in the order of tasks and examples.
 
         Args:
-          contender: its name.
+          contender: name of the contender.
           task: one task, or `ALL`.
-          part: of the examples.
+          part: `TUNE` or `REPORT`.
         """
         return ContenderDrafts(
             [
@@ -179,7 +179,7 @@ class StudyRun:
     def paired(
         self, contenders: Sequence[str], task: str | None = ALL, part: str = REPORT
     ) -> list[ContenderDrafts]:
-        """What contenders drafted on the examples that all of them were recorded on.
+        """The drafts of contenders on the examples that all of them were recorded on.
 
         Returns:
           One entry per contender, all with the same examples in the same order.
@@ -202,18 +202,13 @@ class StudyRun:
     def printed(
         self, numbers: Numbers, contender: str, task: str | None
     ) -> float | None:
-        """What the paper prints of a task beside a contender, if anything.
+        """The paper's value for a task and a contender, if it prints one.
 
-        Of all tasks together it is the mean of the paper's seven, where all were run.
+        For `ALL` it is the mean over the paper's seven tasks, if all of them were run.
         """
         column = self.facts.get("printed", {}).get(contender)
         if task is not ALL:
             return numbers.get(task, {}).get(column)
-        found = [numbers.get(name, {}).get(column) for name in self.tasks]
-        values = [value for value in found if value is not None]
+        by_task = [numbers.get(name, {}).get(column) for name in self.tasks]
+        values = [value for value in by_task if value is not None]
         return sum(values) / len(values) if len(values) == len(TASKS) else None
-
-
-def drafts_from_lattice(method: Method) -> bool:
-    """Whether all that a method drafts lies in the heads' lattice, which bounds it."""
-    return method.within_lattice

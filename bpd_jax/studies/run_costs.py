@@ -1,11 +1,11 @@
 """Hardware costs of a run's contenders, from its model sizes and its records.
 
-`study.json` may hold `model_sizes`, from which the table of the run is made:
+The sizes are in the field `model_sizes` of `study.json`:
 
     {"model": SIZE, "rescorers": {SET: SIZE, …}, "ngrams": {SET: COUNT, …}}
 
-where SIZE is `dataclasses.asdict(token_cost.model_size(config))`, COUNT that of n-grams
-and SET the name of a contender's models, `""` for the model's own.
+where SIZE is `dataclasses.asdict(token_cost.model_size(config))`, COUNT the number of
+n-grams and SET the name of a contender's models, `""` for the model's own.
 """
 
 from bpd_jax.decoding.methods import Method
@@ -17,10 +17,10 @@ from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study_config import BPD, parse_contender
 
 RunCosts = dict[str, tuple[float, dict[int, Cost]]]
-"""By contender: mean block efficiency over tasks, and costs by context."""
+"""Mean block efficiency over tasks and costs by context length, by contender."""
 
 Pair = tuple[tuple[float, Cost], tuple[float, Cost]]
-"""Block efficiency and cost of BPD, and of its refinement."""
+"""Block efficiency and cost, of BPD and of a refined method."""
 
 PLAIN = "Autoregressive"
 
@@ -28,11 +28,11 @@ PLAIN = "Autoregressive"
 def costs_of(run: StudyRun) -> RunCosts:
     """Costs of plain decoding (`PLAIN`) and of the contenders that the formula covers.
 
-    Nothing without `model_sizes`, or if a block drafter drafts: the paper's formula is
-    for block heads.
+    The result is empty without `model_sizes`, and if a block drafter drafts, because
+    the paper's formula is for block heads.
 
     Raises:
-      UserError: `model_sizes` is of another form, or `settings` lack a width.
+      UserError: `model_sizes` is invalid, or `settings` has no lattice width.
     """
     sizes = run.facts.get("model_sizes")
     settings = run.facts.get("settings", {})
@@ -46,11 +46,11 @@ def costs_of(run: StudyRun) -> RunCosts:
         width: int = run.facts["settings"]["lattice_width"]
     except (KeyError, TypeError) as error:
         raise UserError(
-            f"model_sizes or settings in {run.folder}/study.json do not fit ({error}): "
-            "run the study again."
+            f"model_sizes or settings in {run.folder}/study.json are invalid "
+            f"({error}): run the study again."
         ) from error
     plain = {context: cost(model, context, drafting=False) for context in CONTEXTS}
-    found: RunCosts = {PLAIN: (1.0, plain)}
+    run_costs: RunCosts = {PLAIN: (1.0, plain)}
     for name in run.contenders:
         contender = parse_contender(name)
         rescorer = rescorers.get(contender.assets or "")
@@ -73,15 +73,18 @@ def costs_of(run: StudyRun) -> RunCosts:
                 )
                 for context in CONTEXTS
             }
-            found[name] = (mean, costs)
-    return found
+            run_costs[name] = (mean, costs)
+    return run_costs
 
 
-def pair_of(costs: RunCosts) -> Pair | None:
-    """BPD and the best that stands for the paper's 16-best 4-gram, at 2048 tokens."""
+def bpd_and_best(costs: RunCosts) -> Pair | None:
+    """BPD and the best 16-best n-gram contender, at 2048 tokens of context.
+
+    The latter is the counterpart of the paper's 16-best 4-gram.
+    """
     refined = [
-        found
-        for name, found in costs.items()
+        contender_costs
+        for name, contender_costs in costs.items()
         if name.startswith("ngram") and parse_contender(name).method.count == 16
     ]
     if not refined or BPD not in costs:
@@ -91,18 +94,18 @@ def pair_of(costs: RunCosts) -> Pair | None:
 
 
 def _rescoring(method: Method, block_size: int, width: int) -> tuple[int, int] | None:
-    """Passes of the rescorer in a serial call, and the draft tokens that it runs.
+    """The rescorer's passes per serial call, and the draft tokens that it processes.
 
-    In parallel it reads the draft of the heads' best tokens, whatever a search then
-    makes of the lattice. Else it reads on along every path that the search keeps, at
-    all positions but the last. Worked example (P = 2, L = 4): one pass over the certain
-    token, then one over 2 tokens at each of the positions 1 and 2, in all 3 passes and
-    4 draft tokens.
+    In parallel mode it processes the draft of the heads' best tokens, independent of
+    the search. Otherwise it processes every path that the search keeps, at all
+    positions but the last. Worked example (P = 2, L = 4): one pass over the certain
+    token, then one over 2 tokens at each of the positions 1 and 2, a total of 3 passes
+    and 4 draft tokens.
 
     Args:
-      method: of a contender.
+      method: method of a contender.
       block_size: L.
-      width: candidates per head, where the method names none.
+      width: candidates per head, unless the method sets k.
 
     Returns:
       Zeros without a rescorer; None for methods that the formula does not cover.

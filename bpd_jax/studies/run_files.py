@@ -1,7 +1,7 @@
 """The folder of a study's results: `study.json`, and records as JSON Lines.
 
-Records are appended, one line each, so that an interrupted run loses at most one
-record; the next run drops an unfinished line and resumes. Published results are
+Records are appended, one per line, so that an interrupted run loses at most one
+record; the next run truncates an incomplete line and resumes. Published results are
 compressed (`records.jsonl.gz`).
 """
 
@@ -22,14 +22,14 @@ from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study_records import KINDS
 
 HEADER, RECORDS = "study.json", "records.jsonl"
-# Each of several programs that share the work has a file of records.
+# Every shard of a run has a file of records.
 _RECORD_FILES = ("records*.jsonl", "records*.jsonl.gz")
 PUBLISHED = folders.FolderKind("results of a study", HEADER, _RECORD_FILES, '"study"')
-# A folder of results in progress may have other files.
+# A folder of unfinished results may contain other files.
 KIND = dataclasses.replace(PUBLISHED, in_place=True)
 _NAMES = {kind: name for name, kind in KINDS.items()}
 
-# Types of the facts that programs use, and of the values in them.
+# Types of the facts that programs use, and of their elements.
 _TYPES: dict[str, tuple[type, type]] = {
     **dict.fromkeys(("labels", "tasks", "left_out", "texts", "made_with"), (dict, str)),
     **dict.fromkeys(("examples", "assets", "model_sizes"), (dict, dict)),
@@ -50,13 +50,15 @@ def write_header(folder: pathlib.Path, study: str, facts: Facts) -> None:
 def append_records(
     folder: pathlib.Path, records: Sequence[Record], name: str = RECORDS
 ) -> None:
-    """Adds records, after dropping an unfinished last line.
+    """Appends records, after truncating an incomplete last line.
 
     Args:
-      folder: of the results.
-      records: to be added.
-      name: of the file; several programs that share the work have one each, with a
-        name that begins as the usual one does.
+      folder: folder of the results.
+      records: records to append.
+      name: name of the file; the file of a shard has a suffix before `.jsonl`.
+
+    Raises:
+      UserError: the file cannot be written.
     """
     if not records:
         return
@@ -64,7 +66,7 @@ def append_records(
     lines = [_line(record) for record in records]
     try:
         with path.open("ab+") as stream:
-            stream.truncate(_whole(path))
+            stream.truncate(_complete_size(path))
             stream.write("".join(lines).encode("utf-8"))
             stream.flush()
             os.fsync(stream.fileno())
@@ -77,16 +79,18 @@ def _line(record: Record) -> str:
     return json.dumps(fields, ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
-def _whole(path: pathlib.Path) -> int:
-    """Bytes up to the end of the last finished line, read from the end."""
+def _complete_size(path: pathlib.Path) -> int:
+    """Size in bytes up to the end of the last complete line; reads from the end."""
     size, block = path.stat().st_size, 1 << 16
     with path.open("rb") as stream:
         while True:
             start = max(0, size - block)
             stream.seek(start)
-            found = stream.read(size - start).rfind(b"\n")
-            if found >= 0 or start == 0:
-                return start + found + 1 if found >= 0 else 0
+            newline = stream.read(size - start).rfind(b"\n")
+            if newline >= 0:
+                return start + newline + 1
+            if start == 0:
+                return 0
             block *= 4
 
 
@@ -106,20 +110,20 @@ def _read_file(path: pathlib.Path) -> Iterator[Record]:
         with opened(path, "rb") as stream:
             lines = files.bounded_lines(stream, path, kept=True)
             for number, line in enumerate(lines, start=1):
-                # A line without a line break is unfinished.
+                # A line without a line break is incomplete.
                 if line.endswith(b"\n"):
                     yield _record(line, f"{path}:{number}")
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"cannot read {path}: {error}.") from error
 
 
-def _record(line: bytes, place: str) -> Record:
+def _record(line: bytes, location: str) -> Record:
     try:
         fields: dict[str, Any] = files.parse_json(line)
         kind = KINDS[fields.pop("kind")]
         return kind.from_json(fields)
     except (ValueError, KeyError, AttributeError, TypeError, UserError) as error:
-        raise UserError(f"{place} is not a study record: {error}.") from error
+        raise UserError(f"{location} is not a study record: {error}.") from error
 
 
 def read_header(folder: pathlib.Path) -> Facts:
@@ -145,7 +149,7 @@ def read_header(folder: pathlib.Path) -> Facts:
 
 
 def _check_types(facts: Facts) -> None:
-    """Raises a `TypeError` if a fact is not of the type that it is used as."""
+    """Raises a `TypeError` if a fact has an unexpected type."""
     for name, (kind, inner) in _TYPES.items():
         fact = facts.get(name, kind())
         values = fact.values() if isinstance(fact, dict) else fact
@@ -154,10 +158,10 @@ def _check_types(facts: Facts) -> None:
 
 
 def open_run(folder: str | os.PathLike[str]) -> StudyRun:
-    """Reads a folder.
+    """Reads the results in a folder.
 
     Raises:
-      UserError: it holds no results, or is damaged.
+      UserError: the folder contains no results, or is damaged.
     """
     folder = as_path(folder)
     facts = read_header(folder)
@@ -166,7 +170,7 @@ def open_run(folder: str | os.PathLike[str]) -> StudyRun:
 
 
 def publish(run: StudyRun, folder: pathlib.Path) -> None:
-    """Writes a run reproducibly: records are sorted and compressed without a date."""
+    """Writes a run reproducibly: sorted records, compressed without a time stamp."""
     lines = sorted(_line(record) for record in run.records)
     with folders.replacing_folder(folder, PUBLISHED) as temporary:
         write_header(temporary, run.study, run.facts)

@@ -1,4 +1,4 @@
-"""The header of a study's results, and checks that a run may resume with it."""
+"""The header of a study's results, and checks before a run resumes."""
 
 import dataclasses
 import pathlib
@@ -12,11 +12,11 @@ from bpd_jax.studies.study_context import StudyContext
 from bpd_jax.studies.tasks import LABELS
 
 SESSION = ("command", "date", "device", "versions")
-"""Facts of one run of the program; `sessions` lists the runs that made records."""
+"""Facts of one run of the program; `sessions` lists the runs that added records."""
 
 
 def facts_of(context: StudyContext) -> Facts:
-    """Facts about model, examples and contenders."""
+    """Facts about the model, the examples and the contenders."""
     config = context.config
     loaded = context.loaded(config.tasks[0])
     model = loaded.functions.config
@@ -54,27 +54,28 @@ def facts_of(context: StudyContext) -> Facts:
     }
 
 
-def continued(before: Facts, now: Facts) -> Facts:
-    """The facts of a run, with earlier facts of contenders that it leaves out.
+def merge_facts(before: Facts, now: Facts) -> Facts:
+    """The facts of a run, and the earlier facts of contenders that it leaves out.
 
-    Their records are kept, and must not be mixed with records of other models.
+    The records of such contenders remain, and must not be mixed with records of other
+    models.
     """
-    kept = {
-        name: {**now[name], **{k: v for k, v in found.items() if k not in now[name]}}
+    merged = {
+        name: {**now[name], **{k: v for k, v in old.items() if k not in now[name]}}
         for name in ("labels", "made_with")
-        if isinstance(found := before.get(name), dict)
+        if isinstance(old := before.get(name), dict)
     }
-    return {**now, **kept}
+    return {**now, **merged}
 
 
-_REMEDY = "name another --workdir, or remove it"
+_REMEDY = "choose another --workdir, or remove this folder"
 
 
 def check_settings(folder: pathlib.Path, context: StudyContext) -> Facts:
-    """The facts that the folder has so far; {} if it is new.
+    """Returns the facts in the folder; {} if it is new.
 
     Raises:
-      UserError: it holds results of other settings.
+      UserError: the folder contains results of other settings.
     """
     if not (folder / HEADER).is_file():
         return {}
@@ -82,17 +83,17 @@ def check_settings(folder: pathlib.Path, context: StudyContext) -> Facts:
     settings = context.config.settings
     for name, value in context.config.differing(before.get("settings", {})).items():
         raise UserError(
-            f"{folder} holds results with {name} = {value!r}, not "
+            f"{folder} contains results with {name} = {value!r}, not "
             f"{settings[name]!r}: {_REMEDY}."
         )
     return before
 
 
 def check_header(folder: pathlib.Path, context: StudyContext) -> Facts:
-    """As `check_settings`, and compares the digests of texts and models too.
+    """Like `check_settings`, but also compares the digests of texts and models.
 
     Raises:
-      UserError: the folder holds results of other settings, texts or models.
+      UserError: the folder contains results of other settings, texts or models.
     """
     before = check_settings(folder, context)
     for task, digest in before.get("texts", {}).items():
@@ -100,20 +101,20 @@ def check_header(folder: pathlib.Path, context: StudyContext) -> Facts:
             continue
         if context.digest(task, context.whole_draw(task)) != digest:
             raise UserError(
-                f"{folder} holds results of other texts of {task}: the model, its "
+                f"{folder} contains results of other texts of {task}: the model, its "
                 f"heads or the data have changed; {_REMEDY}."
             )
     for name, digest in before.get("made_with", {}).items():
         if name in context.config.contenders and context.made_with(name) != digest:
             raise UserError(
-                f"{folder} holds results of {name} with other models or weights α than "
-                f"the present ones: {_REMEDY}."
+                f"{folder} contains results of {name} with other models or weights α "
+                f"than the present ones: {_REMEDY}."
             )
     return before
 
 
 def _sizes(context: StudyContext) -> Facts:
-    """Sizes of the models, for the analytical model of Table 11."""
+    """Sizes of the models, for the cost model of Table 11."""
     task = context.config.tasks[0]
     rescorers, ngrams = {}, {}
     for contender in context.config.parsed:

@@ -1,4 +1,4 @@
-"""Scores × searches: several searches under the same scores."""
+"""Compares searches under the same scores, and scores under the same search."""
 
 import functools
 import itertools
@@ -30,8 +30,8 @@ WALK, EXACT, BEAM, SEVERAL, STATIC, TREE = SEARCHES = (
     "static tree of {}",
     "tree of {}",
 )
-Place = tuple[str, int]
-"""One of `SEARCHES`, and how many paths or nodes it finds."""
+SearchKey = tuple[str, int]
+"""One of `SEARCHES`, and its number of paths or nodes."""
 HEADS_ALONE = "0-gram"
 NAMES = {
     "zero_gram": HEADS_ALONE,
@@ -46,7 +46,7 @@ NAMES = {
 }
 """Display names of scores by kind of method."""
 TRAINED = ("markov", "recurrent", "hydra", "neural", "medusa_neural")
-"""Scores that were trained; the others come from counts, or from the heads alone."""
+"""Kinds of methods with trained scores; other scores are counts or the heads'."""
 _WORDED = ("search", "adaptive", "normalise", "mode", "order")
 _WITHOUT_EXACT = ("neural", "recurrent", "hydra")
 _SOURCE_SETTINGS = ("k", "heads", "lookup")
@@ -55,8 +55,8 @@ _SOURCE_SETTINGS = ("k", "heads", "lookup")
 def search_of(method: Method) -> str:
     """The search of a method, one of `SEARCHES`.
 
-    Scores that depend on the whole draft have no exact search over all drafts; theirs
-    are those of a beam.
+    Scores that depend on the complete draft have no exact search; a beam search is used
+    for them.
     """
     if method.counts == NODES:
         return TREE if method.search_name == "tree" else STATIC
@@ -68,10 +68,10 @@ def search_of(method: Method) -> str:
     return WALK if beam else EXACT
 
 
-def place_of(contender: str) -> Place:
-    """The search of a contender, and for how many drafts or nodes.
+def search_key(contender: str) -> SearchKey:
+    """The search of a contender, and its number of drafts or nodes.
 
-    >>> place_of("ngram:64:search=best@c4_4")
+    >>> search_key("ngram:64:search=best@c4_4")
     ('tree of {}', 64)
     """
     method = method_of(contender)
@@ -80,41 +80,46 @@ def place_of(contender: str) -> Place:
 
 def score_of(contender: str) -> str:
     """The display name of the scores of a contender."""
-    found = parse_contender(contender)
-    method = found.method
+    parsed = parse_contender(contender)
+    method = parsed.method
     name = NAMES.get(method.kind, method.kind)
     words = [
         word
-        for word, given in (
+        for word, applies in (
             ("with the text's own bigrams", method.setting("adaptive")),
             ("normalised", method.setting("normalise")),
             ("not normalised", method.setting("normalise") == 0),
             ("parallel", method.setting("mode") == "parallel"),
             ("block refined first", method.setting("order") == BLOCK),
         )
-        if given
+        if applies
     ]
     words += [f"{key} {value}" for key, value in method.settings if key not in _WORDED]
-    if found.assets is not None:
-        words.insert(0, found.assets.replace("_", " "))
+    if parsed.assets is not None:
+        words.insert(0, parsed.assets.replace("_", " "))
     return f"{name}, {', '.join(words)}" if words else name
 
 
 class _SearchData(NamedTuple):
-    """Contenders of a run but BPD and oracles, in the order of searches."""
+    """The contenders of a run except BPD and oracles.
+
+    Attributes:
+      run: the run.
+      contenders: names in the order of searches.
+      grid: names by score and search.
+    """
 
     run: StudyRun
     contenders: list[str]
-    grid: dict[str, dict[Place, str]]
-    """Contenders by score and place."""
+    grid: dict[str, dict[SearchKey, str]]
 
 
 def _prepare(run: StudyRun) -> _SearchData:
     contenders = _compared(run)
     ordered = sorted(contenders, key=_order)
-    grid: dict[str, dict[Place, str]] = {score_of(name): {} for name in contenders}
+    grid: dict[str, dict[SearchKey, str]] = {score_of(name): {} for name in contenders}
     for name in ordered:
-        grid[score_of(name)][place_of(name)] = name
+        grid[score_of(name)][search_key(name)] = name
     return _SearchData(run, ordered, grid)
 
 
@@ -123,21 +128,20 @@ def _compared(run: StudyRun) -> list[str]:
 
 
 def _order(contender: str) -> tuple[int, int]:
-    search, count = place_of(contender)
+    search, count = search_key(contender)
     return SEARCHES.index(search), count
 
 
 def _grid_table(data: _SearchData) -> Table:
     """Scores in rows, searches in columns."""
 
-    def cell(place: Place, score: str) -> Cell:
-        name = data.grid[score].get(place)
+    def cell(key: SearchKey, score: str) -> Cell:
+        name = data.grid[score].get(key)
         return Cell(text="–") if name is None else data.run.drafts(name).cell()
 
-    places = dict.fromkeys(map(place_of, data.contenders))
     columns = [
         (Column(search.format(count)), functools.partial(cell, (search, count)))
-        for search, count in places
+        for search, count in dict.fromkeys(map(search_key, data.contenders))
     ]
     rows = {score: score for score in data.grid}
     title = "Block efficiency over all tasks"
@@ -145,10 +149,10 @@ def _grid_table(data: _SearchData) -> Table:
 
 
 def _list_table(data: _SearchData) -> Table:
-    """Every contender, and the number of draft tokens that a call verifies."""
+    """All contenders, with the number of draft tokens that a call verifies."""
 
     def cells(name: str) -> list[Cell]:
-        # A run that was stopped has some contenders on fewer texts.
+        # An interrupted run has some contenders on fewer texts.
         drafts, base = data.run.paired([name, BPD])
         checked, gain = missing_cell(), missing_cell()
         if len(drafts):
@@ -167,7 +171,7 @@ def _list_table(data: _SearchData) -> Table:
 
 
 def _searches(data: _SearchData) -> list[Finding]:
-    """Under each score, one search against another."""
+    """Compares searches under the same score."""
     findings = []
     for better, worse, statement in (
         (EXACT, WALK, "The exact best draft beats the greedy walk"),
@@ -177,23 +181,24 @@ def _searches(data: _SearchData) -> list[Finding]:
         (TREE, BEAM, "A tree of {} nodes beats a beam of {}"),
     ):
         for score, row in data.grid.items():
-            for (first, mine), (second, theirs) in itertools.product(row, row):
-                unlike = worse == BEAM and better == SEVERAL and mine != theirs
-                if (first, second) != (better, worse) or unlike:
+            for (first, count), (second, base) in itertools.product(row, row):
+                if (first, second) != (better, worse):
                     continue
-                words = f"{statement.format(mine, theirs)} ({score})."
-                names = row[first, mine], row[second, theirs]
+                if (better, worse) == (SEVERAL, BEAM) and count != base:
+                    continue
+                words = f"{statement.format(count, base)} ({score})."
+                names = row[first, count], row[second, base]
                 findings.append(_beats(data.run, words, *names))
     return findings
 
 
 def _refined(data: _SearchData) -> list[Finding]:
-    """Under each search, each score against those of the heads alone."""
+    """Compares every score with that of the heads alone, under the same search."""
     findings = []
     for name in data.contenders:
         base = _heads_alone(name, data.contenders)
         if base is not None:
-            search, count = place_of(name)
+            search, count = search_key(name)
             statement = (
                 "Refined drafts beat those of the heads alone "
                 f"({search.format(count)}, {score_of(name)})."
@@ -203,17 +208,18 @@ def _refined(data: _SearchData) -> list[Finding]:
 
 
 def _heads_alone(contender: str, others: Sequence[str]) -> str | None:
-    """The contender with as many drafts or nodes under the heads' scores alone."""
+    """The contender with the same search under the heads' scores alone."""
     method = method_of(contender)
     if NAMES.get(method.kind) == HEADS_ALONE:
         return None
-    search, count = place_of(contender)
-    place = {WALK: EXACT, BEAM: SEVERAL}.get(search, search), count
+    search, count = search_key(contender)
+    # Without refinement the greedy walk and the beam search are exact.
+    key = {WALK: EXACT, BEAM: SEVERAL}.get(search, search), count
     for other in others:
         base = method_of(other)
         if (
             NAMES.get(base.kind) == HEADS_ALONE
-            and place_of(other) == place
+            and search_key(other) == key
             and all(base.setting(x) == method.setting(x) for x in _SOURCE_SETTINGS)
         ):
             return other
@@ -221,11 +227,11 @@ def _heads_alone(contender: str, others: Sequence[str]) -> str | None:
 
 
 def _trained(data: _SearchData) -> list[Finding]:
-    """Under each search, the best trained score against the best untrained one."""
+    """Compares the best trained with the best untrained score, under each search."""
     run, findings = data.run, []
-    for search, count in dict.fromkeys(map(place_of, data.contenders)):
-        names = [n for n in data.contenders if place_of(n) == (search, count)]
-        # A run that was stopped has some contenders on fewer texts.
+    for search, count in dict.fromkeys(map(search_key, data.contenders)):
+        names = [n for n in data.contenders if search_key(n) == (search, count)]
+        # An interrupted run has some contenders on fewer texts.
         values = {
             name: drafts.efficiency or 0.0
             for name, drafts in zip(names, run.paired(names), strict=True)
@@ -245,16 +251,16 @@ def _trained(data: _SearchData) -> list[Finding]:
 
 def _beats(run: StudyRun, statement: str, first: str, second: str) -> Finding:
     """Whether one contender beats another, by the interval of its gain."""
-    mine, theirs = run.paired([first, second])
-    if not len(mine):
+    drafts, base = run.paired([first, second])
+    if not len(drafts):
         return judged(statement, "Not measured.")
-    gain = mine.gain(theirs)
+    gain = drafts.gain(base)
     return Finding(
         statement,
-        verdict(gain, len(mine)),
-        f"{mine.efficiency:.3f} against {theirs.efficiency:.3f} tokens per call, "
-        f"{with_interval(gain)}, checking {mine.checked:.1f} against "
-        f"{theirs.checked:.1f} draft tokens.",
+        verdict(gain, len(drafts)),
+        f"{drafts.efficiency:.3f} against {base.efficiency:.3f} tokens per call, "
+        f"{with_interval(gain)}; {drafts.checked:.1f} against {base.checked:.1f} draft "
+        "tokens verified.",
     )
 
 
@@ -262,8 +268,8 @@ STUDY = Study(
     "searches",
     "Scores and searches",
     "Beyond the paper",
-    "Refinement is a score and a search. What does a better search bring under the "
-    "same score, and a better score, trained or not, under the same search?",
+    "Refinement consists of a score and a search. How much does a better search gain "
+    "under the same score, and a better score, trained or not, under the same search?",
     prepare=_prepare,
     tables=[_grid_table, _list_table, lambda data: headroom_table(data.run)],
     findings=[_searches, _refined, _trained],
@@ -272,12 +278,12 @@ STUDY = Study(
         "heads, except that Hydra heads propose their own.",
         "Drafts are verified as one tree. `checked` counts the draft tokens that a "
         "serial call verifies: compare trees with P drafts at similar counts.",
-        "Scores are compared under the same search for as many drafts or nodes. Under "
-        "the heads alone, whose scores do not depend on earlier tokens of a draft, "
-        "the greedy walk is the best draft, and a beam of P contains the P best.",
+        "Scores are compared under the same search with as many drafts or nodes. The "
+        "scores of the heads alone do not depend on earlier tokens of a draft, so the "
+        "greedy walk is the best draft, and a beam of P contains the P best.",
         "A static tree ranks candidates by their scores after each path of the tree. "
         "With the block refined first, as in the paper’s slides, it ranks them by "
         "their scores along the greedy path, which takes one pass of a small LM per "
-        "position over one path.",
+        "position.",
     ],
 )

@@ -1,4 +1,4 @@
-"""A study: a name, a question, and how its exhibit is made of its records."""
+"""A study: its question, its measurements, and the parts of its exhibit."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +20,7 @@ DRAFTING = frozenset((DRAFTS, EXPLORER, TIMING))
 """Measurements in which contenders draft, so that their weights α matter."""
 
 Part = Callable[[Any], Any]
-"""Makes tables, charts, findings or notes of the prepared records: one or a list."""
+"""Returns a table, chart, finding or note, or a list of them, for the prepared data."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,16 +28,16 @@ class Study:
     """A table or figure of the paper, or several that share their records.
 
     Attributes:
-      name: of the study, its folder under experiments/ and its gin files.
+      name: name of the study, of its folder under experiments/ and of its gin files.
       title: heading of its section.
       paper: tables and figures of the paper, such as "Tables 4 and 9", or
         "Beyond the paper".
-      question: the question that it answers, in a sentence or two.
+      question: the question of the study, in one or two sentences.
       measures: the kinds of records that it needs; see `MEASURES`.
-      prepare: computes what several parts share from a run; the run itself by default.
-      tables, charts, lattices, findings: functions of what `prepare` returns. Every
-        number in them comes from the run's records or from the paper.
-      notes: sentences, or functions that make them.
+      prepare: computes the data of the parts from a run; the run itself by default.
+      tables, charts, lattices, findings: functions of the prepared data. Every number
+        in them comes from the run's records or from the paper.
+      notes: sentences, or functions that return them.
     """
 
     name: str
@@ -53,10 +53,10 @@ class Study:
     notes: Sequence[str | Part] = ()
 
     def exhibit(self, run: StudyRun) -> Exhibit:
-        """The exhibit of a run."""
+        """Creates the exhibit of a run."""
         data = self.prepare(run)
 
-        def made(parts: Iterable[str | Part]) -> list[Any]:
+        def evaluate(parts: Iterable[str | Part]) -> list[Any]:
             results = [part(data) if callable(part) else part for part in parts]
             return [
                 entry
@@ -64,23 +64,23 @@ class Study:
                 for entry in (result if isinstance(result, list) else [result])
             ]
 
-        weights = _weights(run) if DRAFTING & {*self.measures} else []
+        weight_notes = _weight_notes(run) if DRAFTING & {*self.measures} else []
         return Exhibit(
             self.name,
             self.title,
             self.paper,
             self.question,
-            tables=made(self.tables),
-            charts=made(self.charts),
-            lattices=made(self.lattices),
-            findings=made(self.findings),
-            notes=[*made(self.notes), *weights, *run.facts.get("notes", [])],
+            tables=evaluate(self.tables),
+            charts=evaluate(self.charts),
+            lattices=evaluate(self.lattices),
+            findings=evaluate(self.findings),
+            notes=[*evaluate(self.notes), *weight_notes, *run.facts.get("notes", [])],
             facts=run.facts,
         )
 
 
-def _weights(run: StudyRun) -> list[str]:
-    """A note on the weight α of the contenders that name none, if there are any."""
+def _weight_notes(run: StudyRun) -> list[str]:
+    """Notes on the weight α of the contenders that do not set it."""
     kinds = {
         class_of(contender.method)
         for contender in map(parse_contender, run.facts.get("labels", {}))
@@ -91,10 +91,10 @@ def _weights(run: StudyRun) -> list[str]:
         if kind not in kinds:
             continue
         tuned = run.facts.get("alphas", {}).get(kind)
-        words = "α = 1, not tuned"
+        weights = "α = 1, not tuned"
         if tuned:
-            words = "α tuned on examples that are not reported: " + ", ".join(
+            weights = "α tuned on examples that are not reported: " + ", ".join(
                 f"{run.task_label(task)} {alpha:g}" for task, alpha in tuned.items()
             )
-        notes.append(f"{label} rescorers without an α of their own use {words}.")
+        notes.append(f"{label} rescorers that do not set α use {weights}.")
     return notes

@@ -23,18 +23,18 @@ NAMES = (
     "figure7",
     "searches",
 )
-"""In the order of a report. Each is a module of this package with a `STUDY`."""
+"""Names in the order of a report. Each is a module of this package with a `STUDY`."""
 
 
 def find_study(name: str) -> Study:
-    """The study of that name.
+    """Returns a study by its name.
 
     Raises:
-      UserError: there is none.
+      UserError: the name is unknown.
     """
     if name not in NAMES:
         close = difflib.get_close_matches(name, NAMES, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"there is {', '.join(NAMES)}."
+        hint = f"did you mean {close[0]}?" if close else f"use {', '.join(NAMES)}."
         raise UserError(f"there is no study {name!r}: {hint}")
     study: Study = importlib.import_module(f"bpd_jax.studies.{name}").STUDY
     return study

@@ -23,8 +23,8 @@ from bpd_jax.studies.printed import ALPHAS
 BPD = "bpd"
 
 # Settings that may change while earlier records of a study stay valid; digests of their
-# contents identify data and models (`StudyContext.digest`, `.made_with`) ...
-_OPEN = (
+# contents identify data and models (`StudyContext.digest`, `.made_with`).
+_MUTABLE = (
     "assets",
     "batch_size",
     "contenders",
@@ -40,8 +40,8 @@ _OPEN = (
     "alphas",
     "tuners",
 )
-# ... and the settings that determine the drafts along a text.
-_DECISIVE = (
+# Settings that determine the texts and the drafts along them.
+_TEXT_SETTINGS = (
     "model",
     "examples",
     "tune",
@@ -54,8 +54,8 @@ _DECISIVE = (
     "turns",
     "source",
 )
-# Settings that are missing in headers of earlier versions, with their values there.
-_ADDED: dict[str, Any] = {"decode_lengths": {}, "source": "heads", "turns": 1}
+# Settings that headers of earlier versions lack, with the values that they imply.
+_ADDED_SETTINGS: dict[str, Any] = {"decode_lengths": {}, "source": "heads", "turns": 1}
 TASK_FIELD = "{task}"
 
 Names = Annotated[Sequence[str], each(TEXT, distinct=True)]
@@ -63,13 +63,12 @@ Names = Annotated[Sequence[str], each(TEXT, distinct=True)]
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
-    """A method with the models it drafts with.
+    """A method together with the models that it drafts with.
 
     Attributes:
-      name: `METHOD`, or `METHOD@SET` where SET names models of
-        `StudyConfig.assets`.
+      name: `METHOD`, or `METHOD@SET` if SET of `StudyConfig.assets` has its models.
       method: the method.
-      assets: SET; None for the models of the run folder.
+      assets: SET; None for the model's own assets.
     """
 
     name: str
@@ -78,13 +77,13 @@ class Contender:
 
 
 def parse_contender(name: str) -> Contender:
-    """Reads a contender's name.
+    """Parses the name of a contender.
 
     >>> parse_contender("ngram:16@general_4").assets
     'general_4'
 
     Raises:
-      UserError: there is no such method.
+      UserError: the method is unknown.
     """
     method, at, assets = name.partition("@")
     return Contender(name, parse_method(method), assets if at else None)
@@ -95,7 +94,7 @@ CLASSES = ("ngram", "neural")
 
 
 def class_of(method: Method) -> str | None:
-    """The class of the rescorer of a method; None for none or several.
+    """The class of a method's rescorer; None without a rescorer or with several.
 
     >>> class_of(parse_contender("medusa_ngram:8").method)
     'ngram'
@@ -106,52 +105,54 @@ def class_of(method: Method) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class StudyConfig(Validated):
-    """One study at one size.
+    """The settings of one study at one size.
 
     Attributes:
-      study: its name, see `bpd_jax.studies.study_catalog`.
-      size: name of the size, as the gin file gives it.
-      model: run folder, checkpoint or known name; `{task}` in it stands for the task,
-        where every task has a finetuned model.
-      data: folder of the tasks: JSON Lines, `NAME/SPLIT.jsonl.gz`, or what TensorFlow
-        Datasets has prepared; None for the model's own held-out text alone.
-      tasks: names; see `bpd_jax.studies.tasks`.
-      contenders: methods to replay, each with `@SET` where it needs other models than
-        the model's own.
+      study: name of the study; see `bpd_jax.studies.study_catalog`.
+      size: name of the size, from the gin file.
+      model: run folder, checkpoint or known name. If every task has a finetuned model,
+        `{task}` stands for the name of the task.
+      data: folder of the tasks: JSON Lines, `NAME/SPLIT.jsonl.gz`, or data sets that
+        TensorFlow Datasets has prepared; None if only the model's own held-out text is
+        used.
+      tasks: names of the tasks; see `bpd_jax.studies.tasks`.
+      contenders: methods to replay, each with `@SET` if it uses models of `assets`.
       source: source of the contenders that are named after the paper's methods, such as
         `bpd` and `ngram:16`: the model's block `heads`, or its `block` drafter. "BPD"
         then stands for the unrefined draft of that source.
       assets: sets of models: SET → kind (`ngram`, `rescorer`, …) → folder. `{task}` in
-        a folder stands for the task.
-      labels: display names of contenders that replace the methods' labels.
+        a folder stands for the name of the task.
+      labels: display names of contenders that replace the labels of their methods.
       printed: contender → column of the paper's table that it is compared with; see
         `bpd_jax.studies.printed`.
       notes: sentences shown with the results.
       examples, tune: numbers of examples of each task to report on and to tune on;
         the two sets are disjoint.
-      turns: of a conversation: 1 for the first one, 2 for both of MT-Bench. A later
-        turn is a separate example, whose prompt contains the model's greedy answers
-        to the earlier ones.
-      max_new_tokens: tokens decoded for each example.
-      decode_lengths: by task, in place of `max_new_tokens`.
-      longest_prompt: in tokens; longer documents are cut. It is less where the model
-        has too few positions for the prompt and what is decoded.
-      longest_whole: the same for a prompt without a document; longer prompts are left
-        out.
-      lattice_width: k of contenders without a k of their own.
+      turns: number of turns of a conversation: 1 for the first one, 2 for both of
+        MT-Bench. A later turn is a separate example, whose prompt contains the model's
+        greedy answers to the earlier ones.
+      max_new_tokens: maximum number of tokens decoded for each example.
+      decode_lengths: the same by task, in place of `max_new_tokens`.
+      longest_prompt: maximum number of tokens of a prompt with a document; longer
+        documents are truncated. The limit is lower if the model has too few positions
+        for the prompt and the decoded tokens.
+      longest_whole: maximum number of tokens of a prompt without a document; longer
+        prompts are left out.
+      lattice_width: k of contenders that do not set k.
       tuners: class of rescorers (`ngram`, `neural`) → the contender on which its weight
         α is tuned, for each task, on the `tune` examples. All contenders of the class
-        without an α of their own use the result (paper, appendix E). {} leaves α = 1.
-      alphas: the weights to try.
+        that do not set α use the result (paper, appendix E). With {} α is 1.
+      alphas: values of α to try.
       trained_prompts: file of prompts that block heads were trained on; examples whose
-        text begins one of them are left out.
+        documents they contain are left out.
       in_domain: number of texts of each task, neither reported nor tuned on, from which
-        in-domain n-gram models are built (Table 7); 0 for no such models.
+        in-domain n-gram models are built (Table 7); 0 builds none.
       shown: number of examples of each task in the draft explorer.
-      batch_size: texts decoded together.
-      temperatures, rounds: of the studies that measure time.
-      speculative: contenders that are timed with speculative sampling too, above
-        temperature 0.
+      batch_size: number of texts decoded together.
+      temperatures, rounds: temperatures and number of rounds of the studies that
+        measure time.
+      speculative: contenders that, above temperature 0, are timed with speculative
+        sampling too.
     """
 
     prefix = ""
@@ -186,7 +187,7 @@ class StudyConfig(Validated):
     speculative: Names = ()
 
     def check_together(self) -> None:
-        """Raises a `UserError` for names that are not defined."""
+        """Raises a `UserError` for undefined names."""
         if not self.tasks:
             raise UserError("tasks is empty: name at least one.")
         self._check_tuners()
@@ -194,60 +195,65 @@ class StudyConfig(Validated):
             for kind in models:
                 if kind not in ASSET_FOLDERS:
                     raise UserError(
-                        f"assets[{name!r}] has the unknown kind {kind!r}: there is "
+                        f"assets[{name!r}] has the unknown kind {kind!r}: use "
                         f"{', '.join(ASSET_FOLDERS)}."
                     )
         for name in set(self.speculative) - set(self.contenders):
             raise UserError(
-                f"speculative names {name!r}, which is not among the contenders."
+                f"speculative names {name!r}, which is not one of the contenders."
             )
         for contender in [*self.parsed, *map(parse_contender, self.tuners.values())]:
             if contender.assets is not None and contender.assets not in self.assets:
                 raise UserError(
-                    f"{contender.name} asks for the models {contender.assets!r}, but "
-                    f"assets has {', '.join(self.assets) or 'none'}."
+                    f"{contender.name} requires the set {contender.assets!r}, but "
+                    f"assets defines {', '.join(self.assets) or 'no set'}."
                 )
 
     def _check_tuners(self) -> None:
         for kind, name in self.tuners.items():
             if class_of(parse_contender(name).method) != kind:
                 raise UserError(
-                    f"tuners[{kind!r}] is {name!r}: use a contender of that class, and "
-                    f"as a class one of {', '.join(CLASSES)}."
+                    f"tuners[{kind!r}] is {name!r}: it must map one of the classes "
+                    f"{', '.join(CLASSES)} to a contender of that class."
                 )
             if parse_contender(name).method.setting("alpha") is not None:
-                raise UserError(f"tuners[{kind!r}] is {name!r}: leave its alpha out.")
+                raise UserError(f"tuners[{kind!r}] is {name!r}: remove its alpha.")
         if self.tuners and not self.alphas:
-            raise UserError("alphas is empty: give numbers of 0 or more.")
+            raise UserError("alphas is empty: give non-negative numbers.")
 
     @property
     def settings(self) -> dict[str, Any]:
         """The settings that all records of a study share, as JSON values."""
         fields = dataclasses.asdict(self)
-        kept = {name: fields[name] for name in fields if name not in _OPEN}
-        settings: dict[str, Any] = json.loads(json.dumps(kept))
+        fixed = {name: fields[name] for name in fields if name not in _MUTABLE}
+        settings: dict[str, Any] = json.loads(json.dumps(fixed))
         return settings
 
     def differing(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Values of other settings that differ from these, by name.
+        """The values of `settings` that differ from these, by name.
 
         Args:
-          settings: of an earlier run, perhaps of an earlier version.
+          settings: settings of an earlier run, perhaps of an earlier version.
         """
-        mine = self.settings
-        theirs = {**_ADDED, **settings}
-        return {n: theirs.get(n) for n in mine if theirs.get(n) != mine[n]}
+        earlier = {**_ADDED_SETTINGS, **settings}
+        return {
+            name: earlier.get(name)
+            for name, value in self.settings.items()
+            if earlier.get(name) != value
+        }
 
-    def texts_alike(self, facts: Mapping[str, Any]) -> bool:
-        """Whether another study, given its facts, decodes the same texts."""
+    def same_texts(self, facts: Mapping[str, Any]) -> bool:
+        """Whether the study with these facts decodes the same texts."""
         settings = facts.get("settings") or {}
-        return bool(settings) and not set(self.differing(settings)) & set(_DECISIVE)
+        return bool(settings) and not set(self.differing(settings)) & set(
+            _TEXT_SETTINGS
+        )
 
     def new_tokens(self, task: str) -> int:
-        """The largest number of tokens that are decoded for an example."""
+        """The maximum number of tokens that are decoded for an example."""
         return self.decode_lengths.get(task, self.max_new_tokens)
 
     @property
     def parsed(self) -> list[Contender]:
-        """The contenders."""
+        """The parsed contenders."""
         return [parse_contender(name) for name in self.contenders]

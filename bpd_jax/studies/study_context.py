@@ -1,7 +1,7 @@
-"""The context of all measurements of a study: model, examples, decoded texts.
+"""The context of all measurements of a study: model, examples and decoded texts.
 
 Texts are decoded greedily once per task and stored with the model's predictions along
-them (`WORKDIR/texts/TASK.npz`). Studies of the same model, tasks and lengths share
+them (`WORKDIR/texts/TASK.npz`). Studies with the same model, tasks and lengths share
 them.
 """
 
@@ -40,26 +40,26 @@ from bpd_jax.studies.study_records import REPORT, TUNE
 from bpd_jax.studies.tasks import StudyExample
 from bpd_jax.studies.text_files import content_digest, load_texts, save_texts
 
-# Number of texts that are stored together.
-_KEPT_TOGETHER = 128
+# Maximum number of texts in a file.
+_TEXTS_PER_FILE = 128
 
 
 class StudyContext:
-    """Model, examples and texts of one study, each created when it is first used.
+    """The model, examples and texts of one study, each created at its first use.
 
     Attributes:
-      config, workdir, shard: as given.
+      config, workdir, shard: the arguments of the constructor.
       alphas: class of rescorers → task → tuned weight; see `bpd_jax.studies.tuning`.
-        Contenders of a class that is not in it have α = 1.
+        Contenders of other classes have α = 1.
     """
 
     def __init__(
         self, config: StudyConfig, workdir: pathlib.Path, shard: Shard = WHOLE
     ) -> None:
-        """Stores the settings; models are loaded when they are first used.
+        """Stores the arguments; loads nothing.
 
         Args:
-          config: of the study.
+          config: settings of the study.
           workdir: folder of the texts.
           shard: the part of the examples that this program measures.
         """
@@ -72,19 +72,19 @@ class StudyContext:
         self.alphas: dict[str, dict[str, float]] = {}
 
     def model_name(self, task: str) -> str:
-        """The model that decodes a task."""
+        """The name of the model that decodes a task."""
         return self.config.model.replace(TASK_FIELD, task)
 
     def loaded(self, task: str) -> LoadedModel:
-        """The model of a task; of all tasks, where they share one."""
+        """The model of a task."""
         name = self.model_name(task)
         if name not in self._models:
-            # Large models of several tasks do not fit into memory together.
+            # Several large models may not fit into memory, so only one is kept.
             self._models, self._decoders = {name: load_model(name)}, {}
         return self._models[name]
 
     def options(self, task: str) -> DecodeOptions:
-        """Greedy decoding of a task."""
+        """The options of greedy decoding for a task."""
         return DecodeOptions(
             max_new_tokens=self.config.new_tokens(task),
             end_of_text=self.loaded(task).end_of_text,
@@ -93,14 +93,14 @@ class StudyContext:
 
     @functools.cached_property
     def _trained(self) -> str:
-        """All prompts that heads were trained on."""
+        """The text of all prompts that heads were trained on."""
         path = self.config.trained_prompts
         return "" if path is None else "\n".join(read_prompts_file(path))
 
     def sources(self, task: str) -> list[tasks.TaskRecord]:
         """All records of a task that heads were not trained on."""
         if self.config.data is None:
-            raise UserError(f"the task {task} needs --data, the folder that holds it.")
+            raise UserError(f"the task {task} needs --data, the folder of the tasks.")
         return [
             source
             for source in tasks.read_sources(as_path(self.config.data), task)
@@ -118,13 +118,13 @@ class StudyContext:
           UserError: none is left to report on.
         """
         if task not in self._examples:
-            found = self._draw(task)
-            if not any(example.part == REPORT for example in found):
+            examples = self._draw(task)
+            if not any(example.part == REPORT for example in examples):
                 raise UserError(
-                    f"{task} has no example to report on: {len(found)} of the records "
-                    f"fit, and {self.config.tune} are to be tuned on."
+                    f"{task} has no example to report on: {len(examples)} records are "
+                    f"suitable, and {self.config.tune} of them are used for tuning."
                 )
-            self._examples[task] = found
+            self._examples[task] = examples
         return self._examples[task]
 
     def _draw(self, task: str) -> list[StudyExample]:
@@ -136,12 +136,12 @@ class StudyContext:
         longest = min(config.longest_prompt, room)
         if longest < 1:
             raise UserError(
-                f"the model of {task} has no positions left for a prompt beside "
-                f"{config.new_tokens(task)} tokens to decode: decode fewer."
+                f"the model of {task} has no positions left for a prompt in addition "
+                f"to {config.new_tokens(task)} decoded tokens: decode fewer tokens."
             )
         if task != tasks.HELD_OUT:
             longest_whole = min(config.longest_whole, room)
-            found = tasks.draw_examples(
+            first_turns = tasks.draw_examples(
                 self.sources(task),
                 loaded,
                 examples=config.examples,
@@ -149,8 +149,8 @@ class StudyContext:
                 longest=longest,
                 longest_whole=longest_whole,
             )
-            return found + later_turns(
-                found,
+            return first_turns + later_turns(
+                first_turns,
                 functools.partial(self._answers, task),
                 loaded,
                 turns=config.turns,
@@ -178,52 +178,52 @@ class StudyContext:
         ]
 
     def contender(self, name: str, task: str) -> tuple[Decoder, Method]:
-        """The decoder that has a contender's models, and the contender's method."""
-        found = parse_contender(name)
-        given: dict[str, str | None] = {}
-        if found.assets is not None:
-            for kind, folder in self.config.assets[found.assets].items():
-                given[kind] = folder.replace(TASK_FIELD, task)
-        key = (self.model_name(task), json.dumps(given, sort_keys=True))
+        """Returns a decoder with a contender's models, and the contender's method."""
+        parsed = parse_contender(name)
+        folders: dict[str, str | None] = {}
+        if parsed.assets is not None:
+            for kind, folder in self.config.assets[parsed.assets].items():
+                folders[kind] = folder.replace(TASK_FIELD, task)
+        key = (self.model_name(task), json.dumps(folders, sort_keys=True))
         if key not in self._decoders:
             loaded = self.loaded(task)
-            self._decoders[key] = LanguageModel.of(loaded, given).decoder(
+            self._decoders[key] = LanguageModel.of(loaded, folders).decoder(
                 lattice_width=self.config.lattice_width
             )
-        method = found.method
+        method = parsed.method
         tuned = self._tuned(method)
         if tuned:
             method = method.with_setting("alpha", tuned[task])
         return self._decoders[key], method.with_source(self.config.source)
 
     def _tuned(self, method: Method) -> dict[str, float]:
-        """Tuned weights of a method by task; none where it names one itself."""
+        """Tuned weights of a method by task; empty if the method sets α itself."""
         if method.setting("alpha") is not None:
             return {}
         return self.alphas.get(class_of(method) or "", {})
 
     def made_with(self, name: str) -> str:
-        """A digest of the models that a contender drafts with, from their files."""
-        found = parse_contender(name)
-        needs = found.method.with_source(self.config.source).needs
+        """A digest of the files of a contender's models, and of its tuned weights."""
+        parsed = parse_contender(name)
+        needs = parsed.method.with_source(self.config.source).needs
         kinds = tuple(kind for kind in ASSET_FOLDERS if kind in needs)
-        key = (found.assets, kinds)
+        key = (parsed.assets, kinds)
         if key not in self._made_with:
-            self._made_with[key] = self._made(name, kinds)
-        tuned = self._tuned(found.method)
+            self._made_with[key] = self._models_digest(name, kinds)
+        tuned = self._tuned(parsed.method)
         if not tuned:
             return self._made_with[key]
         alphas = {task: tuned[task] for task in self.config.tasks}
         text = f"{self._made_with[key]} {json.dumps(alphas, sort_keys=True)}"
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def _made(self, name: str, kinds: Sequence[str]) -> str:
-        given = self.config.assets.get(parse_contender(name).assets or "", {})
+    def _models_digest(self, name: str, kinds: Sequence[str]) -> str:
+        folders = self.config.assets.get(parse_contender(name).assets or "", {})
         digest = hashlib.sha256()
         for task in self.config.tasks if self._models_differ(name) else [""]:
             for kind in kinds:
                 loaded = self.loaded(task or self.config.tasks[0])
-                folder = given.get(kind, "").replace(TASK_FIELD, task)
+                folder = folders.get(kind, "").replace(TASK_FIELD, task)
                 path = (
                     as_path(folder)
                     if folder
@@ -234,7 +234,7 @@ class StudyContext:
         return digest.hexdigest()
 
     def depends_on_task(self, name: str) -> bool:
-        """Whether a contender's models or its weight differ from task to task."""
+        """Whether a contender's models or weight depend on the task."""
         tuned = self._tuned(parse_contender(name).method)
         if len({tuned[task] for task in self.config.tasks if task in tuned}) > 1:
             return True
@@ -249,7 +249,7 @@ class StudyContext:
         if name in self.config.labels:
             return self.config.labels[name]
         decoder, _ = self.contender(name, self.config.tasks[0])
-        # Not with a tuned weight, which is that of one task.
+        # Without the tuned weight, which depends on the task.
         contender = parse_contender(name)
         method = contender.method.with_source(self.config.source)
         label, assets = decoder.label(method), contender.assets
@@ -258,11 +258,10 @@ class StudyContext:
     def texts(self, task: str) -> list[RecordedText]:
         """The decoded text of each example, with the model's predictions along it.
 
-        Decodes missing texts, with a progress bar; they are stored in groups of
-        `_KEPT_TOGETHER`.
+        Decodes missing texts, with a progress bar, and stores them.
         """
         if task not in self._texts:
-            found: list[RecordedText] = []
+            all_texts: list[RecordedText] = []
             for part, examples in enumerate(self._parts(task)):
                 name = f"{task}{self.shard_suffix}{f'-part-{part}' * (part > 0)}.npz"
                 path = self.workdir / "texts" / name
@@ -271,25 +270,25 @@ class StudyContext:
                 if texts is None:
                     texts = self._decode(task, examples)
                     save_texts(path, digest, texts)
-                found += texts
-            self._texts[task] = found
+                all_texts += texts
+            self._texts[task] = all_texts
         return self._texts[task]
 
     def _parts(self, task: str) -> list[list[StudyExample]]:
         """Groups of examples whose texts are in one file."""
         examples = self.examples(task)
-        starts = range(0, len(examples), _KEPT_TOGETHER)
-        return [examples[start : start + _KEPT_TOGETHER] for start in starts]
+        starts = range(0, len(examples), _TEXTS_PER_FILE)
+        return [examples[start : start + _TEXTS_PER_FILE] for start in starts]
 
     @property
     def shard_suffix(self) -> str:
-        """Distinguishes the files of one shard from those of others."""
+        """Suffix of the names of this shard's files; empty if there is one shard."""
         if self.shard == WHOLE:
             return ""
         return f"-{self.shard.index}-of-{self.shard.count}"
 
     def digest(self, task: str, examples: Sequence[StudyExample]) -> str:
-        """A digest of all that texts depend on: model, drafts, prompts, lengths."""
+        """A digest of everything that texts depend on, such as model and prompts."""
         loaded, config = self.loaded(task), self.config
         facts: list[Any] = [
             loaded.fingerprint,
@@ -318,19 +317,19 @@ class StudyContext:
         examples: Sequence[StudyExample],
         advance: Callable[[int], object],
     ) -> list[RecordedText]:
-        """Decodes, then records; `advance` is called with tokens of either."""
-        decoder, _ = self.contender("greedy", task)
+        """Decodes, then records; `advance` is called with the tokens of each pass."""
+        decoder, _ = self.contender(GREEDY.name, task)
         options = self.options(task)
-        # The longest first, so that what is compiled for them fits the others.
+        # The longest first, so that programs compiled for them are reused.
         order = sorted(range(len(examples)), key=lambda i: -len(examples[i].input_ids))
         prompts = [examples[index].input_ids for index in order]
         decoded = decoder.decode(GREEDY, prompts, options, on_progress=advance)
         slots, positions = padded_sizes(decoded)
         width = min(decoder.width, decoder.model.config.draft_vocab_size)
-        found: dict[int, RecordedText] = {}
+        recorded: dict[int, RecordedText] = {}
         for index, text in zip(order, decoded, strict=True):
-            found[index] = record_text(
+            recorded[index] = record_text(
                 decoder, text, width, slots=slots, positions=positions
             )
             advance(len(text.output_ids))
-        return [found[index] for index in range(len(examples))]
+        return [recorded[index] for index in range(len(examples))]

@@ -1,8 +1,8 @@
-"""The raw results of studies, one JSON object per example.
+"""The records of studies, one JSON object per example.
 
-Accepted tokens are stored for *every* position of a text, not only for those where
-decoding calls the model. The calls of decoding, and with them block efficiency, follow
-from these (`call_positions`); the comparison of Table 5 needs all positions.
+The number of accepted tokens is stored for *every* position of a text, not only for
+those where decoding calls the model. The calls of decoding, and thus block efficiency,
+are derived from these numbers (`call_positions`); Table 5 needs all positions.
 """
 
 import dataclasses
@@ -18,14 +18,14 @@ from bpd_jax.reporting.records import Record
 TUNE, REPORT = PARTS = ("tune", "report")
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
-# Larger numbers, which are rare, are characters from here on.
+# Larger numbers, which are rare, are characters from this code point on.
 _BEYOND = 0x100
 _LARGE = f"{chr(_BEYOND + len(_DIGITS))}-\ud7ff"
 _NUMBERS, _YIELDS = re.compile(f"[0-9a-z{_LARGE}]*"), re.compile(f"[1-9a-z{_LARGE}]*")
 
 
 def to_digits(values: Sequence[int] | np.ndarray) -> str:
-    """Writes small numbers as one character each.
+    """Encodes small numbers as one character each.
 
     >>> to_digits([1, 9, 10, 35, 36])
     '19azĤ'
@@ -37,7 +37,7 @@ def to_digits(values: Sequence[int] | np.ndarray) -> str:
 
 
 def from_digits(digits: str) -> np.ndarray:
-    """Reads what `to_digits` wrote.
+    """Decodes the result of `to_digits`.
 
     >>> from_digits("19azĤ")
     array([ 1,  9, 10, 35, 36])
@@ -48,7 +48,7 @@ def from_digits(digits: str) -> np.ndarray:
 
 
 def call_positions(accepted: np.ndarray) -> np.ndarray:
-    """Positions of the tokens at which decoding calls the model.
+    """The positions at which decoding calls the model.
 
     Worked example: at the positions 0 … 4 calls would yield 2, 1, 3, 2, 1 tokens.
     Decoding calls at 0, then at 0 + 2 = 2, and 2 + 3 = 5 is the end.
@@ -57,14 +57,14 @@ def call_positions(accepted: np.ndarray) -> np.ndarray:
     array([0, 2])
 
     Args:
-      accepted: tokens that a call yields at each position of a text, 1 or more.
+      accepted: number of tokens that a call at each position yields, `[T]`, at least 1.
     """
-    visited = []
+    positions = []
     position = 0
     while position < len(accepted):
-        visited.append(position)
+        positions.append(position)
         position += int(accepted[position])
-    return np.array(visited, int)
+    return np.array(positions, int)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,12 +77,12 @@ class DraftRecord(Record):
       task: name of the task or category.
       example: index of the example in its task.
       part: `TUNE` or `REPORT`.
-      contender: method with its models, such as `ngram:16@general_2`.
-      accepted: tokens that a serial call there yields, 1 … L.
-      length: tokens of the best-ranked draft.
-      equal: equal neighbours in it.
-      longest: longest run of one token in it.
-      nodes: draft tokens checked, summed over the calls of decoding.
+      contender: name of the contender, such as `ngram:16@general_2`.
+      accepted: number of tokens that a serial call yields, 1 … L.
+      length: number of tokens of the best-ranked draft.
+      equal: number of equal neighbours in the best-ranked draft.
+      longest: longest run of one token in the best-ranked draft.
+      nodes: number of draft tokens verified, summed over the calls of decoding.
       head_entropy: mean entropy of heads 1 … L over all positions, in nats; only in
         records of `bpd`.
     """
@@ -99,33 +99,33 @@ class DraftRecord(Record):
     head_entropy: list[float] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
-        # A yield of 0 would never reach the end of the text.
-        rest = (self.length, self.equal, self.longest)
+        # With a yield of 0, `call_positions` would not terminate.
+        statistics = (self.length, self.equal, self.longest)
         if (
             not _YIELDS.fullmatch(self.accepted)
-            or not all(map(_NUMBERS.fullmatch, rest))
-            or min(map(len, rest)) < len(self.accepted)
+            or not all(map(_NUMBERS.fullmatch, statistics))
+            or min(map(len, statistics)) < len(self.accepted)
         ):
-            raise UserError("its numbers per token are not those of a text")
+            raise UserError("its numbers per token are inconsistent")
 
     @property
     def yields(self) -> np.ndarray:
-        """Tokens that a serial call yields at each position."""
+        """Number of tokens that a serial call yields at each position, `[T]`."""
         return from_digits(self.accepted)
 
     @property
     def repeats(self) -> np.ndarray:
-        """Equal neighbours in the best-ranked draft at each position."""
+        """Number of equal neighbours in the best draft at each position, `[T]`."""
         return from_digits(self.equal)
 
     @property
     def tokens(self) -> int:
-        """Decoded tokens."""
+        """Number of decoded tokens."""
         return len(self.accepted)
 
     @functools.cached_property
     def calls(self) -> int:
-        """Serial calls that decoding takes."""
+        """Number of serial calls of decoding."""
         return len(call_positions(self.yields))
 
     @property
@@ -136,13 +136,13 @@ class DraftRecord(Record):
 
 @dataclasses.dataclass(frozen=True)
 class OracleRecord(Record):
-    """Serial calls of the oracle on one text, for widths and numbers of heads.
+    """Serial calls of the oracle on one text, for all widths and numbers of heads.
 
     Attributes:
       task, example, part: as in `DraftRecord`.
-      tokens: decoded tokens.
-      calls: `[L - 1][K]`: with heads 2 … h in row h - 2, and k candidates of each in
-        column k - 1.
+      tokens: number of decoded tokens.
+      calls: number of serial calls, `[L - 1][K]`: row h - 2 is for heads 2 … h, column
+        k - 1 for k candidates of each.
     """
 
     task: str
@@ -164,9 +164,9 @@ class QualityRecord(Record):
     Attributes:
       task, example, part: as in `DraftRecord`.
       prediction: the decoded text.
-      references: correct answers; one for summaries.
-      scores: by name: `exact_match`, `f1`, `rouge1`, `rouge2`, `rougeL` in 0 … 1;
-        `log_prob` in nats of `tokens` tokens, `last_word` 0 or 1.
+      references: correct answers; for a summary there is one.
+      scores: scores by name: `exact_match`, `f1`, `rouge1`, `rouge2`, `rougeL` in
+        0 … 1; `log_prob` in nats of `tokens` tokens, `last_word` 0 or 1.
     """
 
     task: str
@@ -184,17 +184,17 @@ class QualityRecord(Record):
 
 @dataclasses.dataclass(frozen=True)
 class TimingRecord(Record):
-    """One prompt decoded by one contender, with its time.
+    """The time of one prompt, decoded by one contender.
 
     Attributes:
       task, example: as in `DraftRecord`.
-      contender: method with its models.
-      temperature: of sampling; 0 is greedy.
-      round: contenders take turns, and this counts the turns.
-      tokens, calls: decoded tokens and serial calls.
-      seconds: wall time with the prompt and without compilation.
+      contender: name of the contender; see `measure_timing.speculative_name`.
+      temperature: temperature of sampling; 0 is greedy.
+      round: index of the round.
+      tokens, calls: number of decoded tokens and of serial calls.
+      seconds: wall time, including prefill and excluding compilation.
       identical: whether the text equals that of plain decoding with the same noise;
-        None for acceptance that keeps only the distribution.
+        None for acceptance that only preserves the distribution.
     """
 
     task: str
@@ -215,11 +215,11 @@ class TimingRecord(Record):
 
 @dataclasses.dataclass(frozen=True)
 class LatencyRecord(Record):
-    """Time of refining one lattice.
+    """The latency of the search in one lattice.
 
     Attributes:
-      engine: of the search.
-      steps, width, paths: heads, candidates of each, and drafts asked for.
+      engine: engine of the search.
+      steps, width, paths: number of heads, of candidates of each, and of drafts.
       milliseconds: one value per run.
     """
 
@@ -242,9 +242,9 @@ class Call(Record):
     Attributes:
       at: position of the call in the text.
       draft: the best-ranked draft, as indices into `ExplorerRecord.pieces`.
-      winner: the draft that won.
-      accepted: tokens that the call yielded.
-      rank: of the winner, 0 for the best.
+      winner: the winning draft, in the same form.
+      accepted: number of tokens that the call yielded.
+      rank: rank of the winning draft; 0 is the best.
     """
 
     at: int
@@ -269,13 +269,14 @@ class ExplorerRecord(Record):
 
     Attributes:
       task, example: as in `DraftRecord`.
-      prompt: its text, shortened in the middle if it is long.
-      pieces: texts of tokens that the other fields point to.
-      output: the text.
-      candidates: `[T][L - 1][k]`: of heads 2 … L for the block that begins at each
-        position, best first. Position t's own token is certain: head 1's.
-      log_probs: of the candidates, in nats.
-      traces: what each contender did.
+      prompt: text of the prompt; the middle of a long one is removed.
+      pieces: texts of the tokens that the other fields refer to by index.
+      output: the decoded text, `[T]`.
+      candidates: `[T][L - 1][k]`, candidates of heads 2 … L for the block that begins
+        at each position, best first. The token of the position itself, from head 1, is
+        certain.
+      log_probs: log-probabilities of the candidates, in nats.
+      traces: the serial calls of each contender.
     """
 
     task: str
@@ -296,4 +297,4 @@ KINDS: dict[str, type[Record]] = {
     "latency": LatencyRecord,
     "explorer": ExplorerRecord,
 }
-"""Records by the name that their field `kind` has in a file."""
+"""Record types by the value of the field `kind` in a file."""

@@ -3,8 +3,8 @@
 import functools
 import re
 
-from bpd_jax.evaluation.metrics.catalog import LABELS, PERPLEXITIES, headline_of
 from bpd_jax.evaluation.metrics.estimates import estimate
+from bpd_jax.evaluation.metrics.task_metrics import LABELS, PERPLEXITIES, headline_of
 from bpd_jax.reporting.exhibits import Cell, Column, Table
 from bpd_jax.studies import printed
 from bpd_jax.studies.results import StudyRun
@@ -25,7 +25,7 @@ def _scores(run: StudyRun, task: str) -> list[dict[str, float]]:
 
 
 def _score_cells(run: StudyRun, task: str, name: str) -> list[Cell]:
-    """A score, beside the paper's if it prints that score, and the number of texts."""
+    """A score, with the paper's if it prints that score, and the number of texts."""
     scores = _scores(run, task)
     value, paper = estimate(name, scores), None
     if printed.METRICS.get(task) == name:
@@ -50,7 +50,7 @@ def _table(run: StudyRun) -> Table:
         return [Cell(text=_label(name)), *_score_cells(run, task, name)]
 
     def efficiency(contender: str, task: str) -> Cell:
-        # All heads are nine in the paper.
+        # In the paper, all heads are nine heads.
         heads = contender.partition("heads=")[2] or "9"
         paper = printed.TABLE10.get(task, {}).get(heads)
         return run.drafts(contender, task).cell(paper)
@@ -67,13 +67,13 @@ def _table(run: StudyRun) -> Table:
                 for name, label in _by_heads(run).items()
             ),
         ],
-        "Scores with bootstrap intervals of 95 % over examples. Drafting changes no "
-        "text, so quality is that of plain decoding.",
+        "Scores with 95 % bootstrap intervals over examples. Drafting does not change "
+        "the texts, so the quality is that of plain decoding.",
     )
 
 
 def _by_heads(run: StudyRun) -> dict[str, str]:
-    """Labels of BPD with its first 3, 6, … heads as far as recorded, then with all."""
+    """Labels of BPD with its first 3, 6, … heads, if recorded, then with all heads."""
     heads = {
         int(match[1]): record.contender
         for record in run.of(DraftRecord)
@@ -99,7 +99,7 @@ def _all_scores(run: StudyRun) -> list[Table]:
     "LAMBADA has the highest block efficiency of the seven tasks, and NewsRoom the "
     "lowest."
 )
-def _finding(run: StudyRun) -> Judgement | str:
+def _extremes(run: StudyRun) -> Judgement | str:
     values = {t: v for t, v in run.by_task(BPD).items() if t in printed.TASKS}
     if not values:
         return "No drafts of BPD were recorded."
@@ -118,24 +118,24 @@ STUDY = Study(
     "table1",
     "Quality and block efficiency",
     "Table 1",
-    "How good are the model's texts on each task, and how many tokens does a serial "
-    "call of blockwise parallel decoding yield?",
+    "What is the quality of the model's texts on each task, and how many tokens does a "
+    "serial call of blockwise parallel decoding yield?",
     measures=(QUALITY, DRAFTS),
     tables=[_table, _all_scores],
-    findings=[_finding],
+    findings=[_extremes],
     notes=[
-        "The paper finetunes a model of 1.5 billion parameters on every task but "
-        "LAMBADA. A model that was not finetuned, such as SmolLM2, answers in "
-        "sentences of its own, which exact match counts as wrong: F1 is more "
-        "informative. Texts that were cut at the token limit are scored as they are.",
-        "Perplexity is per token of the model's own vocabulary, over all tokens of a "
-        "passage but the first, so values of different vocabularies do not compare; "
-        "the paper does not name its vocabulary. A last word counts as correct if "
-        "greedy decoding produces it.",
+        "The paper finetunes a model of 1.5 billion parameters on every task except "
+        "LAMBADA. A model that was not finetuned, such as SmolLM2, answers in complete "
+        "sentences, which exact match counts as wrong: F1 is more informative. Texts "
+        "that were truncated at the token limit are scored without correction.",
+        "Perplexity is per token of the model's vocabulary, over all tokens of a "
+        "passage except the first, so values of different vocabularies are not "
+        "comparable; the paper does not specify its vocabulary. A last word counts as "
+        "correct if greedy decoding produces it.",
         "Exact match and F1 follow the official script of SQuAD. ROUGE is the "
-        "F-measure of the package rouge-score with its stemmer; ROUGE-L is over the "
-        "text as a whole, ROUGE-Lsum over its lines.",
-        "The paper prints 39.85 for both CNN/DailyMail and NewsRoom, and for XSum "
-        "52.15, which is far above what the best models reach.",
+        "F-measure of the package rouge-score with its stemmer; ROUGE-L is computed "
+        "over the complete text, ROUGE-Lsum over its lines.",
+        "The paper reports 39.85 for both CNN/DailyMail and NewsRoom, and 52.15 for "
+        "XSum, far above the best published models.",
     ],
 )

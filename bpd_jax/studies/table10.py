@@ -11,7 +11,7 @@ from bpd_jax.studies.study import Study
 
 
 def _findings(run: StudyRun) -> list[Finding]:
-    """Every kind of method with more heads against the same with fewer."""
+    """Compares every kind of method with more heads and with fewer heads."""
     families: dict[tuple[str, int], list[str]] = {}
     for name in run.contenders:
         method = method_of(name)
@@ -39,14 +39,14 @@ STUDY = Study(
     "table10",
     "3, 6 and 9 heads",
     "Table 10",
-    "How many heads are worth drafting with?",
+    "How does block efficiency depend on the number of heads?",
     tables=[efficiency_table(TABLE10), headroom_table],
     findings=[_findings],
     notes=[
-        "With the first 3 or 6 heads of the same model. The paper does not say whether "
-        "it trained models of fewer heads; experiments/heads has configurations for "
-        "that.",
-        "The paper has BPD alone. With p drafts fewer heads may do better: the p best "
-        "drafts then differ in their early tokens, not in those far ahead.",
+        "The first 3 or 6 heads of the same model are used. The paper does not specify "
+        "whether it trained models with fewer heads; experiments/heads has "
+        "configurations for that.",
+        "The paper reports only BPD. With p drafts, fewer heads may be better: the p "
+        "best drafts then differ in their first tokens rather than in their last ones.",
     ],
 )

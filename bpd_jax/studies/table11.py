@@ -1,4 +1,4 @@
-"""Table 11 and Figure 2: hardware costs of a decoded token, by formula."""
+"""Table 11 and Figure 2: hardware costs of a decoded token, computed by formula."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ from bpd_jax.reporting.exhibits import (
 )
 from bpd_jax.studies import printed
 from bpd_jax.studies.results import StudyRun
-from bpd_jax.studies.run_costs import Pair, RunCosts, costs_of, pair_of
+from bpd_jax.studies.run_costs import Pair, RunCosts, bpd_and_best, costs_of
 from bpd_jax.studies.study import Study
 from bpd_jax.studies.tables import (
     Entry,
@@ -46,15 +46,16 @@ _ROWS = {
     "16-best 0-gram": ("16x0g", 16, 0),
     "16-best 4-gram": ("16x4g", 16, 0),
 }
-"""Rows with their names in the paper's Tables 4 and 11, the drafts of a call, and the
-passes of a rescorer. The paper prints one row of the 61M rescorer, the parallel one."""
+"""Rows with their names in the paper's Tables 4 and 11, the number of drafts of a call
+and of passes of the rescorer. Of the 61M rescorer the paper prints only the parallel
+variant."""
 
 _SEQUENTIAL = "61M, sequential"
 REFINED = "16-best 4-gram"
 
 
 class _Table11Data(NamedTuple):
-    """A run, and what its contenders cost; most tables need neither."""
+    """A run and the costs of its contenders."""
 
     run: StudyRun
     costs: RunCosts
@@ -70,7 +71,7 @@ def _printed_cost(row: str, context: int, efficiency: float) -> Cost:
     return printed_cost(efficiency, context, drafts=drafts, passes=passes)
 
 
-def _right_cost(row: str, context: int, efficiency: float) -> Cost:
+def _corrected_cost(row: str, context: int, efficiency: float) -> Cost:
     _, drafts, passes = _ROWS[row]
     model, rescorer = paper_sizes()
     steps = model.block_size - 1
@@ -89,7 +90,7 @@ def _right_cost(row: str, context: int, efficiency: float) -> Cost:
 def _costs(
     row: str, formula: Callable[[str, int, float], Cost] = _printed_cost
 ) -> dict[int, Cost]:
-    """By context, for the mean over seven tasks."""
+    """Costs by context length, for the mean block efficiency over seven tasks."""
     return {c: formula(row, c, _efficiency(row)) for c in CONTEXTS}
 
 
@@ -108,7 +109,7 @@ def _cost_table(
 
 
 def _cells(efficiency: float, costs: Mapping[int, Cost]) -> list[Cell]:
-    """In the order of the columns."""
+    """The cells of a row, in the order of the columns."""
     last = costs[LONGEST]
     traffic = [last.parameter_bytes, *(costs[c].kv_bytes for c in CONTEXTS)]
     return [
@@ -118,8 +119,8 @@ def _cells(efficiency: float, costs: Mapping[int, Cost]) -> list[Cell]:
     ]
 
 
-def _compared(row: str) -> list[Cell]:
-    """A row of Table 11, from Table 4 and the formulas, beside what is printed."""
+def _row_beside_printed(row: str) -> list[Cell]:
+    """A row of Table 11, computed from Table 4 and the formulas, and as printed."""
     name = _ROWS[row][0]
     mean = 1.0
     if name != "autoregressive":
@@ -135,24 +136,24 @@ def _printed_table(data: _Table11Data) -> Table:
     return _cost_table(
         "",
         "The paper's table, recomputed from its own formulas",
-        {row: _compared(row) for row in _ROWS if row != _SEQUENTIAL},
+        {row: _row_beside_printed(row) for row in _ROWS if row != _SEQUENTIAL},
         3,
         "Block efficiency is the mean of Table 4 over the seven tasks. The costs are "
         "divided by the block efficiency that Table 11 prints.",
     )
 
 
-def _right_table(data: _Table11Data) -> Table:
+def _corrected_table(data: _Table11Data) -> Table:
     model, rescorer = paper_sizes()
     total = (model.trunk_parameters + model.head_parameters) / 1e9
     return _cost_table(
         "_right",
-        "The same for the paper's model by the right formulas",
-        {row: _cells(_efficiency(row), _costs(row, _right_cost)) for row in _ROWS},
+        "The same for the paper's model by the corrected formulas",
+        {row: _cells(_efficiency(row), _costs(row, _corrected_cost)) for row in _ROWS},
         4,
-        f"The model has {total:.2f} billion parameters with its heads, the rescorer "
-        f"{rescorer.trunk_parameters / 1e6:.1f} million. Autoregressive decoding reads "
-        "no heads.",
+        f"The model has {total:.2f} billion parameters including its heads, the "
+        f"rescorer {rescorer.trunk_parameters / 1e6:.1f} million. Autoregressive "
+        "decoding does not read the heads.",
     )
 
 
@@ -169,8 +170,9 @@ def _our_table(data: _Table11Data) -> list[Table]:
         "The same for the model of this run",
         {run.label(name): _cells(*both) for name, both in costs.items()},
         5,
-        "Measured block efficiency, mean over tasks, and measured draft tokens per "
-        "call." + (f" N-gram models: {'; '.join(ngrams)}." if ngrams else ""),
+        "From the measured block efficiency, the mean over tasks, and the measured "
+        "number of draft tokens per call."
+        + (f" N-gram models: {'; '.join(ngrams)}." if ngrams else ""),
     )
     return [ours]
 
@@ -184,17 +186,20 @@ _QUANTITIES = {
 
 
 def _changes(data: _Table11Data) -> Table:
-    """Figure 2, in percent, with what it mixes set apart."""
+    """Figure 2 in percent, with separate columns for means and for NewsRoom."""
     columns: list[Entry] = [
         (
             Column("as printed", "from printed tables", digits=2, unit="+%"),
             lambda key: Cell(_printed_change(key)[1], printed.FIGURE2[key]),
         )
     ]
-    for right, group in enumerate(("the paper's formulas", "the right formulas")):
-        for alone, label in enumerate(("seven tasks", "NewsRoom")):
-            pair = _pair(means=not alone, right=bool(right))
-            column = Column(label, f"by {group}", digits=1, unit="+%")
+    for corrected, group in (
+        (False, "by the paper's formulas"),
+        (True, "by the corrected formulas"),
+    ):
+        for means, label in ((True, "seven tasks"), (False, "NewsRoom")):
+            pair = _pair(means=means, corrected=corrected)
+            column = Column(label, group, digits=1, unit="+%")
             columns.append((column, functools.partial(_change, pair)))
     return table(
         "figure2",
@@ -202,15 +207,15 @@ def _changes(data: _Table11Data) -> Table:
         "quantity",
         _QUANTITIES,
         columns,
-        f"Cache and FLOPs at {LONGEST} tokens. The first column is of printed cells: "
-        "NewsRoom's in Table 4 for block efficiency, as Figure 2 has it, and those of "
-        "Table 11 for the rest.",
+        f"Cache and FLOPs at {LONGEST} tokens. The first column is computed from "
+        "printed cells: those of NewsRoom in Table 4 for block efficiency, as in "
+        "Figure 2, and those of Table 11 for the other quantities.",
     )
 
 
-def _pair(*, means: bool, right: bool) -> Pair:
-    """The paper's model, over seven tasks or on NewsRoom, by one of the formulas."""
-    formula = _right_cost if right else _printed_cost
+def _pair(*, means: bool, corrected: bool) -> Pair:
+    """BPD and 16-best drafts of the paper's model, on seven tasks or on NewsRoom."""
+    formula = _corrected_cost if corrected else _printed_cost
     newsroom = printed.TABLE4[printed.NEWSROOM]
     pairs = []
     for row in ("BPD", REFINED):
@@ -220,10 +225,10 @@ def _pair(*, means: bool, right: bool) -> Pair:
 
 
 def _printed_change(key: str) -> tuple[float, float, float]:
-    """A bar of Figure 2 from printed cells: at least, as they stand, at most.
+    """A bar of Figure 2 from printed cells: lower bound, value, upper bound.
 
-    The bounds take half of the last printed digit from one cell and add it to the
-    other.
+    The bounds follow from the rounding of both cells by up to half of the last printed
+    digit.
     """
     if key == "block_efficiency":
         cells, half = printed.TABLE4[printed.NEWSROOM], 0.005
@@ -239,7 +244,7 @@ def _printed_change(key: str) -> tuple[float, float, float]:
 
 
 def _change(pair: Pair, key: str) -> Cell:
-    """Change from BPD to its refinement in percent."""
+    """Change from BPD to the refined method in percent."""
     (efficiency_before, before), (efficiency_after, after) = pair
     ratio = {
         "block_efficiency": efficiency_after / efficiency_before,
@@ -264,42 +269,40 @@ def _chart(data: _Table11Data) -> Chart:
         "change in %",
         [
             line_of("as printed", paper, dashed=True),
-            bars("NewsRoom alone", _pair(means=False, right=False)),
-            bars("means over seven tasks", _pair(means=True, right=False)),
+            bars("NewsRoom", _pair(means=False, corrected=False)),
+            bars("means over seven tasks", _pair(means=True, corrected=False)),
         ],
         categories=list(_QUANTITIES.values()),
     )
 
 
-@finding(
-    "Table 11: all cells follow from Table 4 and from the printed sizes of the models."
-)
+@finding("Table 11: all cells follow from Table 4 and the printed sizes of the models.")
 def _cells_follow(data: _Table11Data) -> Judgement:
     cells = [cell for row in _printed_table(data).rows for cell in row.cells]
-    off = [
+    differences = [
         abs(cell.value - cell.paper)
         for cell in cells
         if cell.value is not None and cell.paper is not None
     ]
-    same = sum(error < 5.01e-4 for error in off)
+    same = sum(difference < 5.01e-4 for difference in differences)
     return (
         same == len(cells),
-        f"{same} of {len(cells)} cells are the same to the last of three decimals; "
-        f"the largest difference is {decimal(max(off), 4)}. This does not make the "
+        f"{same} of {len(cells)} cells are equal in all three decimals; the largest "
+        f"difference is {decimal(max(differences), 4)}. This does not make the "
         "formulas correct: see the notes.",
     )
 
 
 def _bars(data: _Table11Data) -> list[Finding]:
-    """The bars of Figure 2 against the tables that they are made from."""
+    """Whether the bars of Figure 2 follow from the printed tables."""
     findings = []
     for key, label in _QUANTITIES.items():
         low, middle, high = _printed_change(key)
         paper = printed.FIGURE2[key]
         source = "Table 4" if key == "block_efficiency" else "Table 11"
         evidence = (
-            f"{decimal(middle, sign=True)} for {decimal(paper, sign=True)} %. The "
-            f"digits that {source} prints leave {decimal(low, sign=True)} to "
+            f"{decimal(middle, sign=True)} % for {decimal(paper, sign=True)} %. The "
+            f"rounding of {source} allows {decimal(low, sign=True)} to "
             f"{decimal(high, sign=True)} %."
         )
         statement = f"Figure 2: the bar of {label} follows from {source}."
@@ -309,13 +312,13 @@ def _bars(data: _Table11Data) -> list[Finding]:
 
 def _trade_off(data: _Table11Data) -> list[Finding]:
     statement = (
-        f"At {LONGEST} tokens 16-best drafts under n-grams move less cache per token "
-        "than BPD's, for hardly more FLOPs (10 % at most)"
+        f"At {LONGEST} tokens, 16-best drafts under n-grams need less cache traffic "
+        "per token than BPD, and at most 10 % more FLOPs"
     )
     findings = []
     for model, pair in (
-        ("the paper's model", _pair(means=True, right=True)),
-        ("this run's model", pair_of(data.costs)),
+        ("the paper's model", _pair(means=True, corrected=True)),
+        ("this run's model", bpd_and_best(data.costs)),
     ):
         judgement: Judgement | str = "Not measured."
         if pair is not None:
@@ -328,17 +331,18 @@ def _trade_off(data: _Table11Data) -> list[Finding]:
                 f"{decimal(printed.FIGURE2['kv_cache'], 1, sign=True)} % and "
                 f"{decimal(printed.FIGURE2['flops'], 1, sign=True)} %.",
             )
-        words = f"{statement}: {model}, by the right formulas."
-        findings.append(judged(words, judgement))
+        findings.append(
+            judged(f"{statement}: {model}, by the corrected formulas.", judgement)
+        )
     return findings
 
 
 def _read_each_step(data: _Table11Data) -> str:
     steps = _costs(_SEQUENTIAL)[LONGEST].parameter_bytes / 1e9
     return (
-        "The paper reads the rescorer once per call. Algorithm 2 as written reads it "
-        f"once per head: {decimal(steps, 3)} GB of parameters per token, more than BPD "
-        "without rescoring."
+        "In the paper's formula the rescorer is read once per call. Algorithm 2 as "
+        f"written reads it once per head: {decimal(steps, 3)} GB of parameters per "
+        "token, more than BPD without rescoring."
     )
 
 
@@ -346,30 +350,31 @@ STUDY = Study(
     "table11",
     "Memory traffic and arithmetic",
     "Table 11, Figure 2",
-    "What does a decoded token cost in reads of parameters, traffic of the cache and "
-    "FLOPs, and what does refinement change?",
+    "How many parameter reads, how much cache traffic and how many FLOPs does a "
+    "decoded token need, and how does refinement change these costs?",
     prepare=lambda run: _Table11Data(run, costs_of(run)),
-    tables=[_printed_table, _right_table, _our_table, _changes],
+    tables=[_printed_table, _corrected_table, _our_table, _changes],
     charts=[_chart],
     findings=[_cells_follow, _bars, _trade_off],
     notes=[
-        "The paper prints no formulas. Those used here were recovered from the printed "
-        "cells and give all of them; they are in bpd_jax.evaluation.token_cost.",
-        "The paper's cache traffic is 8 times too large: it takes the feed-forward "
-        "width 12288 for the width 1536 of keys and values. (It takes 1536 for the "
-        "rescorer, which is right only if its attention heads are 128 wide.)",
-        "The paper's FLOPs multiply the weights by one token per call, and compute the "
-        "attention of all 2,048 + 9 p positions again, at twice its cost. With a "
-        "cache, a token takes 2 FLOPs per weight and attends to the positions before "
-        "it: 0.003 T, not 0.931 T. By the right formula 129 draft tokens in place of 9 "
-        "cost about 12 times as much per decoded token.",
+        "The paper does not print its formulas. Those used here were recovered from "
+        "the printed cells and reproduce all of them; see "
+        "bpd_jax.evaluation.token_cost.",
+        "The paper's cache traffic is 8 times too large: it uses the feed-forward "
+        "width 12288 instead of the width 1536 of keys and values. (For the rescorer "
+        "it uses 1536, which is correct only if its attention heads have width 128.)",
+        "In the paper's FLOPs the weights are multiplied by one token per call, and "
+        "the attention of all 2,048 + 9 p positions is recomputed, at twice its cost. "
+        "With a cache, a token needs 2 FLOPs per weight and attends to the positions "
+        "before it: 0.003 T instead of 0.931 T. By the corrected formula, 129 draft "
+        "tokens instead of 9 cost about 12 times as much per decoded token.",
         _read_each_step,
-        "The paper's Figure 2 sets NewsRoom's gain in block efficiency beside changes "
-        "of means over seven tasks.",
-        "Our formula: values of 2 bytes; the prefix is read once per call for all "
-        "drafts, and every draft token's keys and values are written once. The "
-        "paper's drafts share only their certain token; ours are counted as the "
-        "distinct prefixes that were verified. N-gram models are in the host's memory "
-        "and not counted.",
+        "The paper's Figure 2 combines NewsRoom's gain in block efficiency with "
+        "changes of means over seven tasks.",
+        "Our formula: values have 2 bytes; the prefix is read once per call for all "
+        "drafts, and the keys and values of every draft token are written once. The "
+        "paper's drafts share only their certain token; for ours, the distinct "
+        "prefixes that were verified are counted. N-gram models are in the host's "
+        "memory and are not counted.",
     ],
 )

@@ -1,4 +1,4 @@
-"""Tables 12 and 13: how long an n-gram model takes to find the best drafts."""
+"""Tables 12 and 13: latency of the search for the best drafts under an n-gram model."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -26,11 +26,11 @@ LABELS = {
 }
 """Display names of engines, in the order of the tables."""
 
-# The largest factor for "hardly"; in the paper 16 paths take 1.22 times as long as 1.
-_HARDLY = 1.5
+# Largest accepted ratio; in the paper 16 paths take 1.22 times as long as one.
+_MOST_GROWTH = 1.5
 
 Shape = tuple[int, int, int]
-"""Steps, candidates and paths of a search."""
+"""Numbers of steps, candidates and paths of a search."""
 
 _PATHS = {(PATHS_STEPS, PATHS_WIDTH, n): time for n, time in printed.TABLE12.items()}
 """Table 12: the paper's milliseconds by shape."""
@@ -39,12 +39,12 @@ _WIDTHS = {
     steps: {(steps, k, 1): time for k, time in row.items()}
     for steps, row in printed.TABLE13.items()
 }
-"""Table 13: the same of each row, by its steps."""
+"""Table 13: the same for each row, by number of steps."""
 
 _TITLE = f"Latency of p-best search, {PATHS_STEPS} steps of {PATHS_WIDTH} arcs"
 
 Times = dict[Shape, Cell]
-"""Milliseconds of one engine: medians over the runs of a shape, with their range."""
+"""Milliseconds of one engine by shape: medians over the runs, with their range."""
 
 
 def _prepare(run: StudyRun) -> dict[str, Times]:
@@ -58,9 +58,9 @@ def _prepare(run: StudyRun) -> dict[str, Times]:
 
 
 def _cells(engine: str, times: Times, shapes: Mapping[Shape, float]) -> list[Cell]:
-    """Times of some shapes, and the last over the first.
+    """The times of some shapes, and the ratio of the last to the first.
 
-    The paper's numbers are shown beside its own engine.
+    Only cells of the paper's engine have the paper's values.
     """
     cells = [
         dataclasses.replace(
@@ -83,7 +83,7 @@ def _table(
     rows: dict[tuple[str, int], str],
     engines: dict[str, Times],
 ) -> Table:
-    """Engines, and perhaps numbers of steps, in rows."""
+    """A table with a row per engine, or per engine and number of steps."""
     growth = Column(f"{columns[-1]} over {columns[0]}", unit="×")
 
     def cells(key: tuple[str, int]) -> list[Cell]:
@@ -96,27 +96,27 @@ def _table(
         heading,
         rows,
         by_row([*(Column(c, "Milliseconds", 3) for c in columns), growth], cells),
-        "Medians over the runs, with the fastest and the slowest.",
+        "Medians over the runs, with the fastest and the slowest run.",
         intervals="range of runs",
     )
 
 
 def _paths_table(engines: dict[str, Times]) -> Table:
-    """Table 12: by the number of paths."""
+    """Table 12: latency by number of paths."""
     rows = {(engine, 0): LABELS[engine] for engine in engines or [FST]}
     columns = [f"N = {paths}" for paths in printed.TABLE12]
     return _table("table12", _TITLE, "Engine", columns, rows, engines)
 
 
 def _shapes_table(engines: dict[str, Times]) -> Table:
-    """Table 13: the best path, by steps and candidates."""
+    """Table 13: latency of the best path by number of steps and of candidates."""
     rows = {
         (engine, steps): f"{LABELS[engine]}, {steps} steps"
         for engine in engines or [FST]
         for steps in _WIDTHS
     }
     columns = [f"k = {k}" for k in printed.TABLE13[PATHS_STEPS]]
-    title = "Latency of the best path, by steps and candidates k"
+    title = "Latency of the best path, by number of steps and of candidates k"
     return _table("table13", title, "Engine and steps", columns, rows, engines)
 
 
@@ -138,17 +138,17 @@ def _chart(engines: dict[str, Times]) -> Chart:
 def _paths_finding(engine: str, times: Times) -> Finding:
     most = max(printed.TABLE12)
     statement = (
-        f"{LABELS[engine]}: latency hardly depends on the number of paths (at most "
-        f"{_HARDLY:g} times for {most} instead of one)."
+        f"{LABELS[engine]}: latency depends little on the number of paths ({most} "
+        f"paths take at most {_MOST_GROWTH:g} times as long as one)."
     )
     one, *_, several, growth = _cells(engine, times, _PATHS)
     if growth.value is None:
         return judged(statement, "Not measured.")
     return Finding(
         statement,
-        growth.value <= _HARDLY,
+        growth.value <= _MOST_GROWTH,
         f"{most} paths take {growth.value:.2f} times as long as one "
-        f"({one.value:.3f} and {several.value:.3f} ms; the paper "
+        f"({one.value:.3f} and {several.value:.3f} ms; paper: "
         f"{printed.TABLE12[most] / printed.TABLE12[1]:.2f} times).",
     )
 
@@ -156,8 +156,8 @@ def _paths_finding(engine: str, times: Times) -> Finding:
 def _width_finding(engine: str, times: Times) -> Finding:
     few, *_, many = printed.TABLE13[PATHS_STEPS]
     statement = (
-        f"{LABELS[engine]}: latency grows mildly with the candidates (less than in "
-        f"proportion: {many / few:g} times for k = {many} instead of {few})."
+        f"{LABELS[engine]}: latency grows less than proportionally with the number of "
+        f"candidates (less than {many / few:g} times for k = {many} instead of {few})."
     )
     growths = {
         steps: value
@@ -167,7 +167,7 @@ def _width_finding(engine: str, times: Times) -> Finding:
     if not growths:
         return judged(statement, "Not measured.")
     listed = ", ".join(
-        f"{growth:.2f} times at {steps} steps (the paper "
+        f"{growth:.2f} times at {steps} steps (paper: "
         f"{printed.TABLE13[steps][many] / printed.TABLE13[steps][few]:.2f})"
         for steps, growth in growths.items()
     )
@@ -186,20 +186,20 @@ STUDY = Study(
     "table12",
     "Latency of rescoring",
     "Tables 12 and 13",
-    "How long does an n-gram model take to find the best drafts of a lattice, by the "
-    "number of drafts, of steps and of candidates?",
+    "What is the latency of the search for the best drafts of a lattice, by number of "
+    "drafts, of steps and of candidates?",
     measures=(LATENCY,),
     prepare=_prepare,
     tables=[_paths_table, _shapes_table],
     charts=[_chart],
     findings=[_findings],
     notes=[
-        "A step is a position with candidates to choose from; the certain token "
-        "before them is not a step, so 8 steps of 16 arcs have 16⁸ paths.",
-        "The paper does not name its processor. Lattices here are generated from the "
+        "A step is a position with several candidates. The certain token before them "
+        "is not a step, so 8 steps of 16 arcs have 16⁸ paths.",
+        "The paper does not specify its processor. Our lattices are generated from the "
         "n-gram model’s tokens, so that most neighbours are bigrams of the model, and "
         "every lattice is new to the search.",
-        "OpenFst is asked for twice as many paths as drafts, because one draft has a "
-        "path for every way to back off. This is part of the cost of more drafts here.",
+        "OpenFst searches for twice as many paths as drafts, because one draft has a "
+        "path for every way to back off. This adds to the cost of more drafts.",
     ],
 )

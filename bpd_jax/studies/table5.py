@@ -1,7 +1,6 @@
-"""Table 5: where refined drafts yield more or fewer tokens than vanilla ones."""
+"""Table 5: positions at which refined drafts yield more or fewer tokens than BPD's."""
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -9,7 +8,12 @@ import numpy as np
 from bpd_jax.evaluation.draft_comparison import DraftComparison, compare_drafts
 from bpd_jax.evaluation.efficiency import difference_interval
 from bpd_jax.evaluation.entropy import Fit, fit_line
-from bpd_jax.evaluation.significance import FEWEST, holm, sign_flip_test, together
+from bpd_jax.evaluation.significance import (
+    FEWEST,
+    combined_verdict,
+    holm,
+    sign_flip_test,
+)
 from bpd_jax.reporting.exhibits import BARS, Cell, Chart, Column, Finding, Table
 from bpd_jax.studies import printed
 from bpd_jax.studies.comparisons import printed_trend
@@ -47,7 +51,7 @@ _COLUMNS = [
 
 
 class _Comparisons(NamedTuple):
-    """One contender against BPD, example by example, by task and `ALL`."""
+    """Comparisons of one contender with BPD, by task and `ALL`, for every example."""
 
     run: StudyRun
     contender: str
@@ -63,7 +67,7 @@ class _Comparisons(NamedTuple):
         return sum(self.examples[task], DraftComparison())
 
     def margins(self, task: str | None) -> np.ndarray:
-        """Wins minus losses of each example."""
+        """Wins minus losses of each example, `[n]`."""
         pairs = [(c.wins.total, c.losses.total) for c in self.examples[task]]
         return np.array([wins - losses for wins, losses in pairs], float)
 
@@ -87,33 +91,34 @@ def _prepare(run: StudyRun) -> list[_Comparisons]:
     ]
 
 
-def _tables(every: list[_Comparisons]) -> list[Table]:
-    return [_table(one) for one in every]
+def _tables(comparisons: list[_Comparisons]) -> list[Table]:
+    return [_table(contender) for contender in comparisons]
 
 
-def _table(one: _Comparisons) -> Table:
-    """Rows for tasks and for all of them together."""
-    method = method_of(one.contender)
+def _table(contender: _Comparisons) -> Table:
+    """A table with a row per task, and one for all tasks together."""
+    method = method_of(contender.contender)
     # The paper's table is about local neural rescoring.
     like_paper = method.kind == "neural" and method.count == 1
-    measured = [task for task, examples in one.examples.items() if examples]
-    corrected = holm([sign_flip_test(one.margins(task)) for task in measured])
+    measured = [task for task, examples in contender.examples.items() if examples]
+    corrected = holm([sign_flip_test(contender.margins(task)) for task in measured])
     p_values = dict(zip(measured, corrected, strict=True))
 
     def cells(task: str | None) -> list[Cell]:
         paper = printed.TABLE5.get(task or "", {}) if like_paper else {}
-        values, text = _values(one.total(task)), "none"
+        values, text = _values(contender.total(task)), "none"
         if task not in p_values:
             values, text = dict.fromkeys(values), "not measured"
         row = [cell(value, paper.get(key), text=text) for key, value in values.items()]
         return [*row, cell(p_values.get(task))]
 
-    title = f"{one.label} against BPD, by token position"
-    return table(one.name, title, "task", one.run.rows(), by_row(_COLUMNS, cells))
+    title = f"{contender.label} against BPD, by token position"
+    rows = contender.run.rows()
+    return table(contender.name, title, "task", rows, by_row(_COLUMNS, cells))
 
 
 def _values(total: DraftComparison) -> dict[str, float | None]:
-    """Values in the order of the columns, under their names in `printed.TABLE5`."""
+    """The values in the order of the columns, by their names in `printed.TABLE5`."""
     values: dict[str, float | None] = {"ties": float(total.ties)}
     for name, changes in (("wins", total.wins), ("losses", total.losses)):
         values[name] = float(changes.total)
@@ -122,10 +127,10 @@ def _values(total: DraftComparison) -> dict[str, float | None]:
     return values
 
 
-def _charts(every: list[_Comparisons]) -> list[Chart]:
+def _charts(comparisons: list[_Comparisons]) -> list[Chart]:
     charts = []
-    for one in every:
-        totals = {t: one.total(t) for t in one.run.tasks if one.examples[t]}
+    for contender in comparisons:
+        totals = {task: contender.total(task) for task in contender.run.tasks}
         totals = {task: total for task, total in totals.items() if total.positions}
         bars = {
             side: [100 * getattr(t, side).total / t.positions for t in totals.values()]
@@ -133,8 +138,8 @@ def _charts(every: list[_Comparisons]) -> list[Chart]:
         }
         charts.append(
             Chart(
-                one.name,
-                f"{one.label}: positions won and lost",
+                contender.name,
+                f"{contender.label}: positions won and lost",
                 BARS,
                 "task",
                 "% of positions",
@@ -142,20 +147,20 @@ def _charts(every: list[_Comparisons]) -> list[Chart]:
                     line_of(side, dict(enumerate(shares)))
                     for side, shares in bars.items()
                 ],
-                categories=[one.run.task_label(task) for task in totals],
+                categories=[contender.run.task_label(task) for task in totals],
             )
         )
     return charts
 
 
 class _Share(NamedTuple):
-    """A share of positions that Table 5 has a column for.
+    """A share of positions that has a column in Table 5.
 
     Attributes:
       side: `wins` or `losses`.
-      change: the field of `Changes` that is counted there.
-      column: of the share in `printed.TABLE5`.
-      words: after the percentage.
+      change: the counted field of `Changes`.
+      column: column of the share in `printed.TABLE5`.
+      words: words after the percentage.
     """
 
     side: str
@@ -164,12 +169,12 @@ class _Share(NamedTuple):
     words: str
 
     def counts(self, comparison: DraftComparison) -> tuple[int, int]:
-        """Positions with the change, and all of that side."""
+        """Number of positions with the change, and of all positions of the side."""
         changes = getattr(comparison, self.side)
         return getattr(changes, self.change), changes.total
 
     def ratio(self, comparison: DraftComparison) -> float | None:
-        """The share; None of no positions."""
+        """The share; None without positions."""
         events, cases = self.counts(comparison)
         return events / cases if cases else None
 
@@ -179,24 +184,27 @@ _WINS_INTRODUCE = _Share("wins", "introduced", "wins_regress", "introduce")
 _LOSSES_REPAIR = _Share("losses", "repaired", "losses_repair", "of losses")
 
 
-def _more_often(share: _Share, other: _Share, every: list[_Comparisons]) -> Judgement:
-    """Whether one share is larger than another by more than chance."""
-    gaps = [_gap(one, share, other) for one in every]
+def _more_often(
+    share: _Share, other: _Share, comparisons: list[_Comparisons]
+) -> Judgement:
+    """Whether one share is significantly larger than another."""
+    gaps = [_gap(contender, share, other) for contender in comparisons]
     rows = printed.TABLE5.values()
     paper = sum(row[share.column] > row[other.column] for row in rows)
     return (
-        together([holds for holds, _ in gaps]),
-        f"{'. '.join(words for _, words in gaps)}. This question is ours; in the "
-        f"paper's table it is so on {paper} of {counted(len(rows), 'task')}.",
+        combined_verdict([holds for holds, _ in gaps]),
+        f"{'. '.join(words for _, words in gaps)}. The paper does not state this; in "
+        f"its table it holds on {paper} of {counted(len(rows), 'task')}.",
     )
 
 
-def _gap(one: _Comparisons, share: _Share, other: _Share) -> Judgement:
+def _gap(contender: _Comparisons, share: _Share, other: _Share) -> Judgement:
     """The difference of two shares for one contender, with its interval."""
-    mine, theirs = share.ratio(one.total()), other.ratio(one.total())
-    if mine is None or theirs is None:
-        return None, f"{one.label}: no wins or no losses"
-    examples, interval = one.examples[ALL], None
+    total = contender.total()
+    value, base = share.ratio(total), other.ratio(total)
+    if value is None or base is None:
+        return None, f"{contender.label}: no wins or no losses"
+    examples, interval = contender.examples[ALL], None
     between = f"{counted(len(examples), 'text')}: too few"
     if len(examples) >= FEWEST:
         counts = [np.array([s.counts(c) for c in examples]).T for s in (share, other)]
@@ -204,44 +212,45 @@ def _gap(one: _Comparisons, share: _Share, other: _Share) -> Judgement:
     if interval is not None:
         low, high = (decimal(100 * end, 1, sign=True) for end in interval)
         between = f"{low} … {high}"
-    pairs = [(share.ratio(t), other.ratio(t)) for t in map(one.total, one.run.tasks)]
+    totals = map(contender.total, contender.run.tasks)
+    pairs = [(share.ratio(total), other.ratio(total)) for total in totals]
     more = [a > b for a, b in pairs if a is not None and b is not None]
     return (
         verdict(Cell(interval=interval), len(examples)),
-        f"{one.label}: {decimal(100 * mine, 1)} % {share.words}, "
-        f"{decimal(100 * theirs, 1)} % {other.words}, "
-        f"{decimal(100 * (mine - theirs), 1, sign=True)} points ({between}), more on "
-        f"{sum(more)} of {counted(len(more), 'task')}",
+        f"{contender.label}: {decimal(100 * value, 1)} % {share.words}, "
+        f"{decimal(100 * base, 1)} % {other.words}, "
+        f"{decimal(100 * (value - base), 1, sign=True)} percentage points ({between}), "
+        f"more on {sum(more)} of {counted(len(more), 'task')}",
     )
 
 
-def _weak_tasks(every: list[_Comparisons]) -> Judgement:
-    """Whether what refinement wins falls with what BPD accepts."""
+def _weak_tasks(comparisons: list[_Comparisons]) -> Judgement:
+    """Whether the margin of wins decreases with BPD's block efficiency."""
     verdicts, parts = [], []
-    for one in every:
-        base = one.run.by_task(BPD)
+    for contender in comparisons:
+        base = contender.run.by_task(BPD)
         margins = {
-            task: float(one.margins(task).sum()) / one.total(task).positions
+            task: float(contender.margins(task).sum()) / contender.total(task).positions
             for task in base
-            if one.total(task).positions
+            if contender.total(task).positions
         }
         fit = fit_line([base[task] for task in margins], [*margins.values()])
         verdicts.append(None if fit is None else fit.falls())
-        parts.append(f"{one.label}: {_trend(fit, margins)}")
+        parts.append(f"{contender.label}: {_trend(fit, margins)}")
     paper = {
         task: (row["wins"] - row["losses"])
         / (row["ties"] + row["wins"] + row["losses"])
         for task, row in printed.TABLE5.items()
     }
     return (
-        together(verdicts),
+        combined_verdict(verdicts),
         f"{'. '.join(parts)}. The paper's tables: "
         f"{_trend(printed_trend(paper), paper)}.",
     )
 
 
 def _trend(fit: Fit | None, margins: Mapping[str, float]) -> str:
-    """A rank correlation with its p, and on how many tasks wins prevail."""
+    """A rank correlation with its p-value, and the number of tasks with more wins."""
     words = "too few tasks" if fit is None else f"rank correlation {correlation(fit)}"
     winning = sum(margin > 0 for margin in margins.values())
     return (
@@ -250,20 +259,27 @@ def _trend(fit: Fit | None, margins: Mapping[str, float]) -> str:
     )
 
 
-def _findings(every: list[_Comparisons]) -> list[Finding]:
-    """Statements about all refinements together."""
-    repairs = "Where refinement wins, it repairs repetition more often than"
-    parts: dict[str, Callable[[list[_Comparisons]], Judgement]] = {
-        f"{repairs} where it loses.": functools.partial(
-            _more_often, _WINS_REPAIR, _LOSSES_REPAIR
+def _findings(comparisons: list[_Comparisons]) -> list[Finding]:
+    """Findings about all refinements together."""
+    if not comparisons:
+        return []
+    repairs = (
+        "At positions where refinement wins, it repairs repetition more often than"
+    )
+    return [
+        judged(
+            f"{repairs} at those where it loses.",
+            _more_often(_WINS_REPAIR, _LOSSES_REPAIR, comparisons),
         ),
-        f"{repairs} it introduces it.": functools.partial(
-            _more_often, _WINS_REPAIR, _WINS_INTRODUCE
+        judged(
+            f"{repairs} it introduces repetition.",
+            _more_often(_WINS_REPAIR, _WINS_INTRODUCE, comparisons),
         ),
-        "The less BPD accepts on a task, the more refinement wins over what it "
-        "loses.": _weak_tasks,
-    }
-    return [judged(words, judge(every)) for words, judge in parts.items() if every]
+        judged(
+            "The lower BPD's block efficiency on a task, the more wins exceed losses.",
+            _weak_tasks(comparisons),
+        ),
+    ]
 
 
 STUDY = Study(
@@ -271,27 +287,27 @@ STUDY = Study(
     "Wins and losses of refined drafts",
     "Table 5",
     "At how many positions of the texts do refined drafts yield more or fewer tokens "
-    "than vanilla ones, and how often does that go with repaired repetition?",
+    "than BPD's, and how often does refinement repair repetition there?",
     prepare=_prepare,
     tables=[_tables],
     charts=[_charts],
     findings=[_findings],
     notes=[
-        "Every token of a text is one position, whether decoding calls the model there "
-        "or not. The paper's counts add up to 128 positions of each passage of LAMBADA "
-        "and 325 of each example of MultiNews, if it reports on the public test "
-        "splits.",
-        "Repairing means that the vanilla draft has equal neighbours and the refined "
-        "one has none; introducing is the reverse. Several drafts are judged by the "
-        "one that scores best.",
+        "Every token of a text is one position, even if decoding does not call the "
+        "model there. The paper's counts add up to 128 positions for each passage of "
+        "LAMBADA and 325 for each example of MultiNews, if it reports on the public "
+        "test splits.",
+        "Repair means that the unrefined draft has equal neighbours and the refined "
+        "one has none; introduction is the reverse. Of several drafts, the best-scored "
+        "one is considered.",
         "The paper's table is about local rescoring with its 61M model (caption and "
-        "section 7.3): its numbers are shown beside those of one draft under a neural "
-        "rescorer. They count other texts: compare percentages, not counts.",
-        "p is of a sign-flip test over examples of wins minus losses, after Holm's "
-        "correction for the rows of a table.",
-        "A finding holds if it does for every refinement, and fails if the reverse is "
-        "true of one, by more than chance: the bootstrap interval of a difference of "
-        "shares, 95 % over texts, leaves out 0, or p of a rank correlation is below "
-        "0.05.",
+        "section 7.3): its values are shown with those of one draft under a neural "
+        "rescorer. They are counts over other texts: compare percentages, not counts.",
+        "p-values are from a sign-flip test of wins minus losses over examples, after "
+        "Holm's correction for the rows of a table.",
+        "A finding holds if it is significant for every refinement, and fails if the "
+        "reverse is significant for one. Significant means that the 95 % bootstrap "
+        "interval over texts of a difference of shares excludes 0, or that the p-value "
+        "of a rank correlation is below 0.05.",
     ],
 )

@@ -18,11 +18,10 @@ IN_DOMAIN, GENERAL = "in_domain", "general"
 def _notes(run: StudyRun) -> list[str]:
     kinds = {parse_contender(name).method.kind for name in run.contenders}
     notes = [
-        "The rescorer of a task is the general one, trained further on the task's "
-        "texts."
+        "The rescorer of a task is the general one, finetuned on the task's texts."
         if "neural" in kinds
-        else "Here only the n-gram half of the paper's table is measured: no contender "
-        "has a small language model trained on a task's texts."
+        else "Only the n-gram half of the paper's table is measured: no contender has "
+        "a small language model trained on a task's texts."
     ]
     texts = run.facts.get("in_domain", {})
     listed = ", ".join(f"{run.task_label(task)} {n:,}" for task, n in texts.items())
@@ -33,22 +32,22 @@ def _notes(run: StudyRun) -> list[str]:
 
 
 def _findings(run: StudyRun) -> list[Finding]:
-    """Every method with a general model against the same with an in-domain one."""
+    """Compares every method with a general model and with an in-domain one."""
     parsed = [parse_contender(name) for name in run.contenders]
     return [
         never_below(
             run,
-            "On most tasks a general model does at least as well as one of the task's "
-            f"own texts ({run.label(other.name)} against {run.label(one.name)}).",
-            other.name,
-            one.name,
+            "On most tasks a general model is at least as good as an in-domain one "
+            f"({run.label(general.name)} against {run.label(in_domain.name)}).",
+            general.name,
+            in_domain.name,
             mostly=True,
         )
-        for one in parsed
-        for other in parsed
-        if (one.assets or "").startswith(IN_DOMAIN)
-        and (other.assets or "").startswith(GENERAL)
-        and one.method == other.method
+        for in_domain in parsed
+        for general in parsed
+        if (in_domain.assets or "").startswith(IN_DOMAIN)
+        and (general.assets or "").startswith(GENERAL)
+        and in_domain.method == general.method
     ]
 
 
@@ -56,16 +55,16 @@ STUDY = Study(
     "table7",
     "In-domain and general rescorers",
     "Table 7",
-    "Is a rescorer better trained on a few texts of the task itself, or on many "
-    "general texts?",
+    "Is it better to train a rescorer on a few texts of the task, or on many general "
+    "texts?",
     tables=[efficiency_table(TABLE7), gain_table({}), headroom_table],
     findings=[_findings],
     notes=[
         "In-domain models are trained on texts of the task that are neither reported "
-        "nor tuned on: as many as the setting in_domain allows and the samples "
-        "contain. The paper's are trained on complete training sets. Tokens that "
-        "never occur in them are unigrams of log-probability -1000, as in the paper's "
-        "appendix D.",
+        "nor tuned on; their number is limited by the setting in_domain and by the "
+        "samples. The paper's are trained on complete training sets. Tokens that do "
+        "not occur in these texts are unigrams with log-probability -1000, as in the "
+        "paper's appendix D.",
         _notes,
     ],
 )

@@ -1,4 +1,4 @@
-"""Table 8: the weight alpha of rescorers, tuned on examples that are not reported."""
+"""Table 8: the weight alpha of rescorers, tuned on held-out examples."""
 
 import re
 from typing import NamedTuple
@@ -41,13 +41,13 @@ _PAPER_EXAMPLES = 100
 
 
 class _Choice(NamedTuple):
-    """One row: the tuned weights, and the reported drafts.
+    """The tuned weights of one row, and the reported drafts.
 
     Attributes:
-      tuned: the weights that are best.
-      examples: that were tuned on.
+      tuned: the best weights.
+      examples: number of tuning examples.
       report: reported drafts, by weight.
-      base, oracle: those of BPD and of the oracle on the same examples.
+      base, oracle: drafts of BPD and of the oracle on the same examples.
     """
 
     tuned: Tuned
@@ -58,18 +58,19 @@ class _Choice(NamedTuple):
 
     @property
     def p_value(self) -> float:
-        mine = self.report[self.tuned.alpha]
-        return efficiency_test(*mine.sums, *self.base.sums) if len(self.base) else 1.0
+        drafts = self.report[self.tuned.alpha]
+        return efficiency_test(*drafts.sums, *self.base.sums) if len(self.base) else 1.0
 
 
 class _Family(NamedTuple):
-    """Contenders that differ in nothing but alpha.
+    """Contenders that differ only in alpha.
 
     Attributes:
-      run: of the study.
-      name, label: of the family's table, and of its members without their alpha.
+      run: the run.
+      name: name of the family's table.
+      label: label of its contenders, without alpha.
       paper: the paper's weights by task.
-      choices: by task and `ALL`; None where examples are missing.
+      choices: choices by task and `ALL`; None if examples are missing.
     """
 
     run: StudyRun
@@ -85,7 +86,7 @@ class _Family(NamedTuple):
 
 
 def _prepare(run: StudyRun) -> list[_Family]:
-    """Families of two members at least.
+    """Returns the families of at least two contenders.
 
     Worked example: `ngram:1:alpha=0.5@own` and `ngram:1:alpha=2@own` are the family
     `ngram:1@own`.
@@ -117,7 +118,7 @@ def _prepare(run: StudyRun) -> list[_Family]:
 
 
 def _label(run: StudyRun, name: str, member: str) -> str:
-    """The label of a family: its own, or that of a member without its alpha."""
+    """The label of a family: a configured one, or that of a member without alpha."""
     if name in run.facts.get("labels", {}) or run.label(member) == member:
         return run.label(name)
     label = re.sub(r"(, )?alpha [0-9.]+", "", run.label(member))
@@ -127,18 +128,18 @@ def _label(run: StudyRun, name: str, member: str) -> str:
 def _choice(
     run: StudyRun, family: dict[float, str], task: str | None
 ) -> _Choice | None:
-    """Tunes on one task, or on all together; None where examples are missing."""
-    others = [name for name in (BPD, run.oracle) if name in run.contenders and name]
+    """Tunes alpha on one task, or on `ALL`; None if examples are missing."""
+    references = [name for name in (BPD, run.oracle) if name in run.contenders and name]
     names = [*family.values()]
     tune = dict(zip(family, run.paired(names, task, TUNE), strict=True))
-    drafts = run.paired([*names, *others], task, REPORT)
+    drafts = run.paired([*names, *references], task, REPORT)
     report = dict(zip(family, drafts, strict=False))
-    beside = dict(zip(others, drafts[len(family) :], strict=True))
+    by_reference = dict(zip(references, drafts[len(family) :], strict=True))
     if not all(map(len, (*tune.values(), *report.values()))):
         return None
     tuned = tune_alpha(_sums(tune), _sums(report))
     base, oracle = (
-        beside.get(name or "", ContenderDrafts([])) for name in (BPD, run.oracle)
+        by_reference.get(name or "", ContenderDrafts([])) for name in (BPD, run.oracle)
     )
     return _Choice(tuned, len(tune[min(family)]), report, base, oracle)
 
@@ -162,22 +163,22 @@ def _table(family: _Family) -> Table:
         if choice is None:
             return [missing_cell(paper), *[missing_cell()] * len(_COLUMNS[1:])]
         tuned, report, base = choice.tuned, choice.report, choice.base
-        mine, bound = report[tuned.alpha], choice.oracle
+        drafts, oracle = report[tuned.alpha], choice.oracle
         headroom = headroom_cell(
-            tuned.efficiency if len(base) and len(bound) else None,
+            tuned.efficiency if len(base) and len(oracle) else None,
             base.efficiency,
-            bound.efficiency,
-            nothing="none",
+            oracle.efficiency,
+            text="none",
         )
         return [
             Cell(tuned.alpha, paper),
-            mine.cell(),
-            mine.gain(base),
+            drafts.cell(),
+            drafts.gain(base),
             Cell(p_values[task]) if len(base) else missing_cell(),
             headroom,
             report.get(1.0, ContenderDrafts([])).cell(),
-            Cell(tuned.habit_alpha),
-            Cell(tuned.habit_efficiency),
+            Cell(tuned.report_alpha),
+            Cell(tuned.report_efficiency),
         ]
 
     examples = [choice.examples for choice in family.of_tasks]
@@ -225,15 +226,15 @@ def _findings(families: list[_Family]) -> list[Finding]:
     return [
         judge(family)
         for family in families
-        for judge in (_small_where_useless, _flattery)
+        for judge in (_weight_decreases, _tuning_bias)
     ]
 
 
-def _small_where_useless(family: _Family) -> Finding:
-    """The paper's text: little weight where rescoring does not help."""
+def _weight_decreases(family: _Family) -> Finding:
+    """The paper's text: the weight is small where rescoring does not help."""
     statement = (
-        f"{family.label}: the better BPD does on a task, the less weight the rescorer "
-        "gets."
+        f"{family.label}: the higher BPD's block efficiency on a task, the smaller the "
+        "weight of the rescorer."
     )
     points = [
         (base, choice.tuned.alpha)
@@ -256,23 +257,23 @@ def _small_where_useless(family: _Family) -> Finding:
     )
 
 
-def _flattery(family: _Family) -> Finding:
-    """What tuning on the reported examples would have added."""
+def _tuning_bias(family: _Family) -> Finding:
+    """The additional gain of tuning on the reported examples."""
     statement = (
-        f"{family.label}: tuning on held-out examples costs less than 1 % against "
-        "tuning on those that are reported."
+        f"{family.label}: tuning on held-out examples costs less than 1 % compared "
+        "with tuning on the reported ones."
     )
     tuned = [choice.tuned for choice in family.of_tasks]
     if not tuned:
         return judged(statement, "No examples to tune on, or none to report.")
-    costs = [100 * (t.habit_efficiency / t.efficiency - 1) for t in tuned]
+    costs = [100 * (t.report_efficiency / t.efficiency - 1) for t in tuned]
     mean = sum(costs) / len(costs)
     return Finding(
         statement,
         mean < 1,
         f"{decimal(mean)} % on average over {counted(len(costs), 'task')}, at most "
-        f"{decimal(max(costs))} %. This question is ours: the paper names two kinds "
-        "of examples that it tunes on.",
+        f"{decimal(max(costs))} %. The paper does not state this: it mentions two "
+        "kinds of tuning examples.",
     )
 
 
@@ -280,22 +281,22 @@ STUDY = Study(
     "table8",
     "The weight of the rescorer",
     "Table 8",
-    "How much weight should a rescorer have beside the block heads, on which task, "
+    "How much weight should a rescorer have relative to the block heads on each task, "
     "and how much does tuning gain?",
     prepare=_prepare,
     tables=[_tables],
     charts=[_charts],
     findings=[_findings],
     notes=[
-        "Alpha is chosen for the highest block efficiency on examples that are "
-        "reported nowhere; among equals the one nearest 1 is taken. The paper "
-        "mentions an evaluation set in one place and held-out examples in another, so "
-        "the result of tuning on the reported examples is shown too.",
-        "At alpha = 0 the rescorer has no effect, and the draft is BPD's. The charts' "
-        "axis is logarithmic and begins above it.",
-        "p is of a permutation test that swaps methods within examples, tuned against "
-        "BPD, after Holm's correction for the rows of a table.",
-        "The paper tunes its 94M model and 4-grams alone, and takes their weights for "
+        "Alpha maximises block efficiency on held-out examples; among equal values, "
+        "the one nearest to 1 is chosen. The paper mentions an evaluation set in one "
+        "place and held-out examples in another, so the result of tuning on the "
+        "reported examples is shown as well.",
+        "At alpha = 0 the rescorer has no effect, and the draft is BPD's. The charts "
+        "have a logarithmic axis and omit this value.",
+        "p-values are from a permutation test that swaps the tuned method and BPD "
+        "within examples, after Holm's correction for the rows of a table.",
+        "The paper tunes only its 94M model and 4-grams, and uses their weights for "
         "the other rescorers of their class.",
     ],
 )

@@ -1,10 +1,10 @@
-"""Table E of the rebuttal: block efficiency and speed-up by category; temperatures."""
+"""Table E of the rebuttal: block efficiency and speed-up by task and temperature."""
 
 import functools
 
 from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.drafting.searches.static import BLOCK
-from bpd_jax.evaluation.significance import FEWEST, together
+from bpd_jax.evaluation.significance import FEWEST, combined_verdict
 from bpd_jax.reporting.exhibits import BARS, Cell, Chart, Column, Finding, Table
 from bpd_jax.studies import printed
 from bpd_jax.studies.refinements import method_of
@@ -79,10 +79,10 @@ def _table(timings: Timings, temperature: float) -> Table:
 
 
 def _printed_tables(timings: Timings) -> list[Table]:
-    """Table E for each of its models, beside our speed-ups at temperature 0."""
+    """Table E for each of its models, with our speed-ups at temperature 0."""
     rows, ours = {}, {}
     for method, label in printed.TABLE_E_METHODS.items():
-        alike = [
+        counterparts = [
             name
             for name in timings.contenders(0.0)
             if name != GREEDY.name
@@ -90,14 +90,14 @@ def _printed_tables(timings: Timings) -> list[Table]:
             and method_of(name).lookup is None
         ]
         # The authors refine the block before Medusa's tree (slides).
-        alike.sort(key=lambda name: method_of(name).setting("order") != BLOCK)
-        ours[method] = alike[0] if alike else None
-        mine = timings.label(alike[0]) if alike else label
-        rows[method] = label if mine == label else f"{label}: {mine}"
+        counterparts.sort(key=lambda name: method_of(name).setting("order") != BLOCK)
+        ours[method] = counterparts[0] if counterparts else None
+        our_label = timings.label(counterparts[0]) if counterparts else label
+        rows[method] = label if our_label == label else f"{label}: {our_label}"
 
     def entry(model: str, task: str, method: str) -> Cell:
         paper, name = printed.TABLE_E[model][method][task], ours[method]
-        # MT-Bench may have been measured in its categories.
+        # MT-Bench may have been measured by category.
         columns = [task, *MT_BENCH] if task == "mt_bench" else [task]
         measured = [task for task in timings.tasks if task in columns]
         if name is None or not measured:
@@ -120,15 +120,15 @@ def _printed_tables(timings: Timings) -> list[Table]:
                 )
                 for label, task in tasks.items()
             ],
-            "Ours are of this run’s model and device: compare their order, not their "
-            "size.",
+            "Our values were measured with this run’s model and device: compare their "
+            "order, not their size.",
         )
         for model in printed.TABLE_E
     ]
 
 
 def _pairs(timings: Timings) -> dict[tuple[str, str], list[float]]:
-    """Refined contenders with what they refine, and the temperatures of both."""
+    """Refined contenders with their unrefined counterparts, and the temperatures."""
     pairs: dict[tuple[str, str], list[float]] = {}
     for temperature in timings.temperatures:
         names = timings.contenders(temperature)
@@ -156,15 +156,15 @@ def _refinement_table(timings: Timings) -> list[Table]:
         columns.append((times, functools.partial(speed, t)))
     refinement = table(
         "table_e_refinement",
-        "What refinement adds",
+        "The effect of refinement",
         "Without → with refinement",
         {
             (name, base): f"{timings.label(base)} → {timings.label(name)}"
             for name, base in pairs
         },
         columns,
-        "Over all categories: gain in tokens per call, and how many times as fast the "
-        "refined method is.",
+        "Gain in tokens per call and speed-up of the refined method, over all "
+        "categories.",
     )
     return [refinement] if pairs else []
 
@@ -202,17 +202,17 @@ def _lossless(timings: Timings) -> Judgement | str:
     ]
     if not checked:
         return "Not measured."
-    apart = [record.contender for record in checked if not record.identical]
-    same = len(checked) - len(apart)
+    differing = [record.contender for record in checked if not record.identical]
+    same = len(checked) - len(differing)
     evidence = f"Identical: {same:,} of {counted(len(checked), 'text')}"
-    if apart:
-        names = dict.fromkeys(map(timings.run.label, apart))
-        evidence += f"; the others are by {', '.join(names)}"
-    return not apart, f"{evidence}."
+    if differing:
+        names = dict.fromkeys(map(timings.run.label, differing))
+        evidence += f"; the others are from {', '.join(names)}"
+    return not differing, f"{evidence}."
 
 
 def _refinement_findings(timings: Timings) -> list[Finding]:
-    """For every pair whether refinement yields more tokens, and is faster."""
+    """Whether refinement yields more tokens and is faster, for every pair."""
     findings = []
     for (name, base), temperatures in _pairs(timings).items():
         pair = f"{timings.label(base)} refined: {timings.label(name)}"
@@ -237,15 +237,15 @@ def _above(
     *,
     percent: bool,
 ) -> Finding:
-    """Whether what was measured is a gain, by its intervals.
+    """Whether there is a gain at every temperature, by the intervals.
 
     Args:
-      statement: without temperatures and full stop.
-      cells: by temperature; those that were not measured do not count.
-      prompts: by temperature.
-      percent: whether cells hold gains in percent, or ratios.
+      statement: the statement, without temperatures and full stop.
+      cells: measured values by temperature; missing ones are ignored.
+      prompts: numbers of prompts by temperature.
+      percent: whether the values are gains in percent instead of ratios.
     """
-    digits, unit, nothing = (1, " %", 0.0) if percent else (2, "×", 1.0)
+    digits, unit, no_gain = (1, " %", 0.0) if percent else (2, "×", 1.0)
     cells = {t: cell for t, cell in cells.items() if cell.value is not None}
     parts = [
         f"{with_interval(cell, digits, unit, sign=percent)} at T = {temperature:g}, "
@@ -256,13 +256,13 @@ def _above(
     everywhere = " at every temperature" if len(parts) > 1 else ""
     return Finding(
         f"{statement}{everywhere}.",
-        together([verdict(c, prompts[t], nothing) for t, c in cells.items()]),
+        combined_verdict([verdict(c, prompts[t], no_gain) for t, c in cells.items()]),
         f"{'; '.join(parts) or 'Not measured'}.",
     )
 
 
 def _printed_findings(timings: Timings) -> list[Finding]:
-    """Claims of the rebuttal about Table E, checked against its numbers."""
+    """Checks claims of the rebuttal about Table E against its numbers."""
     gains = {
         (model, base, task): 100 * (rows[f"{base}_rescored"][task] / plain - 1)
         for model, rows in printed.TABLE_E.items()
@@ -287,20 +287,20 @@ def _printed_findings(timings: Timings) -> list[Finding]:
         "every category."
     )
     times = (
-        "Table E as printed: rescoring adds some 15 % (20 % in the replies), and "
-        "decodes three times as fast as plain decoding."
+        "Table E as printed: rescoring adds about 15 % (20 % in the replies), and is "
+        "three times as fast as plain decoding."
     )
     judgement = (
         most >= 15 and fastest >= 3,
-        f"At most {decimal(most, 1)} %; rescored Medusa is at most {decimal(fastest)} "
-        "times as fast.",
+        f"Rescoring adds at most {decimal(most, 1)} %; rescored Medusa is at most "
+        f"{decimal(fastest)} times as fast as plain decoding.",
     )
     return [judged(faster, (not slower, evidence)), judged(times, judgement)]
 
 
 def _sampling(timings: Timings) -> list[str]:
-    words = "Speculative sampling produces other texts of the same distribution."
-    return [words] if timings.drawn else []
+    note = "Speculative sampling produces other texts with the same distribution."
+    return [note] if timings.has_speculative else []
 
 
 STUDY = Study(
@@ -308,39 +308,39 @@ STUDY = Study(
     "Speedup by category and temperature",
     "Table E of the rebuttal",
     "How much faster is each drafting method than plain decoding, by category and "
-    "temperature, and what does refinement add?",
+    "temperature, and how much does refinement add?",
     measures=(TIMING,),
     prepare=Timings,
     tables=[_printed_tables, _tables, _refinement_table],
     charts=[_chart],
     findings=[_lossless, _refinement_findings, _printed_findings],
     notes=[
-        "Table E is about greedy decoding of Vicuna 7B and 13B, with four heads, on "
-        "one A100: its speed-ups are shown beside ours at temperature 0, for the "
-        "measured contender of each kind. Its categories MT-Bench, Sum, QA, GSM8K and "
-        "RAG are mt_bench (or its eight categories), summarization, qa, "
-        "math_reasoning and rag of Spec-Bench. A second turn follows the model’s "
-        "greedy answer to the first. Sampling at temperatures 0.7 and 1 is the "
-        "subject of the rebuttal’s Tables A to D, in a PDF that is not public.",
-        "Draft model, lookahead and prompt lookup draft no lattice, so there is "
-        "nothing to refine. With lookup, the drafts of prompt lookup are in the same "
+        "Table E reports greedy decoding of Vicuna 7B and 13B with four heads on one "
+        "A100; its speed-ups are shown with ours at temperature 0, for the measured "
+        "contender of each kind. Its categories MT-Bench, Sum, QA, GSM8K and RAG are "
+        "mt_bench (or its eight categories), summarization, qa, math_reasoning and rag "
+        "of Spec-Bench. A second turn follows the model’s greedy answer to the first. "
+        "Sampling at temperatures 0.7 and 1 is in the rebuttal’s Tables A to D, in a "
+        "PDF that is not public.",
+        "Draft models, lookahead and prompt lookup do not draft from a lattice and "
+        "cannot be refined. With lookup, the drafts of prompt lookup are in the same "
         "tree as refined drafts: the effect of refinement is reported only for trees "
         "that otherwise have the same nodes, search and lookup.",
-        "A Medusa tree with order=block is the form of the paper’s slides: local "
+        "A Medusa tree with order=block has the form of the paper’s slides: local "
         "rescoring refines the block first, and the tree is filled from the refined "
         "scores. Without it, candidates are rescored after every path of the tree, "
-        "which is our form. Table E’s rescored Medusa is shown beside the slides’ "
-        "form if both were measured.",
-        "One prompt at a time. Times include reading the prompt and continuing it, "
-        "but not compilation. Prompts of a category are padded to one length for "
-        "every contender. Contenders take turns: a speedup is plain decoding’s time "
-        "per token over the contender’s, of the same prompts in the same rounds. "
-        "Intervals resample prompts. A finding on refinement holds or fails where the "
+        "which is our form. If both were measured, Table E’s rescored Medusa is shown "
+        "with the form of the slides.",
+        "Prompts are decoded one at a time. Times include prefill and decoding, but "
+        "not compilation. The prompts of a category are padded to one length for every "
+        "contender. Contenders alternate: a speedup is plain decoding’s time per token "
+        "divided by the contender’s, for the same prompts in the same rounds. "
+        "Intervals resample prompts. A finding on refinement holds or fails if the "
         f"intervals exclude a gain of zero at every temperature; fewer than {FEWEST} "
-        "prompts decide nothing.",
-        "Above temperature 0, exact acceptance draws every token with noise that "
-        "depends on prompt and position alone, so that all contenders produce the "
-        "same text.",
+        "prompts are inconclusive.",
+        "Above temperature 0, exact acceptance samples every token with noise that "
+        "depends only on prompt and position, so that all contenders produce the same "
+        "text.",
         _sampling,
     ],
 )

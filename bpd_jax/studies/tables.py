@@ -1,4 +1,4 @@
-"""Builders of tables, charts and findings, which all studies share."""
+"""Builders of tables, charts and findings, shared by all studies."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -8,43 +8,43 @@ import numpy as np
 
 from bpd_jax.evaluation.efficiency import gain_interval, ratio_interval
 from bpd_jax.evaluation.entropy import Fit
-from bpd_jax.evaluation.significance import FEWEST, side
+from bpd_jax.evaluation.significance import FEWEST, exceeds
 from bpd_jax.reporting.exhibits import Cell, Column, Finding, Row, Series, Table
 from bpd_jax.reporting.number_format import number
 
 ALL = None
-"""Stands for all tasks together where a task is expected."""
+"""All tasks together, in place of a task."""
 
 MISSING = "not measured"
 
 Key = Any
-"""What a row of a table is about, such as the name of a task."""
+"""The key of a row, such as the name of a task."""
 
 Entry = tuple[Column, Callable[[Key], Cell]]
 """A column, and its cell in each row."""
 
 Sums = tuple[np.ndarray, np.ndarray]
-"""Tokens, and serial calls or seconds, of every example, `[n]` each."""
+"""Tokens, and serial calls or times, of every example, `[n]` each."""
 
 Judgement = tuple[bool | None, str]
-"""Whether a statement holds, None where that cannot be decided, and the evidence."""
+"""Whether a statement holds, None if inconclusive, and the evidence."""
 
 
 def counted(count: int, noun: str) -> str:
-    """Returns a number of things.
+    """Returns a number with a noun in the singular or plural.
 
     >>> counted(1, "task"), counted(2016, "win")
     ('1 task', '2,016 wins')
 
     Args:
-      count: how many.
-      noun: in the singular; its plural has one more s.
+      count: the number.
+      noun: noun in the singular; its plural has one more s.
     """
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def decimal(value: float, digits: int = 2, *, sign: bool = False) -> str:
-    """Returns a number as tables show it: with a real minus and with thousands.
+    """Formats a number as in tables: with a minus sign and thousands separators.
 
     >>> decimal(-0.821), decimal(1128.44, 1, sign=True)
     ('−0.82', '+1,128.4')
@@ -52,20 +52,20 @@ def decimal(value: float, digits: int = 2, *, sign: bool = False) -> str:
     Args:
       value: the number.
       digits: decimal places.
-      sign: whether a positive value gets one.
+      sign: whether a positive value has a sign.
     """
     return number(value, Column("", digits=digits), sign=sign)
 
 
 def correlation(fit: Fit) -> str:
-    """Returns a rank correlation with its p-value, for a sentence."""
+    """Formats a rank correlation with its p-value."""
     return f"{decimal(fit.rank_correlation)} (p = {fit.p_value:.2g})"
 
 
 def with_interval(
     cell: Cell, digits: int = 1, unit: str = " %", *, sign: bool = True
 ) -> str:
-    """Returns a value with its interval, if it has one, for a sentence.
+    """Formats a value with its interval, if it has one.
 
     >>> with_interval(Cell(20.0, interval=(-1.0, 41.0)))
     '+20.0 % (−1.0 … +41.0)'
@@ -78,26 +78,26 @@ def with_interval(
     return f"{text} ({low} … {high})"
 
 
-def verdict(cell: Cell, examples: int, nothing: float = 0.0) -> bool | None:
-    """Whether a gain is positive by its interval; False if it is negative.
+def verdict(cell: Cell, examples: int, no_gain: float = 0.0) -> bool | None:
+    """Whether a gain is significantly positive; False if it is negative.
 
     Args:
-      cell: of the gain.
-      examples: that it was measured on; fewer than `FEWEST` decide nothing.
-      nothing: the value that stands for no gain.
+      cell: the gain with its interval.
+      examples: number of examples; with fewer than `FEWEST` the result is None.
+      no_gain: the value without a gain.
     """
     if cell.interval is None or examples < FEWEST:
         return None
-    return side(cell.interval, nothing)
+    return exceeds(cell.interval, no_gain)
 
 
 def finding(
     statement: str,
 ) -> Callable[[Callable[[Any], Judgement | str]], Callable[[Any], Finding]]:
-    """Decorates a function that judges a statement, as a part of a study.
+    """Decorates a function that judges a statement, so that it returns a `Finding`.
 
-    The function returns the verdict with the evidence, or the evidence alone where
-    nothing can be decided.
+    The function returns the verdict with the evidence, or only the evidence if it is
+    inconclusive.
     """
 
     def decorate(judge: Callable[[Any], Judgement | str]) -> Callable[[Any], Finding]:
@@ -107,14 +107,14 @@ def finding(
 
 
 def judged(statement: str, judgement: Judgement | str) -> Finding:
-    """The finding of a statement; see `finding`."""
+    """Creates the finding of a statement; see `finding`."""
     if isinstance(judgement, str):
         judgement = None, judgement
     return Finding(statement, *judgement)
 
 
 def missing_cell(paper: float | None = None, text: str = MISSING) -> Cell:
-    """A cell without a value of ours."""
+    """A cell without a measured value."""
     return Cell(paper=paper, text=text)
 
 
@@ -125,7 +125,7 @@ def cell(
     scale: float = 1.0,
     text: str = MISSING,
 ) -> Cell:
-    """A cell of a value, times `scale`; of None, one with a text."""
+    """A cell with `scale * value`; if the value is None, with `text`."""
     if value is None:
         return missing_cell(paper, text)
     return Cell(scale * value, paper)
@@ -147,25 +147,25 @@ def ratio_cell(sums: Sums, paper: float | None = None) -> Cell:
     return Cell(value, paper, ratio_interval(numerators, denominators))
 
 
-def gain_cell(mine: Sums, base: Sums, paper: float | None = None) -> Cell:
+def gain_cell(sums: Sums, base: Sums, paper: float | None = None) -> Cell:
     """Gain of a ratio over another in percent, with its paired bootstrap interval.
 
-    Both hold the same examples, in the same order.
+    Both are sums of the same examples, in the same order.
     """
-    if not len(mine[0]) or not len(base[0]):
+    if not len(sums[0]) or not len(base[0]):
         return missing_cell(paper)
-    ratio = _ratio(mine) / _ratio(base)
+    ratio = _ratio(sums) / _ratio(base)
     gain = 100 * (ratio - 1)
-    if len(mine[0]) == 1:
+    if len(sums[0]) == 1:
         return Cell(gain, paper)
-    low, high = gain_interval(*mine, *base)
+    low, high = gain_interval(*sums, *base)
     return Cell(gain, paper, (100 * low, 100 * high))
 
 
 def by_row(
     columns: Sequence[Column], cells: Callable[[Key], Sequence[Cell]]
 ) -> list[Entry]:
-    """Columns whose cells are computed together for each row."""
+    """Columns whose cells one function computes for each row."""
     cached = functools.cache(cells)
 
     def entry(index: int, key: Key) -> Cell:
@@ -187,8 +187,8 @@ def table(
 
     Args:
       name, title, heading, caption: as in `Table`.
-      rows: keys with their labels; `ALL` is a summary.
-      columns: each with a function from a key to its cell.
+      rows: labels by key; the row of `ALL` is a summary.
+      columns: columns, each with a function from a key to its cell.
       **fields: further fields of `Table`.
     """
     cells = {key: [entry(key) for _, entry in columns] for key in rows}
@@ -209,14 +209,14 @@ def line_of(
     *,
     dashed: bool = False,
 ) -> Series:
-    """A line through points; of cells with intervals, with its band."""
+    """A line through points; with a band if the points are cells with intervals."""
     cells = {
         float(x): y if isinstance(y, Cell) else Cell(float(y))
         for x, y in points.items()
     }
-    values = {x: found.value for x, found in cells.items() if found.value is not None}
+    values = {x: cell.value for x, cell in cells.items() if cell.value is not None}
     bounds: list[tuple[float, float]] = []
-    if any(found.interval for found in cells.values()):
+    if any(cell.interval for cell in cells.values()):
         # A single example has no interval.
         bounds = [cells[x].interval or (y, y) for x, y in values.items()]
     return Series(

@@ -1,11 +1,11 @@
 """The examples of studies: the paper's seven tasks and Spec-Bench's six.
 
-The paper's tasks are read from the same files as in training: JSON Lines with the field
-names of TensorFlow Datasets in `FOLDER/NAME/SPLIT.jsonl.gz`, or data sets that
+The paper's tasks are read from the same files as for training: JSON Lines with the
+field names of TensorFlow Datasets in `FOLDER/NAME/SPLIT.jsonl.gz`, or data sets that
 TensorFlow Datasets has prepared in FOLDER (its `data_dir`). Prompts are those of
 `bpd_jax.data`. Spec-Bench is `FOLDER/spec_bench/test.jsonl.gz`; its conversations
-(MT-Bench) are one task, and each of their eight categories is a task too. The task
-`held_out` needs no FOLDER: its prompts are beginnings of held-out documents of the
+(MT-Bench) are one task, and each of their eight categories is also a task. The task
+`held_out` needs no FOLDER: its prompts are the beginnings of held-out documents of the
 model's training corpus.
 """
 
@@ -55,28 +55,28 @@ MT_BENCH = {
         "humanities",
     )
 }
-"""The categories of the task `mt_bench`, each a task too."""
+"""The categories of the task `mt_bench`, which are also tasks."""
 LABELS = {**PAPER_TASKS, **SPEC_BENCH, **MT_BENCH, HELD_OUT: "held-out text"}
 """Display names of tasks."""
 
-# In order of preference: the split that the paper reports on comes first.
+# In order of preference; the paper reports on the first one.
 _SPLITS = ("test", "validation", "sample")
 _TRAIN = "train"
-# The task whose texts are continued without a chat template, by any model.
+# The task whose prompts never use a chat template.
 _PLAIN = "lambada"
-# Characters at the beginning of a document that identify it.
+# Number of characters at the beginning of a document that identify it.
 _BEGINNING = 200
 
 
 @dataclasses.dataclass(frozen=True)
 class TaskRecord:
-    """A record as it was read.
+    """A record of a task, before it is tokenized.
 
     Attributes:
-      task: its task.
-      document: its long text, which may be cut; or "".
+      task: name of the task.
+      document: long text, which may be truncated; or "".
       before, after: text of the prompt before and after the document.
-      references: correct answers, if there are any.
+      references: correct answers, if any.
       follow_ups: the user's later messages, one after each answer of the model.
     """
 
@@ -89,21 +89,21 @@ class TaskRecord:
 
     @property
     def beginning(self) -> str:
-        """Identifies the document, whatever the question about it."""
+        """The beginning of the document, which identifies it."""
         return (self.document or self.before).strip()[:_BEGINNING]
 
 
 @dataclasses.dataclass(frozen=True)
 class StudyExample:
-    """One example.
+    """A tokenized example of a task.
 
     Attributes:
-      index: from 0 in its task, the same for every study of a configuration.
+      index: index in the task, from 0, the same for every study of a configuration.
       part: `TUNE` or `REPORT`.
-      prompt: its text.
-      input_ids: the prompt as the model reads it, int32.
-      references: correct answers, if there are any.
-      beginning: of its document; see `TaskRecord.beginning`.
+      prompt: text of the prompt.
+      input_ids: tokens of the prompt, with the chat template, `[T]` int32.
+      references: correct answers, if any.
+      beginning: see `TaskRecord.beginning`.
       follow_ups: see `TaskRecord.follow_ups`.
     """
 
@@ -118,24 +118,16 @@ class StudyExample:
 
 def read_sources(
     data: pathlib.Path, task: str, splits: Sequence[str] = _SPLITS
-) -> list[TaskRecord]:
-    """All records of a task that have a document; see `iterate_sources`."""
-    return list(iterate_sources(data, task, splits))
-
-
-def iterate_sources(
-    data: pathlib.Path, task: str, splits: Sequence[str]
 ) -> Iterator[TaskRecord]:
-    """Yields the records of a task that have a document.
+    """Yields the records of a task whose text is not empty.
 
     Args:
       data: folder of JSON Lines, or of TensorFlow Datasets.
-      task: its name.
-      splits: the first of them that exists is read.
+      task: name of the task.
+      splits: splits in order of preference; the first existing one is read.
 
     Raises:
-      UserError: there is no such task, no file of it, a record is damaged, or there are
-        more of them than the memory is to hold.
+      UserError: the task is unknown, has no file, or its file is damaged or too large.
     """
     if task in SPEC_BENCH or task in MT_BENCH:
         yield from _spec_bench(data, task)
@@ -148,21 +140,20 @@ def iterate_sources(
         if not document or not document[0]:
             continue
         if about.prompt is None:
-            # Cut, a passage would end with another last word.
+            # A truncated passage would end with another last word.
             yield TaskRecord(task, "", document[0], "", ())
             continue
-        # The parts of the prompt before the document and after it.
         before = after = ""
-        reached = False
+        after_document = False
         for literal, name in about.prompt_parts:
             text = literal
             if name is not None and name != about.topic:
                 text += "".join(_texts(record, name)[:1])
-            if reached:
+            if after_document:
                 after += text
             else:
                 before += text
-            reached = reached or name == about.topic
+            after_document = after_document or name == about.topic
         references = tuple(_texts(record, about.target))
         yield TaskRecord(task, document[0], before, after, references)
 
@@ -175,23 +166,23 @@ def _spec_bench(data: pathlib.Path, task: str) -> Iterator[TaskRecord]:
         turns = _texts(record, "turns")
         if not turns or task not in (category, kind):
             continue
-        # For the first turn: one text, or a list of correct answers.
-        right = record.get("reference") or [None]
-        references = tuple(_texts({"first": right[0]}, "first"))
-        # An article may be cut; a prompt that ends with its question may not.
-        before, found, article = turns[0].partition("Summarize: ")
-        if task == "summarization" and found and not before:
-            yield TaskRecord(task, article, found, "", references)
+        # References of the first turn: one text, or a list of correct answers.
+        answers = record.get("reference") or [None]
+        references = tuple(_texts({"first": answers[0]}, "first"))
+        # An article may be truncated, but not a prompt that ends with its question.
+        before, instruction, article = turns[0].partition("Summarize: ")
+        if task == "summarization" and instruction and not before:
+            yield TaskRecord(task, article, instruction, "", references)
         else:
             yield TaskRecord(task, "", turns[0], "", references, tuple(turns[1:]))
 
 
 def _prepared_splits(data: pathlib.Path, task: str) -> list[str]:
-    """Splits of a task that TensorFlow Datasets has prepared in a folder."""
+    """The splits of a task that TensorFlow Datasets has prepared in a folder."""
     folder = data / DATASETS[task].tfds.replace(":", "/")
     try:
-        about = json.loads((folder / "dataset_info.json").read_text(encoding="utf-8"))
-        return [split["name"] for split in about["splits"]]
+        info = json.loads((folder / "dataset_info.json").read_text(encoding="utf-8"))
+        return [split["name"] for split in info["splits"]]
     except (OSError, ValueError, KeyError, TypeError):
         return []
 
@@ -206,7 +197,7 @@ def _task_records(
     if split is None:
         yield from _records(data / task, splits)
         return
-    # TensorFlow takes seconds to import, and JSON Lines need none.
+    # Importing TensorFlow takes seconds and is not needed for JSON Lines.
     from bpd_jax.data.tfds_source import tfds_records
 
     yield from tfds_records(ExampleTask(task, data_dir=str(data)), split)
@@ -230,13 +221,13 @@ def _records(folder: pathlib.Path, splits: Sequence[str]) -> Iterator[dict[str, 
             return
     raise UserError(
         f"{folder} has none of {', '.join(f'{name}.jsonl.gz' for name in splits)}, and "
-        f"{folder.parent} holds no data set of TensorFlow Datasets of that name: give "
-        "a folder of either with --data."
+        f"{folder.parent} contains no data set of TensorFlow Datasets of that name: "
+        "give a folder of either kind with --data."
     )
 
 
 def _texts(record: dict[str, Any], field: str) -> list[str]:
-    """The texts of a field; `a/b` is the field b of the object a."""
+    """The texts in a field; `a/b` is the field b of the object a."""
     value: Any = record
     for part in field.split("/"):
         value = value.get(part) if isinstance(value, dict) else None
@@ -253,35 +244,36 @@ def draw_examples(
     longest: int,
     longest_whole: int,
 ) -> list[StudyExample]:
-    """Draws examples, always the same from the same records.
+    """Draws examples in an order that depends only on the number of records.
+
+    A document is drawn only once.
 
     Args:
       sources: all records of a task.
       loaded: the model that the prompts are encoded for.
-      examples, tune: numbers of reported and of tuning examples.
-      longest: tokens of a prompt with a document, which is cut at its end to fit.
-      longest_whole: tokens of one without. Longer prompts are left out, and those
-        whose document was drawn before.
+      examples, tune: number of reported and of tuning examples.
+      longest: maximum number of tokens of a prompt with a document, which is truncated.
+      longest_whole: maximum number of tokens of a prompt without a document; longer
+        prompts are left out.
     """
     order = list(range(len(sources)))
     random.Random(0).shuffle(order)
-    found: list[StudyExample] = []
-    seen: set[str] = set()
+    drawn: list[StudyExample] = []
+    beginnings: set[str] = set()
     for number in order:
-        if len(found) == examples + tune:
+        if len(drawn) == examples + tune:
             break
         source = sources[number]
-        fitted = None
-        if source.beginning not in seen:
-            most = longest if source.document else longest_whole
-            fitted = _fitted(source, loaded, most)
+        if source.beginning in beginnings:
+            continue
+        fitted = _fitted(source, loaded, longest if source.document else longest_whole)
         if fitted is None:
             continue
-        seen.add(source.beginning)
-        part = TUNE if len(found) < tune else REPORT
-        found.append(
+        beginnings.add(source.beginning)
+        part = TUNE if len(drawn) < tune else REPORT
+        drawn.append(
             StudyExample(
-                len(found),
+                len(drawn),
                 part,
                 *fitted,
                 source.references,
@@ -289,11 +281,11 @@ def draw_examples(
                 source.follow_ups,
             )
         )
-    return found
+    return drawn
 
 
 def has_split(data: pathlib.Path, task: str, split: str) -> bool:
-    """Whether there is a file of JSON Lines of that split."""
+    """Whether there is a JSON Lines file of a split."""
     names = (f"{split}.jsonl.gz", f"{split}.jsonl")
     return any((data / task / name).is_file() for name in names)
 
@@ -303,45 +295,45 @@ def has_train(data: pathlib.Path, task: str) -> bool:
     return has_split(data, task, _TRAIN) or _TRAIN in _prepared_splits(data, task)
 
 
-def rest_of(
+def undrawn_texts(
     sources: Iterable[TaskRecord], drawn: Sequence[StudyExample], count: int
 ) -> list[str]:
-    """Texts of up to `count` records whose documents were not drawn, each once.
+    """Texts of up to `count` records whose documents were not drawn, without repeats.
 
-    A text has the form that models are finetuned on: the task's prompt with all its
-    fields, such as SQuAD's question, and the first correct answer on a separate line.
+    A text has the same form as in finetuning: the task's complete prompt, for example
+    with SQuAD's question, and the first correct answer on a separate line.
     """
-    seen = {example.beginning for example in drawn}
-    found: list[str] = []
+    beginnings = {example.beginning for example in drawn}
+    texts: list[str] = []
     for source in sources:
-        if len(found) == count:
+        if len(texts) == count:
             break
-        if source.beginning not in seen:
-            seen.add(source.beginning)
+        if source.beginning not in beginnings:
+            beginnings.add(source.beginning)
             prompt = source.before + source.document + source.after
-            found.append(SEPARATOR.join([prompt, *source.references[:1]]))
-    return found
+            texts.append(SEPARATOR.join([prompt, *source.references[:1]]))
+    return texts
 
 
 def _fitted(
     source: TaskRecord, loaded: LoadedModel, longest: int
 ) -> tuple[str, np.ndarray] | None:
-    """Prompt and tokens, with the document cut until they fit; None if they cannot."""
+    """Prompt and tokens, with the document truncated to fit; None if impossible."""
     after = source.after
     if source.task == _PLAIN:
         loaded = loaded.without_chat()
     elif loaded.chat is None:
-        # Such a model was trained on inputs, a separator and targets.
+        # Such a model was trained on prompt, separator and target.
         after += SEPARATOR
     document = source.document
     tokens = loaded.tokenizer.encode(document)
     while True:
         prompt = source.before + document + after
         ids = loaded.encode_prompt(prompt)
-        over = len(ids) - longest
-        if over <= 0:
+        excess = len(ids) - longest
+        if excess <= 0:
             return prompt, ids
-        if over >= len(tokens):
+        if excess >= len(tokens):
             return None
-        tokens = tokens[: len(tokens) - over]
+        tokens = tokens[: len(tokens) - excess]
         document = loaded.tokenizer.decode(tokens).rstrip("\ufffd")

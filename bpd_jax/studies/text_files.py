@@ -1,4 +1,4 @@
-"""Recorded texts on disk, and digests of model files."""
+"""Files of recorded texts, and digests of model files."""
 
 import dataclasses
 import hashlib
@@ -14,18 +14,18 @@ from bpd_jax.decoding.recording import RecordedText
 from bpd_jax.errors import UserError
 
 _FIELDS = ("input_ids", "output_ids", "candidates", "log_probs", "entropies", "hidden")
-# Predictions of a block drafter, in texts that were recorded with one.
+# Predictions of a block drafter, if the texts were recorded with one.
 _DRAFTER = ("drafter_candidates", "drafter_log_probs", "drafter_entropies")
-# Bytes at the beginning and at the end of each file that a digest covers; models may
-# differ at the end alone, after the same header.
+# Number of bytes at the beginning and at the end of each file that a digest covers;
+# models with the same header may differ only at the end.
 _BYTES_READ = 1 << 20
 
 
 def content_digest(path: pathlib.Path) -> str:
-    """A digest of the names, sizes, first and last bytes of files."""
-    files_ = sorted(path.rglob("*")) if path.is_dir() else [path]
+    """A digest of the names, sizes, first and last bytes of a file or folder."""
+    paths = sorted(path.rglob("*")) if path.is_dir() else [path]
     digest = hashlib.sha256()
-    for file in files_:
+    for file in paths:
         if file.is_file():
             size = file.stat().st_size
             with file.open("rb") as stream:
@@ -37,7 +37,7 @@ def content_digest(path: pathlib.Path) -> str:
 
 
 def save_texts(path: pathlib.Path, digest: str, texts: Sequence[RecordedText]) -> None:
-    """Writes recorded texts; all or none of them have a block drafter's drafts."""
+    """Writes recorded texts; all or none of them have a block drafter's predictions."""
     arrays: dict[str, Any] = {}
     columns = {name: [getattr(text, name) for text in texts] for name in _FIELDS}
     drafts = [text.drafter for text in texts if text.drafter is not None]
@@ -51,7 +51,14 @@ def save_texts(path: pathlib.Path, digest: str, texts: Sequence[RecordedText]) -
 
 
 def load_texts(path: str | os.PathLike[str], digest: str) -> list[RecordedText] | None:
-    """The texts, or None if the file is missing or has another digest."""
+    """Reads recorded texts.
+
+    Returns:
+      None if the file is missing or has another digest.
+
+    Raises:
+      UserError: the file is damaged.
+    """
     try:
         arrays = array_files.read_npz(path)
         if str(arrays["digest"]) != digest:
@@ -70,6 +77,6 @@ def load_texts(path: str | os.PathLike[str], digest: str) -> list[RecordedText] 
     if not drafts:
         return texts
     return [
-        dataclasses.replace(text, drafter=every)
-        for text, every in zip(texts, zip(*drafts, strict=True), strict=True)
+        dataclasses.replace(text, drafter=predictions)
+        for text, predictions in zip(texts, zip(*drafts, strict=True), strict=True)
     ]

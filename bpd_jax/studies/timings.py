@@ -1,5 +1,6 @@
-"""Timings of contenders: sums, block efficiencies and speed-ups."""
+"""Sums, block efficiencies and speed-ups of timed contenders."""
 
+import itertools
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ Tasks = Collection[str] | None
 
 
 class TimedSums(NamedTuple):
-    """Sums over the rounds of one contender, `[prompts]` each."""
+    """Sums over the rounds of one contender, for each prompt, `[n]` each."""
 
     tokens: np.ndarray
     calls: np.ndarray
@@ -29,7 +30,14 @@ class TimedSums(NamedTuple):
 
 
 class Timings:
-    """Timing records by contender, temperature, task, example and round."""
+    """The timing records of a run by contender, temperature, task, example and round.
+
+    Attributes:
+      run: the run.
+      tasks: measured tasks, in the order of the run.
+      temperatures: measured temperatures, in ascending order.
+      has_speculative: whether speculative sampling was measured.
+    """
 
     def __init__(self, run: StudyRun) -> None:
         """Indexes the records of a run."""
@@ -42,23 +50,25 @@ class Timings:
         known = [task for task in run.tasks if task in measured]
         self.tasks = [*known, *sorted(measured - set(known))]
         self.temperatures = sorted({temperature for _, temperature in self._records})
-        self.drawn = any(name != plain_name(name) for name, _ in self._records)
+        self.has_speculative = any(
+            name != plain_name(name) for name, _ in self._records
+        )
 
     def contenders(self, temperature: float) -> list[str]:
-        """Plain decoding, then the others in the order of the run.
+        """The names of plain decoding, then of the others in the order of the run.
 
         Each refined contender follows the one that it refines.
         """
-        found = [name for name, at in self._records if at == temperature]
-        labels = self.run.facts.get("labels", {})
-        place = {name: number for number, name in enumerate([GREEDY.name, *labels])}
-        found.sort(key=lambda name: place.get(plain_name(name), len(place)))
-        bases = {name: base_of(name, found) for name in found}
+        names = [name for name, at in self._records if at == temperature]
+        order = [GREEDY.name, *self.run.facts.get("labels", {})]
+        index = {name: number for number, name in enumerate(order)}
+        names.sort(key=lambda name: index.get(plain_name(name), len(index)))
+        bases = {name: base_of(name, names) for name in names}
         return [
             name
-            for first in found
+            for first in names
             if bases[first] is None
-            for name in (first, *(n for n in found if bases[n] == first))
+            for name in (first, *(n for n in names if bases[n] == first))
         ]
 
     def label(self, name: str) -> str:
@@ -66,11 +76,10 @@ class Timings:
         if name == GREEDY.name:
             return GREEDY.label()
         label = self.run.label(plain_name(name))
-        drawn = name != plain_name(name)
-        return f"{label}, speculative sampling" if drawn else label
+        return label if name == plain_name(name) else f"{label}, speculative sampling"
 
     def prompts(self, task: str, temperature: float) -> int:
-        """The number of prompts of a task that some contender decoded."""
+        """The number of prompts of a task that any contender decoded."""
         return len(
             {
                 turn[:2]
@@ -83,29 +92,35 @@ class Timings:
     def covers(
         self, name: str, other: str, temperature: float, tasks: Tasks = None
     ) -> bool:
-        """Whether a contender was measured on every task that another was, of some."""
-        mine, theirs = (
+        """Whether a contender was measured on all tasks that another was measured on.
+
+        Args:
+          name, other: names of the contenders.
+          temperature: temperature of sampling.
+          tasks: the tasks to consider; None for all.
+        """
+        covered, required = (
             {
                 task
-                for task, *_ in self._records.get((who, temperature), {})
+                for task, *_ in self._records.get((contender, temperature), {})
                 if tasks is None or task in tasks
             }
-            for who in (name, other)
+            for contender in (name, other)
         )
-        return bool(mine) and mine >= theirs
+        return bool(covered) and covered >= required
 
     def sums(
         self, names: Sequence[str], temperature: float, tasks: Tasks = None
     ) -> list[TimedSums] | None:
-        """Sums over the prompts that all of some contenders decoded in a round.
+        """Sums over the rounds and prompts that all of the contenders decoded.
 
         Args:
-          names: of the contenders.
-          temperature: of sampling.
-          tasks: some of them; None for all.
+          names: names of the contenders.
+          temperature: temperature of sampling.
+          tasks: the tasks to consider; None for all.
 
         Returns:
-          None if there is no such prompt.
+          One entry per contender; None if there is no such prompt.
         """
         turns = [self._records.get((name, temperature), {}) for name in names]
         shared = sorted(
@@ -115,20 +130,20 @@ class Timings:
         )
         if not shared:
             return None
-        prompts = {turn[:2]: None for turn in shared}
-        place = {prompt: number for number, prompt in enumerate(prompts)}
-        found = []
+        prompts = dict.fromkeys(turn[:2] for turn in shared)
+        index = {prompt: number for number, prompt in enumerate(prompts)}
+        sums = []
         for records in turns:
-            columns = np.zeros((3, len(place)))
+            columns = np.zeros((3, len(index)))
             for turn in shared:
                 record = records[turn]
-                columns[:, place[turn[:2]]] += (
+                columns[:, index[turn[:2]]] += (
                     record.tokens,
                     record.calls,
                     1e3 * record.seconds,
                 )
-            found.append(TimedSums(*columns))
-        return found
+            sums.append(TimedSums(*columns))
+        return sums
 
     def efficiency(self, name: str, temperature: float, tasks: Tasks) -> Cell:
         """Tokens per serial call, with the interval over prompts."""
@@ -140,37 +155,36 @@ class Timings:
     def speed(
         self, name: str, base: str, temperature: float, tasks: Tasks = None
     ) -> Cell:
-        """How many times as fast as another contender, in tokens per second."""
+        """Speed-up over another contender, a ratio of tokens per second."""
         sums = self.sums([name, base], temperature, tasks)
         if sums is None or self._partial(name, base, temperature, tasks):
             return missing_cell()
-        mine, theirs = ((one.tokens, one.milliseconds) for one in sums)
-        (value, other) = (
-            float(tokens.sum()) / float(milliseconds.sum())
-            for tokens, milliseconds in (mine, theirs)
+        rate, base_rate = (
+            float(each.tokens.sum()) / float(each.milliseconds.sum()) for each in sums
         )
-        if name == base or len(mine[0]) < 2:
-            return Cell(value / other)
-        low, high = gain_interval(*mine, *theirs)
-        return Cell(value / other, interval=(1 + low, 1 + high))
+        if name == base or len(sums[0].tokens) < 2:
+            return Cell(rate / base_rate)
+        pairs = ((each.tokens, each.milliseconds) for each in sums)
+        low, high = gain_interval(*itertools.chain(*pairs))
+        return Cell(rate / base_rate, interval=(1 + low, 1 + high))
 
     def gain(self, name: str, base: str, temperature: float) -> Cell:
         """Gain in block efficiency in percent, over all tasks."""
         sums = self.sums([name, base], temperature)
         if sums is None or not self.covers(name, base, temperature):
             return missing_cell()
-        mine, theirs = ((one.tokens, one.calls) for one in sums)
-        return gain_cell(mine, theirs)
+        refined, unrefined = ((each.tokens, each.calls) for each in sums)
+        return gain_cell(refined, unrefined)
 
     def _partial(self, name: str, other: str, temperature: float, tasks: Tasks) -> bool:
-        """Whether a sum over several tasks lacks some of them."""
+        """Whether a sum over several tasks would lack some of them."""
         several = tasks is None or len(tasks) != 1
         return several and not self.covers(name, other, temperature, tasks)
 
 
 def base_of(name: str, others: Iterable[str]) -> str | None:
-    """The contender that another refines, with the same kind of acceptance."""
-    drawn = name != plain_name(name)
-    alike = [plain_name(o) for o in others if (o != plain_name(o)) == drawn]
-    base = unrefined(plain_name(name), alike)
-    return speculative_name(base) if drawn and base is not None else base
+    """The contender that another one refines, with the same kind of acceptance."""
+    speculative = name != plain_name(name)
+    candidates = [plain_name(o) for o in others if (o != plain_name(o)) == speculative]
+    base = unrefined(plain_name(name), candidates)
+    return speculative_name(base) if speculative and base is not None else base

@@ -1,9 +1,9 @@
 """Tuning the weight α of rescorers for each task, before the measurements.
 
-As in the paper (appendices C.2 and E): one model of each class of rescorers is tried
-with all weights of a grid, on examples that are not reported. The whole class takes the
-weight with the highest block efficiency on this task. The texts are decoded once, and
-every weight is replayed on them.
+As in the paper (appendices C.2 and E), one model of each class of rescorers is
+evaluated with all weights of a grid on examples that are not reported. All rescorers of
+the class use the weight with the highest block efficiency on the task. The texts are
+decoded once, and every weight is replayed on them.
 """
 
 import dataclasses
@@ -25,15 +25,15 @@ FOLDER = "alphas"
 
 
 def tune(context: StudyContext) -> None:
-    """Sets the weights of a context's classes, by task.
+    """Sets the weights of a context's classes of rescorers, by task.
 
     They are stored in `WORKDIR/alphas/CLASS-TASK-DIGEST.json` with the block efficiency
     of every weight, for all studies that tune on the same texts with the same models.
-    A class is tuned if some contender of it has no weight of its own, and if there are
-    `tuners` and examples to tune on. If the model of a tuner is missing, its class
-    keeps α = 1, and the reason is printed.
+    A class is tuned if a contender of the class does not set α, and if there are
+    `tuners` and tuning examples. If the model of a tuner is missing, α is 1 for its
+    class, and the reason is printed.
 
-    Each shard needs all tuning examples: it decodes them itself, unless another shard
+    Each shard needs all tuning examples and decodes them itself, unless another shard
     has already stored the result.
     """
     config = context.config
@@ -43,30 +43,30 @@ def tune(context: StudyContext) -> None:
     tuners = {kind: t for kind, t in config.tuners.items() if kind in needed}
     if not tuners or not config.tune:
         return
-    whole = context
+    unsharded = context
     if context.shard != WHOLE:
-        alone = dataclasses.replace(config, examples=1)
-        whole = StudyContext(alone, context.workdir / "tuning")
+        tuning_config = dataclasses.replace(config, examples=1)
+        unsharded = StudyContext(tuning_config, context.workdir / "tuning")
     folder = context.workdir / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     alphas: dict[str, dict[str, float]] = {}
     for kind, tuner in tuners.items():
-        if (reason := _unavailable(whole, tuner)) is not None:
+        if (reason := _unavailable(unsharded, tuner)) is not None:
             print(f"α of {kind} rescorers is not tuned and stays 1: {reason}")
             continue
         alphas[kind] = {}
         for task in progress.bar(config.tasks, label="tuning", unit=" tasks"):
-            path = folder / _name(whole, kind, tuner, task)
+            path = folder / _name(unsharded, kind, tuner, task)
             if not path.is_file():
-                found = json.dumps(_tune_task(whole, tuner, task), indent=1)
+                result = json.dumps(_tune_task(unsharded, tuner, task), indent=1)
                 with files.replacing_file(path) as temporary:
-                    temporary.write_text(found + "\n", encoding="utf-8")
+                    temporary.write_text(result + "\n", encoding="utf-8")
             alphas[kind][task] = _read(path)
     context.alphas = alphas
 
 
 def _unavailable(context: StudyContext, contender: str) -> str | None:
-    """Why a contender cannot draft; None if it can."""
+    """The reason why a contender cannot draft; None if it can."""
     for task in context.config.tasks if context.depends_on_task(contender) else [""]:
         try:
             decoder, method = context.contender(
@@ -79,7 +79,7 @@ def _unavailable(context: StudyContext, contender: str) -> str | None:
 
 
 def _name(context: StudyContext, kind: str, tuner: str, task: str) -> str:
-    """The file name of a result, with a digest of all that it depends on."""
+    """The file name of a result, with a digest of everything that it depends on."""
     examples = [e for e in context.whole_draw(task) if e.part == TUNE]
     facts = [
         context.digest(task, examples),
@@ -100,15 +100,15 @@ def _tune_task(context: StudyContext, tuner: str, task: str) -> dict[str, Any]:
     for alpha in map(float, context.config.alphas):
         name = f"{contender.method.with_setting('alpha', alpha).name}{suffix}"
         tokens = calls = examples = 0
-        for group, found in replay(
+        for _, generations in replay(
             context, name, [task], every_position=False, part=TUNE
         ):
-            examples += len(group)
-            tokens += sum(len(text.output_ids) for text in found)
-            calls += sum(text.serial_calls for text in found)
+            examples += len(generations)
+            tokens += sum(len(text.output_ids) for text in generations)
+            calls += sum(text.serial_calls for text in generations)
         sums[alpha] = tokens, calls
     if not examples:
-        raise UserError(f"{task} has no text to tune α on: give it more records.")
+        raise UserError(f"{task} has no text to tune α on: add more records.")
     return {
         "contender": tuner,
         "task": task,

@@ -26,8 +26,8 @@ from absl import flags
 from bpd_jax import cli, configuration, files, provenance
 from bpd_jax.configuration import Parsed
 from bpd_jax.data import text_readers
+from bpd_jax.data.example_readers import example_files
 from bpd_jax.data.example_task import ExampleTask
-from bpd_jax.data.examples import example_files
 from bpd_jax.data.prompts import held_out_prompts
 from bpd_jax.data.rows import PackedRows, open_rows
 from bpd_jax.decoding.decoder import Decoder
@@ -38,8 +38,8 @@ from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.efficiency import block_efficiency, bootstrap_interval
-from bpd_jax.evaluation.metrics.catalog import LABELS, metric_of
 from bpd_jax.evaluation.metrics.estimates import estimate
+from bpd_jax.evaluation.metrics.task_metrics import LABELS, metric_of
 from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.models.partitioning import make_mesh
 from bpd_jax.studies.measure_quality import plain_text

@@ -126,7 +126,7 @@ def test_a_step_is_compiled_for_a_slice_that_is_not_there(tmp_path):
 
 
 @NEEDS_LIBTPU
-def test_what_does_not_fit_is_refused_with_the_compilers_numbers():
+def test_programs_that_do_not_fit_are_refused_with_the_compilers_numbers():
     refused = run("--topology=v5e:2x2", "--gin.MeshConfig.fsdp=3")
     assert_refused(refused, "data × fsdp × model = -1 × 3 × 1, but there are 4 devices")
     refused = run(
@@ -137,8 +137,8 @@ def test_what_does_not_fit_is_refused_with_the_compilers_numbers():
         batch_size=1024,
         length=512,
     )
-    assert_refused(refused, "the train step does not fit v5e:2x2: it needs ")
-    assert " GiB of the 15.75 GiB of a core; share the parameters " in refused.stderr
+    assert_refused(refused, "the train step does not fit on v5e:2x2: it needs ")
+    assert " GiB of the 15.75 GiB of a core; shard the parameters " in refused.stderr
 
 
 @NEEDS_LIBTPU

@@ -177,7 +177,7 @@ ENTRY %main (a: f32[64]) -> f32[8] {
     assert found.hbm_bytes == 256 + 32
 
 
-def test_fusions_touch_what_they_slice_and_update():
+def test_fusions_access_only_slices_and_updates():
     found = costs("""\
 %slices (p: f32[5,100], i: s32[]) -> f32[1,100] {
   %p = f32[5,100]{1,0} parameter(0)

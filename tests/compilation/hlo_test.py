@@ -62,7 +62,7 @@ def test_trips_follow_from_the_test_of_a_loop():
     assert open_ended.trips(main, main.root) is None
 
 
-def test_trips_are_read_where_they_stand():
+def test_annotated_trip_counts_are_read():
     def f(x):
         return jax.lax.scan(lambda c, _: (jnp.sin(c), None), x, None, length=5)[0]
 

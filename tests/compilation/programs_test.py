@@ -121,7 +121,7 @@ def test_a_decode_step_holds_its_ngrams():
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(mesh, make, message):
+def test_incompatible_settings_are_refused(mesh, make, message):
     with pytest.raises(UserError, match=message):
         make(make_mesh(MeshConfig(**mesh)))
 

@@ -27,7 +27,7 @@ def test_a_slice_that_cannot_be_is_refused(name, message):
         find_slice(name)
 
 
-def test_without_the_compiler_it_says_how_to_get_it(monkeypatch):
+def test_without_the_compiler_the_remedy_is_named(monkeypatch):
     monkeypatch.setattr(topology.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"libtpu, is not installed.*make tpu-compile"):
         find_slice("v4:4x4x4")

@@ -1,4 +1,4 @@
-"""A small corpus that every test of this folder may read."""
+"""Small corpora for the tests of this folder."""
 
 import gzip
 import importlib.util
@@ -17,12 +17,11 @@ if importlib.util.find_spec("seqio") is None:
         f"{name}_test.py"
         for name in (
             "row_preparation",
-            "prepare_examples",
             "samples",
             "seqio_cache",
             "seqio_example_tasks",
             "seqio_tasks",
-            "vocabularies",
+            "seqio_vocabulary",
         )
     ]
 
@@ -37,13 +36,24 @@ def document(number: int) -> str:
 
 @pytest.fixture(scope="session")
 def corpus_folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A folder of 40 text files, some of them in a folder below."""
+    """A folder of 40 text files, some of them in a subfolder."""
     folder = tmp_path_factory.mktemp("corpus")
     (folder / "below").mkdir()
     for number in range(40):
         place = folder / "below" if number % 3 else folder
         (place / f"{number:02d}.txt").write_bytes(document(number).encode())
     return folder
+
+
+@pytest.fixture
+def without_seqio(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulates a host without seqio."""
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: None if name == "seqio" else find_spec(name, *rest),
+    )
 
 
 @pytest.fixture(scope="session")
@@ -58,7 +68,7 @@ def text_task(corpus_folder: pathlib.Path) -> TextTask:
 
 
 def squad_record(number: int) -> dict[str, object]:
-    """A question on one of a few contexts, as TensorFlow Datasets has it."""
+    """A question on one of a few contexts, in the form of TensorFlow Datasets."""
     words = [WORDS[(number * k) % 10] for k in range(1, 4 + number % 5)]
     return {
         "id": str(number),
@@ -70,7 +80,7 @@ def squad_record(number: int) -> dict[str, object]:
 
 
 def write_json_lines(path: pathlib.Path, records: Iterable[object]) -> pathlib.Path:
-    """Writes one record a line, packed if the name says so."""
+    """Writes one record per line, compressed if the name ends in .gz."""
     text = "".join(json.dumps(record) + "\n" for record in records)
     data = text.encode()
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
@@ -79,7 +89,7 @@ def write_json_lines(path: pathlib.Path, records: Iterable[object]) -> pathlib.P
 
 @pytest.fixture(scope="session")
 def squad_task(tmp_path_factory: pytest.TempPathFactory) -> ExampleTask:
-    """60 questions to train on in three files, and 12 to validate on."""
+    """60 training questions in three files, and 12 validation questions."""
     folder = tmp_path_factory.mktemp("squad")
     for part in range(3):
         records = [squad_record(number) for number in range(20 * part, 20 * part + 20)]

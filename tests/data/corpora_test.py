@@ -18,7 +18,7 @@ def files_task(pattern, **fields):
     return TextTask(corpus="text_files", text_files=str(pattern), **fields)
 
 
-def test_documents_are_files_in_order(text_task, corpus_folder):
+def test_documents_are_in_the_order_of_files(text_task, corpus_folder):
     documents = list(corpora.all_documents(text_task))
     names = [
         path.relative_to(corpus_folder).as_posix()
@@ -29,7 +29,7 @@ def test_documents_are_files_in_order(text_task, corpus_folder):
         assert document.text.encode() == (corpus_folder / document.id).read_bytes()
 
 
-def test_lines_of_json_are_documents_and_empty_ones_are_none(tmp_path):
+def test_json_lines_are_documents_and_empty_texts_are_skipped(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "x"}\n{"text": ""}\n{"text": "y"}\n')
     (tmp_path / "b.txt").write_text("")
     (tmp_path / "c.md").write_text("z")
@@ -41,7 +41,7 @@ def test_lines_of_json_are_documents_and_empty_ones_are_none(tmp_path):
     ]
 
 
-def test_ids_do_not_depend_on_where_the_corpus_lies(
+def test_ids_do_not_depend_on_the_location_of_the_corpus(
     text_task, corpus_folder, monkeypatch
 ):
     monkeypatch.chdir(corpus_folder)
@@ -49,7 +49,7 @@ def test_ids_do_not_depend_on_where_the_corpus_lies(
     assert ids(corpora.all_documents(relative)) == ids(corpora.all_documents(text_task))
 
 
-def test_splits_part_the_corpus(text_task):
+def test_splits_partition_the_corpus(text_task):
     train = ids(corpora.split_documents(text_task, "train"))
     validation = ids(corpora.split_documents(text_task, "validation"))
     assert sorted(train + validation) == ids(corpora.all_documents(text_task))
@@ -58,8 +58,8 @@ def test_splits_part_the_corpus(text_task):
     assert set(validation) < set(ids(corpora.split_documents(more, "validation")))
 
 
-def test_fractions_never_change():
-    # They decide which documents a model that was trained earlier has not seen.
+def test_fractions_are_stable():
+    # They determine which documents earlier models were not trained on.
     assert corpora.fraction_of("split", "a.txt") == 0.9874772114099599
     assert corpora.fraction_of("order", "a.txt") == 0.2290216370826208
     assert corpora.fraction_of("split", "é/b.jsonl:3") == 0.5329898470180403
@@ -91,7 +91,7 @@ def test_sample_is_the_prefix_in_hash_order(text_task, limit):
     assert corpora.sample_ids(documents[::-1], limit) == (expected, total)
 
 
-def test_max_bytes_bounds_both_splits_together(text_task):
+def test_max_bytes_limits_both_splits_together(text_task):
     small = dataclasses.replace(text_task, max_bytes=900)
     taken = [
         document
@@ -114,7 +114,7 @@ def test_stdlib_has_sources_and_no_tests():
     assert not parts & {"site-packages", "test", "tests", "__pycache__"}
 
 
-def test_stdlib_passes_over_what_is_not_utf8(tmp_path, monkeypatch):
+def test_stdlib_skips_files_that_are_not_utf8(tmp_path, monkeypatch):
     (tmp_path / "good.py").write_text("x = 'é'\n", encoding="utf-8")
     (tmp_path / "old.py").write_bytes(b"# -*- coding: latin-1 -*-\nx = '\xe9'\n")
     (tmp_path / "gone.py").symlink_to(tmp_path / "nowhere.py")
@@ -122,31 +122,31 @@ def test_stdlib_passes_over_what_is_not_utf8(tmp_path, monkeypatch):
     assert ids(corpora.all_documents(TextTask())) == ["good.py"]
 
 
-def test_stdlib_without_sources(tmp_path, monkeypatch):
+def test_stdlib_without_sources_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     with pytest.raises(UserError, match="no Python sources"):
         list(corpora.all_documents(TextTask()))
 
 
-def test_glob_that_matches_nothing(tmp_path):
+def test_glob_without_matches_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"text_files='.*\*\.txt' matches no file"):
         list(corpora.all_documents(files_task(tmp_path / "*.txt")))
 
 
-def test_files_without_text(tmp_path):
+def test_files_without_text_are_refused(tmp_path):
     (tmp_path / "a.txt").write_text("")
     with pytest.raises(UserError, match="holds no text"):
         list(corpora.split_documents(files_task(tmp_path / "a.txt"), "train"))
 
 
-def test_one_document_cannot_be_split(tmp_path):
+def test_single_document_cannot_be_split(tmp_path):
     (tmp_path / "a.txt").write_text("text")
     with pytest.raises(UserError, match="one document"):
         list(corpora.split_documents(files_task(tmp_path / "a.txt"), "train"))
 
 
 @pytest.mark.parametrize("fraction, empty", [(0.001, "validation"), (0.999, "train")])
-def test_empty_split_says_which_fraction_would_do(text_task, fraction, empty):
+def test_error_of_an_empty_split_suggests_a_fraction(text_task, fraction, empty):
     task = dataclasses.replace(text_task, validation_fraction=fraction)
     with pytest.raises(UserError, match=f"the {empty} split") as caught:
         list(corpora.split_documents(task, "train"))
@@ -156,18 +156,7 @@ def test_empty_split_says_which_fraction_would_do(text_task, fraction, empty):
     assert list(corpora.split_documents(task, "validation"))
 
 
-def test_digest_follows_the_files(tmp_path):
-    task = files_task(tmp_path / "*.txt")
-    (tmp_path / "a.txt").write_text("one")
-    first = corpora.source_digest(task)
-    assert corpora.source_digest(task) == first
-    (tmp_path / "b.txt").write_text("two")
-    second = corpora.source_digest(task)
-    (tmp_path / "a.txt").write_text("another")
-    assert len({first, second, corpora.source_digest(task)}) == 3
-
-
-def test_all_is_both_splits_and_takes_a_single_document(tmp_path):
+def test_all_is_both_splits_and_accepts_a_single_document(tmp_path):
     for name in ("a.txt", "b.txt", "c.txt"):
         (tmp_path / name).write_text(name)
     task = TextTask("text_files", str(tmp_path / "*.txt"))

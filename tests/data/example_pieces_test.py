@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bpd_jax.data.example_pieces import Cut, cut_documents, join_examples
+from bpd_jax.data.example_pieces import Truncation, cut_documents, join_examples
 from bpd_jax.errors import UserError
 
 END, SEPARATOR = 0, 1
@@ -17,29 +17,29 @@ def example(inputs, targets):
 
 
 def join(examples, length):
-    cut = Cut()
+    cut = Truncation()
     return [piece.T.tolist() for piece in join_examples(examples, length, 1, cut)], cut
 
 
 @pytest.mark.parametrize(
     "length, tokens, cut",
     [
-        (9, [0, 7, 8, 9, 1, 4, 5, 0], Cut(0, 0, 0)),
-        (8, [0, 7, 8, 9, 1, 4, 5, 0], Cut(0, 0, 0)),
-        (7, [0, 7, 8, 1, 4, 5, 0], Cut(1, 0, 1)),
-        (5, [0, 1, 4, 5, 0], Cut(1, 0, 3)),
-        (4, [0, 1, 4, 5], Cut(1, 1, 4)),
-        (3, [0, 1, 4], Cut(1, 1, 5)),
+        (9, [0, 7, 8, 9, 1, 4, 5, 0], Truncation(0, 0, 0)),
+        (8, [0, 7, 8, 9, 1, 4, 5, 0], Truncation(0, 0, 0)),
+        (7, [0, 7, 8, 1, 4, 5, 0], Truncation(1, 0, 1)),
+        (5, [0, 1, 4, 5, 0], Truncation(1, 0, 3)),
+        (4, [0, 1, 4, 5], Truncation(1, 1, 4)),
+        (3, [0, 1, 4], Truncation(1, 1, 5)),
     ],
 )
-def test_inputs_are_cut_before_targets(length, tokens, cut):
+def test_inputs_are_truncated_before_targets(length, tokens, cut):
     (got,), counted = join([example([7, 8, 9], [4, 5])], length)
     learnt = [int(place > tokens.index(1)) for place in range(len(tokens))]
     assert got == [tokens, learnt]
     assert counted == cut
 
 
-def test_no_room_for_a_target():
+def test_row_without_room_for_a_target_is_refused():
     with pytest.raises(UserError, match="take 2 tokens of a row"):
         join([example([7], [4])], 2)
 
@@ -49,7 +49,7 @@ lists = st.lists(st.integers(2, 99), max_size=12)
 
 @given(st.lists(st.tuples(lists, lists), max_size=5), st.integers(3, 20))
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_all_targets_stay_if_they_can(pairs, length):
+def test_targets_are_complete_if_they_fit(pairs, length):
     pieces, cut = join([example(*pair) for pair in pairs], length)
     assert len(pieces) == len(pairs)
     for (inputs, targets), (tokens, learnt) in zip(pairs, pieces, strict=True):
@@ -64,7 +64,7 @@ def test_all_targets_stay_if_they_can(pairs, length):
     assert cut.tokens == whole - sum(len(tokens) for tokens, _ in pieces)
 
 
-def test_documents_are_cut_into_pieces():
+def test_documents_are_split_into_pieces():
     pieces = cut_documents([np.arange(7), np.arange(3)], 3)
     assert [piece.tolist() for piece in pieces] == [
         [0, 1, 2],

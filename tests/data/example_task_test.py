@@ -72,7 +72,7 @@ def test_tasks_survive_json():
         task_from_json({"name": "squad", "corpus": "stdlib"})
 
 
-def test_names_and_splits():
+def test_names_and_splits_of_tasks():
     assert ExampleTask("squad").seqio_name == "squad.gpt3"
     assert ExampleTask("xsum", files="x.jsonl").seqio_name == "xsum.files.gpt3"
     assert ExampleTask("c4", vocabulary="v.json").seqio_name == "c4.custom"
@@ -80,7 +80,7 @@ def test_names_and_splits():
     assert ExampleTask("xsum").splits == ("train", "validation", "test")
     assert ExampleTask("xsum", files="x.jsonl").splits == ("train", "validation")
     assert "test" in ExampleTask("squad", files="{split}.jsonl").splits
-    with pytest.raises(UserError, match=r"no split 'test'.*write \{split\} for its"):
+    with pytest.raises(UserError, match=r"no split 'test'.*write \{split\} for the"):
         ExampleTask("xsum", files="x.jsonl").check_split("test")
     with pytest.raises(UserError, match="squad has no split 'test': use train or vali"):
         ExampleTask("squad").check_split("test")
@@ -102,6 +102,6 @@ def test_names_and_splits():
         ({"name": ["squad"]}, r"name must be one of"),
     ],
 )
-def test_bad_field_is_named(fields, message):
+def test_error_names_the_invalid_field(fields, message):
     with pytest.raises(UserError, match=message):
         ExampleTask(**fields)

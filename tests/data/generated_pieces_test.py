@@ -1,5 +1,4 @@
 import dataclasses
-import importlib.util
 import pathlib
 
 import numpy as np
@@ -13,6 +12,7 @@ from bpd_jax.data.rows import open_rows
 from bpd_jax.data.text_task import TextTask
 from bpd_jax.data.tokenizer import Tokenizer, train_bpe
 from bpd_jax.errors import UserError
+from tests.data.row_segments import segments
 
 LENGTH = 16
 V = 300
@@ -43,19 +43,8 @@ def task(folder) -> TextTask:
     return TextTask("generations", str(folder), str(folder), validation_fraction=0.25)
 
 
-def segments(rows):
-    """Tokens and loss mask of every segment."""
-    batch = rows.batch(slice(None))
-    for tokens, ids, mask in zip(
-        batch.tokens, batch.segment_ids, batch.loss_mask, strict=True
-    ):
-        assert not mask[ids == 0].any()
-        for number in range(1, ids.max() + 1):
-            yield tokens[ids == number].tolist(), mask[ids == number].tolist()
-
-
 @pytest.mark.parametrize("split", ["train", "validation"])
-def test_rows_hold_every_text_and_learn_what_the_model_wrote(
+def test_rows_contain_every_text_with_generated_tokens_in_the_loss(
     folder, task, split, tmp_path
 ):
     texts = open_generations(folder)
@@ -67,10 +56,10 @@ def test_rows_hold_every_text_and_learn_what_the_model_wrote(
             piece = slice(start, start + LENGTH)
             if mask[piece][1:].any():
                 expected.append((texts[row][piece].tolist(), mask[piece].tolist()))
-    found = list(segments(rows))
-    assert sorted(found) == sorted(expected)
-    assert any(not all(mask) for _, mask in found)
-    assert rows.num_tokens == sum(len(tokens) for tokens, _ in found)
+    actual = segments(rows)
+    assert actual == sorted(expected)
+    assert any(not all(mask) for _, mask in actual)
+    assert rows.num_tokens == sum(len(tokens) for tokens, _ in actual)
     assert rows.num_documents == len(split_texts(texts, split, 0.25))
     assert (rows.vocab_size, rows.end_of_text) == (V, 7)
     assert rows.waste < 0.25
@@ -78,12 +67,12 @@ def test_rows_hold_every_text_and_learn_what_the_model_wrote(
     assert saved.to_json() == Tokenizer.load(folder).to_json()
 
 
-def test_splits_are_disjoint_and_stay_when_texts_come(folder, tmp_path):
+def test_splits_are_disjoint_and_stable_when_texts_are_added(folder, tmp_path):
     texts = open_generations(folder)
     train, validation = (split_texts(texts, s, 0.25) for s in ("train", "validation"))
     assert sorted(train + validation) == split_texts(texts, "all", 0.25)
     assert 8 < len(validation) < 32
-    # The same texts behind others, and each twice.
+    # The same texts after others, and each twice.
     more, _ = texts_of(5, seed=1)
     again = [texts[row] for row in range(len(texts))]
     write_header(tmp_path, base="abc", vocab_size=V, facts={})
@@ -102,31 +91,26 @@ def test_worked_example(tmp_path):
         tmp_path, 0, [np.array([1, 2, 3, 4, 5]), np.array([6, 6, 6, 8])], [2, 3]
     )
     pieces = cut_texts(open_generations(tmp_path), [0, 1], 3)
-    # Of the second text, 8 stands alone in its piece: nothing would predict it.
+    # The second piece of the second text is the token 8 alone, which has no context.
     assert [piece.T.tolist() for piece in pieces] == [
         [[1, 2, 3], [0, 0, 1]],
         [[4, 5], [1, 1]],
     ]
 
 
-def test_rows_are_made_once_and_without_seqio(folder, task, tmp_path, monkeypatch):
-    found = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util,
-        "find_spec",
-        lambda name, *rest: None if name == "seqio" else found(name, *rest),
-    )
-    place = tmp_path / "rows"
-    prepare_rows(task, "train", LENGTH, place)
-    before = (place / "rows.json").stat().st_mtime_ns
-    prepare_rows(task, "train", LENGTH, place)
-    assert (place / "rows.json").stat().st_mtime_ns == before
-    (place / "tokens.npy").unlink()
-    prepare_rows(task, "train", LENGTH, place)
-    assert (place / "rows.json").stat().st_mtime_ns != before
+@pytest.mark.usefixtures("without_seqio")
+def test_rows_of_generations_are_made_once_and_without_seqio(task, tmp_path):
+    rows = tmp_path / "rows"
+    prepare_rows(task, "train", LENGTH, rows)
+    before = (rows / "rows.json").stat().st_mtime_ns
+    prepare_rows(task, "train", LENGTH, rows)
+    assert (rows / "rows.json").stat().st_mtime_ns == before
+    (rows / "tokens.npy").unlink()
+    prepare_rows(task, "train", LENGTH, rows)
+    assert (rows / "rows.json").stat().st_mtime_ns != before
 
 
-def test_rows_without_their_mask_are_refused(task, tmp_path):
+def test_missing_loss_mask_is_refused(task, tmp_path):
     rows = prepare_rows(task, "train", LENGTH, tmp_path / "rows")
     (rows.folder / "loss_mask.npy").unlink()
     with pytest.raises(UserError, match=r"loss_mask\.npy.*prepare it again"):
@@ -144,13 +128,13 @@ def test_rows_without_their_mask_are_refused(task, tmp_path):
         ({}, None),
     ],
 )
-def test_the_end_token_is_that_of_decoding(tmp_path, facts, end):
+def test_end_token_is_that_of_decoding(tmp_path, facts, end):
     write_header(tmp_path, base="abc", vocab_size=9, facts=facts)
     write_shard(tmp_path, 0, [np.array([1])], [0])
     assert end_token(open_generations(tmp_path)) == end
 
 
-def test_bad_input_is_told(folder, task, tmp_path):
+def test_invalid_generations_are_refused(folder, task, tmp_path):
     with pytest.raises(UserError, match="holds token ids and no text"):
         next(split_documents(task, "train"))
     elsewhere = dataclasses.replace(task, text_files=str(tmp_path / "none"))

@@ -22,7 +22,7 @@ def write(folder: pathlib.Path) -> None:
     write_shard(folder, 1, TEXTS[2:], PROMPTS[2:])
 
 
-def test_shards_come_back_as_one(tmp_path):
+def test_shards_are_read_as_one(tmp_path):
     write(tmp_path)
     found = open_generations(tmp_path)
     assert len(found) == 3
@@ -33,13 +33,13 @@ def test_shards_come_back_as_one(tmp_path):
     assert (found.base, found.vocab_size, found.facts) == ("abc", 9, {"end": 1})
 
 
-def test_a_shard_is_replaced_and_an_empty_one_is_no_error(tmp_path):
+def test_shards_may_be_replaced_and_may_be_empty(tmp_path):
     write(tmp_path)
     write_shard(tmp_path, 0, [], [])
     assert open_generations(tmp_path).lengths.tolist() == [3]
 
 
-def test_shards_are_in_the_order_of_their_numbers(tmp_path):
+def test_shards_are_in_the_order_of_their_indices(tmp_path):
     numbers = [9, 10, 99_999, 100_000, 1_000_000]
     write_header(tmp_path, base="abc", vocab_size=9, facts={})
     for number in reversed(numbers):
@@ -52,7 +52,7 @@ def test_shards_are_in_the_order_of_their_numbers(tmp_path):
     assert found.tokens.tolist() == [number % 7 for number in numbers]
 
 
-def test_bad_folders_are_told(tmp_path):
+def test_invalid_folders_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"distill\.json is missing"):
         open_generations(tmp_path)
     write_header(tmp_path, base="abc", vocab_size=9, facts={})

@@ -8,7 +8,7 @@ from bpd_jax.data.packing import pack, pad
 
 
 def segments(tokens, segment_ids):
-    """The pieces of one row, and whether padding lies at its end only."""
+    """The pieces of one row; checks that padding is at its end only."""
     count = segment_ids.max()
     real = np.count_nonzero(segment_ids)
     assert (segment_ids[:real] > 0).all()
@@ -22,13 +22,13 @@ def segments(tokens, segment_ids):
     open_rows=st.sampled_from([1, 3, 64]),
 )
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_every_piece_lies_whole_in_one_row(pieces, open_rows):
+def test_every_piece_is_in_one_row(pieces, open_rows):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packing, "_OPEN_ROWS", open_rows)
+        patch.setattr(packing, "_MAX_OPEN_ROWS", open_rows)
         rows = list(pack([np.array(piece) for piece in pieces], 7))
     packed = [piece for row in rows for piece in segments(*row)]
     assert sorted(packed) == sorted(tuple(piece) for piece in pieces)
-    if open_rows == 64:  # Best fit: no two rows but the last would fit in one.
+    if open_rows == 64:  # Best fit: the two emptiest rows do not fit into one.
         used = sorted(np.count_nonzero(ids) for _, ids in rows)
         assert len(used) < 2 or used[0] + used[1] > 7
 
@@ -39,14 +39,14 @@ def test_worked_example():
     assert [ids.tolist() for _, ids in rows] == [[1, 1, 1, 1], [1, 1, 1, 2]]
 
 
-def test_numbers_that_belong_to_a_token_stay_with_it():
+def test_values_of_a_token_stay_with_it():
     pieces = [np.array([[1, 10], [2, 20]]), np.array([[3, 30]])]
     [(row, segment_ids)] = pack(pieces, 4)
     assert row.tolist() == [[1, 10], [2, 20], [3, 30], [0, 0]]
     assert segment_ids.tolist() == [1, 1, 2, 0]
 
 
-def test_rows_of_one_piece_each():
+def test_pad_makes_one_row_per_piece():
     rows = [*pad([np.array([7, 8]), np.array([9, 5, 6])], 3)]
     assert [tokens.tolist() for tokens, _ in rows] == [[7, 8, 0], [9, 5, 6]]
     assert [ids.tolist() for _, ids in rows] == [[1, 1, 0], [1, 1, 1]]

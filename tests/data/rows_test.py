@@ -19,7 +19,7 @@ def write_rows(folder, rows=10, length=4):
     segment_ids = np.tile([1, 1, 2, 0][:length], (rows, 1))
     np.save(folder / "tokens.npy", tokens.astype(np.uint16))
     np.save(folder / "segment_ids.npy", segment_ids.astype(np.uint16))
-    about = {
+    header = {
         "format": 1,
         "rows": rows,
         "length": length,
@@ -31,7 +31,7 @@ def write_rows(folder, rows=10, length=4):
         "end_of_text": 50256,
         "fingerprint": {"length": length},
     }
-    (folder / "rows.json").write_text(json.dumps(about))
+    (folder / "rows.json").write_text(json.dumps(header))
     return open_rows(folder)
 
 
@@ -44,7 +44,7 @@ def first_tokens(batch):
     return batch.tokens[:, 0].tolist()
 
 
-def test_batch_fields(rows):
+def test_fields_of_a_batch(rows):
     batch = rows.batch(np.array([3, 1]))
     assert isinstance(batch, Batch)
     assert batch.tokens.tolist() == [[3, 103, 203, 303], [1, 101, 201, 301]]
@@ -68,13 +68,13 @@ def test_positions_restart_in_each_segment(lengths, padding):
     assert got.tolist() == expected + [0] * padding
 
 
-def test_without_shuffling_rows_come_as_they_lie(rows):
+def test_unshuffled_rows_are_in_the_order_of_the_file(rows):
     iterator = RowIterator(rows, 4, seed=0, shuffle=False)
     got = [first_tokens(next(iterator)) for _ in range(3)]
     assert got == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1]]
 
 
-def test_every_epoch_visits_every_row_in_its_own_order(rows):
+def test_every_epoch_visits_every_row_in_another_order(rows):
     iterator = RowIterator(rows, 4, seed=7)
     seen = [row for _ in range(5) for row in first_tokens(next(iterator))]
     assert iterator.epoch == 2.0
@@ -86,7 +86,7 @@ def test_every_epoch_visits_every_row_in_its_own_order(rows):
     assert first_tokens(next(other)) != seen[:10]
 
 
-def test_batch_larger_than_the_corpus(rows):
+def test_batch_may_be_larger_than_the_corpus(rows):
     batch = next(RowIterator(rows, 25, seed=0))
     counts = np.bincount(batch.tokens[:, 0], minlength=10)
     assert counts.sum() == 25
@@ -110,7 +110,7 @@ def test_restored_iterator_continues(tmp_path_factory, steps, batch_size):
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 6])
-def test_processes_share_out_the_batch(rows, count):
+def test_processes_divide_the_batch(rows, count):
     whole = RowIterator(rows, 6, seed=1)
     parts = [RowIterator(rows, 6, 1, True, index, count) for index in range(count)]
     for _ in range(5):
@@ -123,8 +123,8 @@ def test_processes_share_out_the_batch(rows, count):
     assert all(part.state() == whole.state() for part in parts)
 
 
-def test_processes_divide_batches_from_a_bucket_by_place(tmp_path):
-    """The same rows in each batch, and little more than its part for each process."""
+def test_processes_divide_batches_from_a_bucket_by_position(tmp_path):
+    """Batches have the same rows, and a process reads little more than its part."""
     length, size, count = 1 << 14, 512, 8
     on_disk = write_rows(tmp_path / "rows", rows=length)
     rows = dataclasses.replace(on_disk, folder=as_path("gs://bpd-test/rows"))
@@ -132,7 +132,7 @@ def test_processes_divide_batches_from_a_bucket_by_place(tmp_path):
     parts = [RowIterator(rows, size, 1, True, index, count) for index in range(count)]
     read = [set() for _ in range(count)]
     for step in range(2 * length // size):
-        if step == 5:  # A resumed iterator continues.
+        if step == 5:  # Resumes with another iterator.
             for index, part in enumerate(parts):
                 parts[index] = RowIterator(rows, size, 1, True, index, count)
                 parts[index].restore(part.state())
@@ -141,12 +141,12 @@ def test_processes_divide_batches_from_a_bucket_by_place(tmp_path):
         for seen, tokens in zip(read, got, strict=True):
             assert len(tokens) == size // count
             seen.update(token * 64 // length for token in tokens)
-    # Of 64 shards; an eighth are 8.
+    # There are 64 shards; an eighth is 8.
     assert max(map(len, read)) <= 20
     assert set.union(*read) == set(range(64))
 
 
-def test_restore_of_another_corpus_is_refused(rows, tmp_path):
+def test_state_of_other_rows_is_refused(rows, tmp_path):
     iterator = RowIterator(rows, 2, seed=3)
     other = write_rows(tmp_path / "other", rows=11)
     with pytest.raises(UserError, match="rows was 11 and is 10"):
@@ -157,7 +157,7 @@ def test_restore_of_another_corpus_is_refused(rows, tmp_path):
         iterator.restore({})
 
 
-def test_bad_batch_sizes(rows, tmp_path):
+def test_invalid_batch_sizes_are_refused(rows, tmp_path):
     with pytest.raises(UserError, match=r"number of processes \(2\)"):
         RowIterator(rows, 3, 0, process_index=0, process_count=2)
     with pytest.raises(UserError, match="batch_size is 0"):
@@ -168,7 +168,7 @@ def test_bad_batch_sizes(rows, tmp_path):
         RowIterator(rows, 2, 0, process_index=2, process_count=2)
 
 
-def test_no_rows_at_all(rows):
+def test_folder_without_rows_is_refused(rows):
     import dataclasses
 
     empty = dataclasses.replace(rows, tokens=rows.tokens[:0])
@@ -176,10 +176,10 @@ def test_no_rows_at_all(rows):
         RowIterator(empty, 2, 0)
 
 
-def test_broken_folders_are_refused(rows):
+def test_damaged_folders_are_refused(rows):
     folder = rows.folder
     tokens = (folder / "tokens.npy").read_bytes()
-    about = (folder / "rows.json").read_text()
+    header = (folder / "rows.json").read_text()
     (folder / "tokens.npy").write_bytes(tokens[:-8])
     with pytest.raises(UserError, match=r"tokens\.npy.*prepare it again"):
         open_rows(folder)
@@ -191,10 +191,10 @@ def test_broken_folders_are_refused(rows):
         open_rows(folder)
     (folder / "tokens.npy").write_bytes(tokens)
     for text, message in {
-        about.replace('"rows": 10', '"rows": 11'): "rows.json says",
-        about.replace('"format": 1', '"format": 2'): "not of format 1",
-        about.replace('"split"', '"spilt"'): "split is missing",
-        about[:-20]: "cannot read",
+        header.replace('"rows": 10', '"rows": 11'): "the shape in rows.json",
+        header.replace('"format": 1', '"format": 2'): "not of format 1",
+        header.replace('"split"', '"spilt"'): "split is missing",
+        header[:-20]: "cannot read",
         "[]": "not of format 1",
     }.items():
         (folder / "rows.json").write_text(text)

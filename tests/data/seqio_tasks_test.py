@@ -14,8 +14,8 @@ from bpd_jax.errors import UserError
 END = 50256
 
 
-def test_registered_task_frames_and_cuts_documents():
-    # seqio puts this text in place of the task's own documents.
+def test_registered_task_frames_and_splits_documents():
+    # seqio replaces the task's documents by this text.
     raw = {"train": {"targets": "Hello, world!"}}
     whole = seqio.test_utils.test_preprocessing_single("stdlib.gpt3", raw)
     assert whole["targets"].tolist() == [END, 15496, 11, 995, 0, END]
@@ -56,7 +56,7 @@ def test_token_documents_have_no_end_tokens(text_task):
     assert all(ids[0] == 0 for ids in got)  # '!', kept although its id is 0.
 
 
-def test_token_documents_of_a_task_of_ones_own(text_task, tmp_path):
+def test_token_documents_reads_other_registered_tasks(text_task, tmp_path):
     name = "tasks_test.own"
     seqio.TaskRegistry.add(
         name,
@@ -78,12 +78,12 @@ def test_token_documents_of_a_task_of_ones_own(text_task, tmp_path):
         seqio.TaskRegistry.remove(name)
 
 
-def test_unknown_task_lists_the_known_ones():
+def test_error_of_an_unknown_task_lists_the_tasks():
     with pytest.raises(UserError, match=r"'books'.*stdlib, text_files, .*stdlib\.gpt3"):
         next(seqio_tasks.token_documents("books"))
 
 
-def test_bad_input_passes_through_tensorflow(tmp_path):
+def test_user_errors_pass_through_tensorflow(tmp_path):
     (tmp_path / "a.txt").write_text("good")
     (tmp_path / "b.txt").write_bytes(b"bad \xff")
     with pytest.raises(UserError, match=r"b\.txt is not UTF-8 text \(byte offset 4\)"):
@@ -94,7 +94,7 @@ def test_bad_input_passes_through_tensorflow(tmp_path):
         )
 
 
-def test_other_errors_keep_their_own_face():
+def test_other_exceptions_are_not_converted():
     task = seqio_tasks.get_task(TextTask())
     broken = task.get_dataset(split="train", shuffle=False).map(
         lambda example: {"targets": example["targets"][10**9]}
@@ -103,7 +103,7 @@ def test_other_errors_keep_their_own_face():
         next(seqio_tasks.examples(broken, task.source))
 
 
-def test_limit_reaches_the_task(text_task):
+def test_max_bytes_applies_to_token_documents(text_task):
     small = dataclasses.replace(text_task, max_bytes=900)
     got = list(
         seqio_tasks.token_documents(

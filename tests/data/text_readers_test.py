@@ -6,19 +6,19 @@ from bpd_jax.data import text_readers
 from bpd_jax.errors import UserError
 
 
-def test_text_is_kept_as_it_is(tmp_path):
+def test_text_is_read_unchanged(tmp_path):
     text = "a\r\nb\rc\n\0é😀\n"
     (tmp_path / "a.txt").write_bytes(text.encode())
     assert text_readers.read_text(tmp_path / "a.txt") == text
 
 
-def test_byte_order_mark_is_no_text(tmp_path):
+def test_byte_order_mark_is_removed(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\ntwo")
     assert text_readers.read_text(tmp_path / "a.txt") == "one\ntwo"
     assert list(text_readers.read_lines(tmp_path / "a.txt")) == [(1, "one"), (2, "two")]
 
 
-def test_only_a_newline_ends_a_line(tmp_path):
+def test_only_newlines_end_lines(tmp_path):
     (tmp_path / "a.txt").write_bytes("one\u2028more\x0c\r\ntwo".encode())
     lines = list(text_readers.read_lines(tmp_path / "a.txt"))
     assert lines == [(1, "one\u2028more\x0c"), (2, "two")]
@@ -28,7 +28,7 @@ def test_only_a_newline_ends_a_line(tmp_path):
     "data, offset",
     [(b"ab\xff", 2), (b"\xef\xbb\xbfab\xff", 5), (b"one\ntw\xffo", 6)],
 )
-def test_not_utf8_names_the_byte(tmp_path, data, offset):
+def test_error_names_the_byte_that_is_not_utf8(tmp_path, data, offset):
     path = tmp_path / "a.txt"
     path.write_bytes(data)
     for read in (
@@ -39,7 +39,7 @@ def test_not_utf8_names_the_byte(tmp_path, data, offset):
             read(path)
 
 
-def test_json_lines_plain_and_packed(tmp_path):
+def test_json_lines_plain_and_gzip(tmp_path):
     data = b'{"text": "a\\nb", "n": 1}\n\n{"text": "\\u00e9"}\n'
     (tmp_path / "a.jsonl").write_bytes(data)
     with gzip.open(tmp_path / "a.jsonl.gz", "wb") as file:
@@ -63,7 +63,7 @@ def test_json_lines_plain_and_packed(tmp_path):
         ('{"text": "a\\ud800"}', r"line 2.*lone surrogate \\ud800"),
     ],
 )
-def test_bad_record_names_its_line(tmp_path, line, message):
+def test_error_names_the_line_of_an_invalid_record(tmp_path, line, message):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "good"}\n' + line + "\n")
     with pytest.raises(UserError, match=message) as caught:
@@ -71,7 +71,7 @@ def test_bad_record_names_its_line(tmp_path, line, message):
     assert str(path) in str(caught.value)
 
 
-def test_missing_and_broken_files(tmp_path):
+def test_missing_and_damaged_files_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"cannot read .*none\.txt"):
         text_readers.read_text(tmp_path / "none.txt")
     with pytest.raises(UserError, match=r"cannot read .*none\.txt"):
@@ -84,7 +84,7 @@ def test_missing_and_broken_files(tmp_path):
             list(text_readers.read_json_field(path, "text"))
 
 
-def test_all_texts_of_a_field(tmp_path):
+def test_all_texts_of_a_field_are_read(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text(
         '{"a": {"text": ["one", "two"]}}\n\n{"a": {"text": []}}\n{"a": null}\n'
@@ -107,7 +107,7 @@ def test_all_texts_of_a_field(tmp_path):
         ('{"b": "one"}', "a"),
     ],
 )
-def test_what_is_no_list_of_texts_names_its_line(tmp_path, line, field):
+def test_error_names_the_line_without_a_list_of_texts(tmp_path, line, field):
     path = tmp_path / "a.jsonl"
     path.write_text(line)
     with pytest.raises(UserError, match=rf"a\.jsonl, line 1 has no text .*'{field}'"):

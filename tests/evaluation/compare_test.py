@@ -48,7 +48,7 @@ def test_all_methods_sample_the_same_tokens(decoder, prompts):
         assert told == sum(len(g.output_ids) for g in result.generations)
 
 
-def test_a_wrong_method_is_found_and_fails_loudly(
+def test_wrong_method_is_detected_and_raises(
     decoder, prompts, results, monkeypatch, tmp_path
 ):
     def decode(method, *args, **kwargs):
@@ -71,7 +71,7 @@ def test_a_wrong_method_is_found_and_fails_loudly(
         fail_on_errors(found, tmp_path)
 
 
-def test_methods_take_turns_in_rounds(decoder, prompts):
+def test_methods_alternate_in_rounds(decoder, prompts):
     options = DecodeOptions(max_new_tokens=8, end_of_text=0, batch_size=2)
     turns = []
     results = compare(
@@ -92,7 +92,7 @@ def test_methods_take_turns_in_rounds(decoder, prompts):
     assert results[0].speedup(results[0]) == 1
 
 
-def test_the_speedup_is_the_median_of_ratios_within_a_round():
+def test_speedup_is_the_median_of_ratios_within_a_round():
     """The machine is ten times slower in the third round."""
     plain = MethodResult(parse_method("greedy"), "", [], [], (2.0, 3.0, 20.0))
     other = MethodResult(parse_method("bpd"), "", [], [], (1.0, 2.0, 5.0))
@@ -102,7 +102,7 @@ def test_the_speedup_is_the_median_of_ratios_within_a_round():
     assert untimed.speedup(plain) is None
 
 
-def test_nothing_is_compiled_after_the_methods_are(decoder, prompts, caplog):
+def test_compile_methods_compiles_all_programs(decoder, prompts, caplog):
     options = DecodeOptions(max_new_tokens=7, end_of_text=0, batch_size=2)
     methods = [parse_method("bpd"), parse_method("zero_gram:3")]
     ready = []
@@ -114,7 +114,7 @@ def test_nothing_is_compiled_after_the_methods_are(decoder, prompts, caplog):
     assert loops == []
 
 
-def test_an_unusable_method_is_told_before_any_work(decoder, prompts, monkeypatch):
+def test_invalid_method_is_refused_before_decoding(decoder, prompts, monkeypatch):
     plain = Decoder(decoder.model, decoder.params, width=6)
     monkeypatch.setattr(plain, "decode", lambda *args, **kwargs: pytest.fail("decoded"))
     with pytest.raises(UserError, match="ngram:2 needs an n-gram model"):

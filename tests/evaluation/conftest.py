@@ -1,23 +1,13 @@
 """A small model with random parameters and a trigram model, bound in a decoder."""
 
-import jax
 import numpy as np
 import pytest
 
-from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
-from bpd_jax.drafting.assets import Assets
 from bpd_jax.evaluation.compare import compare
-from bpd_jax.models.blockwise import parameter_shapes
-from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
-from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.models.transformer_config import TransformerConfig
-from bpd_jax.ngrams.counting.counts import count_ngrams
-from bpd_jax.ngrams.katz import estimate_katz
-
-VOCAB = 13
+from tests.evaluation.random_decoder import VOCAB, random_decoder
 
 
 @pytest.fixture(scope="session")
@@ -28,29 +18,12 @@ def prompts():
 
 @pytest.fixture(scope="session")
 def decoder():
-    config = BlockwiseConfig(
-        TransformerConfig(VOCAB, 1, 16, 32, num_heads=2, max_length=64),
-        BlockHeadsConfig(4, hidden=8),
-    )
-    rng = np.random.default_rng(0)
-    params = jax.tree.map(
-        lambda leaf: rng.normal(0, 0.3, leaf.shape).astype(leaf.dtype),
-        parameter_shapes(config),
-        is_leaf=lambda leaf: hasattr(leaf, "shape"),
-    )
-    texts = [rng.integers(0, VOCAB, 60).astype(np.int32) for _ in range(10)]
-    counts = count_ngrams(texts, order=3, vocab_size=VOCAB, end_of_text=0)
-    return Decoder(
-        ModelFunctions(config),
-        params,
-        width=6,
-        assets=Assets(ngram=estimate_katz(counts)),
-    )
+    return random_decoder()
 
 
 @pytest.fixture(scope="session")
 def make_generation():
-    """Makes a decoded text; what is not given is that of plain decoding."""
+    """Makes a decoded text; by default one of plain decoding."""
 
     def make(output=(), calls=1, **fields):
         plain = {

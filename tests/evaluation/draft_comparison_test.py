@@ -1,11 +1,11 @@
-"""Wins, ties and losses of refined drafts, counted by hand."""
+"""Tests of wins, ties and losses of refined drafts, counted by hand."""
 
 import numpy as np
 
 from bpd_jax.evaluation.draft_comparison import Changes, DraftComparison, compare_drafts
 
 
-def test_each_position_is_counted_once():
+def test_every_position_is_counted_once():
     """Columns: tie; tie that repairs; win that repairs; win that repairs one of two
     repeats only; win that introduces; loss that repairs; loss without change."""
     found = compare_drafts(
@@ -22,12 +22,12 @@ def test_each_position_is_counted_once():
     assert (found.losses.repair, found.losses.regress) == (1 / 2, 0)
 
 
-def test_texts_add_up():
+def test_comparisons_of_texts_add_up():
     a = DraftComparison(1, Changes(2, 1, 0), Changes(3, 0, 2))
     b = DraftComparison(10, Changes(20, 10, 5), Changes())
     assert a + b == DraftComparison(11, Changes(22, 11, 5), Changes(3, 0, 2))
 
 
-def test_no_position_has_no_share():
+def test_shares_without_positions_are_none():
     assert Changes().repair is None
     assert Changes().regress is None

@@ -25,28 +25,28 @@ def test_block_efficiency_is_a_ratio_of_sums(make_generation):
     assert bootstrap_interval([texts[0]] * 5) == (4.0, 4.0)
 
 
-def test_a_method_gains_nothing_over_itself(texts):
+def test_gain_of_a_method_over_itself_is_zero(texts):
     assert paired_interval(texts([5, 40, 20]), texts([5, 40, 20])) == (0.0, 0.0)
 
 
-def test_twice_as_good_on_every_prompt_is_twice_as_good_in_every_resample(texts):
+def test_constant_ratio_has_an_interval_of_width_zero(texts):
     assert paired_interval(texts([5, 20, 10]), texts([10, 40, 20])) == (1.0, 1.0)
 
 
-def test_pairs_are_narrower_than_either_method_alone(texts):
-    """What is hard for one method is hard for the other: a quarter fewer calls."""
+def test_paired_interval_is_narrower_than_either_method_alone(texts):
+    """The refined method needs a quarter fewer calls on every prompt."""
     calls = np.random.default_rng(0).integers(8, 40, size=30)
     method, base = texts(np.ceil(0.75 * calls).astype(int)), texts(calls)
     low, high = paired_interval(method, base)
     gain = block_efficiency(method) / block_efficiency(base) - 1
     assert 0 < low < gain < high
-    # The same from the two intervals, as if prompts had nothing to do with it.
+    # The interval for unpaired prompts, computed from the two intervals.
     (low_m, high_m), (low_b, high_b) = map(bootstrap_interval, (method, base))
     assert high - low < 0.2 * (high_m / low_b - low_m / high_b)
     assert paired_interval(method, base, level=0.5)[0] > low
 
 
-def test_difference_of_shares_of_two_examples():
+def test_interval_of_a_difference_of_two_examples():
     """1 of 2 and 0 of 1 cases, against 0 of 1 and 1 of 1.
 
     The first example twice gives 2 / 4 - 0 / 2 = 1/2, both 1 / 3 - 1 / 2 = -1/6, the
@@ -58,7 +58,7 @@ def test_difference_of_shares_of_two_examples():
     assert low == high == pytest.approx(-1 / 6)
 
 
-def test_resamples_without_cases_are_left_out():
+def test_resamples_without_cases_are_omitted():
     """The second example alone has no case of the first share."""
     shares = [np.array(values) for values in ([1, 0], [2, 0], [0, 1], [1, 1])]
     assert difference_interval(*shares) == (0, 0.5)
@@ -67,13 +67,13 @@ def test_resamples_without_cases_are_left_out():
     assert difference_interval(*[np.zeros(0)] * 4) is None
 
 
-def test_a_share_is_no_larger_than_itself():
+def test_difference_of_a_share_from_itself_is_zero():
     rng = np.random.default_rng(0)
     events, cases = rng.integers(0, 3, 20), rng.integers(3, 9, 20)
     assert difference_interval(events, cases, events, cases) == (0, 0)
 
 
-def test_share_of_the_headroom():
+def test_fraction_of_the_headroom():
     assert headroom_taken(1.75, base=1.5, oracle=2.5) == 0.25
     assert headroom_taken(1.0, base=1.5, oracle=2.5) == -0.5
     # NewsRoom of the paper: 16-best 4-gram 1.31, BPD 1.08, oracle 1.50.

@@ -1,4 +1,4 @@
-"""How far entropy grows, and lines through points, worked out by hand."""
+"""Tests of h_max and of fitted lines, computed by hand."""
 
 import pytest
 
@@ -15,11 +15,11 @@ from bpd_jax.evaluation.entropy import fit_line, h_max
         ([4.0], 1),
     ],
 )
-def test_entropy_grows_up_to_the_first_fall(entropies, expected):
+def test_h_max_is_the_last_head_before_the_first_decrease(entropies, expected):
     assert h_max(entropies) == expected
 
 
-def test_a_line_through_four_points():
+def test_fit_of_four_points():
     """Means 2.5 and 3; Sxy = 6, Sxx = 5, Syy = 8; ranks of y 0, 1.5, 1.5, 3."""
     fit = fit_line([1, 2, 3, 4], [1, 3, 3, 5])
     assert fit.slope == pytest.approx(6 / 5)
@@ -29,7 +29,7 @@ def test_a_line_through_four_points():
     assert fit.rank_correlation == pytest.approx(4.5 / (5 * 4.5) ** 0.5)
 
 
-def test_ranks_see_order_alone():
+def test_rank_correlation_depends_only_on_order():
     fit = fit_line([1, 2, 3], [9, 5, -1000])
     assert fit.rank_correlation == pytest.approx(-1)
     assert -1 < fit.correlation < -0.8
@@ -38,11 +38,11 @@ def test_ranks_see_order_alone():
 @pytest.mark.parametrize(
     "x, y", [([], []), ([1, 2], [1, 2]), ([2, 2, 2], [1, 2, 3]), ([1, 2, 3], [5] * 3)]
 )
-def test_some_points_have_no_correlation(x, y):
+def test_undefined_correlations_are_none(x, y):
     assert fit_line(x, y) is None
 
 
-def test_chance_is_told_from_a_trend():
+def test_permutation_test_distinguishes_trend_from_chance():
     """Of 6 points, 2 of 720 orders are as strictly monotonic as 1 … 6; of 3, 2 of 6."""
     rising = fit_line(range(6), [1, 2, 4, 8, 16, 32])
     assert rising.p_value == pytest.approx(2 / 720, abs=0.003)

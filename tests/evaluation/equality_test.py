@@ -51,10 +51,8 @@ def test_first_difference():
         (0.5, "bfloat16", False),
     ],
 )
-def test_a_difference_is_found_and_a_near_tie_told_apart(
-    make_generation, gap, dtype, near
-):
-    """What rounding explains depends on the precision of the model."""
+def test_differences_and_near_ties_are_distinguished(make_generation, gap, dtype, near):
+    """The limit of near ties depends on the precision of the model."""
     reference = [make_generation([0, 2, 1]), make_generation([0, 2, 1])]
     other = [make_generation([0, 2, 1]), make_generation([0, 3, 1])]
     [found] = differences(FlatModel(gap, dtype), {}, reference, other)
@@ -66,14 +64,14 @@ def test_a_difference_is_found_and_a_near_tie_told_apart(
 
 
 @pytest.mark.parametrize("wanted, got", [(2, 1), (1, 2), (3, 0)])
-def test_a_tie_of_two_other_tokens_excuses_nothing(make_generation, wanted, got):
+def test_tie_of_other_tokens_is_not_a_near_tie(make_generation, wanted, got):
     texts = [make_generation([2, wanted])], [make_generation([2, got])]
     [found] = differences(FlatModel(0.0), {}, *texts)
     assert found.gap == (6.0 if 1 in (wanted, got) else 5.0)
     assert not found.near_tie
 
 
-def test_a_text_that_just_stops_is_no_near_tie(make_generation):
+def test_text_that_stops_early_is_not_a_near_tie(make_generation):
     texts = [make_generation([2, 3])], [make_generation([2])]
     for reference, other in (texts, texts[::-1]):
         found = differences(FlatModel(0.0), {}, reference, other)
@@ -81,12 +79,12 @@ def test_a_text_that_just_stops_is_no_near_tie(make_generation):
         assert divergence(found, 1) == Divergence(rate=1.0, first=2, gap=None)
 
 
-def test_equal_outputs_have_no_difference(make_generation):
+def test_equal_outputs_have_no_differences(make_generation):
     texts = [make_generation([5, 6]), make_generation([])]
     assert differences(FlatModel(0.0), {}, texts, texts) == []
 
 
-def test_divergence_sums_up_differences():
+def test_divergence_summarises_differences():
     found = [
         Difference(0, 11, 0.25, False),
         Difference(3, 4, 0.0, True),
@@ -96,7 +94,7 @@ def test_divergence_sums_up_differences():
     assert divergence([], 4) == Divergence(0.0, None, None)
 
 
-def test_an_error_ends_the_run_loudly(make_generation, tmp_path):
+def test_difference_beyond_rounding_raises(make_generation, tmp_path):
     def result(gap, near_tie):
         found = [Difference(0, 3, gap, near_tie)]
         return MethodResult(parse_method("bpd"), "BPD", [make_generation([1])], found)

@@ -1,4 +1,4 @@
-"""The oracle's grid: a case by hand, and every cell against the oracle itself."""
+"""Tests of the oracle's grid, by hand and against the oracle method."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from bpd_jax.evaluation.oracle_grid import oracle_calls
 X = 99
 
 
-def test_a_text_of_four_tokens():
+def test_calls_of_a_text_of_four_tokens():
     """The text is 1 2 3 4; calls yield, at each position:
 
     position  head 2 (2 … 4)  head 3 (3, 4)  k=1 h=2  k=1 h=3  k=2 h=2  k=2 h=3
@@ -33,8 +33,8 @@ def test_a_text_of_four_tokens():
     assert oracle_calls(candidates, np.array([1, 2, 3, 4])).tolist() == [[3, 3], [3, 2]]
 
 
-def test_nothing_lies_past_the_end():
-    """A model that says 7 for ever, on three 7s: one call, not less."""
+def test_calls_yield_no_tokens_past_the_end():
+    """The candidates contain the text 7 7 7: two calls with one head, else one."""
     assert oracle_calls(np.full((3, 4, 1), 7), np.full(3, 7)).tolist() == [
         [2],
         [1],
@@ -43,7 +43,7 @@ def test_nothing_lies_past_the_end():
     ]
 
 
-def test_no_text_takes_no_calls():
+def test_empty_text_takes_no_calls():
     nothing = np.zeros((0, 2, 3), int)
     assert oracle_calls(nothing, np.zeros(0, int)).tolist() == [[0] * 3] * 2
 
@@ -58,14 +58,14 @@ def recorded(decoder, prompts):
 @pytest.mark.parametrize(
     "heads, width", [(2, 1), (2, 6), (3, 2), (4, 1), (4, 3), (4, 6)]
 )
-def test_every_cell_is_the_oracle_itself(recorded, heads, width):
+def test_every_cell_equals_the_oracle_method(recorded, heads, width):
     played = recorded.decode(parse_method(f"oracle:k={width}:heads={heads}"))
     for text, generation in zip(recorded.texts, played, strict=True):
         found = oracle_calls(text.candidates, text.output_ids)
         assert found[heads - 2, width - 1] == generation.serial_calls
 
 
-def test_one_candidate_is_bpd(recorded):
+def test_one_candidate_equals_bpd(recorded):
     played = recorded.decode(parse_method("bpd"))
     calls = [oracle_calls(t.candidates, t.output_ids)[-1, 0] for t in recorded.texts]
     assert calls == [generation.serial_calls for generation in played]

@@ -1,4 +1,4 @@
-"""Scores of known texts: the same as a softmax over everything, however batched."""
+"""Tests that scores equal those of a softmax over all logits."""
 
 import functools
 
@@ -12,28 +12,15 @@ from hypothesis import strategies as st
 from bpd_jax.evaluation import scoring
 from bpd_jax.evaluation.scoring import Score, score_texts, windows
 from bpd_jax.models.attention import causal_mask
-from bpd_jax.models.blockwise import parameter_shapes
-from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
-from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.models.transformer_config import TransformerConfig
+from tests.evaluation.random_decoder import VOCAB, random_model
 
-VOCAB, LONGEST = 13, 150
+LONGEST = 150
 
 
 @pytest.fixture(scope="module")
 def model():
     """Functions and parameters of a model of 150 tokens."""
-    config = BlockwiseConfig(
-        TransformerConfig(VOCAB, 1, 16, 32, num_heads=2, max_length=LONGEST),
-        BlockHeadsConfig(2, hidden=8),
-    )
-    rng = np.random.default_rng(0)
-    params = jax.tree.map(
-        lambda leaf: rng.normal(0, 0.4, leaf.shape).astype(leaf.dtype),
-        parameter_shapes(config),
-        is_leaf=lambda leaf: hasattr(leaf, "shape"),
-    )
-    return ModelFunctions(config), params
+    return random_model(2, max_length=LONGEST, scale=0.4)
 
 
 def logits_after(model, tokens):
@@ -80,19 +67,19 @@ def texts():
     return [(rng.integers(0, VOCAB, length), count) for length, count in cases]
 
 
-def test_scores_are_those_of_a_softmax_over_everything(model, texts):
+def test_scores_equal_a_softmax_over_all_logits(model, texts):
     wanted = [expected(model, *text) for text in texts]
     assert_alike(scores(model, texts), wanted)
     assert wanted[3].log_prob < -100  # 150 tokens: more than one chunk
 
 
 @pytest.mark.parametrize("batch_size", [3, 8, 50])
-def test_batches_change_nothing(model, texts, batch_size):
+def test_scores_do_not_depend_on_the_batch_size(model, texts, batch_size):
     one_by_one = scores(model, texts, batch_size=1)
     assert_alike(scores(model, texts, batch_size=batch_size), one_by_one)
 
 
-def test_what_greedy_decoding_writes_is_told_from_the_rest(model):
+def test_greedy_continuations_are_recognised(model):
     tokens = [5, 3]
     for _ in range(6):
         tokens.append(int(logits_after(model, tokens)[-1].argmax()))
@@ -102,7 +89,7 @@ def test_what_greedy_decoding_writes_is_told_from_the_rest(model):
     assert greedy == [True, False, True]
 
 
-def test_what_several_texts_read_alike_is_read_once(model, monkeypatch):
+def test_shared_inputs_are_processed_once(model, monkeypatch):
     read = []
     real = scoring._score_batch
 
@@ -118,7 +105,7 @@ def test_what_several_texts_read_alike_is_read_once(model, monkeypatch):
     assert len(read) == 1
 
 
-def test_nothing_is_certain(model):
+def test_empty_continuation_has_probability_1(model):
     assert (
         scores(model, [(np.array([4]), 0), (np.array([4, 5]), 0)])
         == [Score(0.0, True)] * 2
@@ -126,13 +113,13 @@ def test_nothing_is_certain(model):
     assert scores(model, []) == []
 
 
-def test_a_long_text_is_scored_window_by_window(model):
+def test_long_text_is_scored_in_windows(model):
     text = np.random.default_rng(2).integers(0, VOCAB, 11)
     parts = [expected(model, text[0:5], 4), expected(model, text[4:9], 4)]
     parts.append(expected(model, text[6:11], 2))
     [found] = scores(model, [(text, 10)], max_length=4, batch_size=2)
     assert found.log_prob == pytest.approx(sum(part.log_prob for part in parts))
-    # A context that is too long is cut from the left.
+    # A long context is truncated on the left.
     assert_alike(
         scores(model, [(text, 2)], max_length=4), [expected(model, text[6:], 2)]
     )
@@ -152,7 +139,7 @@ def test_windows_of_the_worked_example():
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.integers(1, 40), st.integers(0, 39), st.integers(1, 12))
-def test_every_token_is_scored_once_after_all_that_fits(length, count, max_length):
+def test_every_token_is_scored_once_with_maximal_context(length, count, max_length):
     count = min(count, length - 1)
     scored = []
     for inputs, targets in windows(np.arange(length), count, max_length):

@@ -1,30 +1,30 @@
-"""p-values that can be counted on fingers, and those that are sampled."""
+"""Tests of enumerated and of sampled p-values."""
 
 import numpy as np
 import pytest
 
 from bpd_jax.evaluation.significance import (
     FEWEST,
+    combined_verdict,
     efficiency_test,
+    exceeds,
     holm,
-    side,
     sign_flip_test,
-    together,
 )
 
 
-def test_three_examples_have_eight_signs():
+def test_three_examples_have_eight_sign_patterns():
     """Sums of ±1 ±2 ±3 are at least 6 away from 0 twice, at least 4 away four times."""
     assert sign_flip_test(np.array([1.0, 2.0, 3.0])) == 2 / 8
     assert sign_flip_test(np.array([-1.0, 2.0, 3.0])) == 4 / 8
 
 
-def test_rounding_hides_no_tie():
+def test_rounding_does_not_hide_ties():
     """0.1 + 0.2 and 0.3: all eight sums of ±0.1 ±0.2 ±0.3 are 0 or more from 0."""
     assert sign_flip_test(np.array([0.1, 0.2, -0.3])) == 1.0
 
 
-def test_no_difference_is_no_evidence():
+def test_equal_scores_have_p_value_1():
     assert sign_flip_test(np.zeros(5)) == 1.0
     assert sign_flip_test(np.zeros(50)) == 1.0
     assert sign_flip_test(np.zeros(0)) == 1.0
@@ -33,7 +33,7 @@ def test_no_difference_is_no_evidence():
 def test_sampled_p_values_are_near_the_exact_ones_and_never_0():
     rng = np.random.default_rng(0)
     drawn = sign_flip_test(rng.normal(0.3, 1, 13), resamples=20000)
-    # The exact value for 13, counted here with a loop over all signs.
+    # The exact value for 13, from a loop over all sign patterns.
     differences = np.random.default_rng(0).normal(0.3, 1, 13)
     signs = 1 - 2 * (np.arange(2**13)[:, None] >> np.arange(13) & 1)
     exact = (abs(signs @ differences) >= abs(differences.sum()) - 1e-9).mean()
@@ -41,7 +41,7 @@ def test_sampled_p_values_are_near_the_exact_ones_and_never_0():
     assert sign_flip_test(np.ones(40), resamples=99) == 1 / 100
 
 
-def test_sampled_p_values_follow_the_seed():
+def test_sampled_p_values_depend_on_the_seed():
     differences = np.random.default_rng(1).normal(0.2, 1, 30)
     one, same, other = (sign_flip_test(differences, seed=s) for s in (1, 1, 2))
     assert one == same != other
@@ -68,25 +68,25 @@ def test_efficiency_of_many_examples():
     assert efficiency_test(*[np.zeros(0)] * 4) == 1.0
 
 
-def test_fewer_examples_cannot_tell_at_5_percent():
+def test_fewer_examples_are_never_significant():
     """All pointing one way: 2 / 2⁵ = 0.0625 and 2 / 2⁶ = 0.03125."""
     assert sign_flip_test(np.ones(FEWEST - 1)) == 2 / 2**5 > 0.05
     assert sign_flip_test(np.ones(FEWEST)) == 2 / 2**6 < 0.05
 
 
 def test_an_interval_lies_on_a_side_or_on_none():
-    assert side((0.1, 0.3)) is True
-    assert side((0.9, 0.95), 1.0) is False
-    assert side((0.0, 0.3)) is side((-0.3, 0.0)) is None
+    assert exceeds((0.1, 0.3)) is True
+    assert exceeds((0.9, 0.95), 1.0) is False
+    assert exceeds((0.0, 0.3)) is exceeds((-0.3, 0.0)) is None
 
 
 def test_verdicts_together():
-    assert together([True, True]) is True
-    assert together([True, None]) is together([]) is None
-    assert together([True, None, False]) is False
+    assert combined_verdict([True, True]) is True
+    assert combined_verdict([True, None]) is combined_verdict([]) is None
+    assert combined_verdict([True, None, False]) is False
 
 
-def test_holm_by_hand():
+def test_holm_correction_computed_by_hand():
     """0.01 · 3, then 0.03 · 2, then 0.04 · 1, which may not be below 0.06."""
     assert holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
     assert holm([0.9, 0.8]) == [1.0, 1.0]

@@ -31,12 +31,12 @@ SMALL = ModelSize(
 RESCORER = ModelSize(50, 40, 0, 0, layers=1, attention_width=4, kv_width=4)
 
 
-def test_plain_decoding():
+def test_cost_of_plain_decoding():
     """2 · 1000 bytes; 60 · (7 + 1); 2 · 900 + 4 · 3 · 10 · 8 FLOPs."""
     assert cost(SMALL, 7, drafting=False) == Cost(2000, 480, 1800 + 960)
 
 
-def test_drafts_share_what_a_call_costs():
+def test_cost_of_a_call_is_shared_by_its_tokens():
     """Per call 2 · 1100 bytes; 60 · (7 + 4); four nodes, each 1800 + 4 · 30 · (7 + 2)
     FLOPs, and 2 · 400 of the heads. Two tokens of five sequences share the first, two
     tokens of one the others."""
@@ -45,7 +45,7 @@ def test_drafts_share_what_a_call_costs():
 
 
 @pytest.mark.parametrize(("passes", "rescored"), [(1, 1), (2, 1), (2, 16)])
-def test_a_rescorer_is_read_in_every_pass(passes, rescored):
+def test_rescorer_is_read_in_every_pass(passes, rescored):
     """It reads 2 · 50 bytes and a cache of 16 bytes a token in every pass, and runs the
     two tokens of the last call and those of the drafts, each 2 · 40 + 4 · 4 · (7 + 2)
     FLOPs. Two tokens share that."""
@@ -60,7 +60,7 @@ def test_a_rescorer_is_read_in_every_pass(passes, rescored):
     assert found.flops - plain.flops == tokens * (80 + 144) / 2
 
 
-def test_sizes_of_a_small_model():
+def test_size_of_a_small_model():
     """Two key-value heads of width 4 serve four query heads, without biases.
 
     A layer has queries and outputs of 8 · 16, keys and values of 8 · 8, and two
@@ -95,7 +95,7 @@ def test_sizes_of_a_small_model():
         ("16x4g", 16, 0),
     ],
 )
-def test_the_formulas_give_every_printed_cell(row, drafts, passes):
+def test_formulas_reproduce_every_printed_cell(row, drafts, passes):
     """Parameters, cache traffic and FLOPs to the last of three decimals."""
     cells = TABLE11[row]
     costs = {
@@ -114,13 +114,13 @@ def test_the_formulas_give_every_printed_cell(row, drafts, passes):
     }
 
 
-def test_reading_the_rescorer_at_every_step():
+def test_cost_of_reading_the_rescorer_at_every_step():
     """(3 + 8 · 0.122) / 1.7243 = 2.306 GB."""
     steps = printed_cost(12.07 / 7, 2048, drafts=1, passes=8)
     assert steps.parameter_bytes / 1e9 == pytest.approx(2.306, abs=5e-4)
 
 
-def test_a_rescorer_in_the_paper_s_formula():
+def test_rescorer_in_the_formula_of_the_paper():
     """2 · 61e6 bytes and 2 · 12 · 1536 · 2 = 73,728 a token of the cache, per pass."""
     plain = printed_cost(2, 100, drafts=1)
     once = printed_cost(2, 100, drafts=1, passes=1)
@@ -134,7 +134,7 @@ def test_a_rescorer_in_the_paper_s_formula():
     assert twice.flops - plain.flops == more
 
 
-def test_the_paper_counts_keys_and_values_eight_times():
+def test_paper_counts_keys_and_values_eight_times():
     """By hand 2 · 18 · 1536 · 2 bytes a token: 0.0142 … 0.2265 GB."""
     model, _ = paper_sizes()
     for context, right in zip(CONTEXTS, (0.0142, 0.0566, 0.1132, 0.2265), strict=True):
@@ -143,7 +143,7 @@ def test_the_paper_counts_keys_and_values_eight_times():
         assert printed_cost(1, context).kv_bytes == 8 * ours
 
 
-def test_the_paper_s_sizes():
+def test_sizes_of_the_paper():
     model, rescorer = paper_sizes()
     assert model.trunk_parameters + model.head_parameters == pytest.approx(
         1.572e9, rel=0.01

@@ -25,7 +25,7 @@ from bpd_jax.studies.measure_explorer import explorer_records
 from bpd_jax.studies.measure_quality import plain_text
 from bpd_jax.studies.measurements import MEASUREMENTS
 from bpd_jax.studies.run_files import open_run
-from bpd_jax.studies.run_header import check_header, continued, facts_of
+from bpd_jax.studies.run_header import check_header, facts_of, merge_facts
 from bpd_jax.studies.study_catalog import NAMES
 from bpd_jax.studies.study_config import StudyConfig
 from bpd_jax.studies.study_context import StudyContext
@@ -250,7 +250,7 @@ def test_weights_are_tuned_by_task(context, tmp_path, trained):
         tuners={"ngram": "ngram:1", "neural": "neural:1"},
         alphas=(0, 1, 20),
     )
-    assert config.texts_alike({"settings": context.config.settings})
+    assert config.same_texts({"settings": context.config.settings})
     mine = StudyContext(config, tmp_path)
     plain = mine.made_with("ngram:2")
     tune(mine)
@@ -391,7 +391,7 @@ def test_a_header_tells_other_texts_and_other_models(context, trained, tmp_path)
     }
     for name, value in changes.items():
         run_files.write_header(tmp_path, "table4", {**facts, name: value})
-        with pytest.raises(UserError, match="name another --workdir, or remove it"):
+        with pytest.raises(UserError, match="choose another --workdir, or remove"):
             check_header(tmp_path, context)
     # Plain BPD drafts with no model but the one that decodes.
     assert context.made_with("bpd") == context.made_with("medusa:4")
@@ -416,11 +416,11 @@ def test_what_a_start_leaves_out_is_not_forgotten(context, tmp_path):
     """Records of a contender remain, and are refused if it is another one later."""
     made = {"markov:1": "first", "bpd": context.made_with("bpd")}
     before = {**facts_of(context), "made_with": made, "labels": {"markov:1": "Markov"}}
-    now = continued(before, facts_of(context))
+    now = merge_facts(before, facts_of(context))
     assert now["made_with"]["markov:1"] == "first"
     assert now["labels"]["markov:1"] == "Markov"
     assert now["made_with"]["bpd"] == context.made_with("bpd")
-    assert continued({}, facts_of(context)) == facts_of(context)
+    assert merge_facts({}, facts_of(context)) == facts_of(context)
 
 
 def test_times_of_two_machines_are_refused(tmp_path):
@@ -475,7 +475,7 @@ def test_results_of_other_settings_are_not_mixed(dry_run, trained, tmp_path):
         [*command, "--shard=2/2"],
     )
     assert end.returncode == 1
-    assert "name another --workdir, or remove it" in end.stderr
+    assert "choose another --workdir, or remove" in end.stderr
     assert [one.returncode for one in wrong] == [1, 1, 1]
     assert "name a study: table1" in wrong[0].stderr
     assert "did you mean table4?" in wrong[1].stderr

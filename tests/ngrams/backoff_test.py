@@ -10,8 +10,8 @@ KEYS = (np.arange(5), np.array([1, 2, 5, 6, 7, 8]))
 UNIGRAMS = np.array([0.4, 0.3, 0.2, 0.1, 0.0])
 
 
-def test_weights_share_out_what_the_extensions_leave() -> None:
+def test_weights_distribute_the_remaining_mass() -> None:
     bigrams = np.array([0.6, 0.2, 0.1, 0.2, 0.3, 0.4])
     (weights,) = log_backoffs(KEYS, [UNIGRAMS, bigrams], WIDTH)
-    # After 0: (1 - 0.6 - 0.2) / (1 - 0.3 - 0.2). After 1 everything was seen.
+    # After 0: (1 - 0.6 - 0.2) / (1 - 0.3 - 0.2). All symbols were seen after 1.
     np.testing.assert_allclose(weights, [np.log(0.4), NEVER, 0, 0, 0])

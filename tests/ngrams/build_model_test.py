@@ -16,7 +16,7 @@ from bpd_jax.ngrams.build_model import (
     Settings,
     build,
 )
-from bpd_jax.ngrams.counting import bounded, sources
+from bpd_jax.ngrams.counting import bounded_memory, sources
 from bpd_jax.ngrams.formats import fst_files
 from bpd_jax.ngrams.formats.arpa import read_arpa
 from bpd_jax.ngrams.formats.load_model import load_model
@@ -33,7 +33,7 @@ def tokens(tmp_path: pathlib.Path, corpus: list[np.ndarray]) -> str:
     return str(path)
 
 
-def test_the_three_forms_hold_the_same_model(
+def test_all_three_formats_contain_the_same_model(
     tmp_path: pathlib.Path, tokens: str
 ) -> None:
     output = tmp_path / "model"
@@ -71,7 +71,7 @@ def test_the_three_forms_hold_the_same_model(
     assert before.perplexity != after.perplexity
 
 
-def test_held_out_tokens_are_measured_instead(
+def test_perplexity_is_measured_on_held_out_tokens(
     tmp_path: pathlib.Path, tokens: str
 ) -> None:
     heldout = tmp_path / "heldout.txt"
@@ -87,18 +87,22 @@ def test_held_out_tokens_are_measured_instead(
     assert report.measure is not None
     assert report.measure.text == "held-out text"
     assert report.measure.unpruned is None
-    # The 9 bounds a sequence.
+    # 9 is the end-of-text token.
     expected = NGramModel.load(tmp_path / "model").evaluate([[0, 1, 2], [3], [1]])
     assert report.measure.model.events == expected.events == 8
     assert report.measure.model.log_prob == pytest.approx(expected.log_prob)
 
 
-def test_counts_give_the_model_of_the_text(tmp_path: pathlib.Path, tokens: str) -> None:
+def test_model_of_counts_equals_model_of_the_text(
+    tmp_path: pathlib.Path, tokens: str
+) -> None:
     common = {"min_counts": (1, 1, 2), "theta": 1e-4}
     source = {"tokens": tokens, "vocab_size": 10, "end_of_text": 9}
     build(Settings(str(tmp_path / "text"), order=3, **source, **common))
-    bounded.count_to_folder(sources.open_source(**source), tmp_path / "counts", order=4)
-    # Orders beyond --order are left out.
+    bounded_memory.count_to_folder(
+        sources.open_source(**source), tmp_path / "counts", order=4
+    )
+    # Orders above --order are omitted.
     report = build(
         Settings(
             str(tmp_path / "model"), counts=str(tmp_path / "counts"), order=3, **common
@@ -108,7 +112,7 @@ def test_counts_give_the_model_of_the_text(tmp_path: pathlib.Path, tokens: str) 
     assert report.tokens > 0
     for path in (tmp_path / "text").iterdir():
         assert path.read_bytes() == (tmp_path / "model" / path.name).read_bytes()
-    with pytest.raises(UserError, match="itself"):
+    with pytest.raises(UserError, match="states its"):
         build(
             Settings(
                 str(tmp_path / "model"), counts=str(tmp_path / "counts"), vocab_size=10
@@ -116,7 +120,7 @@ def test_counts_give_the_model_of_the_text(tmp_path: pathlib.Path, tokens: str) 
         )
 
 
-def test_a_text_larger_than_memory_gives_the_same(
+def test_text_larger_than_memory_gives_the_same_model(
     tmp_path: pathlib.Path, tokens: str
 ) -> None:
     lines = pathlib.Path(tokens).read_text()
@@ -125,11 +129,11 @@ def test_a_text_larger_than_memory_gives_the_same(
         build(Settings(str(tmp_path / name), tokens=tokens, order=3, memory=memory))
     for path in (tmp_path / "large").iterdir():
         assert path.read_bytes() == (tmp_path / "small" / path.name).read_bytes()
-    # Nothing of the work is left.
+    # The work folder is removed.
     assert {path.name for path in tmp_path.iterdir()} == {"ids.txt", "large", "small"}
 
 
-def test_models_are_converted_pruned_and_mixed(
+def test_models_are_converted_pruned_and_interpolated(
     tmp_path: pathlib.Path, tokens: str
 ) -> None:
     one, two = str(tmp_path / "one"), str(tmp_path / "two")
@@ -154,7 +158,7 @@ def test_models_are_converted_pruned_and_mixed(
         NGramModel.load(mixed).log_probs, expected.log_probs, strict=True
     ):
         np.testing.assert_array_equal(ours, theirs)
-    # A model may be replaced by what is made of it.
+    # A model may be replaced by its pruned version.
     build(Settings(one, model=(one,), max_per_order=(20, 10)))
     assert NGramModel.load(one).sizes[1] <= 20
 
@@ -180,7 +184,7 @@ def test_tokens_are_written_as_strings(tmp_path: pathlib.Path, tokens: str) -> N
         assert again.sizes == model.sizes
     text = gzip.decompress((output / ARPA_FILE).read_bytes()).decode()
     assert "\té\t" in text
-    # Read again with its table, written with ids.
+    # Reads strings with the symbol table and writes ids.
     plain = tmp_path / "plain"
     build(
         Settings(
@@ -206,12 +210,12 @@ def test_tokens_are_written_as_strings(tmp_path: pathlib.Path, tokens: str) -> N
 
 @pytest.fixture
 def no_counting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the long work fail, for what must be told before it."""
+    """Makes counting fail: errors must be raised before it."""
 
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("counted first")
 
-    monkeypatch.setattr(bounded, "count", fail)
+    monkeypatch.setattr(bounded_memory, "count", fail)
 
 
 @pytest.mark.parametrize(
@@ -225,10 +229,10 @@ def no_counting(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"max_per_order": (9, 9, 9, 9)}, "has 4 numbers.* give at most 3"),
         ({"max_per_order": (9, 9), "order": 2}, "has 2 numbers.* give at most 1"),
         ({"heldout_tokens": "{}/b"}, "b has tokens up to 395, .* --vocab_size=396"),
-        ({"heldout_tokens": "{}/empty"}, "held-out text .*empty holds no document"),
+        ({"heldout_tokens": "{}/empty"}, "held-out text .*empty has no documents"),
     ],
 )
-def test_faults_are_told_before_counting(
+def test_invalid_settings_are_refused_before_counting(
     tmp_path: pathlib.Path, tokens: str, no_counting: None, arguments, message: str
 ) -> None:
     train_bpe(["some text"], 257).save(tmp_path / "names.json")
@@ -242,10 +246,10 @@ def test_faults_are_told_before_counting(
         build(Settings(str(tmp_path / "x"), tokens=tokens, vocab_size=10, **arguments))
 
 
-def test_an_empty_split_is_told_before_counting(
+def test_empty_split_is_refused_before_counting(
     tmp_path: pathlib.Path, no_counting: None
 ) -> None:
-    # None of these few falls among the two percent.
+    # None of these documents falls into the validation split of two percent.
     for number in range(3):
         (tmp_path / f"{number}.txt").write_text(f"text {number}")
     vocabulary = tmp_path / "vocabulary"
@@ -264,7 +268,7 @@ def test_an_empty_split_is_told_before_counting(
 
 
 @pytest.mark.parametrize("output", ["/", ".", "..", "ids.txt/model"])
-def test_outputs_that_cannot_be_are_refused(
+def test_invalid_outputs_are_refused(
     tmp_path: pathlib.Path,
     tokens: str,
     no_counting: None,
@@ -276,15 +280,15 @@ def test_outputs_that_cannot_be_are_refused(
         build(Settings(output, tokens=tokens))
 
 
-def test_what_folders_say_themselves_is_refused(
+def test_settings_that_folders_state_are_refused(
     tmp_path: pathlib.Path, tokens: str
 ) -> None:
     model, counts = str(tmp_path / "model"), str(tmp_path / "counts")
     build(Settings(model, tokens=tokens, order=2))
-    bounded.count_to_folder(sources.open_source(tokens=tokens), counts, order=3)
+    bounded_memory.count_to_folder(sources.open_source(tokens=tokens), counts, order=3)
     output = str(tmp_path / "x")
     for name in ("vocab_size", "end_of_text"):
-        with pytest.raises(UserError, match=f"--{name} goes with ARPA and"):
+        with pytest.raises(UserError, match=f"--{name} applies to ARPA and"):
             build(Settings(output, model=(model,), **{name: 20}))
     with pytest.raises(UserError, match=r"--order is 6, but .*counts has .* up to 3"):
         build(Settings(output, counts=counts, order=6))
@@ -294,7 +298,7 @@ def test_what_folders_say_themselves_is_refused(
     assert not pathlib.Path(output).exists()
 
 
-def test_strings_of_the_vocabulary(tmp_path: pathlib.Path) -> None:
+def test_symbols_may_be_the_strings_of_the_vocabulary(tmp_path: pathlib.Path) -> None:
     for number in range(60):
         text = f"{number}: the cat sat on the mat.\n" * 5
         (tmp_path / f"{number}.txt").write_text(text)
@@ -316,9 +320,7 @@ def test_strings_of_the_vocabulary(tmp_path: pathlib.Path) -> None:
     assert again.sizes == model.sizes
 
 
-def test_the_same_input_gives_the_same_bytes(
-    tmp_path: pathlib.Path, tokens: str
-) -> None:
+def test_build_is_deterministic(tmp_path: pathlib.Path, tokens: str) -> None:
     for name in ("one", "two"):
         build(Settings(output=str(tmp_path / name), tokens=tokens, max_ngrams=60))
     names = sorted(path.name for path in (tmp_path / "one").iterdir())
@@ -344,7 +346,7 @@ def test_unseen_tokens_are_added_after_pruning(
     assert read_arpa(tmp_path / "model" / ARPA_FILE).vocab_size == 20
 
 
-def test_an_older_model_is_replaced_and_nothing_else(
+def test_existing_model_is_replaced_and_nothing_else(
     tmp_path: pathlib.Path, tokens: str
 ) -> None:
     output = tmp_path / "model"
@@ -361,7 +363,7 @@ def test_an_older_model_is_replaced_and_nothing_else(
         build(Settings(output=tokens, tokens=tokens))
 
 
-def test_a_failed_build_leaves_the_older_model(
+def test_failed_build_keeps_the_existing_model(
     tmp_path: pathlib.Path, tokens: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = tmp_path / "model"
@@ -378,7 +380,7 @@ def test_a_failed_build_leaves_the_older_model(
 
 
 @pytest.mark.parametrize("text", ["", "\n \n"])
-def test_an_empty_file_is_refused(tmp_path: pathlib.Path, text: str) -> None:
+def test_empty_file_is_refused(tmp_path: pathlib.Path, text: str) -> None:
     path = tmp_path / "ids.txt"
     path.write_text(text)
     with pytest.raises(UserError, match=r"ids\.txt holds no text"):
@@ -399,7 +401,7 @@ def test_an_empty_file_is_refused(tmp_path: pathlib.Path, text: str) -> None:
         ({"tokens": "x", "min_counts": (1, 2)}, "--min_counts has 2 numbers"),
         ({"tokens": "x", "max_ngrams": 0}, "--max_ngrams must be"),
         ({"tokens": "x", "vocab_size": 0}, "--vocab_size must be"),
-        ({"tokens": "x", "heldout_split": "validation"}, "--heldout_split goes"),
+        ({"tokens": "x", "heldout_split": "validation"}, "--heldout_split applies"),
         ({"tokens": "x", "unseen_log_prob": -3.0}, "--unseen_log_prob must be"),
         ({"tokens": "x", "unseen_log_prob": math.nan}, "--unseen_log_prob must be"),
         ({"tokens": "x", "unseen_log_prob": -math.inf}, "--unseen_log_prob must be"),
@@ -407,22 +409,22 @@ def test_an_empty_file_is_refused(tmp_path: pathlib.Path, text: str) -> None:
         ({"tokens": "x", "bins": 10**12}, "--bins must be"),
         (
             {"text": "x", "heldout_text": "y", "vocabulary": "bpe:300"},
-            "--vocabulary=bpe:300 is trained on the text itself",
+            "--vocabulary=bpe:300 is trained on the text",
         ),
-        ({"text": "x", "vocab_size": 5}, "--vocab_size goes with --tokens"),
-        ({"task": "x", "end_of_text": 5}, "--end_of_text goes with --tokens"),
+        ({"text": "x", "vocab_size": 5}, "--vocab_size applies to --tokens"),
+        ({"task": "x", "end_of_text": 5}, "--end_of_text applies to --tokens"),
         ({"tokens": "x", "theta": -1.0}, "--theta must be"),
-        ({"tokens": "x", "weight": 0.5}, "--weight goes with --model only"),
-        ({"model": ("a", "b")}, "--weight is the share"),
-        ({"model": ("a",), "weight": 0.5}, "--weight is the share"),
+        ({"tokens": "x", "weight": 0.5}, "--weight applies to --model only"),
+        ({"model": ("a", "b")}, "--weight is the weight"),
+        ({"model": ("a",), "weight": 0.5}, "--weight is the weight"),
         ({"model": ("a", "b", "c"), "weight": 0.5}, "--model takes one"),
         ({"model": ("a", ""), "weight": 0.5}, "--model takes one"),
         ({"model": ("a", "b"), "weight": 1.5}, "--weight must be"),
-        ({"model": ("a",), "order": 3}, "--order goes with --task, --text, --tokens"),
+        ({"model": ("a",), "order": 3}, "--order applies to --task, --text, --tokens"),
         ({"model": ("a",), "counts": "x"}, "found --counts and --model"),
         (
             {"counts": "x", "split": "train"},
-            "--split goes with --task, --text and --generations only",
+            "--split applies to --task, --text and --generations only",
         ),
         (
             {"tokens": "x", "heldout_text": "a", "heldout_tokens": "b"},
@@ -430,6 +432,6 @@ def test_an_empty_file_is_refused(tmp_path: pathlib.Path, text: str) -> None:
         ),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(arguments, message: str) -> None:
+def test_invalid_settings_are_refused(arguments, message: str) -> None:
     with pytest.raises(UserError, match=message):
         Settings(output="unused", **arguments)

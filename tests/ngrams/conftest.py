@@ -20,7 +20,7 @@ def corpus() -> list[np.ndarray]:
 
 @pytest.fixture(scope="session")
 def trigrams(corpus: list[np.ndarray]) -> NGramModel:
-    """A trigram model of ten tokens: 9 was never seen."""
+    """A trigram model of ten tokens, of which 9 is unseen."""
     return estimate_katz(count_ngrams(corpus, order=3, vocab_size=10))
 
 

@@ -51,7 +51,7 @@ def assert_agree(model: NGramModel, expected: NGramModel) -> None:
             np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance)
 
 
-def test_counts(counts: NGramCounts) -> None:
+def test_counts_equal_opengrms(counts: NGramCounts) -> None:
     names = {VOCAB_SIZE: "</s>", VOCAB_SIZE + 1: "<s>"}
     ours = {
         " ".join(names.get(symbol, str(symbol)) for symbol in row): int(number)
@@ -67,21 +67,21 @@ def test_counts(counts: NGramCounts) -> None:
     assert ours == {ngram: int(number) for ngram, number in theirs.items()}
 
 
-def test_katz(katz: NGramModel) -> None:
+def test_katz_model_equals_opengrms(katz: NGramModel) -> None:
     assert_agree(katz, reference("katz4.arpa.gz"))
 
 
-def test_katz_after_min_counts(counts: NGramCounts) -> None:
+def test_katz_model_after_min_counts_equals_opengrms(counts: NGramCounts) -> None:
     model = estimate_katz(with_min_counts(counts, [1, 1, 2, 4]))
     assert_agree(model, reference("katz4_min_counts_1_1_2_4.arpa.gz"))
 
 
-def test_pruning(katz: NGramModel) -> None:
+def test_pruned_model_equals_opengrms(katz: NGramModel) -> None:
     # OpenGrm's target of 10,000 does not count `<s>`.
     assert_agree(prune(katz, 10_001), reference("katz4_pruned_10000.arpa.gz"))
 
 
-def test_pruning_what_was_read_from_a_file() -> None:
+def test_pruned_model_from_a_file_equals_opengrms() -> None:
     pruned = prune(reference("katz4.arpa.gz"), 10_001)
     expected = reference("katz4_pruned_10000.arpa.gz")
     ours, theirs = (

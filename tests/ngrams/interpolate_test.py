@@ -14,13 +14,13 @@ from bpd_jax.ngrams.model import NGramModel
 
 @pytest.fixture(scope="module")
 def bigrams() -> NGramModel:
-    """A bigram model of another text, which knows token 9."""
+    """A bigram model of another text, which contains token 9."""
     rng = np.random.default_rng(5)
     sequences = [rng.integers(4, 10, size=6) for _ in range(20)]
     return estimate_katz(count_ngrams(sequences, order=2, vocab_size=10))
 
 
-def test_ngrams_of_either_model_get_the_mixture(
+def test_ngrams_of_either_model_have_the_mixed_probability(
     trigrams: NGramModel, bigrams: NGramModel
 ) -> None:
     mixed = interpolate(trigrams, bigrams, 0.3)
@@ -39,19 +39,19 @@ def test_ngrams_of_either_model_get_the_mixture(
         np.testing.assert_allclose(np.exp(mixed.log_probs[order - 1]), expected)
 
 
-def test_what_neither_has_seen_shares_what_is_left(
+def test_unseen_symbols_share_the_remaining_mass(
     trigrams: NGramModel, bigrams: NGramModel
 ) -> None:
     mixed = interpolate(trigrams, bigrams, 0.3)
     mixed.validate(1e-12)
-    # After 9 9, neither model's history, both back off: the mixture is exact.
+    # `9 9` is a history of neither model, so that the mixture is exact.
     one, two, both = (
         np.exp(model.log_prob([9, 9, 9], 4)) for model in (trigrams, bigrams, mixed)
     )
     assert both == pytest.approx(0.3 * one + 0.7 * two)
 
 
-def test_a_model_mixed_with_itself_is_itself(trigrams: NGramModel) -> None:
+def test_model_interpolated_with_itself_is_unchanged(trigrams: NGramModel) -> None:
     mixed = interpolate(trigrams, trigrams, 0.4)
     for name in ("keys", "log_probs", "log_backoffs"):
         for ours, theirs in zip(
@@ -60,11 +60,11 @@ def test_a_model_mixed_with_itself_is_itself(trigrams: NGramModel) -> None:
             np.testing.assert_allclose(ours, theirs, atol=1e-9)
 
 
-def test_the_mixture_is_between_the_two_on_a_text(
+def test_perplexity_of_the_mixture_is_between_the_two(
     trigrams: NGramModel, bigrams: NGramModel
 ) -> None:
     text = [[4, 5, 6, 7], [5, 5, 4]]
-    # A half each costs at most one bit per event against the better of the two.
+    # With weight 1/2, the loss is at most one bit per event above the better model.
     mixed = interpolate(trigrams, bigrams, 0.5)
     for sequence in text:
         best = max(model.evaluate([sequence]).log_prob for model in (trigrams, bigrams))
@@ -72,9 +72,7 @@ def test_the_mixture_is_between_the_two_on_a_text(
 
 
 @pytest.mark.parametrize("weight", [0.0, 1.0, -1.0, float("nan")])
-def test_weights_outside_the_range_are_refused(
-    trigrams: NGramModel, weight: float
-) -> None:
+def test_weights_out_of_range_are_refused(trigrams: NGramModel, weight: float) -> None:
     with pytest.raises(UserError, match="must lie between 0 and 1"):
         interpolate(trigrams, trigrams, weight)
 

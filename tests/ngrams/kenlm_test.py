@@ -1,4 +1,4 @@
-"""KenLM reads what is written here, and scores texts the same."""
+"""Compares scores with those of KenLM, which reads the written files."""
 
 import pathlib
 
@@ -17,7 +17,7 @@ TOKENS = 60
 
 
 def sequences(seed: int, number: int) -> list[np.ndarray]:
-    """Texts in which a token depends on the two before."""
+    """Texts in which a token depends on the two tokens before it."""
     rng = np.random.default_rng(seed)
     texts = []
     for _ in range(number):
@@ -39,7 +39,7 @@ def model(request: pytest.FixtureRequest) -> NGramModel:
 
 @pytest.fixture(params=["plain", "gzip", "through OpenFst"])
 def scorer(request: pytest.FixtureRequest, model: NGramModel, tmp_path: pathlib.Path):
-    """KenLM's model of a file that was written from ours."""
+    """KenLM's model of a written file."""
     path = tmp_path / "model.arpa"
     if request.param == "gzip":
         path = tmp_path / "model.arpa.gz"
@@ -50,7 +50,7 @@ def scorer(request: pytest.FixtureRequest, model: NGramModel, tmp_path: pathlib.
     return kenlm.Model(str(path))
 
 
-def test_scores_agree(model: NGramModel, scorer) -> None:
+def test_scores_equal_kenlms(model: NGramModel, scorer) -> None:
     assert scorer.order == model.order
     longest = 0
     for tokens in sequences(2, 200):

@@ -13,7 +13,7 @@ from bpd_jax.ngrams.prune import prune
 
 
 def slow_log_prob(model: NGramModel, context: list[int], token: int) -> float:
-    """The back-off rule, read off dictionaries."""
+    """The back-off rule, computed with dictionaries."""
     scores, weights = {}, {}
     for order in range(1, model.order + 1):
         for index, row in enumerate(model.ngrams(order).tolist()):
@@ -44,7 +44,7 @@ def test_probabilities_follow_the_back_off_rule(trigrams: NGramModel) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, 5])
-def test_contexts_of_any_length(trigrams: NGramModel, length: int) -> None:
+def test_contexts_may_have_any_length(trigrams: NGramModel, length: int) -> None:
     context = [trigrams.bos, 0, 1, 0, 0][5 - length :] if length else []
     padded = [-1] * (5 - length) + context
     score = trigrams.log_prob(context, 1)
@@ -53,15 +53,15 @@ def test_contexts_of_any_length(trigrams: NGramModel, length: int) -> None:
     assert many.tolist() == [score]
 
 
-def test_never_seen_and_never_predicted_have_probability_zero(
+def test_unseen_tokens_and_bos_have_probability_zero(
     trigrams: NGramModel,
 ) -> None:
     assert trigrams.log_prob([0], 9) == -math.inf
     assert trigrams.log_prob([0], trigrams.bos) == -math.inf
 
 
-def test_symbols_outside_the_vocabulary_are_an_error(trigrams: NGramModel) -> None:
-    with pytest.raises(ValueError, match="symbols must lie"):
+def test_symbols_outside_the_vocabulary_are_refused(trigrams: NGramModel) -> None:
+    with pytest.raises(ValueError, match="symbols must be from"):
         trigrams.log_prob([0], trigrams.width)
 
 
@@ -73,14 +73,14 @@ def test_end_of_text_stands_for_both_boundaries(
     assert document_model.log_prob([9, 0], 1) == trigrams.log_prob([trigrams.bos, 0], 1)
 
 
-def test_end_of_text_must_be_a_token_without_unigram(trigrams: NGramModel) -> None:
+def test_end_of_text_must_not_have_a_unigram(trigrams: NGramModel) -> None:
     with pytest.raises(UserError, match="outside the vocabulary"):
         dataclasses.replace(trigrams, end_of_text=10)
-    with pytest.raises(UserError, match="ordinary unigram"):
+    with pytest.raises(UserError, match="unigram of this token"):
         dataclasses.replace(trigrams, end_of_text=0)
 
 
-def test_perplexity_is_that_of_the_single_predictions(trigrams: NGramModel) -> None:
+def test_perplexity_is_that_of_single_predictions(trigrams: NGramModel) -> None:
     sequences = [[0, 1, 0], [], [2]]
     scores = []
     for sequence in sequences:
@@ -90,20 +90,20 @@ def test_perplexity_is_that_of_the_single_predictions(trigrams: NGramModel) -> N
     assert trigrams.perplexity(sequences) == pytest.approx(expected)
 
 
-def test_a_perplexity_beyond_all_numbers_is_infinite() -> None:
+def test_perplexity_overflows_to_infinity() -> None:
     assert Evaluation(2, 0, -2000.0).perplexity == math.inf
     assert math.isnan(Evaluation(2, 2, 0.0).perplexity)
 
 
 @pytest.mark.parametrize("log_prob", [math.nan, -math.inf, -3.0])
-def test_unseen_tokens_need_a_small_probability(
+def test_probability_of_unseen_tokens_must_be_small(
     trigrams: NGramModel, log_prob: float
 ) -> None:
-    with pytest.raises(UserError, match=r"log_prob is .*: give -50 or less"):
+    with pytest.raises(UserError, match=r"log_prob is .*: it must be -50 or less"):
         trigrams.with_unseen_tokens(log_prob)
 
 
-def test_unknown_tokens_are_counted_and_left_out(trigrams: NGramModel) -> None:
+def test_unknown_tokens_are_counted_and_excluded(trigrams: NGramModel) -> None:
     result = trigrams.evaluate([[0, 9]])
     assert (result.events, result.unknown) == (3, 1)
     expected = trigrams.log_prob([trigrams.bos], 0) + trigrams.log_prob([0, 9], 10)
@@ -112,17 +112,7 @@ def test_unknown_tokens_are_counted_and_left_out(trigrams: NGramModel) -> None:
     assert complete.evaluate([[0, 9]]).unknown == 0
 
 
-def test_evaluation_in_parts_is_evaluation_at_once(
-    trigrams: NGramModel, corpus: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = trigrams.evaluate(corpus)
-    monkeypatch.setattr("bpd_jax.ngrams.model._PART", 5)
-    parts = trigrams.evaluate(corpus)
-    assert parts[:2] == whole[:2]
-    assert parts.log_prob == pytest.approx(whole.log_prob)
-
-
-def test_unseen_tokens_change_nothing_else(document_model: NGramModel) -> None:
+def test_unseen_tokens_change_no_other_probability(document_model: NGramModel) -> None:
     complete = document_model.with_unseen_tokens(-500)
     assert complete.keys[0].tolist() == [*range(9), 10, 11]
     rng = np.random.default_rng(2)
@@ -138,7 +128,9 @@ def assert_equal(left: NGramModel, right: NGramModel) -> None:
         assert all(np.array_equal(one, other) for one, other in pairs)
 
 
-def test_save_and_load(document_model: NGramModel, tmp_path: pathlib.Path) -> None:
+def test_saved_files_load_unchanged(
+    document_model: NGramModel, tmp_path: pathlib.Path
+) -> None:
     document_model.save(tmp_path / "model")
     loaded = NGramModel.load(tmp_path / "model")
     assert_equal(document_model, loaded)
@@ -146,7 +138,7 @@ def test_save_and_load(document_model: NGramModel, tmp_path: pathlib.Path) -> No
     assert loaded.log_prob([0], 1) == document_model.log_prob([0], 1)
 
 
-def test_the_same_model_gives_the_same_bytes(
+def test_equal_models_give_equal_bytes(
     trigrams: NGramModel, tmp_path: pathlib.Path
 ) -> None:
     for name in ("one", "two"):
@@ -155,22 +147,22 @@ def test_the_same_model_gives_the_same_bytes(
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
 
 
-def test_at_most_24_bytes_per_ngram(trigrams: NGramModel) -> None:
+def test_models_take_at_most_24_bytes_per_ngram(trigrams: NGramModel) -> None:
     groups = (trigrams.keys, trigrams.log_probs, trigrams.log_backoffs)
     held = sum(array.nbytes for group in groups for array in group)
     assert held <= 24 * sum(trigrams.sizes)
 
 
-def test_a_text_scored_in_parts_scores_the_same(
+def test_evaluation_does_not_depend_on_the_block_size(
     trigrams: NGramModel,
     corpus: list[np.ndarray],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole = trigrams.evaluate(corpus)
-    monkeypatch.setattr("bpd_jax.ngrams.model._PART", 7)
-    parts = trigrams.evaluate(iter(corpus))
-    assert parts.events == whole.events
-    assert parts.log_prob == pytest.approx(whole.log_prob)
+    expected = trigrams.evaluate(corpus)
+    monkeypatch.setattr("bpd_jax.ngrams.model._BLOCK", 5)
+    actual = trigrams.evaluate(iter(corpus))
+    assert actual[:2] == expected[:2]
+    assert actual.log_prob == pytest.approx(expected.log_prob)
     with pytest.raises(UserError, match=r"sequence 61 holds the token 77"):
         trigrams.evaluate([*corpus, np.array([0, 77])])
 
@@ -184,12 +176,14 @@ def test_several_models_are_scored_in_one_pass(
     assert both[0].perplexity != both[1].perplexity
 
 
-def test_no_text_is_refused(trigrams: NGramModel) -> None:
+def test_empty_text_is_refused(trigrams: NGramModel) -> None:
     with pytest.raises(UserError, match="no text to score"):
         trigrams.evaluate([])
 
 
-def test_a_model_lies_in_a_bucket(trigrams: NGramModel, storage) -> None:
+def test_model_is_saved_to_and_loaded_from_a_bucket(
+    trigrams: NGramModel, storage
+) -> None:
     trigrams.save("gs://bpd-test/ngram")
     loaded = NGramModel.load("gs://bpd-test/ngram")
     assert loaded.sizes == trigrams.sizes

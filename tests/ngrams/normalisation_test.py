@@ -1,4 +1,4 @@
-"""Every model sums to one in every context, whatever was done to it."""
+"""Every model sums to one in every context."""
 
 import numpy as np
 import pytest
@@ -16,17 +16,21 @@ SEQUENCES = st.lists(st.lists(st.integers(0, 3), max_size=9), min_size=1, max_si
 
 
 def sums_by_query(model: NGramModel) -> list[np.ndarray]:
-    """Sums the probabilities of all events, history by history."""
+    """Sums the probabilities of all events after each history."""
+    return [
+        sums_after(model, model.ngrams(length) if length else np.zeros((1, 0), int))
+        for length in range(model.order)
+    ]
+
+
+def sums_after(model: NGramModel, contexts: np.ndarray) -> np.ndarray:
+    """Sums the probabilities of all events after each context, `[Q, C]`."""
     events = np.append(np.arange(model.vocab_size), model.eos)
     if model.end_of_text is not None:
         events = events[:-1]
-    sums = []
-    for length in range(model.order):
-        rows = model.ngrams(length) if length else np.zeros((1, 0), int)
-        contexts = np.repeat(rows, events.size, axis=0)
-        scores = model.log_probs_of(contexts, np.tile(events, len(rows)))
-        sums.append(np.exp(scores).reshape(len(rows), -1).sum(axis=1))
-    return sums
+    repeated = np.repeat(contexts, events.size, axis=0)
+    scores = model.log_probs_of(repeated, np.tile(events, len(contexts)))
+    return np.exp(scores).reshape(len(contexts), -1).sum(axis=1)
 
 
 @given(
@@ -62,17 +66,21 @@ def test_sums_are_one(
         prune(model, max_per_order=[limit, limit // 2, None, 1]),
         interpolate(model, other, weight),
         prune(interpolate(other, model, weight), theta=0.001),
+        prune(model, model.sizes[0] + limit).with_unseen_tokens(),
     ]
-    for found in models:
-        found.validate(1e-9)
+    # Contexts that are not histories.
+    unseen = np.array([[0] * order, [4] * order])
+    for result in models:
+        result.validate(1e-9)
+        np.testing.assert_allclose(sums_after(result, unseen), 1, atol=1e-9)
         for sums, expected in zip(
-            found.context_sums(), sums_by_query(found), strict=True
+            result.context_sums(), sums_by_query(result), strict=True
         ):
             np.testing.assert_allclose(sums, expected, atol=1e-12)
             np.testing.assert_allclose(sums, 1, atol=1e-9)
 
 
-def test_a_model_that_does_not_sum_to_one_is_told(trigrams: NGramModel) -> None:
+def test_model_that_does_not_sum_to_one_is_refused(trigrams: NGramModel) -> None:
     weights = trigrams.log_backoffs[0].copy()
     place = int(np.flatnonzero(weights > -50)[3])
     weights[place] += 0.1
@@ -83,7 +91,5 @@ def test_a_model_that_does_not_sum_to_one_is_told(trigrams: NGramModel) -> None:
         trigrams.log_probs,
         (weights, *trigrams.log_backoffs[1:]),
     )
-    with pytest.raises(
-        UserError, match=rf"after \[{place}\] the probabilities add up to 1\.0"
-    ):
+    with pytest.raises(UserError, match=rf"after the history \[{place}\] sum to 1\.0"):
         wrong.validate()

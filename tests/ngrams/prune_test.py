@@ -19,7 +19,9 @@ def ngram_set(model: NGramModel) -> set[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("extra", [0, 1, 7, 40, 100])
-def test_a_pruned_model_fits_and_is_closed(trigrams: NGramModel, extra: int) -> None:
+def test_pruned_model_is_within_the_limit_and_closed(
+    trigrams: NGramModel, extra: int
+) -> None:
     limit = trigrams.sizes[0] + extra
     pruned = prune(trigrams, limit)
     assert sum(pruned.sizes) <= limit
@@ -31,7 +33,7 @@ def test_a_pruned_model_fits_and_is_closed(trigrams: NGramModel, extra: int) -> 
             assert {gram[1:], gram[:-1]} <= kept
 
 
-def test_what_stays_keeps_its_probability(trigrams: NGramModel) -> None:
+def test_remaining_ngrams_keep_their_probability(trigrams: NGramModel) -> None:
     pruned = prune(trigrams, trigrams.sizes[0] + 40)
     for order in range(1, pruned.order + 1):
         rows = pruned.ngrams(order)
@@ -39,16 +41,16 @@ def test_what_stays_keeps_its_probability(trigrams: NGramModel) -> None:
         assert (pruned.log_probs[order - 1] == before).all()
 
 
-def test_a_limit_above_the_size_prunes_nothing(trigrams: NGramModel) -> None:
+def test_limit_above_the_size_prunes_nothing(trigrams: NGramModel) -> None:
     assert prune(trigrams, sum(trigrams.sizes)) is trigrams
 
 
-def test_a_limit_below_the_unigrams_is_refused(trigrams: NGramModel) -> None:
+def test_limit_below_the_unigrams_is_refused(trigrams: NGramModel) -> None:
     with pytest.raises(UserError, match="never pruned"):
         prune(trigrams, trigrams.sizes[0] - 1)
 
 
-def test_the_cost_of_a_trigram_is_the_relative_entropy_of_losing_it(
+def test_cost_of_a_trigram_is_the_relative_entropy_of_its_removal(
     trigrams: NGramModel,
 ) -> None:
     # No n-gram needs a trigram of a trigram model, so its cost is its own D: summed
@@ -80,7 +82,7 @@ def test_the_cost_of_a_trigram_is_the_relative_entropy_of_losing_it(
         assert costs[place] == pytest.approx(expected, rel=1e-6, abs=1e-12)
 
 
-def test_a_history_costs_at_least_what_its_extensions_cost(
+def test_cost_of_a_history_is_at_least_that_of_its_extensions(
     trigrams: NGramModel,
 ) -> None:
     bigrams, longer = relative_entropies(trigrams)
@@ -107,7 +109,7 @@ def test_theta_is_a_threshold_on_the_costs(trigrams: NGramModel) -> None:
 def limited_by_definition(
     model: NGramModel, limits: list[int | None]
 ) -> set[tuple[int, ...]]:
-    """The n-grams that order limits leave, from bigrams up, without ties."""
+    """The n-grams that remain under limits per order, if there are no ties."""
     kept = {tuple(row) for row in model.ngrams(1).tolist()}
     for order, cost in enumerate(relative_entropies(model), start=2):
         rows = [tuple(row) for row in model.ngrams(order).tolist()]
@@ -128,7 +130,7 @@ def limited_by_definition(
     "limits",
     [[10, None], [None, 7], [20, 5], [5, 1000], [0, 3], [10**6, 30], [13, 13]],
 )
-def test_order_limits(trigrams: NGramModel, limits: list[int | None]) -> None:
+def test_limits_per_order(trigrams: NGramModel, limits: list[int | None]) -> None:
     pruned = prune(trigrams, max_per_order=limits)
     assert ngram_set(pruned) == limited_by_definition(trigrams, limits)
     for size, limit in zip(pruned.sizes[1:], limits, strict=False):
@@ -136,17 +138,17 @@ def test_order_limits(trigrams: NGramModel, limits: list[int | None]) -> None:
     pruned.validate(1e-9)
 
 
-def test_the_total_applies_to_what_order_limits_leave(trigrams: NGramModel) -> None:
+def test_max_ngrams_applies_after_limits_per_order(trigrams: NGramModel) -> None:
     limits = [20, 10]
     total = trigrams.sizes[0] + 15
     both = prune(trigrams, total, max_per_order=limits)
     assert sum(both.sizes) <= total
     assert ngram_set(both) <= ngram_set(prune(trigrams, max_per_order=limits))
-    # The room is used: one more n-gram would not have fitted, unless there were ties.
+    # The limit is reached, up to ties.
     assert sum(both.sizes) > total - 5
 
 
-def test_limits_that_nothing_exceeds_prune_nothing(trigrams: NGramModel) -> None:
+def test_limits_that_are_not_exceeded_prune_nothing(trigrams: NGramModel) -> None:
     assert prune(trigrams) is trigrams
     assert prune(trigrams, max_per_order=[10**6]) is trigrams
     assert prune(trigrams, max_per_order=[None, None, 5]) is trigrams
@@ -156,8 +158,8 @@ def test_limits_that_nothing_exceeds_prune_nothing(trigrams: NGramModel) -> None
     "limits",
     [{"theta": 1e-3}, {"max_ngrams": 14}, {"max_ngrams": 9}, {"max_per_order": [5, 3]}],
 )
-def test_probabilities_of_zero_leave_a_closed_model(limits) -> None:
-    # Zero: a unigram, the suffix of a trigram, the prefix of another, a trigram.
+def test_pruned_model_with_zero_probabilities_is_closed(limits) -> None:
+    # Probability 0: a unigram, the suffix of a trigram, a prefix, and a trigram.
     zero = -np.inf
     probs = {
         (0,): 0.3,
@@ -211,7 +213,7 @@ def test_probabilities_of_zero_leave_a_closed_model(limits) -> None:
         ({"max_per_order": [5, -1]}, "max_per_order holds a negative"),
     ],
 )
-def test_limits_that_cannot_be_are_refused(
+def test_invalid_limits_are_refused(
     trigrams: NGramModel, arguments, message: str
 ) -> None:
     with pytest.raises(UserError, match=message):

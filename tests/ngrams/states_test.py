@@ -11,7 +11,7 @@ from bpd_jax.ngrams.states import StateTable
 
 
 def histories(model: NGramModel) -> list[tuple[int, ...]]:
-    """The histories in the order of their numbers, from the definition."""
+    """The histories in the order of their states, by the definition."""
     found: set[tuple[int, ...]] = {()}
     for order in range(2, model.order + 1):
         found.update(tuple(row[:-1]) for row in model.ngrams(order).tolist())
@@ -36,7 +36,7 @@ def model(request: pytest.FixtureRequest, trigrams: NGramModel) -> NGramModel:
     if request.param == "unigrams":
         return prune(trigrams, trigrams.sizes[0])
     if request.param == "no start":
-        # Bigrams are left, but none of them begins with <s>.
+        # No remaining bigram begins with <s>.
         sequences = [[0, 1, 2, 3, 4], *([[token] for token in range(5)] * 3)]
         whole = estimate_katz(count_ngrams(sequences, order=2))
         keep = whole.keys[1] // whole.width != np.searchsorted(whole.keys[0], whole.bos)

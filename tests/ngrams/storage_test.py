@@ -33,7 +33,7 @@ def exchange(path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     "damage", [truncate, change_a_byte, exchange, pathlib.Path.unlink]
 )
-def test_a_damaged_array_is_noticed(
+def test_damaged_array_is_detected(
     trigrams: NGramModel, tmp_path: pathlib.Path, damage
 ) -> None:
     trigrams.save(tmp_path / "model")
@@ -42,7 +42,7 @@ def test_a_damaged_array_is_noticed(
         NGramModel.load(tmp_path / "model")
 
 
-def test_truncation_is_noticed_without_reading_the_arrays(
+def test_truncation_is_detected_without_reading_the_arrays(
     trigrams: NGramModel, tmp_path: pathlib.Path
 ) -> None:
     trigrams.save(tmp_path / "model")
@@ -51,13 +51,13 @@ def test_truncation_is_noticed_without_reading_the_arrays(
         NGramModel.load(tmp_path / "model", verify=False)
 
 
-def test_a_write_that_stops_short_is_told(tmp_path: pathlib.Path) -> None:
-    # A limit on files: numpy says how much it wrote, and no reason.
+def test_incomplete_write_is_reported(tmp_path: pathlib.Path) -> None:
+    # With a limit on file sizes, numpy's error states no reason.
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     try:
         with pytest.raises(UserError, match=r"model: .* written; the disk may be full"):
-            storage.write_folder(tmp_path / "model", {"a": np.zeros(50_000)}, {})
+            storage.write_folder(tmp_path / "model", {"keys": [np.zeros(50_000)]}, {})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not list(tmp_path.iterdir())
@@ -72,7 +72,7 @@ def test_a_write_that_stops_short_is_told(tmp_path: pathlib.Path) -> None:
         ({"arrays": {}}, "checksum"),
     ],
 )
-def test_a_foreign_header_is_refused(
+def test_header_of_another_program_is_refused(
     trigrams: NGramModel, tmp_path: pathlib.Path, change, message: str
 ) -> None:
     trigrams.save(tmp_path / "model")
@@ -86,7 +86,7 @@ def test_a_foreign_header_is_refused(
 
 
 def forge(folder: pathlib.Path, name: str, array: np.ndarray) -> None:
-    """Puts an array in the place of another, with checksums that fit."""
+    """Replaces an array and updates the checksums."""
     np.save(folder / f"{name}.npy", array)
     path = next(folder.glob("ngram_*.json"))
     header = json.loads(path.read_text())
@@ -119,10 +119,10 @@ def forge(folder: pathlib.Path, name: str, array: np.ndarray) -> None:
         ("counts", "keys_2", lambda a: a[[0] * a.size]),
     ],
 )
-def test_forged_arrays_are_told(
+def test_forged_arrays_are_refused(
     tmp_path: pathlib.Path, kind: str, name: str, change: Callable
 ) -> None:
-    """Whoever forges an array makes its checksums fit."""
+    """Arrays with valid checksums but invalid contents."""
     counts = count_ngrams([[0, 1, 2], [0, 1]], order=2, vocab_size=3)
     made = counts if kind == "counts" else estimate_katz(counts)
     made.save(tmp_path / "made")

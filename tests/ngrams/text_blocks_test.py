@@ -14,7 +14,7 @@ TEXT = b"one\n\nthree is a long line\nfour"
 
 @pytest.mark.parametrize("block", [1, 2, 7, 1000])
 @pytest.mark.parametrize("end", [b"", b"\n"])
-def test_lines_are_whole_whatever_the_blocks(
+def test_blocks_contain_complete_lines(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, block: int, end: bytes
 ) -> None:
     monkeypatch.setattr(text_blocks, "_BLOCK", block)
@@ -29,7 +29,7 @@ def test_lines_are_whole_whatever_the_blocks(
         assert lines.number == 4
 
 
-def test_a_line_of_many_blocks_takes_time_that_grows_with_its_length(
+def test_long_lines_are_not_copied_for_every_block(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(text_blocks, "_BLOCK", 64)
@@ -40,18 +40,18 @@ def test_a_line_of_many_blocks_takes_time_that_grows_with_its_length(
     assert len(line) == 4_000_000
 
 
-def test_a_small_gzip_file_of_many_equal_lines_is_refused(
+def test_small_gzip_file_of_many_equal_lines_is_refused(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(text_blocks, "_FEW_LINES", 0)
+    monkeypatch.setattr(text_blocks, "_FREE_LINES", 0)
     path = tmp_path / "text"
     path.write_bytes(gzip.compress(b"1 2\t3\n" * 100_000))
-    with pytest.raises(UserError, match="lines more than once"):
+    with pytest.raises(UserError, match="repeated lines"):
         list(line_blocks(path, None, distinct=True))
-    # Token ids may well be the same in many lines.
+    # Lines of token ids may be equal.
     (block,) = line_blocks(path, None)
     assert block.count(b"\n") == 100_000
-    # As dense as distinct lines can be: one character of each is new.
+    # The densest distinct lines differ in one character.
     text = b"".join(b"%d %d\t1\n" % (i, j) for i in range(300) for j in range(300))
     path.write_bytes(gzip.compress(text, 9))
     assert b"".join(line_blocks(path, None, distinct=True)) == text

@@ -1,4 +1,4 @@
-"""Tests of bpd_jax.ngrams.trie_kernels, through what `trie` makes of them."""
+"""Tests of bpd_jax.ngrams.trie_kernels, through `bpd_jax.ngrams.trie`."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ WIDTH = 6
 
 
 def keys_of(grams: set[tuple[int, ...]]) -> tuple[np.ndarray, ...]:
-    """Keys of n-grams whose prefixes are there, from the definition."""
+    """Keys of n-grams with all prefixes, by the definition."""
     keys, places = [], {(): 0}
     for order in range(1, max(map(len, grams)) + 1):
         level = sorted(gram for gram in grams if len(gram) == order)
@@ -22,7 +22,7 @@ def keys_of(grams: set[tuple[int, ...]]) -> tuple[np.ndarray, ...]:
     return tuple(keys)
 
 
-# Prefixes are there; suffixes often are not.
+# Closed under prefixes, but not under suffixes.
 GRAMS = st.lists(
     st.lists(st.integers(0, WIDTH - 1), min_size=1, max_size=4), min_size=1, max_size=60
 ).map(lambda rows: {tuple(row[:end]) for row in rows for end in range(1, len(row) + 1)})
@@ -30,7 +30,7 @@ GRAMS = st.lists(
 
 @given(GRAMS)
 @settings(max_examples=150, deadline=None, derandomize=True)
-def test_suffix_links_and_offsets_are_those_of_the_definition(
+def test_suffix_links_and_offsets_match_their_definition(
     grams: set[tuple[int, ...]],
 ) -> None:
     keys = keys_of(grams)
@@ -55,7 +55,7 @@ def test_suffix_links_and_offsets_are_those_of_the_definition(
 
 @given(GRAMS)
 @settings(max_examples=50, deadline=None, derandomize=True)
-def test_searching_among_children_finds_the_same(grams: set[tuple[int, ...]]) -> None:
+def test_find_with_offsets_gives_the_same_indices(grams: set[tuple[int, ...]]) -> None:
     keys = keys_of(grams)
     for order, level in enumerate(keys):
         offsets = trie.child_offsets(keys, order, WIDTH)
@@ -67,7 +67,7 @@ def test_searching_among_children_finds_the_same(grams: set[tuple[int, ...]]) ->
         assert (found >= 0).sum() == level.size
 
 
-def test_long_and_short_ranges_meet_in_either_way() -> None:
+def test_galloping_and_binary_search_give_the_same_links() -> None:
     # After 0 every second symbol was seen, after `0 0` two of them: few against many,
     # and after `1 0` all of them: alike.
     width = 4002
@@ -80,7 +80,7 @@ def test_long_and_short_ranges_meet_in_either_way() -> None:
     assert found.tolist() == [999, 1999, *range(2000)]
 
 
-def test_threads_share_the_parents(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_divide_the_parents(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trie, "_THREAD_SIZE", 10)
     monkeypatch.setattr(parallel, "cores", lambda: 3)
     offsets = np.cumsum([0, 0, 50, 1, 1, 1, 0, 90, 3, 0])
@@ -90,6 +90,6 @@ def test_threads_share_the_parents(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(p for begin, end in seen for p in range(begin, end)) == [*range(9)]
 
 
-def test_ngrams_of_a_part() -> None:
+def test_ngrams_of_a_slice() -> None:
     keys = keys_of({(0,), (1,), (0, 1), (0, 2), (1, 1), (2,)})
     assert trie.ngrams(keys, 2, WIDTH, slice(1, 3)).tolist() == [[0, 2], [1, 1]]

@@ -16,25 +16,25 @@ def test_ngrams_are_those_of_the_worked_example() -> None:
     assert trie.ngrams(KEYS, 2, WIDTH).tolist() == [[0, 1], [0, 3], [1, 3], [4, 0]]
 
 
-def test_a_vocabulary_has_a_highest_size() -> None:
+def test_vocabulary_size_is_limited() -> None:
     trie.check_vocab_size(2**24)
     with pytest.raises(UserError, match=r"a\.txt: a vocabulary of 16,777,217 tokens"):
         trie.check_vocab_size(2**24 + 1, "a.txt")
 
 
-def test_find_gives_the_place_or_minus_one() -> None:
+def test_find_returns_the_index_or_minus_one() -> None:
     parents = np.array([0, 0, 1, 3, -1, 0])
     symbols = np.array([1, 2, 3, 0, 1, -1])
     found = trie.find(KEYS[1], parents, symbols, WIDTH)
     assert found.tolist() == [0, -1, 2, 3, -1, -1]
 
 
-def test_find_in_nothing_finds_nothing() -> None:
+def test_find_in_empty_keys_returns_minus_one() -> None:
     nothing = np.zeros(0, np.int64)
     assert trie.find(nothing, np.array([0]), np.array([1]), WIDTH).tolist() == [-1]
 
 
-def test_a_missing_symbol_is_not_the_last_one_of_the_parent_before() -> None:
+def test_missing_symbol_is_not_confused_with_the_previous_parent() -> None:
     # Key 4 is symbol 4 after parent 0; parent 1 with symbol -1 must not hit it.
     found = trie.find(np.array([4]), np.array([1]), np.array([-1]), WIDTH)
     assert found.tolist() == [-1]
@@ -54,7 +54,7 @@ def test_select_renumbers_the_parents() -> None:
     assert trie.ngrams(keys, 2, WIDTH).tolist() == [[0, 3], [4, 0]]
 
 
-def test_select_leaves_out_empty_orders() -> None:
+def test_select_omits_empty_orders() -> None:
     keep = [np.ones(4, bool), np.zeros(4, bool)]
     assert len(trie.select(KEYS, keep, WIDTH)) == 1
 

@@ -237,7 +237,7 @@ def test_rotary_positions_survive(tmp_path, trained, rotary):
         ({"rotary": RotaryConfig(fraction=0.5)}, "rotary"),
     ],
 )
-def test_what_others_cannot_run_is_not_written(changes, word):
+def test_unsupported_drafters_are_not_exported(changes, word):
     with pytest.raises(UserError, match=word):
         check_exportable(BlockDrafterConfig((0,), **changes))
     check_exportable(BlockDrafterConfig((0,)))
@@ -286,7 +286,7 @@ WINDOW = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 5}
     ],
     ids=str,
 )
-def test_what_cannot_be_computed_here_is_refused(tmp_path, name, changes, word):
+def test_unsupported_drafters_are_refused(tmp_path, name, changes, word):
     folder = tmp_path / "drafter"
     shutil.copytree(GOLDEN / name, folder)
     path = folder / "config.json"
@@ -308,7 +308,7 @@ def test_what_cannot_be_computed_here_is_refused(tmp_path, name, changes, word):
         ({"norm.weight": None}, "norm.weight"),
         ({"d2t": np.zeros(9, "f")}, "d2t"),
         ({"d2t": np.full(9, 30)}, "d2t"),
-        ({"d2t": np.arange(9, 0, -1)}, "different tokens"),
+        ({"d2t": np.arange(9, 0, -1)}, "distinct tokens"),
         ({"embed_tokens.weight": np.ones((24, 8), "f")}, "embeddings"),
         ({"lm_head.weight": np.ones((24, 8), "f")}, "lm_head.weight"),
     ],
@@ -325,7 +325,7 @@ def test_damaged_tensors_are_refused(tmp_path, changes, word):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_speculators_reads_what_is_written(tmp_path, name):
+def test_speculators_reads_the_export(tmp_path, name):
     """Run where the library is installed: its configuration, its model, its logits."""
     speculators = pytest.importorskip("speculators")
     torch = pytest.importorskip("torch")

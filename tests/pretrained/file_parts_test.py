@@ -19,7 +19,7 @@ def folder(tmp_path):
     return tmp_path / "parts"
 
 
-def test_parts_become_the_file_again(folder):
+def test_parts_are_joined(folder):
     sizes = [path.stat().st_size for path in sorted(folder.glob("part_*"))]
     assert sizes == [1000, 1000, len(BYTES) - 2000]
     with joined_file(folder) as path:
@@ -35,7 +35,7 @@ def test_an_empty_file_has_one_part(tmp_path):
         assert path.read_bytes() == b""
 
 
-def test_parts_are_replaced_as_a_whole(folder, tmp_path):
+def test_parts_are_replaced_atomically(folder, tmp_path):
     split_file(tmp_path / "model.gguf", folder, 2000)
     assert len(list(folder.glob("part_*"))) == 2
     with joined_file(folder) as path:
@@ -48,7 +48,7 @@ def refused(folder):
     return str(error.value)
 
 
-def test_what_is_missing_or_damaged_is_named(folder, tmp_path):
+def test_missing_and_damaged_files_are_named(folder, tmp_path):
     assert "--split_weights" in refused(tmp_path / "nowhere")
     second = folder / "part_002"
     right = second.read_bytes()
@@ -71,7 +71,7 @@ def test_names_of_a_manifest_stay_in_their_folder(folder, name):
     assert "does not list the parts" in refused(folder)
 
 
-def test_what_cannot_be_split_leaves_nothing(tmp_path):
+def test_a_failed_split_leaves_no_files(tmp_path):
     with pytest.raises(UserError, match="cannot split"):
         split_file(tmp_path / "nowhere", tmp_path / "parts", 5)
     assert not (tmp_path / "parts").exists()

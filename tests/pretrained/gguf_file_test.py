@@ -17,7 +17,7 @@ def with_tensors(tiny, path, tensors, kinds):
 
 
 @pytest.mark.parametrize("name", WRITABLE)
-def test_quantised_weights_come_back(tiny, tmp_path, name):
+def test_quantised_weights_are_restored(tiny, tmp_path, name):
     # More rows than are dequantised at once.
     weights = np.random.default_rng(0).normal(size=(4200, 256)).astype(np.float32)
     kind = KIND[name]
@@ -92,7 +92,7 @@ def test_a_missing_or_strange_file_is_named(tmp_path):
         assert str(path) in str(caught.value)
 
 
-def test_older_newer_and_big_endian_files_are_told_apart(tiny, tmp_path):
+def test_versions_and_byte_orders(tiny, tmp_path):
     path = tiny.make("llama").write(tmp_path / "m.gguf")
     data = path.read_bytes()
     path.write_bytes(data[:4] + (2).to_bytes(4, "little") + data[8:])

@@ -37,7 +37,7 @@ def logits(config, params):
 
 
 @pytest.mark.parametrize("architecture, changes", CASES.values(), ids=CASES)
-def test_a_model_is_what_was_converted(tiny, tmp_path, architecture, changes):
+def test_a_gguf_model_equals_the_original(tiny, tmp_path, architecture, changes):
     model = tiny.make(architecture, **changes)
     checkpoint = open_gguf(model.write(tmp_path / "tiny.F32.gguf"))
     assert checkpoint.config == model.config
@@ -129,7 +129,7 @@ def test_sliding_window_bounds_the_length(tiny, tmp_path):
         ({"split.count": 3}, {}, "one of 3 parts"),
     ],
 )
-def test_what_does_not_fit_is_named(tiny, tmp_path, values, tensors, sentence):
+def test_mismatches_are_named(tiny, tmp_path, values, tensors, sentence):
     path = tiny.make("llama").write(tmp_path / "m.gguf", values, tensors)
     with pytest.raises(UserError, match=sentence) as caught:
         open_gguf(path)

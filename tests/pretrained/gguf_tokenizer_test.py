@@ -96,7 +96,7 @@ def reference(trained, *steps):
 
 
 @pytest.mark.parametrize("text", HARD)
-def test_gpt2_and_smollm_cut_as_published(trained, byte_level, text):
+def test_gpt2_and_smollm_split_text_as_published(trained, byte_level, text):
     cut = pre_tokenizers.ByteLevel(add_prefix_space=False)
     digits = pre_tokenizers.Digits(individual_digits=True)
     for pre, steps in (("gpt-2", [cut]), ("smollm", [digits, cut])):
@@ -114,14 +114,14 @@ def test_gpt2_and_smollm_cut_as_published(trained, byte_level, text):
         ("default", "I'LL pay  12345€!\n\n x", "I|'|LL|·pay|·|·|123|45|€|!|\n\n|·x"),
     ],
 )
-def test_each_pre_tokenizer_cuts_its_own_way(byte_level, pre, text, pieces):
+def test_each_pre_tokenizer_splits_differently(byte_level, pre, text, pieces):
     cutter = byte_level(pre).tokenizer.pre_tokenizer
     spans = [span for _, span in cutter.pre_tokenize_str(text)]
     assert [text[a:b].replace(" ", "·") for a, b in spans] == pieces.split("|")
 
 
 @pytest.mark.parametrize("pre", PRE)
-def test_text_comes_back(byte_level, pre):
+def test_text_round_trips(byte_level, pre):
     tokenizer = byte_level(pre).tokenizer
 
     @settings(derandomize=True, deadline=None, max_examples=60)
@@ -133,7 +133,7 @@ def test_text_comes_back(byte_level, pre):
     comes_back()
 
 
-def test_special_tokens_stay_whole(byte_level):
+def test_special_tokens_are_not_split(byte_level):
     embedded = byte_level("smollm")
     text = "<|user|>the <tool> end<|end|>"
     ids = embedded.tokenizer.encode(text).ids
@@ -144,7 +144,7 @@ def test_special_tokens_stay_whole(byte_level):
     assert "<|end|>" not in embedded.tokenizer.decode(ids)
 
 
-def test_begin_and_ends_are_told(byte_level):
+def test_begin_and_end_tokens_are_read(byte_level):
     embedded = byte_level("smollm", eos_token_id=5, eot_token_id=6, bos_token_id=1)
     assert embedded.begin_of_text is None
     # <|end|> is known by its name.
@@ -154,7 +154,7 @@ def test_begin_and_ends_are_told(byte_level):
     assert byte_level("llama-bpe", add_bos_token=False).begin_of_text is None
 
 
-def test_a_whole_token_needs_no_merges_in_llama_3(byte_level):
+def test_complete_tokens_need_no_merges_in_llama_3(byte_level):
     assert len(byte_level("llama-bpe", merges=["h e"]).tokenizer.encode("the").ids) == 1
     assert len(byte_level("smollm", merges=["h e"]).tokenizer.encode("the").ids) == 2
 

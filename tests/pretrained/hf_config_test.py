@@ -108,7 +108,7 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", [n for n in PUBLISHED if PUBLISHED[n][1]])
-def test_published_models_have_a_place_for_every_parameter(name):
+def test_layouts_of_published_models_are_complete(name):
     """Nothing is allocated: what stands for a tensor is one number, repeated."""
     fields, parameters = PUBLISHED[name]
     config = BlockwiseConfig(read(fields))
@@ -156,7 +156,7 @@ def test_older_files_say_the_same(name):
 BASE = llama_like("llama", 16, 24, 2, 4, 2, 40, max_position_embeddings=64)
 
 
-def test_what_is_left_out_is_as_in_transformers():
+def test_missing_fields_have_the_defaults_of_transformers():
     config = read({k: v for k, v in BASE.items() if k != "num_key_value_heads"})
     assert config.kv_heads == 4
     assert config.norm_epsilon == 1e-6
@@ -264,11 +264,14 @@ def test_frequencies_equal_those_of_transformers(name):
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"model_type": "mamba"}, "of type 'mamba', which cannot be read: choose one"),
+        (
+            {"model_type": "mamba"},
+            "of type 'mamba', which is not supported: choose one",
+        ),
         ({"model_type": None}, r"config\.json has no field model_type"),
-        ({"model_type": ["llama"]}, r"model_type in config\.json must be a text"),
+        ({"model_type": ["llama"]}, r"model_type in config\.json must be a string"),
         ({"hidden_size": None}, "has no field hidden_size"),
-        ({"hidden_size": 16.5}, "hidden_size in config.json must be a whole number"),
+        ({"hidden_size": 16.5}, "hidden_size in config.json must be an integer"),
         ({"hidden_size": "16"}, "hidden_size in config.json must be a number"),
         ({"hidden_size": True}, "hidden_size in config.json must be a number"),
         ({"hidden_size": float("inf")}, "must be a finite number"),
@@ -291,7 +294,7 @@ def test_frequencies_equal_those_of_transformers(name):
             "rope_scaling of .* has no field factor",
         ),
         ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor must be a finite"),
-        ({"rope_parameters": {"full": {"rope_type": "default"}}}, "layer to layer"),
+        ({"rope_parameters": {"full": {"rope_type": "default"}}}, "between layers"),
         ({"rope_theta": -1}, "base must be a finite number"),
         (
             {
@@ -306,11 +309,11 @@ def test_frequencies_equal_those_of_transformers(name):
         ({"partial_rotary_factor": 2}, "fraction must be"),
         (
             {"quantization_config": {"quant_method": "gptq"}},
-            r"quantised model \(gptq\): get the original model",
+            r"quantised model \(gptq\): use the original model",
         ),
     ],
 )
-def test_what_cannot_be_read_is_refused(change, message):
+def test_unsupported_files_are_refused(change, message):
     with pytest.raises(UserError, match=message) as error:
         read({**BASE, **change})
     assert "\n" not in str(error.value)

@@ -133,7 +133,7 @@ def test_gpt2_without_a_prefix(folder):
     assert_as_transformers(path, "gpt2")
 
 
-def test_what_else_a_checkpoint_says():
+def test_further_settings_of_a_checkpoint():
     checkpoint = open_folder(GOLDEN / "llama")
     assert checkpoint.name == str(GOLDEN / "llama")
     assert checkpoint.tokenizer.encode("w7 w8").ids == [0, 7, 8]
@@ -157,7 +157,7 @@ def test_end_tokens_are_the_tokenizers_and_those_of_generation(folder):
     (path / "special_tokens_map.json").unlink()
     assert open_folder(path).end_tokens == (1,)
     edit(path / "config.json", eos_token_id=None)
-    refused(path, "names no token that ends a text")
+    refused(path, "has no end-of-text token")
 
 
 def test_beginning_of_text(folder):
@@ -191,7 +191,7 @@ def test_chat_templates(folder):
     assert open_folder(path).chat_template == "file\n"
     (path / "chat_template.jinja").unlink()
     edit(path / "tokenizer_config.json", chat_template=7)
-    refused(path, "chat_template in .* must be a text")
+    refused(path, "chat_template in .* must be a string")
 
 
 def test_missing_files_are_named(folder):
@@ -244,7 +244,7 @@ def test_a_model_of_other_sizes_is_refused(folder):
     refused(path, "must be an integer from 1 to 1000")
     edit(path / "config.json", num_hidden_layers=2, tie_word_embeddings=True)
     edit(path / "generation_config.json", eos_token_id=[1, 40])
-    refused(path, "names token 40 as beginning or end of a text, but its model has 40")
+    refused(path, "has token 40 as a begin or end token, but the model has only 40")
     edit(path / "generation_config.json", eos_token_id=["1"])
     refused(path, "eos_token_id in .* must be an id or a list of ids")
 
@@ -263,7 +263,7 @@ def test_tensors_of_integers_are_refused(folder):
         (
             "tokenizer_config.json",
             {"chat_template": [{"name": ["default"], "template": ["x"]}]},
-            "chat_template in .* must be a text",
+            "chat_template in .* must be a string",
         ),
         ("tokenizer_config.json", {"bos_token": "\ud800"}, "surrogates"),
         ("config.json", {"model_type": "\udfff"}, "surrogates"),
@@ -316,4 +316,4 @@ def test_a_file_name_that_no_system_takes_is_refused(folder):
     (path / "model.safetensors").unlink()
     index = {"weight_map": {"x": "n" * 5000}}
     (path / "model.safetensors.index.json").write_text(json.dumps(index))
-    refused(path, "not the name of a file")
+    refused(path, "not a file name")

@@ -71,7 +71,7 @@ def test_sharded_equals_unsharded(name, sizes):
     assert shard == (width // sizes[1], inner // sizes[2])
 
 
-def test_what_a_mesh_does_not_divide_stays_whole():
+def test_indivisible_parameters_are_replicated():
     """Four devices share four query heads, and each has both key-value heads."""
     checkpoint = open_folder(GOLDEN / "llama")
     mesh = make_mesh(MeshConfig(model=4))

@@ -125,7 +125,7 @@ def engine_logits(folder, layout, base, hidden):
 
 @pytest.mark.parametrize("model", CONFIGS, indirect=True)
 @pytest.mark.parametrize("layout", FILES)
-def test_an_engine_computes_what_our_heads_do(model, base, layout, tmp_path):
+def test_exported_heads_compute_the_same(model, base, layout, tmp_path):
     """Their head i, from 0, is our head i + 2, which stands at i + 1 of all heads."""
     folder, _ = export(tmp_path / "out", model, layout)
     assert {path.name for path in folder.iterdir()} == {"config.json", FILES[layout]}
@@ -257,7 +257,7 @@ def test_published_heads_are_counted_in_the_file(tmp_path):
     )
 
 
-def test_a_whole_model_with_heads(tmp_path):
+def test_a_complete_model_with_heads(tmp_path):
     folder, tensors = published(tmp_path / "m", heads=2)
     (folder / "medusa_lm_head.safetensors").unlink()
     names = sorted(tensors)
@@ -374,7 +374,7 @@ def test_heads_that_no_engine_runs_are_refused(base, tmp_path, heads, match):
     assert not list(tmp_path.iterdir())
 
 
-def test_nothing_is_half_written(base, tmp_path):
+def test_exports_are_atomic(base, tmp_path):
     config, params = with_heads(base, CONFIGS["own"])
     folder, _ = export(tmp_path / "out", (config, params), "vllm")
     before = (folder / "model.safetensors").read_bytes()

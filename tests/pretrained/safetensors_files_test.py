@@ -28,7 +28,7 @@ def entry(dtype="F32", shape=(2,), offsets=(0, 8)):
     return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
 
 
-def test_what_the_library_writes_is_read(tmp_path):
+def test_files_of_the_library_are_read(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(save(TENSORS, {"format": "pt"}))
     files = open_checkpoint(tmp_path)
     assert files.names == set(TENSORS)
@@ -160,7 +160,7 @@ def test_an_index_cannot_leave_its_folder(tmp_path, name):
     folder.mkdir()
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": name}}))
-    with pytest.raises(UserError, match="not the name of a file beside it"):
+    with pytest.raises(UserError, match="not a file name in its folder"):
         open_checkpoint(folder)
 
 

@@ -45,7 +45,7 @@ def checkpoint():
     return open_gguf(find_packaged("smollm2"))
 
 
-def test_prompts_become_the_same_tokens(records, checkpoint):
+def test_prompts_are_encoded_to_the_same_tokens(records, checkpoint):
     encode, decode = checkpoint.tokenizer.encode, checkpoint.tokenizer.decode
     for record in records:
         assert encode(record["prompt"]).ids == record["input_ids"]

@@ -20,19 +20,19 @@ def test_ticks_end_where_round_data_end():
     assert axes.ticks(0, 50) == [0, 10, 20, 30, 40, 50]
 
 
-def test_few_whole_numbers_are_ticks_themselves():
+def test_few_integers_are_ticks():
     assert axes.ticks_inside([9, 3, 6, 3]) == [3, 6, 9]
     assert axes.ticks_inside([0.5, 2.25]) == [0.5, 1, 1.5, 2]
     assert axes.log_ticks([1, 2, 4, 8, 16]) == [1, 2, 4, 8, 16]
     assert axes.log_ticks(list(range(3, 130))) == [5, 10, 20, 50, 100]
 
 
-def test_an_axis_places_values_between_its_ends():
+def test_positions_on_an_axis():
     linear = Axis(2, 4, 100, 20, [])
-    assert [linear.place(value) for value in (2, 2.5, 4)] == [100, 80, 20]
+    assert [linear.position(value) for value in (2, 2.5, 4)] == [100, 80, 20]
     # Equal factors have equal lengths: 4 is half-way from 1 to 16.
-    assert Axis(1, 16, 0, 60, [], logarithmic=True).place(4) == 30
-    assert Axis(3, 3, 0, 60, []).place(3) == 30
+    assert Axis(1, 16, 0, 60, [], logarithmic=True).position(4) == 30
+    assert Axis(3, 3, 0, 60, []).position(3) == 30
 
 
 def test_texts_are_shortened_until_they_fit():

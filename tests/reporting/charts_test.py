@@ -29,7 +29,7 @@ def corners(element):
     return [tuple(map(float, c.split(","))) for c in element.get("points").split()]
 
 
-def test_a_point_stands_where_its_ticks_cross():
+def test_points_are_at_the_position_of_their_values():
     svg = drawn(chart(LINES, Series("BPD", [3, 6, 9], [1.0, 1.5, 2.0])))
     rows = {
         text.text: float(text.get("y")) - 4
@@ -59,17 +59,19 @@ def test_the_frame_is_computed_by_hand():
     left = 32 + 2 * 0.66 * 11.5
     assert (frame.x.start, frame.x.end) == pytest.approx((left, 400 - 14))
     assert (frame.y.start, frame.y.end) == (10 + 204, 10)
-    assert frame.y.place(5) == 112
-    assert frame.x.place(2.5) == pytest.approx(left + (386 - left) / 4, abs=0.01)
+    assert frame.y.position(5) == 112
+    assert frame.x.position(2.5) == pytest.approx(left + (386 - left) / 4, abs=0.01)
 
 
-def test_a_band_goes_there_above_and_back_below():
+def test_the_outline_of_a_band():
     series = Series("BPD", [1, 2], [2, 3], [1, 2], [3, 4])
     svg = drawn(chart(LINES, series))
     frame = charts.frame_of(chart(LINES, series), top=12)
     [band] = of(svg, "band")
     expected = [(1, 3), (2, 4), (2, 2), (1, 1)]
-    assert corners(band) == [(frame.x.place(x), frame.y.place(y)) for x, y in expected]
+    assert corners(band) == [
+        (frame.x.position(x), frame.y.position(y)) for x, y in expected
+    ]
 
 
 def test_a_logarithmic_axis_has_equal_steps():
@@ -115,7 +117,7 @@ def test_names_and_a_fitted_line():
     assert [text.text for text in of(svg, "key")] == ["tasks", "R = 0.97"]
 
 
-def test_a_dashed_series_has_the_colour_of_what_it_belongs_to():
+def test_a_dashed_series_has_the_colour_of_its_solid_series():
     series = [
         Series("BPD", [1], [1]),
         Series("BPD, refined", [1], [1]),
@@ -127,7 +129,7 @@ def test_a_dashed_series_has_the_colour_of_what_it_belongs_to():
     assert alone[1].colour == "var(--soft)"
 
 
-def test_what_has_no_place_is_left_out():
+def test_points_that_cannot_be_drawn_are_left_out():
     series = Series("p", [0, 1, 2, 4], [1, 2, math.nan, 3], names=["a", "b", "c", "d"])
     [kept] = charts.drawable(chart(LINES, series, logarithmic=True)).series
     assert (kept.x, kept.y, kept.names) == ([1, 4], [2, 3], ["b", "d"])
@@ -136,7 +138,7 @@ def test_what_has_no_place_is_left_out():
 
 
 @pytest.mark.parametrize("kind", [LINES, POINTS, BARS])
-def test_nothing_leaves_the_drawing(kind):
+def test_all_marks_are_inside_the_drawing(kind):
     names = [f"A rather long name, number {index}" for index in range(12)]
     series = [
         Series(name, list(range(12)), [1e5 * (i - 6) for i in range(12)], names=names)
@@ -153,7 +155,7 @@ def test_nothing_leaves_the_drawing(kind):
                 assert 0 <= y <= height
 
 
-def test_a_file_of_its_own_needs_nothing_else():
+def test_a_separate_file_is_self_contained():
     text = charts.standalone(chart(LINES, Series("a & b", [1, 2], [1, 2], dashed=True)))
     svg = ElementTree.fromstring(text)
     assert svg.tag == "{http://www.w3.org/2000/svg}svg"
@@ -163,7 +165,7 @@ def test_a_file_of_its_own_needs_nothing_else():
     assert not re.search(r"@media|url\(|@import", text)
 
 
-def test_a_long_title_fits_into_a_file_of_its_own():
+def test_a_long_title_fits_into_a_separate_file():
     words = "Latency of p-best search by the number of drafts, of steps and candidates"
     title = f"{words}, {'unbroken' * 12}"
     shown = dataclasses.replace(chart(LINES, Series("a", [1, 2], [1, 2])), title=title)
@@ -187,7 +189,7 @@ def test_a_long_title_fits_into_a_file_of_its_own():
     assert height == float(frame[0].get("viewBox").split()[3]) - top
 
 
-def test_many_bars_get_a_row_of_their_own():
+def test_charts_with_many_bars_are_wide():
     names = [f"task {number}" for number in range(13)]
     places = [float(number) for number in range(13)]
     series = [Series(label, places, places) for label in "abcd"]

@@ -39,12 +39,12 @@ def test_the_block_of_the_largest_gain_is_chosen():
     assert largest_gain([text("z", 1, 2, at=2)]).at == 2
 
 
-def test_without_a_block_of_both_methods_it_says_so():
-    with pytest.raises(UserError, match="no block that both bpd and oracle drafted"):
+def test_without_a_block_of_both_methods_the_picture_is_refused():
+    with pytest.raises(UserError, match="no block was drafted by both bpd and oracle"):
         largest_gain([text("x", 1, 2)], refined="oracle")
 
 
-def test_what_is_drawn():
+def test_the_contents_of_the_picture():
     root = ElementTree.fromstring(svg(largest_gain([text("x", 1, 3)])))
     space = "{http://www.w3.org/2000/svg}"
     words = root.findall(f"{space}text")

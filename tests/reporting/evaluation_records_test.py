@@ -120,7 +120,7 @@ def test_the_text_of_a_record_ends_before_a_stop_text():
     assert record.output_ids == [1, 2, 3, 1, 0]
 
 
-def test_a_lattice_keeps_only_what_is_possible():
+def test_a_lattice_contains_only_possible_candidates():
     view = BlockView(
         text=np.array([1, 2]),
         tokens=np.array([[3, 0], [1, 2]]),

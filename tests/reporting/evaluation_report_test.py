@@ -89,7 +89,7 @@ def test_summary_of_lossless_methods(report):
     )
 
 
-def test_summary_names_methods_that_differ(report):
+def test_the_summary_names_differing_methods(report):
     report = changed(report, "bpd", differing=3, near_ties=1)
     sentence = summary_sentence(report)
     assert sentence.endswith("outputs DIFFER from greedy decoding for BPD.")
@@ -172,7 +172,7 @@ def test_gains_have_paired_intervals(report):
 
 
 @pytest.mark.parametrize("width", [80, 100, 140])
-def test_what_is_printed_has_every_number_and_fits(report, width):
+def test_printed_tables_have_all_numbers_and_fit(report, width):
     text = printed(report, width=width)
     assert max(map(len, text.splitlines())) <= width
     for method in report.methods:
@@ -193,7 +193,7 @@ def test_different_outputs_are_red(report):
     assert "\x1b[1;31m2 DIFFERENT" in text
 
 
-def test_texts_that_differ_are_told_in_a_sentence(report):
+def test_differing_texts_are_described_in_a_sentence(report):
     parted = {"rate": 0.25, "first": 7, "gap": 0.0312}
     report = changed(report, "bpd", divergence=parted, differing=1)
     [sentence] = evaluation_sentences.divergence_sentences(report)

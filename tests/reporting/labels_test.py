@@ -7,32 +7,32 @@ from bpd_jax.reporting.labels import Box
 
 
 def test_shared_area():
-    assert Box(0, 0, 4, 4).shared(Box(3, 2, 9, 9)) == 2
-    assert Box(0, 0, 4, 4).shared(Box(5, 5, 9, 9)) == 0
+    assert Box(0, 0, 4, 4).intersection(Box(3, 2, 9, 9)) == 2
+    assert Box(0, 0, 4, 4).intersection(Box(5, 5, 9, 9)) == 0
 
 
-def test_names_of_close_points_do_not_meet():
+def test_labels_of_close_points_do_not_overlap():
     frame = Box(0, 0, 300, 200)
     points = [(100, 100, "MultiNews"), (104, 103, "XSum"), (112, 96, "NewsRoom")]
-    placed = labels.place(points, frame)
+    placed = labels.place_labels(points, frame)
     assert [label.text for label in placed] == [name for _, _, name in points]
     for one, other in itertools.combinations(placed, 2):
-        assert one.box.shared(other.box) == 0
+        assert one.box.intersection(other.box) == 0
 
 
 def test_a_name_at_the_edge_turns_inwards():
-    [label] = labels.place([(295, 100, "LAMBADA")], Box(0, 0, 300, 200))
+    [label] = labels.place_labels([(295, 100, "LAMBADA")], Box(0, 0, 300, 200))
     assert label.anchor == "end"
     assert label.box.right <= 300
 
 
-def test_in_a_crowd_only_names_that_can_be_read_are_there():
+def test_unreadable_labels_are_left_out():
     points = [(100 + i % 5, 100 + i // 5, f"Name {i}") for i in range(40)]
-    placed = labels.place(points, Box(0, 0, 300, 200))
+    placed = labels.place_labels(points, Box(0, 0, 300, 200))
     assert 2 <= len(placed) < 20
     for one, other in itertools.combinations(placed, 2):
-        assert one.box.shared(other.box) <= 0.2 * one.box.area
+        assert one.box.intersection(other.box) <= 0.2 * one.box.area
 
 
 def test_points_without_a_name_have_no_label():
-    assert labels.place([(1, 1, "")], Box(0, 0, 9, 9)) == []
+    assert labels.place_labels([(1, 1, "")], Box(0, 0, 9, 9)) == []

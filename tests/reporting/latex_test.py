@@ -36,7 +36,7 @@ TABLE = Table(
 )  # fmt: skip
 
 
-def test_csv_has_values_bounds_and_the_paper_in_columns_of_their_own():
+def test_csv_has_separate_columns_for_values_bounds_and_printed_values():
     rows = list(csv.DictReader(io.StringIO(table_csv(TABLE))))
     assert rows[0] == {
         "Task": 'SQuAD, "v1" & 50 % of a_b',
@@ -100,7 +100,7 @@ def test_environments_and_braces_are_closed():
     assert plain.count("{") == plain.count("}")
 
 
-def test_what_a_model_wrote_is_within_latin_1():
+def test_latex_of_model_output_is_latin_1():
     """Every character that is left is one that T1 and its companion have."""
     wrote = "⟦a⏎⇥b·∅⟧ “ça” 日 😀 ł\u202e\x1b\tπ"
     table = Table(
@@ -147,7 +147,7 @@ def test_columns_of_words_begin_at_their_left():
     assert r"\begin{tabular}{lrlr}" in table_latex(words, "table2")
 
 
-def test_a_table_is_made_to_fit_and_says_what_its_brackets_are():
+def test_a_table_is_scaled_and_explains_its_brackets():
     text = table_latex(TABLE, "table4")
     assert re.search(
         r"\\resizebox\{[^}]*\\linewidth.*\{!\}\{%\n  \\begin\{tabular", text
@@ -157,7 +157,7 @@ def test_a_table_is_made_to_fit_and_says_what_its_brackets_are():
     assert "In brackets: range of runs." in table_latex(runs, "table12")
 
 
-def test_a_label_is_no_argument_of_the_row_before():
+def test_labels_are_not_arguments_of_the_previous_row():
     rows = [Row(label, [Cell(1.0)]) for label in ("BPD", "[INST]", "*")]
     text = table_latex(Table("t", "T", "task", [Column("BE")], rows), "t")
     assert [row[0] for row in cells_of(text)] == ["BPD", "{}[INST]", "{}*"]

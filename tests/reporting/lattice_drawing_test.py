@@ -44,7 +44,7 @@ def test_every_candidate_is_a_node_with_its_probability():
     ]
 
 
-def test_greedy_tokens_are_marked_and_one_outside_gets_its_own_node():
+def test_greedy_tokens_are_marked_also_outside_the_lattice():
     classes = [node.get("class") for node in nodes(drawn(picture()))]
     assert classes == [
         "node greedy",
@@ -74,7 +74,7 @@ def test_paths_are_solid_as_far_as_they_are_accepted(accepted, solid):
     assert pieces["path rejected"] == 2 - solid
 
 
-def test_letters_stand_where_acceptance_ends():
+def test_letters_are_where_acceptance_ends():
     svg = drawn(picture())
     badges = [g for g in svg.iter("g") if g.get("class") == "badge"]
     assert [badge.find("text").text for badge in badges] == ["A", "B"]
@@ -82,7 +82,7 @@ def test_letters_stand_where_acceptance_ends():
     assert first < second
 
 
-def test_letters_at_one_node_stand_side_by_side():
+def test_letters_at_one_node_do_not_overlap():
     paths = [Path("a", [0, 0, 0], 2), Path("b", [0, 0, 1], 2)]
     centres = [float(c.get("cx")) for c in drawn(picture(paths=paths)).iter("circle")]
     assert abs(centres[0] - centres[1]) >= 16
@@ -97,7 +97,7 @@ def test_everything_lies_inside_the_drawing():
         assert top <= y <= y + h <= top + height
 
 
-def test_long_pieces_are_cut_and_named_in_full():
+def test_long_pieces_are_truncated_with_a_tooltip():
     long = [[Candidate("collections_counter", 0.0)]]
     svg = drawn(picture(positions=long, paths=[], greedy=[]))
     node = nodes(svg)[0]

@@ -1,4 +1,4 @@
-"""What was run, in sentences that are counted by hand."""
+"""Sentences that describe runs, with numbers counted by hand."""
 
 from bpd_jax.reporting import run_sentences
 from bpd_jax.reporting.exhibits import Exhibit
@@ -12,7 +12,7 @@ def run(title, counts, **facts):
     return Exhibit(title, title, "", "", facts={**facts, "examples": examples})
 
 
-def test_studies_that_were_run_alike_share_a_sentence():
+def test_studies_with_equal_settings_share_a_sentence():
     exhibits = [
         run("Table 8", {"squad": (24, 12)}),
         run("Table 4", {"squad": (24, 12), "rag": (15, 12)}),
@@ -20,23 +20,23 @@ def test_studies_that_were_run_alike_share_a_sentence():
         run("Table 4", {"squad": (2, 0)}, size="tiny", model="demo", heads=3),
     ]
     assert run_sentences.sentences(exhibits) == [
-        "smollm2: 39 texts reported (15 to 24 of each of 2 tasks), 24 others to tune "
-        "on; drawn by a fixed shuffle; up to 64 tokens decoded of each; 16 candidates "
-        "of every head.",
-        "smollm2 (Table E): 3 texts reported (3 of one task); drawn by a fixed "
-        "shuffle; up to 32 tokens decoded of each.",
-        "tiny · demo: 3 heads; 2 texts reported (2 of one task); drawn by a fixed "
-        "shuffle; up to 64 tokens decoded of each; 16 candidates of every head.",
+        "smollm2: 39 reported texts (15 to 24 of each of 2 tasks), 24 tuning texts, "
+        "drawn with a fixed random seed; up to 64 decoded tokens per text; 16 "
+        "candidates per head.",
+        "smollm2 (Table E): 3 reported texts (3 of one task), drawn with a fixed "
+        "random seed; up to 32 decoded tokens per text.",
+        "tiny · demo: 3 heads; 2 reported texts (2 of one task), drawn with a fixed "
+        "random seed; up to 64 decoded tokens per text; 16 candidates per head.",
     ]
 
 
-def test_other_counts_of_a_task_are_a_sentence_of_their_own():
+def test_other_counts_of_a_task_need_a_sentence():
     exhibits = [run("Table 4", {"rag": (15, 12)}), run("Table 5", {"rag": (9, 12)})]
     first, second = run_sentences.sentences(exhibits)
-    assert first.startswith("smollm2: 15 texts reported")
-    assert second.startswith("smollm2 (Table 5): 9 texts reported")
+    assert first.startswith("smollm2: 15 reported texts")
+    assert second.startswith("smollm2 (Table 5): 9 reported texts")
 
 
-def test_a_run_that_says_nothing_has_no_sentence():
+def test_a_run_without_facts_has_no_sentence():
     nothing = Exhibit("table12", "Latency", "", "", facts={"examples": {}})
     assert run_sentences.sentences([nothing]) == []

@@ -4,26 +4,18 @@ import pathlib
 
 import pytest
 
-from bpd_jax.reporting.exhibits import Exhibit
 from bpd_jax.studies.figure3 import mean_entropy
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study_catalog import find_study
-from bpd_jax.studies.study_records import DraftRecord
+from tests.studies.builders import draft, exhibit_of
 
 
 def drafts(task, accepted, entropy=(), contender="bpd", example=0):
-    zeros = "0" * len(accepted)
-    return DraftRecord(
-        task, example, "report", contender, accepted, zeros, zeros, zeros, 1, [*entropy]
-    )
+    return draft(contender, task, accepted, entropy=entropy, example=example)
 
 
 def exhibit(records, tasks):
-    facts = {"tasks": {task: task.upper() for task in tasks}}
-    run = StudyRun(pathlib.Path(), "figure3", facts, records)
-    found = find_study("figure3").exhibit(run)
-    assert Exhibit.from_json(found.to_json()) == found
-    return found
+    return exhibit_of("figure3", records, tasks)
 
 
 def test_texts_count_by_their_tokens():
@@ -63,7 +55,7 @@ def test_entropy_by_head(found):
     assert (lines[0].x, lines[0].y) == ([1.0, 2.0, 3.0], [1.0, 2.0, 3.0])
 
 
-def test_both_readings_are_fitted(found):
+def test_both_interpretations_are_fitted(found):
     """Tasks alone lie on a line. Of all six points, x is 2 3 2 2 1 1 and y 2 3 1 2 1 1:
     means 11/6 and 10/6; Sxx = 17/6, Syy = 20/6, Sxy = 16/6."""
     both, alone = (row.cells for row in found.tables[1].rows)
@@ -103,16 +95,16 @@ MIXED = (5.0, 1.0, 9.0, 2.0, 8.0, 3.0, 7.0, 4.0, 6.0)
         ([RISING, RISING, FALLING], False),
     ],
 )
-def test_entropy_grows_by_ranks_on_most_tasks(entropies, holds):
+def test_entropy_increases_by_ranks_on_most_tasks(entropies, holds):
     tasks = ["lambada", "squad", "qa"]
     records = [drafts(t, "11", e) for t, e in zip(tasks, entropies, strict=True)]
     grows, strictly, *_ = exhibit(records, tasks).findings
     assert grows.holds is holds
     assert strictly.holds is False
-    assert "first fall comes after head 7 of 9" in strictly.evidence
+    assert "first decrease is after head 7 of 9" in strictly.evidence
     if holds is None:
-        assert "grows on 1 of 3 tasks and falls on 0" in grows.evidence
-        assert "lowest is 0.17, of SQUAD" in grows.evidence
+        assert "increases on 1 of 3 tasks and decreases on 0" in grows.evidence
+        assert "correlation is 0.17, on SQUAD" in grows.evidence
 
 
 @pytest.mark.parametrize(
@@ -120,10 +112,10 @@ def test_entropy_grows_by_ranks_on_most_tasks(entropies, holds):
     [
         ({}, "draft vocabulary, if it has one"),
         ({"vocabulary": 49152, "draft_vocabulary": 8192}, "draft vocabulary of 8,192"),
-        ({"vocabulary": 64, "draft_vocabulary": 64}, "All heads choose from the whole"),
+        ({"vocabulary": 64, "draft_vocabulary": 64}, "All heads predict over the full"),
     ],
 )
-def test_vocabularies_are_told(facts, words):
+def test_vocabularies_are_described(facts, words):
     run = StudyRun(pathlib.Path(), "figure3", facts, [])
     assert words in find_study("figure3").exhibit(run).notes[-1]
 

@@ -69,7 +69,7 @@ def paths(*given, **changed):
     return [(path.candidates, path.accepted) for path in block.view.paths]
 
 
-def test_a_block_counts_what_greedy_decoding_writes():
+def test_accepted_tokens_are_those_of_greedy_decoding():
     # Text a b c d, candidates of the heads x b and c y: BPD drafts a x c, of which one
     # token is right, the refined method a b c, of which all three are.
     assert paths() == [([0, 0, 0], 1), ([0, 1, 0], 3), ([0, 1, 0], 3)]
@@ -82,7 +82,7 @@ def test_the_end_of_the_text_ends_a_block():
     assert [accepted for _, accepted in paths(output=(A, B))] == [1, 2, 2]
 
 
-def test_a_draft_is_followed_as_far_as_the_lattice_has_it():
+def test_a_path_ends_where_the_draft_leaves_the_lattice():
     # Nothing that was accepted may be missing: here the second head's b is.
     assert list(blocks_of(text(second=(X, Y)), "ngram:2@own")) == []
     # What was rejected may: the text is a b d c, and the draft's c was not kept.
@@ -106,7 +106,9 @@ def test_blocks_are_chosen_by_gain_then_by_the_order_of_tasks():
         text("qa", 1, output=(A, B, D, C)),
     )
     # SQuAD gains two tokens, in example 4 first; QA's best gains one.
-    lattices = "The lattices are of: SQuAD, example 4, token 1; QA, example 1, token 1."
+    lattices = (
+        "The lattices are those of SQuAD, example 4, token 1; QA, example 1, token 1."
+    )
     assert lattices in shown.notes
     picture = shown.lattices[0]
     assert picture.prompt_tail == "Once "
@@ -147,12 +149,12 @@ def test_findings_count_calls():
     ).findings
     assert further.holds is True
     assert (
-        "3 calls: more accepted tokens in 2, as many in 1, fewer in 0"
+        "3 calls: more accepted tokens in 2, equally many in 1, fewer in 0"
         in further.evidence
     )
 
 
-def test_the_recorded_oracle_is_compared_where_others_call_too():
+def test_the_oracle_is_compared_at_shared_positions():
     # At 0 BPD yields 1 token, the refined method and the oracle 3; BPD also calls at
     # 1, where the oracle does not.
     record = text()
@@ -161,7 +163,7 @@ def test_the_recorded_oracle_is_compared_where_others_call_too():
     assert bounded.holds is True
     assert bounded.evidence == (
         "2 calls of 2 methods at positions where the oracle was called too: it has "
-        "more accepted tokens in 1, as many in 1, fewer in 0."
+        "more accepted tokens in 1, equally many in 1, fewer in 0."
     )
     # An oracle that missed a token would be found out.
     worse = text()
@@ -182,7 +184,7 @@ def test_the_recorded_oracle_is_compared_where_others_call_too():
 
 
 @pytest.mark.parametrize("records", [[], [text(second=(B, X))]])
-def test_nothing_to_show_is_no_crash(records):
+def test_runs_without_blocks(records):
     shown = exhibit(*records)
     assert shown.tables == []
     assert shown.lattices == []

@@ -1,13 +1,9 @@
 """Figure 6 from records that are written out."""
 
-import pathlib
-
 import pytest
 
-from bpd_jax.reporting.exhibits import Exhibit
-from bpd_jax.studies.results import StudyRun
-from bpd_jax.studies.study_catalog import find_study
-from bpd_jax.studies.study_records import DraftRecord, OracleRecord
+from bpd_jax.studies.study_records import OracleRecord
+from tests.studies.builders import draft, exhibit_of
 
 
 def oracle(task, tokens, calls, example=0):
@@ -15,18 +11,11 @@ def oracle(task, tokens, calls, example=0):
 
 
 def drafts(task, contender, accepted, example=0):
-    zeros = "0" * len(accepted)
-    return DraftRecord(
-        task, example, "report", contender, accepted, zeros, zeros, zeros, 1
-    )
+    return draft(contender, task, accepted, example=example)
 
 
 def exhibit(records, tasks=("squad", "qa", "rag")):
-    facts = {"tasks": {task: task.upper() for task in tasks}}
-    run = StudyRun(pathlib.Path(), "figure6", facts, records)
-    found = find_study("figure6").exhibit(run)
-    assert Exhibit.from_json(found.to_json()) == found
-    return found
+    return exhibit_of("figure6", records, tasks)
 
 
 @pytest.fixture
@@ -68,7 +57,7 @@ def test_block_efficiency_over_candidates(records):
 
 def test_findings(records):
     one, grows, falling, weak, heads, bounds = exhibit(records).findings
-    assert (one.holds, one.evidence) == (True, "The same on 2 of 2 texts.")
+    assert (one.holds, one.evidence) == (True, "Equal on 2 of 2 texts.")
     assert grows.holds is True
     # From 1.5 over 3 to 4 tokens a call.
     assert falling.holds is True
@@ -79,11 +68,11 @@ def test_findings(records):
     # 16-best takes 3 + 2 calls where the oracle takes 4; BPD itself is no test.
     assert bounds.holds is True
     assert bounds.evidence.startswith(
-        "Of 1 method on each task, zero_gram:16 on SQUAD comes nearest: it takes 1.25"
+        "Of 1 method on each task, zero_gram:16 on SQUAD is the closest: it needs 1.25"
     )
 
 
-def test_a_broken_bound_is_seen(records):
+def test_a_violated_bound_is_detected(records):
     """A text of BPD that takes fewer calls than the oracle with one candidate."""
     records[3] = drafts("squad", "bpd", "444444444444")
     found = exhibit(records).findings
@@ -94,11 +83,11 @@ def test_a_broken_bound_is_seen(records):
     assert exhibit(records).findings[-1].holds is False
 
 
-def test_bpd_alone_says_nothing_of_the_bound(records):
+def test_bpd_alone_is_inconclusive_about_the_bound(records):
     assert exhibit(records[:5]).findings[-1].holds is None
 
 
-def test_weak_tasks_have_most_to_gain():
+def test_tasks_with_low_efficiency_gain_most():
     records = [
         oracle("squad", 12, [[12, 12], [4, 3]]),
         oracle("qa", 12, [[12, 12], [6, 4]]),

@@ -6,14 +6,11 @@ import pytest
 
 from bpd_jax.studies.highlights import highlights
 from bpd_jax.studies.results import StudyRun
-from bpd_jax.studies.study_records import REPORT, DraftRecord
+from tests.studies import builders
 
 
 def draft(contender, example, accepted):
-    ones = "1" * len(accepted)
-    return DraftRecord(
-        "squad", example, REPORT, contender, accepted, ones, ones, ones, 1
-    )
+    return builders.draft(contender, "squad", accepted, example=example)
 
 
 def run(study, records):
@@ -49,7 +46,7 @@ def test_the_best_on_all_texts_is_compared_with_bpd_and_the_oracle():
     "kept, names",
     [(2, ["BPD"]), (4, ["BPD", "Best of Table 4"]), (0, [])],
 )
-def test_a_run_that_was_stopped_has_fewer(kept, names):
+def test_an_interrupted_run_has_fewer_figures(kept, names):
     figures = highlights([run("table4", RECORDS[:kept])])
     assert [figure.name for figure in figures] == names
 

@@ -33,7 +33,7 @@ def test_both_tables_have_the_paper_s_cells():
     assert {(8, 16, 16), (4, 2, 1), (16, 16, 1)} <= set(SHAPES)
 
 
-def test_lattices_are_what_decoding_hands_over(model):
+def test_lattices_have_the_format_of_decoding(model):
     lattice, context = Lattices(model, seed=3).make(2, 5, 4)
     assert lattice.tokens.shape == (2, 5, 4)
     assert context.shape == (2, 1)  # A trigram looks back at it and the certain token.
@@ -79,7 +79,7 @@ def test_batches_share_their_time(model):
     assert refine_milliseconds(rescorer, 1, *made, batch=2).shape == (2,)
 
 
-def test_what_cannot_be_done_is_told(model):
+def test_invalid_requests_are_refused(model):
     with pytest.raises(UserError, match="unknown n-gram engine 'openfst'"):
         next(latency_records(model, ["openfst"]))
     with pytest.raises(UserError, match="fewer than 100"):

@@ -51,7 +51,7 @@ def test_texts_are_scored_by_the_metric_of_their_task():
     assert quality_records("qa", examples, outputs, decode, (0,)) == []
 
 
-def test_passages_come_with_their_last_words(monkeypatch):
+def test_last_words_are_the_references_of_passages(monkeypatch):
     scores = [{"log_prob": -1.0}, {"log_prob": -2.0}]
     monkeypatch.setattr(measure_quality, "passage_scores", lambda *a, **k: scores)
     examples = [Asked(0, "report", ()), Asked(1, "tune", ())]

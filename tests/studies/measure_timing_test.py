@@ -5,44 +5,19 @@ import numpy as np
 import pytest
 
 from bpd_jax.decoding import generate
-from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.options import DecodeOptions
-from bpd_jax.drafting.assets import Assets
 from bpd_jax.errors import UserError
-from bpd_jax.models.blockwise import parameter_shapes
-from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
-from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.models.transformer_config import TransformerConfig
-from bpd_jax.ngrams.counting.counts import count_ngrams
-from bpd_jax.ngrams.katz import estimate_katz
 from bpd_jax.studies.measure_timing import timing_records
 from bpd_jax.studies.refinements import method_of
 from bpd_jax.studies.tasks import StudyExample
-
-VOCAB = 13
+from tests.evaluation.random_decoder import VOCAB, random_decoder
 
 
 class TinyBench:
     """Random parameters, random prompts of two tasks, a trigram model."""
 
     def __init__(self):
-        config = BlockwiseConfig(
-            TransformerConfig(VOCAB, 1, 16, 32, num_heads=2, max_length=64),
-            BlockHeadsConfig(4, hidden=8),
-        )
-        rng = np.random.default_rng(0)
-        params = jax.tree.map(
-            lambda leaf: rng.normal(0, 0.3, leaf.shape).astype(leaf.dtype),
-            parameter_shapes(config),
-            is_leaf=lambda leaf: hasattr(leaf, "shape"),
-        )
-        texts = [rng.integers(0, VOCAB, 60).astype(np.int32) for _ in range(10)]
-        ngram = estimate_katz(
-            count_ngrams(texts, order=3, vocab_size=VOCAB, end_of_text=0)
-        )
-        self._decoder = Decoder(
-            ModelFunctions(config), params, width=6, assets=Assets(ngram=ngram)
-        )
+        self._decoder = random_decoder()
 
     def examples(self, task):
         rng = np.random.default_rng(len(task))
@@ -66,7 +41,7 @@ def context():
     return TinyBench()
 
 
-def test_contenders_take_turns_and_write_the_same_text(context, monkeypatch):
+def test_contenders_alternate_and_produce_the_same_text(context, monkeypatch):
     compiled = []
     jax.monitoring.register_event_duration_secs_listener(
         listen := lambda event, *_, **__: "compile" in event and compiled.append(event)
@@ -113,7 +88,7 @@ def test_contenders_take_turns_and_write_the_same_text(context, monkeypatch):
             assert all(1 <= r.calls <= r.tokens for r in part)
 
 
-def test_what_is_finished_is_left_out(context):
+def test_finished_measurements_are_skipped(context):
     def measure(done):
         return timing_records(
             context, ["qa"], ["bpd"], [0.0], 1, 1, done, speculative=["bpd"]
@@ -129,7 +104,7 @@ def test_what_is_finished_is_left_out(context):
     assert not list(measure(done))
 
 
-def test_what_was_compiled_is_freed_before_the_next_task(context):
+def test_compiled_programs_are_freed_before_the_next_task(context):
     """A long study compiles more programs than a process may hold."""
     probe = jax.jit(lambda x: x + 1)
     sizes = []
@@ -139,7 +114,7 @@ def test_what_was_compiled_is_freed_before_the_next_task(context):
     assert sizes == [0, 1, 0, 1]
 
 
-def test_what_cannot_be_done_is_told_before_anything_is_timed(context):
+def test_invalid_requests_are_refused_before_timing(context):
     records = timing_records(context, ["qa"], ["bpd", "draft_model:4"], [0.0], 1, 1)
     with pytest.raises(UserError, match="draft_model"):
         next(records)

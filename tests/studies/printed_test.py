@@ -38,7 +38,7 @@ def test_positions_per_example(task, positions, error):
     assert printed.positions_per_example(task) == pytest.approx(positions, abs=error)
 
 
-def test_newsroom_was_not_decoded_whole():
+def test_newsroom_was_decoded_in_part():
     """A summary of three tokens is no summary: fewer examples were decoded."""
     assert printed.positions_per_example("newsroom") < 4
 

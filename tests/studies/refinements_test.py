@@ -21,7 +21,7 @@ OTHERS = ["greedy", "bpd:heads=4", "bpd", "medusa:32", "medusa:8", "prompt_looku
         ("bpd", None),
     ],
 )
-def test_every_refined_method_knows_what_it_refines(contender, base):
+def test_unrefined_counterparts(contender, base):
     assert unrefined(contender, OTHERS) == base
 
 
@@ -42,5 +42,5 @@ LOOKUP = "medusa_ngram:8:search=best:lookup=8"
         ("medusa_ngram:8:k=4", ["medusa:8", "medusa:8:k=4"], 1),
     ],
 )
-def test_what_is_added_besides_refinement_stands_on_both_sides(contender, others, base):
+def test_counterparts_have_the_same_lookup_and_search(contender, others, base):
     assert unrefined(contender, others) == (None if base is None else others[base])

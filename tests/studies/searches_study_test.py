@@ -1,37 +1,20 @@
 """Scores and searches from hand-made records, with every answer counted here."""
 
-import pathlib
-
 import pytest
 
-from bpd_jax.studies.results import StudyRun
-from bpd_jax.studies.study_catalog import find_study
-from bpd_jax.studies.study_records import REPORT, DraftRecord
+from tests.studies import builders
 
 ONE, TWO, FOUR = "1111", "2121", "4321"
 """Tokens along a text that a draft from there has right: 1, 2 or 4 per call."""
 
 
 def draft(contender, accepted, example=0, nodes=10):
-    """A text of which every draft has three tokens."""
-    return DraftRecord(
-        task="squad",
-        example=example,
-        part=REPORT,
-        contender=contender,
-        accepted=accepted,
-        length="3" * len(accepted),
-        equal="0" * len(accepted),
-        longest="1" * len(accepted),
-        nodes=nodes,
-    )
+    return builders.draft(contender, "squad", accepted, example=example, nodes=nodes)
 
 
 def exhibit_of(records):
     labels = {record.contender: record.contender.upper() for record in records}
-    facts = {"tasks": {"squad": "SQuAD"}, "labels": labels}
-    run = StudyRun(pathlib.Path("run"), "searches", facts, records)
-    return find_study("searches").exhibit(run)
+    return builders.exhibit_of("searches", records, ("squad",), labels=labels)
 
 
 def told_of(accepted, texts=8):
@@ -84,7 +67,7 @@ def test_searches_are_a_grid():
     assert checked["NGRAM:16"] == 20.0
 
 
-def test_of_a_few_texts_nothing_is_told():
+def test_few_texts_are_inconclusive():
     # Ten nodes a text are 5 in each of two calls, or 2.5 in each of four.
     for texts, interval, holds in (
         (1, "", None),
@@ -95,8 +78,8 @@ def test_of_a_few_texts_nothing_is_told():
         walk = told["The exact best draft beats the greedy walk (n-gram)."]
         assert walk.holds is holds
         assert walk.evidence == (
-            f"2.000 against 1.000 tokens per call, +100.0 %{interval}, checking 5.0 "
-            "against 2.5 draft tokens."
+            f"2.000 against 1.000 tokens per call, +100.0 %{interval}; 5.0 "
+            "against 2.5 draft tokens verified."
         )
 
 
@@ -154,7 +137,7 @@ def test_every_score_is_compared_with_the_heads_alone():
     }
     evidence = found["(tree of 64, n-gram)."].evidence
     assert evidence.startswith(
-        "1.000 against 2.000 tokens per call, −50.0 % (−50.0 … −50.0), checking"
+        "1.000 against 2.000 tokens per call, −50.0 % (−50.0 … −50.0);"
     )
 
 

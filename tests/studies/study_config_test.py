@@ -19,20 +19,20 @@ def test_a_contender_is_a_method_with_its_models():
     assert parse_contender("bpd").assets is None
 
 
-def test_texts_are_alike_where_what_decides_them_is():
+def test_same_settings_give_the_same_texts():
     """Other contenders, tasks or labels change no text; lengths do."""
     mine = config(contenders=["ngram:1"])
     other = config(contenders=["bpd"], tasks=["squad"], shown=3)
-    assert mine.texts_alike(json.loads(json.dumps({"settings": other.settings})))
-    assert not mine.texts_alike({"settings": config(max_new_tokens=99).settings})
-    assert not mine.texts_alike({})
+    assert mine.same_texts(json.loads(json.dumps({"settings": other.settings})))
+    assert not mine.same_texts({"settings": config(max_new_tokens=99).settings})
+    assert not mine.same_texts({})
     # Records of earlier versions have no lengths by task.
     earlier = {k: v for k, v in other.settings.items() if k != "decode_lengths"}
-    assert mine.texts_alike({"settings": earlier})
+    assert mine.same_texts({"settings": earlier})
     longer = config(decode_lengths={"held_out": 9})
     assert longer.new_tokens("held_out") == 9
     assert longer.new_tokens("squad") == mine.max_new_tokens
-    assert not longer.texts_alike({"settings": earlier})
+    assert not longer.same_texts({"settings": earlier})
 
 
 @pytest.mark.parametrize(
@@ -41,20 +41,20 @@ def test_texts_are_alike_where_what_decides_them_is():
         ({"tasks": []}, "tasks is empty"),
         ({"tasks": "squad"}, "tasks must be a list"),
         ({"contenders": ["bpd", "bpd"]}, "without repetition"),
-        ({"contenders": ["ngram:1@own"]}, "asks for the models 'own'"),
+        ({"contenders": ["ngram:1@own"]}, "requires the set 'own'"),
         ({"contenders": ["nothing"]}, "unknown method"),
         ({"assets": {"own": {"ngrams": "a"}}}, "unknown kind 'ngrams'"),
         ({"speculative": ["bpd"]}, "speculative names 'bpd'"),
         ({"examples": 0}, "examples must be"),
         ({"tune": -1}, "tune must be"),
         ({"decode_lengths": {"squad": 0}}, r"decode_lengths must be"),
-        ({"tuners": {"ngram": "neural:1"}}, "use a contender of that class"),
-        ({"tuners": {"trees": "medusa:4"}}, "one of ngram, neural"),
-        ({"tuners": {"ngram": "ngram:1:alpha=2"}}, "leave its alpha out"),
-        ({"tuners": {"ngram": "ngram:1@own"}}, "asks for the models 'own'"),
+        ({"tuners": {"ngram": "neural:1"}}, "to a contender of that class"),
+        ({"tuners": {"trees": "medusa:4"}}, "the classes ngram, neural"),
+        ({"tuners": {"ngram": "ngram:1:alpha=2"}}, "remove its alpha"),
+        ({"tuners": {"ngram": "ngram:1@own"}}, "requires the set 'own'"),
         ({"tuners": {"ngram": "ngram:1"}, "alphas": [-1.0]}, "alphas must be a list"),
     ],
 )
-def test_what_cannot_be_is_refused(given, message):
+def test_invalid_settings_are_refused(given, message):
     with pytest.raises(UserError, match=message):
         config(**given)

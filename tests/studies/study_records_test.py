@@ -34,7 +34,7 @@ def draft(accepted="21321", example=0, contender="bpd", part="report", **given):
     )
 
 
-def test_digits_come_back():
+def test_digits_round_trip():
     values = [0, 1, 9, 10, 35]
     assert to_digits(values) == "019az"
     assert from_digits(to_digits(np.array(values))).tolist() == values
@@ -84,7 +84,7 @@ def test_repetition_is_that_of_the_calls():
     assert ContenderDrafts([draft("11", length="11")]).repetition == (None, None)
 
 
-def test_records_come_back_in_their_order(tmp_path):
+def test_records_round_trip_in_order(tmp_path):
     run_files.write_header(tmp_path, "table4", {"tasks": {"xsum": "X", "squad": "S"}})
     latency = LatencyRecord("fst", 8, 16, 1, [1.5, 2.0])
     run_files.append_records(tmp_path, [draft(example=1), draft(part="tune")])
@@ -98,7 +98,7 @@ def test_records_come_back_in_their_order(tmp_path):
     assert run.label("bpd") == "bpd"
 
 
-def test_a_line_that_was_never_finished_is_dropped(tmp_path):
+def test_an_incomplete_line_is_dropped(tmp_path):
     run_files.write_header(tmp_path, "table4", {})
     run_files.append_records(tmp_path, [draft()])
     path = tmp_path / run_files.RECORDS
@@ -116,7 +116,7 @@ def test_a_line_that_was_never_finished_is_dropped(tmp_path):
     assert run_files.open_run(tmp_path).records == [draft()]
 
 
-def test_shards_are_read_together_and_published_alike(tmp_path):
+def test_shards_are_read_together_and_published(tmp_path):
     """The published bytes do not depend on who wrote what when."""
     published = []
     for number, files in enumerate([("records-0-of-2.jsonl",), ("records.jsonl",)]):
@@ -138,14 +138,14 @@ def test_shards_are_read_together_and_published_alike(tmp_path):
 @pytest.mark.parametrize(
     "line", ["{}", "[]", '{"kind": "none"}', '{"kind": "draft", "task": 3}', "\xff"]
 )
-def test_what_is_no_record_is_named(line, tmp_path):
+def test_invalid_records_are_refused(line, tmp_path):
     run_files.write_header(tmp_path, "table4", {})
     (tmp_path / run_files.RECORDS).write_text(line + "\n")
     with pytest.raises(UserError, match=r"records\.jsonl:1 is not a study record"):
         run_files.open_run(tmp_path)
 
 
-def test_what_is_no_result_is_refused(tmp_path):
+def test_invalid_results_are_refused(tmp_path):
     with pytest.raises(UserError, match="has no study results"):
         run_files.open_run(tmp_path)
     (tmp_path / run_files.HEADER).write_text("[1]")

@@ -1,17 +1,13 @@
 """Table 11 and Figure 2: the paper's cells, and a run's own."""
 
 import dataclasses
-import pathlib
 
 import pytest
 
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.token_cost import ModelSize
-from bpd_jax.reporting.exhibits import Exhibit
 from bpd_jax.studies import printed
-from bpd_jax.studies.results import StudyRun
-from bpd_jax.studies.study_catalog import find_study
-from bpd_jax.studies.study_records import DraftRecord
+from tests.studies.builders import draft, exhibit_of
 
 SIZE = ModelSize(
     trunk_parameters=1000,
@@ -32,22 +28,12 @@ SIZES = {
 
 
 def drafts(task, contender, accepted, nodes):
-    zeros = "0" * len(accepted)
-    return DraftRecord(
-        task, 0, "report", contender, accepted, zeros, zeros, zeros, nodes
-    )
+    return draft(contender, task, accepted, nodes=nodes)
 
 
 def exhibit(records=(), **facts):
-    facts = {
-        "tasks": {"squad": "SQuAD", "qa": "QA"},
-        "settings": {"lattice_width": 16},
-        **facts,
-    }
-    run = StudyRun(pathlib.Path(), "table11", facts, list(records))
-    found = find_study("table11").exhibit(run)
-    assert Exhibit.from_json(found.to_json()) == found
-    return found
+    settings = {"lattice_width": 16}
+    return exhibit_of("table11", records, ("squad", "qa"), settings=settings, **facts)
 
 
 def table(found, name):
@@ -55,7 +41,7 @@ def table(found, name):
     return {row.label: row.cells for row in one.rows}
 
 
-def test_all_42_cells_of_table_11_come_out():
+def test_all_42_cells_of_table_11_are_reproduced():
     found = exhibit()
     pairs = [
         (cell.value, cell.paper)
@@ -80,7 +66,7 @@ def test_figure_2_from_printed_cells():
         "cache traffic": pytest.approx(-2.441, abs=0.001),
     }
     assert [finding.holds for finding in found.findings[1:4]] == [True, True, False]
-    assert "−2.44 for −2.54 %" in found.findings[3].evidence
+    assert "−2.44 % for −2.54 %" in found.findings[3].evidence
     assert "−2.53 to " in found.findings[3].evidence
 
 
@@ -88,17 +74,17 @@ def test_figure_2_from_printed_cells():
     ("row", "column", "value", "place"),
     [("bpd", "parameters", 1.824, 0), ("16x4g", "flops", 0.597, 2)],
 )
-def test_a_cell_that_is_off_is_found(monkeypatch, row, column, value, place):
+def test_a_differing_cell_is_detected(monkeypatch, row, column, value, place):
     monkeypatch.setitem(printed.TABLE11[row], column, value)
     assert exhibit().findings[place].holds is False
 
 
-def test_a_bar_that_follows_is_told(monkeypatch):
+def test_a_bar_that_follows_is_confirmed(monkeypatch):
     monkeypatch.setitem(printed.FIGURE2, "kv_cache", -2.44)
     assert exhibit().findings[3].holds is True
 
 
-def test_by_hand_the_paper_s_numbers():
+def test_the_papers_numbers_computed_by_hand():
     """Means of Table 4, and what follows from them."""
     found = exhibit()
     rows = table(found, "table11")
@@ -165,7 +151,7 @@ def test_the_table_of_a_run():
         ("medusa_neural:8:search=best", 2, 8),
     ],
 )
-def test_a_rescorer_reads_every_path(contender, passes, rescored):
+def test_a_rescorer_processes_every_path(contender, passes, rescored):
     """One call of three nodes yields two tokens; blocks have three, so that paths are
     read on at one position. BPD's costs come off, then 2 · 50 bytes a pass, a cache of
     16 bytes a token, and 2 · 40 + 4 · 4 · (2048 + 2) FLOPs for each token run: the two
@@ -182,18 +168,18 @@ def test_a_rescorer_reads_every_path(contender, passes, rescored):
 
 
 @pytest.mark.parametrize("contender", ["medusa_neural:8", "neural:16:search=static"])
-def test_a_tree_whose_shape_is_not_known_is_not_counted(contender):
+def test_trees_of_unknown_shape_are_left_out(contender):
     records = [drafts("squad", name, "22", 3) for name in ("bpd", contender)]
     rows = table(exhibit(records, model_sizes=SIZES), "table11_ours")
     assert list(rows) == ["Autoregressive", "bpd"]
 
 
-def test_without_sizes_there_is_no_table_of_ours():
+def test_without_sizes_our_table_is_missing():
     found = exhibit([drafts("squad", "bpd", "22", 3)])
     assert [one.name for one in found.tables] == ["table11", "table11_right", "figure2"]
     assert found.findings[-1].holds is None
 
 
-def test_sizes_that_do_not_fit_are_refused():
-    with pytest.raises(UserError, match=r"study\.json do not fit"):
+def test_invalid_sizes_are_refused():
+    with pytest.raises(UserError, match=r"study\.json are invalid"):
         exhibit(model_sizes={"model": {"layers": 3}})

@@ -39,7 +39,7 @@ def test_cells_are_medians_with_their_range_beside_the_paper():
     assert cells[4].paper == 1.630 / 1.061
 
 
-def test_findings_say_what_grows_how_much():
+def test_findings_report_ratios():
     shown = exhibit(
         LatencyRecord("viterbi", 8, 16, 1, [1.0]),
         LatencyRecord("viterbi", 8, 16, 16, [1.4]),
@@ -60,7 +60,7 @@ def test_findings_say_what_grows_how_much():
     assert "8.00 times at 8 steps" in width.evidence
 
 
-def test_without_records_the_paper_s_numbers_stand_alone():
+def test_without_records_only_printed_values_are_shown():
     shown = exhibit()
     assert shown.findings == []
     for table in shown.tables:

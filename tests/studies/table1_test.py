@@ -1,15 +1,13 @@
 """Table 1 from records that are written out."""
 
 import math
-import pathlib
 
 import pytest
 
-from bpd_jax.reporting.exhibits import Cell, Exhibit
+from bpd_jax.reporting.exhibits import Cell
 from bpd_jax.studies import printed
-from bpd_jax.studies.results import StudyRun
-from bpd_jax.studies.study_catalog import find_study
-from bpd_jax.studies.study_records import DraftRecord, QualityRecord
+from bpd_jax.studies.study_records import QualityRecord
+from tests.studies.builders import draft, exhibit_of
 
 
 def quality(task, example, part="report", **scores):
@@ -17,18 +15,11 @@ def quality(task, example, part="report", **scores):
 
 
 def drafts(task, accepted, contender="bpd", example=0):
-    ones = "1" * len(accepted)
-    return DraftRecord(
-        task, example, "report", contender, accepted, ones, ones, ones, 1
-    )
+    return draft(contender, task, accepted, example=example)
 
 
 def exhibit(records, tasks):
-    facts = {"tasks": {task: task.upper() for task in tasks}}
-    run = StudyRun(pathlib.Path(), "table1", facts, records)
-    found = find_study("table1").exhibit(run)
-    assert Exhibit.from_json(found.to_json()) == found
-    return found
+    return exhibit_of("table1", records, tasks)
 
 
 def rows(table):
@@ -79,7 +70,7 @@ def test_scores_and_efficiency_of_each_task():
     assert scores["SQUAD: Exact match, %"][0].paper == 57.6
 
 
-def test_nothing_measured_is_nothing_claimed():
+def test_without_measurements_findings_are_inconclusive():
     found = exhibit([], ["xsum"])
     [table] = found.tables
     assert rows(table)["XSUM"][1] == Cell(paper=52.15, text="not measured")
@@ -87,7 +78,7 @@ def test_nothing_measured_is_nothing_claimed():
 
 
 @pytest.mark.parametrize("best, holds", [("lambada", True), ("xsum", False)])
-def test_the_order_of_tasks_is_compared_with_the_papers(best, holds):
+def test_the_order_of_tasks_is_compared_with_the_paper(best, holds):
     yields = {best: "3111", "newsroom": "1111"}
     records = [drafts(task, yields.get(task, "2111")) for task in printed.TASKS]
     [finding] = exhibit(records, printed.TASKS).findings

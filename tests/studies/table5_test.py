@@ -1,29 +1,17 @@
 """Table 5 from records that are written out."""
 
-import pathlib
-
 import pytest
 
-from bpd_jax.reporting.exhibits import Exhibit
 from bpd_jax.studies import printed
-from bpd_jax.studies.results import StudyRun
-from bpd_jax.studies.study_catalog import find_study
-from bpd_jax.studies.study_records import DraftRecord
+from tests.studies.builders import draft, exhibit_of
 
 
 def drafts(task, contender, accepted, equal, example=0, part="report"):
-    length = "3" * len(accepted)
-    return DraftRecord(
-        task, example, part, contender, accepted, length, equal, length, 1
-    )
+    return draft(contender, task, accepted, equal=equal, example=example, part=part)
 
 
 def exhibit(records, tasks=("squad", "qa")):
-    facts = {"tasks": {task: task.upper() for task in tasks}}
-    run = StudyRun(pathlib.Path(), "table5", facts, records)
-    found = find_study("table5").exhibit(run)
-    assert Exhibit.from_json(found.to_json()) == found
-    return found
+    return exhibit_of("table5", records, tasks)
 
 
 def test_wins_and_losses_of_two_tasks():
@@ -68,10 +56,10 @@ def test_wins_and_losses_of_two_tasks():
     # texts cannot tell.
     assert (repairs.holds, introduces.holds, weak.holds) == (None, None, None)
     assert repairs.evidence.startswith(
-        "neural:1: 33.3 % of wins repair, 50.0 % of losses, −16.7 points (3 texts: too "
-        "few), more on 1 of 1 task. "
+        "neural:1: 33.3 % of wins repair, 50.0 % of losses, −16.7 percentage "
+        "points (3 texts: too few), more on 1 of 1 task. "
     )
-    assert "so on 6 of 7 tasks" in repairs.evidence
+    assert "holds on 6 of 7 tasks" in repairs.evidence
 
 
 def texts_of(contender, repaired_wins, repaired_losses):
@@ -98,7 +86,7 @@ def texts_of(contender, repaired_wins, repaired_losses):
         ((0, 0), (0, 0), None, None),
     ],
 )
-def test_shares_are_told_apart_for_all_refinements(first, second, repairs, introduces):
+def test_shares_are_compared_for_all_refinements(first, second, repairs, introduces):
     """All texts are alike, so that no resample differs from the whole."""
     records = [drafts("qa", "bpd", "1122", "1111", example) for example in range(8)]
     records += texts_of("ngram:1", *first) + texts_of("neural:1", *second)
@@ -106,21 +94,21 @@ def test_shares_are_told_apart_for_all_refinements(first, second, repairs, intro
     assert [finding.holds for finding in found] == [repairs, introduces, None]
     points = 100 * (first[0] - first[1]) / 2
     words = f"+{points:.1f}" if points else "0.0"
-    assert f"{words} points ({words} … {words})" in found[0].evidence
+    assert f"{words} percentage points ({words} … {words})" in found[0].evidence
 
 
-def test_texts_that_disagree_cannot_tell():
+def test_disagreeing_texts_are_inconclusive():
     """Seven texts whose wins repair nothing and one whose wins do: 1/8 more, but many
     resamples are without it."""
     records = [drafts("qa", "bpd", "1122", "1111", example) for example in range(8)]
     records += [texts_of("ngram:1", 2, 0)[0], *texts_of("ngram:1", 0, 0)[1:]]
     repairs, *_ = exhibit(records, ("qa",)).findings
     assert repairs.holds is None
-    assert "+12.5 points (0.0 … " in repairs.evidence
+    assert "+12.5 percentage points (0.0 … " in repairs.evidence
     assert "more on 1 of 1 task." in repairs.evidence
 
 
-def test_weak_tasks_win():
+def test_wins_exceed_losses_on_tasks_with_low_efficiency():
     """BPD yields 1, 2 and 3 tokens a call; margins of 3, 0 and -3 of 3 positions."""
     records = []
     for task, base, refined in [
@@ -141,7 +129,7 @@ def test_weak_tasks_win():
     assert "more wins than losses on 4 of 7 tasks." in weak.evidence
 
 
-def test_what_was_not_measured_is_said():
+def test_missing_measurements_are_reported():
     found = exhibit([drafts("qa", "bpd", "1", "0"), drafts("qa", "ngram:1", "1", "0")])
     [table] = found.tables
     squad, qa = table.rows[:2]

@@ -1,30 +1,19 @@
 """Table 8 from records that are written out."""
 
-import pathlib
-
 import pytest
 
-from bpd_jax.reporting.exhibits import Exhibit
-from bpd_jax.studies.results import StudyRun
-from bpd_jax.studies.study_catalog import find_study
-from bpd_jax.studies.study_records import DraftRecord
+from tests.studies.builders import draft, exhibit_of
 
 TEN = {5: "2222222222", 10: "1111111111", 2: "5555555555", 4: "3333333333"}
 """What calls yield at each of ten positions if decoding takes so many calls."""
 
 
 def drafts(task, contender, calls, part="report", example=0):
-    zeros = "0" * 10
-    accepted = TEN[calls]
-    return DraftRecord(task, example, part, contender, accepted, zeros, zeros, zeros, 1)
+    return draft(contender, task, TEN[calls], part=part, example=example)
 
 
 def exhibit(records, tasks=("squad", "qa"), **facts):
-    facts = {"tasks": {task: task.upper() for task in tasks}, **facts}
-    run = StudyRun(pathlib.Path(), "table8", facts, records)
-    found = find_study("table8").exhibit(run)
-    assert Exhibit.from_json(found.to_json()) == found
-    return found
+    return exhibit_of("table8", records, tasks, **facts)
 
 
 def rows(table):
@@ -66,7 +55,7 @@ def test_alpha_is_chosen_on_tuning_examples_and_reported_on_others():
     assert table.caption.startswith("Tuned on 1 held-out example of each task; the")
 
 
-def test_little_weight_where_bpd_does_well():
+def test_weight_decreases_with_bpds_efficiency():
     """BPD takes 10, 5 and 4 calls; alphas 2, 1 and 0.5 are best."""
     records = []
     best = {"a": (10, 2.0), "b": (5, 1.0), "c": (4, 0.5)}
@@ -82,12 +71,12 @@ def test_little_weight_where_bpd_does_well():
     assert flattery.holds is True
 
 
-def test_no_family_no_table():
+def test_without_a_family_there_is_no_table():
     found = exhibit([drafts("squad", "ngram:1:alpha=1", 4)])
     assert (found.tables, found.charts, found.findings) == ([], [], [])
 
 
-def test_how_many_examples_were_tuned_on():
+def test_the_number_of_tuning_examples_is_reported():
     """Three of SQuAD and one of QA; reported ones do not count."""
     records = [
         drafts(task, f"ngram:1:alpha={alpha}", 4, part, example)

@@ -96,7 +96,7 @@ def test_texts_of_other_lengths_are_compared_by_the_token():
     assert speed.value == pytest.approx((6 / 12) / (4 / 24))
 
 
-def test_refined_methods_stand_below_what_they_refine():
+def test_refined_methods_follow_the_methods_that_they_refine():
     shown = exhibit(
         *(
             record(name, calls=calls, seconds=seconds)
@@ -138,7 +138,7 @@ def test_refined_methods_stand_below_what_they_refine():
     assert chart.series[0].y[:2] == pytest.approx([6 / 2, 6 / 1.5])
 
 
-def test_gains_of_prompt_lookup_are_not_told_as_those_of_refinement():
+def test_gains_of_prompt_lookup_are_not_attributed_to_refinement():
     names = ("greedy", "medusa:8", "medusa_ngram:8:lookup=8", "medusa:8:lookup=8")
     records = [record(name, calls=12 - n, seconds=1.0) for n, name in enumerate(names)]
     shown = exhibit(*records[:3])
@@ -167,7 +167,7 @@ def pairs(seconds, temperature=0.0, calls=5):
     ]
 
 
-def test_faster_is_what_the_interval_says():
+def test_verdicts_follow_the_interval():
     # Twelve tokens of 3 seconds in 2: half as fast again on every one of 6 prompts.
     tokens, speed = exhibit(*pairs([2.0] * 6)).findings[1:3]
     assert (tokens.holds, speed.holds) == (True, True)
@@ -182,7 +182,7 @@ def test_faster_is_what_the_interval_says():
     assert exhibit(*pairs([2.0] * 5)).findings[2].holds is None
 
 
-def test_what_holds_at_every_temperature():
+def test_verdicts_at_several_temperatures():
     fast, slow, same = [2.0] * 6, [4.0] * 6, [3.0] * 6
     for seconds, holds in ((fast, True), (same, None), (slow, False)):
         shown = exhibit(*pairs(fast), *pairs(seconds, temperature=0.7))
@@ -192,22 +192,22 @@ def test_what_holds_at_every_temperature():
         assert "; " in speed.evidence
 
 
-def test_texts_that_differ_are_told():
+def test_differing_texts_are_reported():
     same = record("bpd", calls=6, seconds=1.0)
     other = dataclasses.replace(same, example=1, identical=False)
     finding = exhibit(same, other).findings[0]
     assert finding.holds is False
-    assert finding.evidence == "Identical: 1 of 2 texts; the others are by BPD."
+    assert finding.evidence == "Identical: 1 of 2 texts; the others are from BPD."
 
 
-def test_nothing_measured_is_no_crash():
+def test_runs_without_measurements():
     shown = exhibit()
     assert measured(shown)[0] == []
     assert shown.charts == []
     assert [finding.holds for finding in measured(shown)[1]] == [None]
 
 
-def test_the_printed_table_e_stands_beside_ours():
+def test_the_printed_table_e_is_shown_with_our_values():
     shown = exhibit(
         record("greedy", calls=12, seconds=6.0),
         record("neural:1", calls=5, seconds=4.0),
@@ -235,16 +235,16 @@ def test_the_printed_table_e_stands_beside_ours():
     assert large.rows[-1].cells[3].paper == 2.519
 
 
-def test_what_the_rebuttal_says_of_table_e():
+def test_claims_of_the_rebuttal_about_table_e():
     faster, times = exhibit().findings[-2:]
     assert (faster.holds, times.holds) == (False, False)
     # 1.522 / 1.530 is the only loss, 2.467 / 2.232 = 1.105 the largest gain.
     assert "Faster in 19 of 20 cases" in faster.evidence
     assert "Vicuna 13B, bpd, summarization: −0.5 %" in faster.evidence
-    assert times.evidence.startswith("At most 10.5 %")
+    assert times.evidence.startswith("Rescoring adds at most 10.5 %")
 
 
-def test_categories_of_mt_bench_stand_apart_and_together():
+def test_categories_of_mt_bench_are_shown_separately_and_together():
     """The printed column is that of all categories: sums over their prompts."""
     shown = exhibit(
         record("greedy", "writing", calls=12, seconds=6.0),

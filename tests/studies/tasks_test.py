@@ -13,7 +13,7 @@ from bpd_jax.studies.tasks import (
     MT_BENCH,
     draw_examples,
     read_sources,
-    rest_of,
+    undrawn_texts,
 )
 
 
@@ -60,7 +60,7 @@ def squad(number):
 
 def test_a_prompt_holds_question_and_context_and_all_answers(tmp_path, loaded):
     write(tmp_path, "squad", "validation", [squad(0), {**squad(1), "context": ""}])
-    sources = read_sources(tmp_path, "squad")
+    sources = [*read_sources(tmp_path, "squad")]
     assert len(sources) == 1  # the other has nothing to read
     (example,) = draw_examples(
         sources, loaded, examples=5, tune=0, longest=99, longest_whole=99
@@ -72,10 +72,10 @@ def test_a_prompt_holds_question_and_context_and_all_answers(tmp_path, loaded):
     assert loaded.tokenizer.decode(example.input_ids) == example.prompt
 
 
-def test_a_document_is_cut_to_fit_and_its_prompt_is_not(tmp_path, loaded):
+def test_documents_are_truncated_but_not_prompts(tmp_path, loaded):
     record = {"dialogue": "a b c d e f g h", "summary": "s"}
     write(tmp_path, "samsum", "test", [record])
-    sources = read_sources(tmp_path, "samsum")
+    sources = [*read_sources(tmp_path, "samsum")]
     (example,) = draw_examples(
         sources, loaded, examples=1, tune=0, longest=12, longest_whole=1
     )
@@ -88,7 +88,7 @@ def test_a_document_is_cut_to_fit_and_its_prompt_is_not(tmp_path, loaded):
 
 def test_the_draw_is_always_the_same_and_parts_are_apart(tmp_path, loaded):
     write(tmp_path, "squad", "validation", [squad(n) for n in range(20)])
-    sources = read_sources(tmp_path, "squad")
+    sources = [*read_sources(tmp_path, "squad")]
     draws = [
         draw_examples(sources, loaded, examples=6, tune=3, longest=99, longest_whole=9)
         for _ in range(2)
@@ -96,17 +96,17 @@ def test_the_draw_is_always_the_same_and_parts_are_apart(tmp_path, loaded):
     assert [e.prompt for e in draws[0]] == [e.prompt for e in draws[1]]
     assert [e.part for e in draws[0]] == ["tune"] * 3 + ["report"] * 6
     assert len({e.prompt for e in draws[0]}) == 9
-    rest = rest_of(sources, draws[0], 100)
+    rest = undrawn_texts(sources, draws[0], 100)
     assert len(rest) == 11
     assert not any(text.split("\n")[0] in e.prompt for text in rest for e in draws[0])
-    assert rest_of(sources, draws[0], 2) == rest[:2]
+    assert undrawn_texts(sources, draws[0], 2) == rest[:2]
 
 
 def test_one_document_is_drawn_once(tmp_path, loaded):
     """Two questions on one context are one document."""
     again = {**squad(0), "question": "what?"}
     write(tmp_path, "squad", "validation", [squad(0), again])
-    sources = read_sources(tmp_path, "squad")
+    sources = [*read_sources(tmp_path, "squad")]
     assert len(sources) == 2
     drawn = draw_examples(
         sources, loaded, examples=2, tune=0, longest=99, longest_whole=9
@@ -125,41 +125,41 @@ def test_spec_bench_has_six_categories(tmp_path, loaded):
         },
     ]
     write(tmp_path, "spec_bench", "test", records)
-    (rag,) = read_sources(tmp_path, "rag")
+    (rag,) = [*read_sources(tmp_path, "rag")]
     assert (rag.document, rag.before, rag.references) == (
         "",
         "facts question?",
         ("r", "s"),
     )
-    (talk,) = read_sources(tmp_path, "mt_bench")
+    (talk,) = [*read_sources(tmp_path, "mt_bench")]
     assert (talk.before, talk.follow_ups) == ("be a cat", ("now a dog",))
-    (same,) = read_sources(tmp_path, "roleplay")
+    (same,) = [*read_sources(tmp_path, "roleplay")]
     assert (same.task, same.before) == ("roleplay", "be a cat")
-    assert read_sources(tmp_path, "writing") == []
+    assert [*read_sources(tmp_path, "writing")] == []
     assert len(MT_BENCH) == 8
-    (article,) = read_sources(tmp_path, "summarization")
+    (article,) = [*read_sources(tmp_path, "summarization")]
     assert (article.document, article.before) == ("a b c d", "Summarize: ")
     assert article.references == ("a c",)
 
 
 def test_a_passage_is_continued_as_it_is(tmp_path, loaded):
     write(tmp_path, "lambada", "test", [{"passage": "once upon a time"}])
-    sources = read_sources(tmp_path, "lambada")
+    sources = [*read_sources(tmp_path, "lambada")]
     (example,) = draw_examples(
         sources, loaded, examples=1, tune=0, longest=9, longest_whole=9
     )
     assert example.prompt == "once upon a time"
 
 
-def test_what_is_missing_is_named(tmp_path):
+def test_missing_files_are_named(tmp_path):
     with pytest.raises(UserError, match="there is no task 'squat': use lambada"):
-        read_sources(tmp_path, "squat")
+        [*read_sources(tmp_path, "squat")]
     with pytest.raises(UserError, match=r"xsum has none of test\.jsonl\.gz"):
-        read_sources(tmp_path, "xsum")
+        [*read_sources(tmp_path, "xsum")]
     (tmp_path / "xsum").mkdir()
     (tmp_path / "xsum" / "test.jsonl").write_text("nothing\n")
     with pytest.raises(UserError, match=r"test\.jsonl:1 is not JSON"):
-        read_sources(tmp_path, "xsum")
+        [*read_sources(tmp_path, "xsum")]
     assert "held_out" in LABELS
 
 
@@ -169,7 +169,7 @@ def test_later_turns_follow_the_answers_of_the_model(tmp_path, loaded):
     records = [{"category": "stem", "turns": texts} for texts in turns]
     write(tmp_path, "spec_bench", "test", records)
     first = draw_examples(
-        read_sources(tmp_path, "stem"),
+        [*read_sources(tmp_path, "stem")],
         loaded,
         examples=2,
         tune=1,

@@ -182,7 +182,7 @@ def test_a_trained_run_drafts_with_it(train_config, tmp_path):
         ({"heads": BlockHeadsConfig(3, 8)}, "both heads and a drafter"),
         (
             {"drafter": dataclasses.replace(DRAFTER, draft_vocabulary=9)},
-            "trained already",
+            "frozen models",
         ),
         ({"drafter": dataclasses.replace(DRAFTER, feature_layers=(3,))}, "from 0 to 2"),
     ],

@@ -26,7 +26,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from bpd_jax.ngrams.search.device import DeviceTable
+from bpd_jax.ngrams.search.device_table import DeviceTable
 from bpd_jax.typing import Array, Bool, Float, Int
 
 

@@ -16,7 +16,7 @@ from bpd_jax.drafting.refiners.lattice_graph import Columns, Room, build_graph
 from bpd_jax.drafting.refiners.transitions import Transitions
 from bpd_jax.drafting.refiners.weights import DEFAULT_ALPHA, SLOPE, Weight
 from bpd_jax.ngrams.model import NGramModel
-from bpd_jax.ngrams.search.device import DeviceTable
+from bpd_jax.ngrams.search.device_table import DeviceTable
 from bpd_jax.ngrams.search.finite_scores import check_alpha, with_finite_scores
 from bpd_jax.settings import SWITCH, setting
 from bpd_jax.typing import AnyArray, Array, Float, Int

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bpd_jax.evaluation.efficiency import ratio_interval
-from bpd_jax.evaluation.metrics.catalog import PERPLEXITIES
+from bpd_jax.evaluation.metrics.task_metrics import PERPLEXITIES
 
 
 class Estimate(NamedTuple):
@@ -48,7 +48,7 @@ def estimate(name: str, scores: Sequence[Mapping[str, float]]) -> Estimate | Non
     """Aggregates one score over examples; scores other than perplexities in percent.
 
     Args:
-      name: name of the score, a key of `catalog.LABELS`.
+      name: name of the score, a key of `task_metrics.LABELS`.
       scores: scores of every example, from a `Metric` or `lambada.passage_scores`.
 
     Returns:

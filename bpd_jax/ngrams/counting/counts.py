@@ -9,20 +9,9 @@ import numpy as np
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams import storage, trie
 from bpd_jax.ngrams.counting import levels, windows
-from bpd_jax.ngrams.counting.levels import as_stored
-from bpd_jax.ngrams.counting.windows import boundary_stream
 
-__all__ = [
-    "NGramCounts",
-    "as_stored",
-    "boundary_stream",
-    "check_min_counts",
-    "count_ngrams",
-    "with_min_counts",
-]
-
-# A limit against mistaken orders; every order has its own arrays.
-MOST_ORDERS = 64
+# A limit against mistaken orders: memory and time grow with the order.
+MAX_ORDER = 64
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -34,9 +23,9 @@ class NGramCounts:
       keys: per order, `[n]` int64.
       counts: per order, `[n]` int64.
       followed: per order except the highest, `[n]` float64: number of times that any
-        symbol followed the n-gram, `as_stored`. It includes n-grams that minimum counts
-        dropped.
-      end_of_text: the token that stands for `</s>` and `<s>`, or None.
+        symbol followed the n-gram, rounded by `levels.round_counts`. It includes
+        n-grams that minimum counts dropped.
+      end_of_text: the token that separates documents, or None; see `NGramModel`.
       seen: per order, number of different n-grams before minimum counts; by default
         their present number.
     """
@@ -59,24 +48,24 @@ class NGramCounts:
 
     @property
     def events(self) -> int:
-        """Tokens counted, one `</s>` per sequence included."""
+        """Number of counted tokens, with one `</s>` per sequence."""
         return int(self.counts[0].sum()) - self._unigram(
             trie.bos_symbol(self.vocab_size)
         )
 
     @property
     def sequences(self) -> int:
-        """Documents or lines counted."""
+        """Number of counted documents or lines."""
         return self._unigram(trie.eos_symbol(self.vocab_size))
 
     @property
     def tokens(self) -> int:
-        """Tokens counted, without the boundaries of sequences."""
+        """Number of counted tokens, without the boundaries of sequences."""
         return self.events - self.sequences
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Number of different n-grams per order, `<s>` among the unigrams."""
+        """Number of distinct n-grams per order, with `<s>` as a unigram."""
         return tuple(keys.size for keys in self.keys)
 
     def _unigram(self, symbol: int) -> int:
@@ -90,18 +79,13 @@ class NGramCounts:
         Raises:
           UserError: the folder cannot be written; an older one is then unchanged.
         """
-        arrays = {
-            f"{name}_{order}": array
-            for name in ("keys", "counts", "followed")
-            for order, array in enumerate(getattr(self, name), start=1)
-        }
+        groups = {"keys": self.keys, "counts": self.counts, "followed": self.followed}
         settings = {
-            "order": len(self.keys),
             "vocab_size": self.vocab_size,
             "end_of_text": self.end_of_text,
             "seen": list(self.seen),
         }
-        storage.write_folder(folder, arrays, settings, kind="counts")
+        storage.write_folder(folder, groups, settings, kind="counts")
 
     @classmethod
     def load(
@@ -117,15 +101,12 @@ class NGramCounts:
         Raises:
           UserError: the folder is missing, truncated or changed.
         """
-        arrays, settings = storage.read_folder(folder, verify=verify, kind="counts")
-        orders = range(1, settings["order"] + 1)
+        groups, settings = storage.read_folder(folder, verify=verify, kind="counts")
         return cls(
             vocab_size=settings["vocab_size"],
-            keys=tuple(arrays[f"keys_{order}"] for order in orders),
-            counts=tuple(arrays[f"counts_{order}"] for order in orders),
-            followed=tuple(arrays[f"followed_{order}"] for order in orders[:-1]),
             end_of_text=settings["end_of_text"],
             seen=tuple(settings["seen"]),
+            **groups,
         )
 
 
@@ -140,14 +121,14 @@ def count_ngrams(
 
     N-grams do not cross sequences; `<s>` is only the first symbol of an n-gram and
     `</s>` only the last, as in ARPA files. The result has no orders longer than the
-    longest sequence. `bounded.count` counts text that does not fit into memory.
+    longest sequence. `bounded_memory.count` counts text that does not fit into memory.
 
     Args:
       sequences: token ids, one array per document, without begin and end tokens.
       order: the highest order N.
       vocab_size: V; by default the highest id plus 1.
-      end_of_text: the token that stands for the ends of a document, or None; see
-        `boundary_stream`.
+      end_of_text: the token that separates documents, or None; see
+        `windows.add_boundaries`.
 
     Raises:
       UserError: `order` is below 1, the input is empty, or a token is outside the
@@ -165,8 +146,8 @@ def count_ngrams(
 
 def check_order(order: int) -> None:
     """Raises a `UserError` unless `order` is from 1 to 64."""
-    if not 1 <= order <= MOST_ORDERS:
-        raise UserError(f"order is {order}: it must be from 1 to {MOST_ORDERS}.")
+    if not 1 <= order <= MAX_ORDER:
+        raise UserError(f"order is {order}: it must be from 1 to {MAX_ORDER}.")
 
 
 def from_levels(

@@ -61,7 +61,7 @@ def read_counts(
       path: the file; gzip is recognised by its content.
       vocab_size: V; by default the length of `symbols`, or else the highest id plus 1.
       symbols: strings of the tokens 0 ... V-1; by default tokens are decimal ids.
-      end_of_text: the token that stands for `</s>` and `<s>`, or None.
+      end_of_text: see `NGramModel`.
 
     Raises:
       UserError: the file is missing or damaged; or its counts are inconsistent: an
@@ -80,9 +80,9 @@ def read_counts(
     trie.check_vocab_size(vocab_size, path)
     ends = np.cumsum(entries.sizes)
     if highest >= vocab_size:
-        place = np.flatnonzero(entries.symbols >= vocab_size)[0]
-        line = entries.lines[np.searchsorted(ends, place, "right")]
-        _fail(path, line, f"{entries.symbols[place]} is not a token of the vocabulary")
+        index = np.flatnonzero(entries.symbols >= vocab_size)[0]
+        line = entries.lines[np.searchsorted(ends, index, "right")]
+        _fail(path, line, f"{entries.symbols[index]} is not a token of the vocabulary")
     flat = np.where(entries.symbols == _EOS, vocab_size, entries.symbols)
     flat = np.where(flat == _BOS, vocab_size + 1, flat)
 
@@ -101,8 +101,8 @@ def read_counts(
     return reader.finish(end_of_text)
 
 
-def _fail(path: pathlib.Path, line: int, what: str) -> NoReturn:
-    raise UserError(f"{path}, line {line}: {what}.")
+def _fail(path: pathlib.Path, line: int, reason: str) -> NoReturn:
+    raise UserError(f"{path}, line {line}: {reason}.")
 
 
 class _CountsReader:
@@ -137,23 +137,23 @@ class _CountsReader:
                 indices = trie.find(keys, indices, column, self._width)
             part = f"its {name} {order - 1} symbols"
             self._refuse(indices < 0, f"{part} have no count", lines)
-            more = counts > self._counts[-1][indices]
-            self._refuse(more, f"its count is higher than that of {part}", lines)
+            exceeds = counts > self._counts[-1][indices]
+            self._refuse(exceeds, f"its count is higher than that of {part}", lines)
             if name == "first":
                 parents = indices
         keys = parents * self._width + rows[:, -1]
         by_key = np.argsort(keys, kind="stable")
         keys = keys[by_key]
-        twice = np.concatenate([[False], keys[1:] == keys[:-1]])
-        self._refuse(twice, f"this {order}-gram is listed twice", lines[by_key])
+        repeated = np.concatenate([[False], keys[1:] == keys[:-1]])
+        self._refuse(repeated, f"this {order}-gram is listed twice", lines[by_key])
         self._keys.append(keys)
         self._counts.append(counts[by_key])
         self._lines.append(lines[by_key])
 
-    def _refuse(self, wrong: np.ndarray, what: str, lines: np.ndarray) -> None:
-        places = np.flatnonzero(wrong)
-        if places.size:
-            _fail(self._path, lines[places[0]], what)
+    def _refuse(self, invalid: np.ndarray, reason: str, lines: np.ndarray) -> None:
+        indices = np.flatnonzero(invalid)
+        if indices.size:
+            _fail(self._path, lines[indices[0]], reason)
 
     def finish(self, end_of_text: int | None) -> NGramCounts:
         """Checks the sums and returns the counts."""
@@ -177,7 +177,7 @@ class _CountsReader:
             )
             ends = keys % self._width == trie.eos_symbol(self._vocab_size)
             dropped = (sums < counts) & ~ends
-            followed[order - 1][dropped] = levels.as_stored(counts[dropped])
+            followed[order - 1][dropped] = levels.round_counts(counts[dropped])
         return NGramCounts(
             self._vocab_size,
             tuple(self._keys),
@@ -236,8 +236,7 @@ def _parse(
         except UnicodeDecodeError:
             _fail(path, number, "this is not UTF-8 text")
         if not names:
-            what = f"expected an n-gram, a tab and its count: {last!r}"
-            _fail(path, number, what)
+            _fail(path, number, f"expected an n-gram, a tab and its count: {last!r}")
         try:
             count = float(last)
         except ValueError:
@@ -246,7 +245,7 @@ def _parse(
             _fail(path, number, f"the count {last} is not a positive integer")
         symbols += [_symbol(path, number, name, ids) for name in names]
         sizes.append(len(names))
-        counts.append(_whole(last, count))
+        counts.append(_exact_integer(last, count))
         numbers.append(number)
     return _Entries(
         np.array(symbols, np.int32),
@@ -256,10 +255,10 @@ def _parse(
     )
 
 
-def _whole(text: str, value: float) -> int:
+def _exact_integer(text: str, value: float) -> int:
     """Returns a count exactly, even if a float would round it."""
     digits = text.lstrip("0")
-    # Not `int(text)`, which would accept the digits of other scripts.
+    # `int(text)` would accept the digits of other scripts.
     return int(digits) if digits.isascii() and digits.isdecimal() else int(value)
 
 

@@ -39,7 +39,7 @@ class Levels(NamedTuple):
     seen: tuple[int, ...]
 
 
-def as_stored(counts: np.ndarray) -> np.ndarray:
+def round_counts(counts: np.ndarray) -> np.ndarray:
     """Rounds counts as OpenGrm's automata do, `[n]` float64.
 
     The automata store the logarithm as a float32, with an error of up to 5e-7. If a
@@ -51,9 +51,9 @@ def as_stored(counts: np.ndarray) -> np.ndarray:
 
 
 @functools.cache
-def stored_table() -> np.ndarray:
-    """Returns `as_stored` of the counts 0 ... 65,535."""
-    return as_stored(np.arange(_TABLE_SIZE))
+def rounded_counts_table() -> np.ndarray:
+    """Returns `round_counts` of the counts 0 ... 65,535."""
+    return round_counts(np.arange(_TABLE_SIZE))
 
 
 def sum_followed(
@@ -65,10 +65,10 @@ def sum_followed(
     followed = []
     for order in range(1, len(keys)):
         sums = np.zeros(keys[order - 1].size)
-        count_kernels.sum_stored(
-            keys[order] // width, counts[order], stored_table(), sums
+        count_kernels.sum_rounded(
+            keys[order] // width, counts[order], rounded_counts_table(), sums
         )
-        followed.append(as_stored(sums))
+        followed.append(round_counts(sums))
     return tuple(followed)
 
 
@@ -81,7 +81,7 @@ def assemble(
     """Computes the n-grams of all orders from sorted distinct windows.
 
     Args:
-      windows: windows of the whole text.
+      windows: windows of the complete text.
       packing: packing of the windows.
       min_counts: lowest count of each order, N non-decreasing numbers. Prefixes and
         suffixes of an n-gram are at least as frequent, so that they are kept too.
@@ -116,7 +116,7 @@ def assemble(
             packing.lengths,
             packing.bases,
             minimums,
-            stored_table(),
+            rounded_counts_table(),
             state,
             following,
             previous,
@@ -128,7 +128,7 @@ def assemble(
             store.keys[level].append(keys[level, :size])
             store.counts[level].append(numbers[level, :size])
             if level + 1 < order:
-                store.followed[level].append(as_stored(followed[level, :size]))
+                store.followed[level].append(round_counts(followed[level, :size]))
 
     try:
         for part in bar:

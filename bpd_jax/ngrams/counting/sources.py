@@ -1,7 +1,7 @@
 """Sources of token sequences for n-gram models.
 
-A source is read in batches of whole sequences in a fixed order, so that an interrupted
-count can resume after any sequence.
+A source is read in batches of complete sequences in a fixed order, so that an
+interrupted count can resume after any sequence.
 """
 
 import abc
@@ -18,7 +18,8 @@ import numpy as np
 
 from bpd_jax.data import corpora, generated_pieces, generations, text_task, tokenizer
 from bpd_jax.data.corpora import SourceFile
-from bpd_jax.data.task_tokenizer import task_tokenizer, vocabulary_key
+from bpd_jax.data.fingerprints import source_fingerprint, vocabulary_fingerprint
+from bpd_jax.data.task_tokenizer import task_tokenizer
 from bpd_jax.data.text_task import TextTask
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams import parallel, trie
@@ -35,25 +36,13 @@ _BATCH_DOCUMENTS = 256
 _SHARE_BYTES = 1 << 26
 
 
-__all__ = [
-    "GeneratedTexts",
-    "RegisteredTask",
-    "TextSource",
-    "TokenBatch",
-    "TokenFiles",
-    "TokenSource",
-    "open_source",
-    "source_of",
-]
-
-
 class TokenSource(abc.ABC):
     """A source of token sequences.
 
     Attributes:
       name: name in error messages.
       vocab_size: V.
-      end_of_text: the token that stands for the ends of a sequence, or None.
+      end_of_text: the token that separates sequences, or None.
     """
 
     def __init__(self, name: str, vocab_size: int, end_of_text: int | None) -> None:
@@ -122,7 +111,7 @@ def open_source(
       vocabulary: vocabulary of task or text.
       max_bytes: bytes of text of a task or of text files, both splits together.
       vocab_size: V of tokens; None for the highest id plus 1.
-      end_of_text: for tokens: the token that stands for the ends of a sequence.
+      end_of_text: for tokens: the token that separates sequences.
 
     Raises:
       UserError: there is no such source, or the arguments are invalid.
@@ -242,6 +231,7 @@ class GeneratedTexts(TokenSource):
         self._task = text_task.TextTask(
             text_task.GENERATIONS, folder, vocabulary=folder
         )
+        self._task.check_split(split)
         self._split = split
         self._rows = generated_pieces.split_texts(
             self._texts, split, self._task.validation_fraction
@@ -257,7 +247,8 @@ class GeneratedTexts(TokenSource):
 
     def fingerprint(self) -> str:
         """Returns a digest of the split and of the files' names, sizes and times."""
-        return _digest(self._task, self._split, corpora.source_digest(self._task))
+        files = source_fingerprint(self._task, self._split)
+        return _digest(self._task, self._split, files)
 
 
 class TextSource(TokenSource):
@@ -269,19 +260,19 @@ class TextSource(TokenSource):
         Raises:
           UserError: there is no such split, corpus or vocabulary.
         """
-        text_task.check_split(split)
+        task.check_split(split)
         encoder = task_tokenizer(task)
         name = task.text_files or task.corpus
         super().__init__(name, encoder.vocab_size, encoder.end_of_text)
         self._task = task
         self._split = split
-        self._among: tuple[SourceFile, ...] | None = None  # all files
+        self._files: tuple[SourceFile, ...] | None = None  # None for all files.
 
     def batches(self, skip: int = 0) -> Iterator[TokenBatch]:
         """Yields the documents, by file name and then by line."""
         encoder = task_tokenizer(self._task)
-        label = f"read {self._split}" if self._among is None else None
-        documents = corpora.split_documents(self._task, self._split, label, self._among)
+        label = f"read {self._split}" if self._files is None else None
+        documents = corpora.split_documents(self._task, self._split, label, self._files)
         texts = (document.text for document in itertools.islice(documents, skip, None))
 
         def encode(batch: list[str]) -> TokenBatch:
@@ -294,8 +285,8 @@ class TextSource(TokenSource):
         return _digest(
             self._task,
             self._split,
-            corpora.source_digest(self._task),
-            vocabulary_key(self._task),
+            source_fingerprint(self._task, self._split),
+            vocabulary_fingerprint(self._task),
         )
 
     def shares(self) -> list[TokenSource]:
@@ -316,8 +307,8 @@ class TextSource(TokenSource):
             room -= size
         shares: list[TokenSource] = []
         for group in groups:
-            share = copy.copy(self)  # Without loading the vocabulary again.
-            share._among = tuple(group)
+            share = copy.copy(self)  # Does not load the vocabulary again.
+            share._files = tuple(group)
             shares.append(share)
         return shares
 

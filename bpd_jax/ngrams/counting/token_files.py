@@ -26,7 +26,7 @@ _ARRAY_BLOCK = 1 << 21  # tokens
 def read_batches(
     path: str | os.PathLike[str], end_of_text: int | None, label: str | None = "read"
 ) -> Iterator[TokenBatch]:
-    """Yields batches of some thousands of whole sequences of a file.
+    """Yields batches of some thousands of complete sequences of a file.
 
     Args:
       path: the file.
@@ -115,10 +115,10 @@ def _array_blocks(path: pathlib.Path, label: str | None) -> Iterator[np.ndarray]
     ) as bar:
         for begin in range(0, array.size, _ARRAY_BLOCK):
             block = np.asarray(array[begin : begin + _ARRAY_BLOCK])
-            wrong = np.flatnonzero((block < 0) | (block > _HIGHEST_ID))
-            if wrong.size:
+            invalid = np.flatnonzero((block < 0) | (block > _HIGHEST_ID))
+            if invalid.size:
                 raise UserError(
-                    f"{path}, index {begin + wrong[0]}: {block[wrong[0]]} is not a "
+                    f"{path}, index {begin + invalid[0]}: {block[invalid[0]]} is not a "
                     "token id."
                 )
             yield block.astype(np.int32)
@@ -143,8 +143,8 @@ def _text_lines(path: pathlib.Path, label: str | None) -> Iterator[TokenBatch]:
 
 
 def _refuse_line(path: pathlib.Path, number: int, line: bytes) -> NoReturn:
-    wrong = next(field for field in line.split() if parse_id(field) < 0)
-    text = wrong.decode("utf-8", "backslashreplace")
+    invalid = next(field for field in line.split() if parse_id(field) < 0)
+    text = invalid.decode("utf-8", "backslashreplace")
     raise UserError(
         f"{path}, line {number}: {text!r} is not a token id; ids must be decimal "
         "numbers separated by blanks."

@@ -104,41 +104,6 @@ class Packing:
         return np.array([self.base, *weights], np.uint64)
 
 
-def boundary_stream(
-    sequences: Iterable[Sequence[int] | np.ndarray],
-    *,
-    vocab_size: int | None = None,
-    end_of_text: int | None = None,
-) -> tuple[np.ndarray, np.ndarray, int]:
-    """Concatenates sequences into one stream, each between `<s>` and `</s>`.
-
-    A token `end_of_text` ends a sequence. At the end of a sequence, where most files
-    have it, it is the `</s>` of the sequence.
-
-    Worked example (V = 3, so `</s>` = 3 and `<s>` = 4; end_of_text = 2): the sequence
-    `0 1 2 1 2` becomes the stream `4 0 1 3 4 1 3` at positions `0 1 2 3 0 1 2`.
-
-    Args:
-      sequences: token ids in 0 ... V-1, one array per document.
-      vocab_size: V; by default the highest id plus 1.
-      end_of_text: the token that separates documents, or None.
-
-    Returns:
-      The stream `[T]` int32, each symbol's position in its sequence `[T]` int32
-      (0 at `<s>`), and V.
-
-    Raises:
-      UserError: there is no sequence, or a token is outside the vocabulary.
-    """
-    batch, vocab_size = join_all(sequences, vocab_size, end_of_text)
-    stream = add_boundaries(batch, vocab_size=vocab_size, end_of_text=end_of_text)
-    starts = np.flatnonzero(stream == trie.bos_symbol(vocab_size))
-    lengths = np.diff(starts, append=stream.size)
-    positions = np.arange(stream.size, dtype=np.int32)
-    positions -= np.repeat(starts.astype(np.int32), lengths)
-    return stream, positions, vocab_size
-
-
 def join(sequences: Iterable[Sequence[int] | np.ndarray]) -> TokenBatch:
     """Concatenates one or more sequences."""
     arrays = [np.asarray(sequence, np.int32) for sequence in sequences]
@@ -175,7 +140,13 @@ def add_boundaries(
     first: int = 1,
     name: str | None = None,
 ) -> np.ndarray:
-    """Returns the stream of `boundary_stream`, `[T]` int32.
+    """Concatenates sequences into one stream `[T]` int32, each from `<s>` to `</s>`.
+
+    A token `end_of_text` ends a sequence. At the end of a sequence, where most files
+    have it, it is the `</s>` of the sequence.
+
+    Worked example (V = 3, so `</s>` = 3 and `<s>` = 4; end_of_text = 2): the sequence
+    `0 1 2 1 2` becomes the stream `4 0 1 3 4 1 3`.
 
     Args:
       batch: the sequences.
@@ -241,7 +212,7 @@ def sorted_parts(
     """Sorts the windows of a stream, part by part, on all cores.
 
     Args:
-      stream: `[T]` int32, whole sequences; see `boundary_stream`.
+      stream: `[T]` int32, complete sequences; see `add_boundaries`.
       packing: packing of the windows.
       part_of: `[V + 2]`, part of the windows that begin with each symbol,
         non-decreasing; by default the parts are of about equal size.
@@ -298,7 +269,7 @@ def merged(lists: Sequence[Counted]) -> Counted:
 
     lists = list(lists)
     while len(lists) > 1:
-        pairs = [lists[place : place + 2] for place in range(0, len(lists), 2)]
+        pairs = [lists[index : index + 2] for index in range(0, len(lists), 2)]
         lists = []
         for pair in pairs:
             if len(pair) == 1:

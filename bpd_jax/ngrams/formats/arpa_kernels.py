@@ -10,13 +10,13 @@ from bpd_jax.ngrams.trie_kernels import FLOATS_OUT, INTS, INTS_OUT
 
 _BYTES = types.Array(types.uint8, 1, "C", readonly=True)
 _BYTES_OUT = types.uint8[::1]
-# Bytes of all names one after the other, and where each begins.
+# The concatenated bytes of all names, and the offset of each.
 _NAMES = types.Tuple((_BYTES, INTS))
 _TABLE = types.Array(types.int32, 1, "C", readonly=True)
 
-_MOST_DIGITS = 15  # Integers of so many digits are exact in float64.
-_MOST_POWER = 22
-_POWERS = 10.0 ** np.arange(_MOST_POWER + 1)
+# Integers of 15 digits and powers of ten up to 10^22 are exact in float64.
+_MAX_DIGITS, _MAX_POWER = 15, 22
+_POWERS = 10.0 ** np.arange(_MAX_POWER + 1)
 
 _TAB, _LINE, _BLANK = 9, 10, 32
 _BLANKS = (_TAB, 13, _BLANK)
@@ -29,10 +29,10 @@ _EXPONENT = (69, 101)  # E, e
 @numba.njit(
     types.int64(_NAMES, types.int64, _BYTES_OUT, types.int64), cache=True, nogil=True
 )
-def _put(
+def _copy_word(
     words: tuple[np.ndarray, np.ndarray], number: int, text: np.ndarray, at: int
 ) -> int:
-    """Copies one of the words; returns the index after its end."""
+    """Copies a word to `text[at:]`; returns the index after its end."""
     letters, begins = words
     for letter in range(begins[number], begins[number + 1]):
         text[at] = letters[letter]
@@ -56,8 +56,8 @@ def join_lines(
 
     Args:
       rows: the symbols, `[n, order]`, indices of `names`.
-      scores: their log-probabilities as text, and where each begins, `[n + 1]`.
-      weights: their back-off weights likewise; an empty one is left out with its tab.
+      scores: characters and offsets `[n + 1]` of the log-probabilities.
+      weights: the same of the back-off weights; an empty one is omitted with its tab.
       names: the name of each symbol.
       text: output buffer.
 
@@ -75,13 +75,13 @@ def join_lines(
         return -1
     at = 0
     for ngram in range(rows.shape[0]):
-        at = _put(scores, ngram, text, at)
+        at = _copy_word(scores, ngram, text, at)
         for index in range(rows.shape[1]):
             text[at] = _BLANK if index else _TAB
-            at = _put(names, rows[ngram, index], text, at + 1)
+            at = _copy_word(names, rows[ngram, index], text, at + 1)
         if weights[1][ngram + 1] > weights[1][ngram]:
             text[at] = _TAB
-            at = _put(weights, ngram, text, at + 1)
+            at = _copy_word(weights, ngram, text, at + 1)
         text[at] = _LINE
         at += 1
     return at
@@ -114,8 +114,8 @@ def _look_up(
         first = begins[table[slot]]
         if begins[table[slot] + 1] - first == end - begin:
             same = True
-            for place in range(end - begin):
-                if letters[first + place] != text[begin + place]:
+            for index in range(end - begin):
+                if letters[first + index] != text[begin + index]:
                     same = False
                     break
             if same:
@@ -126,7 +126,7 @@ def _look_up(
 
 @numba.njit(types.void(_NAMES, types.int32[::1]), cache=True, nogil=True)
 def fill_table(names: tuple[np.ndarray, np.ndarray], table: np.ndarray) -> None:
-    """Fills a hash table, all -1 and larger than the number of names."""
+    """Inserts all names into a hash table of -1, which must have an empty slot left."""
     letters, begins = names
     for name in range(begins.size - 1):
         table[_look_up(letters, begins[name], begins[name + 1], names, table)] = name
@@ -138,29 +138,34 @@ def fill_table(names: tuple[np.ndarray, np.ndarray], table: np.ndarray) -> None:
     nogil=True,
 )
 def parse_number(text: np.ndarray, begin: int, end: int) -> tuple[bool, float]:
-    """Returns whether this is a plain decimal number, and the closest float64."""
+    """Parses a decimal number whose conversion to float64 is exact up to one rounding.
+
+    Returns:
+      Whether the text is such a number, and its value.
+    """
     at = begin
     negative = at < end and text[at] == _MINUS
     if at < end and (negative or text[at] == _PLUS):
         at += 1
-    digits = number = power = seen = 0
+    # Value of the digits, number of digits without leading zeros, and of all digits.
+    digits = significant = power = total = 0
     after_point = False
     while at < end:
         digit = text[at] - _ZERO
         if 0 <= digit <= 9:
-            seen += 1
-            if number or digit:
-                number += 1
+            total += 1
+            if significant or digit:
+                significant += 1
             digits = digits * 10 + digit
             power -= after_point
-            if number > _MOST_DIGITS:
+            if significant > _MAX_DIGITS:
                 return False, 0.0
         elif text[at] == _POINT and not after_point:
             after_point = True
         else:
             break
         at += 1
-    if not seen:
+    if not total:
         return False, 0.0
     if at < end:
         if text[at] != _EXPONENT[0] and text[at] != _EXPONENT[1]:
@@ -179,7 +184,7 @@ def parse_number(text: np.ndarray, begin: int, end: int) -> tuple[bool, float]:
             exponent = exponent * 10 + digit
             at += 1
         power += -exponent if down else exponent
-    if abs(power) > _MOST_POWER:
+    if abs(power) > _MAX_POWER:
         return False, 0.0
     value = digits * _POWERS[power] if power > 0 else digits / _POWERS[-power]
     return True, -value if negative else value
@@ -211,7 +216,7 @@ def parse_ngrams(
     weights: np.ndarray,
     lines: np.ndarray,
 ) -> tuple[int, int, int]:
-    """Reads ordinary lines and stops at the first that is anything else.
+    """Parses lines of the usual form, and stops at the first line of another form.
 
     Args:
       text: lines of a file.
@@ -219,20 +224,20 @@ def parse_ngrams(
       may_have_weight: whether a back-off weight may follow.
       names: the names of the unigrams.
       table: their hash table, see `fill_table`.
-      rows: the result, names by number, `[n, order]`; at most n lines are read.
-      scores: the result, numbers as in the file, `[n]`.
-      weights: the result, 0 where there is none, `[n]`.
-      lines: the result, the place of each among the lines read, `[n]`.
+      rows: the result, indices of names, `[n, order]`; at most n lines are parsed.
+      scores: the result, log-probabilities to base 10, `[n]`.
+      weights: the result, logarithms of back-off weights, by default 0, `[n]`.
+      lines: the result, index of each n-gram's line among the parsed lines, `[n]`.
 
     Returns:
-      Index where the first unread line begins; number of n-grams; number of lines,
-      including empty ones.
+      Index where the first unparsed line begins; number of n-grams; number of parsed
+      lines, including empty ones.
     """
-    most, order = rows.shape
-    count = passed = 0
+    limit, order = rows.shape
+    count = num_lines = 0
     begins = np.empty(order + 2, np.int64)
     ends = np.empty(order + 2, np.int64)
-    while count < most:
+    while count < limit:
         # The fields of one line.
         position, fields = at, 0
         while position < text.size and text[position] != _LINE:
@@ -240,7 +245,7 @@ def parse_ngrams(
                 position += 1
                 continue
             if fields == order + 2:
-                return at, count, passed
+                return at, count, num_lines
             begins[fields] = position
             while position < text.size and text[position] != _LINE:
                 if text[position] in _BLANKS:
@@ -249,27 +254,27 @@ def parse_ngrams(
             ends[fields] = position
             fields += 1
         if position == text.size:
-            return at, count, passed
+            return at, count, num_lines
         if fields:
             if fields < order + 1 or (fields == order + 2 and not may_have_weight):
-                return at, count, passed
-            good, score = parse_number(text, begins[0], ends[0])
+                return at, count, num_lines
+            parsed, score = parse_number(text, begins[0], ends[0])
             weight = 0.0
-            if good and fields == order + 2:
-                good, weight = parse_number(text, begins[order + 1], ends[order + 1])
-            if not good or score > 0:
-                return at, count, passed
+            if parsed and fields == order + 2:
+                parsed, weight = parse_number(text, begins[order + 1], ends[order + 1])
+            if not parsed or score > 0:
+                return at, count, num_lines
             for symbol in range(order):
                 slot = _look_up(
                     text, begins[symbol + 1], ends[symbol + 1], names, table
                 )
                 if table[slot] < 0:
-                    return at, count, passed
+                    return at, count, num_lines
                 rows[count, symbol] = table[slot]
             scores[count] = score
             weights[count] = weight
-            lines[count] = passed
+            lines[count] = num_lines
             count += 1
-        passed += 1
+        num_lines += 1
         at = position + 1
-    return at, count, passed
+    return at, count, num_lines

@@ -1,4 +1,4 @@
-"""The way from the text of an ARPA file to a model; `formats.arpa` opens it."""
+"""Parses the text of an ARPA file into a model; see `formats.arpa`."""
 
 import math
 import pathlib
@@ -17,57 +17,54 @@ from bpd_jax.ngrams.text_blocks import TextBlocks
 
 _LOG10 = math.log(10)
 _HIGHEST_ID = np.iinfo(np.int32).max
-_MOST_DIGITS = 18  # of an integer; Python refuses to convert thousands of them.
+_MAX_DIGITS = 18  # Python refuses to convert integers of thousands of digits.
 
-# Symbols while V is not known yet.
+# Placeholders until V is known.
 _EOS, _BOS, _UNKNOWN = -1, -2, -3
 
-
-# n-grams read at once.
+# Number of n-grams parsed at once.
 _ROWS = 1 << 16
 
-_NOT_CLOSED = (
-    "this {}-gram's {}, without the other outer symbol, is not among the {}-grams"
-)
+_NOT_CLOSED = "the {} of this {}-gram is not one of the {}-grams"
 
 
 class _Line(NamedTuple):
-    """One n-gram: symbols, logarithms and the number of its line."""
+    """One n-gram: its symbols, logarithms and line number."""
 
-    row: list[int]
-    score: float
-    weight: float
+    symbols: list[int]
+    log_prob: float
+    log_backoff: float
     number: int
 
 
 class _Section(NamedTuple):
-    """The n-grams of one order as in the file.
+    """The n-grams of one order, in the order of the file.
 
     Attributes:
-      rows: symbols, `[n, order]` int32.
-      scores: log-probabilities, `[n]`; NaN where an n-gram was put in.
-      weights: natural logarithms of the back-off weights, `[n]`.
-      lines: where each stands, `[n]` int64.
+      symbols: `[n, order]` int32.
+      log_probs: `[n]`; NaN for an n-gram that the file lacks and the reader adds.
+      log_backoffs: `[n]`.
+      lines: `[n]` int64, line numbers.
     """
 
-    rows: np.ndarray
-    scores: np.ndarray
-    weights: np.ndarray
+    symbols: np.ndarray
+    log_probs: np.ndarray
+    log_backoffs: np.ndarray
     lines: np.ndarray
 
-    def taken(self, which: np.ndarray) -> "_Section":
-        return _Section(*(array[which] for array in self))
+    def select(self, indices: np.ndarray) -> "_Section":
+        return _Section(*(array[indices] for array in self))
 
 
-def _joined(parts: Sequence[_Section]) -> _Section:
+def _concatenate(parts: Sequence[_Section]) -> _Section:
     return _Section(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
 class ArpaReader:
-    """One pass over the lines of an ARPA file.
+    """Reads an ARPA file in one pass.
 
-    A compiled loop reads the ordinary lines, 30 times as fast as Python reads them. Any
-    other line is read by Python, which also reports what is wrong with it.
+    A compiled loop parses lines of the usual form, 30 times as fast as Python. All
+    other lines are parsed in Python, which also reports errors.
     """
 
     def __init__(
@@ -99,59 +96,69 @@ class ArpaReader:
         ) as bar:
             for order, size in enumerate(sizes, start=1):
                 section = self._section(order, size, len(sizes), bar)
-                in_vocabulary = (section.rows != _UNKNOWN).all(axis=1)
+                in_vocabulary = (section.symbols != _UNKNOWN).all(axis=1)
                 sections.append(
-                    section if in_vocabulary.all() else section.taken(in_vocabulary)
+                    section if in_vocabulary.all() else section.select(in_vocabulary)
                 )
         line = self._next_line()
         if line != b"\\end\\":
-            self._fail(f"expected \\end\\, found {_shown(line)}")
+            self._fail(f"expected \\end\\, found {_quoted(line)}")
         while self._text.next_line() is not None:
-            pass  # The checksum of a gzip file comes at its very end.
+            pass  # The checksum of a gzip file is at its end.
         return self._model(sections, end_of_text)
 
     def _fail(self, reason: str, line: int | None = None) -> NoReturn:
         raise UserError(f"{self._path}, line {line or self._text.number}: {reason}.")
 
     def _next_line(self) -> bytes:
-        """Returns the next line that is not empty."""
+        """Returns the next line that is not blank."""
         while (line := self._text.next_line()) is not None:
             if line := line.strip():
                 return line
         raise UserError(
-            f"{self._path} is cut short: it ends after line {self._text.number} "
+            f"{self._path} is truncated: it ends after line {self._text.number} "
             "without \\end\\."
         )
 
     def _sizes(self) -> list[int]:
+        """Parses the header: the number of n-grams of each order."""
         while (line := self._next_line()) != b"\\data\\":
             self._decoded(line)
             if self._text.number > 1000:
-                self._fail("this is no ARPA file: there is no \\data\\ line")
+                self._fail("this is not an ARPA file: there is no \\data\\ line")
         sizes: list[int] = []
         while (line := self._next_line()).startswith(b"ngram "):
             order, equals, size = self._decoded(line)[len("ngram ") :].partition("=")
             if not equals or order.strip() != str(len(sizes) + 1):
-                self._fail(f"expected 'ngram {len(sizes) + 1}=', found {_shown(line)}")
+                self._fail(f"expected 'ngram {len(sizes) + 1}=', found {_quoted(line)}")
             if not _is_integer(size.strip()):
-                self._fail(f"the number of n-grams is no number: {_shown(line)}")
+                self._fail(f"the number of n-grams is not an integer: {_quoted(line)}")
             sizes.append(int(size))
         if not sizes or not sizes[0]:
             self._fail("the model has no unigrams")
         if line != b"\\1-grams:":
-            self._fail(f"expected \\1-grams:, found {_shown(line)}")
+            self._fail(f"expected \\1-grams:, found {_quoted(line)}")
         return sizes
 
     def _section(
         self, order: int, size: int, highest: int, bar: "progress.tqdm"
     ) -> _Section:
+        """Parses the n-grams of one order.
+
+        Args:
+          order: the order.
+          size: number of n-grams that the header announces.
+          highest: the highest order of the model.
+          bar: progress bar to advance.
+        """
         title = f"\\{order}-grams:".encode()
         if order > 1 and (line := self._next_line()) != title:
             self._fail(
-                f"expected {title.decode()}, found {_shown(line)}: the section before "
-                "has more n-grams than \\data\\ says, or this one is missing"
+                f"expected {title.decode()}, found {_quoted(line)}: the previous "
+                "section has more n-grams than \\data\\ announces, or this section is "
+                "missing"
             )
-        # These grow with what is there: the announced size may be nonsense.
+        # Arrays are allocated for existing lines, because the header may be wrong.
         parts = [_as_section(order, [])]
         if order == 1:
             lines = [self._line(order, size, order < highest) for _ in range(size)]
@@ -163,66 +170,66 @@ class ArpaReader:
             return _as_section(order, lines)
         count = 0
         while count < size:
-            part = self._ordinary_lines(order, size - count, order < highest)
+            part = self._parse_block(order, size - count, order < highest)
             if not part.lines.size:
                 part = _as_section(order, [self._line(order, size, order < highest)])
             parts.append(part)
             count += part.lines.size
             bar.update(part.lines.size)
-        return _joined(parts)
+        return _concatenate(parts)
 
-    def _ordinary_lines(self, order: int, most: int, may_have_weight: bool) -> _Section:
-        """Takes the n-grams that follow, up to a line that is not quite ordinary."""
+    def _parse_block(self, order: int, limit: int, may_have_weight: bool) -> _Section:
+        """Parses up to `limit` n-grams, and stops at a line of unusual form."""
         from bpd_jax.ngrams.formats import arpa_kernels
 
         text = self._text
         text.fill()
-        most = min(most, _ROWS)
-        rows = np.empty((most, order), np.int32)
-        scores, weights = np.empty((2, most))
-        lines = np.empty(most, np.int64)
-        text.at, count, passed = arpa_kernels.parse_ngrams(
+        limit = min(limit, _ROWS)
+        names = np.empty((limit, order), np.int32)
+        log_probs, log_backoffs = np.empty((2, limit))
+        lines = np.empty(limit, np.int64)
+        text.at, count, num_lines = arpa_kernels.parse_ngrams(
             text.block,
             text.at,
             may_have_weight,
             self._name_letters,
             self._name_table,
-            rows,
-            scores,
-            weights,
+            names,
+            log_probs,
+            log_backoffs,
             lines,
         )
         section = _Section(
-            self._name_symbols[rows[:count]],
-            scores[:count] * _LOG10,
-            weights[:count] * _LOG10,
+            self._name_symbols[names[:count]],
+            log_probs[:count] * _LOG10,
+            log_backoffs[:count] * _LOG10,
             lines[:count] + text.number + 1,
         )
-        text.number += passed
+        text.number += num_lines
         return section
 
     def _line(self, order: int, size: int, may_have_weight: bool) -> _Line:
-        """Takes the next n-gram, whatever it looks like."""
+        """Parses the next n-gram, in any valid form."""
         line = self._next_line()
         fields = line.split()
         if line.startswith(b"\\"):
             self._fail(
-                f"{size} {order}-grams were announced, but here is {_shown(line)}"
+                f"{size} {order}-grams were announced, but this line is {_quoted(line)}"
             )
         has_weight = len(fields) == order + 2 and may_have_weight
         if len(fields) != order + 1 and not has_weight:
-            self._fail(f"this is no {order}-gram: {_shown(line)}")
-        row = [self._symbol(name) for name in fields[1 : order + 1]]
-        score = self._logarithm(fields[0])
-        if score > 0:
-            self._fail(f"the log-probability {_shown(fields[0])} is above 0")
-        weight = self._logarithm(fields[-1]) if has_weight else 0.0
+            self._fail(f"this is not a {order}-gram: {_quoted(line)}")
+        symbols = [self._symbol(name) for name in fields[1 : order + 1]]
+        log_prob = self._logarithm(fields[0])
+        if log_prob > 0:
+            self._fail(f"the log-probability {_quoted(fields[0])} is above 0")
+        log_backoff = self._logarithm(fields[-1]) if has_weight else 0.0
         if order == 1:
             if fields[1] in self._names:
-                self._fail("this 1-gram is there twice")
-            self._names[fields[1]] = row[0]
-        weight = NEVER if math.isinf(weight) else weight
-        return _Line(row, score, weight, self._text.number)
+                self._fail("this 1-gram is listed twice")
+            self._names[fields[1]] = symbols[0]
+        log_backoff = NEVER if math.isinf(log_backoff) else log_backoff
+        return _Line(symbols, log_prob, log_backoff, self._text.number)
 
     def _decoded(self, text: bytes) -> str:
         try:
@@ -234,9 +241,9 @@ class ArpaReader:
         try:
             value = float(field)
         except ValueError:
-            self._fail(f"{_shown(field)} is no number")
+            self._fail(f"{_quoted(field)} is not a number")
         if math.isnan(value) or value == math.inf:
-            self._fail(f"{_shown(field)} is no logarithm")
+            self._fail(f"{_quoted(field)} is not a logarithm of a probability")
         return value * _LOG10
 
     def _symbol(self, field: bytes) -> int:
@@ -255,11 +262,11 @@ class ArpaReader:
         if not 0 <= token <= _HIGHEST_ID or (
             self._vocab_size is not None and token >= self._vocab_size
         ):
-            self._fail(f"{_shown(field)} is not a token of the vocabulary")
+            self._fail(f"{_quoted(field)} is not a token of the vocabulary")
         return token
 
     def _index_names(self) -> None:
-        """Prepares the names of the unigrams for the compiled loop."""
+        """Builds the hash table of the unigrams' names for the compiled loop."""
         from bpd_jax.ngrams.formats import arpa_kernels
 
         names = list(self._names)
@@ -270,16 +277,18 @@ class ArpaReader:
         arpa_kernels.fill_table(self._name_letters, self._name_table)
 
     def _model(self, sections: list[_Section], end_of_text: int | None) -> NGramModel:
+        """Sorts the n-grams, adds missing suffixes and returns the model."""
         assert self._vocab_size is not None
         vocab_size = self._vocab_size
         for section in sections:
-            misplaced = (section.rows[:, :-1] == _EOS).any(axis=1)
-            misplaced |= (section.rows[:, 1:] == _BOS).any(axis=1)
+            symbols = section.symbols
+            misplaced = (symbols[:, :-1] == _EOS).any(axis=1)
+            misplaced |= (symbols[:, 1:] == _BOS).any(axis=1)
             if misplaced.any():
                 line = int(section.lines[misplaced].min())
-                self._fail("<s> is only first and </s> only last", line)
-            section.rows[section.rows == _EOS] = trie.eos_symbol(vocab_size)
-            section.rows[section.rows == _BOS] = trie.bos_symbol(vocab_size)
+                self._fail("<s> must be the first and </s> the last symbol", line)
+            symbols[symbols == _EOS] = trie.eos_symbol(vocab_size)
+            symbols[symbols == _BOS] = trie.bos_symbol(vocab_size)
         width = trie.symbol_width(vocab_size)
         while True:
             keys, sections = self._sorted(sections, width)
@@ -289,85 +298,83 @@ class ArpaReader:
                 break
             if missing[1].size:
                 line = int(sections[1].lines[missing[1]].min())
-                self._fail(_NOT_CLOSED.format(2, "end", 1), line)
+                self._fail(_NOT_CLOSED.format("suffix", 2, 1), line)
             for order in range(2, len(keys)):
-                needy = sections[order].taken(missing[order])
-                sections[order - 1] = _joined([sections[order - 1], _suffixes(needy)])
+                suffixes = _suffixes(sections[order].select(missing[order]))
+                sections[order - 1] = _concatenate([sections[order - 1], suffixes])
         log_probs: list[np.ndarray] = []
         for order, section in enumerate(sections):
-            scores = section.scores
-            new = np.flatnonzero(np.isnan(scores))
-            if new.size:
-                weights = sections[order - 1].weights[keys[order][new] // width]
-                scores[new] = weights + log_probs[-1][links[order][new]]
-            log_probs.append(scores)
+            added = np.flatnonzero(np.isnan(section.log_probs))
+            if added.size:
+                weights = sections[order - 1].log_backoffs[keys[order][added] // width]
+                section.log_probs[added] = weights + log_probs[-1][links[order][added]]
+            log_probs.append(section.log_probs)
         log_probs[0][keys[0] == trie.bos_symbol(vocab_size)] = -np.inf
         return NGramModel(
             vocab_size=vocab_size,
             keys=tuple(keys),
             log_probs=tuple(log_probs),
-            log_backoffs=tuple(section.weights for section in sections[:-1]),
+            log_backoffs=tuple(section.log_backoffs for section in sections[:-1]),
             end_of_text=end_of_text,
         )
 
     def _sorted(
         self, sections: list[_Section], width: int
     ) -> tuple[list[np.ndarray], list[_Section]]:
-        """Returns the keys of all n-grams, and the sections in their order."""
+        """Returns the keys of all n-grams, and the sections sorted by them."""
         keys: list[np.ndarray] = []
         offsets: list[np.ndarray] = []
         result: list[_Section] = []
         for order, section in enumerate(sections, start=1):
             if not section.lines.size:
                 break
-            rows = section.rows.astype(np.int64)
-            prefix = np.zeros(len(rows), np.int64)
+            symbols = section.symbols.astype(np.int64)
+            prefix = np.zeros(len(symbols), np.int64)
             for level in range(order - 1):
                 prefix = trie.find(
-                    keys[level], prefix, rows[:, level], width, offsets[level]
+                    keys[level], prefix, symbols[:, level], width, offsets[level]
                 )
-            orphans = np.flatnonzero(prefix < 0)
-            if orphans.size:
-                line = int(section.lines[orphans].min())
-                self._fail(_NOT_CLOSED.format(order, "beginning", order - 1), line)
-            key = prefix * width + rows[:, -1]
+            missing = np.flatnonzero(prefix < 0)
+            if missing.size:
+                line = int(section.lines[missing].min())
+                self._fail(_NOT_CLOSED.format("prefix", order, order - 1), line)
+            key = prefix * width + symbols[:, -1]
             if not (key[1:] > key[:-1]).all():
                 by_key = np.argsort(key, kind="stable")
-                key, section = key[by_key], section.taken(by_key)
-            twice = np.flatnonzero(key[1:] == key[:-1])
-            if twice.size:
-                again = int(section.lines[twice + 1].min())
-                self._fail(f"this {order}-gram is there twice", again)
+                key, section = key[by_key], section.select(by_key)
+            repeated = np.flatnonzero(key[1:] == key[:-1])
+            if repeated.size:
+                line = int(section.lines[repeated + 1].min())
+                self._fail(f"this {order}-gram is listed twice", line)
             offsets.append(trie.child_offsets([*keys, key], order - 1, width))
             keys.append(key)
             result.append(section)
         if any(section.lines.size for section in sections[len(result) :]):
             order = len(result) + 1
-            raise UserError(f"{self._path} has no {order}-grams, but longer ones.")
+            raise UserError(f"{self._path} has longer n-grams, but no {order}-grams.")
         return keys, result
 
 
 def _suffixes(section: _Section) -> _Section:
-    """Returns the suffixes of n-grams, each once, without scores."""
-    rows, first = np.unique(section.rows[:, 1:], axis=0, return_index=True)
-    return _Section(
-        rows, np.full(len(rows), np.nan), np.zeros(len(rows)), section.lines[first]
-    )
+    """Returns the distinct suffixes of n-grams, without log-probabilities."""
+    symbols, first = np.unique(section.symbols[:, 1:], axis=0, return_index=True)
+    absent = np.full(len(symbols), np.nan)
+    return _Section(symbols, absent, np.zeros(len(symbols)), section.lines[first])
 
 
 def _as_section(order: int, lines: Sequence[_Line]) -> _Section:
     return _Section(
-        np.array([line.row for line in lines], np.int32).reshape(-1, order),
-        np.array([line.score for line in lines], np.float64),
-        np.array([line.weight for line in lines], np.float64),
+        np.array([line.symbols for line in lines], np.int32).reshape(-1, order),
+        np.array([line.log_prob for line in lines], np.float64),
+        np.array([line.log_backoff for line in lines], np.float64),
         np.array([line.number for line in lines], np.int64),
     )
 
 
-def _shown(text: bytes) -> str:
-    """Returns part of the file for a message."""
+def _quoted(text: bytes) -> str:
+    """Returns bytes of the file as they appear in error messages."""
     return repr(text.decode("utf-8", "backslashreplace"))
 
 
 def _is_integer(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
+    return text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS

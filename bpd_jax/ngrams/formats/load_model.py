@@ -1,4 +1,4 @@
-"""Models from files of any known form."""
+"""Loads n-gram models of all supported formats."""
 
 import os
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ def load_model(
     """Loads a folder that `NGramModel.save` wrote, an automaton or an ARPA file.
 
     Args:
-      path: a folder; a file whose name ends in `.fst`; or any other file, as ARPA.
-      vocab_size: of a file: V, or None for the highest id plus 1.
-      end_of_text: of a file; see `NGramModel`.
-      symbols: of a file: the strings of the tokens, or None for token ids.
+      path: a folder; a file whose name ends in `.fst`; or an ARPA file.
+      vocab_size: for a file: V; None for the highest id plus 1.
+      end_of_text: for a file; see `NGramModel`.
+      symbols: for a file: names of the tokens; None for token ids.
 
     Raises:
-      UserError: nothing is there, or it is at fault.
+      UserError: the path does not exist, or is not a valid model.
     """
     path = as_path(path)
     if path.is_dir():

@@ -1,8 +1,8 @@
 """Names of tokens in ARPA files and automata.
 
-A symbol table is a list of V different non-empty strings without blanks. As a file it
-has OpenFst's form, a name and a label per line, where the label of a token
-is its id plus 1 because label 0 is `<epsilon>`.
+A symbol table is a list of V distinct non-empty strings without blanks. Files have
+OpenFst's format: a name and a label per line. The label of a token is its id plus 1,
+because label 0 is `<epsilon>`.
 """
 
 import os
@@ -39,16 +39,16 @@ def check_symbols(vocab_size: int, symbols: Sequence[str]) -> None:
 
 
 def printable_symbols(pieces: Iterable[str]) -> list[str]:
-    r"""Returns a symbol table with printable forms of the texts of tokens.
+    r"""Returns a symbol table of the texts of tokens.
 
-    A blank becomes U+2581 and any other character that is blank or not printable
+    A blank becomes U+2581, and any other character that is white space or not printable
     becomes `\uNNNN`. The token's id is appended to a text that is empty, reserved or a
     duplicate, as in `<s>#50256`.
     """
     used = {EPSILON, *BOUNDARIES, *UNKNOWN, ""}
     names = []
     for token, piece in enumerate(pieces):
-        name = "".join(map(_shown, piece))
+        name = "".join(map(_printable, piece))
         if name in used:
             name += f"#{token}"
         while name in used:
@@ -58,7 +58,7 @@ def printable_symbols(pieces: Iterable[str]) -> list[str]:
     return names
 
 
-def _shown(character: str) -> str:
+def _printable(character: str) -> str:
     if character == " ":
         return _BLANK
     if character.isprintable() and not character.isspace():
@@ -67,14 +67,14 @@ def _shown(character: str) -> str:
 
 
 def write_symbols(symbols: Sequence[str], path: str | os.PathLike[str]) -> None:
-    """Writes a table in OpenFst's format."""
+    """Writes a table in OpenFst's text format."""
     lines = [f"{name}\t{label}\n" for label, name in enumerate([EPSILON, *symbols])]
     with files.replacing_file(path) as temporary:
         temporary.write_text("".join(lines), encoding="utf-8")
 
 
 def read_symbols(path: str | os.PathLike[str]) -> list[str]:
-    """Reads what `write_symbols` wrote.
+    """Reads a table that `write_symbols` or OpenFst wrote.
 
     Raises:
       UserError: the file is missing or is not a symbol table.

@@ -1,4 +1,4 @@
-"""Makes all scores of a model finite, so that every path of a lattice has a score."""
+"""Replaces infinite scores of a model, so that every path of a lattice has a score."""
 
 import dataclasses
 import math
@@ -13,17 +13,17 @@ UNSEEN = -1000.0
 
 
 def with_finite_scores(model: NGramModel) -> NGramModel:
-    """Returns a model with log-probability `UNSEEN` for what has none.
+    """Returns a model whose log-probabilities and back-off weights are finite.
 
-    This applies to tokens without a unigram, to the end of text if the model has no
-    `</s>`, and to n-grams and back-off weights of minus infinity. Weighted sums of
-    scores are then finite.
+    `UNSEEN` is the log-probability of tokens without a unigram and of the end-of-text
+    token if the model has no `</s>`, and replaces log-probabilities and back-off
+    weights of minus infinity.
     """
     model = model.with_unseen_tokens(UNSEEN)
     ends = np.searchsorted(model.keys[0], model.eos)
     has_end = ends < model.keys[0].size and model.keys[0][ends] == model.eos
     if model.end_of_text is not None and not has_end:
-        # `<s>` is the last symbol, so only indices change.
+        # Only the index of `<s>`, the last symbol, changes.
         indices = np.arange(model.keys[0].size)
         indices[indices >= ends] += 1
         keys = [np.insert(model.keys[0], ends, model.eos)]
@@ -47,8 +47,8 @@ def with_finite_scores(model: NGramModel) -> NGramModel:
 
 
 def _finite(values: np.ndarray) -> np.ndarray:
-    is_none = np.isneginf(values)
-    return np.where(is_none, UNSEEN, values) if is_none.any() else values
+    infinite = np.isneginf(values)
+    return np.where(infinite, UNSEEN, values) if infinite.any() else values
 
 
 def check_alpha(alpha: float) -> None:

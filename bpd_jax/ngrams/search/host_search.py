@@ -1,4 +1,4 @@
-"""The best paths of a lattice under an n-gram model, on the host and exact."""
+"""Exact search for the best paths of a lattice under an n-gram model, on the host."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,15 +11,15 @@ from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.search.finite_scores import check_alpha, with_finite_scores
 
-# Initial capacity for nodes of the graph of one lattice.
-_ROOM = 4096
+# Initial capacity for the nodes of a lattice's graph.
+_CAPACITY = 4096
 
 
 class BestPaths(NamedTuple):
     """The best paths, best first.
 
     Attributes:
-      choices: `[n, J]` int32, at every position the number of the candidate.
+      choices: `[n, J]` int32, index of the candidate at every position.
       scores: `[n]` float64, Σ head score + α · log P.
     """
 
@@ -30,12 +30,12 @@ class BestPaths(NamedTuple):
 class PathSearch:
     """Finds the P best paths of a lattice by dynamic programming over histories.
 
-    Scores are those of the model exactly: a path backs off where the model does and
-    nowhere else. An index comes in addition to the model's own arrays: 8 bytes per
-    n-gram of the orders below the highest, and 12 to 24 per n-gram whose history has
-    more than 16 extensions.
+    Scores are exactly those of the model: a path backs off only where the model does.
+    In addition to the model's arrays, the search needs an index: 8 bytes per n-gram of
+    the orders below the highest, and 12 to 24 per n-gram whose history has more than 16
+    extensions.
 
-    The workspace is kept between calls, so an object must not be shared by threads.
+    The workspace is reused between calls, so an object must not be shared by threads.
 
     Attributes:
       nbytes: bytes of the index.
@@ -79,22 +79,22 @@ class PathSearch:
             table_kernels.fill_table(table, bits[-1], self._shift, keys, first)
             tables.append(_read_only(table))
             offsets.append(_read_only(first))
-        # Numba requires non-empty tuples, also for a model of unigrams.
-        none = (_read_only(np.zeros(1, np.int64)),)
+        # Numba requires non-empty tuples, also for unigram models.
+        placeholder = (_read_only(np.zeros(1, np.int64)),)
         self._arrays = (
             tuple(_read_only(keys) for keys in model.keys),
             tuple(_read_only(log_probs) for log_probs in model.log_probs),
             tuple(_read_only(weights) for weights in model.log_backoffs)
             or (_read_only(np.zeros(1)),),
-            tuple(offsets) or none,
+            tuple(offsets) or placeholder,
             unigrams,
-            tuple(tables) or none,
+            tuple(tables) or placeholder,
             np.array(bits or [1], np.int64),
             self._shift,
             model.width,
         )
         self.nbytes = sum(array.nbytes for array in (*offsets, *tables))
-        self._room: tuple[Any, ...] = ()
+        self._memory: tuple[Any, ...] = ()
         self._shape = (0, 0)
 
     def best_paths(
@@ -109,8 +109,8 @@ class PathSearch:
 
         Args:
           tokens: `[J, W]` int, the candidates of each position.
-          head_scores: `[J, W]`, natural logarithms; -inf for no candidate. Of a token
-            that a position has twice, the better one counts.
+          head_scores: `[J, W]`, natural logarithms; -inf for no candidate. If a token
+            occurs twice at a position, the better score is used.
           history: `[H]` int, the tokens before the lattice, oldest first.
           num_paths: P.
           alpha: weight of the n-gram's log-probability, of all positions or `[J]`.
@@ -122,8 +122,8 @@ class PathSearch:
         alphas = np.zeros(len(tokens)) + alpha
         check_alpha(alphas.min(initial=0.0) if np.isfinite(alphas).all() else np.nan)
         predicted = np.ascontiguousarray(tokens, np.int64)
-        for used in (predicted, np.asarray(history)):
-            if used.size and not 0 <= np.min(used) <= np.max(used) < model.vocab_size:
+        for ids in (predicted, np.asarray(history)):
+            if ids.size and not 0 <= np.min(ids) <= np.max(ids) < model.vocab_size:
                 raise UserError(
                     f"the lattice or the text before it has a token outside the "
                     f"vocabulary 0 ... {model.vocab_size - 1}."
@@ -155,22 +155,23 @@ class PathSearch:
             self._workspace(candidates, grow=True)
 
     def _workspace(self, candidates: int, grow: bool = False) -> tuple[Any, ...]:
-        room, width = self._shape
+        """Memory of the compiled search; see `host_kernels.best_paths`."""
+        capacity, width = self._shape
         if grow or candidates != width:
-            room = 2 * room if grow else max(room, _ROOM)
+            capacity = 2 * capacity if grow else max(capacity, _CAPACITY)
             fields = self._kernels
-            self._shape = room, candidates
+            self._shape = capacity, candidates
             graph = (
-                np.empty((fields.NODE_FIELDS, room), np.int64),
-                np.empty(room),
-                np.empty((room, candidates)),
-                np.empty((room, candidates), np.int32),
-                np.empty((room, fields.LISTED + candidates), np.int32),
-                np.empty(room),
+                np.empty((fields.NODE_FIELDS, capacity), np.int64),
+                np.empty(capacity),
+                np.empty((capacity, candidates)),
+                np.empty((capacity, candidates), np.int32),
+                np.empty((capacity, fields.LISTED + candidates), np.int32),
+                np.empty(capacity),
             )
-            queries = np.empty((fields.QUERY_FIELDS, room * candidates), np.int64)
-            self._room = (graph, queries, np.empty(room * candidates))
-        return self._room
+            queries = np.empty((fields.QUERY_FIELDS, capacity * candidates), np.int64)
+            self._memory = (graph, queries, np.empty(capacity * candidates))
+        return self._memory
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:

@@ -1,8 +1,7 @@
 """Hash tables of n-grams, for histories with many extensions.
 
-An entry consists of a part of the key's hash and, below it, the n-gram's index; -1 is
-an empty slot. One read of eight bytes shows whether the n-gram exists, up to a check of
-its key.
+The upper bits of an entry are a part of the key's hash, the lower bits the n-gram's
+index; -1 is an empty slot. A lookup usually reads one entry and compares one key.
 
 This module needs numba; import it where it is used.
 """
@@ -12,7 +11,7 @@ from typing import Any
 import numba
 import numpy as np
 
-# Most histories have so few extensions that they are scanned. Those of the others are
+# Maximum number of extensions that are scanned linearly. Longer lists of extensions are
 # in hash tables.
 FEW = 16
 
@@ -40,7 +39,7 @@ def mark_of(
     bits: int,
     shift: int,
 ) -> int:
-    """The next bits of the hash, as the upper part of an entry."""
+    """The upper part of an entry: the hash's bits that follow those of the slot."""
     mark: Any = np.int64((_hash(key) << np.uint64(bits)) >> np.uint64(1 + shift))
     return mark << shift
 
@@ -49,7 +48,7 @@ def mark_of(
 def count_tabled(
     offsets: np.ndarray,
 ) -> int:
-    """Returns how many n-grams go into the hash table of their order."""
+    """Returns the number of n-grams that are in the hash table of their order."""
     number = 0
     for parent in range(len(offsets) - 1):
         size = offsets[parent + 1] - offsets[parent]
@@ -65,14 +64,14 @@ def fill_table(
     keys: np.ndarray,
     offsets: np.ndarray,
 ) -> None:
-    """Puts the n-grams of an order whose history has many extensions into a table.
+    """Inserts the n-grams of an order whose history has many extensions into a table.
 
     Args:
       table: `[2^bits]` int64, all -1; more slots than keys.
       bits: logarithm of the number of slots.
       shift: bits of an index.
       keys: `[n]` int64.
-      offsets: where the extensions of each history begin among them.
+      offsets: the `trie.child_offsets` of the histories.
     """
     last = (1 << bits) - 1
     for parent in range(len(offsets) - 1):

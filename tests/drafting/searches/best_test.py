@@ -180,13 +180,13 @@ def test_a_table_cut_over_devices_finds_the_same(ngram_model, random_lattice):
 
 def test_the_search_makes_room_for_large_lattices(ngram_model, monkeypatch):
     search = pytest.importorskip("bpd_jax.ngrams.search.host_search")
-    monkeypatch.setattr(search, "_ROOM", 2)
+    monkeypatch.setattr(search, "_CAPACITY", 2)
     model = ngram_model(4)
     found = search.PathSearch(model.with_unseen_tokens()).best_paths(
         np.tile(np.arange(1, 7), (6, 1)), np.zeros((6, 6)), np.array([1, 2, 3]), 3
     )
     fresh = search.PathSearch(model.with_unseen_tokens())
-    monkeypatch.setattr(search, "_ROOM", 4096)
+    monkeypatch.setattr(search, "_CAPACITY", 4096)
     want = fresh.best_paths(
         np.tile(np.arange(1, 7), (6, 1)), np.zeros((6, 6)), np.array([1, 2, 3]), 3
     )

@@ -1,4 +1,4 @@
-"""Real records of the data sets, where they lie beside the repository."""
+"""Real records of the data sets, if they are available."""
 
 import gzip
 import itertools
@@ -12,7 +12,7 @@ SAMPLES = pathlib.Path(__file__).parents[4] / "shared" / "data"
 
 @pytest.fixture(scope="session")
 def records():
-    """Reads the first `count` records of `NAME/SPLIT`; skips where they are not."""
+    """Reads the first `count` records of `NAME/SPLIT`; skips the test without them."""
 
     def read(name, count):
         path = SAMPLES / f"{name}.jsonl.gz"

@@ -12,11 +12,11 @@ def test_means_are_in_percent():
     found = estimate("f1", scores)
     assert found.value == 75
     assert found.interval == (50, 100)
-    assert estimate("exact_match", scores) == (0, None)  # one example tells no spread
+    assert estimate("exact_match", scores) == (0, None)  # no interval for one example
     assert estimate("rouge1", scores) is None
 
 
-def test_perplexity_weighs_tokens_and_not_examples():
+def test_perplexity_weights_tokens():
     """Two tokens of probability 1/2 each and two of 1/8 each: exp(8 ln 2 / 4) = 4."""
     scores = [
         {"log_prob": 3 * math.log(1 / 2), "tokens": 3.0},

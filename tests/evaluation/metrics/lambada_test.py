@@ -1,4 +1,4 @@
-"""Passages under a model of bigrams, whose probabilities are written out."""
+"""Tests of passage scores under a bigram model with known probabilities."""
 
 import types
 
@@ -28,7 +28,7 @@ BIGRAMS = np.array(
 
 
 class Bigrams:
-    """Answers as `ModelFunctions` do: the hidden state is the token itself."""
+    """Substitute for `ModelFunctions`, whose hidden state is the token."""
 
     config = types.SimpleNamespace(trunk=types.SimpleNamespace(max_length=64))
 
@@ -53,7 +53,7 @@ def scores(*passages, **options):
     return passage_scores(Bigrams(), params, encode, passages, **options)
 
 
-def test_passages_by_hand():
+def test_scores_of_passages_computed_by_hand():
     """Tokens and their probabilities after one another:
 
         th e(1) _ca(0.6) t(0.8) _s(0.75) at(0.7)
@@ -78,7 +78,7 @@ def test_passages_by_hand():
     }
 
 
-def test_neither_batches_nor_a_begin_token_change_what_is_scored():
+def test_scored_tokens_do_not_depend_on_batches_or_begin_token():
     passages = ["the cat sat", "the sat", "the cat\n"]
     plain = scores(*passages[:2])
     for options in ({"batch_size": 3}, {"begin_of_text": 0}):
@@ -87,7 +87,7 @@ def test_neither_batches_nor_a_begin_token_change_what_is_scored():
     assert scores(passages[2])[0]["last_word"] == 1
 
 
-def test_last_words():
+def test_last_words_are_split():
     assert split_last_word("do n't care about signs") == ("do n't care about", "signs")
     assert split_last_word('"No insurance?"\n\n she\u00a0said \n') == (
         '"No insurance?"\n\n she',

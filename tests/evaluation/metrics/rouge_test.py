@@ -1,4 +1,4 @@
-"""ROUGE is that of the package rouge-score, with its stemmer, and nothing else."""
+"""Tests of ROUGE, as the package rouge-score computes it with its stemmer."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ def f_measure(shared, found, wanted):
     return 2 * shared / (found + wanted)
 
 
-def test_a_case_by_hand():
+def test_scores_of_an_example_computed_by_hand():
     """`police` and `the` stem to themselves, `killed` and `kills` to `kill`.
 
     prediction  police kills the gunman      4 words, 3 pairs
@@ -30,7 +30,7 @@ def test_a_case_by_hand():
     }
 
 
-def test_lines_are_sentences_of_rouge_lsum_alone():
+def test_only_rouge_lsum_splits_lines():
     """Lines in another order share one of two as one sequence, both as sentences."""
     pytest.importorskip("rouge_score")
     found = rouge.scores("cold rain\nwarm sun", ["warm sun\ncold rain"])
@@ -38,7 +38,7 @@ def test_lines_are_sentences_of_rouge_lsum_alone():
     assert found["rougeLsum"] == 1.0
 
 
-def test_of_several_references_the_best_counts():
+def test_best_score_over_references_is_used():
     pytest.importorskip("rouge_score")
     found = rouge.scores("warm sun", ["cold rain", "warm rain"])
     assert found["rouge1"] == pytest.approx(0.5)
@@ -53,8 +53,8 @@ def test_of_several_references_the_best_counts():
         ("cnn_dailymail/validation", "article", "highlights"),
     ],
 )
-def test_real_summaries_by_the_package(records, name, text, summary):
-    """Predicted are the first three sentences, and the first 200 characters."""
+def test_scores_of_real_summaries_match_the_package(records, name, text, summary):
+    """The predictions are the first three sentences, and the first 200 characters."""
     package = pytest.importorskip("rouge_score.rouge_scorer")
     scorer = package.RougeScorer(
         ["rouge1", "rouge2", "rougeL", "rougeLsum"], use_stemmer=True
@@ -71,7 +71,7 @@ def test_real_summaries_by_the_package(records, name, text, summary):
     assert means["rougeL"] > 0.1
 
 
-def test_a_missing_package_is_told_in_a_sentence():
+def test_missing_package_is_reported():
     program = (
         "import sys; sys.modules['rouge_score'] = None\n"
         "from bpd_jax.errors import UserError\n"

@@ -1,4 +1,4 @@
-"""Exact match and F1: cases by hand, the rules stated twice, another package."""
+"""Tests of exact match and F1, by hand and against another package."""
 
 import string
 
@@ -14,11 +14,11 @@ from bpd_jax.evaluation.metrics import squad
         ("\tan apple,\n a pear and THE theme ", "apple pear and theme"),
         ("a.m.", "am"),
         ("The", ""),
-        ("Łódź – “the” city", "łódź – “ ” city"),  # ASCII punctuation alone goes
+        ("Łódź – “the” city", "łódź – “ ” city"),  # only ASCII punctuation is removed
         ("$1,000 (1.5%)", "1000 15"),
     ],
 )
-def test_normal_texts(text, wanted):
+def test_texts_are_normalized(text, wanted):
     assert squad.normalize(text) == wanted
 
 
@@ -28,22 +28,22 @@ def test_normal_texts(text, wanted):
         ("the Nobel Prize.", ["Nobel Prize"], 1, 1),
         # 2 of 3 words are right, and 2 of 2 are found: 2 · 2 / (3 + 2).
         ("first Nobel prize", ["Nobel Prize"], 0, 4 / 5),
-        # The nearest answer counts: 1 of 2 and 1 of 1 against 1 of 2 and 1 of 4.
+        # The best reference is used: 1 of 2 and 1 of 1 against 1 of 2 and 1 of 4.
         ("July 1776", ["1776", "the 4th of July of 1776"], 0, 2 / 3),
-        # A word counts as often as it is in both: twice of 3 and of 2.
+        # Words are compared as multisets: 2 of 3 and of 2.
         ("ha ha ha", ["ha, ha!"], 0, 4 / 5),
         ("", ["1745"], 0, 0),
         ("seven", ["1745"], 0, 0),
         ("the", ["A"], 1, 1),
     ],
 )
-def test_cases_by_hand(prediction, references, exact, f1):
+def test_scores_of_examples_computed_by_hand(prediction, references, exact, f1):
     found = squad.scores(prediction, references)
     assert found == {"exact_match": exact, "f1": pytest.approx(f1)}
 
 
 def perturbed(answer, number):
-    """What a model might say in place of a right answer."""
+    """Variants of a correct answer."""
     words = answer.split()
     return [
         answer,
@@ -71,7 +71,7 @@ def cases(records):
 
 
 def restated(text):
-    """The rules again, character by character, with no regular expression."""
+    """A second implementation of the rules, without regular expressions."""
     kept = [c for c in text.lower() if c not in string.punctuation]
     words, word = [], []
     for character in [*kept, " "]:
@@ -96,7 +96,7 @@ def restated_f1(found, wanted):
     return 2 * precision * recall / (precision + recall) if shared else 0.0
 
 
-def test_real_answers_by_the_rules_stated_again(cases):
+def test_scores_of_real_answers_match_the_rules(cases):
     exact = 0
     for prediction, references in cases:
         found = restated(prediction)
@@ -110,7 +110,7 @@ def test_real_answers_by_the_rules_stated_again(cases):
     assert 0.2 * len(cases) < exact < 0.8 * len(cases)
 
 
-def test_real_answers_by_torchmetrics(cases):
+def test_scores_of_real_answers_match_torchmetrics(cases):
     """Its code is that of the official script of SQuAD 1.1."""
     package = pytest.importorskip("torchmetrics.functional.text")
     for prediction, references in cases[:500]:
@@ -118,7 +118,7 @@ def test_real_answers_by_torchmetrics(cases):
             {"prediction_text": prediction, "id": "x"},
             {"answers": {"answer_start": [0], "text": references}, "id": "x"},
         )
-        # Where nothing is left of both, SQuAD 1.1 has no F1, and 2.0 calls it right.
+        # For two empty texts, SQuAD 1.1 has no F1, and 2.0 has 1.
         if any(map(squad.normalize, [prediction, *references])):
             wanted = {name: value.item() / 100 for name, value in found.items()}
             assert squad.scores(prediction, references) == pytest.approx(wanted)

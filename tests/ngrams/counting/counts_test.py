@@ -12,7 +12,6 @@ from bpd_jax.errors import UserError
 from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.counting.counts import (
     NGramCounts,
-    boundary_stream,
     count_ngrams,
     with_min_counts,
 )
@@ -45,7 +44,7 @@ def slow_counts(sequences: list[list[int]], order: int) -> Counter[tuple[int, ..
 
 @given(SEQUENCES, st.integers(1, 5))
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_counts_are_those_of_a_loop(sequences: list[list[int]], order: int) -> None:
+def test_counts_equal_those_of_a_loop(sequences: list[list[int]], order: int) -> None:
     counts = count_ngrams(sequences, order=order, vocab_size=4)
     assert as_dict(counts) == slow_counts(sequences, order)
     assert counts.events == sum(len(sequence) + 1 for sequence in sequences)
@@ -53,7 +52,7 @@ def test_counts_are_those_of_a_loop(sequences: list[list[int]], order: int) -> N
 
 @given(SEQUENCES, st.lists(st.integers(1, 5), min_size=3, max_size=3))
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_min_counts_keep_what_is_frequent_or_needed(
+def test_min_counts_keep_frequent_ngrams_and_their_affixes(
     sequences: list[list[int]], minimums: list[int]
 ) -> None:
     everything = slow_counts(sequences, 4)
@@ -67,7 +66,7 @@ def test_min_counts_keep_what_is_frequent_or_needed(
     assert as_dict(counts) == {gram: everything[gram] for gram in expected}
 
 
-def test_followed_counts_what_min_counts_dropped() -> None:
+def test_followed_includes_dropped_ngrams() -> None:
     counts = count_ngrams([[0, 1], [0, 1], [0, 2]], order=2)
     pruned = with_min_counts(counts, [1, 2])
     assert trie.ngrams(pruned.keys, 2, pruned.width).tolist() == [
@@ -78,19 +77,7 @@ def test_followed_counts_what_min_counts_dropped() -> None:
     np.testing.assert_allclose(pruned.followed[0], [3, 2, 1, 0, 3], rtol=1e-6)
 
 
-def test_stream_is_that_of_the_worked_example() -> None:
-    stream, positions, vocab_size = boundary_stream([[0, 1, 2, 1, 2]], end_of_text=2)
-    assert vocab_size == 3
-    assert stream.tolist() == [4, 0, 1, 3, 4, 1, 3]
-    assert positions.tolist() == [0, 1, 2, 3, 0, 1, 2]
-
-
-def test_an_end_of_text_alone_is_an_empty_document() -> None:
-    stream, _, _ = boundary_stream([[2], [], [0]], vocab_size=3, end_of_text=2)
-    assert stream.tolist() == [4, 3, 4, 3, 4, 0, 3]
-
-
-def test_orders_that_no_sequence_reaches_are_left_out() -> None:
+def test_orders_longer_than_all_sequences_are_omitted() -> None:
     assert count_ngrams([[0]], order=5).sizes == (3, 2, 1)
 
 
@@ -111,7 +98,7 @@ def test_bad_input_is_refused(sequences, arguments, message) -> None:
 
 
 @pytest.mark.parametrize("minimums", [[1, 1], [2, 1, 1], [1, 0, 1]])
-def test_min_counts_that_do_not_fit_are_refused(minimums: list[int]) -> None:
+def test_invalid_min_counts_are_refused(minimums: list[int]) -> None:
     with pytest.raises(UserError, match="min_counts"):
         with_min_counts(count_ngrams([[0, 1]], order=3), minimums)
 

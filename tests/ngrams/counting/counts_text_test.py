@@ -46,7 +46,7 @@ def assert_same(ours: NGramCounts, theirs: NGramCounts) -> None:
     st.randoms(use_true_random=False),
 )
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_what_is_written_is_read(
+def test_written_counts_are_read(
     tmp_path_factory: pytest.TempPathFactory,
     sequences: list[list[int]],
     order: int,
@@ -72,7 +72,7 @@ def test_symbols_may_be_strings(tmp_path: pathlib.Path) -> None:
         read_counts(path)
 
 
-def test_other_ways_of_writing_the_same(tmp_path: pathlib.Path) -> None:
+def test_equivalent_forms_of_counts_are_read(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "counts.txt"
     path.write_bytes(b"0 \t2\r\n<s> 1\n\n</s>\t1.0\n<s>  0\t1e0\n0 </s>\t1\n0 0 1")
     counts = read_counts(path, end_of_text=1)
@@ -121,7 +121,7 @@ SMALL = (
         ("1\t2", "1\t2\n2147483647\t1", "line 3: 2147483647 is not a token"),
     ],
 )
-def test_counts_that_cannot_be_are_refused(
+def test_inconsistent_counts_are_refused(
     tmp_path: pathlib.Path, old: str, new: str, message: str
 ) -> None:
     path = tmp_path / "counts.txt"
@@ -134,19 +134,21 @@ def test_counts_that_cannot_be_are_refused(
     assert "counts.txt" in str(caught.value)
 
 
-def test_what_precedes_an_ngram_is_no_more_than_itself(tmp_path: pathlib.Path) -> None:
+def test_counts_of_longer_ngrams_that_exceed_their_suffix_are_refused(
+    tmp_path: pathlib.Path,
+) -> None:
     path = tmp_path / "counts.txt"
     lines = ["<s> 2", "</s> 2", "0 5", "1 5", "2 9", "0 2 5", "1 2 4", "2 </s> 2"]
     path.write_text("\n".join(lines))
     assert read_counts(path).counts[0].tolist() == [5, 5, 9, 2, 2]
-    # A beginning of a sequence precedes as any token does.
+    # `<s>` is a preceding symbol like any token.
     for line in ("1 2 5", "<s> 2 1"):
         path.write_text("\n".join([*lines[:6], line, *lines[6 + (line[0] == "1") :]]))
         with pytest.raises(UserError, match=r"line 5: the counts of longer n-grams"):
             read_counts(path)
 
 
-def test_counts_may_begin_with_many_zeros(tmp_path: pathlib.Path) -> None:
+def test_counts_may_have_leading_zeros(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "counts.txt"
     zeros = "0" * 5000
     path.write_text(f"a {zeros}12\n</s> {zeros}2.0\n<s> 2\n")
@@ -156,7 +158,7 @@ def test_counts_may_begin_with_many_zeros(tmp_path: pathlib.Path) -> None:
     assert read_counts(path).counts[0].tolist() == [12, 2, 2]
 
 
-def test_a_vocabulary_too_large_is_refused(tmp_path: pathlib.Path) -> None:
+def test_vocabulary_that_is_too_large_is_refused(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "counts.txt"
     path.write_text(f"{2**31 - 1} 1\n</s> 1\n<s> 1\n")
     with pytest.raises(UserError, match=r"counts\.txt: a vocabulary of 2,147,483,648"):
@@ -164,7 +166,7 @@ def test_a_vocabulary_too_large_is_refused(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.skipif(not GOLDEN.is_dir(), reason="no reference files beside this tree")
-def test_opengrms_counts_are_those_of_its_text() -> None:
+def test_opengrms_counts_equal_those_of_its_text() -> None:
     with gzip.open(GOLDEN / "tokens.txt.gz", "rt") as lines:
         sequences = [np.array(line.split(), np.int32) for line in lines]
     expected = count_ngrams(sequences, order=4, vocab_size=50_257)

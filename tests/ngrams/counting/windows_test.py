@@ -40,8 +40,10 @@ def slow_windows(stream: list[int], packing: Packing) -> dict[tuple[int, ...], i
 
 
 def test_windows_are_those_of_the_worked_example() -> None:
-    stream, _, vocab_size = windows.boundary_stream([[0, 1]], vocab_size=3)
-    packing = Packing(3, vocab_size)
+    stream = windows.add_boundaries(
+        windows.join([[0, 1]]), vocab_size=3, end_of_text=None
+    )
+    packing = Packing(3, 3)
     assert packing.base == 6
     found = windows.sorted_parts(stream, packing)
     rows, counts = windows.merged(list(found.parts))
@@ -61,7 +63,7 @@ def test_windows_are_those_of_the_worked_example() -> None:
         (3, 1, [3]),
     ],
 )
-def test_as_many_symbols_as_fit_share_a_word(
+def test_words_contain_as_many_symbols_as_fit(
     order: int, vocab_size: int, lengths: list[int]
 ) -> None:
     packing = Packing(order, vocab_size)
@@ -75,7 +77,9 @@ def test_windows_are_sorted_and_counted(
     sequences: list[list[int]], order: int, vocab_size: int
 ) -> None:
     packing = Packing(order, vocab_size)
-    stream, _, _ = windows.boundary_stream(sequences, vocab_size=vocab_size)
+    stream = windows.add_boundaries(
+        windows.join(sequences), vocab_size=vocab_size, end_of_text=None
+    )
     occurrences = np.bincount(stream, minlength=vocab_size + 2)
     for parts in (1, 4):
         part_of = windows.balanced_parts(occurrences, parts)
@@ -102,13 +106,13 @@ def test_windows_are_sorted_and_counted(
     )
 )
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_merging_adds_up_the_counts_of_equal_windows(
+def test_merging_adds_the_counts_of_equal_windows(
     lists: list[dict[tuple[int, int], int]],
 ) -> None:
     expected: dict[tuple[int, int], int] = {}
     packed = []
     for one in lists:
-        one[7, 1] = 2  # There is always something in common.
+        one[7, 1] = 2  # All lists have this row in common.
         for row, count in one.items():
             expected[row] = expected.get(row, 0) + count
         rows = np.array(sorted(one), np.uint64)
@@ -124,11 +128,10 @@ def test_merging_adds_up_the_counts_of_equal_windows(
     st.sampled_from([None, 0, 3]),
 )
 @settings(max_examples=80, deadline=None, derandomize=True)
-def test_streams_are_what_a_loop_makes(
+def test_streams_equal_those_of_a_loop(
     sequences: list[list[int]], end_of_text: int | None
 ) -> None:
     expected: list[int] = []
-    places: list[int] = []
     for sequence in sequences:
         pieces: list[list[int]] = [[]]
         for token in sequence:
@@ -138,15 +141,29 @@ def test_streams_are_what_a_loop_makes(
                 pieces[-1].append(token)
         for piece in [piece for piece in pieces if piece] or [[]]:
             expected += [5, *piece, 4]
-            places += range(len(piece) + 2)
-    stream, positions, _ = windows.boundary_stream(
-        sequences, vocab_size=4, end_of_text=end_of_text
+    stream = windows.add_boundaries(
+        windows.join(sequences), vocab_size=4, end_of_text=end_of_text
     )
     assert stream.tolist() == expected
-    assert positions.tolist() == places
 
 
-def test_parts_are_about_equal() -> None:
+@pytest.mark.parametrize(
+    "sequences, expected",
+    [
+        ([[0, 1, 2, 1, 2]], [4, 0, 1, 3, 4, 1, 3]),  # The worked example.
+        ([[2], [], [0]], [4, 3, 4, 3, 4, 0, 3]),  # Empty documents.
+    ],
+)
+def test_streams_of_worked_examples(
+    sequences: list[list[int]], expected: list[int]
+) -> None:
+    stream = windows.add_boundaries(
+        windows.join(sequences), vocab_size=3, end_of_text=2
+    )
+    assert stream.tolist() == expected
+
+
+def test_parts_are_of_about_equal_size() -> None:
     occurrences = np.array([0, 50, 10, 10, 10, 10, 10, 0])
     assert windows.balanced_parts(occurrences, 2).tolist() == [0, 0, 1, 1, 1, 1, 1, 1]
     assert windows.balanced_parts(np.zeros(3, int), 4).tolist() == [0, 0, 0]

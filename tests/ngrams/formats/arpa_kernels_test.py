@@ -27,7 +27,7 @@ def test_numbers_are_written_to_seven_digits(value: float) -> None:
     text = put(value)
     assert float(text) == pytest.approx(value, rel=5.001e-7, abs=1e-12)
     assert parsed(text) == float(text)
-    # Written once, a number does not change any more.
+    # Formatting is idempotent.
     assert put(float(text)) == text
 
 
@@ -50,11 +50,11 @@ def test_numbers_are_written_to_seven_digits(value: float) -> None:
         (-1.7976931348623157e308, "-1.797693e+308"),
     ],
 )
-def test_numbers_at_the_edges(value: float, text: str) -> None:
+def test_edge_cases_of_numbers_are_formatted(value: float, text: str) -> None:
     assert put(value) == text
 
 
-def test_missing_numbers_are_empty() -> None:
+def test_nan_is_formatted_as_empty_text() -> None:
     letters, begins = format_numbers(np.array([np.nan, -1.5, np.nan, 2.0, np.nan]))
     assert letters.tobytes() == b"-1.52"
     assert begins.tolist() == [0, 0, 4, 4, 5, 5]
@@ -63,7 +63,7 @@ def test_missing_numbers_are_empty() -> None:
     assert begins.tolist() == [0, 0, 0]
 
 
-def test_nothing_is_written_beyond_the_room() -> None:
+def test_join_lines_does_not_write_beyond_the_buffer() -> None:
     expected = b"-1.5\taa b\t-1e+300\n2\tb b\n"
     rows = np.array([[0, 1], [1, 1]], np.int32)
     scores = format_numbers(np.array([-1.5, 2.0]))
@@ -82,7 +82,7 @@ def test_nothing_is_written_beyond_the_room() -> None:
 
 @given(st.from_regex(r"\A[+-]?[0-9]{0,9}(\.[0-9]{0,9})?([eE][+-]?[0-9]{1,2})?\Z"))
 @settings(max_examples=500, deadline=None, derandomize=True)
-def test_numbers_are_read_as_python_reads_them(text: str) -> None:
+def test_parsed_numbers_equal_pythons(text: str) -> None:
     value = parsed(text)
     try:
         expected = float(text)
@@ -93,7 +93,7 @@ def test_numbers_are_read_as_python_reads_them(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["-0.5", "+1.5", ".25", "3.", "1e5", "-2.5E-07"])
-def test_usual_numbers_are_read_by_the_loop(text: str) -> None:
+def test_usual_numbers_are_parsed_by_the_compiled_loop(text: str) -> None:
     assert parsed(text) == float(text)
 
 
@@ -101,5 +101,5 @@ def test_usual_numbers_are_read_by_the_loop(text: str) -> None:
     "text",
     ["", "-", ".", "e5", "1e", "1e+", "1x", "inf", "nan", "1.2.3", "--1", "1e999"],
 )
-def test_anything_else_is_left_to_others(text: str) -> None:
+def test_other_texts_are_not_parsed(text: str) -> None:
     assert parsed(text) is None

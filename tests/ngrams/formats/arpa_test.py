@@ -50,7 +50,7 @@ def same(left: NGramModel, right: NGramModel) -> bool:
 
 
 @pytest.mark.parametrize("name", ["model.arpa", "model.arpa.gz"])
-def test_a_model_comes_back_to_the_last_digit(
+def test_written_model_is_read_to_the_last_digit(
     trigrams: NGramModel, tmp_path: pathlib.Path, name: str
 ) -> None:
     for model in (trigrams, prune(trigrams, 40), prune(trigrams, trigrams.sizes[0])):
@@ -94,7 +94,7 @@ def test_symbols_are_written_and_read(
         ([*"abcdefghi", "<s>"], "<s>"),
     ],
 )
-def test_symbol_tables_that_do_not_fit_are_refused(
+def test_invalid_symbol_tables_are_refused(
     trigrams: NGramModel, tmp_path: pathlib.Path, symbols: list[str], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
@@ -103,18 +103,18 @@ def test_symbol_tables_that_do_not_fit_are_refused(
 
 
 @pytest.mark.parametrize("name", ["log_probs", "log_backoffs"])
-def test_what_is_no_number_is_not_written(
+def test_models_with_nan_are_not_written(
     trigrams: NGramModel, tmp_path: pathlib.Path, name: str
 ) -> None:
     first, *others = getattr(trigrams, name)
     first = np.where(np.arange(first.size) == 1, np.nan, first)
     model = dataclasses.replace(trigrams, **{name: (first, *others)})
-    with pytest.raises(UserError, match="of the 1-grams is no number"):
+    with pytest.raises(UserError, match="of the 1-grams is not finite"):
         write_arpa(model, tmp_path / "model.arpa")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_failed_write_leaves_the_old_file(
+def test_failed_write_keeps_the_old_file(
     trigrams: NGramModel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "model.arpa"
@@ -130,7 +130,7 @@ def test_a_failed_write_leaves_the_old_file(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_reading_what_others_write(tmp_path: pathlib.Path) -> None:
+def test_files_of_other_programs_are_read(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "small.arpa"
     path.write_text("made by hand\n" + SMALL.replace("\t", " "))
     model = read_arpa(path)
@@ -153,14 +153,14 @@ def test_reading_what_others_write(tmp_path: pathlib.Path) -> None:
         ("ngram 1=4", "ngram 1=0", r"no unigrams"),
         ("\\1-grams:", "\\one-grams:", r"line 6: expected \\1-grams"),
         ("\\2-grams:\n", "", r"line 12: expected \\2-grams"),
-        ("\\end\\\n", "", r"cut short: it ends after line 16"),
-        ("\\data\\\n", "", r"cut short"),
-        ("-0.6\t1", "-0.6", r"line 10: this is no 1-gram: '-0.6'"),
-        ("-0.2\t0 1", "-0.2\t0 1\t-0.5", r"line 14: this is no 2-gram"),
+        ("\\end\\\n", "", r"truncated: it ends after line 16"),
+        ("\\data\\\n", "", r"truncated"),
+        ("-0.6\t1", "-0.6", r"line 10: this is not a 1-gram: '-0.6'"),
+        ("-0.2\t0 1", "-0.2\t0 1\t-0.5", r"line 14: this is not a 2-gram"),
         ("-0.6\t1", "0.6\t1", r"line 10: the log-probability '0.6' is above 0"),
-        ("-0.6\t1", "nan\t1", r"line 10: 'nan' is no logarithm"),
-        ("-0.6\t1", "x\t1", r"line 10: 'x' is no number"),
-        ("-0.4\t0\t-0.1", "-0.4\t0\tinf", r"line 9: 'inf' is no logarithm"),
+        ("-0.6\t1", "nan\t1", r"line 10: 'nan' is not a logarithm"),
+        ("-0.6\t1", "x\t1", r"line 10: 'x' is not a number"),
+        ("-0.4\t0\t-0.1", "-0.4\t0\tinf", r"line 9: 'inf' is not a logarithm"),
         ("-0.2\t0 1", "-0.2\t0 7", r"line 14: '7' is not a token"),
         ("-0.2\t0 1", "-0.2\t0 -1", r"line 14: '-1' is not a token"),
         ("-0.2\t0 1", "-0.2\t0 the", r"line 14: 'the' is not a token"),
@@ -168,13 +168,13 @@ def test_reading_what_others_write(tmp_path: pathlib.Path) -> None:
         ("-0.6\t1", f"-0.6\t{10**9}", r"small\.arpa.*1000000000, is more than"),
         ("-0.6\t1", "-0.6\t" + "9" * 5000, r"line 10: '9+ … 9+' is not a token"),
         ("ngram 2=3", "ngram 2=" + "9" * 5000, r"line 4: the number of n-grams"),
-        ("-0.2\t0 1", "-0.2\t0 <s>", r"line 14: <s> is only first and </s> only last"),
-        ("-0.3\t<s> 0", "-0.3\t</s> 0", r"line 13: <s> is only first"),
-        ("-0.4\t0\t-0.1", "-0.4\t1\t-0.1", r"line 10: this 1-gram is there twice"),
-        ("-0.2\t0 1", "-0.2\t0 </s>", r"line 15: this 2-gram is there twice"),
+        ("-0.2\t0 1", "-0.2\t0 <s>", r"line 14: <s> must be the first"),
+        ("-0.3\t<s> 0", "-0.3\t</s> 0", r"line 13: <s> must be the first"),
+        ("-0.4\t0\t-0.1", "-0.4\t1\t-0.1", r"line 10: this 1-gram is listed twice"),
+        ("-0.2\t0 1", "-0.2\t0 </s>", r"line 15: this 2-gram is listed twice"),
     ],
 )
-def test_a_faulty_file_is_refused_with_its_line(
+def test_error_names_the_invalid_line(
     tmp_path: pathlib.Path, old: str, new: str, message: str
 ) -> None:
     path = tmp_path / "small.arpa"
@@ -185,20 +185,20 @@ def test_a_faulty_file_is_refused_with_its_line(
     assert "small.arpa" in str(caught.value)
 
 
-def test_an_ngram_without_its_prefix_or_suffix_is_refused(
+def test_ngram_without_its_prefix_or_suffix_is_refused(
     trigrams: NGramModel, tmp_path: pathlib.Path
 ) -> None:
     text = SMALL.replace("-0.6\t1\n", "").replace("1=4", "1=3")
     path = tmp_path / "small.arpa"
     path.write_text(text)
-    with pytest.raises(UserError, match=r"line 13: this 2-gram's end"):
+    with pytest.raises(UserError, match=r"line 13: the suffix of this 2-gram"):
         read_arpa(path, vocab_size=2)
     path.write_text(text.replace("0 1", "1 0"))
-    with pytest.raises(UserError, match=r"line 13: this 2-gram's beginning"):
+    with pytest.raises(UserError, match=r"line 13: the prefix of this 2-gram"):
         read_arpa(path, vocab_size=2)
 
 
-def test_a_token_outside_the_vocabulary_is_refused(tmp_path: pathlib.Path) -> None:
+def test_token_outside_the_vocabulary_is_refused(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "small.arpa"
     path.write_text(SMALL)
     with pytest.raises(UserError, match="line 10: '1' is not a token"):
@@ -207,7 +207,7 @@ def test_a_token_outside_the_vocabulary_is_refused(tmp_path: pathlib.Path) -> No
         read_arpa(path, symbols=["a", "b"])
 
 
-def test_files_that_are_no_arpa_files_are_refused(
+def test_files_that_are_not_arpa_are_refused(
     trigrams: NGramModel, tmp_path: pathlib.Path
 ) -> None:
     with pytest.raises(UserError, match="cannot read"):
@@ -217,19 +217,19 @@ def test_files_that_are_no_arpa_files_are_refused(
     with pytest.raises(UserError, match="line 1: this is not UTF-8"):
         read_arpa(path)
     path.write_text("text\n" * 2000)
-    with pytest.raises(UserError, match="no ARPA file"):
+    with pytest.raises(UserError, match="not an ARPA file"):
         read_arpa(path)
     write_arpa(trigrams, path)
     data = path.read_bytes()
     for length in (len(data) - 1, len(data) // 2, 5):
         path.write_bytes(data[:length])
-        with pytest.raises(UserError, match=r"arpa\.gz is cut short"):
+        with pytest.raises(UserError, match=r"arpa\.gz is truncated"):
             read_arpa(path)
     path.write_bytes(data[:200] + b"\0\0\0\0" + data[204:])
     with pytest.raises(UserError, match=r"arpa\.gz"):
         read_arpa(path)
     path.write_bytes(gzip.compress(gzip.decompress(data)[:-8]))
-    with pytest.raises(UserError, match="cut short"):
+    with pytest.raises(UserError, match="truncated"):
         read_arpa(path)
 
 
@@ -239,7 +239,7 @@ def read_text(tmp_path: pathlib.Path, text: str, **arguments) -> NGramModel:
     return read_arpa(path, **arguments)
 
 
-def test_unknown_words_are_dropped_and_the_rest_keeps_its_scores(
+def test_ngrams_of_unknown_words_are_dropped(
     tmp_path: pathlib.Path,
 ) -> None:
     text = (
@@ -253,24 +253,24 @@ def test_unknown_words_are_dropped_and_the_rest_keeps_its_scores(
     token = read_text(tmp_path, text, vocab_size=3, unknown=2)
     assert token.log_prob([0], 2) == pytest.approx(-0.9 * np.log(10))
     assert token.log_prob([2], 1) == pytest.approx(-0.9 * np.log(10))
-    with pytest.raises(UserError, match="1-gram is there twice"):
+    with pytest.raises(UserError, match="1-gram is listed twice"):
         read_text(tmp_path, text, unknown=1)
     with pytest.raises(UserError, match="unknown is 5"):
         read_text(tmp_path, text, vocab_size=3, unknown=5)
 
 
-def test_a_symbol_table_may_have_unk_as_a_token(tmp_path: pathlib.Path) -> None:
+def test_symbol_table_may_contain_unk(tmp_path: pathlib.Path) -> None:
     text = SMALL.replace("\t0", "\t<unk>").replace(" 0", " <unk>")
     model = read_text(tmp_path, text, symbols=["<unk>", "1"])
     assert same(model, read_text(tmp_path, SMALL))
 
 
-def test_the_probability_of_bos_is_not_looked_at(tmp_path: pathlib.Path) -> None:
+def test_probability_of_bos_is_ignored(tmp_path: pathlib.Path) -> None:
     model = read_text(tmp_path, SMALL.replace("-99\t<s>", "0\t<s>"))
     assert same(model, read_text(tmp_path, SMALL))
 
 
-def test_missing_weights_and_infinities(tmp_path: pathlib.Path) -> None:
+def test_missing_and_infinite_weights_are_read(tmp_path: pathlib.Path) -> None:
     text = SMALL.replace("-0.4\t0\t-0.1", "-0.4\t0").replace("-0.6\t1", "-inf\t1")
     model = read_text(tmp_path, text)
     assert model.log_prob([1], 0) == model.log_prob([], 0)
@@ -280,7 +280,7 @@ def test_missing_weights_and_infinities(tmp_path: pathlib.Path) -> None:
 
 
 def test_numbers_of_many_digits_are_read_exactly(tmp_path: pathlib.Path) -> None:
-    # Seventeen digits and exponents do not go through the quick loop.
+    # Python parses numbers of seventeen digits or with exponents.
     number = "-0.30102999566398120"
     for text in (number, "-3.010299956639812e-1", "-30102999566398120E-17"):
         model = read_text(tmp_path, SMALL.replace("-0.3\t<s> 0", f"{text}\t<s> 0"))
@@ -313,7 +313,7 @@ ngram 4=1
 """
 
 
-def test_suffixes_that_were_pruned_are_put_in_and_change_nothing(
+def test_pruned_suffixes_are_added_without_changing_scores(
     tmp_path: pathlib.Path,
 ) -> None:
     # `a b c` and then `b c` are missing.
@@ -336,11 +336,11 @@ def test_suffixes_that_were_pruned_are_put_in_and_change_nothing(
 @pytest.mark.parametrize(
     "old, new, message",
     [
-        ("-0.25\t<s> a b\t-0.07", "-0.25\t<s> b b\t-0.07", "3-gram's beginning"),
-        ("-0.3\t<s> a b c", "-0.3\t<s> a c c", "line 22: this 4-gram's beginning"),
+        ("-0.25\t<s> a b\t-0.07", "-0.25\t<s> b b\t-0.07", "prefix of this 3-gram"),
+        ("-0.3\t<s> a b c", "-0.3\t<s> a c c", "line 22: the prefix of this 4-gram"),
     ],
 )
-def test_prefixes_are_needed(
+def test_missing_prefixes_are_refused(
     tmp_path: pathlib.Path, old: str, new: str, message: str
 ) -> None:
     text = PRUNED_SUFFIX.replace(old, new)
@@ -348,7 +348,7 @@ def test_prefixes_are_needed(
         read_text(tmp_path, text, symbols=["a", "b", "c"])
 
 
-def test_windows_line_ends_blank_lines_and_a_last_line_without_end(
+def test_line_ends_and_blank_lines_do_not_matter(
     tmp_path: pathlib.Path,
 ) -> None:
     text = SMALL.replace("\n", "\r\n").replace("-0.2\t0 1", "\r\n  -0.2  0\t1  ")
@@ -357,7 +357,7 @@ def test_windows_line_ends_blank_lines_and_a_last_line_without_end(
     assert same(read_arpa(path), read_text(tmp_path, SMALL))
 
 
-def test_blocks_and_lines_of_any_length_give_the_same(
+def test_model_does_not_depend_on_the_block_size(
     trigrams: NGramModel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "model.arpa"
@@ -375,7 +375,7 @@ def test_blocks_and_lines_of_any_length_give_the_same(
     wrong = lines.index("\\3-grams:") + 5
     lines[wrong - 1] = "x " + lines[wrong - 1]
     path.write_text("\n".join(lines))
-    with pytest.raises(UserError, match=f"line {wrong}: this is no 3-gram"):
+    with pytest.raises(UserError, match=f"line {wrong}: this is not a 3-gram"):
         read_arpa(path, vocab_size=10)
 
 
@@ -389,7 +389,7 @@ def test_small_blocks_are_written_in_order(
     assert text == (tmp_path / "whole.arpa").read_bytes()
 
 
-def test_entries_of_one_order_in_any_order(
+def test_lines_of_an_order_may_be_in_any_order(
     trigrams: NGramModel, tmp_path: pathlib.Path
 ) -> None:
     path = tmp_path / "model.arpa"
@@ -403,17 +403,17 @@ def test_entries_of_one_order_in_any_order(
     assert same(read_text(tmp_path, "\n\n".join(sections), vocab_size=10), trigrams)
 
 
-def test_an_empty_middle_order_is_refused(tmp_path: pathlib.Path) -> None:
+def test_missing_middle_order_is_refused(tmp_path: pathlib.Path) -> None:
     text = PRUNED_SUFFIX.replace("2=2", "2=0").replace(
         "-0.1\t<s> a\t-0.05\n-0.15\ta b\t-0.06\n", ""
     )
-    with pytest.raises(UserError, match="has no 2-grams, but longer ones"):
+    with pytest.raises(UserError, match="longer n-grams, but no 2-grams"):
         read_text(tmp_path, text, symbols=["a", "b", "c"])
 
 
 @pytest.mark.parametrize("score", ["-1e300", "-3e38", "-1e22", "-1e-300"])
 @pytest.mark.parametrize("weight", ["1e300", "-1e300", "-3e38", "1e22", "1e-300"])
-def test_numbers_of_any_size_come_back(
+def test_numbers_of_any_magnitude_are_restored(
     tmp_path: pathlib.Path, score: str, weight: str
 ) -> None:
     path = tmp_path / "model.arpa"

@@ -63,7 +63,7 @@ def arc_by_arc(model: NGramModel) -> "pynini.Fst":
 def forced_labels(
     automaton: "pynini.Fst", tokens: list[int], *, final: bool
 ) -> list[int]:
-    """Labels of the path that takes an epsilon arc only where it must, as -1."""
+    """Labels of the path that takes epsilon arcs (-1) only if there is no other arc."""
     state, labels = automaton.start(), []
     for token in [*tokens, END] if final else tokens:
         while True:
@@ -80,7 +80,7 @@ def forced_labels(
 
 
 def path_cost(automaton: "pynini.Fst", labels: list[int]) -> float:
-    """Shortest distance through the automaton with epsilon as a label of its own."""
+    """Shortest distance through the automaton, with epsilon as a normal label."""
     epsilon = 1000
     visible = automaton.copy().relabel_pairs(
         ipairs=[(0, epsilon)], opairs=[(0, epsilon)]
@@ -104,7 +104,7 @@ def model_cost(model: NGramModel, tokens: list[int]) -> float:
 
 
 @pytest.mark.parametrize("extra", [0, 25, 10_000])
-def test_the_automaton_is_the_one_built_arc_by_arc(
+def test_automaton_equals_one_built_arc_by_arc(
     trigrams: NGramModel, extra: int
 ) -> None:
     model = prune(trigrams, trigrams.sizes[0] + extra)
@@ -119,14 +119,14 @@ def test_the_automaton_is_the_one_built_arc_by_arc(
     assert found.verify()
 
 
-def test_its_properties_are_those_that_openfst_finds(trigrams: NGramModel) -> None:
+def test_properties_are_those_that_openfst_computes(trigrams: NGramModel) -> None:
     stated = built(trigrams)
     copied = pynini.Fst.read_from_string(arc_by_arc(trigrams).write_to_string())
     every = pynini.FST_PROPERTIES
     assert stated.properties(every, True) == copied.properties(every, True)
 
 
-def test_the_forced_path_costs_what_the_model_says(trigrams: NGramModel) -> None:
+def test_cost_of_the_forced_path_is_that_of_the_model(trigrams: NGramModel) -> None:
     automaton = built(trigrams)
     for tokens in itertools.islice(itertools.product(range(4), repeat=4), 0, None, 5):
         labels = forced_labels(automaton, list(tokens), final=True)
@@ -134,7 +134,7 @@ def test_the_forced_path_costs_what_the_model_says(trigrams: NGramModel) -> None
         assert cost == pytest.approx(model_cost(trigrams, list(tokens)), abs=1e-4)
 
 
-def test_the_cheapest_path_is_never_dearer_than_the_model(trigrams: NGramModel) -> None:
+def test_cheapest_path_never_costs_more_than_the_model(trigrams: NGramModel) -> None:
     automaton = built(trigrams)
     gaps = []
     for tokens in itertools.islice(itertools.product(range(4), repeat=4), 0, None, 5):
@@ -146,7 +146,9 @@ def test_the_cheapest_path_is_never_dearer_than_the_model(trigrams: NGramModel) 
     assert min(np.abs(gaps)) < 1e-4  # For some texts the approximation is exact.
 
 
-def test_continuous_text_goes_on_after_end_of_text(document_model: NGramModel) -> None:
+def test_continuous_automaton_continues_after_end_of_text(
+    document_model: NGramModel,
+) -> None:
     automaton = built(document_model, continuous=True)
     assert automaton.verify()
     tokens = [0, 1, 9, 0, 9, 2, 0]
@@ -166,7 +168,7 @@ def test_continuous_text_goes_on_after_end_of_text(document_model: NGramModel) -
     assert after_end == {automaton.start()}
 
 
-def test_states_of_histories_are_states_of_the_automaton(trigrams: NGramModel) -> None:
+def test_states_of_histories_are_those_of_the_automaton(trigrams: NGramModel) -> None:
     automaton, table = built(trigrams), StateTable(trigrams)
     assert automaton.num_states() == table.num_states
     for state in range(table.num_states):
@@ -195,7 +197,7 @@ def test_automata_of_other_arcs_are_refused(tmp_path: pathlib.Path) -> None:
         fst_files.model_from_fst(path)
 
 
-def test_an_arc_to_nowhere_is_refused(
+def test_arc_to_a_missing_state_is_refused(
     trigrams: NGramModel, tmp_path: pathlib.Path
 ) -> None:
     data = bytearray(fst_files.fst_bytes(trigrams))

@@ -1,4 +1,4 @@
-"""Tests of bpd_jax.ngrams.formats.fst_reader: from an automaton back to the model."""
+"""Tests of bpd_jax.ngrams.formats.fst_reader."""
 
 import pathlib
 from typing import Any
@@ -34,7 +34,7 @@ def assert_same_to_float32(found: NGramModel, model: NGramModel) -> None:
     st.integers(0, 60),
 )
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_a_round_trip_loses_nothing_but_digits(
+def test_round_trip_restores_the_model_to_float32(
     sequences: list[list[int]], order: int, extra: int
 ) -> None:
     whole = estimate_katz(count_ngrams(sequences, order=order, vocab_size=5))
@@ -59,7 +59,9 @@ def built(model: NGramModel) -> Any:
     return pynini.Fst.read_from_string(fst_files.fst_bytes(model))
 
 
-def test_files(document_model: NGramModel, tmp_path: pathlib.Path) -> None:
+def test_model_is_read_from_a_file(
+    document_model: NGramModel, tmp_path: pathlib.Path
+) -> None:
     path = tmp_path / "model.fst"
     fst_files.write_fst(document_model, path)
     for name in (path, str(path)):
@@ -69,7 +71,7 @@ def test_files(document_model: NGramModel, tmp_path: pathlib.Path) -> None:
     assert fst_files.model_from_fst(path).vocab_size == 9  # 9 stands for the boundaries
 
 
-def test_renumbered_states_make_no_difference(
+def test_numbering_of_states_does_not_matter(
     trigrams: NGramModel, tmp_path: pathlib.Path
 ) -> None:
     pynini = pytest.importorskip("pynini")
@@ -91,7 +93,9 @@ def test_renumbered_states_make_no_difference(
     assert_same_to_float32(found, trigrams)
 
 
-def test_symbol_tables(trigrams: NGramModel, tmp_path: pathlib.Path) -> None:
+def test_symbol_tables_map_labels_to_tokens(
+    trigrams: NGramModel, tmp_path: pathlib.Path
+) -> None:
     pynini = pytest.importorskip("pynini")
     names = [*"abcdefgh", "é", "<|endoftext|>"]
     path = tmp_path / "model.fst"
@@ -101,14 +105,14 @@ def test_symbol_tables(trigrams: NGramModel, tmp_path: pathlib.Path) -> None:
         assert table.find(0) == "<epsilon>"
         assert [table.find(label) for label in range(1, 11)] == names
         assert table.num_symbols() == 11
-    # The layout of the states is the one without tables.
+    # The order of states does not depend on symbol tables.
     plain = automaton.copy()
     plain.set_input_symbols(None)
     plain.set_output_symbols(None)
     assert pynini.equal(plain, built(trigrams))
     assert_same_to_float32(fst_files.model_from_fst(path, vocab_size=10), trigrams)
     assert_same_to_float32(fst_files.model_from_fst(path, symbols=names), trigrams)
-    # Another numbering: the names decide.
+    # Names determine tokens, whatever the labels.
     swapped = [names[1], names[0], *names[2:]]
     found = fst_files.model_from_fst(path, symbols=swapped)
     assert found.log_prob([], 1) == np.float32(trigrams.log_prob([], 0))
@@ -147,7 +151,7 @@ def changed(model: NGramModel, **changes) -> fst_format.Automaton:
 
 
 def put(field: str, select, value):
-    """Replaces one entry of an array, the first that `select` marks."""
+    """Replaces the first entry of an array that `select` marks."""
 
     def change(automaton: fst_format.Automaton) -> np.ndarray:
         array = getattr(automaton, field).copy()
@@ -194,7 +198,7 @@ def test_other_automata_are_refused(
     assert str(path) in str(caught.value)
 
 
-def test_a_circle_of_back_off_arcs_is_refused(trigrams: NGramModel) -> None:
+def test_cycle_of_back_off_arcs_is_refused(trigrams: NGramModel) -> None:
     automaton = fst_format.decode(fst_files.fst_bytes(trigrams), "the model")
     targets = automaton.targets.copy()
     first, second = np.flatnonzero((automaton.labels == 0) & (automaton.sources > 1))[
@@ -212,7 +216,7 @@ def test_a_circle_of_back_off_arcs_is_refused(trigrams: NGramModel) -> None:
         )
 
 
-def test_the_automaton_for_text_that_goes_on_is_refused(
+def test_automaton_for_incomplete_text_is_refused(
     document_model: NGramModel, tmp_path: pathlib.Path
 ) -> None:
     path = tmp_path / "model.fst"
@@ -221,7 +225,7 @@ def test_the_automaton_for_text_that_goes_on_is_refused(
         fst_files.model_from_fst(path, vocab_size=10)
 
 
-def test_other_programs_files_are_refused(tmp_path: pathlib.Path) -> None:
+def test_files_of_other_formats_are_refused(tmp_path: pathlib.Path) -> None:
     pynini = pytest.importorskip("pynini")
     path = tmp_path / "other.fst"
     pynini.cross("a", "b").write(str(path))
@@ -240,7 +244,7 @@ def test_other_programs_files_are_refused(tmp_path: pathlib.Path) -> None:
         fst_files.model_from_fst(path)
 
 
-def test_a_vocabulary_that_is_too_large_is_refused(
+def test_vocabulary_that_is_too_large_is_refused(
     trigrams: NGramModel, tmp_path: pathlib.Path
 ) -> None:
     fst_files.write_fst(trigrams, tmp_path / "model.fst")

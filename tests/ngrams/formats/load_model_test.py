@@ -12,7 +12,7 @@ from bpd_jax.ngrams.model import NGramModel
 
 
 @pytest.mark.parametrize("symbols", [None, list("abcdefghij")])
-def test_every_form_is_loaded(
+def test_every_format_is_loaded(
     document_model: NGramModel, tmp_path: pathlib.Path, symbols: list[str] | None
 ) -> None:
     document_model.save(tmp_path / "folder")
@@ -28,7 +28,7 @@ def test_every_form_is_loaded(
         assert model.log_prob([0, 1], 2) == pytest.approx(expected, abs=1e-5)
 
 
-def test_what_is_not_there_is_told(tmp_path: pathlib.Path) -> None:
+def test_missing_model_is_refused(tmp_path: pathlib.Path) -> None:
     with pytest.raises(UserError, match=r"there is no .*missing"):
         load_model(tmp_path / "missing")
     with pytest.raises(UserError, match="an n-gram model"):

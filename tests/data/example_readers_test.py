@@ -4,13 +4,12 @@ import json
 
 import pytest
 
-from bpd_jax.data.example_task import ExampleTask
-from bpd_jax.data.examples import (
+from bpd_jax.data.example_readers import (
     example_files,
-    found_splits,
+    existing_splits,
     read_examples,
-    source_digest,
 )
+from bpd_jax.data.example_task import ExampleTask
 from bpd_jax.data.task_tokenizer import task_tokenizer
 from bpd_jax.errors import UserError
 
@@ -21,7 +20,7 @@ def write(path, *records):
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
-def test_examples_come_by_file_and_line(squad_task):
+def test_examples_are_in_the_order_of_files_and_lines(squad_task):
     found = list(read_examples(squad_task, "train"))
     assert len(found) == 60
     assert found[0].id == "train-0.jsonl.gz:1"
@@ -29,10 +28,10 @@ def test_examples_come_by_file_and_line(squad_task):
     assert found[4].inputs.startswith("question: !4 😀? context: naïve <|endoftext|> t")
     assert found[4].targets == "five nine three seven one five nine"
     assert len(list(read_examples(squad_task, "validation"))) == 12
-    assert found_splits(squad_task) == ("train", "validation")
+    assert existing_splits(squad_task) == ("train", "validation")
 
 
-def test_the_first_answer_counts(tmp_path):
+def test_targets_are_the_first_answer(tmp_path):
     record = {
         "question": "q",
         "context": "c",
@@ -55,7 +54,7 @@ def _all_or_none(task, split):
         return []
 
 
-def test_one_file_is_split_by_what_records_are_about(tmp_path, squad_task):
+def test_single_files_are_split_by_the_topic_of_records(tmp_path, squad_task):
     lines = b""
     for file in example_files(squad_task, "train"):
         lines += gzip.decompress(file.path.read_bytes())
@@ -76,7 +75,7 @@ def test_one_file_is_split_by_what_records_are_about(tmp_path, squad_task):
         next(read_examples(task, "test"))
 
 
-def test_validation_records_may_be_taken_from_those_to_train_on(squad_task):
+def test_validation_records_may_come_from_the_train_split(squad_task):
     """Both parts together are the split `train`; no paragraph is in both."""
     divided = dataclasses.replace(
         squad_task, validation_from="train", validation_fraction=0.3
@@ -99,7 +98,7 @@ def test_validation_records_may_be_taken_from_those_to_train_on(squad_task):
         dataclasses.replace(squad_task, validation_from="test")
 
 
-def test_limit_takes_the_first_of_each_split(squad_task):
+def test_max_examples_selects_the_first_of_each_split(squad_task):
     task = dataclasses.replace(squad_task, max_examples=25)
     assert (
         list(read_examples(task, "train"))
@@ -108,7 +107,7 @@ def test_limit_takes_the_first_of_each_split(squad_task):
     assert len(list(read_examples(task, "validation"))) == 12
 
 
-def test_examples_without_a_target_are_left_out(tmp_path):
+def test_examples_without_a_target_are_skipped(tmp_path):
     write(tmp_path / "train.jsonl", XSUM, {**XSUM, "summary": ""})
     task = ExampleTask("xsum", files=str(tmp_path / "{split}.jsonl"))
     assert [example.id for example in read_examples(task, "train")] == ["train.jsonl:1"]
@@ -118,18 +117,18 @@ def test_examples_without_a_target_are_left_out(tmp_path):
 
 
 @pytest.mark.parametrize("summary", ["", None])
-def test_a_record_without_a_target_is_no_fault(tmp_path, summary):
+def test_records_without_a_target_are_valid(tmp_path, summary):
     write(tmp_path / "train.jsonl", {**XSUM, "summary": summary}, XSUM)
     task = ExampleTask("xsum", files=str(tmp_path / "{split}.jsonl"))
     assert [example.id for example in read_examples(task, "train")] == ["train.jsonl:2"]
-    # Of what an example is about, something must be there.
+    # The fields of the prompt must exist.
     write(tmp_path / "train.jsonl", {**XSUM, "document": None})
     with pytest.raises(UserError, match="line 1 has no text in the field 'document'"):
         list(read_examples(task, "train"))
 
 
 @pytest.mark.parametrize("line", ["null", "[]", "{}"])
-def test_a_line_that_is_no_record_is_a_fault(tmp_path, line):
+def test_lines_that_are_not_records_are_refused(tmp_path, line):
     (tmp_path / "train.jsonl").write_text(line + "\n")
     task = ExampleTask("c4", files=str(tmp_path / "{split}.jsonl"))
     with pytest.raises(UserError, match="line 1 has no text in the field 'text'"):
@@ -139,7 +138,7 @@ def test_a_line_that_is_no_record_is_a_fault(tmp_path, line):
 @pytest.mark.parametrize(
     "answers", [None, *({"text": texts} for texts in (None, [], [None], [""]))]
 )
-def test_a_question_without_an_answer_is_left_out(tmp_path, answers):
+def test_questions_without_an_answer_are_skipped(tmp_path, answers):
     record = {"question": "q", "context": "c", "answers": {"text": ["one"]}}
     write(tmp_path / "train.jsonl", {**record, "answers": answers}, record)
     task = ExampleTask("squad", files=str(tmp_path / "{split}.jsonl"))
@@ -161,7 +160,7 @@ def test_language_modelling_has_no_inputs(tmp_path):
         ([], r"a\.jsonl, line 2 has no text"),
     ],
 )
-def test_bad_records_are_named(tmp_path, record, message):
+def test_error_names_the_invalid_record(tmp_path, record, message):
     write(tmp_path / "a.jsonl", XSUM, record)
     with pytest.raises(UserError, match=message):
         list(
@@ -170,7 +169,7 @@ def test_bad_records_are_named(tmp_path, record, message):
 
 
 @pytest.mark.parametrize("answers", [{}, {"text": "x"}, {"text": [1]}, ["x"]])
-def test_bad_answers_are_named(tmp_path, answers):
+def test_error_names_the_invalid_answer(tmp_path, answers):
     write(tmp_path / "a.jsonl", {"question": "q", "context": "c", "answers": answers})
     task = ExampleTask("squad", files=str(tmp_path / "a.jsonl"))
     with pytest.raises(
@@ -179,7 +178,7 @@ def test_bad_answers_are_named(tmp_path, answers):
         list(read_examples(task, "train"))
 
 
-def test_files_that_are_not_there_or_not_json_lines(tmp_path):
+def test_missing_files_and_other_formats_are_refused(tmp_path):
     task = ExampleTask("xsum", files=str(tmp_path / "{split}.jsonl"))
     with pytest.raises(UserError, match=r"files='.*train\.jsonl' matches no file"):
         list(read_examples(task, "train"))
@@ -188,7 +187,7 @@ def test_files_that_are_not_there_or_not_json_lines(tmp_path):
         list(read_examples(ExampleTask("xsum", files=str(tmp_path / "*")), "train"))
 
 
-def test_a_split_that_no_record_falls_into(tmp_path):
+def test_empty_split_is_refused(tmp_path):
     write(tmp_path / "a.jsonl", XSUM)
     task = ExampleTask("xsum", files=str(tmp_path / "a.jsonl"))
     with pytest.raises(UserError, match=r"falls into the .* split at validation_frac"):
@@ -199,17 +198,7 @@ def _read_both(task):
     return [list(read_examples(task, split)) for split in task.splits]
 
 
-def test_digest_tells_files_apart(tmp_path):
-    write(tmp_path / "train.jsonl", XSUM)
-    task = ExampleTask("xsum", files=str(tmp_path / "{split}.jsonl"))
-    first = source_digest(task, "train")
-    assert source_digest(task, "train") == first
-    write(tmp_path / "train.jsonl", XSUM, XSUM)
-    assert source_digest(task, "train") != first
-    assert source_digest(ExampleTask("xsum"), "train") == "xsum:1.1.0"
-
-
-def test_a_vocabulary_is_trained_on_inputs_and_targets(squad_task):
+def test_vocabulary_is_trained_on_inputs_and_targets(squad_task):
     task = dataclasses.replace(squad_task, vocabulary="bpe:300")
     tokenizer = task_tokenizer(task)
     assert tokenizer.vocab_size == 300

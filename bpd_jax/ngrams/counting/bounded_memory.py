@@ -11,7 +11,7 @@ from bpd_jax import folders, progress
 from bpd_jax.buckets import as_path, on_disk
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams import storage
-from bpd_jax.ngrams.counting import levels, runs, windows
+from bpd_jax.ngrams.counting import levels, sorted_runs, windows
 from bpd_jax.ngrams.counting.counts import (
     NGramCounts,
     check_min_counts,
@@ -36,8 +36,9 @@ def count(
     """Counts the n-grams of orders 1 ... `order` of a source.
 
     Text that fits into memory is counted there. More text is written to sorted runs on
-    disk, which are then merged (`runs`). A run takes 8 W + 4 bytes per distinct window,
-    where W is 1, or 2 for long n-grams of large vocabularies. The counts are the same.
+    disk, which are then merged (`sorted_runs`). A run takes 8 W + 4 bytes per distinct
+    window, where W is 1, or 2 for long n-grams of large vocabularies. The counts are
+    the same.
 
     With a work folder, counting needs about `memory` and some tens of megabytes,
     whatever the size of the text and of the result, but a single document must fit.
@@ -78,7 +79,7 @@ def count(
             "end_of_text": source.end_of_text,
             "source": source.fingerprint(),
         }
-        run_folder = runs.RunFolder(folder, packing.words, settings)
+        run_folder = sorted_runs.RunFolder(folder, packing.words, settings)
         limit = memory if work_folder is not None else None
         sorted_windows = _sorted_windows(source, packing, memory, limit, run_folder)
         result_folder = work_folder if len(run_folder) else None
@@ -130,7 +131,7 @@ def _sorted_windows(
     packing: windows.Packing,
     memory: int,
     limit: int | None,
-    run_folder: runs.RunFolder,
+    run_folder: sorted_runs.RunFolder,
 ) -> windows.SortedWindows:
     """Returns the sorted windows of the source, in memory or from runs.
 
@@ -191,7 +192,7 @@ def chunks(
     Raises:
       UserError: the source cannot be read.
     """
-    room = min(memory // _window_bytes(packing), runs.MOST_WINDOWS)
+    room = min(memory // _window_bytes(packing), sorted_runs.MOST_WINDOWS)
     pieces: list[np.ndarray] = []
     sequences, size = 0, 0
     number = 1 + skip
@@ -244,5 +245,5 @@ def count_to_folder(
         source, order=order, min_counts=min_counts, memory=memory, work_folder=work
     )
     counts.save(output)
-    folders.remove_folder(work, runs.KIND)
+    folders.remove_folder(work, sorted_runs.KIND)
     return NGramCounts.load(output, verify=False)

@@ -1,4 +1,4 @@
-"""The commands of docs/training.md, as far as they can be checked without training."""
+"""The commands of docs/training.md, checked without training."""
 
 import pathlib
 import re

@@ -1,15 +1,15 @@
-"""An n-gram model as arrays in the memory of an accelerator.
+"""N-gram models as arrays in the memory of an accelerator.
 
-Per order, in the order of `bpd_jax.ngrams.trie`:
+Per order, sorted as in `bpd_jax.ngrams.trie`:
 
-    log_probs      float32                            4 bytes per n-gram
-    symbols        uint16, or int32 above 65,534      2 or 4, not for unigrams
-    log_backoffs   float32                            4, not for the highest order
-    first_child    int32: where the extensions begin  4, not for the highest order
+    log_probs      float32                         4 bytes per n-gram
+    symbols        uint16, or int32 above 65,534   2 or 4, not for unigrams
+    log_backoffs   float32                         4, not for the highest order
+    first_child    int32: offsets of extensions    4, not for the highest order
 
-That is 14 or 16 bytes per n-gram, and 6 or 8 for one of the highest order. Unigrams are
-indexed by their symbol. An n-gram is found by a binary search among the extensions of
-its prefix, in as many steps as the longest list of extensions takes.
+This is 14 or 16 bytes per n-gram, and 6 or 8 per n-gram of the highest order. Unigrams
+are indexed by their symbol. An n-gram is looked up by binary search among the
+extensions of its prefix; the number of steps is that of the longest list.
 """
 
 import dataclasses
@@ -28,19 +28,18 @@ from bpd_jax.typing import AnyArray, Array, Bool, Float, Int
 
 @flax.struct.dataclass
 class DeviceTable:
-    """A back-off model that jitted code can read.
+    """A back-off model for jitted functions.
 
     Attributes:
-      log_probs: per order, natural logarithms; orders from the second on as they are
-        sorted, the first one indexed by symbol.
+      log_probs: per order, natural logarithms; unigrams are indexed by symbol.
       log_backoffs: per order but the highest.
       first_child: per order but the highest, `[n + 1]`.
       symbols: per order from the second on, the last symbol of each n-gram.
-      steps: per order from the second on, steps of the binary search.
+      steps: per order from the second on, number of steps of the binary search.
       vocab_size: V.
       end_of_text: see `NGramModel`.
-      shard_axis: the mesh axis over which the arrays are cut in equal parts, or None;
-        with one, look-ups must run inside `jax.shard_map` over that axis.
+      shard_axis: mesh axis over which the arrays are sharded, or None; if there is one,
+        lookups must run inside `jax.shard_map` over this axis.
     """
 
     log_probs: tuple[Float[AnyArray, " n"], ...]
@@ -61,8 +60,8 @@ class DeviceTable:
         """
         if max(model.sizes) >= 2**31 - 1:
             raise UserError(
-                f"the n-gram model has {max(model.sizes):,} n-grams of one order, more "
-                "than a device table can number (2^31): prune the model."
+                f"the n-gram model has {max(model.sizes):,} n-grams of one order, but "
+                "a table on a device has at most 2^31: prune the model."
             )
         width = model.width
         small = width <= np.iinfo(np.uint16).max
@@ -72,19 +71,19 @@ class DeviceTable:
         log_probs[0][unigrams] = model.log_probs[0]
         log_backoffs, first_child, symbols, steps = [], [], [], []
         for order in range(1, model.order):
-            # Plain numpy: hosts with accelerators may lack numba.
+            # Numpy only, because hosts with accelerators may lack numba.
             parents = model.keys[order] // width
-            number = np.bincount(parents, minlength=model.keys[order - 1].size)
+            children = np.bincount(parents, minlength=model.keys[order - 1].size)
             weights = model.log_backoffs[order - 1]
             if order == 1:
-                number, weights = _by_symbol(unigrams, (number, weights), width)
-            first = np.zeros(number.size + 1, np.int32)
-            np.cumsum(number, out=first[1:])
+                children, weights = _by_symbol(unigrams, (children, weights), width)
+            first = np.zeros(children.size + 1, np.int32)
+            np.cumsum(children, out=first[1:])
             first_child.append(first)
             log_backoffs.append(weights.astype(np.float32))
             symbols.append((model.keys[order] % width).astype(symbol_type))
             log_probs.append(model.log_probs[order].astype(np.float32))
-            steps.append(int(np.max(number, initial=0)).bit_length())
+            steps.append(int(np.max(children, initial=0)).bit_length())
         return cls(
             log_probs=tuple(log_probs),
             log_backoffs=tuple(log_backoffs),
@@ -106,41 +105,41 @@ class DeviceTable:
         return sum(leaf.nbytes for leaf in jax.tree.leaves(self))
 
     def sharded(self, mesh: Mesh, axis: str) -> "DeviceTable":
-        """Cuts every array into equal parts over a mesh axis, padded at the end."""
+        """Shards every array over a mesh axis, padded at the end."""
         parts = mesh.shape[axis]
         sharding = NamedSharding(mesh, PartitionSpec(axis))
 
-        def cut(array: np.ndarray) -> Array:
+        def shard(array: np.ndarray) -> Array:
             padded = np.pad(np.asarray(array), (0, -len(array) % parts), mode="edge")
             return jax.device_put(padded, sharding)
 
-        return dataclasses.replace(jax.tree.map(cut, self), shard_axis=axis)
+        return dataclasses.replace(jax.tree.map(shard, self), shard_axis=axis)
 
     def as_predicted(self, tokens: Int[Array, "..."]) -> Int[Array, "..."]:
-        """The symbols of tokens that are predicted: `</s>` for the end of text."""
+        """The symbols of predicted tokens: `</s>` for the end-of-text token."""
         if self.end_of_text is None:
             return tokens
         eos = trie.eos_symbol(self.vocab_size)
         return jnp.where(tokens == self.end_of_text, eos, tokens)
 
     def as_history(self, tokens: Int[Array, "..."]) -> Int[Array, "..."]:
-        """The symbols of tokens in a history: `<s>` for the end of text."""
+        """The symbols of tokens in a history: `<s>` for the end-of-text token."""
         if self.end_of_text is None:
             return tokens
         bos = trie.bos_symbol(self.vocab_size)
         return jnp.where(tokens == self.end_of_text, bos, tokens)
 
     def take(self, array: AnyArray, index: Int[Array, "..."]) -> Array:
-        """`array[index]`, from whichever device holds it; indices must be valid."""
+        """`array[index]`, also of a sharded array; indices must be valid."""
         if self.shard_axis is None:
             return jnp.take(array, index, mode="clip")
         begin = jax.lax.axis_index(self.shard_axis) * array.shape[0]
         local = index - begin
-        here = (local >= 0) & (local < array.shape[0])
+        is_local = (local >= 0) & (local < array.shape[0])
         values = jnp.take(array, local, mode="clip")
         if values.dtype == jnp.uint16:
             values = values.astype(jnp.int32)
-        return jax.lax.psum(jnp.where(here, values, 0), self.shard_axis)
+        return jax.lax.psum(jnp.where(is_local, values, 0), self.shard_axis)
 
     def has_children(self, order: int, index: Int[Array, "..."]) -> Bool[Array, "..."]:
         """Whether n-grams of `order` (1, 2, ...) have extensions."""
@@ -182,10 +181,10 @@ class DeviceTable:
 def _by_symbol(
     unigrams: np.ndarray, arrays: tuple[np.ndarray, ...], width: int
 ) -> list[np.ndarray]:
-    """Arrays over unigrams as arrays over all symbols, 0 for those that are not."""
-    spread = []
+    """Converts arrays over unigrams to arrays over all symbols, filled with 0."""
+    results = []
     for array in arrays:
-        wide = np.zeros(width, array.dtype)
-        wide[unigrams] = array
-        spread.append(wide)
-    return spread
+        by_symbol = np.zeros(width, array.dtype)
+        by_symbol[unigrams] = array
+        results.append(by_symbol)
+    return results

@@ -1,4 +1,4 @@
-"""Tests of bpd_jax.ngrams.counting.bounded and bpd_jax.ngrams.counting.runs."""
+"""Tests of `bounded_memory` and `sorted_runs` in bpd_jax.ngrams.counting."""
 
 import contextlib
 import filecmp
@@ -12,7 +12,7 @@ import pytest
 
 from bpd_jax import files, temporaries
 from bpd_jax.errors import UserError
-from bpd_jax.ngrams.counting import bounded, levels, runs
+from bpd_jax.ngrams.counting import bounded_memory, levels, sorted_runs
 from bpd_jax.ngrams.counting.counts import NGramCounts, count_ngrams, with_min_counts
 from bpd_jax.ngrams.counting.sources import TokenSource, open_source
 from bpd_jax.ngrams.counting.windows import TokenBatch, join
@@ -22,7 +22,7 @@ V = 300
 
 
 class Batches(TokenSource):
-    """Sequences in batches of ten; `fail_after` stops the first reading."""
+    """Sequences in batches of ten; the first iteration fails after `fail_after`."""
 
     def __init__(self, text: list[np.ndarray], fail_after: int | None = None) -> None:
         super().__init__("text", V, None)
@@ -80,7 +80,9 @@ def test_counts_do_not_depend_on_the_memory(
     with_folder: bool,
 ) -> None:
     work = tmp_path / "work" if with_folder else None
-    counts = bounded.count(Batches(text), order=4, memory=memory, work_folder=work)
+    counts = bounded_memory.count(
+        Batches(text), order=4, memory=memory, work_folder=work
+    )
     assert_same(counts, expected)
     found = len(list(tmp_path.glob("work/run_*.windows")))
     if memory == 10**9 or not with_folder:
@@ -90,10 +92,10 @@ def test_counts_do_not_depend_on_the_memory(
 
 
 @pytest.mark.parametrize("order", [1, 2, 9])
-def test_other_orders_are_merged_alike(
+def test_runs_of_all_orders_are_merged(
     tmp_path: pathlib.Path, text: list[np.ndarray], order: int
 ) -> None:
-    counts = bounded.count(
+    counts = bounded_memory.count(
         Batches(text), order=order, memory=MEMORY, work_folder=tmp_path
     )
     assert_same(counts, count_ngrams(text, order=order, vocab_size=V))
@@ -103,14 +105,14 @@ def test_other_orders_are_merged_alike(
     "minimums", [(1, 1, 2, 4), (1, 3, 3, 3), (1, 4, 2, 3), (1, 2, 9, 1), (1, 1, 1, 99)]
 )
 @pytest.mark.parametrize("memory", [MEMORY, 10**9])
-def test_min_counts_are_those_of_their_definition(
+def test_min_counts_match_their_definition(
     tmp_path: pathlib.Path,
     text: list[np.ndarray],
     expected: NGramCounts,
     minimums: tuple[int, ...],
     memory: int,
 ) -> None:
-    counts = bounded.count(
+    counts = bounded_memory.count(
         Batches(text),
         order=4,
         min_counts=minimums,
@@ -121,23 +123,25 @@ def test_min_counts_are_those_of_their_definition(
     assert counts.seen == expected.sizes
 
 
-def test_a_killed_count_goes_on_after_its_last_run(
+def test_killed_count_resumes_after_its_last_run(
     tmp_path: pathlib.Path, text: list[np.ndarray], expected: NGramCounts
 ) -> None:
     killed = Batches(text, fail_after=800)
     with pytest.raises(KeyboardInterrupt):
-        bounded.count(killed, order=4, memory=MEMORY, work_folder=tmp_path)
+        bounded_memory.count(killed, order=4, memory=MEMORY, work_folder=tmp_path)
     before = {path.name for path in tmp_path.glob("run_*")}
     assert before
-    # Begun, but not in the manifest.
+    # A run that is not in the manifest.
     (tmp_path / "run_00099.windows").write_bytes(b"half")
     again = Batches(text)
-    counts = bounded.count(again, order=4, memory=3 * MEMORY, work_folder=tmp_path)
+    counts = bounded_memory.count(
+        again, order=4, memory=3 * MEMORY, work_folder=tmp_path
+    )
     assert_same(counts, expected)
     assert 0 < again.read_from[0] <= 800
-    # All is counted: other minimum counts need no reading at all.
+    # Other minimum counts of a complete count do not read the source.
     third = Batches(text)
-    counts = bounded.count(
+    counts = bounded_memory.count(
         third, order=4, min_counts=(1, 2, 2, 2), memory=MEMORY, work_folder=tmp_path
     )
     assert_same(counts, with_min_counts(expected, (1, 2, 2, 2)))
@@ -145,7 +149,7 @@ def test_a_killed_count_goes_on_after_its_last_run(
 
 
 @pytest.mark.parametrize("last", ["manifest.json", "run_00000.counts"])
-def test_a_count_killed_in_its_first_run_begins_anew(
+def test_count_killed_in_its_first_run_starts_again(
     tmp_path: pathlib.Path,
     text: list[np.ndarray],
     expected: NGramCounts,
@@ -166,39 +170,43 @@ def test_a_count_killed_in_its_first_run_begins_anew(
     real = files.replacing_file
     monkeypatch.setattr("bpd_jax.files.replacing_file", kill)
     with pytest.raises(KeyboardInterrupt):
-        bounded.count_to_folder(Batches(text), output, order=4, memory=MEMORY)
+        bounded_memory.count_to_folder(Batches(text), output, order=4, memory=MEMORY)
     monkeypatch.undo()
     assert len(list(work.glob(".*.part"))) >= 2
-    assert (work / runs.MANIFEST).exists() == (last != runs.MANIFEST)
+    assert (work / sorted_runs.MANIFEST).exists() == (last != sorted_runs.MANIFEST)
     killed = Batches(text, fail_after=800)
     with pytest.raises(KeyboardInterrupt):
-        bounded.count_to_folder(killed, output, order=4, memory=MEMORY)
+        bounded_memory.count_to_folder(killed, output, order=4, memory=MEMORY)
     assert list(work.glob(".*.part")) == []
     assert_same(
-        bounded.count_to_folder(Batches(text), output, order=4, memory=MEMORY),
+        bounded_memory.count_to_folder(Batches(text), output, order=4, memory=MEMORY),
         expected,
     )
     assert not work.exists()
 
 
-def test_runs_of_another_count_are_refused_and_kept(
+def test_runs_of_another_count_are_refused_and_unchanged(
     tmp_path: pathlib.Path, text: list[np.ndarray]
 ) -> None:
-    bounded.count(Batches(text), order=3, memory=MEMORY, work_folder=tmp_path)
+    bounded_memory.count(Batches(text), order=3, memory=MEMORY, work_folder=tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     with pytest.raises(UserError, match="another count, with order = 3 and not 4"):
-        bounded.count(Batches(text), order=4, memory=MEMORY, work_folder=tmp_path)
+        bounded_memory.count(
+            Batches(text), order=4, memory=MEMORY, work_folder=tmp_path
+        )
     with pytest.raises(UserError, match="another count, with source = 1200 seq"):
-        bounded.count(Batches(text[1:]), order=3, memory=MEMORY, work_folder=tmp_path)
+        bounded_memory.count(
+            Batches(text[1:]), order=3, memory=MEMORY, work_folder=tmp_path
+        )
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
 
 
 @pytest.mark.parametrize("name", ["run_00002.windows", "run_00002.counts"])
 @pytest.mark.parametrize("damage", ["cut", "change", "remove"])
-def test_a_damaged_run_is_noticed(
+def test_damaged_run_is_detected(
     tmp_path: pathlib.Path, text: list[np.ndarray], name: str, damage: str
 ) -> None:
-    bounded.count(Batches(text), order=2, memory=MEMORY, work_folder=tmp_path)
+    bounded_memory.count(Batches(text), order=2, memory=MEMORY, work_folder=tmp_path)
     path = tmp_path / name
     data = bytearray(path.read_bytes())
     data[9] ^= 1
@@ -207,11 +215,13 @@ def test_a_damaged_run_is_noticed(
     else:
         path.write_bytes(data[:-8] if damage == "cut" else data)
     with pytest.raises(UserError, match="run_00002 is missing, truncated or damaged"):
-        bounded.count(Batches(text), order=2, memory=MEMORY, work_folder=tmp_path)
+        bounded_memory.count(
+            Batches(text), order=2, memory=MEMORY, work_folder=tmp_path
+        )
 
 
-def test_a_damaged_manifest_is_noticed(tmp_path: pathlib.Path) -> None:
-    whole = {"magic": runs._MAGIC, "version": 1, "complete": False}
+def test_damaged_manifest_is_detected(tmp_path: pathlib.Path) -> None:
+    whole = {"magic": sorted_runs._MAGIC, "version": 1, "complete": False}
     for content in (
         "{",
         "[]",
@@ -220,12 +230,12 @@ def test_a_damaged_manifest_is_noticed(tmp_path: pathlib.Path) -> None:
         json.dumps({**whole, "settings": {}, "runs": [{"name": "run_00000"}]}),
         json.dumps({**whole, "settings": {}, "runs": [[1]]}),
     ):
-        (tmp_path / runs.MANIFEST).write_text(content)
+        (tmp_path / sorted_runs.MANIFEST).write_text(content)
         with pytest.raises(UserError, match="not a manifest of runs"):
-            bounded.count(Batches([]), order=2, work_folder=tmp_path)
+            bounded_memory.count(Batches([]), order=2, work_folder=tmp_path)
 
 
-def test_a_full_disk_keeps_the_runs_before(
+def test_full_disk_keeps_earlier_runs(
     tmp_path: pathlib.Path,
     text: list[np.ndarray],
     expected: NGramCounts,
@@ -243,11 +253,11 @@ def test_a_full_disk_keeps_the_runs_before(
 
     monkeypatch.setattr("bpd_jax.files.replacing_file", full)
     with pytest.raises(UserError, match="cannot write /dev/full/x"):
-        bounded.count_to_folder(Batches(text), output, order=4, memory=MEMORY)
+        bounded_memory.count_to_folder(Batches(text), output, order=4, memory=MEMORY)
     assert list(tmp_path.iterdir()) == []
     fails = "run_00003.counts"
     with pytest.raises(UserError, match="3 earlier runs are kept"):
-        bounded.count_to_folder(Batches(text), output, order=4, memory=MEMORY)
+        bounded_memory.count_to_folder(Batches(text), output, order=4, memory=MEMORY)
     assert not output.exists()
     work = tmp_path / "counts.work"
     assert len(list(work.glob("run_*.windows"))) == 3
@@ -258,27 +268,29 @@ def test_a_full_disk_keeps_the_runs_before(
 
     monkeypatch.setattr(levels._Column, "append", no_room)
     with pytest.raises(UserError, match="No space left on device; the runs counted"):
-        bounded.count_to_folder(Batches(text), output, order=4, memory=MEMORY)
+        bounded_memory.count_to_folder(Batches(text), output, order=4, memory=MEMORY)
     assert not output.exists()
     monkeypatch.undo()
     again = Batches(text)
-    counts = bounded.count_to_folder(again, output, order=4, memory=MEMORY)
+    counts = bounded_memory.count_to_folder(again, output, order=4, memory=MEMORY)
     assert_same(counts, expected)
     assert again.read_from == []
     assert not work.exists()
 
 
-def test_folders_do_not_depend_on_the_memory(
+def test_output_does_not_depend_on_the_memory(
     tmp_path: pathlib.Path, text: list[np.ndarray], expected: NGramCounts
 ) -> None:
     for name, memory in (("small", MEMORY), ("large", 10**9)):
-        bounded.count_to_folder(Batches(text), tmp_path / name, order=4, memory=memory)
+        bounded_memory.count_to_folder(
+            Batches(text), tmp_path / name, order=4, memory=memory
+        )
     assert same_folders(tmp_path / "small", tmp_path / "large")
     assert_same(NGramCounts.load(tmp_path / "small"), expected)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["large", "small"]
 
 
-def test_a_kill_while_runs_are_removed_is_not_in_the_way(
+def test_count_after_a_kill_while_runs_were_removed(
     tmp_path: pathlib.Path,
     text: list[np.ndarray],
     expected: NGramCounts,
@@ -287,7 +299,7 @@ def test_a_kill_while_runs_are_removed_is_not_in_the_way(
     real = shutil.rmtree
 
     def kill(folder: str, ignore_errors: bool = False) -> None:
-        for manifest in pathlib.Path(folder).rglob(runs.MANIFEST):
+        for manifest in pathlib.Path(folder).rglob(sorted_runs.MANIFEST):
             manifest.unlink()
             raise KeyboardInterrupt
         real(folder, ignore_errors)
@@ -296,21 +308,25 @@ def test_a_kill_while_runs_are_removed_is_not_in_the_way(
     with monkeypatch.context() as patch:
         patch.setattr("shutil.rmtree", kill)
         with pytest.raises(KeyboardInterrupt):
-            bounded.count_to_folder(Batches(text), output, order=4, memory=MEMORY)
+            bounded_memory.count_to_folder(
+                Batches(text), output, order=4, memory=MEMORY
+            )
     assert_same(NGramCounts.load(output), expected)
-    counts = bounded.count_to_folder(Batches(text), output, order=4, memory=MEMORY)
+    counts = bounded_memory.count_to_folder(
+        Batches(text), output, order=4, memory=MEMORY
+    )
     assert_same(counts, expected)
 
 
-def test_other_peoples_folders_are_left_alone(
+def test_folders_with_other_contents_are_unchanged(
     tmp_path: pathlib.Path, text: list[np.ndarray]
 ) -> None:
     thesis = tmp_path / "thesis.txt"
     thesis.write_text("years of work")
     for function in (
-        lambda: bounded.count_to_folder(Batches(text), tmp_path, order=2),
-        lambda: bounded.count(Batches(text), order=2, work_folder=tmp_path),
-        lambda: bounded.count_to_folder(Batches(text), thesis, order=2),
+        lambda: bounded_memory.count_to_folder(Batches(text), tmp_path, order=2),
+        lambda: bounded_memory.count(Batches(text), order=2, work_folder=tmp_path),
+        lambda: bounded_memory.count_to_folder(Batches(text), thesis, order=2),
     ):
         with pytest.raises(UserError, match=r"new folder|name a folder"):
             function()
@@ -327,19 +343,19 @@ def test_other_peoples_folders_are_left_alone(
         ({"order": 2}, "text holds no text to count"),
     ],
 )
-def test_bad_arguments_are_refused(arguments, message: str) -> None:
+def test_invalid_arguments_are_refused(arguments, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        bounded.count(Batches([]), **arguments)
+        bounded_memory.count(Batches([]), **arguments)
 
 
-def test_a_token_outside_the_vocabulary_is_named(text: list[np.ndarray]) -> None:
+def test_error_names_the_token_outside_the_vocabulary(text: list[np.ndarray]) -> None:
     wrong = [*text[:57], np.array([1, V]), *text[57:]]
     with pytest.raises(UserError, match=f"text: sequence 58 holds the token {V}"):
-        bounded.count(Batches(wrong), order=2)
+        bounded_memory.count(Batches(wrong), order=2)
 
 
-def test_documents_and_tokens_are_reported(tmp_path: pathlib.Path) -> None:
+def test_numbers_of_documents_and_tokens_are_reported(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "ids.npy"
     np.save(path, np.array([0, 1, 2, 9, 9, 3, 9, 4, 4], np.uint16))
-    counts = bounded.count(open_source(tokens=str(path), end_of_text=9), order=2)
+    counts = bounded_memory.count(open_source(tokens=str(path), end_of_text=9), order=2)
     assert (counts.sequences, counts.tokens, counts.vocab_size) == (3, 6, 10)

@@ -1,14 +1,14 @@
-"""Figures about drafts, against answers that are worked out by hand."""
+"""Tests of draft statistics, computed by hand."""
 
 import numpy as np
 import pytest
 
-from bpd_jax.evaluation.statistics import draft_statistics, repetition
+from bpd_jax.evaluation.draft_statistics import draft_statistics, repetition
 
 NAN = np.nan
 
 
-def test_the_example_of_the_docstring():
+def test_repetition_example_of_the_docstring():
     drafts = np.array([[7, 7, 7, 8], [1, 2, 3, 4]])
     assert repetition(drafts) == (pytest.approx(1 / 3), 2.0)
 
@@ -17,21 +17,21 @@ def test_the_example_of_the_docstring():
     "drafts, share, run",
     [
         ([[5, 5], [5, 6]], 1 / 2, 1.5),
-        # A run ends where another token stands, and the longest one counts.
+        # A run ends at another token; the longest run is counted.
         ([[5, 5, 6, 6, 6, 5]], 3 / 5, 3.0),
         # Padding repeats nothing.
         ([[5, -1, -1], [5, 6, -1]], 0.0, 1.0),
-        # A draft of one token has no run to speak of.
+        # Drafts of one token are ignored.
         ([[5, -1, -1], [5, 5, -1]], 1.0, 2.0),
         ([[5], [5]], None, None),
         ([[5, -1], [6, -1]], None, None),
     ],
 )
-def test_repetition(drafts, share, run):
+def test_repetition_of_drafts(drafts, share, run):
     assert repetition(np.array(drafts)) == (pytest.approx(share), run)
 
 
-def test_statistics_are_over_all_calls_of_all_prompts(make_generation):
+def test_statistics_cover_all_calls_of_all_prompts(make_generation):
     first = make_generation(
         [1] * 5,
         2,
@@ -60,14 +60,14 @@ def test_statistics_are_over_all_calls_of_all_prompts(make_generation):
     assert found.accepted == pytest.approx((1 / 3, 1 / 3, 0, 1 / 3))
 
 
-def test_plain_decoding_has_no_drafts_to_speak_of(make_generation):
+def test_plain_decoding_has_no_draft_statistics(make_generation):
     found = draft_statistics([make_generation([1, 2, 3], 3)])
     assert (found.nodes, found.rank, found.accepted) == (1.0, 0.0, (1.0,))
     assert (found.repeated, found.longest_run, found.entropies) == (None, None, ())
 
 
 def test_statistics_of_a_real_model(results):
-    """They agree with the shapes and bounds that theory gives."""
+    """Checks shapes and bounds."""
     bpd = draft_statistics(results["bpd"].generations)
     several = draft_statistics(results["zero_gram:3"].generations)
     oracle = draft_statistics(results["oracle"].generations)

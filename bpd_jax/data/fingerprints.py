@@ -1,0 +1,54 @@
+"""Fingerprints of a task's text and vocabulary, which detect changes."""
+
+import hashlib
+from collections.abc import Iterable
+
+from bpd_jax import files
+from bpd_jax.data import corpora, example_readers
+from bpd_jax.data.corpora import SourceFile
+from bpd_jax.data.example_task import DataTask, ExampleTask
+from bpd_jax.data.tokenizer import tokenizer_file
+from bpd_jax.errors import UserError
+
+
+def source_fingerprint(task: DataTask, split: str) -> str:
+    """Returns a digest of the names, sizes and times of the files of a split.
+
+    It changes when a file is added, removed or written; the text is not read. All
+    splits of a `TextTask` have the same files. For TensorFlow Datasets, the result is
+    the name and version of the data set.
+
+    Raises:
+      UserError: there are no files, or the split is unknown.
+    """
+    if not isinstance(task, ExampleTask):
+        return _files_fingerprint(corpora.corpus_files(task))
+    if task.files is None:
+        return task.dataset.tfds
+    return _files_fingerprint(example_readers.example_files(task, split))
+
+
+def _files_fingerprint(source_files: Iterable[SourceFile]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name, path in source_files:
+        status = path.stat()
+        line = f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n"
+        digest.update(line.encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
+
+
+def vocabulary_fingerprint(task: DataTask) -> str:
+    """Returns `gpt3`, `bpe:N`, or a digest of the tokenizer file.
+
+    Raises:
+      UserError: the file cannot be read.
+    """
+    if task.vocabulary == "gpt3" or task.trained_size is not None:
+        return task.vocabulary
+    path = tokenizer_file(task.vocabulary)
+    try:
+        return hashlib.blake2b(files.read_bytes(path), digest_size=16).hexdigest()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise UserError(f"{path} is not a tokenizer.json: {error}.") from error
