@@ -153,9 +153,8 @@ def test_a_refusal_says_where_the_heads_lie(tmp_path):
     loaded = load_heads(tmp_path / "heads")
     with pytest.raises(UserError) as error:
         attach_heads(MODEL, draw(parameter_shapes(MODEL), 7), loaded, name="big")
-    assert str(error.value).endswith(
-        "train heads for big, give other ones with --heads, or move "
-        f"{tmp_path / 'heads'} away."
+    assert (
+        str(tmp_path / "heads") in str(error.value).partition("train heads for big")[2]
     )
 
 
