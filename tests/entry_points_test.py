@@ -180,7 +180,7 @@ def test_bad_input_is_refused_and_leaves_nothing(folder):
         assert_refused(end, message)
     assert not (folder / "never.jsonl").exists()
     cases = [
-        ([], "nowhere does not exist"),
+        ([], "no model 'nowhere"),
         (["--temperature=1"], "temperature must be 0"),
         (["--methods=auto"], "has no methods to choose from"),
         (["--rounds=0"], "positive integer"),
@@ -288,7 +288,7 @@ def test_bad_settings_are_refused_in_one_sentence(folder):
         ],
         "'p=3' is not a setting of ngram, which takes k": ["--method=ngram:p=3"],
         "needs a small language model": ["--method=neural"],
-        "typical acceptance samples: give a temperature": ["--acceptance=typical"],
+        "typical acceptance needs sampling": ["--acceptance=typical"],
         "stop must be a list": ["--stop="],
         "prompt 1 is empty: give at least one character": ["--prompt="],
         "seed must be an integer from 0": ["--seed=-1"],
