@@ -265,7 +265,7 @@ def test_auto_says_what_it_chose_and_why(folder):
     )
     assert result.returncode == 0, result.stderr
     chosen = re.match(
-        r"auto: (greedy: drafting does not pay|prompt_lookup:\d, pred)", result.stdout
+        r"auto: (greedy: no method is predicted|prompt_lookup:\d, pred)", result.stdout
     )
     assert chosen
     assert "predicted" in result.stdout.splitlines()[0]

@@ -1,4 +1,4 @@
-"""Log-probabilities of given texts under a model: teacher forcing, in batches."""
+"""Log-probabilities of texts under a model, by teacher forcing in batches."""
 
 import functools
 from collections import Counter, defaultdict

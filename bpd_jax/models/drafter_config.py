@@ -92,8 +92,8 @@ class BlockDrafterConfig(Validated):
             )
         if self.block_size < 2:
             raise UserError(
-                "BlockDrafterConfig.block_size must be at least 2, because the first "
-                "token of a block is certain, not 1."
+                "BlockDrafterConfig.block_size must be at least 2, not 1: the first "
+                "token of a block is certain."
             )
         if self.window is not None and self.window < self.block_size:
             raise UserError(

@@ -73,7 +73,7 @@ def good_turing_discounts(counts: np.ndarray, bins: int = DEFAULT_BINS) -> np.nd
 def estimate_katz(counts: NGramCounts, bins: int = DEFAULT_BINS) -> NGramModel:
     """Estimates a model that agrees with `ngrammake --method=katz`.
 
-    A history that has been seen with the whole vocabulary cannot back off; its
+    A history that has been seen with the complete vocabulary cannot back off; its
     discounted mass goes to `</s>`, as in OpenGrm.
 
     Args:

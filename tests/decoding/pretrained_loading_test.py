@@ -132,7 +132,7 @@ def test_damaged_accuracies_are_told(folder, tmp_path):
     for damaged in ([0.5, 0.2], [["often"]], 3):
         about["facts"]["accuracies"] = damaged
         header.write_text(json.dumps(about))
-        with pytest.raises(UserError, match=r"heads\.json does not hold accuracies"):
+        with pytest.raises(UserError, match=r"heads\.json has no valid accuracies"):
             load_model(str(folder), str(tmp_path / "heads"))
 
 
@@ -184,7 +184,7 @@ def test_a_tokenizer_of_another_model_is_refused(folder):
     vocabulary = tokenizer["model"]["vocab"]
     vocabulary |= {f"more{i}": 100 + i for i in range(40)}
     path.write_text(json.dumps(tokenizer))
-    with pytest.raises(UserError, match="they are not of one model"):
+    with pytest.raises(UserError, match="they belong to different models"):
         load_model(str(folder))
 
 

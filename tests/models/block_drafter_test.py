@@ -323,7 +323,7 @@ def test_sizes_default_to_those_of_the_target():
     ("changes", "words"),
     [
         ({"feature_layers": ()}, "feature_layers is empty"),
-        ({"block_size": 1}, "nothing to draft"),
+        ({"block_size": 1}, "block_size must be at least 2"),
         ({"window": 3}, "smaller than block_size"),
         ({"num_layers": 0}, "num_layers must be"),
         ({"markov_rank": -1}, "markov_rank"),

@@ -163,8 +163,8 @@ def test_untied_rows_are_those_of_the_softmax():
     "fields, message",
     [
         ({"num_heads": 2}, "hidden must be a positive"),
-        ({"num_heads": 2, "hidden": 4, "layers": 2}, "layers = 2 has no meaning"),
-        ({"num_heads": 2, "hidden": 4, "kind": "medusa"}, "hidden = 4 has no meaning"),
+        ({"num_heads": 2, "hidden": 4, "layers": 2}, "layers = 2 does not apply"),
+        ({"num_heads": 2, "hidden": 4, "kind": "medusa"}, "hidden = 4 does not apply"),
         ({"num_heads": 2, "hidden": 4, "kind": "hydra"}, "kind must be one of"),
         ({"num_heads": 2, "hidden": 4, "draft_vocabulary": 0}, "draft_vocabulary must"),
     ],

@@ -193,7 +193,7 @@ def test_other_numbers_are_other_heads(tmp_path):
         ("cut", r"cannot read .*heads\.safetensors"),
         ("resized", r"kernel_in: its shape is \[2, 16, 8\] and not \[2, 16, 9\]"),
         ("kind", r"cannot read .*heads\.json .*kind"),
-        ("ids", "different tokens below 20"),
+        ("ids", "distinct tokens below 20"),
         ("scaled bias", "bias_in has scales but is not a matrix"),
     ],
 )

@@ -59,7 +59,7 @@ def test_mesh_must_use_all_devices():
         ({"model": -1}, "MeshConfig.model must be a positive integer, not -1"),
         (
             {"data": -2, "fsdp": -4},
-            "MeshConfig.data must be a positive integer, or -1 for what is left, not",
+            "MeshConfig.data must be a positive integer, or -1 for the remaining",
         ),
     ],
 )

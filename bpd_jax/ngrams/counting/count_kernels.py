@@ -25,7 +25,7 @@ def fill_windows(
     from its end.
 
     Args:
-      stream: `[T]` int32 symbols, whole sequences.
+      stream: `[T]` int32 symbols, complete sequences.
       bases: `[W + 1]` uint64: entry 0 is the base b, entry w + 1 the weight of the
         first digit of word w.
       eos: the symbol after which windows are empty.
@@ -42,13 +42,13 @@ def fill_windows(
             window[:] = 0
         digit = np.uint64(symbol + 1)
         part = part_of[symbol]
-        place = places[part]
-        places[part] = place + 1
+        slot = places[part]
+        places[part] = slot + 1
         for word in range(words):
             rest = window[word] // base
             leaving = window[word] - rest * base
             window[word] = digit * bases[word + 1] + rest
-            rows[place, word] = window[word]
+            rows[slot, word] = window[word]
             digit = leaving
 
 
@@ -67,20 +67,20 @@ def radix_sort(rows: np.ndarray) -> None:
             for index in range(n):
                 starts[(source[index, word] >> shift) & mask] += 1
             total = 0
-            alone = False
+            constant = False
             for bucket in range(size):
                 number = starts[bucket]
-                alone |= number == n
+                constant |= number == n
                 starts[bucket] = total
                 total += number
-            if alone:  # All rows have the same digit here.
+            if constant:  # All rows have the same digit.
                 continue
             for index in range(n):
                 digit = (source[index, word] >> shift) & mask
-                place = starts[digit]
-                starts[digit] = place + 1
+                slot = starts[digit]
+                starts[digit] = slot + 1
                 for column in range(words):
-                    target[place, column] = source[index, column]
+                    target[slot, column] = source[index, column]
             source, target = target, source
     if source is not rows:
         rows[:] = source
@@ -213,7 +213,7 @@ def split_orders(
     order = minimums.size
     base = bases[0]
     width = np.int64(base) - 1
-    digits, opened, completed, kept = state[0], state[1], state[2], state[3]
+    digits, opened, completed, retained = state[0], state[1], state[2], state[3]
     fresh = np.zeros(order, np.int64)
     written = np.zeros(order, np.int64)
     for index in range(max(n, 1)):
@@ -226,17 +226,17 @@ def split_orders(
                 begin += lengths[word]
                 if not differs and value == old:
                     continue
-                place = begin - 1
-                while place >= begin - lengths[word]:
+                slot = begin - 1
+                while slot >= begin - lengths[word]:
                     if not differs and value == old:
                         break
                     rest = value // base
-                    fresh[place] = np.int64(value - rest * base)
+                    fresh[slot] = np.int64(value - rest * base)
                     value = rest
                     old //= base
-                    place -= 1
+                    slot -= 1
                 if not differs:
-                    first = place + 1
+                    first = slot + 1
                     differs = True
                 previous[word] = rows[index, word]
         for level in range(order - 1, first - 1, -1):
@@ -247,13 +247,13 @@ def split_orders(
             if level > 0:
                 following[level - 1] += _rounded(count, table)
             if count >= minimums[level]:
-                place = written[level]
-                parent = kept[level - 1] if level > 0 else 0
-                keys[level, place] = parent * width + digits[level] - 1
-                numbers[level, place] = count
-                followed[level, place] = following[level]
-                written[level] = place + 1
-                kept[level] += 1
+                slot = written[level]
+                parent = retained[level - 1] if level > 0 else 0
+                keys[level, slot] = parent * width + digits[level] - 1
+                numbers[level, slot] = count
+                followed[level, slot] = following[level]
+                written[level] = slot + 1
+                retained[level] += 1
             opened[level] = 0
             following[level] = 0.0
         if n > 0:
@@ -273,7 +273,7 @@ def parse_ids(
     """Parses lines of decimal numbers separated by blanks.
 
     Args:
-      text: `[n]` uint8; whole lines.
+      text: `[n]` uint8; complete lines.
       ids: int32, the result: numbers of all lines.
       lengths: int64, the result: how many numbers each line has; 0 if it is empty.
 
@@ -317,7 +317,7 @@ def parse_counts(
     """Parses lines of an n-gram, with ids, `<s>` and `</s>` as symbols, and its count.
 
     Args:
-      text: `[n]` uint8; whole lines.
+      text: `[n]` uint8; complete lines.
       symbols: int32, the result: symbols of all n-grams; -1 is `</s>` and -2 `<s>`.
       sizes: int64, the result: order of each n-gram.
       counts: int64, the result.
@@ -326,7 +326,7 @@ def parse_counts(
     Returns:
       The numbers of symbols and of n-grams written, and 1 if a line has another form.
     """
-    used, found, line, fields = 0, 0, 1, 0
+    used, parsed, line, fields = 0, 0, 1, 0
     value: Any = np.int64(0)
     last, length = np.int64(0), 0
     resume = 0  # after <s> or </s>
@@ -338,13 +338,13 @@ def parse_counts(
             value = value * 10 + (byte - 48)
             length += 1
             if value >= 10**17:
-                return used, found, 1
+                return used, parsed, 1
         elif byte == 32 or 9 <= byte <= 13:
             if length:
                 # The field before this one is a symbol, not the count.
                 if fields:
                     if last > 2147483647:
-                        return used, found, 1
+                        return used, parsed, 1
                     symbols[used] = last
                     used += 1
                 last = value
@@ -353,11 +353,11 @@ def parse_counts(
             if byte == 10:
                 if fields:
                     if fields == 1 or last < 1:
-                        return used, found, 1
-                    sizes[found] = fields - 1
-                    counts[found] = last
-                    numbers[found] = line
-                    found += 1
+                        return used, parsed, 1
+                    sizes[parsed] = fields - 1
+                    counts[parsed] = last
+                    numbers[parsed] = line
+                    parsed += 1
                     fields = 0
                 line += 1
         elif byte == 60 and length == 0:  # <
@@ -370,10 +370,10 @@ def parse_counts(
                 or text[end] != 115  # s
                 or text[end + 1] != 62  # >
             ):
-                return used, found, 1
+                return used, parsed, 1
             value = np.int64(-1) if slash else np.int64(-2)
             length = 1
             resume = end + 2
         else:
-            return used, found, 1
-    return used, found, 0
+            return used, parsed, 1
+    return used, parsed, 0

@@ -25,7 +25,7 @@ class NGramCounts:
       followed: per order except the highest, `[n]` float64: number of times that any
         symbol followed the n-gram, rounded by `levels.round_counts`. It includes
         n-grams that minimum counts dropped.
-      end_of_text: the token that stands for `</s>` and `<s>`, or None.
+      end_of_text: the token that separates documents, or None; see `NGramModel`.
       seen: per order, number of different n-grams before minimum counts; by default
         their present number.
     """

@@ -81,7 +81,7 @@ def assemble(
     """Computes the n-grams of all orders from sorted distinct windows.
 
     Args:
-      windows: windows of the whole text.
+      windows: windows of the complete text.
       packing: packing of the windows.
       min_counts: lowest count of each order, N non-decreasing numbers. Prefixes and
         suffixes of an n-gram are at least as frequent, so that they are kept too.

@@ -61,7 +61,7 @@ class RunFolder:
     Attributes:
       folder: folder of the runs, which is created with the first run.
       sequences: number of sequences of the source in the runs.
-      complete: whether the runs contain the whole source.
+      complete: whether the runs contain the complete source.
     """
 
     def __init__(
@@ -168,10 +168,10 @@ class RunFolder:
 
         def load(part: int) -> Counted:
             lists = []
-            for (rows, counts), places in zip(runs, cuts, strict=True):
-                place = slice(places[part], places[part + 1])
+            for (rows, counts), bounds in zip(runs, cuts, strict=True):
+                bound = slice(bounds[part], bounds[part + 1])
                 lists.append(
-                    Counted(np.array(rows[place]), counts[place].astype(np.int64))
+                    Counted(np.array(rows[bound]), counts[bound].astype(np.int64))
                 )
             return merged(lists)
 

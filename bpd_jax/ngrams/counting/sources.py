@@ -1,7 +1,7 @@
 """Sources of token sequences for n-gram models.
 
-A source is read in batches of whole sequences in a fixed order, so that an interrupted
-count can resume after any sequence.
+A source is read in batches of complete sequences in a fixed order, so that an
+interrupted count can resume after any sequence.
 """
 
 import abc
@@ -42,7 +42,7 @@ class TokenSource(abc.ABC):
     Attributes:
       name: name in error messages.
       vocab_size: V.
-      end_of_text: the token that stands for the ends of a sequence, or None.
+      end_of_text: the token that separates sequences, or None.
     """
 
     def __init__(self, name: str, vocab_size: int, end_of_text: int | None) -> None:
@@ -111,7 +111,7 @@ def open_source(
       vocabulary: vocabulary of task or text.
       max_bytes: bytes of text of a task or of text files, both splits together.
       vocab_size: V of tokens; None for the highest id plus 1.
-      end_of_text: for tokens: the token that stands for the ends of a sequence.
+      end_of_text: for tokens: the token that separates sequences.
 
     Raises:
       UserError: there is no such source, or the arguments are invalid.

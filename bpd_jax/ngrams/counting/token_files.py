@@ -26,7 +26,7 @@ _ARRAY_BLOCK = 1 << 21  # tokens
 def read_batches(
     path: str | os.PathLike[str], end_of_text: int | None, label: str | None = "read"
 ) -> Iterator[TokenBatch]:
-    """Yields batches of some thousands of whole sequences of a file.
+    """Yields batches of some thousands of complete sequences of a file.
 
     Args:
       path: the file.

@@ -269,7 +269,7 @@ def merged(lists: Sequence[Counted]) -> Counted:
 
     lists = list(lists)
     while len(lists) > 1:
-        pairs = [lists[place : place + 2] for place in range(0, len(lists), 2)]
+        pairs = [lists[index : index + 2] for index in range(0, len(lists), 2)]
         lists = []
         for pair in pairs:
             if len(pair) == 1:

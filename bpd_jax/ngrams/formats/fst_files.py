@@ -58,7 +58,7 @@ def model_from_fst(
     symbols: Sequence[str] | None = None,
     end_of_text: int | None = None,
 ) -> NGramModel:
-    """Reads a model from an automaton in OpenGrm's layout for whole sentences.
+    """Reads a model from an automaton in OpenGrm's layout for complete sentences.
 
     The model has exactly the automaton's weights, as float64.
 
@@ -111,7 +111,7 @@ def automaton_of(
     Args:
       model: the model.
       continuous: whether the automaton is for incomplete text, as in decoding, rather
-        than for whole sentences: every state is final without cost, and `</s>` is an
+        than for complete sentences: every state is final without cost, and `</s>` is an
         arc to the start state with the model's `end_of_text` token (if any) as label.
 
     Raises:

@@ -55,10 +55,10 @@ class FstReader:
         if vocab_size is None:
             vocab_size = len(symbols) if symbols else int(tokens.max(initial=0)) + 1
         if tokens.max(initial=0) >= vocab_size or tokens.min(initial=0) < 0:
-            wrong = int(tokens.max() if tokens.max() >= vocab_size else tokens.min())
+            invalid = int(tokens.max() if tokens.max() >= vocab_size else tokens.min())
             self._fail(
-                f"the label {wrong + 1} stands for the token {wrong}, which is outside "
-                f"the vocabulary 0 ... {vocab_size - 1}"
+                f"the label {invalid + 1} stands for the token {invalid}, which is "
+                f"outside the vocabulary 0 ... {vocab_size - 1}"
             )
         trie.check_vocab_size(vocab_size, name)
         self._width = trie.symbol_width(vocab_size)
@@ -157,15 +157,15 @@ class FstReader:
                 f"the history of state {wrong[0]} is not clear: {entries[wrong[0]]} "
                 "arcs enter it from states with a history one symbol shorter"
             )
-        # The place of each state's history among the n-grams of its length.
-        self._places = np.zeros(self._depths.size, np.int64)
+        # The index of each state's history among the n-grams of its length.
+        self._indices = np.zeros(self._depths.size, np.int64)
         self._keys: list[np.ndarray] = []
         self._log_probs: list[np.ndarray] = []
         self._log_backoffs: list[np.ndarray] = []
         self._sorted_targets: list[np.ndarray] = []
         for order in range(int(source_depths.max()) + 1):
             ngrams = np.flatnonzero(source_depths == order)
-            parents = self._places[self._ngram_sources[ngrams]]
+            parents = self._indices[self._ngram_sources[ngrams]]
             key = parents * self._width + self._ngram_symbols[ngrams]
             by_key = np.argsort(key, kind="stable")
             key, ngrams = key[by_key], ngrams[by_key]
@@ -176,7 +176,7 @@ class FstReader:
             self._sorted_targets.append(targets[ngrams])
             indices = np.flatnonzero(extends[ngrams])
             states = targets[ngrams[indices]]
-            self._places[states] = indices
+            self._indices[states] = indices
             if order < source_depths.max():
                 weights = np.zeros(key.size)
                 weights[indices] = self._state_weights[states]
@@ -186,14 +186,14 @@ class FstReader:
         """Compares where arcs lead with the longest history that is a state."""
         links = trie.suffix_links(self._keys, self._width)
         if any((link < 0).any() for link in links):
-            self._fail("an n-gram is there without its suffix")
+            self._fail("the suffix of an n-gram is missing")
         reached = np.array([self._root])
         for order, (link, targets) in enumerate(
             zip(links, self._sorted_targets, strict=True), start=1
         ):
             expected = reached[link]
             states = np.flatnonzero(self._depths == order)
-            ngram_indices = self._places[states]
+            ngram_indices = self._indices[states]
             if (expected[ngram_indices] != self._backoffs[states]).any():
                 self._fail(
                     "a back-off arc does not lead to the history without its first "

@@ -67,20 +67,20 @@ def _collect_queries(
         if ngram == ngrams_end or row_ngrams[row, OWNER] != nodes[SUFFIX, node]:
             continue
         start = nodes[INDEX, node] * width
-        wanted = symbols[nodes[POSITION, node]]
+        next_symbols = symbols[nodes[POSITION, node]]
         listed, listed_end = LISTED, LISTED + row_ngrams[row, NUMBER]
         if ngrams_end - ngram > FEW:
             while listed < listed_end:
                 w = row_ngrams[row, listed]
                 queries[SOURCE, number], queries[CANDIDATE, number] = node, w
-                queries[KEY, number] = start + wanted[w]
+                queries[KEY, number] = start + next_symbols[w]
                 listed += 1
                 number += 1
             continue
         # Both lists are sorted by symbol.
         while ngram < ngrams_end and listed < listed_end:
             w = row_ngrams[row, listed]
-            key = start + wanted[w]
+            key = start + next_symbols[w]
             if keys[ngram] < key:
                 ngram += 1
                 continue
@@ -109,7 +109,7 @@ def _resolve(
     for query in range(number):
         if queries[KEY, query] >= 0:
             queries[NGRAM, query] = table[slot_of(queries[KEY, query], bits)]
-    kept = 0
+    resolved = 0
     for query in range(number):
         key, ngram = queries[KEY, query], queries[NGRAM, query]
         if key >= 0 and ngram >= 0:
@@ -119,10 +119,10 @@ def _resolve(
                 ngram = walk(table, bits, shift, keys, key, 1)
         if ngram >= 0:
             for field in range(NGRAM):
-                queries[field, kept] = queries[field, query]
-            queries[NGRAM, kept] = ngram
-            kept += 1
-    number, kept = kept, 0
+                queries[field, resolved] = queries[field, query]
+            queries[NGRAM, resolved] = ngram
+            resolved += 1
+    number, resolved = resolved, 0
     for query in range(number):
         key, ngram = queries[KEY, query], queries[NGRAM, query]
         # Equal marks do not imply equal keys.
@@ -130,10 +130,10 @@ def _resolve(
             ngram = walk(table, bits, shift, keys, key, 1)
         if ngram >= 0:
             for field in range(NGRAM):
-                queries[field, kept] = queries[field, query]
-            queries[NGRAM, kept] = ngram
-            kept += 1
-    return kept
+                queries[field, resolved] = queries[field, query]
+            queries[NGRAM, resolved] = ngram
+            resolved += 1
+    return resolved
 
 
 @numba.njit(cache=True, nogil=True)
@@ -231,24 +231,25 @@ def _expand(
             state = count
             count += 1
         if length == 1:
-            found = 0
+            num_hits = 0
             for position in range(positions):
                 for w in range(candidates):
                     unigram = unigrams[followed[position, w]]
                     if unigram >= 0:
-                        queries[SOURCE, found], queries[CANDIDATE, found] = position, w
-                        queries[NGRAM, found] = unigram
-                        found += 1
-        if count + found > room:
+                        queries[SOURCE, num_hits] = position
+                        queries[CANDIDATE, num_hits] = w
+                        queries[NGRAM, num_hits] = unigram
+                        num_hits += 1
+        if count + num_hits > room:
             return -1
-        for query in range(found):
+        for query in range(num_hits):
             ngram = queries[NGRAM, query]
             queries[CHILD_BEGIN, query], queries[CHILD_END, query] = (
                 starts[ngram],
                 starts[ngram + 1],
             )
             answers[query] = level_weights[ngram]
-        for query in range(found):
+        for query in range(num_hits):
             source, w = queries[SOURCE, query], queries[CANDIDATE, query]
             position, row = nodes[POSITION, source], nodes[ROW, source]
             # </s> starts a new history, and nothing follows the lattice.
@@ -281,7 +282,7 @@ def _expand(
             suffix = nodes[SUFFIX, node]
             nodes[ROW, node] = nodes[ROW, suffix]
             weights[node] += weights[suffix]
-        found = _resolve(
+        num_hits = _resolve(
             tables[length - 1],
             bits[length - 1],
             shift,
@@ -291,9 +292,9 @@ def _expand(
                 keys[length], width, predicted, first, count, nodes, row_ngrams, queries
             ),
         )
-        for query in range(found):
+        for query in range(num_hits):
             answers[query] = log_probs[length][queries[NGRAM, query]]
-        for query in range(found):
+        for query in range(num_hits):
             node, w = queries[SOURCE, query], queries[CANDIDATE, query]
             row = nodes[ROW, node]
             if row_ngrams[row, OWNER] != node:
@@ -417,27 +418,29 @@ def best_paths(
 
     # With exact completions, the P best prefixes of every length contain those of the
     # P best paths.
-    most = len(scores)
-    ends, gains = np.zeros(most, np.int64), np.zeros(most)
-    new_ends, new_gains = np.zeros(most, np.int64), np.zeros(most)
-    totals = np.empty(most)
-    origins = np.empty((positions, most), np.int64)
-    picks = np.empty((positions, most), np.int64)
+    num_paths = len(scores)
+    ends, gains = np.zeros(num_paths, np.int64), np.zeros(num_paths)
+    new_ends, new_gains = np.zeros(num_paths, np.int64), np.zeros(num_paths)
+    totals = np.empty(num_paths)
+    origins = np.empty((positions, num_paths), np.int64)
+    picks = np.empty((positions, num_paths), np.int64)
     ends[0] = state
     number = 1
     for position in range(positions):
         origin, pick = origins[position], picks[position]
         alpha = alphas[position]
-        kept = 0
+        new_number = 0
         for path in range(number):
             row, weight = nodes[ROW, ends[path]], weights[ends[path]]
             for w in range(candidates):
                 step = scored[position, w] + alpha * (weight + values[row, w])
                 gain = gains[path] + step
                 total = gain + best[following[row, w]]
-                if total == -np.inf or (kept == most and total <= totals[most - 1]):
+                if total == -np.inf or (
+                    new_number == num_paths and total <= totals[num_paths - 1]
+                ):
                     continue
-                slot = kept if kept < most else most - 1
+                slot = new_number if new_number < num_paths else num_paths - 1
                 while slot > 0 and totals[slot - 1] < total:
                     totals[slot] = totals[slot - 1]
                     origin[slot], pick[slot] = origin[slot - 1], pick[slot - 1]
@@ -446,8 +449,8 @@ def best_paths(
                     slot -= 1
                 totals[slot], origin[slot], pick[slot] = total, path, w
                 new_gains[slot], new_ends[slot] = gain, following[row, w]
-                kept = min(kept + 1, most)
-        number = kept
+                new_number = min(new_number + 1, num_paths)
+        number = new_number
         ends[:number], gains[:number] = new_ends[:number], new_gains[:number]
     for path in range(number):
         scores[path] = gains[path]
