@@ -180,7 +180,7 @@ def test_bad_input_is_refused_and_leaves_nothing(folder):
         assert_refused(end, message)
     assert not (folder / "never.jsonl").exists()
     cases = [
-        ([], "nowhere does not exist"),
+        ([], "no model 'nowhere"),
         (["--temperature=1"], "temperature must be 0"),
         (["--methods=auto"], "has no methods to choose from"),
         (["--rounds=0"], "positive integer"),
