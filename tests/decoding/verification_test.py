@@ -115,7 +115,7 @@ def test_every_node_is_read_after_its_own_prefix(make_model):
                     .set(jnp.asarray(text))
                 )
                 mask = jnp.tril(jnp.ones((1, 12, 12), bool))
-                hidden, new = read(params, padded, jnp.arange(12)[None], mask)
+                hidden, new, _ = read(params, padded, jnp.arange(12)[None], mask)
                 last = len(text) - 1
                 np.testing.assert_allclose(
                     node_hidden[row, node], hidden[0, last], atol=1e-4

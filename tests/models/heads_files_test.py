@@ -190,7 +190,7 @@ def test_other_numbers_are_other_heads(tmp_path):
     [
         ("gone", r"cannot read .*heads\.safetensors"),
         ("cut", r"cannot read .*heads\.safetensors"),
-        ("resized", r"kernel_in: its shape is \[2, 16, 8\] and not \[2, 16, 9\]"),
+        ("resized", r"kernel_in: its shape is \[2, 16, 8\], not \[2, 16, 9\]"),
         ("kind", r"cannot read .*heads\.json .*kind"),
         ("ids", "distinct tokens below 20"),
         ("scaled bias", "bias_in has scales but is not a matrix"),

@@ -87,7 +87,7 @@ def damage(folder, fault):
         ("flipped", "params.npz"),
         ("gone", "params.npz"),
         ("foreign", "'embedding' is missing"),
-        ("resized", r"embedding: its shape is \[31, 5\] and not \[31, 6\]"),
+        ("resized", r"embedding: its shape is \[31, 5\], not \[31, 6\]"),
         ("kind", "eagle"),
         ("field", "d_model"),
     ],

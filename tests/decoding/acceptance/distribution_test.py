@@ -50,10 +50,12 @@ class TableModel:
             lengths=jnp.zeros(batch, jnp.int32),
         )
 
-    def forward(self, params, tokens, positions, mask, cache=None, earlier=None):
+    def forward(
+        self, params, tokens, positions, mask, cache=None, earlier=None, *, layers=()
+    ):
         hidden = tokens[..., None].astype(jnp.float32)
         kv = hidden[None, :, :, None]
-        return hidden, KeyValues(kv, kv)
+        return hidden, KeyValues(kv, kv), jnp.zeros((*tokens.shape, 0))
 
     def next_token_logits(self, params, hidden):
         return params[0][hidden[..., 0].astype(jnp.int32)]
