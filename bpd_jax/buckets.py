@@ -323,7 +323,7 @@ def unfinished_upload(path: pathlib.Path) -> str | None:
         return None
     try:
         return str(json.loads(content)["title"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import json
 import pathlib
+import re
 from collections.abc import Iterator, Sequence
 
 from bpd_jax import folders
@@ -31,6 +32,8 @@ except ModuleNotFoundError as error:
 
 # This file is written first and marks the folder as created by this module.
 _BEGUN, _BEGUN_TEXT = "BEGUN", "by bpd_jax.prepare"
+# Names in the folder, also while the pipeline runs.
+_NAMES = re.compile(r"BEGUN|COMPLETED|.*\.json|.*\.tfrecord-.*|beam-temp-.*")
 _KIND = folders.FolderKind("a cache of a task", _BEGUN, text=_BEGUN_TEXT)
 
 
@@ -87,7 +90,9 @@ def _output(folder: str) -> Iterator[str]:
     """Yields the folder to write to, which is renamed to `folder` on success."""
     if "://" in folder:
         if tf.io.gfile.exists(folder):
-            if tf.io.gfile.listdir(folder) and not _is_begun(folder):
+            names = [name.rstrip("/") for name in tf.io.gfile.listdir(folder)]
+            foreign = [name for name in names if not _NAMES.fullmatch(name)]
+            if foreign or (names and not _is_begun(folder)):
                 raise _not_a_cache(folder)
             tf.io.gfile.rmtree(folder)  # Left by an interrupted pipeline.
         tf.io.gfile.makedirs(folder)

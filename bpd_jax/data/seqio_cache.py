@@ -5,10 +5,10 @@ that any program that uses seqio can read it with `use_cached=True`.
 """
 
 import dataclasses
-import json
 import os
 from typing import Any
 
+from bpd_jax import files
 from bpd_jax.data import example_readers
 from bpd_jax.data.example_task import DataTask, ExampleTask
 from bpd_jax.data.fingerprints import source_fingerprint, vocabulary_fingerprint
@@ -79,7 +79,9 @@ def check_fits(task: DataTask, folder: str) -> None:
     path = os.path.join(folder, DESCRIPTION)
     try:
         with tf.io.gfile.GFile(path) as file:
-            saved = json.load(file)
+            saved = files.parse_json(file.read())
+        if not isinstance(saved, dict):
+            raise ValueError("it is not an object")
     except (tf.errors.NotFoundError, ValueError) as error:
         raise UserError(
             f"cannot read {path}: {folder} was not written by bpd_jax.prepare, or is "

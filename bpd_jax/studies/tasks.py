@@ -10,7 +10,6 @@ model's training corpus.
 """
 
 import dataclasses
-import json
 import pathlib
 import random
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from bpd_jax import files
 from bpd_jax.data import text_readers
 from bpd_jax.data.example_task import DATASETS, SEPARATOR, ExampleTask
 from bpd_jax.decoding.loaded_model import LoadedModel
@@ -167,8 +167,9 @@ def _spec_bench(data: pathlib.Path, task: str) -> Iterator[TaskRecord]:
         if not turns or task not in (category, kind):
             continue
         # References of the first turn: one text, or a list of correct answers.
-        answers = record.get("reference") or [None]
-        references = tuple(_texts({"first": answers[0]}, "first"))
+        answers = record.get("reference")
+        first = answers[0] if isinstance(answers, list) and answers else None
+        references = tuple(_texts({"first": first}, "first"))
         # An article may be truncated, but not a prompt that ends with its question.
         before, instruction, article = turns[0].partition("Summarize: ")
         if task == "summarization" and instruction and not before:
@@ -181,7 +182,7 @@ def _prepared_splits(data: pathlib.Path, task: str) -> list[str]:
     """The splits of a task that TensorFlow Datasets has prepared in a folder."""
     folder = data / DATASETS[task].tfds.replace(":", "/")
     try:
-        info = json.loads((folder / "dataset_info.json").read_text(encoding="utf-8"))
+        info = files.read_json(folder / "dataset_info.json")
         return [split["name"] for split in info["splits"]]
     except (OSError, ValueError, KeyError, TypeError):
         return []
@@ -212,7 +213,7 @@ def _records(folder: pathlib.Path, splits: Sequence[str]) -> Iterator[dict[str, 
                 continue
             for number, line in text_readers.read_lines(path, kept=True):
                 try:
-                    record = json.loads(line)
+                    record = files.parse_json(line)
                 except ValueError as error:
                     raise UserError(f"{path}:{number} is not JSON: {error}.") from error
                 if not isinstance(record, dict):

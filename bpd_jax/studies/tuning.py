@@ -122,6 +122,6 @@ def _tune_task(context: StudyContext, tuner: str, task: str) -> dict[str, Any]:
 
 def _read(path: pathlib.Path) -> float:
     try:
-        return float(json.loads(path.read_text(encoding="utf-8"))["alpha"])
+        return float(files.read_json(path)["alpha"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"cannot read {path} ({error}): remove it.") from error

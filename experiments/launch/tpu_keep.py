@@ -88,7 +88,8 @@ class Keeper:
             about, code = self._do(commands)
             if code == BUSY:
                 progress.say(f"# a run is still at work on {self.tpu.name}")
-                self.run(self.tpu.follow())
+                if self.run(self.tpu.follow()) == STOPPED:
+                    raise self._stopped()
                 self.sleep(self.patience.pause)
                 continue
             if code == 0:
@@ -118,6 +119,11 @@ class Keeper:
                 return command.about, code
         return "", 0
 
+    def _stopped(self) -> UserError:
+        return UserError(
+            f"the run on {self.tpu.name} was stopped; the same command resumes it."
+        )
+
     def _follow(self, attempt: str) -> int:
         """Follows a run to its end, over as many connections as it takes.
 
@@ -130,10 +136,7 @@ class Keeper:
             if code in (0, FAILED, UNKNOWN):
                 return code
             if code == STOPPED:
-                raise UserError(
-                    f"the run on {self.tpu.name} was stopped; the same command "
-                    "resumes it."
-                )
+                raise self._stopped()
             broken += 1
             if broken > self.patience.requests:
                 raise UserError(

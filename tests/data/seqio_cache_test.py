@@ -111,6 +111,11 @@ def test_only_interrupted_caches_are_removed_on_other_file_systems(squad_task):
     with cache_pipeline._output(folder), tf.io.gfile.GFile(mine, "w") as file:
         file.write("x")
     assert tf.io.gfile.exists(mine)
+    with tf.io.gfile.GFile(other, "w") as file:
+        file.write("x")
+    with pytest.raises(UserError, match="exists and is not a cache"):
+        cache_task(squad_task, "ram://bucket", ["--runner=DirectRunner"])
+    tf.io.gfile.remove(other)
     with cache_pipeline._output(folder) as output:
         assert output == folder
         assert not tf.io.gfile.exists(mine)

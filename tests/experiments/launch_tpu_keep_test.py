@@ -171,9 +171,12 @@ def test_a_run_of_an_earlier_launcher_is_followed_to_its_end():
     assert asked == ["scp", "setup", *busy, "scp", "setup", "start", *busy, *ROUND]
 
 
-def test_a_run_that_is_stopped_is_not_started_again():
+@pytest.mark.parametrize("setup", [[], [BUSY]], ids=["started here", "joined"])
+def test_a_run_that_is_stopped_is_not_started_again(setup):
+    cloud = Cloud(READY, READY, setup=setup, follow=[STOPPED])
     with pytest.raises(UserError, match="was stopped; the same command resumes"):
-        Cloud(READY, READY, follow=[STOPPED]).train()
+        cloud.train()
+    assert cloud.asked.count("start") == (0 if setup else 1)
 
 
 class Api:

@@ -157,9 +157,10 @@ def test_missing_files_are_named(tmp_path):
     with pytest.raises(UserError, match=r"xsum has none of test\.jsonl\.gz"):
         [*read_sources(tmp_path, "xsum")]
     (tmp_path / "xsum").mkdir()
-    (tmp_path / "xsum" / "test.jsonl").write_text("nothing\n")
-    with pytest.raises(UserError, match=r"test\.jsonl:1 is not JSON"):
-        [*read_sources(tmp_path, "xsum")]
+    for line in ("nothing", "[" * 100_000, '{"document": NaN}'):
+        (tmp_path / "xsum" / "test.jsonl").write_text(f"{line}\n")
+        with pytest.raises(UserError, match=r"test\.jsonl:1 is not JSON"):
+            [*read_sources(tmp_path, "xsum")]
     assert "held_out" in LABELS
 
 
