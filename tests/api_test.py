@@ -91,7 +91,7 @@ def test_each_asset_comes_from_the_run_folder_or_from_its_argument(lm, trained):
         ({"lattice_width": 271, "method": "zero_gram"}, "lattice_width must be"),
         ({"alpha": -1.0}, "alpha must be"),
         ({"max_new_tokens": 0}, "max_new_tokens must be"),
-        ({"method": 3}, "method is 3: give its name"),
+        ({"method": 3}, "method must be a name"),
         ({"lattice_width": 2.0}, "lattice_width must be"),
         ({"stop": 3}, "stop must be"),
         ({"max_new_tokens": 95}, "prompt 1 has .* tokens, but the model holds 96"),
@@ -127,7 +127,9 @@ def test_invalid_prompts_are_refused(lm, prompt, message):
 
 
 def test_a_single_text_is_refused(lm):
-    with pytest.raises(UserError, match="prompts is one text, 'hello': give a list"):
+    with pytest.raises(
+        UserError, match="prompts must be a list of texts, not the text 'hello'"
+    ):
         api.generate(lm, "hello")
 
 

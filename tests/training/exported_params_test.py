@@ -102,7 +102,7 @@ def test_damage_is_told(slim, model, make_model):
     path.write_bytes(whole)
     with pytest.raises(UserError, match=r"heads/bias_in: .*\[2, 8\], not \[3, 8\]"):
         load_run_parameters(slim, make_model(heads=4))
-    with pytest.raises(UserError, match=r"'heads/bias_in' is not known"):
+    with pytest.raises(UserError, match=r"'heads/bias_in' is unknown"):
         load_run_parameters(slim, make_model(heads=None))
     path.unlink()
     with pytest.raises(UserError, match=r"cannot read .*No such file"):

@@ -133,7 +133,7 @@ def test_held_out_sums_equal_a_walk_with_the_functions_of_decoding(
     batch = make_batch(rows.tokens[picked], rows.segment_ids[picked])
     lm, variables = BlockwiseLM(model), {"params": params}
     mask = causal_mask(jnp.asarray(batch.segment_ids))
-    hidden, _ = jax.jit(lm.apply)(variables, batch.tokens, batch.positions, mask)
+    hidden, *_ = jax.jit(lm.apply)(variables, batch.tokens, batch.positions, mask)
     head_logits = jax.jit(functools.partial(lm.apply, method="head_logits"))
     plain = np.asarray(head_logits(variables, hidden))
     levels = config.num_heads - 1

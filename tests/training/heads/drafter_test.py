@@ -222,7 +222,7 @@ def test_bad_settings_are_told(config, tmp_path, model, params):
             dataclasses.replace(config, **{field: value})
     for sizes, words in (
         ({"feature_layers": (1,)}, "1 layers"),
-        ({"draft_vocabulary": 62}, "more than the 61"),
+        ({"draft_vocabulary": 62}, "exceeds the 61"),
     ):
         drafter = dataclasses.replace(DRAFTER, **sizes)
         with pytest.raises(UserError, match=words):
