@@ -125,4 +125,4 @@ def _goes_on_in_another_run(folder, params):
 
     result = run(folder, "--workdir=other", *start[:-1], "--gin.VOCABULARY='bpe:271'")
     assert result.returncode == 1
-    assert "error: the vocabulary bpe:271 is made from the task's own" in result.stderr
+    assert "error: the vocabulary bpe:271 is trained on the task's text" in result.stderr
