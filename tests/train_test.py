@@ -125,4 +125,5 @@ def _goes_on_in_another_run(folder, params):
 
     result = run(folder, "--workdir=other", *start[:-1], "--gin.VOCABULARY='bpe:271'")
     assert result.returncode == 1
-    assert "error: the vocabulary bpe:271 is trained on the task's text" in result.stderr
+    message = "error: the vocabulary bpe:271 is trained on the task's text"
+    assert message in result.stderr
