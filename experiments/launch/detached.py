@@ -39,8 +39,9 @@ _START_UP = 60.0  # seconds for which `stop` waits for a program that was just s
 _TAIL = 4000  # bytes of an older log that are shown
 
 # What is known of the latest program. Each file has one writer: `start`, the supervisor
-# (twice), `stop`.
-_RUN, _PID, _STATUS, _STOPPED = "run.json", "pid", "status", "stopped"
+# (three of them: its own process ID, the program's, its exit status), `stop`.
+_RUN, _STOPPED = "run.json", "stopped"
+_PID, _PROGRAM, _STATUS = "pid", "program", "status"
 
 
 def main(arguments: list[str]) -> int:
@@ -117,11 +118,14 @@ def stop(folder: pathlib.Path) -> int:
         latest, pid = _latest(folder), _read(folder, _PID)
         if latest and pid:
             _write(folder, _STOPPED, latest)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGTERM)
-            return 0
+            if _terminate(folder, int(pid)):
+                return 0
+            (folder / _STOPPED).unlink(missing_ok=True)
         if time.monotonic() > deadline:
-            print("the run has no process ID yet", file=sys.stderr)
+            print(
+                "something holds the lock of the run, but no process of it is known",
+                file=sys.stderr,
+            )
             return BUSY
         time.sleep(_POLL)
     return 0
@@ -139,7 +143,7 @@ def report(folder: pathlib.Path) -> int:
 
 def _launch(folder: pathlib.Path, name: str, words: list[str], lock: int) -> None:
     """Starts `_supervise`, which inherits the lock, in a session of its own."""
-    for file in (_PID, _STATUS, _STOPPED):
+    for file in (_PID, _PROGRAM, _STATUS, _STOPPED):
         (folder / file).unlink(missing_ok=True)
     _write(folder, _RUN, json.dumps({"id": name, "words": words}))
     with (folder / f"{name}.log").open("ab") as log:
@@ -151,6 +155,21 @@ def _launch(folder: pathlib.Path, name: str, words: list[str], lock: int) -> Non
             start_new_session=True,
             pass_fds=[lock],
         )
+
+
+def _terminate(folder: pathlib.Path, supervisor: int) -> bool:
+    """Sends SIGTERM to the program, or to the supervisor if it starts one."""
+    program = _read(folder, _PROGRAM)
+    try:
+        if program is None:
+            os.kill(supervisor, signal.SIGTERM)
+        elif os.getpgid(int(program)) == supervisor:
+            os.kill(int(program), signal.SIGTERM)
+        else:
+            return False  # The number belongs to another process now.
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _supervise(folder: pathlib.Path, lock: int, words: list[str]) -> int:
@@ -172,6 +191,7 @@ def _supervise(folder: pathlib.Path, lock: int, words: list[str]) -> int:
         print(f"cannot start {words[0]}: {error}", file=sys.stderr)
         status = 127
     else:
+        _write(folder, _PROGRAM, str(programs[0].pid))
         if asked:
             programs[0].send_signal(asked[0])
         status = programs[0].wait()

@@ -12,8 +12,9 @@ Only a launcher that is running, in tmux or on a small machine in the same zone,
 request another slice where Cloud takes one back. --stop saves and ends the run. The
 slices are kept at the end: --delete gives them back.
 
-Workers see the share as ../share: a run that training starts from is named as in
---gin.START="'../share/blockwise_1b5'".
+The run's folder may lie in a bucket instead (--workdir=gs://BUCKET/RUN), without a
+share. Workers see the share as ../share: a run that training starts from is named as
+in --gin.START="'../share/blockwise_1b5'".
 """
 
 import functools
@@ -27,33 +28,28 @@ from experiments.launch import tpu_flags
 from experiments.launch.checks import check_run, check_travels
 from experiments.launch.commands import run, train_words
 from experiments.launch.tpu_keep import Keeper
-from experiments.launch.tpu_slice import SHARE
 from experiments.launch.tpu_state import read_status
 
 DATA = flags.DEFINE_string(
     "data", None, "Bucket folder of rows that bpd_jax.prepare made, to copy to the run."
 )
-WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run, within the share.")
-STOP = flags.DEFINE_bool("stop", False, "Save and end the run, and do nothing else.")
-DELETE = flags.DEFINE_bool("delete", False, "Give the slices back at the end.")
+WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Folder of the run, within the share or under gs://."
+)
 DRY_RUN = flags.DEFINE_bool("dry_run", False, "Check everything, print, run nothing.")
 
 
 def main() -> None:
     """Checks, then runs or prints."""
     tpu = tpu_flags.tpu_slice()
-    if STOP.value:
-        if DRY_RUN.value:
-            print(tpu.stop())
-        elif run(tpu.stop()):
-            raise UserError(f"could not {tpu.stop().about}: see gcloud's output above.")
+    if tpu_flags.STOP.value:
+        tpu_flags.stop([tpu], dry_run=DRY_RUN.value)
         return
     workdir = cli.required("workdir")
-    tpu_flags.check_within_share("workdir", workdir)
+    folder = tpu.folder("workdir", workdir)
     gin_files, bindings = flags.FLAGS.gin_file, flags.FLAGS.gin_bindings
     parsed = check_run(gin_files, bindings, tpu.devices, tpu.slices)
     tpu_flags.check_start(parsed.value.start)
-    folder = f"../{SHARE}/{workdir}"
     words = train_words(".venv/bin/python", gin_files, bindings, folder)
     words = (*words, "--distributed")
     # Once: after a restart the run resumes with the source that it began with.
@@ -78,15 +74,14 @@ def main() -> None:
     patience = tpu_flags.patience()
     status = functools.partial(read_status, tpu, pause=patience.pause)
     try:
-        Keeper(tpu, run, status, patience).train(prepare, words, name)
+        keeper = Keeper(tpu, run, status, patience, tpu_flags.DELETE.value)
+        keeper.train(prepare, words, name)
     except KeyboardInterrupt:
         progress.say(
             f"# a run on {tpu.name} continues: the same command follows it, --stop "
             "ends it"
         )
         raise
-    if DELETE.value:
-        run(tpu.delete())
 
 
 if __name__ == "__main__":

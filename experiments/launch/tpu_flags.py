@@ -1,11 +1,13 @@
 """Flags that say which TPU slices to request, and when to give up."""
 
+from collections.abc import Sequence
+
 from absl import flags
 
 from bpd_jax import cli
 from bpd_jax.errors import UserError
 from experiments.launch.checks import ROOT, git_folder
-from experiments.launch.commands import Command
+from experiments.launch.commands import Command, run
 from experiments.launch.name_flag import NAME
 from experiments.launch.tpu_keep import Patience
 from experiments.launch.tpu_slice import SHARE, TpuSlice
@@ -25,7 +27,14 @@ IAP = flags.DEFINE_bool("iap", False, "Connect through Identity-Aware Proxy.")
 SERVICE_ACCOUNT = flags.DEFINE_string("service_account", None, "Of the VMs.")
 LABELS = flags.DEFINE_list("labels", [], "Of the VMs, such as team=nlp,run=base.")
 SHARED = flags.DEFINE_string(
-    "share", None, "Folder that all workers mount, such as 10.0.0.2:/runs."
+    "share",
+    None,
+    "Folder that all workers mount, such as 10.0.0.2:/runs; not needed for runs under "
+    "gs://.",
+)
+STOP = flags.DEFINE_bool("stop", False, "Save and end the runs, and do nothing else.")
+DELETE = flags.DEFINE_bool(
+    "delete", False, "Give the slices back at the end, also if training fails."
 )
 RETRIES = flags.DEFINE_integer(
     "retries", 3, "Restarts, in six hours, after errors on slices that are there."
@@ -44,7 +53,7 @@ def tpu_slice(suffix: str = "") -> TpuSlice:
         cli.required(NAME.name) + suffix,
         cli.required("zone"),
         cli.required("topology"),
-        cli.required("share"),
+        SHARED.value,
         slices=SLICES.value,
         project=PROJECT.value,
         spot=SPOT.value,
@@ -70,13 +79,19 @@ def source_bundle() -> tuple[str, Command]:
     return bundle, Command("pack what is committed", words)
 
 
-def check_within_share(flag: str, folder: str) -> None:
-    """Raises UserError unless a flag names a folder within the share."""
-    if folder.startswith("/") or ":" in folder or ".." in folder.split("/"):
-        raise UserError(
-            f"--{flag}={folder} must be a folder within the share, such as runs/base. "
-            "(A run that you start on the slices yourself may lie under gs://.)"
-        )
+def stop(tpus: Sequence[TpuSlice], *, dry_run: bool) -> None:
+    """Saves and ends what runs on slices.
+
+    Raises:
+      UserError: some could not be stopped.
+    """
+    commands = [tpu.stop() for tpu in tpus]
+    if dry_run:
+        print(*commands, sep="\n\n")
+        return
+    failed = [t.name for t, c in zip(tpus, commands, strict=True) if run(c)]
+    if failed:
+        raise UserError(f"could not stop {', '.join(failed)}: see gcloud's output.")
 
 
 def check_start(start: str | None) -> None:

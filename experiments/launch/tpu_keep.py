@@ -1,5 +1,6 @@
 """Keeps training going on TPU slices, whatever becomes of slices and connections."""
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +19,14 @@ WINDOW = 6 * 3600.0
 
 class NoSlicesError(UserError):
     """There are no slices to be had, whatever is to be trained on them."""
+
+
+class RunEndedError(UserError):
+    """A run has ended before its last step, and is not started again."""
+
+
+class StoppedError(RunEndedError):
+    """A run was stopped on request."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +62,7 @@ class Keeper:
       run: shows and runs a command, and returns its exit status.
       status: what has become of the slices.
       patience: when to give up.
+      delete: whether to give the slices back when the run has ended, well or not.
       sleep: waits for so many seconds.
       clock: seconds since some moment.
     """
@@ -61,6 +71,7 @@ class Keeper:
     run: Runner
     status: Callable[[], Status]
     patience: Patience = Patience()
+    delete: bool = False
     sleep: Callable[[float], object] = time.sleep
     clock: Callable[[], float] = time.monotonic
 
@@ -76,8 +87,23 @@ class Keeper:
 
         Raises:
           NoSlicesError: there is no slice to be had.
-          UserError: training fails by itself, or was stopped on request.
+          RunEndedError: training fails by itself, or was stopped on request.
+          UserError: the slices cannot be reached, but the run may continue there.
         """
+        try:
+            self._train(prepare, words, name)
+        except RunEndedError:
+            self._give_back()
+            raise
+        self._give_back()
+
+    def _give_back(self) -> None:
+        if self.delete:
+            self.run(self.tpu.delete())
+
+    def _train(
+        self, prepare: Sequence[Command], words: tuple[str, ...], name: str
+    ) -> None:
         attempt = 0
         failures: list[float] = []
         self._request_first()
@@ -105,11 +131,21 @@ class Keeper:
             now = self.clock()
             failures = [*(then for then in failures if now - then < WINDOW), now]
             if len(failures) > self.patience.retries:
-                raise UserError(
+                raise RunEndedError(
                     f"{self.tpu.name} is there, but {len(failures)} attempts failed, "
                     f"the last with status {code} ({about}): its output above says "
                     "why; the same command resumes."
                 )
+
+    def wait(self) -> None:
+        """Waits for the end of a run that is at work from an earlier time, if any.
+
+        Raises:
+          UserError: the slices cannot be reached.
+        """
+        if self.status().condition is Condition.READY:
+            with contextlib.suppress(StoppedError):
+                self._follow()
 
     def _do(self, commands: Sequence[Command]) -> tuple[str, int]:
         """Runs commands until one fails; what that one is for, and its status."""
@@ -119,13 +155,16 @@ class Keeper:
                 return command.about, code
         return "", 0
 
-    def _stopped(self) -> UserError:
-        return UserError(
+    def _stopped(self) -> StoppedError:
+        return StoppedError(
             f"the run on {self.tpu.name} was stopped; the same command resumes it."
         )
 
-    def _follow(self, attempt: str) -> int:
+    def _follow(self, attempt: str = "") -> int:
         """Follows a run to its end, over as many connections as it takes.
+
+        Args:
+          attempt: ID of the run; by default the latest.
 
         Returns:
           0, FAILED, UNKNOWN, or the status of a connection that broke for good.

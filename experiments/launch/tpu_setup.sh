@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # Prepares one worker of a TPU slice; run again, it changes nothing.
 #
-#   bash experiments/launch/tpu_setup.sh HOST:/FOLDER
+#   bash experiments/launch/tpu_setup.sh [HOST:/FOLDER]
 #
-#   makes    .venv in the checkout, with bpd_jax and jax for TPU; ~/share, mounted
+#   makes    .venv in the checkout, with bpd_jax and jax for TPU; ~/share, mounted, if
+#            a share is named
 #   needs    Ubuntu with sudo, as Cloud TPU VMs have it
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-share="$1"
+share="${1:-}"
 
-if ! mountpoint -q "$HOME/share"; then
+if [ -n "$share" ] && ! mountpoint -q "$HOME/share"; then
     sudo apt-get -qq -o DPkg::Lock::Timeout=300 update
     sudo apt-get -qq -o DPkg::Lock::Timeout=300 install -y nfs-common
     mkdir -p "$HOME/share"

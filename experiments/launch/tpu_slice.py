@@ -1,9 +1,10 @@
 """Slices of Cloud TPU VMs: the commands that request, prepare, use and delete them.
 
 Slices are requested as a *queued resource*, one request for one slice or for several
-(multislice). Every worker gets the same commands; jax finds the others by itself. The
-run's folder lies on a share that all workers mount (Filestore, or any NFS), because all
-of them write checkpoints. The source, the log and the lock of a run lie on each worker.
+(multislice). Every worker gets the same commands; jax finds the others by itself. All
+workers write checkpoints, so the run's folder lies in a bucket, or on a share that all
+of them mount (Filestore, or any NFS). The source, the log and the lock of a run lie on
+each worker.
 """
 
 import dataclasses
@@ -42,9 +43,7 @@ WAIT = 10
 _BUNDLE = "bpd_jax.bundle"
 _RUN = "bpd_jax_run"  # holds the lock and the log of a run
 _DETACHED = f"python3 bpd_jax/experiments/launch/detached.py {_RUN}"
-# A VM that was started anew has no share until it is prepared again, and what is
-# written to the empty folder in its place is lost.
-_MOUNTED = f"mountpoint -q {SHARE}"
+_BUCKETS = "gs://"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +54,7 @@ class TpuSlice:
       name: of the request, and of the slice; several are called NAME-0, NAME-1, ….
       zone: such as `us-central2-b`.
       topology: chip and sides of a slice, such as `v4:4x4x4`.
-      share: what workers mount, such as `10.0.0.2:/runs`.
+      share: what workers mount, such as `10.0.0.2:/runs`; None if runs lie in buckets.
       slices: how many; more than one are joined by the data centre's network.
       project: None for the one that gcloud is set to.
       spot: whether Cloud may take them back at any time, at a lower price.
@@ -72,7 +71,7 @@ class TpuSlice:
     name: str
     zone: str
     topology: str
-    share: str
+    share: str | None = None
     slices: int = 1
     project: str | None = None
     spot: bool = False
@@ -91,9 +90,12 @@ class TpuSlice:
                 f"--name={self.name} must be lower-case letters, digits and hyphens, "
                 "at most 60, the first of them a letter."
             )
-        if not re.fullmatch(r"(?!gs:)[^:\s]+:/\S*", self.share):
+        if self.share is not None and not re.fullmatch(
+            r"(?!gs:)[^:\s]+:/\S*", self.share
+        ):
             raise UserError(
-                f"--share={self.share} is not HOST:/FOLDER, as mount takes it."
+                f"--share={self.share} is not HOST:/FOLDER, as mount takes it; a "
+                "folder under gs:// is named by --workdir alone."
             )
         if self.slices < 1:
             raise UserError(f"--slices={self.slices} must be 1 or more.")
@@ -122,6 +124,30 @@ class TpuSlice:
         if self.slices == 1:
             return (self.name,)
         return tuple(f"{self.name}-{number}" for number in range(self.slices))
+
+    def folder(self, flag: str, name: str) -> str:
+        """The folder of a run, as its workers name it.
+
+        Args:
+          flag: that names the folder, for messages.
+          name: a folder under gs://, or one within the share.
+
+        Raises:
+          UserError: it is neither, or there is no share.
+        """
+        if name.startswith(_BUCKETS):
+            return name
+        if name.startswith("/") or ":" in name or ".." in name.split("/"):
+            raise UserError(
+                f"--{flag}={name} must be a folder under gs://, or one within the "
+                "share, such as runs/base."
+            )
+        if self.share is None:
+            raise UserError(
+                f"--{flag}={name} is a folder within a share, but --share is missing: "
+                f"give it, or a folder such as gs://BUCKET/{name}."
+            )
+        return f"../{SHARE}/{name}"
 
     def create(self) -> Command:
         """Requests the slices; Cloud provides them when it has some."""
@@ -181,8 +207,10 @@ class TpuSlice:
         setup = (
             f"git init -q bpd_jax && git -C bpd_jax fetch -q ../{_BUNDLE} HEAD && "
             "git -C bpd_jax checkout -q --detach FETCH_HEAD && "
-            f"bash bpd_jax/experiments/launch/tpu_setup.sh {shlex.quote(self.share)}"
+            "bash bpd_jax/experiments/launch/tpu_setup.sh"
         )
+        if self.share:
+            setup += f" {shlex.quote(self.share)}"
         lock = ["flock", "-w", str(WAIT), "-E", str(BUSY), f"{_RUN}/lock"]
         return [
             self._queued(
@@ -195,21 +223,22 @@ class TpuSlice:
                 *self._route(),
             ),
             self._ssh(
-                "set up Python, packages and the share on every worker",
+                "set up every worker",
                 f"mkdir -p {_RUN} && {shlex.join([*lock, 'bash', '-c', setup])}",
             ),
         ]
 
     def copy_data(self, bucket: str, workdir: str) -> Command:
         """Copies prepared rows from a bucket into the run's folder, on one worker."""
-        folder = shlex.quote(f"{SHARE}/{workdir}/data")
         source = shlex.quote(bucket)
-        return self._ssh(
-            "copy prepared rows into the run's folder",
-            f"{_MOUNTED} && mkdir -p {folder} && "
-            f"gcloud storage rsync -r {source} {folder}",
-            worker="0",
-        )
+        if workdir.startswith(_BUCKETS):
+            folder = shlex.quote(f"{workdir}/data")
+            script = f"gcloud storage rsync -r {source} {folder}"
+        else:
+            folder = shlex.quote(f"{SHARE}/{workdir}/data")
+            copy = f"gcloud storage rsync -r {source} {folder}"
+            script = f"{self._mounted()}mkdir -p {folder} && {copy}"
+        return self._ssh("copy prepared rows into the run's folder", script, worker="0")
 
     def start(self, words: tuple[str, ...], attempt: str) -> Command:
         """Starts a run on every worker, apart from this connection.
@@ -221,7 +250,7 @@ class TpuSlice:
         program = shlex.join(["bash", "-c", f"cd bpd_jax && exec {shlex.join(words)}"])
         return self._ssh(
             "start training on every worker",
-            f"{_MOUNTED} && {_DETACHED} start {shlex.quote(attempt)} {program}",
+            f"{self._mounted()}{_DETACHED} start {shlex.quote(attempt)} {program}",
         )
 
     def follow(self, attempt: str = "") -> Command:
@@ -255,6 +284,14 @@ class TpuSlice:
     def stop(self) -> Command:
         """Tells the run to save and end."""
         return self._ssh("stop the run on every worker", f"{_DETACHED} stop")
+
+    def _mounted(self) -> str:
+        """Ends a script unless the share is there.
+
+        A VM that was started anew has none until it is prepared again, and what is
+        written to the empty folder in its place is lost.
+        """
+        return f"mountpoint -q {SHARE} && " if self.share else ""
 
     def _ssh(self, about: str, script: str, worker: str = "all") -> Command:
         node = "all" if worker == "all" else "0"

@@ -13,7 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from bpd_jax import progress
 from bpd_jax.errors import UserError
 from experiments.launch.commands import Command, Runner
-from experiments.launch.tpu_keep import Keeper, NoSlicesError, Patience
+from experiments.launch.tpu_keep import (
+    Keeper,
+    NoSlicesError,
+    Patience,
+    StoppedError,
+)
 from experiments.launch.tpu_slice import TpuSlice
 from experiments.launch.tpu_state import Asker, Condition, Status
 
@@ -45,8 +50,11 @@ class Fleet:
         """Follows what an earlier launcher left running, lest a point runs twice."""
         for tpu in self.tpus:
             if self.status(tpu).condition is Condition.READY:
-                self.run(tpu.follow())
+                self._keeper(tpu).wait()
                 self.fetch(tpu)
+
+    def _keeper(self, tpu: TpuSlice) -> Keeper:
+        return Keeper(tpu, self.run, lambda: self.status(tpu), self.patience)
 
     def train(self, points: Mapping[str, tuple[str, ...]], stamp: str) -> list[str]:
         """Trains every point; each slice takes the next one when it is free.
@@ -56,17 +64,19 @@ class Fleet:
           stamp: begins the IDs of the runs.
 
         Returns:
-          The names of points that were not trained to their end, in order.
+          The names of points that were not trained to their end, in order. When a
+          run is stopped on request, no further point begins.
         """
         waiting: queue.SimpleQueue[tuple[str, tuple[str, ...]]] = queue.SimpleQueue()
         for point in points.items():
             waiting.put(point)
         trained: set[str] = set()
         failed: set[str] = set()
+        stopped = threading.Event()
         fetching = threading.Lock()
 
         def work(tpu: TpuSlice) -> None:
-            while True:
+            while not stopped.is_set():
                 try:
                     name, words = waiting.get(timeout=_POLL_SECONDS)
                 except queue.Empty:
@@ -74,10 +84,11 @@ class Fleet:
                         return
                     continue  # A point of a slice that is lost may come back.
                 progress.say(f"# {tpu.name} trains {name}")
-                keeper = Keeper(tpu, self.run, lambda: self.status(tpu), self.patience)
                 try:
                     number = list(points).index(name)
-                    keeper.train(self.prepare[tpu.name], words, f"{stamp}-{number}")
+                    self._keeper(tpu).train(
+                        self.prepare[tpu.name], words, f"{stamp}-{number}"
+                    )
                     trained.add(name)
                 except NoSlicesError as error:
                     waiting.put((name, words))  # for another slice
@@ -85,6 +96,8 @@ class Fleet:
                     return
                 except UserError as error:
                     failed.add(name)
+                    if isinstance(error, StoppedError):
+                        stopped.set()
                     progress.say(f"error: {name}: {error}")
                 except BaseException:
                     failed.add(name)  # Otherwise the other slices would wait for it.

@@ -15,28 +15,28 @@ points are skipped and others resume where they stopped, so the same command res
 sweep. `--launcher=slurm` makes a job array of the points that are left; the same
 command with `--table` collects what it gave. `--launcher=tpu` trains point after point
 on as many requests for TPU slices as --requested says, in the folder --output of the
-share, and copies what was measured to --output here. Further gin files and settings are
-those of all points, and come last.
+share, and copies what was measured to --output here; with --output=gs://BUCKET/FOLDER
+there is no share. The same command with --stop saves and ends the runs. Further gin
+files and settings are those of all points, and come last.
 """
 
-import functools
 import json
-import os
 import pathlib
 import shlex
 import sys
 import time
+from functools import partial
 from typing import Any
 
 from absl import flags
 
-from bpd_jax import cli, files
+from bpd_jax import buckets, cli, files
 from bpd_jax.errors import UserError
 from experiments.launch import slurm_flags, tpu_flags
 from experiments.launch.checks import ROOT, check_run, check_travels
 from experiments.launch.commands import Command, run, train_words
 from experiments.launch.slurm_script import batch_script
-from experiments.launch.tpu_slice import SHARE
+from experiments.launch.tpu_slice import TpuSlice
 from experiments.launch.tpu_state import ask, read_status
 from experiments.sweeps.catalog import PAPER, Arguments, find_points, find_sweep
 from experiments.sweeps.on_tpu import Fleet, fetch
@@ -65,7 +65,10 @@ _STOPPED = (130, 143)
 def main() -> None:
     """Checks all points, then does what is left of them."""
     sweep = find_sweep(cli.required("sweep"))
-    folder = pathlib.Path(OUTPUT.value, f"{SWEEP.value}_{SIZE.value}")
+    if LAUNCHER.value == "tpu" and tpu_flags.STOP.value:
+        tpu_flags.stop(_tpus(), dry_run=DRY_RUN.value)
+        return
+    folder = buckets.as_path(OUTPUT.value) / f"{SWEEP.value}_{SIZE.value}"
     points = [
         make_point(
             name,
@@ -104,8 +107,8 @@ def _finish(
     _report(folder, points, columns)
     if failed:
         raise UserError(
-            f"{', '.join(failed)} ended with an error: what it printed above tells "
-            "why; the same command resumes what is left."
+            f"{', '.join(failed)} did not train to the end: the output above says "
+            "why; the same command resumes."
         )
 
 
@@ -124,9 +127,10 @@ def _command(point: Point, python: str) -> str:
     return shlex.join(_words(point, python))
 
 
-def _words(point: Point, python: str) -> tuple[str, ...]:
-    workdir = os.fspath(point.folder)
-    return train_words(python, point.gin_files, point.bindings, workdir)
+def _words(point: Point, python: str, folder: str | None = None) -> tuple[str, ...]:
+    """The command that trains a point, in its folder or another name of the same."""
+    folder = folder or str(point.folder)
+    return train_words(python, point.gin_files, point.bindings, folder)
 
 
 def _run(points: list[Point]) -> list[str]:
@@ -149,28 +153,33 @@ def _submit(points: list[Point]) -> None:
     for point in points:
         check_run(point.gin_files, point.bindings, job.devices)
     commands = [_words(point, slurm_flags.PYTHON.value) for point in points]
-    script = batch_script(job, os.fspath(ROOT), commands)
+    script = batch_script(job, str(ROOT), commands)
     slurm_flags.submit(script, dry_run=DRY_RUN.value)
 
 
 def _train_on_tpus(points: list[Point], folder: pathlib.Path) -> list[str]:
     """Trains what is left on TPU slices; the names of points that were not trained."""
-    tpu_flags.check_within_share("output", OUTPUT.value)
-    if REQUESTED.value < 1:
-        raise UserError(f"--requested={REQUESTED.value} must be 1 or more.")
-    several = range(REQUESTED.value) if REQUESTED.value > 1 else ()
-    suffixes = [f"-{number}" for number in several] or [""]
-    tpus = [tpu_flags.tpu_slice(suffix) for suffix in suffixes]
+    tpus = _tpus()
+    output = tpus[0].folder("output", OUTPUT.value)
+    in_bucket = isinstance(folder, buckets.BucketPath)
     for point in points:
         check_run(point.gin_files, point.bindings, tpus[0].devices, tpus[0].slices)
         tpu_flags.check_start(point.parsed.value.start)
     bundle, pack = tpu_flags.source_bundle()
-    words = {point.name: _tpu_words(point) for point in points}
+    words = {
+        point.name: (
+            *_words(point, ".venv/bin/python", f"{output}/{folder.name}/{point.name}"),
+            "--distributed",
+        )
+        for point in points
+    }
     if DRY_RUN.value:
         left = [point for point in points if not point.is_finished()]
         shown = [pack, *(tpu.create() for tpu in tpus), *tpus[0].prepare(bundle)]
         shown += [tpus[0].start(words[point.name], point.name) for point in left]
-        print(*shown, tpus[0].fetch(os.fspath(folder)), sep="\n\n")
+        if not in_bucket:
+            shown.append(tpus[0].fetch(str(folder)))
+        print(*shown, sep="\n\n")
         print(f"# {len(points) - len(left)} of {len(points)} points are finished")
         return []
     for point in points:
@@ -182,21 +191,27 @@ def _train_on_tpus(points: list[Point], folder: pathlib.Path) -> list[str]:
         tpus,
         {tpu.name: tpu.prepare(bundle) for tpu in tpus},
         run,
-        functools.partial(read_status, pause=patience.pause),
-        functools.partial(fetch, folder=folder, asker=ask),
+        partial(read_status, pause=patience.pause),
+        (lambda _: None) if in_bucket else partial(fetch, folder=folder, asker=ask),
         patience,
     )
     fleet.wait_for_earlier_runs()
     left = [point.name for point in points if not point.is_finished()]
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    return fleet.train({name: words[name] for name in left}, stamp)
+    failed = fleet.train({name: words[name] for name in left}, stamp)
+    if tpu_flags.DELETE.value:
+        for tpu in tpus:
+            run(tpu.delete())
+    return failed
 
 
-def _tpu_words(point: Point) -> tuple[str, ...]:
-    workdir = f"../{SHARE}/{os.fspath(point.folder)}"
-    python = ".venv/bin/python"
-    words = train_words(python, point.gin_files, point.bindings, workdir)
-    return (*words, "--distributed")
+def _tpus() -> list[TpuSlice]:
+    """The requests for slices that the flags ask for."""
+    if REQUESTED.value < 1:
+        raise UserError(f"--requested={REQUESTED.value} must be 1 or more.")
+    several = range(REQUESTED.value) if REQUESTED.value > 1 else ()
+    suffixes = [f"-{number}" for number in several] or [""]
+    return [tpu_flags.tpu_slice(suffix) for suffix in suffixes]
 
 
 def _report(

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from experiments.launch import detached
 from experiments.launch.detached import BUSY, FAILED, STOPPED, UNKNOWN
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -170,6 +171,31 @@ def test_a_run_without_its_supervisor_keeps_the_lock(host, work, tmp_path):
     (tmp_path / "go").touch()
     assert host("follow", "a").returncode == FAILED
     assert host("start", "b", *work()).returncode == 0
+
+
+def test_a_run_without_its_supervisor_is_stopped(host, work, tmp_path):
+    host("start", "a", *work())
+    pid = tmp_path / "run" / "pid"
+    log = tmp_path / "run" / "a.log"
+    wait_for(lambda: pid.exists() and log.read_text() == "begins\n")
+    os.kill(int(pid.read_text()), signal.SIGKILL)
+    assert host("stop").returncode == 0
+    # The exit status is lost with the supervisor.
+    assert host("follow", "a", timeout=30).returncode == STOPPED
+    assert "ends" not in log.read_text()
+
+
+def test_what_cannot_be_stopped_is_not_called_stopped(tmp_path, monkeypatch, capsys):
+    """The program has ended; a process that it started still holds the lock."""
+    monkeypatch.setattr(detached, "_START_UP", 0.5)
+    (tmp_path / "run.json").write_text('{"id": "a", "words": []}')
+    for name, number in (("pid", os.getpid()), ("program", os.getppid())):
+        (tmp_path / name).write_text(str(number))
+    with (tmp_path / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert detached.stop(tmp_path) == BUSY
+    assert "no process of it is known" in capsys.readouterr().err
+    assert not (tmp_path / "stopped").exists()
 
 
 def test_nothing_to_follow(host):

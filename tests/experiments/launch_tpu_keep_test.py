@@ -5,7 +5,7 @@ import pytest
 from bpd_jax.errors import UserError
 from experiments.launch.commands import train_words
 from experiments.launch.detached import BUSY, FAILED, STOPPED, UNKNOWN
-from experiments.launch.tpu_keep import WINDOW, Keeper, Patience
+from experiments.launch.tpu_keep import WINDOW, Keeper, Patience, RunEndedError
 from experiments.launch.tpu_slice import TpuSlice
 from experiments.launch.tpu_state import Condition, Status, read_status
 
@@ -56,12 +56,13 @@ class Cloud:
         self.asked.append("sleep")
         self.now += seconds
 
-    def train(self, retries=1, requests=3):
+    def train(self, retries=1, requests=3, delete=False):
         keeper = Keeper(
             SLICE,
             self.run,
             self.status,
             Patience(retries, requests, 5),
+            delete,
             self.sleep,
             lambda: self.now,
         )
@@ -246,3 +247,20 @@ def test_of_several_slices_the_worst_counts():
 def test_an_answer_that_does_not_come_is_no_reason_to_give_slices_up():
     with pytest.raises(UserError, match="gcloud cannot tell the state of the request"):
         Api(*[1] * 5).read(SLICE)
+
+
+def test_slices_are_given_back_when_the_run_has_ended_well_or_not():
+    assert Cloud(READY, READY).train(delete=True) == [*ROUND, "delete"]
+    for end, conditions in ((FAILED, [READY] * 3), (STOPPED, [READY] * 2)):
+        cloud = Cloud(*conditions, follow=[end])
+        with pytest.raises(RunEndedError):
+            cloud.train(retries=0, delete=True)
+        assert cloud.asked[-1] == "delete"
+        assert cloud.asked.count("delete") == 1
+
+
+def test_slices_on_which_a_run_may_continue_are_kept():
+    cloud = Cloud(READY, READY, follow=[255])
+    with pytest.raises(UserError, match="could not be reached"):
+        cloud.train(requests=0, delete=True)
+    assert "delete" not in cloud.asked

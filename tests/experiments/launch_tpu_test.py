@@ -39,7 +39,7 @@ def commands_of(text):
 
 
 def test_tpu_dry_run(dry_run):
-    good, network, *bad = dry_run(
+    good, network, bucket, stop, *bad = dry_run(
         "experiments.launch.tpu",
         [
             *OF_SLICE,
@@ -66,6 +66,17 @@ def test_tpu_dry_run(dry_run):
             "--gin_file=meshes/v5e_256.gin",
             "--dry_run",
         ],
+        [
+            "--name=paper",
+            "--zone=us-central2-b",
+            "--topology=v4:4x4x4",
+            "--data=gs://bucket/rows",
+            "--workdir=gs://bucket/runs/base",
+            PRETRAIN,
+            V4,
+            "--dry_run",
+        ],
+        ["--name=p", "--zone=z", "--topology=v4:4x4x4", "--stop", "--dry_run"],
         [*OF_SLICE, "--topology=v9:4x4", PRETRAIN, "--dry_run"],
         [*OF_SLICE, "--topology=v5e:4x4x4", PRETRAIN, "--dry_run"],
         [*OF_SLICE, "--topology=v5e:4x4", PRETRAIN, V4, "--dry_run"],
@@ -73,6 +84,14 @@ def test_tpu_dry_run(dry_run):
         [*OF_SLICE, "--topology=v4:4x4x4", "--dry_run"],
         ["--topology=v4:4x4x4", PRETRAIN, "--dry_run"],
         [*OF_SLICE, "--topology=v4:4x4x4", PRETRAIN, "--workdir=/x", "--dry_run"],
+        [
+            "--name=p",
+            "--zone=z",
+            "--topology=v4:4x4x4",
+            "--workdir=x",
+            PRETRAIN,
+            "--dry_run",
+        ],
         [*OF_SLICE, "--topology=v5e:2x4", *FINETUNE, "--dry_run"],
         [*OF_SLICE, "--topology=v5e:4x8", "--slices=3", PRETRAIN, V4, "--dry_run"],
     )
@@ -132,6 +151,15 @@ def test_tpu_dry_run(dry_run):
     } <= set(commands[1])
     assert [words[5] for words in commands[3:5]] == ["paper-0", "paper-1"]
     assert all("--internal-ip" in words for words in commands if words[4:5] == ["ssh"])
+    assert bucket.returncode == 0, bucket.stderr
+    assert "mountpoint" not in bucket.stdout
+    assert "share" not in bucket.stdout
+    assert "rsync -r gs://bucket/rows gs://bucket/runs/base/data" in bucket.stdout
+    assert "--workdir=gs://bucket/runs/base" in bucket.stdout
+    assert stop.returncode == 0, stop.stderr
+    [words] = commands_of(stop.stdout)
+    assert words[-1] == "--quiet"
+    assert any(word.endswith("bpd_jax_run stop") for word in words)
     for done, words in zip(
         bad,
         [
@@ -141,7 +169,8 @@ def test_tpu_dry_run(dry_run):
             "nothing uses SEDE; did you mean SEED",
             "--gin_file is missing",
             "--name is missing",
-            "--workdir=/x must be a folder within the share",
+            "--workdir=/x must be a folder under gs://, or one within the share",
+            "--share is missing: give it, or a folder such as gs://BUCKET/x",
             "TrainConfig.start = 'runs/base' is not a folder of the workers",
             "but there are 96 devices",
         ],
@@ -292,3 +321,8 @@ def test_a_worker_is_set_up(tmp_path):
     # What docs/tpu.md has the figures of; newer Python gets another jax.
     made = [line for line in log if "uv venv" in line]
     assert made == ["python3 -m uv venv --quiet --seed --python 3.11 .venv"]
+    (tmp_path / "log").unlink()
+    (tmp_path / "mounted").unlink()
+    (tmp_path / "code" / ".venv" / "bin" / "python").write_text("#!/bin/sh\n")
+    subprocess.run(words[:2], check=True, env=environment)
+    assert not (tmp_path / "log").exists()  # neither mount nor anything else

@@ -61,6 +61,7 @@ def test_every_sweep_by_dry_run(dry_run):
         ),
         ["--sweep=heads", *SLURM, "--gpus=8", "--dry_run"],
         ["--sweep=heads", *TPU, "--dry_run"],
+        ["--sweep=heads", *TPU, "--stop", "--dry_run"],
         ["--sweep=heads", *SLURM, "--gpus=7", "--dry_run"],
         ["--sweep=heads", *SLURM, "--gpus=8", "--dry_run", "--point=heads=6"],
         ["--sweep=heads", "--point=heads=7", "--dry_run"],
@@ -73,11 +74,14 @@ def test_every_sweep_by_dry_run(dry_run):
         assert len(lines) == len(find_points(name, size)) + 1
         assert all(line.startswith("python -m bpd_jax.train ") for line in lines[:-1])
         assert lines[-1].startswith("# 0 of ")
-    array, tpu, seven, single, *bad = done[len(SIZES) :]
+    array, tpu, stop, seven, single, *bad = done[len(SIZES) :]
     bad = [seven, *bad]
     assert tpu.returncode == 0, tpu.stderr
     assert tpu.stdout.count(" queued-resources create sweep-") == 2
     assert tpu.stdout.count("--workdir=../share/runs/sweeps/heads_paper/heads=") == 3
+    assert stop.returncode == 0, stop.stderr
+    assert stop.stdout.count("bpd_jax_run stop") == 2
+    assert "create" not in stop.stdout
     assert "--array" not in single.stdout
     assert "HEADS = 6" in single.stdout
     assert "#SBATCH --array=0-2\n" in array.stdout
@@ -146,6 +150,26 @@ def test_another_run_in_the_folder_is_refused(point):
     write([(40, 0.5)], text="STEPS = 7")
     with pytest.raises(UserError, match="holds a run with other settings"):
         point.is_finished()
+
+
+def test_a_sweep_in_a_bucket_needs_no_share(dry_run, storage):
+    flags = [flag for flag in TPU if not flag.startswith("--share")]
+    flags += ["--sweep=heads", "--output=gs://bpd-test/sweeps"]
+    planned, table, refused = dry_run(
+        "experiments.sweeps.run",
+        [*flags, "--dry_run"],
+        [*flags, "--table"],
+        ["--sweep=heads", *flags[:-1], "--dry_run"],
+    )
+    assert planned.returncode == 0, planned.stderr
+    folders = "--workdir=gs://bpd-test/sweeps/heads_paper/heads="
+    assert planned.stdout.count(folders) == 3
+    assert "share" not in planned.stdout
+    assert "# 0 of 3 points are finished" in planned.stdout
+    assert table.returncode == 0, table.stderr
+    assert table.stdout.count("not measured yet") == 3
+    assert "gs://bpd-test/sweeps/heads_paper/results.json" in table.stdout
+    assert "--share is missing" in refused.stderr
 
 
 NAMES = ["layers=1,width=64", "layers=1,width=128"]

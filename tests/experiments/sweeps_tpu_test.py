@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from experiments.launch.detached import FAILED
+from experiments.launch.detached import FAILED, STOPPED
 from experiments.launch.tpu_keep import Patience
 from experiments.launch.tpu_slice import TpuSlice
 from experiments.launch.tpu_state import Condition, Status
@@ -23,10 +23,14 @@ def slices(count):
 
 
 class Cloud:
-    """Trains points; `broken` ones fail, `gone` slices are stopped for good."""
+    """Trains points; `broken` ones fail, `stopped` ones are stopped by somebody.
 
-    def __init__(self, broken=(), gone=()):
+    `gone` slices are stopped for good. The first `cut` connections break.
+    """
+
+    def __init__(self, broken=(), gone=(), stopped=(), cut=0):
         self.broken, self.gone = broken, gone
+        self.stopped, self.cut = stopped, cut
         self.trained = []
         self.fetched = []
         self.running = {}
@@ -38,10 +42,15 @@ class Cloud:
         with self.lock:
             if " start " in text:
                 self.running[name] = text.rpartition("exec train ")[2][0]
+            if " follow" in text and self.cut:
+                self.cut -= 1
+                return 255
             if " follow" in text and name in self.running:
                 number = self.running.pop(name)
                 if number in self.broken:
                     return FAILED
+                if number in self.stopped:
+                    return STOPPED
                 self.trained.append((name, number))
         return 0
 
@@ -78,6 +87,20 @@ def test_a_point_that_fails_leaves_the_others(capsys):
     assert cloud.train(2) == ["heads=1"]
     assert sorted(number for _, number in cloud.trained) == list("0234")
     assert "error: heads=1: " in capsys.readouterr().out
+
+
+def test_no_point_begins_after_one_was_stopped(capsys):
+    cloud = Cloud(stopped="2")
+    assert cloud.train(1) == ["heads=2", "heads=3", "heads=4"]
+    assert [number for _, number in cloud.trained] == ["0", "1"]
+    assert "s-0 was stopped" in capsys.readouterr().out
+
+
+def test_an_earlier_run_is_waited_for_over_broken_connections():
+    cloud = Cloud(cut=1)
+    cloud.running["s-0"] = "9"
+    assert cloud.train(1) == []
+    assert [number for _, number in cloud.trained] == list("901234")
 
 
 def test_points_of_a_slice_that_is_lost_go_to_another():
