@@ -5,6 +5,7 @@ may forbid them) the tests are skipped.
 """
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -39,6 +40,31 @@ for module, *flags in commands:
 kept = (disk / "file").read_text() == "earlier"
 print(json.dumps({"ends": ends, "same": before == sorted(map(str, disk.rglob("*"))),
                   "kept": kept}))
+"""
+
+
+# A run whose disk is filled as soon as it has a checkpoint, and which is started again
+# when there is space.
+TRAINING = """
+import json, os, pathlib, subprocess, sys, time
+disk, command = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "none", disk], check=True)
+saved = disk / "run" / "checkpoints"
+pipe = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+with subprocess.Popen(command, **pipe) as run:
+    while run.poll() is None and not (saved / "50").exists():
+        time.sleep(0.01)
+    with open(disk / "filler", "wb", buffering=0) as stream:
+        try:
+            while stream.write(bytes(4096)):
+                pass
+        except OSError:
+            pass
+    _, errors = run.communicate(timeout=200)
+first = run.returncode, errors[-1000:], sorted(os.listdir(saved))
+(disk / "filler").unlink()
+again = subprocess.run(command, check=False, **pipe)
+print(json.dumps([first, [again.returncode, again.stdout, sorted(os.listdir(saved))]]))
 """
 
 
@@ -89,3 +115,38 @@ def test_commands_end_with_one_sentence(
     assert found["kept"]
     # A count on a full disk keeps what it has finished, so that it can resume.
     assert found["same"] or state == "full"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(not namespaces(), reason="no mount namespaces here")
+def test_a_disk_that_fills_while_a_model_trains(tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("seqio")
+    (tmp_path / "disk").mkdir()
+    for number in range(12):
+        lines = [f"{number} times {k} is {number * k}." for k in range(20)]
+        (tmp_path / f"{number}.txt").write_text("\n".join(lines))
+    command = [
+        *(sys.executable, "-m", "bpd_jax.train", "--gin_file=benchmarks/kill.gin"),
+        "--gin.STEPS=400",
+        f"--gin.TEXT_FILES='{tmp_path}/*.txt'",
+        f"--workdir={tmp_path}/disk/run",
+    ]
+    words = [sys.executable, "-c", TRAINING, tmp_path / "disk", json.dumps(command)]
+    done = subprocess.run(
+        [*UNSHARE, *words],
+        cwd=ROOT,
+        env={**os.environ, "XLA_FLAGS": ""},  # one device
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (status, printed, saved), (again, output, at_end) = json.loads(done.stdout)
+    assert status == 1, printed
+    assert "Traceback" not in printed
+    last = printed.strip().splitlines()[-1]
+    assert "No space left on device; the newest complete checkpoint is that of" in last
+    assert "50" in saved
+    assert again == 0
+    assert "run: steps 50 to 400" in output
+    assert "400" in at_end

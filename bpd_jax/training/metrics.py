@@ -4,7 +4,9 @@ import contextlib
 import importlib.util
 import json
 import os
+import pathlib
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self, TextIO
@@ -14,6 +16,8 @@ from bpd_jax.buckets import as_path
 
 FILE_NAME = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
+
+_FLUSH_SECONDS = 120  # between two times that events are written to the disk
 
 
 def tensorboard_available() -> bool:
@@ -35,7 +39,7 @@ class MetricsWriter:
         Raises:
           UserError: the files cannot be written.
         """
-        self._events: Any = None
+        self._events: _EventFile | None = None
         self._warned = False
         folder = as_path(folder)
         self._folder = folder
@@ -51,22 +55,23 @@ class MetricsWriter:
         path = self._local / FILE_NAME
         self._file: TextIO = path.open("a", encoding="utf-8", buffering=1)
         if tensorboard_available():
-            from tensorboardX import SummaryWriter
-
             resumed = (folder / TENSORBOARD).exists()
-            self._events = SummaryWriter(
-                str(self._local / TENSORBOARD), purge_step=step + 1 if resumed else None
-            )
+            with self._warn_once():
+                self._events = _EventFile(
+                    self._local / TENSORBOARD, step + 1 if resumed else None
+                )
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Writes one row; if writing fails, warns once and lets the run continue."""
         row = {"step": step, **values}
         with self._warn_once():
             self._file.write(json.dumps(row) + "\n")
-        if self._events is not None:
+        if (events := self._events) is not None:
+            # What follows half an event cannot be read, so a failure ends the file.
+            self._events = None
             with self._warn_once():
-                for name, value in values.items():
-                    self._events.add_scalar(name, value, step)
+                events.write(step, values)
+                self._events = events
 
     def publish(self) -> None:
         """Uploads the files of a run under gs://; does nothing for other runs."""
@@ -88,7 +93,7 @@ class MetricsWriter:
         except OSError as error:
             if not self._warned:
                 progress.say(
-                    f"warning: cannot write {self._file.name}: "
+                    f"warning: cannot write the log of {self._folder}: "
                     f"{error.strerror or error}; training continues",
                     sys.stderr,
                 )
@@ -109,6 +114,61 @@ class MetricsWriter:
             with self._warn_once():
                 self._events.close()
         self.publish()
+
+
+class _EventFile:
+    """A file of TensorBoard events, one for each row of numbers.
+
+    tensorboardX's SummaryWriter writes in a thread. On a full disk the thread dies, and
+    the program waits for it forever. This class writes in the caller's thread, so that
+    errors reach the caller.
+    """
+
+    def __init__(self, folder: pathlib.Path, first_step: int | None) -> None:
+        """Begins a file.
+
+        Args:
+          folder: holds the files of earlier parts of the run too.
+          first_step: events of these files from this step on are not shown; None to
+            show all.
+        """
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto import event_pb2, summary_pb2
+
+        self._protos = event_pb2, summary_pb2
+        self._flushed = time.monotonic()
+        folder.mkdir(parents=True, exist_ok=True)
+        # Two parts of a run may begin in the same second, which names the file.
+        number = sum(1 for _ in folder.iterdir())
+        self._writer = EventsWriter(str(folder / "events"), f".{number}")
+        if first_step is not None:
+            log = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            self._append(first_step, session_log=log)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Adds a row. Raises OSError."""
+        _, summary_pb2 = self._protos
+        numbers = [
+            summary_pb2.Summary.Value(tag=name, simple_value=value)
+            for name, value in values.items()
+        ]
+        self._append(step, summary=summary_pb2.Summary(value=numbers))
+        if time.monotonic() - self._flushed > _FLUSH_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes all rows to the disk. Raises OSError."""
+        self._writer.flush()
+        self._flushed = time.monotonic()
+
+    def close(self) -> None:
+        """Writes all rows to the disk and ends the file. Raises OSError."""
+        self._writer.close()
+
+    def _append(self, step: int, **content: Any) -> None:
+        event_pb2, _ = self._protos
+        event = event_pb2.Event(wall_time=time.time(), step=step, **content)
+        self._writer.write_event(event)
 
 
 def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:

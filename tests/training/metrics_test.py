@@ -1,7 +1,7 @@
 import errno
-import pathlib
-import sys
-import types
+import struct
+
+import pytest
 
 from bpd_jax.training.metrics import FILE_NAME, MetricsWriter, read_rows
 
@@ -34,24 +34,53 @@ def test_without_tensorboard_the_lines_remain(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
 
 
-def test_events_of_a_run_that_begins_anew_are_dropped(tmp_path, monkeypatch):
-    purged = []
+def events(folder):
+    """The events of a run in the order in which they were written."""
+    proto = pytest.importorskip("tensorboardX.proto.event_pb2")
+    found = []
+    for path in sorted((folder / "tensorboard").iterdir(), key=lambda p: p.suffix):
+        data = path.read_bytes()
+        while data:
+            (size,) = struct.unpack("<Q", data[:8])
+            found.append(proto.Event.FromString(data[12 : 12 + size]))
+            data = data[16 + size :]
+    return found
 
-    class Recorded:
-        def __init__(self, folder, purge_step):
-            purged.append(purge_step)
-            pathlib.Path(folder).mkdir(exist_ok=True)
 
-        def close(self):
-            pass
-
-    module = types.SimpleNamespace(SummaryWriter=Recorded)
-    monkeypatch.setitem(sys.modules, "tensorboardX", module)
-    monkeypatch.setattr("bpd_jax.training.metrics.tensorboard_available", lambda: True)
+def test_events_of_a_run_that_begins_anew_are_dropped(tmp_path):
     for step in (0, 0, 5):
-        with MetricsWriter(tmp_path, step):
-            pass
-    assert purged == [None, 1, 6]
+        with MetricsWriter(tmp_path, step) as writer:
+            writer.write(step + 1, {"loss": 2.0, "accuracy": 0.5})
+    # An event with `session_log` drops what earlier files have from its step on.
+    kinds = [
+        (event.step, event.WhichOneof("what"))
+        for event in events(tmp_path)
+        if event.WhichOneof("what") != "file_version"
+    ]
+    assert kinds == [
+        (1, "summary"),
+        (1, "session_log"),
+        (1, "summary"),
+        (6, "session_log"),
+        (6, "summary"),
+    ]
+    values = events(tmp_path)[-1].summary.value
+    assert {v.tag: v.simple_value for v in values} == {"loss": 2.0, "accuracy": 0.5}
+
+
+def test_a_disk_that_is_full_ends_the_events_but_not_the_run(
+    tmp_path, monkeypatch, capsys
+):
+    record = pytest.importorskip("tensorboardX.record_writer")
+    with MetricsWriter(tmp_path, 0) as writer:
+        writer.write(1, {"loss": 1.0})
+        with monkeypatch.context() as patch:
+            patch.setattr(record.RecordWriter, "write", FullDisk.write)
+            writer.write(2, {"loss": 2.0})
+        for step in range(3, 30):  # more than any queue holds
+            writer.write(step, {"loss": 3.0})
+    assert [row["step"] for row in read_rows(tmp_path / FILE_NAME)] == [*range(1, 30)]
+    assert capsys.readouterr().err.count("training continues") == 1
 
 
 def test_a_full_disk_costs_rows_but_not_the_run(tmp_path, monkeypatch, capsys):
@@ -65,7 +94,7 @@ def test_a_full_disk_costs_rows_but_not_the_run(tmp_path, monkeypatch, capsys):
         writer.write(4, {"loss": 4.0})
     assert [row["step"] for row in read_rows(tmp_path / FILE_NAME)] == [1, 4]
     assert capsys.readouterr().err == (
-        f"warning: cannot write {tmp_path / FILE_NAME}: No space left on device; "
+        f"warning: cannot write the log of {tmp_path}: No space left on device; "
         "training continues\n"
     )
 
