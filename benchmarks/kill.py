@@ -68,6 +68,8 @@ class Kill:
       checkpoint: the newest whole one, or None.
       torn: whether it left a checkpoint half written, besides those that lay there
         when the process started.
+      others_ended: seconds after which the other processes had ended too; None if all
+        were killed, or there was one.
     """
 
     moment: str
@@ -76,6 +78,7 @@ class Kill:
     step: int
     checkpoint: int | None
     torn: bool
+    others_ended: float | None
 
 
 def main() -> None:
@@ -178,8 +181,13 @@ def _finish(processes: list[subprocess.Popen]) -> None:
             )
 
 
-def _kill(processes: list[subprocess.Popen], moment: str, victim: int) -> None:
-    """Kills one process, at a start all; those left must end with an error."""
+def _kill(processes: list[subprocess.Popen], moment: str, victim: int) -> float | None:
+    """Kills one process, at a start all; those left must end with an error.
+
+    Returns:
+      Seconds until those left had ended; None if there were none.
+    """
+    began = time.monotonic()
     for index, process in enumerate(processes):
         if index == victim or moment == "start":
             process.kill()
@@ -192,6 +200,9 @@ def _kill(processes: list[subprocess.Popen], moment: str, victim: int) -> None:
                 f"process {index} ended with {process.returncode} when process "
                 f"{victim} was killed: {output[-2000:]}"
             )
+    if moment == "start" or len(processes) == 1:
+        return None
+    return round(time.monotonic() - began, 2)
 
 
 def _kill_again_and_again(gin_file: pathlib.Path, workdir: pathlib.Path) -> list[Kill]:
@@ -206,7 +217,7 @@ def _kill_again_and_again(gin_file: pathlib.Path, workdir: pathlib.Path) -> list
     part = (STEPS.value - REST) / KILLS.value
     print(
         f"{'kill':>4} {'at':<6} {'process':>7} {'seconds':>7} {'step':>5} "
-        f"{'whole':>6}  half written"
+        f"{'whole':>6}  half written  others ended after"
     )
     kills: list[Kill] = []
     for index, moment in enumerate(moments):
@@ -223,13 +234,16 @@ def _kill_again_and_again(gin_file: pathlib.Path, workdir: pathlib.Path) -> list
         if moment == "save":
             _wait(first, PATIENCE.value, _saving(workdir))
         after = time.monotonic() - began
-        _kill(processes, moment, victim)
+        ended = _kill(processes, moment, victim)
         step, checkpoint = _state_of(workdir)
         torn = bool(_half_written(workdir) - left)
-        kills.append(Kill(moment, victim, round(after, 2), step, checkpoint, torn))
+        kills.append(
+            Kill(moment, victim, round(after, 2), step, checkpoint, torn, ended)
+        )
         print(
             f"{len(kills):>4} {moment:<6} {victim:>7} {after:>7.2f} {step:>5} "
-            f"{'-' if checkpoint is None else checkpoint:>6}  {'yes' if torn else ''}",
+            f"{'-' if checkpoint is None else checkpoint:>6}  "
+            f"{'yes' if torn else '':<12}  {'' if ended is None else f'{ended:.2f} s'}",
             flush=True,
         )
     return kills
