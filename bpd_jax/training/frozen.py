@@ -169,13 +169,7 @@ def train(
     ):
         start, saved = checkpoints.latest_step or 0, {}
         if start:
-            saved = checkpoints.restore_data()
-            if saved.get("key") != key:
-                raise UserError(
-                    f"{folder / CHECKPOINTS} belongs to a run with other settings, "
-                    "texts or model: remove it to train from the beginning (cached "
-                    "states are kept), or choose another folder."
-                )
+            saved = _saved_data(checkpoints, key, folder / CHECKPOINTS)
             state = checkpoints.restore(jax.tree.map(_abstract, state))
             meter.restore(saved[loop.METER])
         ready()
@@ -219,6 +213,20 @@ def train(
             with MetricsWriter(folder, pace.steps) as writer:
                 writer.write(pace.steps, sample.metrics("train"))
     return Result(params, held_out, sample, time.perf_counter() - begin)
+
+
+def _saved_data(
+    checkpoints: Checkpoints, key: str, folder: pathlib.Path
+) -> dict[str, Any]:
+    """The data item of the last checkpoint. Raises UserError if it has another key."""
+    saved = checkpoints.restore_data()
+    if saved.get("key") != key:
+        raise UserError(
+            f"{folder} belongs to a run with other settings, texts or model: remove it "
+            "to train from the beginning (cached states are kept), or choose another "
+            "folder."
+        )
+    return saved
 
 
 def make_step(

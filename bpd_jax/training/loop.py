@@ -12,7 +12,7 @@ import pathlib
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import optax
 
@@ -27,6 +27,9 @@ from bpd_jax.training.state import TrainState
 from bpd_jax.training.step import Metrics
 from bpd_jax.training.watch import FiniteWatch
 from bpd_jax.typing import Params
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 # Key of the meter's state in the data item of a checkpoint.
 METER = "meter"
@@ -100,15 +103,7 @@ def run(
         # Installed before the progress bar appears: from then on a user expects Ctrl-C
         # to save a checkpoint.
         stop = stack.enter_context(deferred_signals())
-        bar = stack.enter_context(
-            progress.bar(
-                label="training",
-                total=pace.steps,
-                initial=start,
-                unit="step",
-                disable=not distributed.is_first(),
-            )
-        )
+        bar = stack.enter_context(_bar(start, pace.steps))
         for step in range(start + 1, pace.steps + 1):
             batch = next(batches)
             state, metrics = update(state, batch, step)
@@ -122,20 +117,20 @@ def run(
             watch.check(all_steps=logging or evaluating or saving)
             if logging:
                 row = meter.take() | {"learning_rate": float(rate(step - 1))}
-                if writer is not None:
+                if writer:
                     writer.write(step, row)
                 bar.set_postfix_str(short(row), refresh=False)
             validation = None
             if evaluating:
                 validation = evaluate(state.params)
-                if writer is not None:
+                if writer:
                     writer.write(step, validation)
                 meter.restart()
             best, stop_early = after(step, validation)
             if saving or stop_early or best == step:
                 position = data() | {METER: meter.state()}
                 checkpoints.save(step, state, position, best)
-                if writer is not None:
+                if writer:
                     writer.publish()
             bar.update()
             if stopping or stop_early:
@@ -143,10 +138,21 @@ def run(
         # Signals are still deferred here, so that none interrupts the last save.
         checkpoints.wait()
     if stopping and step < pace.steps and not stop_early:
-        say(
-            f"stopped: {folder} is saved at step {step:,} of {pace.steps:,}; run the "
-            "same command again to resume."
-        )
         # If only another process has received the signal, `stop` is empty here.
-        sys.exit(128 + (stop[0] if stop else signal.SIGTERM))
+        _exit_stopped(folder, step, pace.steps, stop[0] if stop else signal.SIGTERM)
     return state.params, step
+
+
+def _bar(start: int, steps: int) -> "tqdm[Any]":
+    disable = not distributed.is_first()
+    return progress.bar(
+        label="training", total=steps, initial=start, unit="step", disable=disable
+    )
+
+
+def _exit_stopped(folder: pathlib.Path, step: int, steps: int, number: int) -> NoReturn:
+    say(
+        f"stopped: {folder} is saved at step {step:,} of {steps:,}; run the same "
+        "command again to resume."
+    )
+    sys.exit(128 + number)

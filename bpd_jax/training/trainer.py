@@ -4,8 +4,8 @@ import contextlib
 import os
 import pathlib
 from collections.abc import Callable
-from typing import Any
 
+import optax
 from jax.sharding import Mesh
 
 from bpd_jax.buckets import as_path
@@ -16,10 +16,10 @@ from bpd_jax.training.checkpoint_files import whole_steps
 from bpd_jax.training.checkpoints import FOLDER as CHECKPOINTS
 from bpd_jax.training.checkpoints import Checkpoints
 from bpd_jax.training.config import TrainConfig
+from bpd_jax.training.decisions import Decisions
 from bpd_jax.training.disk_space import check_space
 from bpd_jax.training.distributed import say
 from bpd_jax.training.evaluator import Evaluator
-from bpd_jax.training.head_schedule import HeadSchedule
 from bpd_jax.training.meter import Meter
 from bpd_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from bpd_jax.training.relayout import restore_state
@@ -37,9 +37,6 @@ from bpd_jax.training.state import (
 from bpd_jax.training.step import Metrics, make_train_step, put_batch
 from bpd_jax.training.throughput import peak_tokens_per_second
 from bpd_jax.typing import Params
-
-# Keys in the data item of a checkpoint, besides those of `RowIterator.state`.
-_SELECTION, _HEAD_SCHEDULE = "selection", "head_schedule"
 
 
 def train(
@@ -103,13 +100,9 @@ def train(
         )
         start = checkpoints.latest_step or 0
         saved = distributed.agree(checkpoints.restore_data() if start else {})
-        selection = Selection.from_json(
-            saved.get(_SELECTION), config.select_by, config.lambdas
-        ).among(checkpoints.steps())
-        schedule = config.head_schedule or HeadSchedule()
-        schedule_state = saved.get(_HEAD_SCHEDULE) or schedule.start()
-        if start >= config.steps or selection.is_over(config.patience):
-            say(_already_finished(folder, start, config, selection))
+        decisions = Decisions.restore(config, saved, checkpoints.steps())
+        if start >= config.steps or decisions.is_over:
+            say(_already_finished(folder, start, config, decisions.selection))
             return {}
         if start:
             batches.restore(saved)
@@ -118,73 +111,64 @@ def train(
             state = init_state(
                 config.model, optimizer, abstract, config.seed, config.compute
             )
-            if load_start is not None:
-                state = with_parameters(state, load_start())
+            state = with_parameters(state, load_start()) if load_start else state
         distributed.first(lambda: run_folder.describe(folder, config, text, operative))
         say(describe_run(config, abstract, mesh, train_rows, validation_rows, start))
 
-        step_fn = make_train_step(
-            config.model,
-            optimizer,
-            abstract,
-            mesh,
-            compute=config.compute,
-            settings=config.loss,
-        )
-        meter = Meter(
-            config.tokens_per_step,
-            peak=peak_tokens_per_second(
-                config.model, config.length, config.anchors_per_row
-            ),
-        )
+        step_fn = _make_step(config, optimizer, abstract, mesh)
+        meter = _make_meter(config)
         if loop.METER in saved:
             meter.restore(saved[loop.METER])
-        evaluate = Evaluator(config, validation_rows, abstract, mesh)
-        validation: dict[str, float] = {}
 
         def update(
             state: TrainState, batch: Batch, step: int
         ) -> tuple[TrainState, Metrics]:
-            lambdas = schedule.weights(schedule_state, step, config.lambdas)
-            return step_fn(state, put_batch(batch, mesh), lambdas)
-
-        def after(step: int, row: dict[str, float] | None) -> tuple[int | None, bool]:
-            nonlocal schedule_state, selection, validation
-            if row is not None:
-                validation, selection = row, selection.after(step, row)
-            entropies = None if row is None else _entropies(row)
-            schedule_state = schedule.advance(schedule_state, step, entropies)
-            return selection.step, selection.is_over(config.patience)
-
-        def data() -> dict[str, Any]:
-            run_state = {
-                _SELECTION: selection.to_json(),
-                _HEAD_SCHEDULE: schedule_state,
-            }
-            return batches.state() | run_state
+            return step_fn(state, put_batch(batch, mesh), decisions.lambdas(step))
 
         _, step = loop.run(
-            loop.Pace(
-                config.steps,
-                config.log_every,
-                config.evaluate_every,
-                config.checkpoint_every,
-            ),
+            _pace(config),
             folder,
             checkpoints,
             state,
             start,
             batches=batches,
             update=update,
-            evaluate=evaluate,
-            data=data,
+            evaluate=Evaluator(config, validation_rows, abstract, mesh),
+            data=lambda: batches.state() | decisions.to_json(),
             rate=learning_rate_schedule(config.optimizer, config.steps),
             meter=meter,
-            after=after,
+            after=decisions.after,
             vote=distributed.StopVote(mesh),
         )
-    say(_summary(validation, folder, step, config, selection))
-    return validation
+    say(_summary(decisions, folder, step))
+    return decisions.validation
+
+
+def _make_step(
+    config: TrainConfig,
+    optimizer: optax.GradientTransformation,
+    abstract: TrainState,
+    mesh: Mesh,
+) -> Callable[..., tuple[TrainState, Metrics]]:
+    return make_train_step(
+        config.model,
+        optimizer,
+        abstract,
+        mesh,
+        compute=config.compute,
+        settings=config.loss,
+    )
+
+
+def _pace(config: TrainConfig) -> loop.Pace:
+    return loop.Pace(
+        config.steps, config.log_every, config.evaluate_every, config.checkpoint_every
+    )
+
+
+def _make_meter(config: TrainConfig) -> Meter:
+    peak = peak_tokens_per_second(config.model, config.length, config.anchors_per_row)
+    return Meter(config.tokens_per_step, peak=peak)
 
 
 def check_batch(config: TrainConfig, mesh: Mesh) -> None:
@@ -196,14 +180,6 @@ def check_batch(config: TrainConfig, mesh: Mesh) -> None:
             f"data × fsdp × ComputeConfig.accumulate = {parts}, the number of parts "
             "that it is split into."
         )
-
-
-def _entropies(validation: dict[str, float]) -> list[float]:
-    return [
-        value
-        for name, value in validation.items()
-        if name.startswith("validation_entropy_head_")
-    ]
 
 
 def _already_finished(
@@ -221,20 +197,15 @@ def _already_finished(
     )
 
 
-def _summary(
-    validation: dict[str, float],
-    folder: pathlib.Path,
-    step: int,
-    config: TrainConfig,
-    selection: Selection,
-) -> str:
+def _summary(decisions: Decisions, folder: pathlib.Path, step: int) -> str:
     losses = [
         f"{value:.3f}"
-        for name, value in validation.items()
+        for name, value in decisions.validation.items()
         if name.startswith("validation_loss_head_")
     ]
-    ending = "finished" if step == config.steps else f"stopped early at step {step:,}"
+    is_last = step == decisions.config.steps
+    ending = "finished" if is_last else f"stopped early at step {step:,}"
     return (
         f"{ending}: validation loss per head {', '.join(losses)} (nats per token), "
-        f"{selection}; the run is in {folder}"
+        f"{decisions.selection}; the run is in {folder}"
     )

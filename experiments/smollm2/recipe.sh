@@ -28,7 +28,9 @@ fi
 "$python" -m bpd_jax.train_refiner --model=smollm2 --kind=hydra --data="$run/states" \
     --steps=700 --batch_size=1024 --learning_rate=2e-3 --output="$run/refiners/hydra"
 "$python" -m bpd_jax.train --gin_file=experiments/smollm2/rescorer.gin \
-    --workdir="$run/rescorer"
+    --workdir="$run/training/rescorer"
+"$python" -m bpd_jax.export_params --model="$run/training/rescorer" \
+    --precision=float32 --output="$run/rescorer"
 "$python" -m bpd_jax.train --gin_file=experiments/smollm2/heads.gin \
     --workdir="$run/medusa" --gin.HeadsTrainConfig.states="'$run/states'" \
     --gin.BlockHeadsConfig.kind="'medusa'" --gin.HIDDEN=None --gin.EPOCHS=4 \

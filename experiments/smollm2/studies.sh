@@ -33,7 +33,9 @@ done
 for shape in narrow deep; do
     "$python" -m bpd_jax.train --gin_file=experiments/smollm2/rescorer.gin \
         --gin_file="gin_configs/models/rescorer_smollm2_$shape.gin" \
-        --workdir="$run/rescorer_$shape"
+        --workdir="$run/training/rescorer_$shape"
+    "$python" -m bpd_jax.export_params --model="$run/training/rescorer_$shape" \
+        --precision=float32 --output="$run/rescorer_$shape"
 done
 for texts in runs/paper/smollm2/in_domain_texts/*.jsonl; do
     [ -e "$texts" ] || break
