@@ -7,7 +7,8 @@ import pathlib
 
 import numpy as np
 
-from bpd_jax import configuration, distill
+from bpd_jax import configuration
+from bpd_jax.decoding import distillation
 from bpd_jax.decoding.recording import RecordedText
 from bpd_jax.reporting.evaluation_records import training_curves
 from bpd_jax.studies import run_files, tuning
@@ -154,7 +155,7 @@ add(
 
 
 def _read_made_up(folder: pathlib.Path) -> None:
-    prompts = distill._read_made_up(folder / "prompts.json", 9)
+    prompts = distillation.read_generated_prompts(folder / "prompts.json", 9)
     small_tokenizer().encode_batch(prompts)
 
 
