@@ -74,12 +74,13 @@ class MetricsWriter:
                 self._events = events
 
     def publish(self) -> None:
-        """Uploads the files of a run under gs://; does nothing for other runs."""
+        """Writes all events to the disk; uploads the files of a run under gs://."""
+        if self._events is not None and not self._file.closed:
+            with self._warn_once():
+                self._events.flush()
         if not isinstance(self._folder, buckets.BucketPath):
             return
         with self._warn_once():
-            if self._events is not None and not self._file.closed:
-                self._events.flush()
             events = (self._local / TENSORBOARD).glob("*")
             for path in (self._local / FILE_NAME, *events):
                 target = self._folder / path.relative_to(self._local)

@@ -2,15 +2,17 @@
 
     python3 detached.py FOLDER start ID PROGRAM ARGUMENT…
     python3 detached.py FOLDER follow [ID]
+    python3 detached.py FOLDER running
     python3 detached.py FOLDER stop
     python3 detached.py FOLDER report
 
 `start` returns at once; the program continues in a session of its own, whatever becomes
 of the connection, and its output goes to FOLDER/ID.log. A second `start` with the same
 ID does nothing. While the program runs it holds FOLDER/lock, so that no second one runs
-beside it. `follow` prints the log until the program ends, any number of times. `stop`
-sends SIGTERM, upon which training saves and ends. `report` prints the end of the log
-unless the program succeeded.
+beside it. `follow` prints the log until the program ends, any number of times.
+`running` ends with BUSY while a program runs, else with 0. `stop` sends SIGTERM, upon
+which training saves and ends. `report` prints the end of the log unless the program
+succeeded.
 
 It runs on the hosts of a TPU slice and needs nothing but Python's standard library.
 """
@@ -58,6 +60,8 @@ def main(arguments: list[str]) -> int:
         return _supervise(folder, int(rest[0]), rest[1:])
     if action == "follow":
         return follow(folder, rest[0] if rest else None)
+    if action == "running":
+        return BUSY if _is_running(folder) else 0
     if action == "stop":
         return stop(folder)
     if action == "report":
@@ -111,11 +115,20 @@ def follow(folder: pathlib.Path, name: str | None) -> int:
 
 
 def stop(folder: pathlib.Path) -> int:
-    """Tells a program that is running to save and end; returns BUSY if it cannot."""
+    """Tells a program that is running to save and end; returns BUSY if it cannot.
+
+    A second `stop` of the same program does nothing: another SIGTERM would interrupt
+    its save.
+    """
     deadline = time.monotonic() + _START_UP
+    if not _is_running(folder):
+        print("no run is at work")
+        return 0
     while _is_running(folder):
         # After `start` has taken the lock, the supervisor writes its process ID.
         latest, pid = _latest(folder), _read(folder, _PID)
+        if latest and latest == _read(folder, _STOPPED):
+            return 0
         if latest and pid:
             _write(folder, _STOPPED, latest)
             if _terminate(folder, int(pid)):
@@ -123,7 +136,8 @@ def stop(folder: pathlib.Path) -> int:
             (folder / _STOPPED).unlink(missing_ok=True)
         if time.monotonic() > deadline:
             print(
-                "something holds the lock of the run, but no process of it is known",
+                "the lock is held, but no process of a run is known: this host may be "
+                "being set up; try again",
                 file=sys.stderr,
             )
             return BUSY
@@ -191,7 +205,8 @@ def _supervise(folder: pathlib.Path, lock: int, words: list[str]) -> int:
         print(f"cannot start {words[0]}: {error}", file=sys.stderr)
         status = 127
     else:
-        _write(folder, _PROGRAM, str(programs[0].pid))
+        with contextlib.suppress(OSError):  # The disk may be full.
+            _write(folder, _PROGRAM, str(programs[0].pid))
         if asked:
             programs[0].send_signal(asked[0])
         status = programs[0].wait()

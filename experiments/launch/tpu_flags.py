@@ -32,7 +32,9 @@ SHARED = flags.DEFINE_string(
     "Folder that all workers mount, such as 10.0.0.2:/runs; not needed for runs under "
     "gs://.",
 )
-STOP = flags.DEFINE_bool("stop", False, "Save and end the runs, and do nothing else.")
+STOP = flags.DEFINE_bool(
+    "stop", False, "Save and end the runs that are at work, and do nothing else."
+)
 DELETE = flags.DEFINE_bool(
     "delete", False, "Give the slices back at the end, also if training fails."
 )
@@ -96,7 +98,8 @@ def stop(tpus: Sequence[TpuSlice], *, dry_run: bool) -> None:
 
 def check_start(start: str | None) -> None:
     """Raises UserError if a run starts from a folder that the workers cannot see."""
-    if start and "/" in start and not start.startswith((f"../{SHARE}/", "gs://")):
+    visible = (f"../{SHARE}/", "gs://") if SHARED.value else ("gs://",)
+    if start and "/" in start and not start.startswith(visible):
         raise UserError(
             f"TrainConfig.start = {start!r} is not a folder of the workers: put it on "
             f"the share and name it as they see it, such as ../{SHARE}/blockwise_1b5, "

@@ -1,9 +1,8 @@
 """Keeps training going on TPU slices, whatever becomes of slices and connections."""
 
-import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from bpd_jax import progress
 from bpd_jax.errors import UserError
@@ -15,6 +14,7 @@ from experiments.launch.tpu_state import Condition, Status
 # Errors count together if they happen within so many seconds: a run of days may break
 # off now and then.
 WINDOW = 6 * 3600.0
+_DELETIONS = 3  # times that slices are given back before giving up
 
 
 class NoSlicesError(UserError):
@@ -22,7 +22,10 @@ class NoSlicesError(UserError):
 
 
 class RunEndedError(UserError):
-    """A run has ended before its last step, and is not started again."""
+    """A run has ended before its last step and is not started again.
+
+    After any other error it may still be at work.
+    """
 
 
 class StoppedError(RunEndedError):
@@ -63,6 +66,7 @@ class Keeper:
       status: what has become of the slices.
       patience: when to give up.
       delete: whether to give the slices back when the run has ended, well or not.
+      stopped: whether somebody asked for the end while no run is at work.
       sleep: waits for so many seconds.
       clock: seconds since some moment.
     """
@@ -72,6 +76,7 @@ class Keeper:
     status: Callable[[], Status]
     patience: Patience = Patience()
     delete: bool = False
+    stopped: Callable[[], bool] = lambda: False
     sleep: Callable[[float], object] = time.sleep
     clock: Callable[[], float] = time.monotonic
 
@@ -88,18 +93,34 @@ class Keeper:
         Raises:
           NoSlicesError: there is no slice to be had.
           RunEndedError: training fails by itself, or was stopped on request.
-          UserError: the slices cannot be reached, but the run may continue there.
+          UserError: the slices cannot be reached or set up; a run may be at work there.
         """
         try:
             self._train(prepare, words, name)
-        except RunEndedError:
-            self._give_back()
+        except RunEndedError as error:
+            if self.delete:
+                progress.say(f"error: {error}")
+                self.give_back()
             raise
-        self._give_back()
-
-    def _give_back(self) -> None:
         if self.delete:
-            self.run(self.tpu.delete())
+            self.give_back()
+
+    def give_back(self) -> None:
+        """Deletes the slices.
+
+        Raises:
+          UserError: gcloud does not.
+        """
+        delete = self.tpu.delete()
+        for attempt in range(_DELETIONS):
+            if attempt:
+                self.sleep(self.patience.pause)
+            if self.run(delete) == 0:
+                return
+        raise UserError(
+            f"could not give {self.tpu.name} back, which is still paid for: see "
+            f"gcloud's output above, and run {delete.line}"
+        )
 
     def _train(
         self, prepare: Sequence[Command], words: tuple[str, ...], name: str
@@ -109,6 +130,7 @@ class Keeper:
         self._request_first()
         while True:
             self._obtain()
+            self._check_stopped()
             attempt += 1
             commands = [*prepare, self.tpu.start(words, f"{name}-{attempt}")]
             about, code = self._do(commands)
@@ -131,7 +153,9 @@ class Keeper:
             now = self.clock()
             failures = [*(then for then in failures if now - then < WINDOW), now]
             if len(failures) > self.patience.retries:
-                raise RunEndedError(
+                # Only then no worker trains any more.
+                kind = RunEndedError if code == FAILED else UserError
+                raise kind(
                     f"{self.tpu.name} is there, but {len(failures)} attempts failed, "
                     f"the last with status {code} ({about}): its output above says "
                     "why; the same command resumes."
@@ -141,11 +165,12 @@ class Keeper:
         """Waits for the end of a run that is at work from an earlier time, if any.
 
         Raises:
-          UserError: the slices cannot be reached.
+          UserError: the slices cannot be reached, or the run was stopped on request.
         """
-        if self.status().condition is Condition.READY:
-            with contextlib.suppress(StoppedError):
-                self._follow()
+        if self.status().condition is not Condition.READY:
+            return
+        if self._over_connections(self.tpu.running(), (0, BUSY)) == BUSY:
+            self._follow()
 
     def _do(self, commands: Sequence[Command]) -> tuple[str, int]:
         """Runs commands until one fails; what that one is for, and its status."""
@@ -154,6 +179,10 @@ class Keeper:
             if code:
                 return command.about, code
         return "", 0
+
+    def _check_stopped(self) -> None:
+        if self.stopped():
+            raise self._stopped()
 
     def _stopped(self) -> StoppedError:
         return StoppedError(
@@ -169,13 +198,23 @@ class Keeper:
         Returns:
           0, FAILED, UNKNOWN, or the status of a connection that broke for good.
         """
+        answers = (0, FAILED, UNKNOWN, STOPPED)
+        code = self._over_connections(self.tpu.follow(attempt), answers)
+        if code == STOPPED:
+            raise self._stopped()
+        return code
+
+    def _over_connections(self, command: Command, answers: Collection[int]) -> int:
+        """Runs a command on workers again until no connection breaks.
+
+        Returns:
+          One of `answers`, or the status of the last connection if the slices are lost.
+
+        Raises:
+          UserError: the connection broke too often.
+        """
         broken = 0
-        while True:
-            code = self.run(self.tpu.follow(attempt))
-            if code in (0, FAILED, UNKNOWN):
-                return code
-            if code == STOPPED:
-                raise self._stopped()
+        while (code := self.run(command)) not in answers:
             broken += 1
             if broken > self.patience.requests:
                 raise UserError(
@@ -187,6 +226,7 @@ class Keeper:
             self.sleep(self.patience.pause)
             if self.status().condition is not Condition.READY:
                 return code
+        return code
 
     def _request_first(self) -> None:
         """Requests slices if there are none; an error is the user's to mend."""
@@ -210,6 +250,7 @@ class Keeper:
         refused = 0
         shown = ""
         while (now := self.status()).condition is not Condition.READY:
+            self._check_stopped()
             if now.condition is Condition.STUCK:
                 raise NoSlicesError(
                     f"{now.detail} and does not come back by itself: start it, or give "

@@ -13,6 +13,7 @@ import math
 import re
 import shlex
 
+from bpd_jax import buckets
 from bpd_jax.compilation.chips import chip_of
 from bpd_jax.errors import UserError
 from experiments.launch.commands import Command
@@ -42,7 +43,8 @@ SHARE = "share"  # where it is mounted, in the home folder
 WAIT = 10
 _BUNDLE = "bpd_jax.bundle"
 _RUN = "bpd_jax_run"  # holds the lock and the log of a run
-_DETACHED = f"python3 bpd_jax/experiments/launch/detached.py {_RUN}"
+_SCRIPT = "bpd_jax/experiments/launch/detached.py"
+_DETACHED = f"python3 {_SCRIPT} {_RUN}"
 _BUCKETS = "gs://"
 
 
@@ -94,8 +96,8 @@ class TpuSlice:
             r"(?!gs:)[^:\s]+:/\S*", self.share
         ):
             raise UserError(
-                f"--share={self.share} is not HOST:/FOLDER, as mount takes it; a "
-                "folder under gs:// is named by --workdir alone."
+                f"--share={self.share} is not HOST:/FOLDER, as mount takes it; runs "
+                "under gs:// need no share."
             )
         if self.slices < 1:
             raise UserError(f"--slices={self.slices} must be 1 or more.")
@@ -133,10 +135,10 @@ class TpuSlice:
           name: a folder under gs://, or one within the share.
 
         Raises:
-          UserError: it is neither, or there is no share.
+          UserError: it is neither, has no bucket, or there is no share.
         """
         if name.startswith(_BUCKETS):
-            return name
+            return str(buckets.as_path(name))
         if name.startswith("/") or ":" in name or ".." in name.split("/"):
             raise UserError(
                 f"--{flag}={name} must be a folder under gs://, or one within the "
@@ -232,7 +234,7 @@ class TpuSlice:
         """Copies prepared rows from a bucket into the run's folder, on one worker."""
         source = shlex.quote(bucket)
         if workdir.startswith(_BUCKETS):
-            folder = shlex.quote(f"{workdir}/data")
+            folder = shlex.quote(f"{self.folder('workdir', workdir)}/data")
             script = f"gcloud storage rsync -r {source} {folder}"
         else:
             folder = shlex.quote(f"{SHARE}/{workdir}/data")
@@ -258,6 +260,14 @@ class TpuSlice:
         return self._ssh(
             "follow the log of the first worker",
             f"{_DETACHED} follow {shlex.quote(attempt) if attempt else ''}".strip(),
+            worker="0",
+        )
+
+    def running(self) -> Command:
+        """Ends with BUSY if a run is at work on the first worker, else with 0."""
+        return self._ssh(
+            "look whether a run is at work",
+            f"[ ! -e {_SCRIPT} ] || {_DETACHED} running",
             worker="0",
         )
 

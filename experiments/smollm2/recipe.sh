@@ -7,8 +7,9 @@
 # up all its prompts itself.
 #
 #   needs    two cores and some hours, or a GPU
-#   makes    runs/smollm2/{texts,heads,ngram,refiners,rescorer,medusa}: what `--model=smollm2` uses from
-#            then on, before what is shipped
+#   makes    runs/smollm2/{texts,heads,ngram,refiners,rescorer,medusa}: what
+#            `--model=smollm2` uses from then on, before what is shipped;
+#            runs/smollm2/training, the run of the rescorer
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 python="${PYTHON_BIN:-.venv/bin/python}"

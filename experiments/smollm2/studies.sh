@@ -10,7 +10,8 @@
 #   needs    runs/smollm2/{texts,states}, which recipe.sh makes
 #   makes    runs/smollm2/{own_2,own_3,general_2,general_4},
 #            runs/smollm2/refiners/markov, runs/smollm2/rescorer_{narrow,deep} and, if
-#            table7 has run before, runs/smollm2/in_domain/TASK
+#            table7 has run before, runs/smollm2/in_domain/TASK;
+#            runs/smollm2/training, the runs of the rescorers
 #   takes    n-grams five minutes on two busy cores, the refiner twelve,
 #            rescorers an hour
 set -euo pipefail

@@ -17,6 +17,7 @@ from experiments.launch.tpu_keep import (
     Keeper,
     NoSlicesError,
     Patience,
+    RunEndedError,
     StoppedError,
 )
 from experiments.launch.tpu_slice import TpuSlice
@@ -37,6 +38,7 @@ class Fleet:
       status: what has become of slices.
       fetch: brings what was measured so far to this machine.
       patience: when to give up.
+      delete: whether each request is given back once there is no point left for it.
     """
 
     tpus: Sequence[TpuSlice]
@@ -45,16 +47,29 @@ class Fleet:
     status: Callable[[TpuSlice], Status]
     fetch: Callable[[TpuSlice], None]
     patience: Patience
+    delete: bool = False
 
     def wait_for_earlier_runs(self) -> None:
-        """Follows what an earlier launcher left running, lest a point runs twice."""
+        """Follows what an earlier launcher left running, lest a point runs twice.
+
+        Raises:
+          UserError: a slice cannot be reached, or its run was stopped on request.
+        """
         for tpu in self.tpus:
             if self.status(tpu).condition is Condition.READY:
                 self._keeper(tpu).wait()
                 self.fetch(tpu)
 
-    def _keeper(self, tpu: TpuSlice) -> Keeper:
-        return Keeper(tpu, self.run, lambda: self.status(tpu), self.patience)
+    def _keeper(
+        self, tpu: TpuSlice, stopped: Callable[[], bool] = lambda: False
+    ) -> Keeper:
+        return Keeper(
+            tpu,
+            self.run,
+            lambda: self.status(tpu),
+            self.patience,
+            stopped=stopped,
+        )
 
     def train(self, points: Mapping[str, tuple[str, ...]], stamp: str) -> list[str]:
         """Trains every point; each slice takes the next one when it is free.
@@ -65,7 +80,9 @@ class Fleet:
 
         Returns:
           The names of points that were not trained to their end, in order. When a
-          run is stopped on request, no further point begins.
+          run is stopped on request, no further point begins. A slice that cannot be
+          reached or set up gets no further point either, and is not given back,
+          because a run may be at work on it.
         """
         waiting: queue.SimpleQueue[tuple[str, tuple[str, ...]]] = queue.SimpleQueue()
         for point in points.items():
@@ -73,6 +90,7 @@ class Fleet:
         trained: set[str] = set()
         failed: set[str] = set()
         stopped = threading.Event()
+        kept: list[str] = []
         fetching = threading.Lock()
 
         def work(tpu: TpuSlice) -> None:
@@ -81,12 +99,12 @@ class Fleet:
                     name, words = waiting.get(timeout=_POLL_SECONDS)
                 except queue.Empty:
                     if len(trained | failed) == len(points):
-                        return
+                        break
                     continue  # A point of a slice that is lost may come back.
                 progress.say(f"# {tpu.name} trains {name}")
                 try:
                     number = list(points).index(name)
-                    self._keeper(tpu).train(
+                    self._keeper(tpu, stopped.is_set).train(
                         self.prepare[tpu.name], words, f"{stamp}-{number}"
                     )
                     trained.add(name)
@@ -94,16 +112,27 @@ class Fleet:
                     waiting.put((name, words))  # for another slice
                     progress.say(f"error: {error}")
                     return
-                except UserError as error:
+                except RunEndedError as error:
                     failed.add(name)
                     if isinstance(error, StoppedError):
                         stopped.set()
                     progress.say(f"error: {name}: {error}")
+                except UserError as error:
+                    failed.add(name)
+                    progress.say(f"error: {name}: {error}")
+                    return
                 except BaseException:
                     failed.add(name)  # Otherwise the other slices would wait for it.
                     raise
                 with fetching:
                     self.fetch(tpu)
+            if self.delete:
+                try:
+                    if self.status(tpu).condition is not Condition.ABSENT:
+                        self._keeper(tpu).give_back()
+                except UserError as error:
+                    progress.say(f"error: {error}")
+                    kept.append(tpu.name)
 
         threads = [
             threading.Thread(target=work, args=(tpu,), daemon=True) for tpu in self.tpus
@@ -112,6 +141,11 @@ class Fleet:
             thread.start()
         for thread in threads:
             thread.join()
+        if kept:
+            raise UserError(
+                f"could not give back {', '.join(kept)}, which are still paid for: see "
+                "the errors above."
+            )
         return [name for name in points if name not in trained]
 
 

@@ -10,6 +10,7 @@ from bpd_jax.cli import rewrite_gin_arguments
 from bpd_jax.configuration import Parsed
 from bpd_jax.errors import UserError
 from bpd_jax.training import metrics, run_folder
+from bpd_jax.training.checkpoint_files import whole_steps
 from bpd_jax.training.checkpoints import FOLDER as CHECKPOINTS
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.selection import Selection
@@ -59,7 +60,8 @@ class Point:
                 "--output, or delete it."
             )
         rows, config = self.rows, self.parsed.value
-        if not rows or not (self.folder / CHECKPOINTS / str(rows[-1]["step"])).exists():
+        # The last checkpoint may still be on its way into a bucket.
+        if not rows or rows[-1]["step"] not in whole_steps(self.folder / CHECKPOINTS):
             return False
         over = self._selection().is_over(config.patience)
         return over or rows[-1]["step"] >= config.steps

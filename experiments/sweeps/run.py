@@ -65,7 +65,10 @@ _STOPPED = (130, 143)
 def main() -> None:
     """Checks all points, then does what is left of them."""
     sweep = find_sweep(cli.required("sweep"))
-    if LAUNCHER.value == "tpu" and tpu_flags.STOP.value:
+    for flag in (tpu_flags.STOP, tpu_flags.DELETE):
+        if flag.value and LAUNCHER.value != "tpu":
+            raise UserError(f"--{flag.name} needs --launcher=tpu.")
+    if tpu_flags.STOP.value:
         tpu_flags.stop(_tpus(), dry_run=DRY_RUN.value)
         return
     folder = buckets.as_path(OUTPUT.value) / f"{SWEEP.value}_{SIZE.value}"
@@ -194,15 +197,12 @@ def _train_on_tpus(points: list[Point], folder: pathlib.Path) -> list[str]:
         partial(read_status, pause=patience.pause),
         (lambda _: None) if in_bucket else partial(fetch, folder=folder, asker=ask),
         patience,
+        tpu_flags.DELETE.value,
     )
     fleet.wait_for_earlier_runs()
     left = [point.name for point in points if not point.is_finished()]
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    failed = fleet.train({name: words[name] for name in left}, stamp)
-    if tpu_flags.DELETE.value:
-        for tpu in tpus:
-            run(tpu.delete())
-    return failed
+    return fleet.train({name: words[name] for name in left}, stamp)
 
 
 def _tpus() -> list[TpuSlice]:

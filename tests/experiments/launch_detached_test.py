@@ -177,7 +177,8 @@ def test_a_run_without_its_supervisor_is_stopped(host, work, tmp_path):
     host("start", "a", *work())
     pid = tmp_path / "run" / "pid"
     log = tmp_path / "run" / "a.log"
-    wait_for(lambda: pid.exists() and log.read_text() == "begins\n")
+    program = tmp_path / "run" / "program"
+    wait_for(lambda: program.exists() and log.read_text() == "begins\n")
     os.kill(int(pid.read_text()), signal.SIGKILL)
     assert host("stop").returncode == 0
     # The exit status is lost with the supervisor.
@@ -194,8 +195,34 @@ def test_what_cannot_be_stopped_is_not_called_stopped(tmp_path, monkeypatch, cap
     with (tmp_path / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert detached.stop(tmp_path) == BUSY
-    assert "no process of it is known" in capsys.readouterr().err
+    assert "no process of a run is known" in capsys.readouterr().err
     assert not (tmp_path / "stopped").exists()
+
+
+def test_a_second_stop_does_not_interrupt_the_first(host, tmp_path):
+    """gcloud sends a command again when the connection breaks."""
+    saves = (
+        "import signal, sys, time\n"
+        "signals = []\n"
+        "signal.signal(signal.SIGTERM, lambda *_: signals.append(1))\n"
+        "print('begins', flush=True)\n"
+        "while not signals: time.sleep(0.02)\n"
+        "print('saves', flush=True)\n"
+        "time.sleep(2)\n"
+        "sys.exit(143 if len(signals) == 1 else 9)\n"
+    )
+    host("start", "a", sys.executable, "-c", saves)
+    log = tmp_path / "run" / "a.log"
+    wait_for(lambda: "begins" in log.read_text())
+    assert host("running").returncode == BUSY
+    assert host("stop").returncode == 0
+    wait_for(lambda: "saves" in log.read_text())
+    assert host("stop").returncode == 0
+    done = host("follow", "a")
+    assert done.returncode == STOPPED
+    assert "status 143" in done.stdout
+    assert host("running").returncode == 0
+    assert "no run is at work" in host("stop").stdout
 
 
 def test_nothing_to_follow(host):

@@ -39,7 +39,7 @@ class Cloud:
             verb = next(
                 (
                     word
-                    for word in ("start", "follow", "report")
+                    for word in ("start", "follow", "report", "running")
                     if f"bpd_jax_run {word}" in str(command)
                 ),
                 "setup",
@@ -56,16 +56,19 @@ class Cloud:
         self.asked.append("sleep")
         self.now += seconds
 
-    def train(self, retries=1, requests=3, delete=False):
-        keeper = Keeper(
+    def keeper(self, retries=1, requests=3, delete=False):
+        return Keeper(
             SLICE,
             self.run,
             self.status,
             Patience(retries, requests, 5),
             delete,
-            self.sleep,
-            lambda: self.now,
+            sleep=self.sleep,
+            clock=lambda: self.now,
         )
+
+    def train(self, retries=1, requests=3, delete=False):
+        keeper = self.keeper(retries, requests, delete)
         words = train_words("python", ["a.gin"], [], "w")
         keeper.train(SLICE.prepare("x.bundle"), words, "name")
         assert self.conditions == []
@@ -264,3 +267,44 @@ def test_slices_on_which_a_run_may_continue_are_kept():
     with pytest.raises(UserError, match="could not be reached"):
         cloud.train(requests=0, delete=True)
     assert "delete" not in cloud.asked
+    # An earlier run may be at work, or this one: the connection broke, not the command.
+    for verb in ("scp", "setup", "start"):
+        cloud = Cloud(*[READY] * 3, **{verb: [255]})
+        with pytest.raises(UserError, match="attempts failed") as error:
+            cloud.train(retries=0, delete=True)
+        assert not isinstance(error.value, RunEndedError)
+        assert "delete" not in cloud.asked
+
+
+def test_a_deletion_that_fails_is_repeated_and_then_told():
+    cloud = Cloud(READY, READY, delete=[1])
+    assert cloud.train(delete=True) == [*ROUND, "delete", "sleep", "delete"]
+    cloud = Cloud(READY, READY, delete=[1] * 9)
+    with pytest.raises(UserError, match=r"still paid for.*queued-resources delete"):
+        cloud.train(delete=True)
+
+
+def test_only_a_run_that_is_at_work_is_waited_for():
+    def wait(*conditions, **statuses):
+        cloud = Cloud(*conditions, **statuses)
+        cloud.keeper(requests=2).wait()
+        return cloud.asked
+
+    assert wait(LOST) == []
+    assert wait(READY) == ["running"]
+    assert wait(READY, running=[BUSY], follow=[FAILED]) == ["running", "follow"]
+    # Neither a broken connection nor a slice that is lost meanwhile says anything.
+    broken = wait(READY, READY, running=[255, BUSY])
+    assert broken == ["running", "sleep", "running", "follow"]
+    assert wait(READY, LOST, running=[255]) == ["running", "sleep"]
+    with pytest.raises(UserError, match="was stopped"):
+        wait(READY, running=[BUSY], follow=[STOPPED])
+
+
+def test_a_request_is_not_waited_for_after_the_end_was_asked_for():
+    cloud = Cloud(COMING, COMING, COMING)
+    keeper = cloud.keeper()
+    keeper.stopped = lambda: "sleep" in cloud.asked
+    with pytest.raises(UserError, match="was stopped"):
+        keeper.train([], ("train",), "name")
+    assert cloud.asked == ["sleep"]

@@ -71,7 +71,7 @@ def test_tpu_dry_run(dry_run):
             "--zone=us-central2-b",
             "--topology=v4:4x4x4",
             "--data=gs://bucket/rows",
-            "--workdir=gs://bucket/runs/base",
+            "--workdir=gs://bucket/runs/base/",
             PRETRAIN,
             V4,
             "--dry_run",
@@ -92,6 +92,16 @@ def test_tpu_dry_run(dry_run):
             PRETRAIN,
             "--dry_run",
         ],
+        [
+            "--name=p",
+            "--zone=z",
+            "--topology=v5e:2x4",
+            "--workdir=gs://bucket/run",
+            *FINETUNE[:-1],
+            "--gin.START='../share/base'",
+            "--dry_run",
+        ],
+        [*OF_SLICE, "--topology=v4:4x4x4", PRETRAIN, "--workdir=gs://", "--dry_run"],
         [*OF_SLICE, "--topology=v5e:2x4", *FINETUNE, "--dry_run"],
         [*OF_SLICE, "--topology=v5e:4x8", "--slices=3", PRETRAIN, V4, "--dry_run"],
     )
@@ -155,7 +165,7 @@ def test_tpu_dry_run(dry_run):
     assert "mountpoint" not in bucket.stdout
     assert "share" not in bucket.stdout
     assert "rsync -r gs://bucket/rows gs://bucket/runs/base/data" in bucket.stdout
-    assert "--workdir=gs://bucket/runs/base" in bucket.stdout
+    assert "--workdir=gs://bucket/runs/base " in bucket.stdout
     assert stop.returncode == 0, stop.stderr
     [words] = commands_of(stop.stdout)
     assert words[-1] == "--quiet"
@@ -171,6 +181,8 @@ def test_tpu_dry_run(dry_run):
             "--name is missing",
             "--workdir=/x must be a folder under gs://, or one within the share",
             "--share is missing: give it, or a folder such as gs://BUCKET/x",
+            "TrainConfig.start = '../share/base' is not a folder of the workers",
+            "is not a path such as gs://bucket/folder",
             "TrainConfig.start = 'runs/base' is not a folder of the workers",
             "but there are 96 devices",
         ],

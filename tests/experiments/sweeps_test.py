@@ -5,6 +5,7 @@ import pathlib
 
 import pytest
 
+from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 from experiments.sweeps.catalog import SWEEPS, Grid, find_points, find_sweep
 from experiments.sweeps.points import make_point
@@ -62,6 +63,7 @@ def test_every_sweep_by_dry_run(dry_run):
         ["--sweep=heads", *SLURM, "--gpus=8", "--dry_run"],
         ["--sweep=heads", *TPU, "--dry_run"],
         ["--sweep=heads", *TPU, "--stop", "--dry_run"],
+        ["--sweep=heads", "--size=tiny", "--stop", "--dry_run"],
         ["--sweep=heads", *SLURM, "--gpus=7", "--dry_run"],
         ["--sweep=heads", *SLURM, "--gpus=8", "--dry_run", "--point=heads=6"],
         ["--sweep=heads", "--point=heads=7", "--dry_run"],
@@ -74,8 +76,8 @@ def test_every_sweep_by_dry_run(dry_run):
         assert len(lines) == len(find_points(name, size)) + 1
         assert all(line.startswith("python -m bpd_jax.train ") for line in lines[:-1])
         assert lines[-1].startswith("# 0 of ")
-    array, tpu, stop, seven, single, *bad = done[len(SIZES) :]
-    bad = [seven, *bad]
+    array, tpu, stop, local, seven, single, *bad = done[len(SIZES) :]
+    bad = [local, seven, *bad]
     assert tpu.returncode == 0, tpu.stderr
     assert tpu.stdout.count(" queued-resources create sweep-") == 2
     assert tpu.stdout.count("--workdir=../share/runs/sweeps/heads_paper/heads=") == 3
@@ -89,6 +91,7 @@ def test_every_sweep_by_dry_run(dry_run):
     for end, words in zip(
         bad,
         [
+            "--stop needs --launcher=tpu",
             "but there are 7 devices",
             "there is no point heads=7 here; there are heads=3; heads=6; heads=9",
             "there is no sweep 'head'; there are heads: models",
@@ -137,6 +140,24 @@ def test_what_is_finished(point):
     write([(20, 0.5), (40, 0.4)])
     assert point.is_finished()
     assert point.best()["step"] == 20  # an accuracy is better when it is higher
+
+
+def test_a_checkpoint_on_its_way_into_a_bucket_is_not_there_yet(storage, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    folder = as_path("gs://bpd-test/sweep_points/run")
+    more = ["TrainConfig.select_by = 'validation_loss'"]
+    point = make_point("a=1", TINY, folder, more_bindings=more)
+    row = json.dumps({"step": 40, "validation_loss": 1.0}).encode()
+    for name, data in (
+        ("config.gin", point.parsed.text.encode()),
+        ("metrics.jsonl", row + b"\n"),
+        ("checkpoints/40/params/part", b"x"),
+    ):
+        storage.put("bpd-test", f"sweep_points/run/{name}", data)
+    assert not point.is_finished()
+    name = "sweep_points/run/checkpoints/40/commit_success.txt"
+    storage.put("bpd-test", name, b"")
+    assert point.is_finished()
 
 
 def test_a_run_that_ended_early_is_finished(point):

@@ -9,7 +9,8 @@ import threading
 
 import pytest
 
-from experiments.launch.detached import FAILED, STOPPED
+from bpd_jax.errors import UserError
+from experiments.launch.detached import BUSY, FAILED, STOPPED
 from experiments.launch.tpu_keep import Patience
 from experiments.launch.tpu_slice import TpuSlice
 from experiments.launch.tpu_state import Condition, Status
@@ -33,6 +34,8 @@ class Cloud:
         self.stopped, self.cut = stopped, cut
         self.trained = []
         self.fetched = []
+        self.deleted = []
+        self.coming = set()
         self.running = {}
         self.lock = threading.Lock()
 
@@ -42,6 +45,10 @@ class Cloud:
         with self.lock:
             if " start " in text:
                 self.running[name] = text.rpartition("exec train ")[2][0]
+            if " running" in text:
+                return BUSY if name in self.running else 0
+            if " delete " in text:
+                self.deleted.append(name)
             if " follow" in text and self.cut:
                 self.cut -= 1
                 return 255
@@ -57,9 +64,11 @@ class Cloud:
     def status(self, tpu):
         stuck = tpu.name in self.gone
         condition = Condition.STUCK if stuck else Condition.READY
+        if tpu.name in self.coming:
+            condition = Condition.COMING
         return Status(condition, f"{tpu.name} is {condition.name}")
 
-    def train(self, count):
+    def train(self, count, delete=False):
         tpus = slices(count)
         fleet = Fleet(
             tpus,
@@ -68,6 +77,7 @@ class Cloud:
             self.status,
             lambda tpu: self.fetched.append(tpu.name),
             Patience(retries=0, requests=1, pause=0),
+            delete,
         )
         fleet.wait_for_earlier_runs()
         return fleet.train(POINTS, "stamp")
@@ -94,6 +104,31 @@ def test_no_point_begins_after_one_was_stopped(capsys):
     assert cloud.train(1) == ["heads=2", "heads=3", "heads=4"]
     assert [number for _, number in cloud.trained] == ["0", "1"]
     assert "s-0 was stopped" in capsys.readouterr().out
+
+
+def test_a_slice_on_its_way_is_not_waited_for_after_the_end_was_asked_for():
+    cloud = Cloud(stopped="01234")
+    cloud.coming.add("s-1")
+    assert cloud.train(2) == list(POINTS)
+    assert cloud.trained == []
+
+
+def test_an_earlier_run_that_is_stopped_ends_the_sweep():
+    cloud = Cloud(stopped="9")
+    cloud.running["s-0"] = "9"
+    with pytest.raises(UserError, match="s-0 was stopped"):
+        cloud.train(1)
+    assert cloud.trained == []
+
+
+def test_slices_are_given_back_but_where_a_run_may_be_at_work():
+    cloud = Cloud(broken="1")
+    assert cloud.train(2, delete=True) == ["heads=1"]
+    assert sorted(cloud.deleted) == ["s-0", "s-1"]
+    cloud = Cloud(cut=99)
+    failed = cloud.train(2, delete=True)
+    assert failed == list(POINTS)
+    assert cloud.deleted == []
 
 
 def test_an_earlier_run_is_waited_for_over_broken_connections():
