@@ -197,8 +197,10 @@ def _read_array(stream: IO[bytes], size: int, spec: ArraySpec | None) -> np.ndar
 def _damage_as_value_error() -> Iterator[None]:
     try:
         yield
-    except DAMAGE as error:
-        raise ValueError(str(error) or type(error).__name__) from error
+    except (*DAMAGE, ValueError) as error:
+        # Further lines of numpy's messages advise programmers.
+        line = str(error).strip().partition("\n")[0]
+        raise ValueError(line or type(error).__name__) from error
 
 
 def spec_like(leaf: Any) -> ArraySpec:

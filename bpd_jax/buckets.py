@@ -372,6 +372,7 @@ def _copy(path: BucketPath, blob: Any) -> pathlib.Path:
                 retry=_retry(),
             )
             _check_size(path, temporary.stat().st_size, blob.size)
+            temporaries.sync(temporary)  # A copy is not compared again when it is used.
             os.replace(temporary, copy)
     # What maps or reads an older copy keeps it until it lets go.
     for old in above.glob(f"@*/{path.name}"):

@@ -199,7 +199,7 @@ def _made_up(
     chat, path = loaded.chat, output / _PROMPTS
     assert chat is not None
     if path.exists():
-        return _read_made_up(path)
+        return distillation.read_generated_prompts(path, MADE_UP.value)
     opening = np.asarray(
         loaded.tokenizer.encode_chat(
             distillation.conversation_opening(
@@ -227,18 +227,6 @@ def _made_up(
             bar.update,
         )
     return [loaded.tokenizer.decode(tokens.tolist()) for tokens in generated]
-
-
-def _read_made_up(path: pathlib.Path) -> list[str]:
-    remedy = "remove it and the shards to generate the prompts again"
-    try:
-        texts = files.read_json(path)
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {path} ({error}): {remedy}.") from error
-    is_complete = isinstance(texts, list) and len(texts) == MADE_UP.value
-    if not is_complete or not all(isinstance(text, str) for text in texts):
-        raise UserError(f"{path} does not contain {MADE_UP.value} prompts: {remedy}.")
-    return texts
 
 
 if __name__ == "__main__":

@@ -156,19 +156,32 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     return parse_json(read_bytes(path))
 
 
-def read_bytes(path: str | os.PathLike[str]) -> bytes:
-    """Reads a small file, such as a description or a tokenizer.
+def read_bytes(path: str | os.PathLike[str], most: int | None = _MOST_BYTES) -> bytes:
+    """Reads a whole file; by default a small one, such as a description.
+
+    Args:
+      path: the file.
+      most: maximum number of bytes; None for the size that a regular file has when it
+        is opened. Of a device or pipe, which may have no end, no more than 128 MiB are
+        read.
 
     Raises:
       OSError: it cannot be read.
-      ValueError: it has more than 128 MiB; a device may have no end.
+      ValueError: it has more bytes.
     """
-    # In pieces, because `read(n)` allocates n bytes before it reads.
     with as_path(path).open("rb") as stream:
+        status = os.fstat(stream.fileno())
+        # Files of /proc are regular, but their size is 0.
+        if stat.S_ISREG(status.st_mode) and status.st_size:
+            if most is not None and status.st_size > most:
+                raise ValueError(f"it has more than {most:,} bytes")
+            return stream.read(status.st_size)
+        most = _MOST_BYTES if most is None else min(most, _MOST_BYTES)
+        # In pieces, because `read(n)` allocates n bytes before it reads.
         pieces = iter(lambda: stream.read(_PIECE), b"")
-        data = b"".join(itertools.islice(pieces, _MOST_BYTES // _PIECE + 1))
-    if len(data) > _MOST_BYTES:
-        raise ValueError(f"it has more than {_MOST_BYTES:,} bytes")
+        data = b"".join(itertools.islice(pieces, most // _PIECE + 1))
+    if len(data) > most:
+        raise ValueError(f"it has more than {most:,} bytes")
     return data
 
 
@@ -182,9 +195,18 @@ def parse_json(text: str | bytes) -> Any:
     try:
         if isinstance(text, bytes):
             text = text.decode("utf-8")
-        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+        return json.loads(
+            text, parse_constant=_refuse, parse_float=_finite, parse_int=_bounded
+        )
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def _bounded(text: str) -> int:
+    # The largest float64 has 309 digits; `float` of a longer integer would overflow.
+    if len(text) > 308:
+        raise ValueError(f"{text[:40]}… is beyond the range of numbers")
+    return int(text)
 
 
 def _refuse(constant: str) -> float:

@@ -103,12 +103,19 @@ def number(
         lambda value: (
             isinstance(value, numbers.Real)
             and not isinstance(value, bool)
-            and math.isfinite(value)
+            and _is_finite(value)
             and least <= float(value) < below
             and above < float(value) <= most
         ),
         flag=float,
     )
+
+
+def _is_finite(value: numbers.Real) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # An integer beyond float64.
+        return False
 
 
 def choice(*options: str) -> Check:

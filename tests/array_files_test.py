@@ -133,3 +133,13 @@ def test_python_objects_are_refused(tmp_path):
     np.savez(tmp_path / "a.npz", a=np.array([{}]))
     with pytest.raises(ValueError, match="objects"):
         read_npz(tmp_path / "a.npz")
+
+
+def test_the_reason_is_one_line(tmp_path):
+    """numpy explains a long header on several lines."""
+    np.save(tmp_path / "a.npy", np.zeros(3))
+    data = (tmp_path / "a.npy").read_bytes()
+    (tmp_path / "a.npy").write_bytes(data[:8] + b"\xff\xff" + b" " * 70_000)
+    with pytest.raises(ValueError, match="large") as caught:
+        open_npy(tmp_path / "a.npy")
+    assert "\n" not in str(caught.value)

@@ -23,7 +23,8 @@ from bpd_jax.ngrams.formats.load_model import load_model
 from bpd_jax.ngrams.katz import estimate_katz
 from bpd_jax.training.checkpoints import Checkpoints, load_parameters
 from bpd_jax.training.state import init_state
-from tests.mutation_formats import RUN, _abstract_state, _counts, _optimizer
+from tests.formats.artifacts import RUN, _abstract_state, _optimizer
+from tests.formats.ngrams import _counts
 
 bucket = sys.argv[1]
 large = os.urandom(9 << 20)

@@ -103,6 +103,16 @@ def test_a_file_is_copied_once_and_again_when_it_has_changed(storage):
     assert len(list(path.local().parent.parent.glob("@*/x.bin"))) == 1
 
 
+def test_a_copy_is_on_the_disk_before_it_has_its_name(storage, monkeypatch):
+    put(storage, "x.bin", b"first")
+    steps = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr("os.fsync", lambda fd: (steps.append("sync"), fsync(fd)))
+    monkeypatch.setattr("os.replace", lambda *a: (steps.append("name"), replace(*a)))
+    assert as_path(f"{BUCKET}/x.bin").read_bytes() == b"first"
+    assert steps == ["sync", "name"]
+
+
 def test_a_copy_of_another_size_is_refused(storage):
     put(storage, "x.json", b"[1]").reported = 4
     with pytest.raises(OSError, match="3 of its 4 bytes"):

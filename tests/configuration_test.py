@@ -162,6 +162,10 @@ def test_bad_files_end_with_one_sentence(write, text, words):
         ("STEPS = %STEPS", "form a circle"),
         ("STEPS = -1", r"TrainConfig.steps must be a positive integer, not -1"),
         (
+            "OptimizerConfig.learning_rate = " + "9" * 400,
+            r"learning_rate must be a finite number .*, not 9+",
+        ),
+        (
             "OptimizerConfig.schedule = 'sine'",
             "OptimizerConfig.schedule must be one of",
         ),

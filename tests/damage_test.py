@@ -134,7 +134,9 @@ NO_JSON = [
     b"", b"\xff", b"{", b"[]", b"null", b"1", b'"x"', b"NaN", b"-Infinity",
     b"1e999", b"[" * 100_000, b'{"a":' * 100_000, b"1" * 5_000,
 ]  # fmt: skip
-VALUES = [None, [], {}, [1], {"a": 1}, "x", -1, 0, 2**70, 1e300, True, "\ud800"]
+VALUES = [
+    *(None, [], {}, [1], {"a": 1}, "x", -1, 0, 2**70, 10**400, 1e300, True, "\ud800")
+]
 
 
 def mutated(value: Any) -> Iterator[Any]:

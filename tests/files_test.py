@@ -12,6 +12,8 @@ from bpd_jax import files, temporaries
 from bpd_jax.data import text_readers
 from bpd_jax.data.prompts import read_prompts_file
 from bpd_jax.errors import UserError
+from bpd_jax.ngrams.formats.fst_files import model_from_fst
+from bpd_jax.pretrained.file_parts import joined_file, split_file
 
 
 def write(path, text):
@@ -178,6 +180,51 @@ def test_what_a_dead_process_left_is_removed_by_the_next_writer(tmp_path, how):
     child.communicate("")
     assert left() == []
     assert (tmp_path / "a").read_text() == ("whole" if how == "kill" else "half")
+
+
+def test_integers_beyond_all_numbers_are_refused():
+    most = int(sys.float_info.max)
+    assert files.parse_json(f"[{10**307}, -{2**70}]") == [10**307, -(2**70)]
+    for number in (10 * most, -10 * most):
+        with pytest.raises(ValueError, match="beyond the range"):
+            files.parse_json(f'{{"a": {number}}}')
+
+
+def test_no_more_is_read_than_the_limit(tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes(b"12345")
+    assert files.read_bytes(path, 5) == files.read_bytes(path, None) == b"12345"
+    with pytest.raises(ValueError, match="more than 4 bytes"):
+        files.read_bytes(path, 4)
+    assert files.read_bytes("/proc/self/stat")  # A regular file of size 0.
+    with pytest.raises(ValueError, match="more than 9 bytes"):
+        files.read_bytes("/dev/zero", 9)
+    # No memory is allocated for what a file does not have, or has too much of.
+    os.truncate(path, 1 << 40)
+    for read in (files.read_bytes, text_readers.read_text, model_from_fst):
+        with pytest.raises((ValueError, UserError), match=r"more than|not an OpenFst"):
+            read(path)
+
+
+def test_a_device_without_an_end_is_refused(monkeypatch):
+    monkeypatch.setattr(files, "_MOST_BYTES", 1 << 20)
+    for read in (text_readers.read_text, model_from_fst):
+        with pytest.raises(UserError, match="more than 1,048,576 bytes"):
+            read("/dev/zero")
+    with pytest.raises(UserError, match="line 1, has more than"):
+        list(text_readers.read_lines("/dev/zero"))
+
+
+def test_a_device_in_place_of_a_part_is_refused(tmp_path):
+    (tmp_path / "empty").touch()
+    split_file(tmp_path / "empty", tmp_path / "parts", 9)
+    (tmp_path / "parts" / "part_001").unlink()
+    (tmp_path / "parts" / "part_001").symlink_to("/dev/zero")
+    with (
+        pytest.raises(UserError, match="part_001 is damaged"),
+        joined_file(tmp_path / "parts"),
+    ):
+        pass
 
 
 def test_no_line_fills_the_memory(tmp_path, monkeypatch):

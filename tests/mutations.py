@@ -83,6 +83,12 @@ def mutate(data: bytes, chance: random.Random, name: str) -> bytes:
     if name.endswith(".json") and chance.random() < 0.5:
         fields = _change_value(json.loads(data), chance)
         return json.dumps(fields).encode()
+    if name.endswith(".jsonl") and chance.random() < 0.5:
+        lines = data.splitlines(keepends=True)
+        place = chance.randrange(len(lines))
+        fields = _change_value(json.loads(lines[place]), chance)
+        lines[place] = json.dumps(fields).encode() + b"\n"
+        return b"".join(lines)
     for _ in range(chance.choice((1, 1, 1, 2, 4))):
         data = chance.choice(_DAMAGES)(data, chance)
     return data

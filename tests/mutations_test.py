@@ -1,5 +1,6 @@
 """Damaged files of every format are read or refused; see `tests/mutations.py`."""
 
+import gc
 import json
 import pathlib
 import random
@@ -16,6 +17,8 @@ from tests.mutations import Format, mutate, read_damaged
 
 # Of these an input takes longer than a few milliseconds.
 SLOW = ("checkpoint", "slim", "gguf", "huggingface", "deepspec", "dflash", "specul")
+# Imports TensorFlow; see `tests/data/seqio_cache_test.py`.
+TENSORFLOW = ("seqio",)
 
 
 def write(folder: pathlib.Path) -> None:
@@ -89,7 +92,7 @@ def test_an_input_is_determined_by_its_seed_and_number() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in FORMATS if not name.startswith(SLOW)]
+    "name", [name for name in FORMATS if not name.startswith(SLOW + TENSORFLOW)]
 )
 def test_some_damage_is_one_sentence(name: str) -> None:
     row = read_damaged(FORMATS[name], 20, 1)
@@ -127,6 +130,58 @@ def test_the_worst_is_one_sentence(
     if example.reseal is not None:
         example.reseal(folder)
     assert not mutations.attempt(lambda: example.read(folder))
+
+
+DEEP = (b"[" * 100_000, b'{"a":' * 50_000)
+
+
+def typical_damage(data: bytes, name: str) -> list[bytes]:
+    """An empty file, half of it, and forged beginnings."""
+    if name.endswith(".json"):
+        return [b"", data[: len(data) // 2], b"\xff" + data, b"null", *DEEP]
+    most = b"\xff" * 7 + b"\x7f"  # As a count or size, 2^63 - 1.
+    return [
+        b"",
+        data[: len(data) // 2],
+        data[:4] + bytes([data[4] ^ 8]) + data[5:],  # One bit.
+        most + data[8:],  # The size of the header of safetensors.
+        data[:8] + most + data[16:],  # The number of tensors of GGUF.
+    ]
+
+
+# Orbax does not await the other arrays after one could not be read.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("name", [name for name in FORMATS if name.startswith(SLOW)])
+def test_typical_damage_of_slow_formats_is_one_sentence(
+    tmp_path: pathlib.Path, name: str
+) -> None:
+    example, folder = FORMATS[name], tmp_path / "folder"
+    folder.mkdir()
+    example.make(folder)
+    # The largest files contain the arrays, or the names and shapes of all.
+    paths = sorted(
+        (path for path in folder.glob(example.files) if path.is_file()),
+        key=lambda path: path.stat().st_size,
+    )
+    intact = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    cases = [
+        (path, damaged, reseal)
+        for path in paths[-2:]
+        for damaged in typical_damage(intact[path], path.name)
+        for reseal in ((None, example.reseal) if example.reseal else (None,))
+    ]
+    refused = 0
+    for path, damaged, reseal in cases:
+        path.write_bytes(damaged)
+        if reseal is not None:
+            reseal(folder)
+        fault = mutations.attempt(lambda: example.read(folder))
+        assert not fault, f"{path.name}, {damaged[:40]!r}: {fault}"
+        refused += fault == ""
+        for changed in [path] if reseal is None else intact:
+            changed.write_bytes(intact[changed])
+    gc.collect()  # The warnings about these reads belong to this test.
+    assert refused > 3
 
 
 def test_the_table_of_the_docs_is_that_of_the_results() -> None:

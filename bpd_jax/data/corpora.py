@@ -17,7 +17,7 @@ import sysconfig
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
-from bpd_jax import progress
+from bpd_jax import files, progress
 from bpd_jax.data import generations, text_readers
 from bpd_jax.data.text_task import ALL, GENERATIONS, SPLITS, TextTask
 from bpd_jax.errors import UserError
@@ -69,10 +69,10 @@ def corpus_files(task: TextTask) -> list[SourceFile]:
 def _stdlib_files(task: TextTask) -> list[SourceFile]:
     del task
     root = pathlib.Path(sysconfig.get_path("stdlib"))
-    files = []
+    sources = []
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = [name for name in subfolders if name not in _SKIPPED_FOLDERS]
-        files += [
+        sources += [
             SourceFile(path.relative_to(root).as_posix(), path)
             for path in (pathlib.Path(folder, name) for name in names)
             # _sysconfigdata records how this interpreter was built: it is generated.
@@ -80,12 +80,12 @@ def _stdlib_files(task: TextTask) -> list[SourceFile]:
             and not path.name.startswith("_sysconfigdata")
             and path.is_file()
         ]
-    if not files:
+    if not sources:
         raise UserError(
             f"{root} has no Python sources: this Python was installed without them; "
             "use the corpus text_files."
         )
-    return sorted(files)
+    return sorted(sources)
 
 
 def _text_files(task: TextTask) -> list[SourceFile]:
@@ -105,17 +105,17 @@ def matched_files(pattern: str, parameter: str) -> list[SourceFile]:
     original, pattern = pattern, os.path.expanduser(pattern)
     root = pathlib.Path(_fixed_folder(pattern))
     paths = [pathlib.Path(name) for name in glob.glob(pattern, recursive=True)]
-    files = [
+    matches = [
         SourceFile(path.relative_to(root).as_posix(), path)
         for path in paths
         if path.is_file()
     ]
-    if not files:
+    if not matches:
         raise UserError(
             f"{parameter}={original!r} matches no file: check the path; '**' matches "
             "nested folders."
         )
-    return sorted(files)
+    return sorted(matches)
 
 
 def _fixed_folder(pattern: str) -> str:
@@ -175,9 +175,10 @@ def _documents_of_file(
 ) -> Iterator[Document]:
     if skip_invalid:
         try:
-            yield Document(name, path.read_bytes().decode("utf-8"))
-        except UnicodeDecodeError:
+            text = files.read_bytes(path).decode("utf-8")
+        except ValueError:  # It is not UTF-8, or far larger than a source file.
             return
+        yield Document(name, text)
     elif text_readers.is_json_lines(path):
         for number, text in text_readers.read_json_field(path, "text"):
             yield Document(f"{name}:{number}", text)

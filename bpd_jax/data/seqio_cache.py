@@ -4,8 +4,10 @@ The cache of a task is a folder of TFRecord files in `cache_dir`, in seqio's lay
 that any program that uses seqio can read it with `use_cached=True`.
 """
 
+import contextlib
 import dataclasses
 import os
+from collections.abc import Iterator
 from typing import Any
 
 from bpd_jax import files
@@ -19,6 +21,19 @@ from bpd_jax.errors import UserError
 # The file that describes the source of the cache.
 DESCRIPTION = "task.json"
 COMPLETED = "COMPLETED"
+_MOST_DESCRIPTION = 1 << 20  # bytes
+
+# Exceptions of seqio and TensorFlow for damaged files.
+_DAMAGE = (
+    tf.errors.OpError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 
 
 def use_cache(task: DataTask, cache_dir: str) -> None:
@@ -36,6 +51,41 @@ def use_cache(task: DataTask, cache_dir: str) -> None:
     check_fits(task, folder)
     # seqio uses the first folder that contains the task.
     seqio.set_global_cache_dirs([cache_dir])
+
+
+@contextlib.contextmanager
+def reading(task: DataTask, cache_dir: str | None) -> Iterator[None]:
+    """Context that reports damage of the task's cache as a `UserError`.
+
+    Args:
+      task: the task whose tokens are read.
+      cache_dir: folder of the caches; None if the tokens are not cached, so that
+        nothing is reported.
+    """
+    try:
+        yield
+    except _DAMAGE as error:
+        if cache_dir is None:
+            raise
+        line = str(error).strip().partition("\n")[0][:200].rstrip(".")
+        raise UserError(
+            f"cannot read the cache {cache_folder(task, cache_dir)} "
+            f"({line or type(error).__name__}): remove the folder and create it again."
+        ) from error
+
+
+def check_files(task: DataTask, cache_dir: str, split: str) -> None:
+    """Raises a `ValueError` if a file of examples is missing.
+
+    seqio reads the files that it finds. It is called in the context `reading`.
+    """
+    folder = cache_folder(task, cache_dir)
+    with tf.io.gfile.GFile(seqio.get_cached_info_path(folder, split), "rb") as file:
+        expected = files.parse_json(file.read(_MOST_DESCRIPTION))["num_shards"]
+    prefix = seqio.get_cached_tfrecord_prefix(folder, split)
+    found = len(tf.io.gfile.glob(f"{prefix}-*-of-*"))
+    if found != expected:
+        raise ValueError(f"it has {found} of {expected} files of the split {split}")
 
 
 def _name(task: DataTask) -> str:
@@ -78,11 +128,15 @@ def check_fits(task: DataTask, folder: str) -> None:
     """Raises a `UserError` unless the folder is the cache of this task."""
     path = os.path.join(folder, DESCRIPTION)
     try:
-        with tf.io.gfile.GFile(path) as file:
-            saved = files.parse_json(file.read())
+        with tf.io.gfile.GFile(path, "rb") as file:
+            # A device may have no end.
+            content = file.read(_MOST_DESCRIPTION + 1)
+        if len(content) > _MOST_DESCRIPTION:
+            raise ValueError(f"it has more than {_MOST_DESCRIPTION:,} bytes")
+        saved = files.parse_json(content)
         if not isinstance(saved, dict):
             raise ValueError("it is not an object")
-    except (tf.errors.NotFoundError, ValueError) as error:
+    except (tf.errors.OpError, ValueError) as error:
         raise UserError(
             f"cannot read {path}: {folder} was not written by bpd_jax.prepare, or is "
             "damaged; name another folder."

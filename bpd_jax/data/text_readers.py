@@ -25,12 +25,19 @@ def read_text(path: Path) -> str:
     A byte order mark at the beginning is removed.
 
     Raises:
-      UserError: the file cannot be read or is not UTF-8.
+      UserError: the file cannot be read, is not UTF-8, or has more than
+        `files.MOST_KEPT` bytes.
     """
     try:
-        return _decode(as_path(path).read_bytes(), path, offset=0)
+        data = files.read_bytes(path, files.MOST_KEPT)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise UserError(
+            f"{path} is too large to be read as one text ({error}): split it, or write "
+            "JSON Lines."
+        ) from error
+    return _decode(data, path, offset=0)
 
 
 def read_lines(path: Path, *, kept: bool = False) -> Iterator[tuple[int, str]]:

@@ -8,11 +8,13 @@ user's message (Xu et al. 2024, "Magpie").
 
 import dataclasses
 import os
+import pathlib
 from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
 
+from bpd_jax import files
 from bpd_jax.data.generations import (
     next_shard,
     open_generations,
@@ -178,3 +180,20 @@ def conversation_opening(render: Callable[[str], str]) -> str:
     '<user>'
     """
     return render(_SENTINEL).partition(_SENTINEL)[0]
+
+
+def read_generated_prompts(path: pathlib.Path, count: int) -> list[str]:
+    """Reads the prompts that an earlier run generated.
+
+    Raises:
+      UserError: the file is damaged, or does not contain `count` prompts.
+    """
+    remedy = "remove it and the shards to generate the prompts again"
+    try:
+        texts = files.read_json(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path} ({error}): {remedy}.") from error
+    is_complete = isinstance(texts, list) and len(texts) == count
+    if not is_complete or not all(isinstance(text, str) for text in texts):
+        raise UserError(f"{path} does not contain {count} prompts: {remedy}.")
+    return texts

@@ -99,15 +99,19 @@ def joined_file(folder: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
 
 
 def _read(path: pathlib.Path, part: Piece) -> bytes:
+    data = None
     try:
-        # A file of another size is damaged and is not read.
-        data = path.read_bytes() if path.stat().st_size == part.size else b""
+        # A file of another size is damaged and is not read. A device, which has the
+        # size 0, raises a `ValueError`.
+        if path.stat().st_size == part.size:
+            with contextlib.suppress(ValueError):
+                data = files.read_bytes(path, part.size)
     except OSError as error:
         raise UserError(
             f"cannot read {path} ({error.strerror}): copy all parts that {HEADER} "
             "lists."
         ) from error
-    if len(data) != part.size or hashlib.sha256(data).hexdigest() != part.digest:
+    if data is None or hashlib.sha256(data).hexdigest() != part.digest:
         raise UserError(
             f"{path} is damaged: its size or SHA-256 digest differs from {HEADER}; "
             "copy it again."

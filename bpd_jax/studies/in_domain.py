@@ -54,7 +54,7 @@ def build_in_domain(context: StudyContext, task: str) -> dict[str, Any]:
     digest = hashlib.sha256(json.dumps([tokens, _ORDER]).encode()).hexdigest()
     facts = {"texts": len(texts), "digest": digest}
     header = output / "in_domain.json"
-    if header.is_file() and files.read_json(header) == facts:
+    if _contains(header, json.dumps(facts)):
         return facts
     with tempfile.TemporaryDirectory(prefix="bpd_jax") as folder:
         path = as_path(folder) / "tokens.txt"
@@ -75,10 +75,21 @@ def build_in_domain(context: StudyContext, task: str) -> dict[str, Any]:
     return facts
 
 
+def _contains(path: pathlib.Path, content: str) -> bool:
+    """Whether a file has this content; a damaged file has not, and is replaced."""
+    wanted = content.encode("utf-8")
+    # The size is compared first, so that no more is read than is in memory already.
+    return (
+        path.is_file()
+        and path.stat().st_size == len(wanted)
+        and path.read_bytes() == wanted
+    )
+
+
 def _write_texts(path: pathlib.Path, texts: Sequence[str]) -> None:
     """Writes texts as JSON Lines, unless the file is up to date."""
     content = "".join(f"{json.dumps({'text': text})}\n" for text in texts)
-    if path.is_file() and path.read_text(encoding="utf-8") == content:
+    if _contains(path, content):
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     with files.replacing_file(path) as temporary:

@@ -10,6 +10,7 @@ model's training corpus.
 """
 
 import dataclasses
+import json
 import pathlib
 import random
 from collections.abc import Iterable, Iterator, Sequence
@@ -214,8 +215,14 @@ def _records(folder: pathlib.Path, splits: Sequence[str]) -> Iterator[dict[str, 
             for number, line in text_readers.read_lines(path, kept=True):
                 try:
                     record = files.parse_json(line)
+                    if "\\u" in line:
+                        # Fails for a lone surrogate, which the records of a study,
+                        # as UTF-8, could not contain.
+                        json.dumps(record, ensure_ascii=False).encode()
                 except ValueError as error:
-                    raise UserError(f"{path}:{number} is not JSON: {error}.") from error
+                    raise UserError(
+                        f"{path}:{number} is not valid JSON: {error}."
+                    ) from error
                 if not isinstance(record, dict):
                     raise UserError(f"{path}:{number} is not a JSON object.")
                 yield record

@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,16 @@ from bpd_jax.errors import UserError
 _FIELDS = ("input_ids", "output_ids", "candidates", "log_probs", "entropies", "hidden")
 # Predictions of a block drafter, if the texts were recorded with one.
 _DRAFTER = ("drafter_candidates", "drafter_log_probs", "drafter_entropies")
+# Kind of dtype and number of axes of the arrays; numpy has no name for bfloat16 (V),
+# which hidden states may have.
+_KINDS = {
+    "input_ids": ("i", 1),
+    "output_ids": ("i", 1),
+    "candidates": ("i", 3),
+    "log_probs": ("f", 3),
+    "entropies": ("f", 2),
+    "hidden": ("fV", 2),
+}
 # Number of bytes at the beginning and at the end of each file that a digest covers;
 # models with the same header may differ only at the end.
 _BYTES_READ = 1 << 20
@@ -32,7 +42,7 @@ def content_digest(path: pathlib.Path) -> str:
                 digest.update(f"{file.name} {size} ".encode())
                 digest.update(stream.read(_BYTES_READ))
                 stream.seek(max(stream.tell(), size - _BYTES_READ))
-                digest.update(stream.read())
+                digest.update(stream.read(_BYTES_READ))
     return digest.hexdigest()
 
 
@@ -63,6 +73,7 @@ def load_texts(path: str | os.PathLike[str], digest: str) -> list[RecordedText] 
         arrays = array_files.read_npz(path)
         if str(arrays["digest"]) != digest:
             return None
+        _check(arrays)
         columns = {
             name: np.split(arrays[name], np.cumsum(arrays[f"{name}_lengths"])[:-1])
             for name in (*_FIELDS, *_DRAFTER)
@@ -70,7 +81,9 @@ def load_texts(path: str | os.PathLike[str], digest: str) -> list[RecordedText] 
         }
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except KeyError as error:
+        raise UserError(f"cannot read {path} (no array {error}): remove it.") from error
+    except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path} ({error}): remove it.") from error
     drafts = [columns.pop(name) for name in _DRAFTER if name in columns]
     texts = [RecordedText(*fields) for fields in zip(*columns.values(), strict=True)]
@@ -80,3 +93,38 @@ def load_texts(path: str | os.PathLike[str], digest: str) -> list[RecordedText] 
         dataclasses.replace(text, drafter=predictions)
         for text, predictions in zip(texts, zip(*drafts, strict=True), strict=True)
     ]
+
+
+def _check(arrays: Mapping[str, np.ndarray]) -> None:
+    """Checks that arrays which `save_texts` wrote fit together.
+
+    Raises:
+      KeyError, ValueError: an array is missing, or has another type or shape.
+    """
+    has_drafter = any(name in arrays for name in _DRAFTER)
+    sizes = arrays["output_ids_lengths"]
+    for name in (*_FIELDS, *(_DRAFTER if has_drafter else ())):
+        array, lengths = arrays[name], arrays[f"{name}_lengths"]
+        kinds, axes = _KINDS[name.removeprefix("drafter_")]
+        if array.dtype.kind not in kinds or array.ndim != axes:
+            raise ValueError(f"{name} is {array.dtype} with {array.ndim} axes")
+        if lengths.dtype.kind != "i" or lengths.shape != sizes.shape or sizes.ndim != 1:
+            raise ValueError(
+                f"{name}_lengths is not a list of as many lengths as texts"
+            )
+        # A sum could overflow; no text is longer than all texts together.
+        if not ((lengths >= 0) & (lengths <= len(array))).all():
+            raise ValueError(f"{name}_lengths has a length that is out of range")
+        if lengths.sum() != len(array):
+            raise ValueError(f"{name}_lengths does not add up to the length of {name}")
+        # All arrays but the prompts have a row for each token of a text.
+        if name != "input_ids" and (lengths != sizes).any():
+            raise ValueError(f"{name} has other lengths than output_ids")
+    for prefix in ("", "drafter_") if has_drafter else ("",):
+        candidates = arrays[f"{prefix}candidates"].shape
+        positions = arrays[f"{prefix}entropies"].shape[1] - (not prefix)
+        if (
+            candidates != arrays[f"{prefix}log_probs"].shape
+            or candidates[1] != positions
+        ):
+            raise ValueError(f"{prefix}candidates has another shape than its scores")

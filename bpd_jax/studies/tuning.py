@@ -9,6 +9,7 @@ decoded once, and every weight is replayed on them.
 import dataclasses
 import hashlib
 import json
+import math
 import pathlib
 from typing import Any
 
@@ -122,6 +123,9 @@ def _tune_task(context: StudyContext, tuner: str, task: str) -> dict[str, Any]:
 
 def _read(path: pathlib.Path) -> float:
     try:
-        return float(files.read_json(path)["alpha"])
+        alpha = float(files.read_json(path)["alpha"])
+        if not math.isfinite(alpha):  # `float` also converts the string "nan".
+            raise ValueError(f"alpha is {alpha}")
+        return alpha
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"cannot read {path} ({error}): remove it.") from error

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import shutil
 
 import pytest
 
@@ -54,6 +55,35 @@ def test_rows_are_made_from_the_cache(squad_task, cached, tmp_path, monkeypatch)
         for index in range(2)
     ]
     assert sum(part.num_documents for part in parts) == 60
+
+
+@pytest.mark.parametrize(
+    "name, data",
+    [
+        ("task.json", b""),
+        ("task.json", b"[" * 100_000),
+        ("task.json", b" " * (1 << 21)),
+        ("info.train.json", b"{"),
+        ("info.train.json", b'{"features": {"inputs": {"shape": 3}}}'),
+        ("info.train.json", b"[]"),
+        ("train.tfrecord-00000-of-00003", b""),
+        ("train.tfrecord-00000-of-00003", b"\xff" * 99),
+        ("train.tfrecord-00000-of-00003", None),
+    ],
+)
+def test_a_damaged_cache_is_refused(squad_task, cached, tmp_path, name, data):
+    cache = tmp_path / "cache"
+    shutil.copytree(cached, cache)
+    (path,) = cache.rglob(name)
+    if data is None:
+        path.unlink()
+    else:
+        path.write_bytes(data)
+    rows = tmp_path / "rows"
+    with pytest.raises(UserError, match="cannot read") as caught:
+        prepare_rows(squad_task, "train", 64, rows, cache_dir=str(cache))
+    assert "\n" not in str(caught.value)
+    assert not rows.exists()
 
 
 def test_cache_is_reused_and_refused_for_other_tasks(squad_task, cached):

@@ -159,7 +159,7 @@ def test_missing_files_are_named(tmp_path):
     (tmp_path / "xsum").mkdir()
     for line in ("nothing", "[" * 100_000, '{"document": NaN}'):
         (tmp_path / "xsum" / "test.jsonl").write_text(f"{line}\n")
-        with pytest.raises(UserError, match=r"test\.jsonl:1 is not JSON"):
+        with pytest.raises(UserError, match=r"test\.jsonl:1 is not valid JSON"):
             [*read_sources(tmp_path, "xsum")]
     assert "held_out" in LABELS
 
@@ -208,3 +208,14 @@ def test_later_turns_follow_the_answers_of_the_model(tmp_path, loaded):
     assert later_turns(first, None, talking, turns=1, longest=99) == []
     # A third turn has nothing to say.
     assert len(later_turns(first, answer, talking, turns=3, longest=99)) == 2
+
+
+def test_a_lone_surrogate_is_refused_before_anything_is_decoded(tmp_path):
+    """The records of a study, which contain the references, are UTF-8."""
+    record = {"dialogue": "a", "summary": "\\ud83d\\ude00 \ud800"}
+    write(tmp_path, "samsum", "test", [record])
+    with pytest.raises(UserError, match=r"test\.jsonl\.gz:1 is not valid JSON"):
+        [*read_sources(tmp_path, "samsum")]
+    write(tmp_path, "samsum", "test", [{**record, "summary": "😀"}])
+    (source,) = read_sources(tmp_path, "samsum")
+    assert source.references == ("😀",)

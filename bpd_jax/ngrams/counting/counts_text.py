@@ -229,10 +229,12 @@ def _parse(
     symbols: list[int] = []
     sizes, counts, numbers = [], [], []
     for number, line in enumerate(data.split(b"\n"), start=before + 1):
-        if not line.strip():
+        # As in the compiled loop, only ASCII blanks separate symbols.
+        fields = line.split()
+        if not fields:
             continue
         try:
-            *names, last = line.decode("utf-8").split()
+            *names, last = (field.decode("utf-8") for field in fields)
         except UnicodeDecodeError:
             _fail(path, number, "this is not UTF-8 text")
         if not names:

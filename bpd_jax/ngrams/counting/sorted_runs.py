@@ -4,7 +4,8 @@ The text is counted in parts that fit; the sorted distinct windows of a part and
 counts form a run. Runs are merged by ranges of windows, so that the memory does not
 depend on their number or length.
 
-manifest.json        settings; windows, sequences and checksums of each run
+manifest.json        settings; windows, sequences and checksums of each run; a checksum
+                     of all this
 run_00000.windows    rows of uint64
 run_00000.counts     uint32
 
@@ -18,6 +19,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -32,7 +34,7 @@ from bpd_jax.ngrams.counting.windows import Counted, SortedWindows, merged
 
 MANIFEST = "manifest.json"
 _MAGIC = "bpd_jax n-gram runs"
-_VERSION = 1
+_VERSION = 2
 # The columns are those of `levels.assemble`.
 _COLUMNS = ("keys_*.bin", "counts_*.bin", "followed_*.bin")
 KIND = folders.FolderKind(
@@ -214,6 +216,7 @@ class RunFolder:
             "runs": [run._asdict() for run in runs],
             "complete": complete,
         }
+        content["crc32"] = _content_checksum(content)
         with files.replacing_file(self.folder / MANIFEST) as temporary:
             temporary.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
 
@@ -221,17 +224,23 @@ class RunFolder:
         try:
             content = files.read_json(path)
             magic_version = (content["magic"], content["version"])
-            settings, complete = {**content["settings"]}, bool(content["complete"])
+            if magic_version != (_MAGIC, _VERSION):
+                raise UserError(
+                    f"{path} was written by another program or version: if "
+                    f"{self.folder} contains nothing else, remove it to count from "
+                    "the beginning."
+                )
+            if content["crc32"] != _content_checksum(content):
+                raise ValueError("its checksum is wrong")
+            settings, complete = {**content["settings"]}, content["complete"] is True
             runs = [_run(**run) for run in content["runs"]]
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror or error}") from error
         except (ValueError, TypeError, KeyError) as error:
             raise UserError(
-                f"{path} is not a manifest of runs: if {self.folder} holds nothing "
-                "else, remove it to count from the beginning."
+                f"{path} is not a manifest of runs, or is damaged: if {self.folder} "
+                "contains nothing else, remove it to count from the beginning."
             ) from error
-        if magic_version != (_MAGIC, _VERSION):
-            raise UserError(f"{path} was written by another program or version.")
         for name, value in self._settings.items():
             if settings.get(name) != value:
                 raise UserError(
@@ -245,9 +254,26 @@ class RunFolder:
 
 
 def _run(name: str, windows: int, sequences: int, crc32: Iterable[int]) -> _Run:
-    """Converts an entry of a manifest, whose values may have any type."""
+    """Checks an entry of a manifest, whose values may have any type and size.
+
+    Raises:
+      TypeError, ValueError: a value is not one that `RunFolder` writes.
+    """
     first, second = crc32
-    return _Run(str(name), int(windows), int(sequences), (int(first), int(second)))
+    run = _Run(name, windows, sequences, (first, second))
+    if any(type(value) is not int for value in (windows, sequences, first, second)):
+        raise TypeError("a number of a run is not an integer")
+    if not re.fullmatch(r"run_\d+", name):
+        raise ValueError("a run has another name")
+    if not 1 <= windows <= MOST_WINDOWS or not 1 <= sequences < 2**63:
+        raise ValueError("a number of a run is out of range")
+    return run
+
+
+def _content_checksum(content: Mapping[str, Any]) -> int:
+    """The checksum of the fields of a manifest on which the counts depend."""
+    fields = [content.get(name) for name in ("settings", "runs", "complete")]
+    return zlib.crc32(json.dumps(fields, sort_keys=True).encode())
 
 
 def _checksums(

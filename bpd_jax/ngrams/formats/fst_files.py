@@ -85,12 +85,23 @@ def model_from_fst(
 
 def _read(path: pathlib.Path) -> bytes:
     try:
-        data = path.read_bytes()
+        if path.is_file():  # A pipe can be opened only once.
+            with path.open("rb") as stream:
+                # Another file, which may be large, is not read.
+                if stream.read(len(fst_format.TYPES)) != fst_format.TYPES:
+                    raise _unknown_format(path)
+        data = files.read_bytes(path, most=None)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise UserError(f"{path} is not a file of an automaton: {error}.") from error
     if not data.startswith(fst_format.TYPES):
-        raise UserError(f"{path} is not an OpenFst vector FST with standard arcs.")
+        raise _unknown_format(path)
     return data
+
+
+def _unknown_format(path: pathlib.Path) -> UserError:
+    return UserError(f"{path} is not an OpenFst vector FST with standard arcs.")
 
 
 def fst_bytes(

@@ -126,7 +126,7 @@ def cached_states(
     stored = _stored_header(folder)
     if stored and set(layers) <= set(stored["layers"]):
         base = base.with_layers(tuple(stored["layers"]))
-    stores_prompts = include_prompts or stored.get("include_prompts") is True
+    stores_prompts = include_prompts or stored.get("include_prompts", False)
     header: dict[str, Any] = {
         "base": fingerprint,
         "d_model": base.d_model,
@@ -189,17 +189,32 @@ def _columns(base: Base, layers: tuple[int, ...]) -> np.ndarray | None:
     return (np.array(blocks)[:, None] * width + np.arange(width)).ravel()
 
 
+def _read_header(folder: pathlib.Path) -> dict[str, Any]:
+    """Reads the header of a cache; raises a `UserError` if a value has another type."""
+    fields = {"base": str, "d_model": int, "dtype": str}
+    header = {"layers": [], **KIND.read_header(folder, fields)}
+    with KIND.reading(folder / HEADER):
+        layers = header["layers"]
+        if type(layers) is not list or any(type(n) is not int for n in layers):
+            raise ValueError("layers is not a list of integers")
+        if type(header.get("include_prompts")) is not bool:
+            raise ValueError("include_prompts is missing or of another type")
+        if header["d_model"] < 1 or states_dtype(header["dtype"]).itemsize != 2:
+            raise ValueError("its states are not of a width and a dtype of states")
+    return header
+
+
 def _stored_header(folder: pathlib.Path) -> dict[str, Any]:
     """The header of a cache; empty if there is none or it cannot be read."""
     try:
-        return {"layers": [], **KIND.read_header(folder)}
+        return _read_header(folder)
     except UserError:
         return {}
 
 
 def _check_header(folder: pathlib.Path, expected: dict[str, Any]) -> dict[str, Any]:
     """Reads the header of a cache; raises a `UserError` if it has other values."""
-    header = {"layers": [], **KIND.read_header(folder)}
+    header = _read_header(folder)
     for name, value in expected.items():
         if header.get(name) != value:
             raise UserError(
@@ -326,12 +341,10 @@ def open_states(folder: str | os.PathLike[str], fingerprint: str) -> States:
     """
     folder = as_path(folder)
     header = _check_header(folder, {"base": fingerprint})
-    with KIND.reading(folder / HEADER):
-        dtype, d_model = states_dtype(header["dtype"]), int(header["d_model"])
-        width = d_model * (1 + len(header["layers"]))
-        include_prompts = bool(header["include_prompts"])
+    dtype, d_model = states_dtype(header["dtype"]), header["d_model"]
+    width = d_model * (1 + len(header["layers"]))
     texts = _read_texts(folder, fingerprint)
-    positions = positions_of(texts, include_prompts)
+    positions = positions_of(texts, header["include_prompts"])
     shards = []
     counts = np.diff(positions.starts)
     for rows, path in _shards(folder, texts, counts, width):

@@ -221,18 +221,56 @@ def test_damaged_run_is_detected(
 
 
 def test_damaged_manifest_is_detected(tmp_path: pathlib.Path) -> None:
-    whole = {"magic": sorted_runs._MAGIC, "version": 1, "complete": False}
+    def manifest(**changes: object) -> str:
+        content = {
+            "magic": sorted_runs._MAGIC,
+            "version": sorted_runs._VERSION,
+            "settings": {},
+            "complete": False,
+            **changes,
+        }
+        content["crc32"] = sorted_runs._content_checksum(content)
+        return json.dumps(content)
+
+    run = {"name": "run_00000", "windows": 3, "sequences": 2, "crc32": [1, 2]}
     for content in (
         "{",
         "[]",
         '{"magic": 1}',
-        json.dumps({**whole, "settings": [], "runs": []}),
-        json.dumps({**whole, "settings": {}, "runs": [{"name": "run_00000"}]}),
-        json.dumps({**whole, "settings": {}, "runs": [[1]]}),
+        manifest(settings=[], runs=[]),
+        manifest(runs=[{"name": "run_00000"}]),
+        manifest(runs=[[1]]),
+        manifest(runs=[{**run, "name": "../run_00000"}]),
+        manifest(runs=[{**run, "windows": -1}]),
+        manifest(runs=[{**run, "windows": 2**70}]),
+        manifest(runs=[{**run, "sequences": 2.5}]),
+        manifest(runs=[{**run, "crc32": [1, "2"]}]),
     ):
         (tmp_path / sorted_runs.MANIFEST).write_text(content)
         with pytest.raises(UserError, match="not a manifest of runs"):
             bounded_memory.count(Batches([]), order=2, work_folder=tmp_path)
+    (tmp_path / sorted_runs.MANIFEST).write_text(manifest(version=1, runs=[]))
+    with pytest.raises(UserError, match="another program or version"):
+        bounded_memory.count(Batches([]), order=2, work_folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "old, new", [('"complete": false', '"complete": true'), ("00,", "10,")]
+)
+def test_changed_manifest_does_not_change_the_counts(
+    tmp_path: pathlib.Path, text: list[np.ndarray], old: str, new: str
+) -> None:
+    killed = Batches(text, fail_after=800)
+    with pytest.raises(KeyboardInterrupt):
+        bounded_memory.count(killed, order=2, memory=MEMORY, work_folder=tmp_path)
+    path = tmp_path / sorted_runs.MANIFEST
+    before = path.read_text()
+    path.write_text(before.replace(old, new, 1))
+    assert path.read_text() != before
+    with pytest.raises(UserError, match="not a manifest of runs, or is damaged"):
+        bounded_memory.count(
+            Batches(text), order=2, memory=MEMORY, work_folder=tmp_path
+        )
 
 
 def test_full_disk_keeps_earlier_runs(

@@ -95,6 +95,7 @@ SMALL = (
         ("0 1\t2", "0 1\tnan", "line 6: the count nan is not a positive"),
         ("0 1\t2", "0 1\ttwo", "line 6: the count 'two' is not a number"),
         ("0 1\t2", "2", "line 6: expected an n-gram, a tab and its count"),
+        ("0 1\t2", "\x1c", "line 6: expected an n-gram, a tab and its count"),
         ("0 1\t2", "0 x\t2", "line 6: 'x' is not a token"),
         ("0 1\t2", "0 <s\t2", "line 6: '<s' is not a token"),
         ("0 1\t2", f"0 {2**31}\t2", "line 6: '2147483648' is not a token"),

@@ -146,6 +146,28 @@ def test_a_damaged_cache_is_told(tmp_path, model, params, texts, base_key, damag
         open_states(tmp_path, base_key)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"d_model": 0},
+        {"d_model": 1.5},
+        {"layers": None},
+        {"layers": [[0]]},
+        {"layers": ["0"]},
+        {"dtype": "float64"},
+        {"include_prompts": 1},
+    ],
+)
+def test_a_forged_header_is_refused(tmp_path, model, params, texts, base_key, change):
+    make(tmp_path, model, params, texts, base_key)
+    header = tmp_path / "states.json"
+    header.write_text(json.dumps({**json.loads(header.read_text()), **change}))
+    with pytest.raises(UserError, match=r"cannot read .*states\.json"):
+        open_states(tmp_path, base_key)
+    with pytest.raises(UserError, match=r"states\.json"):
+        make(tmp_path, model, params, texts, base_key)
+
+
 def test_states_of_another_model_are_refused(tmp_path, model, params, texts, base_key):
     make(tmp_path, model, params, texts, base_key)
     with pytest.raises(UserError, match=f"states with base = '{base_key}'.*'other'"):

@@ -1,0 +1,212 @@
+"""Random damage of n-gram models, counts, and token ids to count."""
+
+import contextlib
+import gzip
+import json
+import pathlib
+import shutil
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from bpd_jax.ngrams import trie
+from bpd_jax.ngrams.counting import bounded_memory, sorted_runs
+from bpd_jax.ngrams.counting.counts import NGramCounts, count_ngrams
+from bpd_jax.ngrams.counting.counts_text import read_counts
+from bpd_jax.ngrams.counting.sources import TokenSource, open_source
+from bpd_jax.ngrams.counting.windows import Packing, TokenBatch, join
+from bpd_jax.ngrams.formats.arpa import write_arpa
+from bpd_jax.ngrams.formats.fst_files import write_fst
+from bpd_jax.ngrams.formats.load_model import load_model
+from bpd_jax.ngrams.formats.symbols import read_symbols, write_symbols
+from bpd_jax.ngrams.katz import estimate_katz
+from bpd_jax.ngrams.model import NGramModel
+from bpd_jax.ngrams.storage import _content_checksum
+from tests.formats.registry import add, written
+
+
+def _counts() -> NGramCounts:
+    random = np.random.default_rng(0)
+    return count_ngrams(random.integers(0, 9, (20, 12)).tolist(), order=3, vocab_size=9)
+
+
+def _use(model: NGramModel) -> None:
+    """Asks a model that was read, so that kernels see its arrays."""
+    model.evaluate([[0, min(1, model.vocab_size - 1), 0]])
+    model.context_sums()
+
+
+def _read_ngrams(name: str = "") -> Callable[[pathlib.Path], None]:
+    return lambda folder: _use(load_model(folder / name))
+
+
+def _katz(write: Callable[[NGramModel, pathlib.Path], object], name: str) -> Any:
+    return lambda folder: write(estimate_katz(_counts()), folder / name)
+
+
+def _save_over(folder: pathlib.Path, save: Callable[[pathlib.Path], object]) -> None:
+    """For writers that replace a whole folder, and refuse one that is not theirs."""
+    folder.rmdir()
+    save(folder)
+
+
+def _reseal_arrays(folder: pathlib.Path) -> None:
+    """Makes the checksums of n-gram arrays fit, where the arrays can be read."""
+    path = next(folder.glob("ngram_*.json"))
+    try:
+        header = json.loads(path.read_bytes())
+        for name, about in header["arrays"].items():
+            array = np.load(folder / f"{name}.npy", allow_pickle=False)
+            about["crc32"] = zlib.crc32(np.ascontiguousarray(array).data)
+        header["crc32"] = _content_checksum(header)
+        path.write_text(json.dumps(header))
+    except Exception:  # It is damaged so that no checksum can fit.
+        return
+
+
+add("arpa", _katz(write_arpa, "m.arpa"), _read_ngrams("m.arpa"), "*.arpa")
+add("arpa.gz", _katz(write_arpa, "m.arpa.gz"), _read_ngrams("m.arpa.gz"), "*.gz")
+add("fst", _katz(write_fst, "m.fst"), _read_ngrams("m.fst"), "*.fst")
+add(
+    "symbols",
+    lambda folder: write_symbols([f"w{i}" for i in range(30)], folder / "s.txt"),
+    lambda folder: read_symbols(folder / "s.txt"),
+    "*.txt",
+)
+add(
+    "ngram_model",
+    lambda folder: _save_over(folder, estimate_katz(_counts()).save),
+    _read_ngrams(),
+    "*",
+    reseal=_reseal_arrays,
+)
+add(
+    "ngram_counts",
+    lambda folder: _save_over(folder, _counts().save),
+    lambda folder: _use(estimate_katz(NGramCounts.load(folder))),
+    "*",
+    reseal=_reseal_arrays,
+)
+
+
+def _token_ids(name: str) -> Callable[[pathlib.Path], object]:
+    def write(folder: pathlib.Path) -> None:
+        tokens = np.random.default_rng(0).integers(0, 50, 200)
+        data = " ".join(map(str, tokens)).replace(" 7 ", "\n").encode()
+        if name.endswith(".npy"):
+            np.save(folder / name, tokens.astype(np.uint16))
+        else:
+            (folder / name).write_bytes(gzip.compress(data) if "gz" in name else data)
+
+    return write
+
+
+def _read_token_ids(folder: pathlib.Path) -> None:
+    (name,) = (path.name for path in folder.iterdir())
+    source = open_source(tokens=str(folder / name), vocab_size=50)
+    for stream, _, _ in bounded_memory.chunks(source, Packing(2, 50), 1 << 20):
+        assert stream.min() >= 0
+
+
+for name in ("token_ids.txt", "token_ids.txt.gz", "token_ids.npy"):
+    add(name, _token_ids(name), _read_token_ids, "*")
+
+
+def _counts_text() -> str:
+    """Counts in the format of `ngram-count -write`, with ids, `<s>` and `</s>`."""
+    counts = _counts()
+    names = [*map(str, range(counts.vocab_size)), "</s>", "<s>"]
+    return "".join(
+        f"{' '.join(names[symbol] for symbol in row)}\t{number}\n"
+        for order, numbers in enumerate(counts.counts, start=1)
+        for row, number in zip(
+            trie.ngrams(counts.keys, order, counts.width), numbers, strict=True
+        )
+    )
+
+
+def _read_counts_text(folder: pathlib.Path) -> None:
+    (path,) = folder.iterdir()
+    for names in (None, [str(token) for token in range(9)]):
+        _use(estimate_katz(read_counts(path, symbols=names)))
+
+
+for name in ("counts.txt", "counts.txt.gz"):
+    add(
+        name,
+        lambda folder, name=name: written(name, _counts_text())(folder),
+        _read_counts_text,
+        "*",
+    )
+
+
+class _Sequences(TokenSource):
+    """Sequences in batches of ten; an iteration fails after `fail_after` sequences."""
+
+    def __init__(self, fail_after: int | None = None) -> None:
+        super().__init__("sequences", 9, None)
+        self._fail_after = fail_after
+
+    def batches(self, skip: int = 0) -> Iterator[TokenBatch]:
+        random = np.random.default_rng(0)
+        sequences = list(random.integers(0, 9, (600, 200), dtype=np.int32))
+        for begin in range(skip, len(sequences), 10):
+            if self._fail_after is not None and begin >= self._fail_after:
+                raise InterruptedError
+            yield join(sequences[begin : begin + 10])
+
+    def fingerprint(self) -> str:
+        return "sequences"
+
+
+def _count_sequences(folder: pathlib.Path, fail_after: int | None = None) -> list[int]:
+    """Counts, or resumes a count; returns checksums of the result."""
+    counts = bounded_memory.count(
+        _Sequences(fail_after), order=3, memory=1_000_000, work_folder=folder
+    )
+    arrays = (*counts.keys, *counts.counts, *counts.followed)
+    return [zlib.crc32(np.ascontiguousarray(array).data) for array in arrays]
+
+
+def _interrupt_count(folder: pathlib.Path) -> None:
+    with contextlib.suppress(InterruptedError):
+        _count_sequences(folder / "runs", fail_after=500)
+    assert len(list(folder.glob("runs/run_*.windows"))) > 1
+    with tempfile.TemporaryDirectory() as other:
+        sums = _count_sequences(pathlib.Path(other))
+    manifest = json.loads((folder / "runs" / sorted_runs.MANIFEST).read_text())
+    intact = {"crc32": manifest["crc32"], "sums": sums}
+    (folder / "intact.json").write_text(json.dumps(intact))
+
+
+def _resume_count(folder: pathlib.Path) -> None:
+    # A copy, because resuming adds runs.
+    with tempfile.TemporaryDirectory() as scratch:
+        runs = shutil.copytree(folder / "runs", pathlib.Path(scratch) / "runs")
+        manifest = (runs / sorted_runs.MANIFEST).read_text(errors="replace")
+        sums = _count_sequences(runs)
+    intact = json.loads((folder / "intact.json").read_text())
+    if f'"crc32": {intact["crc32"]}\n' in manifest:
+        assert sums == intact["sums"], "the resumed count differs, with old checksums"
+
+
+def _reseal_runs(folder: pathlib.Path) -> None:
+    """Makes the checksums of the manifest and of the runs fit, where they can."""
+    path = folder / "runs" / sorted_runs.MANIFEST
+    try:
+        content = json.loads(path.read_bytes())
+        for run in content["runs"]:
+            run["crc32"] = [
+                zlib.crc32((folder / "runs" / f"{run['name']}.{end}").read_bytes())
+                for end in ("windows", "counts")
+            ]
+        content["crc32"] = sorted_runs._content_checksum(content)
+        path.write_text(json.dumps(content, indent=2) + "\n")
+    except Exception:  # It is damaged so that no checksum can fit.
+        return
+
+
+add("count_runs", _interrupt_count, _resume_count, "runs/*", reseal=_reseal_runs)

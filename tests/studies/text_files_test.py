@@ -1,0 +1,80 @@
+"""Recorded texts, weights and in-domain texts of a study that are read again."""
+
+import json
+
+import numpy as np
+import pytest
+
+from bpd_jax.decoding.recording import RecordedText
+from bpd_jax.errors import UserError
+from bpd_jax.studies import in_domain, tuning
+from bpd_jax.studies.text_files import load_texts, save_texts
+
+
+def recorded(size):
+    return RecordedText(
+        input_ids=np.arange(4, dtype=np.int32),
+        output_ids=np.arange(size, dtype=np.int32),
+        candidates=np.zeros((size, 2, 3), np.int32),
+        log_probs=np.full((size, 2, 3), -np.inf, np.float32),
+        entropies=np.ones((size, 3), np.float32),
+        hidden=np.ones((size, 8), np.float16),
+    )
+
+
+def test_recorded_texts_are_read(tmp_path):
+    path = tmp_path / "texts.npz"
+    assert load_texts(path, "abc") is None
+    save_texts(path, "abc", [recorded(3), recorded(5)])
+    assert load_texts(path, "other") is None
+    first, second = load_texts(path, "abc")
+    assert (len(first.output_ids), len(second.output_ids)) == (3, 5)
+    np.testing.assert_array_equal(second.candidates, recorded(5).candidates)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden": None},
+        {"hidden_lengths": None},
+        {"hidden_lengths": np.array([3, 4])},
+        {"hidden_lengths": np.array([9, -1])},
+        {"output_ids_lengths": np.array([8])},
+        {"output_ids_lengths": np.array([2**62, 2**62])},
+        {"input_ids_lengths": np.array([4, 4, 0])},
+        {"candidates": np.zeros((8, 2, 4), np.int32)},
+        {"candidates": np.zeros((8, 2, 3), np.float32)},
+        {"entropies": np.ones((8, 2), np.float32)},
+        {"log_probs": np.ones(8, np.float32)},
+        {"drafter_entropies": np.ones((8, 2), np.float32)},
+    ],
+)
+def test_recorded_texts_that_do_not_fit_together_are_refused(tmp_path, changes):
+    path = tmp_path / "texts.npz"
+    save_texts(path, "abc", [recorded(3), recorded(5)])
+    arrays = {**np.load(path), **changes}
+    np.savez(path, **{name: a for name, a in arrays.items() if a is not None})
+    with pytest.raises(UserError, match=r"cannot read .*texts\.npz .*: remove it"):
+        load_texts(path, "abc")
+
+
+@pytest.mark.parametrize("alpha", ["nan", "Infinity", 10**400, None, [], {}])
+def test_a_weight_that_is_no_number_is_refused(tmp_path, alpha):
+    path = tmp_path / "alpha.json"
+    path.write_text(json.dumps({"alpha": 0.5}))
+    assert tuning._read(path) == 0.5
+    path.write_text(json.dumps({"alpha": alpha}))
+    with pytest.raises(UserError, match="remove it"):
+        tuning._read(path)
+
+
+def test_damaged_in_domain_texts_are_written_again(tmp_path):
+    path = tmp_path / "texts" / "squad.jsonl"
+    in_domain._write_texts(path, ["ä", "b"])
+    whole = path.read_bytes()
+    time = path.stat().st_mtime_ns
+    in_domain._write_texts(path, ["ä", "b"])
+    assert path.stat().st_mtime_ns == time
+    path.write_bytes(b"\xff" * len(whole))
+    in_domain._write_texts(path, ["ä", "b"])
+    assert path.read_bytes() == whole
