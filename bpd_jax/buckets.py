@@ -106,11 +106,16 @@ class BucketPath(pathlib.PosixPath):
         raise OSError(code, os.strerror(code), str(self))
 
     def read_generation(self) -> tuple[bytes, int]:
-        """The content of a small object and its generation; b"" and 0 if missing."""
+        """The content of a small object and its generation; b"" and 0 if missing.
+
+        An object of more than 64 KiB is not downloaded: its content is returned as b"".
+        """
         with _requests(self):
             blob = self._blob()
             if blob is None:
                 return b"", 0
+            if blob.size > 2**16:
+                return b"", blob.generation
             try:
                 content = blob.download_as_bytes(
                     if_generation_match=blob.generation, retry=_retry()

@@ -158,4 +158,5 @@ def _is_float(dtype: np.dtype) -> bool:
 
 
 def _digest(path: pathlib.Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

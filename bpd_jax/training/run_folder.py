@@ -70,14 +70,12 @@ def check_usable(folder: pathlib.Path, config: TrainConfig) -> None:
     _check_same(
         folder, MODEL, dataclasses.asdict(saved), dataclasses.asdict(config.model)
     )
-    try:
-        task = files.read_json(folder / TASK)
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {folder / TASK}: {error}.") from error
+    task = _read_object(folder / TASK)
     _check_same(folder, TASK, task, dataclasses.asdict(config.task))
     rows = initial_rows(folder)
     if rows is not None:
-        length = {"length": rows["train"]["length"]}
+        train = rows.get("train")
+        length = {"length": train.get("length") if isinstance(train, dict) else None}
         _check_same(folder, f"{DATA}/train", length, {"length": config.length})
 
 
@@ -89,19 +87,26 @@ def initial_rows(folder: pathlib.Path) -> dict[str, dict[str, Any]] | None:
     """
     if not (folder / MODEL).exists():
         return None
-    path = folder / ROWS
-    try:
-        return files.read_json(path)
-    except FileNotFoundError:
-        pass  # Exported parameters that are trained further, or an earlier version.
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {path}: {error}.") from error
+    # Exported parameters that are trained further, and earlier versions, have none.
+    if (folder / ROWS).exists():
+        return _read_object(folder / ROWS)
     try:
         return _fingerprints(folder)
     except UserError:
         if checkpoints.whole_steps(folder / checkpoints.FOLDER):
             raise
         return None
+
+
+def _read_object(path: pathlib.Path) -> dict[str, Any]:
+    """Reads a JSON object; raises a `UserError` if it cannot be read or is none."""
+    try:
+        content = files.read_json(path)
+        if not isinstance(content, dict):
+            raise ValueError("it is not a JSON object")
+        return content
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path}: {error}.") from error
 
 
 def _fingerprints(folder: pathlib.Path) -> dict[str, dict[str, Any]]:

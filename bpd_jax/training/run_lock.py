@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from bpd_jax import progress
+from bpd_jax import files, progress
 from bpd_jax.buckets import BucketPath
 from bpd_jax.errors import UserError
 
@@ -128,7 +128,7 @@ def _take(path: BucketPath, content: bytes) -> int:
 def _is_dead(content: bytes) -> bool:
     """Whether the holder of a lock ran on this machine and has ended."""
     try:
-        holder = json.loads(content)
+        holder = files.parse_json(content)
         process = int(holder.pop("pid"))
         holder.pop("token")
     except (ValueError, TypeError, KeyError, AttributeError):

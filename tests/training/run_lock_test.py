@@ -85,7 +85,18 @@ def test_the_lock_of_a_dead_process_of_this_machine_is_taken_at_once(lock, monke
         assert lock.exists()
 
 
-@pytest.mark.parametrize("content", [left_behind(host="another"), b"", b"[1]"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        left_behind(host="another"),
+        b"",
+        b"[1]",
+        b'{"pid": 1e400}',
+        b"[" * 100_000,
+        b" " * 1_000_000 + left_behind(),
+    ],
+    ids=["foreign", "empty", "list", "infinite", "deep", "long"],
+)
 def test_another_lock_is_taken_when_it_has_expired(lock, content, capfd, monkeypatch):
     monkeypatch.setattr(run_lock, "LEASE", 0.6)
     lock.write_generation(content)

@@ -3,6 +3,7 @@ import gc
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import weakref
 
@@ -154,6 +155,30 @@ def test_another_model_or_task_leaves_the_folder_alone(
         train(dataclasses.replace(train_config, task=task), folder)
     with pytest.raises(UserError, match=r"length is 16 in its data/train and 12"):
         train(dataclasses.replace(train_config, length=12), folder)
+
+
+@pytest.mark.parametrize("name", ["task.json", "data.json"])
+@pytest.mark.parametrize("text", ["[]", "3", "{", "[" * 100_000])
+def test_a_damaged_description_of_a_run_is_one_sentence(
+    finished, train_config, tmp_path, name, text
+):
+    run = tmp_path / "run"
+    shutil.copytree(finished[0], run)
+    (run / name).write_text(text)
+    with pytest.raises(UserError, match=rf"cannot read .*{name}: "):
+        train(train_config, run)
+    assert (run / name).read_text() == text
+
+
+@pytest.mark.parametrize("text", ["{}", '{"train": []}', '{"train": {}}'])
+def test_fingerprints_without_a_length_are_one_sentence(
+    finished, train_config, tmp_path, text
+):
+    run = tmp_path / "run"
+    shutil.copytree(finished[0], run)
+    (run / "data.json").write_text(text)
+    with pytest.raises(UserError, match="length is None in its data/train and 16"):
+        train(train_config, run)
 
 
 def test_a_folder_of_something_else_is_left_alone(train_config, tmp_path):
