@@ -193,21 +193,21 @@ def _searches(data: _SearchData) -> list[Finding]:
 
 
 def _refined(data: _SearchData) -> list[Finding]:
-    """Compares every score with that of the heads alone, under the same search."""
+    """Compares the drafts under each score with unrefined ones of the same search."""
     findings = []
     for name in data.contenders:
-        base = _heads_alone(name, data.contenders)
+        base = _unrefined(name, data.contenders)
         if base is not None:
             search, count = search_key(name)
             statement = (
-                "Refined drafts beat those of the heads alone "
+                "Refined drafts beat unrefined ones "
                 f"({search.format(count)}, {score_of(name)})."
             )
             findings.append(_beats(data.run, statement, name, base))
     return findings
 
 
-def _heads_alone(contender: str, others: Sequence[str]) -> str | None:
+def _unrefined(contender: str, others: Sequence[str]) -> str | None:
     """The contender with the same search under the heads' scores alone."""
     method = method_of(contender)
     if NAMES.get(method.kind) == HEADS_ALONE:
@@ -275,12 +275,12 @@ STUDY = Study(
     findings=[_searches, _refined, _trained],
     notes=[
         "Beyond the paper. All searches choose among the same candidates of the "
-        "heads, except that Hydra heads propose their own.",
+        "heads or of the block drafter; Hydra heads propose their own.",
         "Drafts are verified as one tree. `checked` counts the draft tokens that a "
         "serial call verifies: compare trees with P drafts at similar counts.",
         "Scores are compared under the same search with as many drafts or nodes. The "
-        "scores of the heads alone do not depend on earlier tokens of a draft, so the "
-        "greedy walk is the best draft, and a beam of P contains the P best.",
+        "unrefined scores do not depend on earlier tokens of a draft, so the greedy "
+        "walk is the best draft, and a beam of P contains the P best.",
         "A static tree ranks candidates by their scores after each path of the tree. "
         "With the block refined first, as in the paper’s slides, it ranks them by "
         "their scores along the greedy path, which takes one pass of a small LM per "

@@ -125,7 +125,7 @@ def test_every_score_is_compared_with_the_heads_alone():
             "hydra:16:search=best": FOUR,
         }
     )
-    start = "Refined drafts beat those of the heads alone "
+    start = "Refined drafts beat unrefined ones "
     found = {each.removeprefix(start): told[each] for each in told if start in each}
     # The tree of 16 nodes has none of as many beside it; k=4 none of 4 candidates.
     assert {each: finding.holds for each, finding in found.items()} == {
