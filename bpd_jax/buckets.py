@@ -114,15 +114,17 @@ class BucketPath(pathlib.PosixPath):
             blob = self._blob()
             if blob is None:
                 return b"", 0
+            # A download overwrites the attributes of `blob`.
+            generation = blob.generation
             if blob.size > 2**16:
-                return b"", blob.generation
+                return b"", generation
             try:
                 content = blob.download_as_bytes(
-                    if_generation_match=blob.generation, retry=_retry()
+                    if_generation_match=generation, retry=_retry()
                 )
             except _api_errors().NotFound:
                 return b"", 0
-            return content, blob.generation
+            return content, generation
 
     def write_generation(self, content: bytes, generation: int | None = None) -> int:
         """Writes an object.

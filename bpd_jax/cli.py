@@ -123,7 +123,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Errors that only another path or other permissions can avoid.
 _UNUSABLE_PATH = (
     *(errno.EACCES, errno.EPERM, errno.EROFS),
-    *(errno.ELOOP, errno.ENAMETOOLONG),
+    *(errno.ELOOP, errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR),
 )
 
 

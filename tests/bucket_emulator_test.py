@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import signal
 import socket
 import subprocess
 import sys
@@ -50,6 +51,41 @@ print("equal")
 """
 
 
+# Writes a folder of four files, and reads it; SIGKILL comes instead of upload KILL.
+WRITER = """
+import os, signal, sys
+import numpy as np
+from bpd_jax import artifacts, buckets, folders
+from bpd_jax.buckets import as_path
+from bpd_jax.errors import UserError
+
+folder, value, kill = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+kind = artifacts.Artifact("a letter", "letter.json", ("*.npz",), remedy="write it anew")
+upload, uploads = buckets.upload, []
+
+def counted(*arguments):
+    uploads.append(arguments)
+    if len(uploads) == kill:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return upload(*arguments)
+
+buckets.upload = counted
+if value:
+    with folders.replacing_folder(folder, kind) as temporary:
+        for number in range(3):
+            np.savez(temporary / f"{number}.npz", x=np.full(4, value))
+        kind.write_header(temporary, {"count": 3})
+try:
+    kind.read_header(folder)
+except UserError as error:
+    print(error)
+else:
+    for number in range(3):
+        with np.load(as_path(f"{folder}/{number}.npz")) as arrays:
+            print(*arrays["x"].tolist())
+"""
+
+
 @pytest.fixture
 def emulator(tmp_path: pathlib.Path) -> Iterator[str]:
     """The address of an emulator with an empty bucket."""
@@ -76,19 +112,40 @@ def emulator(tmp_path: pathlib.Path) -> Iterator[str]:
             server.kill()
 
 
-def test_what_is_written_is_read_back(emulator: str, tmp_path: pathlib.Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, BUCKET],
+def run(
+    emulator: str, cache: pathlib.Path, program: str, *arguments: object
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program in a new process, whose bucket is the emulator's."""
+    return subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)],
         cwd=ROOT,
         env={
             **os.environ,
             "STORAGE_EMULATOR_HOST": emulator,
             "NO_GCE_CHECK": "true",
-            "XDG_CACHE_HOME": str(tmp_path),
+            "XDG_CACHE_HOME": str(cache),
         },
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def test_what_is_written_is_read_back(emulator: str, tmp_path: pathlib.Path) -> None:
+    done = run(emulator, tmp_path, PROGRAM, BUCKET)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("equal\n")
+
+
+@pytest.mark.parametrize("kill", [1, 2, 4])
+def test_what_a_killed_upload_leaves_is_refused_and_replaced(
+    emulator: str, tmp_path: pathlib.Path, kill: int
+) -> None:
+    folder = f"{BUCKET}/letter"
+    assert run(emulator, tmp_path, WRITER, folder, 1, 0).stdout == "1 1 1 1\n" * 3
+    killed = run(emulator, tmp_path, WRITER, folder, 2, kill)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    read = run(emulator, tmp_path / "another machine", WRITER, folder, 0, 0)
+    assert read.returncode == 0, read.stderr
+    assert "interrupted" in read.stdout
+    assert run(emulator, tmp_path, WRITER, folder, 3, 0).stdout == "3 3 3 3\n" * 3

@@ -70,7 +70,8 @@ def reading(task: DataTask, cache_dir: str | None) -> Iterator[None]:
         line = str(error).strip().partition("\n")[0][:200].rstrip(".")
         raise UserError(
             f"cannot read the cache {cache_folder(task, cache_dir)} "
-            f"({line or type(error).__name__}): remove the folder and create it again."
+            f"({line or type(error).__name__}). If it is damaged, remove it and create "
+            "it again."
         ) from error
 
 

@@ -13,6 +13,7 @@ from typing import Any, Self, TextIO
 
 from bpd_jax import buckets, files, progress
 from bpd_jax.buckets import as_path
+from bpd_jax.errors import UserError
 
 FILE_NAME = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
@@ -173,22 +174,42 @@ class _EventFile:
 
 
 def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Returns the rows of a `metrics.jsonl` before the first damaged one.
+    """Returns the rows of a `metrics.jsonl`; a missing file has none.
 
-    A killed run can leave the last line incomplete. A missing file has no rows.
+    Damaged lines are skipped: with a warning, but for the last one, which a killed run
+    can leave incomplete.
+
+    Raises:
+      UserError: the file cannot be read or is too large.
     """
     try:
         with as_path(path).open("rb") as stream:
             lines = list(files.bounded_lines(stream, path, kept=True))
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}.") from error
     rows: list[dict[str, Any]] = []
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            break
-        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
-            break
-        rows.append(row)
+    damaged: list[int] = []
+    for number, line in enumerate(lines, start=1):
+        row = _parse(line)
+        if row is not None:
+            rows.append(row)
+        elif number < len(lines):
+            damaged.append(number)
+    if damaged:
+        progress.say(
+            f"warning: {len(damaged)} damaged lines of {path} are skipped, the first "
+            f"is line {damaged[0]}"
+        )
     return rows
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """The row of a line; None if it is damaged."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    valid = isinstance(row, dict) and type(row.get("step")) is int
+    return row if valid else None

@@ -4,14 +4,18 @@ If a process is killed or its host is lost, the others wait for it in the middle
 step until jax's heartbeats time out, and then end with a C++ stack trace. Therefore
 process 0 keeps a TCP connection to every other process during training. A connection
 that closes without a goodbye message means that its process has died; process 0 then
-notifies the others. Nothing is saved: the next start resumes from the last checkpoint.
+notifies the others. A process that ends with an error says so: the others, which may be
+about to end with the same error, end after a few seconds. Nothing is saved: the next
+start resumes from the last checkpoint.
 """
 
 import contextlib
+import dataclasses
 import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import jax
@@ -19,8 +23,14 @@ import jax
 from bpd_jax.errors import UserError
 from bpd_jax.training import distributed
 
-# Messages: the sender ends regularly; the process whose number follows has died.
-_GOODBYE, _DEATH = b".", b"!"
+# Kinds of messages, each followed by the number of the process that they are about: it
+# ends regularly, ends with an error, or has died.
+_GOODBYE, _ERROR, _DEATH = b".", b"?", b"!"
+
+# Seconds in which a process may end with the same error as another one.
+_SAME_ERROR = 10
+# Seconds after which this process has learnt why a collective operation failed.
+_NOTICE = 5
 
 _CONNECT_TIMEOUT = 30  # seconds
 # Seconds without traffic before TCP probes whether the other host is still there.
@@ -37,15 +47,51 @@ def watched() -> Iterator[None]:
         yield
         return
     links = _connect_all() if distributed.is_first() else _connect_to_first()
-    for number in links:
-        threading.Thread(target=_watch, args=(number, links), daemon=True).start()
+    state = _State(links)
+    threads = [
+        threading.Thread(target=_watch, args=(number, state), daemon=True)
+        for number in links
+    ]
+    for thread in threads:
+        thread.start()
+    kind = _ERROR
     try:
         yield
-    except (UserError, SystemExit, KeyboardInterrupt):
-        _send(links, _GOODBYE)
+        kind = _GOODBYE
+    except SystemExit:  # All processes stop at the same step.
+        kind = _GOODBYE
         raise
-    # After any other exception there is no goodbye: the other processes must end too.
-    _send(links, _GOODBYE)
+    except UserError:
+        raise
+    except Exception as error:
+        # The end of another process makes collective operations of this one fail.
+        if state.noticed.wait(_NOTICE):
+            raise UserError(state.message) from error
+        raise
+    finally:
+        state.ended.set()
+        _send(links, kind, jax.process_index())
+        if kind == _ERROR and distributed.is_first():
+            # This process hosts jax's coordinator, without which the others crash.
+            deadline = time.monotonic() + _SAME_ERROR + _NOTICE
+            for thread in threads:
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+
+@dataclasses.dataclass
+class _State:
+    """What the watching threads and the training thread know of each other.
+
+    Attributes:
+      links: connections by the number of the process at the other end.
+      ended: set when training has ended in this process.
+      noticed: set when another process has ended with an error; `message` names it.
+    """
+
+    links: dict[int, socket.socket]
+    ended: threading.Event = dataclasses.field(default_factory=threading.Event)
+    noticed: threading.Event = dataclasses.field(default_factory=threading.Event)
+    message: str = ""
 
 
 def _connect_all() -> dict[int, socket.socket]:
@@ -103,28 +149,34 @@ def _receive(link: socket.socket, count: int) -> bytes:
     return received
 
 
-def _watch(number: int, links: dict[int, socket.socket]) -> None:
-    """Waits for a message of process `number`; ends this process if one has died."""
-    try:
-        message = _receive(links[number], 1)
-        if message == _GOODBYE:
-            return
-        dead = number
-        if message == _DEATH:
-            dead = int.from_bytes(_receive(links[number], 4))
-    except OSError:
-        dead = number
+def _watch(number: int, state: _State) -> None:
+    """Waits for a message of process `number`; ends this process if one has failed."""
+    kind, failed = _DEATH, number
+    with contextlib.suppress(OSError):
+        message = _receive(state.links[number], 5)
+        if len(message) == 5:
+            kind, failed = message[:1], int.from_bytes(message[1:])
+    if kind == _GOODBYE or (kind == _DEATH and state.ended.is_set()):
+        return
     if distributed.is_first():
-        _send(links, _DEATH + dead.to_bytes(4))
-    message = (
-        f"\nerror: process {dead} of this run has died: see its own output; start the "
-        "run again to resume from the last checkpoint.\n"
-    ).encode()
-    os.write(2, message)
+        _send(state.links, kind, failed)
+    end = "has died" if kind == _DEATH else "has ended with an error"
+    state.message = (
+        f"process {failed} of this run {end}: see its own output; start the run again "
+        "to resume from the last checkpoint."
+    )
+    if kind == _ERROR:
+        state.noticed.set()
+        if state.ended.wait(_SAME_ERROR):
+            with contextlib.suppress(OSError):
+                _receive(state.links[number], 1)  # until the other process has ended
+            return
+    os.write(2, f"\nerror: {state.message}\n".encode())
     os._exit(1)
 
 
-def _send(links: dict[int, socket.socket], message: bytes) -> None:
+def _send(links: dict[int, socket.socket], kind: bytes, number: int) -> None:
+    """Sends a message of a kind about process `number` to all others."""
     for link in links.values():
         with contextlib.suppress(OSError):
-            link.sendall(message)
+            link.sendall(kind + number.to_bytes(4))

@@ -122,7 +122,7 @@ def stop(folder: pathlib.Path) -> int:
     """
     deadline = time.monotonic() + _START_UP
     if not _is_running(folder):
-        print("no run is at work")
+        print("no run is in progress")
         return 0
     while _is_running(folder):
         # After `start` has taken the lock, the supervisor writes its process ID.
@@ -197,7 +197,8 @@ def _supervise(folder: pathlib.Path, lock: int, words: list[str]) -> int:
             program.send_signal(number)
 
     signal.signal(signal.SIGTERM, pass_on)
-    _write(folder, _PID, str(os.getpid()))
+    with contextlib.suppress(OSError):  # The disk may be full.
+        _write(folder, _PID, str(os.getpid()))
     try:
         # The program inherits the lock too: it may outlive this process.
         programs.append(subprocess.Popen(words, pass_fds=[lock]))
@@ -205,14 +206,17 @@ def _supervise(folder: pathlib.Path, lock: int, words: list[str]) -> int:
         print(f"cannot start {words[0]}: {error}", file=sys.stderr)
         status = 127
     else:
-        with contextlib.suppress(OSError):  # The disk may be full.
+        with contextlib.suppress(OSError):
             _write(folder, _PROGRAM, str(programs[0].pid))
         if asked:
             programs[0].send_signal(asked[0])
         status = programs[0].wait()
     # As a shell tells a signal.
     status = 128 - status if status < 0 else status
-    _write(folder, _STATUS, str(status))
+    try:
+        _write(folder, _STATUS, str(status))
+    except OSError as error:
+        print(f"cannot write that the run ended with {status}: {error}")
     return status
 
 
@@ -241,14 +245,20 @@ def _is_running(folder: pathlib.Path) -> bool:
 
 
 def _latest(folder: pathlib.Path) -> str | None:
-    """The ID of the program that was started last."""
-    text = _read(folder, _RUN)
-    return None if text is None else str(json.loads(text)["id"])
+    """The ID of the program that was started last.
+
+    None if there is none, or if its description is damaged, as a host that lost power
+    may leave it.
+    """
+    try:
+        return str(json.loads(_read(folder, _RUN) or "")["id"])
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _describe(folder: pathlib.Path) -> str:
     if _is_running(folder):
-        return "the run is still at work"
+        return "the run is still in progress"
     status = _read(folder, _STATUS)
     if status is None:
         return "the run was killed, or its host restarted"
@@ -264,7 +274,10 @@ def _read(folder: pathlib.Path, name: str) -> str | None:
 
 def _write(folder: pathlib.Path, name: str, text: str) -> None:
     part = folder / f"{name}.{os.getpid()}.part"
-    part.write_text(text, encoding="utf-8")
+    with part.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
     part.replace(folder / name)
 
 

@@ -70,7 +70,7 @@ def batch_script(job: SlurmJob, folder: str, points: Sequence[Sequence[str]]) ->
 
     SLURM warns the script before the time is up, the script tells training to stop, and
     training saves and exits with 128 + 15 = 143: the job is then queued again, and the
-    same command goes on. Without the warning a status of 143 is an error like others:
+    same command resumes. Without the warning a status of 143 is an error like others:
     processes that srun stops because of a failed one end with it too.
 
     Args:

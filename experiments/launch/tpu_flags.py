@@ -4,13 +4,14 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from bpd_jax import cli
+from bpd_jax import cli, progress
 from bpd_jax.errors import UserError
 from experiments.launch.checks import ROOT, git_folder
 from experiments.launch.commands import Command, run
 from experiments.launch.name_flag import NAME
 from experiments.launch.tpu_keep import Patience
 from experiments.launch.tpu_slice import SHARE, TpuSlice
+from experiments.launch.tpu_state import Condition, read_status
 
 ZONE = flags.DEFINE_string("zone", None, "Zone, such as us-central2-b.")
 PROJECT = flags.DEFINE_string("project", None, "Project; default: gcloud's own.")
@@ -24,8 +25,12 @@ INTERNAL_IPS = flags.DEFINE_bool(
     "internal_ips", False, "VMs without addresses outside their network."
 )
 IAP = flags.DEFINE_bool("iap", False, "Connect through Identity-Aware Proxy.")
-SERVICE_ACCOUNT = flags.DEFINE_string("service_account", None, "Of the VMs.")
-LABELS = flags.DEFINE_list("labels", [], "Of the VMs, such as team=nlp,run=base.")
+SERVICE_ACCOUNT = flags.DEFINE_string(
+    "service_account", None, "Service account of the VMs."
+)
+LABELS = flags.DEFINE_list(
+    "labels", [], "Labels of the VMs, such as team=nlp,run=base."
+)
 SHARED = flags.DEFINE_string(
     "share",
     None,
@@ -33,7 +38,7 @@ SHARED = flags.DEFINE_string(
     "gs://.",
 )
 STOP = flags.DEFINE_bool(
-    "stop", False, "Save and end the runs that are at work, and do nothing else."
+    "stop", False, "Save and end the runs in progress, and do nothing else."
 )
 DELETE = flags.DEFINE_bool(
     "delete", False, "Give the slices back at the end, also if training fails."
@@ -82,16 +87,21 @@ def source_bundle() -> tuple[str, Command]:
 
 
 def stop(tpus: Sequence[TpuSlice], *, dry_run: bool) -> None:
-    """Saves and ends what runs on slices.
+    """Saves and ends what runs on slices; those that are not there are skipped.
 
     Raises:
       UserError: some could not be stopped.
     """
-    commands = [tpu.stop() for tpu in tpus]
     if dry_run:
-        print(*commands, sep="\n\n")
+        print(*(tpu.stop() for tpu in tpus), sep="\n\n")
         return
-    failed = [t.name for t, c in zip(tpus, commands, strict=True) if run(c)]
+    failed = []
+    for tpu in tpus:
+        now = read_status(tpu, pause=PAUSE.value)
+        if now.condition is not Condition.READY:
+            progress.say(f"# {now.detail}: there is no run to stop")
+        elif run(tpu.stop()):
+            failed.append(tpu.name)
     if failed:
         raise UserError(f"could not stop {', '.join(failed)}: see gcloud's output.")
 

@@ -24,7 +24,7 @@ class NoSlicesError(UserError):
 class RunEndedError(UserError):
     """A run has ended before its last step and is not started again.
 
-    After any other error it may still be at work.
+    After any other error it may still be running.
     """
 
 
@@ -66,7 +66,7 @@ class Keeper:
       status: what has become of the slices.
       patience: when to give up.
       delete: whether to give the slices back when the run has ended, well or not.
-      stopped: whether somebody asked for the end while no run is at work.
+      stopped: whether somebody asked for the end while no run is in progress.
       sleep: waits for so many seconds.
       clock: seconds since some moment.
     """
@@ -93,7 +93,8 @@ class Keeper:
         Raises:
           NoSlicesError: there is no slice to be had.
           RunEndedError: training fails by itself, or was stopped on request.
-          UserError: the slices cannot be reached or set up; a run may be at work there.
+          UserError: the slices cannot be reached or set up; a run may be in
+            progress there.
         """
         try:
             self._train(prepare, words, name)
@@ -135,7 +136,7 @@ class Keeper:
             commands = [*prepare, self.tpu.start(words, f"{name}-{attempt}")]
             about, code = self._do(commands)
             if code == BUSY:
-                progress.say(f"# a run is still at work on {self.tpu.name}")
+                progress.say(f"# a run is still in progress on {self.tpu.name}")
                 if self.run(self.tpu.follow()) == STOPPED:
                     raise self._stopped()
                 self.sleep(self.patience.pause)
@@ -162,7 +163,7 @@ class Keeper:
                 )
 
     def wait(self) -> None:
-        """Waits for the end of a run that is at work from an earlier time, if any.
+        """Waits for the end of a run in progress from an earlier time, if any.
 
         Raises:
           UserError: the slices cannot be reached, or the run was stopped on request.
@@ -249,6 +250,7 @@ class Keeper:
         """
         refused = 0
         shown = ""
+        answered: Condition | None = None
         while (now := self.status()).condition is not Condition.READY:
             self._check_stopped()
             if now.condition is Condition.STUCK:
@@ -272,4 +274,7 @@ class Keeper:
                         f"{refused} requests for {self.tpu.name} were refused: "
                         "gcloud's output above says why; the same command resumes."
                     )
+            if code or now.condition in (Condition.REFUSED, answered):
                 self.sleep(self.patience.pause)
+            # The same condition after a command that succeeded: Cloud has yet to act.
+            answered = now.condition

@@ -201,7 +201,7 @@ class TpuSlice:
     def prepare(self, bundle: str) -> list[Command]:
         """What the workers need: source, Python, packages, the share.
 
-        It may be done again. While a run is at work it ends with BUSY.
+        It may be done again. While a run is in progress it ends with BUSY.
 
         Args:
           bundle: a git bundle of the source, here.
@@ -264,9 +264,9 @@ class TpuSlice:
         )
 
     def running(self) -> Command:
-        """Ends with BUSY if a run is at work on the first worker, else with 0."""
+        """Ends with BUSY if a run is in progress on the first worker, else with 0."""
         return self._ssh(
-            "look whether a run is at work",
+            "look whether a run is in progress",
             f"[ ! -e {_SCRIPT} ] || {_DETACHED} running",
             worker="0",
         )

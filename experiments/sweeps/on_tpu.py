@@ -1,13 +1,14 @@
 """Points of a sweep, queued onto TPU slices."""
 
 import base64
-import binascii
 import dataclasses
+import gzip
 import io
 import pathlib
 import queue
 import tarfile
 import threading
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 
 from bpd_jax import progress
@@ -50,7 +51,7 @@ class Fleet:
     delete: bool = False
 
     def wait_for_earlier_runs(self) -> None:
-        """Follows what an earlier launcher left running, lest a point runs twice.
+        """Follows runs of an earlier launcher, so that no point is trained twice.
 
         Raises:
           UserError: a slice cannot be reached, or its run was stopped on request.
@@ -82,7 +83,7 @@ class Fleet:
           The names of points that were not trained to their end, in order. When a
           run is stopped on request, no further point begins. A slice that cannot be
           reached or set up gets no further point either, and is not given back,
-          because a run may be at work on it.
+          because a run may be in progress on it.
         """
         waiting: queue.SimpleQueue[tuple[str, tuple[str, ...]]] = queue.SimpleQueue()
         for point in points.items():
@@ -161,9 +162,11 @@ def fetch(tpu: TpuSlice, folder: pathlib.Path, asker: Asker) -> None:
     try:
         if status:
             raise OSError(err.rpartition("\n")[2] or f"status {status}")
-        archive = io.BytesIO(base64.b64decode(out))
+        # As a whole, so that a truncated archive replaces nothing.
+        archive = io.BytesIO(gzip.decompress(base64.b64decode(out)))
         folder.mkdir(parents=True, exist_ok=True)
-        with tarfile.open(fileobj=archive) as members:
+        with tarfile.open(fileobj=archive, mode="r:") as members:
             members.extractall(folder, filter="data")
-    except (OSError, tarfile.TarError, binascii.Error) as error:
-        progress.say(f"warning: could not fetch results from {tpu.name}: {error}")
+    except (OSError, EOFError, ValueError, zlib.error, tarfile.TarError) as error:
+        line = str(error).partition("\n")[0]
+        progress.say(f"warning: could not fetch results from {tpu.name}: {line}")

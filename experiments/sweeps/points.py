@@ -8,6 +8,7 @@ from typing import Any
 from bpd_jax import configuration
 from bpd_jax.cli import rewrite_gin_arguments
 from bpd_jax.configuration import Parsed
+from bpd_jax.data.text_readers import read_text
 from bpd_jax.errors import UserError
 from bpd_jax.training import metrics, run_folder
 from bpd_jax.training.checkpoint_files import whole_steps
@@ -54,7 +55,7 @@ class Point:
         saved = self.folder / run_folder.CONFIG
         if not saved.exists():
             return False
-        if saved.read_text(encoding="utf-8") != self.parsed.text:
+        if read_text(saved) != self.parsed.text:
             raise UserError(
                 f"{self.folder} holds a run with other settings: choose another "
                 "--output, or delete it."

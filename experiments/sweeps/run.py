@@ -30,7 +30,7 @@ from typing import Any
 
 from absl import flags
 
-from bpd_jax import buckets, cli, files
+from bpd_jax import buckets, cli, files, progress
 from bpd_jax.errors import UserError
 from experiments.launch import slurm_flags, tpu_flags
 from experiments.launch.checks import ROOT, check_run, check_travels
@@ -42,7 +42,9 @@ from experiments.sweeps.catalog import PAPER, Arguments, find_points, find_sweep
 from experiments.sweeps.on_tpu import Fleet, fetch
 from experiments.sweeps.points import Point, make_point
 
-SWEEP = flags.DEFINE_string("sweep", None, "Its name; a wrong one lists all.")
+SWEEP = flags.DEFINE_string(
+    "sweep", None, "Name of the sweep; any other word lists all names."
+)
 SIZE = flags.DEFINE_string("size", PAPER, "paper, or tiny for a laptop.")
 POINT = flags.DEFINE_multi_string("point", [], "Only these points; default: all.")
 OUTPUT = flags.DEFINE_string("output", "runs/sweeps", "Folder of folders of sweeps.")
@@ -199,10 +201,17 @@ def _train_on_tpus(points: list[Point], folder: pathlib.Path) -> list[str]:
         patience,
         tpu_flags.DELETE.value,
     )
-    fleet.wait_for_earlier_runs()
-    left = [point.name for point in points if not point.is_finished()]
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    return fleet.train({name: words[name] for name in left}, stamp)
+    try:
+        fleet.wait_for_earlier_runs()
+        left = [point.name for point in points if not point.is_finished()]
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        return fleet.train({name: words[name] for name in left}, stamp)
+    except KeyboardInterrupt:
+        progress.say(
+            "# runs on the slices continue: the same command follows them, --stop ends "
+            "them"
+        )
+        raise
 
 
 def _tpus() -> list[TpuSlice]:

@@ -4,6 +4,7 @@ The commands that it sends to workers are run in a folder that stands for a work
 home: the source arrives there as a git bundle, and what trains is a small program.
 """
 
+import dataclasses
 import fcntl
 import functools
 import os
@@ -15,9 +16,10 @@ import threading
 import time
 
 import pytest
+from absl.testing import flagsaver
 
 from bpd_jax.errors import UserError
-from experiments.launch import tpu_slice
+from experiments.launch import tpu_flags, tpu_slice
 from experiments.launch.commands import run
 from experiments.launch.detached import BUSY
 from experiments.launch.tpu_keep import Keeper, Patience
@@ -218,6 +220,18 @@ def test_a_run_is_stopped_by_another_command(cloud):
         keep(cloud)
     thread.join()
     assert not (cloud / "home" / "share" / "steps").exists()
+
+
+def test_slices_that_are_not_there_are_not_stopped(cloud, capsys):
+    for command in SLICE.prepare(str(cloud / "x.bundle")):
+        assert run(command) == 0
+    states = ["WAITING_FOR_RESOURCES", "NOT_FOUND", "READY", "READY"]
+    (cloud / "states").write_text("\n".join(states))
+    tpus = [dataclasses.replace(SLICE, name=f"paper-{i}") for i in range(3)]
+    with flagsaver.as_parsed(pause="0"):
+        tpu_flags.stop(tpus, dry_run=False)
+    assert asked(cloud).count("stop") == 1
+    assert capsys.readouterr().out.count("there is no run to stop") == 2
 
 
 def test_set_up_does_not_disturb_a_run(cloud):

@@ -222,7 +222,18 @@ def test_a_second_stop_does_not_interrupt_the_first(host, tmp_path):
     assert done.returncode == STOPPED
     assert "status 143" in done.stdout
     assert host("running").returncode == 0
-    assert "no run is at work" in host("stop").stdout
+    assert "no run is in progress" in host("stop").stdout
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}"])
+def test_a_damaged_description_is_that_of_no_run(host, work, tmp_path, text):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text(text)
+    assert host("follow").returncode == UNKNOWN
+    assert host("report").stdout == ""
+    (tmp_path / "go").touch()
+    assert host("start", "b", *work()).returncode == 0
+    assert host("follow", "b").returncode == 0
 
 
 def test_nothing_to_follow(host):

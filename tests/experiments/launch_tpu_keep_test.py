@@ -93,6 +93,12 @@ def test_replaces_slices_that_are_taken_back_however_often():
     assert cloud.train(retries=0) == [*ROUND, *again, *again]
 
 
+def test_a_deletion_that_takes_time_is_not_repeated_at_once():
+    cloud = Cloud(READY, READY, LOST, LOST, LOST, ABSENT, READY, follow=[FAILED])
+    waits = ["sleep", "delete", "delete", "sleep", "create"]
+    assert cloud.train(retries=0) == [*ROUND, *waits, *ROUND]
+
+
 def test_slices_that_are_on_their_way_are_waited_for():
     asked = Cloud(COMING, COMING, COMING, READY).train(requests=1)
     assert asked == ["sleep", "sleep", *ROUND]
@@ -267,7 +273,7 @@ def test_slices_on_which_a_run_may_continue_are_kept():
     with pytest.raises(UserError, match="could not be reached"):
         cloud.train(requests=0, delete=True)
     assert "delete" not in cloud.asked
-    # An earlier run may be at work, or this one: the connection broke, not the command.
+    # An earlier run or this one may continue: the connection broke, not the command.
     for verb in ("scp", "setup", "start"):
         cloud = Cloud(*[READY] * 3, **{verb: [255]})
         with pytest.raises(UserError, match="attempts failed") as error:

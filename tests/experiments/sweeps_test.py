@@ -166,6 +166,19 @@ def test_a_run_that_ended_early_is_finished(point):
     assert point.is_finished()
 
 
+def test_a_damaged_run_is_one_sentence(point):
+    point, write = point
+    write([(20, 0.5), (40, 0.4)])
+    (point.folder / "config.gin").write_bytes(b"HEADS = \xff")
+    with pytest.raises(UserError, match="UTF-8"):
+        point.is_finished()
+    write([(20, 0.5), (40, 0.4)])
+    (point.folder / "metrics.jsonl").unlink()
+    (point.folder / "metrics.jsonl").mkdir()
+    with pytest.raises(UserError, match=r"metrics\.jsonl: Is a directory"):
+        point.best()
+
+
 def test_another_run_in_the_folder_is_refused(point):
     point, write = point
     write([(40, 0.5)], text="STEPS = 7")

@@ -216,6 +216,22 @@ def test_results_that_cannot_be_fetched_end_nothing(share, capsys):
     assert capsys.readouterr().out.count("warning: could not fetch results") == 3
 
 
+@pytest.mark.parametrize("part", [0.0, 0.3, 0.6, 0.95])
+def test_a_truncated_archive_replaces_nothing(share, capsys, part):
+    here, ask = share
+    folder = here.relative_to(here) / "sweep"
+    fetch(slices(1)[0], folder, ask)
+    before = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
+    status, out, _ = ask(slices(1)[0].fetch(str(folder)))
+    data = base64.b64decode(out)
+    text = base64.b64encode(data[: int(part * len(data))]).decode()
+    fetch(slices(1)[0], folder, lambda _: (status, text, ""))
+    [line] = capsys.readouterr().out.splitlines()
+    assert line.startswith("warning: could not fetch results")
+    after = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
+    assert after == before
+
+
 def test_an_archive_writes_nowhere_else(share, capsys):
     here, _ = share
     archive = io.BytesIO()

@@ -1,8 +1,10 @@
 import errno
+import json
 import struct
 
 import pytest
 
+from bpd_jax.errors import UserError
 from bpd_jax.training.metrics import FILE_NAME, MetricsWriter, read_rows
 
 
@@ -25,6 +27,26 @@ def test_a_resumed_run_drops_what_lies_after_its_checkpoint(tmp_path):
     with MetricsWriter(tmp_path, 2) as writer:
         writer.write(3, {"loss": 30.0})
     assert [row["loss"] for row in read_rows(tmp_path / FILE_NAME)] == [1, 2, 30]
+
+
+@pytest.mark.parametrize("line", ["{", "\0", '{"step": true}', "[" * 100_000, "7"])
+def test_damaged_lines_are_skipped_with_a_warning(tmp_path, capsys, line):
+    rows = [{"step": step} for step in range(1, 6)]
+    lines = [json.dumps(row) for row in rows]
+    lines[2] = line
+    (tmp_path / FILE_NAME).write_text("\n".join([*lines, line]))
+    with MetricsWriter(tmp_path, 9) as writer:
+        writer.write(10, {"loss": 1.0})
+    printed = capsys.readouterr()
+    assert "1 damaged lines" in printed.out + printed.err
+    left = read_rows(tmp_path / FILE_NAME)
+    assert left == [*rows[:2], *rows[3:], {"step": 10, "loss": 1.0}]
+
+
+def test_a_log_that_cannot_be_read_is_one_sentence(tmp_path):
+    (tmp_path / FILE_NAME).mkdir()
+    with pytest.raises(UserError, match="Is a directory"):
+        read_rows(tmp_path / FILE_NAME)
 
 
 def test_without_tensorboard_the_lines_remain(tmp_path, monkeypatch):
