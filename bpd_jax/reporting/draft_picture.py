@@ -15,8 +15,10 @@ from bpd_jax.reporting.explorer import ExplorerText
 from bpd_jax.reporting.templates import rendered
 from bpd_jax.reporting.wording import visible
 
-# Pixels: width of a character, height of a row, space between columns.
-_CHARACTER, _ROW, _GAP = 7.9, 27, 20
+# Pixels: width of a character in the monospaced font and, at most, in the other one;
+# height of a row, space between columns.
+_CHARACTER, _LETTER = 7.9, 7.5
+_ROW, _GAP = 27, 20
 _LEFT, _TOP, _NAMES = 18, 66, 150
 _PLAIN, _REFINED, _INK, _SOFT = "#b3401f", "#18794e", "#1f2328", "#8b929b"
 
@@ -117,7 +119,8 @@ def svg(picture: DraftPicture) -> str:
     widths = [_CHARACTER * max(map(len, column)) + 14 for column in words]
     # Not `sum`, whose rounding differs between versions of Python.
     before = itertools.accumulate(widths[:-1], initial=0.0)
-    lefts = [_LEFT + _NAMES + width + _GAP * i for i, width in enumerate(before)]
+    names = max(_NAMES, *(_LETTER * len(draft.label) + _GAP for draft in drafts))
+    lefts = [_LEFT + names + width + _GAP * i for i, width in enumerate(before)]
     middles = [left + wide / 2 for left, wide in zip(lefts, widths, strict=True)]
     below = _TOP + _ROW * max(map(len, columns)) + 16
     chosen = [
@@ -130,9 +133,14 @@ def svg(picture: DraftPicture) -> str:
         + f" ({draft.accepted} tokens accepted)"
         for draft in drafts
     )
+    note = (
+        "Green: accepted in one pass; struck: rejected. "
+        f"{picture.plain.accepted} and {picture.refined.accepted} of {len(columns)} "
+        f"tokens: the largest gain among {picture.blocks:,} blocks."
+    )
     text = rendered(
         "draft_picture.svg",
-        width=lefts[-1] + widths[-1] + _LEFT,
+        width=max(lefts[-1] + widths[-1], _LEFT + _LETTER * len(note)) + _LEFT,
         height=below + 2 * _ROW + 22,
         left=_LEFT,
         top=_TOP,
@@ -175,10 +183,7 @@ def svg(picture: DraftPicture) -> str:
                 zip(drafts, (_PLAIN, _REFINED), strict=True)
             )
         ],
-        note="Green: accepted in one pass; struck: rejected. "
-        f"{picture.plain.label} {picture.plain.accepted}, {picture.refined.label} "
-        f"{picture.refined.accepted} of {len(columns)} tokens, the largest gain among "
-        f"{picture.blocks:,} blocks.",
+        note=note,
     )
     return f"{text}\n"
 
