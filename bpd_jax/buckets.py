@@ -106,25 +106,19 @@ class BucketPath(pathlib.PosixPath):
         raise OSError(code, os.strerror(code), str(self))
 
     def read_generation(self) -> tuple[bytes, int]:
-        """The content of a small object and its generation; b"" and 0 if missing.
-
-        An object of more than 64 KiB is not downloaded: its content is returned as b"".
-        """
-        with _requests(self):
+        """Content and generation: b"" and 0 if missing, b"" if larger than 64 KiB."""
+        with _requests(self), contextlib.suppress(_api_errors().NotFound):
             blob = self._blob()
-            if blob is None:
-                return b"", 0
-            # A download overwrites the attributes of `blob`.
-            generation = blob.generation
-            if blob.size > 2**16:
-                return b"", generation
-            try:
+            if blob is not None:
+                # A download overwrites the attributes of `blob`.
+                generation = blob.generation
+                if blob.size > 2**16:
+                    return b"", generation
                 content = blob.download_as_bytes(
                     if_generation_match=generation, retry=_retry()
                 )
-            except _api_errors().NotFound:
-                return b"", 0
-            return content, generation
+                return content, generation
+        return b"", 0
 
     def write_generation(self, content: bytes, generation: int | None = None) -> int:
         """Writes an object.
@@ -472,8 +466,7 @@ def _api_errors() -> Any:
 @contextlib.contextmanager
 def _requests(path: BucketPath) -> Iterator[None]:
     """Turns what the client raises into an `OSError` of `path`."""
-    # Before the `try`, so that a missing package is told by `_client`.
-    _client(os.getpid())
+    _client(os.getpid())  # Tells about a missing package.
     from google.api_core import exceptions
     from google.auth.exceptions import GoogleAuthError
     from google.cloud.storage.exceptions import DataCorruption, InvalidResponse

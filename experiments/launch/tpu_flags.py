@@ -4,14 +4,13 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from bpd_jax import cli, progress
+from bpd_jax import cli
 from bpd_jax.errors import UserError
 from experiments.launch.checks import ROOT, git_folder
-from experiments.launch.commands import Command, run
+from experiments.launch.commands import Command
 from experiments.launch.name_flag import NAME
-from experiments.launch.tpu_keep import Patience
+from experiments.launch.tpu_keep import Patience, stop_runs
 from experiments.launch.tpu_slice import SHARE, TpuSlice
-from experiments.launch.tpu_state import Condition, read_status
 
 ZONE = flags.DEFINE_string("zone", None, "Zone, such as us-central2-b.")
 PROJECT = flags.DEFINE_string("project", None, "Project; default: gcloud's own.")
@@ -95,15 +94,7 @@ def stop(tpus: Sequence[TpuSlice], *, dry_run: bool) -> None:
     if dry_run:
         print(*(tpu.stop() for tpu in tpus), sep="\n\n")
         return
-    failed = []
-    for tpu in tpus:
-        now = read_status(tpu, pause=PAUSE.value)
-        if now.condition is not Condition.READY:
-            progress.say(f"# {now.detail}: there is no run to stop")
-        elif run(tpu.stop()):
-            failed.append(tpu.name)
-    if failed:
-        raise UserError(f"could not stop {', '.join(failed)}: see gcloud's output.")
+    stop_runs(tpus, PAUSE.value)
 
 
 def check_start(start: str | None) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection, Sequence
 
 from bpd_jax import progress
 from bpd_jax.errors import UserError
-from experiments.launch.commands import Command, Runner
+from experiments.launch.commands import Command, Runner, run
 from experiments.launch.detached import BUSY, FAILED, STOPPED, UNKNOWN
 from experiments.launch.tpu_slice import TpuSlice
-from experiments.launch.tpu_state import Condition, Status
+from experiments.launch.tpu_state import Condition, Status, read_status
 
 # Errors count together if they happen within so many seconds: a run of days may break
 # off now and then.
@@ -278,3 +278,24 @@ class Keeper:
                 self.sleep(self.patience.pause)
             # The same condition after a command that succeeded: Cloud has yet to act.
             answered = now.condition
+
+
+def stop_runs(tpus: Sequence[TpuSlice], pause: float) -> None:
+    """Saves and ends what runs on slices; those that are not there are skipped.
+
+    Args:
+      tpus: the slices.
+      pause: seconds between two questions, if gcloud cannot tell.
+
+    Raises:
+      UserError: some could not be stopped.
+    """
+    failed = []
+    for tpu in tpus:
+        now = read_status(tpu, pause=pause)
+        if now.condition is not Condition.READY:
+            progress.say(f"# {now.detail}: there is no run to stop")
+        elif run(tpu.stop()):
+            failed.append(tpu.name)
+    if failed:
+        raise UserError(f"could not stop {', '.join(failed)}: see gcloud's output.")

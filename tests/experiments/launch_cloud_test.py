@@ -16,13 +16,12 @@ import threading
 import time
 
 import pytest
-from absl.testing import flagsaver
 
 from bpd_jax.errors import UserError
-from experiments.launch import tpu_flags, tpu_slice
+from experiments.launch import tpu_slice
 from experiments.launch.commands import run
 from experiments.launch.detached import BUSY
-from experiments.launch.tpu_keep import Keeper, Patience
+from experiments.launch.tpu_keep import Keeper, Patience, stop_runs
 from experiments.launch.tpu_slice import TpuSlice
 from experiments.launch.tpu_state import read_status
 
@@ -228,8 +227,7 @@ def test_slices_that_are_not_there_are_not_stopped(cloud, capsys):
     states = ["WAITING_FOR_RESOURCES", "NOT_FOUND", "READY", "READY"]
     (cloud / "states").write_text("\n".join(states))
     tpus = [dataclasses.replace(SLICE, name=f"paper-{i}") for i in range(3)]
-    with flagsaver.as_parsed(pause="0"):
-        tpu_flags.stop(tpus, dry_run=False)
+    stop_runs(tpus, pause=0)
     assert asked(cloud).count("stop") == 1
     assert capsys.readouterr().out.count("there is no run to stop") == 2
 
