@@ -301,7 +301,7 @@ def table(result: dict[str, Any]) -> str:
     for name, row in sorted(result["formats"].items()):
         numbers = [row["inputs"], row.get("read", 0), row.get("refused", 0)]
         counts = " | ".join(f"{n:,}" for n in [*numbers, len(row["failures"])])
-        seconds = row.get("slowest_cpu_seconds", row.get("slowest_seconds", 0))
+        seconds = row["slowest_cpu_seconds"]
         used = f"{seconds} s | {row.get('memory_mb', 0)} MB"
         lines.append(f"| `{name}` | {counts} | {used} |")
     total = sum(row["inputs"] for row in result["formats"].values())
