@@ -466,7 +466,7 @@ def _api_errors() -> Any:
 @contextlib.contextmanager
 def _requests(path: BucketPath) -> Iterator[None]:
     """Turns what the client raises into an `OSError` of `path`."""
-    _client(os.getpid())  # Tells about a missing package.
+    _client(os.getpid())  # Raises a UserError if the package is missing.
     from google.api_core import exceptions
     from google.auth.exceptions import GoogleAuthError
     from google.cloud.storage.exceptions import DataCorruption, InvalidResponse

@@ -41,6 +41,7 @@ from bpd_jax.reporting.evaluation_report import print_table, write_html
 from bpd_jax.reporting.evaluation_sentences import fastest_sentence
 from bpd_jax.reporting.records import DecodeRecord, EvaluationReport, save_report
 from bpd_jax.reporting.terminal import print_stream, standard_output
+from bpd_jax.training import metrics
 
 METHODS = flags.DEFINE_list(
     "methods",
@@ -252,7 +253,7 @@ def _write(
         },
         versions=provenance.versions(),
         lattice=picture,
-        curves=evaluation_records.training_curves(loaded.folder / "metrics.jsonl"),
+        curves=metrics.read_rows(loaded.folder / metrics.FILE_NAME),
     )
     with folders.replacing_folder(output, _KIND) as folder:
         save_report(report, folder / "report.json")

@@ -134,9 +134,9 @@ def svg(picture: DraftPicture) -> str:
         for draft in drafts
     )
     note = (
-        "Green: accepted in one pass; struck: rejected. "
-        f"{picture.plain.accepted} and {picture.refined.accepted} of {len(columns)} "
-        f"tokens: the largest gain among {picture.blocks:,} blocks."
+        "Green: accepted in one pass; struck: rejected. Accepted: "
+        f"{picture.plain.accepted} unrefined, {picture.refined.accepted} refined, of "
+        f"{len(columns)}: the largest gain among {picture.blocks:,} blocks."
     )
     text = rendered(
         "draft_picture.svg",

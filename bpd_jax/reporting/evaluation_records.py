@@ -1,17 +1,13 @@
 """Converts results of an evaluation to the records of a report."""
 
-import pathlib
 import statistics
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
-from bpd_jax import files
 from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.stopping import cut_at_stop
-from bpd_jax.errors import UserError
 from bpd_jax.evaluation.block_views import BlockView
 from bpd_jax.evaluation.compare import MethodResult
 from bpd_jax.evaluation.draft_statistics import draft_statistics
@@ -174,18 +170,3 @@ def lattice_picture(
         paths=[Path(p.label, p.candidates, p.accepted) for p in view.paths],
         greedy=[piece(token) for token in view.greedy if token >= 0],
     )
-
-
-def training_curves(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The rows of a run's metrics.jsonl; empty if there is none."""
-    try:
-        with path.open("rb") as stream:
-            lines = list(files.bounded_lines(stream, path, kept=True))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {path}: {error}.") from error
-    try:
-        return [files.parse_json(line) for line in lines if line.strip()]
-    except ValueError as error:
-        raise UserError(f"{path} is damaged: {error}.") from error

@@ -185,7 +185,7 @@ def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     try:
         with as_path(path).open("rb") as stream:
             lines = list(files.bounded_lines(stream, path, kept=True))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}.") from error
@@ -198,18 +198,16 @@ def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
         elif number < len(lines):
             damaged.append(number)
     if damaged:
-        progress.say(
-            f"warning: {len(damaged)} damaged lines of {path} are skipped, the first "
-            f"is line {damaged[0]}"
-        )
+        numbers = ", ".join(map(str, damaged[:5])) + ", …" * (len(damaged) > 5)
+        progress.say(f"warning: {path} has damaged lines, which are skipped: {numbers}")
     return rows
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
     """The row of a line; None if it is damaged."""
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
+        row = files.parse_json(line)
+    except ValueError:
         return None
     valid = isinstance(row, dict) and type(row.get("step")) is int
     return row if valid else None

@@ -1,25 +1,28 @@
-"""Ends all processes of a run with a one-line error when one of them has died.
+"""Ends all processes of a run with a one-line error when one of them has failed.
 
 If a process is killed or its host is lost, the others wait for it in the middle of a
 step until jax's heartbeats time out, and then end with a C++ stack trace. Therefore
 process 0 keeps a TCP connection to every other process during training. A connection
 that closes without a goodbye message means that its process has died; process 0 then
 notifies the others. A process that ends with an error says so: the others, which may be
-about to end with the same error, end after a few seconds. Nothing is saved: the next
-start resumes from the last checkpoint.
+about to end with the same error, end after a few seconds. Process 0, which hosts jax's
+coordinator, ends last, because the others would crash without it. Nothing is saved: the
+next start resumes from the last checkpoint.
 """
 
+import atexit
 import contextlib
-import dataclasses
 import os
 import secrets
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
 
 import jax
 
+from bpd_jax import startup
 from bpd_jax.errors import UserError
 from bpd_jax.training import distributed
 
@@ -29,10 +32,11 @@ _GOODBYE, _ERROR, _DEATH = b".", b"?", b"!"
 
 # Seconds in which a process may end with the same error as another one.
 _SAME_ERROR = 10
-# Seconds after which this process has learnt why a collective operation failed.
+# Seconds after which this process has learnt why a collective operation failed, and in
+# which others end after a message.
 _NOTICE = 5
-
-_CONNECT_TIMEOUT = 30  # seconds
+# Seconds in which all processes connect, and in which one of them identifies itself.
+_CONNECT_TIMEOUT, _GREETING_TIMEOUT = 30, 2
 # Seconds without traffic before TCP probes whether the other host is still there.
 _KEEPALIVE = 20
 
@@ -41,57 +45,131 @@ _KEEPALIVE = 20
 def watched() -> Iterator[None]:
     """Watches the other processes of the run; does nothing in a run of one process.
 
-    All processes must enter it. A process that cannot connect is not watched.
+    All processes must enter it, and all must leave it if one leaves it regularly or by
+    SystemExit. A process that cannot connect is not watched. After any other exception
+    this process does not take part in jax's shutdown, which would wait for the others
+    and then crash: at its end it exits with status 1, or 130 if it was interrupted.
+
+    Raises:
+      UserError: an operation failed because another process has failed.
     """
     if jax.process_count() == 1:
         yield
         return
-    links = _connect_all() if distributed.is_first() else _connect_to_first()
-    state = _State(links)
-    threads = [
-        threading.Thread(target=_watch, args=(number, state), daemon=True)
-        for number in links
-    ]
-    for thread in threads:
-        thread.start()
-    kind = _ERROR
+    peers = _Peers(_connect_all() if distributed.is_first() else _connect_to_first())
     try:
         yield
-        kind = _GOODBYE
     except SystemExit:  # All processes stop at the same step.
-        kind = _GOODBYE
+        peers.leave(_GOODBYE)
+        raise
+    except KeyboardInterrupt:
+        peers.leave(_DEATH, startup.INTERRUPTED)
         raise
     except UserError:
+        peers.leave(_ERROR)
         raise
     except Exception as error:
         # The end of another process makes collective operations of this one fail.
-        if state.noticed.wait(_NOTICE):
-            raise UserError(state.message) from error
+        known = peers.noticed.wait(_NOTICE)
+        peers.leave(_ERROR)
+        if known:
+            raise UserError(peers.message) from error
         raise
-    finally:
-        state.ended.set()
-        _send(links, kind, jax.process_index())
-        if kind == _ERROR and distributed.is_first():
-            # This process hosts jax's coordinator, without which the others crash.
-            deadline = time.monotonic() + _SAME_ERROR + _NOTICE
-            for thread in threads:
-                thread.join(max(0.0, deadline - time.monotonic()))
+    peers.leave(_GOODBYE)
 
 
-@dataclasses.dataclass
-class _State:
-    """What the watching threads and the training thread know of each other.
+class _Peers:
+    """Connections to the other processes, each with a thread that reads from it.
 
     Attributes:
-      links: connections by the number of the process at the other end.
-      ended: set when training has ended in this process.
-      noticed: set when another process has ended with an error; `message` names it.
+      noticed: set when another process has failed; `message` names it.
     """
 
-    links: dict[int, socket.socket]
-    ended: threading.Event = dataclasses.field(default_factory=threading.Event)
-    noticed: threading.Event = dataclasses.field(default_factory=threading.Event)
-    message: str = ""
+    def __init__(self, links: dict[int, socket.socket]) -> None:
+        """Begins to watch; `links` are connections by the number of the process."""
+        self.noticed = threading.Event()
+        self.message = ""
+        self._links = links
+        self._ended = threading.Event()  # Training has ended in this process.
+        self._failure = threading.Lock()  # Taken by the thread that reports a failure.
+        self._threads = [
+            threading.Thread(target=self._watch, args=(number,), daemon=True)
+            for number in links
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def leave(self, kind: bytes, status: int = 1) -> None:
+        """Tells the others how this process ends.
+
+        Args:
+          kind: kind of message.
+          status: exit status of this process unless it ends regularly.
+        """
+        self._ended.set()
+        self._send(kind, jax.process_index())
+        if kind == _GOODBYE:
+            return
+        # Runs before what jax has registered.
+        atexit.register(_exit, status)
+        if distributed.is_first():
+            self._wait(_SAME_ERROR + _NOTICE if kind == _ERROR else _NOTICE / 2)
+
+    def _watch(self, number: int) -> None:
+        """Reads from process `number`; ends this process if another one has failed."""
+        link = self._links[number]
+        kind, failed = _DEATH, number
+        with contextlib.suppress(OSError):
+            message = _receive(link, 5)
+            if len(message) == 5:
+                kind, failed = message[:1], int.from_bytes(message[1:])
+        if kind == _GOODBYE:
+            return
+        if not self._ended.is_set() and self._failure.acquire(blocking=False):
+            self._report(kind, failed)
+        # The connection closes when the other process has ended; see `_wait`.
+        with contextlib.suppress(OSError):
+            while link.recv(64):
+                pass
+
+    def _report(self, kind: bytes, failed: int) -> None:
+        """Ends this process because process `failed` has, unless it ends by itself."""
+        if distributed.is_first():
+            self._send(kind, failed)
+        end = "has died" if kind == _DEATH else "has ended with an error"
+        self.message = (
+            f"process {failed} of this run {end}: see its own output; start the run "
+            "again to resume from the last checkpoint."
+        )
+        self.noticed.set()
+        if kind == _ERROR and self._ended.wait(_SAME_ERROR):
+            return
+        if distributed.is_first():
+            self._wait(_NOTICE)
+        if self._ended.is_set():
+            return  # The thread that trains reports it.
+        os.write(2, f"\nerror: {self.message}\n".encode())
+        os._exit(1)
+
+    def _wait(self, seconds: float) -> None:
+        """Waits until the others have ended, which need this process's coordinator."""
+        deadline = time.monotonic() + seconds
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _send(self, kind: bytes, number: int) -> None:
+        """Sends a message of a kind about process `number` to all others."""
+        for link in self._links.values():
+            with contextlib.suppress(OSError):
+                link.sendall(kind + number.to_bytes(4))
+
+
+def _exit(status: int) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
 
 
 def _connect_all() -> dict[int, socket.socket]:
@@ -100,18 +178,20 @@ def _connect_all() -> dict[int, socket.socket]:
     count = jax.process_count()
     links: dict[int, socket.socket] = {}
     with socket.create_server(("", 0), backlog=count) as server:
-        server.settimeout(_CONNECT_TIMEOUT)
+        server.settimeout(_GREETING_TIMEOUT)
         port = server.getsockname()[1]
         distributed.agree((distributed.own_host(), port, token.hex()))
-        with contextlib.suppress(OSError):
-            while len(links) < count - 1:
+        deadline = time.monotonic() + _CONNECT_TIMEOUT
+        while len(links) < count - 1 and time.monotonic() < deadline:
+            # Others than the processes of the run may connect, and say nothing.
+            with contextlib.suppress(OSError):
                 link, _ = server.accept()
-                link.settimeout(_CONNECT_TIMEOUT)
+                link.settimeout(_GREETING_TIMEOUT)
                 greeting = _receive(link, len(token) + 4)
-                if greeting[: len(token)] != token:
+                if greeting[: len(token)] == token:
+                    links[int.from_bytes(greeting[len(token) :])] = _keep_alive(link)
+                else:
                     link.close()
-                    continue
-                links[int.from_bytes(greeting[len(token) :])] = _keep_alive(link)
     return links
 
 
@@ -147,36 +227,3 @@ def _receive(link: socket.socket, count: int) -> bytes:
     while len(received) < count and (part := link.recv(count - len(received))):
         received += part
     return received
-
-
-def _watch(number: int, state: _State) -> None:
-    """Waits for a message of process `number`; ends this process if one has failed."""
-    kind, failed = _DEATH, number
-    with contextlib.suppress(OSError):
-        message = _receive(state.links[number], 5)
-        if len(message) == 5:
-            kind, failed = message[:1], int.from_bytes(message[1:])
-    if kind == _GOODBYE or (kind == _DEATH and state.ended.is_set()):
-        return
-    if distributed.is_first():
-        _send(state.links, kind, failed)
-    end = "has died" if kind == _DEATH else "has ended with an error"
-    state.message = (
-        f"process {failed} of this run {end}: see its own output; start the run again "
-        "to resume from the last checkpoint."
-    )
-    if kind == _ERROR:
-        state.noticed.set()
-        if state.ended.wait(_SAME_ERROR):
-            with contextlib.suppress(OSError):
-                _receive(state.links[number], 1)  # until the other process has ended
-            return
-    os.write(2, f"\nerror: {state.message}\n".encode())
-    os._exit(1)
-
-
-def _send(links: dict[int, socket.socket], kind: bytes, number: int) -> None:
-    """Sends a message of a kind about process `number` to all others."""
-    for link in links.values():
-        with contextlib.suppress(OSError):
-            link.sendall(kind + number.to_bytes(4))

@@ -126,7 +126,8 @@ def stop(folder: pathlib.Path) -> int:
         return 0
     while _is_running(folder):
         # After `start` has taken the lock, the supervisor writes its process ID.
-        latest, pid = _latest(folder), _read(folder, _PID)
+        pid = _read(folder, _PID)
+        latest = _latest(folder) or pid  # The description may be damaged.
         if latest and latest == _read(folder, _STOPPED):
             return 0
         if latest and pid:
@@ -216,7 +217,7 @@ def _supervise(folder: pathlib.Path, lock: int, words: list[str]) -> int:
     try:
         _write(folder, _STATUS, str(status))
     except OSError as error:
-        print(f"cannot write that the run ended with {status}: {error}")
+        print(f"cannot write that the run ended with {status}: {error}", flush=True)
     return status
 
 

@@ -94,7 +94,7 @@ def stop(tpus: Sequence[TpuSlice], *, dry_run: bool) -> None:
     if dry_run:
         print(*(tpu.stop() for tpu in tpus), sep="\n\n")
         return
-    stop_runs(tpus, PAUSE.value)
+    stop_runs(tpus)
 
 
 def check_start(start: str | None) -> None:

@@ -265,6 +265,11 @@ class Keeper:
                 shown = now.detail
                 self.sleep(self.patience.pause)
                 continue
+            if now.condition is answered:
+                # Cloud has yet to act on a command that succeeded.
+                self.sleep(self.patience.pause)
+                answered = None
+                continue
             absent = now.condition is Condition.ABSENT
             code = self.run(self.tpu.create() if absent else self.tpu.delete())
             if code or now.condition is Condition.REFUSED:
@@ -274,13 +279,13 @@ class Keeper:
                         f"{refused} requests for {self.tpu.name} were refused: "
                         "gcloud's output above says why; the same command resumes."
                     )
-            if code or now.condition in (Condition.REFUSED, answered):
                 self.sleep(self.patience.pause)
-            # The same condition after a command that succeeded: Cloud has yet to act.
-            answered = now.condition
+                answered = None
+            else:
+                answered = now.condition
 
 
-def stop_runs(tpus: Sequence[TpuSlice], pause: float) -> None:
+def stop_runs(tpus: Sequence[TpuSlice], pause: float = 5.0) -> None:
     """Saves and ends what runs on slices; those that are not there are skipped.
 
     Args:
@@ -292,9 +297,14 @@ def stop_runs(tpus: Sequence[TpuSlice], pause: float) -> None:
     """
     failed = []
     for tpu in tpus:
-        now = read_status(tpu, pause=pause)
+        try:
+            now = read_status(tpu, pause=pause)
+        except UserError as error:
+            progress.say(f"error: {error}")
+            failed.append(tpu.name)
+            continue
         if now.condition is not Condition.READY:
-            progress.say(f"# {now.detail}: there is no run to stop")
+            progress.say(f"# {now.detail}: nothing was stopped")
         elif run(tpu.stop()):
             failed.append(tpu.name)
     if failed:

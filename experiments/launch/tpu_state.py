@@ -110,7 +110,7 @@ def read_status(
     """
     state = _state(tpu.describe(), asker, pause, sleep)
     if state is None:
-        return Status(Condition.ABSENT)
+        return Status(Condition.ABSENT, f"{tpu.name} is not there")
     if state == "SUSPENDED":
         # So Cloud takes back a spot slice. Any other is taken by somebody.
         condition = Condition.LOST if tpu.spot else Condition.STUCK

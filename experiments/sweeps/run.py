@@ -208,8 +208,8 @@ def _train_on_tpus(points: list[Point], folder: pathlib.Path) -> list[str]:
         return fleet.train({name: words[name] for name in left}, stamp)
     except KeyboardInterrupt:
         progress.say(
-            "# runs on the slices continue: the same command follows them, --stop ends "
-            "them"
+            "# runs that have started continue on the slices: the same command follows "
+            "them, --stop ends them"
         )
         raise
 

@@ -229,7 +229,11 @@ def test_slices_that_are_not_there_are_not_stopped(cloud, capsys):
     tpus = [dataclasses.replace(SLICE, name=f"paper-{i}") for i in range(3)]
     stop_runs(tpus, pause=0)
     assert asked(cloud).count("stop") == 1
-    assert capsys.readouterr().out.count("there is no run to stop") == 2
+    printed = capsys.readouterr().out.splitlines()
+    assert [line for line in printed if "nothing" in line] == [
+        "# paper-0 is WAITING_FOR_RESOURCES: nothing was stopped",
+        "# paper-1 is not there: nothing was stopped",
+    ]
 
 
 def test_set_up_does_not_disturb_a_run(cloud):

@@ -94,8 +94,8 @@ def test_replaces_slices_that_are_taken_back_however_often():
 
 
 def test_a_deletion_that_takes_time_is_not_repeated_at_once():
-    cloud = Cloud(READY, READY, LOST, LOST, LOST, ABSENT, READY, follow=[FAILED])
-    waits = ["sleep", "delete", "delete", "sleep", "create"]
+    cloud = Cloud(READY, READY, *[LOST] * 4, ABSENT, READY, follow=[FAILED])
+    waits = ["sleep", "delete", "sleep", "delete", "create"]
     assert cloud.train(retries=0) == [*ROUND, *waits, *ROUND]
 
 

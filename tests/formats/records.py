@@ -10,7 +10,6 @@ import numpy as np
 from bpd_jax import configuration
 from bpd_jax.decoding import distillation
 from bpd_jax.decoding.recording import RecordedText
-from bpd_jax.reporting.evaluation_records import training_curves
 from bpd_jax.studies import run_files, tuning
 from bpd_jax.studies.text_files import load_texts, save_texts
 from bpd_jax.training.config import TrainConfig
@@ -61,7 +60,7 @@ def _write_metrics(folder: pathlib.Path) -> None:
 add(
     "metrics.jsonl",
     _write_metrics,
-    lambda folder: [read_rows(folder / FILE_NAME), training_curves(folder / FILE_NAME)],
+    lambda folder: read_rows(folder / FILE_NAME),
     FILE_NAME,
 )
 

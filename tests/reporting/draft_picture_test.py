@@ -57,5 +57,5 @@ def test_the_contents_of_the_picture():
     # The refined draft's last token was not among the candidates of its head.
     assert shown.count("e") == 2
     assert len(root.findall(f"{space}polyline")) == 2
-    assert "1 and 3 of 3 tokens" in shown[-1]
+    assert "1 unrefined, 3 refined, of 3" in shown[-1]
     assert "(3 tokens accepted)" in root.get("aria-label")

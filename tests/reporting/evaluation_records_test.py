@@ -6,7 +6,6 @@ import pytest
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
-from bpd_jax.errors import UserError
 from bpd_jax.evaluation.block_views import BlockPath, BlockView
 from bpd_jax.evaluation.compare import MethodResult
 from bpd_jax.evaluation.equality import Difference
@@ -135,13 +134,3 @@ def test_a_lattice_contains_only_possible_candidates():
     assert picture.positions[1][1].log_prob == -1.0
     assert picture.greedy == ["c", "b"]
     assert [(p.label, p.accepted) for p in picture.paths] == [("BPD", 1), ("Oracle", 2)]
-
-
-def test_training_curves(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    assert evaluation_records.training_curves(path) == []
-    path.write_text('{"step": 1, "loss": 2.5}\n\n')
-    assert evaluation_records.training_curves(path) == [{"step": 1, "loss": 2.5}]
-    path.write_text('{"step": 1, "lo')
-    with pytest.raises(UserError, match=r"metrics\.jsonl is damaged"):
-        evaluation_records.training_curves(path)

@@ -38,7 +38,7 @@ def test_damaged_lines_are_skipped_with_a_warning(tmp_path, capsys, line):
     with MetricsWriter(tmp_path, 9) as writer:
         writer.write(10, {"loss": 1.0})
     printed = capsys.readouterr()
-    assert "1 damaged lines" in printed.out + printed.err
+    assert "damaged lines, which are skipped: 3" in printed.out + printed.err
     left = read_rows(tmp_path / FILE_NAME)
     assert left == [*rows[:2], *rows[3:], {"step": 10, "loss": 1.0}]
 
